@@ -1,0 +1,54 @@
+// The planner: routes a demand over a fabric so that the busiest resource is as idle as possible (design in docs/planner.md).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "railweave/demand/demand.hpp"
+#include "railweave/fabric/fabric.hpp"
+#include "railweave/fabric/link_state.hpp"
+#include "railweave/planner/plan.hpp"
+
+namespace railweave {
+
+struct PlannerSettings {
+  Policy policy = Policy::railweave;
+  // Demands of at most this many bytes take one path.
+  std::uint64_t multipath_min_bytes = 1u << 20;
+  // No path of a split demand carries less than this, and every part but the last is a multiple of it.
+  std::uint64_t chunk_bytes = 256u << 10;
+  // nccl policy: send-side relay over NVLink. 0 off, 1 when the NIC's GPU is connected by NVLink and the rail is farther away, 2 always to
+  // the rail of the destination.
+  std::uint32_t pxn_level = 2;
+  // A new plan replaces the previous one for the same demand only if its time is lower by this part (in 1/1000).
+  std::uint32_t hysteresis_permille = 30;
+};
+
+// One planner for one fabric. Construction finds the candidate routes; plan() allocates nothing once the buffers have grown
+// to the largest demand seen. Not thread-safe; equal inputs (fabric, settings, demand, link state, previous plan) give equal plans.
+class Planner {
+ public:
+  // The fabric must outlive the planner.
+  Planner(const Fabric& fabric, const PlannerSettings& settings);
+  ~Planner();
+  Planner(Planner&&) noexcept;
+  Planner& operator=(Planner&&) noexcept;
+
+  // Routes every byte between different GPUs (the diagonal stays in place). The result is valid until the next call.
+  // Throws DemandError (does not fit the fabric) or UnreachableError (names the pair); the previous plan then still holds.
+  const Plan& plan(const Demand& demand, const LinkState& links);
+  // Shares of one pair in the last plan.
+  std::span<const Share> shares(GpuId src, GpuId dst) const;
+  // All candidate routes of a pair under this policy and link state, best first; what the exact optimum chooses from, too.
+  std::vector<Route> candidates(GpuId src, GpuId dst, const LinkState& links) const;
+  // The edges and resources of a route on this fabric.
+  Path expand(const Route& route) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace railweave
