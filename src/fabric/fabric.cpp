@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "railweave/error.hpp"
+#include "railweave/fabric/limits.hpp"
 
 namespace railweave {
 namespace {
@@ -24,6 +25,50 @@ void group_edges(const std::vector<Edge>& edges, std::size_t vertex_count, End e
   grouped.resize(edges.size());
   std::vector<std::uint32_t> next(start.begin(), start.end() - 1);
   for (EdgeId e = 0; e < edges.size(); ++e) grouped[next[end(edges[e])]++] = e;
+}
+
+// Length of the well-formed UTF-8 sequence at the start of `text` (Unicode 15, table 3-7), 0 when there is none.
+std::size_t utf8_length(std::string_view text) noexcept {
+  const auto byte = [&](std::size_t i) -> unsigned { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const auto tail = [&](std::size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  if (lead >= 0xC2 && lead <= 0xDF) return tail(1) ? 2 : 0;
+  if (lead >= 0xE0 && lead <= 0xEF) {
+    const bool overlong = lead == 0xE0 && byte(1) < 0xA0;
+    const bool surrogate = lead == 0xED && byte(1) >= 0xA0;
+    return tail(1) && tail(2) && !overlong && !surrogate ? 3 : 0;
+  }
+  if (lead >= 0xF0 && lead <= 0xF4) {
+    const bool overlong = lead == 0xF0 && byte(1) < 0x90;
+    const bool beyond = lead == 0xF4 && byte(1) >= 0x90;
+    return tail(1) && tail(2) && tail(3) && !overlong && !beyond ? 4 : 0;
+  }
+  return 0;
+}
+
+// Texts end up in JSON, in terminals and in pictures, which take neither broken UTF-8 nor control characters.
+void check_text(std::string_view text, const std::string& what) {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = utf8_length(text.substr(i));
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (length == 0 || c < 0x20 || c == 0x7F) {
+      throw FabricError(what + ": byte " + std::to_string(i) + " is " + (length == 0 ? "not UTF-8" : "a control character"));
+    }
+    i += length;
+  }
+}
+
+void check_name(std::string_view name, const std::string& what) {
+  if (name.empty()) throw FabricError(what + " has no name");
+  if (name.size() > limits::kNameBytes) {
+    throw FabricError(what + " has a name of " + std::to_string(name.size()) + " bytes; at most " + std::to_string(limits::kNameBytes));
+  }
+  check_text(name, "the name of " + what);
+}
+
+void check_size(std::size_t count, std::size_t limit, const char* what) {
+  if (count > limit) throw FabricError(std::to_string(count) + " " + what + "; at most " + std::to_string(limit) + " are supported");
 }
 
 }  // namespace
@@ -128,12 +173,18 @@ EdgeId FabricBuilder::add_link(VertexId a, VertexId b, EdgeKind kind, std::uint6
 }
 
 Fabric FabricBuilder::build() && {
+  check_size(nodes_.size(), limits::kNodes, "nodes");
+  check_size(vertices_.size(), limits::kVertices, "vertices");
+  check_size(edges_.size(), limits::kEdges, "edges");
+  check_text(name_, "the fabric's name");
   std::set<std::string_view> names;
   for (const std::string& node : nodes_) {
+    check_name(node, "a node");
     if (!names.insert(node).second) throw FabricError("two nodes are named '" + node + "'");
   }
   for (const Vertex& v : vertices_) {
-    if (v.name.empty()) throw FabricError("a " + std::string(to_string(v.kind)) + " has no name");
+    check_name(v.name, "a " + std::string(to_string(v.kind)));
+    for (const std::string* text : {&v.model, &v.bus_id, &v.source}) check_text(*text, "'" + v.name + "'");
     if (!names.insert(v.name).second) throw FabricError("two vertices are named '" + v.name + "'");
     const bool shared = v.kind == VertexKind::leaf || v.kind == VertexKind::spine;
     if (shared != (v.node == kNone)) {
@@ -145,6 +196,7 @@ Fabric FabricBuilder::build() && {
   for (const Edge& e : edges_) {
     if (e.from >= vertices_.size() || e.to >= vertices_.size()) throw FabricError("an edge names a vertex that does not exist");
     const std::string text = "edge '" + vertices_[e.from].name + "' -> '" + vertices_[e.to].name + "'";
+    check_text(e.source, text);
     if (e.from == e.to) throw FabricError(text + " leads to itself");
     if (e.capacity_Bps == 0) throw FabricError(text + " has no capacity; leave the edge out, or mark it down in the link state");
     if (!ends.insert({e.from, e.to}).second) throw FabricError(text + " stands twice; give one edge with the summed capacity");
@@ -162,6 +214,7 @@ Fabric FabricBuilder::build() && {
     if (fabric.vertices_[v].kind == VertexKind::gpu) fabric.gpus_.push_back(v);
     if (fabric.vertices_[v].kind == VertexKind::nic) fabric.nics_.push_back(v);
   }
+  check_size(fabric.gpus_.size(), limits::kGpus, "GPUs");
   if (fabric.gpus_.empty()) throw FabricError("fabric '" + fabric.name_ + "' has no GPU");
   const auto by_node = [&](VertexId a, VertexId b) {
     const Vertex &x = fabric.vertices_[a], &y = fabric.vertices_[b];
