@@ -16,6 +16,10 @@ import (
 // idPrefix starts the name of every instance and thereby of every namespace of one.
 const idPrefix = "rwt"
 
+// ovsCNICache is where ovs-cni, whose paths cannot be configured, keeps a file per container; containers of an instance
+// have its id as the prefix of theirs.
+const ovsCNICache = "/var/lib/cni/ovs-cni/cache"
+
 // instanceLock is an flock on an instance's directory. The kernel drops it when the owner ends, in whatever way.
 type instanceLock struct{ file *os.File }
 
@@ -220,6 +224,11 @@ func remove(id string) error {
 		if instanceOf(ns.Name) == id {
 			failures = errors.Join(failures, ns.Delete(), FRR{ns: ns}.remove())
 		}
+	}
+	cached, err := filepath.Glob(filepath.Join(ovsCNICache, id+"-*"))
+	failures = errors.Join(failures, err)
+	for _, file := range cached {
+		failures = errors.Join(failures, os.Remove(file))
 	}
 	return errors.Join(failures, os.RemoveAll(filepath.Join(StateDir, id)))
 }
