@@ -3,6 +3,8 @@ package testnet
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -98,3 +100,25 @@ func (o OpenVSwitch) Running() bool { return o.database().running() && o.vswitch
 
 // Log returns the switch's log file.
 func (o OpenVSwitch) Log() string { return filepath.Join(o.dir, "ovs-vswitchd.log") }
+
+// lookups matches the datapath's statistics, as in "lookups: hit:12 missed:3 lost:0".
+var lookups = regexp.MustCompile(`lookups: hit:(\d+) missed:(\d+) lost:(\d+)`)
+
+// Processed returns how many packets the datapath has looked up, and how many it lost on the slow path. A probe that
+// was meant to be dropped by a flow must be among the first and not among the second.
+func (o OpenVSwitch) Processed() (packets, lost uint64, err error) {
+	text, err := o.AppCtl("dpctl/show")
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, m := range lookups.FindAllStringSubmatch(text, -1) {
+		var n [3]uint64
+		for i := range n {
+			if n[i], err = strconv.ParseUint(m[i+1], 10, 64); err != nil {
+				return 0, 0, err
+			}
+		}
+		packets, lost = packets+n[0]+n[1], lost+n[2]
+	}
+	return packets, lost, nil
+}

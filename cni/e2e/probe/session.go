@@ -1,0 +1,302 @@
+package probe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/railweave/railweave/cni/e2e/testnet"
+)
+
+// Watch is an interface other than an endpoint's at which no forbidden probe may be seen: a leaf's port, a node's own
+// interfaces.
+type Watch struct {
+	Name      string
+	NS        testnet.Namespace
+	Interface string
+	// Transit marks places that allowed probes pass on their way.
+	Transit bool
+}
+
+// observer counts marked frames that an interface receives.
+type observer struct {
+	watch    Watch
+	endpoint *Endpoint // nil at a Watch
+	fd       int
+	done     chan struct{}
+
+	mu   sync.Mutex
+	seen map[uint32]int
+}
+
+// sent is a probe that is on its way, or was.
+type sent struct {
+	kind     Kind
+	from, to *Endpoint
+	allowed  bool
+}
+
+// Session is a set of endpoints that send to each other and are all watched.
+type Session struct {
+	endpoints []*Endpoint
+	// sameTenant says whether two endpoints may talk.
+	sameTenant func(a, b *Endpoint) bool
+	observers  []*observer
+	senders    map[*Endpoint]int // packet sockets
+
+	mu     sync.Mutex
+	probes []sent // by id
+}
+
+// NewSession starts watching. Close ends it.
+func NewSession(endpoints []*Endpoint, watches []Watch, sameTenant func(a, b *Endpoint) bool) (*Session, error) {
+	s := &Session{endpoints: endpoints, sameTenant: sameTenant, senders: map[*Endpoint]int{}}
+	for _, e := range endpoints {
+		if err := s.observe(Watch{Name: e.Name, NS: e.NS, Interface: e.Interface}, e); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		fd, err := packetSocket(e.NS, e.Interface, 0)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.senders[e] = fd
+	}
+	for _, w := range watches {
+		if err := s.observe(w, nil); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	return s, nil
+}
+
+func (s *Session) observe(w Watch, e *Endpoint) error {
+	fd, err := packetSocket(w.NS, w.Interface, unix.ETH_P_ALL)
+	if err != nil {
+		return err
+	}
+	o := &observer{watch: w, endpoint: e, fd: fd, done: make(chan struct{}), seen: map[uint32]int{}}
+	s.observers = append(s.observers, o)
+	go o.receive()
+	return nil
+}
+
+// packetSocket opens an AF_PACKET socket bound to an interface; with protocol 0 it receives nothing.
+func packetSocket(ns testnet.Namespace, ifname string, protocol uint16) (int, error) {
+	fd := -1
+	err := ns.Do(func() error {
+		i, err := net.InterfaceByName(ifname)
+		if err != nil {
+			return fmt.Errorf("%s/%s: %w", ns.Name, ifname, err)
+		}
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		// Room for a burst, so that a count of zero is not an overflow; needs CAP_NET_ADMIN, which the suite has.
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20); err != nil {
+			return err
+		}
+		// Lets the receiver notice that it has been asked to end.
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: i.Index})
+	})
+	if err != nil && fd >= 0 {
+		_ = unix.Close(fd)
+	}
+	return fd, err
+}
+
+func (o *observer) receive() {
+	defer unix.Close(o.fd)
+	buffer := make([]byte, 65536)
+	for {
+		select {
+		case <-o.done:
+			return
+		default:
+		}
+		n, from, err := unix.Recvfrom(o.fd, buffer, 0)
+		if err != nil {
+			if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENETDOWN) {
+				continue // nothing for 100 ms, or the interface went away: both are part of the game
+			}
+			return
+		}
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		o.record(buffer[:n])
+	}
+}
+
+func (o *observer) record(frame []byte) {
+	at := bytes.Index(frame, magic)
+	if at < 0 || len(frame) < at+markSize {
+		return
+	}
+	id := binary.BigEndian.Uint32(frame[at+len(magic):])
+	o.mu.Lock()
+	o.seen[id]++
+	o.mu.Unlock()
+}
+
+// Close ends all observers.
+func (s *Session) Close() error {
+	for _, o := range s.observers {
+		close(o.done)
+	}
+	for _, fd := range s.senders {
+		_ = unix.Close(fd)
+	}
+	return nil
+}
+
+// Send sends one probe.
+func (s *Session) Send(kind Kind, from, to *Endpoint) error {
+	s.mu.Lock()
+	id := uint32(len(s.probes))
+	s.probes = append(s.probes, sent{kind: kind, from: from, to: to, allowed: s.sameTenant(from, to)})
+	s.mu.Unlock()
+	frame := kind.build(scene{from: from, to: to, third: s.third(from, to), mark: markOf(id)})
+	if _, err := unix.Write(s.senders[from], frame); err != nil {
+		return fmt.Errorf("%s sends %s: %w", from.Name, kind.Name, err)
+	}
+	return nil
+}
+
+// third finds an endpoint whose identity would be useful to a spoofer who wants to reach to.
+func (s *Session) third(from, to *Endpoint) *Endpoint {
+	for _, e := range s.endpoints {
+		if e != from && e != to && e.Rail == to.Rail && s.sameTenant(e, to) {
+			return e
+		}
+	}
+	return to
+}
+
+// Matrix sends the given kinds between every ordered pair of endpoints of the same rail, at most burst frames before it
+// waits a moment: Open vSwitch's userspace datapath reads its ports through sockets of limited size.
+func (s *Session) Matrix(kinds []Kind) error {
+	const burst, pause = 100, 3 * time.Millisecond
+	count := 0
+	for _, kind := range kinds {
+		for _, from := range s.endpoints {
+			for _, to := range s.endpoints {
+				if from == to || from.Rail != to.Rail {
+					continue
+				}
+				if err := s.Send(kind, from, to); err != nil {
+					return err
+				}
+				if count++; count%burst == 0 {
+					time.Sleep(pause)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Sent is the number of probes sent so far.
+func (s *Session) Sent() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.probes)
+}
+
+// Settle waits until every probe that must arrive has arrived, for at most limit, and then a moment longer for those
+// that must not.
+func (s *Session) Settle(limit time.Duration) {
+	const grace = 300 * time.Millisecond
+	deadline := time.Now().Add(limit)
+	for len(s.missing()) > 0 && time.Now().Before(deadline) {
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(grace)
+}
+
+// missing lists the ids of probes that must arrive and have not.
+func (s *Session) missing() []uint32 {
+	at := map[*Endpoint]map[uint32]int{}
+	for _, o := range s.observers {
+		if o.endpoint != nil {
+			at[o.endpoint] = o.snapshot()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []uint32
+	for id, p := range s.probes {
+		if p.allowed && p.kind.SameTenant == Arrive && at[p.to][uint32(id)] == 0 {
+			ids = append(ids, uint32(id))
+		}
+	}
+	return ids
+}
+
+func (o *observer) snapshot() map[uint32]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	copied := make(map[uint32]int, len(o.seen))
+	for id, n := range o.seen {
+		copied[id] = n
+	}
+	return copied
+}
+
+// Leaks describes every probe that was seen where it must not be seen, most telling first, and counts the rest.
+func (s *Session) Leaks() []string {
+	var leaks []string
+	for _, o := range s.observers {
+		for id, n := range o.snapshot() {
+			s.mu.Lock()
+			p := s.probes[id]
+			s.mu.Unlock()
+			if o.mayHave(p) {
+				continue
+			}
+			leaks = append(leaks, fmt.Sprintf("%s from %s to %s: %d at %s", p.kind.Name, p.from.Name, p.to.Name, n, o.watch.Name))
+		}
+	}
+	slices.Sort(leaks)
+	return leaks
+}
+
+// mayHave reports whether an observer may see a probe.
+func (o *observer) mayHave(p sent) bool {
+	if !p.allowed || p.kind.SameTenant == Vanish {
+		return false
+	}
+	return o.watch.Transit || o.endpoint == p.to
+}
+
+// Losses describes every probe that had to arrive and did not.
+func (s *Session) Losses() []string {
+	var losses []string
+	for _, id := range s.missing() {
+		s.mu.Lock()
+		p := s.probes[id]
+		s.mu.Unlock()
+		losses = append(losses, fmt.Sprintf("%s from %s to %s", p.kind.Name, p.from.Name, p.to.Name))
+	}
+	return losses
+}
+
+// Summary shortens a list for a message.
+func Summary(list []string) string {
+	const most = 20
+	if len(list) <= most {
+		return strings.Join(list, "\n")
+	}
+	return fmt.Sprintf("%s\n... and %d more", strings.Join(list[:most], "\n"), len(list)-most)
+}
