@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 #include "railweave/fabric/fabric.hpp"
 #include "railweave/fabric/fabric_json.hpp"
 #include "railweave/fabric/link_state.hpp"
+#include "railweave/fabric/load.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -155,6 +157,28 @@ void bind_link_state(nb::module_& m) {
       .def(nb::self == nb::self);
 }
 
+using Folders = std::vector<std::filesystem::path>;
+
+void bind_sources(nb::module_& m) {
+  m.def(
+      "load_fabric",
+      [](const std::string& what, std::uint32_t nodes, const Folders& template_dirs) {
+        return load_fabric(what, {nodes, template_dirs});
+      },
+      "what"_a, "nodes"_a, "template_dirs"_a, "A file of any kind, or a node template by name; nodes 0: as the file says.");
+  m.def(
+      "parse_fabric",
+      [](std::string_view text, const std::string& source, std::uint32_t nodes, const Folders& template_dirs) {
+        return parse_fabric(text, source, {nodes, template_dirs});
+      },
+      "text"_a, "source"_a, "nodes"_a, "template_dirs"_a, "The same from the text of a file.");
+  m.def("template_names", &template_names, "template_dirs"_a);
+  m.def(
+      "template_description",
+      [](const std::string& name, const Folders& template_dirs) { return load_node_template(name, template_dirs).description; }, "name"_a,
+      "template_dirs"_a);
+}
+
 }  // namespace
 
 void bind_fabric(nb::module_& m) {
@@ -162,4 +186,5 @@ void bind_fabric(nb::module_& m) {
   bind_parts(m);
   bind_graph(m);
   bind_link_state(m);
+  bind_sources(m);
 }

@@ -1,0 +1,43 @@
+"""Fabrics: what a machine or a cluster can carry. `load` reads one from any file or template; see docs/fabric.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from railweave import _native
+from railweave._native import Edge, EdgeKind, Fabric, LinkState, Resource, ResourceKind, Vertex, VertexKind
+
+__all__ = [
+    "Edge",
+    "EdgeKind",
+    "Fabric",
+    "LinkState",
+    "Resource",
+    "ResourceKind",
+    "Vertex",
+    "VertexKind",
+    "load",
+    "loads",
+    "templates",
+]
+
+TEMPLATE_DIRS = [Path(__file__).parent / "templates"]
+
+
+def load(source: str | Path, nodes: int | None = None) -> Fabric:
+    """Read a fabric from a file (fabric JSON, cluster YAML, node template YAML, NCCL topology XML) or a template's name.
+
+    `nodes` is how many nodes to make of a template, a topology file, or a cluster file with one group of nodes.
+    Raises ParseError (file, line, what was expected) or FabricError.
+    """
+    return _native.load_fabric(str(source), nodes or 0, TEMPLATE_DIRS)
+
+
+def loads(text: str, source: str = "<string>", nodes: int | None = None) -> Fabric:
+    """Read a fabric from the text of a file; `source` is the name that errors show and where files named in it are looked for."""
+    return _native.parse_fabric(text, source, nodes or 0, TEMPLATE_DIRS)
+
+
+def templates() -> dict[str, str]:
+    """Names of the node templates that come with Railweave, each with its description."""
+    return {name: _native.template_description(name, TEMPLATE_DIRS) for name in _native.template_names(TEMPLATE_DIRS)}
