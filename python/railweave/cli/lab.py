@@ -1,0 +1,125 @@
+"""`railweave lab`: emulated rails on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from railweave.lab import Lab, LabError, LabSpec, Program, labs
+from railweave.lab.spec import ISOLATIONS, parse_rate, parse_shape
+
+
+@click.group(name="lab")
+def command() -> None:
+    """Emulated rails on this machine: network namespaces with shaped links. Needs root."""
+
+
+@command.command()
+@click.argument("name")
+@click.argument("shape", metavar="NODESxGPUS")
+@click.option("--rails", default=0, metavar="N", help="Rails; by default one a GPU.")
+@click.option("--rate", default="400mbit", show_default=True, help="Of each NIC, each way.")
+@click.option("--spine-rate", default=None, metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
+@click.option(
+    "--isolation", type=click.Choice(ISOLATIONS), default="gpu", show_default=True, help="Does a rank see its node's NICs, or only its own?"
+)
+@click.option("--mtu", default=9000, show_default=True)
+def up(name: str, shape: str, rails: int, rate: str, spine_rate: str | None, isolation: str, mtu: int) -> None:
+    """Build a lab that stays until `railweave lab down NAME`."""
+    nodes, gpus = parse_shape(shape)
+    spine = parse_rate(spine_rate) if spine_rate else 0
+    lab = Lab.up(LabSpec(nodes, gpus, rails, parse_rate(rate), spine, isolation, mtu), name)
+    lab.release()
+    click.echo(f"{name} is up: {_summary(lab.spec)}")
+    click.echo(f"Run a program on every rank: railweave lab exec {name} -- PROGRAM; mpirun: railweave lab exec {name} --node 0 -- mpirun …")
+
+
+@command.command(name="exec", context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.option("--rank", type=int, multiple=True, help="Only on this rank (repeatable).")
+@click.option("--node", type=int, help="Once, on this node, for launchers such as mpirun (hosts are node0, node1, …).")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(name: str, rank: tuple[int, ...], node: int | None, program: tuple[str, ...]) -> None:
+    """Run a program on all ranks, with torchrun's variables, its own NIC, and settings for OpenMPI, NCCL, UCX and Gloo."""
+    if rank and node is not None:
+        raise click.UsageError("--rank and --node exclude each other")
+    lab = Lab.find(name)
+    if node is not None:
+        programs = [Program(list(program), node=node)]
+        _within([node], lab.spec.nodes, "node")
+    else:
+        programs = [Program(list(program), rank=r) for r in rank or range(lab.spec.world)]
+        _within(rank, lab.spec.world, "rank")
+    with lab.start(programs, new_session=False) as job:
+        try:
+            status = job.wait()
+        except KeyboardInterrupt:
+            # The programs got the same Ctrl-C from the terminal; whatever ignores it is killed when the job closes.
+            status = 130
+            job.drain(2.0)
+    sys.exit(status if status >= 0 else 128 - status)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--node", type=int, required=True)
+@click.option("--rail", type=int, required=True)
+@click.option("--up/--down", default=None, help="The switch port of the NIC.")
+@click.option("--rate", help="New rate of NIC and port, each way.")
+def link(name: str, node: int, rail: int, up: bool | None, rate: str | None) -> None:
+    """Break, mend or slow a NIC's link."""
+    if up is None and rate is None:
+        raise click.UsageError("say what to change: --up, --down or --rate")
+    Lab.find(name).set_link(node, rail, up=up, rate=parse_rate(rate) if rate else None)
+
+
+@command.command()
+@click.argument("name", required=False)
+@click.option("--all", "all_", is_flag=True, help="Every lab on this machine, also of owners that hang.")
+def down(name: str | None, all_: bool) -> None:
+    """Take a lab down: kill what runs in it and remove it."""
+    if (name is None) != all_:
+        raise click.UsageError("give the name of a lab, or --all")
+    for each in labs() if name is None else [name]:
+        Lab.find_to_remove(each).down()
+        click.echo(f"{each} is down")
+
+
+@command.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="With each NIC's state, rate and the kernel's byte counters.")
+def status(name: str | None, as_json: bool) -> None:
+    """Show the labs that are up."""
+    found = [Lab.find(each).describe() for each in ([name] if name else labs())]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        click.echo("no lab is up")
+    for each in found:
+        click.echo(f"{each['name']}: {_summary(LabSpec.from_json(each['spec']))}")
+        for nic in each["links"]:
+            if not nic["up"] or nic["rate"] != each["spec"]["rate"]:
+                state = "up" if nic["up"] else "down"
+                click.echo(f"  node {nic['node']} rail {nic['rail']}: {state}, {nic['rate'] / 1e6:g} mbit")
+
+
+@command.command()
+@click.argument("name")
+def fabric(name: str) -> None:
+    """Print a lab's fabric as JSON, for `railweave plan --fabric` and `simulate`."""
+    from railweave.lab.fabric import cluster_yaml
+
+    click.echo(cluster_yaml(Lab.find(name).spec), nl=False)
+
+
+def _summary(spec: LabSpec) -> str:
+    return f"{spec.nodes} nodes × {spec.gpus} ranks, {spec.rails} rails at {spec.rate / 1e6:g} mbit each way, isolation {spec.isolation}"
+
+
+def _within(chosen: tuple[int, ...] | list[int], count: int, what: str) -> None:
+    for each in chosen:
+        if not 0 <= each < count:
+            raise LabError(f"no {what} {each}: this lab has {what}s 0 to {count - 1}")

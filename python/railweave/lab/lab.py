@@ -1,0 +1,229 @@
+"""A lab from its owner's side: bring it up, run programs in it, break its links, take it down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from railweave.lab import syscalls, wire
+from railweave.lab.errors import LabError
+from railweave.lab.program import Program
+from railweave.lab.spec import LabSpec
+
+_DOWN_S = 10.0  # the kernel kills the programs and frees the namespaces within milliseconds; this is for a machine on its knees
+
+
+class Lab:
+    """A lab that is up. As a context manager it goes down at the end of the block; it also goes down when this process dies."""
+
+    def __init__(self, name: str, spec: LabSpec, owner: int = -1, supervisor: subprocess.Popen[bytes] | None = None) -> None:
+        """Not for callers: see `up` and `find`."""
+        self.name, self.spec = name, spec
+        self._owner, self._supervisor = owner, supervisor
+
+    @classmethod
+    def up(cls, spec: LabSpec, name: str | None = None) -> Lab:
+        """Build a lab that belongs to this process."""
+        name = name or f"{Path(sys.argv[0]).name or 'python'}-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+        owner_read, owner_write = os.pipe()
+        ready_read, ready_write = os.pipe()
+        command = [sys.executable, "-m", "railweave.lab.supervisor", name, json.dumps(spec.to_json()), str(owner_read), str(ready_write)]
+        try:
+            supervisor = _start_as_init(command, (owner_read, ready_write))
+        except BaseException:
+            os.close(owner_write)
+            os.close(ready_read)
+            raise
+        finally:
+            os.close(owner_read)
+            os.close(ready_write)
+        try:
+            with os.fdopen(ready_read, "rb") as ready:
+                answer = ready.read().decode()
+            if answer != "ok":
+                raise LabError(answer or "the lab's supervisor died while it built the lab; its message is above")
+        except BaseException:
+            os.close(owner_write)
+            supervisor.wait()
+            raise
+        return cls(name, spec, owner_write, supervisor)
+
+    @classmethod
+    def find(cls, name: str) -> Lab:
+        """A lab that is up already, by name."""
+        answer, _ = wire.request(name, "describe")
+        return cls(name, LabSpec.from_json(answer["spec"]))
+
+    @classmethod
+    def find_to_remove(cls, name: str) -> Lab:
+        """Like `find`, for taking it down: works also where the supervisor no longer answers."""
+        return cls(name, LabSpec(1, 1))
+
+    def release(self) -> None:
+        """Let the lab live on when this process ends."""
+        os.write(self._owner, wire.RELEASE)
+        os.close(self._owner)
+        self._owner = -1
+
+    def down(self) -> None:
+        """Kill what runs in the lab and remove it. Does nothing if it is gone already."""
+        holder = _holder(self.name)
+        with contextlib.suppress(LabError):
+            wire.request(self.name, "down")
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+        if holder is not None:
+            select.select([holder], [], [], _DOWN_S)
+            os.close(holder)
+        if self._supervisor is not None:
+            self._supervisor.wait(_DOWN_S)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, spec, and each NIC's state, rate and counters."""
+        return wire.request(self.name, "describe")[0]
+
+    def links(self) -> list[dict[str, Any]]:
+        """State, rate and kernel counters of each NIC."""
+        links = wire.request(self.name, "links")[0]["links"]
+        assert isinstance(links, list)
+        return links
+
+    def set_link(self, node: int, rail: int, *, up: bool | None = None, rate: int | None = None) -> None:
+        """Take a NIC's switch port down or up, or change the rate of NIC and port (bits per second)."""
+        wire.request(self.name, "set-link", node=node, rail=rail, up=up, rate=rate)
+
+    def start(self, programs: Sequence[Program], *, new_session: bool = True) -> Job:
+        """Start programs in the lab. `new_session` keeps a terminal's Ctrl-C from them."""
+        return Job(self, programs, new_session)
+
+    def __enter__(self) -> Lab:
+        """The lab itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Take it down."""
+        self.down()
+
+
+class Job:
+    """Programs that run in a lab. All of them die when the job is closed, or when this process dies."""
+
+    def __init__(self, lab: Lab, programs: Sequence[Program], new_session: bool) -> None:
+        """Not for callers: see `Lab.start`."""
+        _, (processes,) = wire.request(lab.name, "processes")
+        parent_read, parent_write = os.pipe()
+        programs_fd = os.memfd_create("programs")
+        os.write(programs_fd, json.dumps([program.to_json() for program in programs]).encode())
+        os.lseek(programs_fd, 0, os.SEEK_SET)
+        self.events, events_write = os.pipe()
+        command = [sys.executable, "-m", "railweave.lab.launch", lab.name, *map(str, (parent_read, programs_fd, events_write))]
+        passed = {parent_read, programs_fd, events_write, *(here for program in programs for here in program.fds.values())}
+        try:
+            with syscalls.in_namespace(processes, "pid"):
+                self._process = subprocess.Popen(command, pass_fds=sorted(passed), start_new_session=new_session)
+        finally:
+            for fd in (processes, parent_read, parent_write, programs_fd, events_write):
+                os.close(fd)
+        self._partial = b""
+        self.statuses: dict[int, int] = {}
+        self._count = len(programs)
+
+    @property
+    def running(self) -> bool:
+        """Whether any of the programs has not ended yet."""
+        return len(self.statuses) < self._count
+
+    def poll(self, timeout: float | None = 0.0) -> dict[int, int]:
+        """Wait up to `timeout` seconds (None: for ever) for programs to end; {index: exit status} of those that did just now.
+
+        `events` is a file descriptor that is readable when there is something to poll.
+        """
+        if not select.select([self.events], [], [], timeout)[0]:
+            return {}
+        data = os.read(self.events, 65536)
+        if not data and self.running:
+            raise LabError("the lab went down, or the process that starts programs in it died")
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        ended = {event["index"]: event["status"] for event in map(json.loads, lines)}
+        self.statuses.update(ended)
+        return ended
+
+    def wait(self) -> int:
+        """Wait for all programs; as soon as one fails, kill the others. Exit status of the first that failed, or 0."""
+        while self.running:
+            for status in self.poll(None).values():
+                if status != 0:
+                    self.close()
+                    return status
+        self.close()
+        return 0
+
+    def drain(self, seconds: float) -> None:
+        """Give the programs this long to end by themselves."""
+        end = time.monotonic() + seconds
+        while self.running and time.monotonic() < end:
+            self.poll(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        if self.events >= 0:
+            if self.running:
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            os.close(self.events)
+            self.events = -1
+
+    def __enter__(self) -> Job:
+        """The job itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Kill what still runs."""
+        self.close()
+
+
+def labs() -> list[str]:
+    """Names of the labs that are up on this machine."""
+    return wire.names()
+
+
+def _start_as_init(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Start a process as the first of a new process namespace."""
+    home = syscalls.open_namespace("pid")
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        try:
+            return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
+        finally:
+            syscalls.setns(home, syscalls.CLONE_NEWPID)
+    except PermissionError as error:
+        raise LabError(_need_root()) from error
+    finally:
+        os.close(home)
+
+
+def _need_root() -> str:
+    if os.geteuid() != 0:
+        return "a lab needs root to make network namespaces: run the command with sudo"
+    return (
+        "a lab needs the capabilities SYS_ADMIN and NET_ADMIN, which this root lacks (a container?): "
+        "run it with `docker run --privileged`, or with --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt apparmor=unconfined"
+    )
+
+
+def _holder(name: str) -> int | None:
+    """A pidfd of the lab's supervisor, None if the lab is gone."""
+    with contextlib.suppress(LabError, OSError):
+        return os.pidfd_open(wire.request(name, "describe")[0]["pid"])
+    return None

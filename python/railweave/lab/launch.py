@@ -1,0 +1,81 @@
+"""Starts the programs of one job in a lab, in a process namespace of their own: when the job's owner dies, all of them do.
+
+owner ── this process (dies with its owner) ── first process of the namespace (dies with this one) ── the programs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from railweave.lab import environment, syscalls
+from railweave.lab.enter import enter
+from railweave.lab.program import Program
+
+_START_FAILED = 127  # as the shell says it
+
+
+def main(lab: str, parent: str, programs_fd: str, events_fd: str) -> None:
+    """Run the programs that stand as JSON in `programs_fd`; write one JSON line to `events_fd` for each that ends."""
+    syscalls.die_with_parent()
+    if os.read(int(parent), 1) != b"":  # the owner closes its end once we run: by then it cannot have died unnoticed
+        os._exit(1)
+    with os.fdopen(int(programs_fd)) as file:
+        programs = [Program.from_json(value) for value in json.load(file)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the programs; this process waits for them
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    first = os.fork()
+    if first == 0:
+        syscalls.die_with_parent()
+        _first_process(lab, programs, int(events_fd))
+    _, status = os.waitpid(first, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _first_process(lab: str, programs: list[Program], events: int) -> None:
+    running = {}
+    for index, program in enumerate(programs):
+        pid = os.fork()
+        if pid == 0:
+            _become(lab, program, events)
+        running[pid] = index
+    for fd in {here for program in programs for here in program.fds.values()}:
+        os.close(fd)
+    while running:
+        pid, status = os.wait()
+        if pid in running:
+            code = os.waitstatus_to_exitcode(status)
+            os.write(events, json.dumps({"index": running.pop(pid), "status": code}).encode() + b"\n")
+    os._exit(0)
+
+
+def _become(lab: str, program: Program, events: int) -> None:
+    try:
+        spec = enter(lab, rank=program.rank, node=program.node)
+        os.close(events)
+        if program.rank is not None:
+            variables = environment.for_rank(spec, program.rank)
+        else:
+            assert program.node is not None
+            variables = environment.for_node(spec, program.node)
+        _place_fds(program.fds)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.execvpe(program.argv[0], program.argv, {**os.environ, **variables, **program.env})
+    except BaseException as error:  # there is nobody else in this process to hear it
+        sys.stderr.write(f"railweave lab: cannot start {program.argv[0]}: {error}\n")
+        sys.stderr.flush()
+    os._exit(_START_FAILED)
+
+
+def _place_fds(wanted: dict[int, int]) -> None:
+    held = {there: os.dup(here) for there, here in wanted.items()}  # dup first: numbers may overlap
+    for there, here in held.items():
+        os.dup2(here, there, inheritable=True)
+        if here not in wanted:
+            os.close(here)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
