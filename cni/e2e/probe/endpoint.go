@@ -76,6 +76,25 @@ func NewEndpoint(name string, ns testnet.Namespace, ifname string, rail int) (*E
 	})
 }
 
+// NewRouterEndpoint makes an endpoint of a router's or host's own interface on a rail: something that pods must not
+// reach, and that must not reach pods. Frames it routes go to nextHop.
+func NewRouterEndpoint(name string, ns testnet.Namespace, ifname string, rail int, addr4, addr6 netip.Addr, nextHop string) (*Endpoint, error) {
+	text, err := ns.HardwareAddr(ifname)
+	if err != nil {
+		return nil, err
+	}
+	mac, err := net.ParseMAC(text)
+	if err != nil {
+		return nil, err
+	}
+	hop, err := net.ParseMAC(nextHop)
+	if err != nil {
+		return nil, err
+	}
+	return &Endpoint{Name: name, NS: ns, Interface: ifname, Rail: rail, MAC: mac, Addr4: addr4, Addr6: addr6,
+		LinkLocal: linkLocal(mac), gateway4: hop, gateway6: hop}, nil
+}
+
 func (e *Endpoint) readGateways(link netlink.Link) error {
 	want4, want6 := testnet.Gateway(e.Rail)
 	neighbors, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_ALL)

@@ -70,14 +70,14 @@ func exchange(conn net.Conn) error {
 	return <-failed
 }
 
-// SendUDP sends marked datagrams with the kernel's own stack and routing, as a program on a host would, and returns the
-// ids it used. A send that the kernel refuses (no route) is not an error: the packet did not get anywhere.
+// SendUDP sends marked datagrams, which must vanish, with the kernel's own stack and routing, as a program on a host
+// would. A send that the kernel refuses (no route) is not an error: the packet did not get anywhere.
 func (s *Session) SendUDP(ns testnet.Namespace, name string, to *Endpoint, port uint16) error {
 	for _, dst := range []netip.Addr{to.Addr4, to.Addr6} {
 		s.mu.Lock()
 		id := uint32(len(s.probes))
 		from := &Endpoint{Name: name, NS: ns}
-		s.probes = append(s.probes, sent{kind: Kind{Name: "udp-by-kernel"}, from: from, to: to})
+		s.probes = append(s.probes, sent{kind: "udp-by-kernel", from: from, to: to, expect: Vanish})
 		s.mu.Unlock()
 		err := ns.Do(func() error {
 			conn, err := net.Dial("udp", netip.AddrPortFrom(dst, port).String())

@@ -37,28 +37,37 @@ type observer struct {
 	seen map[uint32]int
 }
 
+// Relation is how two endpoints stand to each other when a probe is sent.
+type Relation int
+
+// The relations.
+const (
+	Strangers Relation = iota // of different tenants, or not pods at all
+	Friends                   // of the same tenant
+	Unsettled                 // their tenants are being changed
+)
+
 // sent is a probe that is on its way, or was.
 type sent struct {
-	kind     Kind
+	kind     string
 	from, to *Endpoint
-	allowed  bool
+	expect   Expectation
 }
 
 // Session is a set of endpoints that send to each other and are all watched.
 type Session struct {
 	endpoints []*Endpoint
-	// sameTenant says whether two endpoints may talk.
-	sameTenant func(a, b *Endpoint) bool
-	observers  []*observer
-	senders    map[*Endpoint]int // packet sockets
+	observers []*observer
+	senders   map[*Endpoint]int // packet sockets
 
-	mu     sync.Mutex
-	probes []sent // by id
+	mu       sync.Mutex
+	relation func(from, to *Endpoint) Relation
+	probes   []sent // by id
 }
 
 // NewSession starts watching. Close ends it.
-func NewSession(endpoints []*Endpoint, watches []Watch, sameTenant func(a, b *Endpoint) bool) (*Session, error) {
-	s := &Session{endpoints: endpoints, sameTenant: sameTenant, senders: map[*Endpoint]int{}}
+func NewSession(endpoints []*Endpoint, watches []Watch, relation func(from, to *Endpoint) Relation) (*Session, error) {
+	s := &Session{endpoints: endpoints, relation: relation, senders: map[*Endpoint]int{}}
 	for _, e := range endpoints {
 		if err := s.observe(Watch{Name: e.Name, NS: e.NS, Interface: e.Interface}, e); err != nil {
 			return nil, errors.Join(err, s.Close())
@@ -161,13 +170,27 @@ func (s *Session) Close() error {
 	return nil
 }
 
+// SetRelation changes what is expected of the probes sent from now on.
+func (s *Session) SetRelation(relation func(from, to *Endpoint) Relation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.relation = relation
+}
+
 // Send sends one probe.
 func (s *Session) Send(kind Kind, from, to *Endpoint) error {
+	// Sending under the lock orders it against SetRelation: a probe expected under the old relation is not sent later.
 	s.mu.Lock()
-	id := uint32(len(s.probes))
-	s.probes = append(s.probes, sent{kind: kind, from: from, to: to, allowed: s.sameTenant(from, to)})
-	s.mu.Unlock()
-	frame := kind.build(scene{from: from, to: to, third: s.third(from, to), mark: markOf(id)})
+	defer s.mu.Unlock()
+	p := sent{kind: kind.Name, from: from, to: to, expect: Vanish}
+	switch s.relation(from, to) {
+	case Friends:
+		p.expect = kind.SameTenant
+	case Unsettled:
+		p.expect = Neither
+	}
+	frame := kind.build(scene{from: from, to: to, third: s.third(from, to), mark: markOf(uint32(len(s.probes)))})
+	s.probes = append(s.probes, p)
 	if _, err := unix.Write(s.senders[from], frame); err != nil {
 		return fmt.Errorf("%s sends %s: %w", from.Name, kind.Name, err)
 	}
@@ -177,21 +200,21 @@ func (s *Session) Send(kind Kind, from, to *Endpoint) error {
 // third finds an endpoint whose identity would be useful to a spoofer who wants to reach to.
 func (s *Session) third(from, to *Endpoint) *Endpoint {
 	for _, e := range s.endpoints {
-		if e != from && e != to && e.Rail == to.Rail && s.sameTenant(e, to) {
+		if e != from && e != to && e.Rail == to.Rail && s.relation(e, to) == Friends {
 			return e
 		}
 	}
 	return to
 }
 
-// Matrix sends the given kinds between every ordered pair of endpoints of the same rail, at most burst frames before it
-// waits a moment: Open vSwitch's userspace datapath reads its ports through sockets of limited size.
-func (s *Session) Matrix(kinds []Kind) error {
+// Matrix sends the given kinds from each sender to each receiver of the same rail, a burst of frames at a time: Open
+// vSwitch's userspace datapath reads its ports through sockets of limited size.
+func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint) error {
 	const burst, pause = 100, 3 * time.Millisecond
 	count := 0
 	for _, kind := range kinds {
-		for _, from := range s.endpoints {
-			for _, to := range s.endpoints {
+		for _, from := range senders {
+			for _, to := range receivers {
 				if from == to || from.Rail != to.Rail {
 					continue
 				}
@@ -237,7 +260,7 @@ func (s *Session) missing() []uint32 {
 	defer s.mu.Unlock()
 	var ids []uint32
 	for id, p := range s.probes {
-		if p.allowed && p.kind.SameTenant == Arrive && at[p.to][uint32(id)] == 0 {
+		if p.expect == Arrive && at[p.to][uint32(id)] == 0 {
 			ids = append(ids, uint32(id))
 		}
 	}
@@ -254,6 +277,20 @@ func (o *observer) snapshot() map[uint32]int {
 	return copied
 }
 
+// Dropped is the number of packets that the observers' own sockets had no room for since the last call. Unless it is
+// zero, absence proves nothing.
+func (s *Session) Dropped() (uint32, error) {
+	var all uint32
+	for _, o := range s.observers {
+		stats, err := unix.GetsockoptTpacketStats(o.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", o.watch.Name, err)
+		}
+		all += stats.Drops
+	}
+	return all, nil
+}
+
 // Leaks describes every probe that was seen where it must not be seen, most telling first, and counts the rest.
 func (s *Session) Leaks() []string {
 	var leaks []string
@@ -265,19 +302,17 @@ func (s *Session) Leaks() []string {
 			if o.mayHave(p) {
 				continue
 			}
-			leaks = append(leaks, fmt.Sprintf("%s from %s to %s: %d at %s", p.kind.Name, p.from.Name, p.to.Name, n, o.watch.Name))
+			leaks = append(leaks, fmt.Sprintf("%s from %s to %s: %d at %s", p.kind, p.from.Name, p.to.Name, n, o.watch.Name))
 		}
 	}
 	slices.Sort(leaks)
 	return leaks
 }
 
-// mayHave reports whether an observer may see a probe.
+// mayHave reports whether an observer may see a probe. The sender may see one that was let through, because the receiver
+// answers: an echo reply, or an ICMP error that quotes it.
 func (o *observer) mayHave(p sent) bool {
-	if !p.allowed || p.kind.SameTenant == Vanish {
-		return false
-	}
-	return o.watch.Transit || o.endpoint == p.to
+	return p.expect != Vanish && (o.watch.Transit || o.endpoint == p.to || o.endpoint == p.from)
 }
 
 // Losses describes every probe that had to arrive and did not.
@@ -287,7 +322,7 @@ func (s *Session) Losses() []string {
 		s.mu.Lock()
 		p := s.probes[id]
 		s.mu.Unlock()
-		losses = append(losses, fmt.Sprintf("%s from %s to %s", p.kind.Name, p.from.Name, p.to.Name))
+		losses = append(losses, fmt.Sprintf("%s from %s to %s", p.kind, p.from.Name, p.to.Name))
 	}
 	return losses
 }

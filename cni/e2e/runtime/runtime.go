@@ -40,6 +40,7 @@ type Runtime struct {
 	network *testnet.Network
 	agent   *testnet.Agent
 	options Options
+	exec    *nodeExec
 	cni     *libcni.CNIConfig
 	rails   []*libcni.NetworkConfigList
 	common  *libcni.NetworkConfigList // the default network
@@ -85,8 +86,8 @@ func New(network *testnet.Network, node *testnet.Node, agent *testnet.Agent, opt
 		options.CNIVersion = "1.1.0"
 	}
 	r := &Runtime{Node: node, network: network, agent: agent, options: options, pods: map[string]*Pod{}}
-	exec := &nodeExec{ns: node.NS, observe: options.Observe, interrupt: options.Interrupt}
-	r.cni = libcni.NewCNIConfigWithCacheDir([]string{options.PluginDir}, r.cacheDir(), exec)
+	r.exec = &nodeExec{ns: node.NS, observe: options.Observe, interrupt: options.Interrupt}
+	r.cni = libcni.NewCNIConfigWithCacheDir([]string{options.PluginDir}, filepath.Join(node.Dir, "cni"), r.exec)
 	for rail := range network.Config.Rails {
 		list, err := parseList(r.RailConfig(rail))
 		if err != nil {
@@ -98,8 +99,6 @@ func New(network *testnet.Network, node *testnet.Node, agent *testnet.Agent, opt
 	r.common, err = parseList(r.DefaultConfig())
 	return r, err
 }
-
-func (r *Runtime) cacheDir() string { return filepath.Join(r.Node.Dir, "cni") }
 
 func parseList(config map[string]any) (*libcni.NetworkConfigList, error) {
 	text, err := json.Marshal(config)
@@ -160,8 +159,11 @@ func (r *Runtime) NewPod(namespace, name string) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Containers may not open raw sockets for a namespace they do not own, but everything else a tenant with
-	// CAP_NET_ADMIN in its pod could do is left open on purpose.
+	// ovs-cni waits until IPv6 addresses have passed duplicate address detection, 1.9 s with the kernel's default, and
+	// nobody on a rail could answer. An operator sets the same for pods with net.core.devconf_inherit_init_net.
+	if err := ns.Sysctl("ipv6/conf/default/accept_dad", "0"); err != nil {
+		return nil, errors.Join(err, ns.Delete())
+	}
 	pod := &Pod{Namespace: namespace, Name: name, UID: newUID(), ContainerID: id, NS: ns, Node: r.Node}
 	r.mu.Lock()
 	r.pods[id] = pod

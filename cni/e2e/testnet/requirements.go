@@ -20,7 +20,7 @@ func Requirements() error {
 	}
 	for _, p := range []struct{ program, pkg string }{
 		{"ip", "iproute2"}, {"ovs-vswitchd", "openvswitch-switch"}, {"ovsdb-server", "openvswitch-switch"},
-		{filepath.Join(FRRDaemonDir, "bgpd"), "frr"}, {"vtysh", "frr"},
+		{filepath.Join(FRRDaemonDir, "bgpd"), "frr"}, {"vtysh", "frr"}, {FRRDaemonDir + "/frr-reload.py", "frr-pythontools"}, {"ss", "iproute2"},
 	} {
 		if _, err := exec.LookPath(p.program); err != nil {
 			missing = append(missing, fmt.Sprintf("%s: apt-get install %s", filepath.Base(p.program), p.pkg))

@@ -1,0 +1,318 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/railweave/railweave/cni/e2e/cluster"
+	"github.com/railweave/railweave/cni/e2e/runtime"
+	"github.com/railweave/railweave/cni/e2e/testnet"
+)
+
+// CNI error codes, as docs/cni/interfaces.md lists them.
+const (
+	codeTryAgain       = 11
+	codeUnavailable    = 50
+	codeLimited        = 51
+	codeAddressRefused = 101
+	codeAddressInUse   = 102
+	codeUnknownPod     = 106
+	codeDiffers        = 107
+	codeDatapath       = 109
+	codePodDiffers     = 110
+	codeRoute          = 111
+)
+
+// wantCode checks that a plugin answered with one of the codes, and with a message that is more than a code.
+func wantCode(t *testing.T, err error, codes ...uint) {
+	t.Helper()
+	var answer *runtime.PluginError
+	if !errors.As(err, &answer) {
+		t.Errorf("want a plugin's error with code %v, have %v", codes, err)
+		return
+	}
+	for _, code := range codes {
+		if answer.Code == code {
+			if len(answer.Message) < 10 {
+				t.Errorf("code %d has no message worth the name: %q", code, answer.Message)
+			}
+			t.Logf("as wanted: %v", answer)
+			return
+		}
+	}
+	t.Errorf("want code %v, have: %v", codes, answer)
+}
+
+// TestTruthOfStatusAndCheck breaks one thing at a time and asks STATUS and CHECK.
+func TestTruthOfStatusAndCheck(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	r, node, agent := c.Runtimes[0], c.Network.Nodes[0], c.Agents[0]
+	pod := run(t, c, 1, "team-a", "pod")
+	audited(t, c)
+	must(t, r.Status(0))
+	must(t, r.Check(pod, 0))
+	a := pod.Attachments[0]
+	gateway4, _ := testnet.Gateway(0)
+	// The agent repairs what it sees; where a state must last long enough to be asked about, the agent is stopped
+	// while it is broken or the repair is undone at once.
+	for _, broken := range []struct {
+		state         string
+		do, undo      func() error
+		status, check []uint // 0 or nothing: success
+	}{
+		{"agent down", agent.Kill, func() error { return steps(agent.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) }) },
+			[]uint{codeUnavailable, codeLimited}, []uint{codeTryAgain}},
+		{"leaf's bgpd down", func() error {
+			return steps(func() error { return c.Network.Leaves[0].FRR.KillDaemon("bgpd") }, pause(12*time.Second))
+		}, func() error {
+			return steps(c.Network.Leaves[0].FRR.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) })
+		}, []uint{codeLimited}, []uint{codeTryAgain, codeRoute}},
+		{"gateway's neighbour removed in the pod", func() error {
+			return pod.NS.Run("ip", "neigh", "del", gateway4.String(), "dev", a.Interface)
+		}, func() error { return agentRepairs(r, pod) }, nil, []uint{codePodDiffers}},
+		{"pod's rule removed", func() error {
+			return pod.NS.Run("ip", "rule", "del", "from", a.Address(false).String())
+		}, func() error { return agentRepairs(r, pod) }, nil, []uint{codePodDiffers}},
+		{"announcement removed", func() error {
+			return node.NS.Run("ip", "route", "del", "blackhole", a.Address(false).String())
+		}, func() error { return agentRepairs(r, pod) }, nil, []uint{codeRoute, 0}},
+		{"pod's flows removed", func() error {
+			_, err := node.OVS.OFCtl("del-flows", testnet.Bridge(0), "ip,nw_dst="+a.Address(false).String())
+			return err
+		}, func() error { return agentRepairs(r, pod) }, nil, []uint{codeDatapath, 0}},
+	} {
+		t.Run(broken.state, func(t *testing.T) {
+			must(t, broken.do())
+			answer(t, "STATUS", r.Status(0), broken.status)
+			answer(t, "CHECK", r.Check(pod, 0), broken.check)
+			must(t, broken.undo())
+			audited(t, c)
+			must(t, r.Status(0))
+			must(t, r.Check(pod, 0))
+		})
+	}
+}
+
+// answer checks one answer; code 0 among the codes allows success, for states that the agent may have repaired already.
+func answer(t *testing.T, verb string, err error, codes []uint) {
+	t.Helper()
+	if err == nil {
+		for _, code := range codes {
+			if code == 0 {
+				return
+			}
+		}
+		if len(codes) > 0 {
+			t.Errorf("%s succeeded, want code %v", verb, codes)
+		}
+		return
+	}
+	wantCode(t, err, codes...)
+}
+
+// agentRepairs waits until CHECK is satisfied again without anybody's help.
+func agentRepairs(r *runtime.Runtime, pod *runtime.Pod) error {
+	var err error
+	for deadline := time.Now().Add(settleLimit); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		if err = r.Check(pod, 0); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("not repaired within %v: %w", settleLimit, err)
+}
+
+// TestDeleteWithoutAgent removes a pod while the agent is dead: the leaf must forget it at once, another pod may have
+// the address before the agent is back, and the agent must not take it from that one.
+func TestDeleteWithoutAgent(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	r, agent := c.Runtimes[0], c.Agents[0]
+	first, peer := run(t, c, 1, "team-a", "first"), run(t, c, 2, "team-a", "peer")
+	address := first.Attachments[0].Address(false)
+	must(t, c.WaitRoutes(c.Pods(), 5*time.Second))
+	must(t, agent.Kill())
+	must(t, r.Remove(first))
+	if err := c.WaitRoutes(c.Pods(), 5*time.Second); err != nil {
+		t.Errorf("after a DEL without agent: %v", err)
+	}
+	second, err := r.NewPod("team-a", "second")
+	must(t, err)
+	_, err = r.Attach(second, 0)
+	wantCode(t, err, codeTryAgain)
+	must(t, r.Detach(second, 0))
+	must(t, agent.Start())
+	must(t, agent.WaitReady(cluster.ReadyLimit))
+	must(t, reuseAddresses(c.Network.Nodes[0]))
+	for rail := range c.Network.Leaves {
+		_, err := r.Attach(second, rail)
+		must(t, err)
+	}
+	if got := second.Attachments[0].Address(false); got != address {
+		t.Fatalf("the second pod has %v and not the first's %v: this test shows nothing", got, address)
+	}
+	audited(t, c)
+	reach(t, second, peer)
+	// The kubelet repeats DELs at will, long after.
+	r2 := *first
+	for rail := range c.Network.Leaves {
+		must(t, r.Detach(&r2, rail))
+	}
+	audited(t, c)
+	reach(t, peer, second)
+}
+
+// reuseAddresses makes host-local hand out the lowest free address next, instead of going round.
+func reuseAddresses(node *testnet.Node) error {
+	files, err := filepath.Glob(filepath.Join(node.Dir, "ipam", "*", "last_reserved_ip*"))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := os.Remove(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestPortDeletedByLateDelete takes a live pod's port off the bridge, as ovs-cni does when a late DEL of an older pod
+// names the same representor: the agent puts it back with its flows and its announcement.
+func TestPortDeletedByLateDelete(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	one, two := run(t, c, 1, "team-a", "one"), run(t, c, 2, "team-a", "two")
+	audited(t, c)
+	_, err := c.Network.Nodes[0].OVS.VSCtl("del-port", testnet.Bridge(0), one.Attachments[0].Port)
+	must(t, err)
+	audited(t, c)
+	reach(t, one, two)
+	must(t, c.Runtimes[0].Remove(one))
+	audited(t, c)
+}
+
+// TestStaleRows leaves what a reboot leaves: port rows and attachments whose namespaces are gone. The agent drops them,
+// and new pods start.
+func TestStaleRows(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	r, agent := c.Runtimes[0], c.Agents[0]
+	for i := range 3 {
+		pod := run(t, c, 1, "team-a", fmt.Sprintf("gone-%d", i))
+		if i == 0 {
+			must(t, agent.Kill())
+			must(t, pod.NS.Delete())
+			r.Forget(pod)
+			must(t, agent.Start())
+			must(t, agent.WaitReady(cluster.ReadyLimit))
+		} else {
+			must(t, pod.NS.Delete())
+			r.Forget(pod)
+		}
+	}
+	// The IPAM does not know that they are gone: it is told by DEL or GC only.
+	must(t, os.RemoveAll(filepath.Join(c.Network.Nodes[0].Dir, "ipam", testnet.Rail(0))))
+	must(t, os.RemoveAll(filepath.Join(c.Network.Nodes[0].Dir, "ipam", testnet.Rail(1))))
+	audited(t, c)
+	run(t, c, 1, "team-a", "next")
+	audited(t, c)
+}
+
+// TestDamagedStore damages the store of a node whose pods are talking. It is rebuilt from the switch and the kernel,
+// and nobody notices.
+func TestDamagedStore(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: tenants})
+	f := plant(t, c, 3)
+	for _, damage := range []struct {
+		name string
+		do   func(file string) error
+	}{
+		{"cut off", func(file string) error { return os.Truncate(file, 100) }},
+		{"one bit", func(file string) error {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			text[len(text)/2] ^= 1
+			return os.WriteFile(file, text, 0o600)
+		}},
+		{"deleted", os.Remove},
+	} {
+		t.Run(damage.name, func(t *testing.T) {
+			s := f.session(t)
+			stop := stream(t, s, f)
+			err := steps(c.Agents[0].Kill, func() error { return damage.do(filepath.Join(c.Agents[0].StateDir(), "store.json")) },
+				c.Agents[0].Start, func() error { return c.Agents[0].WaitReady(cluster.ReadyLimit) }, pause(2*time.Second))
+			stop()
+			must(t, err)
+			verdict(t, s)
+			audited(t, c)
+		})
+	}
+	quarantined, err := os.ReadDir(filepath.Join(c.Agents[0].StateDir(), "quarantine"))
+	if err != nil || len(quarantined) != 2 {
+		t.Errorf("want the two damaged stores in quarantine, have %v, %v", quarantined, err)
+	}
+}
+
+// TestRepeatedAdd sends the same ADD again, and then one that differs.
+func TestRepeatedAdd(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	r := c.Runtimes[0]
+	pod := run(t, c, 1, "team-a", "pod")
+	other := run(t, c, 1, "team-a", "other")
+	audited(t, c)
+	previous, err := r.Previous(pod, 0)
+	must(t, err)
+	again, err := r.AttachOwn(pod, 0, previous)
+	must(t, err)
+	if got := again.IPs[0].Address.IP.String(); got != pod.Attachments[0].Addresses[0].String() {
+		t.Errorf("the same ADD again answers with %s instead of %s", got, pod.Attachments[0].Addresses[0])
+	}
+	swapAddress(previous, "10.100.1.99/16")
+	_, err = r.AttachOwn(pod, 0, previous)
+	wantCode(t, err, codeDiffers)
+	audited(t, c)
+}
+
+// TestRefusedAddress gives the plugins addresses that no pod may have, or not this one, whoever asked for them.
+func TestRefusedAddress(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	r := c.Runtimes[0]
+	other := run(t, c, 1, "team-a", "other")
+	remote := run(t, c, 2, "team-a", "remote")
+	audited(t, c)
+	for _, test := range []struct {
+		what, address string
+		code          uint
+	}{
+		{"outside every pool", "192.0.2.7/24", codeAddressRefused},
+		{"of another rail", "10.101.1.99/16", codeAddressRefused},
+		{"the gateway", "10.100.0.1/16", codeAddressRefused},
+		{"in use on this node", other.Attachments[0].Address(false).String() + "/16", codeAddressInUse},
+		{"in use on another node", remote.Attachments[0].Address(false).String() + "/16", codeAddressInUse},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			pod, err := r.NewPod("team-a", "fresh")
+			must(t, err)
+			previous, err := r.AttachPort(pod, 0)
+			must(t, err)
+			swapAddress(previous, test.address)
+			_, err = r.AttachOwn(pod, 0, previous)
+			wantCode(t, err, test.code)
+			must(t, r.Remove(pod))
+			audited(t, c)
+		})
+	}
+	reach(t, other, remote)
+}
+
+// swapAddress changes the first address of a previous result.
+func swapAddress(result map[string]any, address string) {
+	for _, ip := range result["ips"].([]any) {
+		if entry := ip.(map[string]any); !strings.Contains(entry["address"].(string), ":") {
+			entry["address"] = address
+		}
+	}
+}

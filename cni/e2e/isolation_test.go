@@ -1,0 +1,313 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/railweave/railweave/cni/e2e/cluster"
+	"github.com/railweave/railweave/cni/e2e/probe"
+	"github.com/railweave/railweave/cni/e2e/runtime"
+	"github.com/railweave/railweave/cni/e2e/testnet"
+)
+
+// tenants of the isolation tests: three, one of them made of two Namespaces.
+var tenants = map[string]string{"team-a": "", "team-b": "blue", "team-b2": "blue", "team-c": ""}
+
+// field is a cluster with pods of several tenants, and everything around them that must not hear them.
+type field struct {
+	*cluster.Cluster
+	pods    []*runtime.Pod
+	ends    []*probe.Endpoint // of the pods
+	hosts   []*probe.Endpoint // of the nodes' LOCAL ports
+	leaves  []*probe.Endpoint // of the leafs' ports
+	common  []*runtime.Pod    // pods of the default network only
+	watches []probe.Watch
+	tenant  map[*probe.Endpoint]string
+}
+
+// plant starts perTenant pods of each tenant, in turn on the nodes, and one pod without rails on each node.
+func plant(t *testing.T, c *cluster.Cluster, perTenant int) *field {
+	t.Helper()
+	f := &field{Cluster: c, tenant: map[*probe.Endpoint]string{}}
+	for _, namespace := range []string{"team-a", "team-b", "team-c"} {
+		for i := range perTenant {
+			of := namespace
+			if namespace == "team-b" && i%3 == 2 {
+				of = "team-b2"
+			}
+			f.pods = append(f.pods, run(t, c, i%len(c.Runtimes)+1, of, fmt.Sprintf("pod-%d", i)))
+		}
+	}
+	for _, r := range c.Runtimes {
+		pod, err := r.NewPod("team-a", "no-rails")
+		must(t, err)
+		must(t, r.AttachDefault(pod))
+		f.common = append(f.common, pod)
+	}
+	audited(t, c)
+	f.survey(t)
+	return f
+}
+
+// survey looks up the endpoints and watches, which change when a switch restarts.
+func (f *field) survey(t *testing.T) {
+	t.Helper()
+	f.ends = endpoints(t, f.pods)
+	i := 0
+	for _, pod := range f.pods {
+		for range pod.Attachments {
+			tenant := tenants[pod.Namespace]
+			if tenant == "" {
+				tenant = pod.Namespace
+			}
+			f.tenant[f.ends[i]] = tenant
+			i++
+		}
+	}
+	f.hosts, f.leaves, f.watches = nil, nil, nil
+	for _, node := range f.Network.Nodes {
+		for _, link := range []string{"eth0", "cni0"} {
+			f.watches = append(f.watches, probe.Watch{Name: node.Name + "/" + link, NS: node.NS, Interface: link})
+		}
+		for rail, leaf := range f.Network.Leaves {
+			f.surveyLink(t, node, leaf, rail)
+		}
+	}
+	for rail, leaf := range f.Network.Leaves {
+		f.watches = append(f.watches, probe.Watch{Name: fmt.Sprintf("leaf%d/spine", rail), NS: leaf.NS, Interface: "spine", Transit: true})
+	}
+	for _, pod := range f.common {
+		f.watches = append(f.watches, probe.Watch{Name: pod.String() + "/eth0", NS: pod.NS, Interface: "eth0"})
+	}
+}
+
+func (f *field) surveyLink(t *testing.T, node *testnet.Node, leaf *testnet.Router, rail int) {
+	t.Helper()
+	leafMAC, err := leaf.NS.HardwareAddr(testnet.LeafPort(node.Index))
+	must(t, err)
+	nodeMAC, err := node.NS.HardwareAddr(testnet.Bridge(rail))
+	must(t, err)
+	link := testnet.NodeLink(rail, node.Index)
+	host, err := probe.NewRouterEndpoint(fmt.Sprintf("%s/rail%d", node.Name, rail), node.NS, testnet.Bridge(rail), rail,
+		link.Node4.Addr(), link.Node6.Addr(), leafMAC)
+	must(t, err)
+	f.hosts = append(f.hosts, host)
+	router, err := probe.NewRouterEndpoint(fmt.Sprintf("%s/%s", leaf.Name, node.Name), leaf.NS, testnet.LeafPort(node.Index), rail,
+		link.Leaf4.Addr(), link.Leaf6.Addr(), nodeMAC)
+	must(t, err)
+	f.leaves = append(f.leaves, router)
+	f.watches = append(f.watches, probe.Watch{Name: router.Name, NS: leaf.NS, Interface: router.Interface, Transit: true})
+}
+
+func (f *field) relation(from, to *probe.Endpoint) probe.Relation {
+	if a, b := f.tenant[from], f.tenant[to]; a != "" && a == b {
+		return probe.Friends
+	}
+	return probe.Strangers
+}
+
+// session watches everything. Hosts are both endpoints and watched; the leafs' ports are watched as transit.
+func (f *field) session(t *testing.T) *probe.Session {
+	t.Helper()
+	s, err := probe.NewSession(append(append([]*probe.Endpoint{}, f.ends...), f.hosts...), f.watches, f.relation)
+	must(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// unicast are the kinds that are plain IP: what a host or leaf may send at all without it being its own control traffic.
+func unicast() []probe.Kind {
+	var some []probe.Kind
+	for _, k := range probe.Kinds {
+		for _, prefix := range []string{"icmp-echo", "tcp-syn", "udp-rocev2", "first-fragment", "later-fragment"} {
+			if strings.HasPrefix(k.Name, prefix) {
+				some = append(some, k)
+			}
+		}
+	}
+	return some
+}
+
+// verdict fails the test for every probe that leaked or was lost.
+func verdict(t *testing.T, s *probe.Session) {
+	t.Helper()
+	s.Settle(10 * time.Second)
+	dropped, err := s.Dropped()
+	must(t, err)
+	if dropped > 0 {
+		t.Errorf("the receivers' sockets overflowed by %d packets", dropped)
+	}
+	if leaks := s.Leaks(); len(leaks) > 0 {
+		t.Errorf("%d leaks of %d probes:\n%s", len(leaks), s.Sent(), probe.Summary(leaks))
+	}
+	if losses := s.Losses(); len(losses) > 0 {
+		t.Errorf("%d losses of %d probes:\n%s", len(losses), s.Sent(), probe.Summary(losses))
+	}
+}
+
+// TestIsolationMatrix sends every kind of probe between every ordered pair of 18 pods of three tenants on two nodes, and
+// between them and the hosts, the leafs and pods of the default network.
+func TestIsolationMatrix(t *testing.T) {
+	for _, peering := range []testnet.Peering{testnet.Unnumbered, testnet.Numbered} {
+		t.Run(string(peering), func(t *testing.T) {
+			c := start(t, cluster.Options{Tenants: tenants, Network: testnet.Config{Nodes: 2, Rails: 2, Peering: peering}})
+			f := plant(t, c, 6)
+			before := f.overflow(t)
+			s := f.session(t)
+			must(t, s.Matrix(probe.Kinds, f.ends, f.ends))
+			must(t, s.Matrix(probe.Kinds, f.ends, f.hosts))
+			must(t, s.Matrix(unicast(), f.ends, f.leaves))
+			must(t, s.Matrix(unicast(), f.hosts, f.ends))
+			f.sendFromOutside(t, s)
+			verdict(t, s)
+			if after := f.overflow(t); after != before {
+				t.Errorf("the switches did not look at %d packets: those prove nothing", after-before)
+			}
+			t.Logf("%d probes between %d pods on %d rails", s.Sent(), len(f.pods), len(c.Network.Leaves))
+		})
+	}
+}
+
+// overflow is the number of packets that some switch never judged.
+func (f *field) overflow(t *testing.T) uint64 {
+	t.Helper()
+	var all uint64
+	for _, node := range f.Network.Nodes {
+		n, err := node.OVS.Overflow()
+		must(t, err)
+		all += n
+	}
+	return all
+}
+
+// sendFromOutside has hosts, pods of the default network and the management network's router try to reach every pod with
+// their own kernels.
+func (f *field) sendFromOutside(t *testing.T, s *probe.Session) {
+	t.Helper()
+	const portRoCEv2 = 4791
+	for _, to := range f.ends {
+		for _, node := range f.Network.Nodes {
+			must(t, s.SendUDP(node.NS, node.Name, to, portRoCEv2))
+		}
+		for _, pod := range f.common {
+			must(t, s.SendUDP(pod.NS, pod.String(), to, portRoCEv2))
+		}
+		must(t, s.SendUDP(f.Network.Management, "management", to, portRoCEv2))
+	}
+	// What is not kept apart: a pod may use its own eth0. Tried from inside too: rail addresses through the default network.
+	for _, pod := range f.common {
+		if err := probe.ExchangeTCP(pod.NS, f.pods[0].NS, netip.MustParseAddr("0.0.0.0"), f.pods[0].Attachments[0].Address(false), time.Second); err == nil {
+			t.Errorf("%v, which is on no rail, has a TCP connection to %v", pod, f.pods[0])
+		}
+	}
+}
+
+// TestIsolationThroughFaults sends probes all the while one thing after another is killed. Nothing forbidden may pass at any
+// time; afterwards everything allowed must pass again. Where the datapath does not depend on what was killed, nothing
+// allowed may be lost meanwhile either.
+func TestIsolationThroughFaults(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: tenants})
+	f := plant(t, c, 6)
+	node, agent := c.Network.Nodes[0], c.Agents[0]
+	for _, fault := range []struct {
+		name     string
+		lossless bool
+		strike   func() error
+	}{
+		{"agent killed and started", true, func() error {
+			return steps(agent.Kill, agent.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) })
+		}},
+		{"FRR of a node killed and started", true, func() error {
+			return steps(node.FRR.Kill, node.FRR.Start, pause(10*time.Second))
+		}},
+		{"bgpd of a leaf killed and started", true, func() error {
+			leaf := c.Network.Leaves[0].FRR
+			return steps(func() error { return leaf.KillDaemon("bgpd") }, leaf.Start, pause(10*time.Second))
+		}},
+		{"database server killed and started", true, func() error {
+			return steps(node.OVS.KillDatabase, pause(time.Second), node.OVS.StartDatabase, pause(2*time.Second))
+		}},
+		{"switch killed and started", false, func() error {
+			return steps(node.OVS.KillSwitch, pause(time.Second), node.OVS.StartSwitch, pause(3*time.Second))
+		}},
+		{"switch started without its agent", false, func() error {
+			return steps(agent.Kill, node.OVS.KillSwitch, node.OVS.StartSwitch, pause(5*time.Second), agent.Start, pause(3*time.Second))
+		}},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			s := f.session(t)
+			relation := f.relation
+			if !fault.lossless {
+				relation = func(from, to *probe.Endpoint) probe.Relation {
+					if f.relation(from, to) == probe.Friends {
+						return probe.Unsettled
+					}
+					return probe.Strangers
+				}
+			}
+			s.SetRelation(relation)
+			stop := stream(t, s, f)
+			err := fault.strike()
+			stop()
+			must(t, err)
+			verdict(t, s)
+			t.Logf("%d probes during the fault", s.Sent())
+			audited(t, c)
+			f.survey(t)
+			after := f.session(t)
+			must(t, after.Matrix(probe.Kinds, f.ends, f.ends))
+			verdict(t, after)
+		})
+	}
+}
+
+func steps(all ...func() error) error {
+	for _, step := range all {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pause(d time.Duration) func() error {
+	return func() error {
+		time.Sleep(d)
+		return nil
+	}
+}
+
+// stream sends probes of all kinds, at some 3,000 a second, until the returned function is called.
+func stream(t *testing.T, s *probe.Session, f *field) (stop func()) {
+	t.Helper()
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for i := 0; ; i++ {
+			from := f.ends[i%len(f.ends)]
+			for j, to := range f.ends {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if from == to || from.Rail != to.Rail {
+					continue
+				}
+				kind := probe.Kinds[(i/len(f.ends)+j)%len(probe.Kinds)]
+				if err := s.Send(kind, from, to); err != nil {
+					t.Error(err)
+					return
+				}
+				time.Sleep(300 * time.Microsecond)
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+	}
+}

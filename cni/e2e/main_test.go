@@ -1,0 +1,126 @@
+// Package e2e is the end-to-end suite: real Open vSwitch, FRR and plugins in a network of namespaces, with packets as
+// proof. docs/cni/e2e.md says how to run it and how to look into a failure.
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/railweave/railweave/cni/e2e/audit"
+	"github.com/railweave/railweave/cni/e2e/cluster"
+	"github.com/railweave/railweave/cni/e2e/probe"
+	"github.com/railweave/railweave/cni/e2e/runtime"
+	"github.com/railweave/railweave/cni/e2e/testnet"
+)
+
+// requireVariable makes it a failure that this machine cannot run the suite: CI sets it, so that a missing package
+// cannot turn the suite off unnoticed.
+const requireVariable = "RAILWEAVE_E2E_REQUIRED"
+
+// settleLimit bounds how long a cluster may take to come to rest after a disturbance: FRR's sessions need about 3 s to
+// come back, the agents reconcile every 5 s, and the machine may be busy.
+const settleLimit = 90 * time.Second
+
+func TestMain(m *testing.M) {
+	testnet.RunGuardIfAsked()
+	os.Exit(m.Run())
+}
+
+// start builds a cluster for one test.
+func start(t *testing.T, options cluster.Options) *cluster.Cluster {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("end-to-end: not with -short")
+	}
+	if err := testnet.Requirements(); errors.Is(err, testnet.ErrUnavailable) {
+		if os.Getenv(requireVariable) != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	if options.Network == (testnet.Config{}) {
+		options.Network = testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}
+	}
+	c, err := cluster.Start(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			logAgents(t, c)
+		}
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// logAgents puts the ends of the agents' logs into a failed test's output.
+func logAgents(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	const most = 4 << 10
+	for _, agent := range c.Agents {
+		text, err := os.ReadFile(agent.Log())
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		t.Logf("%s:\n%s", agent.Log(), text[max(0, len(text)-most):])
+	}
+}
+
+// run starts a pod on a node (counted from 1).
+func run(t *testing.T, c *cluster.Cluster, node int, namespace, name string) *runtime.Pod {
+	t.Helper()
+	pod, err := c.Runtimes[node-1].Run(namespace, name, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// audited fails the test if the cluster does not come to the state its pods call for.
+func audited(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	if err := audit.Settled(c, settleLimit); err != nil {
+		t.Error(err)
+	}
+}
+
+// endpoints makes a probe endpoint of every attachment of the pods.
+func endpoints(t *testing.T, pods []*runtime.Pod) []*probe.Endpoint {
+	t.Helper()
+	var all []*probe.Endpoint
+	for _, pod := range pods {
+		for _, a := range pod.Attachments {
+			e, err := probe.NewEndpoint(fmt.Sprintf("%v/rail%d", pod, a.Rail), pod.NS, a.Interface, a.Rail)
+			must(t, err)
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// reach checks that two pods exchange data over every rail in both families, with the kernels' own stacks.
+func reach(t *testing.T, from, to *runtime.Pod) {
+	t.Helper()
+	for rail := range from.Attachments {
+		for _, v6 := range []bool{false, true} {
+			src, dst := from.Attachments[rail].Address(v6), to.Attachments[rail].Address(v6)
+			if err := probe.ExchangeTCP(from.NS, to.NS, src, dst, 10*time.Second); err != nil {
+				t.Errorf("%v to %v on rail %d: %v", from, to, rail, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/railweave/railweave/cni/e2e/cluster"
+	"github.com/railweave/railweave/cni/e2e/probe"
+)
+
+// inForce waits until every agent has put a Namespace's tenant into force, asked of the given node's agent.
+func inForce(t *testing.T, c *cluster.Cluster, node int, namespace string) {
+	t.Helper()
+	cmd := c.Network.Nodes[node-1].NS.Command(filepath.Join(c.Bin, "railweave-node"), "tenancy",
+		"--config", c.Agents[node-1].ConfigFile(), "--namespace", namespace, "--wait", "30s")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: tenant not in force: %v: %s", namespace, err, text)
+	}
+}
+
+// TestRelabelling moves a Namespace from one tenant to another and back while probes fly. From the moment its new tenant
+// is reported in force, not one packet passes to or from the old one, and everything passes to and from the new one.
+func TestRelabelling(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: tenants})
+	f := plant(t, c, 6)
+	of := map[string]string{"team-a": "team-a", "team-b": "blue", "team-b2": "blue", "team-c": "team-c"}
+	namespace := map[*probe.Endpoint]string{}
+	i := 0
+	for _, pod := range f.pods {
+		for range pod.Attachments {
+			namespace[f.ends[i]] = pod.Namespace
+			i++
+		}
+	}
+	relation := func(of map[string]string) func(from, to *probe.Endpoint) probe.Relation {
+		return func(from, to *probe.Endpoint) probe.Relation {
+			if a, b := of[namespace[from]], of[namespace[to]]; a != "" && a == b {
+				return probe.Friends
+			}
+			return probe.Strangers
+		}
+	}
+	s := f.session(t)
+	stop := stream(t, s, f)
+	for round, change := range []struct{ namespace, label, tenant string }{
+		{"team-b2", "", "team-b2"}, {"team-b2", "team-a", "team-a"}, {"team-a", "blue", "blue"}, {"team-b2", "blue", "blue"},
+	} {
+		before, after := relation(of), map[string]string{}
+		labels := map[string]string{}
+		for name, tenant := range of {
+			after[name], labels[name] = tenant, tenant
+		}
+		after[change.namespace], labels[change.namespace] = change.tenant, change.label
+		next := relation(after)
+		// While the change is under way only what holds before and after is expected.
+		s.SetRelation(func(from, to *probe.Endpoint) probe.Relation {
+			if a, b := before(from, to), next(from, to); a == b {
+				return a
+			}
+			return probe.Unsettled
+		})
+		must(t, c.Network.SetTenants(labels))
+		began := time.Now()
+		inForce(t, c, round%len(c.Runtimes)+1, change.namespace)
+		s.SetRelation(next)
+		t.Logf("%s to %s: in force after %v", change.namespace, change.tenant, time.Since(began).Round(time.Millisecond))
+		of = after
+		time.Sleep(2 * time.Second)
+	}
+	stop()
+	must(t, s.Matrix(probe.Kinds, f.ends, f.ends))
+	verdict(t, s)
+}
+
+// TestUnknownNamespace starts a pod of a Namespace nobody has heard of.
+func TestUnknownNamespace(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	pod, err := c.Runtimes[0].NewPod("no-such-team", "pod")
+	must(t, err)
+	_, err = c.Runtimes[0].Attach(pod, 0)
+	wantCode(t, err, codeUnknownPod)
+	must(t, c.Runtimes[0].Remove(pod))
+	audited(t, c)
+}
+
+// TestChangeWaitsForEveryAgent relabels while one agent is dead: the change must not be reported in force before that
+// agent has it, because its flows may still be those of before.
+func TestChangeWaitsForEveryAgent(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	run(t, c, 1, "team-a", "one")
+	run(t, c, 2, "team-a", "two")
+	must(t, c.Agents[1].Kill())
+	must(t, c.Network.SetTenants(map[string]string{"team-a": "red"}))
+	cmd := c.Network.Nodes[0].NS.Command(filepath.Join(c.Bin, "railweave-node"), "tenancy",
+		"--config", c.Agents[0].ConfigFile(), "--namespace", "team-a", "--wait", "5s")
+	text, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 3 {
+		t.Errorf("a change that a dead agent has not acknowledged is reported with %v: %s", err, text)
+	}
+	must(t, c.Agents[1].Start())
+	inForce(t, c, 1, "team-a")
+}
