@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/railweave/railweave/cni/internal/agent"
+	"github.com/railweave/railweave/cni/internal/frr"
+	"github.com/railweave/railweave/cni/internal/nodeconfig"
+	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/tenancy"
+	"github.com/railweave/railweave/cni/internal/vswitch"
+)
+
+// flags of every command that needs the node file.
+func parseFlags(name string, args []string, more func(*flag.FlagSet)) (*nodeconfig.Config, error) {
+	set := flag.NewFlagSet(name, flag.ContinueOnError)
+	path := set.String("config", "/etc/railweave/node.yaml", "the node file")
+	if more != nil {
+		more(set)
+	}
+	if err := set.Parse(args); err != nil {
+		return nil, err
+	}
+	if set.NArg() > 0 {
+		return nil, fmt.Errorf("%s: unexpected argument %q", name, set.Arg(0))
+	}
+	return nodeconfig.Load(*path)
+}
+
+func renderFRR(_ context.Context, args []string) error {
+	config, err := parseFlags("render-frr", args, nil)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Print(frr.Render(config))
+	return err
+}
+
+// databaseWait: the database often starts beside the agent.
+const databaseWait = 500 * time.Millisecond
+
+func openDatabase(ctx context.Context, runDir string, log *slog.Logger) (*vswitch.Database, error) {
+	said := false
+	for {
+		database, err := vswitch.OpenDatabase(ctx, runDir)
+		if err == nil {
+			return database, nil
+		}
+		if !said {
+			log.Warn("waiting for the Open vSwitch database", "error", err)
+			said = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(databaseWait):
+		}
+	}
+}
+
+func serve(ctx context.Context, args []string) error {
+	verbose := false
+	config, err := parseFlags("serve", args, func(set *flag.FlagSet) { set.BoolVar(&verbose, "verbose", false, "log at debug level") })
+	if err != nil {
+		return err
+	}
+	level := slog.LevelInfo
+	if verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("node", config.Node)
+	boot, err := podnet.BootID()
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	database, err := openDatabase(ctx, config.OVS.RunDir, log)
+	if err != nil {
+		return err
+	}
+	defer database.Close()
+	source, recorder, err := openTenancy(ctx, config, log)
+	if err != nil {
+		return err
+	}
+	node := agent.New(agent.Surroundings{
+		Config: config, Database: database, Switch: vswitch.NewSwitch(config.OVS.RunDir), Routing: frr.New(config), Kernel: agent.Host{}, Pods: agent.Namespaces{},
+		Source: source, Recorder: recorder, Metrics: agent.NewMetrics(registry), Log: log, BootID: boot, Now: time.Now,
+	})
+	listener, err := agent.Listen(config.Socket)
+	if err != nil {
+		return err
+	}
+	server := agent.NewServer(node)
+	failed := make(chan error, 2)
+	go func() { failed <- server.Serve(listener) }()
+	if config.MetricsListen != "" {
+		web, err := serveWeb(config, node, registry)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = web.Close() }() // the process ends
+	}
+	go func() { failed <- node.Run(ctx) }()
+	err = <-failed
+	server.GracefulStop() // requests under way finish
+	cancel()
+	return err
+}
+
+func serveWeb(config *nodeconfig.Config, node *agent.Agent, registry *prometheus.Registry) (*http.Server, error) {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "alive") })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+		var problems error
+		if !node.Ready() {
+			problems = errors.New("the first reconciliation is not done")
+		}
+		for _, rail := range config.Rails {
+			problems = errors.Join(problems, node.Status(r.Context(), rail.Name))
+		}
+		if problems != nil {
+			http.Error(w, problems.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintln(w, "ready")
+	})
+	listener, err := net.Listen("tcp", config.MetricsListen)
+	if err != nil {
+		return nil, fmt.Errorf("metricsListen: %w", err)
+	}
+	web := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() { _ = web.Serve(listener) }() // returns when closed
+	return web, nil
+}
+
+func openTenancy(ctx context.Context, config *nodeconfig.Config, log *slog.Logger) (tenancy.Source, agent.Recorder, error) {
+	if config.Tenancy.Source == "directory" {
+		source, err := tenancy.OpenDirectory(ctx, config.Tenancy.Directory, config.Node)
+		return source, agent.LogRecorder{Log: log}, err
+	}
+	return nil, nil, errors.New("kubernetes: not yet")
+}
+
+// inForcePoll: how often `tenancy --wait` looks again.
+const inForcePoll = 50 * time.Millisecond
+
+func tenancyCommand(ctx context.Context, args []string) error {
+	namespace, wait := "", time.Duration(0)
+	config, err := parseFlags("tenancy", args, func(set *flag.FlagSet) {
+		set.StringVar(&namespace, "namespace", "", "the Namespace")
+		set.DurationVar(&wait, "wait", 0, "how long to wait for it")
+	})
+	if err != nil {
+		return err
+	}
+	deadline := time.Now().Add(wait)
+	for {
+		view, err := readTenancy(ctx, config)
+		if err != nil {
+			return err
+		}
+		inForce, why := view.InForce(namespace)
+		if inForce {
+			fmt.Println("in force:", why)
+			return nil
+		}
+		if time.Now().After(deadline) {
+			fmt.Println("not in force:", why)
+			return exitStatus(3)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(inForcePoll):
+		}
+	}
+}
+
+func readTenancy(_ context.Context, config *nodeconfig.Config) (tenancy.View, error) {
+	if config.Tenancy.Source == "directory" {
+		return tenancy.ReadDirectory(config.Tenancy.Directory)
+	}
+	return tenancy.View{}, errors.New("kubernetes: not yet")
+}

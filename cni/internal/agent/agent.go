@@ -1,0 +1,234 @@
+// Package agent holds the node agent: it keeps the store, derives from it what Open vSwitch, the kernel and the pods must
+// look like, and makes them so: at start, on every change, and periodically.
+//
+// One mutex guards the facts (attachments, own addresses, what was heard of the rails). Work on a rail is done by that
+// rail's batch alone, so bundles of one bridge never overlap; the store has one writer, its batch.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/nodeconfig"
+	"github.com/railweave/railweave/cni/internal/store"
+	"github.com/railweave/railweave/cni/internal/tenancy"
+)
+
+// Surroundings are all that an agent works on.
+type Surroundings struct {
+	Config   *nodeconfig.Config
+	Database Database
+	Switch   Switch
+	Routing  Routing
+	Kernel   Kernel
+	Pods     Pods
+	Source   tenancy.Source
+	Recorder Recorder
+	Metrics  *Metrics
+	Log      *slog.Logger
+	BootID   string
+	Now      func() time.Time
+}
+
+// Agent serves one node.
+type Agent struct {
+	Surroundings
+	rails  map[string]*rail
+	saving *batch
+
+	mutex       sync.Mutex
+	attachments map[attachment.Key]*attachment.Attachment
+	// busy are keys with a request under way; a second one for the same key waits.
+	busy map[attachment.Key]chan struct{}
+	// own are this node's published addresses with the tenant they have now.
+	own        map[netip.Addr]tenancy.Entry
+	generation uint64
+	tenants    map[string]uint32
+	acks       map[string]uint64
+	// unsettled: an address lost its tenant, but cached flows of it may be left.
+	unsettled bool
+	ready     bool
+}
+
+// New makes an agent; Run starts it.
+func New(s Surroundings) *Agent {
+	a := &Agent{
+		Surroundings: s,
+		rails:        map[string]*rail{},
+		attachments:  map[attachment.Key]*attachment.Attachment{},
+		busy:         map[attachment.Key]chan struct{}{},
+		own:          map[netip.Addr]tenancy.Entry{},
+		tenants:      map[string]uint32{},
+		acks:         map[string]uint64{},
+	}
+	a.saving = newBatch(a.save)
+	for i := range s.Config.Rails {
+		a.rails[s.Config.Rails[i].Name] = newRail(a, &s.Config.Rails[i])
+	}
+	return a
+}
+
+// save writes the store; the saving batch alone calls it.
+func (a *Agent) save(context.Context) error {
+	a.mutex.Lock()
+	state := &store.State{BootID: a.BootID, Generation: a.generation}
+	for _, key := range slices.SortedFunc(maps.Keys(a.attachments), attachment.Key.Compare) {
+		state.Attachments = append(state.Attachments, a.attachments[key].Clone())
+	}
+	a.mutex.Unlock()
+	return store.Write(a.Config.StateDir, state)
+}
+
+// Run brings everything into the desired state, then keeps it there until the context ends.
+func (a *Agent) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	running.Go(func() { a.saving.run(ctx, func(err error) { a.Log.Error("the store was not written", "error", err) }) })
+	for _, r := range a.rails {
+		running.Go(func() { r.applying.run(ctx, r.applyFailed) })
+	}
+	if err := a.start(ctx); err != nil {
+		return err
+	}
+	running.Go(func() { a.watchRouting(ctx) })
+	running.Go(func() { a.watchTenancy(ctx) })
+	running.Go(func() { a.watchSwitch(ctx) })
+	a.setReady()
+	a.Log.Info("ready", "node", a.Config.Node, "attachments", len(a.attachments))
+	period := time.NewTicker(a.Config.ReconcilePeriod())
+	defer period.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-period.C:
+			a.reconcile(ctx)
+		}
+	}
+}
+
+func (a *Agent) setReady() {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.ready = true
+	a.Metrics.Attachments.Set(float64(len(a.attachments)))
+}
+
+// Ready tells whether the first reconciliation is done.
+func (a *Agent) Ready() bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.ready
+}
+
+// startRetry: what is missing at start (a database, a link) often comes a moment later.
+const startRetry = time.Second
+
+// start recovers the attachments, replays tombstones, sweeps the dead, and applies the rails once.
+func (a *Agent) start(ctx context.Context) error {
+	if err := a.load(ctx); err != nil {
+		return err
+	}
+	if a.Config.OVS.HWOffload {
+		if err := a.Database.SetOtherConfig(ctx, "hw-offload", "true"); err != nil {
+			return fmt.Errorf("request hardware offload: %w", err)
+		}
+	}
+	for {
+		err := a.replayTombstones(ctx)
+		if err == nil {
+			break
+		}
+		a.Log.Error("tombstones could not be replayed; the agent is not ready before they are", "error", err)
+		if err := sleep(ctx, startRetry); err != nil {
+			return err
+		}
+	}
+	a.adoptPublished()
+	for _, r := range a.rails {
+		if err := r.ensureBridge(ctx); err != nil {
+			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)
+		}
+	}
+	a.sweep(ctx)
+	a.publishAll(ctx)
+	for _, r := range a.rails {
+		if err := r.applying.do(ctx); err != nil {
+			a.Log.Error("rail was not applied", "rail", r.config.Name, "error", err)
+		}
+	}
+	a.withdrawStrangers()
+	return a.saving.do(ctx)
+}
+
+// load reads the store. A damaged one is in quarantine by now and is rebuilt from the switch and the kernel, whose traffic goes on.
+func (a *Agent) load(ctx context.Context) error {
+	state, err := store.Open(a.Config.StateDir)
+	var damaged *store.DamagedError
+	if errors.As(err, &damaged) {
+		a.Log.Error("the store is damaged and was moved into quarantine; rebuilding it from OVSDB and the kernel", "error", err)
+		a.Metrics.Repairs.WithLabelValues("store").Inc()
+		state, err = a.rebuild(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.generation = state.Generation
+	for _, found := range state.Attachments {
+		if _, known := a.rails[found.Rail]; !known {
+			a.Log.Error("attachment of a rail that the node file no longer has is dropped", "attachment", found.Key, "rail", found.Rail)
+			continue
+		}
+		a.attachments[found.Key] = found
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, duration time.Duration) error {
+	timer := time.NewTimer(duration)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+// onRail are copies of a rail's attachments.
+func (a *Agent) onRail(name string) []*attachment.Attachment {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	var found []*attachment.Attachment
+	for _, key := range slices.SortedFunc(maps.Keys(a.attachments), attachment.Key.Compare) {
+		if a.attachments[key].Rail == name {
+			found = append(found, a.attachments[key].Clone())
+		}
+	}
+	return found
+}
+
+// applyAll runs every rail's batch and waits.
+func (a *Agent) applyAll(ctx context.Context) error {
+	results := make(chan error, len(a.rails))
+	for _, r := range a.rails {
+		go func() { results <- r.applying.do(ctx) }()
+	}
+	var problems error
+	for range a.rails {
+		problems = errors.Join(problems, <-results)
+	}
+	return problems
+}

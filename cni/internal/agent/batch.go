@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"context"
+	"sync"
+)
+
+// batch runs one piece of work for many who wait for it: whoever asks while it runs is served by the next run. Two hundred
+// pods that start at once so cost a few bundles and a few writes of the store, not two hundred.
+type batch struct {
+	work func(context.Context) error
+	wake chan struct{}
+
+	mutex   sync.Mutex
+	waiting []chan error
+}
+
+func newBatch(work func(context.Context) error) *batch {
+	return &batch{work: work, wake: make(chan struct{}, 1)}
+}
+
+// poke asks for a run and waits for nothing.
+func (b *batch) poke() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// do asks for a run that starts after now, and waits for its result.
+func (b *batch) do(ctx context.Context) error {
+	done := make(chan error, 1)
+	b.mutex.Lock()
+	b.waiting = append(b.waiting, done)
+	b.mutex.Unlock()
+	b.poke()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// run serves until the context ends. failed hears of errors nobody waits for.
+func (b *batch) run(ctx context.Context, failed func(error)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.wake:
+		}
+		b.mutex.Lock()
+		served := b.waiting
+		b.waiting = nil
+		b.mutex.Unlock()
+		err := b.work(ctx)
+		for _, done := range served {
+			done <- err
+		}
+		if err != nil {
+			failed(err)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/frr"
+	"github.com/railweave/railweave/cni/internal/kernel"
+	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/vswitch"
+)
+
+// What the agent works on. The real ones are in vswitch, frr, kernel and podnet; the tests have their own.
+
+// Database of Open vSwitch.
+type Database interface {
+	Bridge(ctx context.Context, name string) (*vswitch.Bridge, error)
+	EnsureBridge(ctx context.Context, wanted vswitch.Bridge, uplink string) error
+	AddPort(ctx context.Context, bridge, name string, externalIDs map[string]string, number int) error
+	DeletePort(ctx context.Context, bridge, name string) error
+	MarkPort(ctx context.Context, bridge, name, key, value string) error
+	SetOtherConfig(ctx context.Context, key, value string) error
+	Changed() <-chan struct{}
+	Connected() bool
+}
+
+// Switch is the flow side of Open vSwitch.
+type Switch interface {
+	Apply(ctx context.Context, bridge, bundle string) error
+	Replace(ctx context.Context, bridge, program string) error
+	Differences(ctx context.Context, bridge, program string) ([]string, error)
+	Flows(ctx context.Context, bridge string) ([]string, error)
+	PortNumbers(ctx context.Context, bridge string) (map[string]int, error)
+	Incarnation(bridge string) uint64
+	Revalidate(ctx context.Context) error
+	Megaflows(ctx context.Context) ([]vswitch.Megaflow, error)
+}
+
+// Routing is FRR.
+type Routing interface {
+	Ensure(ctx context.Context) error
+	Sessions(ctx context.Context) (map[string]frr.Session, error)
+	Incarnation() uint64
+}
+
+// Kernel of the node.
+type Kernel interface {
+	Announce(address netip.Addr) error
+	Withdraw(address netip.Addr) error
+	Announcements() (map[netip.Addr]bool, error)
+	EnsureLocal(local kernel.Local) (mtu int, err error)
+	NeighbourMAC(link string, peer netip.Addr) (string, error)
+	LinkExists(name string) bool
+}
+
+// Pods are the network namespaces of the pods.
+type Pods interface {
+	Inode(path string) (uint64, error)
+	Alive(path string, inode uint64) bool
+	MAC(netns, name string) (string, error)
+	CheckAddresses(i *podnet.Interface) error
+	Configure(i *podnet.Interface) error
+	Check(i *podnet.Interface) error
+	// RDMAReady tells whether a device's RDMA side is where it must be: in the pod if namespaces are exclusive, with the
+	// GIDs of its addresses.
+	RDMAReady(netns, device string, addresses []netip.Prefix) error
+}
+
+// Recorder tells people.
+type Recorder interface {
+	PodEvent(pod attachment.Pod, warning bool, reason, message string)
+	// Condition is the node's: why is empty if all is well.
+	Condition(ctx context.Context, reason, why string) error
+}
+
+// Host is the real Kernel.
+type Host struct{}
+
+// Announce and the others are those of package kernel.
+func (Host) Announce(address netip.Addr) error { return kernel.Announce(address) }
+
+// Withdraw removes an announcement.
+func (Host) Withdraw(address netip.Addr) error { return kernel.Withdraw(address) }
+
+// Announcements lists them.
+func (Host) Announcements() (map[netip.Addr]bool, error) { return kernel.Announcements() }
+
+// EnsureLocal sets up the LOCAL port.
+func (Host) EnsureLocal(local kernel.Local) (int, error) { return kernel.EnsureLocal(local) }
+
+// NeighbourMAC asks the kernel's neighbour table.
+func (Host) NeighbourMAC(link string, peer netip.Addr) (string, error) {
+	return kernel.NeighbourMAC(link, peer)
+}
+
+// LinkExists asks the kernel.
+func (Host) LinkExists(name string) bool { return kernel.LinkExists(name) }
+
+// Namespaces are the real Pods.
+type Namespaces struct{}
+
+// Inode and the others are those of package podnet.
+func (Namespaces) Inode(path string) (uint64, error) { return podnet.Inode(path) }
+
+// Alive tells whether a namespace is still there.
+func (Namespaces) Alive(path string, inode uint64) bool { return podnet.Alive(path, inode) }
+
+// MAC of a pod's interface.
+func (Namespaces) MAC(netns, name string) (string, error) { return podnet.MAC(netns, name) }
+
+// CheckAddresses of a pod's interface.
+func (Namespaces) CheckAddresses(i *podnet.Interface) error { return podnet.CheckAddresses(i) }
+
+// Configure a pod's interface.
+func (Namespaces) Configure(i *podnet.Interface) error { return podnet.Configure(i) }
+
+// Check a pod's interface.
+func (Namespaces) Check(i *podnet.Interface) error { return podnet.Check(i) }
+
+// RDMAReady asks the kernel and sysfs.
+func (Namespaces) RDMAReady(netns, device string, addresses []netip.Prefix) error {
+	return podnet.RDMAReady(netns, device, addresses)
+}

@@ -1,0 +1,251 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/tenancy"
+)
+
+// nextGeneration is never given twice. Called with the mutex held.
+func (a *Agent) nextGeneration() uint64 {
+	a.generation++
+	return a.generation
+}
+
+// adoptPublished takes over what this node had published before it was started.
+func (a *Agent) adoptPublished() {
+	view := a.Source.View()
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	for address, entry := range view.Entries {
+		if entry.Node == a.Config.Node {
+			a.own[address] = entry
+			a.generation = max(a.generation, entry.Generation)
+		}
+	}
+	a.acks = maps.Clone(view.Nodes[a.Config.Node].Acks)
+	if a.acks == nil {
+		a.acks = map[string]uint64{}
+	}
+}
+
+// publish makes the addresses of an attachment known, with the tenant its Namespace has now.
+func (a *Agent) publish(ctx context.Context, held *attachment.Attachment, tenant string) error {
+	for _, host := range held.Hosts() {
+		a.mutex.Lock()
+		entry, known := a.own[host]
+		if !known {
+			entry = tenancy.Entry{Address: host, Node: a.Config.Node, Rail: held.Rail, Namespace: held.Pod.Namespace, Tenant: tenant, Generation: a.nextGeneration()}
+		}
+		a.mutex.Unlock()
+		if err := a.Source.Publish(ctx, entry); err != nil {
+			return err
+		}
+		a.mutex.Lock()
+		a.own[host] = entry
+		a.mutex.Unlock()
+	}
+	return nil
+}
+
+// unpublish takes the addresses back. One that fails is tried again by publishAll.
+func (a *Agent) unpublish(ctx context.Context, held *attachment.Attachment) {
+	for _, host := range held.Hosts() {
+		a.mutex.Lock()
+		delete(a.own, host)
+		a.mutex.Unlock()
+		if err := a.Source.Remove(ctx, host); err != nil {
+			a.Log.Warn("a published address was not taken back; trying again later", "address", host, "error", err)
+		}
+	}
+}
+
+// publishAll makes the published addresses those of the attachments.
+func (a *Agent) publishAll(ctx context.Context) {
+	view := a.Source.View()
+	a.mutex.Lock()
+	used := map[netip.Addr]bool{}
+	var unknown []*attachment.Attachment
+	for _, held := range a.attachments {
+		for _, host := range held.Hosts() {
+			used[host] = true
+			if _, known := a.own[host]; !known || view.Entries[host].Node != a.Config.Node {
+				unknown = append(unknown, held.Clone())
+				break
+			}
+		}
+	}
+	var gone []netip.Addr
+	for address, entry := range view.Entries {
+		if entry.Node == a.Config.Node && !used[address] {
+			gone = append(gone, address)
+			delete(a.own, address)
+		}
+	}
+	a.mutex.Unlock()
+	for _, address := range gone {
+		if err := a.Source.Remove(ctx, address); err != nil {
+			a.Log.Warn("a published address was not taken back; trying again later", "address", address, "error", err)
+		}
+	}
+	for _, held := range unknown {
+		tenant, exists := view.Namespaces[held.Pod.Namespace]
+		if !exists {
+			continue // it has no tenant, so nothing passes
+		}
+		if err := a.publish(ctx, held, tenant); err != nil {
+			a.Log.Error("an attachment's address was not published", "attachment", held.Key.String(), "error", err)
+		}
+	}
+}
+
+// watchTenancy follows the source: addresses of other nodes, changes of tenants, barriers, heartbeats.
+func (a *Agent) watchTenancy(ctx context.Context) {
+	heartbeat := time.NewTicker(tenancy.HeartbeatPeriod)
+	defer heartbeat.Stop()
+	a.heard(ctx)
+	a.report(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.Source.Changed():
+			a.heard(ctx)
+		case <-heartbeat.C:
+			a.heard(ctx)
+			a.report(ctx)
+		}
+	}
+}
+
+// heard brings the view into the switch and then says so: what is due was in the view before the rails were applied.
+func (a *Agent) heard(ctx context.Context) {
+	due := a.Source.View().Due(a.Config.Node)
+	if err := a.applyAll(ctx); err != nil {
+		return // logged by the rail, tried again, and heard again at the next heartbeat
+	}
+	a.mutex.Lock()
+	behind := !maps.Equal(due, a.acks)
+	a.mutex.Unlock()
+	if behind {
+		if err := a.Switch.Revalidate(ctx); err != nil {
+			a.Log.Error("cached flows could not be revalidated; the barrier is not acknowledged", "error", err)
+			return
+		}
+		a.mutex.Lock()
+		a.acks = due
+		a.mutex.Unlock()
+		a.report(ctx)
+	}
+	for a.changeTenants(ctx) {
+	}
+}
+
+func (a *Agent) report(ctx context.Context) {
+	a.mutex.Lock()
+	node := tenancy.Node{Name: a.Config.Node, Heartbeat: a.Now(), Barrier: tenancy.Barrier(slices.Collect(maps.Values(a.own))), Acks: maps.Clone(a.acks)}
+	a.mutex.Unlock()
+	if err := a.Source.Report(ctx, node); err != nil {
+		a.Log.Warn("this node's state was not published; trying again at the next heartbeat", "error", err)
+	}
+}
+
+// changeTenants moves the addresses of Namespaces whose tenant changed one step on. It tells whether it did something, so
+// that the next step may be possible.
+func (a *Agent) changeTenants(ctx context.Context) bool {
+	revoked := a.markRevoked()
+	a.mutex.Lock()
+	unsettled := a.unsettled
+	a.mutex.Unlock()
+	if unsettled {
+		// First here, in both directions and with no cached flow left; only then the others are told.
+		if err := errors.Join(a.applyAll(ctx), a.Switch.Revalidate(ctx), a.saving.do(ctx)); err != nil {
+			a.Log.Error("a tenant could not be revoked; its addresses have none until it is", "error", err)
+			return false
+		}
+		a.mutex.Lock()
+		a.unsettled = false
+		a.mutex.Unlock()
+		a.Metrics.TenantChanges.WithLabelValues("revoked").Add(float64(revoked))
+	}
+	if !a.publishOutdated(ctx) {
+		return false
+	}
+	if unsettled {
+		a.report(ctx)
+	}
+	granted := a.markGranted()
+	if granted == 0 {
+		return unsettled
+	}
+	if err := errors.Join(a.saving.do(ctx), a.applyAll(ctx)); err != nil {
+		a.Log.Error("a tenant was granted, but is not in the switch yet", "error", err)
+	}
+	a.Metrics.TenantChanges.WithLabelValues("granted").Add(float64(granted))
+	published := a.publishOutdated(ctx)
+	a.report(ctx)
+	return published
+}
+
+// markRevoked takes the tenant from the addresses whose Namespace has another one now.
+func (a *Agent) markRevoked() int {
+	view := a.Source.View()
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	count := 0
+	for address, entry := range a.own {
+		// A Namespace that is gone: its pods keep what they have until they end.
+		if wanted, exists := view.Namespaces[entry.Namespace]; exists && tenancy.Next(entry, wanted, nil) == tenancy.Revoke {
+			entry.Revoked, entry.Generation = true, a.nextGeneration()
+			a.own[address] = entry
+			count++
+		}
+	}
+	a.unsettled = a.unsettled || count > 0
+	return count
+}
+
+// markGranted gives the new tenant to the revoked addresses, if all live nodes have acknowledged.
+func (a *Agent) markGranted() int {
+	view := a.Source.View()
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	missing := view.Missing(a.Config.Node, tenancy.Barrier(slices.Collect(maps.Values(a.own))), a.Now())
+	count := 0
+	for address, entry := range a.own {
+		if wanted, exists := view.Namespaces[entry.Namespace]; exists && tenancy.Next(entry, wanted, missing) == tenancy.Grant {
+			entry.Revoked, entry.Tenant, entry.Generation = false, wanted, a.nextGeneration()
+			a.own[address] = entry
+			count++
+		}
+	}
+	return count
+}
+
+// publishOutdated publishes what the view does not show yet, in the order of generations.
+func (a *Agent) publishOutdated(ctx context.Context) bool {
+	view := a.Source.View()
+	a.mutex.Lock()
+	var outdated []tenancy.Entry
+	for address, entry := range a.own {
+		if view.Entries[address] != entry {
+			outdated = append(outdated, entry)
+		}
+	}
+	a.mutex.Unlock()
+	slices.SortFunc(outdated, func(x, y tenancy.Entry) int { return cmp.Compare(x.Generation, y.Generation) })
+	for _, entry := range outdated {
+		if err := a.Source.Publish(ctx, entry); err != nil {
+			a.Log.Error("an address was not published; trying again at the next heartbeat", "address", entry.Address, "error", err)
+			return false
+		}
+	}
+	return true
+}

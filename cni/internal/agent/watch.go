@@ -1,0 +1,192 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/railweave/railweave/cni/internal/frr"
+)
+
+const (
+	// sessionPoll: two vtysh calls of 20 ms; a rail that went down is refused to ADDs after at most this long.
+	sessionPoll = 2 * time.Second
+	// downGrace: a session that comes back within it (a restart of FRR, a flap) is not told to pods.
+	downGrace = 15 * time.Second
+	// switchPoll finds a restarted ovs-vswitchd by one stat call a bridge.
+	switchPoll = 100 * time.Millisecond
+)
+
+// watchSwitch applies the rails when the database or ovs-vswitchd changed.
+func (a *Agent) watchSwitch(ctx context.Context) {
+	ticker := time.NewTicker(switchPoll)
+	defer ticker.Stop()
+	seen := map[string]uint64{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.Database.Changed():
+			for _, r := range a.rails {
+				r.applying.poke()
+			}
+		case <-ticker.C:
+			for _, r := range a.rails {
+				if now := a.Switch.Incarnation(r.config.Bridge); now != seen[r.config.Name] {
+					seen[r.config.Name] = now
+					r.applying.poke()
+				}
+			}
+		}
+	}
+}
+
+// watchRouting keeps FRR's configuration right and follows the sessions and the leafs' MAC addresses.
+func (a *Agent) watchRouting(ctx context.Context) {
+	ticker := time.NewTicker(sessionPoll)
+	defer ticker.Stop()
+	var incarnation uint64
+	ensured := time.Time{}
+	for {
+		if now := a.Routing.Incarnation(); now != 0 && (now != incarnation || a.Now().Sub(ensured) > a.Config.ReconcilePeriod()) {
+			if err := a.Routing.Ensure(ctx); err != nil {
+				a.Log.Error("FRR's configuration could not be applied", "error", err)
+			} else {
+				incarnation, ensured = now, a.Now()
+			}
+		}
+		a.observeSessions(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (a *Agent) observeSessions(ctx context.Context) {
+	sessions, err := a.Routing.Sessions(ctx)
+	if err != nil {
+		a.Log.Debug("BGP sessions could not be read", "error", err)
+	}
+	var down []string
+	for _, r := range a.rails {
+		session := sessions[r.config.Name] // the zero Session, which is down, if it could not be read
+		if r.observe(session) {
+			r.applying.poke()
+		}
+		if problem := r.usable(); problem != nil {
+			down = append(down, problem.Error())
+		}
+		a.Metrics.observeSession(r.config.Name, session)
+		a.tellPods(r)
+	}
+	slices.Sort(down)
+	why, reason := strings.Join(down, "; "), "RailsReady"
+	if why != "" {
+		reason = "RailDown"
+	}
+	if err := a.Recorder.Condition(ctx, reason, why); err != nil {
+		a.Log.Warn("the node's condition was not written", "error", err)
+	}
+}
+
+// observe takes in a rail's session and tells whether flows depend on the change. A leaf's MAC address is kept while the
+// session is down: with graceful restart the leaf still forwards.
+func (r *rail) observe(session frr.Session) bool {
+	a := r.agent
+	mac := ""
+	if session.Peer.IsValid() {
+		found, err := a.Kernel.NeighbourMAC(r.config.Bridge, session.Peer)
+		if err != nil {
+			a.Log.Debug("neighbours could not be read", "bridge", r.config.Bridge, "error", err)
+		}
+		mac = found
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	changed := mac != "" && mac != r.leafMAC
+	if changed {
+		a.Log.Info("the leaf's MAC address", "rail", r.config.Name, "mac", mac, "before", r.leafMAC)
+		r.leafMAC = mac
+	}
+	if up := session.Established && !session.BFDDown; up {
+		r.downSince, r.told = time.Time{}, false
+	} else if r.downSince.IsZero() {
+		r.downSince = a.Now()
+	}
+	if session.Established != r.session.Established {
+		a.Log.Info("BGP session", "rail", r.config.Name, "established", session.Established, "peer", session.Peer.String())
+	}
+	r.session = session
+	return changed
+}
+
+// tellPods writes an event on the pods of a rail that stays down, once.
+func (a *Agent) tellPods(r *rail) {
+	r.mutex.Lock()
+	tell := !r.downSince.IsZero() && !r.told && a.Now().Sub(r.downSince) > downGrace
+	r.told = r.told || tell
+	session := r.session
+	r.mutex.Unlock()
+	if !tell {
+		return
+	}
+	why := "has no BGP session with its leaf"
+	if session.BFDDown {
+		why = "has no BFD session with its leaf"
+	}
+	for _, held := range a.onRail(r.config.Name) {
+		a.Recorder.PodEvent(held.Pod, true, "RailDown", fmt.Sprintf("%s (interface %s) %s; its traffic may go nowhere.", r.config.Name, held.Interface, why))
+	}
+}
+
+// observeOffload looks at the megaflows that carry traffic: offload was requested, but what is in hardware only they tell.
+func (a *Agent) observeOffload(ctx context.Context) {
+	flows, err := a.Switch.Megaflows(ctx)
+	if err != nil {
+		a.Log.Debug("megaflows could not be read", "error", err)
+		return
+	}
+	for _, r := range a.rails {
+		ports := map[string]bool{r.config.Uplink: true}
+		for _, held := range a.onRail(r.config.Name) {
+			ports[held.Port] = true
+		}
+		hardware, software := 0, 0
+		example := ""
+		for _, found := range flows {
+			switch {
+			case !ports[found.InPort] || found.Packets == 0:
+			case found.Offloaded:
+				hardware++
+			default:
+				software++
+				example = found.Text
+			}
+		}
+		a.Metrics.Megaflows.WithLabelValues(r.config.Name, "hardware").Set(float64(hardware))
+		a.Metrics.Megaflows.WithLabelValues(r.config.Name, "software").Set(float64(software))
+		if a.Config.OVS.HWOffload && software > 0 {
+			a.Log.Warn("flows that carry traffic are not offloaded", "rail", r.config.Name, "software", software, "hardware", hardware, "example", example)
+		}
+	}
+}
+
+// observeTenancy raises the alarms of the view.
+func (a *Agent) observeTenancy(context.Context) {
+	view := a.Source.View()
+	a.Metrics.Members.Set(float64(len(view.Entries)))
+	a.Metrics.Disputed.Set(float64(len(view.Disputed)))
+	for address, nodes := range view.Disputed {
+		a.Log.Error("an address is published by several nodes; it is denied everywhere", "address", address, "nodes", nodes)
+	}
+	stale := 0.0
+	if since := a.Source.Stale(); !since.IsZero() {
+		stale = a.Now().Sub(since).Seconds()
+		a.Log.Error("tenancy is stale: new addresses are denied", "since", since)
+	}
+	a.Metrics.TenancyStale.Set(stale)
+}

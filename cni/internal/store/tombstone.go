@@ -1,0 +1,119 @@
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/railweave/railweave/cni/internal/attachment"
+)
+
+const tombstoneDir = "tombstones"
+
+// Verb is what a DEL wanted when the agent was down.
+type Verb string
+
+// The verbs of tombstones.
+const (
+	Detach   Verb = "detach"
+	Withdraw Verb = "withdraw"
+)
+
+// Tombstone is a DEL that a plugin took on itself because the agent was down. The agent replays it before it serves.
+type Tombstone struct {
+	Verb Verb `json:"verb"`
+	attachment.Key
+}
+
+func (t Tombstone) path(stateDir string) string {
+	sum := sha256.Sum256([]byte(string(t.Verb) + "\x00" + t.Key.String()))
+	return filepath.Join(stateDir, tombstoneDir, hex.EncodeToString(sum[:16])+".json")
+}
+
+// Bury writes the tombstone durably. Twice is once.
+func Bury(stateDir string, tombstone Tombstone) error {
+	dir := filepath.Join(stateDir, tombstoneDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := syncDir(stateDir); err != nil {
+		return err
+	}
+	data, err := seal(tombstone)
+	if err != nil {
+		return err
+	}
+	return writeAtomically(tombstone.path(stateDir), data)
+}
+
+// DecodeTombstone verifies and checks a tombstone's contents.
+func DecodeTombstone(name string, data []byte) (Tombstone, error) {
+	var tombstone Tombstone
+	if err := unseal(name, data, &tombstone); err != nil {
+		return Tombstone{}, err
+	}
+	if tombstone.Verb != Detach && tombstone.Verb != Withdraw {
+		return Tombstone{}, &DamagedError{name, fmt.Sprintf("verb %.20q", tombstone.Verb)}
+	}
+	if err := tombstone.Key.Validate(); err != nil {
+		return Tombstone{}, &DamagedError{name, err.Error()}
+	}
+	return tombstone, nil
+}
+
+// Tombstones lists those that wait. Damaged ones are moved into quarantine and reported in the error beside the good ones:
+// their attachments are found by the sweep once their netns is dead.
+func Tombstones(stateDir string) ([]Tombstone, error) {
+	dir := filepath.Join(stateDir, tombstoneDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var found []Tombstone
+	var problems error
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), ".") {
+			continue // a write that did not finish: its plugin did not report success
+		}
+		path := filepath.Join(dir, entry.Name())
+		data, err := os.ReadFile(path) // #nosec G304: the state directory
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return found, errors.Join(problems, err)
+		}
+		tombstone, err := DecodeTombstone(path, data)
+		if err != nil {
+			problems = errors.Join(problems, err, setAside(stateDir, path))
+			continue
+		}
+		found = append(found, tombstone)
+	}
+	return found, problems
+}
+
+func setAside(stateDir, path string) error {
+	quarantine := filepath.Join(stateDir, quarantineDir)
+	if err := os.MkdirAll(quarantine, 0o700); err != nil {
+		return err
+	}
+	return os.Rename(path, filepath.Join(quarantine, "tombstone-"+filepath.Base(path)))
+}
+
+// Exhume removes a tombstone that was replayed.
+func Exhume(stateDir string, tombstone Tombstone) error {
+	err := os.Remove(tombstone.path(stateDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

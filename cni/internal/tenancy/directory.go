@@ -1,0 +1,263 @@
+package tenancy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/railweave/railweave/cni/internal/attachment"
+)
+
+// Directory is a Source without Kubernetes: namespaces.json, which the operator writes, and nodes/<node>.json, which each
+// node writes for itself, in a directory that all nodes share.
+type Directory struct {
+	path    string
+	self    string
+	changed chan struct{}
+
+	mutex sync.Mutex
+	own   nodeFile
+	view  View
+	stale time.Time
+}
+
+type namespacesFile struct {
+	Namespaces map[string]struct {
+		Tenant string `json:"tenant"`
+	} `json:"namespaces"`
+}
+
+type nodeFile struct {
+	Node
+	Addresses []Entry `json:"addresses"`
+}
+
+// OpenDirectory starts to follow a directory. What this node had published before is its own again.
+func OpenDirectory(ctx context.Context, path, self string) (*Directory, error) {
+	if err := os.MkdirAll(filepath.Join(path, "nodes"), 0o755); err != nil { // #nosec G301: shared between nodes
+		return nil, err
+	}
+	d := &Directory{path: path, self: self, changed: make(chan struct{}, 1), own: nodeFile{Node: Node{Name: self}}}
+	if err := readJSON(d.nodePath(self), &d.own); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.own = nodeFile{Node: Node{Name: self}} // rewritten from the store
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	for _, watched := range []string{path, filepath.Join(path, "nodes")} {
+		if err := watcher.Add(watched); err != nil {
+			return nil, errors.Join(err, watcher.Close())
+		}
+	}
+	d.reload()
+	go d.follow(ctx, watcher)
+	return d, nil
+}
+
+// pollPeriod catches what inotify cannot tell (network file systems).
+const pollPeriod = time.Second
+
+func (d *Directory) follow(ctx context.Context, watcher *fsnotify.Watcher) {
+	defer func() { _ = watcher.Close() }() // the process ends, or nobody listens any more
+	ticker := time.NewTicker(pollPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case event := <-watcher.Events:
+			if strings.HasPrefix(filepath.Base(event.Name), ".") {
+				continue // a file that is being written
+			}
+		case <-watcher.Errors:
+		}
+		d.reload()
+	}
+}
+
+func readJSON(path string, into any) error {
+	data, err := os.ReadFile(path) // #nosec G304: below the configured directory
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+func (d *Directory) nodePath(node string) string {
+	return filepath.Join(d.path, "nodes", node+".json")
+}
+
+// ReadDirectory reads the directory once.
+func ReadDirectory(path string) (View, error) {
+	view := emptyView()
+	var namespaces namespacesFile
+	if err := readJSON(filepath.Join(path, "namespaces.json"), &namespaces); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return view, err
+	}
+	for name, entry := range namespaces.Namespaces {
+		view.Namespaces[name] = TenantOf(name, entry.Tenant)
+	}
+	files, err := filepath.Glob(filepath.Join(path, "nodes", "[!.]*.json"))
+	if err != nil {
+		return view, err
+	}
+	for _, file := range files {
+		var node nodeFile
+		if err := readJSON(file, &node); err != nil {
+			return view, err
+		}
+		node.Name = strings.TrimSuffix(filepath.Base(file), ".json")
+		view.Nodes[node.Name] = node.Node
+		for _, entry := range node.Addresses {
+			entry.Node = node.Name // the file's name says who wrote it
+			view.merge(entry)
+		}
+	}
+	return view, nil
+}
+
+// reload keeps the old view if the directory cannot be read: known addresses stay, unknown ones stay denied.
+func (d *Directory) reload() {
+	view, err := ReadDirectory(d.path)
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if err != nil {
+		if d.stale.IsZero() {
+			d.stale = time.Now()
+		}
+		return
+	}
+	d.stale = time.Time{}
+	same := maps.Equal(view.Namespaces, d.view.Namespaces) && maps.Equal(view.Entries, d.view.Entries) &&
+		maps.EqualFunc(view.Nodes, d.view.Nodes, func(a, b Node) bool { return a.Barrier == b.Barrier && maps.Equal(a.Acks, b.Acks) }) &&
+		maps.EqualFunc(view.Disputed, d.view.Disputed, slices.Equal)
+	d.view = view
+	if !same {
+		select {
+		case d.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// View of the directory.
+func (d *Directory) View() View {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return d.view
+}
+
+// Changed is signalled after the view changed.
+func (d *Directory) Changed() <-chan struct{} { return d.changed }
+
+// Stale since the directory cannot be read.
+func (d *Directory) Stale() time.Time {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return d.stale
+}
+
+// Publish writes an address into this node's file.
+func (d *Directory) Publish(_ context.Context, entry Entry) error {
+	d.mutex.Lock()
+	other, taken := d.view.Entries[entry.Address]
+	d.mutex.Unlock()
+	if taken && other.Node != d.self {
+		return &TakenError{entry.Address, other.Node}
+	}
+	entry.Node = d.self
+	return d.rewrite(func(file *nodeFile) bool {
+		at, there := d.search(file, entry.Address)
+		if there && file.Addresses[at] == entry {
+			return false
+		}
+		if there {
+			file.Addresses[at] = entry
+		} else {
+			file.Addresses = slices.Insert(file.Addresses, at, entry)
+		}
+		return true
+	})
+}
+
+// Remove takes an address out of this node's file.
+func (d *Directory) Remove(_ context.Context, address netip.Addr) error {
+	return d.rewrite(func(file *nodeFile) bool {
+		at, there := d.search(file, address)
+		if there {
+			file.Addresses = slices.Delete(file.Addresses, at, at+1)
+		}
+		return there
+	})
+}
+
+// Report writes what this node says of itself into its file.
+func (d *Directory) Report(_ context.Context, node Node) error {
+	return d.rewrite(func(file *nodeFile) bool {
+		node.Name = d.self
+		file.Node = node
+		return true
+	})
+}
+
+func (d *Directory) search(file *nodeFile, address netip.Addr) (int, bool) {
+	return slices.BinarySearchFunc(file.Addresses, address, func(e Entry, a netip.Addr) int { return e.Address.Compare(a) })
+}
+
+// rewrite replaces this node's file by rename. The view follows at once, without waiting for the watch.
+func (d *Directory) rewrite(change func(*nodeFile) bool) error {
+	d.mutex.Lock()
+	next := d.own
+	next.Addresses = slices.Clone(d.own.Addresses)
+	changed := change(&next)
+	if !changed {
+		d.mutex.Unlock()
+		return nil
+	}
+	err := writeByRename(d.nodePath(d.self), next)
+	if err == nil {
+		d.own = next
+	}
+	d.mutex.Unlock()
+	if err == nil {
+		d.reload()
+	}
+	return err
+}
+
+func writeByRename(path string, contents any) error {
+	data, err := json.Marshal(contents)
+	if err != nil {
+		return err
+	}
+	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
+	if err := os.WriteFile(temporary, data, 0o644); err != nil { // #nosec G306: other nodes read it
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+// VerifyPod knows no pods, only Namespaces.
+func (d *Directory) VerifyPod(_ context.Context, pod attachment.Pod) error {
+	if _, exists := d.View().Namespaces[pod.Namespace]; !exists {
+		return fmt.Errorf("%s: %w", pod.Namespace, ErrNoNamespace)
+	}
+	return nil
+}

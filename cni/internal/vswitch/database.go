@@ -1,0 +1,367 @@
+// Package vswitch is the agent's hand in Open vSwitch: its database (OVSDB), its flows (ovs-ofctl bundles) and its
+// daemon's control socket. It knows nothing of pods or tenants.
+package vswitch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/go-logr/logr"
+	"github.com/ovn-kubernetes/libovsdb/cache"
+	"github.com/ovn-kubernetes/libovsdb/client"
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+)
+
+// OwnerKey in a bridge's external_ids says whose it is.
+const OwnerKey = "railweave-owner"
+
+// Port is a port of a bridge as the database has it. A port here has one interface.
+type Port struct {
+	Name        string
+	OFPort      int // 0: not (yet) known to the switch, or an error
+	Error       string
+	ExternalIDs map[string]string
+}
+
+// Bridge is a bridge as the database has it.
+type Bridge struct {
+	Name         string
+	FailMode     string
+	DatapathType string
+	HWAddr       string // requested for the LOCAL port
+	Owner        string
+	Controllers  int
+	Ports        map[string]Port
+}
+
+// Database follows and changes the Open_vSwitch database.
+type Database struct {
+	client  client.Client
+	changed chan struct{}
+}
+
+// transactTimeout: a transaction takes about a millisecond; a database that needs seconds is down.
+const transactTimeout = 5 * time.Second
+
+// OpenDatabase connects to the database in an OVS_RUNDIR and follows it; it reconnects on its own.
+func OpenDatabase(ctx context.Context, runDir string) (*Database, error) {
+	schema, err := databaseModel()
+	if err != nil {
+		return nil, err
+	}
+	quiet := logr.Discard()
+	connection, err := client.NewOVSDBClient(schema, client.WithEndpoint("unix:"+filepath.Join(runDir, "db.sock")), client.WithLogger(&quiet),
+		client.WithReconnect(transactTimeout, backoff.NewConstantBackOff(100*time.Millisecond)))
+	if err != nil {
+		return nil, err
+	}
+	if err := connection.Connect(ctx); err != nil {
+		connection.Close()
+		return nil, fmt.Errorf("OVSDB in %s: %w", runDir, err)
+	}
+	db := &Database{client: connection, changed: make(chan struct{}, 1)}
+	connection.Cache().AddEventHandler(&cache.EventHandlerFuncs{
+		AddFunc:    func(string, model.Model) { db.notify() },
+		UpdateFunc: func(string, model.Model, model.Model) { db.notify() },
+		DeleteFunc: func(string, model.Model) { db.notify() },
+	})
+	_, err = connection.Monitor(ctx, connection.NewMonitor(client.WithTable(&rootRow{}), client.WithTable(&bridgeRow{}),
+		client.WithTable(&portRow{}), client.WithTable(&interfaceRow{})))
+	if err != nil {
+		connection.Close()
+		return nil, fmt.Errorf("OVSDB in %s: %w", runDir, err)
+	}
+	return db, nil
+}
+
+func (d *Database) notify() {
+	select {
+	case d.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Changed is signalled after changes; several may come as one.
+func (d *Database) Changed() <-chan struct{} { return d.changed }
+
+// Connected tells whether what Bridge answers is current.
+func (d *Database) Connected() bool { return d.client.Connected() }
+
+// Close ends the connection.
+func (d *Database) Close() { d.client.Close() }
+
+func list[T any](ctx context.Context, d *Database) ([]T, error) {
+	var rows []T
+	err := d.client.List(ctx, &rows)
+	return rows, err
+}
+
+func deref[T any](pointer *T) T {
+	var zero T
+	if pointer == nil {
+		return zero
+	}
+	return *pointer
+}
+
+// Bridge reads a bridge with its ports; nil if there is none of that name.
+func (d *Database) Bridge(ctx context.Context, name string) (*Bridge, error) {
+	row, err := d.bridgeRow(ctx, name)
+	if row == nil || err != nil {
+		return nil, err
+	}
+	bridge := &Bridge{
+		Name: name, FailMode: deref(row.FailMode), DatapathType: row.DatapathType, HWAddr: row.OtherConfig["hwaddr"],
+		Owner: row.ExternalIDs[OwnerKey], Controllers: len(row.Controller), Ports: map[string]Port{},
+	}
+	ports, err := list[portRow](ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	interfaces, err := list[interfaceRow](ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	byUUID := make(map[string]*interfaceRow, len(interfaces))
+	for i := range interfaces {
+		byUUID[interfaces[i].UUID] = &interfaces[i]
+	}
+	mine := make(map[string]bool, len(row.Ports))
+	for _, uuid := range row.Ports {
+		mine[uuid] = true
+	}
+	for _, port := range ports {
+		if !mine[port.UUID] {
+			continue
+		}
+		entry := Port{Name: port.Name, ExternalIDs: maps.Clone(port.ExternalIDs)}
+		if len(port.Interfaces) == 1 {
+			if iface := byUUID[port.Interfaces[0]]; iface != nil {
+				entry.OFPort = max(deref(iface.OFPort), 0) // -1 is an error
+				entry.Error = deref(iface.Error)
+			}
+		}
+		bridge.Ports[port.Name] = entry
+	}
+	return bridge, nil
+}
+
+func (d *Database) bridgeRow(ctx context.Context, name string) (*bridgeRow, error) {
+	rows, err := list[bridgeRow](ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	for i := range rows {
+		if rows[i].Name == name {
+			return &rows[i], nil
+		}
+	}
+	return nil, nil
+}
+
+func (d *Database) root(ctx context.Context) (*rootRow, error) {
+	rows, err := list[rootRow](ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) != 1 {
+		return nil, errors.New("the Open_vSwitch table has no row: is ovsdb-server initialised (ovs-vsctl init)?")
+	}
+	return &rows[0], nil
+}
+
+// Version of the running ovs-vswitchd, as it wrote it.
+func (d *Database) Version(ctx context.Context) (string, error) {
+	root, err := d.root(ctx)
+	if err != nil {
+		return "", err
+	}
+	return deref(root.OVSVersion), nil
+}
+
+// OtherConfig is Open_vSwitch.other_config.
+func (d *Database) OtherConfig(ctx context.Context) (map[string]string, error) {
+	root, err := d.root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return maps.Clone(root.OtherConfig), nil
+}
+
+// SetOtherConfig sets one key of Open_vSwitch.other_config.
+func (d *Database) SetOtherConfig(ctx context.Context, key, value string) error {
+	root, err := d.root(ctx)
+	if err != nil {
+		return err
+	}
+	if root.OtherConfig[key] == value {
+		return nil
+	}
+	return d.transact(ctx, func() ([]ovsdb.Operation, error) {
+		return d.client.Where(root).Mutate(root, setKey(&root.OtherConfig, key, value)...)
+	})
+}
+
+// setKey replaces one key of a map column and leaves the others to whoever set them.
+func setKey(column *map[string]string, key, value string) []model.Mutation {
+	return []model.Mutation{
+		{Field: column, Mutator: ovsdb.MutateOperationDelete, Value: []string{key}},
+		{Field: column, Mutator: ovsdb.MutateOperationInsert, Value: map[string]string{key: value}},
+	}
+}
+
+type operations func() ([]ovsdb.Operation, error)
+
+// transact runs the operations of all parts in one transaction.
+func (d *Database) transact(ctx context.Context, parts ...operations) error {
+	ctx, cancel := context.WithTimeout(ctx, transactTimeout)
+	defer cancel()
+	var all []ovsdb.Operation
+	for _, part := range parts {
+		ops, err := part()
+		if err != nil {
+			return err
+		}
+		all = append(all, ops...)
+	}
+	results, err := d.client.Transact(ctx, all...)
+	if err != nil {
+		return err
+	}
+	_, err = ovsdb.CheckOperationResults(results, all)
+	return err
+}
+
+// EnsureBridge creates the bridge, or corrects it, and puts the uplink on it. Ports it already has stay.
+func (d *Database) EnsureBridge(ctx context.Context, wanted Bridge, uplink string) error {
+	row, err := d.bridgeRow(ctx, wanted.Name)
+	if err != nil {
+		return err
+	}
+	if row == nil {
+		return d.createBridge(ctx, wanted, uplink)
+	}
+	current, err := d.Bridge(ctx, wanted.Name)
+	if err != nil {
+		return err
+	}
+	if current.FailMode != wanted.FailMode || current.DatapathType != wanted.DatapathType || current.HWAddr != wanted.HWAddr || current.Owner != wanted.Owner {
+		err = d.transact(ctx, func() ([]ovsdb.Operation, error) {
+			changed := *row
+			changed.FailMode, changed.DatapathType = &wanted.FailMode, wanted.DatapathType
+			return d.client.Where(row).Update(&changed, &changed.FailMode, &changed.DatapathType)
+		}, func() ([]ovsdb.Operation, error) {
+			return d.client.Where(row).Mutate(row, append(setKey(&row.OtherConfig, "hwaddr", wanted.HWAddr), setKey(&row.ExternalIDs, OwnerKey, wanted.Owner)...)...)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if _, there := current.Ports[uplink]; !there {
+		return d.AddPort(ctx, wanted.Name, uplink, nil, 0)
+	}
+	return nil
+}
+
+func (d *Database) createBridge(ctx context.Context, wanted Bridge, uplink string) error {
+	root, err := d.root(ctx)
+	if err != nil {
+		return err
+	}
+	// The names of rows inside the transaction.
+	const bridgeID, localID, localInterfaceID, uplinkID, uplinkInterfaceID = "rwbridge", "rwlocal", "rwlocalif", "rwuplink", "rwuplinkif"
+	return d.transact(ctx, func() ([]ovsdb.Operation, error) {
+		return d.client.Create(
+			&interfaceRow{UUID: localInterfaceID, Name: wanted.Name, Type: "internal"},
+			&portRow{UUID: localID, Name: wanted.Name, Interfaces: []string{localInterfaceID}},
+			&interfaceRow{UUID: uplinkInterfaceID, Name: uplink},
+			&portRow{UUID: uplinkID, Name: uplink, Interfaces: []string{uplinkInterfaceID}},
+			&bridgeRow{UUID: bridgeID, Name: wanted.Name, Ports: []string{localID, uplinkID}, FailMode: &wanted.FailMode, DatapathType: wanted.DatapathType,
+				OtherConfig: map[string]string{"hwaddr": wanted.HWAddr}, ExternalIDs: map[string]string{OwnerKey: wanted.Owner}})
+	}, func() ([]ovsdb.Operation, error) {
+		return d.client.Where(root).Mutate(root, model.Mutation{Field: &root.Bridges, Mutator: ovsdb.MutateOperationInsert, Value: []string{bridgeID}})
+	})
+}
+
+// AddPort puts a link on a bridge; number asks for an OpenFlow port number, 0 for any.
+func (d *Database) AddPort(ctx context.Context, bridge, name string, externalIDs map[string]string, number int) error {
+	row, err := d.bridgeRow(ctx, bridge)
+	if err != nil {
+		return err
+	}
+	if row == nil {
+		return fmt.Errorf("bridge %s is gone", bridge)
+	}
+	const portID, interfaceID = "rwport", "rwif"
+	link := &interfaceRow{UUID: interfaceID, Name: name}
+	if number > 0 {
+		link.OFPortRequest = &number
+	}
+	return d.transact(ctx, func() ([]ovsdb.Operation, error) {
+		return d.client.Create(link, &portRow{UUID: portID, Name: name, Interfaces: []string{interfaceID}, ExternalIDs: externalIDs})
+	}, func() ([]ovsdb.Operation, error) {
+		return d.client.Where(row).Mutate(row, model.Mutation{Field: &row.Ports, Mutator: ovsdb.MutateOperationInsert, Value: []string{portID}})
+	})
+}
+
+func (d *Database) portRow(ctx context.Context, bridge, name string) (*bridgeRow, *portRow, error) {
+	row, err := d.bridgeRow(ctx, bridge)
+	if row == nil || err != nil {
+		return nil, nil, err
+	}
+	ports, err := list[portRow](ctx, d)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range ports {
+		if ports[i].Name == name && slices.Contains(row.Ports, ports[i].UUID) {
+			return row, &ports[i], nil
+		}
+	}
+	return row, nil, nil
+}
+
+// DeletePort takes a port off a bridge; one that is not there is success. Its Interface row goes with it (no row refers to it any more).
+func (d *Database) DeletePort(ctx context.Context, bridge, name string) error {
+	row, port, err := d.portRow(ctx, bridge, name)
+	if port == nil || err != nil {
+		return err
+	}
+	return d.transact(ctx, func() ([]ovsdb.Operation, error) {
+		return d.client.Where(row).Mutate(row, model.Mutation{Field: &row.Ports, Mutator: ovsdb.MutateOperationDelete, Value: []string{port.UUID}})
+	})
+}
+
+// MarkPort writes one key of the port's external_ids and pins its OpenFlow number, so that the number is the same after
+// a restart of ovs-vswitchd and no flow ever serves another pod's port.
+func (d *Database) MarkPort(ctx context.Context, bridge, name, key, value string) error {
+	_, port, err := d.portRow(ctx, bridge, name)
+	if err != nil {
+		return err
+	}
+	if port == nil || len(port.Interfaces) != 1 {
+		return fmt.Errorf("port %s is gone from bridge %s", name, bridge)
+	}
+	link := &interfaceRow{UUID: port.Interfaces[0]}
+	if err := d.client.Get(ctx, link); err != nil {
+		return err
+	}
+	parts := []operations{func() ([]ovsdb.Operation, error) {
+		return d.client.Where(port).Mutate(port, setKey(&port.ExternalIDs, key, value)...)
+	}}
+	if deref(link.OFPort) > 0 && deref(link.OFPortRequest) != *link.OFPort {
+		parts = append(parts, func() ([]ovsdb.Operation, error) {
+			changed := *link
+			changed.OFPortRequest = link.OFPort
+			return d.client.Where(link).Update(&changed, &changed.OFPortRequest)
+		})
+	}
+	return d.transact(ctx, parts...)
+}
