@@ -202,13 +202,11 @@ func TestStaleRows(t *testing.T) {
 		pod := run(t, c, 1, "team-a", fmt.Sprintf("gone-%d", i))
 		if i == 0 {
 			must(t, agent.Kill())
-			must(t, pod.NS.Delete())
-			r.Forget(pod)
+			must(t, r.Discard(pod))
 			must(t, agent.Start())
 			must(t, agent.WaitReady(cluster.ReadyLimit))
 		} else {
-			must(t, pod.NS.Delete())
-			r.Forget(pod)
+			must(t, r.Discard(pod))
 		}
 	}
 	// The IPAM does not know that they are gone: it is told by DEL or GC only.
@@ -261,8 +259,8 @@ func TestRepeatedAdd(t *testing.T) {
 	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
 	r := c.Runtimes[0]
 	pod := run(t, c, 1, "team-a", "pod")
-	other := run(t, c, 1, "team-a", "other")
 	audited(t, c)
+
 	previous, err := r.Previous(pod, 0)
 	must(t, err)
 	again, err := r.AttachOwn(pod, 0, previous)

@@ -310,20 +310,15 @@ func (r *Runtime) Remove(pod *Pod) error {
 	if err := r.cni.DelNetworkList(ctx, r.common, r.Config(pod, "eth0")); err != nil {
 		return fmt.Errorf("%v, default network: DEL: %w", pod, err)
 	}
-	if err := pod.NS.Delete(); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	delete(r.pods, pod.ContainerID)
-	r.mu.Unlock()
-	return nil
+	return r.Discard(pod)
 }
 
-// Forget drops a pod from the runtime's list without any DEL, as a runtime that lost its state does.
-func (r *Runtime) Forget(pod *Pod) {
+// Discard removes a pod's namespace and forgets the pod without any DEL, as a reboot does.
+func (r *Runtime) Discard(pod *Pod) error {
 	r.mu.Lock()
 	delete(r.pods, pod.ContainerID)
 	r.mu.Unlock()
+	return pod.NS.Delete()
 }
 
 // Pods lists the pods that have a sandbox.
