@@ -57,6 +57,15 @@ struct Share {
 enum class Policy : std::uint8_t { single_path, nccl, ucx_rails, nimble, railweave };
 std::string_view to_string(Policy policy) noexcept;
 
+// Why no plan can end earlier. A GPU's bound is everything its links and host path carry together; a node's is all its NICs.
+struct Bound {
+  enum class Kind : std::uint8_t { none, gpu_out, gpu_in, node_out, node_in, prices };
+  Kind kind = Kind::none;
+  double seconds = 0;
+  std::uint32_t at = kNone;  // GpuId or NodeId; kNone for prices (several links together, shown by linear-programming duality)
+};
+std::string_view to_string(Bound::Kind kind) noexcept;
+
 struct Plan {
   Policy policy = Policy::railweave;
   std::uint64_t id = 0;             // equal inputs give equal ids
@@ -65,6 +74,7 @@ struct Plan {
   std::vector<std::uint64_t> load;  // bytes on each resource of the fabric
   double z_seconds = 0;             // max over resources of load / capacity: the plan's completion time in the fluid limit
   ResourceId bottleneck = kNone;    // where that maximum is reached (lowest id)
+  Bound bound;                      // the best lower bound that planning found on the way
 };
 
 }  // namespace railweave

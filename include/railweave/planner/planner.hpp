@@ -19,9 +19,11 @@ struct PlannerSettings {
   std::uint64_t multipath_min_bytes = 1u << 20;
   // No path of a split demand carries less than this, and every part but the last is a multiple of it.
   std::uint64_t chunk_bytes = 256u << 10;
-  // nccl policy: send-side relay over NVLink. 0 off, 1 when the NIC's GPU is connected by NVLink and the rail is farther away, 2 always to
-  // the rail of the destination.
+  // nccl policy: send-side relay over NVLink to the rail of the destination. 0 off, 1 unless the sender has that NIC itself, 2 always
+  // through the first GPU beside the NIC.
   std::uint32_t pxn_level = 2;
+  // ucx_rails policy: a sender stripes over at most this many of its nearest NICs (UCX_MAX_RNDV_RAILS, whose default is 2).
+  std::uint32_t ucx_rails = 2;
   // A new plan replaces the previous one for the same demand only if its time is lower by this part (in 1/1000).
   std::uint32_t hysteresis_permille = 30;
 };

@@ -1,0 +1,284 @@
+#include "live_routes.hpp"
+
+#include <algorithm>
+
+namespace railweave {
+namespace {
+
+constexpr std::uint16_t kNoPeer = 0xffff;
+constexpr std::uint32_t kWeightShift = 6;  // rates below 2^46 bytes/s still fit after << 24
+
+// How often each resource of `inner` occurs, is it no more often in `outer`? Then a route that loads `outer` can never be better.
+bool contained(std::span<const ResourceId> inner, std::span<const ResourceId> outer) {
+  return std::all_of(inner.begin(), inner.end(),
+                     [&](ResourceId r) { return std::count(inner.begin(), inner.end(), r) <= std::count(outer.begin(), outer.end(), r); });
+}
+
+}  // namespace
+
+LiveRoutes::LiveRoutes(const RouteTable& table) : table_(&table) {
+  const Fabric& fabric = table.fabric();
+  nic_start_.push_back(0);
+  std::uint32_t pairs = 0;
+  for (NodeId n = 0; n < fabric.node_count(); ++n) {
+    nic_start_.push_back(nic_start_.back() + static_cast<std::uint32_t>(fabric.nics_of(n).size()));
+    node_pair_start_.push_back(pairs);
+    pairs += static_cast<std::uint32_t>(fabric.gpus_of(n).size() * fabric.gpus_of(n).size());
+  }
+  for (GpuId g = 0; g < fabric.gpu_count(); ++g) {
+    segment_start_.push_back(static_cast<std::uint32_t>(out_choices_.size()));
+    for (VertexId nic : fabric.nics_of(fabric.node_of(g))) {
+      out_choices_.push_back(segment_choices(g, nic, true));
+      in_choices_.push_back(segment_choices(g, nic, false));
+    }
+  }
+  peer_.reserve(std::size_t{nic_start_.back()} * fabric.node_count());
+  for (NodeId n = 0; n < fabric.node_count(); ++n) {
+    for (VertexId nic : fabric.nics_of(n)) {
+      for (NodeId m = 0; m < fabric.node_count(); ++m) {
+        const VertexId peer = m == n ? kNone : table.rail_peer(nic, m);
+        const auto there = fabric.nics_of(m);
+        peer_.push_back(peer == kNone ? kNoPeer : static_cast<std::uint16_t>(std::find(there.begin(), there.end(), peer) - there.begin()));
+      }
+    }
+  }
+  for (NodeId n = 0; n < fabric.node_count(); ++n) {
+    const GpuId first = fabric.first_gpu(n), last = first + static_cast<GpuId>(fabric.gpus_of(n).size());
+    for (GpuId src = first; src < last; ++src) {
+      for (GpuId dst = first; dst < last; ++dst) {
+        fixed_node_start_.push_back(static_cast<std::uint32_t>(fixed_node_columns_.size()));
+        if (src == dst) continue;
+        const std::size_t begin = fixed_node_columns_.size();
+        for (const Route& route : table.node_routes(src, dst)) {
+          if (fixed_node_columns_.size() - begin == kMaxColumns) break;
+          FixedNodeColumn fixed{{route.kind, route.relay_src, {}}, {static_cast<std::uint32_t>(edge_pool_.size()), 0}};
+          table.append_edges(route, edge_pool_);
+          fixed.edges.count = static_cast<std::uint32_t>(edge_pool_.size()) - fixed.edges.begin;
+          fixed.column.resources.begin = static_cast<std::uint32_t>(pool_.size());
+          table.append_resources(std::span(edge_pool_).subspan(fixed.edges.begin, fixed.edges.count), pool_);
+          fixed.column.resources.count = static_cast<std::uint32_t>(pool_.size()) - fixed.column.resources.begin;
+          fixed_node_columns_.push_back(fixed);
+        }
+      }
+    }
+  }
+  fixed_node_start_.push_back(static_cast<std::uint32_t>(fixed_node_columns_.size()));
+  fixed_pool_ = pool_.size();
+  capacity_.resize(fabric.resources().size());
+  refresh(LinkState(fabric));
+}
+
+std::vector<LiveRoutes::Choice> LiveRoutes::segment_choices(GpuId gpu, VertexId nic, bool outward) {
+  std::vector<Choice> choices;
+  for (GpuId relay : table_->relay_choices(gpu, nic)) {
+    Choice choice{relay, {static_cast<std::uint32_t>(edge_pool_.size()), 0}, {static_cast<std::uint32_t>(pool_.size()), 0}};
+    const bool found =
+        outward ? table_->append_source(gpu, relay, nic, edge_pool_) : table_->append_destination(nic, relay, gpu, edge_pool_);
+    if (!found) continue;
+    choice.edges.count = static_cast<std::uint32_t>(edge_pool_.size()) - choice.edges.begin;
+    table_->append_resources(std::span(edge_pool_).subspan(choice.edges.begin, choice.edges.count), pool_);
+    choice.resources.count = static_cast<std::uint32_t>(pool_.size()) - choice.resources.begin;
+    choices.push_back(choice);
+  }
+  return choices;
+}
+
+bool LiveRoutes::refresh(const LinkState& links) {
+  if (links_ && *links_ == links) return false;
+  links_ = links;
+  const auto resources = table_->fabric().resources();
+  for (ResourceId r = 0; r < resources.size(); ++r) {
+    capacity_[r] = resources[r].kind == Resource::Kind::edge ? links.rate_Bps(resources[r].id) : resources[r].capacity_Bps;
+  }
+  pool_.resize(fixed_pool_);
+  choose_segments();
+  rate_nics();
+  list_columns();
+  list_node_columns();
+  return true;
+}
+
+bool LiveRoutes::alive(PoolRange edges) const {
+  const auto list = std::span(edge_pool_).subspan(edges.begin, edges.count);
+  return std::all_of(list.begin(), list.end(), [&](EdgeId e) { return capacity_[e] != 0; });
+}
+
+void LiveRoutes::choose_segments() {
+  const auto choose = [&](const std::vector<std::vector<Choice>>& choices, std::vector<Segment>& segments) {
+    segments.assign(choices.size(), {});
+    for (std::size_t s = 0; s < choices.size(); ++s) {
+      for (const Choice& choice : choices[s]) {
+        if (!alive(choice.edges)) continue;
+        segments[s] = {choice.relay, true, choice.resources};
+        break;
+      }
+    }
+  };
+  choose(out_choices_, source_);
+  choose(in_choices_, destination_);
+}
+
+// The narrowest of the resources that every GPU's segment to this NIC loads.
+std::uint64_t LiveRoutes::common_rate(NodeId node, std::uint32_t nic, bool outward) const {
+  const Fabric& fabric = table_->fabric();
+  const GpuId first = fabric.first_gpu(node), last = first + static_cast<GpuId>(fabric.gpus_of(node).size());
+  const auto segment = [&](GpuId g) -> const Segment& { return outward ? source(g, nic) : destination(nic, g); };
+  const Segment* reference = nullptr;
+  for (GpuId g = first; g < last && reference == nullptr; ++g) reference = segment(g).usable ? &segment(g) : nullptr;
+  if (reference == nullptr) return 0;
+  std::uint64_t rate = std::numeric_limits<std::uint64_t>::max();
+  for (ResourceId r : resources(reference->resources)) {
+    std::uint64_t times = std::numeric_limits<std::uint64_t>::max();
+    for (GpuId g = first; g < last; ++g) {
+      if (!segment(g).usable) continue;
+      const auto list = resources(segment(g).resources);
+      times = std::min(times, static_cast<std::uint64_t>(std::count(list.begin(), list.end(), r)));
+    }
+    if (times != 0) rate = std::min(rate, capacity_[r] / times);
+  }
+  return rate;
+}
+
+void LiveRoutes::rate_nics() {
+  const Fabric& fabric = table_->fabric();
+  out_Bps_.assign(nic_start_.back(), 0);
+  in_Bps_.assign(nic_start_.back(), 0);
+  uniform_.assign(fabric.node_count(), 1);
+  const auto rail_rate = [&](std::span<const EdgeId> edges) {
+    for (EdgeId e : edges) {
+      if (fabric.edge(e).kind == EdgeKind::rail) return capacity_[e];
+    }
+    return std::uint64_t{0};
+  };
+  for (NodeId n = 0; n < fabric.node_count(); ++n) {
+    const auto nics = fabric.nics_of(n);
+    const GpuId first = fabric.first_gpu(n), last = first + static_cast<GpuId>(fabric.gpus_of(n).size());
+    for (std::uint32_t i = 0; i < nics.size(); ++i) {
+      const std::uint64_t out = rail_rate(fabric.out_edges(nics[i])), in = rail_rate(fabric.in_edges(nics[i]));
+      out_Bps_[nic_start_[n] + i] = std::min(out, common_rate(n, i, true));
+      in_Bps_[nic_start_[n] + i] = std::min(in, common_rate(n, i, false));
+      for (GpuId g = first; g < last; ++g) {
+        if ((out != 0 && !source(g, i).usable) || (in != 0 && !destination(i, g).usable)) uniform_[n] = 0;
+      }
+    }
+  }
+}
+
+std::optional<RailColumn> LiveRoutes::make_column(NodeId src, NodeId dst, std::uint32_t a, std::uint32_t b) {
+  const Fabric& fabric = table_->fabric();
+  RailColumn column{static_cast<std::uint16_t>(a), static_cast<std::uint16_t>(b), PathKind::rail, {}, 0};
+  column.rate_Bps = std::min(nic_out_Bps(src, a), nic_in_Bps(dst, b));
+  if (column.rate_Bps == 0) return std::nullopt;
+  scratch_.clear();
+  if (!table_->append_network(fabric.nics_of(src)[a], fabric.nics_of(dst)[b], scratch_)) return std::nullopt;
+  for (EdgeId e : scratch_) column.rate_Bps = std::min(column.rate_Bps, capacity_[e]);
+  if (column.rate_Bps == 0) return std::nullopt;
+  if (scratch_.size() > 2) column.kind = PathKind::cross_rail;
+  column.network.begin = static_cast<std::uint32_t>(pool_.size());
+  table_->append_resources(scratch_, pool_);
+  column.network.count = static_cast<std::uint32_t>(pool_.size()) - column.network.begin;
+  return column;
+}
+
+void LiveRoutes::list_columns() {
+  const std::uint32_t nodes = table_->fabric().node_count();
+  columns_.clear();
+  column_start_.clear();
+  for (NodeId src = 0; src < nodes; ++src) {
+    for (NodeId dst = 0; dst < nodes; ++dst) {
+      const std::size_t begin = columns_.size();
+      column_start_.push_back(static_cast<std::uint32_t>(begin));
+      if (src == dst) continue;
+      for (std::uint32_t a = 0; a < nic_count(src) && a < kMaxColumns; ++a) {
+        const std::uint16_t b = peer_[std::size_t{nic_start_[src] + a} * nodes + dst];
+        if (b == kNoPeer) continue;
+        if (const auto column = make_column(src, dst, a, b)) columns_.push_back(*column);
+      }
+      const std::size_t matched = columns_.size();
+      add_extra_columns(src, dst, begin);
+      weigh_columns(begin, matched != begin ? matched : columns_.size());
+    }
+  }
+  column_start_.push_back(static_cast<std::uint32_t>(columns_.size()));
+}
+
+// Rails carry what their slower end gives. Where a NIC could do more than its peer (slower, down, or absent), what is left of it can
+// only go to NICs of other rails that have something left, too; between equals a crossing would only load the spine.
+void LiveRoutes::add_extra_columns(NodeId src, NodeId dst, std::size_t begin) {
+  const std::size_t matched = columns_.size();
+  const auto spare = [&](bool outward, std::uint32_t nic) {
+    std::uint64_t rate = outward ? nic_out_Bps(src, nic) : nic_in_Bps(dst, nic);
+    for (std::size_t c = begin; c < matched; ++c) {
+      if ((outward ? columns_[c].nic_src : columns_[c].nic_dst) == nic) rate -= std::min(rate, columns_[c].rate_Bps);
+    }
+    return rate;
+  };
+  for (std::uint32_t a = 0; a < nic_count(src); ++a) {
+    if (spare(true, a) == 0) continue;
+    for (std::uint32_t b = 0; b < nic_count(dst); ++b) {
+      if (spare(false, b) == 0 || columns_.size() - begin == kMaxColumns) continue;
+      const auto same = [&](const RailColumn& c) { return c.nic_src == a && c.nic_dst == b; };
+      if (std::any_of(columns_.begin() + static_cast<std::ptrdiff_t>(begin), columns_.end(), same)) continue;
+      if (const auto column = make_column(src, dst, a, b)) columns_.push_back(*column);
+    }
+  }
+}
+
+void LiveRoutes::weigh_columns(std::size_t begin, std::size_t end) {
+  std::uint64_t total = 0, rest = (std::uint64_t{1} << 32) - 1;
+  for (std::size_t c = begin; c < end; ++c) total += columns_[c].rate_Bps >> kWeightShift;
+  if (total == 0) return;
+  for (std::size_t c = begin; c < end; ++c) {
+    columns_[c].weight = static_cast<std::uint32_t>(((columns_[c].rate_Bps >> kWeightShift) << 24) / total << 8);
+    rest -= columns_[c].weight;
+  }
+  columns_[begin].weight += static_cast<std::uint32_t>(rest);
+}
+
+void LiveRoutes::list_node_columns() {
+  node_columns_.clear();
+  node_column_start_.clear();
+  for (std::size_t pair = 0; pair + 1 < fixed_node_start_.size(); ++pair) {
+    const std::size_t begin = node_columns_.size();
+    node_column_start_.push_back(static_cast<std::uint32_t>(begin));
+    for (std::uint32_t f = fixed_node_start_[pair]; f < fixed_node_start_[pair + 1]; ++f) {
+      const FixedNodeColumn& fixed = fixed_node_columns_[f];
+      if (!alive(fixed.edges)) continue;
+      const auto better = [&](const NodeColumn& kept) { return contained(resources(kept.resources), resources(fixed.column.resources)); };
+      if (std::none_of(node_columns_.begin() + static_cast<std::ptrdiff_t>(begin), node_columns_.end(), better)) {
+        node_columns_.push_back(fixed.column);
+      }
+    }
+  }
+  node_column_start_.push_back(static_cast<std::uint32_t>(node_columns_.size()));
+}
+
+std::span<const RailColumn> LiveRoutes::columns(NodeId src, NodeId dst) const {
+  const std::size_t pair = std::size_t{src} * table_->fabric().node_count() + dst;
+  return std::span(columns_).subspan(column_start_[pair], column_start_[pair + 1] - column_start_[pair]);
+}
+
+std::span<const NodeColumn> LiveRoutes::node_columns(GpuId src, GpuId dst) const {
+  const Fabric& fabric = table_->fabric();
+  const NodeId node = fabric.node_of(src);
+  const GpuId first = fabric.first_gpu(node);
+  const std::size_t pair = node_pair_start_[node] + (src - first) * fabric.gpus_of(node).size() + (dst - first);
+  return std::span(node_columns_).subspan(node_column_start_[pair], node_column_start_[pair + 1] - node_column_start_[pair]);
+}
+
+Route LiveRoutes::route(const RailColumn& column, GpuId src, GpuId dst) const {
+  const Fabric& fabric = table_->fabric();
+  return {column.kind,
+          src,
+          dst,
+          source(src, column.nic_src).relay,
+          destination(column.nic_dst, dst).relay,
+          fabric.nics_of(fabric.node_of(src))[column.nic_src],
+          fabric.nics_of(fabric.node_of(dst))[column.nic_dst]};
+}
+
+Route LiveRoutes::route(const NodeColumn& column, GpuId src, GpuId dst) {
+  return {column.kind, src, dst, column.relay, kNone, kNone, kNone};
+}
+
+}  // namespace railweave

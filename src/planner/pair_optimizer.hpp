@@ -1,0 +1,47 @@
+// Improves a draft pair by pair over all columns, where sharing out node pairs by rail rates was not provably enough.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "draft.hpp"
+#include "live_routes.hpp"
+#include "price_solver.hpp"
+#include "railweave/demand/demand.hpp"
+#include "railweave/planner/planner.hpp"
+
+namespace railweave {
+
+class PairOptimizer {
+ public:
+  // Reads `from`, writes `to` (another draft of the same demand).
+  void improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings, const Draft& from,
+               Draft& to);
+  double bound_seconds() const noexcept { return solver_.bound_seconds(); }
+
+ private:
+  struct Pair {
+    GpuId src = 0, dst = 0;
+    std::uint64_t bytes = 0;
+  };
+  void set_up(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings, const Draft& from);
+  void round(const PlannerSettings& settings);
+  void write(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const Draft& from, Draft& to) const;
+  void add_column(std::uint16_t column, std::uint64_t bytes, std::span<const ResourceId> a, std::span<const ResourceId> b,
+                  std::span<const ResourceId> c);
+
+  PriceSolver solver_;
+  std::vector<Pair> pairs_;           // those that the solver splits, in (src, dst) order
+  std::vector<std::uint32_t> first_;  // by pair: first of its options; one more at the end
+  struct Option {
+    std::uint16_t column = 0;
+    std::uint32_t begin = 0, end = 0;  // its resources
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Option> options_;
+  std::vector<ResourceId> resources_;
+  std::vector<std::uint64_t> load_;
+  std::span<const std::uint64_t> capacity_;
+};
+
+}  // namespace railweave

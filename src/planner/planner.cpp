@@ -1,0 +1,348 @@
+#include "railweave/planner/planner.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "bound.hpp"
+#include "draft.hpp"
+#include "live_routes.hpp"
+#include "pair_optimizer.hpp"
+#include "rail_split.hpp"
+#include "railweave/error.hpp"
+#include "route_table.hpp"
+#include "static_routes.hpp"
+
+namespace railweave {
+namespace {
+
+__extension__ using Wide = unsigned __int128;
+
+// A plan this near its bound is left alone: closer would take longer to find than it saves.
+constexpr double kGoodEnough = 1.004;
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15ULL;
+  return hash ^ (hash >> 32);
+}
+
+}  // namespace
+
+class Planner::Impl {
+ public:
+  Impl(const Fabric& fabric, const PlannerSettings& settings)
+      : fabric_(&fabric), settings_(settings), table_(fabric), live_(table_), static_(table_, live_, settings) {
+    if (settings.chunk_bytes == 0) throw DemandError("planner: chunk_bytes is 0; a chunk has at least one byte");
+    bounds_.refresh(fabric, live_);
+  }
+
+  const Plan& plan(const Demand& demand, const LinkState& links) {
+    check_fits(demand, *fabric_);
+    const bool changed = live_.refresh(links);
+    if (changed) bounds_.refresh(*fabric_, live_);
+    stale_ = stale_ || changed;
+    const bool same_demand = planned_ && demand_.bytes() == demand.bytes();
+    if (same_demand && !stale_) {
+      current().link_epoch = links.epoch();
+      return current();
+    }
+    sums_.add_up(demand, *fabric_);
+    Plan& next = plans_[1 - current_];
+    Draft& draft = drafts_[1 - current_];
+    make(demand, next, draft);
+    next.policy = settings_.policy;
+    next.link_epoch = links.epoch();
+    if (!(same_demand && keeps_winning(next))) {
+      current_ = 1 - current_;
+      if (!same_demand) demand_ = demand;
+    }
+    planned_ = true;
+    stale_ = false;
+    return current();
+  }
+
+  std::span<const Share> shares(GpuId src, GpuId dst) const {
+    const std::uint32_t ranks = fabric_->gpu_count();
+    if (src >= ranks || dst >= ranks) {
+      throw DemandError("shares of " + std::to_string(src) + " -> " + std::to_string(dst) + ": the fabric has " + std::to_string(ranks) +
+                        " GPUs");
+    }
+    if (!planned_) return {};
+    const Draft& draft = drafts_[current_];
+    const std::size_t pair = std::size_t{src} * ranks + dst;
+    return std::span(plans_[current_].shares).subspan(draft.start[pair], draft.start[pair + 1] - draft.start[pair]);
+  }
+
+  std::vector<Route> candidates(GpuId src, GpuId dst, const LinkState& links) const {
+    LiveRoutes live = live_;
+    live.refresh(links);
+    std::vector<Route> routes;
+    if (src == dst) return routes;
+    const NodeId a = fabric_->node_of(src), b = fabric_->node_of(dst);
+    if (a == b) {
+      for (const NodeColumn& column : live.node_columns(src, dst)) routes.push_back(LiveRoutes::route(column, src, dst));
+      return routes;
+    }
+    for (const RailColumn& column : live.columns(a, b)) {
+      if (live.column_usable(column, src, dst)) routes.push_back(live.route(column, src, dst));
+    }
+    std::stable_sort(routes.begin(), routes.end(), [](const Route& x, const Route& y) { return x.relays() < y.relays(); });
+    return routes;
+  }
+
+  Path expand(const Route& route) const {
+    Path path{route, 0, {}, {}};
+    const std::uint32_t ranks = fabric_->gpu_count();
+    const bool known = route.src < ranks && route.dst < ranks && (route.relay_src == kNone || route.relay_src < ranks) &&
+                       (route.relay_dst == kNone || route.relay_dst < ranks);
+    if (!known || !table_.append_edges(route, path.edges)) {
+      throw UnreachableError("this fabric has no " + std::string(to_string(route.kind)) + " route from GPU " + std::to_string(route.src) +
+                             " to GPU " + std::to_string(route.dst));
+    }
+    table_.append_resources(path.edges, path.resources);
+    for (EdgeId e : path.edges) path.latency_ns += fabric_->edge(e).latency_ns;
+    return path;
+  }
+
+ private:
+  Plan& current() { return plans_[current_]; }
+
+  [[noreturn]] void throw_unreachable(GpuId src, GpuId dst, std::uint64_t bytes) const {
+    const auto name = [&](GpuId g) { return "GPU " + std::to_string(g) + " (" + fabric_->vertex(fabric_->gpu(g)).name + ")"; };
+    throw UnreachableError("no usable path from " + name(src) + " to " + name(dst) + ", which has " + std::to_string(bytes) +
+                           " bytes to receive from it; check the fabric's links and which of them are down");
+  }
+
+  void make(const Demand& demand, Plan& plan, Draft& draft) {
+    plan.bound = bounds_.find(sums_);
+    if (settings_.policy == Policy::railweave || settings_.policy == Policy::nimble) {
+      make_balanced(demand, plan, draft);
+    } else {
+      make_static(demand, plan, draft);
+    }
+    std::uint64_t id = mix(0x5261696C77656176ULL, static_cast<std::uint64_t>(settings_.policy));
+    for (const Share& s : plan.shares) {
+      const Route& r = s.route;
+      const std::uint64_t ends = (std::uint64_t{r.src} << 32) | r.dst, relays = (std::uint64_t{r.relay_src} << 32) | r.relay_dst;
+      const std::uint64_t nics = (std::uint64_t{r.nic_src} << 32) | r.nic_dst;
+      id = mix(id, ends * 0xC2B2AE3D27D4EB4FULL + relays * 0x165667B19E3779F9ULL + nics * 0x27D4EB2F165667C5ULL + s.bytes);
+    }
+    plan.id = id;
+  }
+
+  void make_static(const Demand& demand, Plan& plan, Draft& draft) {
+    const std::uint32_t ranks = demand.ranks();
+    draft.clear(ranks);
+    plan.shares.clear();
+    plan.load.assign(fabric_->resources().size(), 0);
+    for (GpuId src = 0; src < ranks; ++src) {
+      for (GpuId dst = 0; dst < ranks; ++dst) {
+        const std::size_t begin = plan.shares.size();
+        draft.start[std::size_t{src} * ranks + dst] = static_cast<std::uint32_t>(begin);
+        const std::uint64_t bytes = demand.at(src, dst);
+        if (src == dst || bytes == 0) continue;
+        if (!static_.append(src, dst, bytes, plan.shares)) throw_unreachable(src, dst, bytes);
+        for (std::size_t s = begin; s < plan.shares.size(); ++s) {
+          edges_.clear();
+          loaded_.clear();
+          table_.append_edges(plan.shares[s].route, edges_);
+          table_.append_resources(edges_, loaded_);
+          for (ResourceId r : loaded_) plan.load[r] += plan.shares[s].bytes;
+        }
+      }
+    }
+    draft.start.back() = static_cast<std::uint32_t>(plan.shares.size());
+    rate(plan);
+  }
+
+  void rate(Plan& plan) {
+    const Peak peak = find_peak(plan.load, live_.capacities_Bps());
+    plan.z_seconds = peak.seconds;
+    plan.bottleneck = peak.at;
+  }
+
+  void make_balanced(const Demand& demand, Plan& plan, Draft& draft) {
+    share_out(demand, draft);
+    adopt(draft, plan);
+    if (plan.z_seconds <= plan.bound.seconds * kGoodEnough) return;
+    optimizer_.improve(live_, *fabric_, demand, settings_, draft, improved_);
+    if (optimizer_.bound_seconds() > plan.bound.seconds) plan.bound = {Bound::Kind::prices, optimizer_.bound_seconds(), kNone};
+    const double before = plan.z_seconds;
+    std::swap(draft, improved_);
+    adopt(draft, plan);
+    if (plan.z_seconds < before) return;
+    std::swap(draft, improved_);
+    adopt(draft, plan);
+  }
+
+  void adopt(const Draft& draft, Plan& plan) {
+    plan.shares.assign(draft.shares.begin(), draft.shares.end());
+    counter_.clear(live_);
+    for (std::size_t s = 0; s < draft.shares.size(); ++s) {
+      const Route& r = draft.shares[s].route;
+      const NodeId a = fabric_->node_of(r.src), b = fabric_->node_of(r.dst);
+      if (a == b) {
+        counter_.add(live_, live_.node_columns(r.src, r.dst)[draft.column[s]], draft.shares[s].bytes);
+      } else {
+        counter_.add(live_, live_.columns(a, b)[draft.column[s]], r.src, r.dst, draft.shares[s].bytes);
+      }
+    }
+    plan.load.assign(fabric_->resources().size(), 0);
+    counter_.total(live_, plan.load);
+    rate(plan);
+  }
+
+  // Inside a node every demand takes its first route; between nodes each node pair fills its rails in proportion to their rates.
+  void share_out(const Demand& demand, Draft& draft) {
+    const std::uint32_t ranks = demand.ranks(), nodes = fabric_->node_count();
+    draft.clear(ranks);
+    rows_.resize(std::max(rows_.size(), std::size_t{1}));
+    for (NodeId a = 0; a < nodes; ++a) {
+      const GpuId first = fabric_->first_gpu(a);
+      const auto count = static_cast<std::uint32_t>(fabric_->gpus_of(a).size());
+      if (rows_.size() < count) rows_.resize(count);
+      for (std::uint32_t g = 0; g < count; ++g) {
+        rows_[g].shares.clear();
+        rows_[g].column.clear();
+      }
+      for (NodeId b = 0; b < nodes; ++b) {
+        if (a == b) {
+          share_out_inside(demand, a, draft);
+        } else {
+          share_out_between(demand, a, b, draft);
+        }
+      }
+      for (std::uint32_t g = 0; g < count; ++g) {
+        const auto base = static_cast<std::uint32_t>(draft.shares.size());
+        for (GpuId dst = 0; dst < ranks; ++dst) draft.start[std::size_t{first + g} * ranks + dst] += base;
+        draft.shares.insert(draft.shares.end(), rows_[g].shares.begin(), rows_[g].shares.end());
+        draft.column.insert(draft.column.end(), rows_[g].column.begin(), rows_[g].column.end());
+      }
+    }
+    draft.start.back() = static_cast<std::uint32_t>(draft.shares.size());
+  }
+
+  void share_out_inside(const Demand& demand, NodeId node, Draft& draft) {
+    const GpuId first = fabric_->first_gpu(node), last = first + static_cast<GpuId>(fabric_->gpus_of(node).size());
+    for (GpuId src = first; src < last; ++src) {
+      Row& row = rows_[src - first];
+      for (GpuId dst = first; dst < last; ++dst) {
+        draft.start[std::size_t{src} * demand.ranks() + dst] = static_cast<std::uint32_t>(row.shares.size());
+        const std::uint64_t bytes = demand.at(src, dst);
+        if (src == dst || bytes == 0) continue;
+        const auto columns = live_.node_columns(src, dst);
+        if (columns.empty()) throw_unreachable(src, dst, bytes);
+        row.shares.push_back({LiveRoutes::route(columns.front(), src, dst), bytes});
+        row.column.push_back(0);
+      }
+    }
+  }
+
+  void share_out_between(const Demand& demand, NodeId a, NodeId b, Draft& draft) {
+    const std::uint32_t ranks = demand.ranks();
+    const GpuId first_src = fabric_->first_gpu(a), first_dst = fabric_->first_gpu(b);
+    const auto src_count = static_cast<std::uint32_t>(fabric_->gpus_of(a).size());
+    const auto dst_count = static_cast<std::uint32_t>(fabric_->gpus_of(b).size());
+    const auto columns = live_.columns(a, b);
+    const std::uint64_t bytes = sums_.between[std::size_t{a} * fabric_->node_count() + b];
+    block_.clear();
+    for (GpuId src = first_src; src < first_src + src_count; ++src) {
+      const auto row = std::span(demand.bytes()).subspan(std::size_t{src} * ranks + first_dst, dst_count);
+      block_.insert(block_.end(), row.begin(), row.end());
+    }
+    const bool together = live_.uniform(a) && live_.uniform(b) && !columns.empty();
+    if (together && bytes != 0) {
+      std::uint64_t rest = bytes;
+      for (std::size_t c = 0; c < columns.size(); ++c) {
+        const auto part = static_cast<std::uint64_t>((Wide{bytes} * columns[c].weight) >> 32);
+        quota_[c] = static_cast<std::int64_t>(part);
+        rest -= part;
+      }
+      quota_[0] += static_cast<std::int64_t>(rest);
+      split_.split(live_, first_src, src_count, first_dst, dst_count, columns, block_, std::span(quota_).first(columns.size()),
+                   {settings_.multipath_min_bytes, settings_.chunk_bytes});
+    }
+    for (std::uint32_t p = 0; p < src_count * dst_count; ++p) {
+      const GpuId src = first_src + p / dst_count, dst = first_dst + p % dst_count;
+      Row& row = rows_[p / dst_count];
+      draft.start[std::size_t{src} * ranks + dst] = static_cast<std::uint32_t>(row.shares.size());
+      if (block_[p] == 0) continue;
+      if (!together) split_alone(src, dst, block_[p], columns);
+      for (std::uint64_t mask = split_.mask(together ? p : 0); mask != 0; mask &= mask - 1) {
+        const auto c = static_cast<std::uint32_t>(std::countr_zero(mask));
+        row.shares.push_back({live_.route(columns[c], src, dst), split_.bytes_on(together ? p : 0, c)});
+        row.column.push_back(static_cast<std::uint16_t>(c));
+      }
+    }
+  }
+
+  // A pair of which some GPU cannot reach some NIC: only what it can use.
+  void split_alone(GpuId src, GpuId dst, std::uint64_t bytes, std::span<const RailColumn> columns) {
+    constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::min() / 2;
+    std::uint64_t rates = 0, rest = bytes;
+    for (const RailColumn& c : columns) rates += live_.column_usable(c, src, dst) ? c.rate_Bps : 0;
+    if (rates == 0) throw_unreachable(src, dst, bytes);
+    std::size_t first = columns.size();
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const bool usable = live_.column_usable(columns[c], src, dst);
+      const auto part = usable ? static_cast<std::uint64_t>(Wide{bytes} * columns[c].rate_Bps / rates) : 0;
+      quota_[c] = usable ? static_cast<std::int64_t>(part) : unusable;
+      rest -= part;
+      if (usable && first == columns.size()) first = c;
+    }
+    quota_[first] += static_cast<std::int64_t>(rest);
+    split_.split(live_, src, 1, dst, 1, columns, std::span(&bytes, 1), std::span(quota_).first(columns.size()),
+                 {settings_.multipath_min_bytes, settings_.chunk_bytes});
+  }
+
+  // Hysteresis: with the same demand under a new link state, does the plan in force stay? Then it is brought up to date.
+  bool keeps_winning(const Plan& next) {
+    Plan& plan = current();
+    const Peak peak = find_peak(plan.load, live_.capacities_Bps());
+    if (peak.seconds * (1.0 - settings_.hysteresis_permille / 1000.0) > next.z_seconds) return false;
+    plan.z_seconds = peak.seconds;
+    plan.bottleneck = peak.at;
+    plan.bound = next.bound;
+    plan.link_epoch = next.link_epoch;
+    return true;
+  }
+
+  const Fabric* fabric_;
+  PlannerSettings settings_;
+  RouteTable table_;
+  LiveRoutes live_;
+  StaticRoutes static_;
+  EndpointBounds bounds_;
+  DemandSums sums_;
+  RailSplit split_;
+  PairOptimizer optimizer_;
+  LoadCounter counter_;
+  struct Row {
+    std::vector<Share> shares;
+    std::vector<std::uint16_t> column;
+  };
+  std::vector<Row> rows_;
+  std::vector<std::uint64_t> block_;
+  std::array<std::int64_t, LiveRoutes::kMaxColumns> quota_{};
+  std::vector<EdgeId> edges_;
+  std::vector<ResourceId> loaded_;
+
+  Demand demand_;
+  std::array<Plan, 2> plans_;
+  std::array<Draft, 2> drafts_;
+  Draft improved_;
+  int current_ = 0;
+  bool planned_ = false;
+  bool stale_ = true;
+};
+
+Planner::Planner(const Fabric& fabric, const PlannerSettings& settings) : impl_(std::make_unique<Impl>(fabric, settings)) {}
+Planner::~Planner() = default;
+Planner::Planner(Planner&&) noexcept = default;
+Planner& Planner::operator=(Planner&&) noexcept = default;
+
+const Plan& Planner::plan(const Demand& demand, const LinkState& links) { return impl_->plan(demand, links); }
+std::span<const Share> Planner::shares(GpuId src, GpuId dst) const { return impl_->shares(src, dst); }
+std::vector<Route> Planner::candidates(GpuId src, GpuId dst, const LinkState& links) const { return impl_->candidates(src, dst, links); }
+Path Planner::expand(const Route& route) const { return impl_->expand(route); }
+
+}  // namespace railweave

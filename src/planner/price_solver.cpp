@@ -1,0 +1,219 @@
+#include "price_solver.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+
+namespace railweave {
+namespace {
+
+constexpr std::uint32_t kUnused = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kLoadBits = 34;
+constexpr std::uint32_t kInverseBits = 28;
+constexpr std::uint32_t kTopBits = 24;                  // of the top resource's time, where exponents are computed
+constexpr std::uint32_t kFractionBits = 8;              // of an exponent
+constexpr std::int64_t kHeadroom = 2 << kFractionBits;  // a price may rise two octaves above the top before the next set_sharpness
+constexpr std::uint64_t kMaxStepOctaves = 8;
+constexpr int kPasses = 2;
+
+// 2^(32 - i/256): exponentials without floating point. The factor is 2^(-1/256) with 62 fraction bits.
+constexpr std::array<std::uint64_t, 256> make_exponentials() {
+  std::array<std::uint64_t, 256> table{};
+  constexpr std::uint64_t factor = 0x3FD3B2D65447B229ULL;
+  std::uint64_t high = std::uint64_t{1} << 62;
+  for (std::uint64_t& entry : table) {
+    entry = high >> 30;
+    // (high * factor) >> 62 in two halves.
+    const std::uint64_t a = high >> 31, b = high & 0x7FFFFFFF, c = factor >> 31, d = factor & 0x7FFFFFFF;
+    high = a * c + ((a * d + b * c) >> 31);
+  }
+  return table;
+}
+constexpr auto kExponential = make_exponentials();
+
+// log2 with 16 fraction bits, straight between powers of two: it only sizes steps.
+std::uint64_t log2_of(std::uint64_t value) {
+  if (value == 0) return 0;
+  const auto bits = static_cast<std::uint32_t>(std::bit_width(value)) - 1;
+  const std::uint64_t fraction = value ^ (std::uint64_t{1} << bits);
+  return (std::uint64_t{bits} << 16) | (bits >= 16 ? fraction >> (bits - 16) : fraction << (16 - bits));
+}
+
+}  // namespace
+
+void PriceSolver::begin(std::span<const std::uint64_t> capacities_Bps, std::uint64_t total_bytes) {
+  // A column may load a resource twice (host memory, in and out), and repeated rounding needs a spare bit.
+  const auto bits = static_cast<std::uint32_t>(std::bit_width(total_bytes)) + 2;
+  shift_ = bits > kLoadBits ? bits - kLoadBits : 0;
+  for (std::uint32_t r : used_) local_[r] = kUnused;
+  if (local_.size() < capacities_Bps.size()) local_.resize(capacities_Bps.size(), kUnused);
+  used_.clear();
+  capacity_.clear();
+  base_.clear();
+  demand_bytes_.clear();
+  first_column_.clear();
+  first_entry_.clear();
+  entry_.clear();
+  amount_.clear();
+  capacities_ = capacities_Bps;
+  bound_seconds_ = 0;
+}
+
+std::uint32_t PriceSolver::use(std::uint32_t resource) {
+  std::uint32_t& position = local_[resource];
+  if (position == kUnused) {
+    position = static_cast<std::uint32_t>(used_.size());
+    used_.push_back(resource);
+    capacity_.push_back(capacities_[resource]);
+    base_.push_back(0);
+  }
+  return position;
+}
+
+void PriceSolver::add_base(std::uint32_t resource, std::uint64_t bytes) { base_[use(resource)] += bytes >> shift_; }
+
+void PriceSolver::add_demand(std::uint64_t bytes) {
+  first_column_.push_back(static_cast<std::uint32_t>(amount_.size()));
+  demand_bytes_.push_back(bytes >> shift_);
+}
+
+void PriceSolver::add_column(std::uint64_t start_bytes) {
+  first_entry_.push_back(static_cast<std::uint32_t>(entry_.size()));
+  amount_.push_back(start_bytes >> shift_);
+}
+
+void PriceSolver::add_resource(std::uint32_t resource) { entry_.push_back(use(resource)); }
+
+void PriceSolver::finish_input() {
+  first_column_.push_back(static_cast<std::uint32_t>(amount_.size()));
+  first_entry_.push_back(static_cast<std::uint32_t>(entry_.size()));
+  resource_.assign(used_.size(), {});
+  slowest_ = *std::min_element(capacity_.begin(), capacity_.end());
+  // One correctly rounded division each: the same everywhere.
+  const double numerator = static_cast<double>(slowest_) * static_cast<double>(std::uint64_t{1} << kInverseBits);
+  for (std::size_t r = 0; r < used_.size(); ++r) {
+    resource_[r].inverse = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(numerator / static_cast<double>(capacity_[r])));
+    resource_[r].time = base_[r] * resource_[r].inverse;
+  }
+  for (std::uint32_t column = 0; column + 1 < first_entry_.size(); ++column) {
+    for (std::uint32_t e = first_entry_[column]; e < first_entry_[column + 1]; ++e) {
+      resource_[entry_[e]].time += amount_[column] * resource_[entry_[e]].inverse;
+    }
+  }
+}
+
+void PriceSolver::reprice(Resource& resource) const {
+  const std::int64_t below = (static_cast<std::int64_t>(top_) - static_cast<std::int64_t>(resource.time)) >> top_shift_;
+  const std::int64_t exponent = std::max<std::int64_t>(0, ((below * static_cast<std::int64_t>(octave_)) >> kTopBits) + kHeadroom);
+  const std::int64_t octaves = exponent >> kFractionBits;
+  const std::uint64_t exponential = octaves > 63 ? 0 : kExponential[static_cast<std::size_t>(exponent) & 255] >> octaves;
+  resource.price = (resource.inverse * exponential) >> kInverseBits;
+}
+
+void PriceSolver::set_sharpness(std::uint32_t octaves) {
+  top_ = 1;
+  for (const Resource& r : resource_) top_ = std::max(top_, r.time);
+  const auto bits = static_cast<std::uint32_t>(std::bit_width(top_));
+  top_shift_ = bits > kTopBits ? bits - kTopBits : 0;
+  octave_ = (std::uint64_t{octaves} << (kFractionBits + kTopBits)) / (top_ >> top_shift_);
+  step_ = top_ / octaves;
+  for (Resource& r : resource_) reprice(r);
+}
+
+std::uint64_t PriceSolver::column_price(std::uint32_t column) const {
+  std::uint64_t price = 0;
+  for (std::uint32_t e = first_entry_[column]; e < first_entry_[column + 1]; ++e) price += resource_[entry_[e]].price;
+  return price;
+}
+
+// By how much time per byte the (logarithm of the) price of a column rises: its resources' inverses weighted with their prices.
+std::uint64_t PriceSolver::slope(std::uint32_t column, std::uint64_t price) const {
+  std::uint64_t sum = 0, slowest = 0;
+  for (std::uint32_t e = first_entry_[column]; e < first_entry_[column + 1]; ++e) {
+    const Resource& r = resource_[entry_[e]];
+    sum += r.inverse * r.price;
+    slowest = std::max(slowest, r.inverse);
+  }
+  return price == 0 ? slowest : sum / price;
+}
+
+void PriceSolver::move(std::uint32_t from, std::uint32_t to, std::uint64_t amount) {
+  amount_[from] -= amount;
+  amount_[to] += amount;
+  for (std::uint32_t e = first_entry_[from]; e < first_entry_[from + 1]; ++e) {
+    resource_[entry_[e]].time -= amount * resource_[entry_[e]].inverse;
+  }
+  for (std::uint32_t e = first_entry_[to]; e < first_entry_[to + 1]; ++e) {
+    resource_[entry_[e]].time += amount * resource_[entry_[e]].inverse;
+  }
+  for (std::uint32_t e = first_entry_[from]; e < first_entry_[from + 1]; ++e) reprice(resource_[entry_[e]]);
+  for (std::uint32_t e = first_entry_[to]; e < first_entry_[to + 1]; ++e) reprice(resource_[entry_[e]]);
+}
+
+// Moves bytes of one demand from its dearest used column to its cheapest, as many as make their prices meet: prices are
+// exponentials, so their logarithms are nearly straight and one division finds the point.
+bool PriceSolver::balance(std::uint32_t demand) {
+  std::uint32_t best = kUnused, worst = kUnused;
+  std::uint64_t best_price = 0, worst_price = 0;
+  for (std::uint32_t c = first_column_[demand]; c < first_column_[demand + 1]; ++c) {
+    const std::uint64_t price = column_price(c);
+    if (best == kUnused || price < best_price) {
+      best = c;
+      best_price = price;
+    }
+    if (amount_[c] != 0 && price > worst_price) {
+      worst = c;
+      worst_price = price;
+    }
+  }
+  if (worst == kUnused || worst_price - best_price <= worst_price / 64) return false;
+  const std::uint64_t octaves = std::min(log2_of(worst_price) - log2_of(best_price), kMaxStepOctaves << 16);
+  const std::uint64_t rise = slope(worst, worst_price) + slope(best, best_price);
+  const std::uint64_t amount = std::min(amount_[worst], octaves * (step_ >> 16) / rise);
+  if (amount == 0) return false;
+  move(worst, best, amount);
+  return true;
+}
+
+bool PriceSolver::proven() {
+  double least = 0, volume = 0;
+  for (std::uint32_t d = 0; d + 1 < first_column_.size(); ++d) {
+    std::uint64_t cheapest = std::numeric_limits<std::uint64_t>::max();
+    for (std::uint32_t c = first_column_[d]; c < first_column_[d + 1]; ++c) cheapest = std::min(cheapest, column_price(c));
+    least += static_cast<double>(demand_bytes_[d]) * static_cast<double>(cheapest);
+  }
+  std::uint64_t top = 0;
+  for (std::size_t r = 0; r < resource_.size(); ++r) {
+    const auto price = static_cast<double>(resource_[r].price);
+    least += static_cast<double>(base_[r]) * price;
+    volume += static_cast<double>(capacity_[r]) * price;
+    top = std::max(top, resource_[r].time);
+  }
+  if (volume == 0) return false;
+  const double bound = least / volume;
+  const auto unit = static_cast<double>(std::uint64_t{1} << shift_);
+  bound_seconds_ = std::max(bound_seconds_, bound * unit);
+  const double time = static_cast<double>(top) / static_cast<double>(std::uint64_t{1} << kInverseBits) / static_cast<double>(slowest_);
+  return time * unit <= bound_seconds_ * (1 + 1.0 / 512);
+}
+
+void PriceSolver::solve() {
+  if (used_.empty()) return;
+  finish_input();
+  const auto demands = static_cast<std::uint32_t>(demand_bytes_.size());
+  for (const std::uint32_t sharpness : {16u, 32u, 64u, 128u, 256u, 512u, 1024u}) {
+    for (int pass = 0; pass < kPasses; ++pass) {
+      set_sharpness(sharpness);
+      bool moved = false;
+      for (std::uint32_t d = 0; d < demands; ++d) moved |= balance(d);
+      if (!moved) break;
+    }
+    if (sharpness >= 64) {
+      set_sharpness(sharpness);
+      if (proven()) return;
+    }
+  }
+}
+
+}  // namespace railweave

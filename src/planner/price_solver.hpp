@@ -1,0 +1,77 @@
+// Splits demands over alternative columns (sets of resources) so that the most loaded resource is as idle as possible, by
+// multiplicative weights: a resource's price grows exponentially with its load, a column costs the sum of its resources' prices
+// (or, for the policy nimble, the worst of them), and bytes move from dear columns to cheap ones while the prices get steeper.
+//
+// Integers only, so that every compiler and CPU gives the same answer. Formats, chosen so that every product fits 64 bits:
+//   load     34 bits  bytes, scaled down by a power of two that makes the sum of all loads fit
+//   inverse  28 bits  time per byte relative to the slowest resource
+//   time     62 bits  load * inverse
+//   price    32 bits  inverse * exponential, top resource about 2^30
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace railweave {
+
+class PriceSolver {
+ public:
+  // Begins a problem over resources 0 … capacities.size()-1 in which all columns together place at most `total` bytes on one.
+  void begin(std::span<const std::uint64_t> capacities_Bps, std::uint64_t total_bytes);
+  // Bytes that lie on a resource whatever is decided here.
+  void add_base(std::uint32_t resource, std::uint64_t bytes);
+  // A demand, then its columns, best first; each starts with some of the demand's bytes.
+  void add_demand(std::uint64_t bytes);
+  void add_column(std::uint64_t start_bytes);
+  void add_resource(std::uint32_t resource);
+
+  // Improves the split. Ends early when the price bound shows that no split is better by more than 1/512.
+  void solve();
+
+  // Bytes of each column in the order they were added, scaled; column_bytes() scales back.
+  std::uint32_t demand_count() const noexcept { return static_cast<std::uint32_t>(demand_bytes_.size()); }
+  // A demand's share on its column in bytes, rounded down.
+  std::uint64_t column_bytes(std::uint32_t column) const { return amount_[column] << shift_; }
+  std::uint32_t first_column(std::uint32_t demand) const { return first_column_[demand]; }
+
+  // No split can end earlier than this: for any prices, sum of (bytes * cheapest column) / sum of (price * capacity).
+  double bound_seconds() const noexcept { return bound_seconds_; }
+
+ private:
+  struct Resource {
+    std::uint64_t time = 0;     // load * inverse
+    std::uint64_t inverse = 0;  // 0: no capacity
+    std::uint64_t price = 0;
+  };
+  std::uint32_t use(std::uint32_t resource);
+  void finish_input();
+  void set_sharpness(std::uint32_t octaves);
+  void reprice(Resource& resource) const;
+  std::uint64_t column_price(std::uint32_t column) const;
+  bool balance(std::uint32_t demand);
+  void move(std::uint32_t from, std::uint32_t to, std::uint64_t amount);
+  std::uint64_t slope(std::uint32_t column, std::uint64_t price) const;
+  bool proven();
+
+  std::uint32_t shift_ = 0;
+  std::span<const std::uint64_t> capacities_;  // the caller's
+  std::uint64_t slowest_ = 0;                  // capacity of the slowest resource used
+  std::vector<std::uint64_t> capacity_;        // by resource used
+  std::vector<Resource> resource_;
+  std::vector<std::uint32_t> local_;  // caller's resource -> position here, kUnused
+  std::vector<std::uint32_t> used_;   // the other way round
+  std::vector<std::uint64_t> demand_bytes_, base_;
+  std::vector<std::uint32_t> first_column_;  // by demand
+  std::vector<std::uint32_t> first_entry_;   // by column
+  std::vector<std::uint32_t> entry_;         // resources of columns
+  std::vector<std::uint64_t> amount_;        // by column
+
+  std::uint64_t top_ = 0;        // time of the most loaded resource at the last set_sharpness
+  std::uint32_t top_shift_ = 0;  // brings top_ to 24 bits
+  std::uint64_t octave_ = 0;     // octaves (8 fraction bits) per unit of shifted time, 24 fraction bits
+  std::uint64_t step_ = 0;       // time per octave
+  double bound_seconds_ = 0;
+};
+
+}  // namespace railweave

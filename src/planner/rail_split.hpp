@@ -1,0 +1,42 @@
+// Shares out the GPU pairs of one node pair over its rail columns, given how many bytes each column is to carry in all.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "live_routes.hpp"
+
+namespace railweave {
+
+class RailSplit {
+ public:
+  struct Granularity {
+    std::uint64_t whole_max_bytes;  // demands up to this size take one path
+    std::uint64_t chunk_bytes;      // parts of a split demand are multiples of this but for one tail
+  };
+
+  // `quota` (bytes a column is to carry, their sum is the sum of `bytes`) is used up. bytes is [src gpu][dst gpu], row after row.
+  // Pairs go first where they need no relay, then where they need one, then two.
+  void split(const LiveRoutes& routes, GpuId first_src, std::uint32_t src_count, GpuId first_dst, std::uint32_t dst_count,
+             std::span<const RailColumn> columns, std::span<const std::uint64_t> bytes, std::span<std::int64_t> quota,
+             Granularity granularity);
+
+  // Which columns a pair uses, as a mask, and the bytes on one of those.
+  std::uint64_t mask(std::size_t pair) const { return mask_[pair]; }
+  std::uint64_t bytes_on(std::size_t pair, std::uint32_t column) const { return part_[pair * columns_ + column]; }
+
+ private:
+  void take(std::size_t pair, std::uint64_t candidates, std::span<std::int64_t> quota);
+  void place_rest(std::size_t pair, std::span<std::int64_t> quota);
+  void put(std::size_t pair, std::uint32_t column, std::uint64_t amount, std::span<std::int64_t> quota);
+
+  Granularity granularity_{};
+  std::size_t columns_ = 0;
+  std::vector<std::uint64_t> own_src_, own_dst_;  // by GPU: columns that it reaches without a relay
+  std::vector<std::uint64_t> rest_;               // by pair: bytes not placed yet
+  std::vector<std::uint8_t> whole_;
+  std::vector<std::uint64_t> mask_, part_;
+};
+
+}  // namespace railweave
