@@ -50,27 +50,13 @@ func start(t *testing.T, options cluster.Options) *cluster.Cluster {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			logAgents(t, c)
+			t.Log(c.Logs())
 		}
 		if err := c.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
 	return c
-}
-
-// logAgents puts the ends of the agents' logs into a failed test's output.
-func logAgents(t *testing.T, c *cluster.Cluster) {
-	t.Helper()
-	const most = 4 << 10
-	for _, agent := range c.Agents {
-		text, err := os.ReadFile(agent.Log())
-		if err != nil {
-			t.Log(err)
-			continue
-		}
-		t.Logf("%s:\n%s", agent.Log(), text[max(0, len(text)-most):])
-	}
 }
 
 // run starts a pod on a node (counted from 1).

@@ -4,6 +4,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -52,9 +53,39 @@ func Start(options Options) (*Cluster, error) {
 	}
 	c := &Cluster{Network: network, Bin: bin, options: options}
 	if err := c.start(); err != nil {
-		return nil, errors.Join(err, c.Stop())
+		return nil, errors.Join(err, c.Logs(), c.Stop())
 	}
 	return c, nil
+}
+
+// StartDetached is Start for a cluster that outlives the caller. When agents do not become ready it is left standing, to
+// be looked into.
+func StartDetached(options Options) (*Cluster, error) {
+	bin, err := plugins.Build()
+	if err != nil {
+		return nil, err
+	}
+	network, err := testnet.UpDetached(options.Network)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Network: network, Bin: bin, options: options}
+	return c, c.start()
+}
+
+// Logs returns the ends of the agents' logs as an error, to go with another.
+func (c *Cluster) Logs() error {
+	const most = 4 << 10
+	var failures error
+	for _, agent := range c.Agents {
+		text, err := os.ReadFile(agent.Log())
+		if err != nil {
+			failures = errors.Join(failures, err)
+			continue
+		}
+		failures = errors.Join(failures, fmt.Errorf("%s:\n%s", agent.Log(), text[max(0, len(text)-most):]))
+	}
+	return failures
 }
 
 func (c *Cluster) start() error {

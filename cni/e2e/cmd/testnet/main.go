@@ -11,12 +11,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/railweave/railweave/cni/e2e/cluster"
 	"github.com/railweave/railweave/cni/e2e/testnet"
 )
 
 const usage = `usage: testnet COMMAND
-  up [-nodes N] [-rails N] [-peering unnumbered|numbered] [-hold]
-             build a network and print its id; with -hold keep it only until Ctrl-C
+  up [-nodes N] [-rails N] [-peering unnumbered|numbered] [-agents] [-hold]
+             build a network and print its id; with -agents start the node agents; with -hold keep it only until Ctrl-C
   down ID    remove a network
   status     show every network of this machine: namespaces, daemons, BGP sessions
   sweep      remove networks whose owner is gone, and namespaces without a network
@@ -61,30 +62,49 @@ func up(args []string, out io.Writer) error {
 	nodes := flags.Int("nodes", 2, "number of nodes")
 	rails := flags.Int("rails", 2, "number of rails")
 	peering := flags.String("peering", string(testnet.Unnumbered), "how nodes and leafs peer")
+	agents := flags.Bool("agents", false, "build and start the node agents, with Namespaces team-a, team-b and team-c")
 	hold := flags.Bool("hold", false, "keep the network only until this program ends")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	config := testnet.Config{Nodes: *nodes, Rails: *rails, Peering: testnet.Peering(*peering)}
-	build := testnet.UpDetached
-	if *hold {
-		build = testnet.Up
-	}
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
-	network, err := build(config)
-	if err != nil {
+	network, err := build(config, *agents, *hold)
+	if network != nil {
+		fmt.Fprintln(out, network.ID)
+	}
+	if err != nil || !*hold {
 		return err
-	}
-	if err := network.WaitFabric(30 * time.Second); err != nil {
-		return errors.Join(err, network.Down())
-	}
-	fmt.Fprintln(out, network.ID)
-	if !*hold {
-		return nil
 	}
 	<-interrupted
 	return network.Down()
+}
+
+func build(config testnet.Config, agents, hold bool) (*testnet.Network, error) {
+	if agents {
+		start := cluster.StartDetached
+		if hold {
+			start = cluster.Start
+		}
+		c, err := start(cluster.Options{Network: config, Tenants: map[string]string{"team-a": "", "team-b": "", "team-c": ""}})
+		if c == nil {
+			return nil, err
+		}
+		return c.Network, err
+	}
+	start := testnet.UpDetached
+	if hold {
+		start = testnet.Up
+	}
+	network, err := start(config)
+	if err != nil {
+		return nil, err
+	}
+	if err := network.WaitFabric(30 * time.Second); err != nil {
+		return nil, errors.Join(err, network.Down())
+	}
+	return network, nil
 }
 
 func status(out io.Writer) error {
