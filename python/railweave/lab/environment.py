@@ -21,7 +21,7 @@ def for_node(spec: LabSpec, node: int) -> dict[str, str]:
     """What every program on a node gets; launchers such as mpirun start here."""
     launchers = "172.31.0.0/16" if spec.isolation == "gpu" else "10.0.0.0/8"
     result = {
-        "RAILWEAVE_HOSTID": node_name(node),
+        "RAILWEAVE_NODE_ID": node_name(node),
         "RAILWEAVE_LAB_PYTHON": sys.executable,
         "TMPDIR": str(INSIDE / "tmp"),
         "NODE_RANK": str(node),

@@ -104,7 +104,7 @@ class Lab:
         wire.request(self.name, "set-link", node=node, rail=rail, up=up, rate=rate)
 
     def start(self, programs: Sequence[Program], *, new_session: bool = True) -> Job:
-        """Start programs in the lab. `new_session` keeps a terminal's Ctrl-C from them."""
+        """Start programs in the lab. `new_session` takes the terminal from them: its input and its Ctrl-C."""
         return Job(self, programs, new_session)
 
     def __enter__(self) -> Lab:
@@ -131,7 +131,8 @@ class Job:
         passed = {parent_read, programs_fd, events_write, *(here for program in programs for here in program.fds.values())}
         try:
             with syscalls.in_namespace(processes, "pid"):
-                self._process = subprocess.Popen(command, pass_fds=sorted(passed), start_new_session=new_session)
+                stdin = subprocess.DEVNULL if new_session else None
+                self._process = subprocess.Popen(command, stdin=stdin, pass_fds=sorted(passed), start_new_session=new_session)
         finally:
             for fd in (processes, parent_read, parent_write, programs_fd, events_write):
                 os.close(fd)

@@ -5,10 +5,12 @@ owner ── this process (dies with its owner) ── first process of the name
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 from railweave.lab import environment, syscalls
 from railweave.lab.enter import enter
@@ -25,13 +27,21 @@ def main(lab: str, parent: str, programs_fd: str, events_fd: str) -> None:
     with os.fdopen(int(programs_fd)) as file:
         programs = [Program.from_json(value) for value in json.load(file)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the programs; this process waits for them
+    number = os.getpid()
     syscalls.unshare(syscalls.CLONE_NEWPID)
     first = os.fork()
     if first == 0:
         syscalls.die_with_parent()
+        _spread_process_ids(number)
         _first_process(lab, programs, int(events_fd))
     _, status = os.waitpid(first, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _spread_process_ids(job: int) -> None:
+    """Start counting elsewhere in each job: programs take process ids for unique when they name shared memory (OpenMPI, UCX)."""
+    with contextlib.suppress(FileNotFoundError):  # kernels without CONFIG_CHECKPOINT_RESTORE
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(300 + job * 512 % 30000))
 
 
 def _first_process(lab: str, programs: list[Program], events: int) -> None:

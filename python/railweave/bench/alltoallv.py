@@ -1,0 +1,101 @@
+"""The benchmark: all matrices under all policies and peers, interleaved, in one lab."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from railweave.bench import result
+from railweave.bench.session import MpiSession, PolicySession, Session, build_peer
+from railweave.lab import Lab, LabSpec
+from railweave.matrix import Matrix
+
+# An exchange that takes 20 times its bound, and then half a minute, hangs.
+_TIMEOUT_S, _TIMEOUT_BOUNDS = 30.0, 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A matrix with its name and the time that no routing can beat."""
+
+    name: str
+    matrix: Matrix
+    bound_seconds: float
+
+
+def lower_bound(spec: LabSpec, matrix: Matrix) -> float:
+    """Seconds: what leaves or enters a node must pass its rails. Nothing inside a node is counted, so it may be too low, never too high."""
+    nodes = matrix.reshape(spec.nodes, spec.gpus, spec.nodes, spec.gpus).sum(axis=(1, 3))
+    inside = nodes.diagonal()
+    busiest = max(int((nodes.sum(axis=1) - inside).max()), int((nodes.sum(axis=0) - inside).max()))
+    return busiest / (spec.rails * spec.rate / 8)
+
+
+def run(
+    spec: LabSpec, cases: Sequence[Case], policies: Sequence[str], peers: Sequence[str], repeat: int, step: Callable[[str], None]
+) -> list[result.Result]:
+    """Bring a lab up, run everything, take it down. `step` hears of each exchange before it starts."""
+    with contextlib.ExitStack() as stack:
+        step("building the lab")
+        lab = stack.enter_context(Lab.up(spec))
+        sessions: list[Session] = []
+        if peers:
+            program = build_peer(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-"))))
+        for index, policy in enumerate(policies):
+            step(f"starting {policy}")
+            sessions.append(stack.enter_context(PolicySession(policy, lab, index)))
+        for peer in peers:
+            step(f"starting {peer}")
+            sessions.append(stack.enter_context(MpiSession(peer, lab, program)))
+        return [each for case in cases for each in _compare(case, sessions, repeat, step)]
+
+
+def steps(cases: int, sessions: int, repeat: int) -> int:
+    """How often `run` calls `step`."""
+    return 1 + sessions + cases * sessions * (repeat + 1)
+
+
+def _compare(case: Case, sessions: Sequence[Session], repeat: int, step: Callable[[str], None]) -> list[result.Result]:
+    """One warm-up each, then rounds in which every session has its turn, each round starting with the next one."""
+    timeout = _TIMEOUT_S + _TIMEOUT_BOUNDS * case.bound_seconds
+    seconds: dict[str, list[float]] = {session.name: [] for session in sessions}
+    rails: dict[str, list[list[result.RailBytes]]] = {session.name: [] for session in sessions}
+    wrong: dict[str, str] = {}
+    for repetition in range(repeat + 1):
+        for turn in range(len(sessions)):
+            session = sessions[(turn + repetition) % len(sessions)]
+            step(f"{case.name}, {session.name}")
+            before = session.lab.links()
+            sample = session.exchange(case.matrix, repetition, timeout)
+            after = session.lab.links()
+            if sample.wrong is not None:
+                wrong.setdefault(session.name, f"repetition {repetition}: {sample.wrong}")
+            if repetition > 0:
+                seconds[session.name].append(sample.seconds)
+                rails[session.name].append(
+                    [
+                        result.RailBytes(a["node"], a["rail"], a["tx_bytes"] - b["tx_bytes"], a["rx_bytes"] - b["rx_bytes"])
+                        for b, a in zip(before, after, strict=True)
+                    ]
+                )
+    total = int(case.matrix.sum()) - int(case.matrix.trace())
+    return [
+        result.Result(s.name, case.name, seconds[s.name], total, case.bound_seconds, wrong.get(s.name), _median_rails(rails[s.name]))
+        for s in sessions
+    ]
+
+
+def _median_rails(rounds: list[list[result.RailBytes]]) -> list[result.RailBytes]:
+    return [
+        result.RailBytes(
+            same[0].node,
+            same[0].rail,
+            round(statistics.median(each.tx_bytes for each in same)),
+            round(statistics.median(each.rx_bytes for each in same)),
+        )
+        for same in zip(*rounds, strict=True)
+    ]

@@ -1,0 +1,232 @@
+"""What a benchmark compares: a policy of the engine, or a peer. A session keeps its processes between exchanges."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from railweave.bench.errors import BenchError
+from railweave.lab import Lab, Program
+from railweave.lab.environment import RENDEZVOUS_PORT, node_name
+from railweave.matrix import Matrix
+
+_START_S = 120.0  # 64 Python processes on 4 busy cores need 30
+_LEAD_S = 0.03  # from the command until all ranks start together: waking 64 processes takes less
+
+PEERS = ("openmpi", "ucx")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One exchange: from the first rank's start to the last one's end, and where a byte was wrong, if any."""
+
+    seconds: float
+    wrong: str | None
+
+
+class Session(abc.ABC):
+    """Processes, one a rank, that exchange on command. All of them are idle between commands."""
+
+    def __init__(self, name: str, lab: Lab) -> None:
+        """Start them."""
+        self.name, self.lab = name, lab
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the session)
+        self._doing = "starting"
+
+    @abc.abstractmethod
+    def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
+        """Exchange once and check. Raises BenchError if a process ends or `timeout` seconds pass."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the processes."""
+
+    def __enter__(self) -> Session:
+        """The session itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the processes."""
+        self.close()
+        self.log.close()
+
+    def fail(self, what: str) -> BenchError:
+        """An error with what the processes said last."""
+        self.log.seek(0)
+        said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
+        output = "".join(f"\n    {line}" for line in said)
+        return BenchError(f"{self.name}, {self._doing}: {what}" + (f"; the last they said:{output}" if said else "; they said nothing"))
+
+
+class PolicySession(Session):
+    """The engine under one policy: a Python process for each rank."""
+
+    def __init__(self, policy: str, lab: Lab, index: int) -> None:
+        """`index` keeps the rendezvous of several sessions apart."""
+        super().__init__(policy, lab)
+        world = lab.spec.world
+        rendezvous = f"tcp://{lab.spec.rank_address(0)}:{RENDEZVOUS_PORT + 1 + index}"
+        pairs = [socket.socketpair() for _ in range(world)]
+        log = self.log.fileno()
+        programs = [
+            Program(
+                [sys.executable, "-m", "railweave.bench.worker", policy, rendezvous, "3"],
+                rank=rank,
+                fds={1: log, 2: log, 3: theirs.fileno()},
+            )
+            for rank, (_, theirs) in enumerate(pairs)
+        ]
+        self._job = lab.start(programs)
+        for _, theirs in pairs:
+            theirs.close()
+        self._controls = [ours for ours, _ in pairs]
+        self._partial = [b""] * world
+        self._collect(_START_S)
+
+    def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
+        """Exchange once and check."""
+        self._ask(timeout, "filling the buffers", do="prepare", repetition=repetition, matrix=matrix.tolist())
+        times = self._ask(timeout, "exchanging", do="go", at=time.monotonic() + _LEAD_S)
+        checks = self._ask(timeout, "checking", do="check")
+        wrong = None
+        for rank, check in enumerate(checks):
+            if check["wrong"] is not None:
+                wrong = f"rank {rank} got a wrong byte from rank {check['wrong'][0]} at {check['wrong'][1]}"
+                break
+        return Sample(max(each["end"] for each in times) - min(each["start"] for each in times), wrong)
+
+    def close(self) -> None:
+        """End the processes."""
+        for control in self._controls:
+            control.close()  # they leave when they notice
+        self._job.drain(5.0)
+        self._job.close()
+
+    def _ask(self, timeout: float, doing: str, **command: Any) -> list[dict[str, Any]]:
+        self._doing = doing
+        line = json.dumps(command).encode() + b"\n"
+        for control in self._controls:
+            control.sendall(line)
+        return self._collect(timeout)
+
+    def _collect(self, timeout: float) -> list[dict[str, Any]]:
+        """One line from each rank."""
+        answers: dict[int, dict[str, Any]] = {}
+        end = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            for rank, control in enumerate(self._controls):
+                selector.register(control, selectors.EVENT_READ, rank)
+            selector.register(self._job.events, selectors.EVENT_READ, None)
+            while len(answers) < len(self._controls):
+                ready = selector.select(max(0.0, end - time.monotonic()))
+                if not ready and time.monotonic() >= end:
+                    missing = [rank for rank in range(len(self._controls)) if rank not in answers]
+                    raise self.fail(f"no answer from rank {', '.join(map(str, missing[:8]))} within {timeout:.0f} s")
+                for key, _ in ready:
+                    if key.data is None:
+                        self._ended()
+                        continue
+                    data = self._controls[key.data].recv(1 << 20)
+                    if not data:
+                        selector.unregister(key.fileobj)  # the job's events say how it ended
+                        continue
+                    self._partial[key.data] += data
+                    if self._partial[key.data].endswith(b"\n"):
+                        answers[key.data] = json.loads(self._partial[key.data])
+                        self._partial[key.data] = b""
+        return [answers[rank] for rank in range(len(self._controls))]
+
+    def _ended(self) -> None:
+        for rank, status in self._job.poll(0.0).items():
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise self.fail(f"rank {rank} ({node_name(self.lab.spec.node_of(rank))}) {how}")
+
+
+class MpiSession(Session):
+    """MPI_Alltoallv of the system's OpenMPI, over its own TCP transport or over UCX, started by mpirun in the same lab."""
+
+    def __init__(self, peer: str, lab: Lab, program: Path) -> None:
+        """`program` is `mpi_alltoallv.c`, built."""
+        super().__init__(peer, lab)
+        spec = lab.spec
+        hosts = ",".join(f"{node_name(node)}:{spec.gpus}" for node in range(spec.nodes))
+        command = ["mpirun", "-np", str(spec.world), "--host", hosts, *_mpi_options(peer, spec.rails), str(program)]
+        commands_read, self._commands = os.pipe()
+        answers_write: int
+        self._answers, answers_write = os.pipe()
+        self._partial = b""
+        self._job = lab.start([Program(command, node=0, fds={0: commands_read, 1: answers_write, 2: self.log.fileno()})])
+        os.close(commands_read)
+        os.close(answers_write)
+
+    def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
+        """Exchange once and check."""
+        numbers = " ".join(map(str, matrix.ravel().tolist()))
+        self._ask(max(timeout, _START_S), "filling the buffers", f"prepare {repetition} {numbers}")
+        at = time.monotonic() + 2 * _LEAD_S  # the command takes a way of several hops, each with a pause
+        _, first, last = self._ask(timeout, "exchanging", f"go {round(at * 1e9)}").split()
+        check = self._ask(timeout, "checking", "check").split()
+        wrong = None if check[0] == "ok" else f"rank {check[1]} got a wrong byte from rank {check[2]} at {check[3]}"
+        return Sample((int(last) - int(first)) / 1e9, wrong)
+
+    def close(self) -> None:
+        """End the processes."""
+        os.close(self._commands)  # rank 0 reads the end and tells the others
+        self._job.drain(5.0)
+        self._job.close()
+        os.close(self._answers)
+
+    def _ask(self, timeout: float, doing: str, command: str) -> str:
+        self._doing = doing
+        end = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            selector.register(self._job.events, selectors.EVENT_READ)
+            try:
+                os.write(self._commands, command.encode() + b"\n")
+            except BrokenPipeError:
+                raise self.fail("mpirun ended") from None
+            while not self._partial.endswith(b"\n"):
+                ready = [key.fd for key, _ in selector.select(max(0.0, end - time.monotonic()))]
+                if not ready and time.monotonic() >= end:
+                    raise self.fail(f"no answer within {timeout:.0f} s")
+                if self._answers in ready:
+                    self._partial += os.read(self._answers, 65536)
+                elif ready:
+                    for status in self._job.poll(0.0).values():
+                        raise self.fail(f"mpirun ended with status {status}")
+        answer, self._partial = self._partial.decode().strip(), b""
+        return answer
+
+
+def _mpi_options(peer: str, rails: int) -> list[str]:
+    if peer == "openmpi":
+        return ["--mca", "pml", "ob1", "--mca", "btl", "tcp,vader,self"]
+    return [
+        *("--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"),
+        *("-x", "UCX_TLS=tcp,sm,self", "-x", f"UCX_MAX_RNDV_RAILS={min(rails, 4)}"),
+    ]
+
+
+def build_peer(directory: Path) -> Path:
+    """Compile the MPI peer; the system's mpicc knows where its MPI is."""
+    program = directory / "mpi_alltoallv"
+    source = Path(__file__).with_name("mpi_alltoallv.c")
+    try:
+        subprocess.run(["mpicc", "-O2", "-o", str(program), str(source)], check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise BenchError("peers need OpenMPI's compiler: apt-get install openmpi-bin libopenmpi-dev") from error
+    except subprocess.CalledProcessError as error:
+        raise BenchError(f"mpicc cannot build {source}:\n{error.stderr.strip()}") from error
+    return program
