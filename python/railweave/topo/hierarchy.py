@@ -140,7 +140,9 @@ def _wiring(host: Host) -> object:
     def links(pairs: list[tuple[Vertex, Vertex, Edge]]) -> object:
         return tuple((host.local(a), host.local(b), edge.capacity_Bps, edge.latency_ns) for a, b, edge in pairs)
 
-    ports = tuple((nic, tuple((leaf.rail, edge.capacity_Bps, edge.latency_ns) for leaf, edge in leafs)) for nic, leafs in _local_ports(host))
+    ports = tuple(
+        (nic, tuple((leaf.rail, edge.capacity_Bps, edge.latency_ns) for leaf, edge in leafs)) for nic, leafs in _local_ports(host)
+    )
     return (tuple(tree(root) for root in host.roots), links(host.nvlinks), links(host.sockets), ports)
 
 
@@ -152,7 +154,11 @@ def rate(bytes_per_second: int) -> str:
     """Bytes/s as people say them: '450 GB/s'."""
     for unit, factor in (("TB/s", 10**12), ("GB/s", 10**9), ("MB/s", 10**6), ("kB/s", 10**3)):
         if bytes_per_second >= factor:
-            return f"{bytes_per_second / factor:.3g} {unit}" if bytes_per_second < 999.5 * factor else f"{bytes_per_second / factor:.0f} {unit}"
+            return (
+                f"{bytes_per_second / factor:.3g} {unit}"
+                if bytes_per_second < 999.5 * factor
+                else f"{bytes_per_second / factor:.0f} {unit}"
+            )
     return f"{bytes_per_second} B/s"
 
 
