@@ -307,7 +307,9 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 		return failure.New(nodev1.Reason_NAMESPACE_UNKNOWN, held.Pod.Namespace, "", "the Namespace does not exist")
 	}
 	parts := []func() error{
-		func() error { return wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written") },
+		func() error {
+			return wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written")
+		},
 		func() error { return publishFailure(a.publish(ctx, held, tenant)) },
 		func() error {
 			if err := a.Pods.Configure(a.podInterface(held)); err != nil {

@@ -105,7 +105,7 @@ func (r *rail) ensureBridge(ctx context.Context) error {
 	if err := a.Database.EnsureBridge(ctx, wanted, r.config.Uplink); err != nil {
 		return r.setProblem(r.missing(err, "it could not be set up"))
 	}
-	local := kernel.Local{Bridge: r.config.Bridge, Uplink: r.config.Uplink, Addresses: r.config.NodeAddresses()}
+	local := kernel.Local{Bridge: r.config.Bridge, Uplink: r.config.Uplink, MAC: r.config.MAC().String(), Addresses: r.config.NodeAddresses()}
 	deadline := a.Now().Add(settleTime)
 	for {
 		mtu, err := a.Kernel.EnsureLocal(local)

@@ -17,8 +17,8 @@ const markKey = "railweave"
 
 func mark(held *attachment.Attachment) string {
 	plain := held.Clone()
-	plain.PortIDs = nil      // they are beside it
-	plain.Announced = false  // the kernel's routes say it
+	plain.PortIDs = nil     // they are beside it
+	plain.Announced = false // the kernel's routes say it
 	text, err := json.Marshal(plain)
 	if err != nil {
 		return "" // a struct of strings and addresses always encodes

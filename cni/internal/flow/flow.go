@@ -129,6 +129,11 @@ func Program(rail Rail) []Flow {
 // control carries the node's own protocols over the LOCAL port and nothing else: neighbour discovery, BGP, BFD.
 func control(rail Rail) []Flow {
 	flows := []Flow{{tableSender, priorityTagged, ControlCookie, "vlan_tci=0x1000/0x1000", "drop"}}
+	// Router and neighbour discovery and redirects of pods go nowhere, with whatever source, nor do those for pods from
+	// outside: a pod's gateway is a permanent neighbour.
+	for kind := 133; kind <= 137; kind++ {
+		flows = append(flows, Flow{tableSender, priorityNeighbour, ControlCookie, fmt.Sprintf("icmp6,icmp_type=%d", kind), "drop"})
+	}
 	if rail.UplinkOFPort <= 0 {
 		return flows
 	}
@@ -189,11 +194,7 @@ func ipMatch(side string, address netip.Addr) string {
 
 func podFlows(rail Rail, pod Pod) []Flow {
 	cookie := Cookie(pod.Key)
-	// Its own router and neighbour discovery goes nowhere, with whatever source: the gateway is a permanent neighbour.
 	var flows []Flow
-	for kind := 133; kind <= 137; kind++ {
-		flows = append(flows, Flow{tableSender, priorityNeighbour, cookie, fmt.Sprintf("in_port=%d,icmp6,icmp_type=%d", pod.OFPort, kind), "drop"})
-	}
 	for _, host := range pod.Hosts {
 		flows = append(flows,
 			Flow{tableSender, priorityTraffic, cookie,

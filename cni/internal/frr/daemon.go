@@ -115,11 +115,9 @@ func (d *Daemon) Ensure(ctx context.Context) error {
 	if err := d.write(ctx, path); err != nil {
 		return err
 	}
-	reload := []string{filepath.Join(d.config.FRR.BinDir, "frr-reload.py"), "--reload", "--bindir", "/usr/bin", "--confdir", d.confDir(), "--rundir", d.config.FRR.RunDir, "--vty_socket", d.socketDir()}
-	if d.config.FRR.Pathspace != "" {
-		reload = append(reload, "--pathspace", d.config.FRR.Pathspace)
-	}
-	if _, err := run(ctx, reloadTimeout, "python3", append(reload, path)...); err != nil {
+	// The pathspace is in the directories already; --pathspace would append it again.
+	reload := []string{filepath.Join(d.config.FRR.BinDir, "frr-reload.py"), "--reload", "--bindir", "/usr/bin", "--confdir", d.confDir(), "--rundir", d.socketDir(), "--vty_socket", d.socketDir(), path}
+	if _, err := run(ctx, reloadTimeout, "python3", reload...); err != nil {
 		return err
 	}
 	d.applied, err = d.vtysh(ctx, "show running-config")
@@ -141,7 +139,7 @@ func (d *Daemon) write(ctx context.Context, path string) error {
 
 // Validate has bgpd read a configuration without running it.
 func Validate(ctx context.Context, binDir, path string) error {
-	if _, err := run(ctx, vtyshTimeout, filepath.Join(binDir, "bgpd"), "--dryrun", "--config_file", path, "--skip_runas"); err != nil {
+	if _, err := run(ctx, vtyshTimeout, filepath.Join(binDir, "bgpd"), "--dryrun", "--bgp_port", "0", "--config_file", path, "--skip_runas"); err != nil {
 		return fmt.Errorf("the rendered FRR configuration was refused: %w", err)
 	}
 	return nil

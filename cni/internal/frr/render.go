@@ -18,12 +18,10 @@ func Render(config *nodeconfig.Config) string {
 	var text strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
 	line("! Written by railweave-node from the node file; changes made here are undone.")
-	line("frr defaults traditional")
 	line("hostname %s", config.Node)
 	line("log syslog informational")
 	line("service integrated-vtysh-config")
 	line("!")
-	interfaces(line, config)
 	router(line, config)
 	prefixLists(line, config)
 	line("bgp as-path access-list RW-OWN seq 5 permit ^$")
@@ -46,27 +44,13 @@ func Render(config *nodeconfig.Config) string {
 
 type printer func(format string, args ...any)
 
-// interfaces: without router advertisements an unnumbered session has no address to connect to.
-func interfaces(line printer, config *nodeconfig.Config) {
-	for _, rail := range config.Rails {
-		if rail.Peer.Unnumbered {
-			line("interface %s", rail.Bridge)
-			line(" ipv6 nd ra-interval 10")
-			line(" no ipv6 nd suppress-ra")
-			// Lifetime 0: the leaf must not take the node for a default router.
-			line(" ipv6 nd ra-lifetime 0")
-			line("exit")
-			line("!")
-		}
-	}
-}
-
 type neighbor struct {
 	name     string
 	rail     *nodeconfig.Rail
 	families []string // the address families the session carries
 }
 
+// neighbors: an unnumbered one makes zebra send router advertisements on its interface by itself.
 func neighbors(config *nodeconfig.Config) []neighbor {
 	var found []neighbor
 	for i := range config.Rails {
@@ -113,7 +97,6 @@ func router(line printer, config *nodeconfig.Config) {
 	// The switch forwards without FRR: the leaf may keep the routes while FRR restarts.
 	line(" bgp graceful-restart preserve-fw-state")
 	line(" bgp graceful-restart restart-time %d", config.FRR.GracefulRestartSeconds)
-	line(" bgp bestpath as-path multipath-relax")
 	peers := neighbors(config)
 	for _, n := range peers {
 		asn := "external"

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -101,7 +102,15 @@ const ProcSysNet = "/proc/sys/net"
 // Local is how the LOCAL port and the uplink of a rail must be.
 type Local struct {
 	Bridge, Uplink string
+	MAC            string
 	Addresses      []netip.Prefix
+}
+
+// linkLocal is the address that belongs to a MAC (RFC 4291, modified EUI-64). The leaf's FRR derives the MAC of an
+// unnumbered neighbour from its link-local address, so the two must agree.
+func linkLocal(mac net.HardwareAddr) netip.Prefix {
+	address := [16]byte{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]}
+	return netip.PrefixFrom(netip.AddrFrom16(address), 64)
 }
 
 // EnsureLocal brings the uplink and the LOCAL port up, gives LOCAL its addresses and nothing else, and keeps the kernel
@@ -139,7 +148,11 @@ func EnsureLocal(local Local) (int, error) {
 			}
 		}
 	}
-	return mtu, ensureAddresses(bridge, local.Addresses)
+	// ovs-vswitchd sets the MAC some milliseconds after it made the link.
+	if mac := bridge.Attrs().HardwareAddr; mac.String() != local.MAC {
+		return 0, fmt.Errorf("LOCAL port of %s has MAC %s, expected %s", local.Bridge, mac, local.MAC)
+	}
+	return mtu, ensureAddresses(bridge, append(slices.Clone(local.Addresses), linkLocal(bridge.Attrs().HardwareAddr)))
 }
 
 func ensureAddresses(link netlink.Link, wanted []netip.Prefix) error {
@@ -153,7 +166,7 @@ func ensureAddresses(link netlink.Link, wanted []netip.Prefix) error {
 	}
 	for i := range present {
 		prefix, ok := FromIPNet(present[i].IPNet)
-		if !ok || prefix.Addr().IsLinkLocalUnicast() && prefix.Addr().Is6() {
+		if !ok {
 			continue
 		}
 		if missing[prefix] {

@@ -114,7 +114,7 @@ func ReadDirectory(path string) (View, error) {
 	for name, entry := range namespaces.Namespaces {
 		view.Namespaces[name] = TenantOf(name, entry.Tenant)
 	}
-	files, err := filepath.Glob(filepath.Join(path, "nodes", "[!.]*.json"))
+	files, err := filepath.Glob(filepath.Join(path, "nodes", "[^.]*.json"))
 	if err != nil {
 		return view, err
 	}

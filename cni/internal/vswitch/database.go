@@ -72,13 +72,24 @@ func OpenDatabase(ctx context.Context, runDir string) (*Database, error) {
 		UpdateFunc: func(string, model.Model, model.Model) { db.notify() },
 		DeleteFunc: func(string, model.Model) { db.notify() },
 	})
-	_, err = connection.Monitor(ctx, connection.NewMonitor(client.WithTable(&rootRow{}), client.WithTable(&bridgeRow{}),
-		client.WithTable(&portRow{}), client.WithTable(&interfaceRow{})))
+	_, err = connection.Monitor(ctx, connection.NewMonitor(monitored()...))
 	if err != nil {
 		connection.Close()
 		return nil, fmt.Errorf("OVSDB in %s: %w", runDir, err)
 	}
 	return db, nil
+}
+
+// monitored are the columns of the rows' types: a monitor of all columns would bring some that the types lack, and the cache
+// refuses such updates.
+func monitored() []client.MonitorOption {
+	root, bridge, port, link := &rootRow{}, &bridgeRow{}, &portRow{}, &interfaceRow{}
+	return []client.MonitorOption{
+		client.WithTable(root, &root.Bridges, &root.OtherConfig, &root.OVSVersion),
+		client.WithTable(bridge, &bridge.Name, &bridge.Ports, &bridge.FailMode, &bridge.DatapathType, &bridge.Controller, &bridge.OtherConfig, &bridge.ExternalIDs),
+		client.WithTable(port, &port.Name, &port.Interfaces, &port.ExternalIDs),
+		client.WithTable(link, &link.Name, &link.Type, &link.OFPort, &link.OFPortRequest, &link.Error),
+	}
 }
 
 func (d *Database) notify() {

@@ -77,7 +77,7 @@ func (s *Switch) Replace(ctx context.Context, bridge, program string) error {
 
 // Differences lists the lines in which the bridge differs from a program: "-" only on the bridge, "+" only in the program.
 func (s *Switch) Differences(ctx context.Context, bridge, program string) ([]string, error) {
-	text, err := s.ofctl(ctx, program, "diff-flows", s.target(bridge), "-")
+	text, err := s.ofctl(ctx, program, "diff-flows", s.target(bridge), "/dev/stdin")
 	var failed *exec.ExitError
 	if err != nil && (!errors.As(err, &failed) || failed.ExitCode() != 2) { // 2: there are differences
 		return nil, err

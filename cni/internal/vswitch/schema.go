@@ -27,7 +27,6 @@ type portRow struct {
 	Name        string            `ovsdb:"name"`
 	Interfaces  []string          `ovsdb:"interfaces"`
 	ExternalIDs map[string]string `ovsdb:"external_ids"`
-	Tag         *int              `ovsdb:"tag"`
 }
 
 type interfaceRow struct {
