@@ -14,6 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/railweave/railweave/cni/internal/agent"
 	"github.com/railweave/railweave/cni/internal/frr"
@@ -155,7 +158,32 @@ func openTenancy(ctx context.Context, config *nodeconfig.Config, log *slog.Logge
 		source, err := tenancy.OpenDirectory(ctx, config.Tenancy.Directory, config.Node)
 		return source, agent.LogRecorder{Log: log}, err
 	}
-	return nil, nil, errors.New("kubernetes: not yet")
+	core, objects, err := clients()
+	if err != nil {
+		return nil, nil, err
+	}
+	source, err := tenancy.OpenKubernetes(ctx, core, objects, config.Node)
+	if err != nil {
+		return nil, nil, err
+	}
+	return source, agent.NewKubeRecorder(ctx, core, config.Node), nil
+}
+
+// clients of the cluster: in a pod its own service account, else KUBECONFIG.
+func clients() (kubernetes.Interface, dynamic.Interface, error) {
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(clientcmd.NewDefaultClientConfigLoadingRules(), nil)
+	config, err := loader.ClientConfig()
+	if err != nil {
+		return nil, nil, fmt.Errorf("tenancy.source kubernetes: no cluster: %w", err)
+	}
+	// Every pod costs a few requests; 200 may start at once.
+	config.QPS, config.Burst = 100, 400
+	core, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	objects, err := dynamic.NewForConfig(config)
+	return core, objects, err
 }
 
 // inForcePoll: how often `tenancy --wait` looks again.
@@ -170,9 +198,13 @@ func tenancyCommand(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	read, err := tenancyReader(ctx, config)
+	if err != nil {
+		return err
+	}
 	deadline := time.Now().Add(wait)
 	for {
-		view, err := readTenancy(ctx, config)
+		view, err := read()
 		if err != nil {
 			return err
 		}
@@ -193,9 +225,17 @@ func tenancyCommand(ctx context.Context, args []string) error {
 	}
 }
 
-func readTenancy(_ context.Context, config *nodeconfig.Config) (tenancy.View, error) {
+func tenancyReader(ctx context.Context, config *nodeconfig.Config) (func() (tenancy.View, error), error) {
 	if config.Tenancy.Source == "directory" {
-		return tenancy.ReadDirectory(config.Tenancy.Directory)
+		return func() (tenancy.View, error) { return tenancy.ReadDirectory(config.Tenancy.Directory) }, nil
 	}
-	return tenancy.View{}, errors.New("kubernetes: not yet")
+	core, objects, err := clients()
+	if err != nil {
+		return nil, err
+	}
+	source, err := tenancy.OpenKubernetes(ctx, core, objects, config.Node)
+	if err != nil {
+		return nil, err
+	}
+	return func() (tenancy.View, error) { return source.View(), nil }, nil
 }

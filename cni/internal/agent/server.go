@@ -109,9 +109,12 @@ func (a *Agent) intercept(ctx context.Context, request any, info *grpc.UnaryServ
 	err = toStatus(err)
 	took := time.Since(began)
 	a.Metrics.Latency.WithLabelValues(method, status.Code(err).String()).Observe(took.Seconds())
-	if err != nil {
+	switch {
+	case method == "Status": // asked again and again; the node's condition tells it once
+		a.Log.Debug("request", "method", method, "took", took, "error", err)
+	case err != nil:
 		a.Log.Warn("request failed", "method", method, "took", took, "reason", failure.ReasonOf(err).String(), "error", err)
-	} else {
+	default:
 		a.Log.Info("request", "method", method, "took", took)
 	}
 	return response, err

@@ -205,7 +205,11 @@ func parseSessions(config *nodeconfig.Config, summaryJSON, neighborsJSON, bfdJSO
 			}
 			state := states[n.name]
 			session.Established = session.Established && state.State == "Established"
-			if address, err := netip.ParseAddr(state.Address); err == nil && (!session.Peer.IsValid() || address.Is4()) {
+			where := state.Address
+			if !rail.Peer.Unnumbered {
+				where = n.name
+			}
+			if address, err := netip.ParseAddr(where); err == nil && (!session.Peer.IsValid() || address.Is4()) {
 				if address.IsLinkLocalUnicast() && address.Is6() {
 					address = address.WithZone(rail.Bridge)
 				}
