@@ -37,7 +37,7 @@ def parse_size(text: str) -> int:
     unit = match and match[2].replace("k", "K")
     if match is None or unit not in _UNITS:
         raise DemandError(f"size '{text}': expected bytes such as 4096, 64KiB, 16MiB, 1GB")
-    size = float(match[1]) * _UNITS[unit] if "." in match[1] else int(match[1]) * _UNITS[unit]
+    size: float = float(match[1]) * _UNITS[unit] if "." in match[1] else int(match[1]) * _UNITS[unit]
     if size >= 2**63:
         raise DemandError(f"size '{text}': expected less than 2^63 bytes")
     return round(size)

@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from railweave._native import Demand, Planner
 from railweave.bench import result
 from railweave.bench.session import MpiSession, PolicySession, Session, build_peer
+from railweave.fabric import Fabric, LinkState
 from railweave.lab import Lab, LabSpec
 from railweave.matrix import Matrix
 
@@ -27,16 +29,20 @@ class Case:
     bound_seconds: float
 
 
-def lower_bound(spec: LabSpec, matrix: Matrix) -> float:
-    """Seconds: what leaves or enters a node must pass its rails. Nothing inside a node is counted, so it may be too low, never too high."""
-    nodes = matrix.reshape(spec.nodes, spec.gpus, spec.nodes, spec.gpus).sum(axis=(1, 3))
-    inside = nodes.diagonal()
-    busiest = max(int((nodes.sum(axis=1) - inside).max()), int((nodes.sum(axis=0) - inside).max()))
-    return busiest / (spec.rails * spec.rate / 8)
+def lower_bound(fabric: Fabric, matrix: Matrix) -> float:
+    """Seconds that no routing on this fabric can beat, as the planner finds them: an endpoint, a node's NICs, or links together."""
+    bound = Planner(fabric).plan(Demand.from_numpy(matrix), LinkState(fabric)).bound
+    return float(bound.seconds)
 
 
 def run(
-    spec: LabSpec, cases: Sequence[Case], policies: Sequence[str], peers: Sequence[str], repeat: int, step: Callable[[str], None]
+    spec: LabSpec,
+    fabric: Fabric,
+    cases: Sequence[Case],
+    policies: Sequence[str],
+    peers: Sequence[str],
+    repeat: int,
+    step: Callable[[str], None],
 ) -> list[result.Result]:
     """Bring a lab up, run everything, take it down. `step` hears of each exchange before it starts."""
     with contextlib.ExitStack() as stack:
@@ -47,7 +53,7 @@ def run(
             program = build_peer(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-"))))
         for index, policy in enumerate(policies):
             step(f"starting {policy}")
-            sessions.append(stack.enter_context(PolicySession(policy, lab, index)))
+            sessions.append(stack.enter_context(PolicySession(policy, lab, fabric, index)))
         for peer in peers:
             step(f"starting {peer}")
             sessions.append(stack.enter_context(MpiSession(peer, lab, program)))

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from railweave.bench.errors import BenchError
+from railweave.fabric import Fabric
 from railweave.lab import Lab, Program
 from railweave.lab.environment import RENDEZVOUS_PORT, node_name
 from railweave.matrix import Matrix
@@ -72,22 +73,25 @@ class Session(abc.ABC):
 class PolicySession(Session):
     """The engine under one policy: a Python process for each rank."""
 
-    def __init__(self, policy: str, lab: Lab, index: int) -> None:
+    def __init__(self, policy: str, lab: Lab, fabric: Fabric, index: int) -> None:
         """`index` keeps the rendezvous of several sessions apart."""
         super().__init__(policy, lab)
+        description = os.memfd_create("fabric")
+        os.write(description, fabric.to_json().encode())
         world = lab.spec.world
         rendezvous = f"tcp://{lab.spec.rank_address(0)}:{RENDEZVOUS_PORT + 1 + index}"
         pairs = [socket.socketpair() for _ in range(world)]
         log = self.log.fileno()
         programs = [
             Program(
-                [sys.executable, "-m", "railweave.bench.worker", policy, rendezvous, "3"],
+                [sys.executable, "-m", "railweave.bench.worker", policy, rendezvous, "3", "4"],
                 rank=rank,
-                fds={1: log, 2: log, 3: theirs.fileno()},
+                fds={1: log, 2: log, 3: theirs.fileno(), 4: description},
             )
             for rank, (_, theirs) in enumerate(pairs)
         ]
         self._job = lab.start(programs)
+        os.close(description)
         for _, theirs in pairs:
             theirs.close()
         self._controls = [ours for ours, _ in pairs]

@@ -9,15 +9,19 @@ The driver and its workers talk over a socket, one JSON line each way:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from railweave import fabric
 from railweave.bench import pattern
 from railweave.exchange import Exchange
 
@@ -68,20 +72,23 @@ class Worker:
         return buffer if len(buffer) == size else self.exchange.empty(size, np.uint8)
 
 
-def main(policy: str, rendezvous: str, control_fd: str) -> None:
+def main(policy: str, rendezvous: str, control_fd: str, fabric_fd: str) -> None:
     """Serve the driver until it says quit or goes away."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
-        with Exchange(rank, world, rendezvous, policy=policy) as exchange:
-            worker = Worker(rank, exchange)
-            actions = {"prepare": worker.prepare, "go": worker.go, "check": worker.check}
-            _say(lines, {"up": True})
-            for line in lines:
-                command = json.loads(line)
-                action = command.pop("do")
-                if action == "quit":
-                    break
-                _say(lines, actions[action](**command))
+    with contextlib.ExitStack() as stack:
+        control = stack.enter_context(socket.socket(fileno=int(control_fd)))
+        lines = stack.enter_context(control.makefile("rw"))
+        description = Path(f"/proc/self/fd/{fabric_fd}").read_text()  # opened anew: all ranks share the offset of the descriptor
+        exchange = stack.enter_context(Exchange(rank, world, rendezvous, policy=policy, fabric=fabric.loads(description)))
+        worker = Worker(rank, exchange)
+        actions: dict[str, Callable[..., dict[str, Any]]] = {"prepare": worker.prepare, "go": worker.go, "check": worker.check}
+        _say(lines, {"up": True})
+        for line in lines:
+            command = json.loads(line)
+            action = command.pop("do")
+            if action == "quit":
+                break
+            _say(lines, actions[action](**command))
 
 
 def _say(lines: Any, answer: dict[str, Any]) -> None:

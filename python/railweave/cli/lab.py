@@ -110,9 +110,9 @@ def status(name: str | None, as_json: bool) -> None:
 @click.argument("name")
 def fabric(name: str) -> None:
     """Print a lab's fabric as JSON, for `railweave plan --fabric` and `simulate`."""
-    from railweave.lab.fabric import cluster_yaml
+    from railweave.lab.fabric import of_lab
 
-    click.echo(cluster_yaml(Lab.find(name).spec), nl=False)
+    click.echo(of_lab(Lab.find(name).spec).to_json())
 
 
 def _summary(spec: LabSpec) -> str:

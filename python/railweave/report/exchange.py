@@ -1,0 +1,193 @@
+"""The page of an exchange benchmark: who is how fast, next to what the hardware can do, and which rails carried it."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from railweave.bench.result import Result, Run
+from railweave.report.page import Page
+from railweave.report.plots import COLOURS, STYLE, svg
+
+_PLOTS_A_ROW = 3
+
+
+def page(run: Run) -> str:
+    """The HTML document."""
+    lab, policies = run.lab, run.policies()
+    result = Page(
+        "A skewed exchange over all rails" if "railweave" in policies else "An exchange over rails",
+        f"All-to-allv between {lab['nodes'] * lab['gpus']} ranks on {lab['nodes']} nodes with {lab['rails']} rails of "
+        f"{lab['rate'] / 1e6:g} Mbit/s each way, wired as {run.fabric}; each rank sees {_sight(run)}. Each byte was checked on each rank.",
+    )
+    result.cards(_cards(run))
+    with mpl.rc_context(STYLE):
+        result.figure(
+            "Effective rate",
+            "Payload over the median time, for each traffic matrix; the black mark is the bound that no routing on this fabric can beat, "
+            "the figure on a bar is the share of it that was reached. Thin lines span the fastest and the slowest repetition.",
+            svg(_rates(run), f"Effective rates of {', '.join(policies)}", "rates"),
+        )
+        result.figure(
+            "Which rails carried it",
+            "Bytes through each NIC in one exchange, as the kernel counted them at its switch port: sent upwards, received downwards. Rails that stay empty while another is full are what a skewed exchange loses.",
+            svg(_rails(run), f"Bytes through each NIC under {', '.join(policies)}", "rails"),
+        )
+    result.table(
+        "All figures", f"Speed-up is over {policies[0]}; seconds are medians of {len(run.results[0].seconds)} repetitions.", *_table(run), 2
+    )
+    result.facts("Where this comes from", _facts(run), run.command)
+    return result.render()
+
+
+def _sight(run: Run) -> str:
+    return "its own NIC only" if run.lab["isolation"] == "gpu" else "all NICs of its node"
+
+
+def _cards(run: Run) -> list[tuple[str, str]]:
+    """What to remember: the best and the worst case of railweave against what is done today."""
+    policies, cards = run.policies(), []
+    if "railweave" in policies and len(policies) > 1:
+        base = policies[0] if policies[0] != "railweave" else policies[1]
+        gains = {m: run.find(m, base).seconds_median / run.find(m, "railweave").seconds_median for m in run.matrices()}
+        for matrix in sorted(gains, key=gains.__getitem__, reverse=True)[:2]:
+            cards.append((f"{gains[matrix]:.2f}×", f"railweave over {base}, {matrix}"))
+        if len(gains) > 2:
+            least = min(gains, key=gains.__getitem__)
+            cards.append((f"{gains[least]:.2f}×", f"the least gain: {least}"))
+    best = "railweave" if "railweave" in policies else policies[0]
+    fractions = [run.find(matrix, best).bound_fraction for matrix in run.matrices()]
+    cards.append((f"{min(fractions):.0%}–{max(fractions):.0%}", f"of the bound reached by {best}"))
+    return cards
+
+
+def _rates(run: Run) -> Figure:
+    matrices, policies = run.matrices(), run.policies()
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(policies)
+    places = np.arange(len(matrices))
+    for number, policy in enumerate(policies):
+        results = [run.find(matrix, policy) for matrix in matrices]
+        rates = np.array([each.gbps for each in results])
+        spread = np.array(
+            [[each.gbps - each.bytes / max(each.seconds) / 1e9, each.bytes / min(each.seconds) / 1e9 - each.gbps] for each in results]
+        )
+        at = places + (number - (len(policies) - 1) / 2) * width
+        axes.bar(at, rates, width * 0.92, color=_colour(policy), yerr=spread.T, error_kw={"lw": 0.8, "ecolor": "#1c2733"})
+        for x, each, error in zip(at, results, spread, strict=True):
+            axes.annotate(
+                f"{each.bound_fraction:.0%}",
+                (x, each.gbps + error[1]),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                size=8.5,
+                color="#5b6b7b",
+            )
+    for place, matrix in zip(places, matrices, strict=True):
+        bound = run.find(matrix, policies[0])
+        if bound.bound_seconds > 0:
+            axes.hlines(bound.bytes / bound.bound_seconds / 1e9, place - 0.44, place + 0.44, color="black", lw=2)
+    axes.set_xticks(places, [_title(matrix) for matrix in matrices])
+    axes.set_ylabel("GB/s")
+    axes.margins(x=0.02)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.06)
+    handles: list[Patch | Line2D] = [Patch(color=_colour(policy), label=policy) for policy in policies]
+    handles.append(Line2D([], [], color="black", lw=2, label="bound"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
+    return figure
+
+
+def _rails(run: Run) -> Figure:
+    matrices = run.matrices()
+    rows = -(-len(matrices) // _PLOTS_A_ROW)
+    columns = min(_PLOTS_A_ROW, len(matrices))
+    figure = Figure(figsize=(11, 0.6 + 2.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place < len(matrices):
+            _rail_bars(axes, run, matrices[place])
+        else:
+            axes.set_axis_off()
+    figure.legend(handles=[Patch(color=_colour(policy), label=policy) for policy in run.policies()], loc="outside upper left", ncols=7)
+    return figure
+
+
+def _rail_bars(axes: Axes, run: Run, matrix: str) -> None:
+    policies, rails, nodes = run.policies(), run.lab["rails"], run.lab["nodes"]
+    width = 0.84 / len(policies)
+    for number, policy in enumerate(policies):
+        nics = run.find(matrix, policy).rails
+        # a gap of one NIC between nodes
+        at = np.array([nic.node * (rails + 0.8) + nic.rail for nic in nics]) + (number - (len(policies) - 1) / 2) * width
+        axes.bar(at, [nic.tx_bytes / 1e6 for nic in nics], width * 0.95, color=_colour(policy))
+        axes.bar(at, [-nic.rx_bytes / 1e6 for nic in nics], width * 0.95, color=_colour(policy), alpha=0.55)
+    axes.axhline(0, color="#8a97a5", lw=0.8)
+    axes.set_title(_title(matrix).replace("\n", " "), size=10.5, loc="left")
+    step = max(1, nodes * rails // 16)
+    named = [(node, rail) for node in range(nodes) for rail in range(rails)][::step]
+    axes.set_xticks([node * (rails + 0.8) + rail for node, rail in named], [f"{rail}" for _, rail in named], size=8)
+    for node in range(nodes if nodes <= 8 else 0):
+        middle = node * (rails + 0.8) + (rails - 1) / 2
+        axes.annotate(
+            f"node {node}",
+            (middle, 0),
+            (0, -18),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            size=8,
+        )
+    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_ylabel("MB", size=8)
+
+
+def _table(run: Run) -> tuple[list[str], list[list[str]]]:
+    head = ["matrix", "policy", "median ms", "fastest", "slowest", "GB/s", "speed-up", "bound ms", "of bound", "payload", "bytes"]
+    base, rows = run.policies()[0], []
+    for matrix in run.matrices():
+        reference = run.find(matrix, base).seconds_median
+        for number, policy in enumerate(run.policies()):
+            rows.append([matrix if number == 0 else "", policy, *_figures(run.find(matrix, policy), reference)])
+    return head, rows
+
+
+def _figures(each: Result, reference: float) -> list[str]:
+    times = [f"{seconds * 1e3:.1f}" for seconds in (each.seconds_median, min(each.seconds), max(each.seconds))]
+    return [
+        *times,
+        f"{each.gbps:.3f}",
+        f"{reference / each.seconds_median:.2f}",
+        f"{each.bound_seconds * 1e3:.1f}",
+        f"{each.bound_fraction:.2f}",
+        f"{each.bytes / 1e6:.1f} MB",
+        "ok" if each.wrong is None else f"WRONG: {each.wrong}",
+    ]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    machine, lab = run.machine, run.lab
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    return [
+        ("date", run.date),
+        ("machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, Linux {machine['kernel']}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
+        ("lab", f"{lab['nodes']}x{lab['gpus']}, {lab['rails']} rails, isolation {lab['isolation']}, MTU {lab['mtu']}"),
+        ("spine", f"{lab['spine_rate'] / 1e6:g} mbit each way between a leaf and the spine"),
+    ]
+
+
+def _colour(policy: str) -> str:
+    return COLOURS[policy]
+
+
+def _title(matrix: str) -> str:
+    name, _, arguments = matrix.partition(":")
+    return f"{name}\n{arguments}" if arguments else name
