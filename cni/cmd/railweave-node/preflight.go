@@ -2,7 +2,43 @@ package main
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"text/tabwriter"
+
+	"github.com/railweave/railweave/cni/internal/preflight"
 )
 
-func preflightCommand(context.Context, []string) error { return errors.New("not yet") }
+func preflightCommand(ctx context.Context, args []string) error {
+	asJSON := false
+	config, err := parseFlags("preflight", args, func(set *flag.FlagSet) { set.BoolVar(&asJSON, "json", false, "print JSON") })
+	if err != nil {
+		return err
+	}
+	findings := preflight.Judge(config, preflight.Gather(ctx, config))
+	if err := printFindings(findings, asJSON); err != nil {
+		return err
+	}
+	if preflight.Failed(findings) {
+		return exitStatus(1)
+	}
+	return nil
+}
+
+func printFindings(findings []preflight.Finding, asJSON bool) error {
+	if asJSON {
+		encoder := json.NewEncoder(os.Stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(findings)
+	}
+	table := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', 0)
+	for _, finding := range findings {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", finding.Level, finding.Check, finding.Found)
+		if finding.Remedy != "" {
+			fmt.Fprintf(table, "\t\t-> %s\n", finding.Remedy)
+		}
+	}
+	return table.Flush()
+}

@@ -127,7 +127,10 @@ func EnsureLocal(local Local) (int, error) {
 	for _, setting := range []struct{ key, value string }{
 		{"ipv6/conf/" + local.Bridge + "/accept_ra", "0"},
 		{"ipv6/conf/" + local.Bridge + "/disable_ipv6", "0"},
-		{"ipv6/conf/" + local.Uplink + "/disable_ipv6", "1"}, // it belongs to the switch
+		{"ipv6/conf/" + local.Uplink + "/disable_ipv6", "1"},
+		// The uplink's link belongs to the switch. Beside the userspace datapath the kernel hears its frames too, and would
+		// answer ARP requests for LOCAL's addresses with the uplink's MAC.
+		{"ipv4/conf/" + local.Uplink + "/arp_ignore", "8"},
 		{"ipv4/conf/" + local.Bridge + "/forwarding", "0"},
 		{"ipv6/conf/" + local.Bridge + "/forwarding", "0"},
 	} {
