@@ -34,7 +34,8 @@ def page(run: Run) -> str:
         )
         result.figure(
             "Which rails carried it",
-            "Bytes through each NIC in one exchange, as the kernel counted them at its switch port: sent upwards, received downwards. Rails that stay empty while another is full are what a skewed exchange loses.",
+            "Bytes through each NIC in one exchange, as the kernel counted them at its switch port: sent upwards, received downwards. "
+            "Rails that stay empty while another is full are what a skewed exchange loses.",
             svg(_rails(run), f"Bytes through each NIC under {', '.join(policies)}", "rails"),
         )
     result.table(

@@ -1,0 +1,190 @@
+"""Generators, sizes and the command line of matrices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railweave import matrix
+from railweave._native import parse_demand
+from railweave.cli.matrix import command
+from railweave.errors import DemandError, ParseError
+
+EXAMPLES = [
+    "balanced:1MiB",
+    "hot-pair:16MiB",
+    "hot-pair:16MiB:1KiB",
+    "bidir-pair:16MiB:1KiB",
+    "incast:4MiB",
+    "outcast:4MiB",
+    "zipf:16MiB:1.2",
+    "zipf:16MiB:0.8:7",
+    "moe:64:128:16:2:1.0:3",
+    "trace:noaux:3:2:512",
+    "trace:aux:40:5:2",
+    "rotating-hotspot:64KiB",
+    "random:1000:5",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("7B", 7),
+        ("64KiB", 65536),
+        ("64k", 65536),
+        ("64K", 65536),
+        ("64KB", 64000),
+        ("16MiB", 16 << 20),
+        ("16M", 16 << 20),
+        ("1.5GiB", 3 << 29),
+        ("1.5GB", 1_500_000_000),
+        ("2TiB", 2 << 40),
+        ("8388607TiB", 8388607 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert matrix.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e6", "4 XB", "KiB", "16PiB", "8388608TiB", "0x10", "1..5M", "nan"])
+def test_bad_sizes_name_themselves(text: str) -> None:
+    with pytest.raises(DemandError, match="expected"):
+        matrix.parse_size(text)
+
+
+@given(st.integers(0, 2**62))
+def test_format_size_is_exact(size: int) -> None:
+    assert matrix.parse_size(matrix.format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_generated_matrices_are_demands(text: str, ranks: int) -> None:
+    made = matrix.generate(text, ranks)
+    assert made.shape == (ranks, ranks)
+    assert made.dtype == np.uint64
+    assert not made.diagonal().any()
+    assert made.sum() > 0
+    assert (made == matrix.generate(text, ranks)).all()
+    assert (parse_demand(matrix.write(made), text).to_numpy() == made).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("balanced:5", [[0, 5, 5, 5], [5, 0, 5, 5], [5, 5, 0, 5], [5, 5, 5, 0]]),
+        ("hot-pair:9:1", [[0, 1, 9, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]),
+        ("bidir-pair:9", [[0, 0, 9, 0], [0, 0, 0, 0], [9, 0, 0, 0], [0, 0, 0, 0]]),
+        ("incast:9", [[0, 0, 9, 0], [0, 0, 9, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+        ("outcast:9", [[0, 0, 9, 9], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+        ("rotating-hotspot:16", [[0, 0, 16, 2], [2, 0, 0, 16], [16, 2, 0, 0], [0, 16, 2, 0]]),
+    ],
+)
+def test_what_the_generators_mean(text: str, rows: list[list[int]]) -> None:
+    assert matrix.generate(text, 4).tolist() == rows
+
+
+@given(st.integers(2, 12), st.integers(0, 2**50), st.floats(0, 4), st.integers(0, 5))
+def test_zipf_sends_exactly_its_size(ranks: int, size: int, s: float, seed: int) -> None:
+    made = matrix.zipf(ranks, size, s, seed)
+    assert made.sum(axis=1).tolist() == [size] * ranks
+
+
+def test_zipf_gives_all_senders_the_same_favourite() -> None:
+    made = matrix.zipf(8, 1 << 24, 1.2, 3)
+    favourite = int(made.sum(axis=0).argmax())
+    others = [rank for rank in range(8) if rank != favourite]
+    assert (made[others].argmax(axis=1) == favourite).all()
+
+
+def test_moe_sends_at_most_every_token_to_every_rank() -> None:
+    made = matrix.moe(ranks=4, tokens=100, hidden=8, experts=16, topk=2, skew=1.0)
+    assert (made % 16 == 0).all()  # two bytes a hidden element
+    assert made.max() <= 100 * 16
+    assert (made.sum(axis=1) <= 100 * 2 * 16).all()
+
+
+def test_trace_is_the_recording() -> None:
+    with np.load(Path(matrix.__file__).with_name("data") / "moe_trace.npz") as file:
+        counts = file["noaux_counts"]
+    made = matrix.generate("trace:noaux:7:3:1000", 8)
+    assert made[2, 5] == counts[7, 3, 2, 40:48].sum() * 1000
+    two = matrix.generate("trace:noaux:7:3:1", 2)
+    assert two[0, 1] == counts[7, 3, :4, 32:].sum()
+    sixteen = matrix.generate("trace:noaux:7:3:1", 16)
+    assert sixteen[4:6, 9].sum() == counts[7, 3, 2, 36:40].sum()  # two ranks share the load of shard 2
+
+
+def test_trace_reads_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    counts = np.arange(2 * 1 * 2 * 4, dtype=np.uint16).reshape(2, 1, 2, 4)
+    np.savez(path, noaux_counts=counts, aux_counts=counts + 1)
+    assert matrix.generate(f"trace:{path}:1:0:1", 2).tolist() == [[0, 10 + 11], [12 + 13, 0]]
+    assert matrix.generate(f"trace:{path}#aux:1:0:1", 2).tolist() == [[0, 11 + 12], [13 + 14, 0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "says"),
+    [
+        ("nonsense:1", 4, "no generator 'nonsense'"),
+        ("balanced", 4, "expected balanced:SIZE"),
+        ("balanced:1:2", 4, "expected balanced:SIZE"),
+        ("balanced:-1", 4, "SIZE: size '-1'"),
+        ("hot-pair:1MiB", 1, "at least 2"),
+        ("zipf:1MiB:x", 4, "S: 'x'"),
+        ("zipf:1MiB:1:y", 4, "SEED: 'y'"),
+        ("balanced:4000000TiB", 4, "2\\^63"),
+        ("moe:10:999999999999999999:4:1:0", 4, "less than 2\\^63"),
+        ("moe:10:8:6:1:0", 4, "multiple of the ranks"),
+        ("moe:10:8:8:9:0", 4, "top 9 of 8"),
+        ("moe:999999999999:8:8:1:0", 4, "at most"),
+        ("trace:noaux:41:0:1", 8, "no record 41"),
+        ("trace:noaux:0:6:1", 8, "no layer 6"),
+        ("trace:noaux:0:0:1", 3, "64 experts on 3 ranks"),
+        ("trace:/nowhere.npz:0:0:1", 8, "/nowhere.npz"),
+        ("trace:noaux:0:0:8000000TiB", 8, "less than 2\\^63"),
+    ],
+)
+def test_errors_say_what_was_expected(text: str, ranks: int, says: str) -> None:
+    with pytest.raises(DemandError, match=says):
+        matrix.generate(text, ranks)
+
+
+def test_load_reads_files_and_checks_their_size(tmp_path: Path) -> None:
+    path = tmp_path / "m.txt"
+    path.write_text("0 5\n7 0\n")
+    assert matrix.load(str(path), 2).tolist() == [[0, 5], [7, 0]]
+    with pytest.raises(DemandError, match="matrix of 2 ranks; expected 4"):
+        matrix.load(str(path), 4)
+    path.write_text("0 5\nseven 0\n")
+    with pytest.raises(ParseError, match=r"m\.txt:2"):
+        matrix.load(str(path), 2)
+
+
+def test_command_writes_what_nccl_tests_reads(tmp_path: Path) -> None:
+    path = tmp_path / "m.txt"
+    done = CliRunner().invoke(command, ["hot-pair:1MiB", "--ranks", "4", "-o", str(path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert [list(map(int, line.split())) for line in path.read_text().splitlines()] == matrix.hot_pair(4, 1 << 20).tolist()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.txt"]
+
+
+def test_command_leaves_no_half_written_file(tmp_path: Path) -> None:
+    target = tmp_path / "missing" / "m.txt"
+    done = CliRunner().invoke(command, ["balanced:1", "--ranks", "4", "-o", str(target)])
+    assert done.exit_code == 1
+    assert "m.txt" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_every_generator() -> None:
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert all(generator.usage in text for generator in matrix.GENERATORS.values())
