@@ -1,0 +1,61 @@
+// Settings of an exchange: one table from which code, environment variables, --help and docs/engine.md come.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "railweave/planner/plan.hpp"
+
+namespace railweave {
+
+struct ExchangeSettings {
+  Policy policy = Policy::railweave;
+  std::uint64_t chunk_bytes = 256u << 10;
+  std::uint64_t multipath_min_bytes = 1u << 20;
+  std::uint64_t slots_per_writer = 8;
+  std::uint64_t rx_slots = 32;
+  std::uint64_t link_window = 8;
+  std::uint64_t row_wait_us = 2000;
+  std::uint64_t spin_us = 5;
+  std::uint64_t heartbeat_ms = 100;
+  std::uint64_t resend_ms = 200;
+  std::uint64_t rail_timeout_ms = 1000;
+  std::uint64_t reconnect_ms = 500;
+  std::uint64_t lease_ms = 1500;
+  std::uint64_t death_ms = 6000;
+  std::uint64_t drain_ms = 5000;
+  std::uint64_t bootstrap_ms = 60000;
+  std::string node_id;
+  std::string nics;
+  std::string ucx_tls;
+  std::string ucx_library;
+};
+
+struct Setting {
+  std::string_view name;  // also the Python keyword; the environment variable is RAILWEAVE_ + upper case
+  std::string_view unit;  // "bytes", "us", "ms", "slots", "transfers", or "" for text
+  bool must_agree;        // all ranks must have the same value
+  std::uint64_t minimum;  // numbers only
+  std::uint64_t maximum;
+  std::string_view help;
+  std::string_view measured;  // what the default rests on
+  std::variant<std::uint64_t ExchangeSettings::*, std::string ExchangeSettings::*, Policy ExchangeSettings::*> member;
+
+  std::string environment() const;
+  std::string get(const ExchangeSettings& settings) const;
+  // Throws SettingsError naming the setting, the text, and what was expected. Byte counts take KiB, MiB, GiB suffixes.
+  void set(ExchangeSettings& settings, std::string_view text) const;
+};
+
+std::span<const Setting> settings_table();
+// Defaults, overridden by the RAILWEAVE_* variables that are set. Throws SettingsError.
+ExchangeSettings settings_from_environment();
+// Checks every number against its range. Throws SettingsError.
+void check(const ExchangeSettings& settings);
+// The rows of the table as docs/engine.md has them.
+std::string settings_markdown();
+
+}  // namespace railweave

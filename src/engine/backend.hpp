@@ -1,0 +1,79 @@
+// Who pushes and pulls. The host backend does it in the engine thread; a GPU backend does it in kernels that see the same regions,
+// records and flags (layout.hpp), and tells the engine what it did through the same calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cluster.hpp"
+#include "control.hpp"
+#include "node_memory.hpp"
+#include "operation.hpp"
+#include "router.hpp"
+
+namespace railweave::engine {
+
+// What a `grant` says (docs/protocol.md §4).
+struct Grant {
+  MessageKey message;
+  std::uint64_t bytes = 0;
+  std::uint32_t chunks = 0;       // that may be sent
+  std::uint32_t has_buffer = 0;
+  MemoryHandle memory;            // where mates may write
+  std::uint64_t offset = 0;
+};
+
+// An `ack`: chunks below `base`, and base + i where bit i is set.
+struct Ack {
+  static constexpr std::uint32_t kBits = 512;
+  MessageKey message;
+  std::uint32_t base = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t bits[kBits / 64] = {};
+};
+
+// What a backend needs from the engine.
+class EngineServices {
+ public:
+  virtual ~EngineServices() = default;
+  virtual const Cluster& cluster() const = 0;
+  virtual NodeMemory& memory() = 0;
+  virtual ControlChannel& control() = 0;
+  virtual const Router& router() const = 0;
+  // New chunks may go through that rank's slots or NIC.
+  virtual bool relays(std::uint32_t rank) const = 0;
+  // Chunks that went through that rank may still arrive.
+  virtual bool serves(std::uint32_t rank) const = 0;
+  virtual std::uint64_t link_word(std::uint32_t nic, std::uint32_t peer) const = 0;
+  // Registered memory of this rank that holds [data, data + bytes), if any; kept while the result lives.
+  virtual std::shared_ptr<void> registered(const std::byte* data, std::uint64_t bytes, MemoryHandle& handle, std::uint64_t& offset) = 0;
+  // A mate's registered memory, mapped here.
+  virtual std::shared_ptr<SharedMemory> map(const MemoryHandle& handle) = 0;
+  virtual void message_over(Operation& operation) = 0;
+  virtual void fail(Operation& operation, const Failure& failure) = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // The operation's receives: grants go out.
+  virtual void receive(Operation& operation) = 0;
+  // The operation's sends: their routes are known.
+  virtual void send(Operation& operation) = 0;
+  virtual void on_record(const Record& record) = 0;
+  virtual void on_grant(const Grant& grant) = 0;
+  virtual void on_ack(const Ack& ack) = 0;
+  // Pushes what has room; true if anything moved.
+  virtual bool advance() = 0;
+  // A link word, lease or rank changed: attempts that cannot be trusted any more go out again.
+  virtual void retire_attempts() = 0;
+  // The posted message, or nullptr.
+  virtual SendMessage* find_send(const MessageKey& key) = 0;
+  virtual RecvMessage* find_recv(const MessageKey& key) = 0;
+  // Forgets the messages of an operation that failed; nothing of it is touched afterwards.
+  virtual void drop(Operation& operation) = 0;
+};
+
+std::unique_ptr<Backend> make_host_backend(EngineServices& services);
+
+}  // namespace railweave::engine

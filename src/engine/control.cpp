@@ -1,0 +1,176 @@
+#include "control.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace railweave::engine {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x52574346;  // "FCWR"
+constexpr std::size_t kMaxEarly = 256;        // frames kept that came before their turn
+constexpr std::size_t kResendBurst = 32;      // frames sent again at once
+
+}  // namespace
+
+ControlChannel::ControlChannel(const Cluster& cluster, NodeMemory& memory, Carrier& carrier, const ExchangeSettings& settings, Handler handler)
+    : cluster_(cluster),
+      memory_(memory),
+      carrier_(carrier),
+      resend_ns_(settings.resend_ms * 1'000'000),
+      handler_(std::move(handler)),
+      streams_(cluster.world) {}
+
+void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<const std::byte> payload) {
+  Stream& stream = streams_[destination];
+  if (stream.forgotten) return;
+  FrameHeader header;
+  header.magic = kMagic;
+  header.type = type;
+  header.source = cluster_.rank;
+  header.destination = destination;
+  const bool local = cluster_.local(destination);
+  if (!local) header.sequence = stream.next_sequence++;
+  std::vector<std::byte> frame(sizeof header + payload.size());
+  std::memcpy(frame.data(), &header, sizeof header);
+  if (!payload.empty()) std::memcpy(frame.data() + sizeof header, payload.data(), payload.size());
+  if (local) {
+    const std::uint32_t mate = cluster_.ranks[destination].local;
+    if (!stream.waiting_mail.empty() || !memory_.mail(mate, frame)) stream.waiting_mail.push_back(std::move(frame));
+    return;
+  }
+  if (stream.unacked.empty()) stream.sent_at = now_ns();
+  stream.unacked.push_back({header.sequence, std::move(frame)});
+  transmit(destination, stream.unacked.back().frame, stream.attempt);
+}
+
+// Stamps the newest acknowledgement and gives the frame to a carrier: an own link, or a mate.
+void ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt) {
+  Stream& stream = streams_[destination];
+  std::memcpy(frame.data() + offsetof(FrameHeader, acknowledge), &stream.delivered, sizeof stream.delivered);
+  stream.ack_due = false;
+  const auto& mates = cluster_.mates();
+  const auto count = static_cast<std::uint32_t>(mates.size());
+  // First choice: this rank's own NICs, then its mates', each resend one further.
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t mate = (memory_.self() + attempt + i) % count;
+    if (mate == memory_.self()) {
+      if (carrier_.carry(destination, frame, attempt / count)) return;
+      continue;
+    }
+    const RankInfo& info = cluster_.ranks[mates[mate]];
+    for (const std::uint32_t nic : info.nics) {
+      const auto& remote = cluster_.nodes[cluster_.ranks[destination].node].nics;
+      const bool up = std::any_of(remote.begin(), remote.end(), [&](std::uint32_t other) {
+        return (memory_.link_word(mate, cluster_.nics[nic].own_position, other) & 1) != 0;
+      });
+      if (up && memory_.mail(mate, frame)) return;
+    }
+  }
+}
+
+void ControlChannel::receive(std::span<const std::byte> frame, std::uint64_t now) {
+  FrameHeader header;
+  if (frame.size() < sizeof header) return;
+  std::memcpy(&header, frame.data(), sizeof header);
+  if (header.magic != kMagic || header.source >= cluster_.world || header.destination >= cluster_.world) return;
+  if (header.destination != cluster_.rank) {
+    forward(header, frame);
+    return;
+  }
+  Stream& stream = streams_[header.source];
+  if (stream.forgotten) return;
+  if (cluster_.local(header.source)) {
+    deliver(header, frame);
+    return;
+  }
+  if (header.acknowledge >= stream.next_sequence) return;  // acknowledges what was never sent: not one of ours
+  while (!stream.unacked.empty() && stream.unacked.front().sequence <= header.acknowledge) {
+    stream.unacked.pop_front();
+    stream.sent_at = now;
+    stream.attempt = 0;
+  }
+  if (header.sequence == 0) return;
+  stream.ack_due = true;
+  if (header.sequence <= stream.delivered) return;
+  if (header.sequence != stream.delivered + 1) {
+    if (stream.early.size() < kMaxEarly) stream.early.emplace(header.sequence, std::vector<std::byte>(frame.begin(), frame.end()));
+    return;
+  }
+  ++stream.delivered;
+  deliver(header, frame);
+  while (!stream.early.empty() && stream.early.begin()->first <= stream.delivered + 1) {
+    const auto node = stream.early.extract(stream.early.begin());
+    if (node.key() <= stream.delivered) continue;
+    ++stream.delivered;
+    FrameHeader early;
+    std::memcpy(&early, node.mapped().data(), sizeof early);
+    deliver(early, node.mapped());
+  }
+}
+
+void ControlChannel::deliver(const FrameHeader& header, std::span<const std::byte> frame) {
+  ByteReader payload(frame.subspan(sizeof(FrameHeader)));
+  handler_(header.source, header.type, payload);
+}
+
+// This rank is only a carrier: to the mate it is for, or over a link to its node.
+void ControlChannel::forward(const FrameHeader& header, std::span<const std::byte> frame) {
+  if (cluster_.local(header.destination)) memory_.mail(cluster_.ranks[header.destination].local, frame);
+  else if (cluster_.local(header.source)) carrier_.carry(header.destination, frame, forwarded_++);
+}
+
+bool ControlChannel::flush(std::uint64_t now) {
+  bool sent = false;
+  for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+    Stream& stream = streams_[rank];
+    while (!stream.waiting_mail.empty() && memory_.mail(cluster_.ranks[rank].local, stream.waiting_mail.front())) {
+      stream.waiting_mail.pop_front();
+      sent = true;
+    }
+    if (!stream.unacked.empty() && (stream.resend_due || now - stream.sent_at >= resend_ns_)) {
+      ++stream.attempt;
+      stream.sent_at = now;
+      stream.resend_due = false;
+      const std::size_t burst = std::min(stream.unacked.size(), kResendBurst);
+      for (std::size_t i = 0; i < burst; ++i) transmit(rank, stream.unacked[i].frame, stream.attempt);
+      sent = true;
+    }
+    if (stream.ack_due) {
+      FrameHeader header;
+      header.magic = kMagic;
+      header.source = cluster_.rank;
+      header.destination = rank;
+      std::array<std::byte, sizeof header> frame{};
+      std::memcpy(frame.data(), &header, sizeof header);
+      transmit(rank, frame, 0);
+      sent = true;
+    }
+  }
+  return sent;
+}
+
+std::uint64_t ControlChannel::next_deadline() const {
+  std::uint64_t deadline = std::numeric_limits<std::uint64_t>::max();
+  for (const Stream& stream : streams_) {
+    if (!stream.unacked.empty()) deadline = std::min(deadline, stream.resend_due ? 0 : stream.sent_at + resend_ns_);
+  }
+  return deadline;
+}
+
+void ControlChannel::links_changed() {
+  for (Stream& stream : streams_) stream.resend_due = !stream.unacked.empty();
+}
+
+void ControlChannel::forget(std::uint32_t rank) {
+  Stream& stream = streams_[rank];
+  stream.forgotten = true;
+  stream.unacked.clear();
+  stream.early.clear();
+  stream.waiting_mail.clear();
+  stream.ack_due = false;
+}
+
+bool ControlChannel::settled(std::uint32_t rank) const { return streams_[rank].unacked.empty() && streams_[rank].waiting_mail.empty(); }
+
+}  // namespace railweave::engine

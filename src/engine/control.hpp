@@ -1,0 +1,90 @@
+// The control channel (docs/protocol.md §4): frames between ranks, once and in order, by whatever link lives.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "cluster.hpp"
+#include "node_memory.hpp"
+#include "wire.hpp"
+
+namespace railweave::engine {
+
+enum class FrameType : std::uint16_t { ack_only = 0, grant, ack, cancel, cancelled, row, link, lease_end, dead };
+
+struct FrameHeader {
+  std::uint32_t magic = 0;
+  FrameType type = FrameType::ack_only;
+  std::uint16_t reserved = 0;
+  std::uint32_t source = 0;
+  std::uint32_t destination = 0;
+  std::uint64_t sequence = 0;     // 0: inside a node, or nothing but an acknowledgement
+  std::uint64_t acknowledge = 0;  // all frames up to this one have arrived
+};
+static_assert(sizeof(FrameHeader) == 32);
+
+// What the channel needs from the proxy.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  // Sends the frame over one of this rank's own links to the node of `destination`, if one is up; `attempt` varies the choice.
+  virtual bool carry(std::uint32_t destination, std::span<const std::byte> frame, std::uint32_t attempt) = 0;
+};
+
+class ControlChannel {
+ public:
+  using Handler = std::function<void(std::uint32_t source, FrameType type, ByteReader& payload)>;
+
+  ControlChannel(const Cluster& cluster, NodeMemory& memory, Carrier& carrier, const ExchangeSettings& settings, Handler handler);
+
+  void send(std::uint32_t destination, FrameType type, std::span<const std::byte> payload);
+  // A frame from a mate's mail ring or from a rail.
+  void receive(std::span<const std::byte> frame, std::uint64_t now);
+  // Resends, acknowledgements, mail that found no room. Gives true if it sent anything.
+  bool flush(std::uint64_t now);
+  // When flush() has something to do next; UINT64_MAX: never.
+  std::uint64_t next_deadline() const;
+  // A link went down or up: try again at once, elsewhere.
+  void links_changed();
+  // No frames to or from that rank any more.
+  void forget(std::uint32_t rank);
+  // All frames to that rank have been acknowledged (remote) or handed over (mate).
+  bool settled(std::uint32_t rank) const;
+
+ private:
+  struct Unacked {
+    std::uint64_t sequence;
+    std::vector<std::byte> frame;
+  };
+  struct Stream {
+    std::uint64_t next_sequence = 1;
+    std::deque<Unacked> unacked;
+    std::uint64_t sent_at = 0;
+    std::uint32_t attempt = 0;
+    std::uint64_t delivered = 0;  // all sequences up to this one
+    std::map<std::uint64_t, std::vector<std::byte>> early;
+    bool ack_due = false;
+    bool resend_due = false;
+    bool forgotten = false;
+    std::deque<std::vector<std::byte>> waiting_mail;  // mates
+  };
+
+  void transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt);
+  void forward(const FrameHeader& header, std::span<const std::byte> frame);
+  void deliver(const FrameHeader& header, std::span<const std::byte> frame);
+
+  const Cluster& cluster_;
+  NodeMemory& memory_;
+  Carrier& carrier_;
+  std::uint64_t resend_ns_;
+  Handler handler_;
+  std::vector<Stream> streams_;  // by rank
+  std::uint32_t forwarded_ = 0;
+};
+
+}  // namespace railweave::engine

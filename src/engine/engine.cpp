@@ -1,0 +1,278 @@
+// The engine thread.
+#include "engine.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <csignal>
+#include <limits>
+
+#include "railweave/engine/error.hpp"
+
+namespace railweave::engine {
+namespace {
+
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+// A gap between turns beyond this was the scheduler's (or a debugger's): answers may be waiting unread, so silence is not the peer's.
+constexpr std::uint64_t kStallNs = 50'000'000;
+constexpr std::size_t kRecordsPerTurn = 16;  // of one mate, before the others and the rails have their turn
+constexpr std::size_t kMaxMapped = 256;      // mates' buffers kept mapped
+
+}  // namespace
+
+void Engine::run() {
+  // Signals are the program's; a doorbell whose reader has gone must not kill it with SIGPIPE.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  const std::uint64_t start = now_ns();
+  for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) memory_->hear(node, start);
+  last_turn_ = last_tick_ = start;
+  std::uint64_t idle_since = 0;
+  while (!stopped_) {
+    const std::uint64_t now = now_ns();
+    if (now - last_turn_ > kStallNs) proxy_->excuse(now - last_turn_);
+    const bool moved = turn(now);
+    last_turn_ = now_ns();
+    if (moved) idle_since = 0;
+    else if (idle_since == 0) idle_since = now;
+    if (!moved && now - idle_since >= settings_.spin_us * 1000) {
+      sleep();
+      last_turn_ = now_ns();
+    }
+  }
+}
+
+bool Engine::turn(std::uint64_t now) {
+  take_posted(now);
+  bool moved = read_rings();  // pulls first: they free what others wait for
+  moved = read_mail(now) || moved;
+  moved = proxy_->advance(now) || moved;
+  notice_links();
+  advance_rows(now);
+  moved = backend_->advance() || moved;
+  memory_->flush_backlog();
+  moved = control_->flush(now) || moved;
+  if (now >= next_tick_) tick(now);
+  if (close_requested_.load()) advance_closing(now);
+  settle(now);
+  return moved;
+}
+
+std::uint64_t Engine::next_deadline() const {
+  std::uint64_t deadline = std::min({next_tick_, proxy_->next_deadline(), control_->next_deadline()});
+  for (const OperationPtr& operation : operations_) {
+    if (operation->phase == OperationPhase::rows) deadline = std::min(deadline, operation->rows_until);
+    if (operation->phase == OperationPhase::failing) deadline = std::min(deadline, operation->fail_until);
+  }
+  if (close_requested_.load()) deadline = std::min(deadline, last_turn_ + 5'000'000);
+  return deadline;
+}
+
+void Engine::sleep() {
+  if (!memory_->prepare_sleep()) return;
+  bool work = false;
+  {
+    const std::lock_guard lock(mutex_);
+    work = !posted_.empty();
+  }
+  const bool links = memory_->link_changes() != seen_link_changes_;
+  if (!work && !links && proxy_->arm()) {
+    std::vector<pollfd> fds{{memory_->wait_fd(), POLLIN, 0}};
+    for (const int fd : proxy_->event_fds()) fds.push_back({fd, POLLIN, 0});
+    for (const std::uint32_t rank : cluster_.mates()) {
+      if (members_[rank].pidfd && members_[rank].state != RankState::dead) fds.push_back({members_[rank].pidfd.get(), POLLIN, 0});
+    }
+    const std::uint64_t now = now_ns();
+    const std::uint64_t deadline = next_deadline();
+    const std::uint64_t wait = deadline == kNever ? 1'000'000'000 : deadline > now ? deadline - now : 0;
+    const timespec limit{static_cast<time_t>(wait / 1'000'000'000), static_cast<long>(wait % 1'000'000'000)};
+    ::ppoll(fds.data(), fds.size(), &limit, nullptr);
+  }
+  memory_->end_sleep();
+  check_pids();
+}
+
+bool Engine::drain_ring(std::uint32_t mate) {
+  Record record;
+  std::size_t taken = 0;
+  while (taken < kRecordsPerTurn && memory_->next(mate, record)) {
+    ++taken;
+    if (record.kind == RecordKind::forward) proxy_->forward(record);
+    else backend_->on_record(record);
+  }
+  return taken != 0;
+}
+
+bool Engine::read_rings() {
+  bool moved = false;
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) moved = drain_ring(mate) || moved;
+  return moved;
+}
+
+bool Engine::read_mail(std::uint64_t now) {
+  std::vector<std::byte> frame;
+  bool moved = false;
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
+    for (std::size_t taken = 0; taken < kRecordsPerTurn && memory_->next_mail(mate, frame); ++taken) {
+      control_->receive(frame, now);
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload) {
+  switch (type) {
+    case FrameType::grant: {
+      const auto grant = payload.get<Grant>();
+      if (payload.ok() && grant.message.source == cluster_.rank && grant.message.destination == source) backend_->on_grant(grant);
+      break;
+    }
+    case FrameType::ack: {
+      const auto ack = payload.get<Ack>();
+      if (payload.ok() && ack.message.source == cluster_.rank && ack.message.destination == source) backend_->on_ack(ack);
+      break;
+    }
+    case FrameType::cancel: on_cancel(source, payload); break;
+    case FrameType::cancelled: on_cancelled(source, payload); break;
+    case FrameType::row: on_row(source, payload); break;
+    case FrameType::link: {
+      const auto nic = payload.get<std::uint32_t>();
+      const auto peer = payload.get<std::uint32_t>();
+      const auto rate = payload.get<std::uint64_t>();
+      const auto nics = cluster_.nics.size();
+      if (payload.ok() && nic < nics && peer < nics && rate != 0 && router_->connected(nic, peer)) router_->set_rate(nic, peer, rate);
+      break;
+    }
+    case FrameType::lease_end: on_leaving(source); break;
+    case FrameType::dead: {
+      const auto rank = payload.get<std::uint32_t>();
+      const std::string how = payload.text();
+      // Only a mate of the dead can know.
+      if (payload.ok() && rank < cluster_.world && rank != cluster_.rank && cluster_.ranks[rank].node == cluster_.ranks[source].node) {
+        on_dead(rank, how);
+      }
+      break;
+    }
+    case FrameType::ack_only: break;
+  }
+}
+
+// Words of this node's links, and rates measured on this rank's.
+void Engine::notice_links() {
+  for (const RailProxy::Rate& rate : proxy_->take_rates()) {
+    if (!router_->set_rate(rate.nic, rate.peer, rate.Bps)) continue;
+    ByteWriter payload;
+    payload.put(rate.nic).put(rate.peer).put(rate.Bps);
+    for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+      if (rank != cluster_.rank) control_->send(rank, FrameType::link, payload.bytes());
+    }
+  }
+  const std::uint64_t changes = memory_->link_changes();
+  if (changes == seen_link_changes_) return;
+  seen_link_changes_ = changes;
+  links_settled_.store(proxy_->all_links_up());
+  control_->links_changed();
+  backend_->retire_attempts();
+  // A NIC is down when all its links are; a remote one only if this node still hears others, else the fault is here.
+  std::vector<bool> any_up(cluster_.nics.size(), false), any_link(cluster_.nics.size(), false);
+  for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
+    for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
+      if (!router_->connected(nic, peer)) continue;
+      const bool up = (link_word(nic, peer) & 1) != 0;
+      any_link[nic] = any_link[peer] = true;
+      any_up[nic] = any_up[nic] || up;
+      any_up[peer] = any_up[peer] || up;
+    }
+  }
+  for (std::uint32_t nic = 0; nic < cluster_.nics.size(); ++nic) {
+    if (any_link[nic]) router_->set_nic_down(nic, !any_up[nic]);
+  }
+}
+
+void Engine::settle(std::uint64_t now) {
+  for (std::size_t i = 0; i < operations_.size();) {
+    const OperationPtr operation = operations_[i];
+    const bool failed = operation->failure.kind != FailureKind::none;
+    if (failed && operation->phase != OperationPhase::failing && operation->unfinished != 0) begin_failing(*operation, now);
+    const bool revoked = operation->phase == OperationPhase::failing && (operation->revoking.empty() || now >= operation->fail_until);
+    if (revoked || (operation->phase != OperationPhase::failing && operation->unfinished == 0)) {
+      end(operation);
+      operations_.erase(operations_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+}
+
+bool Engine::serves(std::uint32_t rank) const {
+  return rank == cluster_.rank || (members_[rank].state != RankState::dead && members_[rank].leased);
+}
+
+bool Engine::relays(std::uint32_t rank) const { return serves(rank) && members_[rank].state == RankState::alive; }
+
+std::uint64_t Engine::link_word(std::uint32_t nic, std::uint32_t peer) const {
+  const NicInfo& info = cluster_.nics[nic];
+  return memory_->link_word(cluster_.ranks[info.owner].local, info.own_position, peer);
+}
+
+std::shared_ptr<SharedMemory> Engine::map(const MemoryHandle& handle) {
+  const auto known = std::find_if(mapped_.begin(), mapped_.end(), [&](const auto& entry) { return entry.first == handle.inode; });
+  if (known != mapped_.end()) return known->second;
+  try {
+    auto memory = std::make_shared<SharedMemory>(SharedMemory::open(handle));
+    if (mapped_.size() >= kMaxMapped) mapped_.erase(mapped_.begin());
+    mapped_.emplace_back(handle.inode, memory);
+    return memory;
+  } catch (const Error&) {
+    return nullptr;  // slots serve as well
+  }
+}
+
+std::shared_ptr<void> Engine::registered(const std::byte* data, std::uint64_t bytes, MemoryHandle& handle, std::uint64_t& offset) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& weak : allocations_) {
+    auto memory = weak.lock();
+    if (memory == nullptr || data < memory->data() || data >= memory->data() + memory->bytes()) continue;
+    offset = static_cast<std::uint64_t>(data - memory->data());
+    if (bytes > memory->bytes() - offset) continue;
+    handle = memory->handle();
+    return memory;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<SharedMemory> Engine::allocate(std::uint64_t bytes) {
+  auto memory = std::make_shared<SharedMemory>(SharedMemory::create("railweave-buffer", std::max<std::uint64_t>(bytes, 1)));
+  const std::lock_guard lock(mutex_);
+  std::erase_if(allocations_, [](const auto& weak) { return weak.expired(); });
+  allocations_.push_back(memory);
+  return memory;
+}
+
+std::vector<std::string> Engine::links_down() const {
+  std::vector<std::string> names;
+  if (cluster_.nodes.size() < 2) return names;
+  for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
+    for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
+      if (!router_->connected(nic, peer) || (link_word(nic, peer) & 1) != 0) continue;
+      names.push_back(cluster_.nics[nic].device + " of rank " + std::to_string(cluster_.nics[nic].owner) + " to " + cluster_.nics[peer].device +
+                      " of rank " + std::to_string(cluster_.nics[peer].owner));
+    }
+  }
+  return names;
+}
+
+void Engine::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  if (!thread_.joinable()) return;
+  close_requested_.store(true);
+  memory_->wake(memory_->self());
+  thread_.join();
+}
+
+}  // namespace railweave::engine

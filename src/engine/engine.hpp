@@ -1,0 +1,146 @@
+// A rank's engine: its thread, what it owns, and how operations pass through (docs/protocol.md).
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "backend.hpp"
+#include "cluster.hpp"
+#include "control.hpp"
+#include "node_memory.hpp"
+#include "operation.hpp"
+#include "rail_proxy.hpp"
+#include "router.hpp"
+
+namespace railweave::engine {
+
+// Wraps the transport of each NIC, by its position among this rank's; tests inject faults with it.
+using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, std::uint32_t own_nic)>;
+
+class Engine final : public EngineServices {
+ public:
+  Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
+         const TransportWrapper& wrap = {});
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // --- program threads
+  // Numbers the operation's messages in program order and hands it to the engine thread. Throws ExchangeError when closed.
+  void post(const std::shared_ptr<Operation>& operation);
+  std::shared_ptr<SharedMemory> allocate(std::uint64_t bytes);
+  std::vector<std::string> links_down() const;
+  void close();
+
+  // --- EngineServices
+  const Cluster& cluster() const override { return cluster_; }
+  NodeMemory& memory() override { return *memory_; }
+  ControlChannel& control() override { return *control_; }
+  const Router& router() const override { return *router_; }
+  bool relays(std::uint32_t rank) const override;
+  bool serves(std::uint32_t rank) const override;
+  std::uint64_t link_word(std::uint32_t nic, std::uint32_t peer) const override;
+  std::shared_ptr<void> registered(const std::byte* data, std::uint64_t bytes, MemoryHandle& handle, std::uint64_t& offset) override;
+  std::shared_ptr<SharedMemory> map(const MemoryHandle& handle) override;
+  void message_over(Operation& operation) override;
+  void fail(Operation& operation, const Failure& failure) override;
+
+ private:
+  enum class RankState : std::uint8_t { alive, leaving, dead };
+  struct Member {
+    RankState state = RankState::alive;
+    bool left = false;    // it said goodbye; it may be dead by now
+    bool leased = true;   // mates: shows life
+    Fd pidfd;             // mates in other processes
+    std::string epitaph;  // why it is not alive
+  };
+  using OperationPtr = std::shared_ptr<Operation>;
+
+  // engine_setup.cpp
+  void set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap);
+  std::vector<std::unique_ptr<Transport>> open_transports(const TransportWrapper& wrap) const;
+  void watch_mates();
+  void bring_links_up();
+
+  // engine.cpp
+  void run();
+  bool turn(std::uint64_t now);
+  void sleep();
+  std::uint64_t next_deadline() const;
+  bool read_rings();
+  bool drain_ring(std::uint32_t mate);
+  bool read_mail(std::uint64_t now);
+  void on_frame(std::uint32_t source, FrameType type, ByteReader& payload);
+  void notice_links();
+  void settle(std::uint64_t now);
+
+  // engine_operations.cpp
+  void take_posted(std::uint64_t now);
+  void start(const OperationPtr& operation, std::uint64_t now);
+  void start_sends(Operation& operation, std::uint64_t now);
+  void advance_rows(std::uint64_t now);
+  std::uint32_t rows_missing(const Operation& operation) const;
+  void publish_row(const Operation& operation);
+  void on_row(std::uint32_t source, ByteReader& payload);
+  std::optional<Failure> refusal(const Operation& operation) const;
+  void begin_failing(Operation& operation, std::uint64_t now);
+  void on_cancel(std::uint32_t source, ByteReader& payload);
+  void on_cancelled(std::uint32_t source, ByteReader& payload);
+  void end(const OperationPtr& operation);
+  bool involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const;
+
+  // engine_members.cpp
+  void tick(std::uint64_t now);
+  void check_leases(std::uint64_t now);
+  void check_nodes(std::uint64_t now);
+  void check_pids();
+  void on_dead(std::uint32_t rank, const std::string& how);
+  void on_leaving(std::uint32_t rank);
+  void tell_deaths();
+  void fail_operations_with(std::uint32_t rank, FailureKind kind, bool collectives);
+  bool may_exit(std::uint64_t now);
+  void advance_closing(std::uint64_t now);
+
+  ExchangeSettings settings_;
+  Cluster cluster_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<NodeMemory> memory_;
+  std::unique_ptr<RailProxy> proxy_;
+  std::unique_ptr<ControlChannel> control_;
+  std::unique_ptr<Backend> backend_;
+
+  // Shared with program threads.
+  mutable std::mutex mutex_;
+  std::vector<OperationPtr> posted_;
+  bool closed_ = false;
+  std::uint64_t serial_ = 0;
+  struct Numbers {
+    std::uint64_t operations = 0;
+    std::map<std::uint32_t, std::uint64_t> sends, recvs;  // by peer
+  };
+  std::map<std::uint32_t, Numbers> numbers_;  // by communicator
+  std::vector<std::weak_ptr<SharedMemory>> allocations_;
+  std::atomic<bool> close_requested_{false};
+  std::atomic<bool> links_settled_{false};
+
+  // Engine thread.
+  std::thread thread_;
+  std::vector<Member> members_;
+  std::vector<OperationPtr> operations_;
+  std::vector<std::uint64_t> silent_ns_, heard_;  // by node
+  std::unordered_map<MessageKey, Failure, MessageKeyHash> cancelled_early_;
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<SharedMemory>>> mapped_;  // by inode, oldest first
+  std::uint64_t seen_link_changes_ = 0;
+  std::uint64_t last_turn_ = 0, next_tick_ = 0, last_tick_ = 0;
+  std::uint64_t closing_since_ = 0, leaving_since_ = 0, may_exit_since_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace railweave::engine

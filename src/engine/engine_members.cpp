@@ -1,0 +1,163 @@
+// Leases, leaving and death (docs/protocol.md §12).
+#include <poll.h>
+
+#include <algorithm>
+
+#include "engine.hpp"
+
+namespace railweave::engine {
+namespace {
+
+// After the last reason to stay: answers still on their way into sockets get out.
+constexpr std::uint64_t kLingerNs = 30'000'000;
+// A rank that is leaving itself may have gone before it could acknowledge.
+constexpr std::uint64_t kLeaverGraceNs = 500'000'000;
+
+}  // namespace
+
+void Engine::tick(std::uint64_t now) {
+  memory_->renew_lease(now);
+  check_pids();
+  check_leases(now);
+  check_nodes(now);
+  last_tick_ = now;
+  next_tick_ = now + settings_.heartbeat_ms * 1'000'000;
+}
+
+void Engine::check_leases(std::uint64_t now) {
+  bool changed = false;
+  for (const std::uint32_t rank : cluster_.mates()) {
+    if (rank == cluster_.rank) continue;
+    Member& member = members_[rank];
+    const std::uint64_t lease = memory_->lease(cluster_.ranks[rank].local);
+    // A mate that has left keeps its slots readable and has nothing under way.
+    const bool leased = member.state == RankState::leaving || now < lease + settings_.lease_ms * 1'000'000;
+    changed = changed || leased != member.leased;
+    member.leased = leased;
+  }
+  if (changed) backend_->retire_attempts();
+}
+
+// Counts only time in which this thread could have heard something.
+void Engine::check_nodes(std::uint64_t now) {
+  const std::uint64_t elapsed = std::min(now - last_tick_, 2 * settings_.heartbeat_ms * 1'000'000);
+  for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) {
+    if (node == cluster_.node()) continue;
+    const std::uint64_t heard = memory_->last_heard(node);
+    silent_ns_[node] = heard != heard_[node] ? 0 : silent_ns_[node] + elapsed;
+    heard_[node] = heard;
+    if (silent_ns_[node] < settings_.death_ms * 1'000'000) continue;
+    for (const std::uint32_t rank : cluster_.nodes[node].ranks) {
+      if (members_[rank].state == RankState::alive) {
+        on_dead(rank, "its node has not been heard on any link for " + std::to_string(settings_.death_ms) + " ms");
+      }
+    }
+  }
+}
+
+void Engine::check_pids() {
+  bool died = false;
+  for (const std::uint32_t rank : cluster_.mates()) {
+    Member& member = members_[rank];
+    if (!member.pidfd || member.state == RankState::dead) continue;
+    pollfd entry{member.pidfd.get(), POLLIN, 0};
+    if (::poll(&entry, 1, 0) <= 0) continue;
+    died = died || member.state == RankState::alive;
+    on_dead(rank, "its process (pid " + std::to_string(cluster_.ranks[rank].pid) + ") has ended");
+  }
+  if (died) tell_deaths();
+}
+
+void Engine::on_dead(std::uint32_t rank, const std::string& how) {
+  Member& member = members_[rank];
+  if (member.state == RankState::dead) return;
+  member.state = RankState::dead;
+  if (!member.left) member.epitaph = "rank " + std::to_string(rank) + " has died: " + how;
+  if (cluster_.local(rank)) {
+    const std::uint32_t mate = cluster_.ranks[rank].local;
+    while (drain_ring(mate)) {  // what it announced before is complete
+    }
+    memory_->reader_died(mate);
+  }
+  control_->forget(rank);
+  proxy_->abandon(rank, true);
+  fail_operations_with(rank, member.left ? FailureKind::left : FailureKind::died, !member.left);
+  backend_->retire_attempts();
+}
+
+// Ranks of other nodes cannot see processes here: the lowest live rank tells them all it knows.
+void Engine::tell_deaths() {
+  for (const std::uint32_t mate : cluster_.mates()) {
+    if (members_[mate].state == RankState::alive && mate < cluster_.rank) return;
+  }
+  for (const std::uint32_t mate : cluster_.mates()) {
+    if (members_[mate].state != RankState::dead || members_[mate].left) continue;
+    ByteWriter payload;
+    payload.put(mate).text("its process (pid " + std::to_string(cluster_.ranks[mate].pid) + ") has ended");
+    for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+      if (!cluster_.local(rank) && members_[rank].state != RankState::dead) control_->send(rank, FrameType::dead, payload.bytes());
+    }
+  }
+}
+
+void Engine::on_leaving(std::uint32_t rank) {
+  Member& member = members_[rank];
+  if (member.state != RankState::alive) return;
+  if (cluster_.local(rank)) {
+    while (drain_ring(cluster_.ranks[rank].local)) {
+    }
+  }
+  member.state = RankState::leaving;
+  member.left = true;
+  member.epitaph = "rank " + std::to_string(rank) + " has left: it has closed its exchange";
+  proxy_->abandon(rank, false);
+  fail_operations_with(rank, FailureKind::left, false);
+}
+
+void Engine::fail_operations_with(std::uint32_t rank, FailureKind kind, bool collectives) {
+  for (const OperationPtr& operation : operations_) {
+    // Whoever is gone will not answer, and will not write either.
+    std::erase_if(operation->revoking, [rank](const MessageKey& key) { return key.source == rank; });
+    if (operation->unfinished == 0 || operation->phase == OperationPhase::failing) continue;
+    if ((collectives && operation->collective) || involves(*operation, rank, true)) fail(*operation, {kind, rank, members_[rank].epitaph});
+  }
+}
+
+void Engine::advance_closing(std::uint64_t now) {
+  const std::uint64_t drain = settings_.drain_ms * 1'000'000;
+  if (closing_since_ == 0) closing_since_ = now;
+  if (leaving_since_ == 0) {
+    if (!operations_.empty() && now - closing_since_ < drain) return;
+    for (const OperationPtr& operation : operations_) {
+      fail(*operation, {FailureKind::closed, cluster_.rank,
+                        "rank " + std::to_string(cluster_.rank) + " closed its exchange with this operation unfinished after " +
+                            std::to_string(settings_.drain_ms) + " ms"});
+    }
+    settle(now);
+    if (!operations_.empty() && now - closing_since_ < 2 * drain) return;
+    leaving_since_ = now;
+    memory_->set_leaving();
+    for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+      if (rank != cluster_.rank) control_->send(rank, FrameType::lease_end, {});
+    }
+  }
+  if (!may_exit(now)) {
+    may_exit_since_ = 0;
+    return;
+  }
+  if (may_exit_since_ == 0) may_exit_since_ = now;
+  stopped_ = cluster_.nodes.size() == 1 || now - may_exit_since_ >= kLingerNs;
+}
+
+bool Engine::may_exit(std::uint64_t now) {
+  if (now - leaving_since_ >= settings_.drain_ms * 1'000'000) return true;
+  if (!proxy_->idle()) return false;
+  for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+    if (rank == cluster_.rank || members_[rank].state == RankState::dead || control_->settled(rank)) continue;
+    if (members_[rank].state == RankState::leaving && now - leaving_since_ >= kLeaverGraceNs) continue;
+    return false;
+  }
+  return true;
+}
+
+}  // namespace railweave::engine

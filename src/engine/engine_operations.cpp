@@ -1,0 +1,257 @@
+// How operations start, wait for rows, fail and end.
+#include <algorithm>
+
+#include "engine.hpp"
+#include "railweave/engine/error.hpp"
+
+namespace railweave::engine {
+
+std::exception_ptr to_exception(const Failure& failure) {
+  if (failure.kind == FailureKind::died || failure.kind == FailureKind::left) return std::make_exception_ptr(RankDied(failure.rank, failure.text));
+  return std::make_exception_ptr(ExchangeError(failure.text));
+}
+
+void Engine::post(const std::shared_ptr<Operation>& operation) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw ExchangeError("the exchange is closed");
+    Numbers& numbers = numbers_[operation->communicator];
+    operation->serial = ++serial_;
+    operation->number = ++numbers.operations;
+    for (SendMessage& message : operation->sends) message.key.number = ++numbers.sends[message.key.destination];
+    for (RecvMessage& message : operation->recvs) message.key.number = ++numbers.recvs[message.key.source];
+    operation->posted_at = now_ns();
+    posted_.push_back(operation);
+  }
+  memory_->wake(memory_->self());
+}
+
+void Engine::take_posted(std::uint64_t now) {
+  std::vector<OperationPtr> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (const OperationPtr& operation : posted) start(operation, now);
+}
+
+bool Engine::involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const {
+  const auto with = [&](const auto& message, std::uint32_t peer) { return peer == rank && !(unfinished_only && message.over); };
+  return std::any_of(operation.sends.begin(), operation.sends.end(), [&](const SendMessage& m) { return with(m, m.key.destination); }) ||
+         std::any_of(operation.recvs.begin(), operation.recvs.end(), [&](const RecvMessage& m) { return with(m, m.key.source); });
+}
+
+// Why an operation cannot even start.
+std::optional<Failure> Engine::refusal(const Operation& operation) const {
+  for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+    const Member& member = members_[rank];
+    if (member.state == RankState::alive) continue;
+    // A rank that left may have ended this collective already, if it has no bytes in it; one that died has ended nothing.
+    if (involves(operation, rank, false) || (operation.collective && !member.left)) {
+      return Failure{member.left ? FailureKind::left : FailureKind::died, rank, member.epitaph};
+    }
+  }
+  for (const SendMessage& message : operation.sends) {
+    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
+  }
+  for (const RecvMessage& message : operation.recvs) {
+    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
+  }
+  return std::nullopt;
+}
+
+void Engine::start(const OperationPtr& operation, std::uint64_t now) {
+  operations_.push_back(operation);
+  operation->unfinished = operation->sends.size() + operation->recvs.size();
+  OperationReport& report = operation->report;
+  report.serial = operation->serial;
+  report.bytes_by_nic.assign(cluster_.nodes[cluster_.node()].nics.size(), 0);
+  bool far = false, large = false;
+  for (SendMessage& message : operation->sends) {
+    message.operation = operation.get();
+    if (message.key.destination == cluster_.rank) continue;
+    report.bytes_sent += message.bytes;
+    const bool remote = !cluster_.local(message.key.destination);
+    far = far || remote;
+    large = large || (remote && message.bytes > settings_.multipath_min_bytes);
+  }
+  for (RecvMessage& message : operation->recvs) {
+    message.operation = operation.get();
+    if (message.key.source == cluster_.rank) continue;
+    report.bytes_received += message.bytes;
+    far = far || !cluster_.local(message.key.source);
+  }
+  if (const auto failure = refusal(*operation)) {
+    fail(*operation, *failure);
+    if (operation->unfinished == 0) operation->phase = OperationPhase::failing;
+    return;
+  }
+  backend_->receive(*operation);
+  if (far && router_->wants_rows()) publish_row(*operation);
+  const bool plans = router_->wants_rows() ? large : far;
+  if (!plans) {
+    operation->phase = OperationPhase::running;
+    backend_->send(*operation);
+    return;
+  }
+  operation->phase = OperationPhase::rows;
+  operation->rows_until = now + (router_->wants_rows() ? settings_.row_wait_us * 1000 : 0);
+}
+
+void Engine::publish_row(const Operation& operation) {
+  std::vector<std::uint64_t> bytes(cluster_.world, 0);
+  for (const SendMessage& message : operation.sends) bytes[message.key.destination] += message.bytes;
+  memory_->write_row(cluster_.rank, {operation.serial, operation.communicator, operation.number}, bytes);
+  memory_->wake_mates();
+  ByteWriter payload;
+  payload.put(operation.serial).put(std::uint64_t{operation.communicator}).put(operation.number);
+  for (const std::uint64_t value : bytes) payload.put(value);
+  for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) {
+    if (node == cluster_.node()) continue;
+    // The rank at the same position, so that each rank of a node takes its part; the next one if that is gone.
+    const auto& ranks = cluster_.nodes[node].ranks;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      const std::uint32_t rank = ranks[(cluster_.self().local + i) % ranks.size()];
+      if (members_[rank].state != RankState::alive) continue;
+      control_->send(rank, FrameType::row, payload.bytes());
+      break;
+    }
+  }
+}
+
+void Engine::on_row(std::uint32_t source, ByteReader& payload) {
+  NodeMemory::RowTag tag;
+  tag.serial = payload.get<std::uint64_t>();
+  tag.communicator = payload.get<std::uint64_t>();
+  tag.operation = payload.get<std::uint64_t>();
+  std::vector<std::uint64_t> bytes(cluster_.world);
+  for (std::uint64_t& value : bytes) value = payload.get<std::uint64_t>();
+  if (!payload.ok() || cluster_.local(source)) return;
+  memory_->write_row(source, tag, bytes);
+  memory_->wake_mates();
+}
+
+std::uint32_t Engine::rows_missing(const Operation& operation) const {
+  std::uint32_t missing = 0;
+  for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+    if (rank == cluster_.rank || members_[rank].state != RankState::alive) continue;
+    if (!operation.collective && !involves(operation, rank, false)) continue;
+    const auto tag = memory_->read_row(rank, {});
+    if (!tag || tag->communicator != operation.communicator || tag->operation < operation.number) ++missing;
+  }
+  return missing;
+}
+
+void Engine::advance_rows(std::uint64_t now) {
+  for (const OperationPtr& operation : operations_) {
+    if (operation->phase != OperationPhase::rows) continue;
+    if (router_->wants_rows()) operation->report.rows_missing = rows_missing(*operation);
+    if (operation->report.rows_missing == 0 || now >= operation->rows_until) start_sends(*operation, now);
+  }
+}
+
+void Engine::start_sends(Operation& operation, std::uint64_t now) {
+  operation.phase = OperationPhase::running;
+  if (router_->wants_rows()) operation.report.row_wait_seconds = static_cast<double>(now - operation.posted_at) * 1e-9;
+  std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
+  for (std::uint32_t rank = 0; rank < cluster_.world && router_->wants_rows(); ++rank) {
+    if (rank == cluster_.rank || members_[rank].state == RankState::dead) continue;
+    const auto tag = memory_->read_row(rank, rows[rank]);
+    if (!tag || tag->communicator != operation.communicator) rows[rank].assign(cluster_.world, 0);
+  }
+  for (const SendMessage& message : operation.sends) rows[cluster_.rank][message.key.destination] += message.bytes;
+  const std::uint64_t before = now_ns();
+  try {
+    const Router::Summary summary = router_->plan(rows, operation.routes);
+    operation.report.plan_id = summary.id;
+    operation.report.plan_z_seconds = summary.z_seconds;
+  } catch (const Error&) {
+    operation.routes.clear();  // rows that cannot be planned, or no way just now: links that live will do
+  }
+  operation.report.plan_seconds = static_cast<double>(now_ns() - before) * 1e-9;
+  backend_->send(operation);
+}
+
+void Engine::message_over(Operation& operation) { --operation.unfinished; }
+
+void Engine::fail(Operation& operation, const Failure& failure) {
+  if (operation.failure.kind == FailureKind::none) operation.failure = failure;
+}
+
+// Nobody may touch the buffers once the program has the error: what mates can write is called back first.
+void Engine::begin_failing(Operation& operation, std::uint64_t now) {
+  operation.phase = OperationPhase::failing;
+  operation.fail_until = now + settings_.drain_ms * 1'000'000;
+  const auto tell = [&](const MessageKey& key, std::uint32_t peer) {
+    if (peer == cluster_.rank || members_[peer].state != RankState::alive) return false;
+    ByteWriter payload;
+    payload.put(key).put(operation.failure.kind).put(operation.failure.rank).text(operation.failure.text);
+    control_->send(peer, FrameType::cancel, payload.bytes());
+    return true;
+  };
+  for (const SendMessage& message : operation.sends) {
+    if (!message.over) tell(message.key, message.key.destination);
+  }
+  for (const RecvMessage& message : operation.recvs) {
+    if (!message.over && tell(message.key, message.key.source) && message.mapped) operation.revoking.push_back(message.key);
+  }
+  backend_->drop(operation);
+}
+
+void Engine::on_cancel(std::uint32_t source, ByteReader& payload) {
+  const auto key = payload.get<MessageKey>();
+  Failure failure;
+  failure.kind = payload.get<FailureKind>();
+  failure.rank = payload.get<std::uint32_t>();
+  failure.text = payload.text();
+  const bool sends = key.source == cluster_.rank && key.destination == source;
+  const bool receives = key.destination == cluster_.rank && key.source == source;
+  if (!payload.ok() || (!sends && !receives) || failure.kind == FailureKind::none || failure.kind > FailureKind::closed) return;
+  SendMessage* send = sends ? backend_->find_send(key) : nullptr;
+  RecvMessage* recv = receives ? backend_->find_recv(key) : nullptr;
+  Operation* operation = send != nullptr ? send->operation : recv != nullptr ? recv->operation : nullptr;
+  if (operation != nullptr) {
+    fail(*operation, failure);
+    if (operation->phase != OperationPhase::failing) begin_failing(*operation, now_ns());
+  } else {
+    std::uint64_t posted = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      Numbers& numbers = numbers_[key.communicator];
+      posted = sends ? numbers.sends[source] : numbers.recvs[source];
+      for (const OperationPtr& waiting : posted_) {  // numbered, but not seen by this thread yet
+        posted -= static_cast<std::uint64_t>(std::count_if(waiting->sends.begin(), waiting->sends.end(), [&](const SendMessage& m) {
+          return sends && m.key.communicator == key.communicator && m.key.destination == source;
+        }));
+        posted -= static_cast<std::uint64_t>(std::count_if(waiting->recvs.begin(), waiting->recvs.end(), [&](const RecvMessage& m) {
+          return receives && m.key.communicator == key.communicator && m.key.source == source;
+        }));
+      }
+    }
+    if (key.number > posted) cancelled_early_[key] = failure;
+  }
+  ByteWriter answer;
+  answer.put(key);
+  control_->send(source, FrameType::cancelled, answer.bytes());
+}
+
+void Engine::on_cancelled(std::uint32_t source, ByteReader& payload) {
+  const auto key = payload.get<MessageKey>();
+  if (!payload.ok() || (key.source != source && key.destination != source)) return;
+  for (const OperationPtr& operation : operations_) std::erase(operation->revoking, key);
+}
+
+void Engine::end(const OperationPtr& operation) {
+  operation->phase = OperationPhase::ended;
+  operation->report.seconds = static_cast<double>(now_ns() - operation->posted_at) * 1e-9;
+  for (RecvMessage& message : operation->recvs) message.keep.reset();
+  for (const SendMessage& message : operation->sends) cancelled_early_.erase(message.key);
+  for (const RecvMessage& message : operation->recvs) cancelled_early_.erase(message.key);
+  {
+    const std::lock_guard lock(operation->mutex);
+    operation->ended = true;
+  }
+  operation->changed.notify_all();
+}
+
+}  // namespace railweave::engine

@@ -1,0 +1,112 @@
+#include "host_destination.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace railweave::engine {
+namespace {
+
+constexpr std::uint32_t kAckEvery = 8;  // arrived chunks; acknowledgements only spare resends, the last one ends the send
+
+}  // namespace
+
+HostDestination::HostDestination(EngineServices& services, std::function<void(const Grant&, std::byte*)> self_grant)
+    : services_(services), memory_(services.memory()), self_grant_(std::move(self_grant)) {}
+
+std::uint32_t HostDestination::length(const RecvMessage& message, std::uint32_t chunk) const {
+  const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
+  return static_cast<std::uint32_t>(std::min(memory_.chunk_bytes(), message.bytes - at));
+}
+
+void HostDestination::receive(Operation& operation) {
+  for (RecvMessage& message : operation.recvs) {
+    message.bits.assign((message.chunks + 63) / 64, 0);
+    messages_.emplace(message.key, &message);
+    grant(message);
+  }
+}
+
+void HostDestination::grant(RecvMessage& message) {
+  Grant grant;
+  grant.message = message.key;
+  grant.bytes = message.bytes;
+  grant.chunks = message.chunks;
+  message.granted = true;
+  if (message.key.source == services_.cluster().rank) {
+    message.mapped = true;
+    self_grant_(grant, message.data);
+    return;
+  }
+  if (services_.cluster().local(message.key.source)) {
+    message.keep = services_.registered(message.data, message.bytes, grant.memory, grant.offset);
+    message.mapped = message.keep != nullptr;
+    grant.has_buffer = message.mapped ? 1 : 0;
+  }
+  services_.control().send(message.key.source, FrameType::grant, std::as_bytes(std::span(&grant, 1)));
+}
+
+void HostDestination::on_record(const Record& record) {
+  RecvMessage* message = find(record.message);
+  const bool fits = message != nullptr && record.chunk < message->chunks && record.length == length(*message, record.chunk);
+  if (record.kind == RecordKind::placed) {
+    if (fits && message->mapped && mark(*message, record.chunk)) after_arrival(*message);
+    return;
+  }
+  if (!memory_.holds(record.owner, record.pool, record.slot, record.turn)) return;
+  bool arrived = false;
+  if (fits && (message->bits[record.chunk / 64] >> (record.chunk % 64) & 1) == 0) {
+    std::memcpy(message->data + std::uint64_t{record.chunk} * memory_.chunk_bytes(), memory_.data(record.owner, record.pool, record.slot), record.length);
+    arrived = mark(*message, record.chunk);
+  }
+  memory_.release(record.owner, record.pool, record.slot, record.turn);
+  if (arrived) after_arrival(*message);
+}
+
+bool HostDestination::mark(RecvMessage& message, std::uint32_t chunk) {
+  std::uint64_t& word = message.bits[chunk / 64];
+  const std::uint64_t bit = std::uint64_t{1} << (chunk % 64);
+  if ((word & bit) != 0) return false;
+  word |= bit;
+  ++message.arrived;
+  ++message.unacked;
+  while (message.base < message.chunks && (message.bits[message.base / 64] >> (message.base % 64) & 1) != 0) ++message.base;
+  return true;
+}
+
+void HostDestination::after_arrival(RecvMessage& message) {
+  const bool complete = message.arrived == message.chunks;
+  const bool remote = !services_.cluster().local(message.key.source);
+  if (remote && (complete || message.unacked >= kAckEvery)) acknowledge(message);
+  if (!complete) return;
+  message.over = true;
+  messages_.erase(message.key);
+  message.keep.reset();
+  services_.message_over(*message.operation);
+}
+
+void HostDestination::acknowledge(RecvMessage& message) {
+  message.unacked = 0;
+  Ack ack;
+  ack.message = message.key;
+  ack.base = message.base;
+  for (std::uint32_t bit = 0; bit < Ack::kBits && ack.base + bit < message.chunks; ++bit) {
+    const std::uint32_t chunk = ack.base + bit;
+    if ((message.bits[chunk / 64] >> (chunk % 64) & 1) != 0) ack.bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
+  }
+  services_.control().send(message.key.source, FrameType::ack, std::as_bytes(std::span(&ack, 1)));
+}
+
+RecvMessage* HostDestination::find(const MessageKey& key) {
+  const auto found = messages_.find(key);
+  return found == messages_.end() ? nullptr : found->second;
+}
+
+void HostDestination::drop(Operation& operation) {
+  for (RecvMessage& message : operation.recvs) {
+    if (message.over) continue;
+    message.over = true;
+    messages_.erase(message.key);
+  }
+}
+
+}  // namespace railweave::engine

@@ -1,0 +1,316 @@
+#include "host_source.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace railweave::engine {
+namespace {
+
+// Chunks pushed before the engine looks at its rings again: 8 x 256 KiB are under a millisecond of memcpy.
+constexpr int kChunksPerTurn = 8;
+
+}  // namespace
+
+HostSource::HostSource(EngineServices& services) : services_(services), memory_(services.memory()), tx_use_(memory_.mates()) {}
+
+std::uint32_t HostSource::length(const SendMessage& message, std::uint32_t chunk) const {
+  const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
+  return static_cast<std::uint32_t>(std::min(memory_.chunk_bytes(), message.bytes - at));
+}
+
+std::uint32_t HostSource::link_id(std::uint32_t nic, std::uint32_t peer) const {
+  return nic * static_cast<std::uint32_t>(services_.cluster().nics.size()) + peer;
+}
+
+void HostSource::send(Operation& operation) {
+  for (SendMessage& message : operation.sends) {
+    message.routes = &operation.routes[message.key.destination];
+    messages_.emplace(message.key, &message);
+    if (const auto early = early_.extract(message.key)) match(message, early.mapped().grant, early.mapped().local_buffer);
+  }
+}
+
+void HostSource::on_grant(const Grant& grant, std::byte* local_buffer) {
+  if (SendMessage* message = find(grant.message)) match(*message, grant, local_buffer);
+  else early_.emplace(grant.message, Early{grant, local_buffer});
+}
+
+void HostSource::match(SendMessage& message, const Grant& grant, std::byte* local_buffer) {
+  if (message.granted) return;
+  const std::uint32_t peer = message.key.destination;
+  if (grant.bytes != message.bytes) {
+    Failure failure{FailureKind::size_mismatch, peer,
+                    "message " + std::to_string(message.key.number) + " from rank " + std::to_string(message.key.source) + " to rank " +
+                        std::to_string(peer) + " on communicator " + std::to_string(message.key.communicator) + ": the sender has " +
+                        std::to_string(message.bytes) + " bytes, the receiver " + std::to_string(grant.bytes) + "; expected the same"};
+    services_.fail(*message.operation, failure);
+    return;
+  }
+  message.granted = true;
+  if (local_buffer != nullptr) {
+    message.mapped = local_buffer;
+  } else if (grant.has_buffer != 0 && services_.cluster().local(peer)) {
+    auto mapping = services_.map(grant.memory);
+    if (mapping != nullptr && grant.offset <= mapping->bytes() && grant.bytes <= mapping->bytes() - grant.offset) {
+      message.mapped = mapping->data() + grant.offset;
+      message.mapping = std::move(mapping);
+    }
+  }
+  active_.push_back(&message);
+}
+
+bool HostSource::advance() {
+  bool moved = false;
+  int budget = kChunksPerTurn;
+  for (std::size_t idle = 0; !active_.empty() && idle < active_.size() && budget > 0;) {
+    turn_ = turn_ >= active_.size() ? 0 : turn_;
+    SendMessage& message = *active_[turn_];
+    if (push_one(message)) {
+      moved = true;
+      idle = 0;
+      --budget;
+    } else {
+      ++idle;
+    }
+    const bool nothing_left = message.next == message.chunks.size() && message.retries.empty();
+    if (nothing_left) active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(turn_));
+    else ++turn_;
+    if (nothing_left) finish_if_done(message);  // may end the operation and the message with it
+  }
+  return moved;
+}
+
+std::uint32_t HostSource::take_next(SendMessage& message) const {
+  // A chunk may have been acknowledged after its attempt was retired.
+  while (!message.retries.empty() && message.chunks[message.retries.back()].state != ChunkState::todo) message.retries.pop_back();
+  if (!message.retries.empty()) return message.retries.back();
+  while (message.next < message.chunks.size() && message.chunks[message.next].state != ChunkState::todo) ++message.next;
+  return message.next;
+}
+
+void HostSource::took(SendMessage& message, std::uint32_t chunk) {
+  if (!message.retries.empty() && message.retries.back() == chunk) message.retries.pop_back();
+  else message.next = chunk + 1;
+  ++message.chunks[chunk].attempt;
+}
+
+bool HostSource::push_one(SendMessage& message) {
+  const std::uint32_t chunk = take_next(message);
+  if (chunk == message.chunks.size()) return false;
+  if (message.mapped != nullptr) return push_mapped(message, chunk);
+  return push_routed(message, chunk);
+}
+
+bool HostSource::push_mapped(SendMessage& message, std::uint32_t chunk) {
+  const std::uint32_t mate = services_.cluster().ranks[message.key.destination].local;
+  if (memory_.crowded(mate)) return false;
+  const std::uint32_t bytes = length(message, chunk);
+  const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
+  std::memcpy(message.mapped + at, message.data + at, bytes);
+  took(message, chunk);
+  Record record;
+  record.kind = RecordKind::placed;
+  record.owner = static_cast<std::uint16_t>(mate);
+  record.message = message.key;
+  record.chunk = chunk;
+  record.length = bytes;
+  record.attempt = message.chunks[chunk].attempt;
+  memory_.announce(mate, record);
+  OperationReport& report = message.operation->report;
+  if (mate != memory_.self()) {
+    report.mapped_bytes += bytes;
+    report.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] += bytes;
+  }
+  finish_chunk(message, chunk);
+  return true;
+}
+
+bool HostSource::push_routed(SendMessage& message, std::uint32_t chunk) {
+  Routes& routes = *message.routes;
+  const std::uint32_t bytes = length(message, chunk);
+  bool live = false;
+  for (std::size_t i = 0; i < routes.shares.size(); ++i) {
+    const std::size_t at = (routes.cursor + i) % routes.shares.size();
+    RouteShare& share = routes.shares[at];
+    if (share.bytes == 0 || !try_share(message, chunk, share, live)) continue;
+    share.bytes -= std::min<std::uint64_t>(share.bytes, bytes);
+    routes.cursor = at + 1;
+    return true;
+  }
+  if (live) return false;  // the plan's ways are only full
+  const Cluster& cluster = services_.cluster();
+  if (cluster.local(message.key.destination)) {
+    RouteShare direct;
+    direct.owner = cluster.ranks[message.key.destination].local;
+    return try_share(message, chunk, direct, live);
+  }
+  // Nothing planned, or what was planned is gone: the best link that lives; a resent chunk turns to the next one.
+  const std::vector<RouteShare> links = services_.router().links_to(message.key.destination);
+  const bool resent = message.chunks[chunk].attempt != 0;
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    const RouteShare& share = links[resent ? (fallback_ + i) % links.size() : i];
+    bool usable = false;
+    if (try_share(message, chunk, share, usable)) {
+      if (resent) ++fallback_;
+      return true;
+    }
+    if (usable && !resent) return false;  // one path for what needs no plan: wait for room on it
+  }
+  return false;
+}
+
+bool HostSource::try_share(SendMessage& message, std::uint32_t chunk, const RouteShare& share, bool& live) {
+  const Cluster& cluster = services_.cluster();
+  if (share.kind != PathKind::rail && share.kind != PathKind::cross_rail) {
+    const std::uint32_t owner = cluster.mates()[share.owner];
+    if (owner != message.key.destination && owner != cluster.rank && !services_.relays(owner)) return false;
+    live = true;
+    return push_to_slot(message, chunk, share);
+  }
+  const std::uint32_t tx_owner = cluster.nics[share.nic].owner;
+  const std::uint32_t rx_owner = cluster.nics[share.peer_nic].owner;
+  if ((tx_owner != cluster.rank && !services_.relays(tx_owner)) || (rx_owner != message.key.destination && !services_.relays(rx_owner))) return false;
+  const std::uint64_t word = services_.link_word(share.nic, share.peer_nic);
+  if ((word & 1) == 0) return false;
+  live = true;
+  return push_to_link(message, chunk, share, word);
+}
+
+bool HostSource::push_to_slot(SendMessage& message, std::uint32_t chunk, const RouteShare& share) {
+  const std::uint32_t reader = services_.cluster().ranks[message.key.destination].local;
+  if (memory_.crowded(reader)) return false;
+  const auto slot = memory_.take(share.owner, Pool::direct, reader);
+  if (!slot) return false;
+  const std::uint32_t bytes = length(message, chunk);
+  std::memcpy(memory_.data(slot->owner, slot->pool, slot->slot), message.data + std::uint64_t{chunk} * memory_.chunk_bytes(), bytes);
+  took(message, chunk);
+  Record record;
+  record.kind = RecordKind::landed;
+  record.pool = Pool::direct;
+  record.owner = static_cast<std::uint16_t>(slot->owner);
+  record.slot = slot->slot;
+  record.turn = slot->turn;
+  record.message = message.key;
+  record.chunk = chunk;
+  record.length = bytes;
+  record.attempt = message.chunks[chunk].attempt;
+  memory_.announce(reader, record);
+  message.operation->report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += bytes;
+  finish_chunk(message, chunk);
+  return true;
+}
+
+// A link alone at its owner may fill all of this rank's slots there; beside another link it gets half, so that a slow one cannot block.
+bool HostSource::link_has_room(std::uint32_t owner, std::uint32_t link) const {
+  std::uint32_t mine = 0;
+  bool others = false;
+  for (const TxUse& use : tx_use_[owner]) {
+    if (memory_.is_free(use.slot)) continue;
+    if (use.link == link) ++mine;
+    else others = true;
+  }
+  return !others || mine < std::max(1u, memory_.slots_per_writer() / 2);
+}
+
+bool HostSource::push_to_link(SendMessage& message, std::uint32_t chunk, const RouteShare& share, std::uint64_t word) {
+  const std::uint32_t link = link_id(share.nic, share.peer_nic);
+  if (memory_.crowded(share.owner) || !link_has_room(share.owner, link)) return false;
+  const auto slot = memory_.take(share.owner, Pool::tx, share.owner);
+  if (!slot) return false;
+  std::erase_if(tx_use_[share.owner], [this](const TxUse& use) { return memory_.is_free(use.slot); });
+  tx_use_[share.owner].push_back({link, *slot});
+  const std::uint32_t bytes = length(message, chunk);
+  std::memcpy(memory_.data(slot->owner, slot->pool, slot->slot), message.data + std::uint64_t{chunk} * memory_.chunk_bytes(), bytes);
+  took(message, chunk);
+  SendChunk& state = message.chunks[chunk];
+  state.state = ChunkState::out;
+  state.link = link;
+  state.word = word;
+  ++message.out;
+  Record record;
+  record.kind = RecordKind::forward;
+  record.pool = Pool::tx;
+  record.owner = static_cast<std::uint16_t>(slot->owner);
+  record.slot = slot->slot;
+  record.turn = slot->turn;
+  record.message = message.key;
+  record.chunk = chunk;
+  record.length = bytes;
+  record.attempt = state.attempt;
+  record.link = link;
+  record.word = word;
+  memory_.announce(share.owner, record);
+  OperationReport& report = message.operation->report;
+  report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += bytes;
+  report.bytes_by_nic[services_.cluster().nics[share.nic].position] += bytes;
+  return true;
+}
+
+void HostSource::finish_chunk(SendMessage& message, std::uint32_t chunk) {
+  SendChunk& state = message.chunks[chunk];
+  if (state.state == ChunkState::done) return;
+  if (state.state == ChunkState::out) --message.out;
+  state.state = ChunkState::done;
+  ++message.done;
+}
+
+void HostSource::finish_if_done(SendMessage& message) {
+  if (message.over || message.done != message.chunks.size()) return;
+  message.over = true;
+  messages_.erase(message.key);
+  std::erase(active_, &message);
+  message.mapping.reset();
+  services_.message_over(*message.operation);
+}
+
+void HostSource::on_ack(const Ack& ack) {
+  SendMessage* message = find(ack.message);
+  if (message == nullptr || !message->granted) return;
+  const auto count = static_cast<std::uint32_t>(message->chunks.size());
+  if (ack.base > count) return;
+  for (; message->acked < ack.base; ++message->acked) finish_chunk(*message, message->acked);
+  for (std::uint32_t bit = 0; bit < Ack::kBits && ack.base + bit < count; ++bit) {
+    if ((ack.bits[bit / 64] >> (bit % 64) & 1) != 0) finish_chunk(*message, ack.base + bit);
+  }
+  finish_if_done(*message);
+}
+
+void HostSource::retire_attempts() {
+  const Cluster& cluster = services_.cluster();
+  const auto nics = static_cast<std::uint32_t>(cluster.nics.size());
+  for (auto& [key, message] : messages_) {
+    if (message->out == 0) continue;
+    const bool was_active = std::find(active_.begin(), active_.end(), message) != active_.end();
+    for (std::uint32_t chunk = 0; chunk < message->chunks.size(); ++chunk) {
+      SendChunk& state = message->chunks[chunk];
+      if (state.state != ChunkState::out) continue;
+      const std::uint32_t nic = state.link / nics, peer = state.link % nics;
+      const bool trusted = services_.link_word(nic, peer) == state.word && services_.serves(cluster.nics[nic].owner) &&
+                           services_.serves(cluster.nics[peer].owner);
+      if (trusted) continue;
+      state.state = ChunkState::todo;
+      --message->out;
+      message->retries.push_back(chunk);
+      ++message->operation->report.resent_chunks;
+    }
+    if (!was_active && !message->retries.empty()) active_.push_back(message);
+  }
+}
+
+SendMessage* HostSource::find(const MessageKey& key) {
+  const auto found = messages_.find(key);
+  return found == messages_.end() ? nullptr : found->second;
+}
+
+void HostSource::drop(Operation& operation) {
+  for (SendMessage& message : operation.sends) {
+    if (message.over) continue;
+    message.over = true;
+    messages_.erase(message.key);
+    early_.erase(message.key);
+    std::erase(active_, &message);
+    message.mapping.reset();
+  }
+}
+
+}  // namespace railweave::engine

@@ -1,0 +1,56 @@
+// Source role of the host backend (docs/protocol.md §6).
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "backend.hpp"
+
+namespace railweave::engine {
+
+class HostSource {
+ public:
+  explicit HostSource(EngineServices& services);
+  void send(Operation& operation);
+  void on_grant(const Grant& grant, std::byte* local_buffer);
+  void on_ack(const Ack& ack);
+  bool advance();
+  void retire_attempts();
+  SendMessage* find(const MessageKey& key);
+  void drop(Operation& operation);
+
+ private:
+  void match(SendMessage& message, const Grant& grant, std::byte* local_buffer);
+  bool push_one(SendMessage& message);
+  bool push_mapped(SendMessage& message, std::uint32_t chunk);
+  bool push_routed(SendMessage& message, std::uint32_t chunk);
+  bool push_to_slot(SendMessage& message, std::uint32_t chunk, const RouteShare& share);
+  bool push_to_link(SendMessage& message, std::uint32_t chunk, const RouteShare& share, std::uint64_t word);
+  bool link_has_room(std::uint32_t owner, std::uint32_t link) const;
+  bool try_share(SendMessage& message, std::uint32_t chunk, const RouteShare& share, bool& live);
+  std::uint32_t take_next(SendMessage& message) const;
+  void took(SendMessage& message, std::uint32_t chunk);
+  void finish_chunk(SendMessage& message, std::uint32_t chunk);
+  void finish_if_done(SendMessage& message);
+  std::uint32_t length(const SendMessage& message, std::uint32_t chunk) const;
+  std::uint32_t link_id(std::uint32_t nic, std::uint32_t peer) const;
+
+  struct Early {
+    Grant grant;
+    std::byte* local_buffer = nullptr;
+  };
+  EngineServices& services_;
+  NodeMemory& memory_;
+  std::unordered_map<MessageKey, SendMessage*, MessageKeyHash> messages_;
+  std::unordered_map<MessageKey, Early, MessageKeyHash> early_;
+  std::vector<SendMessage*> active_;  // granted, with chunks to send
+  std::size_t turn_ = 0;
+  struct TxUse {
+    std::uint32_t link = 0;
+    SlotRef slot;
+  };
+  std::vector<std::vector<TxUse>> tx_use_;  // by owner
+  std::size_t fallback_ = 0;
+};
+
+}  // namespace railweave::engine

@@ -1,0 +1,302 @@
+#include "node_memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "railweave/error.hpp"
+
+namespace railweave::engine {
+
+NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
+    : self_(cluster.self().local),
+      slots_(static_cast<std::uint32_t>(settings.slots_per_writer)),
+      rx_slots_(static_cast<std::uint32_t>(settings.rx_slots)),
+      chunk_bytes_(settings.chunk_bytes) {
+  const auto count = cluster.mates().size();
+  RegionShape shape;
+  shape.world = cluster.world;
+  shape.nodes = static_cast<std::uint32_t>(cluster.nodes.size());
+  shape.mates = static_cast<std::uint32_t>(count);
+  shape.all_nics = static_cast<std::uint32_t>(cluster.nics.size());
+  shape.slots = slots_;
+  shape.rx_slots = rx_slots_;
+  shape.chunk_bytes = chunk_bytes_;
+  for (const std::uint32_t rank : cluster.mates()) {
+    shape.own_nics = static_cast<std::uint32_t>(cluster.ranks[rank].nics.size());
+    layouts_.emplace_back(shape);
+  }
+  regions_.resize(count);
+  bells_.resize(count);
+  written_.resize(count);
+  consumed_.resize(count);
+  mail_read_.resize(count);
+  backlog_.resize(count);
+  direct_use_.assign(count, std::vector<SlotUse>(slots_));
+  rx_use_.assign(cluster.self().nics.size(), std::vector<SlotUse>(rx_slots_));
+  cursor_.resize(3 * std::max(count, cluster.self().nics.size()));
+  regions_[self_] = SharedMemory::create("railweave-rank" + std::to_string(cluster.rank), layouts_[self_].bytes());
+  RegionHeader& own = header(self_);
+  own.size = layouts_[self_].bytes();
+  own.lease_ns = now_ns();
+  own.magic = kRegionMagic;
+  bells_[self_] = Doorbell::create();
+}
+
+void NodeMemory::map_mates(const Cluster& cluster) {
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    if (mate == self_) continue;
+    const RankInfo& info = cluster.ranks[cluster.mates()[mate]];
+    regions_[mate] = SharedMemory::open(info.region);
+    if (regions_[mate].bytes() < sizeof(RegionHeader) || header(mate).magic != kRegionMagic || header(mate).size != layouts_[mate].bytes() ||
+        regions_[mate].bytes() != layouts_[mate].bytes()) {
+      throw Error("the region of rank " + std::to_string(cluster.mates()[mate]) + " has another layout; install the same Railweave everywhere");
+    }
+    bells_[mate] = Doorbell::open(info.pid, info.doorbell_fd);
+  }
+}
+
+std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic) {
+  const bool rx = pool == Pool::rx;
+  const std::uint32_t count = rx ? rx_slots_ : slots_;
+  const std::uint32_t first = rx ? own_nic * rx_slots_ : self_ * slots_;
+  std::uint32_t& cursor = cursor_[3 * (rx ? own_nic : owner) + static_cast<std::uint32_t>(pool)];
+  for (std::uint32_t tried = 0; tried < count; ++tried) {
+    const std::uint32_t position = (cursor + tried) % count;
+    const std::uint32_t slot = first + position;
+    std::uint64_t& word = flag(owner, pool, slot);
+    const std::uint64_t now = load_flag(word);
+    if ((now & 1) != 0) continue;
+    store_flag(word, now + 1);
+    cursor = position + 1;
+    if (pool == Pool::direct) direct_use_[owner][position] = {reader, now + 1};
+    if (rx) rx_use_[own_nic][position] = {reader, now + 1};
+    return SlotRef{owner, pool, slot, now + 1};
+  }
+  return std::nullopt;
+}
+
+bool NodeMemory::holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) const {
+  return load_flag(flag(owner, pool, slot)) == turn;
+}
+
+void NodeMemory::release(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) {
+  std::uint64_t& word = flag(owner, pool, slot);
+  if (load_flag(word) != turn) return;
+  store_flag(word, turn + 1);
+  wake(pool == Pool::rx ? owner : slot / slots_);
+}
+
+void NodeMemory::reader_died(std::uint32_t mate) {
+  for (std::uint32_t owner = 0; owner < mates(); ++owner) {
+    for (std::uint32_t i = 0; i < slots_; ++i) {
+      const SlotUse& use = direct_use_[owner][i];
+      if (use.turn != 0 && use.reader == mate) release(owner, Pool::direct, self_ * slots_ + i, use.turn);
+    }
+  }
+  for (std::uint32_t nic = 0; nic < rx_use_.size(); ++nic) {
+    for (std::uint32_t i = 0; i < rx_slots_; ++i) {
+      const SlotUse& use = rx_use_[nic][i];
+      if (use.turn != 0 && use.reader == mate) release(self_, Pool::rx, nic * rx_slots_ + i, use.turn);
+    }
+  }
+  backlog_[mate].clear();
+}
+
+bool NodeMemory::try_announce(std::uint32_t mate, const Record& record) {
+  const std::uint64_t base = layouts_[mate].ring(self_);
+  RingHeader& ring = regions_[mate].at<RingHeader>(base);
+  const std::uint64_t index = written_[mate];
+  if (index >= load_flag(ring.consumed) + kRingRecords) return false;
+  Record& place = regions_[mate].at<Record>(base + sizeof(RingHeader) + sizeof(Record) * (index % kRingRecords));
+  std::memcpy(reinterpret_cast<std::byte*>(&place) + sizeof place.flag, reinterpret_cast<const std::byte*>(&record) + sizeof record.flag,
+              sizeof place - sizeof place.flag);
+  store_flag(place.flag, index + 1);
+  written_[mate] = index + 1;
+  wake(mate);
+  return true;
+}
+
+void NodeMemory::announce(std::uint32_t mate, const Record& record) {
+  if (!backlog_[mate].empty() || !try_announce(mate, record)) backlog_[mate].push_back(record);
+}
+
+void NodeMemory::flush_backlog() {
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    while (!backlog_[mate].empty() && try_announce(mate, backlog_[mate].front())) backlog_[mate].pop_front();
+  }
+}
+
+bool NodeMemory::plausible(const Record& record) const {
+  const bool known_kind = record.kind == RecordKind::landed || record.kind == RecordKind::placed || record.kind == RecordKind::forward;
+  const bool known_pool = record.pool == Pool::direct || record.pool == Pool::tx || record.pool == Pool::rx;
+  if (!known_kind || !known_pool || record.owner >= mates() || record.length > chunk_bytes_) return false;
+  if (record.kind == RecordKind::placed) return true;
+  if (record.slot >= layouts_[record.owner].slots(record.pool)) return false;
+  if (record.kind == RecordKind::forward) return record.pool == Pool::tx && record.owner == self_;
+  return record.pool != Pool::tx;
+}
+
+bool NodeMemory::next(std::uint32_t mate, Record& record) {
+  const std::uint64_t base = layouts_[self_].ring(mate);
+  RingHeader& ring = regions_[self_].at<RingHeader>(base);
+  while (true) {
+    const std::uint64_t index = consumed_[mate];
+    const Record& place = regions_[self_].at<Record>(base + sizeof(RingHeader) + sizeof(Record) * (index % kRingRecords));
+    if (load_flag(place.flag) != index + 1) return false;
+    std::memcpy(&record, &place, sizeof record);
+    consumed_[mate] = index + 1;
+    store_flag(ring.consumed, index + 1);
+    if ((index + 1) % (kRingRecords / 2) == 0) wake(mate);  // it may have a backlog
+    if (plausible(record)) return true;
+    ++bad_records_;
+  }
+}
+
+bool NodeMemory::mail(std::uint32_t mate, std::span<const std::byte> frame) {
+  const std::uint64_t base = layouts_[mate].mail(self_);
+  MailHeader& ring = regions_[mate].at<MailHeader>(base);
+  std::byte* bytes = regions_[mate].data() + base + sizeof(MailHeader);
+  const std::uint64_t written = ring.written;
+  const std::uint64_t used = written - load_flag(ring.read);
+  const std::uint64_t need = (8 + frame.size() + 7) & ~std::uint64_t{7};
+  if (frame.size() > kMaxFrameBytes || used > kMailBytes || kMailBytes - used < need) return false;
+  const auto copy = [&](std::uint64_t at, const void* data, std::size_t size) {
+    const std::uint64_t start = at % kMailBytes;
+    const std::size_t head = std::min<std::size_t>(size, kMailBytes - start);
+    std::memcpy(bytes + start, data, head);
+    std::memcpy(bytes, static_cast<const std::byte*>(data) + head, size - head);
+  };
+  const std::uint64_t size = frame.size();
+  copy(written, &size, sizeof size);
+  copy(written + 8, frame.data(), frame.size());
+  store_flag(ring.written, written + need);
+  wake(mate);
+  return true;
+}
+
+bool NodeMemory::next_mail(std::uint32_t mate, std::vector<std::byte>& frame) {
+  const std::uint64_t base = layouts_[self_].mail(mate);
+  MailHeader& ring = regions_[self_].at<MailHeader>(base);
+  const std::byte* bytes = regions_[self_].data() + base + sizeof(MailHeader);
+  const std::uint64_t read = mail_read_[mate];
+  const std::uint64_t available = load_flag(ring.written) - read;
+  if (available == 0) return false;
+  const auto copy = [&](std::uint64_t at, void* data, std::size_t size) {
+    const std::uint64_t start = at % kMailBytes;
+    const std::size_t head = std::min<std::size_t>(size, kMailBytes - start);
+    std::memcpy(data, bytes + start, head);
+    std::memcpy(static_cast<std::byte*>(data) + head, bytes, size - head);
+  };
+  std::uint64_t size = 0;
+  if (available >= 8 && available <= kMailBytes) copy(read, &size, sizeof size);
+  const std::uint64_t need = (8 + size + 7) & ~std::uint64_t{7};
+  if (available < 8 || available > kMailBytes || size == 0 || size > kMaxFrameBytes || need > available) {
+    ++bad_records_;  // nothing in it can be believed: forget what is there
+    mail_read_[mate] = read + available;
+    store_flag(ring.read, mail_read_[mate]);
+    return false;
+  }
+  frame.resize(size);
+  copy(read + 8, frame.data(), size);
+  mail_read_[mate] = read + need;
+  store_flag(ring.read, mail_read_[mate]);
+  if (available > kMailBytes / 2) wake(mate);  // it may have mail waiting
+  return true;
+}
+
+void NodeMemory::renew_lease(std::uint64_t now) { store_flag(header(self_).lease_ns, now); }
+
+std::uint64_t NodeMemory::last_heard(std::uint32_t node) const {
+  std::uint64_t latest = 0;
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    latest = std::max(latest, load_flag(regions_[mate].at<std::uint64_t>(layouts_[mate].heard(node))));
+  }
+  return latest;
+}
+
+void NodeMemory::set_link_word(std::uint32_t own_nic, std::uint32_t nic, std::uint64_t word) {
+  store_flag(regions_[self_].at<std::uint64_t>(layouts_[self_].word(own_nic, nic)), word);
+  RegionHeader& own = header(self_);
+  store_flag(own.link_changes, own.link_changes + 1);
+  wake_mates();
+}
+
+std::uint64_t NodeMemory::link_changes() const {
+  std::uint64_t sum = 0;
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) sum += load_flag(header(mate).link_changes);
+  return sum;
+}
+
+void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes) {
+  const std::uint64_t base = layouts_[self_].row(rank);
+  auto& row = regions_[self_].at<RowHeader>(base);
+  auto* values = &regions_[self_].at<std::uint64_t>(base + sizeof(RowHeader));
+  const auto put = [](std::uint64_t& place, std::uint64_t value) {
+    std::atomic_ref<std::uint64_t>(place).store(value, std::memory_order_relaxed);
+  };
+  const std::uint64_t version = row.version;
+  put(row.version, version + 1);
+  std::atomic_thread_fence(std::memory_order_release);
+  put(row.serial, tag.serial);
+  put(row.communicator, tag.communicator);
+  put(row.operation, tag.operation);
+  for (std::size_t i = 0; i < bytes.size(); ++i) put(values[i], bytes[i]);
+  store_flag(row.version, version + 2);
+}
+
+std::optional<NodeMemory::RowTag> NodeMemory::read_row(std::uint32_t rank, std::span<std::uint64_t> bytes) const {
+  const auto get = [](std::uint64_t& place) { return std::atomic_ref<std::uint64_t>(place).load(std::memory_order_relaxed); };
+  std::optional<RowTag> best;
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    const std::uint64_t base = layouts_[mate].row(rank);
+    auto& row = regions_[mate].at<RowHeader>(base);
+    auto* values = &regions_[mate].at<std::uint64_t>(base + sizeof(RowHeader));
+    const std::uint64_t version = load_flag(row.version);
+    if (version == 0 || (version & 1) != 0) continue;
+    const RowTag tag{get(row.serial), get(row.communicator), get(row.operation)};
+    if (best && tag.serial <= best->serial) continue;
+    std::vector<std::uint64_t> copy(bytes.size());
+    for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = get(values[i]);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (get(row.version) != version) continue;  // being written: its writer wakes us when it is done
+    std::copy(copy.begin(), copy.end(), bytes.begin());
+    best = tag;
+  }
+  return best;
+}
+
+void NodeMemory::wake(std::uint32_t mate) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::atomic_ref<std::uint64_t> sleeping(header(mate).sleeping);
+  if (sleeping.load(std::memory_order_relaxed) != 0 && sleeping.exchange(0) != 0) bells_[mate].ring();
+}
+
+void NodeMemory::wake_mates() const {
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    if (mate != self_) wake(mate);
+  }
+}
+
+bool NodeMemory::prepare_sleep() {
+  std::atomic_ref<std::uint64_t>(header(self_).sleeping).store(1);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    const std::uint64_t base = layouts_[self_].ring(mate);
+    const std::uint64_t index = consumed_[mate];
+    const Record& place = regions_[self_].at<Record>(base + sizeof(RingHeader) + sizeof(Record) * (index % kRingRecords));
+    const bool record = load_flag(place.flag) == index + 1;
+    const bool letter = load_flag(regions_[self_].at<MailHeader>(layouts_[self_].mail(mate)).written) != mail_read_[mate];
+    if (record || letter) {
+      end_sleep();
+      return false;
+    }
+  }
+  return true;
+}
+
+void NodeMemory::end_sleep() {
+  std::atomic_ref<std::uint64_t>(header(self_).sleeping).store(0);
+  bells_[self_].clear();
+}
+
+}  // namespace railweave::engine

@@ -1,0 +1,125 @@
+// The memory of one node's ranks as this rank sees it: its own region and those of its mates, with rings, slots, boards and doorbells
+// (docs/protocol.md §3). Everything but wake() and clock-free getters belongs to the engine thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cluster.hpp"
+#include "layout.hpp"
+#include "shared_memory.hpp"
+
+namespace railweave::engine {
+
+// A slot this rank may fill.
+struct SlotRef {
+  std::uint32_t owner = 0;  // local index
+  Pool pool = Pool::direct;
+  std::uint32_t slot = 0;
+  std::uint64_t turn = 0;
+};
+
+class NodeMemory {
+ public:
+  // Makes this rank's region and doorbell. Throws Error.
+  NodeMemory(const Cluster& cluster, const ExchangeSettings& settings);
+  MemoryHandle region() const { return regions_[self_].handle(); }
+  int doorbell_fd() const { return bells_[self_].write_fd(); }
+  int wait_fd() const { return bells_[self_].read_fd(); }
+  // Maps the regions and doorbells of all mates. Throws Error.
+  void map_mates(const Cluster& cluster);
+
+  std::uint32_t self() const noexcept { return self_; }
+  std::uint32_t mates() const noexcept { return static_cast<std::uint32_t>(layouts_.size()); }
+  std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
+  std::uint32_t slots_per_writer() const noexcept { return slots_; }
+
+  // --- slots
+  // A free slot of the part of that pool that this rank writes; rx: of own NIC `owner_nic`. `reader` (local index) will free it.
+  std::optional<SlotRef> take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic = 0);
+  std::byte* data(std::uint32_t owner, Pool pool, std::uint32_t slot) const { return regions_[owner].data() + layouts_[owner].data(pool, slot); }
+  // Whether the slot still holds what was announced with `turn`.
+  bool holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) const;
+  // The reader's release. Wakes the slot's writer.
+  void release(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn);
+  bool is_free(const SlotRef& ref) const { return !holds(ref.owner, ref.pool, ref.slot, ref.turn); }
+  // Takes back the slots that only a dead mate would have freed.
+  void reader_died(std::uint32_t mate);
+
+  // --- announcement rings
+  void announce(std::uint32_t mate, const Record& record);
+  // The next record of that mate, with every field checked against this node's shape. Bad ones are counted and skipped.
+  bool next(std::uint32_t mate, Record& record);
+  // Mates whose ring is so far behind that announcing more should wait.
+  bool crowded(std::uint32_t mate) const { return !backlog_[mate].empty(); }
+  void flush_backlog();
+
+  // --- mail rings
+  bool mail(std::uint32_t mate, std::span<const std::byte> frame);
+  bool next_mail(std::uint32_t mate, std::vector<std::byte>& frame);
+
+  // --- board
+  void renew_lease(std::uint64_t now);
+  std::uint64_t lease(std::uint32_t mate) const { return load_flag(header(mate).lease_ns); }
+  void set_leaving() { store_flag(header(self_).leaving, 1); }
+  void hear(std::uint32_t node, std::uint64_t now) { store_flag(regions_[self_].at<std::uint64_t>(layouts_[self_].heard(node)), now); }
+  std::uint64_t last_heard(std::uint32_t node) const;
+  std::uint64_t link_word(std::uint32_t owner, std::uint32_t own_nic, std::uint32_t nic) const {
+    return load_flag(regions_[owner].at<std::uint64_t>(layouts_[owner].word(own_nic, nic)));
+  }
+  void set_link_word(std::uint32_t own_nic, std::uint32_t nic, std::uint64_t word);
+  // Sum over the mates of their link changes: unequal values mean that some word changed.
+  std::uint64_t link_changes() const;
+  struct RowTag {
+    std::uint64_t serial = 0;
+    std::uint64_t communicator = 0;
+    std::uint64_t operation = 0;
+  };
+  void write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes);
+  // The newest row of a rank on any board: copies it into `bytes` and gives its tag, or nothing if there is none.
+  std::optional<RowTag> read_row(std::uint32_t rank, std::span<std::uint64_t> bytes) const;
+
+  // --- sleeping
+  // Any thread: wakes a mate (or this rank's own engine thread) if it sleeps.
+  void wake(std::uint32_t mate) const;
+  void wake_mates() const;
+  // Engine thread: announces sleep; false when there is work after all.
+  bool prepare_sleep();
+  void end_sleep();
+
+  std::uint64_t bad_records() const noexcept { return bad_records_; }
+
+ private:
+  struct Writer {  // my side of the ring in a mate's region
+    std::uint64_t written = 0;
+  };
+  RegionHeader& header(std::uint32_t mate) const { return regions_[mate].at<RegionHeader>(0); }
+  std::uint64_t& flag(std::uint32_t owner, Pool pool, std::uint32_t slot) const {
+    return regions_[owner].at<std::uint64_t>(layouts_[owner].flag(pool, slot));
+  }
+  bool try_announce(std::uint32_t mate, const Record& record);
+  bool plausible(const Record& record) const;
+
+  std::uint32_t self_ = 0;
+  std::uint32_t slots_ = 0;
+  std::uint32_t rx_slots_ = 0;
+  std::uint64_t chunk_bytes_ = 0;
+  std::vector<RegionLayout> layouts_;  // by mate
+  std::vector<SharedMemory> regions_;  // by mate
+  std::vector<Doorbell> bells_;        // by mate
+  std::vector<std::uint64_t> written_, consumed_, mail_read_;
+  std::vector<std::deque<Record>> backlog_;
+  struct SlotUse {
+    std::uint32_t reader = 0;
+    std::uint64_t turn = 0;
+  };
+  std::vector<std::vector<SlotUse>> direct_use_, rx_use_;  // readers of the slots this rank filled: by owner; by own NIC
+  std::vector<std::uint32_t> cursor_;
+  std::uint64_t bad_records_ = 0;
+};
+
+}  // namespace railweave::engine

@@ -1,0 +1,120 @@
+// Operations and their messages, as the engine keeps them.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "layout.hpp"
+#include "railweave/engine/report.hpp"
+
+namespace railweave::engine {
+
+struct MessageKeyHash {
+  std::size_t operator()(const MessageKey& key) const noexcept {
+    std::uint64_t hash = (std::uint64_t{key.source} << 32) | key.destination;
+    hash = (hash ^ key.communicator) * 0x9E3779B97F4A7C15ull;
+    return static_cast<std::size_t>((hash ^ (hash >> 29) ^ key.number) * 0xBF58476D1CE4E5B9ull);
+  }
+};
+
+enum class FailureKind : std::uint32_t { none = 0, died, left, size_mismatch, closed };
+
+// Why a message or operation failed.
+struct Failure {
+  FailureKind kind = FailureKind::none;
+  std::uint32_t rank = 0;
+  std::string text;
+};
+std::exception_ptr to_exception(const Failure& failure);
+
+struct Operation;
+struct Routes;
+
+enum class ChunkState : std::uint8_t { todo, out, done };
+
+struct SendChunk {
+  ChunkState state = ChunkState::todo;
+  std::uint32_t attempt = 0;
+  std::uint32_t link = 0;   // while out
+  std::uint64_t word = 0;   // the link's word that the attempt counts on
+};
+
+struct SendMessage {
+  MessageKey key;
+  const std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::vector<SendChunk> chunks;
+  std::uint32_t next = 0;              // first chunk never sent
+  std::vector<std::uint32_t> retries;  // retired attempts
+  std::uint32_t out = 0, done = 0;
+  std::uint32_t acked = 0;  // all chunks below have been acknowledged
+  bool granted = false;
+  std::byte* mapped = nullptr;  // the destination's buffer, where this rank may write it
+  std::shared_ptr<void> mapping;
+  Routes* routes = nullptr;
+  Operation* operation = nullptr;
+  bool over = false;
+};
+
+struct RecvMessage {
+  MessageKey key;
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint32_t chunks = 0;
+  std::vector<std::uint64_t> bits;
+  std::uint32_t arrived = 0;
+  std::uint32_t base = 0;      // all chunks below have arrived
+  std::uint32_t unacked = 0;   // newly arrived since the last acknowledgement
+  bool granted = false;
+  bool mapped = false;  // the source may write the buffer
+  std::shared_ptr<void> keep;  // registered memory that holds the buffer
+  Operation* operation = nullptr;
+  bool over = false;
+};
+
+// One way to a destination, with what the plan gave it.
+struct RouteShare {
+  PathKind kind = PathKind::direct;
+  std::uint32_t owner = 0;     // local index: whose slots take the first hop
+  std::uint32_t nic = 0;       // rail kinds: global ids
+  std::uint32_t peer_nic = 0;
+  std::uint64_t bytes = 0;     // not yet sent
+};
+
+struct Routes {
+  std::vector<RouteShare> shares;
+  std::size_t cursor = 0;
+};
+
+enum class OperationPhase : std::uint8_t { posted, rows, running, failing, ended };
+
+struct Operation {
+  std::uint32_t communicator = 0;
+  std::uint64_t serial = 0;     // on this exchange
+  std::uint64_t number = 0;     // on the communicator
+  bool collective = false;
+  std::vector<SendMessage> sends;
+  std::vector<RecvMessage> recvs;
+  std::unordered_map<std::uint32_t, Routes> routes;  // by destination
+
+  // Engine thread.
+  OperationPhase phase = OperationPhase::posted;
+  std::size_t unfinished = 0;   // messages
+  std::uint64_t posted_at = 0, rows_until = 0, fail_until = 0;
+  std::vector<MessageKey> revoking;  // mapped buffers whose writers have not answered
+  Failure failure;
+  OperationReport report;
+
+  // Between engine and program.
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ended = false;
+};
+
+}  // namespace railweave::engine

@@ -1,0 +1,247 @@
+#include "rail_proxy.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace railweave::engine {
+namespace {
+
+constexpr std::uint64_t kHeardEveryNs = 20'000'000;      // boards need not know of every frame
+constexpr std::uint64_t kPingSpacingNs = 10'000'000;     // per link of a NIC with many links
+constexpr unsigned kProgressTurns = 16;                  // UCX events taken before the engine looks at its rings again
+
+}  // namespace
+
+// One NIC with its transport.
+class RailProxy::Port final : public TransportListener {
+ public:
+  Port(RailProxy& proxy, std::unique_ptr<Transport> transport, const ExchangeSettings& settings, std::uint32_t own_nic, std::uint32_t nic,
+       const std::function<bool(std::uint32_t, std::uint32_t)>& connected)
+      : proxy_(proxy),
+        transport_(std::move(transport)),
+        nic_(nic),
+        rx_(proxy.cluster_, proxy.memory_, own_nic, nic, static_cast<std::uint32_t>(settings.link_window)) {
+    const Cluster& cluster = proxy.cluster_;
+    std::vector<std::uint32_t> peers;
+    for (std::uint32_t peer = 0; peer < cluster.nics.size(); ++peer) {
+      if (cluster.nics[peer].node != cluster.node() && connected(nic, peer)) peers.push_back(peer);
+    }
+    LinkTimes times;
+    times.heartbeat_ns = std::max<std::uint64_t>(settings.heartbeat_ms * 1'000'000, peers.size() * kPingSpacingNs);
+    times.resend_ns = settings.resend_ms * 1'000'000;
+    times.timeout_ns = std::max<std::uint64_t>(settings.rail_timeout_ms * 1'000'000, 3 * times.heartbeat_ns);
+    times.reconnect_ns = settings.reconnect_ms * 1'000'000;
+    for (const std::uint32_t peer : peers) {
+      links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
+                                                    TxLink::Names{own_nic, nic, peer}, times, static_cast<std::uint32_t>(settings.link_window)));
+    }
+    transport_->set_listener(this);
+  }
+  ~Port() override { transport_->set_listener(nullptr); }
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+
+  Transport& transport() { return *transport_; }
+  std::map<std::uint32_t, std::unique_ptr<TxLink>>& links() { return links_; }
+  RxPort& rx() { return rx_; }
+  std::uint32_t nic() const { return nic_; }
+
+  bool advance(std::uint64_t now) {
+    now_ = now;
+    bool moved = false;
+    for (unsigned turn = 0; turn < kProgressTurns && transport_->progress(); ++turn) moved = true;
+    if (rx_.advance()) moved = true;
+    send_answers();
+    for (auto& [peer, link] : links_) {
+      if (link->advance(now, proxy_.cluster_.nics[peer].address)) moved = true;
+    }
+    return moved;
+  }
+
+  std::byte* on_incoming(const RailHeader& header, std::size_t bytes) override {
+    if (!known(header)) return nullptr;
+    if (header.kind == RailFrame::data) return rx_.on_data(header, bytes);
+    if (header.kind != RailFrame::carry || bytes > kMaxFrameBytes) return nullptr;
+    auto buffer = std::make_unique<std::byte[]>(bytes);
+    std::byte* where = buffer.get();
+    arriving_.emplace(where, std::move(buffer));
+    return where;
+  }
+
+  void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) override {
+    if (!known(header)) return;
+    hear(header);
+    const auto link = links_.find(header.from_nic);
+    switch (header.kind) {
+      case RailFrame::hello:
+        rx_.on_hello(header);
+        link->second->on_hello(now_);
+        break;
+      case RailFrame::offer: rx_.on_offer(header); break;
+      case RailFrame::ping: rx_.on_ping(header); break;
+      case RailFrame::data: rx_.on_data_done(header, ok); break;
+      case RailFrame::hello_back:
+      case RailFrame::accept:
+      case RailFrame::got:
+      case RailFrame::pong: link->second->on_answer(header, now_); break;
+      case RailFrame::carry: {
+        const auto buffer = arriving_.find(where);
+        if (buffer == arriving_.end()) break;
+        const auto frame = std::move(buffer->second);
+        arriving_.erase(buffer);
+        if (ok) proxy_.on_frame_({frame.get(), bytes});
+        break;
+      }
+    }
+  }
+
+  void on_sent(std::uint64_t token) override {
+    if ((token & 1) == 0) proxy_.holds_.sent(token);
+    else proxy_.carried_.erase(token);
+  }
+
+  void on_peer_lost(std::uint32_t peer_nic) override {
+    if (const auto link = links_.find(peer_nic); link != links_.end()) link->second->on_lost(now_);
+  }
+
+ private:
+  // Everything in a header came from another machine.
+  bool known(const RailHeader& header) const { return header.to_nic == nic_ && links_.contains(header.from_nic); }
+
+  void hear(const RailHeader& header) {
+    const std::uint32_t node = proxy_.cluster_.nics[header.from_nic].node;
+    std::uint64_t& last = heard_[node];
+    if (now_ - last < kHeardEveryNs) return;
+    last = now_;
+    proxy_.memory_.hear(node, now_);
+  }
+
+  void send_answers() {
+    std::vector<RailHeader> answers;
+    answers.swap(rx_.answers());
+    for (const RailHeader& answer : answers) transport_->send(answer.to_nic, answer, {}, 0);
+  }
+
+  RailProxy& proxy_;
+  std::unique_ptr<Transport> transport_;
+  std::uint32_t nic_;
+  std::uint64_t tx_bytes_ = 0;
+  std::map<std::uint32_t, std::unique_ptr<TxLink>> links_;
+  RxPort rx_;
+  std::unordered_map<std::byte*, std::unique_ptr<std::byte[]>> arriving_;
+  std::unordered_map<std::uint32_t, std::uint64_t> heard_;
+  std::uint64_t now_ = 0;
+};
+
+RailProxy::RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings,
+                     std::vector<std::unique_ptr<Transport>> transports, const std::function<bool(std::uint32_t, std::uint32_t)>& connected,
+                     FrameHandler on_frame)
+    : cluster_(cluster), memory_(memory), holds_(memory), on_frame_(std::move(on_frame)) {
+  for (std::uint32_t own = 0; own < transports.size(); ++own) {
+    ports_.push_back(std::make_unique<Port>(*this, std::move(transports[own]), settings, own, cluster.self().nics[own], connected));
+  }
+}
+
+RailProxy::~RailProxy() = default;
+
+bool RailProxy::advance(std::uint64_t now) {
+  bool moved = false;
+  for (auto& port : ports_) moved = port->advance(now) || moved;
+  return moved;
+}
+
+void RailProxy::excuse(std::uint64_t ns) {
+  for (auto& port : ports_) {
+    for (auto& [peer, link] : port->links()) link->excuse(ns);
+  }
+}
+
+std::uint64_t RailProxy::next_deadline() const {
+  std::uint64_t deadline = std::numeric_limits<std::uint64_t>::max();
+  for (const auto& port : ports_) {
+    for (const auto& [peer, link] : port->links()) deadline = std::min(deadline, link->next_deadline());
+  }
+  return deadline;
+}
+
+void RailProxy::forward(const Record& record) {
+  if (!memory_.holds(memory_.self(), Pool::tx, record.slot, record.turn)) return;
+  const std::uint32_t nics = static_cast<std::uint32_t>(cluster_.nics.size());
+  const std::uint32_t nic = nics == 0 ? 0 : record.link / nics;
+  for (auto& port : ports_) {
+    if (port->nic() != nic) continue;
+    const auto link = port->links().find(record.link % nics);
+    if (link == port->links().end()) break;
+    link->second->forward(record);
+    return;
+  }
+  memory_.release(memory_.self(), Pool::tx, record.slot, record.turn);
+}
+
+bool RailProxy::carry(std::uint32_t destination, std::span<const std::byte> frame, std::uint32_t attempt) {
+  struct Choice {
+    Port* port;
+    TxLink* link;
+  };
+  std::vector<Choice> direct, others;
+  const std::uint32_t node = cluster_.ranks[destination].node;
+  for (auto& port : ports_) {
+    for (auto& [peer, link] : port->links()) {
+      if (!link->up() || cluster_.nics[peer].node != node) continue;
+      (cluster_.nics[peer].owner == destination ? direct : others).push_back({port.get(), link.get()});
+    }
+  }
+  direct.insert(direct.end(), others.begin(), others.end());
+  if (direct.empty()) return false;
+  const Choice& choice = direct[attempt % direct.size()];
+  const std::uint64_t token = next_carry_;
+  next_carry_ += 2;
+  const auto& kept = carried_.emplace(token, std::vector<std::byte>(frame.begin(), frame.end())).first->second;
+  RailHeader header = choice.link->header(RailFrame::carry);
+  header.length = static_cast<std::uint32_t>(kept.size());
+  choice.port->transport().send(choice.link->peer(), header, kept, token);
+  return true;
+}
+
+void RailProxy::abandon(std::uint32_t rank, bool at_once) {
+  for (auto& port : ports_) {
+    for (const std::uint32_t nic : cluster_.ranks[rank].nics) {
+      if (const auto link = port->links().find(nic); link != port->links().end()) link->second->abandon(at_once);
+    }
+  }
+}
+
+bool RailProxy::all_links_up() const {
+  return std::all_of(ports_.begin(), ports_.end(), [](const std::unique_ptr<Port>& port) {
+    return std::all_of(port->links().begin(), port->links().end(), [](const auto& link) { return link.second->up(); });
+  });
+}
+
+bool RailProxy::idle() const {
+  const auto quiet = [](const std::unique_ptr<Port>& port) {
+    return port->rx().idle() && std::all_of(port->links().begin(), port->links().end(), [](const auto& link) { return link.second->idle(); });
+  };
+  return holds_.empty() && carried_.empty() && std::all_of(ports_.begin(), ports_.end(), quiet);
+}
+
+std::vector<int> RailProxy::event_fds() const {
+  std::vector<int> fds;
+  for (const auto& port : ports_) fds.push_back(port->transport().event_fd());
+  return fds;
+}
+
+bool RailProxy::arm() {
+  return std::all_of(ports_.begin(), ports_.end(), [](auto& port) { return port->transport().arm(); });
+}
+
+std::vector<RailProxy::Rate> RailProxy::take_rates() {
+  std::vector<Rate> rates;
+  for (auto& port : ports_) {
+    for (auto& [peer, link] : port->links()) {
+      if (const auto rate = link->take_rate()) rates.push_back({port->nic(), peer, *rate});
+    }
+  }
+  return rates;
+}
+
+}  // namespace railweave::engine

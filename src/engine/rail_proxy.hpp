@@ -1,0 +1,60 @@
+// The proxy of a rank's NICs: links to the NICs of other nodes, what arrives from them, and carried control frames.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "cluster.hpp"
+#include "control.hpp"
+#include "node_memory.hpp"
+#include "rx_port.hpp"
+#include "transport.hpp"
+#include "tx_link.hpp"
+
+namespace railweave::engine {
+
+class RailProxy final : public Carrier {
+ public:
+  using FrameHandler = std::function<void(std::span<const std::byte> frame)>;
+
+  // `transports`: one for each NIC this rank owns. `connected(a, b)`: whether the fabric has a way between two NICs.
+  RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings, std::vector<std::unique_ptr<Transport>> transports,
+            const std::function<bool(std::uint32_t, std::uint32_t)>& connected, FrameHandler on_frame);
+  ~RailProxy() override;
+
+  // Progress of all transports and links; true if anything happened.
+  bool advance(std::uint64_t now);
+  void excuse(std::uint64_t ns);
+  std::uint64_t next_deadline() const;
+  // A record from a mate's (or this rank's) ring.
+  void forward(const Record& record);
+  bool carry(std::uint32_t destination, std::span<const std::byte> frame, std::uint32_t attempt) override;
+  // The NICs of a rank that has died, or is leaving: their links are not tried again once they are down, or at once.
+  void abandon(std::uint32_t rank, bool at_once);
+
+  bool all_links_up() const;
+  bool idle() const;
+  std::vector<int> event_fds() const;
+  bool arm();
+
+  struct Rate {
+    std::uint32_t nic, peer;
+    std::uint64_t Bps;
+  };
+  std::vector<Rate> take_rates();
+
+ private:
+  class Port;
+  const Cluster& cluster_;
+  NodeMemory& memory_;
+  TxSlotHolds holds_;
+  FrameHandler on_frame_;
+  std::vector<std::unique_ptr<Port>> ports_;
+  std::unordered_map<std::uint64_t, std::vector<std::byte>> carried_;  // by token, until the transport has read them
+  std::uint64_t next_carry_ = 1;
+};
+
+}  // namespace railweave::engine

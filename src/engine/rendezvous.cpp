@@ -1,0 +1,271 @@
+#include "rendezvous.hpp"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+#include <thread>
+
+#include "railweave/engine/error.hpp"
+#include "shared_memory.hpp"
+#include "wire.hpp"
+
+namespace railweave::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kPollInterval = std::chrono::milliseconds(2);
+constexpr std::uint64_t kMaxBlob = 64u << 20;
+
+std::string list_ranks(const std::vector<std::uint32_t>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < 8; ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > 8) text += " and " + std::to_string(ranks.size() - 8) + " more";
+  return text;
+}
+
+[[noreturn]] void missing(const std::vector<std::uint32_t>& ranks, const std::string& round, std::chrono::milliseconds limit) {
+  throw BootstrapError("rank " + list_ranks(ranks) + " did not reach '" + round + "' within " + std::to_string(limit.count()) +
+                       " ms; start all ranks with the same world and rendezvous, or raise RAILWEAVE_BOOTSTRAP_MS");
+}
+
+// One file a rank and round, made visible by rename.
+class FileRendezvous final : public Rendezvous {
+ public:
+  FileRendezvous(std::filesystem::path directory, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit)
+      : directory_(std::move(directory)), rank_(rank), world_(world), limit_(limit) {
+    std::error_code error;
+    std::filesystem::create_directories(directory_, error);
+    if (error) throw BootstrapError("rendezvous directory " + directory_.string() + ": " + error.message());
+  }
+
+  std::vector<Blob> all_gather(const std::string& round, const Blob& mine) override {
+    rounds_.push_back(round);
+    write(round, mine);
+    std::vector<Blob> blobs(world_);
+    const auto deadline = Clock::now() + limit_;
+    for (std::uint32_t rank = 0; rank < world_; ++rank) {
+      while (!read(round, rank, blobs[rank])) {
+        if (Clock::now() > deadline) missing(absent(round), round, limit_);
+        std::this_thread::sleep_for(kPollInterval);
+      }
+    }
+    return blobs;
+  }
+
+  // A rank may remove its files of all rounds but the last as soon as everybody is in the last; rank 0 removes the last ones when all
+  // ranks have said that they have read them.
+  void finish() override {
+    std::error_code ignored;
+    write("finished", {});
+    if (rank_ != 0) return;
+    rounds_.push_back("finished");
+    const auto deadline = Clock::now() + limit_;
+    while (!absent("finished").empty() && Clock::now() < deadline) std::this_thread::sleep_for(kPollInterval);
+    for (const std::string& round : rounds_) {
+      for (std::uint32_t rank = 0; rank < world_; ++rank) std::filesystem::remove(path(round, rank), ignored);
+    }
+  }
+
+ private:
+  std::filesystem::path path(const std::string& round, std::uint32_t rank) const { return directory_ / (round + "." + std::to_string(rank)); }
+
+  void write(const std::string& round, const Blob& blob) const {
+    const auto target = path(round, rank_);
+    auto temporary = target;
+    temporary += ".part";
+    {
+      std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+      if (!blob.empty()) file.write(reinterpret_cast<const char*>(blob.data()), static_cast<std::streamsize>(blob.size()));
+      if (!file.flush()) throw BootstrapError("cannot write " + temporary.string() + ": " + std::strerror(errno));
+    }
+    std::error_code error;
+    std::filesystem::rename(temporary, target, error);
+    if (error) throw BootstrapError("cannot rename " + temporary.string() + ": " + error.message());
+  }
+
+  bool read(const std::string& round, std::uint32_t rank, Blob& blob) const {
+    std::ifstream file(path(round, rank), std::ios::binary);
+    if (!file) return false;
+    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    blob.resize(text.size());
+    if (!text.empty()) std::memcpy(blob.data(), text.data(), text.size());
+    return true;
+  }
+
+  std::vector<std::uint32_t> absent(const std::string& round) const {
+    std::vector<std::uint32_t> ranks;
+    std::error_code error;
+    for (std::uint32_t rank = 0; rank < world_; ++rank) {
+      if (!std::filesystem::exists(path(round, rank), error)) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  std::filesystem::path directory_;
+  std::uint32_t rank_, world_;
+  std::chrono::milliseconds limit_;
+  std::vector<std::string> rounds_;
+};
+
+class TcpRendezvous final : public Rendezvous {
+ public:
+  TcpRendezvous(const std::string& host, const std::string& port, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit)
+      : name_("tcp://" + host + ":" + port), rank_(rank), world_(world), limit_(limit) {
+    deadline_ = Clock::now() + limit_;
+    if (world_ == 1) return;
+    if (rank_ == 0) listen(host, port);
+    else connect(host, port);
+  }
+
+  std::vector<Blob> all_gather(const std::string& round, const Blob& mine) override {
+    deadline_ = Clock::now() + limit_;
+    std::vector<Blob> blobs(world_);
+    if (rank_ != 0) {
+      send(server_, 0, mine, round);
+      for (Blob& blob : blobs) blob = receive(server_, 0, round);
+      return blobs;
+    }
+    blobs[0] = mine;
+    for (std::uint32_t rank = 1; rank < world_; ++rank) blobs[rank] = receive(peers_[rank], rank, round);
+    for (std::uint32_t rank = 1; rank < world_; ++rank) {
+      for (const Blob& blob : blobs) send(peers_[rank], rank, blob, round);
+    }
+    return blobs;
+  }
+
+ private:
+  struct AddressList {
+    addrinfo* head = nullptr;
+    ~AddressList() {
+      if (head != nullptr) ::freeaddrinfo(head);
+    }
+  };
+
+  void resolve(const std::string& host, const std::string& port, bool passive, AddressList& list) const {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = passive ? AI_PASSIVE : 0;
+    if (const int status = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &list.head); status != 0) {
+      throw BootstrapError("rendezvous " + name_ + ": " + ::gai_strerror(status));
+    }
+  }
+
+  void listen(const std::string& host, const std::string& port) {
+    AddressList list;
+    resolve(host, port, true, list);
+    Fd listener(::socket(list.head->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(listener.get(), list.head->ai_addr, list.head->ai_addrlen) != 0 || ::listen(listener.get(), static_cast<int>(world_)) != 0) {
+      throw BootstrapError("rank 0 cannot listen at " + name_ + ": " + std::strerror(errno) + "; choose a free port of this host");
+    }
+    peers_.resize(world_);
+    for (std::uint32_t arrived = 1; arrived < world_;) {
+      if (!wait(listener.get(), POLLIN)) missing(unconnected(), "connect", limit_);
+      Fd peer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!peer) continue;
+      std::uint32_t hello[2] = {};
+      if (!transfer(peer.get(), hello, sizeof hello, false)) continue;
+      if (hello[1] != world_ || hello[0] == 0 || hello[0] >= world_ || peers_[hello[0]]) {
+        throw BootstrapError("rendezvous " + name_ + ": a process came as rank " + std::to_string(hello[0]) + " of " + std::to_string(hello[1]) +
+                             "; expected each rank from 1 to " + std::to_string(world_ - 1) + " of " + std::to_string(world_) + " once");
+      }
+      peers_[hello[0]] = std::move(peer);
+      ++arrived;
+    }
+  }
+
+  void connect(const std::string& host, const std::string& port) {
+    while (Clock::now() < deadline_) {
+      AddressList list;
+      resolve(host, port, false, list);
+      Fd socket(::socket(list.head->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (::connect(socket.get(), list.head->ai_addr, list.head->ai_addrlen) == 0) {
+        std::uint32_t hello[2] = {rank_, world_};
+        if (transfer(socket.get(), hello, sizeof hello, true)) {
+          server_ = std::move(socket);
+          return;
+        }
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    missing({0}, "connect to " + name_, limit_);
+  }
+
+  std::vector<std::uint32_t> unconnected() const {
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t rank = 1; rank < world_; ++rank) {
+      if (!peers_[rank]) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  bool wait(int fd, short events) const {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+    pollfd entry{fd, events, 0};
+    return left > 0 && ::poll(&entry, 1, static_cast<int>(left)) > 0;
+  }
+
+  bool transfer(int fd, void* data, std::size_t bytes, bool out) const {
+    auto* at = static_cast<char*>(data);
+    while (bytes != 0) {
+      if (!wait(fd, out ? POLLOUT : POLLIN)) return false;
+      const ssize_t count = out ? ::send(fd, at, bytes, MSG_NOSIGNAL) : ::recv(fd, at, bytes, 0);
+      if (count == 0 || (count < 0 && errno != EINTR)) return false;
+      if (count < 0) continue;
+      at += count;
+      bytes -= static_cast<std::size_t>(count);
+    }
+    return true;
+  }
+
+  void send(const Fd& fd, std::uint32_t rank, Blob blob, const std::string& round) const {
+    std::uint64_t size = blob.size();
+    if (!transfer(fd.get(), &size, sizeof size, true) || !transfer(fd.get(), blob.data(), size, true)) missing({rank}, round, limit_);
+  }
+
+  Blob receive(const Fd& fd, std::uint32_t rank, const std::string& round) const {
+    std::uint64_t size = 0;
+    if (!transfer(fd.get(), &size, sizeof size, false)) missing({rank}, round, limit_);
+    if (size > kMaxBlob) throw BootstrapError("rendezvous " + name_ + ": rank " + std::to_string(rank) + " does not speak this protocol");
+    Blob blob(size);
+    if (!transfer(fd.get(), blob.data(), size, false)) missing({rank}, round, limit_);
+    return blob;
+  }
+
+  std::string name_;
+  std::uint32_t rank_, world_;
+  std::chrono::milliseconds limit_;
+  Clock::time_point deadline_;
+  Fd server_;
+  std::vector<Fd> peers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit) {
+  constexpr std::string_view kFile = "file://", kTcp = "tcp://";
+  if (address.starts_with(kFile) && address.size() > kFile.size()) {
+    return std::make_unique<FileRendezvous>(address.substr(kFile.size()), rank, world, limit);
+  }
+  const auto colon = address.rfind(':');
+  if (address.starts_with(kTcp) && colon > kTcp.size() && colon + 1 < address.size()) {
+    std::string host = address.substr(kTcp.size(), colon - kTcp.size());
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+    return std::make_unique<TcpRendezvous>(host, address.substr(colon + 1), rank, world, limit);
+  }
+  throw BootstrapError("rendezvous '" + address + "'; expected tcp://HOST:PORT or file:///DIRECTORY");
+}
+
+}  // namespace railweave::engine

@@ -1,0 +1,27 @@
+// Brings ranks together once, when an exchange is created: rounds of all-gather over TCP (rank 0 listens) or over files.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace railweave::engine {
+
+using Blob = std::vector<std::byte>;
+
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  // Every rank gives a blob and gets those of all ranks. Throws BootstrapError naming the ranks that did not come in time.
+  virtual std::vector<Blob> all_gather(const std::string& round, const Blob& mine) = 0;
+  // After the last round: removes what the rounds left (files).
+  virtual void finish() {}
+};
+
+// `address`: tcp://HOST:PORT or file:///DIRECTORY. Throws BootstrapError for anything else.
+std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit);
+
+}  // namespace railweave::engine

@@ -1,0 +1,63 @@
+// Which way bytes go: the fabric as this job uses it, the planner, and link state (docs/protocol.md §6, §10, §11).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cluster.hpp"
+#include "operation.hpp"
+#include "railweave/fabric/link_state.hpp"
+#include "railweave/planner/planner.hpp"
+
+namespace railweave::engine {
+
+// A fabric for ranks that were given none: a GPU a rank, NVLink between mates, the rank's interfaces as its NICs, a leaf a position.
+Fabric derive_fabric(const Cluster& cluster);
+
+class Router {
+ public:
+  // Throws FabricError when the fabric does not have this cluster's nodes, ranks and NICs.
+  Router(const Cluster& cluster, Fabric fabric, const ExchangeSettings& settings);
+
+  const Fabric& fabric() const noexcept { return fabric_; }
+  // Whether a NIC reaches another over leafs and spines.
+  bool connected(std::uint32_t nic, std::uint32_t peer) const;
+
+  // Whether rows of others can change how this rank routes.
+  bool wants_rows() const noexcept { return policy_ == Policy::railweave || policy_ == Policy::nimble; }
+  struct Summary {
+    std::uint64_t id = 0;
+    double z_seconds = 0;
+  };
+  // Plans all rows (by rank: bytes to each rank) and gives the routes of this rank to each destination it sends to.
+  Summary plan(const std::vector<std::vector<std::uint64_t>>& rows, std::unordered_map<std::uint32_t, Routes>& routes);
+  // All ways to a rank of another node, best first; mates whose memory is used are for the caller to check.
+  std::vector<RouteShare> links_to(std::uint32_t destination) const;
+
+  // A measured rate of the link, rounded to eighths of its octave; true if it changes the state.
+  bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
+  void set_nic_down(std::uint32_t nic, bool down);
+  static std::uint64_t round_rate(std::uint64_t Bps);
+
+ private:
+  EdgeId to_leaf(std::uint32_t nic) const { return to_leaf_[nic]; }
+  RouteShare share_of(const Route& route, std::uint64_t bytes) const;
+
+  const Cluster& cluster_;
+  Fabric fabric_;
+  Policy policy_;
+  LinkState links_;
+  Planner planner_;
+  Demand demand_;
+  std::vector<GpuId> gpu_of_;          // by rank
+  std::vector<std::uint32_t> rank_of_;  // by GPU
+  std::vector<VertexId> vertex_of_;    // by NIC
+  std::vector<std::uint32_t> nic_of_;  // by vertex
+  std::vector<EdgeId> to_leaf_, from_leaf_;  // by NIC
+  std::vector<std::vector<bool>> connected_;
+};
+
+}  // namespace railweave::engine

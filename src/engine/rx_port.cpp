@@ -1,0 +1,158 @@
+#include "rx_port.hpp"
+
+#include <algorithm>
+
+namespace railweave::engine {
+
+RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint32_t window)
+    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic), window_(window) {}
+
+void RxPort::answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base) {
+  RailHeader frame;
+  frame.kind = kind;
+  frame.from_nic = nic_;
+  frame.to_nic = peer_nic;
+  frame.generation = generation;
+  frame.transfer = transfer;
+  frame.base = base;
+  answers_.push_back(frame);
+}
+
+void RxPort::on_hello(const RailHeader& frame) {
+  Peer& peer = peers_[frame.from_nic];
+  if (frame.generation < peer.generation) return;
+  if (frame.generation > peer.generation) {
+    // The fence: what has not landed is given up; a slot under a transport's write is freed when that ends.
+    for (auto entry = peer.accepted.begin(); entry != peer.accepted.end();) {
+      if (entry->second.writing) {
+        entry->second.fenced = true;
+        ++entry;
+      } else {
+        memory_.release(memory_.self(), Pool::rx, entry->second.slot.slot, entry->second.slot.turn);
+        entry = peer.accepted.erase(entry);
+      }
+    }
+    std::erase_if(waiting_, [&](const RailHeader& offer) { return offer.from_nic == frame.from_nic; });
+    peer.waiting.clear();
+    peer.generation = frame.generation;
+  }
+  answer(RailFrame::hello_back, frame.from_nic, frame.generation, 0, 0);
+}
+
+void RxPort::on_ping(const RailHeader& frame) {
+  const auto found = peers_.find(frame.from_nic);
+  if (found == peers_.end() || found->second.generation != frame.generation) return;
+  answer(RailFrame::pong, frame.from_nic, frame.generation, 0, frame.base);
+}
+
+bool RxPort::known_destination(const RailHeader& frame) const {
+  const MessageKey& message = frame.message;
+  return message.destination < cluster_.world && cluster_.local(message.destination) && message.source < cluster_.world &&
+         frame.length <= memory_.chunk_bytes();
+}
+
+void RxPort::on_offer(const RailHeader& frame) {
+  const auto found = peers_.find(frame.from_nic);
+  if (found == peers_.end() || found->second.generation != frame.generation || !known_destination(frame)) return;
+  Peer& peer = found->second;
+  if (frame.base > peer.base && frame.base <= frame.transfer) {
+    peer.base = frame.base;
+    peer.finished.erase(peer.finished.begin(), peer.finished.lower_bound(peer.base));
+  }
+  if (frame.transfer < peer.base || peer.finished.contains(frame.transfer)) {
+    answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
+    return;
+  }
+  if (const auto known = peer.accepted.find(frame.transfer); known != peer.accepted.end()) {
+    if (known->second.fenced) return;
+    answer(RailFrame::accept, frame.from_nic, frame.generation, frame.transfer, 1);
+    answers_.back().slot = known->second.slot.slot;
+    answers_.back().turn = known->second.slot.turn;
+    return;
+  }
+  if (peer.waiting.contains(frame.transfer) || peer.waiting.size() + peer.accepted.size() >= window_) return;
+  if (waiting_.empty() && accept(frame.from_nic, frame, false)) return;
+  peer.waiting.insert(frame.transfer);
+  waiting_.push_back(frame);
+}
+
+bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited) {
+  const std::uint32_t reader = cluster_.ranks[offer.message.destination].local;
+  const auto slot = memory_.take(memory_.self(), Pool::rx, reader, own_nic_);
+  if (!slot) return false;
+  Peer& peer = peers_[peer_nic];
+  peer.waiting.erase(offer.transfer);
+  peer.accepted[offer.transfer] = Incoming{*slot, offer, false, false};
+  answer(RailFrame::accept, peer_nic, offer.generation, offer.transfer, waited ? 1 : 0);
+  answers_.back().slot = slot->slot;
+  answers_.back().turn = slot->turn;
+  return true;
+}
+
+bool RxPort::advance() {
+  bool moved = false;
+  while (!waiting_.empty() && accept(waiting_.front().from_nic, waiting_.front(), true)) {
+    waiting_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+std::byte* RxPort::on_data(const RailHeader& frame, std::size_t bytes) {
+  const auto found = peers_.find(frame.from_nic);
+  if (found == peers_.end()) return nullptr;
+  Peer& peer = found->second;
+  if (frame.generation != peer.generation) return nullptr;
+  if (frame.transfer < peer.base || peer.finished.contains(frame.transfer)) {
+    answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
+    return nullptr;
+  }
+  const auto entry = peer.accepted.find(frame.transfer);
+  if (entry == peer.accepted.end()) return nullptr;
+  Incoming& incoming = entry->second;
+  if (incoming.writing || incoming.fenced || incoming.slot.slot != frame.slot || incoming.slot.turn != frame.turn ||
+      bytes != incoming.offer.length) {
+    return nullptr;
+  }
+  incoming.writing = true;
+  return memory_.data(memory_.self(), Pool::rx, incoming.slot.slot);
+}
+
+void RxPort::finish(Peer& peer, std::uint64_t transfer) {
+  peer.accepted.erase(transfer);
+  peer.finished.insert(transfer);
+}
+
+void RxPort::on_data_done(const RailHeader& frame, bool ok) {
+  Peer& peer = peers_[frame.from_nic];
+  const auto entry = peer.accepted.find(frame.transfer);
+  if (entry == peer.accepted.end()) return;
+  Incoming& incoming = entry->second;
+  incoming.writing = false;
+  if (incoming.fenced) {
+    memory_.release(memory_.self(), Pool::rx, incoming.slot.slot, incoming.slot.turn);
+    peer.accepted.erase(entry);
+    return;
+  }
+  if (!ok) return;  // the sender asks again
+  Record record;
+  record.kind = RecordKind::landed;
+  record.pool = Pool::rx;
+  record.owner = static_cast<std::uint16_t>(memory_.self());
+  record.slot = incoming.slot.slot;
+  record.turn = incoming.slot.turn;
+  record.message = incoming.offer.message;
+  record.chunk = incoming.offer.chunk;
+  record.length = incoming.offer.length;
+  record.attempt = incoming.offer.attempt;
+  memory_.announce(cluster_.ranks[record.message.destination].local, record);
+  received_bytes_ += record.length;
+  finish(peer, frame.transfer);
+  answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
+}
+
+bool RxPort::idle() const {
+  return waiting_.empty() && std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer.second.accepted.empty(); });
+}
+
+}  // namespace railweave::engine

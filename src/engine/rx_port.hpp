@@ -1,0 +1,63 @@
+// The receiving half of one of this rank's NICs, for the links of all peers (docs/protocol.md §7).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "cluster.hpp"
+#include "node_memory.hpp"
+#include "transport.hpp"
+
+namespace railweave::engine {
+
+class RxPort {
+ public:
+  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint32_t window);
+
+  // hello, offer: answers are queued.
+  void on_hello(const RailHeader& frame);
+  void on_offer(const RailHeader& frame);
+  void on_ping(const RailHeader& frame);
+  // Where that data goes, or nullptr when no transfer waits for it.
+  std::byte* on_data(const RailHeader& frame, std::size_t bytes);
+  void on_data_done(const RailHeader& frame, bool ok);
+  // Gives slots to offers that wait for one.
+  bool advance();
+  // Answers to send, by peer NIC (header.to_nic).
+  std::vector<RailHeader>& answers() noexcept { return answers_; }
+  bool idle() const;
+
+ private:
+  struct Incoming {
+    SlotRef slot;
+    RailHeader offer;
+    bool writing = false;
+    bool fenced = false;
+  };
+  struct Peer {
+    std::uint64_t generation = 0;
+    std::uint64_t base = 1;  // all transfers below are over
+    std::set<std::uint64_t> finished;
+    std::map<std::uint64_t, Incoming> accepted;
+    std::set<std::uint64_t> waiting;
+  };
+
+  bool known_destination(const RailHeader& frame) const;
+  bool accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited);
+  void answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base);
+  void finish(Peer& peer, std::uint64_t transfer);
+
+  const Cluster& cluster_;
+  NodeMemory& memory_;
+  std::uint32_t own_nic_, nic_, window_;
+  std::unordered_map<std::uint32_t, Peer> peers_;
+  std::deque<RailHeader> waiting_;
+  std::vector<RailHeader> answers_;
+  std::uint64_t received_bytes_ = 0;
+};
+
+}  // namespace railweave::engine

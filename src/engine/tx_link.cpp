@@ -1,0 +1,257 @@
+#include "tx_link.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace railweave::engine {
+namespace {
+
+constexpr std::uint32_t kMeterTransfers = 16;          // with windows of 8: two whole windows
+constexpr std::uint64_t kMeterNs = 10'000'000;         // shorter spans measure the scheduler
+constexpr std::uint64_t kMaxReconnectFactor = 8;       // of the reconnect time, while a link stays down
+
+}  // namespace
+
+std::uint64_t TxSlotHolds::hold(const Record& record) {
+  const std::uint64_t token = next_;
+  next_ += 2;
+  holds_.emplace(token, Hold{record.slot, record.turn, 0, false});
+  return token;
+}
+
+void TxSlotHolds::sent(std::uint64_t token) {
+  const auto entry = holds_.find(token);
+  if (entry == holds_.end() || entry->second.sends == 0) return;
+  --entry->second.sends;
+  drop_if_over(entry);
+}
+
+void TxSlotHolds::finish(std::uint64_t token) {
+  const auto entry = holds_.find(token);
+  if (entry == holds_.end()) return;
+  entry->second.finished = true;
+  drop_if_over(entry);
+}
+
+void TxSlotHolds::drop_if_over(std::unordered_map<std::uint64_t, Hold>::iterator entry) {
+  if (!entry->second.finished || entry->second.sends != 0) return;
+  memory_.release(memory_.self(), Pool::tx, entry->second.slot, entry->second.turn);
+  holds_.erase(entry);
+}
+
+std::optional<std::uint64_t> RateMeter::confirmed(std::uint64_t now, std::uint64_t link, std::uint64_t tx_nic, std::uint64_t rx_nic) {
+  if (transfers_++ == 0) {
+    since_ = now;
+    link_ = link;
+    tx_ = tx_nic;
+    rx_ = rx_nic;
+    return std::nullopt;
+  }
+  if (transfers_ <= kMeterTransfers || now - since_ < kMeterNs) return std::nullopt;
+  const std::uint64_t bytes = link - link_;
+  // An eighth of other traffic at either end is as much as the rounding of rates hides.
+  const bool alone = tx_nic - tx_ <= bytes + bytes / 8 && rx_nic - rx_ <= bytes + bytes / 8;
+  transfers_ = 0;
+  if (!alone) return std::nullopt;
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(now - since_));
+}
+
+TxLink::TxLink(Port port, Names names, const LinkTimes& times, std::uint32_t window)
+    : port_(port), names_(names), times_(times), window_(window), connect_wait_(times.reconnect_ns) {
+  port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
+}
+
+RailHeader TxLink::header(RailFrame kind) const {
+  RailHeader header;
+  header.kind = kind;
+  header.from_nic = names_.nic;
+  header.to_nic = names_.peer;
+  header.generation = word_ >> 1;
+  return header;
+}
+
+void TxLink::connect(std::span<const std::byte> address, std::uint64_t now) {
+  port_.transport.connect(names_.peer, address);
+  // Ends of a link must not both reconnect in step for ever: each waits longer each time, by an amount of its own.
+  next_connect_ = now + connect_wait_ + connect_wait_ * ((names_.nic * 7 + names_.peer * 3) % 8) / 16;
+  connect_wait_ = std::min(connect_wait_ * 2, times_.reconnect_ns * kMaxReconnectFactor);
+  next_hello_ = now;
+  connected_at_ = now;
+}
+
+void TxLink::forward(const Record& record) {
+  if (!up() || record.word != word_) {
+    port_.memory.release(port_.memory.self(), Pool::tx, record.slot, record.turn);
+    return;
+  }
+  queue_.push_back(record);
+}
+
+void TxLink::drop(const Record& record) { port_.memory.release(port_.memory.self(), Pool::tx, record.slot, record.turn); }
+
+void TxLink::answered(std::uint64_t now) {
+  asked_since_ = 0;
+  next_ping_ = now + times_.heartbeat_ns;
+}
+
+void TxLink::offer(std::uint64_t t, Transfer& transfer, std::uint64_t now) {
+  RailHeader frame = header(RailFrame::offer);
+  frame.transfer = t;
+  frame.base = active_.empty() ? t : active_.begin()->first;
+  frame.length = transfer.record.length;
+  frame.message = transfer.record.message;
+  frame.chunk = transfer.record.chunk;
+  frame.attempt = transfer.record.attempt;
+  transfer.asked_at = now;
+  if (asked_since_ == 0) asked_since_ = now;
+  port_.transport.send(names_.peer, frame, {}, 0);
+}
+
+void TxLink::send_data(std::uint64_t t, Transfer& transfer, std::uint64_t now) {
+  RailHeader frame = header(RailFrame::data);
+  frame.transfer = t;
+  frame.length = transfer.record.length;
+  frame.slot = transfer.rx_slot;
+  frame.turn = transfer.rx_turn;
+  frame.message = transfer.record.message;
+  frame.chunk = transfer.record.chunk;
+  frame.attempt = transfer.record.attempt;
+  transfer.asked_at = now;
+  transfer.phase = Phase::sent;
+  transfer.reoffered = false;
+  if (asked_since_ == 0) asked_since_ = now;
+  port_.holds.sending(transfer.token);
+  port_.transport.send(names_.peer, frame, {port_.memory.data(port_.memory.self(), Pool::tx, transfer.record.slot), transfer.record.length},
+                       transfer.token);
+}
+
+void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
+  if (abandoned_ || frame.generation != word_ >> 1) return;
+  if (frame.kind == RailFrame::hello_back) {
+    answered(now);
+    if (up()) return;
+    word_ |= 1;
+    connect_wait_ = times_.reconnect_ns;
+    port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
+    return;
+  }
+  if (!up()) return;
+  answered(now);
+  if (frame.kind == RailFrame::got) {
+    on_got(frame, now);
+    return;
+  }
+  if (frame.kind != RailFrame::accept) return;
+  const auto found = active_.find(frame.transfer);
+  if (found == active_.end()) return;
+  Transfer& transfer = found->second;
+  if (transfer.phase == Phase::sent && !transfer.reoffered) return;  // an answer twice
+  if (frame.base != 0) meter_.interrupt();                           // it had to wait for a slot
+  transfer.rx_slot = frame.slot;
+  transfer.rx_turn = frame.turn;
+  send_data(found->first, transfer, now);
+}
+
+void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
+  const auto found = active_.find(frame.transfer);
+  if (found == active_.end()) return;
+  const std::uint32_t length = found->second.record.length;
+  const bool full = active_.size() >= window_;
+  confirmed_bytes_ += length;
+  port_.tx_bytes += length;
+  port_.holds.finish(found->second.token);
+  active_.erase(found);
+  if (!full) meter_.interrupt();
+  else if (const auto rate = meter_.confirmed(now, confirmed_bytes_, port_.tx_bytes, frame.base)) rate_ = rate;
+}
+
+void TxLink::go_down(std::uint64_t now) {
+  asked_since_ = 0;
+  meter_.interrupt();
+  if (up()) {
+    word_ = ((word_ >> 1) + 1) << 1;
+    port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
+  }
+  port_.transport.disconnect(names_.peer);  // makes the transport let go of the slots
+  for (const Record& record : queue_) drop(record);
+  queue_.clear();
+  for (const auto& [t, transfer] : active_) port_.holds.finish(transfer.token);
+  active_.clear();
+  next_connect_ = now;
+  abandoned_ = last_time_;
+}
+
+void TxLink::on_lost(std::uint64_t now) {
+  if (up()) go_down(now);
+}
+
+void TxLink::on_hello(std::uint64_t now) {
+  // The peer has a fresh connection; if this end is waiting to try again, now is the time.
+  if (!up() && now - connected_at_ >= times_.reconnect_ns / 2) next_connect_ = now;
+}
+
+void TxLink::abandon(bool at_once) {
+  last_time_ = true;
+  if (at_once || !up()) go_down(0);
+}
+
+void TxLink::excuse(std::uint64_t ns) {
+  if (asked_since_ != 0) asked_since_ += ns;
+}
+
+bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
+  if (abandoned_) return false;
+  if (!up()) {
+    if (now >= next_connect_) connect(address, now);
+    if (now < next_hello_) return false;
+    port_.transport.send(names_.peer, header(RailFrame::hello), {}, 0);
+    next_hello_ = now + times_.resend_ns / 2;
+    return true;
+  }
+  if (asked_since_ != 0 && now - asked_since_ > times_.timeout_ns) {
+    go_down(now);
+    return true;
+  }
+  bool sent = false;
+  for (auto& [t, transfer] : active_) {
+    if (now - transfer.asked_at < times_.resend_ns) continue;
+    // Also when data was sent: an offer is small, and `got` or `accept` says whether the data came.
+    transfer.reoffered = true;
+    offer(t, transfer, now);
+    sent = true;
+  }
+  while (!queue_.empty() && active_.size() < window_) {
+    const std::uint64_t t = next_transfer_++;
+    Transfer& transfer = active_[t];
+    transfer.record = queue_.front();
+    transfer.token = port_.holds.hold(transfer.record);
+    queue_.pop_front();
+    offer(t, transfer, now);
+    sent = true;
+  }
+  if (now >= next_ping_) {
+    RailHeader ping = header(RailFrame::ping);
+    ping.base = ++pings_;
+    if (asked_since_ == 0) asked_since_ = now;
+    next_ping_ = now + times_.heartbeat_ns;
+    port_.transport.send(names_.peer, ping, {}, 0);
+    sent = true;
+  }
+  return sent;
+}
+
+std::uint64_t TxLink::next_deadline() const {
+  if (abandoned_) return std::numeric_limits<std::uint64_t>::max();
+  if (!up()) return std::min(next_connect_, next_hello_);
+  std::uint64_t deadline = next_ping_;
+  for (const auto& [t, transfer] : active_) deadline = std::min(deadline, transfer.asked_at + times_.resend_ns);
+  return deadline;
+}
+
+std::optional<std::uint64_t> TxLink::take_rate() {
+  const auto rate = rate_;
+  rate_.reset();
+  return rate;
+}
+
+}  // namespace railweave::engine

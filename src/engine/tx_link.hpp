@@ -1,0 +1,134 @@
+// The sending half of a link: from one of this rank's NICs to a NIC of another node (docs/protocol.md §7).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "node_memory.hpp"
+#include "transport.hpp"
+
+namespace railweave::engine {
+
+struct LinkTimes {
+  std::uint64_t heartbeat_ns = 0;
+  std::uint64_t resend_ns = 0;
+  std::uint64_t timeout_ns = 0;
+  std::uint64_t reconnect_ns = 0;
+};
+
+// tx slots whose payload the transport may still read. A slot goes back to its writer when its transfer is over and no send is under way.
+class TxSlotHolds {
+ public:
+  explicit TxSlotHolds(NodeMemory& memory) : memory_(memory) {}
+  std::uint64_t hold(const Record& record);  // gives the token for sends of this slot
+  void sending(std::uint64_t token) { ++holds_.at(token).sends; }
+  void sent(std::uint64_t token);
+  void finish(std::uint64_t token);
+  bool empty() const noexcept { return holds_.empty(); }
+
+ private:
+  struct Hold {
+    std::uint32_t slot = 0;
+    std::uint64_t turn = 0;
+    std::uint32_t sends = 0;
+    bool finished = false;
+  };
+  void drop_if_over(std::unordered_map<std::uint64_t, Hold>::iterator entry);
+  NodeMemory& memory_;
+  std::uint64_t next_ = 2;  // even: TxSlotHolds; odd: carried frames
+  std::unordered_map<std::uint64_t, Hold> holds_;
+};
+
+// Rate of a link over full windows (docs/protocol.md §11).
+class RateMeter {
+ public:
+  // A transfer was confirmed while the window was full. Counters of bytes: of this link, of all links of the tx NIC, of the rx NIC.
+  // Gives a rate in bytes/s when a measurement is complete.
+  std::optional<std::uint64_t> confirmed(std::uint64_t now, std::uint64_t link, std::uint64_t tx_nic, std::uint64_t rx_nic);
+  // The window was not full, or a transfer had to wait for a slot.
+  void interrupt() { transfers_ = 0; }
+
+ private:
+  std::uint32_t transfers_ = 0;
+  std::uint64_t since_ = 0, link_ = 0, tx_ = 0, rx_ = 0;
+};
+
+class TxLink {
+ public:
+  struct Port {  // what the proxy gives its links
+    Transport& transport;
+    NodeMemory& memory;
+    TxSlotHolds& holds;
+    std::uint64_t& tx_bytes;  // confirmed, of all links of the NIC
+  };
+  struct Names {
+    std::uint32_t own_nic = 0;  // position among this rank's NICs
+    std::uint32_t nic = 0;      // global
+    std::uint32_t peer = 0;     // global
+  };
+
+  TxLink(Port port, Names names, const LinkTimes& times, std::uint32_t window);
+
+  bool up() const noexcept { return (word_ & 1) != 0; }
+  std::uint32_t peer() const noexcept { return names_.peer; }
+  bool idle() const noexcept { return queue_.empty() && active_.empty(); }
+
+  void connect(std::span<const std::byte> address, std::uint64_t now);
+  // A `forward` record whose slot this rank's proxy now holds.
+  void forward(const Record& record);
+  void on_answer(const RailHeader& header, std::uint64_t now);
+  void on_lost(std::uint64_t now);
+  void on_hello(std::uint64_t now);
+  // The peer's process is gone or going: once down (or at once), the link is not tried again.
+  void abandon(bool at_once);
+  // Timers and window. Gives true if it sent something.
+  bool advance(std::uint64_t now, std::span<const std::byte> address);
+  std::uint64_t next_deadline() const;
+  // The engine thread did not run for that long: answers may be waiting unread.
+  void excuse(std::uint64_t ns);
+  RailHeader header(RailFrame kind) const;
+
+  // A new measured rate since the last call.
+  std::optional<std::uint64_t> take_rate();
+
+ private:
+  enum class Phase : std::uint8_t { offered, sent };
+  struct Transfer {
+    Record record;
+    std::uint64_t token = 0;
+    Phase phase = Phase::offered;
+    bool reoffered = false;  // asked again after the data went out
+    std::uint64_t asked_at = 0;
+    std::uint32_t rx_slot = 0;
+    std::uint64_t rx_turn = 0;
+  };
+
+  void offer(std::uint64_t t, Transfer& transfer, std::uint64_t now);
+  void send_data(std::uint64_t t, Transfer& transfer, std::uint64_t now);
+  void answered(std::uint64_t now);
+  void go_down(std::uint64_t now);
+  void drop(const Record& record);
+  void on_got(const RailHeader& header, std::uint64_t now);
+
+  Port port_;
+  Names names_;
+  LinkTimes times_;
+  std::uint32_t window_;
+  std::uint64_t word_ = 2;  // generation 1, down
+  std::uint64_t next_transfer_ = 1;
+  std::deque<Record> queue_;
+  std::map<std::uint64_t, Transfer> active_;
+  std::uint64_t asked_since_ = 0;  // first question without an answer since; 0: none
+  std::uint64_t next_ping_ = 0, pings_ = 0;
+  std::uint64_t next_connect_ = 0, connect_wait_ = 0, next_hello_ = 0, connected_at_ = 0;
+  std::uint64_t confirmed_bytes_ = 0;
+  bool last_time_ = false, abandoned_ = false;
+  RateMeter meter_;
+  std::optional<std::uint64_t> rate_;
+};
+
+}  // namespace railweave::engine

@@ -1,0 +1,66 @@
+#include "ucx_library.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "railweave/engine/error.hpp"
+
+namespace railweave::engine {
+namespace {
+
+template <typename Function>
+void bind(void* handle, const char* name, Function& function) {
+  void* symbol = ::dlsym(handle, name);
+  if (symbol == nullptr) {
+    throw TransportError(std::string("the UCX library lacks ") + name + "; expected UCX 1.12 or newer (RAILWEAVE_UCX_LIBRARY names another)");
+  }
+  function = reinterpret_cast<Function>(symbol);
+}
+
+}  // namespace
+
+std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
+  // UCX reads these once, when it is loaded. Lost peers are our business, not console output; nor does a library take over signals.
+  ::setenv("UCX_LOG_LEVEL", "fatal", 0);
+  ::setenv("UCX_ERROR_SIGNALS", "", 0);
+  ::setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+  const std::string name = path.empty() ? "libucp.so.0" : path;
+  // Never unloaded: UCX keeps threads and exit handlers.
+  void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) {
+    const char* reason = ::dlerror();
+    throw TransportError("cannot load UCX (" + name + "): " + (reason == nullptr ? "unknown error" : reason) +
+                         "; ranks on several nodes need it: install Debian's libucx0, or `pip install libucx-cu13`, or name a libucp.so.0 in "
+                         "RAILWEAVE_UCX_LIBRARY");
+  }
+  std::shared_ptr<UcxLibrary> ucx(new UcxLibrary());
+  decltype(&::ucp_get_version_string) version = nullptr;
+  bind(handle, "ucp_get_version_string", version);
+  ucx->version_ = version();
+  bind(handle, "ucs_status_string", ucx->status_string_);
+  bind(handle, "ucp_config_read", ucx->config_read);
+  bind(handle, "ucp_config_modify", ucx->config_modify);
+  bind(handle, "ucp_config_release", ucx->config_release);
+  bind(handle, "ucp_init_version", ucx->init_version);
+  bind(handle, "ucp_cleanup", ucx->cleanup);
+  bind(handle, "ucp_worker_create", ucx->worker_create);
+  bind(handle, "ucp_worker_destroy", ucx->worker_destroy);
+  bind(handle, "ucp_worker_get_address", ucx->worker_get_address);
+  bind(handle, "ucp_worker_release_address", ucx->worker_release_address);
+  bind(handle, "ucp_worker_progress", ucx->worker_progress);
+  bind(handle, "ucp_worker_arm", ucx->worker_arm);
+  bind(handle, "ucp_worker_get_efd", ucx->worker_get_efd);
+  bind(handle, "ucp_worker_set_am_recv_handler", ucx->worker_set_am_recv_handler);
+  bind(handle, "ucp_ep_create", ucx->ep_create);
+  bind(handle, "ucp_ep_close_nbx", ucx->ep_close_nbx);
+  bind(handle, "ucp_am_send_nbx", ucx->am_send_nbx);
+  bind(handle, "ucp_am_recv_data_nbx", ucx->am_recv_data_nbx);
+  bind(handle, "ucp_request_check_status", ucx->request_check_status);
+  bind(handle, "ucp_request_free", ucx->request_free);
+  return ucx;
+}
+
+std::string UcxLibrary::describe(ucs_status_t status) const { return status_string_(status); }
+
+}  // namespace railweave::engine

@@ -1,0 +1,267 @@
+#include "ucx_transport.hpp"
+
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "railweave/engine/error.hpp"
+
+namespace railweave::engine {
+namespace {
+
+constexpr unsigned kFrameId = 1;
+
+class UcxTransport final : public Transport {
+ public:
+  UcxTransport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls) : ucx_(std::move(library)) {
+    open_context(device, tls);
+    open_worker(device);
+  }
+
+  ~UcxTransport() override {
+    listener_ = nullptr;
+    while (!endpoints_.empty()) disconnect(endpoints_.begin()->first);
+    for (int turns = 0; !closing_.empty() && turns < 10000; ++turns) {
+      ucx_->worker_progress(worker_);
+      reap();
+    }
+    ucx_->worker_destroy(worker_);
+    ucx_->cleanup(context_);
+  }
+  UcxTransport(const UcxTransport&) = delete;
+  UcxTransport& operator=(const UcxTransport&) = delete;
+
+  std::vector<std::byte> address() const override {
+    ucp_address_t* address = nullptr;
+    std::size_t bytes = 0;
+    require(ucx_->worker_get_address(worker_, &address, &bytes), "worker address");
+    const auto* first = reinterpret_cast<const std::byte*>(address);
+    std::vector<std::byte> copy(first, first + bytes);
+    ucx_->worker_release_address(worker_, address);
+    return copy;
+  }
+
+  void set_listener(TransportListener* listener) override { listener_ = listener; }
+
+  void connect(std::uint32_t peer_nic, std::span<const std::byte> address) override {
+    disconnect(peer_nic);
+    auto link = std::make_unique<Endpoint>();
+    link->owner = this;
+    link->peer = peer_nic;
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = &UcxTransport::on_error;
+    params.err_handler.arg = link.get();
+    if (ucx_->ep_create(worker_, &params, &link->handle) != UCS_OK) return;  // stays down; the proxy tries again
+    endpoints_.emplace(peer_nic, std::move(link));
+  }
+
+  void disconnect(std::uint32_t peer_nic) override {
+    const auto found = endpoints_.find(peer_nic);
+    if (found == endpoints_.end()) return;
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    const ucs_status_ptr_t request = ucx_->ep_close_nbx(found->second->handle, &params);
+    // The error handler may still be called with this argument until the close is complete.
+    closing_.push_back({UCS_PTR_IS_PTR(request) ? request : nullptr, std::move(found->second)});
+    closing_.back().endpoint->closed = true;
+    endpoints_.erase(found);
+  }
+
+  void send(std::uint32_t peer_nic, const RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
+    const auto found = endpoints_.find(peer_nic);
+    if (found == endpoints_.end() || found->second->failed) {
+      if (token != 0) listener_->on_sent(token);
+      return;
+    }
+    Send* send = take_send();
+    send->header = header;
+    send->token = token;
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    params.cb.send = &UcxTransport::on_send_done;
+    params.user_data = send;
+    const ucs_status_ptr_t request = ucx_->am_send_nbx(found->second->handle, kFrameId, &send->header, sizeof send->header,
+                                                       payload.empty() ? nullptr : payload.data(), payload.size(), &params);
+    if (!UCS_PTR_IS_PTR(request)) finish(send);  // done at once, or refused
+  }
+
+  bool progress() override {
+    const bool moved = ucx_->worker_progress(worker_) != 0;
+    if (!closing_.empty()) reap();
+    // Reported here, not from the error handler: the listener may close endpoints, which UCX's callbacks may not.
+    if (!lost_.empty()) {
+      const std::vector<std::uint32_t> lost = std::move(lost_);
+      lost_.clear();
+      for (const std::uint32_t peer : lost) listener_->on_peer_lost(peer);
+      return true;
+    }
+    return moved;
+  }
+
+  int event_fd() const override { return event_fd_; }
+  bool arm() override { return ucx_->worker_arm(worker_) == UCS_OK; }
+
+ private:
+  struct Endpoint {
+    UcxTransport* owner = nullptr;
+    std::uint32_t peer = 0;
+    ucp_ep_h handle = nullptr;
+    bool failed = false;
+    bool closed = false;
+  };
+  struct Closing {
+    void* request = nullptr;
+    std::unique_ptr<Endpoint> endpoint;
+  };
+  struct Send {
+    UcxTransport* owner = nullptr;
+    RailHeader header;
+    std::uint64_t token = 0;
+  };
+  struct Receive {
+    UcxTransport* owner = nullptr;
+    RailHeader header;
+    std::byte* where = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  void require(ucs_status_t status, const std::string& what) const {
+    if (status != UCS_OK) throw TransportError("UCX " + ucx_->version() + ": " + what + ": " + ucx_->describe(status));
+  }
+
+  void open_context(const std::string& device, const std::string& tls) {
+    const bool rdma = device.find(':') != std::string::npos;
+    ucp_config_t* config = nullptr;
+    require(ucx_->config_read(nullptr, nullptr, &config), "configuration");
+    const auto set = [&](const char* name, const std::string& value) { return ucx_->config_modify(config, name, value.c_str()); };
+    ucs_status_t status = set("NET_DEVICES", device);
+    if (status == UCS_OK) status = set("TLS", !tls.empty() ? tls : rdma ? "rc,dc,ud" : "tcp");
+    // Over TCP a rendezvous only adds round trips, and its half-done receives outlive a dead link; slots are offered by our own protocol.
+    if (status == UCS_OK && !rdma) status = set("RNDV_THRESH", "inf");
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+    params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+    params.name = "railweave";
+    if (status == UCS_OK) status = ucx_->init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+    ucx_->config_release(config);
+    require(status, "context on device '" + device + "' (does the interface exist in this network namespace, is it up, and is /sys that namespace's own?)");
+  }
+
+  void open_worker(const std::string& device) {
+    ucp_worker_params_t params{};
+    params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    ucs_status_t status = ucx_->worker_create(context_, &params, &worker_);
+    if (status == UCS_OK) {
+      ucp_am_handler_param_t handler{};
+      handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+      handler.id = kFrameId;
+      handler.cb = &UcxTransport::on_frame;
+      handler.arg = this;
+      status = ucx_->worker_set_am_recv_handler(worker_, &handler);
+      if (status == UCS_OK) status = ucx_->worker_get_efd(worker_, &event_fd_);
+      if (status != UCS_OK) ucx_->worker_destroy(worker_);
+    }
+    if (status != UCS_OK) ucx_->cleanup(context_);
+    require(status, "worker on device '" + device + "'");
+  }
+
+  void reap() {
+    std::erase_if(closing_, [this](const Closing& closing) {
+      if (closing.request == nullptr) return true;
+      if (ucx_->request_check_status(closing.request) == UCS_INPROGRESS) return false;
+      ucx_->request_free(closing.request);
+      return true;
+    });
+  }
+
+  Send* take_send() {
+    if (free_sends_.empty()) {
+      sends_.push_back(std::make_unique<Send>());
+      sends_.back()->owner = this;
+      free_sends_.push_back(sends_.back().get());
+    }
+    Send* send = free_sends_.back();
+    free_sends_.pop_back();
+    return send;
+  }
+
+  void finish(Send* send) {
+    const std::uint64_t token = send->token;
+    free_sends_.push_back(send);
+    if (token != 0 && listener_ != nullptr) listener_->on_sent(token);
+  }
+
+  static void on_send_done(void* request, ucs_status_t, void* user_data) {
+    auto* send = static_cast<Send*>(user_data);
+    send->owner->ucx_->request_free(request);
+    send->owner->finish(send);
+  }
+
+  static void on_error(void* argument, ucp_ep_h, ucs_status_t) {
+    auto* endpoint = static_cast<Endpoint*>(argument);
+    if (endpoint->closed || endpoint->failed) return;
+    endpoint->failed = true;
+    endpoint->owner->lost_.push_back(endpoint->peer);
+  }
+
+  static ucs_status_t on_frame(void* argument, const void* header, std::size_t header_bytes, void* data, std::size_t bytes,
+                               const ucp_am_recv_param_t* param) {
+    auto* self = static_cast<UcxTransport*>(argument);
+    if (header_bytes != sizeof(RailHeader) || self->listener_ == nullptr) return UCS_OK;
+    RailHeader frame;
+    std::memcpy(&frame, header, sizeof frame);
+    std::byte* where = bytes == 0 ? nullptr : self->listener_->on_incoming(frame, bytes);
+    if (bytes != 0 && where == nullptr) return UCS_OK;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return self->receive(frame, where, data, bytes);
+    if (bytes != 0) std::memcpy(where, data, bytes);
+    self->listener_->on_delivered(frame, where, bytes, true);
+    return UCS_OK;
+  }
+
+  // Large payload over RDMA: UCX writes it into `where` by itself.
+  ucs_status_t receive(const RailHeader& frame, std::byte* where, void* descriptor, std::size_t bytes) {
+    auto receive = std::make_unique<Receive>(Receive{this, frame, where, bytes});
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+    params.cb.recv_am = &UcxTransport::on_received;
+    params.user_data = receive.get();
+    const ucs_status_ptr_t request = ucx_->am_recv_data_nbx(worker_, descriptor, where, bytes, &params);
+    if (UCS_PTR_IS_PTR(request)) {
+      static_cast<void>(receive.release());  // on_received takes it back
+      return UCS_INPROGRESS;
+    }
+    listener_->on_delivered(frame, where, bytes, !UCS_PTR_IS_ERR(request));
+    return UCS_INPROGRESS;
+  }
+
+  static void on_received(void* request, ucs_status_t status, std::size_t, void* user_data) {
+    const std::unique_ptr<Receive> receive(static_cast<Receive*>(user_data));
+    UcxTransport* self = receive->owner;
+    self->ucx_->request_free(request);
+    if (self->listener_ != nullptr) self->listener_->on_delivered(receive->header, receive->where, receive->bytes, status == UCS_OK);
+  }
+
+  std::shared_ptr<const UcxLibrary> ucx_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;
+  TransportListener* listener_ = nullptr;
+  std::unordered_map<std::uint32_t, std::unique_ptr<Endpoint>> endpoints_;
+  std::vector<Closing> closing_;
+  std::vector<std::unique_ptr<Send>> sends_;
+  std::vector<Send*> free_sends_;
+  std::vector<std::uint32_t> lost_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls) {
+  return std::make_unique<UcxTransport>(std::move(library), device, tls);
+}
+
+}  // namespace railweave::engine

@@ -1,0 +1,16 @@
+// One UCX context and worker for one NIC.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport.hpp"
+#include "ucx_library.hpp"
+
+namespace railweave::engine {
+
+// `device`: a network interface ("eth1") or RDMA device ("mlx5_0:1"); `tls` as UCX_TLS, empty for the kind's default.
+// Throws TransportError naming the device.
+std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls);
+
+}  // namespace railweave::engine

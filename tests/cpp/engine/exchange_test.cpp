@@ -1,0 +1,89 @@
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "job.hpp"
+
+namespace railweave::test {
+namespace {
+
+using Matrix = std::vector<std::vector<std::uint64_t>>;
+
+// All ranks exchange `matrix` with each byte checked; gives the reports by rank.
+std::vector<OperationReport> exchange_matrix(const Shape& shape, const ExchangeSettings& settings, const Matrix& matrix, int rounds, bool mapped) {
+  std::vector<OperationReport> reports(shape.world());
+  run_job(shape, settings, [&](Exchange& exchange) {
+    const std::uint32_t me = exchange.rank(), world = exchange.world();
+    std::vector<std::uint64_t> send_counts = matrix[me], recv_counts(world), send_offsets(world), recv_offsets(world);
+    for (std::uint32_t peer = 0; peer < world; ++peer) recv_counts[peer] = matrix[peer][me];
+    std::exclusive_scan(send_counts.begin(), send_counts.end(), send_offsets.begin(), std::uint64_t{0});
+    std::exclusive_scan(recv_counts.begin(), recv_counts.end(), recv_offsets.begin(), std::uint64_t{0});
+    const std::uint64_t received = recv_offsets.back() + recv_counts.back();
+    std::vector<std::byte> send(send_offsets.back() + send_counts.back()), plain(mapped ? 0 : received);
+    const ExchangeBuffer buffer = exchange.allocate(received);
+    std::byte* recv = mapped ? buffer.data() : plain.data();
+    for (int round = 0; round < rounds; ++round) {
+      for (std::uint32_t peer = 0; peer < world; ++peer) {
+        fill(send.data() + send_offsets[peer], send_counts[peer], tag_of(me, peer, static_cast<std::uint64_t>(round)));
+      }
+      Handle handle = exchange.all_to_all_v(send.data(), send_counts, send_offsets, recv, recv_counts, recv_offsets);
+      handle.wait();
+      for (std::uint32_t peer = 0; peer < world; ++peer) {
+        ASSERT_EQ(first_wrong(recv + recv_offsets[peer], recv_counts[peer], tag_of(peer, me, static_cast<std::uint64_t>(round))), recv_counts[peer])
+            << "rank " << me << " from " << peer << " round " << round;
+      }
+      reports[me] = handle.report();
+    }
+  });
+  return reports;
+}
+
+Matrix uneven(std::uint32_t world, std::uint64_t scale) {
+  Matrix matrix(world, std::vector<std::uint64_t>(world));
+  for (std::uint32_t i = 0; i < world; ++i) {
+    for (std::uint32_t j = 0; j < world; ++j) matrix[i][j] = (i * 7 + j * 13) % 5 * scale + i;
+  }
+  return matrix;
+}
+
+TEST(Exchange, OneRankSendsToItself) { exchange_matrix({1, 1}, {}, {{1'000'003}}, 3, false); }
+
+TEST(Exchange, OneNodeThroughSlots) { exchange_matrix({1, 2}, {}, {{5, 3'000'001}, {777'777, 0}}, 5, false); }
+
+TEST(Exchange, OneNodeMappedBuffers) {
+  const auto reports = exchange_matrix({1, 4}, {}, uneven(4, 400'000), 5, true);
+  for (const OperationReport& report : reports) EXPECT_EQ(report.mapped_bytes, report.bytes_sent);
+}
+
+TEST(Exchange, TwoNodesOfOneRank) { exchange_matrix({2, 1}, {}, {{9, 5'000'001}, {3'000'001, 11}}, 5, false); }
+
+TEST(Exchange, HotPairTakesAllRails) {
+  Matrix matrix(4, std::vector<std::uint64_t>(4, 0));
+  matrix[0][2] = 32u << 20;
+  const auto reports = exchange_matrix({2, 2}, {}, matrix, 3, false);
+  for (const std::uint64_t bytes : reports[0].bytes_by_nic) EXPECT_GE(bytes, 12u << 20);
+}
+
+TEST(Exchange, SinglePathTakesOneRail) {
+  Matrix matrix(4, std::vector<std::uint64_t>(4, 0));
+  matrix[0][2] = 8u << 20;
+  ExchangeSettings settings;
+  settings.policy = Policy::single_path;
+  const auto reports = exchange_matrix({2, 2}, settings, matrix, 2, false);
+  EXPECT_EQ(std::count(reports[0].bytes_by_nic.begin(), reports[0].bytes_by_nic.end(), 0u), 1);
+}
+
+TEST(Exchange, UnevenMatrixOverTwoNodes) { exchange_matrix({2, 4}, {}, uneven(8, 500'000), 5, true); }
+
+TEST(Exchange, ThreeNodesWithTinyChunks) {
+  ExchangeSettings settings;
+  settings.chunk_bytes = 4096;
+  settings.multipath_min_bytes = 16384;
+  settings.slots_per_writer = 2;
+  settings.rx_slots = 2;
+  settings.link_window = 2;
+  exchange_matrix({3, 2}, settings, uneven(6, 60'000), 4, false);
+}
+
+}  // namespace
+}  // namespace railweave::test
