@@ -208,7 +208,7 @@ func tenancyCommand(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		inForce, why := view.InForce(namespace)
+		inForce, why := view.InForce(namespace, time.Now())
 		if inForce {
 			fmt.Println("in force:", why)
 			return nil

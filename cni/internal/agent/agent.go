@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/flow"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
 	"github.com/railweave/railweave/cni/internal/store"
 	"github.com/railweave/railweave/cni/internal/tenancy"
@@ -84,6 +85,12 @@ func (a *Agent) save(context.Context) error {
 		state.Attachments = append(state.Attachments, a.attachments[key].Clone())
 	}
 	a.mutex.Unlock()
+	state.LeafMACs = map[string]string{}
+	for name, r := range a.rails {
+		r.mutex.Lock()
+		state.LeafMACs[name] = r.leafMAC
+		r.mutex.Unlock()
+	}
 	return store.Write(a.Config.StateDir, state)
 }
 
@@ -160,6 +167,7 @@ func (a *Agent) start(ctx context.Context) error {
 			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)
 		}
 	}
+	a.observeSessions(ctx)
 	a.sweep(ctx)
 	a.publishAll(ctx)
 	for _, r := range a.rails {
@@ -186,6 +194,13 @@ func (a *Agent) load(ctx context.Context) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.generation = state.Generation
+	for name, mac := range state.LeafMACs {
+		if r, known := a.rails[name]; known && flow.ValidMAC(mac) {
+			r.mutex.Lock()
+			r.leafMAC = mac
+			r.mutex.Unlock()
+		}
+	}
 	for _, found := range state.Attachments {
 		if _, known := a.rails[found.Rail]; !known {
 			a.Log.Error("attachment of a rail that the node file no longer has is dropped", "attachment", found.Key, "rail", found.Rail)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
+	"github.com/railweave/railweave/cni/internal/flow"
 	"github.com/railweave/railweave/cni/internal/podnet"
 	"github.com/railweave/railweave/cni/internal/tenancy"
 	"github.com/railweave/railweave/cni/internal/vswitch"
@@ -133,7 +133,7 @@ func (a *Agent) judgeAddresses(r *rail, wanted *attachment.Attachment) error {
 	r.mutex.Lock()
 	leaf := r.leafMAC
 	r.mutex.Unlock()
-	if mac, err := net.ParseMAC(wanted.MAC); err != nil || mac[0]&1 == 1 || wanted.MAC == "00:00:00:00:00:00" || wanted.MAC == r.config.RouterMAC || wanted.MAC == leaf {
+	if !flow.ValidMAC(wanted.MAC) || wanted.MAC == r.config.RouterMAC || wanted.MAC == leaf {
 		return failure.New(nodev1.Reason_MAC_REFUSED, wanted.MAC, "let ovs-cni choose the MAC address", "a pod's MAC address must be unicast and neither the router's nor the leaf's")
 	}
 	return nil

@@ -203,7 +203,7 @@ func (a *Agent) markRevoked() int {
 	for address, entry := range a.own {
 		// A Namespace that is gone: its pods keep what they have until they end.
 		if wanted, exists := view.Namespaces[entry.Namespace]; exists && tenancy.Next(entry, wanted, nil) == tenancy.Revoke {
-			entry.Revoked, entry.Generation = true, a.nextGeneration()
+			entry.Revoked, entry.Changed, entry.Generation = true, true, a.nextGeneration()
 			a.own[address] = entry
 			count++
 		}
@@ -217,11 +217,11 @@ func (a *Agent) markGranted() int {
 	view := a.Source.View()
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	missing := view.Missing(a.Config.Node, tenancy.Barrier(slices.Collect(maps.Values(a.own))), a.Now())
+	missing := view.Missing(a.Config.Node, tenancy.Revocation(slices.Collect(maps.Values(a.own))), a.Now())
 	count := 0
 	for address, entry := range a.own {
 		if wanted, exists := view.Namespaces[entry.Namespace]; exists && tenancy.Next(entry, wanted, missing) == tenancy.Grant {
-			entry.Revoked, entry.Tenant, entry.Generation = false, wanted, a.nextGeneration()
+			entry.Revoked, entry.Changed, entry.Tenant, entry.Generation = false, true, wanted, a.nextGeneration()
 			a.own[address] = entry
 			count++
 		}

@@ -76,6 +76,7 @@ func (a *Agent) observeSessions(ctx context.Context) {
 		session := sessions[r.config.Name] // the zero Session, which is down, if it could not be read
 		if r.observe(session) {
 			r.applying.poke()
+			a.saving.poke()
 		}
 		if problem := r.usable(); problem != nil {
 			down = append(down, problem.Error())

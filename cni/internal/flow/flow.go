@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -317,4 +318,10 @@ func Text(flows []Flow) string {
 		fmt.Fprintln(&text, flow)
 	}
 	return text.String()
+}
+
+// ValidMAC tells whether a text is a unicast MAC address as it appears in flows.
+func ValidMAC(text string) bool {
+	mac, err := net.ParseMAC(text)
+	return err == nil && len(mac) == 6 && mac[0]&1 == 0 && mac.String() == text && text != "00:00:00:00:00:00"
 }

@@ -31,6 +31,8 @@ type State struct {
 	// Generation is the last one given to a published address: they never repeat, across restarts either.
 	Generation  uint64                   `json:"generation"`
 	Attachments []*attachment.Attachment `json:"attachments"`
+	// LeafMACs by rail, as last heard: after a restart of the agent packets go on to the leaf before FRR has answered.
+	LeafMACs map[string]string `json:"leafMACs,omitempty"`
 }
 
 // DamagedError says why a file did not verify.

@@ -42,6 +42,7 @@ type addressSpec struct {
 	Tenant     string `json:"tenant"`
 	Generation int64  `json:"generation"`
 	Revoked    bool   `json:"revoked"`
+	Changed    bool   `json:"changed"`
 }
 
 type nodeSpec struct {
@@ -160,7 +161,7 @@ func decodeAddress(object any) (Entry, bool) {
 		return Entry{}, false
 	}
 	return Entry{Address: address, Node: from.Node, Rail: from.Rail, Namespace: from.Namespace, Tenant: from.Tenant,
-		Generation: uint64(max(from.Generation, 0)), Revoked: from.Revoked}, true // #nosec G115: not negative
+		Generation: uint64(max(from.Generation, 0)), Revoked: from.Revoked, Changed: from.Changed}, true // #nosec G115: not negative
 }
 
 // View of the cluster, built anew after something was heard.
@@ -232,7 +233,7 @@ func (k *Kubernetes) Publish(ctx context.Context, entry Entry) error {
 	}
 	wanted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&addressSpec{
 		Address: entry.Address.String(), Node: entry.Node, Rail: entry.Rail, Namespace: entry.Namespace, Tenant: entry.Tenant,
-		Generation: int64(entry.Generation), Revoked: entry.Revoked}) // #nosec G115: a counter from 1
+		Generation: int64(entry.Generation), Revoked: entry.Revoked, Changed: entry.Changed}) // #nosec G115: a counter from 1
 	if err != nil {
 		return err
 	}

@@ -27,13 +27,15 @@ type Entry struct {
 	Generation uint64     `json:"generation"`
 	// Revoked: the address changes its tenant and has none until all nodes have heard so.
 	Revoked bool `json:"revoked,omitempty"`
+	// Changed: the generation comes from a change of tenant, which the other nodes acknowledge.
+	Changed bool `json:"changed,omitempty"`
 }
 
 // Node is what an agent says of itself.
 type Node struct {
 	Name      string    `json:"name"`
 	Heartbeat time.Time `json:"heartbeat"`
-	// Barrier is the latest generation of this node's revoked addresses; 0 if none is.
+	// Barrier is the latest generation at which one of this node's addresses lost or got a tenant; 0 if none did.
 	Barrier uint64 `json:"barrier"`
 	// Acks are the barriers of other nodes that are in force here.
 	Acks map[string]uint64 `json:"acks,omitempty"`
@@ -151,19 +153,30 @@ func (v View) Due(self string) map[string]uint64 {
 	return due
 }
 
-// Barrier a node must publish: the latest generation of its revoked addresses.
+// Barrier a node must publish: the latest generation that others are to acknowledge.
 func Barrier(own []Entry) uint64 {
 	var barrier uint64
 	for _, entry := range own {
-		if entry.Revoked {
+		if entry.Changed {
 			barrier = max(barrier, entry.Generation)
 		}
 	}
 	return barrier
 }
 
+// Revocation is the latest generation of a node's revoked addresses; 0 if none is. Nothing is granted before all have acknowledged it.
+func Revocation(own []Entry) uint64 {
+	var latest uint64
+	for _, entry := range own {
+		if entry.Revoked {
+			latest = max(latest, entry.Generation)
+		}
+	}
+	return latest
+}
+
 // InForce tells whether a Namespace's tenant is in force everywhere, and if not why.
-func (v View) InForce(namespace string) (bool, string) {
+func (v View) InForce(namespace string, now time.Time) (bool, string) {
 	wanted, exists := v.Namespaces[namespace]
 	if !exists {
 		return false, fmt.Sprintf("Namespace %s does not exist", namespace)
@@ -178,6 +191,9 @@ func (v View) InForce(namespace string) (bool, string) {
 		}
 		if entry.Tenant != wanted {
 			return false, fmt.Sprintf("%s on %s still has tenant %q, wanted %q", address, entry.Node, entry.Tenant, wanted)
+		}
+		if missing := v.Missing(entry.Node, entry.Generation, now); entry.Changed && len(missing) > 0 {
+			return false, fmt.Sprintf("%s on %s has tenant %q since generation %d, which %v have not reported", address, entry.Node, entry.Tenant, entry.Generation, missing)
 		}
 	}
 	return true, fmt.Sprintf("tenant %q", wanted)
