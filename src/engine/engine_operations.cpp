@@ -66,7 +66,7 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
   OperationReport& report = operation->report;
   report.serial = operation->serial;
   report.bytes_by_nic.assign(cluster_.nodes[cluster_.node()].nics.size(), 0);
-  bool far = false, large = false;
+  bool far = operation->collective && cluster_.nodes.size() > 1, large = false;
   for (SendMessage& message : operation->sends) {
     message.operation = operation.get();
     if (message.key.destination == cluster_.rank) continue;
