@@ -268,9 +268,11 @@ func TestRepeatedAdd(t *testing.T) {
 	if got := again.IPs[0].Address.IP.String(); got != pod.Attachments[0].Addresses[0].String() {
 		t.Errorf("the same ADD again answers with %s instead of %s", got, pod.Attachments[0].Addresses[0])
 	}
+	must(t, pod.NS.Run("ip", "addr", "add", "10.100.1.99/16", "dev", pod.Attachments[0].Interface))
 	swapAddress(previous, "10.100.1.99/16")
 	_, err = r.AttachOwn(pod, 0, previous)
 	wantCode(t, err, codeDiffers)
+	must(t, pod.NS.Run("ip", "addr", "del", "10.100.1.99/16", "dev", pod.Attachments[0].Interface))
 	audited(t, c)
 }
 
@@ -297,6 +299,7 @@ func TestRefusedAddress(t *testing.T) {
 			previous, err := r.AttachPort(pod, 0)
 			must(t, err)
 			swapAddress(previous, test.address)
+			must(t, pod.NS.Run("ip", "addr", "add", test.address, "dev", runtime.RailInterface(0)))
 			_, err = r.AttachOwn(pod, 0, previous)
 			wantCode(t, err, test.code)
 			must(t, r.Remove(pod))

@@ -70,7 +70,7 @@ func (f *field) survey(t *testing.T) {
 	f.hosts, f.leaves, f.watches = nil, nil, nil
 	for _, node := range f.Network.Nodes {
 		for _, link := range []string{"eth0", "cni0"} {
-			f.watches = append(f.watches, probe.Watch{Name: node.Name + "/" + link, NS: node.NS, Interface: link})
+			f.watches = append(f.watches, probe.Watch{Name: node.Name + "/" + link, NS: node.NS, Interface: link, Outside: true})
 		}
 		for rail, leaf := range f.Network.Leaves {
 			f.surveyLink(t, node, leaf, rail)
@@ -80,7 +80,7 @@ func (f *field) survey(t *testing.T) {
 		f.watches = append(f.watches, probe.Watch{Name: fmt.Sprintf("leaf%d/spine", rail), NS: leaf.NS, Interface: "spine", Transit: true})
 	}
 	for _, pod := range f.common {
-		f.watches = append(f.watches, probe.Watch{Name: pod.String() + "/eth0", NS: pod.NS, Interface: "eth0"})
+		f.watches = append(f.watches, probe.Watch{Name: pod.String() + "/eth0", NS: pod.NS, Interface: "eth0", Outside: true})
 	}
 }
 

@@ -77,7 +77,7 @@ func (s *Session) SendUDP(ns testnet.Namespace, name string, to *Endpoint, port 
 		s.mu.Lock()
 		id := uint32(len(s.probes))
 		from := &Endpoint{Name: name, NS: ns}
-		s.probes = append(s.probes, sent{kind: "udp-by-kernel", from: from, to: to, expect: Vanish})
+		s.probes = append(s.probes, sent{kind: "udp-by-kernel", from: from, to: to, expect: Vanish, outsider: true})
 		s.mu.Unlock()
 		err := ns.Do(func() error {
 			conn, err := net.Dial("udp", netip.AddrPortFrom(dst, port).String())

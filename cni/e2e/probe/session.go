@@ -24,6 +24,8 @@ type Watch struct {
 	Interface string
 	// Transit marks places that allowed probes pass on their way.
 	Transit bool
+	// Outside marks places off the rails, where outsiders' own packets, and the ICMP errors they draw, are at home.
+	Outside bool
 }
 
 // observer counts marked frames that an interface receives.
@@ -52,6 +54,7 @@ type sent struct {
 	kind     string
 	from, to *Endpoint
 	expect   Expectation
+	outsider bool // sent off the rails
 }
 
 // Session is a set of endpoints that send to each other and are all watched.
@@ -312,6 +315,9 @@ func (s *Session) Leaks() []string {
 // mayHave reports whether an observer may see a probe. The sender may see one that was let through, because the receiver
 // answers: an echo reply, or an ICMP error that quotes it.
 func (o *observer) mayHave(p sent) bool {
+	if p.outsider && o.watch.Outside {
+		return true
+	}
 	return p.expect != Vanish && (o.watch.Transit || o.endpoint == p.to || o.endpoint == p.from)
 }
 
