@@ -18,6 +18,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Completions that are this close, relative to the time, happen together: symmetric flows end at one instant, but the sums
 // that lead there are rounded differently.
 constexpr double kSameInstant = 1e-10;
+// How much of the loss that batching may cause in the whole time is allowed from the start, as a part of it.
+constexpr double kAdvance = 1.0 / 16;
 
 double seconds(std::uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
@@ -211,10 +213,13 @@ double Simulator::first_end() const {
 void Simulator::advance() {
   const double begin = now_;
   deadline_ = next_start();
+  // Only groups that end soon are put in order. How soon is a guess: if nothing stops the flows by then, look further ahead.
+  double ahead = 2 * window_;
   for (;;) {
     const double first = first_end();
     if (first == kNever || first > deadline_ * (1 + kSameInstant)) break;
-    const double horizon = std::min(deadline_ * (1 + kSameInstant), std::max(first * (1 + kSameInstant), begin + 2 * window_));
+    const double horizon = std::min(deadline_ * (1 + kSameInstant), first * (1 + kSameInstant) + ahead);
+    ahead = std::max(2 * ahead, horizon - begin);
     events_.clear();
     for (const Group group : active_) {
       if (next_end_[group] <= horizon) events_.push_back({next_end_[group], group});
@@ -287,8 +292,12 @@ void Simulator::free_part(Resource resource, double rate, double time) {
     channel.idle = 0;
     return;
   }
-  const double allowed = settings_.batching * std::max(time, result_.load_bound_) - channel.lost;
-  deadline_ = std::min(deadline_, time + std::max(allowed, 0.0) / channel.idle);
+  // The allowance grows with the time, so that it is not spent at the start; but small flows, which all end there, may use some
+  // of it in advance.
+  const double advance = kAdvance * result_.load_bound_;
+  const double allowed = settings_.batching * std::max(time, advance) - channel.lost;
+  const double growth = time < advance ? 0 : settings_.batching;
+  if (channel.idle > growth) deadline_ = std::min(deadline_, time + std::max(allowed, 0.0) / (channel.idle - growth));
 }
 
 void Simulator::settle_channel(Resource resource, double time) {
