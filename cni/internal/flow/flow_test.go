@@ -90,8 +90,12 @@ func TestWhoReachesWhom(t *testing.T) {
 		{"LLDP from a pod", fromPod(func(p *packet) { p.kind = "lldp" }), dropped, ""},
 		{"RoCEv1 from a pod", fromPod(func(p *packet) { p.kind = "rocev1" }), dropped, ""},
 		{"multicast from a pod", fromPod(func(p *packet) { p.destination, p.to = "01:00:5e:00:00:01", addr("224.0.0.1") }), dropped, ""},
-		{"router advertisement from a pod", fromPod(func(p *packet) { p.kind, p.icmpType, p.ttl, p.from, p.to, p.destination = "icmp6", 134, 255, ll, addr("ff02::1"), group6 }), dropped, ""},
-		{"neighbour advertisement to a pod of the tenant", fromPod(func(p *packet) { p.kind, p.icmpType, p.ttl, p.from, p.to = "icmp6", 136, 255, addr("fd64::10"), addr("fd64::11") }), dropped, ""},
+		{"router advertisement from a pod", fromPod(func(p *packet) {
+			p.kind, p.icmpType, p.ttl, p.from, p.to, p.destination = "icmp6", 134, 255, ll, addr("ff02::1"), group6
+		}), dropped, ""},
+		{"neighbour advertisement to a pod of the tenant", fromPod(func(p *packet) {
+			p.kind, p.icmpType, p.ttl, p.from, p.to = "icmp6", 136, 255, addr("fd64::10"), addr("fd64::11")
+		}), dropped, ""},
 		{"BGP from a pod with the router's MAC", fromPod(func(p *packet) { p.kind, p.source, p.from, p.to, p.targetPort = "tcp6", router, ll, other, 179 }), dropped, ""},
 		{"last hop from a pod", fromPod(func(p *packet) { p.ttl = 1 }), dropped, ""},
 		{"leaf to pod", fromLeaf(func(*packet) {}), "11", podMAC},

@@ -124,23 +124,47 @@ func (d *Daemon) Ensure(ctx context.Context) error {
 	return err
 }
 
-// write has the real bgpd check the configuration before it replaces the file.
+// write has the real programs check the configuration before it replaces the file.
 func (d *Daemon) write(ctx context.Context, path string) error {
-	text := Render(d.config)
-	candidate := path + ".candidate"
-	if err := os.WriteFile(candidate, []byte(text), 0o640); err != nil { // #nosec G306: FRR's group reads its configuration
+	if err := Validate(ctx, d.config, d.confDir()); err != nil {
 		return err
 	}
-	if err := Validate(ctx, d.config.FRR.BinDir, candidate); err != nil {
-		return errors.Join(err, os.Remove(candidate))
+	candidate := path + ".candidate"
+	if err := os.WriteFile(candidate, []byte(Render(d.config)), 0o640); err != nil { // #nosec G306: FRR's group reads its configuration
+		return err
 	}
 	return os.Rename(candidate, path)
 }
 
-// Validate has bgpd read a configuration without running it.
-func Validate(ctx context.Context, binDir, path string) error {
-	if _, err := run(ctx, vtyshTimeout, filepath.Join(binDir, "bgpd"), "--dryrun", "--bgp_port", "0", "--config_file", path, "--skip_runas"); err != nil {
-		return fmt.Errorf("the rendered FRR configuration was refused: %w", err)
+// Validate has vtysh check the whole configuration against all daemons' commands, and bgpd read its own part without running
+// it. vtysh needs a directory with a vtysh.conf.
+func Validate(ctx context.Context, config *nodeconfig.Config, confDir string) error {
+	return validate(ctx, config.FRR.BinDir, confDir, Render(config), renderBGP(config))
+}
+
+func validate(ctx context.Context, binDir, confDir, whole, bgp string) error {
+	dir, err := os.MkdirTemp("", "railweave-frr-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // a few kilobytes in the temporary directory
+	wholePath, bgpPath := filepath.Join(dir, "frr.conf"), filepath.Join(dir, "bgpd.conf")
+	if err := errors.Join(os.WriteFile(wholePath, []byte(whole), 0o600), os.WriteFile(bgpPath, []byte(bgp), 0o600)); err != nil {
+		return err
+	}
+	const refused = "the rendered FRR configuration was refused: %w"
+	if _, err := run(ctx, vtyshTimeout, "vtysh", "--config_dir", confDir, "--dryrun", "--inputfile", wholePath); err != nil {
+		return fmt.Errorf(refused, err)
+	}
+	said, err := run(ctx, vtyshTimeout, filepath.Join(binDir, "bgpd"), "--dryrun", "--bgp_port", "0", "--config_file", bgpPath, "--skip_runas", "--log", "stdout")
+	if err != nil {
+		return fmt.Errorf(refused, err)
+	}
+	// bgpd only logs what it does not understand, and exits with 0.
+	for line := range strings.Lines(said) {
+		if strings.Contains(line, "No such command") || strings.Contains(line, "on config line") {
+			return fmt.Errorf(refused, errors.New("bgpd: "+strings.TrimSpace(line)))
+		}
 	}
 	return nil
 }

@@ -13,32 +13,34 @@ import (
 // redistributed; people and the agent can (`ip route show proto 157`).
 const RouteProtocol = 157
 
-// Render is the node's whole configuration: deterministic, in the order in which FRR prints it.
+// Render is the node's whole configuration: deterministic.
 func Render(config *nodeconfig.Config) string {
+	return header + renderBGP(config) + renderBFD(config) + "end\n"
+}
+
+const header = "! Written by railweave-node from the node file; changes made here are undone.\n"
+
+// renderBFD is bfdd's part.
+func renderBFD(config *nodeconfig.Config) string {
+	if !config.FRR.BFD {
+		return ""
+	}
+	// 3 x 300 ms, FRR's default, written out because the profile's users rely on it.
+	return "bfd\n profile RW\n  detect-multiplier 3\n  transmit-interval 300\n  receive-interval 300\n exit\nexit\n!\n"
+}
+
+// renderBGP is bgpd's part.
+func renderBGP(config *nodeconfig.Config) string {
 	var text strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
-	line("! Written by railweave-node from the node file; changes made here are undone.")
 	line("hostname %s", config.Node)
 	line("log syslog informational")
-	line("service integrated-vtysh-config")
 	line("!")
 	router(line, config)
 	prefixLists(line, config)
 	line("bgp as-path access-list RW-OWN seq 5 permit ^$")
 	line("!")
 	routeMaps(line, config)
-	if config.FRR.BFD {
-		line("bfd")
-		line(" profile RW")
-		// 3 x 300 ms, FRR's default, written out because the profile's users rely on it.
-		line("  detect-multiplier 3")
-		line("  transmit-interval 300")
-		line("  receive-interval 300")
-		line(" exit")
-		line("exit")
-		line("!")
-	}
-	line("end")
 	return text.String()
 }
 

@@ -118,8 +118,9 @@ func ParseArgs(text string) (map[string]string, error) {
 		if !ok || key == "" {
 			return nil, types.NewError(failure.CNIEnvironment, fmt.Sprintf("CNI_ARGS: %q is not KEY=VALUE", pair), "")
 		}
-		if other, twice := found[key]; twice && other != value {
-			return nil, types.NewError(failure.CNIEnvironment, fmt.Sprintf("CNI_ARGS: %s is given twice", key), "")
+		// Multus repeats what the runtime passed, and sets IgnoreUnknown itself.
+		if other, twice := found[key]; twice && other != value && key != "IgnoreUnknown" {
+			return nil, types.NewError(failure.CNIEnvironment, fmt.Sprintf("CNI_ARGS: %s is given twice, with different values", key), "")
 		}
 		found[key] = value
 	}
