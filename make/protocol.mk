@@ -1,0 +1,8 @@
+.PHONY: protocol protocol-full
+protocol: ## model-check the engine's protocol (docs/protocol-model.md)
+	@protocol/check
+
+protocol-full: ## the same with the large configurations (minutes to hours, up to 12 GiB)
+	@protocol/check --full --jobs 1
+
+test: protocol
