@@ -1,8 +1,11 @@
 #include "yaml_document.hpp"
 
+#include <yaml-cpp/eventhandler.h>
+
 #include <algorithm>
 #include <charconv>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "railweave/error.hpp"
@@ -36,43 +39,39 @@ std::string joined(std::initializer_list<std::string_view> words) {
   return text;
 }
 
-// yaml-cpp recurses where a document nests, so depth is bounded before it sees the text. Counts what can nest: indentation
-// that grows from line to line (with the "- " of lists), and open brackets. Text in quotes and comments only makes it stricter.
-void check_depth(std::string_view text, const std::string& source) {
-  std::vector<std::size_t> indents;
-  std::size_t brackets = 0, line = 1;
-  const auto check = [&] {
-    if (indents.size() + brackets <= limits::kDepth) return;
-    throw ParseError({source, line, 0, ""}, "values nested more than " + std::to_string(limits::kDepth) + " deep", "a flatter document");
-  };
-  for (std::size_t begin = 0; begin < text.size(); ++line) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view row = text.substr(begin, end - begin);
-    begin = end + 1;
-    // Each "- ", "? " or ": " that opens the line is a level of its own.
-    for (std::size_t column = 0; column < row.size();) {
-      const char c = row[column];
-      if (c == ' ' || c == '\t' || c == '\r') {
-        ++column;
-        continue;
-      }
-      if (c == '#') break;
-      while (!indents.empty() && indents.back() >= column) indents.pop_back();
-      indents.push_back(column);
-      check();
-      const bool opens =
-          (c == '-' || c == '?' || c == ':') && (column + 1 >= row.size() || row[column + 1] == ' ' || row[column + 1] == '\t');
-      if (!opens) break;
-      ++column;
-    }
-    for (char c : row) {
-      if (c == '[' || c == '{') {
-        ++brackets;
-        check();
-      }
-      if ((c == ']' || c == '}') && brackets > 0) --brackets;
-    }
+// Runs through a document's events before a tree is built from it, to bound what the tree may cost.
+class Survey : public YAML::EventHandler {
+ public:
+  explicit Survey(const std::string& source) : source_(source) {}
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { descend(mark); }
+  void OnSequenceEnd() override { --depth_; }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override { descend(mark); }
+  void OnMapEnd() override { --depth_; }
+
+ private:
+  void descend(const YAML::Mark& mark) {
+    if (++depth_ <= limits::kDepth) return;
+    throw ParseError(location_of(source_, mark, ""), "values nested more than " + std::to_string(limits::kDepth) + " deep",
+                     "a flatter document");
   }
+
+  const std::string& source_;
+  std::size_t depth_ = 0;
+};
+
+// One document and nothing behind it. (YAML::LoadAll would loop for ever on some texts that are not YAML.)
+void check_one_document(const std::string& text, const std::string& source) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Survey survey(source);
+  if (!parser.HandleNextDocument(survey)) throw ParseError({source, 0, 0, ""}, "an empty document", "a map");
+  if (parser.HandleNextDocument(survey)) throw ParseError({source, 0, 0, ""}, "more than one YAML document", "one");
 }
 
 }  // namespace
@@ -81,17 +80,13 @@ YamlDocument::YamlDocument(std::string_view text, std::string source) : source_(
   if (text.size() > limits::kYamlBytes) {
     throw ParseError({source_, 0, 0, ""}, std::to_string(text.size()) + " bytes", "at most " + std::to_string(limits::kYamlBytes));
   }
-  check_depth(text, source_);
-  std::vector<YAML::Node> documents;
+  const std::string copy(text);
   try {
-    documents = YAML::LoadAll(std::string(text));
+    check_one_document(copy, source_);
+    root_ = YAML::Load(copy);
   } catch (const YAML::Exception& error) {
     throw ParseError(location_of(source_, error.mark, ""), "not YAML: " + error.msg, "");
   }
-  if (documents.size() != 1) {
-    throw ParseError({source_, 0, 0, ""}, std::to_string(documents.size()) + " YAML documents", "one");
-  }
-  root_ = documents.front();
 }
 
 YamlPlace YamlDocument::root() const { return {*this, root_, ""}; }

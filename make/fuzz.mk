@@ -1,0 +1,21 @@
+# Fuzzing (docs/fuzzing.md). One target at a time: FUZZ_TARGETS=cluster; fewer inputs: FUZZ_RUNS=10000.
+FUZZ_TARGETS ?= cluster fabric_json matrix nccl_topology node_template
+FUZZ_RUNS ?= 1000000
+
+.PHONY: fuzz fuzz-build fuzz-short
+
+fuzz-build:
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz -j $(JOBS) $(addprefix --target fuzz_,$(FUZZ_TARGETS))
+
+fuzz: fuzz-build ## a million inputs for each parser, under sanitizers
+	@mkdir -p build/fuzz/found
+	@set -e; for target in $(FUZZ_TARGETS); do \
+	  mkdir -p build/fuzz/found/$$target; \
+	  echo "fuzz: $$target, $(FUZZ_RUNS) inputs"; \
+	  build/fuzz/tests/fuzz/fuzz_$$target -runs=$(FUZZ_RUNS) -timeout=10 -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1 \
+	    -verbosity=0 -artifact_prefix=build/fuzz/found/$$target- build/fuzz/found/$$target tests/fuzz/corpus/$$target; \
+	done
+
+fuzz-short: fuzz-build ## the corpus and a few seconds of new inputs for each parser
+	@ctest --test-dir build/fuzz/tests/fuzz --output-on-failure
