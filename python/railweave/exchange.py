@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import ctypes.util
 import dataclasses
 import importlib.util
 import math
@@ -145,11 +145,9 @@ class _Mapped:
 
 def _ucx_library() -> str:
     """The libucx wheel's libucp, where the system has none (the system's may know the cluster's RDMA devices)."""
-    try:
-        ctypes.CDLL("libucp.so.0")
-    except OSError:
-        spec = importlib.util.find_spec("libucx")
-        for root in (spec.submodule_search_locations or []) if spec else []:
+    # Only looked for, not loaded: UCX reads its environment when it is loaded, and the engine prepares that.
+    if ctypes.util.find_library("ucp") is None and (spec := importlib.util.find_spec("libucx")):
+        for root in spec.submodule_search_locations or []:
             library = Path(root) / "lib" / "libucp.so.0"
             if library.exists():
                 return str(library)

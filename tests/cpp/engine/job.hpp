@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -52,22 +53,29 @@ inline ExchangeSettings rank_settings(const Shape& shape, std::uint32_t rank, Ex
   return base;
 }
 
-// Runs `body` on every rank in a thread of its own; throws what the first failing rank threw.
+// Runs `body` on every rank in a thread of its own; throws what the first failing rank threw. No rank closes before all bodies have
+// ended: a rank that has left relays nothing.
 inline void run_job(const Shape& shape, const ExchangeSettings& base, const std::function<void(Exchange&)>& body) {
   const ScratchDirectory directory;
   std::mutex mutex;
   std::exception_ptr failure;
   std::vector<std::thread> threads;
+  std::barrier bodies_ended(shape.world());
+  const auto note = [&] {
+    const std::lock_guard lock(mutex);
+    if (!failure) failure = std::current_exception();
+  };
   for (std::uint32_t rank = 0; rank < shape.world(); ++rank) {
     threads.emplace_back([&, rank] {
+      std::optional<Exchange> exchange;
       try {
-        Exchange exchange(rank, shape.world(), directory.rendezvous(), rank_settings(shape, rank, base));
-        body(exchange);
-        exchange.close();
+        exchange.emplace(rank, shape.world(), directory.rendezvous(), rank_settings(shape, rank, base));
+        body(*exchange);
       } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
+        note();
       }
+      bodies_ended.arrive_and_wait();
+      if (exchange) exchange->close();
     });
   }
   for (std::thread& thread : threads) thread.join();
