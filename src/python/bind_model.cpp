@@ -85,24 +85,31 @@ void bind_model(nb::module_& m) {
                   "Flow i loads resources[offsets[i]:offsets[i + 1]]; one that is listed twice is loaded at twice its rate. Capacities "
                   "in bytes/s. Raises DemandError or UnreachableError, naming the flow.")
       .def("resources", &resources_of, nb::arg("flow"), "Resources that a flow loads, ascending.")
-      .def_prop_ro("capacities_Bps", [](const Flows& f) { return to_numpy(f.capacities_Bps()); })
-      .def_prop_ro("bytes", [](const Flows& f) { return per_flow<std::uint64_t>(f, [](const auto& flow) { return flow.bytes; }); })
-      .def_prop_ro("start_ns", [](const Flows& f) { return per_flow<std::uint64_t>(f, [](const auto& flow) { return flow.start_ns; }); })
-      .def_prop_ro("latency_ns",
-                   [](const Flows& f) { return per_flow<std::uint64_t>(f, [](const auto& flow) { return flow.latency_ns; }); });
+      .def_prop_ro(
+          "capacities_Bps", [](const Flows& f) { return to_numpy(f.capacities_Bps()); }, nb::rv_policy::move)
+      .def_prop_ro(
+          "bytes", [](const Flows& f) { return per_flow<std::uint64_t>(f, [](const auto& flow) { return flow.bytes; }); },
+          nb::rv_policy::move)
+      .def_prop_ro(
+          "start_ns", [](const Flows& f) { return per_flow<std::uint64_t>(f, [](const auto& flow) { return flow.start_ns; }); },
+          nb::rv_policy::move)
+      .def_prop_ro(
+          "latency_ns", [](const Flows& f) { return per_flow<std::uint64_t>(f, [](const auto& flow) { return flow.latency_ns; }); },
+          nb::rv_policy::move);
 
   nb::class_<Simulation>(m, "Simulation", "What the model says happens; times in seconds, amounts in bytes.")
       .def_prop_ro("seconds", &Simulation::seconds, "When the last flow ended.")
       .def_prop_ro("load_bound_seconds", &Simulation::load_bound_seconds, "max over resources of load / capacity.")
       .def_prop_ro(
-          "finish_seconds", [](const Simulation& s) { return to_numpy(s.finish_seconds()); }, "Per flow: arrival of its last byte.")
+          "finish_seconds", [](const Simulation& s) { return to_numpy(s.finish_seconds()); }, nb::rv_policy::move,
+          "Per flow: arrival of its last byte.")
       .def_prop_ro(
-          "bytes", [](const Simulation& s) { return to_numpy(s.bytes()); }, "Per resource: bytes carried.")
+          "bytes", [](const Simulation& s) { return to_numpy(s.bytes()); }, nb::rv_policy::move, "Per resource: bytes carried.")
       .def_prop_ro(
-          "waited_seconds", [](const Simulation& s) { return to_numpy(s.waited_seconds()); },
+          "waited_seconds", [](const Simulation& s) { return to_numpy(s.waited_seconds()); }, nb::rv_policy::move,
           "Per resource: time it held flows back, summed over the flows.")
       .def_prop_ro(
-          "last_held", [](const Simulation& s) { return to_numpy(s.last_held()); },
+          "last_held", [](const Simulation& s) { return to_numpy(s.last_held()); }, nb::rv_policy::move,
           "Per resource: how many flows it held back when they ended.")
       .def(
           "waits",
