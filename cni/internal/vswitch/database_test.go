@@ -2,14 +2,11 @@ package vswitch
 
 import (
 	"encoding/json"
-	"log"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/cenkalti/rpc2"
-	"github.com/go-logr/logr"
-	"github.com/ovn-kubernetes/libovsdb/client"
+	"github.com/go-logr/stdr"
 	"github.com/ovn-kubernetes/libovsdb/database/inmemory"
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
@@ -56,13 +53,11 @@ func memory(t *testing.T) *Database {
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	log.SetOutput(testWriter{t})
-	quiet := logr.Discard()
-	memory, err := server.NewOvsdbServer(inmemory.NewDatabase(map[string]model.ClientDBModel{database: rows}, &quiet), &quiet, combined)
+	stdr.SetVerbosity(0)
+	memory, err := server.NewOvsdbServer(inmemory.NewDatabase(map[string]model.ClientDBModel{database: rows}), combined)
 	if err != nil {
 		t.Fatal(err)
 	}
-	memory.OnConnect(func(*rpc2.Client) {})
 	dir := t.TempDir()
 	go func() { _ = memory.Serve("unix", filepath.Join(dir, "db.sock")) }()
 	t.Cleanup(memory.Close)
@@ -73,11 +68,145 @@ func memory(t *testing.T) *Database {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	initialise(t, dir, rows)
 	db, err := OpenDatabase(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
+	must(t, db.transact(t.Context(), func() ([]ovsdb.Operation, error) { return db.client.Create(&rootRow{UUID: "root"}) }))
+	await(t, "the root row", func() bool { _, err := db.root(t.Context()); return err == nil })
 	return db
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// await waits for the cache, which follows the database.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s did not come", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func bridgeOf(t *testing.T, db *Database) Bridge {
+	t.Helper()
+	bridge, err := db.Bridge(t.Context(), "br-rail0")
+	must(t, err)
+	if bridge == nil {
+		return Bridge{}
+	}
+	return *bridge
+}
+
+var wanted = Bridge{Name: "br-rail0", FailMode: "secure", DatapathType: "netdev", HWAddr: "02:00:00:00:00:01", Owner: "node1/rail0"}
+
+func TestBridge(t *testing.T) {
+	db := memory(t)
+	if got := bridgeOf(t, db); got.Name != "" {
+		t.Fatalf("an empty database has %+v", got)
+	}
+	for range 2 { // twice is once
+		must(t, db.EnsureBridge(t.Context(), wanted, "p0"))
+		await(t, "the bridge", func() bool { return len(bridgeOf(t, db).Ports) == 2 })
+	}
+	got := bridgeOf(t, db)
+	if got.FailMode != "secure" || got.Owner != wanted.Owner || got.HWAddr != wanted.HWAddr || got.Controllers != 0 {
+		t.Errorf("%+v", got)
+	}
+	select {
+	case <-db.Changed():
+	default:
+		t.Error("no change was signalled")
+	}
+}
+
+// TestBridgeIsCorrected: what somebody changed is set again, and what is theirs stays.
+func TestBridgeIsCorrected(t *testing.T) {
+	db := memory(t)
+	must(t, db.EnsureBridge(t.Context(), wanted, "p0"))
+	await(t, "the bridge", func() bool { return len(bridgeOf(t, db).Ports) == 2 })
+	row, err := db.bridgeRow(t.Context(), "br-rail0")
+	must(t, err)
+	open := "standalone"
+	must(t, db.transact(t.Context(), func() ([]ovsdb.Operation, error) {
+		changed := *row
+		changed.FailMode = &open
+		return db.client.Where(row).Update(&changed, &changed.FailMode)
+	}, func() ([]ovsdb.Operation, error) {
+		return db.client.Where(row).Mutate(row, setKey(&row.ExternalIDs, "theirs", "kept")...)
+	}))
+	must(t, db.DeletePort(t.Context(), "br-rail0", "p0"))
+	await(t, "the change", func() bool { b := bridgeOf(t, db); return b.FailMode == open && len(b.Ports) == 1 })
+	must(t, db.EnsureBridge(t.Context(), wanted, "p0"))
+	await(t, "the correction", func() bool { b := bridgeOf(t, db); return b.FailMode == "secure" && len(b.Ports) == 2 })
+	row, err = db.bridgeRow(t.Context(), "br-rail0")
+	must(t, err)
+	if row.ExternalIDs["theirs"] != "kept" || row.ExternalIDs[OwnerKey] != wanted.Owner {
+		t.Errorf("external_ids %v", row.ExternalIDs)
+	}
+}
+
+func TestPorts(t *testing.T) {
+	db := memory(t)
+	must(t, db.EnsureBridge(t.Context(), wanted, "p0"))
+	await(t, "the bridge", func() bool { return len(bridgeOf(t, db).Ports) == 2 })
+	ids := map[string]string{"owner": "ovs-cni", "contNetns": "/run/netns/a"}
+	must(t, db.AddPort(t.Context(), "br-rail0", "veth1", ids, 7))
+	await(t, "the port", func() bool { return len(bridgeOf(t, db).Ports) == 3 })
+	if port := bridgeOf(t, db).Ports["veth1"]; port.OFPort != 0 || port.ExternalIDs["contNetns"] != "/run/netns/a" {
+		t.Errorf("%+v", port)
+	}
+	// ovs-vswitchd answers with a number, or with an error.
+	links, err := list[interfaceRow](t.Context(), db)
+	must(t, err)
+	for i := range links {
+		if links[i].Name == "veth1" {
+			number := 12
+			must(t, db.transact(t.Context(), func() ([]ovsdb.Operation, error) {
+				changed := links[i]
+				changed.OFPort = &number
+				return db.client.Where(&links[i]).Update(&changed, &changed.OFPort)
+			}))
+		}
+	}
+	await(t, "the number", func() bool { return bridgeOf(t, db).Ports["veth1"].OFPort == 12 })
+	for _, text := range []string{"first", "second"} {
+		must(t, db.MarkPort(t.Context(), "br-rail0", "veth1", "railweave", text))
+		await(t, "the mark", func() bool { return bridgeOf(t, db).Ports["veth1"].ExternalIDs["railweave"] == text })
+	}
+	if port := bridgeOf(t, db).Ports["veth1"]; port.ExternalIDs["owner"] != "ovs-cni" {
+		t.Errorf("the mark replaced what ovs-cni wrote: %v", port.ExternalIDs)
+	}
+	links, err = list[interfaceRow](t.Context(), db)
+	must(t, err)
+	for _, link := range links {
+		if link.Name == "veth1" && deref(link.OFPortRequest) != 12 {
+			t.Errorf("the number is not pinned: %v", deref(link.OFPortRequest))
+		}
+	}
+	for range 2 {
+		must(t, db.DeletePort(t.Context(), "br-rail0", "veth1"))
+		await(t, "the deletion", func() bool { return len(bridgeOf(t, db).Ports) == 2 })
+	}
+	if err := db.MarkPort(t.Context(), "br-rail0", "veth1", "railweave", "x"); err == nil {
+		t.Error("a port that is gone was marked")
+	}
+	if err := db.AddPort(t.Context(), "br-other", "veth2", nil, 0); err == nil {
+		t.Error("a port was added to a bridge that does not exist")
+	}
+}
+
+func TestOtherConfig(t *testing.T) {
+	db := memory(t)
+	must(t, db.SetOtherConfig(t.Context(), "hw-offload", "true"))
+	await(t, "the setting", func() bool { c, err := db.OtherConfig(t.Context()); return err == nil && c["hw-offload"] == "true" })
 }
