@@ -1,0 +1,65 @@
+"""`railweave simulate`: predictions without running anything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+_FILE_WIDTH = 160  # characters; nothing is cut off there
+DEFAULT_POLICIES = "single-path,nccl,railweave"
+
+
+@click.command(name="simulate")
+@click.option("--fabric", "source", required=True, metavar="FILE|TEMPLATE", help="See `railweave topo`.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes to make of a template or topology file.")
+@click.option("--matrix", "matrix_name", required=True, metavar="GEN|FILE", help="See `railweave matrix --help`.")
+@click.option(
+    "--policy", "policies", default=DEFAULT_POLICIES, show_default=True, metavar="P[,P…]",
+    help="Of single-path, nccl (PXN 2; also nccl-pxn0, nccl-pxn1), ucx-rails, nimble, railweave.",
+)  # fmt: skip
+@click.option("--exact", is_flag=True, help="Also the exact optimum of the routing (a linear program; slow on large fabrics).")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output (schema/simulation.schema.json).")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
+def command(
+    source: str, nodes: int | None, matrix_name: str, policies: str, exact: bool, as_json: bool, report: Path | None
+) -> None:
+    """Predict how long a matrix takes under each policy, how busy each link is, and who waits for what."""
+    from rich.console import Console
+
+    from railweave import fabric as fabrics
+    from railweave import matrix as matrices
+    from railweave.simulate import parse_policy, study
+    from railweave.simulate.document import document
+    from railweave.simulate.text import render
+
+    chosen = [parse_policy(name.strip()) for name in policies.split(",")]
+    fabric = fabrics.load(source, nodes)
+    matrix = matrices.load(matrix_name, fabric.gpu_count)
+    result = study(fabric, matrix, matrix_name, chosen, exact)
+    if report is not None:
+        from railweave.simulate.page import page
+
+        _write(report, page(result, f"railweave {shlex.join(sys.argv[1:])}"))
+    if as_json:
+        click.echo(json.dumps(document(result)))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        if not console.is_terminal:
+            console.width = _FILE_WIDTH
+        console.print(render(result))
+        if report is not None:
+            click.echo(f"page: {report}")
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise click.FileError(str(path), error.strerror) from error
