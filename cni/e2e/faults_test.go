@@ -239,12 +239,13 @@ func TestDamagedStore(t *testing.T) {
 	} {
 		t.Run(damage.name, func(t *testing.T) {
 			s := f.session(t)
+			before := f.overflow(t)
 			stop := stream(t, s, f)
 			err := steps(c.Agents[0].Kill, func() error { return damage.do(filepath.Join(c.Agents[0].StateDir(), "store.json")) },
 				c.Agents[0].Start, func() error { return c.Agents[0].WaitReady(cluster.ReadyLimit) }, pause(2*time.Second))
 			stop()
 			must(t, err)
-			verdict(t, s)
+			f.verdict(t, s, before)
 			audited(t, c)
 		})
 	}

@@ -42,11 +42,12 @@ func TestRelabelling(t *testing.T) {
 		}
 	}
 	s := f.session(t)
+	before := f.overflow(t)
 	stop := stream(t, s, f)
 	for round, change := range []struct{ namespace, label, tenant string }{
 		{"team-b2", "", "team-b2"}, {"team-b2", "team-a", "team-a"}, {"team-a", "blue", "blue"}, {"team-b2", "blue", "blue"},
 	} {
-		before, after := relation(of), map[string]string{}
+		was, after := relation(of), map[string]string{}
 		labels := map[string]string{}
 		for name, tenant := range of {
 			after[name], labels[name] = tenant, tenant
@@ -55,7 +56,7 @@ func TestRelabelling(t *testing.T) {
 		next := relation(after)
 		// While the change is under way only what holds before and after is expected.
 		s.SetRelation(func(from, to *probe.Endpoint) probe.Relation {
-			if a, b := before(from, to), next(from, to); a == b {
+			if a, b := was(from, to), next(from, to); a == b {
 				return a
 			}
 			return probe.Unsettled
@@ -69,8 +70,8 @@ func TestRelabelling(t *testing.T) {
 		time.Sleep(2 * time.Second)
 	}
 	stop()
-	must(t, s.Matrix(probe.Kinds, f.ends, f.ends))
-	verdict(t, s)
+	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
+	f.verdict(t, s, before)
 }
 
 // TestUnknownNamespace starts a pod of a Namespace nobody has heard of.

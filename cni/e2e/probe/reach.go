@@ -75,9 +75,7 @@ func exchange(conn net.Conn) error {
 func (s *Session) SendUDP(ns testnet.Namespace, name string, to *Endpoint, port uint16) error {
 	for _, dst := range []netip.Addr{to.Addr4, to.Addr6} {
 		s.mu.Lock()
-		id := uint32(len(s.probes))
-		from := &Endpoint{Name: name, NS: ns}
-		s.probes = append(s.probes, sent{kind: "udp-by-kernel", from: from, to: to, expect: Vanish, outsider: true})
+		mark := s.add(sent{kind: "udp-by-kernel", from: &Endpoint{Name: name, NS: ns}, to: to, expect: Vanish, outsider: true})
 		s.mu.Unlock()
 		err := ns.Do(func() error {
 			conn, err := net.Dial("udp", netip.AddrPortFrom(dst, port).String())
@@ -85,7 +83,7 @@ func (s *Session) SendUDP(ns testnet.Namespace, name string, to *Endpoint, port 
 				return nil
 			}
 			defer conn.Close()
-			_, _ = conn.Write(padded(markOf(id)))
+			_, _ = conn.Write(padded(mark))
 			return nil
 		})
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,12 +66,20 @@ type Session struct {
 
 	mu       sync.Mutex
 	relation func(from, to *Endpoint) Relation
-	probes   []sent // by id
+	first    uint32 // id of the first probe
+	probes   []sent // by id, less first
 }
+
+// sessions numbers sessions, so that no two have probes with the same id: a receiver's kernel quotes a first fragment
+// in an ICMP error as late as half a minute after it.
+var sessions atomic.Uint32
+
+// idsPerSession is more probes than a session can send in the time a test has.
+const idsPerSession = 1 << 24
 
 // NewSession starts watching. Close ends it.
 func NewSession(endpoints []*Endpoint, watches []Watch, relation func(from, to *Endpoint) Relation) (*Session, error) {
-	s := &Session{endpoints: endpoints, relation: relation, senders: map[*Endpoint]int{}}
+	s := &Session{endpoints: endpoints, relation: relation, senders: map[*Endpoint]int{}, first: sessions.Add(1) * idsPerSession}
 	for _, e := range endpoints {
 		if err := s.observe(Watch{Name: e.Name, NS: e.NS, Interface: e.Interface}, e); err != nil {
 			return nil, errors.Join(err, s.Close())
@@ -192,12 +201,17 @@ func (s *Session) Send(kind Kind, from, to *Endpoint) error {
 	case Unsettled:
 		p.expect = Neither
 	}
-	frame := kind.build(scene{from: from, to: to, third: s.third(from, to), mark: markOf(uint32(len(s.probes)))})
-	s.probes = append(s.probes, p)
+	frame := kind.build(scene{from: from, to: to, third: s.third(from, to), mark: s.add(p)})
 	if _, err := unix.Write(s.senders[from], frame); err != nil {
 		return fmt.Errorf("%s sends %s: %w", from.Name, kind.Name, err)
 	}
 	return nil
+}
+
+// add records a probe and returns its mark. The caller holds the lock.
+func (s *Session) add(p sent) []byte {
+	s.probes = append(s.probes, p)
+	return markOf(s.first + uint32(len(s.probes)-1))
 }
 
 // third finds an endpoint whose identity would be useful to a spoofer who wants to reach to.
@@ -210,10 +224,13 @@ func (s *Session) third(from, to *Endpoint) *Endpoint {
 	return to
 }
 
-// Matrix sends the given kinds from each sender to each receiver of the same rail, a burst of frames at a time: Open
-// vSwitch's userspace datapath reads its ports through sockets of limited size.
-func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint) error {
-	const burst, pause = 100, 3 * time.Millisecond
+// Burst is how many frames Matrix sends before it waits a moment: Open vSwitch's userspace datapath reads its ports
+// through sockets of limited size, a few hundred frames each.
+const Burst = 100
+
+// Matrix sends the given kinds from each sender to each receiver of the same rail.
+func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint, burst int) error {
+	const pause = 3 * time.Millisecond
 	count := 0
 	for _, kind := range kinds {
 		for _, from := range senders {
@@ -251,8 +268,8 @@ func (s *Session) Settle(limit time.Duration) {
 	time.Sleep(grace)
 }
 
-// missing lists the ids of probes that must arrive and have not.
-func (s *Session) missing() []uint32 {
+// missing lists the probes that must arrive and have not.
+func (s *Session) missing() []sent {
 	at := map[*Endpoint]map[uint32]int{}
 	for _, o := range s.observers {
 		if o.endpoint != nil {
@@ -261,13 +278,13 @@ func (s *Session) missing() []uint32 {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var ids []uint32
-	for id, p := range s.probes {
-		if p.expect == Arrive && at[p.to][uint32(id)] == 0 {
-			ids = append(ids, uint32(id))
+	var lost []sent
+	for i, p := range s.probes {
+		if p.expect == Arrive && at[p.to][s.first+uint32(i)] == 0 {
+			lost = append(lost, p)
 		}
 	}
-	return ids
+	return lost
 }
 
 func (o *observer) snapshot() map[uint32]int {
@@ -297,11 +314,15 @@ func (s *Session) Dropped() (uint32, error) {
 // Leaks describes every probe that was seen where it must not be seen, most telling first, and counts the rest.
 func (s *Session) Leaks() []string {
 	var leaks []string
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, o := range s.observers {
 		for id, n := range o.snapshot() {
-			s.mu.Lock()
-			p := s.probes[id]
-			s.mu.Unlock()
+			i := id - s.first
+			if i >= uint32(len(s.probes)) {
+				continue // an echo of an earlier session
+			}
+			p := s.probes[i]
 			if o.mayHave(p) {
 				continue
 			}
@@ -321,13 +342,32 @@ func (o *observer) mayHave(p sent) bool {
 	return p.expect != Vanish && (o.watch.Transit || o.endpoint == p.to || o.endpoint == p.from)
 }
 
+// Resend sends every probe again that had to arrive and did not, one at a time and slowly, and expects it anew. It is for
+// probes that a switch had no room for; whether it had is for the caller to find out.
+func (s *Session) Resend() error {
+	const pause = time.Millisecond
+	lost := s.missing()
+	s.mu.Lock()
+	for i, p := range s.probes {
+		if p.expect == Arrive && slices.Contains(lost, p) {
+			s.probes[i].expect = Neither
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range lost {
+		i := slices.IndexFunc(Kinds, func(k Kind) bool { return k.Name == p.kind })
+		if err := s.Send(Kinds[i], p.from, p.to); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+	return nil
+}
+
 // Losses describes every probe that had to arrive and did not.
 func (s *Session) Losses() []string {
 	var losses []string
-	for _, id := range s.missing() {
-		s.mu.Lock()
-		p := s.probes[id]
-		s.mu.Unlock()
+	for _, p := range s.missing() {
 		losses = append(losses, fmt.Sprintf("%s from %s to %s", p.kind, p.from.Name, p.to.Name))
 	}
 	return losses
