@@ -57,6 +57,7 @@ class Engine final : public EngineServices {
   struct Member {
     RankState state = RankState::alive;
     bool left = false;    // it said goodbye; it may be dead by now
+    bool left_first = false;  // before this rank did: it needs nothing from us, and may be gone
     bool leased = true;   // mates: shows life
     Fd pidfd;             // mates in other processes
     std::string epitaph;  // why it is not alive

@@ -10,7 +10,7 @@ namespace {
 
 // After the last reason to stay: answers still on their way into sockets get out.
 constexpr std::uint64_t kLingerNs = 30'000'000;
-// A rank that is leaving itself may have gone before it could acknowledge.
+// A rank that left after us has our lease_end before it or never; it may have gone before it could acknowledge.
 constexpr std::uint64_t kLeaverGraceNs = 500'000'000;
 
 }  // namespace
@@ -109,6 +109,7 @@ void Engine::on_leaving(std::uint32_t rank) {
   }
   member.state = RankState::leaving;
   member.left = true;
+  member.left_first = leaving_since_ == 0;
   member.epitaph = "rank " + std::to_string(rank) + " has left: it has closed its exchange";
   proxy_->abandon(rank, false);
   fail_operations_with(rank, FailureKind::left, false);
@@ -153,8 +154,9 @@ bool Engine::may_exit(std::uint64_t now) {
   if (now - leaving_since_ >= settings_.drain_ms * 1'000'000) return true;
   if (!proxy_->idle()) return false;
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
-    if (rank == cluster_.rank || members_[rank].state == RankState::dead || control_->settled(rank)) continue;
-    if (members_[rank].state == RankState::leaving && now - leaving_since_ >= kLeaverGraceNs) continue;
+    const Member& member = members_[rank];
+    if (rank == cluster_.rank || member.state == RankState::dead || control_->settled(rank)) continue;
+    if (member.state == RankState::leaving && (member.left_first || now - leaving_since_ >= kLeaverGraceNs)) continue;
     return false;
   }
   return true;

@@ -149,6 +149,7 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   received_bytes_ += record.length;
   finish(peer, frame.transfer);
   answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
+  answers_.back().turn = cpu_wait_ns();
 }
 
 bool RxPort::idle() const {

@@ -6,8 +6,8 @@
 namespace railweave::engine {
 namespace {
 
-constexpr std::uint32_t kMeterTransfers = 16;          // with windows of 8: two whole windows
-constexpr std::uint64_t kMeterNs = 10'000'000;         // shorter spans measure the scheduler
+constexpr std::uint32_t kMeterTransfers = 7;           // a 16 MiB hot pair over four rails gives each link 16: two spans
+constexpr std::uint64_t kMeterNs = 5'000'000;          // shorter spans measure the scheduler
 constexpr std::uint64_t kMaxReconnectFactor = 8;       // of the reconnect time, while a link stays down
 
 }  // namespace
@@ -39,21 +39,36 @@ void TxSlotHolds::drop_if_over(std::unordered_map<std::uint64_t, Hold>::iterator
   holds_.erase(entry);
 }
 
-std::optional<std::uint64_t> RateMeter::confirmed(std::uint64_t now, std::uint64_t link, std::uint64_t tx_nic, std::uint64_t rx_nic) {
+std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
   if (transfers_++ == 0) {
-    since_ = now;
-    link_ = link;
-    tx_ = tx_nic;
-    rx_ = rx_nic;
+    first_ = sample;
     return std::nullopt;
   }
-  if (transfers_ <= kMeterTransfers || now - since_ < kMeterNs) return std::nullopt;
-  const std::uint64_t bytes = link - link_;
-  // An eighth of other traffic at either end is as much as the rounding of rates hides.
-  const bool alone = tx_nic - tx_ <= bytes + bytes / 8 && rx_nic - rx_ <= bytes + bytes / 8;
+  const std::uint64_t span = sample.now - first_.now;
+  if (transfers_ <= kMeterTransfers || span < kMeterNs) return std::nullopt;
   transfers_ = 0;
-  if (!alone) return std::nullopt;
-  return static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(now - since_));
+  const std::uint64_t bytes = sample.link_bytes - first_.link_bytes;
+  // An eighth is what the rounding of rates hides.
+  const bool alone = sample.tx_nic_bytes - first_.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first_.rx_nic_bytes <= bytes + bytes / 8;
+  const bool had_cpu = sample.tx_wait_ns - first_.tx_wait_ns + (sample.rx_wait_ns - first_.rx_wait_ns) <= span / 8;
+  if (!alone || !had_cpu) return std::nullopt;
+  return believe(static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span)));
+}
+
+// A link that was fast once can be fast; one that is slow twice in a row is slow.
+std::optional<std::uint64_t> RateMeter::believe(std::uint64_t rate) {
+  if (rate >= believed_ - believed_ / 8) {
+    doubted_ = 0;
+    believed_ = rate;
+    return rate;
+  }
+  if (doubted_ == 0) {
+    doubted_ = rate;
+    return std::nullopt;
+  }
+  believed_ = std::max(rate, doubted_);
+  doubted_ = 0;
+  return believed_;
 }
 
 TxLink::TxLink(Port port, Names names, const LinkTimes& times, std::uint32_t window)
@@ -156,13 +171,18 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
   const std::uint32_t length = found->second.record.length;
-  const bool full = active_.size() >= window_;
   confirmed_bytes_ += length;
   port_.tx_bytes += length;
   port_.holds.finish(found->second.token);
   active_.erase(found);
-  if (!full) meter_.interrupt();
-  else if (const auto rate = meter_.confirmed(now, confirmed_bytes_, port_.tx_bytes, frame.base)) rate_ = rate;
+  if (!data_under_way()) meter_.interrupt();
+  else if (const auto rate = meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn})) rate_ = rate;
+}
+
+// Enough to keep the link busy until the next answer.
+bool TxLink::data_under_way() const {
+  const auto sent = std::count_if(active_.begin(), active_.end(), [](const auto& entry) { return entry.second.phase == Phase::sent; });
+  return sent >= 2 || (window_ == 1 && !queue_.empty());
 }
 
 void TxLink::go_down(std::uint64_t now) {

@@ -43,18 +43,29 @@ class TxSlotHolds {
   std::unordered_map<std::uint64_t, Hold> holds_;
 };
 
-// Rate of a link over full windows (docs/protocol.md §11).
+// Rate of a link, from spans in which data was under way all the time, no transfer waited for a slot, nothing else used its NICs, and
+// neither end's thread lacked a CPU (docs/protocol.md §11).
 class RateMeter {
  public:
-  // A transfer was confirmed while the window was full. Counters of bytes: of this link, of all links of the tx NIC, of the rx NIC.
-  // Gives a rate in bytes/s when a measurement is complete.
-  std::optional<std::uint64_t> confirmed(std::uint64_t now, std::uint64_t link, std::uint64_t tx_nic, std::uint64_t rx_nic);
-  // The window was not full, or a transfer had to wait for a slot.
+  // Counters at the moment when a transfer was confirmed.
+  struct Sample {
+    std::uint64_t now = 0;
+    std::uint64_t link_bytes = 0;
+    std::uint64_t tx_nic_bytes = 0;  // all links of the tx NIC
+    std::uint64_t rx_nic_bytes = 0;  // all links of the rx NIC
+    std::uint64_t tx_wait_ns = 0;    // for a CPU, of the tx and rx threads
+    std::uint64_t rx_wait_ns = 0;
+  };
+  // Gives a rate in bytes/s when there is a new one to believe.
+  std::optional<std::uint64_t> confirmed(const Sample& sample);
+  // The pipe ran empty, or a transfer had to wait for a slot.
   void interrupt() { transfers_ = 0; }
 
  private:
+  std::optional<std::uint64_t> believe(std::uint64_t rate);
   std::uint32_t transfers_ = 0;
-  std::uint64_t since_ = 0, link_ = 0, tx_ = 0, rx_ = 0;
+  Sample first_;
+  std::uint64_t believed_ = 0, doubted_ = 0;
 };
 
 class TxLink {
@@ -113,6 +124,7 @@ class TxLink {
   void go_down(std::uint64_t now);
   void drop(const Record& record);
   void on_got(const RailHeader& header, std::uint64_t now);
+  bool data_under_way() const;
 
   Port port_;
   Names names_;
