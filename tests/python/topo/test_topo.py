@@ -1,0 +1,161 @@
+"""`railweave topo`: the tree, the picture, the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from railweave import fabric
+from railweave.cli.topo import command
+from railweave.fabric import VertexKind
+from railweave.topo.hierarchy import alike, port_rate, rate, read_hosts
+from railweave.topo.picture import render_svg
+from railweave.topo.tree import render_tree
+
+SVG = "{http://www.w3.org/2000/svg}"
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments))
+
+
+def drawn_texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(450 * 10**9, "450 GB/s"), (15_753_846_153, "15.8 GB/s"), (1_250_000, "1.25 MB/s"), (7, "7 B/s")]
+)
+def test_rates_read_like_data_sheets(value: int, text: str) -> None:
+    assert rate(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(50 * 10**9, "400 Gbit/s"), (50 * 10**6, "400 Mbit/s"), (10**12, "8 Tbit/s")])
+def test_port_rates_are_bits(value: int, text: str) -> None:
+    assert port_rate(value) == text
+
+
+@pytest.mark.parametrize("name", ["dgx-1v", "xe9680-4hca", "charisma-c"])
+def test_tree_golden(name: str) -> None:
+    """RAILWEAVE_UPDATE_GOLDENS=1 writes them again."""
+    text = render_tree(fabric.load(name, nodes=2))
+    golden = GOLDENS / f"{name}.txt"
+    if os.environ.get("RAILWEAVE_UPDATE_GOLDENS"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+def test_tree_names_every_part_of_a_node(name: str) -> None:
+    loaded = fabric.load(name)
+    text = render_tree(loaded)
+    for vertex in loaded.vertices:
+        if vertex.kind != VertexKind.nvswitch:
+            assert re.search(rf"\b{vertex.name.removeprefix('node0/')}\b", text), vertex.name
+
+
+def test_alike_hosts_are_told_from_others() -> None:
+    text = "format: railweave-cluster\nversion: 1\nname: x\nnodes: [{template: dgx-1v, count: 3}]\n"
+    assert [len(kind.hosts) for kind in alike(read_hosts(fabric.loads(text)))] == [3]
+    changed = text + "overrides: [{from: node1/gpu0, to: node1/switch0, capacity: 1GB/s, source: lspci}]\n"
+    assert [len(kind.hosts) for kind in alike(read_hosts(fabric.loads(changed)))] == [2, 1]
+    assert "node0, node2 (2 alike)" in render_tree(fabric.loads(changed))
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+@pytest.mark.parametrize("nodes", [1, 2, 9])
+def test_picture_shows_every_part_without_overlap(name: str, nodes: int) -> None:
+    loaded = fabric.load(name, nodes=nodes)
+    svg = render_svg(loaded)
+    texts = drawn_texts(svg)
+    hosts = 2 if nodes == 2 else 1
+    assert sum(text.startswith("GPU ") for text in texts) == hosts * loaded.gpu_count // nodes
+    assert sum(text.startswith("NIC ") for text in texts) == hosts * len(loaded.nics_of(0))
+    assert sum(text.startswith("CPU ") for text in texts) == hosts * sum(v.kind == VertexKind.numa and v.node == 0 for v in loaded.vertices)
+    if nodes == 9:
+        assert "node0 · 9 nodes alike" in texts
+    boxes = filled_boxes(svg)
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], f"{a} and {b} overlap"
+
+
+def filled_boxes(svg: str) -> list[tuple[float, float, float, float]]:
+    """Left, top, right, bottom of the parts' boxes (corner radius 7)."""
+    boxes = []
+    for rect in ET.fromstring(svg).iter(f"{SVG}rect"):
+        if rect.get("rx") == "7":
+            x, y, width, height = (float(rect.get(key, "0")) for key in ("x", "y", "width", "height"))
+            boxes.append((x, y, x + width, y + height))
+    return boxes
+
+
+def test_picture_stays_inside_its_page() -> None:
+    for name in fabric.templates():
+        svg = render_svg(fabric.load(name, nodes=2))
+        root = ET.fromstring(svg)
+        width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+        for left, top, right, bottom in filled_boxes(svg):
+            assert left >= 0
+            assert top >= 0
+            assert right <= width
+            assert bottom <= height
+
+
+def test_line_widths_follow_capacity() -> None:
+    svg = render_svg(fabric.load("hgx-h100", nodes=2))
+    widths = {path.get("stroke"): float(path.get("stroke-width", "0")) for path in ET.fromstring(svg).iter(f"{SVG}path")}
+    assert widths["#5f9a15"] > widths["#8a97a3"] > widths["#b7791f"], "NVLink > PCIe > between sockets"
+
+
+def test_names_from_files_are_text_in_the_picture() -> None:
+    document = fabric.load("kisti-v100-2gpu").to_json().replace('"kisti-v100-2gpu"', '"<script>&\\"x\\""')
+    assert '<script>&"x"' in drawn_texts(render_svg(fabric.loads(document)))
+
+
+def test_a_fabric_without_cpus_or_network_is_drawn() -> None:
+    gpus = [{"name": f"g{index}", "kind": "gpu", "node": "n", "index": index} for index in (0, 1)]
+    links = [{"from": f"g{a}", "to": f"g{b}", "kind": "nvlink", "capacity_Bps": 9, "latency_ns": 0} for a, b in ((0, 1), (1, 0))]
+    document = {"format": "railweave-fabric", "version": 1, "name": "bare", "nodes": ["n"], "vertices": gpus, "edges": links}
+    bare = fabric.loads(json.dumps(document))
+    assert "GPU 1" in drawn_texts(render_svg(bare))
+    assert "g0" in render_tree(bare)
+
+
+def test_command_prints_tree_json_and_list() -> None:
+    assert run("dgx-1v").output == render_tree(fabric.load("dgx-1v"))
+    assert fabric.loads(run("dgx-1v", "--nodes", "3", "--json").output).node_count == 3
+    listing = run("--list").output
+    assert all(name in listing for name in fabric.templates())
+
+
+def test_command_writes_the_picture_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "fabric.svg"
+    assert run("dgx-1v", "--svg", str(target)).exit_code == 0
+    assert target.read_text() == render_svg(fabric.load("dgx-1v"))
+    assert [path.name for path in tmp_path.iterdir()] == ["fabric.svg"]
+    failed = run("dgx-1v", "--svg", str(tmp_path / "missing" / "fabric.svg"))
+    assert failed.exit_code == 1
+    assert "cannot be written" in failed.output
+
+
+@pytest.mark.parametrize("arguments", [["dgx-1v", "--nodes", "0"], ["dgx-1v", "--json", "--svg", "x.svg"], ["--json"]])
+def test_command_explains_wrong_use(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Error" in result.output
+
+
+def test_known_errors_are_one_line_without_traceback() -> None:
+    result = subprocess.run(["railweave", "topo", "no-such-machine"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("railweave: no-such-machine: no such file")
+    assert result.stderr.count("\n") == 1
