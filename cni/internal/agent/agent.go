@@ -111,7 +111,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	running.Go(func() { a.watchTenancy(ctx) })
 	running.Go(func() { a.watchSwitch(ctx) })
 	a.setReady()
-	a.Log.Info("ready", "node", a.Config.Node, "attachments", len(a.attachments))
 	period := time.NewTicker(a.Config.ReconcilePeriod())
 	defer period.Stop()
 	for {
@@ -128,6 +127,7 @@ func (a *Agent) setReady() {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.ready = true
+	a.Log.Info("ready", "attachments", len(a.attachments))
 	a.Metrics.Attachments.Set(float64(len(a.attachments)))
 }
 

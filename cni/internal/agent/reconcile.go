@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/podnet"
 	"github.com/railweave/railweave/cni/internal/store"
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
@@ -33,9 +34,27 @@ func (a *Agent) reconcile(ctx context.Context) {
 	if err := a.applyAll(ctx); err != nil {
 		return // logged by the rail, which tries again
 	}
+	a.repairPods()
 	a.withdrawStrangers()
 	a.observeOffload(ctx)
 	a.observeTenancy(ctx)
+}
+
+// repairPods sets again what was changed inside the pods: routes, rules, neighbours, MTU.
+func (a *Agent) repairPods() {
+	for _, r := range a.rails {
+		for _, held := range a.onRail(r.config.Name) {
+			var difference *podnet.DifferenceError
+			if !errors.As(a.Pods.Check(a.podInterface(held)), &difference) {
+				continue
+			}
+			a.Metrics.Repairs.WithLabelValues("pod").Inc()
+			a.Log.Warn("a pod's interface is not as it was set", "attachment", held.Key.String(), "difference", difference.Error())
+			if err := a.Pods.Configure(a.podInterface(held)); err != nil {
+				a.Log.Error("a pod's interface could not be set again", "attachment", held.Key.String(), "error", err)
+			}
+		}
+	}
 }
 
 // dead: its namespace is gone, or the machine was rebooted since.

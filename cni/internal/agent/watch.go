@@ -19,7 +19,7 @@ const (
 	switchPoll = 100 * time.Millisecond
 )
 
-// watchSwitch applies the rails when the database or ovs-vswitchd changed.
+// watchSwitch applies the rails when the database or ovs-vswitchd changed, and replays tombstones that come late.
 func (a *Agent) watchSwitch(ctx context.Context) {
 	ticker := time.NewTicker(switchPoll)
 	defer ticker.Stop()
@@ -33,6 +33,9 @@ func (a *Agent) watchSwitch(ctx context.Context) {
 				r.applying.poke()
 			}
 		case <-ticker.C:
+			if err := a.replayTombstones(ctx); err != nil { // of DELs that found the agent starting
+				a.Log.Error("tombstones could not be replayed", "error", err)
+			}
 			for _, r := range a.rails {
 				if now := a.Switch.Incarnation(r.config.Bridge); now != seen[r.config.Name] {
 					seen[r.config.Name] = now

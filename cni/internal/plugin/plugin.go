@@ -53,6 +53,10 @@ func away(err error) bool {
 	return status.Code(err) == codes.Unavailable && (failure.ReasonOf(err) == nodev1.Reason_REASON_UNSPECIFIED || failure.ReasonOf(err) == nodev1.Reason_NOT_READY)
 }
 
+func (c *Config) silence() string {
+	return fmt.Sprintf("the node agent does not answer on %s: is railweave-node running on this node?", c.Settings.Socket)
+}
+
 // toCNI makes a CNI error of the agent's.
 func (c *Config) toCNI(err error) error {
 	if err == nil {
@@ -68,7 +72,7 @@ func (c *Config) toCNI(err error) error {
 	case reason != nodev1.Reason_REASON_UNSPECIFIED:
 		return types.NewError(failure.Codes(reason).CNI, received.Message(), reason.String())
 	case received.Code() == codes.Unavailable, received.Code() == codes.DeadlineExceeded, received.Code() == codes.Canceled:
-		return types.NewError(failure.CNITryAgain, fmt.Sprintf("the node agent does not answer on %s: is railweave-node running on this node?", c.Settings.Socket), received.Message())
+		return types.NewError(failure.CNITryAgain, c.silence(), received.Message())
 	default:
 		return types.NewError(failure.CNIInternal, received.Message(), received.Code().String())
 	}
@@ -284,5 +288,9 @@ func reportStatus(args *skel.CmdArgs) error {
 		return nil
 	}
 	received, _ := status.FromError(err)
-	return types.NewError(failure.StatusCode(failure.ReasonOf(err)), received.Message(), failure.ReasonOf(err).String())
+	reason := failure.ReasonOf(err)
+	if reason == nodev1.Reason_REASON_UNSPECIFIED {
+		return types.NewError(failure.CNIUnavailable, config.silence(), received.Message())
+	}
+	return types.NewError(failure.StatusCode(reason), received.Message(), reason.String())
 }

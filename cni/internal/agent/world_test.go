@@ -1,0 +1,534 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/frr"
+	"github.com/railweave/railweave/cni/internal/kernel"
+	"github.com/railweave/railweave/cni/internal/nodeconfig"
+	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/tenancy"
+	"github.com/railweave/railweave/cni/internal/vswitch"
+)
+
+// world is a node in memory: switch, database, routing, kernel and pods. It survives the agents that work on it.
+type world struct {
+	t     *testing.T
+	mutex sync.Mutex
+
+	connected   bool
+	bridges     map[string]*vswitch.Bridge
+	flows       map[string]map[string]string // bridge, flow's identity, flow
+	incarnation uint64
+	nextPort    int
+	changed     chan struct{}
+
+	sessions map[string]frr.Session
+	leafMAC  string
+	routes   map[netip.Addr]bool
+	links    map[string]bool
+	netns    map[string]*fakeNetns
+	fail     map[string]error // by operation
+	history  []string
+}
+
+type fakeNetns struct {
+	inode      uint64
+	interfaces map[string]*fakeInterface
+}
+
+type fakeInterface struct {
+	mac        string
+	addresses  []netip.Prefix
+	configured *podnet.Interface
+	spoiled    bool
+}
+
+func newWorld(t *testing.T) *world {
+	return &world{
+		t: t, connected: true, bridges: map[string]*vswitch.Bridge{}, flows: map[string]map[string]string{}, incarnation: 1, nextPort: 1, changed: make(chan struct{}, 1),
+		sessions: map[string]frr.Session{
+			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")}, "rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
+		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
+	}
+}
+
+// do notes an operation and tells whether it is to fail.
+func (w *world) do(operation string, args ...any) error {
+	w.history = append(w.history, strings.TrimSpace(operation+" "+fmt.Sprint(args...)))
+	return w.fail[operation]
+}
+
+func (w *world) notify() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// locked runs a test's change of the world.
+func (w *world) locked(change func()) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	change()
+	w.notify()
+}
+
+func (w *world) Bridge(_ context.Context, name string) (*vswitch.Bridge, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	bridge := w.bridges[name]
+	if bridge == nil {
+		return nil, w.fail["bridge"]
+	}
+	copied := *bridge
+	copied.Ports = maps.Clone(bridge.Ports)
+	return &copied, w.fail["bridge"]
+}
+
+func (w *world) EnsureBridge(_ context.Context, wanted vswitch.Bridge, uplink string) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if err := w.do("ensure-bridge", wanted.Name); err != nil {
+		return err
+	}
+	bridge := w.bridges[wanted.Name]
+	if bridge == nil {
+		bridge = &vswitch.Bridge{Ports: map[string]vswitch.Port{wanted.Name: {Name: wanted.Name, OFPort: 65534}}}
+		w.bridges[wanted.Name], w.flows[wanted.Name] = bridge, map[string]string{}
+		w.notify()
+	}
+	ports := bridge.Ports
+	*bridge = wanted
+	bridge.Ports = ports
+	if _, there := ports[uplink]; !there {
+		w.addPort(wanted.Name, uplink, nil)
+	}
+	return nil
+}
+
+func (w *world) addPort(bridge, name string, ids map[string]string) {
+	w.bridges[bridge].Ports[name] = vswitch.Port{Name: name, OFPort: w.nextPort, ExternalIDs: ids}
+	w.nextPort++
+	w.notify()
+}
+
+func (w *world) AddPort(_ context.Context, bridge, name string, ids map[string]string, _ int) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if err := w.do("add-port", name); err != nil {
+		return err
+	}
+	w.addPort(bridge, name, maps.Clone(ids))
+	return nil
+}
+
+func (w *world) DeletePort(_ context.Context, bridge, name string) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	delete(w.bridges[bridge].Ports, name)
+	w.notify()
+	return w.do("delete-port", name)
+}
+
+func (w *world) MarkPort(_ context.Context, bridge, name, key, value string) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if err := w.do("mark-port", name); err != nil {
+		return err
+	}
+	port := w.bridges[bridge].Ports[name]
+	port.ExternalIDs = maps.Clone(port.ExternalIDs)
+	if port.ExternalIDs == nil {
+		port.ExternalIDs = map[string]string{}
+	}
+	port.ExternalIDs[key] = value
+	w.bridges[bridge].Ports[name] = port
+	return nil
+}
+
+func (w *world) SetOtherConfig(context.Context, string, string) error { return nil }
+func (w *world) Changed() <-chan struct{}                             { return w.changed }
+
+func (w *world) Connected() bool {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.connected
+}
+
+func identity(flow string) string {
+	_, rest, _ := strings.Cut(flow, ",")
+	id, _, _ := strings.Cut(rest, ",actions=")
+	return id
+}
+
+func (w *world) Apply(_ context.Context, bridge, bundle string) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if err := w.do("flows", bridge); err != nil {
+		return err
+	}
+	for line := range strings.Lines(bundle) {
+		verb, flow, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch verb {
+		case "add":
+			w.flows[bridge][identity(flow)] = flow
+		case "delete_strict":
+			_, id, _ := strings.Cut(flow, ",")
+			delete(w.flows[bridge], id)
+		case "delete":
+			fields := strings.Split(flow, ",")[1:]
+			maps.DeleteFunc(w.flows[bridge], func(id, _ string) bool {
+				has := strings.Split(id, ",")
+				return !slices.ContainsFunc(fields, func(f string) bool { return !slices.Contains(has, f) })
+			})
+		default:
+			w.t.Errorf("bundle line %q", line)
+		}
+	}
+	return nil
+}
+
+func (w *world) Replace(_ context.Context, bridge, program string) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if err := w.do("flows", bridge); err != nil {
+		return err
+	}
+	w.flows[bridge] = map[string]string{}
+	for line := range strings.Lines(program) {
+		w.flows[bridge][identity(strings.TrimSpace(line))] = strings.TrimSpace(line)
+	}
+	return nil
+}
+
+func (w *world) Differences(_ context.Context, bridge, program string) ([]string, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	wanted := map[string]bool{}
+	var lines []string
+	for line := range strings.Lines(program) {
+		wanted[strings.TrimSpace(line)] = true
+	}
+	for _, flow := range w.flows[bridge] {
+		if !wanted[flow] {
+			lines = append(lines, "-"+flow)
+		}
+		delete(wanted, flow)
+	}
+	for flow := range wanted {
+		lines = append(lines, "+"+flow)
+	}
+	return lines, w.fail["differences"]
+}
+
+func (w *world) Flows(_ context.Context, bridge string) ([]string, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return slices.Sorted(maps.Values(w.flows[bridge])), nil
+}
+
+func (w *world) PortNumbers(_ context.Context, bridge string) (map[string]int, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	numbers := map[string]int{}
+	for name, port := range w.bridges[bridge].Ports {
+		numbers[name] = port.OFPort
+	}
+	return numbers, nil
+}
+
+func (w *world) Incarnation(string) uint64 {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.incarnation
+}
+
+func (w *world) Revalidate(context.Context) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.do("revalidate")
+}
+
+func (w *world) Megaflows(context.Context) ([]vswitch.Megaflow, error) { return nil, nil }
+
+// routing, kernel and pods are the other sides of the same world; their methods' names collide with the database's.
+type routing struct{ *world }
+
+func (r routing) Ensure(context.Context) error { return nil }
+func (r routing) Incarnation() uint64          { return 1 }
+func (r routing) Sessions(context.Context) (map[string]frr.Session, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return maps.Clone(r.sessions), r.fail["sessions"]
+}
+
+type host struct{ *world }
+
+func (h host) Announce(address netip.Addr) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if err := h.do("announce", address); err != nil {
+		return err
+	}
+	h.routes[address] = true
+	return nil
+}
+
+func (h host) Withdraw(address netip.Addr) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	delete(h.routes, address)
+	return h.do("withdraw", address)
+}
+
+func (h host) Announcements() (map[netip.Addr]bool, error) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return maps.Clone(h.routes), nil
+}
+
+func (h host) EnsureLocal(kernel.Local) (int, error) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return 9000, h.fail["local"]
+}
+
+func (h host) NeighbourMAC(string, netip.Addr) (string, error) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.leafMAC, nil
+}
+
+func (h host) LinkExists(name string) bool {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.links[name]
+}
+
+type pods struct{ *world }
+
+func (p pods) find(netns, name string) (*fakeInterface, error) {
+	namespace := p.netns[netns]
+	if namespace == nil {
+		return nil, os.ErrNotExist
+	}
+	link := namespace.interfaces[name]
+	if link == nil {
+		return nil, podnet.ErrNoInterface
+	}
+	return link, nil
+}
+
+func (p pods) Inode(path string) (uint64, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if path == "/etc/hostname" {
+		return 0, podnet.ErrNotNamespace
+	}
+	if namespace := p.netns[path]; namespace != nil {
+		return namespace.inode, nil
+	}
+	return 0, os.ErrNotExist
+}
+
+func (p pods) Alive(path string, inode uint64) bool {
+	found, err := p.Inode(path)
+	return err == nil && found == inode
+}
+
+func (p pods) MAC(netns, name string) (string, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	link, err := p.find(netns, name)
+	if err != nil {
+		return "", err
+	}
+	return link.mac, nil
+}
+
+func (p pods) CheckAddresses(i *podnet.Interface) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	link, err := p.find(i.Netns, i.Name)
+	if err == nil && !slices.Equal(link.addresses, i.Addresses) {
+		err = &podnet.DifferenceError{What: "address", Found: fmt.Sprint(link.addresses), Expected: fmt.Sprint(i.Addresses)}
+	}
+	return err
+}
+
+func (p pods) Configure(i *podnet.Interface) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	link, err := p.find(i.Netns, i.Name)
+	if err := errors.Join(err, p.do("configure", i.Name)); err != nil {
+		return err
+	}
+	link.configured, link.spoiled = i, false
+	return nil
+}
+
+func (p pods) Check(i *podnet.Interface) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	link, err := p.find(i.Netns, i.Name)
+	if err == nil && (link.configured == nil || link.spoiled) {
+		err = &podnet.DifferenceError{What: "route", Found: "missing", Expected: "there"}
+	}
+	return err
+}
+
+func (p pods) RDMAReady(string, string, []netip.Prefix) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.fail["rdma"]
+}
+
+// node is an agent on a world, with what it needs on disk.
+type node struct {
+	*world
+	agent *Agent
+	state string
+	stop  func()
+}
+
+const nodeFile = `{"apiVersion":"railweave.io/v1","kind":"NodeConfig","node":"%s","asn":65001,"routerID":"10.255.0.1","stateDir":"%s",
+"tenancy":{"source":"directory","directory":"%s"},"rails":[
+{"name":"rail0","bridge":"br-rail0","uplink":"p0","pools":[{"prefix":"10.64.0.0/16","gateway":"10.64.0.1"},{"prefix":"fd64::/64","gateway":"fd64::1"}],"peer":{"unnumbered":true}},
+{"name":"rail1","bridge":"br-rail1","uplink":"p1","pools":[{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"}],"peer":{"unnumbered":true}}]}`
+
+func (w *world) boot(name, state, tenants, bootID string) *node {
+	w.t.Helper()
+	config, err := nodeconfig.Parse("test", []byte(fmt.Sprintf(nodeFile, name, state, tenants)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	source, err := tenancy.OpenDirectory(ctx, tenants, name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	a := New(Surroundings{
+		Config: config, Database: w, Switch: w, Routing: routing{w}, Kernel: host{w}, Pods: pods{w}, Source: source, Recorder: LogRecorder{log},
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, BootID: bootID, Now: time.Now,
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	n := &node{world: w, agent: a, state: state}
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			w.t.Error(err)
+		}
+	})
+	w.t.Cleanup(n.stop)
+	w.await("the agent is ready", a.Ready)
+	return n
+}
+
+// start boots node1 with Namespaces team-a, team-b and team-c.
+func start(t *testing.T) *node {
+	t.Helper()
+	tenants := t.TempDir()
+	writeNamespaces(t, tenants, map[string]string{"team-a": "", "team-b": "", "team-c": ""})
+	return newWorld(t).boot("node1", t.TempDir(), tenants, "boot1")
+}
+
+// restart is a crash: the new agent has only what is on disk and in the world.
+func (n *node) restart(bootID string) *node {
+	n.t.Helper()
+	n.stop()
+	return n.boot("node1", n.state, n.agent.Config.Tenancy.Directory, bootID)
+}
+
+func writeNamespaces(t *testing.T, dir string, tenants map[string]string) {
+	t.Helper()
+	entries := []string{}
+	for name, tenant := range tenants {
+		entries = append(entries, fmt.Sprintf("%q:{\"tenant\":%q}", name, tenant))
+	}
+	path := filepath.Join(dir, ".namespaces")
+	if err := os.WriteFile(path, []byte(`{"namespaces":{`+strings.Join(entries, ",")+`}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path, filepath.Join(dir, "namespaces.json")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) await(what string, holds func() bool) {
+	w.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// pod does what the runtime, ovs-cni and the IPAM do before our plugin: a namespace, an interface in it, a port.
+func (n *node) pod(namespace string, number int) *attachment.Attachment {
+	name := fmt.Sprintf("pod%d", number)
+	held := &attachment.Attachment{
+		Key: attachment.Key{Network: "rail0", ContainerID: name, Interface: "net1"}, Netns: "/run/netns/" + name, Rail: "rail0",
+		Pod: attachment.Pod{Namespace: namespace, Name: name, UID: name}, Port: fmt.Sprintf("veth%d", number), MAC: fmt.Sprintf("0a:58:0a:40:%02x:%02x", number/256, number%256),
+		Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.64.%d.%d/16", 1+number/200, 2+number%200)), netip.MustParsePrefix(fmt.Sprintf("fd64::%x/64", number+16))},
+	}
+	n.locked(func() {
+		n.netns[held.Netns] = &fakeNetns{inode: uint64(4026530000 + number), interfaces: map[string]*fakeInterface{"net1": {mac: held.MAC, addresses: slices.Clone(held.Addresses)}}}
+		n.links[held.Port] = true
+		n.addPort("br-rail0", held.Port, map[string]string{"owner": ovsCNIOwner, ovsCNINetns: held.Netns})
+	})
+	return held
+}
+
+func (n *node) attach(held *attachment.Attachment) {
+	n.t.Helper()
+	if err := n.agent.Attach(n.t.Context(), held.Clone()); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) announce(held *attachment.Attachment) {
+	n.t.Helper()
+	if err := n.agent.Announce(n.t.Context(), held.Key, held.Rail, held.Addresses); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// flowsWith counts the bridge's flows that have a text.
+func (w *world) flowsWith(text string) int {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	count := 0
+	for _, flow := range w.flows["br-rail0"] {
+		if strings.Contains(flow, text) {
+			count++
+		}
+	}
+	return count
+}
+
+func (w *world) announced() []netip.Addr {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return slices.SortedFunc(maps.Keys(w.routes), netip.Addr.Compare)
+}
