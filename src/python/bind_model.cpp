@@ -145,6 +145,6 @@ void bind_model(nb::module_& m) {
       nb::arg("plan"), nb::arg("share"), "One share of a plan, without a copy of the million others.");
   m.def(
       "simulate", [](const Flows& flows, double batching) { return railweave::simulate(flows, {.batching = batching}); }, nb::arg("flows"),
-      nb::arg("batching") = railweave::SimulationSettings{}.batching, nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("batching") = 0.0, nb::call_guard<nb::gil_scoped_release>(),
       "Simulates max-min fair sharing. No resource loses more than the part `batching` of the time to late sharing; 0 is exact.");
 }

@@ -12,9 +12,9 @@ namespace railweave {
 
 struct SimulationSettings {
   // How much of a resource's time may be lost because completions are gathered before the rates are shared out again, as a
-  // part of the simulated time. 0: rates follow each completion at once, exactly. 0.001: no resource loses more than a
-  // thousandth; 1,024 GPUs with a million flows then take seconds (docs/model.md has the measurement).
-  double batching = 1e-3;
+  // part of the whole time. 0: rates follow each completion at once, exactly. Above some 20,000 flows 0.001 makes seconds of
+  // what would take minutes, for an error of the total of about that part (docs/model.md has the measurements).
+  double batching = 0;
 };
 
 // From `begin_seconds` on a flow was held back by `resource`, until the next wait of the same flow begins or it ends.

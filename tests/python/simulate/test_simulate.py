@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from railweave import fabric, matrix
+from railweave.cli.simulate import command
+from railweave.errors import DemandError
+from railweave.simulate import Study, parse_policy, study
+from railweave.simulate.document import document
+from railweave.simulate.page import page
+from railweave.simulate.prediction import PolicyError
+
+ROOT = Path(__file__).parents[3]
+POLICIES = ("single-path", "nccl", "nccl-pxn0", "nccl-pxn1", "ucx-rails", "nimble", "railweave")
+
+
+def predict(machine: str, nodes: int, traffic: str, policies: tuple[str, ...] = POLICIES, exact: bool = False) -> Study:
+    loaded = fabric.load(machine, nodes)
+    return study(loaded, matrix.load(traffic, loaded.gpu_count), traffic, [parse_policy(name) for name in policies], exact)
+
+
+@pytest.mark.parametrize("machine", ["h100-4gpu-ndr", "hgx-h100", "xe9680-4hca"])
+@pytest.mark.parametrize("traffic", ["hot-pair:64MiB:1MiB", "zipf:32MiB:1.2", "balanced:4MiB", "random:8MiB:1"])
+def test_no_policy_beats_the_bound_and_none_loses_bytes(machine: str, traffic: str) -> None:
+    result = predict(machine, 2, traffic)
+    for each in result.predictions:
+        assert each.seconds >= result.bound_seconds * (1 - 1e-9), each.policy
+        assert each.seconds >= each.plan_seconds * (1 - 1e-9), each.policy
+        assert each.gbps == pytest.approx(result.bytes / each.seconds / 1e9)
+        assert all(0 < link.utilisation <= 1 + 1e-9 for link in each.links)
+        assert max(flow.finish_seconds for flow in each.last) == each.seconds
+        for flow in each.last:
+            assert flow.startup_seconds + sum(seconds for _, seconds in flow.waits) == pytest.approx(flow.finish_seconds)
+
+
+def test_hot_pair_gains_what_the_rails_allow() -> None:
+    # Four NICs of 50 GB/s: one carries the pair today, all four can (the paper's inter-node case: 3.8x).
+    result = predict("h100-4gpu-ndr", 2, "hot-pair:256MiB:1MiB", ("single-path", "railweave"), exact=True)
+    single, railweave = result.predictions
+    assert single.seconds == pytest.approx(2**28 / 50e9, rel=0.02)
+    assert 3.6 < single.seconds / railweave.seconds <= 4.0
+    assert result.optimum_seconds is not None
+    assert railweave.bound_fraction > 0.97
+    assert single.last[0].waits[0][0] == "node0/nic0 -> leaf0 (rail)"
+    assert single.links[0].name == "node0/nic0 -> leaf0 (rail)"
+
+
+def test_relays_fill_a_pipeline() -> None:
+    result = predict("h100-4gpu-ndr", 2, "hot-pair:256MiB", ("single-path", "railweave"))
+    straight = result.predictions[0].last[0]
+    relayed = next(flow for flow in result.predictions[1].last if "relayed" in flow.way)
+    assert relayed.startup_seconds > straight.startup_seconds
+
+
+def test_empty_matrix() -> None:
+    result = predict("hgx-h100", 1, "balanced:0", ("single-path",))
+    assert result.predictions[0].seconds == 0.0
+    assert result.predictions[0].links == ()
+    jsonschema.validate(document(result), json.loads((ROOT / "schema/simulation.schema.json").read_text()))
+    assert "Prediction" in page(result, "railweave simulate")
+
+
+def test_equal_inputs_give_equal_documents() -> None:
+    first, second = (json.dumps(document(predict("dgx-1v", 2, "zipf:16MiB:1"))) for _ in range(2))
+    assert first == second
+
+
+def test_unknown_policy_and_wrong_size() -> None:
+    with pytest.raises(PolicyError, match="no policy 'fastest'; expected one of"):
+        parse_policy("fastest")
+    with pytest.raises(DemandError):
+        study(fabric.load("hgx-h100", 1), np.zeros((4, 4), dtype=np.uint64), "x", [parse_policy("nccl")])
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(command, ["--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", "zipf:8MiB:1.2", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_command_prints_json_of_its_schema() -> None:
+    schema = json.loads((ROOT / "schema/simulation.schema.json").read_text())
+    data = json.loads(run("--json", "--policy", ",".join(POLICIES), "--exact"))
+    jsonschema.validate(data, schema)
+    assert [each["policy"] for each in data["results"]] == list(POLICIES)
+
+
+def test_command_prints_a_table() -> None:
+    output = run()
+    assert re.search(r"railweave +[\d.]+ [mµ]s +[\d.]+ +[\d.]+%", output)
+    assert "waited for" in output
+
+
+def test_page_needs_nothing_else(tmp_path: Path) -> None:
+    report = tmp_path / "page.html"
+    run("--report", str(report))
+    text = report.read_text()
+    assert not re.search(r"<(script|link|img|iframe)\b|url\(http", text)
+    assert text.count("<svg") == 2
+    assert list(tmp_path.iterdir()) == [report]
+
+
+@pytest.mark.browser
+def test_page_in_a_browser(tmp_path: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium")
+    report = tmp_path / "page.html"
+    run("--report", str(report))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    dump = subprocess.run(
+        [chromium, *options, "--dump-dom", report.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert "Who waits for what" in dump
+    assert "railweave over single-path" in dump
