@@ -25,6 +25,8 @@ std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
   ::setenv("UCX_LOG_LEVEL", "fatal", 0);
   ::setenv("UCX_ERROR_SIGNALS", "", 0);
   ::setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+  // By default UCX's TCP waits inside connect(), for as long as a dead rail keeps silent; the engine thread has other rails to serve.
+  ::setenv("UCX_TCP_CONN_NB", "y", 1);
   const std::string name = path.empty() ? "libucp.so.0" : path;
   // Never unloaded: UCX keeps threads and exit handlers.
   void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
