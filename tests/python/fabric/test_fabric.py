@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import jsonschema
@@ -113,6 +114,12 @@ def test_cluster_text_names_files_beside_its_source() -> None:
     loaded = fabric.loads(text, str(ROOT / "examples" / "made-up.yaml"))
     assert loaded.gpu_count == 12
     assert {v.rail for v in loaded.vertices if v.kind == VertexKind.leaf} == {0, 1, 2, 3}
+
+
+def test_examples_in_the_documentation_load() -> None:
+    text = (ROOT / "docs" / "fabric.md").read_text()
+    blocks = re.findall(r"```(?:yaml|json)\n(.*?)```", text, re.DOTALL)
+    assert [fabric.loads(block, "docs/fabric.md").gpu_count for block in blocks] == [64, 4, 2]
 
 
 def test_topology_files_of_a_folder_load() -> None:
