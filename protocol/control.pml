@@ -103,6 +103,7 @@ end:
   LOSE(0, 0) LOSE(0, 1) LOSE(1, 0) LOSE(1, 1)
   :: atomic { loss > 0 && ack[0] -> loss--; ack[0] = 0; resend_due = 1 }
   :: atomic { loss > 0 && ack[1] -> loss--; ack[1] = 0; resend_due = 1 }
+  :: atomic { loss + dup + spare + die > 0 -> loss = 0; dup = 0; spare = 0; die = 0 }     /* no more faults: none may be needed to go on */
   :: atomic { die > 0 -> die--; dead = 1; resend_due = 1; ack[0] = 0; i = 0; do :: i < NF -> frame[F(0, i)] = 0; i++ :: else -> break od; i = 0 }
   od
 }

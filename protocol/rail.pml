@@ -356,7 +356,11 @@ end:
   EACH_T(TX_FREE)
   /* down: the wire is cut, the timer fires though it is good, or the receiver says so */
   :: atomic { UP(word[l]) && (cut[l] || flap > 0) -> if :: cut[l] :: else -> flap-- fi; take_down(l) }
+#ifdef MUT_OVER_ONLY_WHEN_UP
   :: atomic { fenced[l * NG + GEN(word[l])] -> fenced[l * NG + GEN(word[l])] = 0; if :: UP(word[l]) -> take_down(l) :: else fi }
+#else
+  :: atomic { fenced[l * NG + GEN(word[l])] -> fenced[l * NG + GEN(word[l])] = 0; take_down(l) }
+#endif
   /* up */
 #ifdef MUT_UP_WITHOUT_HELLO
   :: atomic { !UP(word[l]) && !cut[l] -> word[l] = word[l] | 1 }
@@ -497,6 +501,7 @@ inline reader_died(l) {
     if \
     :: g > r_gen[l] -> fence(l); r_gen[l] = g; r_gone[l] = 0; hello_back[(l) * NG + (g)] = !cut[l] \
     :: g == r_gen[l] && !r_gone[l] -> hello_back[(l) * NG + (g)] = !cut[l] \
+    :: g == r_gen[l] && r_gone[l] -> fenced[(l) * NG + (g)] = !cut[l] \
     :: else \
     fi }
 #if NG == 2
@@ -612,6 +617,9 @@ end:
   EACH_LT(LOSE_T)
   EACH_L(LOSE_GS)
   EACH_L(CUT_L)
+  /* no more faults: a state that only a fault would move on is a hang */
+  :: atomic { loss + dup + resend + flap + cuts + txexit + rxexit + rxflap + dexit > 0 ->
+       loss = 0; dup = 0; resend = 0; flap = 0; cuts = 0; txexit = 0; rxexit = 0; rxflap = 0; dexit = 0 }
   od
 }
 
