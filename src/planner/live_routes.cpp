@@ -51,7 +51,7 @@ LiveRoutes::LiveRoutes(const RouteTable& table) : table_(&table) {
         const std::size_t begin = fixed_node_columns_.size();
         for (const Route& route : table.node_routes(src, dst)) {
           if (fixed_node_columns_.size() - begin == kMaxColumns) break;
-          FixedNodeColumn fixed{{route.kind, route.relay_src, {}}, {static_cast<std::uint32_t>(edge_pool_.size()), 0}};
+          FixedNodeColumn fixed{{route.kind, route.relay_src, {}, {}}, {static_cast<std::uint32_t>(edge_pool_.size()), 0}};
           table.append_edges(route, edge_pool_);
           fixed.edges.count = static_cast<std::uint32_t>(edge_pool_.size()) - fixed.edges.begin;
           fixed.column.resources.begin = static_cast<std::uint32_t>(pool_.size());
@@ -95,6 +95,7 @@ bool LiveRoutes::refresh(const LinkState& links) {
   rate_nics();
   list_columns();
   list_node_columns();
+  for (NodeId n = 0; n < table_->fabric().node_count(); ++n) find_binding(n);
   return true;
 }
 
@@ -109,7 +110,7 @@ void LiveRoutes::choose_segments() {
     for (std::size_t s = 0; s < choices.size(); ++s) {
       for (const Choice& choice : choices[s]) {
         if (!alive(choice.edges)) continue;
-        segments[s] = {choice.relay, true, choice.resources};
+        segments[s] = {choice.relay, true, choice.resources, {}};
         break;
       }
     }
@@ -251,6 +252,60 @@ void LiveRoutes::list_node_columns() {
     }
   }
   node_column_start_.push_back(static_cast<std::uint32_t>(node_columns_.size()));
+}
+
+// Does whatever loads `wide` load `narrow` at least as much for its capacity?
+bool LiveRoutes::hides(ResourceId narrow, ResourceId wide) const {
+  const auto& units = unit_of_[wide];
+  bool both_ways = unit_of_[narrow].size() == units.size();
+  for (std::uint32_t u : units) {
+    const auto list = resources(units_[u]);
+    const auto times = [&](ResourceId r) { return static_cast<double>(std::count(list.begin(), list.end(), r)); };
+    const double by_narrow = times(narrow) * static_cast<double>(capacity_[wide]);
+    const double by_wide = times(wide) * static_cast<double>(capacity_[narrow]);
+    if (by_narrow < by_wide) return false;
+    if (by_narrow > by_wide) both_ways = false;
+  }
+  return !both_ways || narrow < wide;  // of two that are always equal the first stays
+}
+
+void LiveRoutes::find_binding(NodeId node) {
+  const Fabric& fabric = table_->fabric();
+  const GpuId first = fabric.first_gpu(node), last = first + static_cast<GpuId>(fabric.gpus_of(node).size());
+  const std::uint32_t first_segment = segment_start_[first], segments = (last - first) * nic_count(node);
+  const std::uint32_t pair = node_pair_start_[node], pairs = (last - first) * (last - first);
+  units_.clear();
+  for (std::uint32_t s = first_segment; s < first_segment + segments; ++s) {
+    units_.insert(units_.end(), {source_[s].resources, destination_[s].resources});
+  }
+  for (std::uint32_t c = node_column_start_[pair]; c < node_column_start_[pair + pairs]; ++c) units_.push_back(node_columns_[c].resources);
+  unit_of_.resize(capacity_.size());
+  for (std::uint32_t u = 0; u < units_.size(); ++u) {
+    for (ResourceId r : resources(units_[u])) {
+      if (unit_of_[r].empty() || unit_of_[r].back() != u) unit_of_[r].push_back(u);
+    }
+  }
+  const auto reduce = [&](PoolRange full) {
+    PoolRange kept{static_cast<std::uint32_t>(pool_.size()), 0};
+    for (std::uint32_t i = full.begin; i < full.begin + full.count; ++i) {
+      const ResourceId r = pool_[i];
+      const auto list = resources(full);
+      if (std::any_of(list.begin(), list.end(), [&](ResourceId other) { return other != r && hides(other, r); })) continue;
+      pool_.push_back(r);
+    }
+    kept.count = static_cast<std::uint32_t>(pool_.size()) - kept.begin;
+    return kept;
+  };
+  for (std::uint32_t s = first_segment; s < first_segment + segments; ++s) {
+    source_[s].binding = reduce(source_[s].resources);
+    destination_[s].binding = reduce(destination_[s].resources);
+  }
+  for (std::uint32_t c = node_column_start_[pair]; c < node_column_start_[pair + pairs]; ++c) {
+    node_columns_[c].binding = reduce(node_columns_[c].resources);
+  }
+  for (const PoolRange& unit : units_) {
+    for (ResourceId r : resources(unit)) unit_of_[r].clear();
+  }
 }
 
 std::span<const RailColumn> LiveRoutes::columns(NodeId src, NodeId dst) const {

@@ -27,6 +27,7 @@ struct Segment {
   GpuId relay = kNone;
   bool usable = false;
   PoolRange resources;
+  PoolRange binding;  // those of them that can be the bottleneck: no other one is loaded by the same routes and narrower
 };
 
 // From a NIC of one node to a NIC of another; NICs are numbered within their nodes.
@@ -44,6 +45,7 @@ struct NodeColumn {
   PathKind kind = PathKind::direct;
   GpuId relay = kNone;
   PoolRange resources;
+  PoolRange binding;  // as in Segment
 };
 
 class LiveRoutes {
@@ -93,6 +95,8 @@ class LiveRoutes {
   void rate_nics();
   void list_columns();
   void list_node_columns();
+  void find_binding(NodeId node);
+  bool hides(ResourceId narrow, ResourceId wide) const;
   void add_extra_columns(NodeId src, NodeId dst, std::size_t begin);
   void weigh_columns(std::size_t begin, std::size_t end);
   std::uint64_t common_rate(NodeId node, std::uint32_t nic, bool outward) const;
@@ -127,6 +131,8 @@ class LiveRoutes {
   std::vector<NodeColumn> node_columns_;
   std::vector<std::uint32_t> node_column_start_;
   std::vector<EdgeId> scratch_;
+  std::vector<PoolRange> units_;                     // find_binding: what one byte loads on the node, for each way there
+  std::vector<std::vector<std::uint32_t>> unit_of_;  // by resource
 };
 
 }  // namespace railweave

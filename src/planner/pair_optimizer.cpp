@@ -83,12 +83,12 @@ void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const
         return from.shares[share++].bytes;
       };
       for (std::size_t c = 0; c < inner.size(); ++c) {
-        add_column(static_cast<std::uint16_t>(c), start_bytes(c), routes.resources(inner[c].resources), {}, {});
+        add_column(static_cast<std::uint16_t>(c), start_bytes(c), routes.resources(inner[c].binding), {}, {});
       }
       for (std::size_t c = 0; c < outer.size(); ++c) {
         if (!routes.column_usable(outer[c], src, dst)) continue;
-        add_column(static_cast<std::uint16_t>(c), start_bytes(c), routes.resources(routes.source(src, outer[c].nic_src).resources),
-                   routes.resources(outer[c].network), routes.resources(routes.destination(outer[c].nic_dst, dst).resources));
+        add_column(static_cast<std::uint16_t>(c), start_bytes(c), routes.resources(routes.source(src, outer[c].nic_src).binding),
+                   routes.resources(outer[c].network), routes.resources(routes.destination(outer[c].nic_dst, dst).binding));
       }
     }
   }

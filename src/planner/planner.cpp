@@ -11,6 +11,7 @@
 #include "railweave/error.hpp"
 #include "route_table.hpp"
 #include "static_routes.hpp"
+#include "worst_edge.hpp"
 
 namespace railweave {
 namespace {
@@ -114,10 +115,10 @@ class Planner::Impl {
 
   void make(const Demand& demand, Plan& plan, Draft& draft) {
     plan.bound = bounds_.find(sums_);
-    if (settings_.policy == Policy::railweave || settings_.policy == Policy::nimble) {
-      make_balanced(demand, plan, draft);
-    } else {
-      make_static(demand, plan, draft);
+    switch (settings_.policy) {
+      case Policy::railweave: make_balanced(demand, plan, draft); break;
+      case Policy::nimble: make_nimble(demand, plan, draft); break;
+      default: make_static(demand, plan, draft); break;
     }
     std::uint64_t id = mix(0x5261696C77656176ULL, static_cast<std::uint64_t>(settings_.policy));
     for (const Share& s : plan.shares) {
@@ -158,6 +159,14 @@ class Planner::Impl {
     const Peak peak = find_peak(plan.load, live_.capacities_Bps());
     plan.z_seconds = peak.seconds;
     plan.bottleneck = peak.at;
+  }
+
+  void make_nimble(const Demand& demand, Plan& plan, Draft& draft) {
+    if (!worst_edge_.place(live_, *fabric_, demand, settings_, draft)) {
+      const auto [src, dst] = worst_edge_.unreachable();
+      throw_unreachable(src, dst, demand.at(src, dst));
+    }
+    adopt(draft, plan);
   }
 
   void make_balanced(const Demand& demand, Plan& plan, Draft& draft) {
@@ -315,6 +324,7 @@ class Planner::Impl {
   DemandSums sums_;
   RailSplit split_;
   PairOptimizer optimizer_;
+  WorstEdge worst_edge_;
   LoadCounter counter_;
   struct Row {
     std::vector<Share> shares;

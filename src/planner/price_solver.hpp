@@ -1,6 +1,6 @@
 // Splits demands over alternative columns (sets of resources) so that the most loaded resource is as idle as possible, by
-// multiplicative weights: a resource's price grows exponentially with its load, a column costs the sum of its resources' prices
-// (or, for the policy nimble, the worst of them), and bytes move from dear columns to cheap ones while the prices get steeper.
+// multiplicative weights: a resource's price grows exponentially with its load, a column costs the sum of its resources' prices,
+// and bytes move from dear columns to cheap ones while the prices get steeper.
 //
 // Integers only, so that every compiler and CPU gives the same answer. Formats, chosen so that every product fits 64 bits:
 //   load     34 bits  bytes, scaled down by a power of two that makes the sum of all loads fit
@@ -26,7 +26,7 @@ class PriceSolver {
   void add_column(std::uint64_t start_bytes);
   void add_resource(std::uint32_t resource);
 
-  // Improves the split. Ends early when the price bound shows that no split is better by more than 1/512.
+  // Improves the split. Ends early when the price bound shows that no split is better by much.
   void solve();
 
   // Bytes of each column in the order they were added, scaled; column_bytes() scales back.

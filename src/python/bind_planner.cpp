@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -36,6 +37,20 @@ nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>> load_of(const Plan& plan) {
   std::uint64_t* const raw = data.release();
   nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<std::uint64_t*>(p); });
   return {raw, {plan.load.size()}, owner};
+}
+
+// Median over `repeat` runs. An empty demand in between keeps the planner from reusing the plan that it has.
+double plan_microseconds(Planner& planner, const Demand& demand, const LinkState& links, int repeat) {
+  const Demand nothing(demand.ranks());
+  std::vector<double> times;
+  for (int i = 0; i < std::max(1, repeat); ++i) {
+    planner.plan(nothing, links);
+    const auto begin = std::chrono::steady_clock::now();
+    planner.plan(demand, links);
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
 }
 
 void bind_routes(nb::module_& m) {
@@ -78,7 +93,7 @@ void bind_plan(nb::module_& m) {
       .def_ro("id", &Plan::id, "Equal inputs give equal ids.")
       .def_ro("link_epoch", &Plan::link_epoch)
       .def_ro("shares", &Plan::shares, "Ordered by sender and receiver.")
-      .def_prop_ro("load", &load_of, "Bytes on each resource of the fabric, uint64.")
+      .def_prop_ro("load", &load_of, nb::rv_policy::move, "Bytes on each resource of the fabric, uint64.")
       .def_ro("z_seconds", &Plan::z_seconds, "Load over capacity of the busiest resource: the plan's time in the fluid limit.")
       .def_prop_ro(
           "bottleneck", [](const Plan& p) { return id_or_none(p.bottleneck); }, nb::sig("def bottleneck(self) -> int | None"),
@@ -113,6 +128,8 @@ void bind_planner(nb::module_& m) {
             return std::vector<Share>(shares.begin(), shares.end());
           },
           "src"_a, "dst"_a, "Shares of one pair in the last plan.")
+      .def("plan_microseconds", &plan_microseconds, "demand"_a, "links"_a, "repeat"_a = 5, nb::call_guard<nb::gil_scoped_release>(),
+           "Median time that planning this demand anew takes.")
       .def("candidates", &Planner::candidates, "src"_a, "dst"_a, "links"_a, "Usable routes of a pair, best first.")
       .def("expand", &Planner::expand, "route"_a, "The edges and resources of a route.");
   m.def("policy_names", [] {

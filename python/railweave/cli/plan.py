@@ -1,0 +1,110 @@
+"""`railweave plan`: routes a matrix on a fabric."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from railweave import fabric as fabrics
+from railweave import matrix as matrices
+from railweave.errors import FabricError
+from railweave.fabric import Fabric, LinkState
+from railweave.plan import POLICIES, Planned, make
+from railweave.plan.explain import explain, size_text, time_text
+
+
+@click.command(name="plan")
+@click.option(
+    "--fabric",
+    "fabric_source",
+    required=True,
+    metavar="FILE|TEMPLATE",
+    help="Fabric JSON, cluster or template YAML, NCCL XML, or a template.",
+)
+@click.option("--nodes", type=click.IntRange(1), help="Nodes to make of a template or topology file.")
+@click.option(
+    "--matrix", "matrix_source", required=True, metavar="FILE|GEN", help="nccl-tests matrix file, or a generator (railweave matrix -h)."
+)
+@click.option("--policy", type=click.Choice(POLICIES), default="railweave", show_default=True)
+@click.option("--pxn", type=click.IntRange(0, 2), default=2, show_default=True, help="Level of NCCL's send-side relay, for policy nccl.")
+@click.option("--down", multiple=True, metavar="VERTEX", help="Take down all links of a vertex, e.g. leaf0 or node0/nic1; repeatable.")
+@click.option("--slow", multiple=True, metavar="VERTEX=PART", help="Slow the links of a vertex to a part of their rate, e.g. leaf0=0.5.")
+@click.option("--exact", is_flag=True, help="Also solve the linear program, for the gap to the optimum.")
+@click.option("--explain", "explained", is_flag=True, help="Say for each demand which paths it takes and why.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema/plan.schema.json).")
+def command(
+    fabric_source: str,
+    nodes: int | None,
+    matrix_source: str,
+    policy: str,
+    pxn: int,
+    down: tuple[str, ...],
+    slow: tuple[str, ...],
+    exact: bool,
+    explained: bool,
+    as_json: bool,
+) -> None:
+    """Plan a matrix on a fabric: which bytes take which path, and what bounds them."""
+    fabric = fabrics.load(fabric_source, nodes)
+    matrix = matrices.load(matrix_source, fabric.gpu_count)
+    planned = make(fabric, matrix, policy, links=_link_state(fabric, down, slow), pxn_level=pxn, exact=exact)
+    if as_json:
+        click.echo(json.dumps(planned.document(), indent=1))
+    elif explained:
+        for line in explain(planned):
+            click.echo(line)
+    else:
+        _show(planned)
+
+
+def _link_state(fabric: Fabric, down: tuple[str, ...], slow: tuple[str, ...]) -> LinkState:
+    links = LinkState(fabric)
+    for name in down:
+        for edge in _edges_of(fabric, name):
+            links.set_down(edge, True)
+    for text in slow:
+        name, _, part = text.rpartition("=")
+        try:
+            factor = float(part)
+        except ValueError:
+            factor = 0.0
+        if not name or not 0 < factor <= 1:
+            raise click.BadParameter(f"'{text}'; expected VERTEX=PART with a part above 0 and up to 1", param_hint="--slow")
+        for edge in _edges_of(fabric, name):
+            links.set_rate(edge, max(1, int(fabric.edge(edge).capacity_Bps * factor)))
+    return links
+
+
+def _edges_of(fabric: Fabric, name: str) -> list[int]:
+    vertex = fabric.find_vertex(name)
+    if vertex is None:
+        raise FabricError(f"fabric '{fabric.name}' has no vertex '{name}'; `railweave topo` lists them")
+    return [*fabric.out_edges(vertex), *fabric.in_edges(vertex)]
+
+
+def _show(planned: Planned) -> None:
+    plan, fabric = planned.plan, planned.fabric
+    console = Console()
+    kinds: dict[str, list[int]] = {}
+    for share in plan.shares:
+        name = share.route.kind + {0: "", 1: " + 1 relay", 2: " + 2 relays"}[share.route.relays if share.route.nic_src is not None else 0]
+        kinds.setdefault(name, []).append(share.bytes)
+    table = Table(title=f"{fabric.name}, policy {plan.policy}", title_justify="left")
+    table.add_column("path")
+    table.add_column("shares", justify="right")
+    table.add_column("bytes", justify="right")
+    table.add_column("part", justify="right")
+    total = sum(sum(sizes) for sizes in kinds.values())
+    for name, sizes in sorted(kinds.items(), key=lambda item: -sum(item[1])):
+        table.add_row(name, str(len(sizes)), size_text(sum(sizes)), f"{sum(sizes) / total:.1%}")
+    console.print(table)
+    console.print(f"time         {time_text(plan.z_seconds)}", highlight=False)
+    console.print(f"bound        {time_text(planned.bound_seconds)} ({plan.bound.kind})", highlight=False)
+    if planned.optimum is not None:
+        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {planned.gap:.3%}", highlight=False)
+    bottleneck = "none" if plan.bottleneck is None else fabric.describe(plan.bottleneck)
+    console.print(f"bottleneck   {bottleneck}", highlight=False, markup=False)
+    console.print(f"planned in   {planned.plan_time_us:.1f} us", highlight=False)

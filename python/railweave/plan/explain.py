@@ -1,0 +1,157 @@
+"""Why a plan is as it is: which path each byte takes and why, which bound holds, and where routing cannot help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from railweave.matrix import format_size
+from railweave.plan import Planned, Share
+
+# A plan this near its bound has nothing left to gain.
+AT_BOUND = 1.01
+# Of larger plans only the demands with the most bytes are told one by one.
+MAX_DEMANDS = 64
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: exact where that is short, else with one decimal."""
+    exact = format_size(size)
+    if len(exact) <= 8:
+        return exact
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f}{unit}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds with a unit that keeps three digits before the point at most."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3f} {unit}"
+    return f"{seconds * 1e9:.1f} ns"
+
+
+def explain(planned: Planned) -> Iterator[str]:
+    """Lines of text."""
+    plan = planned.plan
+    if plan.bottleneck is None:
+        yield "Nothing to move: no rank sends bytes to another."
+        return
+    yield from _summary(planned)
+    demands = [list(shares) for _, shares in groupby(plan.shares, key=lambda s: (s.route.src, s.route.dst))]
+    order = sorted(demands, key=lambda shares: (-sum(s.bytes for s in shares), shares[0].route.src, shares[0].route.dst))
+    for shares in order[:MAX_DEMANDS]:
+        yield ""
+        yield from _demand(planned, shares)
+    if len(order) > MAX_DEMANDS:
+        yield ""
+        yield f"… and {len(order) - MAX_DEMANDS} demands with fewer bytes (--json has them all)."
+
+
+def _capacity(planned: Planned, resource: int) -> int:
+    if resource < len(planned.fabric.edges):
+        return planned.links.rate_Bps(resource)
+    return planned.fabric.resources[resource].capacity_Bps
+
+
+def _summary(planned: Planned) -> Iterator[str]:
+    plan, fabric = planned.plan, planned.fabric
+    bottleneck = plan.bottleneck
+    assert bottleneck is not None
+    load = int(plan.load[bottleneck])
+    rate = _capacity(planned, bottleneck)
+    limit = f"{fabric.describe(bottleneck)}, which carries {size_text(load)} at {rate / 1e9:.1f} GB/s"
+    yield f"{plan.policy}: {time_text(plan.z_seconds)}, set by {limit}."
+    yield f"Bound: {time_text(planned.bound_seconds)}: {_bound(planned)}."
+    if planned.optimum is not None:
+        best = time_text(planned.optimum.seconds)
+        yield f"Exact optimum over all candidate routes: {best}; this plan is {planned.gap:.2%} above it."
+    if plan.z_seconds <= planned.bound_seconds * AT_BOUND:
+        if plan.bound.kind in ("sender", "receiver"):
+            yield "Routing cannot help here: an endpoint is the bound, all its links are busy all the time."
+        elif plan.bound.kind in ("node-out", "node-in"):
+            yield "Routing cannot help further: all NICs of that node are busy all the time."
+
+
+def _bound(planned: Planned) -> str:
+    plan, fabric, demand = planned.plan, planned.fabric, planned.demand.to_numpy()
+    bound = plan.bound
+    if planned.optimum is not None and planned.optimum.seconds > bound.seconds * (1 + 1e-6):
+        return "the linear program: several links together can carry no more"
+    if bound.at is None:
+        return "several links together can carry no more (by linear-programming duality)"
+    if bound.kind in ("sender", "receiver"):
+        line = demand[bound.at, :] if bound.kind == "sender" else demand[:, bound.at]
+        size = int(line.sum()) - int(demand[bound.at, bound.at])
+        verb = "sends" if bound.kind == "sender" else "receives"
+        return f"GPU {bound.at} {verb} {size_text(size)}, and all its links together carry {size / bound.seconds / 1e9:.1f} GB/s"
+    ranks = [g for g in range(fabric.gpu_count) if fabric.node_of(g) == bound.at]
+    others = [g for g in range(fabric.gpu_count) if fabric.node_of(g) != bound.at]
+    block = demand[ranks][:, others] if bound.kind == "node-out" else demand[others][:, ranks]
+    verb = "sends" if bound.kind == "node-out" else "receives"
+    to = "to" if bound.kind == "node-out" else "from"
+    size = int(block.sum())
+    name = fabric.node_names[bound.at]
+    return f"{name} {verb} {size_text(size)} {to} other nodes, and its NICs together carry {size / bound.seconds / 1e9:.1f} GB/s"
+
+
+def _demand(planned: Planned, shares: list[Share]) -> Iterator[str]:
+    src, dst = shares[0].route.src, shares[0].route.dst
+    total = sum(share.bytes for share in shares)
+    yield f"GPU {src} -> GPU {dst}, {size_text(total)}:"
+    for share in shares:
+        yield f"  {size_text(share.bytes):>10}  {_route(planned, share)}"
+    yield f"  {_why(planned, shares, total)}"
+
+
+def _route(planned: Planned, share: Share) -> str:
+    route = share.route
+    busiest, part = _busiest(planned, share)
+    if route.nic_src is None:
+        via = {"direct": "direct", "host": "staged in host memory"}.get(route.kind, f"over GPU {route.relay_src}")
+    else:
+        hops = [planned.vertex_name(route.nic_src), planned.vertex_name(route.nic_dst)]
+        if route.relay_src is not None:
+            hops.insert(0, f"GPU {route.relay_src}")
+        if route.relay_dst is not None:
+            hops.append(f"GPU {route.relay_dst}")
+        via = f"{route.kind}: {' -> '.join(str(h) for h in hops)}"
+    return f"{via}; busiest: {planned.fabric.describe(busiest)}, {part:.0%} of the plan's time"
+
+
+def _busiest(planned: Planned, share: Share) -> tuple[int, float]:
+    load = planned.plan.load
+    resources = planned.planner.expand(share.route).resources
+    busiest = max(resources, key=lambda r: (int(load[r]) / _capacity(planned, r), -r))
+    return busiest, int(load[busiest]) / _capacity(planned, busiest) / planned.plan.z_seconds
+
+
+def _why(planned: Planned, shares: list[Share], total: int) -> str:
+    src, dst = shares[0].route.src, shares[0].route.dst
+    if planned.plan.policy in ("single-path", "nccl", "ucx-rails"):
+        return "Why: the policy is static; it does not look at the traffic."
+    candidates = planned.planner.candidates(src, dst, planned.links)
+    if len(candidates) == 1:
+        return "Why: the only usable path."
+    first = candidates[0]
+    if len(shares) == 1:
+        if shares[0].route == first:
+            return "Why: its first choice, with the fewest relays, does not delay the plan."
+        return "Why: one path suffices, and its first choice carries other bytes."
+    # What would happen on the first choice alone, all else as planned.
+    load = planned.plan.load.astype(float)
+    for share in shares:
+        for r in planned.planner.expand(share.route).resources:
+            load[r] -= share.bytes
+    resources = planned.planner.expand(first).resources
+    for r in resources:
+        load[r] += total
+    worst = max(resources, key=lambda r: load[r] / _capacity(planned, r))
+    seconds = load[worst] / _capacity(planned, worst)
+    return (
+        f"Why: all of it on the first path would take {time_text(seconds)} at {planned.fabric.describe(worst)}; the other paths had room."
+    )
