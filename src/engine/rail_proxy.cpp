@@ -20,7 +20,7 @@ class RailProxy::Port final : public TransportListener {
       : proxy_(proxy),
         transport_(std::move(transport)),
         nic_(nic),
-        rx_(proxy.cluster_, proxy.memory_, own_nic, nic, static_cast<std::uint32_t>(settings.link_window)) {
+        rx_(proxy.cluster_, proxy.memory_, own_nic, nic) {
     const Cluster& cluster = proxy.cluster_;
     std::vector<std::uint32_t> peers;
     for (std::uint32_t peer = 0; peer < cluster.nics.size(); ++peer) {

@@ -3,9 +3,14 @@
 #include <algorithm>
 
 namespace railweave::engine {
+namespace {
 
-RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint32_t window)
-    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic), window_(window) {}
+constexpr std::size_t kMaxWaiting = 4096;  // offers kept for a peer; a sender that offers more than this asks again later
+
+}  // namespace
+
+RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic)
+    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic) {}
 
 void RxPort::answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base) {
   RailHeader frame;
@@ -70,7 +75,7 @@ void RxPort::on_offer(const RailHeader& frame) {
     answers_.back().turn = known->second.slot.turn;
     return;
   }
-  if (peer.waiting.contains(frame.transfer) || peer.waiting.size() + peer.accepted.size() >= window_) return;
+  if (peer.waiting.contains(frame.transfer) || peer.waiting.size() >= kMaxWaiting) return;
   if (waiting_.empty() && accept(frame.from_nic, frame, false)) return;
   peer.waiting.insert(frame.transfer);
   waiting_.push_back(frame);

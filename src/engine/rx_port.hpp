@@ -16,7 +16,7 @@ namespace railweave::engine {
 
 class RxPort {
  public:
-  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint32_t window);
+  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic);
 
   // hello, offer: answers are queued.
   void on_hello(const RailHeader& frame);
@@ -53,7 +53,7 @@ class RxPort {
 
   const Cluster& cluster_;
   NodeMemory& memory_;
-  std::uint32_t own_nic_, nic_, window_;
+  std::uint32_t own_nic_, nic_;
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::deque<RailHeader> waiting_;
   std::vector<RailHeader> answers_;

@@ -8,6 +8,8 @@ namespace {
 
 constexpr std::uint32_t kMeterTransfers = 7;           // a 16 MiB hot pair over four rails gives each link 16: two spans
 constexpr std::uint64_t kMeterNs = 5'000'000;          // shorter spans measure the scheduler
+// Offers and accepts queue behind data in both directions: while a window of data is on its way, the next ones are being offered.
+constexpr std::size_t kOffersPerWindow = 3;
 constexpr std::uint64_t kMaxReconnectFactor = 8;       // of the reconnect time, while a link stays down
 
 }  // namespace
@@ -50,7 +52,7 @@ std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
   const std::uint64_t bytes = sample.link_bytes - first_.link_bytes;
   // An eighth is what the rounding of rates hides.
   const bool alone = sample.tx_nic_bytes - first_.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first_.rx_nic_bytes <= bytes + bytes / 8;
-  const bool had_cpu = sample.tx_wait_ns - first_.tx_wait_ns + (sample.rx_wait_ns - first_.rx_wait_ns) <= span / 8;
+  const bool had_cpu = sample.tx_wait_ns - first_.tx_wait_ns + (sample.rx_wait_ns - first_.rx_wait_ns) <= span / 4;
   if (!alone || !had_cpu) return std::nullopt;
   return believe(static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span)));
 }
@@ -160,11 +162,12 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
   Transfer& transfer = found->second;
-  if (transfer.phase == Phase::sent && !transfer.reoffered) return;  // an answer twice
+  if (transfer.phase != Phase::offered && !transfer.reoffered) return;  // an answer twice
   if (frame.base != 0) meter_.interrupt();                           // it had to wait for a slot
   transfer.rx_slot = frame.slot;
   transfer.rx_turn = frame.turn;
-  send_data(found->first, transfer, now);
+  transfer.phase = Phase::accepted;
+  send_accepted(now);
 }
 
 void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
@@ -175,14 +178,27 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   port_.tx_bytes += length;
   port_.holds.finish(found->second.token);
   active_.erase(found);
-  if (!data_under_way()) meter_.interrupt();
+  send_accepted(now);
+  // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes.
+  const bool steady = data_under_way() >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
+  if (!steady) meter_.interrupt();
   else if (const auto rate = meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn})) rate_ = rate;
 }
 
-// Enough to keep the link busy until the next answer.
-bool TxLink::data_under_way() const {
-  const auto sent = std::count_if(active_.begin(), active_.end(), [](const auto& entry) { return entry.second.phase == Phase::sent; });
-  return sent >= 2 || (window_ == 1 && !queue_.empty());
+// Oldest first, a window of data at a time: more would only queue in front of everything else that the rail carries.
+void TxLink::send_accepted(std::uint64_t now) {
+  std::uint32_t sent = data_under_way();
+  for (auto& [t, transfer] : active_) {
+    if (sent >= window_) return;
+    if (transfer.phase != Phase::accepted) continue;
+    send_data(t, transfer, now);
+    ++sent;
+  }
+}
+
+std::uint32_t TxLink::data_under_way() const {
+  return static_cast<std::uint32_t>(
+      std::count_if(active_.begin(), active_.end(), [](const auto& entry) { return entry.second.phase == Phase::sent; }));
 }
 
 void TxLink::go_down(std::uint64_t now) {
@@ -234,13 +250,13 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
   }
   bool sent = false;
   for (auto& [t, transfer] : active_) {
-    if (now - transfer.asked_at < times_.resend_ns) continue;
+    if (transfer.phase == Phase::accepted || now - transfer.asked_at < times_.resend_ns) continue;
     // Also when data was sent: an offer is small, and `got` or `accept` says whether the data came.
     transfer.reoffered = true;
     offer(t, transfer, now);
     sent = true;
   }
-  while (!queue_.empty() && active_.size() < window_) {
+  while (!queue_.empty() && active_.size() < kOffersPerWindow * window_) {
     const std::uint64_t t = next_transfer_++;
     Transfer& transfer = active_[t];
     transfer.record = queue_.front();
@@ -264,7 +280,9 @@ std::uint64_t TxLink::next_deadline() const {
   if (abandoned_) return std::numeric_limits<std::uint64_t>::max();
   if (!up()) return std::min(next_connect_, next_hello_);
   std::uint64_t deadline = next_ping_;
-  for (const auto& [t, transfer] : active_) deadline = std::min(deadline, transfer.asked_at + times_.resend_ns);
+  for (const auto& [t, transfer] : active_) {
+    if (transfer.phase != Phase::accepted) deadline = std::min(deadline, transfer.asked_at + times_.resend_ns);
+  }
   return deadline;
 }
 

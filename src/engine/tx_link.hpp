@@ -107,7 +107,7 @@ class TxLink {
   std::optional<std::uint64_t> take_rate();
 
  private:
-  enum class Phase : std::uint8_t { offered, sent };
+  enum class Phase : std::uint8_t { offered, accepted, sent };
   struct Transfer {
     Record record;
     std::uint64_t token = 0;
@@ -124,7 +124,8 @@ class TxLink {
   void go_down(std::uint64_t now);
   void drop(const Record& record);
   void on_got(const RailHeader& header, std::uint64_t now);
-  bool data_under_way() const;
+  void send_accepted(std::uint64_t now);
+  std::uint32_t data_under_way() const;
 
   Port port_;
   Names names_;
