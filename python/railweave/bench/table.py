@@ -14,19 +14,19 @@ def table(run: Run) -> Table:
     """One row for each matrix and policy; the speed-up is over the first policy of the run."""
     base, spec = run.policies()[0], run.lab
     checked = (
-        "every byte on every rank was right" if all(each.wrong is None for each in run.results) else "[red]THERE WERE WRONG BYTES[/red]"
+        "Every byte on every rank was right" if all(each.wrong is None for each in run.results) else "[red]THERE WERE WRONG BYTES[/red]"
     )
     result = Table(
         title=f"all-to-allv, {spec['nodes']} nodes × {spec['gpus']} ranks, {spec['rails']} rails of {spec['rate'] / 1e6:g} mbit each way",
-        caption=f"NICs: bytes through each NIC of the busiest node. {checked[0].upper()}{checked[1:]}.",
+        caption=f"Speed-up over {base}; bound: share of it reached; NICs: bytes through those of the busiest node.\n{checked}.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
     )
     result.add_column("matrix", no_wrap=True)
     result.add_column("policy", no_wrap=True)
-    for name in ("ms", "spread", "GB/s", f"× {base}"[:8], "bound"):
+    for name in ("ms", "±", "GB/s", "speed-up", "bound"):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("NICs", no_wrap=True)
     for matrix in run.matrices():
@@ -37,7 +37,7 @@ def table(run: Run) -> Table:
                 matrix if number == 0 else "",
                 policy,
                 f"{each.seconds_median * 1e3:.0f}",
-                f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median:.0%}",
+                f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.0%}",
                 f"{each.gbps:.3f}",
                 f"{reference / each.seconds_median:.2f}",
                 f"{each.bound_fraction:.2f}",

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from railweave import fabric
 from railweave.bench import pattern
 from railweave.exchange import Exchange
 
@@ -79,7 +78,7 @@ def main(policy: str, rendezvous: str, control_fd: str, fabric_fd: str) -> None:
         control = stack.enter_context(socket.socket(fileno=int(control_fd)))
         lines = stack.enter_context(control.makefile("rw"))
         description = Path(f"/proc/self/fd/{fabric_fd}").read_text()  # opened anew: all ranks share the offset of the descriptor
-        exchange = stack.enter_context(Exchange(rank, world, rendezvous, policy=policy, fabric=fabric.loads(description)))
+        exchange = stack.enter_context(Exchange(rank, world, rendezvous, policy=policy, fabric=description))
         worker = Worker(rank, exchange)
         actions: dict[str, Callable[..., dict[str, Any]]] = {"prepare": worker.prepare, "go": worker.go, "check": worker.check}
         _say(lines, {"up": True})

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from railweave.lab import Lab, LabError, LabSpec, Program, labs
+from railweave.lab import Lab, LabError, LabSpec, Program, labs, take_down
 from railweave.lab.spec import ISOLATIONS, parse_rate, parse_shape
 
 
@@ -77,13 +77,14 @@ def link(name: str, node: int, rail: int, up: bool | None, rate: str | None) -> 
 
 @command.command()
 @click.argument("name", required=False)
-@click.option("--all", "all_", is_flag=True, help="Every lab on this machine, also of owners that hang.")
+@click.option("--all", "all_", is_flag=True, help="Every lab on this machine, also those that no longer answer.")
 def down(name: str | None, all_: bool) -> None:
     """Take a lab down: kill what runs in it and remove it."""
     if (name is None) != all_:
         raise click.UsageError("give the name of a lab, or --all")
     for each in labs() if name is None else [name]:
-        Lab.find_to_remove(each).down()
+        if not take_down(each):
+            raise LabError(f"no lab named '{each}': see `railweave lab status`")
         click.echo(f"{each} is down")
 
 

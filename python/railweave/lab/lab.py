@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +21,8 @@ from railweave.lab.program import Program
 from railweave.lab.spec import LabSpec
 
 _DOWN_S = 10.0  # the kernel kills the programs and frees the namespaces within milliseconds; this is for a machine on its knees
+
+_numbers = itertools.count(1)
 
 
 class Lab:
@@ -34,7 +36,7 @@ class Lab:
     @classmethod
     def up(cls, spec: LabSpec, name: str | None = None) -> Lab:
         """Build a lab that belongs to this process."""
-        name = name or f"{Path(sys.argv[0]).name or 'python'}-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+        name = name or f"lab-{os.getpid()}-{next(_numbers)}"
         owner_read, owner_write = os.pipe()
         ready_read, ready_write = os.pipe()
         command = [sys.executable, "-m", "railweave.lab.supervisor", name, json.dumps(spec.to_json()), str(owner_read), str(ready_write)]
@@ -64,11 +66,6 @@ class Lab:
         answer, _ = wire.request(name, "describe")
         return cls(name, LabSpec.from_json(answer["spec"]))
 
-    @classmethod
-    def find_to_remove(cls, name: str) -> Lab:
-        """Like `find`, for taking it down: works also where the supervisor no longer answers."""
-        return cls(name, LabSpec(1, 1))
-
     def release(self) -> None:
         """Let the lab live on when this process ends."""
         os.write(self._owner, wire.RELEASE)
@@ -77,15 +74,19 @@ class Lab:
 
     def down(self) -> None:
         """Kill what runs in the lab and remove it. Does nothing if it is gone already."""
-        holder = _holder(self.name)
-        with contextlib.suppress(LabError):
-            wire.request(self.name, "down")
+        pid = wire.supervisor(self.name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                holder = os.pidfd_open(pid)
+                try:
+                    if wire.supervisor(self.name) == pid:  # now the number cannot mean another process any more
+                        signal.pidfd_send_signal(holder, signal.SIGKILL)
+                        select.select([holder], [], [], _DOWN_S)
+                finally:
+                    os.close(holder)
         if self._owner >= 0:
             os.close(self._owner)
             self._owner = -1
-        if holder is not None:
-            select.select([holder], [], [], _DOWN_S)
-            os.close(holder)
         if self._supervisor is not None:
             self._supervisor.wait(_DOWN_S)
 
@@ -194,6 +195,14 @@ class Job:
         self.close()
 
 
+def take_down(name: str) -> bool:
+    """Remove a lab, also one whose supervisor no longer answers. False if there is none of this name."""
+    if wire.supervisor(name) is None:
+        return False
+    Lab(name, LabSpec(1, 1)).down()
+    return True
+
+
 def labs() -> list[str]:
     """Names of the labs that are up on this machine."""
     return wire.names()
@@ -205,7 +214,7 @@ def _start_as_init(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen
     try:
         syscalls.unshare(syscalls.CLONE_NEWPID)
         try:
-            return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
+            return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
         finally:
             syscalls.setns(home, syscalls.CLONE_NEWPID)
     except PermissionError as error:
@@ -221,10 +230,3 @@ def _need_root() -> str:
         "a lab needs the capabilities SYS_ADMIN and NET_ADMIN, which this root lacks (a container?): "
         "run it with `docker run --privileged`, or with --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt apparmor=unconfined"
     )
-
-
-def _holder(name: str) -> int | None:
-    """A pidfd of the lab's supervisor, None if the lab is gone."""
-    with contextlib.suppress(LabError, OSError):
-        return os.pidfd_open(wire.request(name, "describe")[0]["pid"])
-    return None

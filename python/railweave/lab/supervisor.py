@@ -2,8 +2,8 @@
 
 It is the first process of a process namespace in which all programs of the lab run, so the kernel kills them when it dies;
 the network, mount and other namespaces have no name and are held only by its file descriptors, so they go too, with every
-link, every file in the nodes' /dev/shm and every System V segment in them. It dies when its owner's end of a pipe is closed,
-unless the owner has released it.
+link, every file in the nodes' /dev/shm and every System V segment in them. It dies when its owner's end of a pipe is closed, unless the
+owner has released it; taking a lab down is killing this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import selectors
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 from railweave.lab import syscalls, wire
@@ -45,7 +44,7 @@ class Supervisor:
         self.processes = syscalls.open_namespace("pid")
 
     def serve(self) -> None:
-        """Answer requests until asked to stop or the owner goes away."""
+        """Answer requests until the owner goes away."""
         selector = selectors.DefaultSelector()
         for server in (self.outside, *self.inside):
             selector.register(server, selectors.EVENT_READ, server)
@@ -56,10 +55,10 @@ class Supervisor:
                     if os.read(self.owner, 1) != wire.RELEASE:
                         return
                     selector.unregister(self.owner)
-                elif not self._answer(key.data):
-                    return
+                else:
+                    self._answer(key.data)
 
-    def _answer(self, server: socket.socket) -> bool:
+    def _answer(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError), server.accept()[0] as connection:
             connection.settimeout(5.0)  # a peer that stalls must not stall the lab
             try:
@@ -68,14 +67,10 @@ class Supervisor:
             except (LabError, OSError, TypeError, ValueError, KeyError) as error:
                 reply, fds = {"error": f"lab '{self.name}': {error}"}, []
             socket.send_fds(connection, [json.dumps(reply).encode() + b"\n"], fds)
-            return reply.get("bye") is None
-        return True
 
     def _handle(self, what: str, asked: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         if what == "describe":
-            # /proc is still the host's, so this is the number by which the host knows this process
-            pid = int(Path("/proc/self").readlink().name)
-            return {"name": self.name, "pid": pid, "spec": self.spec.to_json(), "links": self.network.links()}, []
+            return {"name": self.name, "spec": self.spec.to_json(), "links": self.network.links()}, []
         if what == "processes":
             return {}, [self.processes]
         if what == "enter-rank":
@@ -89,8 +84,6 @@ class Supervisor:
         if what == "set-link":
             self.network.set_link(**asked)
             return {}, []
-        if what == "down":
-            return {"bye": True}, []
         raise LabError(f"unknown request '{what}'")
 
     def _place(self, node: int, network: str) -> list[int]:
@@ -162,7 +155,7 @@ def _reap(*_: object) -> None:
 def main(name: str, spec_json: str, owner: str, ready: str) -> None:
     """Build the lab, tell the owner (`ready`: "ok" or what went wrong), and serve."""
     ready_fd = int(ready)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first process of a namespace ignores what it does not handle
     try:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
             raise LabError(f"lab name '{name}': expected letters, digits, '.', '_', '-', at most 63 of them")
@@ -171,6 +164,8 @@ def main(name: str, spec_json: str, owner: str, ready: str) -> None:
         text = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
         os.write(ready_fd, text.encode())
         os._exit(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stderr.fileno())  # whoever reads the owner's output must not wait for a lab that lives on
     os.write(ready_fd, b"ok")
     os.close(ready_fd)
     signal.signal(signal.SIGCHLD, _reap)  # programs of the lab whose parents ended are this process's to collect

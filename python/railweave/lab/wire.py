@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ def names() -> list[str]:
         if len(fields) == 8 and fields[7].startswith("@" + _PREFIX) and int(fields[3], 16) & 0x10000:
             found.add(fields[7][len(_PREFIX) + 1 :])
     return sorted(found)
+
+
+def supervisor(name: str) -> int | None:
+    """Process id of a lab's supervisor, also of one that no longer answers; None if there is no such lab."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        try:
+            connection.connect("\0" + _PREFIX + name)
+        except OSError:
+            return None
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return int(pid)
 
 
 def request(name: str | None, what: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railweave import matrix
-from railweave._native import parse_demand
+from railweave import _native, matrix
 from railweave.cli.matrix import command
 from railweave.errors import DemandError, ParseError
 
@@ -74,7 +73,7 @@ def test_generated_matrices_are_demands(text: str, ranks: int) -> None:
     assert not made.diagonal().any()
     assert made.sum() > 0
     assert (made == matrix.generate(text, ranks)).all()
-    assert (parse_demand(matrix.write(made), text).to_numpy() == made).all()
+    assert (_native.parse_demand(matrix.write(made), text).to_numpy() == made).all()
 
 
 @pytest.mark.parametrize(

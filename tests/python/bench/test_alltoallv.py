@@ -1,0 +1,202 @@
+"""The benchmark for real: small labs, both kinds of session, and what happens when something dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from railweave.bench import session as sessions
+from railweave.bench.alltoallv import Case, lower_bound, run, steps
+from railweave.bench.errors import BenchError
+from railweave.bench.session import MpiSession, PolicySession, build_peer
+from railweave.bench.worker import Worker
+from railweave.lab import Lab, LabSpec, labs
+from railweave.lab.fabric import of_lab
+from railweave.matrix import generate
+
+SPEC = LabSpec(2, 2, rate=1_000_000_000)
+
+
+def cases(*names: str) -> list[Case]:
+    return [Case(name, matrix, lower_bound(of_lab(SPEC), matrix)) for name in names for matrix in [generate(name, SPEC.world)]]
+
+
+class Loopback:
+    """An exchange of one rank with itself that a test can make faulty."""
+
+    def __init__(self) -> None:
+        self.damage: list[int] = []
+
+    def empty(self, size: int, dtype: type) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return np.zeros(size, dtype=dtype)
+
+    def all_to_all_v(self, send: np.ndarray, recv: np.ndarray, send_counts: list[int], recv_counts: list[int]) -> None:  # type: ignore[type-arg]
+        recv[:] = send
+        for place in self.damage:
+            recv[place] ^= 1
+
+
+def test_worker_finds_a_wrong_byte_and_stale_ones() -> None:
+    loopback = Loopback()
+    worker = Worker(0, loopback)  # type: ignore[arg-type]
+    worker.prepare(1, [[1000]])
+    worker.go(0.0)
+    assert worker.check() == {"wrong": None}
+    worker.prepare(2, [[1000]])
+    assert worker.check() == {"wrong": [0, 0]}  # what the repetition before left there
+    loopback.damage = [700]
+    worker.go(0.0)
+    assert worker.check() == {"wrong": [0, 700]}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "seconds"),
+    [
+        ("hot-pair:32MiB", LabSpec(2, 4, rate=400_000_000), (32 << 20) / 200e6),  # all four rails of a node
+        ("incast:8MiB", LabSpec(2, 4, rate=400_000_000), (32 << 20) / 200e6),
+        ("balanced:4MiB", LabSpec(2, 4, rate=400_000_000), (64 << 20) / 200e6),
+        ("hot-pair:32MiB", LabSpec(2, 4, 2, rate=400_000_000), (32 << 20) / 100e6),
+    ],
+)
+def test_bounds(name: str, spec: LabSpec, seconds: float) -> None:
+    assert lower_bound(of_lab(spec), generate(name, spec.world)) == pytest.approx(seconds)
+
+
+@pytest.mark.root
+def test_policies_in_turn(nothing_stays: None) -> None:
+    heard: list[str] = []
+    chosen = cases("hot-pair:2MiB:1KiB", "random:300000:1")
+    results = run(SPEC, of_lab(SPEC), chosen, ["single-path", "railweave"], [], 2, heard.append)
+    assert [(each.matrix, each.policy) for each in results] == [
+        (case.name, policy) for case in chosen for policy in ("single-path", "railweave")
+    ]
+    assert all(each.wrong is None and len(each.seconds) == 2 for each in results)
+    assert len(heard) == steps(2, 2, 2)
+    # The turn goes round: each repetition starts with the next session.
+    assert [text.split(", ")[1] for text in heard if text.startswith("hot-pair")] == [
+        *("single-path", "railweave"),
+        *("railweave", "single-path"),
+        *("single-path", "railweave"),
+    ]
+    single = results[0].rails
+    assert single[0].tx_bytes > 2 << 20  # the hot pair's own rail; the other carries background and acknowledgements
+    assert single[1].tx_bytes < 1 << 18
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
+@pytest.mark.parametrize("isolation", ["node", "gpu"])
+@pytest.mark.parametrize("peer", sessions.PEERS)
+def test_peers(peer: str, isolation: str, nothing_stays: None) -> None:
+    spec = LabSpec(2, 2, rate=1_000_000_000, isolation=isolation)
+    (result,) = run(spec, of_lab(spec), cases("random:300001:1"), [], [peer], 1, lambda _: None)
+    assert result.wrong is None
+    assert sum(nic.tx_bytes for nic in result.rails) > result.bytes // 2  # half and more crosses nodes
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab.up(SPEC) as lab:
+        yield lab
+
+
+def _pids(text: str) -> list[int]:
+    return [int(pid) for pid in subprocess.run(["pgrep", "-f", text], capture_output=True, text=True, check=False).stdout.split()]
+
+
+@pytest.mark.root
+def test_worker_that_dies_is_named(lab: Lab, nothing_stays: None) -> None:
+    with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
+        matrix = generate("balanced:64KiB", 4)
+        assert session.exchange(matrix, 0, 30.0).wrong is None
+        victim = next(
+            pid
+            for pid in _pids("railweave.bench.worker")
+            if {b"RANK=3", f"RAILWEAVE_TEST={os.environ['RAILWEAVE_TEST']}".encode()}
+            <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        )
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(BenchError, match=r"railweave, .*rank 3 \(node1\) was killed by signal 9"):
+            session.exchange(matrix, 1, 30.0)
+
+
+@pytest.mark.root
+def test_policy_that_does_not_start_says_why(lab: Lab, nothing_stays: None) -> None:
+    with pytest.raises(BenchError, match=r"(?s)no-such-policy, starting: rank \d .*no-such-policy"):
+        PolicySession("no-such-policy", lab, of_lab(SPEC), 0)
+
+
+@pytest.mark.root
+def test_time_limit_names_the_ranks(lab: Lab, nothing_stays: None) -> None:
+    with PolicySession("single-path", lab, of_lab(SPEC), 0) as session:
+        lab.set_link(1, 0, rate=1_000_000)
+        with pytest.raises(BenchError, match=r"single-path, exchanging: no answer from rank 0.* within 1 s"):
+            session.exchange(generate("hot-pair:8MiB", 4), 0, 1.0)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
+def test_peer_that_fails_says_why(lab: Lab, nothing_stays: None, tmp_path: Path) -> None:
+    with MpiSession("openmpi", lab, build_peer(tmp_path)) as session, pytest.raises(BenchError, match="2 GiB or more"):
+        session.exchange(generate("hot-pair:3GiB", 4), 0, 30.0)
+
+
+@pytest.mark.root
+def test_command(nothing_stays: None, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    matrix = tmp_path / "mine.txt"
+    matrix.write_text("0 100000\n200000 0\n")
+    command = [sys.executable, "-m", "railweave", "bench", "alltoallv", "--lab", "2x1", "--rate", "1gbit", "--repeat", "1"]
+    files = ["--json", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html")]
+    done = subprocess.run([*command, "--matrix", str(matrix), *files], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mine.txt" in done.stdout
+    value = json.loads((tmp_path / "r.json").read_text())
+    jsonschema.validate(value, json.loads((Path(request.config.rootpath) / "schema" / "bench.schema.json").read_text()))
+    assert [(each["bytes"], each["bytes_ok"]) for each in value["results"]] == [(300_000, True)] * 2
+    assert "<svg" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.root
+def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
+    before = set(labs())
+    command = [sys.executable, "-m", "railweave", "bench", "alltoallv", "--lab", "2x2", "--matrix", "balanced:1MiB", "--repeat", "1000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not set(labs()) - before:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--lab", "2"], "NODESxGPUS"),
+        (["--lab", "2x4", "--matrix", "nothing:1"], "no generator 'nothing'"),
+        (["--lab", "2x4", "--policies", "fastest"], "no policy 'fastest'"),
+        (["--lab", "2x4", "--peer", "mpich"], "no peer 'mpich'"),
+        (["--lab", "2x4", "--policies", ""], "nothing to run"),
+        (["--lab", "2x3", "--fabric", "h100-4gpu-ndr", "--rails", "3"], "expected 3 GPUs"),
+        (["--lab", "2x4", "--rate", "fast"], "rate 'fast'"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "railweave", "bench", "alltoallv", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

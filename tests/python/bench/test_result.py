@@ -1,0 +1,86 @@
+"""Results as JSON, table and figures."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from railweave.bench import result, table
+from railweave.bench.errors import BenchError
+from railweave.bench.result import RailBytes, Result, Run
+from railweave.lab import LabSpec
+
+
+def make_run(wrong: str | None = None) -> Run:
+    """A run of two matrices under two policies on a small lab."""
+    spec = LabSpec(2, 2)
+
+    def rails(*sent: int) -> list[RailBytes]:
+        return [RailBytes(node, rail, sent[rail] if node == 0 else 0, sent[rail] if node == 1 else 0) for node in (0, 1) for rail in (0, 1)]
+
+    results = [
+        Result("single-path", "hot-pair:32MiB", [0.70, 0.68, 0.69], 32 << 20, 0.336, None, rails(33_700_000, 1000)),
+        Result("railweave", "hot-pair:32MiB", [0.36, 0.35, 0.37], 32 << 20, 0.336, wrong, rails(16_900_000, 16_900_000)),
+        Result("single-path", "balanced:4MiB", [0.2, 0.2, 0.2], 48 << 20, 0.16, None, rails(8_000_000, 8_000_000)),
+        Result("railweave", "balanced:4MiB", [0.2, 0.2, 0.2], 48 << 20, 0.16, None, rails(8_000_000, 8_000_000)),
+    ]
+    versions = {"railweave": "0", "python": "3"}
+    return Run(result.now(), "railweave bench", result.machine(), versions, spec.to_json(), "lab 2x2", results)
+
+
+def test_figures() -> None:
+    hot = make_run().results[1]
+    assert hot.seconds_median == 0.36
+    assert hot.gbps == pytest.approx((32 << 20) / 0.36 / 1e9)
+    assert hot.bound_fraction == pytest.approx(0.336 / 0.36)
+
+
+def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    schema = json.loads((Path(request.config.rootpath) / "schema" / "bench.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    run = make_run()
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run.to_json()))
+    jsonschema.validate(json.loads(path.read_text()), schema)
+    assert Run.load(path) == run
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "railweave-bench", "version": 2}', '{"format": "railweave-bench", "version": 1}']
+)
+def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench`"):
+        Run.load(path)
+
+
+def render(run: Run) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table.table(run))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_table_fits_a_terminal() -> None:
+    text = render(make_run())
+    assert "hot-pair:32MiB" in text
+    assert "…" not in text
+    assert "1.92" in text  # 0.69 s over 0.36 s
+    assert "very byte on every rank was right" in text
+
+
+def test_table_shouts_about_wrong_bytes() -> None:
+    text = render(make_run(wrong="repetition 1: rank 2 got a wrong byte from rank 0 at 17"))
+    assert "WRONG" in text
+
+
+def test_busiest_node_shows_what_is_uneven() -> None:
+    senders = [RailBytes(0, rail, 8_000, 0) for rail in range(4)]
+    receiver = [RailBytes(1, rail, 0, 32_000 if rail == 0 else 0) for rail in range(4)]
+    assert table.busiest_node(Result("p", "incast", [1.0], 1, 1.0, None, senders + receiver)) == [32_000, 0, 0, 0]

@@ -1,0 +1,64 @@
+"""What tests of several rooms share: labs need root, and nothing may stay behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("root") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root and network namespaces"))
+
+
+def _marked(mark: str) -> set[str]:
+    """Processes that descend from this test, wherever they are now: they inherit its environment."""
+    found = set()
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (directory / "environ").read_bytes():
+                found.add((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Fails if a process stays behind; call it to check within a test.
+
+    Namespaces and links without a name, and shared memory in private mounts, exist only as long as a process that holds them.
+    """
+    mark = f"RAILWEAVE_TEST={uuid.uuid4()}"
+    monkeypatch.setenv(*mark.split("="))
+
+    def check() -> None:
+        # The kernel has killed everything when a lab's supervisor is gone, but collecting dead processes takes it a moment.
+        for _ in range(100):
+            if not _marked(mark):
+                break
+            time.sleep(0.05)
+        assert _marked(mark) == set()
+        assert not {"left", "note"} & {path.name for path in Path("/dev/shm").iterdir()}
+
+    yield check
+    check()
+
+
+@pytest.fixture
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `railweave …` as a user would."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "railweave", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+    return run

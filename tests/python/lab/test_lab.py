@@ -1,0 +1,324 @@
+"""Labs for real: who sees what, who reaches whom, what the links are, and that nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from railweave.lab import Lab, LabError, LabSpec, Program, labs, take_down, wire
+
+pytestmark = pytest.mark.root
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+Check = Callable[[], None]
+
+
+def run(lab: Lab, *argv: str, rank: int | None = None, node: int | None = None) -> tuple[int, str]:
+    """Exit status and output of a program in the lab."""
+    read, write = os.pipe()
+    job = lab.start([Program(list(argv), rank=rank, node=node, fds={1: write, 2: write})])
+    os.close(write)
+    with os.fdopen(read) as output:
+        text = output.read()
+    return job.wait(), text
+
+
+def reaches(lab: Lab, rank: int, address: str) -> bool:
+    """Whether a TCP connection attempt gets an answer (refused is one)."""
+    code = f"import socket,sys; s=socket.socket(); s.settimeout(3); sys.exit(0 if s.connect_ex(({address!r}, 9)) == 111 else 1)"
+    return run(lab, sys.executable, "-c", code, rank=rank)[0] == 0
+
+
+def send(lab: Lab, source: int, destination: int, size: int) -> None:
+    """Send `size` bytes from a rank to another over TCP."""
+    address = lab.spec.rank_address(destination)
+    serve = (
+        f"import socket; c=socket.create_server(({address!r}, 7000)).accept()[0]; n=0\n"
+        "while d := c.recv(1<<20): n+=len(d)\n"
+        f"assert n == {size}, n"
+    )
+    connect = (
+        "import socket,time\n"
+        "for _ in range(200):\n"
+        f"    try: c=socket.create_connection(({address!r}, 7000)); break\n"
+        "    except OSError: time.sleep(0.05)\n"
+        f"c.sendall(bytes({size}))"
+    )
+    programs = [Program([sys.executable, "-c", serve], rank=destination), Program([sys.executable, "-c", connect], rank=source)]
+    with lab.start(programs) as job:
+        assert job.wait() == 0
+
+
+@pytest.mark.parametrize("isolation", ["node", "gpu"])
+def test_what_a_rank_sees(isolation: str, nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2, isolation=isolation)) as lab:
+        expected = "lo rail1" if isolation == "gpu" else "lo rail0 rail1"
+        status, text = run(
+            lab, "sh", "-c", "hostname; echo $(ls /sys/class/net); echo $RANK $LOCAL_RANK $WORLD_SIZE $RAILWEAVE_NICS", rank=3
+        )
+        assert (status, text.splitlines()) == (0, ["node1", expected, "3 1 4 rail1"])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LabSpec(2, 2),
+        LabSpec(2, 2, isolation="node"),
+        LabSpec(2, 4, rails=2),
+        LabSpec(2, 2, rails=4),
+        LabSpec(2, 4, rails=2, isolation="node"),
+    ],
+    ids=["gpu", "node", "shared NICs", "two NICs a rank", "node, fewer rails"],
+)
+def test_every_rank_reaches_every_rank(spec: LabSpec, nothing_stays: Check) -> None:
+    with Lab.up(spec) as lab:
+        for rank in range(spec.world):
+            for other in range(spec.world):
+                assert reaches(lab, rank, spec.rank_address(other)), f"{rank} does not reach {other}"
+
+
+def test_names_of_nodes_are_addresses_on_the_rails(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2)) as lab:
+        assert reaches(lab, 0, "node1")
+        assert "10.1.1.1 node1" in run(lab, "cat", "/etc/hosts", rank=0)[1]
+
+
+def test_shared_memory_is_a_nodes_own(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2)) as lab:
+        assert run(lab, "sh", "-c", "echo hello > /dev/shm/note", rank=0)[0] == 0
+        assert run(lab, "cat", "/dev/shm/note", rank=1) == (0, "hello\n")
+        assert run(lab, "cat", "/dev/shm/note", rank=2)[0] != 0
+        assert not Path("/dev/shm/note").exists()
+
+
+def test_both_ends_of_every_link_are_shaped(nothing_stays: Check) -> None:
+    from railweave.lab.network import Network
+
+    network = Network(LabSpec(2, 2, rate=400_000_000, spine_rate=600_000_000))
+    try:
+        shaped: dict[int, int] = {}
+        for name in network.namespaces:
+            for qdisc in network._links[name].get_qdiscs():
+                if qdisc.get_attr("TCA_KIND") == "tbf":
+                    rate = qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
+                    shaped[rate] = shaped.get(rate, 0) + 1
+        assert shaped == {50_000_000: 2 * 4, 75_000_000: 2 * 2}  # four NICs, two uplinks
+    finally:
+        network.close()
+
+
+def test_counters_say_which_rail_carried_what(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2)) as lab:
+        before = lab.links()
+        send(lab, 1, 3, 2_000_000)
+        moved = {
+            (a["node"], a["rail"]): (a["tx_bytes"] - b["tx_bytes"], a["rx_bytes"] - b["rx_bytes"])
+            for b, a in zip(before, lab.links(), strict=True)
+        }
+        assert 2_000_000 < moved[0, 1][0] < 2_100_000
+        assert 2_000_000 < moved[1, 1][1] < 2_100_000
+        assert max(moved[0, 0] + moved[1, 0]) < 10_000
+
+
+def test_links_break_and_mend(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2)) as lab:
+        there = lab.spec.rank_address(3)
+        assert reaches(lab, 1, there)
+        lab.set_link(1, 1, up=False)
+        assert [link["up"] for link in lab.links()] == [True, True, True, False]
+        assert not reaches(lab, 1, there)
+        lab.set_link(1, 1, up=True)
+        assert any(reaches(lab, 1, there) for _ in range(5))  # a neighbour that was given up is asked for again after a second
+        lab.set_link(0, 0, rate=100_000_000)
+        assert [link["rate"] for link in lab.links()] == [100_000_000, 400_000_000, 400_000_000, 400_000_000]
+        with pytest.raises(LabError, match="no NIC at node 7, rail 0"):
+            lab.set_link(7, 0, up=True)
+
+
+def test_two_labs_at_once(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 1), "first") as first, Lab.up(LabSpec(2, 1), "second") as second:
+        assert {"first", "second"} <= set(labs())
+        assert reaches(first, 0, "10.1.1.1")
+        first.set_link(1, 0, up=False)
+        assert reaches(second, 0, "10.1.1.1")
+        with pytest.raises(LabError, match="'first' is up already"):
+            Lab.up(LabSpec(2, 1), "first")
+
+
+def test_job_ends_with_its_first_failure(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2)) as lab:
+        programs = [Program(["sh", "-c", "exit 7" if rank == 2 else "sleep 1000"], rank=rank) for rank in range(4)]
+        assert lab.start(programs).wait() == 7
+
+
+def test_program_that_does_not_exist(nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(1, 1)) as lab:
+        status, text = run(lab, "/no/such/program", rank=0)
+        assert status == 127
+        assert "cannot start /no/such/program" in text
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no OpenMPI")
+@pytest.mark.parametrize("isolation", ["node", "gpu"])
+def test_openmpi_runs_unmodified(isolation: str, nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 2, isolation=isolation)) as lab:
+        status, text = run(
+            lab,
+            "mpirun",
+            "-np",
+            "4",
+            "--host",
+            "node0:2,node1:2",
+            "sh",
+            "-c",
+            "echo $OMPI_COMM_WORLD_RANK $(hostname) $(ls /sys/class/net)",
+            node=0,
+        )
+        nics = [["rail0"], ["rail1"]] if isolation == "gpu" else [["rail0", "rail1"]] * 2
+        assert status == 0, text
+        assert sorted(text.splitlines()) == [f"{rank} node{rank // 2} lo {' '.join(nics[rank % 2])}" for rank in range(4)]
+
+
+# --- whatever happens, nothing stays
+
+
+def owner(code: str) -> subprocess.Popen[str]:
+    """A Python process that owns a lab `lab` with a sleeping program, a child of that, and a file in shared memory."""
+    setup = (
+        "import os,signal,sys,time\nfrom railweave.lab import Lab,LabSpec,Program\n"
+        "lab = Lab.up(LabSpec(2, 2), f'doomed-{os.getpid()}')\n"
+        "job = lab.start([Program(['sh','-c','echo > /dev/shm/left; sleep 1000 & sleep 1000'], rank=r) for r in range(4)])\n"
+        "time.sleep(0.5)\nprint('up', flush=True)\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", setup + code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
+def test_owner_killed(how: signal.Signals, nothing_stays: Check) -> None:
+    process = owner("time.sleep(1000)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(how)
+    process.wait()
+    nothing_stays()
+
+
+def test_owner_crashes(nothing_stays: Check) -> None:
+    process = owner("os.abort()")
+    process.wait()
+    nothing_stays()
+
+
+def test_supervisor_killed(nothing_stays: Check) -> None:
+    lab = Lab.up(LabSpec(2, 2))
+    job = lab.start([Program(["sleep", "1000"], rank=rank) for rank in range(4)])
+    os.kill(wire.supervisor(lab.name), signal.SIGKILL)
+    with pytest.raises(LabError, match="went down"):
+        job.wait()
+    job.close()
+    lab.down()
+    nothing_stays()
+
+
+def test_owner_killed_while_it_builds(nothing_stays: Check) -> None:
+    for delay in (0.05, 0.2, 0.4):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "railweave", "lab", "up", "halfway", "4x4"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(delay)
+        process.kill()
+        process.wait()
+        time.sleep(0.1)
+        take_down("halfway")  # it may have been faster
+    nothing_stays()
+
+
+def test_command_line(cli: Cli, nothing_stays: Check) -> None:
+    name = f"test-{os.getpid()}"
+    assert "is up" in cli("lab", "up", name, "2x2", "--rate", "100mbit").stdout
+    try:
+        done = cli("lab", "exec", name, "--", "sh", "-c", "echo $RANK")
+        assert sorted(done.stdout.split()) == ["0", "1", "2", "3"]
+        assert cli("lab", "exec", name, "--rank", "2", "--", "sh", "-c", "exit 9").returncode == 9
+        assert "no rank 4" in cli("lab", "exec", name, "--rank", "4", "true").stderr
+        assert cli("lab", "link", name, "--node", "0", "--rail", "1", "--down").returncode == 0
+        (status,) = json.loads(cli("lab", "status", name, "--json").stdout)
+        assert [link["up"] for link in status["links"]] == [True, False, True, True]
+        assert "node 0 rail 1: down" in cli("lab", "status").stdout
+        assert json.loads(cli("lab", "fabric", name).stdout)["format"] == "railweave-fabric"
+        again = cli("lab", "up", name, "2x2")
+        assert again.returncode == 1
+        assert "is up already" in again.stderr
+    finally:
+        assert f"{name} is down" in cli("lab", "down", name).stdout
+    assert "no lab named" in cli("lab", "exec", name, "true").stderr
+
+
+def test_exec_killed_takes_its_programs_along(cli: Cli, nothing_stays: Check) -> None:
+    name = f"test-{os.getpid()}"
+    cli("lab", "up", name, "2x1")
+    try:
+        command = [sys.executable, "-m", "railweave", "lab", "exec", name, "--", "sh", "-c", "sleep 4242 & sleep 4242"]
+        process = subprocess.Popen(command)
+        while _sleepers() < 4:
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        for _ in range(100):
+            if _sleepers() == 0:
+                break
+            time.sleep(0.05)
+        assert _sleepers() == 0
+    finally:
+        cli("lab", "down", name)
+
+
+def _sleepers() -> int:
+    return len(subprocess.run(["pgrep", "-f", "^sleep 4242"], capture_output=True, text=True, check=False).stdout.split())
+
+
+def test_down_all_removes_strays(cli: Cli, nothing_stays: Check) -> None:
+    if labs():
+        pytest.skip("somebody else's labs are up")
+    for name in ("stray-1", "stray-2"):
+        cli("lab", "up", name, "2x1")
+    os.kill(wire.supervisor("stray-2"), signal.SIGSTOP)  # one that no longer answers
+    done = cli("lab", "down", "--all")
+    assert "stray-1 is down" in done.stdout
+    assert "stray-2 is down" in done.stdout
+    nothing_stays()
+
+
+def test_without_root_it_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os\nfrom railweave.lab import Lab,LabSpec\nos.setgid(65534); os.setuid(65534)\nLab.up(LabSpec(2,2))",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "a lab needs root" in done.stderr
+    assert "sudo" in done.stderr
+
+
+def test_without_capabilities_it_says_which() -> None:
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", "from railweave.lab import Lab,LabSpec; Lab.up(LabSpec(2,2))"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "SYS_ADMIN" in done.stderr
+    assert "--privileged" in done.stderr
