@@ -28,7 +28,7 @@ func install(_ context.Context, args []string) error {
 }
 
 func installFile(from, to string) (err error) {
-	source, err := os.Open(from) // #nosec G304: named by the operator
+	source, err := os.Open(from) // #nosec G304 -- named by the operator
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func installFile(from, to string) (err error) {
 	}
 	_, err = io.Copy(target, source)
 	if err == nil {
-		err = target.Chmod(0o755) // #nosec G302: a program
+		err = target.Chmod(0o755) // #nosec G302 -- a program
 	}
 	if err = errors.Join(err, target.Sync(), target.Close()); err == nil {
 		err = os.Rename(target.Name(), to)

@@ -12,10 +12,10 @@ import (
 	"syscall"
 )
 
-// exitStatus is an error that only sets the exit status; what there is to say was said.
-type exitStatus int
+// exitError is an error that only sets the exit status; what there is to say was said.
+type exitError int
 
-func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 type command struct {
 	help string
@@ -58,7 +58,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := chosen.run(ctx, os.Args[2:])
-	var quiet exitStatus
+	var quiet exitError
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 	case errors.As(err, &quiet):

@@ -22,7 +22,7 @@ func preflightCommand(ctx context.Context, args []string) error {
 		return err
 	}
 	if preflight.Failed(findings) {
-		return exitStatus(1)
+		return exitError(1)
 	}
 	return nil
 }

@@ -215,7 +215,7 @@ func tenancyCommand(ctx context.Context, args []string) error {
 		}
 		if time.Now().After(deadline) {
 			fmt.Println("not in force:", why)
-			return exitStatus(3)
+			return exitError(3)
 		}
 		select {
 		case <-ctx.Done():

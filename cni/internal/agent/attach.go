@@ -70,7 +70,7 @@ func (a *Agent) Attach(ctx context.Context, wanted *attachment.Attachment) error
 	if err := a.judgeAddresses(r, wanted); err != nil {
 		return err
 	}
-	if err := a.judgePod(ctx, r, wanted); err != nil {
+	if err := a.judgePod(ctx, wanted); err != nil {
 		return err
 	}
 	if problem := r.usable(); problem != nil {
@@ -150,7 +150,7 @@ func lastOf(prefix netip.Prefix) netip.Addr {
 }
 
 // judgePod: the namespace must be one, the interface must be in it as claimed, and the pod must exist.
-func (a *Agent) judgePod(ctx context.Context, r *rail, wanted *attachment.Attachment) error {
+func (a *Agent) judgePod(ctx context.Context, wanted *attachment.Attachment) error {
 	inode, err := a.Pods.Inode(wanted.Netns)
 	switch {
 	case errors.Is(err, podnet.ErrNotNamespace), errors.Is(err, os.ErrNotExist):

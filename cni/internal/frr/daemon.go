@@ -58,7 +58,7 @@ func (e *ExitError) Unwrap() error { return e.Cause }
 func run(ctx context.Context, timeout time.Duration, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	command := exec.CommandContext(ctx, program, args...) // #nosec G204: programs and arguments come from the checked node file
+	command := exec.CommandContext(ctx, program, args...) // #nosec G204 -- programs and arguments come from the checked node file
 	var out, said bytes.Buffer
 	command.Stdout, command.Stderr = &out, &said
 	if err := command.Run(); err != nil {
@@ -90,7 +90,7 @@ func (d *Daemon) Incarnation() uint64 {
 		return 0
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-		return stat.Ino ^ uint64(stat.Ctim.Nano()) // #nosec G115: a fingerprint
+		return stat.Ino ^ uint64(stat.Ctim.Nano()) // #nosec G115 -- a fingerprint
 	}
 	return 0
 }
@@ -130,7 +130,7 @@ func (d *Daemon) write(ctx context.Context, path string) error {
 		return err
 	}
 	candidate := path + ".candidate"
-	if err := os.WriteFile(candidate, []byte(Render(d.config)), 0o640); err != nil { // #nosec G306: FRR's group reads its configuration
+	if err := os.WriteFile(candidate, []byte(Render(d.config)), 0o640); err != nil { // #nosec G306 -- FRR's group reads its configuration
 		return err
 	}
 	return os.Rename(candidate, path)

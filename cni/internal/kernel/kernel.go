@@ -86,14 +86,14 @@ func Announcements() (map[netip.Addr]bool, error) {
 // Sysctl writes one value below /proc/sys/net of the calling thread's network namespace.
 func Sysctl(root, key, value string) error {
 	path := filepath.Join(root, key)
-	current, err := os.ReadFile(path) // #nosec G304: keys are constants with a checked interface name
+	current, err := os.ReadFile(path) // #nosec G304 -- keys are constants with a checked interface name
 	if err != nil {
 		return err
 	}
 	if strings.TrimSpace(string(current)) == value {
 		return nil
 	}
-	return os.WriteFile(path, []byte(value), 0o644) // #nosec G306: a sysctl
+	return os.WriteFile(path, []byte(value), 0o644) // #nosec G306 -- a sysctl
 }
 
 // ProcSysNet is where a process finds its namespace's network sysctls.

@@ -100,7 +100,7 @@ func (e *Error) Error() string { return fmt.Sprintf("node file %s: %s: %s", e.Fi
 
 // Load reads a node file (JSON or YAML), fills in the defaults and checks it.
 func Load(path string) (*Config, error) {
-	data, err := os.ReadFile(path) // #nosec G304: the operator names the file
+	data, err := os.ReadFile(path) // #nosec G304 -- the operator names the file
 	if err != nil {
 		return nil, fmt.Errorf("node file: %w", err)
 	}

@@ -16,7 +16,7 @@ var ErrNotNamespace = errors.New("not a network namespace")
 
 // Inode of the network namespace at a path. The kernel is asked what the file is; a name is no proof.
 func Inode(path string) (uint64, error) {
-	handle, err := os.Open(path) // #nosec G304: what it must be is checked below
+	handle, err := os.Open(path) // #nosec G304 -- what it must be is checked below
 	if err != nil {
 		return 0, err
 	}

@@ -87,7 +87,7 @@ func inNamespaceSysfs(netns string, do func(sysfs string) error) error {
 			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 				return err
 			}
-			if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil { // #nosec G115: a descriptor
+			if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil { // #nosec G115 -- a descriptor
 				return err
 			}
 			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -130,7 +130,7 @@ func readGIDs(dir string) (map[[16]byte]bool, error) {
 	}
 	gids := map[[16]byte]bool{}
 	for _, entry := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, entry.Name())) // #nosec G304: sysfs
+		data, err := os.ReadFile(filepath.Join(dir, entry.Name())) // #nosec G304 -- sysfs
 		if err != nil {
 			continue // an empty index reads as EINVAL on some drivers
 		}

@@ -94,7 +94,7 @@ func zebras(proc string) []int {
 		if err != nil {
 			continue
 		}
-		name, err := os.ReadFile(filepath.Join(proc, entry.Name(), "comm")) // #nosec G304: procfs
+		name, err := os.ReadFile(filepath.Join(proc, entry.Name(), "comm")) // #nosec G304 -- procfs
 		if err != nil || strings.TrimSpace(string(name)) != "zebra" {
 			continue
 		}

@@ -101,7 +101,7 @@ func writeAtomically(path string, data []byte) (err error) {
 }
 
 func syncDir(dir string) error {
-	handle, err := os.Open(dir) // #nosec G304: the state directory
+	handle, err := os.Open(dir) // #nosec G304 -- the state directory
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func Encode(state *State) ([]byte, error) {
 // Read reads the store of a state directory without changing anything; a missing file is an empty state.
 func Read(stateDir string) (*State, error) {
 	path := filepath.Join(stateDir, fileName)
-	data, err := os.ReadFile(path) // #nosec G304: the state directory
+	data, err := os.ReadFile(path) // #nosec G304 -- the state directory
 	if errors.Is(err, fs.ErrNotExist) {
 		return &State{Version: version}, nil
 	}

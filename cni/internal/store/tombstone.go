@@ -84,7 +84,7 @@ func Tombstones(stateDir string) ([]Tombstone, error) {
 			continue // a write that did not finish: its plugin did not report success
 		}
 		path := filepath.Join(dir, entry.Name())
-		data, err := os.ReadFile(path) // #nosec G304: the state directory
+		data, err := os.ReadFile(path) // #nosec G304 -- the state directory
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

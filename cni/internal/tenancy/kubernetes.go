@@ -147,9 +147,9 @@ func decodeNode(object any) (Node, bool) {
 		return Node{}, false
 	}
 	heartbeat, err := time.Parse(time.RFC3339Nano, from.Heartbeat)
-	node := Node{Name: from.Node, Heartbeat: heartbeat, Barrier: uint64(max(from.Barrier, 0)), Acks: map[string]uint64{}} // #nosec G115: not negative
+	node := Node{Name: from.Node, Heartbeat: heartbeat, Barrier: uint64(max(from.Barrier, 0)), Acks: map[string]uint64{}} // #nosec G115 -- not negative
 	for name, generation := range from.Acks {
-		node.Acks[name] = uint64(max(generation, 0)) // #nosec G115: not negative
+		node.Acks[name] = uint64(max(generation, 0)) // #nosec G115 -- not negative
 	}
 	return node, err == nil
 }
@@ -161,7 +161,7 @@ func decodeAddress(object any) (Entry, bool) {
 		return Entry{}, false
 	}
 	return Entry{Address: address, Node: from.Node, Rail: from.Rail, Namespace: from.Namespace, Tenant: from.Tenant,
-		Generation: uint64(max(from.Generation, 0)), Revoked: from.Revoked, Changed: from.Changed}, true // #nosec G115: not negative
+		Generation: uint64(max(from.Generation, 0)), Revoked: from.Revoked, Changed: from.Changed}, true // #nosec G115 -- not negative
 }
 
 // View of the cluster, built anew after something was heard.
@@ -233,7 +233,7 @@ func (k *Kubernetes) Publish(ctx context.Context, entry Entry) error {
 	}
 	wanted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&addressSpec{
 		Address: entry.Address.String(), Node: entry.Node, Rail: entry.Rail, Namespace: entry.Namespace, Tenant: entry.Tenant,
-		Generation: int64(entry.Generation), Revoked: entry.Revoked, Changed: entry.Changed}) // #nosec G115: a counter from 1
+		Generation: int64(entry.Generation), Revoked: entry.Revoked, Changed: entry.Changed}) // #nosec G115 -- a counter from 1
 	if err != nil {
 		return err
 	}
@@ -279,9 +279,9 @@ func ignoreMissing(err error) error {
 func (k *Kubernetes) Report(ctx context.Context, node Node) error {
 	acks := map[string]int64{}
 	for name, generation := range node.Acks {
-		acks[name] = int64(generation) // #nosec G115: a counter from 1
+		acks[name] = int64(generation) // #nosec G115 -- a counter from 1
 	}
-	wanted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&nodeSpec{Node: k.self, Heartbeat: node.Heartbeat.UTC().Format(time.RFC3339Nano), Barrier: int64(node.Barrier), Acks: acks}) // #nosec G115: a counter
+	wanted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&nodeSpec{Node: k.self, Heartbeat: node.Heartbeat.UTC().Format(time.RFC3339Nano), Barrier: int64(node.Barrier), Acks: acks}) // #nosec G115 -- a counter
 	if err != nil {
 		return err
 	}

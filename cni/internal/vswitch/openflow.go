@@ -50,7 +50,7 @@ func (e *ExitError) Unwrap() error { return e.Cause }
 func (s *Switch) ofctl(ctx context.Context, input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ofctlTimeout)
 	defer cancel()
-	command := exec.CommandContext(ctx, s.program, append([]string{"-O", "OpenFlow14", "--timeout=10"}, args...)...) // #nosec G204: constant verbs, checked bridge name
+	command := exec.CommandContext(ctx, s.program, append([]string{"-O", "OpenFlow14", "--timeout=10"}, args...)...) // #nosec G204 -- constant verbs, checked bridge name
 	command.Env = append(os.Environ(), "OVS_RUNDIR="+s.runDir)
 	command.Stdin = strings.NewReader(input)
 	var out, said bytes.Buffer

@@ -20,7 +20,7 @@ func inode(path string) uint64 {
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		// Inode numbers of a tmpfs are reused at once; with the time of creation they are not mistaken for each other.
-		return stat.Ino ^ uint64(stat.Ctim.Nano()) // #nosec G115: a fingerprint
+		return stat.Ino ^ uint64(stat.Ctim.Nano()) // #nosec G115 -- a fingerprint
 	}
 	return 0
 }

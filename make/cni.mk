@@ -1,0 +1,46 @@
+# The Kubernetes side: Go module cni/.
+
+CNI_FUZZ_INPUTS ?= 1000000
+GOLANGCI_LINT ?= golangci-lint
+
+# What is fuzzed, as package:function.
+CNI_FUZZ := \
+	./internal/nodeconfig:FuzzParse \
+	./internal/plugin:FuzzConfig \
+	./internal/plugin:FuzzArgs \
+	./internal/store:FuzzDecode \
+	./internal/store:FuzzDecodeTombstone
+
+.PHONY: test-cni test-cni-unit test-cni-e2e fuzz-cni lint-cni build-cni generate-cni
+
+build-cni:
+	cd cni && CGO_ENABLED=0 go build -trimpath -o ../build/cni/ ./cmd/...
+
+# Everything: logic with the race detector, then the end-to-end suite, which needs root and says so when it cannot run.
+test-cni: test-cni-unit test-cni-e2e
+
+test-cni-unit:
+	cd cni && go vet ./... && go test -race -short ./...
+
+test-cni-e2e:
+	@if [ "$$(id -u)" != 0 ]; then \
+		echo "cni end-to-end suite: NOT RUN, it needs root (network namespaces, Open vSwitch, FRR)"; \
+	else \
+		cd cni && go test -count=1 -timeout 60m ./e2e/...; \
+	fi
+
+# At least CNI_FUZZ_INPUTS inputs each. The seeds run in every `go test`.
+fuzz-cni:
+	@cd cni && for pair in $(CNI_FUZZ); do \
+		echo "fuzz $$pair"; \
+		go test -run '^$$' -fuzz "^$${pair#*:}$$" -fuzztime $(CNI_FUZZ_INPUTS)x -fuzzminimizetime 10x "$${pair%%:*}" || exit 1; \
+	done
+
+lint-cni:
+	@cd cni && unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
+	cd cni && $(GOLANGCI_LINT) run ./...
+
+# The Go code of the contract; needs protoc, protoc-gen-go 1.36.10 and protoc-gen-go-grpc 1.5.1.
+generate-cni:
+	cd cni && protoc -I . --go_out=. --go_opt=module=github.com/railweave/railweave/cni \
+		--go-grpc_out=. --go-grpc_opt=module=github.com/railweave/railweave/cni api/v1/railweave.proto
