@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PRESET ?= dev
 JOBS ?= $(shell nproc)
 RAILWEAVE := .venv/bin/railweave
+# scripts/setup puts a Go there when the machine has none that is new enough.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: help setup build demo test test-cpp test-python lint format clean
 
@@ -17,7 +19,13 @@ build: ## C++ libraries, tests and benchmarks (PRESET=dev|asan|tsan|clang)
 	@cmake --preset $(PRESET) >/dev/null
 	@cmake --build --preset $(PRESET) -j $(JOBS)
 
-test: setup test-cpp test-python ## all tests
+demo: setup ## the main job: a skewed exchange over four emulated rails, three ways, as a table and a page
+	@mkdir -p out
+	@sudo=; [ "$$(id -u)" -eq 0 ] || sudo=sudo; \
+	$$sudo $(RAILWEAVE) bench alltoallv --lab 2x4 --fabric examples/nccl-topo-4xH200-rail-aligned.xml --rate 400mbit \
+	  --policies single-path,railweave --peer openmpi --repeat 3 --json out/demo.json --report out/demo.html
+
+test: setup test-cpp test-python protocol test-cni fuzz-short ## all tests
 
 test-cpp: build ## C++ tests
 	@ctest --preset $(PRESET) -j 2
