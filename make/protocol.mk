@@ -2,7 +2,7 @@
 protocol: ## model-check the engine's protocol (docs/protocol-model.md)
 	@protocol/check
 
-protocol-full: ## the same with the large configurations (minutes to hours, up to 12 GiB)
+protocol-full: ## the same with the large configurations (minutes, up to 8 GiB)
 	@protocol/check --full --jobs 1
 
 test: protocol

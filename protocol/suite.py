@@ -558,4 +558,28 @@ MUTATIONS: tuple[Mutation, ...] = (
         "assertion",
         "the cut heals after one side's decision and before the other's: that one waits for ever",
     ),
+    Mutation(
+        "kernel-push-without-grant",
+        "kernels",
+        _defines("PROGRAM=1 MUT_PUSH_WITHOUT_GRANT"),
+        "a kernel fills a slot for a receive whose kernel does not run yet",
+        "assertion",
+        "the pool is full of chunks for a receiver that launches only after others got theirs through the same pool",
+    ),
+    Mutation(
+        "kernel-push-waits",
+        "kernels",
+        _defines("PROGRAM=2 MUT_PUSH_WAITS"),
+        "a block waits for room in its push role",
+        "assertion",
+        "both blocks wait for each other's pull",
+    ),
+    Mutation(
+        "kernel-needs-host-call",
+        "kernels",
+        _defines("PROGRAM=2 MUT_NEEDS_HOST_CALL"),
+        "a kernel waits for a host call that the runtime holds back until the kernel has ended",
+        "assertion",
+        "neither ever comes",
+    ),
 )
