@@ -118,6 +118,7 @@ void PairOptimizer::round(const PlannerSettings& settings) {
       Option* best = nullptr;
       double best_seconds = 0;
       for (std::uint32_t o = first_[p]; o < first_[p + 1]; ++o) {
+        if (amount < chunk && options_[o].bytes == 0) continue;  // a tail is no part of its own
         double seconds = 0;
         for (std::uint32_t e = options_[o].begin; e < options_[o].end; ++e) {
           const ResourceId r = resources_[e];

@@ -1,0 +1,89 @@
+// Slow links, dead links, reuse of plans and hysteresis.
+#include <gtest/gtest.h>
+
+#include "support.hpp"
+
+namespace railweave::testing {
+namespace {
+
+TEST(Links, ADeadRailCarriesNothingAndASlowOneLess) {
+  const Fabric fabric = machine("h100-4gpu-ndr", 2);
+  const Demand demand = one_pair(8, 0, 4, 1024 * kMiB);
+  const auto on_rail = [&](const Plan& plan, std::uint32_t rail) {
+    std::uint64_t bytes = 0;
+    for (const Share& s : plan.shares) bytes += fabric.vertex(s.route.nic_src).rail == rail ? s.bytes : 0;
+    return bytes;
+  };
+  {
+    Planner planner(fabric, {});
+    LinkState links(fabric);
+    take_down(fabric, links, "leaf2");
+    const Plan& plan = planner.plan(demand, links);
+    EXPECT_EQ(on_rail(plan, 2), 0u);
+    EXPECT_NEAR(plan.z_seconds * 150e9 / static_cast<double>(demand.total()), 1, 0.01);
+  }
+  Planner planner(fabric, {});
+  LinkState links(fabric);
+  slow_to_half(fabric, links, "leaf2");
+  const Plan& plan = planner.plan(demand, links);
+  EXPECT_NEAR(static_cast<double>(on_rail(plan, 2)) / static_cast<double>(on_rail(plan, 1)), 0.5, 0.01);
+  EXPECT_NEAR(plan.z_seconds * 175e9 / static_cast<double>(demand.total()), 1, 0.01);
+}
+
+TEST(Links, CrossingsServeNodesThatLackDifferentRails) {
+  const Fabric fabric = machine("hgx-h100", 2);
+  LinkState links(fabric);
+  take_down(fabric, links, "node0/nic0");
+  take_down(fabric, links, "node1/nic1");
+  Planner planner(fabric, {});
+  const Plan& plan = planner.plan(one_pair(16, 2, 10, 4096 * kMiB), links);
+  bool spine = false;
+  for (VertexId v = 0; v < fabric.vertices().size(); ++v) spine = spine || fabric.vertex(v).kind == VertexKind::spine;
+  bool crossed = false;
+  for (const Share& s : plan.shares) crossed = crossed || s.route.kind == PathKind::cross_rail;
+  EXPECT_EQ(crossed, spine);
+  EXPECT_NEAR(plan.z_seconds * (spine ? 350e9 : 300e9) / (4096.0 * kMiB), 1, 0.02);
+}
+
+TEST(Reuse, ARepeatedDemandKeepsItsPlan) {
+  const Fabric fabric = machine("hgx-h100", 2);
+  Planner planner(fabric, {});
+  LinkState links(fabric);
+  const Demand demand = random_demand(16, 512 * kMiB, 0.5, 1);
+  const Plan* const first = &planner.plan(demand, links);
+  const std::uint64_t id = first->id;
+  EXPECT_EQ(&planner.plan(demand, links), first) << "not even copied";
+  EXPECT_EQ(planner.plan(demand, links).id, id);
+  // A change that is taken back advances the epoch and nothing else.
+  links.set_down(0, true);
+  links.set_down(0, false);
+  EXPECT_EQ(planner.plan(demand, links).id, id);
+  EXPECT_EQ(planner.plan(demand, links).link_epoch, 2u);
+}
+
+TEST(Hysteresis, ASmallGainDoesNotReplaceThePlanALargeOneDoes) {
+  const Fabric fabric = machine("h100-4gpu-ndr", 2);
+  PlannerSettings settings;
+  settings.hysteresis_permille = 50;
+  Planner planner(fabric, settings);
+  LinkState links(fabric);
+  const Demand demand = one_pair(8, 0, 4, 1024 * kMiB);
+  const std::uint64_t id = planner.plan(demand, links).id;
+  const EdgeId up = fabric.find_edge(fabric.find_vertex("node0/nic1"), fabric.find_vertex("leaf1"));
+  ASSERT_NE(up, kNone);
+  const std::uint64_t rate = fabric.edge(up).capacity_Bps;
+  links.set_rate(up, rate * 97 / 100);  // re-planning would win 2.3%
+  const Plan kept = planner.plan(demand, links);
+  EXPECT_EQ(kept.id, id);
+  EXPECT_EQ(kept.link_epoch, links.epoch());
+  EXPECT_EQ(kept.bottleneck, up);
+  EXPECT_NEAR(kept.z_seconds * static_cast<double>(rate) * 0.97 / (256.0 * kMiB), 1, 0.001) << "rated at the new speed";
+  links.set_rate(up, rate / 2);
+  EXPECT_NE(planner.plan(demand, links).id, id);
+  links.set_down(up, true);
+  const Plan without = planner.plan(demand, links);
+  EXPECT_NEAR(without.z_seconds * 150e9 / static_cast<double>(demand.total()), 1, 0.01);
+}
+
+}  // namespace
+}  // namespace railweave::testing
