@@ -96,7 +96,11 @@ class PolicySession(Session):
             theirs.close()
         self._controls = [ours for ours, _ in pairs]
         self._partial = [b""] * world
-        self._collect(_START_S)
+        try:
+            self._collect(_START_S)
+        except BaseException:
+            self._job.close()
+            raise
 
     def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
         """Exchange once and check."""

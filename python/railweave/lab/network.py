@@ -28,7 +28,7 @@ _NO_PREFIX_ROUTE = 0x200  # IFA_F_NOPREFIXROUTE, linux/if_addr.h: the routes her
 _SCOPE_LINK = 253  # linux/rtnetlink.h
 # The kernel heeds RTAX_RTO_MIN only where its bit in RTAX_LOCK is set (linux/rtnetlink.h).
 _RTAX_RTO_MIN = 13
-_METRICS = {"rto_min": shaping.MIN_RETRANSMIT_MS, "lock": 1 << _RTAX_RTO_MIN}
+METRICS = {"rto_min": shaping.MIN_RETRANSMIT_MS, "lock": 1 << _RTAX_RTO_MIN}
 _FIRST_TABLE = 100
 _GATEWAY = "10.{rail}.255.254"
 
@@ -154,8 +154,8 @@ class Network:
         self._set(namespace, nic.interface, state="up")
         index, gateway = self._index(namespace, nic.interface), _GATEWAY.format(rail=nic.rail + 1)
         for route in ({"dst": f"10.{nic.rail + 1}.0.0/16", "scope": _SCOPE_LINK}, {"dst": "10.0.0.0/8", "gateway": gateway}):
-            ip.route("add", **route, oif=index, table=table, metrics=_METRICS)
-            ip.route("add", **route, oif=index, priority=nic.rail + 1, metrics=_METRICS)
+            ip.route("add", **route, oif=index, table=table, metrics=METRICS)
+            ip.route("add", **route, oif=index, priority=nic.rail + 1, metrics=METRICS)
         ip.rule("add", src=address, src_len=32, table=table, priority=1000 + nic.rail)
 
     def _host_network(self) -> None:

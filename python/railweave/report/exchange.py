@@ -86,16 +86,9 @@ def _rates(run: Run) -> Figure:
         )
         at = places + (number - (len(policies) - 1) / 2) * width
         axes.bar(at, rates, width * 0.92, color=_colour(policy), yerr=spread.T, error_kw={"lw": 0.8, "ecolor": "#1c2733"})
-        for x, each, error in zip(at, results, spread, strict=True):
-            axes.annotate(
-                f"{each.bound_fraction:.0%}",
-                (x, each.gbps + error[1]),
-                (0, 2),
-                textcoords="offset points",
-                ha="center",
-                size=8.5,
-                color="#5b6b7b",
-            )
+        for x, each in zip(at, results, strict=True):
+            ink = "white" if policy == "railweave" else "#1c2733"
+            axes.annotate(f"{each.bound_fraction:.0%}", (x, 0), (0, 4), textcoords="offset points", ha="center", size=8.5, color=ink)
     for place, matrix in zip(places, matrices, strict=True):
         bound = run.find(matrix, policies[0])
         if bound.bound_seconds > 0:
