@@ -20,6 +20,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kSameInstant = 1e-10;
 // How much of the loss that batching may cause in the whole time is allowed from the start, as a part of it.
 constexpr double kAdvance = 1.0 / 16;
+// Once a resource has used its allowance up, each completion on it would ask for a solve. This part of the allowance is the
+// least time between two, so that their number stays below (1 / kLeastWindow / batching) in the time of the bound.
+constexpr double kLeastWindow = 0.25;
 
 double seconds(std::uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
@@ -80,6 +83,7 @@ class Simulator {
   double now_ = 0;
   double window_ = 0;    // time between the last two solves
   double deadline_ = 0;  // rates must be shared out again by then
+  double earliest_ = 0;  // but not before this
   std::vector<Progress> progress_;
   std::vector<double> next_end_;  // per group
   std::vector<Channel> channels_;
@@ -213,6 +217,7 @@ double Simulator::first_end() const {
 void Simulator::advance() {
   const double begin = now_;
   deadline_ = next_start();
+  earliest_ = begin + settings_.batching * kLeastWindow * result_.load_bound_;
   // Only groups that end soon are put in order. How soon is a guess: if nothing stops the flows by then, look further ahead.
   double ahead = 2 * window_;
   for (;;) {
@@ -297,7 +302,8 @@ void Simulator::free_part(Resource resource, double rate, double time) {
   const double advance = kAdvance * result_.load_bound_;
   const double allowed = settings_.batching * std::max(time, advance) - channel.lost;
   const double growth = time < advance ? 0 : settings_.batching;
-  if (channel.idle > growth) deadline_ = std::min(deadline_, time + std::max(allowed, 0.0) / (channel.idle - growth));
+  if (channel.idle <= growth) return;
+  deadline_ = std::min(deadline_, std::max(earliest_, time + std::max(allowed, 0.0) / (channel.idle - growth)));
 }
 
 void Simulator::settle_channel(Resource resource, double time) {

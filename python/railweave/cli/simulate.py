@@ -24,9 +24,7 @@ DEFAULT_POLICIES = "single-path,nccl,railweave"
 @click.option("--exact", is_flag=True, help="Also the exact optimum of the routing (a linear program; slow on large fabrics).")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output (schema/simulation.schema.json).")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
-def command(
-    source: str, nodes: int | None, matrix_name: str, policies: str, exact: bool, as_json: bool, report: Path | None
-) -> None:
+def command(source: str, nodes: int | None, matrix_name: str, policies: str, exact: bool, as_json: bool, report: Path | None) -> None:
     """Predict how long a matrix takes under each policy, how busy each link is, and who waits for what."""
     from rich.console import Console
 

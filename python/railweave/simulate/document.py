@@ -44,7 +44,7 @@ def _link(link: LinkUse) -> dict[str, Any]:
     result: dict[str, Any] = {
         "resource": link.resource,
         "name": link.name,
-        "capacity_Bps": link.capacity_Bps,
+        "capacity_Bps": link.capacity,
         "bytes": link.bytes,
         "utilisation": link.utilisation,
         "waited_seconds": link.waited_seconds,

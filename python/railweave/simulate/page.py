@@ -100,7 +100,14 @@ def _tables(result: Page, study: Study) -> None:
         "Time is of the whole exchange; the plan alone, without latency and the order in which flows end, would take 'plan'.",
         ["policy", "time", "plan", "GB/s", "of the bound", "flows"],
         [
-            [each.policy, duration(each.seconds), duration(each.plan_seconds), f"{each.gbps:.2f}", f"{each.bound_fraction:.1%}", f"{each.flows}"]
+            [
+                each.policy,
+                duration(each.seconds),
+                duration(each.plan_seconds),
+                f"{each.gbps:.2f}",
+                f"{each.bound_fraction:.1%}",
+                f"{each.flows}",
+            ]
             for each in study.predictions
         ],
         1,
@@ -127,7 +134,7 @@ def _waited(each: Prediction) -> list[list[str]]:
         [
             each.policy if place == 0 else "",
             link.name,
-            f"{size(link.capacity_Bps)}/s",
+            f"{size(link.capacity)}/s",
             size(link.bytes),
             f"{link.utilisation:.1%}",
             duration(link.waited_seconds),

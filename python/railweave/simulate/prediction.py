@@ -18,10 +18,10 @@ from railweave.plan.exact import ExactRouting
 _LINKS_OVER_TIME = 24
 _LAST_FLOWS = 10
 
-# Above this many flows rates are shared out less often than flows end; no link loses more than this part of the time by it
-# (docs/model.md: 10,000 flows take 1.3 s exactly and 0.2 s batched; a million could not be done exactly).
+# Above this many flows rates are shared out less often than flows end; links lose about this part of the time by it
+# (docs/model.md: a million flows take seconds then).
 _EXACT_FLOWS = 20_000
-_BATCHING = 1e-3
+_BATCHING = 5e-3
 
 _PXN = {"nccl-pxn0": 0, "nccl-pxn1": 1, "nccl": 2}
 
@@ -44,7 +44,7 @@ class LinkUse:
 
     resource: int
     name: str
-    capacity_Bps: int
+    capacity: int  # bytes/s
     bytes: float
     utilisation: float  # bytes / (capacity * time)
     waited_seconds: float  # time that flows waited for it, summed over the flows
@@ -168,7 +168,7 @@ def _link_uses(fabric: Fabric, flows: Flows, simulation: Simulation) -> tuple[Li
         LinkUse(
             resource=r,
             name=fabric.describe(r),
-            capacity_Bps=int(capacity[r]),
+            capacity=int(capacity[r]),
             bytes=float(carried[r]),
             utilisation=float(use[place]),
             waited_seconds=float(waited[r]),

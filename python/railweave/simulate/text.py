@@ -99,7 +99,7 @@ def _links(prediction: Prediction) -> Table:
     for link in prediction.links[:_LINKS]:
         table.add_row(
             link.name,
-            f"{size(link.capacity_Bps)}/s",
+            f"{size(link.capacity)}/s",
             size(link.bytes),
             f"{link.utilisation:.1%}",
             duration(link.waited_seconds) if link.waited_seconds else "",
@@ -125,4 +125,6 @@ def _last(prediction: Prediction) -> Iterator[Text]:
     for flow in prediction.last[:_FLOWS]:
         held = ", ".join(f"{resource} for {duration(seconds)}" for resource, seconds in held_by(flow)[:3])
         start = f"; start-up {duration(flow.startup_seconds)}" if flow.startup_seconds else ""
-        yield Text(f"  ends {duration(flow.finish_seconds)}: {flow.src} → {flow.dst}, {size(flow.bytes)} by {flow.way}; waited for {held}{start}")
+        yield Text(
+            f"  ends {duration(flow.finish_seconds)}: {flow.src} → {flow.dst}, {size(flow.bytes)} by {flow.way}; waited for {held}{start}"
+        )

@@ -1,4 +1,4 @@
-"""Simulates flow sets with SimGrid 4.1 in its exact max-min settings. Runs in a virtual environment that has simgrid (make simgrid-goldens).
+"""Simulates flow sets with SimGrid 4.1 in its exact max-min settings. Runs in an environment that has simgrid (make simgrid-goldens).
 
 Standard input: one JSON object a line, {"capacities": [bytes/s], "flows": [[bytes, start_ns, latency_ns, [resource, ...]], ...]}.
 Standard output: one JSON object a line, {"finish_seconds": [...], "wall_seconds": time that Engine.run took}.
@@ -20,7 +20,13 @@ def _simulate(case: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(["railweave", "--log=root.thres:error"])
     # CM02 without TCP's window (gamma) and without acknowledgements on the way back is max-min fairness and nothing else; a
     # precision far below the sizes and rates that occur.
-    for setting in ("network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0", "precision/work-amount:1e-3", "precision/timing:1e-12"):
+    for setting in (
+        "network/model:CM02",
+        "network/TCP-gamma:0",
+        "network/crosstraffic:0",
+        "precision/work-amount:1e-3",
+        "precision/timing:1e-12",
+    ):
         Engine.set_config(setting)
     zone = engine.netzone_root.add_netzone_full("fabric")
     # CM02 shares in inverse proportion to latency, which is a property of TCP; so links have none here, and a flow's latency is
