@@ -300,17 +300,22 @@ func collide(wanted, other *attachment.Attachment) error {
 	return nil
 }
 
-// realise does the work of Attach. The independent parts run side by side; the flows come when the store has the attachment.
+// realise does the work of Attach, all parts side by side. A crash in between leaves nothing wrong: what the store lacks is
+// removed from the switch by the next start, and what it has is installed.
 func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachment) error {
 	tenant, exists := a.Source.View().Namespaces[held.Pod.Namespace]
 	if !exists {
 		return failure.New(nodev1.Reason_NAMESPACE_UNKNOWN, held.Pod.Namespace, "", "the Namespace does not exist")
 	}
+	a.claim(held, tenant)
 	parts := []func() error{
+		func() error {
+			return wrap(r.applying.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "the flows were not installed")
+		},
 		func() error {
 			return wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written")
 		},
-		func() error { return publishFailure(a.publish(ctx, held, tenant)) },
+		func() error { return publishFailure(a.publish(ctx, held)) },
 		func() error {
 			if err := a.Pods.Configure(a.podInterface(held)); err != nil {
 				return podFailure(held, err)
@@ -333,9 +338,6 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 	}
 	if first != nil {
 		return first
-	}
-	if err := wrap(r.applying.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "the flows were not installed"); err != nil {
-		return err
 	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()

@@ -150,8 +150,8 @@ func (r *rail) judge(ctx context.Context, bridge *vswitch.Bridge) *failure.Error
 }
 
 const (
-	// settleTime: ovs-vswitchd takes some 10 ms for a port or a bridge; when 200 pods start at once it took 0.6 s.
-	settleTime = 3 * time.Second
+	// settleTime: ovs-vswitchd takes some 10 ms for a port or a bridge, and seconds on a busy machine where 200 pods start at once.
+	settleTime = 10 * time.Second
 	settlePoll = 5 * time.Millisecond
 	retryApply = 200 * time.Millisecond
 )
@@ -187,7 +187,7 @@ func (r *rail) apply(ctx context.Context) error {
 	if err := r.restorePorts(ctx, bridge, mine); err != nil {
 		return err
 	}
-	incarnation, err := r.settle(ctx, bridge)
+	bridge, incarnation, err := r.settle(ctx, bridge)
 	if err != nil {
 		return err
 	}
@@ -244,31 +244,31 @@ func (r *rail) restorePorts(ctx context.Context, bridge *vswitch.Bridge, mine []
 
 // settle returns the switch's incarnation. After a restart of ovs-vswitchd the database may have port numbers of the time
 // before; flows with such a number would serve another pod's port, so none are installed before the two agree.
-func (r *rail) settle(ctx context.Context, bridge *vswitch.Bridge) (uint64, error) {
+func (r *rail) settle(ctx context.Context, bridge *vswitch.Bridge) (*vswitch.Bridge, uint64, error) {
 	a := r.agent
 	deadline := a.Now().Add(settleTime)
 	for {
 		incarnation := a.Switch.Incarnation(r.config.Bridge)
 		if incarnation != 0 && incarnation == r.incarnation {
-			return incarnation, nil
+			return bridge, incarnation, nil
 		}
 		if incarnation != 0 {
 			numbers, err := a.Switch.PortNumbers(ctx, r.config.Bridge)
 			if err == nil && agree(bridge, numbers) {
-				return incarnation, nil
+				return bridge, incarnation, nil
 			}
 		}
 		if a.Now().After(deadline) {
-			return 0, fmt.Errorf("bridge %s: ovs-vswitchd is not running, or its port numbers differ from the database's", r.config.Bridge)
+			return nil, 0, fmt.Errorf("bridge %s: ovs-vswitchd is not running, or its port numbers differ from the database's", r.config.Bridge)
 		}
 		if err := sleep(ctx, 10*settlePoll); err != nil {
-			return 0, err
+			return nil, 0, err
 		}
 		fresh, err := a.Database.Bridge(ctx, r.config.Bridge)
 		if err != nil || fresh == nil {
-			return 0, cmpErr(err, fmt.Errorf("bridge %s vanished", r.config.Bridge))
+			return nil, 0, cmpErr(err, fmt.Errorf("bridge %s vanished", r.config.Bridge))
 		}
-		*bridge = *fresh
+		bridge = fresh
 	}
 }
 

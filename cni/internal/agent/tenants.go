@@ -36,23 +36,34 @@ func (a *Agent) adoptPublished() {
 	}
 }
 
-// publish makes the addresses of an attachment known, with the tenant its Namespace has now.
-func (a *Agent) publish(ctx context.Context, held *attachment.Attachment, tenant string) error {
+// claim gives the addresses of an attachment the tenant its Namespace has now, on this node.
+func (a *Agent) claim(held *attachment.Attachment, tenant string) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
 	for _, host := range held.Hosts() {
-		a.mutex.Lock()
-		entry, known := a.own[host]
-		if !known {
-			entry = tenancy.Entry{Address: host, Node: a.Config.Node, Rail: held.Rail, Namespace: held.Pod.Namespace, Tenant: tenant, Generation: a.nextGeneration()}
+		if _, known := a.own[host]; !known {
+			a.own[host] = tenancy.Entry{Address: host, Node: a.Config.Node, Rail: held.Rail, Namespace: held.Pod.Namespace, Tenant: tenant, Generation: a.nextGeneration()}
 		}
-		a.mutex.Unlock()
-		if err := a.Source.Publish(ctx, entry); err != nil {
-			return err
-		}
-		a.mutex.Lock()
-		a.own[host] = entry
-		a.mutex.Unlock()
 	}
-	return nil
+}
+
+// publish makes the claimed addresses of an attachment known to all nodes, side by side.
+func (a *Agent) publish(ctx context.Context, held *attachment.Attachment) error {
+	hosts := held.Hosts()
+	results := make(chan error, len(hosts))
+	for _, host := range hosts {
+		a.mutex.Lock()
+		entry := a.own[host]
+		a.mutex.Unlock()
+		go func() { results <- a.Source.Publish(ctx, entry) }()
+	}
+	var first error
+	for range hosts {
+		if err := <-results; err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // unpublish takes the addresses back. One that fails is tried again by publishAll.
@@ -100,7 +111,8 @@ func (a *Agent) publishAll(ctx context.Context) {
 		if !exists {
 			continue // it has no tenant, so nothing passes
 		}
-		if err := a.publish(ctx, held, tenant); err != nil {
+		a.claim(held, tenant)
+		if err := a.publish(ctx, held); err != nil {
 			a.Log.Error("an attachment's address was not published", "attachment", held.Key.String(), "error", err)
 		}
 	}

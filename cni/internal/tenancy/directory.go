@@ -183,7 +183,7 @@ func (d *Directory) Publish(_ context.Context, entry Entry) error {
 		return &TakenError{entry.Address, other.Node}
 	}
 	entry.Node = d.self
-	return d.rewrite(func(file *nodeFile) bool {
+	err := d.rewrite(func(file *nodeFile) bool {
 		at, there := d.search(file, entry.Address)
 		if there && file.Addresses[at] == entry {
 			return false
@@ -195,51 +195,68 @@ func (d *Directory) Publish(_ context.Context, entry Entry) error {
 		}
 		return true
 	})
+	if err == nil {
+		d.foresee(func(view *View) { view.Entries[entry.Address] = entry })
+	}
+	return err
 }
 
 // Remove takes an address out of this node's file.
 func (d *Directory) Remove(_ context.Context, address netip.Addr) error {
-	return d.rewrite(func(file *nodeFile) bool {
+	err := d.rewrite(func(file *nodeFile) bool {
 		at, there := d.search(file, address)
 		if there {
 			file.Addresses = slices.Delete(file.Addresses, at, at+1)
 		}
 		return there
 	})
+	if err == nil {
+		d.foresee(func(view *View) { delete(view.Entries, address) })
+	}
+	return err
 }
 
 // Report writes what this node says of itself into its file.
 func (d *Directory) Report(_ context.Context, node Node) error {
-	return d.rewrite(func(file *nodeFile) bool {
-		node.Name = d.self
+	node.Name = d.self
+	err := d.rewrite(func(file *nodeFile) bool {
 		file.Node = node
 		return true
 	})
+	if err == nil {
+		d.foresee(func(view *View) { view.Nodes[d.self] = node })
+	}
+	return err
+}
+
+// foresee brings this node's own change into the view without waiting for the watch.
+func (d *Directory) foresee(change func(*View)) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	next := d.view
+	next.Entries, next.Nodes = maps.Clone(d.view.Entries), maps.Clone(d.view.Nodes)
+	change(&next)
+	d.view = next
 }
 
 func (d *Directory) search(file *nodeFile, address netip.Addr) (int, bool) {
 	return slices.BinarySearchFunc(file.Addresses, address, func(e Entry, a netip.Addr) int { return e.Address.Compare(a) })
 }
 
-// rewrite replaces this node's file by rename. The view follows at once, without waiting for the watch.
+// rewrite replaces this node's file by rename.
 func (d *Directory) rewrite(change func(*nodeFile) bool) error {
 	d.mutex.Lock()
+	defer d.mutex.Unlock()
 	next := d.own
 	next.Addresses = slices.Clone(d.own.Addresses)
-	changed := change(&next)
-	if !changed {
-		d.mutex.Unlock()
+	if !change(&next) {
 		return nil
 	}
-	err := writeByRename(d.nodePath(d.self), next)
-	if err == nil {
-		d.own = next
+	if err := writeByRename(d.nodePath(d.self), next); err != nil {
+		return err
 	}
-	d.mutex.Unlock()
-	if err == nil {
-		d.reload()
-	}
-	return err
+	d.own = next
+	return nil
 }
 
 func writeByRename(path string, contents any) error {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -45,6 +46,10 @@ type Bridge struct {
 type Database struct {
 	client  client.Client
 	changed chan struct{}
+
+	mutex sync.Mutex
+	// bridges as last read; nil after a change. They are shared and never changed.
+	bridges map[string]*Bridge
 }
 
 // transactTimeout: a transaction takes about a millisecond; a database that needs seconds is down.
@@ -93,6 +98,9 @@ func monitored() []client.MonitorOption {
 }
 
 func (d *Database) notify() {
+	d.mutex.Lock()
+	d.bridges = nil
+	d.mutex.Unlock()
 	select {
 	case d.changed <- struct{}{}:
 	default:
@@ -122,59 +130,63 @@ func deref[T any](pointer *T) T {
 	return *pointer
 }
 
-// Bridge reads a bridge with its ports; nil if there is none of that name.
-func (d *Database) Bridge(ctx context.Context, name string) (*Bridge, error) {
-	row, err := d.bridgeRow(ctx, name)
-	if row == nil || err != nil {
-		return nil, err
+// Bridge is a bridge with its ports, which the caller may not change; nil if there is none of that name.
+func (d *Database) Bridge(_ context.Context, name string) (*Bridge, error) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if d.bridges == nil {
+		// Many wait for their ports at once: the tables are gone through once a change, not once a question.
+		d.bridges = d.readBridges()
 	}
-	bridge := &Bridge{
-		Name: name, FailMode: deref(row.FailMode), DatapathType: row.DatapathType, HWAddr: row.OtherConfig["hwaddr"],
-		Owner: row.ExternalIDs[OwnerKey], Controllers: len(row.Controller), Ports: map[string]Port{},
-	}
-	ports, err := list[portRow](ctx, d)
-	if err != nil {
-		return nil, err
-	}
-	interfaces, err := list[interfaceRow](ctx, d)
-	if err != nil {
-		return nil, err
-	}
-	byUUID := make(map[string]*interfaceRow, len(interfaces))
-	for i := range interfaces {
-		byUUID[interfaces[i].UUID] = &interfaces[i]
-	}
-	mine := make(map[string]bool, len(row.Ports))
-	for _, uuid := range row.Ports {
-		mine[uuid] = true
-	}
-	for _, port := range ports {
-		if !mine[port.UUID] {
-			continue
-		}
-		entry := Port{Name: port.Name, ExternalIDs: maps.Clone(port.ExternalIDs)}
-		if len(port.Interfaces) == 1 {
-			if iface := byUUID[port.Interfaces[0]]; iface != nil {
-				entry.OFPort = max(deref(iface.OFPort), 0) // -1 is an error
-				entry.Error = deref(iface.Error)
-			}
-		}
-		bridge.Ports[port.Name] = entry
-	}
-	return bridge, nil
+	return d.bridges[name], nil
 }
 
-func (d *Database) bridgeRow(ctx context.Context, name string) (*bridgeRow, error) {
-	rows, err := list[bridgeRow](ctx, d)
-	if err != nil {
-		return nil, err
-	}
-	for i := range rows {
-		if rows[i].Name == name {
-			return &rows[i], nil
+// shared are a table's rows without copies of them: only to be read.
+func shared[T any](d *Database, table string) map[string]*T {
+	rows := map[string]*T{}
+	for uuid, row := range d.client.Cache().Table(table).RowsShallow() {
+		if typed, ok := row.(*T); ok {
+			rows[uuid] = typed
 		}
 	}
-	return nil, nil
+	return rows
+}
+
+func (d *Database) readBridges() map[string]*Bridge {
+	ports, links := shared[portRow](d, "Port"), shared[interfaceRow](d, "Interface")
+	bridges := map[string]*Bridge{}
+	for _, row := range shared[bridgeRow](d, "Bridge") {
+		bridge := &Bridge{
+			Name: row.Name, FailMode: deref(row.FailMode), DatapathType: row.DatapathType, HWAddr: row.OtherConfig["hwaddr"],
+			Owner: row.ExternalIDs[OwnerKey], Controllers: len(row.Controller), Ports: map[string]Port{},
+		}
+		for _, uuid := range row.Ports {
+			port := ports[uuid]
+			if port == nil {
+				continue // its row comes with the next update
+			}
+			entry := Port{Name: port.Name, ExternalIDs: maps.Clone(port.ExternalIDs)}
+			if len(port.Interfaces) == 1 {
+				if link := links[port.Interfaces[0]]; link != nil {
+					entry.OFPort = max(deref(link.OFPort), 0) // -1 is an error
+					entry.Error = deref(link.Error)
+				}
+			}
+			bridge.Ports[port.Name] = entry
+		}
+		bridges[row.Name] = bridge
+	}
+	return bridges
+}
+
+// bridgeRow finds a bridge by its name, which is an index of the table; nil if there is none.
+func (d *Database) bridgeRow(ctx context.Context, name string) (*bridgeRow, error) {
+	row := &bridgeRow{Name: name}
+	err := d.client.Get(ctx, row)
+	if errors.Is(err, client.ErrNotFound) {
+		return nil, nil
+	}
+	return row, err
 }
 
 func (d *Database) root(ctx context.Context) (*rootRow, error) {
@@ -322,21 +334,18 @@ func (d *Database) AddPort(ctx context.Context, bridge, name string, externalIDs
 	})
 }
 
+// portRow finds a port of a bridge; the port is nil if the bridge has none of that name.
 func (d *Database) portRow(ctx context.Context, bridge, name string) (*bridgeRow, *portRow, error) {
 	row, err := d.bridgeRow(ctx, bridge)
 	if row == nil || err != nil {
 		return nil, nil, err
 	}
-	ports, err := list[portRow](ctx, d)
-	if err != nil {
-		return nil, nil, err
+	port := &portRow{Name: name}
+	err = d.client.Get(ctx, port)
+	if errors.Is(err, client.ErrNotFound) || err == nil && !slices.Contains(row.Ports, port.UUID) {
+		return row, nil, nil
 	}
-	for i := range ports {
-		if ports[i].Name == name && slices.Contains(row.Ports, ports[i].UUID) {
-			return row, &ports[i], nil
-		}
-	}
-	return row, nil, nil
+	return row, port, err
 }
 
 // DeletePort takes a port off a bridge; one that is not there is success. Its Interface row goes with it (no row refers to it any more).
