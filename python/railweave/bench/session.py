@@ -25,6 +25,8 @@ from railweave.matrix import Matrix
 _START_S = 120.0  # 64 Python processes on 4 busy cores need 30
 _LEAD_S = 0.03  # from the command until all ranks start together: waking 64 processes takes less
 
+_MPI_LIMIT = 1 << 31  # counts and places are C ints
+
 PEERS = ("openmpi", "ucx")
 
 
@@ -65,7 +67,7 @@ class Session(abc.ABC):
     def fail(self, what: str) -> BenchError:
         """An error with what the processes said last."""
         self.log.seek(0)
-        said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
+        said = self.log.read().decode(errors="replace").strip().splitlines()[-20:]
         output = "".join(f"\n    {line}" for line in said)
         return BenchError(f"{self.name}, {self._doing}: {what}" + (f"; the last they said:{output}" if said else "; they said nothing"))
 
@@ -180,6 +182,9 @@ class MpiSession(Session):
 
     def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
         """Exchange once and check."""
+        for totals, does in ((matrix.sum(axis=1), "sends"), (matrix.sum(axis=0), "receives")):
+            if int(totals.max()) >= _MPI_LIMIT:
+                raise BenchError(f"{self.name}: rank {int(totals.argmax())} {does} {int(totals.max())} bytes; MPI_Alltoallv counts to 2^31")
         numbers = " ".join(map(str, matrix.ravel().tolist()))
         self._ask(max(timeout, _START_S), "filling the buffers", f"prepare {repetition} {numbers}")
         at = time.monotonic() + 2 * _LEAD_S  # the command takes a way of several hops, each with a pause

@@ -62,6 +62,7 @@ def alltoallv(
 
     from railweave.bench import result, table
     from railweave.bench.alltoallv import Case, lower_bound, run, steps
+    from railweave.bench.session import PEERS
     from railweave.lab import LabSpec
     from railweave.lab.fabric import of_file, of_lab, rails_of_file
     from railweave.lab.spec import parse_rate, parse_shape
@@ -71,10 +72,10 @@ def alltoallv(
     rails = rails or (rails_of_file(source, nodes) if source else gpus)
     spec = LabSpec(nodes, gpus, rails, parse_rate(rate), parse_rate(spine_rate) if spine_rate else 0, isolation)
     fabric = of_file(spec, source) if source else of_lab(spec)
-    wanted = _chosen(policies, _policies(), "policy"), _chosen(peers, ("openmpi", "ucx"), "peer")
+    wanted = _chosen(policies, _policies(), "policy"), _chosen(peers, PEERS, "peer")
     if not any(wanted):
         raise click.UsageError("nothing to run: give --policies or --peer")
-    loaded = [(name, load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
+    loaded = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
     cases = [Case(name, matrix, lower_bound(fabric, matrix)) for name, matrix in loaded]
     date = result.now()
     with _Progress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress:
@@ -94,7 +95,7 @@ def alltoallv(
         from railweave.report.exchange import page
 
         _write(report, page(found))
-    Console().print(table.table(found))
+    Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
     wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in results if each.wrong]
     if wrong:
         click.echo("\n".join(["wrong bytes:", *wrong]), err=True)

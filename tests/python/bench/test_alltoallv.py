@@ -106,7 +106,7 @@ def test_peers(peer: str, isolation: str, nothing_stays: None) -> None:
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
+def lab(nothing_stays: None) -> Iterator[Lab]:
     with Lab.up(SPEC) as lab:
         yield lab
 
@@ -116,7 +116,7 @@ def _pids(text: str) -> list[int]:
 
 
 @pytest.mark.root
-def test_worker_that_dies_is_named(lab: Lab, nothing_stays: None) -> None:
+def test_worker_that_dies_is_named(lab: Lab) -> None:
     with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
         matrix = generate("balanced:64KiB", 4)
         assert session.exchange(matrix, 0, 30.0).wrong is None
@@ -132,13 +132,13 @@ def test_worker_that_dies_is_named(lab: Lab, nothing_stays: None) -> None:
 
 
 @pytest.mark.root
-def test_policy_that_does_not_start_says_why(lab: Lab, nothing_stays: None) -> None:
+def test_policy_that_does_not_start_says_why(lab: Lab) -> None:
     with pytest.raises(BenchError, match=r"(?s)no-such-policy, starting: rank \d .*no-such-policy"):
         PolicySession("no-such-policy", lab, of_lab(SPEC), 0)
 
 
 @pytest.mark.root
-def test_time_limit_names_the_ranks(lab: Lab, nothing_stays: None) -> None:
+def test_time_limit_names_the_ranks(lab: Lab) -> None:
     with PolicySession("single-path", lab, of_lab(SPEC), 0) as session:
         lab.set_link(1, 0, rate=1_000_000)
         with pytest.raises(BenchError, match=r"single-path, exchanging: no answer from rank 0.* within 1 s"):
@@ -147,9 +147,16 @@ def test_time_limit_names_the_ranks(lab: Lab, nothing_stays: None) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
-def test_peer_that_fails_says_why(lab: Lab, nothing_stays: None, tmp_path: Path) -> None:
-    with MpiSession("openmpi", lab, build_peer(tmp_path)) as session, pytest.raises(BenchError, match="2 GiB or more"):
+def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
+    program = build_peer(tmp_path)
+    with MpiSession("openmpi", lab, program) as session, pytest.raises(BenchError, match="rank 0 sends 3221225472 bytes"):
         session.exchange(generate("hot-pair:3GiB", 4), 0, 30.0)
+    program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
+    with (
+        MpiSession("openmpi", lab, program) as session,
+        pytest.raises(BenchError, match=r"(?s)openmpi, filling.*mpirun ended with status 3.*no luck"),
+    ):
+        session.exchange(generate("balanced:1KiB", 4), 0, 30.0)
 
 
 @pytest.mark.root
