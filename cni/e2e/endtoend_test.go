@@ -130,10 +130,11 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	}
 	audited(t, c)
-	for _, pod := range c.Pods() {
+	pods := c.Pods()
+	for _, pod := range pods {
 		go func() { errs <- c.Runtimes[pod.Node.Index-1].Remove(pod) }()
 	}
-	for range perNode * len(c.Runtimes) {
+	for range pods {
 		if err := <-errs; err != nil {
 			t.Error(err)
 		}

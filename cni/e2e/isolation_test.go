@@ -340,3 +340,26 @@ func stream(t *testing.T, s *probe.Session, f *field) (stop func()) {
 		<-ended
 	}
 }
+
+// TestProbesFindALeak opens a hole on purpose: a suite that finds nothing must be one that would find something.
+func TestProbesFindALeak(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: tenants})
+	f := plant(t, c, 2)
+	// The agent removes flows that are not its own; it must not until the probes are through.
+	must(t, c.Agents[0].Kill())
+	_, err := c.Network.Nodes[0].OVS.OFCtl("add-flow", testnet.Bridge(0), "priority=65535,actions=flood")
+	must(t, err)
+	s := f.session(t)
+	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
+	s.Settle(5 * time.Second)
+	found := map[string]bool{}
+	for _, leak := range s.Leaks() {
+		kind, _, _ := strings.Cut(leak, " ")
+		found[kind] = true
+	}
+	for _, kind := range probe.Kinds {
+		if !found[kind.Name] {
+			t.Errorf("with a bridge that floods, no probe of kind %s was found leaking", kind.Name)
+		}
+	}
+}
