@@ -24,10 +24,11 @@ def predict(traffic: str, policy: str) -> None:
     begin, cpu = time.perf_counter(), time.process_time()
     result = study(loaded, demand, traffic, [parse_policy(policy)]).predictions[0]
     wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    lost = result.batching_loss_seconds / result.seconds
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{traffic:14} {policy:12} {result.flows:8} flows: {wall:6.2f} s ({cpu:.2f} s CPU), {memory:5.0f} MiB; "
-        f"predicts {result.seconds:.6f} s, plan {result.plan_seconds:.6f} s, lost to batching {result.batching_loss_seconds / result.seconds:.2e}",
+        f"predicts {result.seconds:.6f} s, plan {result.plan_seconds:.6f} s, lost to batching {lost:.2e}",
         flush=True,
     )
 
