@@ -132,27 +132,22 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("leaving-peer-stopped", "leaving", _defines("STOP=1"), "a peer is stopped for ever; the leaving rank gets away"),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("groups-differ-full", "matching", _defines("PROGRAM=1"), "the same with two chunks a message", full=True),
-    Configuration("communicators-opposite-full", "matching", _defines("PROGRAM=2"), "the same with two chunks a message", full=True),
+    Configuration(
+        "communicators-opposite-full", "matching", _defines("PROGRAM=2"), "the same with two chunks a message", full=True, bitstate=True
+    ),
     Configuration("rails-one-dies-full", "rail", _defines("NL=2 NT=2 NG=3 CUT=1 RESEND=1"), "a rail dies, data sent twice", full=True),
     Configuration(
-        "rails-relay-exits-full",
+        "rail-flap-window-full",
         "rail",
-        _defines("NL=2 NT=3 NG=3 TXEXIT=1 RXEXIT=1 DUP=1"),
-        "a sending and a receiving relay exit, a frame comes twice",
-        full=True,
-    ),
-    Configuration(
-        "rail-everything-full",
-        "rail",
-        _defines("NT=4 NG=3 NX=2 FLAP=1 RESEND=1"),
-        "two transfers at once, a flap, data sent twice",
+        _defines("NT=4 NG=3 NX=2 FLAP=1"),
+        "two transfers at once when the link goes down and up",
         full=True,
     ),
     Configuration(
         "rail-lossy-full",
         "rail",
-        _defines("NT=3 NC=3 NG=2 NX=2 LOSS=1 DUP=1"),
-        "three chunks, two tx slots, loss and doubling",
+        _defines("NT=3 NC=3 NG=2 NX=2 LOSS=1"),
+        "three chunks, two tx slots, a lost frame",
         full=True,
     ),
 )
