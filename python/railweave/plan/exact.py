@@ -34,6 +34,7 @@ class ExactRouting:
     """Linear programs over the routes of one fabric and link state; expanded routes are kept, so several demands share them."""
 
     def __init__(self, fabric: Fabric, planner: Planner, links: LinkState) -> None:
+        """`planner` supplies the candidate routes; they are those of `links`."""
         self._planner = planner
         self._links = links
         self._capacity = np.array(

@@ -1,0 +1,147 @@
+"""The exact optimum, the JSON document, the explanation and the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from railweave import fabric, matrix
+from railweave.cli.plan import command
+from railweave.errors import DemandError, UnreachableError
+from railweave.fabric import LinkState
+from railweave.plan import POLICIES, make
+from railweave.plan.explain import explain
+
+MIB = 1 << 20
+SCHEMA = json.loads((Path(__file__).parents[3] / "schema" / "plan.schema.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("machine", "nodes", "generator", "seconds"),
+    [
+        # Three disjoint ways of 150 GB/s and the host path over the socket link, 22 GB/s.
+        ("h100-4gpu-ndr", 1, "hot-pair:1GiB", 2**30 / (3 * 150e9 + 22e9)),
+        # Four rails of 50 GB/s.
+        ("h100-4gpu-ndr", 2, "hot-pair:1GiB", 2**30 / 200e9),
+        ("xe9680-4hca", 2, "incast:256MiB", 8 * 2**28 / 200e9),
+        ("hgx-h100", 2, "hot-pair:1GiB", 2**30 / 400e9),
+    ],
+)
+def test_the_optimum_is_what_arithmetic_says(machine: str, nodes: int, generator: str, seconds: float) -> None:
+    built = fabric.load(machine, nodes)
+    planned = make(built, matrix.load(generator, built.gpu_count), exact=True)
+    assert planned.optimum is not None
+    assert planned.optimum.seconds == pytest.approx(seconds, rel=1e-5)
+    assert planned.gap is not None
+    assert 0 <= planned.gap < 0.01
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    density=st.floats(0.1, 1),
+    machine=st.sampled_from([("h100-4gpu-ndr", 1), ("h100-4gpu-ndr", 2), ("dgx-1v", 1)]),
+)
+def test_plans_lie_between_the_optimum_and_three_percent(seed: int, density: float, machine: tuple[str, int]) -> None:
+    built = fabric.load(*machine)
+    random = np.random.default_rng(seed)
+    size = random.integers(16 * MIB, 512 * MIB, (built.gpu_count,) * 2) * (random.random((built.gpu_count,) * 2) < density)
+    np.fill_diagonal(size, 0)
+    planned = make(built, size, exact=True)
+    assert planned.gap is not None
+    assert 0 <= planned.gap <= 0.03
+    assert planned.plan.bound.seconds <= (planned.optimum.seconds if planned.optimum else 0) * (1 + 1e-6)
+
+
+def test_a_dead_link_changes_the_optimum() -> None:
+    built = fabric.load("h100-4gpu-ndr", 2)
+    links = LinkState(built)
+    leaf = built.find_vertex("leaf1")
+    assert leaf is not None
+    for edge in [*built.out_edges(leaf), *built.in_edges(leaf)]:
+        links.set_down(edge, True)
+    planned = make(built, matrix.load("hot-pair:1GiB", 8), links=links, exact=True)
+    assert planned.optimum is not None
+    assert planned.optimum.seconds == pytest.approx(2**30 / 150e9, rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_document_follows_its_schema(policy: str) -> None:
+    built = fabric.load("hgx-h100", 2)
+    planned = make(built, matrix.load("zipf:1GiB:1.2", 16), policy, exact=policy == "railweave")
+    document = json.loads(json.dumps(planned.document()))
+    jsonschema.validate(document, SCHEMA)
+    assert document["policy"] == policy
+    total = matrix.load("zipf:1GiB:1.2", 16)
+    np.fill_diagonal(total, 0)
+    assert sum(path["bytes"] for path in document["paths"]) == int(total.sum())
+
+
+def test_the_explanation_says_when_routing_cannot_help() -> None:
+    one_node = fabric.load("hgx-h100", 1)
+    size = np.zeros((8, 8), dtype=np.uint64)
+    size[1:, 0] = 64 * MIB
+    text = "\n".join(explain(make(one_node, size, exact=True)))
+    assert "GPU 0 receives 448MiB" in text or "linear program" in text
+    two = fabric.load("hgx-h100", 2)
+    text = "\n".join(explain(make(two, matrix.load("hot-pair:1GiB", 16))))
+    assert "Bound: 2.684 ms: node0 sends 1GiB to other nodes, and its NICs together carry 400.0 GB/s." in text
+    assert "Routing cannot help further" in text
+    assert "GPU 0 -> GPU 8, 1GiB:" in text
+    assert "all of it on the first path would take 21.475 ms at node0/nic0 -> leaf0 (rail)" in text
+    assert "Nothing to move" in "\n".join(explain(make(two, np.zeros((16, 16)))))
+
+
+def test_bad_input_is_named() -> None:
+    built = fabric.load("h100-4gpu-ndr", 1)
+    with pytest.raises(DemandError, match="5 ranks"):
+        make(built, np.zeros((5, 5)))
+    links = LinkState(built)
+    for edge in range(len(built.edges)):
+        links.set_down(edge, True)
+    size = np.zeros((4, 4), dtype=np.uint64)
+    size[1, 3] = MIB
+    with pytest.raises(UnreachableError, match=r"GPU 1 \(node0/gpu1\) to GPU 3 \(node0/gpu3\)"):
+        make(built, size, links=links)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, list(arguments), catch_exceptions=True)
+    return result.exit_code, result.output + (str(result.exception) if result.exception else "")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    basic = ["--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", "hot-pair:1GiB"]
+    status, text = run(*basic)
+    assert status == 0
+    assert "5.369 ms" in text
+    status, text = run(*basic, "--json", "--exact")
+    assert status == 0
+    document = json.loads(text)
+    jsonschema.validate(document, SCHEMA)
+    assert document["gap"] <= 0.01
+    assert document["plan_time_us"] > 0
+    status, text = run(*basic, "--json", "--down", "leaf0", "--slow", "leaf1=0.5")
+    assert json.loads(text)["z_seconds"] == pytest.approx(2**30 / 125e9, rel=0.01)
+    status, text = run(*basic, "--policy", "nccl", "--pxn", "0", "--explain")
+    assert status == 0
+    assert "the policy is static" in text
+
+    status, text = run(*basic, "--down", "leaf9")
+    assert status != 0
+    assert "no vertex 'leaf9'" in text
+    status, text = run(*basic, "--slow", "leaf0=2")
+    assert status != 0
+    assert "VERTEX=PART" in text
+    wrong = tmp_path / "matrix.txt"
+    wrong.write_text("0 1\n1 0\n")
+    status, text = run("--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", str(wrong))
+    assert status != 0
+    assert "8" in text
