@@ -44,6 +44,8 @@ type Agent struct {
 	Surroundings
 	rails  map[string]*rail
 	saving *batch
+	// revalidating serves many DELs with one question: ovs-vswitchd's control socket has a short queue.
+	revalidating *batch
 
 	mutex       sync.Mutex
 	attachments map[attachment.Key]*attachment.Attachment
@@ -71,6 +73,7 @@ func New(s Surroundings) *Agent {
 		acks:         map[string]uint64{},
 	}
 	a.saving = newBatch(a.save)
+	a.revalidating = newBatch(s.Switch.Revalidate)
 	for i := range s.Config.Rails {
 		a.rails[s.Config.Rails[i].Name] = newRail(a, &s.Config.Rails[i])
 	}
@@ -101,6 +104,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	running.Go(func() { a.saving.run(ctx, func(err error) { a.Log.Error("the store was not written", "error", err) }) })
+	running.Go(func() {
+		a.revalidating.run(ctx, func(err error) { a.Log.Error("cached flows could not be revalidated", "error", err) })
+	})
 	for _, r := range a.rails {
 		running.Go(func() { r.applying.run(ctx, r.applyFailed) })
 	}
@@ -187,6 +193,8 @@ func (a *Agent) load(ctx context.Context) error {
 		a.Log.Error("the store is damaged and was moved into quarantine; rebuilding it from OVSDB and the kernel", "error", err)
 		a.Metrics.Repairs.WithLabelValues("store").Inc()
 		state, err = a.rebuild(ctx)
+	} else if err == nil && state.BootID == "" {
+		state, err = a.rebuild(ctx) // there is none: a new node, or somebody removed it
 	}
 	if err != nil {
 		return fmt.Errorf("store: %w", err)

@@ -479,6 +479,15 @@ func TestStalePortOfOvsCNI(t *testing.T) {
 }
 
 func TestDamagedStoreIsRebuilt(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("{\"checksum\":\"x\""), 0o600) },
+		"removed": os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) { rebuilt(t, damage) })
+	}
+}
+
+func rebuilt(t *testing.T, damage func(path string) error) {
 	n := start(t)
 	first, second := n.pod("team-a", 1), n.pod("team-b", 2)
 	n.attach(first)
@@ -487,7 +496,7 @@ func TestDamagedStoreIsRebuilt(t *testing.T) {
 	n.stop()
 	want := n.stored()
 	before := n.announced()
-	if err := os.WriteFile(filepath.Join(n.state, "store.json"), []byte("{\"checksum\":\"x\""), 0o600); err != nil {
+	if err := damage(filepath.Join(n.state, "store.json")); err != nil {
 		t.Fatal(err)
 	}
 	n.mutex.Lock()

@@ -376,7 +376,7 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 		return a.keep(held, err)
 	}
 	// The next pod may get this port within milliseconds: no cached flow may still lead to it.
-	if err := wrap(a.Switch.Revalidate(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "cached flows may be left"); err != nil {
+	if err := wrap(a.revalidating.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "cached flows may be left"); err != nil {
 		return a.keep(held, err)
 	}
 	a.unpublish(ctx, held)

@@ -52,10 +52,7 @@ func (a *Agent) publish(ctx context.Context, held *attachment.Attachment) error 
 	hosts := held.Hosts()
 	results := make(chan error, len(hosts))
 	for _, host := range hosts {
-		a.mutex.Lock()
-		entry := a.own[host]
-		a.mutex.Unlock()
-		go func() { results <- a.Source.Publish(ctx, entry) }()
+		go func() { results <- a.publishAddress(ctx, host) }()
 	}
 	var first error
 	for range hosts {
@@ -64,6 +61,28 @@ func (a *Agent) publish(ctx context.Context, held *attachment.Attachment) error 
 		}
 	}
 	return first
+}
+
+// publishAddress publishes what the address is now. It may change or go while that is under way, and others may publish it
+// too; so whoever published looks again afterwards.
+func (a *Agent) publishAddress(ctx context.Context, address netip.Addr) error {
+	look := func() (tenancy.Entry, bool) {
+		a.mutex.Lock()
+		defer a.mutex.Unlock()
+		entry, owned := a.own[address]
+		return entry, owned
+	}
+	entry, owned := look()
+	for owned {
+		if err := a.Source.Publish(ctx, entry); err != nil {
+			return err
+		}
+		before := entry
+		if entry, owned = look(); owned && entry == before {
+			return nil
+		}
+	}
+	return a.Source.Remove(ctx, address)
 }
 
 // unpublish takes the addresses back. One that fails is tried again by publishAll.
@@ -147,7 +166,7 @@ func (a *Agent) heard(ctx context.Context) {
 	behind := !maps.Equal(due, a.acks)
 	a.mutex.Unlock()
 	if behind {
-		if err := a.Switch.Revalidate(ctx); err != nil {
+		if err := a.revalidating.do(ctx); err != nil {
 			a.Log.Error("cached flows could not be revalidated; the barrier is not acknowledged", "error", err)
 			return
 		}
@@ -178,7 +197,7 @@ func (a *Agent) changeTenants(ctx context.Context) bool {
 	a.mutex.Unlock()
 	if unsettled {
 		// First here, in both directions and with no cached flow left; only then the others are told.
-		if err := errors.Join(a.applyAll(ctx), a.Switch.Revalidate(ctx), a.saving.do(ctx)); err != nil {
+		if err := errors.Join(a.applyAll(ctx), a.revalidating.do(ctx), a.saving.do(ctx)); err != nil {
 			a.Log.Error("a tenant could not be revoked; its addresses have none until it is", "error", err)
 			return false
 		}
@@ -254,7 +273,7 @@ func (a *Agent) publishOutdated(ctx context.Context) bool {
 	a.mutex.Unlock()
 	slices.SortFunc(outdated, func(x, y tenancy.Entry) int { return cmp.Compare(x.Generation, y.Generation) })
 	for _, entry := range outdated {
-		if err := a.Source.Publish(ctx, entry); err != nil {
+		if err := a.publishAddress(ctx, entry.Address); err != nil {
 			a.Log.Error("an address was not published; trying again at the next heartbeat", "address", entry.Address, "error", err)
 			return false
 		}
