@@ -52,7 +52,8 @@ class PriceSolver {
   bool balance(std::uint32_t demand);
   void move(std::uint32_t from, std::uint32_t to, std::uint64_t amount);
   std::uint64_t slope(std::uint32_t column, std::uint64_t price) const;
-  bool proven();
+  void find_bound();
+  bool proven_within(double part) const;
 
   std::uint32_t shift_ = 0;
   std::span<const std::uint64_t> capacities_;  // the caller's
