@@ -67,7 +67,7 @@ class Session(abc.ABC):
     def fail(self, what: str) -> BenchError:
         """An error with what the processes said last."""
         self.log.seek(0)
-        said = self.log.read().decode(errors="replace").strip().splitlines()[-20:]
+        said = self.log.read().decode(errors="replace").strip().splitlines()[-40:]
         output = "".join(f"\n    {line}" for line in said)
         return BenchError(f"{self.name}, {self._doing}: {what}" + (f"; the last they said:{output}" if said else "; they said nothing"))
 
