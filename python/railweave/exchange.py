@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import dataclasses
 import importlib.util
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -144,13 +144,15 @@ class _Mapped:
 
 
 def _ucx_library() -> str:
-    """The libucx wheel's libucp, where the system has none (the system's may know the cluster's RDMA devices)."""
-    # Only looked for, not loaded: UCX reads its environment when it is loaded, and the engine prepares that.
-    if ctypes.util.find_library("ucp") is None and (spec := importlib.util.find_spec("libucx")):
-        for root in spec.submodule_search_locations or []:
-            library = Path(root) / "lib" / "libucp.so.0"
-            if library.exists():
-                return str(library)
+    """The libucx wheel's libucp, where it is installed: old systems' UCX cannot connect again after a rail came back.
+
+    A cluster whose own UCX knows its RDMA devices names that in RAILWEAVE_UCX_LIBRARY.
+    """
+    spec = importlib.util.find_spec("libucx")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        library = Path(root) / "lib" / "libucp.so.0"
+        if library.exists():
+            return str(library)
     return ""
 
 
@@ -164,8 +166,8 @@ class Exchange:
 
     def __init__(self, rank: int, world: int, rendezvous: str, *, fabric: str | None = None, **settings: object) -> None:
         chosen = dict(settings)
-        if not chosen.get("ucx_library") and (library := _ucx_library()):
-            chosen["ucx_library"] = library
+        if not chosen.get("ucx_library") and not os.environ.get("RAILWEAVE_UCX_LIBRARY"):
+            chosen["ucx_library"] = _ucx_library()
         self._native = _native.Exchange(rank, world, rendezvous, fabric, chosen)
         self._last: OperationReport | None = None
 

@@ -53,6 +53,8 @@ class Transport {
   // A fresh connection to a peer NIC; a previous one is closed first, which ends its sends.
   virtual void connect(std::uint32_t peer_nic, std::span<const std::byte> address) = 0;
   virtual void disconnect(std::uint32_t peer_nic) = 0;
+  // Whether connect() may be tried again after a connection was lost.
+  virtual bool reconnects() const = 0;
   // Copies the header; the payload must stay until on_sent(token), which is called exactly once (maybe from inside send) if token is not 0.
   virtual void send(std::uint32_t peer_nic, const RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) = 0;
   // Moves things along; true if anything happened.

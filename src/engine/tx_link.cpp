@@ -6,7 +6,7 @@
 namespace railweave::engine {
 namespace {
 
-constexpr std::uint32_t kMeterTransfers = 7;           // a 16 MiB hot pair over four rails gives each link 16: two spans
+constexpr std::uint32_t kMeterTransfers = 5;           // a 16 MiB hot pair over four rails gives each link 16: two spans
 constexpr std::uint64_t kMeterNs = 5'000'000;          // shorter spans measure the scheduler
 // Offers and accepts queue behind data in both directions: while a window of data is on its way, the next ones are being offered.
 constexpr std::size_t kOffersPerWindow = 3;
@@ -214,7 +214,7 @@ void TxLink::go_down(std::uint64_t now) {
   for (const auto& [t, transfer] : active_) port_.holds.finish(transfer.token);
   active_.clear();
   next_connect_ = now;
-  abandoned_ = last_time_;
+  abandoned_ = last_time_ || !port_.transport.reconnects();
 }
 
 void TxLink::on_lost(std::uint64_t now) {

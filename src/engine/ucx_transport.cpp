@@ -102,6 +102,7 @@ class UcxTransport final : public Transport {
     return moved;
   }
 
+  bool reconnects() const override { return ucx_->survives_failed_connects(); }
   int event_fd() const override { return event_fd_; }
   bool arm() override { return ucx_->worker_arm(worker_) == UCS_OK; }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -46,10 +47,17 @@ struct Shape {
   std::uint32_t world() const { return nodes * ranks; }
 };
 
+// The libucx wheel of the project's virtual environment, where there is one (CMakeLists.txt); else the system's.
+inline std::string test_ucx_library() {
+  const char* path = std::getenv("RAILWEAVE_UCX_LIBRARY");
+  return path == nullptr ? "" : path;
+}
+
 inline ExchangeSettings rank_settings(const Shape& shape, std::uint32_t rank, ExchangeSettings base = {}) {
   base.node_id = "node" + std::to_string(rank / shape.ranks);
   base.nics = "lo";
   base.bootstrap_ms = 20000;
+  base.ucx_library = test_ucx_library();
   return base;
 }
 
