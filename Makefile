@@ -7,7 +7,7 @@ RAILWEAVE := .venv/bin/railweave
 # scripts/setup puts a Go there when the machine has none that is new enough.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build demo test test-cpp test-python lint format clean
+.PHONY: help setup build demo test test-cpp test-python lint format stubs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ lint: ## formatters, linters, type checker
 format: ## rewrite sources with clang-format and ruff
 	@git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs -r clang-format -i
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
+
+stubs: setup ## python/railweave/_native.pyi from the extension module, after its bindings changed
+	@.venv/bin/python -m nanobind.stubgen -q -m railweave._native -o python/railweave/_native.pyi
 
 clean: ## remove what was built (not .venv)
 	@rm -rf build out

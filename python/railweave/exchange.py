@@ -200,7 +200,8 @@ class Exchange:
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         count = math.prod(dimensions)
         memory = np.asarray(_Mapped(self._native.allocate(max(1, count * kind.itemsize))))
-        return memory[: count * kind.itemsize].view(kind).reshape(dimensions)
+        array: _Array = memory[: count * kind.itemsize].view(kind).reshape(dimensions)
+        return array
 
     def all_to_all_v(
         self, send: _Array, recv: _Array, send_counts: Sequence[int], recv_counts: Sequence[int], *, communicator: int = 0

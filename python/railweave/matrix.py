@@ -290,7 +290,7 @@ def _recording(file: str) -> npt.NDArray[np.uint16]:
 def _split(total: int, shares: npt.NDArray[np.float64]) -> Matrix:
     """Whole bytes in these proportions that add up to the total (largest remainders get the odd bytes)."""
     exact = shares / shares.sum() * total
-    whole = np.floor(exact).astype(np.uint64)
+    whole: Matrix = np.floor(exact).astype(np.uint64)
     missing = total - int(whole.sum())
     if 0 <= missing <= len(shares):
         whole[np.argsort(-(exact - np.floor(exact)), kind="stable")[:missing]] += np.uint64(1)

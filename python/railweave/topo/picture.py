@@ -274,9 +274,9 @@ class _Picture:
         arcs: list[tuple[Box, Box, Edge]] = []
         for a, b, edge in host.nvlinks:
             if VertexKind.nvswitch in (a.kind, b.kind):
-                gpu = boxes[ids[a.name if a.kind == VertexKind.gpu else b.name]]
+                end = boxes[ids[a.name if a.kind == VertexKind.gpu else b.name]]
                 switched = True
-                self._line(gpu.x, gpu.bottom, gpu.x, bar.top, NVLINK, _stroke(edge.capacity_Bps, self.scale))
+                self._line(end.x, end.bottom, end.x, bar.top, NVLINK, _stroke(edge.capacity_Bps, self.scale))
             elif a.kind == b.kind == VertexKind.gpu:
                 arcs.append((boxes[ids[a.name]], boxes[ids[b.name]], edge))
             else:
