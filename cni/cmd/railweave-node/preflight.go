@@ -12,8 +12,11 @@ import (
 )
 
 func preflightCommand(ctx context.Context, args []string) error {
-	asJSON := false
-	config, err := parseFlags("preflight", args, func(set *flag.FlagSet) { set.BoolVar(&asJSON, "json", false, "print JSON") })
+	asJSON, reportOnly := false, false
+	config, err := parseFlags("preflight", args, func(set *flag.FlagSet) {
+		set.BoolVar(&asJSON, "json", false, "print JSON")
+		set.BoolVar(&reportOnly, "report-only", false, "exit with 0 whatever was found")
+	})
 	if err != nil {
 		return err
 	}
@@ -21,7 +24,7 @@ func preflightCommand(ctx context.Context, args []string) error {
 	if err := printFindings(findings, asJSON); err != nil {
 		return err
 	}
-	if preflight.Failed(findings) {
+	if preflight.Failed(findings) && !reportOnly {
 		return exitError(1)
 	}
 	return nil
