@@ -11,7 +11,7 @@ CNI_FUZZ := \
 	./internal/store:FuzzDecode \
 	./internal/store:FuzzDecodeTombstone
 
-.PHONY: test-cni test-cni-unit test-cni-e2e fuzz-cni lint-cni build-cni generate-cni
+.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-kubernetes soak-cni bench-cni fuzz-cni lint-cni build-cni generate-cni
 
 build-cni:
 	cd cni && CGO_ENABLED=0 go build -trimpath -o ../build/cni/ ./cmd/...
@@ -26,8 +26,21 @@ test-cni-e2e:
 	@if [ "$$(id -u)" != 0 ]; then \
 		echo "cni end-to-end suite: NOT RUN, it needs root (network namespaces, Open vSwitch, FRR)"; \
 	else \
-		cd cni && go test -count=1 -timeout 60m ./e2e/...; \
+		cd cni && RAILWEAVE_E2E_REQUIRED=$${CI:-} go test -count=1 -timeout 60m -p 1 ./e2e/...; \
 	fi
+
+# The agents on a real API server with the chart's roles and policies. Builds kube-apiserver and Helm from source: some
+# minutes and 7 GB of Go caches the first time.
+test-cni-kubernetes:
+	cd cni && RAILWEAVE_E2E_REQUIRED=1 go test -count=1 -timeout 30m -tags kubernetes -run Kubernetes -v ./e2e
+
+# Ten thousand ADDs and DELs under random kills; an hour or so.
+soak-cni:
+	cd cni && go run ./e2e/cmd/soak -operations 10000
+
+# How long ADD and DEL take. The numbers mean something on an idle machine only.
+bench-cni:
+	cd cni && go run ./e2e/cmd/addlatency
 
 # At least CNI_FUZZ_INPUTS inputs each. The seeds run in every `go test`.
 fuzz-cni:

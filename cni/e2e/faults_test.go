@@ -318,3 +318,19 @@ func swapAddress(result map[string]any, address string) {
 		}
 	}
 }
+
+// TestZebraDiesWhileBGPStarts kills zebra just when a new bgpd has read its configuration. FRR 8.4's bgpd then forgets to
+// ask the next zebra for the kernel's routes, with a configuration that looks right: the agent must notice.
+func TestZebraDiesWhileBGPStarts(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	one, two := run(t, c, 1, "team-a", "one"), run(t, c, 2, "team-a", "two")
+	audited(t, c)
+	frr := c.Network.Nodes[1].FRR
+	for range 3 {
+		must(t, steps(frr.Kill, frr.Start, pause(200*time.Millisecond), func() error { return frr.KillDaemon("zebra") }, frr.Start))
+		// Until then the leafs keep what they knew: graceful restart, for at most 120 s, would hide the loss.
+		must(t, steps(pause(15*time.Second), c.WaitReady))
+		audited(t, c)
+		reach(t, one, two)
+	}
+}
