@@ -58,7 +58,9 @@ type Agent struct {
 	acks       map[string]uint64
 	// unsettled: an address lost its tenant, but cached flows of it may be left.
 	unsettled bool
-	ready     bool
+	// unsent counts, for IPv4 and for the rest, how often in a row no leaf was sent any of the announcements.
+	unsent map[bool]int
+	ready  bool
 }
 
 // New makes an agent; Run starts it.
@@ -71,6 +73,7 @@ func New(s Surroundings) *Agent {
 		own:          map[netip.Addr]tenancy.Entry{},
 		tenants:      map[string]uint32{},
 		acks:         map[string]uint64{},
+		unsent:       map[bool]int{},
 	}
 	a.saving = newBatch(a.save)
 	a.revalidating = newBatch(s.Switch.Revalidate)

@@ -201,7 +201,7 @@ func podFailure(wanted *attachment.Attachment, err error) error {
 	case errors.Is(err, podnet.ErrNoInterface):
 		return failure.New(nodev1.Reason_INTERFACE_MISSING, wanted.Interface, "railweave-ovs must come after the plugin that makes the interface", "the pod has no such interface").Because(err)
 	case errors.As(err, &difference):
-		return failure.New(nodev1.Reason_POD_DIFFERS, wanted.Interface, "restart the pod", "%v", difference)
+		return failure.New(nodev1.Reason_POD_DIFFERS, wanted.Interface, "the agent sets routes, rules and neighbours again at its next reconciliation; for an address or MAC address restart the pod", "%v", difference)
 	case errors.Is(err, os.ErrNotExist):
 		return failure.New(nodev1.Reason_NETNS_MISSING, wanted.Netns, "", "it vanished").Because(err)
 	default:

@@ -64,7 +64,8 @@ func newWorld(t *testing.T) *world {
 	return &world{
 		t: t, connected: true, bridges: map[string]*vswitch.Bridge{}, flows: map[string]map[string]string{}, incarnation: 1, nextPort: 1, changed: make(chan struct{}, 1),
 		sessions: map[string]frr.Session{
-			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")}, "rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
+			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0"), Sent: frr.Sent{IPv4: 1, IPv6: 1}},
+			"rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
 		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
 	}
 }
@@ -277,6 +278,12 @@ func (r routing) Sessions(context.Context) (map[string]frr.Session, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return maps.Clone(r.sessions), r.fail["sessions"]
+}
+
+func (r routing) Redistribute(_ context.Context, ipv4 bool) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.do("redistribute", ipv4)
 }
 
 type host struct{ *world }

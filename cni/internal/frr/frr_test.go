@@ -121,7 +121,7 @@ func TestSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	up := sessions["rail0"]
-	if !up.Established || up.BFDDown || up.Peer != netip.MustParseAddr("fe80::9435:46ff:feb8:41c0%br-rail0") || up.Prefixes != 8 {
+	if !up.Established || up.BFDDown || up.Peer != netip.MustParseAddr("fe80::9435:46ff:feb8:41c0%br-rail0") || up.Prefixes != 8 || up.Sent != (Sent{IPv4: 2, IPv6: 2}) {
 		t.Errorf("rail0: %+v", up)
 	}
 	if down := sessions["rail1"]; down.Established {
