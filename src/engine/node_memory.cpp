@@ -235,8 +235,8 @@ void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<cons
     std::atomic_ref<std::uint64_t>(place).store(value, std::memory_order_relaxed);
   };
   const std::uint64_t version = row.version;
-  put(row.version, version + 1);
-  std::atomic_thread_fence(std::memory_order_release);
+  // An exchange: nothing after it is done before it.
+  std::atomic_ref<std::uint64_t>(row.version).exchange(version + 1, std::memory_order_acq_rel);
   put(row.serial, tag.serial);
   put(row.communicator, tag.communicator);
   put(row.operation, tag.operation);
@@ -245,7 +245,8 @@ void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<cons
 }
 
 std::optional<NodeMemory::RowTag> NodeMemory::read_row(std::uint32_t rank, std::span<std::uint64_t> bytes) const {
-  const auto get = [](std::uint64_t& place) { return std::atomic_ref<std::uint64_t>(place).load(std::memory_order_relaxed); };
+  // Acquire for each value, so that the version is looked at again only after all of them.
+  const auto get = [](std::uint64_t& place) { return load_flag(place); };
   std::optional<RowTag> best;
   for (std::uint32_t mate = 0; mate < mates(); ++mate) {
     const std::uint64_t base = layouts_[mate].row(rank);
@@ -257,7 +258,6 @@ std::optional<NodeMemory::RowTag> NodeMemory::read_row(std::uint32_t rank, std::
     if (best && tag.serial <= best->serial) continue;
     std::vector<std::uint64_t> copy(bytes.size());
     for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = get(values[i]);
-    std::atomic_thread_fence(std::memory_order_acquire);
     if (get(row.version) != version) continue;  // being written: its writer wakes us when it is done
     std::copy(copy.begin(), copy.end(), bytes.begin());
     best = tag;
@@ -266,9 +266,10 @@ std::optional<NodeMemory::RowTag> NodeMemory::read_row(std::uint32_t rank, std::
 }
 
 void NodeMemory::wake(std::uint32_t mate) const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Read-modify-writes on both sides: either this one sees the sleeper's mark, or the sleeper's mark comes after it and sees, in the look
+  // that follows, what was published before it.
   std::atomic_ref<std::uint64_t> sleeping(header(mate).sleeping);
-  if (sleeping.load(std::memory_order_relaxed) != 0 && sleeping.exchange(0) != 0) bells_[mate].ring();
+  if (sleeping.fetch_add(0, std::memory_order_acq_rel) != 0 && sleeping.exchange(0, std::memory_order_acq_rel) != 0) bells_[mate].ring();
 }
 
 void NodeMemory::wake_mates() const {
@@ -278,8 +279,7 @@ void NodeMemory::wake_mates() const {
 }
 
 bool NodeMemory::prepare_sleep() {
-  std::atomic_ref<std::uint64_t>(header(self_).sleeping).store(1);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::atomic_ref<std::uint64_t>(header(self_).sleeping).exchange(1, std::memory_order_acq_rel);
   for (std::uint32_t mate = 0; mate < mates(); ++mate) {
     const std::uint64_t base = layouts_[self_].ring(mate);
     const std::uint64_t index = consumed_[mate];
