@@ -1,0 +1,220 @@
+package podnet
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/containernetworking/plugins/pkg/testutils"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func TestInode(t *testing.T) {
+	own, err := Inode("/proc/self/ns/net")
+	if err != nil || own == 0 {
+		t.Fatalf("%d, %v", own, err)
+	}
+	if !Alive("/proc/self/ns/net", own) || Alive("/proc/self/ns/net", own+1) {
+		t.Error("the own namespace is mistaken")
+	}
+	for _, path := range []string{"/proc/self/ns/mnt", "/etc/hostname", t.TempDir()} {
+		if _, err := Inode(path); !errors.Is(err, ErrNotNamespace) {
+			t.Errorf("%s: %v", path, err)
+		}
+		if Alive(path, own) {
+			t.Errorf("%s is taken for a live namespace", path)
+		}
+	}
+	gone := filepath.Join(t.TempDir(), "gone")
+	if _, err := Inode(gone); !errors.Is(err, os.ErrNotExist) || Alive(gone, own) {
+		t.Errorf("%v", err)
+	}
+}
+
+// pod makes a namespace with a veth in it that has addresses, as ovs-cni leaves it.
+func pod(t *testing.T, addresses ...string) *Interface {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	namespace, err := testutils.NewNS()
+	if err != nil {
+		t.Skipf("no network namespaces here: %v", err)
+	}
+	t.Cleanup(func() { _ = testutils.UnmountNS(namespace) })
+	i := &Interface{Netns: namespace.Path(), Name: "net1", Table: 1000, MTU: 1400, RouterMAC: "02:00:00:00:00:01"}
+	err = namespace.Do(func(ns.NetNS) error {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "net1"}, PeerName: "peer"}); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		i.MAC = link.Attrs().HardwareAddr.String()
+		for _, text := range addresses {
+			address, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			address.Flags = unix.IFA_F_NODAD
+			if err := netlink.AddrAdd(link, address); err != nil {
+				return err
+			}
+			i.Addresses = append(i.Addresses, netip.MustParsePrefix(text))
+		}
+		return errors.Join(netlink.LinkSetUp(link), up("peer"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func up(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(link)
+}
+
+func both(t *testing.T) *Interface {
+	i := pod(t, "10.64.0.5/16", "fd64::5/64")
+	i.Own = []Way{{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParseAddr("10.64.0.1")}, {netip.MustParsePrefix("fd64::/64"), netip.MustParseAddr("fd64::1")}}
+	i.Other = []Way{{netip.MustParsePrefix("10.65.0.0/16"), netip.MustParseAddr("10.64.0.1")}, {netip.MustParsePrefix("fd65::/64"), netip.MustParseAddr("fd64::1")}}
+	return i
+}
+
+func TestConfigure(t *testing.T) {
+	i := both(t)
+	var difference *DifferenceError
+	if err := Check(i); !errors.As(err, &difference) {
+		t.Errorf("before: %v", err)
+	}
+	for range 2 { // twice is once
+		if err := errors.Join(Configure(i), Check(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := inside(i.Netns, func() error {
+		// A neighbour of the own prefix is behind the gateway too.
+		for destination, gateway := range map[string]string{"10.64.7.7": "10.64.0.1", "fd64::7": "fd64::1"} {
+			routes, err := netlink.RouteGet(netip.MustParseAddr(destination).AsSlice())
+			if err != nil || len(routes) != 1 || routes[0].Gw.String() != gateway {
+				t.Errorf("%s: %v, %v", destination, routes, err)
+			}
+		}
+		// Another rail's pool is reached by this rail from its own address only.
+		if routes, err := netlink.RouteGet(netip.MustParseAddr("10.65.0.9").AsSlice()); err == nil {
+			t.Errorf("without source: %v", routes)
+		}
+		routes, err := netlink.RouteGetWithOptions(netip.MustParseAddr("10.65.0.9").AsSlice(), &netlink.RouteGetOptions{SrcAddr: netip.MustParseAddr("10.64.0.5").AsSlice()})
+		if err != nil || len(routes) != 1 || routes[0].Gw.String() != "10.64.0.1" {
+			t.Errorf("from its address: %v, %v", routes, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCheckFindsEachDifference, and Configure repairs it.
+func TestCheckFindsEachDifference(t *testing.T) {
+	i := both(t)
+	if err := Configure(i); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(link netlink.Link) error{
+		"MTU":       func(link netlink.Link) error { return netlink.LinkSetMTU(link, 1300) },
+		"neighbour": func(link netlink.Link) error { return removeNeighbour(link, "fd64::1") },
+		"main route": func(link netlink.Link) error {
+			return netlink.RouteDel(i.wantedRoutes(link)[0])
+		},
+		"rule": func(netlink.Link) error {
+			rules, err := netlink.RuleList(netlink.FAMILY_V6)
+			for at := range rules {
+				if err == nil && rules[at].Table == i.Table {
+					rules[at].Family = netlink.FAMILY_V6
+					err = netlink.RuleDel(&rules[at])
+				}
+			}
+			return err
+		},
+	} {
+		err := inside(i.Netns, func() error {
+			link, err := find(i.Name)
+			if err != nil {
+				return err
+			}
+			return spoil(link)
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var difference *DifferenceError
+		if err := Check(i); !errors.As(err, &difference) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := errors.Join(Configure(i), Check(i)); err != nil {
+			t.Errorf("%s was not repaired: %v", name, err)
+		}
+	}
+	other := *i
+	other.Name = "net9"
+	if err := Check(&other); !errors.Is(err, ErrNoInterface) {
+		t.Errorf("%v", err)
+	}
+}
+
+func removeNeighbour(link netlink.Link, address string) error {
+	return netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: netip.MustParseAddr(address).AsSlice()})
+}
+
+func TestOneFamily(t *testing.T) {
+	i := pod(t, "10.64.0.5/32")
+	i.Own = []Way{{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParseAddr("10.64.0.1")}, {netip.MustParsePrefix("fd64::/64"), netip.MustParseAddr("fd64::1")}}
+	if err := errors.Join(Configure(i), Check(i)); err != nil {
+		t.Fatal(err)
+	}
+	if ways := i.MainRoutes(); len(ways) != 1 {
+		t.Errorf("%v", ways)
+	}
+}
+
+// TestRDMA on directories in the form of sysfs; no RDMA device was at hand.
+func TestRDMA(t *testing.T) {
+	root := t.TempDir()
+	gids := filepath.Join(root, "class/infiniband/mlx5_2/ports/1/gids")
+	if err := errors.Join(os.MkdirAll(gids, 0o750), os.MkdirAll(filepath.Join(root, "bus/pci/devices/0000:03:00.2/infiniband/mlx5_2"), 0o750),
+		os.WriteFile(filepath.Join(gids, "0"), []byte("fe80:0000:0000:0000:0858:0aff:fe40:0005\n"), 0o600),
+		os.WriteFile(filepath.Join(gids, "1"), []byte("0000:0000:0000:0000:0000:ffff:0a40:0005\n"), 0o600),
+		os.WriteFile(filepath.Join(gids, "2"), []byte("\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	names, err := rdmaDevices(filepath.Join(root, "bus/pci/devices"), "0000:03:00.2")
+	if err != nil || len(names) != 1 || names[0] != "mlx5_2" {
+		t.Fatalf("%v, %v", names, err)
+	}
+	if names, err := rdmaDevices(filepath.Join(root, "bus/pci/devices"), "0000:03:00.3"); err != nil || len(names) != 0 {
+		t.Errorf("a function without RDMA: %v, %v", names, err)
+	}
+	class := filepath.Join(root, "class/infiniband")
+	if err := awaitGIDs(class, "mlx5_2", []netip.Prefix{netip.MustParsePrefix("10.64.0.5/16")}); err != nil {
+		t.Error(err)
+	}
+	if err := awaitGIDs(class, "mlx5_2", []netip.Prefix{netip.MustParsePrefix("fd64::5/64")}); !errors.Is(err, ErrNoGID) {
+		t.Errorf("%v", err)
+	}
+	if err := RDMAReady("/run/netns/none", "", nil); err != nil {
+		t.Errorf("a veth: %v", err)
+	}
+}
