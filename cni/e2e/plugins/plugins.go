@@ -26,7 +26,10 @@ var (
 		{"reference", "github.com/containernetworking/plugins/plugins/ipam/host-local", "host-local"},
 		{"reference", "github.com/containernetworking/plugins/plugins/main/bridge", "bridge"},
 	}
-	multus = external{"multus", "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus", "multus"}
+	multus     = external{"multus", "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus", "multus"}
+	kubernetes = []external{multus,
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver"},
+		{"helm", "helm.sh/helm/v3/cmd/helm", "helm"}}
 )
 
 // ModuleDir is the directory of this module, found from the working directory upwards.
@@ -54,6 +57,11 @@ func Build() (string, error) { return build(chained) }
 
 // BuildMultus is Build with Multus.
 func BuildMultus() (string, error) { return build(append(chained[:len(chained):len(chained)], multus)) }
+
+// BuildKubernetes is Build with Multus, kube-apiserver and Helm: minutes the first time.
+func BuildKubernetes() (string, error) {
+	return build(append(chained[:len(chained):len(chained)], kubernetes...))
+}
 
 func build(wanted []external) (string, error) {
 	root, err := ModuleDir()
