@@ -10,6 +10,8 @@ namespace {
 
 // After the last reason to stay: answers still on their way into sockets get out.
 constexpr std::uint64_t kLingerNs = 30'000'000;
+// More than this between two ticks is not silence of others, but a stop of this process.
+constexpr std::uint64_t kMaxSilencePerTickNs = 1'000'000'000;
 // A rank that left after us has our lease_end before it or never; it may have gone before it could acknowledge.
 constexpr std::uint64_t kLeaverGraceNs = 500'000'000;
 
@@ -38,9 +40,9 @@ void Engine::check_leases(std::uint64_t now) {
   if (changed) backend_->retire_attempts();
 }
 
-// Counts only time in which this thread could have heard something.
+// A turn reads the rails before it ticks, so what came while the thread had no CPU has been heard; a stopped process resumes in the middle.
 void Engine::check_nodes(std::uint64_t now) {
-  const std::uint64_t elapsed = std::min(now - last_tick_, 2 * settings_.heartbeat_ms * 1'000'000);
+  const std::uint64_t elapsed = std::min(now - last_tick_, kMaxSilencePerTickNs);
   for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) {
     if (node == cluster_.node()) continue;
     const std::uint64_t heard = memory_->last_heard(node);

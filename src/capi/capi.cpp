@@ -1,0 +1,153 @@
+#include <memory>
+#include <new>
+#include <string>
+
+#include "railweave/engine/exchange.hpp"
+#include "railweave/fabric/fabric_json.hpp"
+#include "railweave/railweave.h"
+
+struct railweave_exchange {
+  railweave::Exchange exchange;
+};
+struct railweave_group {
+  railweave::Group group;
+};
+struct railweave_operation {
+  railweave::Handle handle;
+};
+
+namespace {
+
+using namespace railweave;
+
+thread_local std::string last_error = "no error";
+thread_local std::uint32_t last_rank = 0;
+
+railweave_status note(railweave_status status, const char* text) {
+  last_error = text;
+  return status;
+}
+
+// Runs a call and turns what it throws into a code.
+template <typename Call>
+railweave_status guarded(Call&& call) noexcept {
+  try {
+    call();
+    return RAILWEAVE_OK;
+  } catch (const RankDied& error) {
+    last_rank = error.rank();
+    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
+  } catch (const SettingsError& error) {
+    return note(RAILWEAVE_ERROR_SETTINGS, error.what());
+  } catch (const BootstrapError& error) {
+    return note(RAILWEAVE_ERROR_BOOTSTRAP, error.what());
+  } catch (const TransportError& error) {
+    return note(RAILWEAVE_ERROR_TRANSPORT, error.what());
+  } catch (const ExchangeError& error) {
+    return note(RAILWEAVE_ERROR_EXCHANGE, error.what());
+  } catch (const Error& error) {
+    return note(RAILWEAVE_ERROR_ARGUMENT, error.what());
+  } catch (const std::exception& error) {
+    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
+  }
+}
+
+void require(const void* pointer, const char* name) {
+  if (pointer == nullptr) throw Error(std::string(name) + " is NULL");
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* railweave_last_error(void) { return last_error.c_str(); }
+uint32_t railweave_last_rank(void) { return last_rank; }
+
+railweave_status railweave_exchange_create(uint32_t rank, uint32_t world, const char* rendezvous, const char* fabric_json,
+                                           const railweave_setting* settings, size_t setting_count, railweave_exchange** exchange) {
+  return guarded([&] {
+    require(rendezvous, "rendezvous");
+    require(exchange, "exchange");
+    if (setting_count != 0) require(settings, "settings");
+    ExchangeSettings chosen = settings_from_environment();
+    for (size_t i = 0; i < setting_count; ++i) {
+      require(settings[i].name, "name of a setting");
+      require(settings[i].value, "value of a setting");
+      const Setting* found = nullptr;
+      for (const Setting& setting : settings_table()) {
+        if (setting.name == settings[i].name) found = &setting;
+      }
+      if (found == nullptr) throw SettingsError("no setting named '" + std::string(settings[i].name) + "'; docs/engine.md lists them");
+      found->set(chosen, settings[i].value);
+    }
+    std::optional<Fabric> fabric;
+    if (fabric_json != nullptr) fabric = parse_fabric_json(fabric_json, "fabric_json");
+    *exchange = new railweave_exchange{Exchange(rank, world, rendezvous, chosen, std::move(fabric))};
+  });
+}
+
+void railweave_exchange_destroy(railweave_exchange* exchange) { delete exchange; }
+
+railweave_status railweave_all_to_all_v(railweave_exchange* exchange, const void* send, const uint64_t* send_counts, const uint64_t* send_offsets,
+                                        void* recv, const uint64_t* recv_counts, const uint64_t* recv_offsets, uint32_t communicator,
+                                        railweave_operation** operation) {
+  return guarded([&] {
+    for (const void* pointer : {static_cast<const void*>(exchange), static_cast<const void*>(operation)}) require(pointer, "exchange or operation");
+    for (const uint64_t* pointer : {send_counts, send_offsets, recv_counts, recv_offsets}) require(pointer, "counts or offsets");
+    const std::size_t world = exchange->exchange.world();
+    *operation = new railweave_operation{exchange->exchange.all_to_all_v(send, {send_counts, world}, {send_offsets, world}, recv,
+                                                                         {recv_counts, world}, {recv_offsets, world}, communicator)};
+  });
+}
+
+railweave_status railweave_group_begin(railweave_exchange* exchange, uint32_t communicator, railweave_group** group) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(group, "group");
+    *group = new railweave_group{exchange->exchange.group(communicator)};
+  });
+}
+
+railweave_status railweave_send(railweave_group* group, const void* data, uint64_t bytes, uint32_t peer) {
+  return guarded([&] {
+    require(group, "group");
+    if (bytes != 0) require(data, "data");
+    group->group.send(data, bytes, peer);
+  });
+}
+
+railweave_status railweave_recv(railweave_group* group, void* data, uint64_t bytes, uint32_t peer) {
+  return guarded([&] {
+    require(group, "group");
+    if (bytes != 0) require(data, "data");
+    group->group.recv(data, bytes, peer);
+  });
+}
+
+railweave_status railweave_group_end(railweave_group* group, railweave_operation** operation) {
+  const std::unique_ptr<railweave_group> owned(group);
+  return guarded([&] {
+    require(group, "group");
+    require(operation, "operation");
+    *operation = new railweave_operation{owned->group.end()};
+  });
+}
+
+railweave_status railweave_wait(railweave_operation* operation) {
+  const std::unique_ptr<railweave_operation> owned(operation);
+  return guarded([&] {
+    require(operation, "operation");
+    owned->handle.wait();
+  });
+}
+
+railweave_status railweave_test(railweave_operation* operation, int* ended) {
+  return guarded([&] {
+    require(operation, "operation");
+    require(ended, "ended");
+    *ended = 0;
+    *ended = operation->handle.wait_for(0) ? 1 : 0;
+  });
+}
+
+}  // extern "C"
