@@ -68,7 +68,7 @@ func Start(network *testnet.Network, bin string) (*API, error) {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key,
 		"--service-account-signing-key-file="+key, "--service-cluster-ip-range=10.96.0.0/16",
 		// Its tokens are made by a controller that is not here.
-		"--disable-admission-plugins=ServiceAccount"); err != nil {
+		"--disable-admission-plugins=ServiceAccount", "--allow-privileged=true"); err != nil {
 		return nil, err
 	}
 	a.Config = &rest.Config{Host: fmt.Sprintf("https://%s:%d", host, port), BearerToken: adminToken, QPS: 200, Burst: 400,
