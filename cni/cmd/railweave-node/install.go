@@ -39,7 +39,7 @@ func installFile(from, to string) (err error) {
 	}
 	_, err = io.Copy(target, source)
 	if err == nil {
-		err = target.Chmod(0o755) // #nosec G302 -- a program
+		err = target.Chmod(0o755) // a program
 	}
 	if err = errors.Join(err, target.Sync(), target.Close()); err == nil {
 		err = os.Rename(target.Name(), to)

@@ -76,7 +76,7 @@ func New(s Surroundings) *Agent {
 		unsent:       map[bool]int{},
 	}
 	a.saving = newBatch(a.save)
-	a.revalidating = newBatch(s.Switch.Revalidate)
+	a.revalidating = newBatch(a.revalidate)
 	for i := range s.Config.Rails {
 		a.rails[s.Config.Rails[i].Name] = newRail(a, &s.Config.Rails[i])
 	}
@@ -98,6 +98,19 @@ func (a *Agent) save(context.Context) error {
 		r.mutex.Unlock()
 	}
 	return store.Write(a.Config.StateDir, state)
+}
+
+// revalidate waits until no cached flow is left that the flow tables no longer give; the revalidating batch alone calls it.
+func (a *Agent) revalidate(ctx context.Context) error {
+	bridge := ""
+	for _, r := range a.rails {
+		r.mutex.Lock()
+		if r.problem == nil {
+			bridge = r.config.Bridge // all bridges of a datapath have the same revalidators
+		}
+		r.mutex.Unlock()
+	}
+	return a.Switch.Revalidate(ctx, bridge)
 }
 
 // Run brings everything into the desired state, then keeps it there until the context ends.

@@ -69,7 +69,7 @@ func (r *rail) usable() *failure.Error {
 	if r.problem != nil {
 		return r.problem
 	}
-	why := ""
+	var why string
 	switch {
 	case !r.session.Established:
 		why = "no BGP session with the leaf"
@@ -87,8 +87,8 @@ func (r *rail) foreign(format string, args ...any) *failure.Error {
 	return failure.New(nodev1.Reason_BRIDGE_FOREIGN, r.config.Bridge, "give the rail a bridge of its own, without controllers and flows of others", format, args...)
 }
 
-func (r *rail) missing(cause error, format string, args ...any) *failure.Error {
-	return failure.New(nodev1.Reason_BRIDGE_MISSING, r.config.Bridge, "see the agent's log and `ovs-vsctl show`", format, args...).Because(cause)
+func (r *rail) missing(cause error, problem string) *failure.Error {
+	return failure.New(nodev1.Reason_BRIDGE_MISSING, r.config.Bridge, "see the agent's log and `ovs-vsctl show`", "%s", problem).Because(cause)
 }
 
 // ensureBridge makes the bridge ours or says why it cannot be. A bridge that somebody else uses is left alone.

@@ -33,7 +33,7 @@ type Switch interface {
 	Flows(ctx context.Context, bridge string) ([]string, error)
 	PortNumbers(ctx context.Context, bridge string) (map[string]int, error)
 	Incarnation(bridge string) uint64
-	Revalidate(ctx context.Context) error
+	Revalidate(ctx context.Context, bridge string) error
 	Megaflows(ctx context.Context) ([]vswitch.Megaflow, error)
 }
 

@@ -261,7 +261,7 @@ func (w *world) Incarnation(string) uint64 {
 	return w.incarnation
 }
 
-func (w *world) Revalidate(context.Context) error {
+func (w *world) Revalidate(context.Context, string) error {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	return w.do("revalidate")

@@ -136,7 +136,7 @@ func (d *Daemon) write(ctx context.Context, path string) error {
 		return err
 	}
 	candidate := path + ".candidate"
-	if err := os.WriteFile(candidate, []byte(Render(d.config)), 0o640); err != nil { // #nosec G306 -- FRR's group reads its configuration
+	if err := os.WriteFile(candidate, []byte(Render(d.config)), 0o640); err != nil { // FRR's group reads its configuration
 		return err
 	}
 	return os.Rename(candidate, path)

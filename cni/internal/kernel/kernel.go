@@ -93,7 +93,7 @@ func Sysctl(root, key, value string) error {
 	if strings.TrimSpace(string(current)) == value {
 		return nil
 	}
-	return os.WriteFile(path, []byte(value), 0o644) // #nosec G306 -- a sysctl
+	return os.WriteFile(path, []byte(value), 0o644) // a sysctl
 }
 
 // ProcSysNet is where a process finds its namespace's network sysctls.

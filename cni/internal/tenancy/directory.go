@@ -46,7 +46,7 @@ type nodeFile struct {
 
 // OpenDirectory starts to follow a directory. What this node had published before is its own again.
 func OpenDirectory(ctx context.Context, path, self string) (*Directory, error) {
-	if err := os.MkdirAll(filepath.Join(path, "nodes"), 0o755); err != nil { // #nosec G301 -- shared between nodes
+	if err := os.MkdirAll(filepath.Join(path, "nodes"), 0o755); err != nil { // shared between nodes
 		return nil, err
 	}
 	d := &Directory{path: path, self: self, changed: make(chan struct{}, 1), own: nodeFile{Node: Node{Name: self}}}
@@ -265,7 +265,7 @@ func writeByRename(path string, contents any) error {
 		return err
 	}
 	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
-	if err := os.WriteFile(temporary, data, 0o644); err != nil { // #nosec G306 -- other nodes read it
+	if err := os.WriteFile(temporary, data, 0o644); err != nil { // other nodes read it
 		return err
 	}
 	return os.Rename(temporary, path)

@@ -66,7 +66,7 @@ func TestCommand(t *testing.T) {
 		}
 	}()
 	s := NewSwitch(dir)
-	if err := s.Revalidate(t.Context()); err != nil {
+	if err := s.Revalidate(t.Context(), ""); err != nil {
 		t.Error(err)
 	}
 	if _, err := s.Command(t.Context(), "nonsense"); err == nil {
