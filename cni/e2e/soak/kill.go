@@ -32,19 +32,19 @@ func daemonTarget(frr testnet.FRR, name string) target {
 	return target{name, func() error { return frr.KillDaemon(name) }, frr.Start}
 }
 
-// killUntil kills one thing after another until told to stop. Everything is running when it returns.
+// killUntil kills one thing after another until told to stop, each after a random number of starts and removals, so that
+// a run is as hard on a slow machine as on a fast one. Everything is running when it returns.
 func (s *run) killUntil(done <-chan struct{}) error {
+	const fewest, most = 3, 25
 	targets := s.targets()
 	for {
 		s.mu.Lock()
 		victim := targets[s.random.IntN(len(targets))]
-		before := time.Duration(200+s.random.IntN(1800)) * time.Millisecond
+		when := s.attempts + fewest + s.random.IntN(most-fewest)
 		dead := time.Duration(s.random.IntN(500)) * time.Millisecond
 		s.mu.Unlock()
-		select {
-		case <-done:
+		if !s.waitAttempts(when, done) {
 			return nil
-		case <-time.After(before):
 		}
 		if err := victim.kill(); err != nil {
 			return fmt.Errorf("kill %s: %w", victim.name, err)
@@ -54,5 +54,22 @@ func (s *run) killUntil(done <-chan struct{}) error {
 			return fmt.Errorf("start %s again: %w", victim.name, err)
 		}
 		s.count(func() { s.result.Kills[victim.name]++ })
+	}
+}
+
+// waitAttempts waits until so many pods have been started or removed; false means that the round ended first.
+func (s *run) waitAttempts(when int, done <-chan struct{}) bool {
+	for {
+		select {
+		case <-done:
+			return false
+		case <-time.After(10 * time.Millisecond):
+		}
+		s.mu.Lock()
+		reached := s.attempts >= when
+		s.mu.Unlock()
+		if reached {
+			return true
+		}
 	}
 }

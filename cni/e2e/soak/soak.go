@@ -60,7 +60,9 @@ type run struct {
 	result Result
 	pods   []*runtime.Pod // running
 	serial int
-	armed  bool // plugins may be killed
+	// attempts counts starts and removals of pods, failed ones too.
+	attempts int
+	armed    bool // plugins may be killed
 }
 
 // Run soaks a cluster of its own. It ends at the first audit that finds something.
@@ -149,6 +151,7 @@ func (s *run) work(goal int) error {
 			victim = s.pods[i]
 			s.pods = slices.Delete(s.pods, i, i+1)
 		}
+		s.attempts++
 		s.serial++
 		name := fmt.Sprintf("pod-%d", s.serial)
 		namespace := namespaces[s.random.IntN(len(namespaces))]
