@@ -16,8 +16,8 @@ from railweave.fabric import Fabric, LinkState
 from railweave.lab import Lab, LabSpec
 from railweave.matrix import Matrix
 
-# An exchange that takes 20 times its bound, and then half a minute, hangs.
-_TIMEOUT_S, _TIMEOUT_BOUNDS = 30.0, 20.0
+# An exchange that takes longer hangs: 20 times its bound, half a minute, and 5 s a rank, because 64 ranks may have to share one core.
+_TIMEOUT_BOUNDS, _TIMEOUT_S, _TIMEOUT_RANK_S = 20.0, 30.0, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def steps(cases: int, sessions: int, repeat: int) -> int:
 
 def _compare(case: Case, sessions: Sequence[Session], repeat: int, step: Callable[[str], None]) -> list[result.Result]:
     """One warm-up each, then rounds in which every session has its turn, each round starting with the next one."""
-    timeout = _TIMEOUT_S + _TIMEOUT_BOUNDS * case.bound_seconds
+    timeout = _TIMEOUT_BOUNDS * case.bound_seconds + _TIMEOUT_S + _TIMEOUT_RANK_S * len(case.matrix)
     seconds: dict[str, list[float]] = {session.name: [] for session in sessions}
     rails: dict[str, list[list[result.RailBytes]]] = {session.name: [] for session in sessions}
     wrong: dict[str, str] = {}
