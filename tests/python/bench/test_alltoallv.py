@@ -151,7 +151,9 @@ def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
     program = build_peer(tmp_path)
     with MpiSession("openmpi", lab, program) as session, pytest.raises(BenchError, match="rank 0 sends 3221225472 bytes"):
         session.exchange(generate("hot-pair:3GiB", 4), 0, 30.0)
+    program.unlink()  # a rank that is still ending may have it open
     program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
+    program.chmod(0o755)
     with (
         MpiSession("openmpi", lab, program) as session,
         pytest.raises(BenchError, match=r"(?s)openmpi, filling.*mpirun ended with status 3.*no luck"),
