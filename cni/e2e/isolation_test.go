@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,13 +20,17 @@ var tenants = map[string]string{"team-a": "", "team-b": "blue", "team-b2": "blue
 // field is a cluster with pods of several tenants, and everything around them that must not hear them.
 type field struct {
 	*cluster.Cluster
-	pods    []*runtime.Pod
-	ends    []*probe.Endpoint // of the pods
-	hosts   []*probe.Endpoint // of the nodes' LOCAL ports
-	leaves  []*probe.Endpoint // of the leafs' ports
-	common  []*runtime.Pod    // pods of the default network only
-	watches []probe.Watch
-	tenant  map[*probe.Endpoint]string
+	pods   []*runtime.Pod
+	ends   []*probe.Endpoint // of the pods
+	hosts  []*probe.Endpoint // of the nodes' LOCAL ports
+	leaves []*probe.Endpoint // of the leafs' ports
+	// impostors sit on the leafs' ports and send with the addresses of a tenant's pods, as a leaf would pass them on: what
+	// they send to other tenants only the receiver's node can stop.
+	impostors map[string][]*probe.Endpoint      // by tenant
+	near      map[*probe.Endpoint]*testnet.Node // the node at the other end of an impostor's port
+	common    []*runtime.Pod                    // pods of the default network only
+	watches   []probe.Watch
+	tenant    map[*probe.Endpoint]string
 }
 
 // plant starts perTenant pods of each tenant, in turn on the nodes, and one pod without rails on each node.
@@ -67,7 +72,8 @@ func (f *field) survey(t *testing.T) {
 			i++
 		}
 	}
-	f.hosts, f.leaves, f.watches = nil, nil, nil
+	f.hosts, f.leaves, f.watches, f.impostors = nil, nil, nil, map[string][]*probe.Endpoint{}
+	f.near = map[*probe.Endpoint]*testnet.Node{}
 	for _, node := range f.Network.Nodes {
 		for _, link := range []string{"eth0", "cni0"} {
 			f.watches = append(f.watches, probe.Watch{Name: node.Name + "/" + link, NS: node.NS, Interface: link, Outside: true})
@@ -99,7 +105,24 @@ func (f *field) surveyLink(t *testing.T, node *testnet.Node, leaf *testnet.Route
 		link.Leaf4.Addr(), link.Leaf6.Addr(), nodeMAC)
 	must(t, err)
 	f.leaves = append(f.leaves, router)
+	for _, pod := range f.ends {
+		if tenant := f.tenant[pod]; pod.Rail == rail && !strings.Contains(pod.Name, "@"+node.Name+"/") && !f.played(tenant, router) {
+			impostor, err := probe.NewRouterEndpoint(router.Name+" as "+pod.Name, leaf.NS, router.Interface, rail, pod.Addr4, pod.Addr6, nodeMAC)
+			must(t, err)
+			impostor.SendOnly = true
+			f.tenant[impostor] = tenant
+			f.near[impostor] = node
+			f.impostors[tenant] = append(f.impostors[tenant], impostor)
+		}
+	}
 	f.watches = append(f.watches, probe.Watch{Name: router.Name, NS: leaf.NS, Interface: router.Interface, Transit: true})
+}
+
+// played reports whether a leaf's port has an impostor of a tenant already: one is enough.
+func (f *field) played(tenant string, router *probe.Endpoint) bool {
+	return slices.ContainsFunc(f.impostors[tenant], func(e *probe.Endpoint) bool {
+		return e.NS == router.NS && e.Interface == router.Interface
+	})
 }
 
 func (f *field) relation(from, to *probe.Endpoint) probe.Relation {
@@ -112,7 +135,11 @@ func (f *field) relation(from, to *probe.Endpoint) probe.Relation {
 // session watches everything. Hosts are both endpoints and watched; the leafs' ports are watched as transit.
 func (f *field) session(t *testing.T) *probe.Session {
 	t.Helper()
-	s, err := probe.NewSession(append(append([]*probe.Endpoint{}, f.ends...), f.hosts...), f.watches, f.relation)
+	all := slices.Concat(f.ends, f.hosts)
+	for _, impostors := range f.impostors {
+		all = append(all, impostors...)
+	}
+	s, err := probe.NewSession(all, f.watches, f.relation)
 	must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
@@ -120,15 +147,13 @@ func (f *field) session(t *testing.T) *probe.Session {
 
 // unicast are the kinds that are plain IP: what a host or leaf may send at all without it being its own control traffic.
 func unicast() []probe.Kind {
-	var some []probe.Kind
-	for _, k := range probe.Kinds {
-		for _, prefix := range []string{"icmp-echo", "tcp-syn", "udp-rocev2", "first-fragment", "later-fragment"} {
-			if strings.HasPrefix(k.Name, prefix) {
-				some = append(some, k)
-			}
-		}
-	}
-	return some
+	return kindsNamed("icmp-echo", "tcp-syn", "udp-rocev2", "first-fragment", "later-fragment")
+}
+
+func kindsNamed(prefixes ...string) []probe.Kind {
+	return slices.DeleteFunc(slices.Clone(probe.Kinds), func(k probe.Kind) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(k.Name, p) })
+	})
 }
 
 // verdict fails the test for every probe that leaked or was lost. Probes that a switch demonstrably had no room for,
@@ -192,6 +217,17 @@ func (f *field) everyPair(t *testing.T, burst int, overflowBefore uint64) {
 	must(t, s.Matrix(probe.Kinds, f.ends, f.hosts, burst))
 	must(t, s.Matrix(unicast(), f.ends, f.leaves, burst))
 	must(t, s.Matrix(unicast(), f.hosts, f.ends, burst))
+	for tenant, impostors := range f.impostors {
+		others := slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool { return f.tenant[e] == tenant })
+		must(t, s.Matrix(unicast(), impostors, others, burst))
+		// And one kind, which draws no answer, to where it is let in: else the above would prove nothing.
+		for _, impostor := range impostors {
+			own := slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool {
+				return f.tenant[e] != tenant || !strings.Contains(e.Name, "@"+f.near[impostor].Name+"/")
+			})
+			must(t, s.Matrix(kindsNamed("later-fragment"), []*probe.Endpoint{impostor}, own, burst))
+		}
+	}
 	f.sendFromOutside(t, s)
 	f.verdict(t, s, overflowBefore)
 	t.Logf("%d probes between %d pods on %d rails", s.Sent(), len(f.pods), len(f.Network.Leaves))

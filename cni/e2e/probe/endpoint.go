@@ -23,6 +23,8 @@ type Endpoint struct {
 	Addr4     netip.Addr
 	Addr6     netip.Addr
 	LinkLocal netip.Addr
+	// SendOnly endpoints are not watched: theirs is an interface that others' allowed packets pass through.
+	SendOnly bool
 
 	gateway4, gateway6 net.HardwareAddr
 }

@@ -81,8 +81,10 @@ const idsPerSession = 1 << 24
 func NewSession(endpoints []*Endpoint, watches []Watch, relation func(from, to *Endpoint) Relation) (*Session, error) {
 	s := &Session{endpoints: endpoints, relation: relation, senders: map[*Endpoint]int{}, first: sessions.Add(1) * idsPerSession}
 	for _, e := range endpoints {
-		if err := s.observe(Watch{Name: e.Name, NS: e.NS, Interface: e.Interface}, e); err != nil {
-			return nil, errors.Join(err, s.Close())
+		if !e.SendOnly {
+			if err := s.observe(Watch{Name: e.Name, NS: e.NS, Interface: e.Interface}, e); err != nil {
+				return nil, errors.Join(err, s.Close())
+			}
 		}
 		fd, err := packetSocket(e.NS, e.Interface, 0)
 		if err != nil {
