@@ -334,3 +334,19 @@ func TestZebraDiesWhileBGPStarts(t *testing.T) {
 		reach(t, one, two)
 	}
 }
+
+// TestDeleteWhileZebraIsDead withdraws an announcement when nobody can tell bgpd: the next zebra does not know the route
+// and never mentions it, so that bgpd would keep it for ever.
+func TestDeleteWhileZebraIsDead(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	one, two := run(t, c, 1, "team-a", "one"), run(t, c, 2, "team-a", "two")
+	gone := run(t, c, 2, "team-a", "gone")
+	audited(t, c)
+	frr := c.Network.Nodes[1].FRR
+	must(t, frr.KillDaemon("zebra"))
+	must(t, c.Runtimes[1].Remove(gone))
+	must(t, frr.Start())
+	must(t, c.WaitReady())
+	audited(t, c)
+	reach(t, one, two)
+}
