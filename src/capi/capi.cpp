@@ -88,11 +88,12 @@ railweave_status railweave_exchange_create(uint32_t rank, uint32_t world, const 
 
 void railweave_exchange_destroy(railweave_exchange* exchange) { delete exchange; }
 
-railweave_status railweave_all_to_all_v(railweave_exchange* exchange, const void* send, const uint64_t* send_counts, const uint64_t* send_offsets,
-                                        void* recv, const uint64_t* recv_counts, const uint64_t* recv_offsets, uint32_t communicator,
-                                        railweave_operation** operation) {
+railweave_status railweave_all_to_all_v(railweave_exchange* exchange, const void* send, const uint64_t* send_counts,
+                                        const uint64_t* send_offsets, void* recv, const uint64_t* recv_counts, const uint64_t* recv_offsets,
+                                        uint32_t communicator, railweave_operation** operation) {
   return guarded([&] {
-    for (const void* pointer : {static_cast<const void*>(exchange), static_cast<const void*>(operation)}) require(pointer, "exchange or operation");
+    for (const void* pointer : {static_cast<const void*>(exchange), static_cast<const void*>(operation)})
+      require(pointer, "exchange or operation");
     for (const uint64_t* pointer : {send_counts, send_offsets, recv_counts, recv_offsets}) require(pointer, "counts or offsets");
     const std::size_t world = exchange->exchange.world();
     *operation = new railweave_operation{exchange->exchange.all_to_all_v(send, {send_counts, world}, {send_offsets, world}, recv,

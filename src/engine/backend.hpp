@@ -17,9 +17,9 @@ namespace railweave::engine {
 struct Grant {
   MessageKey message;
   std::uint64_t bytes = 0;
-  std::uint32_t chunks = 0;       // that may be sent
+  std::uint32_t chunks = 0;  // that may be sent
   std::uint32_t has_buffer = 0;
-  MemoryHandle memory;            // where mates may write
+  MemoryHandle memory;  // where mates may write
   std::uint64_t offset = 0;
 };
 

@@ -48,8 +48,10 @@ std::uint64_t device_rate(const std::string& device) {
   constexpr std::uint64_t kBytesPerMbit = 125'000;
   const auto colon = device.find(':');
   if (colon != std::string::npos) {
-    const std::string line = first_line("/sys/class/infiniband/" + device.substr(0, colon) + "/ports/" + device.substr(colon + 1) + "/rate");
-    return line.empty() ? 0 : static_cast<std::uint64_t>(std::strtod(line.c_str(), nullptr) * 1000) * kBytesPerMbit;  // "200 Gb/sec (4X HDR)"
+    const std::string line =
+        first_line("/sys/class/infiniband/" + device.substr(0, colon) + "/ports/" + device.substr(colon + 1) + "/rate");
+    return line.empty() ? 0
+                        : static_cast<std::uint64_t>(std::strtod(line.c_str(), nullptr) * 1000) * kBytesPerMbit;  // "200 Gb/sec (4X HDR)"
   }
   const long mbit = std::strtol(first_line("/sys/class/net/" + device + "/speed").c_str(), nullptr, 10);
   return mbit > 0 ? static_cast<std::uint64_t>(mbit) * kBytesPerMbit : 0;
@@ -65,7 +67,8 @@ std::vector<std::string> usable_interfaces() {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
     if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6) continue;
     const std::string name = entry->ifa_name;
-    if (std::none_of(kNotRails.begin(), kNotRails.end(), [&](std::string_view prefix) { return name.starts_with(prefix); })) names.insert(name);
+    if (std::none_of(kNotRails.begin(), kNotRails.end(), [&](std::string_view prefix) { return name.starts_with(prefix); }))
+      names.insert(name);
   }
   ::freeifaddrs(list);
   return {names.begin(), names.end()};
@@ -88,7 +91,8 @@ Identity own_identity(const ExchangeSettings& settings) {
   if (identity.node.empty()) {
     std::array<char, 256> host{};
     ::gethostname(host.data(), host.size() - 1);
-    identity.node = std::string(host.data()) + " " + first_line("/proc/sys/kernel/random/boot_id") + " " + std::to_string(inode("/proc/self/ns/pid"));
+    identity.node =
+        std::string(host.data()) + " " + first_line("/proc/sys/kernel/random/boot_id") + " " + std::to_string(inode("/proc/self/ns/pid"));
   }
   identity.network = inode("/proc/self/ns/net");
   identity.explicit_nics = !settings.nics.empty();
@@ -103,7 +107,12 @@ Identity own_identity(const ExchangeSettings& settings) {
 
 Blob encode(const Identity& identity, std::uint32_t world) {
   ByteWriter out;
-  out.put(kRegionMagic).put(kProtocolVersion).put(world).put(static_cast<std::int32_t>(::getpid())).text(identity.node).put(identity.network);
+  out.put(kRegionMagic)
+      .put(kProtocolVersion)
+      .put(world)
+      .put(static_cast<std::int32_t>(::getpid()))
+      .text(identity.node)
+      .put(identity.network);
   out.put(static_cast<std::uint8_t>(identity.explicit_nics)).put(static_cast<std::uint32_t>(identity.devices.size()));
   for (const Device& device : identity.devices) out.text(device.name).put(device.rate_Bps);
   for (const std::string& value : identity.settings) out.text(value);
@@ -121,7 +130,8 @@ Identity decode(const Blob& blob, std::uint32_t rank, std::uint32_t world, std::
     throw BootstrapError(who + " speaks protocol version " + std::to_string(version) + ", rank 0's version is needed by all; expected " +
                          std::to_string(kProtocolVersion) + ": install the same Railweave everywhere");
   }
-  if (peer_world != world) throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
+  if (peer_world != world)
+    throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
   Identity identity;
   pid = in.get<std::int32_t>();
   identity.node = in.text();
@@ -163,8 +173,10 @@ void deal_nics(Cluster& cluster, const std::vector<Identity>& identities) {
     std::map<std::uint32_t, std::vector<Device>> owned;
     std::map<std::uint64_t, std::vector<std::uint32_t>> sharing;
     for (const std::uint32_t rank : ranks) {
-      if (identities[rank].explicit_nics) owned[rank] = identities[rank].devices;
-      else sharing[identities[rank].network].push_back(rank);
+      if (identities[rank].explicit_nics)
+        owned[rank] = identities[rank].devices;
+      else
+        sharing[identities[rank].network].push_back(rank);
     }
     for (const auto& [network, members] : sharing) {
       const auto& devices = identities[members.front()].devices;

@@ -15,10 +15,10 @@ namespace railweave::engine {
 struct NicInfo {
   std::uint32_t owner = 0;  // rank whose process uses it
   std::uint32_t node = 0;
-  std::uint32_t position = 0;  // among the NICs of its node
+  std::uint32_t position = 0;      // among the NICs of its node
   std::uint32_t own_position = 0;  // among the NICs of its owner
   std::string device;
-  std::uint64_t rate_Bps = 0;  // 0: unknown
+  std::uint64_t rate_Bps = 0;      // 0: unknown
   std::vector<std::byte> address;  // of its transport
 };
 

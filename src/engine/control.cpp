@@ -13,7 +13,8 @@ constexpr std::size_t kResendBurst = 32;      // frames sent again at once
 
 }  // namespace
 
-ControlChannel::ControlChannel(const Cluster& cluster, NodeMemory& memory, Carrier& carrier, const ExchangeSettings& settings, Handler handler)
+ControlChannel::ControlChannel(const Cluster& cluster, NodeMemory& memory, Carrier& carrier, const ExchangeSettings& settings,
+                               Handler handler)
     : cluster_(cluster),
       memory_(memory),
       carrier_(carrier),
@@ -116,8 +117,10 @@ void ControlChannel::deliver(const FrameHeader& header, std::span<const std::byt
 
 // This rank is only a carrier: to the mate it is for, or over a link to its node.
 void ControlChannel::forward(const FrameHeader& header, std::span<const std::byte> frame) {
-  if (cluster_.local(header.destination)) memory_.mail(cluster_.ranks[header.destination].local, frame);
-  else if (cluster_.local(header.source)) carrier_.carry(header.destination, frame, forwarded_++);
+  if (cluster_.local(header.destination))
+    memory_.mail(cluster_.ranks[header.destination].local, frame);
+  else if (cluster_.local(header.source))
+    carrier_.carry(header.destination, frame, forwarded_++);
 }
 
 bool ControlChannel::flush(std::uint64_t now) {

@@ -34,8 +34,10 @@ void Engine::run() {
     if (now - last_turn_ > kStallNs) proxy_->excuse(now - last_turn_);
     const bool moved = turn(now);
     last_turn_ = now_ns();
-    if (moved) idle_since = 0;
-    else if (idle_since == 0) idle_since = now;
+    if (moved)
+      idle_since = 0;
+    else if (idle_since == 0)
+      idle_since = now;
     if (!moved && now - idle_since >= settings_.spin_us * 1000) {
       sleep();
       last_turn_ = now_ns();
@@ -98,8 +100,10 @@ bool Engine::drain_ring(std::uint32_t mate) {
   std::size_t taken = 0;
   while (taken < kRecordsPerTurn && memory_->next(mate, record)) {
     ++taken;
-    if (record.kind == RecordKind::forward) proxy_->forward(record);
-    else backend_->on_record(record);
+    if (record.kind == RecordKind::forward)
+      proxy_->forward(record);
+    else
+      backend_->on_record(record);
   }
   return taken != 0;
 }
@@ -257,8 +261,8 @@ std::vector<std::string> Engine::links_down() const {
   for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
     for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
       if (!router_->connected(nic, peer) || (link_word(nic, peer) & 1) != 0) continue;
-      names.push_back(cluster_.nics[nic].device + " of rank " + std::to_string(cluster_.nics[nic].owner) + " to " + cluster_.nics[peer].device +
-                      " of rank " + std::to_string(cluster_.nics[peer].owner));
+      names.push_back(cluster_.nics[nic].device + " of rank " + std::to_string(cluster_.nics[nic].owner) + " to " +
+                      cluster_.nics[peer].device + " of rank " + std::to_string(cluster_.nics[peer].owner));
     }
   }
   return names;

@@ -26,8 +26,8 @@ using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_pt
 
 class Engine final : public EngineServices {
  public:
-  Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
-         const TransportWrapper& wrap = {});
+  Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
+         std::optional<Fabric> fabric, const TransportWrapper& wrap = {});
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -56,11 +56,11 @@ class Engine final : public EngineServices {
   enum class RankState : std::uint8_t { alive, leaving, dead };
   struct Member {
     RankState state = RankState::alive;
-    bool left = false;    // it said goodbye; it may be dead by now
+    bool left = false;        // it said goodbye; it may be dead by now
     bool left_first = false;  // before this rank did: it needs nothing from us, and may be gone
-    bool leased = true;   // mates: shows life
-    Fd pidfd;             // mates in other processes
-    std::string epitaph;  // why it is not alive
+    bool leased = true;       // mates: shows life
+    Fd pidfd;                 // mates in other processes
+    std::string epitaph;      // why it is not alive
   };
   using OperationPtr = std::shared_ptr<Operation>;
 

@@ -7,7 +7,8 @@
 namespace railweave::engine {
 
 std::exception_ptr to_exception(const Failure& failure) {
-  if (failure.kind == FailureKind::died || failure.kind == FailureKind::left) return std::make_exception_ptr(RankDied(failure.rank, failure.text));
+  if (failure.kind == FailureKind::died || failure.kind == FailureKind::left)
+    return std::make_exception_ptr(RankDied(failure.rank, failure.text));
   return std::make_exception_ptr(ExchangeError(failure.text));
 }
 

@@ -28,7 +28,8 @@ Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rende
                std::optional<Fabric> fabric, const TransportWrapper& wrap)
     : settings_(settings) {
   check(settings);
-  if (world == 0 || world > kMaxRanks) throw ExchangeError("world " + std::to_string(world) + "; expected 1 to " + std::to_string(kMaxRanks));
+  if (world == 0 || world > kMaxRanks)
+    throw ExchangeError("world " + std::to_string(world) + "; expected 1 to " + std::to_string(kMaxRanks));
   if (rank >= world) throw ExchangeError("rank " + std::to_string(rank) + " of " + std::to_string(world) + "; expected less than world");
   const auto meeting = make_rendezvous(rendezvous, rank, world, std::chrono::milliseconds(settings.bootstrap_ms));
   cluster_ = exchange_identity(*meeting, rank, world, settings);

@@ -15,7 +15,8 @@ void throw_if_failed(const engine::Operation& operation) {
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint64_t chunk) {
   const std::uint64_t count = (bytes + chunk - 1) / chunk;
   if (bytes >= std::uint64_t{1} << 63 || count > std::numeric_limits<std::uint32_t>::max()) {
-    throw ExchangeError("a message of " + std::to_string(bytes) + " bytes; expected at most 2^32 - 1 chunks of " + std::to_string(chunk) + " bytes");
+    throw ExchangeError("a message of " + std::to_string(bytes) + " bytes; expected at most 2^32 - 1 chunks of " + std::to_string(chunk) +
+                        " bytes");
   }
   return static_cast<std::uint32_t>(count);
 }
@@ -65,7 +66,8 @@ Group::Group(std::shared_ptr<engine::Engine> engine, std::uint32_t communicator)
 void Group::send(const void* data, std::uint64_t bytes, std::uint32_t peer) {
   if (operation_ == nullptr) throw ExchangeError("the group has been posted; begin another");
   const engine::Cluster& cluster = engine_->cluster();
-  if (peer >= cluster.world) throw ExchangeError("send to rank " + std::to_string(peer) + "; expected less than " + std::to_string(cluster.world));
+  if (peer >= cluster.world)
+    throw ExchangeError("send to rank " + std::to_string(peer) + "; expected less than " + std::to_string(cluster.world));
   if (bytes == 0) return;
   engine::SendMessage message;
   message.key = {operation_->communicator, cluster.rank, peer, 0, 0};
@@ -78,7 +80,8 @@ void Group::send(const void* data, std::uint64_t bytes, std::uint32_t peer) {
 void Group::recv(void* data, std::uint64_t bytes, std::uint32_t peer) {
   if (operation_ == nullptr) throw ExchangeError("the group has been posted; begin another");
   const engine::Cluster& cluster = engine_->cluster();
-  if (peer >= cluster.world) throw ExchangeError("receive from rank " + std::to_string(peer) + "; expected less than " + std::to_string(cluster.world));
+  if (peer >= cluster.world)
+    throw ExchangeError("receive from rank " + std::to_string(peer) + "; expected less than " + std::to_string(cluster.world));
   if (bytes == 0) return;
   engine::RecvMessage message;
   message.key = {operation_->communicator, peer, cluster.rank, 0, 0};
@@ -111,8 +114,8 @@ const Fabric& Exchange::fabric() const noexcept { return engine_->router().fabri
 std::uint32_t Exchange::node_count() const noexcept { return static_cast<std::uint32_t>(engine_->cluster().nodes.size()); }
 std::vector<std::string> Exchange::links_down() const { return engine_->links_down(); }
 
-Handle Exchange::all_to_all_v(const void* send, std::span<const std::uint64_t> send_counts, std::span<const std::uint64_t> send_offsets, void* recv,
-                              std::span<const std::uint64_t> recv_counts, std::span<const std::uint64_t> recv_offsets,
+Handle Exchange::all_to_all_v(const void* send, std::span<const std::uint64_t> send_counts, std::span<const std::uint64_t> send_offsets,
+                              void* recv, std::span<const std::uint64_t> recv_counts, std::span<const std::uint64_t> recv_offsets,
                               std::uint32_t communicator) {
   for (const auto& list : {send_counts, send_offsets, recv_counts, recv_offsets}) {
     if (list.size() != world()) {

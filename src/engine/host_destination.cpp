@@ -55,7 +55,8 @@ void HostDestination::on_record(const Record& record) {
   if (!memory_.holds(record.owner, record.pool, record.slot, record.turn)) return;
   bool arrived = false;
   if (fits && (message->bits[record.chunk / 64] >> (record.chunk % 64) & 1) == 0) {
-    std::memcpy(message->data + std::uint64_t{record.chunk} * memory_.chunk_bytes(), memory_.data(record.owner, record.pool, record.slot), record.length);
+    std::memcpy(message->data + std::uint64_t{record.chunk} * memory_.chunk_bytes(), memory_.data(record.owner, record.pool, record.slot),
+                record.length);
     arrived = mark(*message, record.chunk);
   }
   memory_.release(record.owner, record.pool, record.slot, record.turn);

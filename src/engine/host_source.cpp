@@ -31,8 +31,10 @@ void HostSource::send(Operation& operation) {
 }
 
 void HostSource::on_grant(const Grant& grant, std::byte* local_buffer) {
-  if (SendMessage* message = find(grant.message)) match(*message, grant, local_buffer);
-  else early_.emplace(grant.message, Early{grant, local_buffer});
+  if (SendMessage* message = find(grant.message))
+    match(*message, grant, local_buffer);
+  else
+    early_.emplace(grant.message, Early{grant, local_buffer});
 }
 
 void HostSource::match(SendMessage& message, const Grant& grant, std::byte* local_buffer) {
@@ -73,8 +75,10 @@ bool HostSource::advance() {
       ++idle;
     }
     const bool nothing_left = message.next == message.chunks.size() && message.retries.empty();
-    if (nothing_left) active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(turn_));
-    else ++turn_;
+    if (nothing_left)
+      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(turn_));
+    else
+      ++turn_;
     if (nothing_left) finish_if_done(message);  // may end the operation and the message with it
   }
   return moved;
@@ -89,8 +93,10 @@ std::uint32_t HostSource::take_next(SendMessage& message) const {
 }
 
 void HostSource::took(SendMessage& message, std::uint32_t chunk) {
-  if (!message.retries.empty() && message.retries.back() == chunk) message.retries.pop_back();
-  else message.next = chunk + 1;
+  if (!message.retries.empty() && message.retries.back() == chunk)
+    message.retries.pop_back();
+  else
+    message.next = chunk + 1;
   ++message.chunks[chunk].attempt;
 }
 
@@ -169,7 +175,8 @@ bool HostSource::try_share(SendMessage& message, std::uint32_t chunk, const Rout
   }
   const std::uint32_t tx_owner = cluster.nics[share.nic].owner;
   const std::uint32_t rx_owner = cluster.nics[share.peer_nic].owner;
-  if ((tx_owner != cluster.rank && !services_.relays(tx_owner)) || (rx_owner != message.key.destination && !services_.relays(rx_owner))) return false;
+  if ((tx_owner != cluster.rank && !services_.relays(tx_owner)) || (rx_owner != message.key.destination && !services_.relays(rx_owner)))
+    return false;
   const std::uint64_t word = services_.link_word(share.nic, share.peer_nic);
   if ((word & 1) == 0) return false;
   live = true;
@@ -206,8 +213,10 @@ bool HostSource::link_has_room(std::uint32_t owner, std::uint32_t link) const {
   bool others = false;
   for (const TxUse& use : tx_use_[owner]) {
     if (memory_.is_free(use.slot)) continue;
-    if (use.link == link) ++mine;
-    else others = true;
+    if (use.link == link)
+      ++mine;
+    else
+      others = true;
   }
   return !others || mine < std::max(1u, memory_.slots_per_writer() / 2);
 }

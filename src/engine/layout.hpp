@@ -43,7 +43,7 @@ struct Record {
   MessageKey message;
   std::uint32_t chunk = 0;
   std::uint32_t length = 0;
-  std::uint32_t slot = 0;  // position in its pool
+  std::uint32_t slot = 0;   // position in its pool
   std::uint16_t owner = 0;  // local index of the rank in whose region the slot lies
   Pool pool = Pool::direct;
   RecordKind kind = RecordKind::landed;
@@ -84,9 +84,9 @@ static_assert(sizeof(RegionHeader) == 64);
 // A rank's row: seqlock (odd while it is written), then bytes to each rank.
 struct RowHeader {
   std::uint64_t version = 0;
-  std::uint64_t serial = 0;        // operations that the rank has started, on any communicator
+  std::uint64_t serial = 0;  // operations that the rank has started, on any communicator
   std::uint64_t communicator = 0;
-  std::uint64_t operation = 0;     // operations that the rank has started on that communicator
+  std::uint64_t operation = 0;  // operations that the rank has started on that communicator
 };
 
 // What fixes the offsets; equal on all mates (checked when regions are mapped).

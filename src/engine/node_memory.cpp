@@ -47,9 +47,10 @@ void NodeMemory::map_mates(const Cluster& cluster) {
     if (mate == self_) continue;
     const RankInfo& info = cluster.ranks[cluster.mates()[mate]];
     regions_[mate] = SharedMemory::open(info.region);
-    if (regions_[mate].bytes() < sizeof(RegionHeader) || header(mate).magic != kRegionMagic || header(mate).size != layouts_[mate].bytes() ||
-        regions_[mate].bytes() != layouts_[mate].bytes()) {
-      throw Error("the region of rank " + std::to_string(cluster.mates()[mate]) + " has another layout; install the same Railweave everywhere");
+    if (regions_[mate].bytes() < sizeof(RegionHeader) || header(mate).magic != kRegionMagic ||
+        header(mate).size != layouts_[mate].bytes() || regions_[mate].bytes() != layouts_[mate].bytes()) {
+      throw Error("the region of rank " + std::to_string(cluster.mates()[mate]) +
+                  " has another layout; install the same Railweave everywhere");
     }
     bells_[mate] = Doorbell::open(info.pid, info.doorbell_fd);
   }

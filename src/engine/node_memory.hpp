@@ -41,7 +41,9 @@ class NodeMemory {
   // --- slots
   // A free slot of the part of that pool that this rank writes; rx: of own NIC `owner_nic`. `reader` (local index) will free it.
   std::optional<SlotRef> take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic = 0);
-  std::byte* data(std::uint32_t owner, Pool pool, std::uint32_t slot) const { return regions_[owner].data() + layouts_[owner].data(pool, slot); }
+  std::byte* data(std::uint32_t owner, Pool pool, std::uint32_t slot) const {
+    return regions_[owner].data() + layouts_[owner].data(pool, slot);
+  }
   // Whether the slot still holds what was announced with `turn`.
   bool holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) const;
   // The reader's release. Wakes the slot's writer.

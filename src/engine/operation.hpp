@@ -41,8 +41,8 @@ enum class ChunkState : std::uint8_t { todo, out, done };
 struct SendChunk {
   ChunkState state = ChunkState::todo;
   std::uint32_t attempt = 0;
-  std::uint32_t link = 0;   // while out
-  std::uint64_t word = 0;   // the link's word that the attempt counts on
+  std::uint32_t link = 0;  // while out
+  std::uint64_t word = 0;  // the link's word that the attempt counts on
 };
 
 struct SendMessage {
@@ -69,10 +69,10 @@ struct RecvMessage {
   std::uint32_t chunks = 0;
   std::vector<std::uint64_t> bits;
   std::uint32_t arrived = 0;
-  std::uint32_t base = 0;      // all chunks below have arrived
-  std::uint32_t unacked = 0;   // newly arrived since the last acknowledgement
+  std::uint32_t base = 0;     // all chunks below have arrived
+  std::uint32_t unacked = 0;  // newly arrived since the last acknowledgement
   bool granted = false;
-  bool mapped = false;  // the source may write the buffer
+  bool mapped = false;         // the source may write the buffer
   std::shared_ptr<void> keep;  // registered memory that holds the buffer
   Operation* operation = nullptr;
   bool over = false;
@@ -81,10 +81,10 @@ struct RecvMessage {
 // One way to a destination, with what the plan gave it.
 struct RouteShare {
   PathKind kind = PathKind::direct;
-  std::uint32_t owner = 0;     // local index: whose slots take the first hop
-  std::uint32_t nic = 0;       // rail kinds: global ids
+  std::uint32_t owner = 0;  // local index: whose slots take the first hop
+  std::uint32_t nic = 0;    // rail kinds: global ids
   std::uint32_t peer_nic = 0;
-  std::uint64_t bytes = 0;     // not yet sent
+  std::uint64_t bytes = 0;  // not yet sent
 };
 
 struct Routes {
@@ -96,8 +96,8 @@ enum class OperationPhase : std::uint8_t { posted, rows, running, failing, ended
 
 struct Operation {
   std::uint32_t communicator = 0;
-  std::uint64_t serial = 0;     // on this exchange
-  std::uint64_t number = 0;     // on the communicator
+  std::uint64_t serial = 0;  // on this exchange
+  std::uint64_t number = 0;  // on the communicator
   bool collective = false;
   std::vector<SendMessage> sends;
   std::vector<RecvMessage> recvs;
@@ -105,7 +105,7 @@ struct Operation {
 
   // Engine thread.
   OperationPhase phase = OperationPhase::posted;
-  std::size_t unfinished = 0;   // messages
+  std::size_t unfinished = 0;  // messages
   std::uint64_t posted_at = 0, rows_until = 0, fail_until = 0;
   std::vector<MessageKey> revoking;  // mapped buffers whose writers have not answered
   Failure failure;

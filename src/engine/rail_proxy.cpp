@@ -6,9 +6,9 @@
 namespace railweave::engine {
 namespace {
 
-constexpr std::uint64_t kHeardEveryNs = 20'000'000;      // boards need not know of every frame
-constexpr std::uint64_t kPingSpacingNs = 10'000'000;     // per link of a NIC with many links
-constexpr unsigned kProgressTurns = 16;                  // UCX events taken before the engine looks at its rings again
+constexpr std::uint64_t kHeardEveryNs = 20'000'000;   // boards need not know of every frame
+constexpr std::uint64_t kPingSpacingNs = 10'000'000;  // per link of a NIC with many links
+constexpr unsigned kProgressTurns = 16;               // UCX events taken before the engine looks at its rings again
 
 }  // namespace
 
@@ -17,10 +17,7 @@ class RailProxy::Port final : public TransportListener {
  public:
   Port(RailProxy& proxy, std::unique_ptr<Transport> transport, const ExchangeSettings& settings, std::uint32_t own_nic, std::uint32_t nic,
        const std::function<bool(std::uint32_t, std::uint32_t)>& connected)
-      : proxy_(proxy),
-        transport_(std::move(transport)),
-        nic_(nic),
-        rx_(proxy.cluster_, proxy.memory_, own_nic, nic) {
+      : proxy_(proxy), transport_(std::move(transport)), nic_(nic), rx_(proxy.cluster_, proxy.memory_, own_nic, nic) {
     const Cluster& cluster = proxy.cluster_;
     std::vector<std::uint32_t> peers;
     for (std::uint32_t peer = 0; peer < cluster.nics.size(); ++peer) {
@@ -32,8 +29,9 @@ class RailProxy::Port final : public TransportListener {
     times.timeout_ns = std::max<std::uint64_t>(settings.rail_timeout_ms * 1'000'000, 3 * times.heartbeat_ns);
     times.reconnect_ns = settings.reconnect_ms * 1'000'000;
     for (const std::uint32_t peer : peers) {
-      links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
-                                                    TxLink::Names{own_nic, nic, peer}, times, static_cast<std::uint32_t>(settings.link_window)));
+      links_.emplace(peer,
+                     std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
+                                              TxLink::Names{own_nic, nic, peer}, times, static_cast<std::uint32_t>(settings.link_window)));
     }
     transport_->set_listener(this);
   }
@@ -96,8 +94,10 @@ class RailProxy::Port final : public TransportListener {
   }
 
   void on_sent(std::uint64_t token) override {
-    if ((token & 1) == 0) proxy_.holds_.sent(token);
-    else proxy_.carried_.erase(token);
+    if ((token & 1) == 0)
+      proxy_.holds_.sent(token);
+    else
+      proxy_.carried_.erase(token);
   }
 
   void on_peer_lost(std::uint32_t peer_nic) override {
@@ -219,7 +219,8 @@ bool RailProxy::all_links_up() const {
 
 bool RailProxy::idle() const {
   const auto quiet = [](const std::unique_ptr<Port>& port) {
-    return port->rx().idle() && std::all_of(port->links().begin(), port->links().end(), [](const auto& link) { return link.second->idle(); });
+    return port->rx().idle() &&
+           std::all_of(port->links().begin(), port->links().end(), [](const auto& link) { return link.second->idle(); });
   };
   return holds_.empty() && carried_.empty() && std::all_of(ports_.begin(), ports_.end(), quiet);
 }

@@ -21,8 +21,9 @@ class RailProxy final : public Carrier {
   using FrameHandler = std::function<void(std::span<const std::byte> frame)>;
 
   // `transports`: one for each NIC this rank owns. `connected(a, b)`: whether the fabric has a way between two NICs.
-  RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings, std::vector<std::unique_ptr<Transport>> transports,
-            const std::function<bool(std::uint32_t, std::uint32_t)>& connected, FrameHandler on_frame);
+  RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings,
+            std::vector<std::unique_ptr<Transport>> transports, const std::function<bool(std::uint32_t, std::uint32_t)>& connected,
+            FrameHandler on_frame);
   ~RailProxy() override;
 
   // Progress of all transports and links; true if anything happened.

@@ -77,7 +77,9 @@ class FileRendezvous final : public Rendezvous {
   }
 
  private:
-  std::filesystem::path path(const std::string& round, std::uint32_t rank) const { return directory_ / (round + "." + std::to_string(rank)); }
+  std::filesystem::path path(const std::string& round, std::uint32_t rank) const {
+    return directory_ / (round + "." + std::to_string(rank));
+  }
 
   void write(const std::string& round, const Blob& blob) const {
     const auto target = path(round, rank_);
@@ -123,8 +125,10 @@ class TcpRendezvous final : public Rendezvous {
       : name_("tcp://" + host + ":" + port), rank_(rank), world_(world), limit_(limit) {
     deadline_ = Clock::now() + limit_;
     if (world_ == 1) return;
-    if (rank_ == 0) listen(host, port);
-    else connect(host, port);
+    if (rank_ == 0)
+      listen(host, port);
+    else
+      connect(host, port);
   }
 
   std::vector<Blob> all_gather(const std::string& round, const Blob& mine) override {
@@ -178,8 +182,9 @@ class TcpRendezvous final : public Rendezvous {
       std::uint32_t hello[2] = {};
       if (!transfer(peer.get(), hello, sizeof hello, false)) continue;
       if (hello[1] != world_ || hello[0] == 0 || hello[0] >= world_ || peers_[hello[0]]) {
-        throw BootstrapError("rendezvous " + name_ + ": a process came as rank " + std::to_string(hello[0]) + " of " + std::to_string(hello[1]) +
-                             "; expected each rank from 1 to " + std::to_string(world_ - 1) + " of " + std::to_string(world_) + " once");
+        throw BootstrapError("rendezvous " + name_ + ": a process came as rank " + std::to_string(hello[0]) + " of " +
+                             std::to_string(hello[1]) + "; expected each rank from 1 to " + std::to_string(world_ - 1) + " of " +
+                             std::to_string(world_) + " once");
       }
       peers_[hello[0]] = std::move(peer);
       ++arrived;
@@ -254,7 +259,8 @@ class TcpRendezvous final : public Rendezvous {
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit) {
+std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world,
+                                            std::chrono::milliseconds limit) {
   constexpr std::string_view kFile = "file://", kTcp = "tcp://";
   if (address.starts_with(kFile) && address.size() > kFile.size()) {
     return std::make_unique<FileRendezvous>(address.substr(kFile.size()), rank, world, limit);

@@ -22,6 +22,7 @@ class Rendezvous {
 };
 
 // `address`: tcp://HOST:PORT or file:///DIRECTORY. Throws BootstrapError for anything else.
-std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit);
+std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world,
+                                            std::chrono::milliseconds limit);
 
 }  // namespace railweave::engine

@@ -72,7 +72,8 @@ Fabric derive_fabric(const Cluster& cluster) {
     const NicInfo& info = cluster.nics[i];
     const std::uint64_t rate = info.rate_Bps != 0 ? info.rate_Bps : kUnknownRailBps;
     leaf_Bps += rate;
-    builder.add_link(nics[i], leafs[info.position], EdgeKind::rail, rate, kRailLatencyNs, info.rate_Bps != 0 ? "interface speed" : "assumed");
+    builder.add_link(nics[i], leafs[info.position], EdgeKind::rail, rate, kRailLatencyNs,
+                     info.rate_Bps != 0 ? "interface speed" : "assumed");
   }
   if (uneven) {
     Vertex spine;
@@ -89,13 +90,14 @@ Router::Router(const Cluster& cluster, Fabric fabric, const ExchangeSettings& se
       fabric_(std::move(fabric)),
       policy_(settings.policy),
       links_(fabric_),
-      planner_(fabric_, [&] {
-        PlannerSettings planner;
-        planner.policy = settings.policy;
-        planner.multipath_min_bytes = settings.multipath_min_bytes;
-        planner.chunk_bytes = settings.chunk_bytes;
-        return planner;
-      }()),
+      planner_(fabric_,
+               [&] {
+                 PlannerSettings planner;
+                 planner.policy = settings.policy;
+                 planner.multipath_min_bytes = settings.multipath_min_bytes;
+                 planner.chunk_bytes = settings.chunk_bytes;
+                 return planner;
+               }()),
       gpu_of_(cluster.world),
       rank_of_(fabric_.gpu_count()),
       vertex_of_(cluster.nics.size()),
@@ -187,7 +189,8 @@ Router::Summary Router::plan(const std::vector<std::vector<std::uint64_t>>& rows
   for (std::uint32_t to = 0; to < cluster_.world; ++to) {
     if (to == cluster_.rank || rows[cluster_.rank][to] == 0) continue;
     Routes& ways = routes[to];
-    for (const Share& share : planner_.shares(gpu_of_[cluster_.rank], gpu_of_[to])) ways.shares.push_back(share_of(share.route, share.bytes));
+    for (const Share& share : planner_.shares(gpu_of_[cluster_.rank], gpu_of_[to]))
+      ways.shares.push_back(share_of(share.route, share.bytes));
   }
   return {plan.id, plan.z_seconds};
 }

@@ -52,10 +52,10 @@ class Router {
   LinkState links_;
   Planner planner_;
   Demand demand_;
-  std::vector<GpuId> gpu_of_;          // by rank
-  std::vector<std::uint32_t> rank_of_;  // by GPU
-  std::vector<VertexId> vertex_of_;    // by NIC
-  std::vector<std::uint32_t> nic_of_;  // by vertex
+  std::vector<GpuId> gpu_of_;                // by rank
+  std::vector<std::uint32_t> rank_of_;       // by GPU
+  std::vector<VertexId> vertex_of_;          // by NIC
+  std::vector<std::uint32_t> nic_of_;        // by vertex
   std::vector<EdgeId> to_leaf_, from_leaf_;  // by NIC
   std::vector<std::vector<bool>> connected_;
 };

@@ -17,41 +17,50 @@ constexpr std::array kTable{
     Setting{"policy", "", true, 0, 0, "how the source routes its bytes: railweave, single-path, nccl, ucx-rails or nimble",
             "docs/results.md compares them in one engine", &S::policy},
     Setting{"chunk_bytes", "bytes", true, 4096, 64u << 20, "size of a chunk and of a slot",
-            "2x4 lab, 4 rails x 400 Mbit/s, 16 MiB hot pair: 64 KiB to 512 KiB within 2%, 1 MiB 6% slower (rails no longer divide evenly)",
+            "not swept; the planner's chunk: 16 MiB over four rails are 16 chunks a rail, and the 2x4 lab reaches 0.97 of the bound",
             &S::chunk_bytes},
-    Setting{"multipath_min_bytes", "bytes", false, 0, 1ull << 40, "a pair with at most this many bytes in an operation takes one path, without waiting for rows",
+    Setting{"multipath_min_bytes", "bytes", false, 0, 1ull << 40,
+            "a pair with at most this many bytes in an operation takes one path, without waiting for rows",
             "same threshold as the NIMBLE paper (arXiv 2604.00317)", &S::multipath_min_bytes},
     Setting{"slots_per_writer", "slots", true, 2, 1024, "direct slots, and tx slots, that each rank has for each mate",
-            "8 slots of 256 KiB keep a pair of host ranks at the rate of one memcpy thread; 4 lose 5%", &S::slots_per_writer},
-    Setting{"rx_slots", "slots", true, 2, 65536, "slots of a NIC for chunks that arrive", "four windows of a link", &S::rx_slots},
-    Setting{"link_window", "transfers", true, 1, 1024, "chunks offered or sent on a link and not yet confirmed",
-            "8 x 256 KiB = 42 ms of a 400 Mbit/s rail: twice the worst wake-up of 8 ranks on 2 cores", &S::link_window},
+            "three windows of a link, as offers run ahead of data by two", &S::slots_per_writer},
+    Setting{"rx_slots", "slots", true, 2, 65536, "slots of a NIC for chunks that arrive", "eight windows of a link; not swept",
+            &S::rx_slots},
+    Setting{"link_window", "transfers", true, 1, 1024, "chunks whose data is under way on a link and not yet confirmed",
+            "2x4 lab, 400 Mbit/s, 16 MiB both ways on one rail (bound 0.34 s): 0.37 s with 4 and offers ahead; 0.68 s with 8 and offers "
+            "counted in the window",
+            &S::link_window},
     Setting{"row_wait_us", "us", false, 0, 10'000'000, "how long a source waits for its peers' rows before it plans with what it has",
-            "8 ranks on 2 cores over veth rails: rows of ranks that start together arrive within 2 ms", &S::row_wait_us},
+            "2x4 lab on 4 busy cores: rows of ranks that start together came within 0 to 2 ms in most operations", &S::row_wait_us},
     Setting{"spin_us", "us", false, 0, 100'000, "how long the engine thread looks for work before it sleeps",
-            "with more ranks than cores longer spins take time from the peer that is waited for", &S::spin_us},
-    Setting{"heartbeat_ms", "ms", true, 1, kHour, "how often leases are renewed and silent links are pinged (stretched to 10 ms a link on NICs with many links)",
-            "1% of a core at 64 ranks on 4 cores", &S::heartbeat_ms},
+            "not swept; with more ranks than cores a spin takes time from the peer that is waited for", &S::spin_us},
+    Setting{"heartbeat_ms", "ms", true, 1, kHour,
+            "how often leases are renewed and silent links are pinged (stretched to 10 ms a link on NICs with many links)", "not swept",
+            &S::heartbeat_ms},
     Setting{"resend_ms", "ms", false, 1, kHour, "a rail or control frame without an answer is sent again after this time",
-            "five times the longest queueing of a full link window", &S::resend_ms},
+            "ten windows of a 400 Mbit/s rail", &S::resend_ms},
     Setting{"rail_timeout_ms", "ms", false, 1, kHour, "a link that answered nothing for this long is down",
-            "ten heartbeats; 64 ranks on 4 cores stay below 500 ms", &S::rail_timeout_ms},
-    Setting{"reconnect_ms", "ms", false, 1, kHour, "how often a link that is down is tried again", "half a rail time-out", &S::reconnect_ms},
+            "ten heartbeats; 2x4 lab: a 32 MiB operation whose rail is taken down ends after 1.15 s", &S::rail_timeout_ms},
+    Setting{"reconnect_ms", "ms", false, 1, kHour, "how often a link that is down is tried again", "half a rail time-out",
+            &S::reconnect_ms},
     Setting{"lease_ms", "ms", false, 1, kHour, "a mate whose engine thread showed no life for this long is not used as relay",
             "fifteen heartbeats", &S::lease_ms},
     Setting{"death_ms", "ms", false, 1, kHour, "a node that no link has heard of for this long is dead",
             "leaves 4 s of the 10 s in which every operation must end", &S::death_ms},
-    Setting{"drain_ms", "ms", false, 1, kHour, "the longest that close() and failing operations wait for others", "five times the rail time-out",
-            &S::drain_ms},
+    Setting{"drain_ms", "ms", false, 1, kHour, "the longest that close() and failing operations wait for others",
+            "five times the rail time-out", &S::drain_ms},
     Setting{"bootstrap_ms", "ms", false, 1, kHour, "the longest that ranks wait for each other when the exchange is created",
             "64 Python ranks on 4 cores start within 20 s", &S::bootstrap_ms},
-    Setting{"node_id", "", false, 0, 0, "identity of the node; ranks with equal identities share memory (default: boot id, host name and PID namespace)", "",
+    Setting{"node_id", "", false, 0, 0,
+            "identity of the node; ranks with equal identities share memory (default: boot id, host name and PID namespace)", "",
             &S::node_id},
     Setting{"nics", "", false, 0, 0,
-            "network interfaces that this rank owns, separated by commas; without it a node's interfaces are dealt to its ranks in order", "", &S::nics},
-    Setting{"ucx_tls", "", true, 0, 0, "UCX transports between nodes (UCX_TLS); default tcp for network interfaces, rc,dc,ud for RDMA devices", "",
-            &S::ucx_tls},
-    Setting{"ucx_library", "", false, 0, 0, "libucp.so.0 to load; default the system's, else the one of the libucx wheel", "", &S::ucx_library},
+            "network interfaces that this rank owns, separated by commas; without it a node's interfaces are dealt to its ranks in order",
+            "", &S::nics},
+    Setting{"ucx_tls", "", true, 0, 0,
+            "UCX transports between nodes (UCX_TLS); default tcp for network interfaces, rc,dc,ud for RDMA devices", "", &S::ucx_tls},
+    Setting{"ucx_library", "", false, 0, 0, "libucp.so.0 to load; default the system's, else the one of the libucx wheel", "",
+            &S::ucx_library},
 };
 
 [[noreturn]] void refuse(const Setting& setting, std::string_view text, const std::string& expected) {
@@ -69,7 +78,9 @@ std::uint64_t parse_number(const Setting& setting, std::string_view text) {
   if (setting.unit == "bytes" && suffix == "GiB") shift = 30;
   const bool suffix_ok = suffix.empty() || shift != 0;
   if (status != std::errc{} || !suffix_ok || value > (setting.maximum >> shift) || (value << shift) < setting.minimum) {
-    refuse(setting, text, "a number of " + std::string(setting.unit) + " from " + std::to_string(setting.minimum) + " to " + std::to_string(setting.maximum));
+    refuse(
+        setting, text,
+        "a number of " + std::string(setting.unit) + " from " + std::to_string(setting.minimum) + " to " + std::to_string(setting.maximum));
   }
   return value << shift;
 }
@@ -94,9 +105,12 @@ std::string Setting::get(const ExchangeSettings& settings) const {
       [&](auto pointer) -> std::string {
         const auto& value = settings.*pointer;
         using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, std::string>) return value;
-        else if constexpr (std::is_same_v<Value, Policy>) return std::string(to_string(value));
-        else return std::to_string(value);
+        if constexpr (std::is_same_v<Value, std::string>)
+          return value;
+        else if constexpr (std::is_same_v<Value, Policy>)
+          return std::string(to_string(value));
+        else
+          return std::to_string(value);
       },
       member);
 }
@@ -106,9 +120,12 @@ void Setting::set(ExchangeSettings& settings, std::string_view text) const {
       [&](auto pointer) {
         auto& value = settings.*pointer;
         using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, std::string>) value = std::string(text);
-        else if constexpr (std::is_same_v<Value, Policy>) value = parse_policy(*this, text);
-        else value = parse_number(*this, text);
+        if constexpr (std::is_same_v<Value, std::string>)
+          value = std::string(text);
+        else if constexpr (std::is_same_v<Value, Policy>)
+          value = parse_policy(*this, text);
+        else
+          value = parse_number(*this, text);
       },
       member);
 }

@@ -24,7 +24,8 @@ namespace {
 std::string proc_path(pid_t pid, int fd) { return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd); }
 
 constexpr const char* kMateHint =
-    "ranks of one node must run in one PID namespace and under one user (RAILWEAVE_NODE_ID gives ranks that do not share memory different nodes)";
+    "ranks of one node must run in one PID namespace and under one user (RAILWEAVE_NODE_ID gives ranks that do not share memory different "
+    "nodes)";
 
 std::byte* map(int fd, std::uint64_t bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -6,11 +6,11 @@
 namespace railweave::engine {
 namespace {
 
-constexpr std::uint32_t kMeterTransfers = 5;           // a 16 MiB hot pair over four rails gives each link 16: two spans
-constexpr std::uint64_t kMeterNs = 5'000'000;          // shorter spans measure the scheduler
+constexpr std::uint32_t kMeterTransfers = 5;   // a 16 MiB hot pair over four rails gives each link 16: two spans
+constexpr std::uint64_t kMeterNs = 5'000'000;  // shorter spans measure the scheduler
 // Offers and accepts queue behind data in both directions: while a window of data is on its way, the next ones are being offered.
 constexpr std::size_t kOffersPerWindow = 3;
-constexpr std::uint64_t kMaxReconnectFactor = 8;       // of the reconnect time, while a link stays down
+constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
 
 }  // namespace
 
@@ -51,7 +51,8 @@ std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
   transfers_ = 0;
   const std::uint64_t bytes = sample.link_bytes - first_.link_bytes;
   // An eighth is what the rounding of rates hides.
-  const bool alone = sample.tx_nic_bytes - first_.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first_.rx_nic_bytes <= bytes + bytes / 8;
+  const bool alone =
+      sample.tx_nic_bytes - first_.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first_.rx_nic_bytes <= bytes + bytes / 8;
   const bool had_cpu = sample.tx_wait_ns - first_.tx_wait_ns + (sample.rx_wait_ns - first_.rx_wait_ns) <= span / 4;
   if (!alone || !had_cpu) return std::nullopt;
   return believe(static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span)));
@@ -163,7 +164,7 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   if (found == active_.end()) return;
   Transfer& transfer = found->second;
   if (transfer.phase != Phase::offered && !transfer.reoffered) return;  // an answer twice
-  if (frame.base != 0) meter_.interrupt();                           // it had to wait for a slot
+  if (frame.base != 0) meter_.interrupt();                              // it had to wait for a slot
   transfer.rx_slot = frame.slot;
   transfer.rx_turn = frame.turn;
   transfer.phase = Phase::accepted;
@@ -181,8 +182,10 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   send_accepted(now);
   // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes.
   const bool steady = data_under_way() >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
-  if (!steady) meter_.interrupt();
-  else if (const auto rate = meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn})) rate_ = rate;
+  if (!steady)
+    meter_.interrupt();
+  else if (const auto rate = meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn}))
+    rate_ = rate;
 }
 
 // Oldest first, a window of data at a time: more would only queue in front of everything else that the rail carries.

@@ -13,7 +13,8 @@ template <typename Function>
 void bind(void* handle, const char* name, Function& function) {
   void* symbol = ::dlsym(handle, name);
   if (symbol == nullptr) {
-    throw TransportError(std::string("the UCX library lacks ") + name + "; expected UCX 1.12 or newer (RAILWEAVE_UCX_LIBRARY names another)");
+    throw TransportError(std::string("the UCX library lacks ") + name +
+                         "; expected UCX 1.12 or newer (RAILWEAVE_UCX_LIBRARY names another)");
   }
   function = reinterpret_cast<Function>(symbol);
 }
@@ -32,9 +33,10 @@ std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
   void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char* reason = ::dlerror();
-    throw TransportError("cannot load UCX (" + name + "): " + (reason == nullptr ? "unknown error" : reason) +
-                         "; ranks on several nodes need it: install Debian's libucx0, or `pip install libucx-cu13`, or name a libucp.so.0 in "
-                         "RAILWEAVE_UCX_LIBRARY");
+    throw TransportError(
+        "cannot load UCX (" + name + "): " + (reason == nullptr ? "unknown error" : reason) +
+        "; ranks on several nodes need it: install Debian's libucx0, or `pip install libucx-cu13`, or name a libucp.so.0 in "
+        "RAILWEAVE_UCX_LIBRARY");
   }
   std::shared_ptr<UcxLibrary> ucx(new UcxLibrary());
   decltype(&::ucp_get_version_string) version = nullptr;

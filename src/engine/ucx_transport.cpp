@@ -149,7 +149,8 @@ class UcxTransport final : public Transport {
     params.name = "railweave";
     if (status == UCS_OK) status = ucx_->init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
     ucx_->config_release(config);
-    require(status, "context on device '" + device + "' (does the interface exist in this network namespace, is it up, and is /sys that namespace's own?)");
+    require(status, "context on device '" + device +
+                        "' (does the interface exist in this network namespace, is it up, and is /sys that namespace's own?)");
   }
 
   void open_worker(const std::string& device) {
@@ -261,7 +262,8 @@ class UcxTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls) {
+std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device,
+                                              const std::string& tls) {
   return std::make_unique<UcxTransport>(std::move(library), device, tls);
 }
 

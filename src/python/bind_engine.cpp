@@ -111,8 +111,10 @@ void bind_engine(nb::module_& m) {
       .def("report", [](const Handle& handle) { return report_dict(handle.report()); });
 
   nb::class_<Group>(m, "ExchangeGroup")
-      .def("send", [](Group& group, std::uintptr_t data, std::uint64_t bytes, std::uint32_t peer) { group.send(address(data), bytes, peer); })
-      .def("recv", [](Group& group, std::uintptr_t data, std::uint64_t bytes, std::uint32_t peer) { group.recv(address(data), bytes, peer); })
+      .def("send",
+           [](Group& group, std::uintptr_t data, std::uint64_t bytes, std::uint32_t peer) { group.send(address(data), bytes, peer); })
+      .def("recv",
+           [](Group& group, std::uintptr_t data, std::uint64_t bytes, std::uint32_t peer) { group.recv(address(data), bytes, peer); })
       .def("end", &Group::end);
 
   nb::class_<ExchangeBuffer>(m, "ExchangeBuffer")
@@ -122,8 +124,8 @@ void bind_engine(nb::module_& m) {
   nb::class_<Exchange>(m, "Exchange")
       .def(
           "__init__",
-          [](Exchange* self, std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const std::optional<std::string>& fabric,
-             const nb::dict& given) {
+          [](Exchange* self, std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
+             const std::optional<std::string>& fabric, const nb::dict& given) {
             const ExchangeSettings settings = settings_from(given);
             std::optional<Fabric> graph;
             if (fabric) graph = parse_fabric_json(*fabric, "fabric");

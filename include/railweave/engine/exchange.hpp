@@ -72,9 +72,10 @@ class ExchangeBuffer {
 class Exchange {
  public:
   // Brings `world` ranks together at `rendezvous` (tcp://HOST:PORT, where rank 0 listens, or file:///DIRECTORY). Without a fabric one is
-  // derived from what the ranks find: a GPU a rank, its interfaces as NICs, rails by position. Throws BootstrapError on all ranks if one fails.
-  Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings = settings_from_environment(),
-           std::optional<Fabric> fabric = std::nullopt);
+  // derived from what the ranks find: a GPU a rank, its interfaces as NICs, rails by position. Throws BootstrapError on all ranks if one
+  // fails.
+  Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
+           const ExchangeSettings& settings = settings_from_environment(), std::optional<Fabric> fabric = std::nullopt);
   ~Exchange();
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;
@@ -88,7 +89,8 @@ class Exchange {
 
   // Rank r gets send_counts[r] bytes from send + send_offsets[r]; all ranks of the exchange take part.
   Handle all_to_all_v(const void* send, std::span<const std::uint64_t> send_counts, std::span<const std::uint64_t> send_offsets, void* recv,
-                      std::span<const std::uint64_t> recv_counts, std::span<const std::uint64_t> recv_offsets, std::uint32_t communicator = 0);
+                      std::span<const std::uint64_t> recv_counts, std::span<const std::uint64_t> recv_offsets,
+                      std::uint32_t communicator = 0);
   Group group(std::uint32_t communicator = 0);
   ExchangeBuffer allocate(std::uint64_t bytes);
 

@@ -8,12 +8,12 @@
 
 #include "railweave/railweave.h"
 
-#define CHECK(condition)                                                                             \
-  do {                                                                                               \
-    if (!(condition)) {                                                                              \
-      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, railweave_last_error());    \
-      exit(1);                                                                                       \
-    }                                                                                                \
+#define CHECK(condition)                                                                          \
+  do {                                                                                            \
+    if (!(condition)) {                                                                           \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, railweave_last_error()); \
+      exit(1);                                                                                    \
+    }                                                                                             \
   } while (0)
 
 static void run_rank(uint32_t rank, const char* rendezvous) {

@@ -10,7 +10,8 @@ namespace {
 using Matrix = std::vector<std::vector<std::uint64_t>>;
 
 // All ranks exchange `matrix` with each byte checked; gives the reports by rank.
-std::vector<OperationReport> exchange_matrix(const Shape& shape, const ExchangeSettings& settings, const Matrix& matrix, int rounds, bool mapped) {
+std::vector<OperationReport> exchange_matrix(const Shape& shape, const ExchangeSettings& settings, const Matrix& matrix, int rounds,
+                                             bool mapped) {
   std::vector<OperationReport> reports(shape.world());
   run_job(shape, settings, [&](Exchange& exchange) {
     const std::uint32_t me = exchange.rank(), world = exchange.world();
@@ -29,7 +30,8 @@ std::vector<OperationReport> exchange_matrix(const Shape& shape, const ExchangeS
       Handle handle = exchange.all_to_all_v(send.data(), send_counts, send_offsets, recv, recv_counts, recv_offsets);
       handle.wait();
       for (std::uint32_t peer = 0; peer < world; ++peer) {
-        ASSERT_EQ(first_wrong(recv + recv_offsets[peer], recv_counts[peer], tag_of(peer, me, static_cast<std::uint64_t>(round))), recv_counts[peer])
+        ASSERT_EQ(first_wrong(recv + recv_offsets[peer], recv_counts[peer], tag_of(peer, me, static_cast<std::uint64_t>(round))),
+                  recv_counts[peer])
             << "rank " << me << " from " << peer << " round " << round;
       }
       reports[me] = handle.report();

@@ -32,7 +32,8 @@ class RailSwitch {
 
 class FaultTransport final : public engine::Transport, engine::TransportListener {
  public:
-  FaultTransport(std::unique_ptr<engine::Transport> inner, const FaultPolicy& policy, std::shared_ptr<const RailSwitch> rails, std::uint32_t nic)
+  FaultTransport(std::unique_ptr<engine::Transport> inner, const FaultPolicy& policy, std::shared_ptr<const RailSwitch> rails,
+                 std::uint32_t nic)
       : inner_(std::move(inner)), policy_(policy), rails_(std::move(rails)), nic_(nic), random_(policy.seed * 1000 + nic) {}
 
   std::vector<std::byte> address() const override { return inner_->address(); }
@@ -47,8 +48,10 @@ class FaultTransport final : public engine::Transport, engine::TransportListener
     std::deque<Held> held;
     held.swap(held_);
     for (Held& frame : held) {
-      if (frame.peer != peer) held_.push_back(std::move(frame));
-      else if (frame.token != 0) listener_->on_sent(frame.token);
+      if (frame.peer != peer)
+        held_.push_back(std::move(frame));
+      else if (frame.token != 0)
+        listener_->on_sent(frame.token);
     }
   }
 

@@ -17,7 +17,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 // Counters that the ranks of a job share with the test.
 class SharedCounters {
  public:
-  SharedCounters() : data_(static_cast<std::atomic<int>*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  SharedCounters()
+      : data_(static_cast<std::atomic<int>*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~SharedCounters() { ::munmap(data_, 4096); }
   SharedCounters(const SharedCounters&) = delete;
   SharedCounters& operator=(const SharedCounters&) = delete;
@@ -232,7 +233,8 @@ std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSetti
 
 TEST(Bootstrap, SettingsThatDifferAreNamedOnAllRanks) {
   const auto texts = bootstrap_errors([](ExchangeSettings& settings) { settings.chunk_bytes = 8192; });
-  EXPECT_EQ(texts[0], "setting chunk_bytes: rank 1 has '8192', rank 0 has '262144'; expected the same on all ranks (RAILWEAVE_CHUNK_BYTES)");
+  EXPECT_EQ(texts[0],
+            "setting chunk_bytes: rank 1 has '8192', rank 0 has '262144'; expected the same on all ranks (RAILWEAVE_CHUNK_BYTES)");
   EXPECT_EQ(texts[1], texts[0]);
 }
 
@@ -262,8 +264,10 @@ TEST(Sizes, ThatDifferFailOnBothEnds) {
   run_job({2, 1}, {}, [](Exchange& exchange) {
     std::vector<std::byte> data(5000);
     Group group = exchange.group();
-    if (exchange.rank() == 0) group.send(data.data(), 5000, 1);
-    else group.recv(data.data(), 4000, 0);
+    if (exchange.rank() == 0)
+      group.send(data.data(), 5000, 1);
+    else
+      group.recv(data.data(), 4000, 0);
     try {
       group.end().wait();
       FAIL();
@@ -272,8 +276,10 @@ TEST(Sizes, ThatDifferFailOnBothEnds) {
     }
     // The next message is not affected.
     Group next = exchange.group();
-    if (exchange.rank() == 0) next.send(data.data(), 100, 1);
-    else next.recv(data.data(), 100, 0);
+    if (exchange.rank() == 0)
+      next.send(data.data(), 100, 1);
+    else
+      next.recv(data.data(), 100, 0);
     next.end().wait();
   });
 }
@@ -295,8 +301,10 @@ TEST(Leaving, FailsMessagesThatNeedTheRankAndNoOthers) {
       EXPECT_STREQ(error.what(), "rank 2 has left: it has closed its exchange");
     }
     Group rest = exchange.group();
-    if (exchange.rank() == 0) rest.send(data.data(), 1000, 1);
-    else rest.recv(data.data(), 1000, 0);
+    if (exchange.rank() == 0)
+      rest.send(data.data(), 1000, 1);
+    else
+      rest.recv(data.data(), 1000, 0);
     rest.end().wait();
   });
 }

@@ -38,7 +38,8 @@ inline std::vector<PlannedMessage> draw(const RandomWorkload& workload) {
 }
 
 // What one rank does: its part of the workload in groups of its own sizes, on several communicators, not waiting in between, with pauses.
-// Odd ranks post each batch's communicators in the opposite order. Returns the number of operations. `mismatch` gets a text for wrong bytes.
+// Odd ranks post each batch's communicators in the opposite order. Returns the number of operations. `mismatch` gets a text for wrong
+// bytes.
 inline int run_rank(Exchange& exchange, const RandomWorkload& workload, std::string& mismatch) {
   constexpr std::size_t kBatch = 24;
   const std::uint32_t me = exchange.rank();
@@ -82,8 +83,8 @@ inline int run_rank(Exchange& exchange, const RandomWorkload& workload, std::str
       if (messages[i].destination != me) continue;
       const std::uint64_t wrong = first_wrong(incoming[i - start].data(), messages[i].bytes, messages[i].tag);
       if (wrong != messages[i].bytes && mismatch.empty()) {
-        mismatch = "message " + std::to_string(i) + " from " + std::to_string(messages[i].source) + " to " + std::to_string(me) + ": byte " +
-                   std::to_string(wrong) + " of " + std::to_string(messages[i].bytes);
+        mismatch = "message " + std::to_string(i) + " from " + std::to_string(messages[i].source) + " to " + std::to_string(me) +
+                   ": byte " + std::to_string(wrong) + " of " + std::to_string(messages[i].bytes);
       }
     }
   }

@@ -117,7 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Rails, Faults,
 using RailDeath = Faults;
 
 TEST_P(RailDeath, ChunksGoOutAgainOnTheOthersAndTheRailComesBack) {
-  if (!engine::UcxLibrary::load(test_ucx_library())->survives_failed_connects()) GTEST_SKIP() << "this UCX cannot connect again (needs 1.14)";
+  if (!engine::UcxLibrary::load(test_ucx_library())->survives_failed_connects())
+    GTEST_SKIP() << "this UCX cannot connect again (needs 1.14)";
   const Shape shape{2, 2};
   ExchangeSettings settings = cramped();
   settings.slots_per_writer = 6;
@@ -142,10 +143,12 @@ TEST_P(RailDeath, ChunksGoOutAgainOnTheOthersAndTheRailComesBack) {
     // The dead NIC's owner is still reached for control: it can talk to the other node through its mate.
     if (rank == 0) {
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      while (engine.links_down().empty() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      while (engine.links_down().empty() && std::chrono::steady_clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
       EXPECT_FALSE(engine.links_down().empty());
       rails->set_dead(1, false);
-      while (!engine.links_down().empty() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      while (!engine.links_down().empty() && std::chrono::steady_clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
       EXPECT_TRUE(engine.links_down().empty()) << "the rail was not used again";
     }
     step.arrive_and_wait();

@@ -1,0 +1,116 @@
+"""Exchange from Python: arrays, groups, errors, settings and their page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from railweave import _native
+from railweave.exchange import Exchange, ExchangeError, SettingsError, settings
+
+
+def run_ranks(directory: Path, world: int, body: Callable[[Exchange], None], **chosen: object) -> None:
+    """Runs `body` on each rank in a thread; two nodes when the world is even."""
+    failures: list[BaseException] = []
+    ended = threading.Barrier(world)
+
+    def rank_main(rank: int) -> None:
+        try:
+            node = f"node{2 * rank // world}"
+            with Exchange(rank, world, f"file://{directory}", node_id=node, nics="lo", **chosen) as exchange:
+                body(exchange)
+                ended.wait(60)
+        except BaseException as error:
+            failures.append(error)
+            ended.abort()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.complex128])
+def test_all_to_all_v_moves_items_of_any_dtype(tmp_path: Path, dtype: Any) -> None:
+    world = 4
+    counts = np.array([[0, 5, 100_000, 7], [1, 2, 3, 300_000], [9, 9, 9, 9], [70_000, 0, 0, 1]])
+
+    def body(exchange: Exchange) -> None:
+        me = exchange.rank
+        send = (np.arange(counts[me].sum()) % 251 + me).astype(dtype)
+        recv = exchange.empty(int(counts[:, me].sum()), dtype)
+        report = exchange.all_to_all_v(send, recv, counts[me].tolist(), counts[:, me].tolist())
+        at = 0
+        for source in range(world):
+            start, count = int(counts[source, :me].sum()), int(counts[source, me])
+            everything = (np.arange(counts[source].sum()) % 251 + source).astype(dtype)
+            np.testing.assert_array_equal(recv[at : at + count], everything[start : start + count])
+            at += count
+        assert exchange.last_operation() == report
+        assert report.bytes_sent == (counts[me].sum() - counts[me, me]) * np.dtype(dtype).itemsize
+
+    run_ranks(tmp_path, world, body)
+
+
+def test_groups_match_by_communicator_and_order(tmp_path: Path) -> None:
+    def body(exchange: Exchange) -> None:
+        peer = 1 - exchange.rank
+        first, second = np.zeros(1000), np.zeros(1000)
+        with exchange.group(communicator=5) as group:
+            group.send(np.full(1000, exchange.rank + 10.0), peer)
+            group.send(np.full(1000, exchange.rank + 20.0), peer)
+            group.recv(first, peer)
+            group.recv(second, peer)
+        assert set(first) == {peer + 10.0}
+        assert set(second) == {peer + 20.0}
+
+    run_ranks(tmp_path, 2, body)
+
+
+def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path: Path) -> None:
+    def body(exchange: Exchange) -> None:
+        group = exchange.group()
+        with pytest.raises(ExchangeError, match="not C-contiguous"):
+            group.send(np.zeros((4, 4))[:, 1], 0)
+        with pytest.raises(ExchangeError, match="read-only"):
+            frozen = np.zeros(4)
+            frozen.flags.writeable = False
+            group.recv(frozen, 0)
+        with pytest.raises(ExchangeError, match="expected a NumPy array"):
+            group.send([1, 2], 0)  # type: ignore[arg-type]
+        with pytest.raises(ExchangeError, match="add up to 9 items"):
+            exchange.all_to_all_v(np.zeros(8), np.zeros(8), [9], [8])
+        with pytest.raises(ExchangeError, match="negative"):
+            exchange.all_to_all_v(np.zeros(8), np.zeros(8), [-1], [8])
+
+    run_ranks(tmp_path, 1, body)
+
+
+def test_a_closed_exchange_says_so(tmp_path: Path) -> None:
+    exchange = Exchange(0, 1, f"file://{tmp_path}")
+    exchange.close()
+    with pytest.raises(ExchangeError, match="closed"):
+        exchange.all_to_all_v(np.zeros(1), np.zeros(1), [1], [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("chunk_bytes", "1", "4096"), ("chunk_bytes", "64kb", "bytes"), ("policy", "best", "single-path"), ("colour", "blue", "no setting")],
+)
+def test_settings_are_checked(tmp_path: Path, name: str, value: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        Exchange(0, 1, f"file://{tmp_path}", **{name: value})
+
+
+def test_the_page_has_the_table() -> None:
+    page = Path(__file__).parents[3] / "docs" / "engine.md"
+    assert _native.exchange_settings_markdown() in page.read_text()
+    assert {row["environment"] for row in settings()} >= {"RAILWEAVE_POLICY", "RAILWEAVE_CHUNK_BYTES"}
