@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_command_explains_wrong_use(arguments: list[str]) -> None:
 
 
 def test_known_errors_are_one_line_without_traceback() -> None:
-    result = subprocess.run(["railweave", "topo", "no-such-machine"], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-m", "railweave", "topo", "no-such-machine"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("railweave: no-such-machine: no such file")
     assert result.stderr.count("\n") == 1
