@@ -33,9 +33,9 @@ ExchangeSettings cramped() {
   return settings;
 }
 
-TEST(RandomGroups, OneNode) { EXPECT_GE(run_workload({1, 4}, cramped(), {0, 900, 60'000, 11, 2, {}}), 1000); }
+TEST(RandomGroups, OneNode) { EXPECT_GE(run_workload({1, 4}, cramped(), {0, 1200, 60'000, 11, 2, {}}), 1000); }
 
-TEST(RandomGroups, TwoNodes) { EXPECT_GE(run_workload({2, 3}, cramped(), {0, 900, 100'000, 12, 3, {}}), 1000); }
+TEST(RandomGroups, TwoNodes) { EXPECT_GE(run_workload({2, 3}, cramped(), {0, 1200, 100'000, 12, 3, {}}), 1000); }
 
 TEST(RandomGroups, IdleRelays) {
   ExchangeSettings settings = cramped();
