@@ -12,8 +12,9 @@ constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-MaxMin::MaxMin(std::span<const double> capacities) : capacity_(capacities.begin(), capacities.end()), resources_(capacities.size()) {
-  for (std::size_t r = 0; r < capacity_.size(); ++r) resources_[r].spare = capacity_[r];
+MaxMin::MaxMin(std::span<const double> capacities)
+    : capacity_(capacities.begin(), capacities.end()), shares_(capacities.size()), flags_(capacities.size()), users_(capacities.size()) {
+  for (std::size_t r = 0; r < capacity_.size(); ++r) shares_[r].spare = capacity_[r];
 }
 
 MaxMin::Group MaxMin::add(std::span<const Load> loads) {
@@ -24,11 +25,14 @@ MaxMin::Group MaxMin::add(std::span<const Load> loads) {
 
 void MaxMin::seal() {
   groups_.resize(load_start_.size() - 1);
+  keys_.assign(groups_.size(), kSettled);
   member_start_.assign(capacity_.size() + 1, 0);
   for (const Load& load : loads_) ++member_start_[load.resource + 1];
   for (std::size_t r = 0; r < capacity_.size(); ++r) member_start_[r + 1] += member_start_[r];
   members_.resize(loads_.size());
+  held_.resize(loads_.size());
   member_count_.assign(capacity_.size(), 0);
+  held_count_.assign(capacity_.size(), 0);
   for (Group group = 0; group < groups_.size(); ++group) {
     for (const Load& load : loads(group)) members_[member_start_[load.resource] + member_count_[load.resource]++] = group;
   }
@@ -36,63 +40,65 @@ void MaxMin::seal() {
 
 void MaxMin::join(Group group, std::uint32_t flows) {
   groups_[group].flows = flows;
-  groups_[group].phase = Phase::fixed;  // at rate 0, until the next solve
+  keys_[group] = 0;  // its rate until the next solve
   joined_.push_back(group);
-  for (const Load& load : loads(group)) resources_[load.resource].users += std::uint64_t{flows} * load.times;
+  for (const Load& load : loads(group)) users_[load.resource] += std::uint64_t{flows} * load.times;
 }
 
 void MaxMin::leave(Group group) {
   GroupState& state = groups_[group];
-  if (--state.flows == 0) state.phase = Phase::ended;
+  if (--state.flows == 0) keys_[group] = kEnded;
   for (const Load& load : loads(group)) {
-    ResourceState& resource = resources_[load.resource];
-    resource.spare += state.rate * load.times;
-    resource.users -= load.times;
-    if (resource.full) changed_.push_back(load.resource);
+    shares_[load.resource].spare += state.rate * load.times;
+    users_[load.resource] -= load.times;
+    if (flags_[load.resource] & kFull) changed_.push_back(load.resource);
   }
 }
 
 void MaxMin::search(Resource resource) {
-  if (resources_[resource].searched) return;
-  resources_[resource].searched = true;
+  if (flags_[resource] & kSearched) return;
+  flags_[resource] |= kSearched;
   search_.push_back(resource);
 }
 
 // The group gives its rate back and waits for a new one; whoever was held back by a full resource that it loads may change too.
 void MaxMin::loosen(Group group) {
-  GroupState& state = groups_[group];
-  state.phase = Phase::loose;
+  const GroupState& state = groups_[group];
+  keys_[group] = kLoose;
   ++unsettled_;
-  const double flows = state.flows;
+  const double flows = state.flows, rate = state.rate;
   for (const Load& load : loads(group)) {
-    ResourceState& resource = resources_[load.resource];
+    Share& share = shares_[load.resource];
     const double users = flows * load.times;
-    resource.spare += state.rate * users;
-    resource.waiting += users;
-    lowered_.push_back(load.resource);
-    if (!resource.touched) {
-      resource.touched = true;
+    share.spare += rate * users;
+    share.waiting += users;
+    std::uint8_t& flags = flags_[load.resource];
+    if (!(flags & kTouched)) {
+      flags |= kTouched;
       touched_.push_back(load.resource);
     }
-    if (resource.full) search(load.resource);
+    if ((flags & (kFull | kSearched)) == kFull) search(load.resource);
+    if (drawing_) lowered_.push_back(load.resource);
   }
 }
 
-// Loosens the groups that the resources in search_ hold back, and so on.
+void MaxMin::nominate(Resource resource) {
+  if (flags_[resource] & kQueued) return;
+  flags_[resource] |= kQueued;
+  candidates_.push_back(resource);
+}
+
+// Loosens the groups that the resources in search_ hold back, and so on; these resources become candidates.
 void MaxMin::loosen_held() {
   while (!search_.empty()) {
     const Resource r = search_.back();
     search_.pop_back();
-    Group* const members = members_.data() + member_start_[r];
-    std::uint32_t kept = 0;
-    for (std::uint32_t i = 0; i < member_count_[r]; ++i) {
-      const Group group = members[i];
-      const GroupState& state = groups_[group];
-      if (state.phase == Phase::ended) continue;
-      members[kept++] = group;
-      if (state.bottleneck == r && state.phase == Phase::fixed) loosen(group);
+    nominate(r);
+    const Group* const held = held_.data() + member_start_[r];
+    for (std::uint32_t i = 0; i < held_count_[r]; ++i) {
+      if (keys_[held[i]] >= 0) loosen(held[i]);
     }
-    member_count_[r] = kept;
+    held_count_[r] = 0;
   }
 }
 
@@ -102,41 +108,57 @@ bool MaxMin::sort_members(Resource resource, double level) {
   loose_.clear();
   faster_.clear();
   const double above = level * (1 + kRounding);
-  const Group* const members = members_.data() + member_start_[resource];
+  Group* const members = members_.data() + member_start_[resource];
+  std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < member_count_[resource]; ++i) {
-    const GroupState& state = groups_[members[i]];
-    if (state.phase == Phase::loose) {
-      loose_.push_back(members[i]);
-    } else if (state.phase == Phase::fixed && state.rate > above) {
-      faster_.push_back(members[i]);
+    const Group group = members[i];
+    const double key = keys_[group];
+    members[kept] = group;
+    kept += key != kEnded ? 1 : 0;
+    if (key > above) faster_.push_back(group);
+    if (key == kLoose) loose_.push_back(group);
+  }
+  member_count_[resource] = kept;
+  return !faster_.empty();
+}
+
+// Whether the groups in loose_ can have the level. Resources that would have been full below it become candidates.
+bool MaxMin::fits(double level) {
+  const double least = level * (1 - kRounding);
+  for (const Group group : loose_) {
+    for (const Load& load : loads(group)) {
+      const Share& share = shares_[load.resource];
+      if (share.spare < least * share.waiting) nominate(load.resource);
     }
   }
-  return !faster_.empty();
+  return candidates_.empty();
 }
 
 // Gives the groups in loose_ their rate.
 void MaxMin::settle(Resource resource, double level) {
+  Group* const held = held_.data() + member_start_[resource];
   for (const Group group : loose_) {
     GroupState& state = groups_[group];
-    state.phase = Phase::settled;
+    keys_[group] = kSettled;
     state.rate = level;
     state.bottleneck = resource;
     const double flows = state.flows;
     for (const Load& load : loads(group)) {
       const double users = flows * load.times;
-      resources_[load.resource].spare -= level * users;
-      resources_[load.resource].waiting -= users;
+      shares_[load.resource].spare -= level * users;
+      shares_[load.resource].waiting -= users;
     }
+    held[held_count_[resource]++] = group;
   }
   solved_.insert(solved_.end(), loose_.begin(), loose_.end());
   unsettled_ -= loose_.size();
-  resources_[resource].spare = std::max(resources_[resource].spare, 0.0);
+  shares_[resource].spare = std::max(shares_[resource].spare, 0.0);
 }
 
 // The rate that each loose flow would get if the resource were the next to fill up.
 double MaxMin::level(Resource resource) const noexcept {
-  const ResourceState& state = resources_[resource];
-  return state.waiting == 0 ? kUnlimited : std::max(state.spare, 0.0) / state.waiting;
+  const Share& share = shares_[resource];
+  return share.waiting == 0 ? kUnlimited : std::max(share.spare, 0.0) / share.waiting;
 }
 
 // Gives the first entry of the heap a higher level and moves it down to its place.
@@ -152,38 +174,55 @@ void MaxMin::replace_top(double level) {
   heap_[at] = entry;
 }
 
-// Resources whose level may have fallen, because groups were loosened while others were settled, get a second entry.
-void MaxMin::push_lowered() {
-  for (const Resource r : lowered_) {
+void MaxMin::enqueue(std::vector<Resource>& resources) {
+  for (const Resource r : resources) {
+    if (!(flags_[r] & kQueued)) continue;
     heap_.push_back({level(r), r});
     std::push_heap(heap_.begin(), heap_.end(), std::greater<>{});
   }
-  lowered_.clear();
+  resources.clear();
 }
 
-std::span<const MaxMin::Group> MaxMin::solve() {
+// Loosens the groups in faster_ while others are settled already. That lowers the levels of what they load, so that candidates
+// among it get a second entry.
+void MaxMin::draw_in() {
+  drawing_ = true;
+  for (const Group group : faster_) {
+    if (keys_[group] >= 0) loosen(group);
+  }
+  loosen_held();
+  drawing_ = false;
+  enqueue(candidates_);
+  enqueue(lowered_);
+}
+
+// Loosens whatever may change, and puts the first candidates in order.
+void MaxMin::begin_solve() {
   touched_.clear();
   solved_.clear();
   heap_.clear();
   for (const Group group : joined_) loosen(group);
+  for (const Resource r : touched_) nominate(r);
   for (const Resource r : changed_) search(r);
   loosen_held();
-  for (const Resource r : touched_) heap_.push_back({level(r), r});
+  for (const Resource r : candidates_) heap_.push_back({level(r), r});
+  candidates_.clear();
   std::make_heap(heap_.begin(), heap_.end(), std::greater<>{});
-  lowered_.clear();
+}
+
+std::span<const MaxMin::Group> MaxMin::solve() {
+  begin_solve();
   while (unsettled_ != 0) {
     const Resource r = heap_.front().resource;
     const double least = level(r);
     if (least > heap_.front().level) {
       replace_top(least);
     } else if (sort_members(r, least)) {
-      for (const Group group : faster_) {
-        if (groups_[group].phase == Phase::fixed) loosen(group);
-      }
-      loosen_held();
-      push_lowered();
-    } else {
+      draw_in();
+    } else if (fits(least)) {
       settle(r, least);
+    } else {
+      enqueue(candidates_);
     }
   }
   finish_solve();
@@ -191,11 +230,11 @@ std::span<const MaxMin::Group> MaxMin::solve() {
 }
 
 void MaxMin::finish_solve() {
-  for (const Resource r : touched_) resources_[r].full = resources_[r].touched = resources_[r].searched = false;
-  for (const Resource r : changed_) resources_[r].full = resources_[r].searched = false;
+  for (const Resource r : touched_) flags_[r] = 0;
+  for (const Resource r : changed_) flags_[r] = 0;
   for (const Group group : solved_) {
-    resources_[groups_[group].bottleneck].full = true;
-    groups_[group].phase = Phase::fixed;
+    flags_[groups_[group].bottleneck] = kFull;
+    keys_[group] = groups_[group].rate;
   }
   changed_.clear();
   joined_.clear();

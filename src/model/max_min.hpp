@@ -37,6 +37,8 @@ class MaxMin {
   // Only what can change is computed again. A resource whose flows changed lets go of the groups it holds back, these change
   // the other full resources that they load, and so on; a group held back elsewhere is drawn in only if a resource's new
   // level turns out to be below its rate. Whatever is left out keeps a bottleneck that nobody touched, so it is still right.
+  // Only resources that held somebody back, and those of groups that joined, are candidates from the start. Any other one
+  // becomes a candidate when the first of its groups is about to get more than its level: until then it changed nothing.
   std::span<const Group> solve();
 
   std::uint32_t flows(Group group) const noexcept { return groups_[group].flows; }
@@ -47,57 +49,67 @@ class MaxMin {
   }
   double capacity(Resource resource) const noexcept { return capacity_[resource]; }
   // Bytes/s that flow through a resource now.
-  double load(Resource resource) const noexcept { return capacity_[resource] - resources_[resource].spare; }
+  double load(Resource resource) const noexcept { return capacity_[resource] - shares_[resource].spare; }
   // Whether flows still wait for the resource: it was full at the last solve() and not all who load it have left.
-  bool is_wanted(Resource resource) const noexcept { return resources_[resource].full && resources_[resource].users != 0; }
+  bool is_wanted(Resource resource) const noexcept { return (flags_[resource] & kFull) && users_[resource] != 0; }
   // Resources whose load the last solve() may have changed.
   std::span<const Resource> touched() const noexcept { return touched_; }
 
  private:
-  struct ResourceState {
-    double spare = 0;         // capacity less the load of all groups that have a rate
-    double waiting = 0;       // flows * times of the loose groups
-    std::uint64_t users = 0;  // flows * times of all
-    bool full = false;        // some group's bottleneck at the last solve
-    bool touched = false, searched = false;
+  struct Share {
+    double spare = 0;    // capacity less the load of all groups that have a rate
+    double waiting = 0;  // flows * times of the loose groups
   };
-  // loose: waits for a rate. settled: got it in the solve that is under way, and keeps it there. ended: has no flows any more.
-  enum class Phase : std::uint8_t { unborn, fixed, loose, settled, ended };
+  // full: some group's bottleneck at the last solve. Of the solve that is under way: touched by a loosened group; its held
+  // groups are let go; a candidate, so in the heap.
+  static constexpr std::uint8_t kFull = 1, kTouched = 2, kSearched = 4, kQueued = 8;
   struct GroupState {
     double rate = 0;
     std::uint32_t flows = 0;
     Resource bottleneck = kNobody;
-    Phase phase = Phase::unborn;
   };
+  // What a solve wants to know of a group: its rate if that is fixed, or else one of these. Loose: waits for a rate. Settled:
+  // got it in the solve that is under way, and keeps it there (or has not joined). Ended: has no flows any more.
+  static constexpr double kLoose = -1, kSettled = -2, kEnded = -3;
   struct Entry {
     double level;
     Resource resource;
     bool operator>(const Entry& other) const noexcept { return level != other.level ? level > other.level : resource > other.resource; }
   };
 
+  void begin_solve();
   void loosen(Group group);
   void loosen_held();
   void search(Resource resource);
+  void nominate(Resource resource);
+  void draw_in();
   bool sort_members(Resource resource, double level);
+  bool fits(double level);
   void settle(Resource resource, double level);
   double level(Resource resource) const noexcept;
-  void push_lowered();
+  void enqueue(std::vector<Resource>& resources);
   void replace_top(double level);
   void finish_solve();
 
   std::vector<double> capacity_;
-  std::vector<ResourceState> resources_;
+  std::vector<Share> shares_;
+  std::vector<std::uint8_t> flags_;
+  std::vector<std::uint64_t> users_;         // flows * times of all groups
   std::vector<std::size_t> member_start_;    // per resource: its groups in members_
   std::vector<std::uint32_t> member_count_;  // so many of them, those that had flows when last looked at
   std::vector<Group> members_;
+  std::vector<std::uint32_t> held_count_;  // per resource: so many groups in its part of held_
+  std::vector<Group> held_;                // those whose bottleneck it is; laid out as members_
 
   std::vector<GroupState> groups_;
+  std::vector<double> keys_;  // per group
   std::vector<std::size_t> load_start_{0};
   std::vector<Load> loads_;
 
   std::vector<Resource> changed_;  // full resources that flows left since the last solve
   std::vector<Group> joined_;
-  std::vector<Resource> touched_, search_, lowered_;
+  std::vector<Resource> touched_, search_, candidates_, lowered_;
+  bool drawing_ = false;
   std::size_t unsettled_ = 0;  // groups that are loose
   std::vector<Group> solved_, loose_, faster_;
   std::vector<Entry> heap_;  // least level first; an entry may be out of date, but never too high

@@ -39,10 +39,12 @@ class Simulator {
 
   struct Progress {
     double service = 0;  // bytes that each flow of the group has moved
+    double next = 0;     // bytes at which the next of them ends
     double since = 0;    // up to this time
     double rate = 0;     // and at this rate from then on
     Resource bottleneck = MaxMin::kNobody;
     std::uint32_t history = kNone;  // last entry in Simulation::history_
+    std::uint32_t place = 0;        // in active_ and ends_
     std::size_t next_flow = 0;      // who ends next, in groups_.flows
   };
   struct Channel {
@@ -65,10 +67,12 @@ class Simulator {
   void advance();
   void end_next(Group group, double time);
   void settle(Group group, double time);
+  void aim(Group group);
   void plan_end(Group group);
   void settle_channel(Resource resource, double time);
   void free_part(Resource resource, double rate, double time);
   void deposit(Resource resource, double begin, double end, double rate);
+  void widen_slices(double end);
   double next_start() const { return joined_ < by_start_.size() ? seconds(groups_.groups[by_start_[joined_]].start_ns) : kNever; }
   double first_end() const;
   void drop_ended();
@@ -85,10 +89,13 @@ class Simulator {
   double deadline_ = 0;  // rates must be shared out again by then
   double earliest_ = 0;  // but not before this
   std::vector<Progress> progress_;
-  std::vector<double> next_end_;  // per group
   std::vector<Channel> channels_;
+  std::vector<double> waited_;  // per merged resource
   std::vector<Group> by_start_, active_;
+  std::vector<double> ends_;  // of each group in active_: when its next flow ends; kNever: all have ended
   std::size_t joined_ = 0, ended_ = 0;
+  std::size_t slice_ = 0;  // that bytes were counted into last
+  double slice_begin_ = 0, slice_end_ = 0;
   std::vector<Event> events_;
   std::vector<Resource> idle_;
 };
@@ -116,8 +123,8 @@ Simulator::Simulator(const Flows& flows, const SimulationSettings& settings)
   }
   shares_.seal();
   progress_.resize(groups);
-  next_end_.assign(groups, kNever);
   channels_.resize(merged_.narrowest.size());
+  waited_.assign(merged_.narrowest.size(), 0.0);
   by_start_.resize(groups);
   for (Group g = 0; g < groups; ++g) by_start_[g] = g;
   std::stable_sort(by_start_.begin(), by_start_.end(),
@@ -158,6 +165,7 @@ Simulation Simulator::run() {
   for (Resource r = 0; r < channels_.size(); ++r) {
     settle_channel(r, now_);
     result_.batching_loss_ = std::max(result_.batching_loss_, channels_[r].lost);
+    result_.waited_[merged_.narrowest[r]] = waited_[r];
   }
   for (const double time : result_.finish_) result_.seconds_ = std::max(result_.seconds_, time);
   if (result_.slice_seconds_ > 0) {
@@ -171,9 +179,13 @@ void Simulator::join_starting() {
     const Group group = by_start_[joined_++];
     const Groups::Group& flows = groups_.groups[group];
     shares_.join(group, static_cast<std::uint32_t>(flows.end_flow - flows.first_flow));
-    progress_[group].since = now_;
-    progress_[group].next_flow = flows.first_flow;
+    Progress& progress = progress_[group];
+    progress.since = now_;
+    progress.next_flow = flows.first_flow;
+    progress.place = static_cast<std::uint32_t>(active_.size());
     active_.push_back(group);
+    ends_.push_back(kNever);
+    aim(group);
   }
 }
 
@@ -202,14 +214,15 @@ void Simulator::share_out() {
   ++result_.solves_;
 }
 
-// The earliest next end. Four at a time, because a chain of comparisons would wait for each one before it.
+// The earliest next end. Eight at a time, because a chain of comparisons would wait for each one before it.
 double Simulator::first_end() const {
-  std::array<double, 4> first{kNever, kNever, kNever, kNever};
+  std::array<double, 8> first;
+  first.fill(kNever);
   std::size_t i = 0;
-  for (; i + first.size() <= active_.size(); i += first.size()) {
-    for (std::size_t k = 0; k < first.size(); ++k) first[k] = std::min(first[k], next_end_[active_[i + k]]);
+  for (; i + first.size() <= ends_.size(); i += first.size()) {
+    for (std::size_t k = 0; k < first.size(); ++k) first[k] = std::min(first[k], ends_[i + k]);
   }
-  for (; i < active_.size(); ++i) first[0] = std::min(first[0], next_end_[active_[i]]);
+  for (; i < ends_.size(); ++i) first[0] = std::min(first[0], ends_[i]);
   return *std::min_element(first.begin(), first.end());
 }
 
@@ -226,8 +239,8 @@ void Simulator::advance() {
     const double horizon = std::min(deadline_ * (1 + kSameInstant), first * (1 + kSameInstant) + ahead);
     ahead = std::max(2 * ahead, horizon - begin);
     events_.clear();
-    for (const Group group : active_) {
-      if (next_end_[group] <= horizon) events_.push_back({next_end_[group], group});
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      if (ends_[i] <= horizon) events_.push_back({ends_[i], active_[i]});
     }
     std::make_heap(events_.begin(), events_.end(), std::greater<>{});
     while (!events_.empty() && events_.front().time <= deadline_ * (1 + kSameInstant)) {
@@ -235,11 +248,13 @@ void Simulator::advance() {
       std::pop_heap(events_.begin(), events_.end(), std::greater<>{});
       events_.pop_back();
       end_next(event.group, event.time);
-      if (next_end_[event.group] <= horizon) {
-        events_.push_back({next_end_[event.group], event.group});
+      const double next = ends_[progress_[event.group].place];
+      if (next <= horizon) {
+        events_.push_back({next, event.group});
         std::push_heap(events_.begin(), events_.end(), std::greater<>{});
       }
     }
+    if (deadline_ * (1 + kSameInstant) <= horizon) break;
   }
   if (deadline_ != kNever) now_ = std::max(now_, deadline_);
   window_ = settings_.batching > 0 ? now_ - begin : 0;
@@ -257,8 +272,8 @@ void Simulator::end_next(Group group, double time) {
   ++result_.last_held_[merged_.narrowest[progress.bottleneck]];
   shares_.leave(group);
   for (const MaxMin::Load& load : shares_.loads(group)) free_part(load.resource, progress.rate * load.times, time);
+  aim(group);
   plan_end(group);
-  if (next_end_[group] == kNever) ++ended_;
 }
 
 void Simulator::settle(Group group, double time) {
@@ -266,19 +281,20 @@ void Simulator::settle(Group group, double time) {
   const double passed = time - progress.since;
   progress.service += progress.rate * passed;
   progress.since = time;
-  if (progress.bottleneck != MaxMin::kNobody) {
-    result_.waited_[merged_.narrowest[progress.bottleneck]] += passed * shares_.flows(group);
-  }
+  if (progress.bottleneck != MaxMin::kNobody) waited_[progress.bottleneck] += passed * shares_.flows(group);
+}
+
+// Reads where the group's next flow ends.
+void Simulator::aim(Group group) {
+  Progress& progress = progress_[group];
+  const bool all_ended = progress.next_flow == groups_.groups[group].end_flow;
+  progress.next = all_ended ? kNever : static_cast<double>(flows_[groups_.flows[progress.next_flow]].bytes);
+  ended_ += all_ended ? 1 : 0;
 }
 
 void Simulator::plan_end(Group group) {
   const Progress& progress = progress_[group];
-  if (progress.next_flow == groups_.groups[group].end_flow) {
-    next_end_[group] = kNever;
-    return;
-  }
-  const double left = static_cast<double>(flows_[groups_.flows[progress.next_flow]].bytes) - progress.service;
-  next_end_[group] = progress.since + std::max(left, 0.0) / progress.rate;
+  ends_[progress.place] = progress.since + std::max(progress.next - progress.service, 0.0) / progress.rate;
 }
 
 // `rate` of the resource becomes free at `time`: that is lost until rates are shared out again.
@@ -312,7 +328,28 @@ void Simulator::settle_channel(Resource resource, double time) {
   channel.since = time;
 }
 
+// Most of the time all that happens falls into one slice, which is kept at hand.
 void Simulator::deposit(Resource resource, double begin, double end, double rate) {
+  constexpr std::size_t n = Simulation::kSlices;
+  if (end > result_.slice_seconds_ * static_cast<double>(n)) widen_slices(end);
+  double* const series = result_.carried_.data() + std::size_t{resource} * n;
+  if (begin < slice_begin_ || end > slice_end_) {
+    const double width = result_.slice_seconds_;
+    slice_ = std::min(n - 1, static_cast<std::size_t>(begin / width));
+    for (; slice_ < n - 1; ++slice_) {
+      const double boundary = width * static_cast<double>(slice_ + 1);
+      if (end <= boundary) break;
+      series[slice_] += std::max(boundary - begin, 0.0) * rate;
+      begin = std::max(begin, boundary);
+    }
+    slice_begin_ = width * static_cast<double>(slice_);
+    slice_end_ = width * static_cast<double>(slice_ + 1);
+  }
+  series[slice_] += (end - begin) * rate;
+}
+
+// Makes slices twice as wide until they reach `end`.
+void Simulator::widen_slices(double end) {
   constexpr std::size_t n = Simulation::kSlices;
   while (end > result_.slice_seconds_ * static_cast<double>(n)) {
     for (std::size_t i = 0; i < result_.carried_.size(); i += n) {
@@ -322,22 +359,21 @@ void Simulator::deposit(Resource resource, double begin, double end, double rate
     }
     result_.slice_seconds_ *= 2;
   }
-  const double width = result_.slice_seconds_;
-  double* const series = result_.carried_.data() + std::size_t{resource} * n;
-  std::size_t slice = std::min(n - 1, static_cast<std::size_t>(begin / width));
-  for (; slice < n - 1; ++slice) {
-    const double boundary = width * static_cast<double>(slice + 1);
-    if (end <= boundary) break;
-    series[slice] += std::max(boundary - begin, 0.0) * rate;
-    begin = std::max(begin, boundary);
-  }
-  series[slice] += (end - begin) * rate;
+  slice_begin_ = slice_end_ = 0;
 }
 
 // Groups that have ended stay in the list until they are a quarter of it, so that removing them costs little per group.
 void Simulator::drop_ended() {
   if (ended_ * 4 < active_.size() && ended_ != active_.size()) return;
-  std::erase_if(active_, [this](Group group) { return next_end_[group] == kNever; });
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (ends_[i] == kNever) continue;
+    progress_[active_[i]].place = static_cast<std::uint32_t>(kept);
+    active_[kept] = active_[i];
+    ends_[kept++] = ends_[i];
+  }
+  active_.resize(kept);
+  ends_.resize(kept);
   ended_ = 0;
 }
 
