@@ -72,7 +72,7 @@ void MaxMin::loosen(Group group) {
     const double users = flows * load.times;
     share.spare += rate * users;
     share.waiting += users;
-    std::uint8_t& flags = flags_[load.resource];
+    std::uint32_t& flags = flags_[load.resource];
     if (!(flags & kTouched)) {
       flags |= kTouched;
       touched_.push_back(load.resource);
@@ -105,20 +105,24 @@ void MaxMin::loosen_held() {
 // Finds who gets the level of a resource (loose_) and who has a fixed rate above it and must share after all (faster_).
 // Returns whether there is anybody of the second kind.
 bool MaxMin::sort_members(Resource resource, double level) {
-  loose_.clear();
+  // No branch for what cannot be foreseen: write each member, and keep it by counting on.
+  loose_.resize(member_count_[resource]);
   faster_.clear();
   const double above = level * (1 + kRounding);
   Group* const members = members_.data() + member_start_[resource];
-  std::uint32_t kept = 0;
+  Group* const loose = loose_.data();
+  std::uint32_t kept = 0, waiting = 0;
   for (std::uint32_t i = 0; i < member_count_[resource]; ++i) {
     const Group group = members[i];
     const double key = keys_[group];
     members[kept] = group;
     kept += key != kEnded ? 1 : 0;
+    loose[waiting] = group;
+    waiting += key == kLoose ? 1 : 0;
     if (key > above) faster_.push_back(group);
-    if (key == kLoose) loose_.push_back(group);
   }
   member_count_[resource] = kept;
+  loose_.resize(waiting);
   return !faster_.empty();
 }
 
@@ -166,7 +170,7 @@ void MaxMin::replace_top(double level) {
   const Entry entry{level, heap_.front().resource};
   std::size_t at = 0;
   for (std::size_t child = 1; child < heap_.size(); child = 2 * at + 1) {
-    if (child + 1 < heap_.size() && heap_[child] > heap_[child + 1]) ++child;
+    if (child + 1 < heap_.size()) child += heap_[child] > heap_[child + 1] ? 1 : 0;
     if (!(entry > heap_[child])) break;
     heap_[at] = heap_[child];
     at = child;

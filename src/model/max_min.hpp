@@ -62,7 +62,7 @@ class MaxMin {
   };
   // full: some group's bottleneck at the last solve. Of the solve that is under way: touched by a loosened group; its held
   // groups are let go; a candidate, so in the heap.
-  static constexpr std::uint8_t kFull = 1, kTouched = 2, kSearched = 4, kQueued = 8;
+  static constexpr std::uint32_t kFull = 1, kTouched = 2, kSearched = 4, kQueued = 8;
   struct GroupState {
     double rate = 0;
     std::uint32_t flows = 0;
@@ -74,7 +74,11 @@ class MaxMin {
   struct Entry {
     double level;
     Resource resource;
-    bool operator>(const Entry& other) const noexcept { return level != other.level ? level > other.level : resource > other.resource; }
+    // Without a branch, which would be foreseen wrongly half of the time.
+    bool operator>(const Entry& other) const noexcept {
+      const int is_higher = level > other.level, is_equal = level == other.level, is_later = resource > other.resource;
+      return (is_higher | (is_equal & is_later)) != 0;
+    }
   };
 
   void begin_solve();
@@ -93,7 +97,7 @@ class MaxMin {
 
   std::vector<double> capacity_;
   std::vector<Share> shares_;
-  std::vector<std::uint8_t> flags_;
+  std::vector<std::uint32_t> flags_;         // not of bytes, which the compiler takes to overlap everything
   std::vector<std::uint64_t> users_;         // flows * times of all groups
   std::vector<std::size_t> member_start_;    // per resource: its groups in members_
   std::vector<std::uint32_t> member_count_;  // so many of them, those that had flows when last looked at
