@@ -71,6 +71,25 @@ TEST(MaxMin, DrawsInFasterFlowsOfAResourceThatFillsUp) {
   EXPECT_DOUBLE_EQ(shares.rate(b), 6.0);
 }
 
+TEST(MaxMin, AResourceThatWasNotFullHoldsBackWhoIsFreedElsewhere) {
+  // a leaves half of resource 0 to another group; freed of it, a is held back by resource 1, which b alone does not fill.
+  MaxMin shares(std::vector<double>{4.0, 5.0, 2.0});
+  const auto other = shares.add(std::vector<Load>{{0, 1}});
+  const auto a = shares.add(std::vector<Load>{{0, 1}, {1, 1}});
+  const auto b = shares.add(std::vector<Load>{{1, 1}, {2, 1}});
+  shares.seal();
+  for (const auto group : {other, a, b}) shares.join(group, 1);
+  shares.solve();
+  EXPECT_DOUBLE_EQ(shares.load(1), 4.0);
+  shares.leave(other);
+  const auto solved = shares.solve();
+  EXPECT_EQ(std::vector<MaxMin::Group>(solved.begin(), solved.end()), std::vector<MaxMin::Group>{a});
+  EXPECT_DOUBLE_EQ(shares.rate(a), 3.0);
+  EXPECT_EQ(shares.bottleneck(a), 1u);
+  EXPECT_DOUBLE_EQ(shares.rate(b), 2.0);
+  EXPECT_EQ(shares.bottleneck(b), 2u);
+}
+
 // Every group has a resource that is full and on which nobody is faster; nothing is over capacity.
 void expect_max_min(const MaxMin& shares, std::size_t groups, std::size_t resources) {
   std::vector<double> load(resources, 0.0), fastest(resources, 0.0);
