@@ -124,6 +124,7 @@ TEST(MaxMinProperty, CertificateHoldsAfterEverySolve) {
       std::map<MaxMin::Resource, std::uint32_t> times;
       for (std::size_t i = 0, n = 1 + random() % 5; i < n; ++i) ++times[static_cast<MaxMin::Resource>(random() % resources)];
       std::vector<Load> loads;
+      loads.reserve(times.size());
       for (const auto& [resource, count] : times) loads.push_back({resource, count});
       shares.add(loads);
     }
