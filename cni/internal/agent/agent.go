@@ -58,9 +58,13 @@ type Agent struct {
 	acks       map[string]uint64
 	// unsettled: an address lost its tenant, but cached flows of it may be left.
 	unsettled bool
-	// unsent counts, for IPv4 and for the rest, how often in a row no leaf was sent any of the announcements.
-	unsent map[bool]int
-	ready  bool
+	// disputed counts for how many polls in a row the kernel and bgpd have disagreed about an announcement.
+	disputed map[netip.Addr]int
+	// asking is, for IPv4 and for the rest, how bgpd is asked to settle such differences.
+	asking map[bool]*asking
+	// revived are announced although no pod has them, until the next poll.
+	revived []netip.Addr
+	ready   bool
 }
 
 // New makes an agent; Run starts it.
@@ -73,7 +77,8 @@ func New(s Surroundings) *Agent {
 		own:          map[netip.Addr]tenancy.Entry{},
 		tenants:      map[string]uint32{},
 		acks:         map[string]uint64{},
-		unsent:       map[bool]int{},
+		disputed:     map[netip.Addr]int{},
+		asking:       map[bool]*asking{true: {}, false: {}},
 	}
 	a.saving = newBatch(a.save)
 	a.revalidating = newBatch(a.revalidate)

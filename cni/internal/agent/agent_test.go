@@ -332,43 +332,6 @@ func TestTruth(t *testing.T) {
 	}
 }
 
-// TestLostRedistribution: sessions are up and the kernel has the routes, but bgpd sends none.
-func TestLostRedistribution(t *testing.T) {
-	n := start(t)
-	held := n.pod("team-a", 1)
-	n.attach(held)
-	n.announce(held)
-	sends := func(sent frr.Sent) {
-		n.locked(func() {
-			session := n.sessions["rail0"]
-			session.Sent = sent
-			n.sessions["rail0"] = session
-		})
-	}
-	check := func() nodev1.Reason {
-		return failure.ReasonOf(n.agent.CheckAnnouncement(t.Context(), held.Key, "rail0", held.Addresses))
-	}
-	sends(frr.Sent{IPv6: 1})
-	before := n.operations()
-	for range unsentLimit {
-		n.agent.observeSessions(t.Context())
-	}
-	n.position("redistribute true", before)
-	if got := check(); got != nodev1.Reason_ROUTE_DIFFERS {
-		t.Errorf("CHECK says %v", got)
-	}
-	n.mutex.Lock()
-	if slices.Contains(n.history[before:], "redistribute false") {
-		t.Error("IPv6, which is well, was disturbed")
-	}
-	n.mutex.Unlock()
-	sends(frr.Sent{IPv4: 1, IPv6: 1})
-	n.agent.observeSessions(t.Context())
-	if got := check(); got != nodev1.Reason_REASON_UNSPECIFIED {
-		t.Errorf("CHECK after the repair says %v", got)
-	}
-}
-
 func TestStatusOfUnknownRail(t *testing.T) {
 	if got := failure.ReasonOf(start(t).agent.Status(t.Context(), "rail9")); got != nodev1.Reason_RAIL_UNKNOWN {
 		t.Error(got)

@@ -195,8 +195,8 @@ func (a *Agent) CheckAnnouncement(_ context.Context, key attachment.Key, railNam
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	for _, host := range held.Hosts() {
-		if a.unsent[host.Is4()] >= unsentLimit {
-			return failure.New(nodev1.Reason_ROUTE_DIFFERS, host.String(), "the agent has bgpd ask zebra again; if it stays so restart FRR", "the kernel has its route, but bgpd sends none to any leaf")
+		if a.disputed[host] >= disputeLimit {
+			return failure.New(nodev1.Reason_ROUTE_DIFFERS, host.String(), "the agent has bgpd ask zebra again; if it stays so restart FRR", "the kernel has its route, but bgpd does not")
 		}
 	}
 	return nil

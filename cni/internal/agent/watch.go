@@ -88,7 +88,7 @@ func (a *Agent) observeSessions(ctx context.Context) {
 		a.tellPods(r)
 	}
 	if err == nil {
-		a.observeRedistribution(ctx, sessions)
+		a.observeRedistribution(ctx)
 	}
 	slices.Sort(down)
 	why, reason := strings.Join(down, "; "), "RailsReady"
@@ -97,54 +97,6 @@ func (a *Agent) observeSessions(ctx context.Context) {
 	}
 	if err := a.Recorder.Condition(ctx, reason, why); err != nil {
 		a.Log.Warn("the node's condition was not written", "error", err)
-	}
-}
-
-// unsentLimit: a few polls, so that what was announced just now does not count.
-const unsentLimit = 3
-
-// observeRedistribution notices that the kernel has announcements and the sessions are up, but bgpd sends none, and has it
-// ask for them again.
-func (a *Agent) observeRedistribution(ctx context.Context, sessions map[string]frr.Session) {
-	present, err := a.Kernel.Announcements()
-	if err != nil {
-		a.Log.Error("announcements could not be read", "error", err)
-		return
-	}
-	for _, ipv4 := range []bool{true, false} {
-		wanted, sent := 0, 0
-		for _, r := range a.rails {
-			session := sessions[r.config.Name]
-			if !session.Established {
-				continue
-			}
-			for address := range present {
-				if _, mine := r.config.PoolOf(address); mine && address.Is4() == ipv4 {
-					wanted++
-				}
-			}
-			if ipv4 {
-				sent += session.Sent.IPv4
-			} else {
-				sent += session.Sent.IPv6
-			}
-		}
-		a.mutex.Lock()
-		if wanted > 0 && sent == 0 {
-			a.unsent[ipv4]++
-		} else {
-			a.unsent[ipv4] = 0
-		}
-		count := a.unsent[ipv4]
-		a.mutex.Unlock()
-		if count == 0 || count%unsentLimit != 0 {
-			continue
-		}
-		a.Log.Warn("bgpd sends none of the announcements; having it ask zebra for them again", "ipv4", ipv4, "announcements", wanted)
-		a.Metrics.Repairs.WithLabelValues("redistribution").Inc()
-		if err := a.Routing.Redistribute(ctx, ipv4); err != nil {
-			a.Log.Error("bgpd could not be made to ask again", "error", err)
-		}
 	}
 }
 

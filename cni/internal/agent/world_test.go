@@ -42,6 +42,7 @@ type world struct {
 	sessions map[string]frr.Session
 	leafMAC  string
 	routes   map[netip.Addr]bool
+	missed   map[netip.Addr]bool // bgpd did not hear of the last change of these
 	links    map[string]bool
 	netns    map[string]*fakeNetns
 	fail     map[string]error // by operation
@@ -64,9 +65,9 @@ func newWorld(t *testing.T) *world {
 	return &world{
 		t: t, connected: true, bridges: map[string]*vswitch.Bridge{}, flows: map[string]map[string]string{}, incarnation: 1, nextPort: 1, changed: make(chan struct{}, 1),
 		sessions: map[string]frr.Session{
-			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0"), Sent: frr.Sent{IPv4: 1, IPv6: 1}},
+			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")},
 			"rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
-		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
+		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, missed: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
 	}
 }
 
@@ -280,10 +281,29 @@ func (r routing) Sessions(context.Context) (map[string]frr.Session, error) {
 	return maps.Clone(r.sessions), r.fail["sessions"]
 }
 
+func (r routing) Originated(context.Context) (map[netip.Addr]bool, error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	found := maps.Clone(r.routes)
+	for address := range r.missed {
+		if r.routes[address] {
+			delete(found, address)
+		} else {
+			found[address] = true
+		}
+	}
+	return found, r.fail["originated"]
+}
+
 func (r routing) Redistribute(_ context.Context, ipv4 bool) error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	return r.do("redistribute", ipv4)
+	if err := r.do("redistribute", ipv4); err != nil {
+		return err
+	}
+	// What bgpd holds although the kernel does not it keeps, as FRR 8.4's does.
+	maps.DeleteFunc(r.missed, func(address netip.Addr, _ bool) bool { return address.Is4() == ipv4 && r.routes[address] })
+	return nil
 }
 
 type host struct{ *world }
@@ -295,6 +315,7 @@ func (h host) Announce(address netip.Addr) error {
 		return err
 	}
 	h.routes[address] = true
+	delete(h.missed, address) // bgpd has it: it had it before, or it hears of it
 	return nil
 }
 

@@ -24,12 +24,6 @@ type Session struct {
 	BFDDown  bool
 	Peer     netip.Addr // the leaf's address on the link, with zone if link-local
 	Prefixes int        // received
-	Sent     Sent
-}
-
-// Sent counts the prefixes sent to the leaf, by address family.
-type Sent struct {
-	IPv4, IPv6 int
 }
 
 // Daemon is FRR as it runs in one pathspace.
@@ -175,23 +169,10 @@ func validate(ctx context.Context, binDir, confDir, whole, bgp string) error {
 	return nil
 }
 
-// Redistribute makes bgpd ask zebra for the announcements again. FRR 8.4's bgpd can lose them for good when zebra restarts
-// twice in quick succession: it connects again, but does not register its redistribution.
-func (d *Daemon) Redistribute(ctx context.Context, ipv4 bool) error {
-	family := "ipv6"
-	if ipv4 {
-		family = "ipv4"
-	}
-	_, err := d.vtysh(ctx, "configure terminal", fmt.Sprintf("router bgp %d", d.config.ASN), "address-family "+family+" unicast",
-		"no redistribute kernel", "redistribute kernel route-map RW-ANNOUNCE")
-	return err
-}
-
 type summary map[string]struct { // by address family
 	Peers map[string]struct {
 		State       string `json:"state"`
 		PfxRcd      int    `json:"pfxRcd"`
-		PfxSnt      int    `json:"pfxSnt"`
 		Description string `json:"desc"`
 	} `json:"peers"`
 }
@@ -261,8 +242,6 @@ func parseSessions(config *nodeconfig.Config, summaryJSON, neighborsJSON, bfdJSO
 			for _, carried := range families {
 				session.Prefixes += carried.Peers[n.name].PfxRcd
 			}
-			session.Sent.IPv4 += families["ipv4Unicast"].Peers[n.name].PfxSnt
-			session.Sent.IPv6 += families["ipv6Unicast"].Peers[n.name].PfxSnt
 			if config.FRR.BFD {
 				session.BFDDown = session.BFDDown || !bfdUp(bfd, rail, session.Peer)
 			}

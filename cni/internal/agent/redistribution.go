@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+const (
+	// disputeLimit: a few polls with the same difference, so that what was announced or withdrawn just now does not count.
+	// Numbers of routes would not do: under churn they differ at almost every poll, though never for one address.
+	disputeLimit = 3
+	// Pauses between attempts to settle differences that stay. An attempt may withdraw every route of its family for a moment,
+	// which must not become a habit. The first pause is more than the polls it takes to see that an attempt did not help.
+	firstPause   = 15 * time.Second
+	longestPause = 5 * time.Minute
+)
+
+// asking is how bgpd is made to ask zebra for the announcements of one address family.
+type asking struct {
+	next  time.Time     // not before
+	pause time.Duration // after the next attempt; doubles
+}
+
+// observeRedistribution compares bgpd's own routes with the kernel's announcements, and has bgpd ask for them again when
+// they keep differing: too few are pods nobody can reach, too many attract what is sent to addresses that are somebody else's.
+func (a *Agent) observeRedistribution(ctx context.Context) {
+	present, err := a.Kernel.Announcements()
+	if err != nil {
+		a.Log.Error("announcements could not be read", "error", err)
+		return
+	}
+	originated, err := a.Routing.Originated(ctx)
+	if err != nil {
+		a.Log.Debug("bgpd's own routes could not be read", "error", err)
+		return
+	}
+	a.endRevivals(present)
+	for _, ipv4 := range []bool{true, false} {
+		a.settle(ctx, ipv4, a.countDisputes(ipv4, present, originated), present)
+	}
+}
+
+// countDisputes returns the addresses of a family about which kernel and bgpd have disagreed for a few polls.
+func (a *Agent) countDisputes(ipv4 bool, present, originated map[netip.Addr]bool) []netip.Addr {
+	differ := map[netip.Addr]bool{}
+	for _, side := range []struct{ has, lacks map[netip.Addr]bool }{{present, originated}, {originated, present}} {
+		for address := range side.has {
+			if address.Is4() == ipv4 && !side.lacks[address] && a.inPool(address) {
+				differ[address] = true
+			}
+		}
+	}
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	for address := range a.disputed {
+		if address.Is4() == ipv4 && !differ[address] {
+			delete(a.disputed, address)
+		}
+	}
+	var lasting []netip.Addr
+	for address := range differ {
+		a.disputed[address]++
+		if a.disputed[address] >= disputeLimit {
+			lasting = append(lasting, address)
+		}
+	}
+	slices.SortFunc(lasting, netip.Addr.Compare)
+	return lasting
+}
+
+// inPool: bgpd redistributes nothing else.
+func (a *Agent) inPool(address netip.Addr) bool {
+	for _, r := range a.rails {
+		if _, mine := r.config.PoolOf(address); mine {
+			return true
+		}
+	}
+	return false
+}
+
+// settle has bgpd ask again, more and more rarely if that does not help.
+func (a *Agent) settle(ctx context.Context, ipv4 bool, lasting []netip.Addr, present map[netip.Addr]bool) {
+	now := a.Now()
+	a.mutex.Lock()
+	state := a.asking[ipv4]
+	wait := now.Before(state.next)
+	if len(lasting) == 0 && !wait {
+		state.pause = 0
+	}
+	a.mutex.Unlock()
+	if wait || len(lasting) == 0 {
+		return
+	}
+	a.Log.Warn("the kernel and bgpd disagree about announcements; having bgpd ask zebra for them again", "ipv4", ipv4, "addresses", lasting)
+	if err := a.Routing.Redistribute(ctx, ipv4); err != nil {
+		a.Log.Error("bgpd could not be made to ask again", "error", err)
+		return
+	}
+	a.Metrics.Repairs.WithLabelValues("redistribution").Inc()
+	for _, address := range lasting {
+		if !present[address] {
+			a.revive(address)
+		}
+	}
+	a.mutex.Lock()
+	state.pause = min(max(2*state.pause, firstPause), longestPause)
+	state.next = now.Add(state.pause)
+	a.mutex.Unlock()
+}
+
+// revive announces what bgpd holds and the kernel does not, for one poll: asking again brings routes but takes none away, and
+// bgpd drops a route only when zebra, which must have seen it, says that it went. To the leafs this changes nothing.
+func (a *Agent) revive(address netip.Addr) {
+	if err := a.Kernel.Announce(address); err != nil {
+		a.Log.Error("what bgpd kept could not be announced to be withdrawn", "address", address, "error", err)
+	}
+	a.mutex.Lock()
+	a.revived = append(a.revived, address)
+	a.mutex.Unlock()
+}
+
+// endRevivals withdraws what was announced for one poll, the way every announcement is withdrawn that no pod has: one of
+// these may have become a pod's meanwhile.
+func (a *Agent) endRevivals(present map[netip.Addr]bool) {
+	a.mutex.Lock()
+	ending := slices.ContainsFunc(a.revived, func(address netip.Addr) bool { return present[address] })
+	a.revived = nil
+	a.mutex.Unlock()
+	if ending {
+		for _, r := range a.rails {
+			r.applying.poke()
+		}
+	}
+}
