@@ -11,6 +11,7 @@ void DemandSums::add_up(const Demand& demand, const Fabric& fabric) {
   between.assign(std::size_t{nodes} * nodes, 0);
   node_out.assign(nodes, 0);
   node_in.assign(nodes, 0);
+  rail_pairs = 0;
   const std::uint64_t* row = demand.bytes().data();
   for (GpuId src = 0; src < ranks; ++src, row += ranks) {
     const NodeId src_node = fabric.node_of(src);
@@ -19,13 +20,17 @@ void DemandSums::add_up(const Demand& demand, const Fabric& fabric) {
     for (NodeId dst_node = 0; dst_node < nodes; ++dst_node) {
       const auto last = static_cast<GpuId>(dst + fabric.gpus_of(dst_node).size());
       std::uint64_t block = 0;
+      std::size_t pairs = 0;
       for (; dst < last; ++dst) {
         const std::uint64_t bytes = dst == src ? 0 : row[dst];
         block += bytes;
+        pairs += bytes != 0 ? 1 : 0;
         gpu_in[dst] += bytes;
       }
       out += block;
-      if (dst_node != src_node) between[std::size_t{src_node} * nodes + dst_node] += block;
+      if (dst_node == src_node) continue;
+      between[std::size_t{src_node} * nodes + dst_node] += block;
+      rail_pairs += pairs;
     }
     gpu_out[src] = out;
   }

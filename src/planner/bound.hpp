@@ -15,6 +15,7 @@ struct DemandSums {
   std::vector<std::uint64_t> gpu_out, gpu_in;    // bytes to and from other GPUs
   std::vector<std::uint64_t> between;            // [src node][dst node], 0 on the diagonal
   std::vector<std::uint64_t> node_out, node_in;  // bytes to and from other nodes
+  std::size_t rail_pairs = 0;                    // pairs of GPUs of different nodes that have bytes to exchange
 
   void add_up(const Demand& demand, const Fabric& fabric);
 };

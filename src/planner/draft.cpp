@@ -4,7 +4,43 @@
 
 namespace railweave {
 
-void LoadCounter::total(const LiveRoutes& routes, std::vector<std::uint64_t>& load) const {
+void LoadCounter::count(const LiveRoutes& routes, const Fabric& fabric, const Draft& draft, std::vector<std::uint64_t>& load) {
+  source_.assign(routes.sources().size(), 0);
+  destination_.assign(routes.destinations().size(), 0);
+  column_.assign(routes.columns().size(), 0);
+  node_column_.assign(routes.node_columns().size(), 0);
+  std::size_t pair = 0;
+  std::uint32_t part = 0;
+  for (GpuId src = 0; src < fabric.gpu_count(); ++src) {
+    const NodeId a = fabric.node_of(src);
+    std::uint64_t* const source = source_.data() + routes.first_segment(src);
+    for (NodeId b = 0; b < fabric.node_count(); ++b) {
+      const GpuId first = fabric.first_gpu(b), last = first + static_cast<GpuId>(fabric.gpus_of(b).size());
+      if (draft.start[pair] == draft.start[pair + (last - first)]) {
+        pair += last - first;
+        continue;
+      }
+      const auto columns = a == b ? std::span<const RailColumn>{} : routes.columns(a, b);
+      std::uint64_t* const column = a == b ? nullptr : column_.data() + (columns.data() - routes.columns().data());
+      for (GpuId dst = first; dst < last; ++dst, ++pair) {
+        const std::uint32_t end = draft.start[pair + 1];
+        if (part == end) continue;
+        if (a == b) {
+          std::uint64_t* const inner = node_column_.data() + (routes.node_columns(src, dst).data() - routes.node_columns().data());
+          for (; part < end; ++part) inner[draft.column[part]] += draft.bytes[part];
+          continue;
+        }
+        std::uint64_t* const destination = destination_.data() + routes.first_segment(dst);
+        for (; part < end; ++part) {
+          const std::uint32_t c = draft.column[part];
+          source[columns[c].nic_src] += draft.bytes[part];
+          destination[columns[c].nic_dst] += draft.bytes[part];
+          column[c] += draft.bytes[part];
+        }
+      }
+    }
+  }
+  load.assign(fabric.resources().size(), 0);
   const auto spread = [&](std::uint64_t bytes, PoolRange range) {
     if (bytes == 0) return;
     for (ResourceId r : routes.resources(range)) load[r] += bytes;

@@ -64,6 +64,8 @@ class LiveRoutes {
 
   std::uint32_t nic_count(NodeId node) const { return nic_start_[node + 1] - nic_start_[node]; }
   std::uint32_t first_nic(NodeId node) const { return nic_start_[node]; }
+  // Position of a GPU's first segment in sources() and destinations(); one for each NIC of its node follows.
+  std::uint32_t first_segment(GpuId gpu) const { return segment_start_[gpu]; }
   const Segment& source(GpuId gpu, std::uint32_t nic) const { return source_[segment_start_[gpu] + nic]; }
   const Segment& destination(std::uint32_t nic, GpuId gpu) const { return destination_[segment_start_[gpu] + nic]; }
   // Rate of a NIC (numbered within its node) towards and from its rail, counting what every byte through it passes on its node.

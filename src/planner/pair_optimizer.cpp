@@ -1,6 +1,7 @@
 #include "pair_optimizer.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace railweave {
 namespace {
@@ -11,13 +12,21 @@ constexpr std::size_t kMaxRailPairs = 4096;
 
 }  // namespace
 
-void PairOptimizer::improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
-                            const Draft& from, Draft& to) {
-  set_up(routes, fabric, demand, settings, from);
+bool PairOptimizer::improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
+                            std::size_t rail_pairs, const Draft& from, const std::vector<std::uint64_t>& load, Draft& to) {
+  capacity_ = routes.capacities_Bps();
+  solver_.begin(capacity_, demand.total());
+  load_.assign(load.begin(), load.end());
+  set_up(routes, fabric, demand, settings, rail_pairs <= kMaxRailPairs, from);
+  if (pairs_.empty()) return false;
+  for (ResourceId r = 0; r < load_.size(); ++r) {
+    if (load_[r] != 0) solver_.add_base(r, load_[r]);
+  }
   solver_.solve();
   for (std::uint32_t o = 0; o < options_.size(); ++o) options_[o].bytes = solver_.column_bytes(o);
   round(settings);
-  write(routes, fabric, demand, from, to);
+  write(demand.ranks(), from, to);
+  return true;
 }
 
 void PairOptimizer::add_column(std::uint16_t column, std::uint64_t bytes, std::span<const ResourceId> a, std::span<const ResourceId> b,
@@ -35,66 +44,54 @@ void PairOptimizer::add_column(std::uint16_t column, std::uint64_t bytes, std::s
 }
 
 void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
-                           const Draft& from) {
-  capacity_ = routes.capacities_Bps();
-  solver_.begin(capacity_, demand.total());
+                           bool rails, const Draft& from) {
   pairs_.clear();
   first_.clear();
   options_.clear();
   resources_.clear();
-  load_.assign(capacity_.size(), 0);
-  std::size_t rail_pairs = 0;
   const std::uint32_t ranks = demand.ranks();
+  const std::uint64_t least = std::max(settings.multipath_min_bytes + 1, 2 * settings.chunk_bytes);  // to be split
   for (GpuId src = 0; src < ranks; ++src) {
-    for (GpuId dst = 0; dst < ranks; ++dst) rail_pairs += demand.at(src, dst) != 0 && fabric.node_of(src) != fabric.node_of(dst) ? 1 : 0;
-  }
-  for (GpuId src = 0; src < ranks; ++src) {
-    for (GpuId dst = 0; dst < ranks; ++dst) {
-      const std::uint64_t bytes = demand.at(src, dst);
-      if (src == dst || bytes == 0) continue;
-      const std::size_t pair = std::size_t{src} * ranks + dst;
-      const bool inside = fabric.node_of(src) == fabric.node_of(dst);
-      const auto inner = inside ? routes.node_columns(src, dst) : std::span<const NodeColumn>{};
-      const auto outer = inside ? std::span<const RailColumn>{} : routes.columns(fabric.node_of(src), fabric.node_of(dst));
-      const bool fixed = bytes <= settings.multipath_min_bytes || bytes < 2 * settings.chunk_bytes || inner.size() + outer.size() < 2 ||
-                         (!inside && rail_pairs > kMaxRailPairs);
-      if (fixed) {
-        for (std::uint32_t s = from.start[pair]; s < from.start[pair + 1]; ++s) {
-          const auto put = [&](PoolRange range) {
-            for (ResourceId r : routes.resources(range)) load_[r] += from.shares[s].bytes;
-          };
-          if (inside) {
-            put(inner[from.column[s]].resources);
-          } else {
-            const RailColumn& column = outer[from.column[s]];
-            put(routes.source(src, column.nic_src).resources);
-            put(column.network);
-            put(routes.destination(column.nic_dst, dst).resources);
-          }
-        }
-        continue;
-      }
-      pairs_.push_back({src, dst, bytes});
-      first_.push_back(static_cast<std::uint32_t>(options_.size()));
-      solver_.add_demand(bytes);
-      std::uint32_t share = from.start[pair];
-      const auto start_bytes = [&](std::size_t column) {
-        if (share == from.start[pair + 1] || from.column[share] != column) return std::uint64_t{0};
-        return from.shares[share++].bytes;
-      };
-      for (std::size_t c = 0; c < inner.size(); ++c) {
-        add_column(static_cast<std::uint16_t>(c), start_bytes(c), routes.resources(inner[c].binding), {}, {});
-      }
-      for (std::size_t c = 0; c < outer.size(); ++c) {
-        if (!routes.column_usable(outer[c], src, dst)) continue;
-        add_column(static_cast<std::uint16_t>(c), start_bytes(c), routes.resources(routes.source(src, outer[c].nic_src).binding),
-                   routes.resources(outer[c].network), routes.resources(routes.destination(outer[c].nic_dst, dst).binding));
+    const NodeId a = fabric.node_of(src);
+    const NodeId begin = rails ? 0 : a, end = rails ? fabric.node_count() : a + 1;
+    for (NodeId b = begin; b < end; ++b) {
+      const auto outer = a == b ? std::span<const RailColumn>{} : routes.columns(a, b);
+      if (a != b && outer.size() < 2) continue;
+      const GpuId first = fabric.first_gpu(b), last = first + static_cast<GpuId>(fabric.gpus_of(b).size());
+      for (GpuId dst = first; dst < last; ++dst) {
+        const std::uint64_t bytes = demand.at(src, dst);
+        if (src == dst || bytes < least) continue;
+        const auto inner = a == b ? routes.node_columns(src, dst) : std::span<const NodeColumn>{};
+        if (inner.size() + outer.size() >= 2) add_pair(routes, src, dst, bytes, inner, outer, from, std::size_t{src} * ranks + dst);
       }
     }
   }
   first_.push_back(static_cast<std::uint32_t>(options_.size()));
-  for (ResourceId r = 0; r < load_.size(); ++r) {
-    if (load_[r] != 0) solver_.add_base(r, load_[r]);
+}
+
+void PairOptimizer::add_pair(const LiveRoutes& routes, GpuId src, GpuId dst, std::uint64_t bytes, std::span<const NodeColumn> inner,
+                             std::span<const RailColumn> outer, const Draft& from, std::size_t pair) {
+  pairs_.push_back({pair, bytes});
+  first_.push_back(static_cast<std::uint32_t>(options_.size()));
+  solver_.add_demand(bytes);
+  std::uint32_t part = from.start[pair];
+  // What the draft has on a column; it then no longer counts as given load.
+  const auto take = [&](std::size_t column, std::initializer_list<PoolRange> loaded) {
+    if (part == from.start[pair + 1] || from.column[part] != column) return std::uint64_t{0};
+    const std::uint64_t there = from.bytes[part++];
+    for (PoolRange range : loaded) {
+      for (ResourceId r : routes.resources(range)) load_[r] -= there;
+    }
+    return there;
+  };
+  for (std::size_t c = 0; c < inner.size(); ++c) {
+    add_column(static_cast<std::uint16_t>(c), take(c, {inner[c].resources}), routes.resources(inner[c].binding), {}, {});
+  }
+  for (std::size_t c = 0; c < outer.size(); ++c) {
+    if (!routes.column_usable(outer[c], src, dst)) continue;
+    const Segment &source = routes.source(src, outer[c].nic_src), &destination = routes.destination(outer[c].nic_dst, dst);
+    add_column(static_cast<std::uint16_t>(c), take(c, {source.resources, outer[c].network, destination.resources}),
+               routes.resources(source.binding), routes.resources(outer[c].network), routes.resources(destination.binding));
   }
 }
 
@@ -135,32 +132,27 @@ void PairOptimizer::round(const PlannerSettings& settings) {
   }
 }
 
-void PairOptimizer::write(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const Draft& from, Draft& to) const {
-  const std::uint32_t ranks = demand.ranks();
+void PairOptimizer::write(std::uint32_t ranks, const Draft& from, Draft& to) const {
   to.clear(ranks);
+  const std::size_t all = std::size_t{ranks} * ranks;
   std::size_t next = 0;
-  for (GpuId src = 0; src < ranks; ++src) {
-    for (GpuId dst = 0; dst < ranks; ++dst) {
-      const std::size_t pair = std::size_t{src} * ranks + dst;
-      to.start[pair] = static_cast<std::uint32_t>(to.shares.size());
-      if (next == pairs_.size() || pairs_[next].src != src || pairs_[next].dst != dst) {
-        to.shares.insert(to.shares.end(), from.shares.begin() + from.start[pair], from.shares.begin() + from.start[pair + 1]);
-        to.column.insert(to.column.end(), from.column.begin() + from.start[pair], from.column.begin() + from.start[pair + 1]);
-        continue;
+  for (std::size_t pair = 0; pair < all; ++pair) {
+    to.start[pair] = static_cast<std::uint32_t>(to.bytes.size());
+    if (next == pairs_.size() || pairs_[next].pair != pair) {
+      for (std::uint32_t part = from.start[pair]; part < from.start[pair + 1]; ++part) {
+        to.bytes.push_back(from.bytes[part]);
+        to.column.push_back(from.column[part]);
       }
-      const bool inside = fabric.node_of(src) == fabric.node_of(dst);
-      for (std::uint32_t o = first_[next]; o < first_[next + 1]; ++o) {
-        const Option& option = options_[o];
-        if (option.bytes == 0) continue;
-        const Route route = inside ? LiveRoutes::route(routes.node_columns(src, dst)[option.column], src, dst)
-                                   : routes.route(routes.columns(fabric.node_of(src), fabric.node_of(dst))[option.column], src, dst);
-        to.shares.push_back({route, option.bytes});
-        to.column.push_back(option.column);
-      }
-      ++next;
+      continue;
     }
+    for (std::uint32_t o = first_[next]; o < first_[next + 1]; ++o) {
+      if (options_[o].bytes == 0) continue;
+      to.bytes.push_back(options_[o].bytes);
+      to.column.push_back(options_[o].column);
+    }
+    ++next;
   }
-  to.start.back() = static_cast<std::uint32_t>(to.shares.size());
+  to.start.back() = static_cast<std::uint32_t>(to.bytes.size());
 }
 
 }  // namespace railweave

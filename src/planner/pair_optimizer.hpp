@@ -14,19 +14,23 @@ namespace railweave {
 
 class PairOptimizer {
  public:
-  // Reads `from`, writes `to` (another draft of the same demand).
-  void improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings, const Draft& from,
-               Draft& to);
+  // Reads `from` (`load`: what it loads, `rail_pairs`: demands between nodes), writes `to`, another draft of the same demand. False
+  // when no pair has a choice; `to` is then as it was.
+  bool improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
+               std::size_t rail_pairs, const Draft& from, const std::vector<std::uint64_t>& load, Draft& to);
   double bound_seconds() const noexcept { return solver_.bound_seconds(); }
 
  private:
   struct Pair {
-    GpuId src = 0, dst = 0;
+    std::size_t pair = 0;  // src * ranks + dst
     std::uint64_t bytes = 0;
   };
-  void set_up(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings, const Draft& from);
+  void set_up(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings, bool rails,
+              const Draft& from);
+  void add_pair(const LiveRoutes& routes, GpuId src, GpuId dst, std::uint64_t bytes, std::span<const NodeColumn> inner,
+                std::span<const RailColumn> outer, const Draft& from, std::size_t pair);
   void round(const PlannerSettings& settings);
-  void write(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const Draft& from, Draft& to) const;
+  void write(std::uint32_t ranks, const Draft& from, Draft& to) const;
   void add_column(std::uint16_t column, std::uint64_t bytes, std::span<const ResourceId> a, std::span<const ResourceId> b,
                   std::span<const ResourceId> c);
 
@@ -40,7 +44,7 @@ class PairOptimizer {
   };
   std::vector<Option> options_;
   std::vector<ResourceId> resources_;
-  std::vector<std::uint64_t> load_;
+  std::vector<std::uint64_t> load_;  // of what is not in pairs_
   std::span<const std::uint64_t> capacity_;
 };
 

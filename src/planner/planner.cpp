@@ -21,9 +21,18 @@ __extension__ using Wide = unsigned __int128;
 // A plan this near its bound is left alone: closer would take longer to find than it saves.
 constexpr double kGoodEnough = 1.004;
 
+constexpr std::uint64_t kFirstId = 0x5261696C77656176ULL;
+
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   hash = (hash ^ value) * 0x9E3779B97F4A7C15ULL;
   return hash ^ (hash >> 32);
+}
+
+std::uint64_t mix(std::uint64_t hash, const Share& share) {
+  const Route& r = share.route;
+  const std::uint64_t ends = (std::uint64_t{r.src} << 32) | r.dst, relays = (std::uint64_t{r.relay_src} << 32) | r.relay_dst;
+  const std::uint64_t nics = (std::uint64_t{r.nic_src} << 32) | r.nic_dst;
+  return mix(hash, ends * 0xC2B2AE3D27D4EB4FULL + relays * 0x165667B19E3779F9ULL + nics * 0x27D4EB2F165667C5ULL + share.bytes);
 }
 
 }  // namespace
@@ -115,19 +124,12 @@ class Planner::Impl {
 
   void make(const Demand& demand, Plan& plan, Draft& draft) {
     plan.bound = bounds_.find(sums_);
+    plan.id = mix(kFirstId, static_cast<std::uint64_t>(settings_.policy));
     switch (settings_.policy) {
       case Policy::railweave: make_balanced(demand, plan, draft); break;
       case Policy::nimble: make_nimble(demand, plan, draft); break;
       default: make_static(demand, plan, draft); break;
     }
-    std::uint64_t id = mix(0x5261696C77656176ULL, static_cast<std::uint64_t>(settings_.policy));
-    for (const Share& s : plan.shares) {
-      const Route& r = s.route;
-      const std::uint64_t ends = (std::uint64_t{r.src} << 32) | r.dst, relays = (std::uint64_t{r.relay_src} << 32) | r.relay_dst;
-      const std::uint64_t nics = (std::uint64_t{r.nic_src} << 32) | r.nic_dst;
-      id = mix(id, ends * 0xC2B2AE3D27D4EB4FULL + relays * 0x165667B19E3779F9ULL + nics * 0x27D4EB2F165667C5ULL + s.bytes);
-    }
-    plan.id = id;
   }
 
   void make_static(const Demand& demand, Plan& plan, Draft& draft) {
@@ -152,6 +154,7 @@ class Planner::Impl {
       }
     }
     draft.start.back() = static_cast<std::uint32_t>(plan.shares.size());
+    for (const Share& share : plan.shares) plan.id = mix(plan.id, share);
     rate(plan);
   }
 
@@ -166,38 +169,71 @@ class Planner::Impl {
       const auto [src, dst] = worst_edge_.unreachable();
       throw_unreachable(src, dst, demand.at(src, dst));
     }
-    adopt(draft, plan);
+    count(draft, plan);
+    write(draft, plan);
   }
 
   void make_balanced(const Demand& demand, Plan& plan, Draft& draft) {
     share_out(demand, draft);
-    adopt(draft, plan);
-    if (plan.z_seconds <= plan.bound.seconds * kGoodEnough) return;
-    optimizer_.improve(live_, *fabric_, demand, settings_, draft, improved_);
-    if (optimizer_.bound_seconds() > plan.bound.seconds) plan.bound = {Bound::Kind::prices, optimizer_.bound_seconds(), kNone};
-    const double before = plan.z_seconds;
-    std::swap(draft, improved_);
-    adopt(draft, plan);
-    if (plan.z_seconds < before) return;
-    std::swap(draft, improved_);
-    adopt(draft, plan);
-  }
-
-  void adopt(const Draft& draft, Plan& plan) {
-    plan.shares.assign(draft.shares.begin(), draft.shares.end());
-    counter_.clear(live_);
-    for (std::size_t s = 0; s < draft.shares.size(); ++s) {
-      const Route& r = draft.shares[s].route;
-      const NodeId a = fabric_->node_of(r.src), b = fabric_->node_of(r.dst);
-      if (a == b) {
-        counter_.add(live_, live_.node_columns(r.src, r.dst)[draft.column[s]], draft.shares[s].bytes);
+    count(draft, plan);
+    if (plan.z_seconds > plan.bound.seconds * kGoodEnough &&
+        optimizer_.improve(live_, *fabric_, demand, settings_, sums_.rail_pairs, draft, plan.load, improved_)) {
+      if (optimizer_.bound_seconds() > plan.bound.seconds) plan.bound = {Bound::Kind::prices, optimizer_.bound_seconds(), kNone};
+      const double before = plan.z_seconds;
+      count(improved_, plan);
+      if (plan.z_seconds < before) {
+        std::swap(draft, improved_);
       } else {
-        counter_.add(live_, live_.columns(a, b)[draft.column[s]], r.src, r.dst, draft.shares[s].bytes);
+        count(draft, plan);
       }
     }
-    plan.load.assign(fabric_->resources().size(), 0);
-    counter_.total(live_, plan.load);
+    write(draft, plan);
+  }
+
+  void count(const Draft& draft, Plan& plan) {
+    counter_.count(live_, *fabric_, draft, plan.load);
     rate(plan);
+  }
+
+  // The draft's parts as shares, written once: a plan of a thousand GPUs has a million of them.
+  void write(const Draft& draft, Plan& plan) const {
+    plan.shares.resize(draft.bytes.size());
+    Share* share = plan.shares.data();
+    std::uint64_t id = plan.id;
+    std::uint32_t part = 0;
+    std::size_t pair = 0;
+    for (GpuId src = 0; src < fabric_->gpu_count(); ++src) {
+      const NodeId a = fabric_->node_of(src);
+      const auto nics_src = fabric_->nics_of(a);
+      for (NodeId b = 0; b < fabric_->node_count(); ++b) {
+        const GpuId first = fabric_->first_gpu(b), last = first + static_cast<GpuId>(fabric_->gpus_of(b).size());
+        const auto columns = a == b ? std::span<const RailColumn>{} : live_.columns(a, b);
+        const auto nics_dst = fabric_->nics_of(b);
+        for (GpuId dst = first; dst < last; ++dst, ++pair) {
+          const std::uint32_t end = draft.start[pair + 1];
+          if (part == end) continue;
+          const auto inner = a == b ? live_.node_columns(src, dst) : std::span<const NodeColumn>{};
+          for (; part < end; ++part, ++share) {
+            const std::uint32_t c = draft.column[part];
+            if (a == b) {
+              share->route = LiveRoutes::route(inner[c], src, dst);
+            } else {
+              const RailColumn& column = columns[c];
+              share->route = {column.kind,
+                              src,
+                              dst,
+                              live_.source(src, column.nic_src).relay,
+                              live_.destination(column.nic_dst, dst).relay,
+                              nics_src[column.nic_src],
+                              nics_dst[column.nic_dst]};
+            }
+            share->bytes = draft.bytes[part];
+            id = mix(id, *share);
+          }
+        }
+      }
+    }
+    plan.id = id;
   }
 
   // Inside a node every demand takes its first route; between nodes each node pair fills its rails in proportion to their rates.
@@ -210,7 +246,7 @@ class Planner::Impl {
       const auto count = static_cast<std::uint32_t>(fabric_->gpus_of(a).size());
       if (rows_.size() < count) rows_.resize(count);
       for (std::uint32_t g = 0; g < count; ++g) {
-        rows_[g].shares.clear();
+        rows_[g].bytes.clear();
         rows_[g].column.clear();
       }
       for (NodeId b = 0; b < nodes; ++b) {
@@ -221,13 +257,13 @@ class Planner::Impl {
         }
       }
       for (std::uint32_t g = 0; g < count; ++g) {
-        const auto base = static_cast<std::uint32_t>(draft.shares.size());
+        const auto base = static_cast<std::uint32_t>(draft.bytes.size());
         for (GpuId dst = 0; dst < ranks; ++dst) draft.start[std::size_t{first + g} * ranks + dst] += base;
-        draft.shares.insert(draft.shares.end(), rows_[g].shares.begin(), rows_[g].shares.end());
+        draft.bytes.insert(draft.bytes.end(), rows_[g].bytes.begin(), rows_[g].bytes.end());
         draft.column.insert(draft.column.end(), rows_[g].column.begin(), rows_[g].column.end());
       }
     }
-    draft.start.back() = static_cast<std::uint32_t>(draft.shares.size());
+    draft.start.back() = static_cast<std::uint32_t>(draft.bytes.size());
   }
 
   void share_out_inside(const Demand& demand, NodeId node, Draft& draft) {
@@ -235,12 +271,12 @@ class Planner::Impl {
     for (GpuId src = first; src < last; ++src) {
       Row& row = rows_[src - first];
       for (GpuId dst = first; dst < last; ++dst) {
-        draft.start[std::size_t{src} * demand.ranks() + dst] = static_cast<std::uint32_t>(row.shares.size());
+        draft.start[std::size_t{src} * demand.ranks() + dst] = static_cast<std::uint32_t>(row.bytes.size());
         const std::uint64_t bytes = demand.at(src, dst);
         if (src == dst || bytes == 0) continue;
         const auto columns = live_.node_columns(src, dst);
         if (columns.empty()) throw_unreachable(src, dst, bytes);
-        row.shares.push_back({LiveRoutes::route(columns.front(), src, dst), bytes});
+        row.bytes.push_back(bytes);
         row.column.push_back(0);
       }
     }
@@ -273,12 +309,12 @@ class Planner::Impl {
     for (std::uint32_t p = 0; p < src_count * dst_count; ++p) {
       const GpuId src = first_src + p / dst_count, dst = first_dst + p % dst_count;
       Row& row = rows_[p / dst_count];
-      draft.start[std::size_t{src} * ranks + dst] = static_cast<std::uint32_t>(row.shares.size());
+      draft.start[std::size_t{src} * ranks + dst] = static_cast<std::uint32_t>(row.bytes.size());
       if (block_[p] == 0) continue;
       if (!together) split_alone(src, dst, block_[p], columns);
       for (std::uint64_t mask = split_.mask(together ? p : 0); mask != 0; mask &= mask - 1) {
         const auto c = static_cast<std::uint32_t>(std::countr_zero(mask));
-        row.shares.push_back({live_.route(columns[c], src, dst), split_.bytes_on(together ? p : 0, c)});
+        row.bytes.push_back(split_.bytes_on(together ? p : 0, c));
         row.column.push_back(static_cast<std::uint16_t>(c));
       }
     }
@@ -326,8 +362,8 @@ class Planner::Impl {
   PairOptimizer optimizer_;
   WorstEdge worst_edge_;
   LoadCounter counter_;
-  struct Row {
-    std::vector<Share> shares;
+  struct Row {  // of one sender, until its turn comes in the draft
+    std::vector<std::uint64_t> bytes;
     std::vector<std::uint16_t> column;
   };
   std::vector<Row> rows_;

@@ -18,8 +18,8 @@ constexpr std::uint64_t kMaxStepOctaves = 8;
 // Measured over 100 matrices on the 4-GPU NVLink mesh (mean / worst gap, p50 of planning): 16, 64, 256 twice each 0.25% / 2.0%,
 // 13 us; 32, 128, 512 0.33% / 2.1%, 14 us; all seven powers 16 … 1024 0.14% / 1.2%, 33 us. One pass instead of two: 2.0% / 11%.
 // The second round is for what is then still not proven to lie within kGoodEnough: sparse demands on a DGX-1V, for instance.
-constexpr std::array<std::uint32_t, 8> kSharpness{16, 64, 256, 48, 96, 192, 384, 768};  // octaves of price, idle resource to busiest
-constexpr std::uint32_t kSecondRound = 48;
+constexpr std::array<std::uint32_t, 6> kSharpness{16, 64, 256, 96, 256, 768};  // octaves of price, idle resource to busiest
+constexpr std::uint32_t kSecondRound = 3;                                      // position in kSharpness
 constexpr double kGoodEnough = 1.0 / 80;
 constexpr int kPasses = 2;
 // Prices nearer than one part in this many are left alone: of 64 and 8 the gap is the same, and 8 saves 3 of 17 us.
@@ -62,9 +62,8 @@ void PriceSolver::begin(std::span<const std::uint64_t> capacities_Bps, std::uint
   base_.clear();
   demand_bytes_.clear();
   first_column_.clear();
-  first_entry_.clear();
+  column_.clear();
   entry_.clear();
-  amount_.clear();
   capacities_ = capacities_Bps;
   bound_seconds_ = 0;
 }
@@ -83,20 +82,22 @@ std::uint32_t PriceSolver::use(std::uint32_t resource) {
 void PriceSolver::add_base(std::uint32_t resource, std::uint64_t bytes) { base_[use(resource)] += bytes >> shift_; }
 
 void PriceSolver::add_demand(std::uint64_t bytes) {
-  first_column_.push_back(static_cast<std::uint32_t>(amount_.size()));
+  first_column_.push_back(static_cast<std::uint32_t>(column_.size()));
   demand_bytes_.push_back(bytes >> shift_);
 }
 
 void PriceSolver::add_column(std::uint64_t start_bytes) {
-  first_entry_.push_back(static_cast<std::uint32_t>(entry_.size()));
-  amount_.push_back(start_bytes >> shift_);
+  const auto begin = static_cast<std::uint32_t>(entry_.size());
+  column_.push_back({begin, begin, start_bytes >> shift_});
 }
 
-void PriceSolver::add_resource(std::uint32_t resource) { entry_.push_back(use(resource)); }
+void PriceSolver::add_resource(std::uint32_t resource) {
+  entry_.push_back(use(resource));
+  ++column_.back().end;
+}
 
 void PriceSolver::finish_input() {
-  first_column_.push_back(static_cast<std::uint32_t>(amount_.size()));
-  first_entry_.push_back(static_cast<std::uint32_t>(entry_.size()));
+  first_column_.push_back(static_cast<std::uint32_t>(column_.size()));
   resource_.assign(used_.size(), {});
   slowest_ = *std::min_element(capacity_.begin(), capacity_.end());
   // One correctly rounded division each: the same everywhere.
@@ -105,14 +106,13 @@ void PriceSolver::finish_input() {
     resource_[r].inverse = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(numerator / static_cast<double>(capacity_[r])));
     resource_[r].time = base_[r] * resource_[r].inverse;
   }
-  for (std::uint32_t column = 0; column + 1 < first_entry_.size(); ++column) {
-    for (std::uint32_t e = first_entry_[column]; e < first_entry_[column + 1]; ++e) {
-      resource_[entry_[e]].time += amount_[column] * resource_[entry_[e]].inverse;
-    }
+  for (const Column& column : column_) {
+    if (column.amount == 0) continue;
+    for (std::uint32_t e = column.begin; e < column.end; ++e) resource_[entry_[e]].time += column.amount * resource_[entry_[e]].inverse;
   }
 }
 
-void PriceSolver::reprice(Resource& resource) const {
+inline void PriceSolver::reprice(Resource& resource) const {
   const std::int64_t below = (static_cast<std::int64_t>(top_) - static_cast<std::int64_t>(resource.time)) >> top_shift_;
   const std::int64_t exponent = std::max<std::int64_t>(0, ((below * static_cast<std::int64_t>(octave_)) >> kTopBits) + kHeadroom);
   const std::int64_t octaves = exponent >> kFractionBits;
@@ -130,58 +130,60 @@ void PriceSolver::set_sharpness(std::uint32_t octaves) {
   for (Resource& r : resource_) reprice(r);
 }
 
-std::uint64_t PriceSolver::column_price(std::uint32_t column) const {
+inline std::uint64_t PriceSolver::column_price(const Column& column) const {
+  const Resource* const resources = resource_.data();
+  const std::uint32_t* const last = entry_.data() + column.end;
   std::uint64_t price = 0;
-  for (std::uint32_t e = first_entry_[column]; e < first_entry_[column + 1]; ++e) price += resource_[entry_[e]].price;
+  for (const std::uint32_t* e = entry_.data() + column.begin; e != last; ++e) price += resources[*e].price;
   return price;
 }
 
 // By how much time per byte the (logarithm of the) price of a column rises: its resources' inverses weighted with their prices.
-std::uint64_t PriceSolver::slope(std::uint32_t column, std::uint64_t price) const {
+inline double PriceSolver::slope(const Column& column, std::uint64_t price) const {
   std::uint64_t sum = 0, slowest = 0;
-  for (std::uint32_t e = first_entry_[column]; e < first_entry_[column + 1]; ++e) {
+  for (std::uint32_t e = column.begin; e < column.end; ++e) {
     const Resource& r = resource_[entry_[e]];
     sum += r.inverse * r.price;
     slowest = std::max(slowest, r.inverse);
   }
-  return price == 0 ? slowest : sum / price;
+  return price == 0 ? static_cast<double>(slowest) : static_cast<double>(sum) / static_cast<double>(price);
 }
 
-void PriceSolver::move(std::uint32_t from, std::uint32_t to, std::uint64_t amount) {
-  amount_[from] -= amount;
-  amount_[to] += amount;
-  for (std::uint32_t e = first_entry_[from]; e < first_entry_[from + 1]; ++e) {
-    resource_[entry_[e]].time -= amount * resource_[entry_[e]].inverse;
-  }
-  for (std::uint32_t e = first_entry_[to]; e < first_entry_[to + 1]; ++e) {
-    resource_[entry_[e]].time += amount * resource_[entry_[e]].inverse;
-  }
-  for (std::uint32_t e = first_entry_[from]; e < first_entry_[from + 1]; ++e) reprice(resource_[entry_[e]]);
-  for (std::uint32_t e = first_entry_[to]; e < first_entry_[to + 1]; ++e) reprice(resource_[entry_[e]]);
+inline void PriceSolver::move(Column& from, Column& to, std::uint64_t amount) {
+  from.amount -= amount;
+  to.amount += amount;
+  Resource* const resources = resource_.data();
+  const std::uint32_t* const entries = entry_.data();
+  for (std::uint32_t e = from.begin; e < from.end; ++e) resources[entries[e]].time -= amount * resources[entries[e]].inverse;
+  for (std::uint32_t e = to.begin; e < to.end; ++e) resources[entries[e]].time += amount * resources[entries[e]].inverse;
+  for (std::uint32_t e = from.begin; e < from.end; ++e) reprice(resources[entries[e]]);
+  for (std::uint32_t e = to.begin; e < to.end; ++e) reprice(resources[entries[e]]);
 }
 
 // Moves bytes of one demand from its dearest used column to its cheapest, as many as make their prices meet: prices are
 // exponentials, so their logarithms are nearly straight and one division finds the point.
-bool PriceSolver::balance(std::uint32_t demand) {
-  std::uint32_t best = kUnused, worst = kUnused;
-  std::uint64_t best_price = 0, worst_price = 0;
-  for (std::uint32_t c = first_column_[demand]; c < first_column_[demand + 1]; ++c) {
-    const std::uint64_t price = column_price(c);
-    if (best == kUnused || price < best_price) {
+inline bool PriceSolver::balance(std::uint32_t demand) {
+  Column *best = nullptr, *worst = nullptr;
+  std::uint64_t best_price = std::numeric_limits<std::uint64_t>::max(), worst_price = 0;
+  Column* const last = column_.data() + first_column_[demand + 1];
+  for (Column* c = column_.data() + first_column_[demand]; c != last; ++c) {
+    const std::uint64_t price = column_price(*c);
+    if (price < best_price) {
       best = c;
       best_price = price;
     }
-    if (amount_[c] != 0 && price > worst_price) {
+    if (c->amount != 0 && price > worst_price) {
       worst = c;
       worst_price = price;
     }
   }
-  if (worst == kUnused || worst_price - best_price <= worst_price / kNear) return false;
+  if (worst == nullptr || worst_price - best_price <= worst_price / kNear) return false;
   const std::uint64_t octaves = std::min(log2_of(worst_price) - log2_of(best_price), kMaxStepOctaves << 16);
-  const std::uint64_t rise = slope(worst, worst_price) + slope(best, best_price);
-  const std::uint64_t amount = std::min(amount_[worst], octaves * (step_ >> 16) / rise);
+  // Floating point divides faster than integers do; every operation is a single correctly rounded one.
+  const double rise = slope(*worst, worst_price) + slope(*best, best_price);
+  const std::uint64_t amount = std::min(worst->amount, static_cast<std::uint64_t>(static_cast<double>(octaves * (step_ >> 16)) / rise));
   if (amount == 0) return false;
-  move(worst, best, amount);
+  move(*worst, *best, amount);
   return true;
 }
 
@@ -189,7 +191,7 @@ void PriceSolver::find_bound() {
   double least = 0, volume = 0;
   for (std::uint32_t d = 0; d + 1 < first_column_.size(); ++d) {
     std::uint64_t cheapest = std::numeric_limits<std::uint64_t>::max();
-    for (std::uint32_t c = first_column_[d]; c < first_column_[d + 1]; ++c) cheapest = std::min(cheapest, column_price(c));
+    for (std::uint32_t c = first_column_[d]; c < first_column_[d + 1]; ++c) cheapest = std::min(cheapest, column_price(column_[c]));
     least += static_cast<double>(demand_bytes_[d]) * static_cast<double>(cheapest);
   }
   for (std::size_t r = 0; r < resource_.size(); ++r) {
@@ -211,17 +213,16 @@ void PriceSolver::solve() {
   if (used_.empty()) return;
   finish_input();
   const auto demands = static_cast<std::uint32_t>(demand_bytes_.size());
-  for (const std::uint32_t sharpness : kSharpness) {
-    if (sharpness == kSecondRound && proven_within(kGoodEnough)) return;
+  for (std::size_t stage = 0; stage < kSharpness.size(); ++stage) {
+    if (stage == kSecondRound && proven_within(kGoodEnough)) return;
     for (int pass = 0; pass < kPasses; ++pass) {
-      set_sharpness(sharpness);
+      set_sharpness(kSharpness[stage]);
       bool moved = false;
       for (std::uint32_t d = 0; d < demands; ++d) {
         for (std::uint32_t c = first_column_[d]; c < first_column_[d + 1] && balance(d); ++c) moved = true;
       }
       if (!moved) break;
     }
-    set_sharpness(sharpness);
     find_bound();
     if (proven_within(kProvenWithin)) return;
   }

@@ -29,11 +29,8 @@ class PriceSolver {
   // Improves the split. Ends early when the price bound shows that no split is better by much.
   void solve();
 
-  // Bytes of each column in the order they were added, scaled; column_bytes() scales back.
-  std::uint32_t demand_count() const noexcept { return static_cast<std::uint32_t>(demand_bytes_.size()); }
-  // A demand's share on its column in bytes, rounded down.
-  std::uint64_t column_bytes(std::uint32_t column) const { return amount_[column] << shift_; }
-  std::uint32_t first_column(std::uint32_t demand) const { return first_column_[demand]; }
+  // What a column carries (numbered as they were added), in bytes, rounded down.
+  std::uint64_t column_bytes(std::uint32_t column) const { return column_[column].amount << shift_; }
 
   // No split can end earlier than this: for any prices, sum of (bytes * cheapest column) / sum of (price * capacity).
   double bound_seconds() const noexcept { return bound_seconds_; }
@@ -44,14 +41,18 @@ class PriceSolver {
     std::uint64_t inverse = 0;  // 0: no capacity
     std::uint64_t price = 0;
   };
+  struct Column {
+    std::uint32_t begin = 0, end = 0;  // its entries
+    std::uint64_t amount = 0;
+  };
   std::uint32_t use(std::uint32_t resource);
   void finish_input();
   void set_sharpness(std::uint32_t octaves);
   void reprice(Resource& resource) const;
-  std::uint64_t column_price(std::uint32_t column) const;
+  std::uint64_t column_price(const Column& column) const;
   bool balance(std::uint32_t demand);
-  void move(std::uint32_t from, std::uint32_t to, std::uint64_t amount);
-  std::uint64_t slope(std::uint32_t column, std::uint64_t price) const;
+  void move(Column& from, Column& to, std::uint64_t amount);
+  double slope(const Column& column, std::uint64_t price) const;
   void find_bound();
   bool proven_within(double part) const;
 
@@ -64,9 +65,8 @@ class PriceSolver {
   std::vector<std::uint32_t> used_;   // the other way round
   std::vector<std::uint64_t> demand_bytes_, base_;
   std::vector<std::uint32_t> first_column_;  // by demand
-  std::vector<std::uint32_t> first_entry_;   // by column
-  std::vector<std::uint32_t> entry_;         // resources of columns
-  std::vector<std::uint64_t> amount_;        // by column
+  std::vector<Column> column_;
+  std::vector<std::uint32_t> entry_;  // resources of columns
 
   std::uint64_t top_ = 0;        // time of the most loaded resource at the last set_sharpness
   std::uint32_t top_shift_ = 0;  // brings top_ to 24 bits

@@ -29,11 +29,13 @@ void RailSplit::split(const LiveRoutes& routes, GpuId first_src, std::uint32_t s
   }
   const std::uint64_t all = columns_ == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << columns_) - 1;
   for (int relays = 0; relays < 3; ++relays) {
-    for (std::size_t p = 0; p < pairs; ++p) {
-      if (rest_[p] == 0) continue;
-      const std::uint64_t src = own_src_[p / dst_count], dst = own_dst_[p % dst_count];
-      const std::uint64_t candidates = relays == 0 ? src & dst : relays == 1 ? src ^ dst : all & ~(src | dst);
-      if (candidates != 0) take(p, candidates, quota);
+    std::size_t p = 0;
+    for (const std::uint64_t src : own_src_) {
+      for (const std::uint64_t dst : own_dst_) {
+        const std::uint64_t candidates = relays == 0 ? src & dst : relays == 1 ? src ^ dst : all & ~(src | dst);
+        if (candidates != 0 && rest_[p] != 0) take(p, candidates, quota);
+        ++p;
+      }
     }
   }
   for (std::size_t p = 0; p < pairs; ++p) {

@@ -92,18 +92,15 @@ bool WorstEdge::place(const LiveRoutes& routes, const Fabric& fabric, const Dema
   std::size_t next = 0;
   for (const Pair& pair : pairs_) {
     const std::size_t at = std::size_t{pair.src} * demand.ranks() + pair.dst;
-    for (; next <= at; ++next) draft.start[next] = static_cast<std::uint32_t>(draft.shares.size());
-    const NodeId a = fabric.node_of(pair.src), b = fabric.node_of(pair.dst);
+    for (; next <= at; ++next) draft.start[next] = static_cast<std::uint32_t>(draft.bytes.size());
     for (std::uint32_t o = pair.begin; o < pair.end; ++o) {
       const Option& option = options_[o];
       if (option.bytes == 0) continue;
-      const Route route = a == b ? LiveRoutes::route(routes.node_columns(pair.src, pair.dst)[option.column], pair.src, pair.dst)
-                                 : routes.route(routes.columns(a, b)[option.column], pair.src, pair.dst);
-      draft.shares.push_back({route, option.bytes});
+      draft.bytes.push_back(option.bytes);
       draft.column.push_back(option.column);
     }
   }
-  for (; next < draft.start.size(); ++next) draft.start[next] = static_cast<std::uint32_t>(draft.shares.size());
+  for (; next < draft.start.size(); ++next) draft.start[next] = static_cast<std::uint32_t>(draft.bytes.size());
   return true;
 }
 
