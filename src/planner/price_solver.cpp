@@ -15,9 +15,9 @@ constexpr std::uint32_t kTopBits = 24;                  // of the top resource's
 constexpr std::uint32_t kFractionBits = 8;              // of an exponent
 constexpr std::int64_t kHeadroom = 2 << kFractionBits;  // a price may rise two octaves above the top before the next set_sharpness
 constexpr std::uint64_t kMaxStepOctaves = 8;
-// Measured over 100 matrices on the 4-GPU NVLink mesh (mean / worst gap, p50 of planning): 16, 64, 256 twice each 0.25% / 2.0%,
-// 13 us; 32, 128, 512 0.33% / 2.1%, 14 us; all seven powers 16 … 1024 0.14% / 1.2%, 33 us. One pass instead of two: 2.0% / 11%.
-// The second round is for what is then still not proven to lie within kGoodEnough: sparse demands on a DGX-1V, for instance.
+// Three stages, and three more where the split is then not proven to lie within kGoodEnough. Measured over 200 matrices on the 4-GPU
+// NVLink mesh with one pair down (mean / worst gap): these six 0.11% / 2.1%; 48, 96, 192, 384, 768 as second round 0.10% / 1.4%
+// (166,000 instructions a plan); 96, 512 0.14% / 2.6% (129,000). One pass a stage instead of two, all eight stages: 0.16% / 3.4%.
 constexpr std::array<std::uint32_t, 6> kSharpness{16, 64, 256, 96, 256, 768};  // octaves of price, idle resource to busiest
 constexpr std::uint32_t kSecondRound = 3;                                      // position in kSharpness
 constexpr double kGoodEnough = 1.0 / 80;
