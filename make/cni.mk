@@ -1,7 +1,8 @@
 # The Kubernetes side: Go module cni/.
 
 CNI_FUZZ_INPUTS ?= 1000000
-GOLANGCI_LINT ?= golangci-lint
+# Built from source by Go, for some minutes the first time.
+GOLANGCI_LINT ?= go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.5.0
 
 # What is fuzzed, as package:function.
 CNI_FUZZ := \
@@ -11,23 +12,28 @@ CNI_FUZZ := \
 	./internal/store:FuzzDecode \
 	./internal/store:FuzzDecodeTombstone
 
-.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-kubernetes soak-cni bench-cni fuzz-cni lint-cni build-cni generate-cni
+.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-full test-cni-kubernetes soak-cni bench-cni fuzz-cni lint-cni build-cni generate-cni
 
 build-cni:
 	cd cni && CGO_ENABLED=0 go build -trimpath -o ../build/cni/ ./cmd/...
 
-# Everything: logic with the race detector, then the end-to-end suite, which needs root and says so when it cannot run.
+# What every change must pass: logic with the race detector, then the end-to-end suite, which needs root and says so when it
+# cannot run. test-cni-full has the long scenarios too.
 test-cni: test-cni-unit test-cni-e2e
 
 test-cni-unit:
-	cd cni && go vet ./... && go test -race -short ./...
+	cd cni && go vet ./... && go test -race -short -timeout 20m ./...
 
 test-cni-e2e:
 	@if [ "$$(id -u)" != 0 ]; then \
 		echo "cni end-to-end suite: NOT RUN, it needs root (network namespaces, Open vSwitch, FRR)"; \
 	else \
-		cd cni && RAILWEAVE_E2E_REQUIRED=$${CI:-} go test -count=1 -timeout 60m -p 1 ./e2e/...; \
+		cd cni && RAILWEAVE_E2E_REQUIRED=$${CI:-} go test -count=1 -timeout 30m -p 1 ./e2e/...; \
 	fi
+
+# With the scenarios that take minutes each: all variants, isolation through every fault, 200 pods at once.
+test-cni-full: export RAILWEAVE_E2E_FULL := 1
+test-cni-full: test-cni
 
 # The agents on a real API server with the chart's roles and policies. Builds kube-apiserver and Helm from source: some
 # minutes and 7 GB of Go caches the first time.

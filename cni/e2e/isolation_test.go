@@ -189,6 +189,9 @@ func (f *field) verdict(t *testing.T, s *probe.Session, overflowBefore uint64) {
 func TestIsolationMatrix(t *testing.T) {
 	for _, peering := range []testnet.Peering{testnet.Unnumbered, testnet.Numbered} {
 		t.Run(string(peering), func(t *testing.T) {
+			if peering != testnet.Unnumbered {
+				onlyFull(t)
+			}
 			c := start(t, cluster.Options{Tenants: tenants, Network: testnet.Config{Nodes: 2, Rails: 2, Peering: peering}})
 			f := plant(t, c, 6)
 			// A probe that a busy switch had no room for proves nothing when it does not arrive: then all are sent
@@ -271,6 +274,7 @@ func (f *field) sendFromOutside(t *testing.T, s *probe.Session) {
 // time; afterwards everything allowed must pass again. Where the datapath does not depend on what was killed, nothing
 // allowed may be lost meanwhile either.
 func TestIsolationThroughFaults(t *testing.T) {
+	onlyFull(t)
 	c := start(t, cluster.Options{Tenants: tenants})
 	f := plant(t, c, 6)
 	node, agent := c.Network.Nodes[0], c.Agents[0]

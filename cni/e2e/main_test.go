@@ -20,6 +20,9 @@ import (
 // cannot turn the suite off unnoticed.
 const requireVariable = "RAILWEAVE_E2E_REQUIRED"
 
+// fullVariable asks for the scenarios that take minutes, too: `make test-cni-full` sets it.
+const fullVariable = "RAILWEAVE_E2E_FULL"
+
 // settleLimit bounds how long a cluster may take to come to rest after a disturbance: FRR's sessions need about 3 s to
 // come back, the agents reconcile every 5 s, and the machine may be busy.
 const settleLimit = 90 * time.Second
@@ -27,6 +30,14 @@ const settleLimit = 90 * time.Second
 func TestMain(m *testing.M) {
 	testnet.RunGuardIfAsked()
 	os.Exit(m.Run())
+}
+
+// onlyFull leaves a long scenario to `make test-cni-full`.
+func onlyFull(t *testing.T) {
+	t.Helper()
+	if os.Getenv(fullVariable) == "" {
+		t.Skip("long: left to make test-cni-full")
+	}
 }
 
 // start builds a cluster for one test.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,9 @@ import (
 
 // CallLimit is how long a plugin chain may take before it is ended; the kubelet's limit is longer.
 const CallLimit = time.Minute
+
+// cacheDir is where libcni keeps results, below the node's directory.
+const cacheDir = "cni"
 
 // Options are what differs between runtimes of one test and another's.
 type Options struct {
@@ -87,7 +91,7 @@ func New(network *testnet.Network, node *testnet.Node, agent *testnet.Agent, opt
 	}
 	r := &Runtime{Node: node, network: network, agent: agent, options: options, pods: map[string]*Pod{}}
 	r.exec = &nodeExec{ns: node.NS, observe: options.Observe, interrupt: options.Interrupt}
-	r.cni = libcni.NewCNIConfigWithCacheDir([]string{options.PluginDir}, filepath.Join(node.Dir, "cni"), r.exec)
+	r.cni = libcni.NewCNIConfigWithCacheDir([]string{options.PluginDir}, filepath.Join(node.Dir, cacheDir), r.exec)
 	for rail := range network.Config.Rails {
 		list, err := parseList(r.RailConfig(rail))
 		if err != nil {
@@ -254,12 +258,12 @@ func (r *Runtime) Status(rail int) error {
 	return r.cni.GetStatusNetworkList(ctx, r.rails[rail])
 }
 
-// Collect calls GC for one rail with the pods this runtime has.
-func (r *Runtime) Collect(rail int) error {
+// Collect calls GC for one rail, with these pods as the only ones that the caller knows.
+func (r *Runtime) Collect(rail int, known ...*Pod) error {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
 	args := &libcni.GCArgs{}
-	for _, pod := range r.Pods() {
+	for _, pod := range known {
 		for _, a := range pod.Attachments {
 			if a.Rail == rail {
 				args.ValidAttachments = append(args.ValidAttachments,
@@ -268,6 +272,12 @@ func (r *Runtime) Collect(rail int) error {
 		}
 	}
 	return r.cni.GCNetworkList(ctx, r.rails[rail], args)
+}
+
+// ForgetResults loses libcni's record of what it added, as an update of a runtime may: GC then cannot call DEL, and all is left
+// to the plugins.
+func (r *Runtime) ForgetResults() error {
+	return os.RemoveAll(filepath.Join(r.Node.Dir, cacheDir))
 }
 
 // Run starts a pod on the default network, if wanted, and all rails. On failure everything is undone, as a runtime does.
