@@ -12,7 +12,7 @@ CNI_FUZZ := \
 	./internal/store:FuzzDecode \
 	./internal/store:FuzzDecodeTombstone
 
-.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-full test-cni-kubernetes soak-cni bench-cni fuzz-cni lint-cni build-cni generate-cni
+.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-full test-cni-kubernetes soak-cni bench-cni fuzz-cni vet-cni lint-cni build-cni generate-cni
 
 build-cni:
 	cd cni && CGO_ENABLED=0 go build -trimpath -o ../build/cni/ ./cmd/...
@@ -21,8 +21,13 @@ build-cni:
 # cannot run. test-cni-full has the long scenarios too.
 test-cni: test-cni-unit test-cni-e2e
 
-test-cni-unit:
-	cd cni && go vet ./... && go test -race -short -timeout 20m ./...
+# Formatting and go vet in seconds; what every change must pass. lint-cni has all linters.
+vet-cni:
+	@cd cni && unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
+	cd cni && go vet ./... && go vet -tags kubernetes ./e2e
+
+test-cni-unit: vet-cni
+	cd cni && go test -race -short -timeout 20m ./...
 
 test-cni-e2e:
 	@if [ "$$(id -u)" != 0 ]; then \
@@ -55,8 +60,7 @@ fuzz-cni:
 		go test -run '^$$' -fuzz "^$${pair#*:}$$" -fuzztime $(CNI_FUZZ_INPUTS)x -fuzzminimizetime 10x "$${pair%%:*}" || exit 1; \
 	done
 
-lint-cni:
-	@cd cni && unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
+lint-cni: vet-cni
 	cd cni && $(GOLANGCI_LINT) run ./...
 
 # The Go code of the contract; needs protoc, protoc-gen-go 1.36.10 and protoc-gen-go-grpc 1.5.1.

@@ -75,7 +75,7 @@ func TestRightRail(t *testing.T) {
 	ends := endpoints(t, []*runtime.Pod{one, two})
 	s, err := probe.NewSession(ends, nil, func(_, _ *probe.Endpoint) probe.Relation { return probe.Friends })
 	must(t, err)
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	// More than BGP, BFD and neighbour discovery cause on a rail in the second or so this takes.
 	const packets = 500
 	for rail := range c.Network.Leaves {

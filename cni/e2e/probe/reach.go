@@ -27,13 +27,13 @@ func ExchangeTCP(from, to testnet.Namespace, src, dst netip.Addr, limit time.Dur
 	if err != nil {
 		return fmt.Errorf("listen on %v: %w", dst, err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	go func() {
 		conn, err := listener.Accept()
 		if err != nil {
 			return
 		}
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		_ = conn.SetDeadline(time.Now().Add(limit))
 		_, _ = io.Copy(conn, conn)
 	}()
@@ -48,7 +48,7 @@ func ExchangeTCP(from, to testnet.Namespace, src, dst netip.Addr, limit time.Dur
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(limit))
 	return exchange(conn)
 }
@@ -82,7 +82,7 @@ func (s *Session) SendUDP(ns testnet.Namespace, name string, to *Endpoint, port 
 			if err != nil {
 				return nil
 			}
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			_, _ = conn.Write(padded(mark))
 			return nil
 		})

@@ -140,7 +140,7 @@ func packetSocket(ns testnet.Namespace, ifname string, protocol uint16) (int, er
 }
 
 func (o *observer) receive() {
-	defer unix.Close(o.fd)
+	defer func() { _ = unix.Close(o.fd) }()
 	buffer := make([]byte, 65536)
 	for {
 		select {

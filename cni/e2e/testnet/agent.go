@@ -139,7 +139,7 @@ func (a *Agent) Start() error {
 	if err != nil {
 		return err
 	}
-	defer log.Close()
+	defer func() { _ = log.Close() }()
 	cmd := a.node.NS.Command(a.options.Program, "serve", "--config", a.ConfigFile())
 	cmd.Env = append(os.Environ(), a.node.OVS.Environment()...)
 	if a.options.Kubeconfig != "" {
@@ -213,7 +213,7 @@ func (a *Agent) WaitReady(limit time.Duration) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	var last error
 	ok := waitUntil(limit, 50*time.Millisecond, func() bool {
 		for rail := range a.network.Config.Rails {

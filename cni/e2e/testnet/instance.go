@@ -63,7 +63,7 @@ func claim(config Config, owned bool) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer all.release()
+	defer func() { _ = all.release() }()
 	for range 100 {
 		id := fmt.Sprintf("%s%04x", idPrefix, rand.Uint32()&0xffff)
 		err := os.Mkdir(filepath.Join(StateDir, id), 0o755)
@@ -144,7 +144,7 @@ func Sweep() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer all.release()
+	defer func() { _ = all.release() }()
 	ids, err := List()
 	if err != nil {
 		return nil, err

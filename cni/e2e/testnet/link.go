@@ -23,7 +23,7 @@ func connect(a, b end) error {
 		if err != nil {
 			return err
 		}
-		defer peer.Close()
+		defer func() { _ = peer.Close() }()
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = a.name, a.mtu
 		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: b.name, PeerNamespace: netlink.NsFd(int(peer.Fd())),

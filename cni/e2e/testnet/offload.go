@@ -19,7 +19,7 @@ func (n Namespace) DisableChecksumOffload(ifname string) error {
 		if err != nil {
 			return err
 		}
-		defer unix.Close(fd)
+		defer func() { _ = unix.Close(fd) }()
 		request := struct{ command, value uint32 }{ethtoolSetTxChecksum, 0}
 		ifreq := struct {
 			name [unix.IFNAMSIZ]byte

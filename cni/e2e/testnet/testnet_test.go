@@ -18,7 +18,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv("RAILWEAVE_TESTNET_VICTIM") != "" {
 		n, err := Up(Config{Nodes: 1, Rails: 1, Peering: Numbered})
 		if err != nil {
-			panic(err)
+			_, _ = os.Stderr.WriteString(err.Error() + "\n")
+			os.Exit(1)
 		}
 		_, _ = os.Stdout.WriteString(n.ID + "\n")
 		select {}
@@ -124,12 +125,16 @@ func TestTwoInstancesAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Down()
+	defer func() { _ = first.Down() }() // if the test ends before it does so itself
 	second, err := Up(Config{Nodes: 1, Rails: 3, Peering: Numbered})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer second.Down()
+	defer func() {
+		if err := second.Down(); err != nil {
+			t.Error(err)
+		}
+	}()
 	for _, n := range []*Network{first, second} {
 		if err := n.WaitFabric(30 * time.Second); err != nil {
 			t.Error(err)
