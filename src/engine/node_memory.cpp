@@ -33,6 +33,7 @@ NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
   backlog_.resize(count);
   direct_use_.assign(count, std::vector<SlotUse>(slots_));
   rx_use_.assign(cluster.self().nics.size(), std::vector<SlotUse>(rx_slots_));
+  gone_.assign(count, false);
   cursor_.resize(3 * std::max(count, cluster.self().nics.size()));
   regions_[self_] = SharedMemory::create("railweave-rank" + std::to_string(cluster.rank), layouts_[self_].bytes());
   RegionHeader& own = header(self_);
@@ -57,6 +58,7 @@ void NodeMemory::map_mates(const Cluster& cluster) {
 }
 
 std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic) {
+  if (pool != Pool::tx && gone_[reader]) return std::nullopt;
   const bool rx = pool == Pool::rx;
   const std::uint32_t count = rx ? rx_slots_ : slots_;
   const std::uint32_t first = rx ? own_nic * rx_slots_ : self_ * slots_;
@@ -69,8 +71,8 @@ std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uin
     if ((now & 1) != 0) continue;
     store_flag(word, now + 1);
     cursor = position + 1;
-    if (pool == Pool::direct) direct_use_[owner][position] = {reader, now + 1};
-    if (rx) rx_use_[own_nic][position] = {reader, now + 1};
+    if (pool == Pool::direct) direct_use_[owner][position] = {reader, now + 1, false};
+    if (rx) rx_use_[own_nic][position] = {reader, now + 1, false};
     return SlotRef{owner, pool, slot, now + 1};
   }
   return std::nullopt;
@@ -81,26 +83,32 @@ bool NodeMemory::holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::
 }
 
 void NodeMemory::release(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) {
-  std::uint64_t& word = flag(owner, pool, slot);
-  if (load_flag(word) != turn) return;
-  store_flag(word, turn + 1);
+  // Compared and exchanged, since a reader that is leaving and a writer that takes back may do this at once.
+  if (!std::atomic_ref<std::uint64_t>(flag(owner, pool, slot)).compare_exchange_strong(turn, turn + 1)) return;
   wake(pool == Pool::rx ? owner : slot / slots_);
 }
 
-void NodeMemory::reader_died(std::uint32_t mate) {
+// What this rank knows of a slot that it filled.
+NodeMemory::SlotUse& NodeMemory::use_of(const Record& record) {
+  if (record.pool == Pool::rx) return rx_use_[record.slot / rx_slots_][record.slot % rx_slots_];
+  return direct_use_[record.owner][record.slot - self_ * slots_];
+}
+
+void NodeMemory::reader_gone(std::uint32_t mate) {
+  gone_[mate] = true;
   for (std::uint32_t owner = 0; owner < mates(); ++owner) {
     for (std::uint32_t i = 0; i < slots_; ++i) {
       const SlotUse& use = direct_use_[owner][i];
-      if (use.turn != 0 && use.reader == mate) release(owner, Pool::direct, self_ * slots_ + i, use.turn);
+      if (use.announced && use.reader == mate) release(owner, Pool::direct, self_ * slots_ + i, use.turn);
     }
   }
   for (std::uint32_t nic = 0; nic < rx_use_.size(); ++nic) {
     for (std::uint32_t i = 0; i < rx_slots_; ++i) {
       const SlotUse& use = rx_use_[nic][i];
-      if (use.turn != 0 && use.reader == mate) release(self_, Pool::rx, nic * rx_slots_ + i, use.turn);
+      if (use.announced && use.reader == mate) release(self_, Pool::rx, nic * rx_slots_ + i, use.turn);
     }
   }
-  backlog_[mate].clear();
+  std::erase_if(backlog_[mate], [](const Record& record) { return record.kind != RecordKind::forward; });  // a leaving mate still forwards
 }
 
 bool NodeMemory::try_announce(std::uint32_t mate, const Record& record) {
@@ -118,6 +126,12 @@ bool NodeMemory::try_announce(std::uint32_t mate, const Record& record) {
 }
 
 void NodeMemory::announce(std::uint32_t mate, const Record& record) {
+  const bool landed = record.kind == RecordKind::landed;
+  if (gone_[mate] && record.kind != RecordKind::forward) {
+    if (landed) release(record.owner, record.pool, record.slot, record.turn);
+    return;
+  }
+  if (landed) use_of(record).announced = true;
   if (!backlog_[mate].empty() || !try_announce(mate, record)) backlog_[mate].push_back(record);
 }
 

@@ -76,9 +76,22 @@ void RxPort::on_offer(const RailHeader& frame) {
     return;
   }
   if (peer.waiting.contains(frame.transfer) || peer.waiting.size() >= kMaxWaiting) return;
+  if (!wanted(frame)) {
+    refuse(peer, frame);
+    return;
+  }
   if (waiting_.empty() && accept(frame.from_nic, frame, false)) return;
   peer.waiting.insert(frame.transfer);
   waiting_.push_back(frame);
+}
+
+// Nobody reads for a destination that died or left.
+bool RxPort::wanted(const RailHeader& offer) const { return memory_.reads(cluster_.ranks[offer.message.destination].local); }
+
+void RxPort::refuse(Peer& peer, const RailHeader& offer) {
+  peer.waiting.erase(offer.transfer);
+  finish(peer, offer.transfer);
+  answer(RailFrame::got, offer.from_nic, offer.generation, offer.transfer, received_bytes_);
 }
 
 bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited) {
@@ -96,7 +109,12 @@ bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited
 
 bool RxPort::advance() {
   bool moved = false;
-  while (!waiting_.empty() && accept(waiting_.front().from_nic, waiting_.front(), true)) {
+  while (!waiting_.empty()) {
+    const RailHeader& offer = waiting_.front();
+    if (!wanted(offer))
+      refuse(peers_[offer.from_nic], offer);
+    else if (!accept(offer.from_nic, offer, true))
+      break;
     waiting_.pop_front();
     moved = true;
   }
@@ -133,6 +151,7 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   const auto entry = peer.accepted.find(frame.transfer);
   if (entry == peer.accepted.end()) return;
   Incoming& incoming = entry->second;
+  if (!incoming.writing) return;  // a frame without a payload: on_data never gave it a place
   incoming.writing = false;
   if (incoming.fenced) {
     memory_.release(memory_.self(), Pool::rx, incoming.slot.slot, incoming.slot.turn);

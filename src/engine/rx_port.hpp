@@ -47,6 +47,8 @@ class RxPort {
   };
 
   bool known_destination(const RailHeader& frame) const;
+  bool wanted(const RailHeader& offer) const;
+  void refuse(Peer& peer, const RailHeader& offer);
   bool accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited);
   void answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base);
   void finish(Peer& peer, std::uint64_t transfer);
