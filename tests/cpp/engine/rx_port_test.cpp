@@ -24,8 +24,9 @@ ExchangeSettings two_slots() {
 class RxPortTest : public testing::Test {
  protected:
   static constexpr std::uint32_t kBytes = 100;
+  static constexpr std::uint64_t kSilence = 1000;
 
-  RxPortTest() : node_(3, two_slots()), port_(node_.clusters[0], memory(), 0, 0) {
+  RxPortTest() : node_(3, two_slots()), port_(node_.clusters[0], memory(), 0, 0, kSilence) {
     hello(1, 1);
     hello(2, 1);
   }
@@ -136,7 +137,7 @@ TEST_F(RxPortTest, OffersForADeadDestinationAreAnsweredGotAndTakeNoSlot) {
   port_.on_offer(frame(RailFrame::offer, 2, 1, 1, 1));  // waits
   EXPECT_TRUE(answers().empty());
   memory().reader_gone(1);
-  EXPECT_TRUE(port_.advance());
+  EXPECT_TRUE(port_.advance(1));
   EXPECT_EQ(answer().kind, RailFrame::got);
   port_.on_offer(frame(RailFrame::offer, 2, 1, 1, 1));  // asked again
   EXPECT_EQ(answer().kind, RailFrame::got);
@@ -144,6 +145,54 @@ TEST_F(RxPortTest, OffersForADeadDestinationAreAnsweredGotAndTakeNoSlot) {
   EXPECT_EQ(answer().kind, RailFrame::got);
   EXPECT_TRUE(held(first));
   EXPECT_TRUE(held(second));
+}
+
+TEST_F(RxPortTest, SlotsOfASenderThatFellSilentGoToOthers) {
+  const RailHeader first = accepted(1, 1, 1), second = accepted(1, 1, 2);
+  port_.on_offer(frame(RailFrame::offer, 2, 1, 1));  // waits
+  port_.hear(2, kSilence);
+  EXPECT_FALSE(port_.advance(kSilence));
+  EXPECT_TRUE(port_.advance(2 * kSilence));
+  EXPECT_FALSE(held(first) && held(second));
+  const auto told = answers();
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0].kind, RailFrame::over);
+  EXPECT_EQ(told[0].to_nic, 1u);
+  EXPECT_EQ(told[1].kind, RailFrame::accept);
+  EXPECT_EQ(told[1].to_nic, 2u);
+}
+
+TEST_F(RxPortTest, WhatAGivenUpGenerationSaysIsAnsweredOverUntilTheNext) {
+  const RailHeader data = accepted(1, 1, 1);
+  port_.give_up(1);
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 2));
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  EXPECT_EQ(port_.on_data(data, kBytes), nullptr);
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  port_.on_ping(frame(RailFrame::ping, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  port_.on_hello(frame(RailFrame::hello, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  hello(1, 2);
+  accepted(1, 2, 2);
+}
+
+TEST_F(RxPortTest, ASlotThatIsBeingWrittenIsFreedOnlyWhenTheWriteEnds) {
+  const RailHeader data = accepted(1, 1, 1);
+  ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+  port_.give_up(1);
+  EXPECT_TRUE(held(data));
+  EXPECT_FALSE(port_.idle());
+  port_.on_data_done(data, true);
+  EXPECT_FALSE(held(data));
+  EXPECT_FALSE(announced_to(1));
+  EXPECT_TRUE(port_.idle());
+}
+
+TEST_F(RxPortTest, ASenderThatHoldsNothingIsNotGivenUp) {
+  port_.advance(10 * kSilence);
+  EXPECT_TRUE(answers().empty());
 }
 
 TEST(NodeMemoryTest, NoSlotIsTakenForAReaderThatIsGone) {
