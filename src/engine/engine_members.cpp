@@ -50,9 +50,7 @@ void Engine::check_nodes(std::uint64_t now) {
     heard_[node] = heard;
     if (silent_ns_[node] < settings_.death_ms * 1'000'000) continue;
     for (const std::uint32_t rank : cluster_.nodes[node].ranks) {
-      if (members_[rank].state == RankState::alive) {
-        on_dead(rank, "its node has not been heard on any link for " + std::to_string(settings_.death_ms) + " ms");
-      }
+      on_dead(rank, "its node has not answered on any link for " + std::to_string(settings_.death_ms) + " ms");
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 namespace railweave::engine {
 namespace {
@@ -55,6 +56,11 @@ class RailProxy::Port final : public TransportListener {
   std::map<std::uint32_t, std::unique_ptr<TxLink>>& links() { return links_; }
   RxPort& rx() { return rx_; }
   std::uint32_t nic() const { return nic_; }
+  // That NIC's owner is held for dead: it gets no answer any more, so that it comes to hold this node for dead too.
+  void bury(std::uint32_t peer_nic) {
+    rx_.give_up(peer_nic);
+    dead_.insert(peer_nic);
+  }
 
   bool advance(std::uint64_t now) {
     now_ = now;
@@ -69,7 +75,7 @@ class RailProxy::Port final : public TransportListener {
   }
 
   std::byte* on_incoming(const RailHeader& header, std::size_t bytes) override {
-    if (!known(header)) return nullptr;
+    if (!known(header) || dead_.contains(header.from_nic)) return nullptr;
     if (header.kind == RailFrame::data) return rx_.on_data(header, bytes);
     if (header.kind != RailFrame::carry || bytes > kMaxFrameBytes) return nullptr;
     auto buffer = std::make_unique<std::byte[]>(bytes);
@@ -80,7 +86,11 @@ class RailProxy::Port final : public TransportListener {
 
   void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) override {
     if (!known(header)) return;
-    hear(header);
+    if (dead_.contains(header.from_nic)) {  // no answer; only what was begun is ended
+      if (header.kind == RailFrame::data) rx_.on_data_done(header, ok);
+      arriving_.erase(where);
+      return;
+    }
     rx_.hear(header.from_nic, now_);
     const auto link = links_.find(header.from_nic);
     switch (header.kind) {
@@ -94,7 +104,7 @@ class RailProxy::Port final : public TransportListener {
       case RailFrame::hello_back:
       case RailFrame::accept:
       case RailFrame::got:
-      case RailFrame::pong:
+      case RailFrame::pong: hear(header); [[fallthrough]];
       case RailFrame::over: link->second->on_answer(header, now_); break;
       case RailFrame::carry: {
         const auto buffer = arriving_.find(where);
@@ -123,6 +133,7 @@ class RailProxy::Port final : public TransportListener {
   // Everything in a header came from another machine.
   bool known(const RailHeader& header) const { return header.to_nic == nic_ && links_.contains(header.from_nic); }
 
+  // An answer is a sign of life; any other frame only says that this way works, not that the sender hears this node.
   void hear(const RailHeader& header) {
     const std::uint32_t node = proxy_.cluster_.nics[header.from_nic].node;
     std::uint64_t& last = heard_[node];
@@ -134,7 +145,9 @@ class RailProxy::Port final : public TransportListener {
   void send_answers() {
     std::vector<RailHeader> answers;
     answers.swap(rx_.answers());
-    for (const RailHeader& answer : answers) transport_->send(answer.to_nic, answer, {}, 0);
+    for (const RailHeader& answer : answers) {
+      if (!dead_.contains(answer.to_nic)) transport_->send(answer.to_nic, answer, {}, 0);
+    }
   }
 
   RailProxy& proxy_;
@@ -145,6 +158,7 @@ class RailProxy::Port final : public TransportListener {
   RxPort rx_;
   std::unordered_map<std::byte*, std::unique_ptr<std::byte[]>> arriving_;
   std::unordered_map<std::uint32_t, std::uint64_t> heard_;
+  std::set<std::uint32_t> dead_;  // peer NICs
   std::uint64_t now_ = 0;
 };
 
@@ -226,7 +240,7 @@ void RailProxy::abandon(std::uint32_t rank, bool at_once) {
   for (auto& port : ports_) {
     for (const std::uint32_t nic : cluster_.ranks[rank].nics) {
       if (const auto link = port->links().find(nic); link != port->links().end()) link->second->abandon(at_once);
-      if (at_once) port->rx().give_up(nic);
+      if (at_once) port->bury(nic);
     }
   }
 }
