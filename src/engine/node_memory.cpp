@@ -29,7 +29,7 @@ NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
   bells_.resize(count);
   written_.resize(count);
   consumed_.resize(count);
-  mail_read_.resize(count);
+  mail_taken_.resize(count);
   backlog_.resize(count);
   direct_use_.assign(count, std::vector<SlotUse>(slots_));
   rx_use_.assign(cluster.self().nics.size(), std::vector<SlotUse>(rx_slots_));
@@ -189,11 +189,16 @@ bool NodeMemory::mail(std::uint32_t mate, std::span<const std::byte> frame) {
   return true;
 }
 
+bool NodeMemory::mail_read(std::uint32_t mate) const {
+  const MailHeader& ring = regions_[mate].at<MailHeader>(layouts_[mate].mail(self_));
+  return load_flag(ring.read) == ring.written;
+}
+
 bool NodeMemory::next_mail(std::uint32_t mate, std::vector<std::byte>& frame) {
   const std::uint64_t base = layouts_[self_].mail(mate);
   MailHeader& ring = regions_[self_].at<MailHeader>(base);
   const std::byte* bytes = regions_[self_].data() + base + sizeof(MailHeader);
-  const std::uint64_t read = mail_read_[mate];
+  const std::uint64_t read = mail_taken_[mate];
   const std::uint64_t available = load_flag(ring.written) - read;
   if (available == 0) return false;
   const auto copy = [&](std::uint64_t at, void* data, std::size_t size) {
@@ -207,14 +212,14 @@ bool NodeMemory::next_mail(std::uint32_t mate, std::vector<std::byte>& frame) {
   const std::uint64_t need = (8 + size + 7) & ~std::uint64_t{7};
   if (available < 8 || available > kMailBytes || size == 0 || size > kMaxFrameBytes || need > available) {
     ++bad_records_;  // nothing in it can be believed: forget what is there
-    mail_read_[mate] = read + available;
-    store_flag(ring.read, mail_read_[mate]);
+    mail_taken_[mate] = read + available;
+    store_flag(ring.read, mail_taken_[mate]);
     return false;
   }
   frame.resize(size);
   copy(read + 8, frame.data(), size);
-  mail_read_[mate] = read + need;
-  store_flag(ring.read, mail_read_[mate]);
+  mail_taken_[mate] = read + need;
+  store_flag(ring.read, mail_taken_[mate]);
   if (available > kMailBytes / 2) wake(mate);  // it may have mail waiting
   return true;
 }
@@ -300,7 +305,7 @@ bool NodeMemory::prepare_sleep() {
     const std::uint64_t index = consumed_[mate];
     const Record& place = regions_[self_].at<Record>(base + sizeof(RingHeader) + sizeof(Record) * (index % kRingRecords));
     const bool record = load_flag(place.flag) == index + 1;
-    const bool letter = load_flag(regions_[self_].at<MailHeader>(layouts_[self_].mail(mate)).written) != mail_read_[mate];
+    const bool letter = load_flag(regions_[self_].at<MailHeader>(layouts_[self_].mail(mate)).written) != mail_taken_[mate];
     if (record || letter) {
       end_sleep();
       return false;

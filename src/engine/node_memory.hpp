@@ -65,6 +65,8 @@ class NodeMemory {
 
   // --- mail rings
   bool mail(std::uint32_t mate, std::span<const std::byte> frame);
+  // Whether that mate has read all mail from this rank.
+  bool mail_read(std::uint32_t mate) const;
   bool next_mail(std::uint32_t mate, std::vector<std::byte>& frame);
 
   // --- board
@@ -119,7 +121,7 @@ class NodeMemory {
   std::vector<RegionLayout> layouts_;  // by mate
   std::vector<SharedMemory> regions_;  // by mate
   std::vector<Doorbell> bells_;        // by mate
-  std::vector<std::uint64_t> written_, consumed_, mail_read_;
+  std::vector<std::uint64_t> written_, consumed_, mail_taken_;
   std::vector<std::deque<Record>> backlog_;
   std::vector<std::vector<SlotUse>> direct_use_, rx_use_;  // readers of the slots this rank filled: by owner; by own NIC
   std::vector<bool> gone_;                                 // by mate
