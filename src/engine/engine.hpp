@@ -73,7 +73,7 @@ class Engine final : public EngineServices {
   // engine.cpp
   void run();
   bool turn(std::uint64_t now);
-  void sleep();
+  bool sleep();
   std::uint64_t next_deadline() const;
   bool read_rings();
   bool drain_ring(std::uint32_t mate);

@@ -298,21 +298,7 @@ void NodeMemory::wake_mates() const {
   }
 }
 
-bool NodeMemory::prepare_sleep() {
-  std::atomic_ref<std::uint64_t>(header(self_).sleeping).exchange(1, std::memory_order_acq_rel);
-  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
-    const std::uint64_t base = layouts_[self_].ring(mate);
-    const std::uint64_t index = consumed_[mate];
-    const Record& place = regions_[self_].at<Record>(base + sizeof(RingHeader) + sizeof(Record) * (index % kRingRecords));
-    const bool record = load_flag(place.flag) == index + 1;
-    const bool letter = load_flag(regions_[self_].at<MailHeader>(layouts_[self_].mail(mate)).written) != mail_taken_[mate];
-    if (record || letter) {
-      end_sleep();
-      return false;
-    }
-  }
-  return true;
-}
+void NodeMemory::prepare_sleep() { std::atomic_ref<std::uint64_t>(header(self_).sleeping).exchange(1, std::memory_order_acq_rel); }
 
 void NodeMemory::end_sleep() {
   std::atomic_ref<std::uint64_t>(header(self_).sleeping).store(0);

@@ -94,8 +94,8 @@ class NodeMemory {
   // Any thread: wakes a mate (or this rank's own engine thread) if it sleeps.
   void wake(std::uint32_t mate) const;
   void wake_mates() const;
-  // Engine thread: announces sleep; false when there is work after all.
-  bool prepare_sleep();
+  // Engine thread: announces sleep. What others did before they could see that rings no bell: look at everything once more.
+  void prepare_sleep();
   void end_sleep();
 
   std::uint64_t bad_records() const noexcept { return bad_records_; }
