@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -62,7 +63,7 @@ class NodeParts {
 class NotedTransport final : public engine::Transport {
  public:
   std::vector<std::byte> address() const override { return {}; }
-  void set_listener(engine::TransportListener*) override {}
+  void set_listener(engine::TransportListener* heard) override { listener = heard; }
   void connect(std::uint32_t, std::span<const std::byte>) override { ++connects; }
   void disconnect(std::uint32_t) override { ++disconnects; }
   bool reconnects() const override { return true; }
@@ -74,6 +75,7 @@ class NotedTransport final : public engine::Transport {
   int event_fd() const override { return -1; }
   bool arm() override { return true; }
 
+  engine::TransportListener* listener = nullptr;
   std::vector<engine::RailHeader> sent;
   std::vector<std::uint64_t> tokens;
   int connects = 0, disconnects = 0;
