@@ -67,9 +67,6 @@ class Backend {
   virtual bool advance() = 0;
   // A link word, lease or rank changed: attempts that cannot be trusted any more go out again.
   virtual void retire_attempts() = 0;
-  // The posted message, or nullptr.
-  virtual SendMessage* find_send(const MessageKey& key) = 0;
-  virtual RecvMessage* find_recv(const MessageKey& key) = 0;
   // Forgets the messages of an operation that failed; nothing of it is touched afterwards.
   virtual void drop(Operation& operation) = 0;
 };

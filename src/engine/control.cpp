@@ -174,6 +174,9 @@ void ControlChannel::forget(std::uint32_t rank) {
   stream.ack_due = false;
 }
 
-bool ControlChannel::settled(std::uint32_t rank) const { return streams_[rank].unacked.empty() && streams_[rank].waiting_mail.empty(); }
+bool ControlChannel::settled(std::uint32_t rank) const {
+  const Stream& stream = streams_[rank];
+  return stream.unacked.empty() && stream.waiting_mail.empty() && (!cluster_.local(rank) || memory_.mail_read(cluster_.ranks[rank].local));
+}
 
 }  // namespace railweave::engine

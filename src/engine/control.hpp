@@ -53,7 +53,7 @@ class ControlChannel {
   void links_changed();
   // No frames to or from that rank any more.
   void forget(std::uint32_t rank);
-  // All frames to that rank have been acknowledged (remote) or handed over (mate).
+  // All frames to that rank have been acknowledged (remote) or read (mate).
   bool settled(std::uint32_t rank) const;
 
  private:

@@ -39,7 +39,7 @@ void Engine::run() {
     else if (idle_since == 0)
       idle_since = now;
     if (!moved && now - idle_since >= settings_.spin_us * 1000) {
-      sleep();
+      if (sleep()) idle_since = 0;
       last_turn_ = now_ns();
     }
   }
@@ -71,15 +71,12 @@ std::uint64_t Engine::next_deadline() const {
   return deadline;
 }
 
-void Engine::sleep() {
-  if (!memory_->prepare_sleep()) return;
-  bool work = false;
-  {
-    const std::lock_guard lock(mutex_);
-    work = !posted_.empty();
-  }
-  const bool links = memory_->link_changes() != seen_link_changes_;
-  if (!work && !links && proxy_->arm()) {
+// True if there was work after all.
+bool Engine::sleep() {
+  memory_->prepare_sleep();
+  // A whole turn is the one look that misses nothing any role waits for: rings, mail and its room, freed slots, link words, rows, posts.
+  const bool work = turn(now_ns());
+  if (!work && !stopped_ && proxy_->arm()) {
     std::vector<pollfd> fds{{memory_->wait_fd(), POLLIN, 0}};
     for (const int fd : proxy_->event_fds()) fds.push_back({fd, POLLIN, 0});
     for (const std::uint32_t rank : cluster_.mates()) {
@@ -93,6 +90,7 @@ void Engine::sleep() {
   }
   memory_->end_sleep();
   check_pids();
+  return work;
 }
 
 bool Engine::drain_ring(std::uint32_t mate) {

@@ -73,7 +73,7 @@ class Engine final : public EngineServices {
   // engine.cpp
   void run();
   bool turn(std::uint64_t now);
-  void sleep();
+  bool sleep();
   std::uint64_t next_deadline() const;
   bool read_rings();
   bool drain_ring(std::uint32_t mate);
@@ -92,6 +92,7 @@ class Engine final : public EngineServices {
   void on_row(std::uint32_t source, ByteReader& payload);
   std::optional<Failure> refusal(const Operation& operation) const;
   void begin_failing(Operation& operation, std::uint64_t now);
+  Operation* unfinished_with(const MessageKey& key) const;
   void on_cancel(std::uint32_t source, ByteReader& payload);
   void on_cancelled(std::uint32_t source, ByteReader& payload);
   void end(const OperationPtr& operation);

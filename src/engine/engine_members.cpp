@@ -50,9 +50,7 @@ void Engine::check_nodes(std::uint64_t now) {
     heard_[node] = heard;
     if (silent_ns_[node] < settings_.death_ms * 1'000'000) continue;
     for (const std::uint32_t rank : cluster_.nodes[node].ranks) {
-      if (members_[rank].state == RankState::alive) {
-        on_dead(rank, "its node has not been heard on any link for " + std::to_string(settings_.death_ms) + " ms");
-      }
+      on_dead(rank, "its node has not answered on any link for " + std::to_string(settings_.death_ms) + " ms");
     }
   }
 }
@@ -79,7 +77,7 @@ void Engine::on_dead(std::uint32_t rank, const std::string& how) {
     const std::uint32_t mate = cluster_.ranks[rank].local;
     while (drain_ring(mate)) {  // what it announced before is complete
     }
-    memory_->reader_died(mate);
+    memory_->reader_gone(mate);
   }
   control_->forget(rank);
   proxy_->abandon(rank, true);
@@ -106,8 +104,10 @@ void Engine::on_leaving(std::uint32_t rank) {
   Member& member = members_[rank];
   if (member.state != RankState::alive) return;
   if (cluster_.local(rank)) {
-    while (drain_ring(cluster_.ranks[rank].local)) {
+    const std::uint32_t mate = cluster_.ranks[rank].local;
+    while (drain_ring(mate)) {
     }
+    memory_->reader_gone(mate);  // its operations are over: nothing is for it any more
   }
   member.state = RankState::leaving;
   member.left = true;

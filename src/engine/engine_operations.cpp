@@ -199,6 +199,17 @@ void Engine::begin_failing(Operation& operation, std::uint64_t now) {
   backend_->drop(operation);
 }
 
+// The operation in which this rank's side of the message is not over; the backend need not know its sends yet.
+Operation* Engine::unfinished_with(const MessageKey& key) const {
+  const auto is = [&key](const auto& message) { return message.key == key && !message.over; };
+  for (const OperationPtr& operation : operations_) {
+    const bool here = key.source == cluster_.rank ? std::any_of(operation->sends.begin(), operation->sends.end(), is)
+                                                  : std::any_of(operation->recvs.begin(), operation->recvs.end(), is);
+    if (here) return operation.get();
+  }
+  return nullptr;
+}
+
 void Engine::on_cancel(std::uint32_t source, ByteReader& payload) {
   const auto key = payload.get<MessageKey>();
   Failure failure;
@@ -208,10 +219,7 @@ void Engine::on_cancel(std::uint32_t source, ByteReader& payload) {
   const bool sends = key.source == cluster_.rank && key.destination == source;
   const bool receives = key.destination == cluster_.rank && key.source == source;
   if (!payload.ok() || (!sends && !receives) || failure.kind == FailureKind::none || failure.kind > FailureKind::closed) return;
-  SendMessage* send = sends ? backend_->find_send(key) : nullptr;
-  RecvMessage* recv = receives ? backend_->find_recv(key) : nullptr;
-  Operation* operation = send != nullptr ? send->operation : recv != nullptr ? recv->operation : nullptr;
-  if (operation != nullptr) {
+  if (Operation* operation = unfinished_with(key)) {
     fail(*operation, failure);
     if (operation->phase != OperationPhase::failing) begin_failing(*operation, now_ns());
   } else {

@@ -18,8 +18,6 @@ class HostBackend final : public Backend {
   void on_ack(const Ack& ack) override { source_.on_ack(ack); }
   bool advance() override { return source_.advance(); }
   void retire_attempts() override { source_.retire_attempts(); }
-  SendMessage* find_send(const MessageKey& key) override { return source_.find(key); }
-  RecvMessage* find_recv(const MessageKey& key) override { return destination_.find(key); }
   void drop(Operation& operation) override {
     source_.drop(operation);
     destination_.drop(operation);

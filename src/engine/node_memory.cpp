@@ -29,10 +29,11 @@ NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
   bells_.resize(count);
   written_.resize(count);
   consumed_.resize(count);
-  mail_read_.resize(count);
+  mail_taken_.resize(count);
   backlog_.resize(count);
   direct_use_.assign(count, std::vector<SlotUse>(slots_));
   rx_use_.assign(cluster.self().nics.size(), std::vector<SlotUse>(rx_slots_));
+  gone_.assign(count, false);
   cursor_.resize(3 * std::max(count, cluster.self().nics.size()));
   regions_[self_] = SharedMemory::create("railweave-rank" + std::to_string(cluster.rank), layouts_[self_].bytes());
   RegionHeader& own = header(self_);
@@ -57,6 +58,7 @@ void NodeMemory::map_mates(const Cluster& cluster) {
 }
 
 std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic) {
+  if (pool != Pool::tx && gone_[reader]) return std::nullopt;
   const bool rx = pool == Pool::rx;
   const std::uint32_t count = rx ? rx_slots_ : slots_;
   const std::uint32_t first = rx ? own_nic * rx_slots_ : self_ * slots_;
@@ -69,8 +71,8 @@ std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uin
     if ((now & 1) != 0) continue;
     store_flag(word, now + 1);
     cursor = position + 1;
-    if (pool == Pool::direct) direct_use_[owner][position] = {reader, now + 1};
-    if (rx) rx_use_[own_nic][position] = {reader, now + 1};
+    if (pool == Pool::direct) direct_use_[owner][position] = {reader, now + 1, false};
+    if (rx) rx_use_[own_nic][position] = {reader, now + 1, false};
     return SlotRef{owner, pool, slot, now + 1};
   }
   return std::nullopt;
@@ -81,26 +83,32 @@ bool NodeMemory::holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::
 }
 
 void NodeMemory::release(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) {
-  std::uint64_t& word = flag(owner, pool, slot);
-  if (load_flag(word) != turn) return;
-  store_flag(word, turn + 1);
+  // Compared and exchanged, since a reader that is leaving and a writer that takes back may do this at once.
+  if (!std::atomic_ref<std::uint64_t>(flag(owner, pool, slot)).compare_exchange_strong(turn, turn + 1)) return;
   wake(pool == Pool::rx ? owner : slot / slots_);
 }
 
-void NodeMemory::reader_died(std::uint32_t mate) {
+// What this rank knows of a slot that it filled.
+NodeMemory::SlotUse& NodeMemory::use_of(const Record& record) {
+  if (record.pool == Pool::rx) return rx_use_[record.slot / rx_slots_][record.slot % rx_slots_];
+  return direct_use_[record.owner][record.slot - self_ * slots_];
+}
+
+void NodeMemory::reader_gone(std::uint32_t mate) {
+  gone_[mate] = true;
   for (std::uint32_t owner = 0; owner < mates(); ++owner) {
     for (std::uint32_t i = 0; i < slots_; ++i) {
       const SlotUse& use = direct_use_[owner][i];
-      if (use.turn != 0 && use.reader == mate) release(owner, Pool::direct, self_ * slots_ + i, use.turn);
+      if (use.announced && use.reader == mate) release(owner, Pool::direct, self_ * slots_ + i, use.turn);
     }
   }
   for (std::uint32_t nic = 0; nic < rx_use_.size(); ++nic) {
     for (std::uint32_t i = 0; i < rx_slots_; ++i) {
       const SlotUse& use = rx_use_[nic][i];
-      if (use.turn != 0 && use.reader == mate) release(self_, Pool::rx, nic * rx_slots_ + i, use.turn);
+      if (use.announced && use.reader == mate) release(self_, Pool::rx, nic * rx_slots_ + i, use.turn);
     }
   }
-  backlog_[mate].clear();
+  std::erase_if(backlog_[mate], [](const Record& record) { return record.kind != RecordKind::forward; });  // a leaving mate still forwards
 }
 
 bool NodeMemory::try_announce(std::uint32_t mate, const Record& record) {
@@ -118,6 +126,12 @@ bool NodeMemory::try_announce(std::uint32_t mate, const Record& record) {
 }
 
 void NodeMemory::announce(std::uint32_t mate, const Record& record) {
+  const bool landed = record.kind == RecordKind::landed;
+  if (gone_[mate] && record.kind != RecordKind::forward) {
+    if (landed) release(record.owner, record.pool, record.slot, record.turn);
+    return;
+  }
+  if (landed) use_of(record).announced = true;
   if (!backlog_[mate].empty() || !try_announce(mate, record)) backlog_[mate].push_back(record);
 }
 
@@ -175,11 +189,16 @@ bool NodeMemory::mail(std::uint32_t mate, std::span<const std::byte> frame) {
   return true;
 }
 
+bool NodeMemory::mail_read(std::uint32_t mate) const {
+  const MailHeader& ring = regions_[mate].at<MailHeader>(layouts_[mate].mail(self_));
+  return load_flag(ring.read) == ring.written;
+}
+
 bool NodeMemory::next_mail(std::uint32_t mate, std::vector<std::byte>& frame) {
   const std::uint64_t base = layouts_[self_].mail(mate);
   MailHeader& ring = regions_[self_].at<MailHeader>(base);
   const std::byte* bytes = regions_[self_].data() + base + sizeof(MailHeader);
-  const std::uint64_t read = mail_read_[mate];
+  const std::uint64_t read = mail_taken_[mate];
   const std::uint64_t available = load_flag(ring.written) - read;
   if (available == 0) return false;
   const auto copy = [&](std::uint64_t at, void* data, std::size_t size) {
@@ -193,14 +212,14 @@ bool NodeMemory::next_mail(std::uint32_t mate, std::vector<std::byte>& frame) {
   const std::uint64_t need = (8 + size + 7) & ~std::uint64_t{7};
   if (available < 8 || available > kMailBytes || size == 0 || size > kMaxFrameBytes || need > available) {
     ++bad_records_;  // nothing in it can be believed: forget what is there
-    mail_read_[mate] = read + available;
-    store_flag(ring.read, mail_read_[mate]);
+    mail_taken_[mate] = read + available;
+    store_flag(ring.read, mail_taken_[mate]);
     return false;
   }
   frame.resize(size);
   copy(read + 8, frame.data(), size);
-  mail_read_[mate] = read + need;
-  store_flag(ring.read, mail_read_[mate]);
+  mail_taken_[mate] = read + need;
+  store_flag(ring.read, mail_taken_[mate]);
   if (available > kMailBytes / 2) wake(mate);  // it may have mail waiting
   return true;
 }
@@ -279,21 +298,7 @@ void NodeMemory::wake_mates() const {
   }
 }
 
-bool NodeMemory::prepare_sleep() {
-  std::atomic_ref<std::uint64_t>(header(self_).sleeping).exchange(1, std::memory_order_acq_rel);
-  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
-    const std::uint64_t base = layouts_[self_].ring(mate);
-    const std::uint64_t index = consumed_[mate];
-    const Record& place = regions_[self_].at<Record>(base + sizeof(RingHeader) + sizeof(Record) * (index % kRingRecords));
-    const bool record = load_flag(place.flag) == index + 1;
-    const bool letter = load_flag(regions_[self_].at<MailHeader>(layouts_[self_].mail(mate)).written) != mail_read_[mate];
-    if (record || letter) {
-      end_sleep();
-      return false;
-    }
-  }
-  return true;
-}
+void NodeMemory::prepare_sleep() { std::atomic_ref<std::uint64_t>(header(self_).sleeping).exchange(1, std::memory_order_acq_rel); }
 
 void NodeMemory::end_sleep() {
   std::atomic_ref<std::uint64_t>(header(self_).sleeping).store(0);

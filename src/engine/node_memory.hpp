@@ -49,8 +49,11 @@ class NodeMemory {
   // The reader's release. Wakes the slot's writer.
   void release(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn);
   bool is_free(const SlotRef& ref) const { return !holds(ref.owner, ref.pool, ref.slot, ref.turn); }
-  // Takes back the slots that only a dead mate would have freed.
-  void reader_died(std::uint32_t mate);
+  // That mate reads nothing more: it died, or it left and has no operation any more. Takes back the announced slots that only it would have
+  // freed; an rx slot that has not landed stays with its transfer (rx_port.cpp), since a write into it may come. From now on take() gives
+  // no slot for that reader, and what is announced to it is freed.
+  void reader_gone(std::uint32_t mate);
+  bool reads(std::uint32_t mate) const { return !gone_[mate]; }
 
   // --- announcement rings
   void announce(std::uint32_t mate, const Record& record);
@@ -62,6 +65,8 @@ class NodeMemory {
 
   // --- mail rings
   bool mail(std::uint32_t mate, std::span<const std::byte> frame);
+  // Whether that mate has read all mail from this rank.
+  bool mail_read(std::uint32_t mate) const;
   bool next_mail(std::uint32_t mate, std::vector<std::byte>& frame);
 
   // --- board
@@ -89,20 +94,23 @@ class NodeMemory {
   // Any thread: wakes a mate (or this rank's own engine thread) if it sleeps.
   void wake(std::uint32_t mate) const;
   void wake_mates() const;
-  // Engine thread: announces sleep; false when there is work after all.
-  bool prepare_sleep();
+  // Engine thread: announces sleep. What others did before they could see that rings no bell: look at everything once more.
+  void prepare_sleep();
   void end_sleep();
 
   std::uint64_t bad_records() const noexcept { return bad_records_; }
 
  private:
-  struct Writer {  // my side of the ring in a mate's region
-    std::uint64_t written = 0;
+  struct SlotUse {
+    std::uint32_t reader = 0;
+    std::uint64_t turn = 0;
+    bool announced = false;
   };
   RegionHeader& header(std::uint32_t mate) const { return regions_[mate].at<RegionHeader>(0); }
   std::uint64_t& flag(std::uint32_t owner, Pool pool, std::uint32_t slot) const {
     return regions_[owner].at<std::uint64_t>(layouts_[owner].flag(pool, slot));
   }
+  SlotUse& use_of(const Record& record);
   bool try_announce(std::uint32_t mate, const Record& record);
   bool plausible(const Record& record) const;
 
@@ -113,13 +121,10 @@ class NodeMemory {
   std::vector<RegionLayout> layouts_;  // by mate
   std::vector<SharedMemory> regions_;  // by mate
   std::vector<Doorbell> bells_;        // by mate
-  std::vector<std::uint64_t> written_, consumed_, mail_read_;
+  std::vector<std::uint64_t> written_, consumed_, mail_taken_;
   std::vector<std::deque<Record>> backlog_;
-  struct SlotUse {
-    std::uint32_t reader = 0;
-    std::uint64_t turn = 0;
-  };
   std::vector<std::vector<SlotUse>> direct_use_, rx_use_;  // readers of the slots this rank filled: by owner; by own NIC
+  std::vector<bool> gone_;                                 // by mate
   std::vector<std::uint32_t> cursor_;
   std::uint64_t bad_records_ = 0;
 };

@@ -2,13 +2,33 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 namespace railweave::engine {
 namespace {
 
 constexpr std::uint64_t kHeardEveryNs = 20'000'000;   // boards need not know of every frame
 constexpr std::uint64_t kPingSpacingNs = 10'000'000;  // per link of a NIC with many links
+constexpr std::uint64_t kRxSilence = 2;               // rail time-outs: a sender that is only starved of a CPU gets to speak first
 constexpr unsigned kProgressTurns = 16;               // UCX events taken before the engine looks at its rings again
+
+std::vector<std::uint32_t> peers_of(const Cluster& cluster, std::uint32_t nic,
+                                    const std::function<bool(std::uint32_t, std::uint32_t)>& connected) {
+  std::vector<std::uint32_t> peers;
+  for (std::uint32_t peer = 0; peer < cluster.nics.size(); ++peer) {
+    if (cluster.nics[peer].node != cluster.node() && connected(nic, peer)) peers.push_back(peer);
+  }
+  return peers;
+}
+
+LinkTimes times_of(const ExchangeSettings& settings, std::size_t links) {
+  LinkTimes times;
+  times.heartbeat_ns = std::max<std::uint64_t>(settings.heartbeat_ms * 1'000'000, links * kPingSpacingNs);
+  times.resend_ns = settings.resend_ms * 1'000'000;
+  times.timeout_ns = std::max<std::uint64_t>(settings.rail_timeout_ms * 1'000'000, 3 * times.heartbeat_ns);
+  times.reconnect_ns = settings.reconnect_ms * 1'000'000;
+  return times;
+}
 
 }  // namespace
 
@@ -16,18 +36,11 @@ constexpr unsigned kProgressTurns = 16;               // UCX events taken before
 class RailProxy::Port final : public TransportListener {
  public:
   Port(RailProxy& proxy, std::unique_ptr<Transport> transport, const ExchangeSettings& settings, std::uint32_t own_nic, std::uint32_t nic,
-       const std::function<bool(std::uint32_t, std::uint32_t)>& connected)
-      : proxy_(proxy), transport_(std::move(transport)), nic_(nic), rx_(proxy.cluster_, proxy.memory_, own_nic, nic) {
-    const Cluster& cluster = proxy.cluster_;
-    std::vector<std::uint32_t> peers;
-    for (std::uint32_t peer = 0; peer < cluster.nics.size(); ++peer) {
-      if (cluster.nics[peer].node != cluster.node() && connected(nic, peer)) peers.push_back(peer);
-    }
-    LinkTimes times;
-    times.heartbeat_ns = std::max<std::uint64_t>(settings.heartbeat_ms * 1'000'000, peers.size() * kPingSpacingNs);
-    times.resend_ns = settings.resend_ms * 1'000'000;
-    times.timeout_ns = std::max<std::uint64_t>(settings.rail_timeout_ms * 1'000'000, 3 * times.heartbeat_ns);
-    times.reconnect_ns = settings.reconnect_ms * 1'000'000;
+       const std::vector<std::uint32_t>& peers, const LinkTimes& times)
+      : proxy_(proxy),
+        transport_(std::move(transport)),
+        nic_(nic),
+        rx_(proxy.cluster_, proxy.memory_, own_nic, nic, kRxSilence * times.timeout_ns) {
     for (const std::uint32_t peer : peers) {
       links_.emplace(peer,
                      std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
@@ -43,12 +56,17 @@ class RailProxy::Port final : public TransportListener {
   std::map<std::uint32_t, std::unique_ptr<TxLink>>& links() { return links_; }
   RxPort& rx() { return rx_; }
   std::uint32_t nic() const { return nic_; }
+  // That NIC's owner is held for dead: it gets no answer any more, so that it comes to hold this node for dead too.
+  void bury(std::uint32_t peer_nic) {
+    rx_.give_up(peer_nic);
+    dead_.insert(peer_nic);
+  }
 
   bool advance(std::uint64_t now) {
     now_ = now;
     bool moved = false;
     for (unsigned turn = 0; turn < kProgressTurns && transport_->progress(); ++turn) moved = true;
-    if (rx_.advance()) moved = true;
+    if (rx_.advance(now)) moved = true;
     send_answers();
     for (auto& [peer, link] : links_) {
       if (link->advance(now, proxy_.cluster_.nics[peer].address)) moved = true;
@@ -57,7 +75,7 @@ class RailProxy::Port final : public TransportListener {
   }
 
   std::byte* on_incoming(const RailHeader& header, std::size_t bytes) override {
-    if (!known(header)) return nullptr;
+    if (!known(header) || dead_.contains(header.from_nic)) return nullptr;
     if (header.kind == RailFrame::data) return rx_.on_data(header, bytes);
     if (header.kind != RailFrame::carry || bytes > kMaxFrameBytes) return nullptr;
     auto buffer = std::make_unique<std::byte[]>(bytes);
@@ -68,7 +86,12 @@ class RailProxy::Port final : public TransportListener {
 
   void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) override {
     if (!known(header)) return;
-    hear(header);
+    if (dead_.contains(header.from_nic)) {  // no answer; only what was begun is ended
+      if (header.kind == RailFrame::data) rx_.on_data_done(header, ok);
+      arriving_.erase(where);
+      return;
+    }
+    rx_.hear(header.from_nic, now_);
     const auto link = links_.find(header.from_nic);
     switch (header.kind) {
       case RailFrame::hello:
@@ -81,7 +104,8 @@ class RailProxy::Port final : public TransportListener {
       case RailFrame::hello_back:
       case RailFrame::accept:
       case RailFrame::got:
-      case RailFrame::pong: link->second->on_answer(header, now_); break;
+      case RailFrame::pong: hear(header); [[fallthrough]];
+      case RailFrame::over: link->second->on_answer(header, now_); break;
       case RailFrame::carry: {
         const auto buffer = arriving_.find(where);
         if (buffer == arriving_.end()) break;
@@ -102,12 +126,14 @@ class RailProxy::Port final : public TransportListener {
 
   void on_peer_lost(std::uint32_t peer_nic) override {
     if (const auto link = links_.find(peer_nic); link != links_.end()) link->second->on_lost(now_);
+    rx_.give_up(peer_nic);
   }
 
  private:
   // Everything in a header came from another machine.
   bool known(const RailHeader& header) const { return header.to_nic == nic_ && links_.contains(header.from_nic); }
 
+  // An answer is a sign of life; any other frame only says that this way works, not that the sender hears this node.
   void hear(const RailHeader& header) {
     const std::uint32_t node = proxy_.cluster_.nics[header.from_nic].node;
     std::uint64_t& last = heard_[node];
@@ -119,7 +145,9 @@ class RailProxy::Port final : public TransportListener {
   void send_answers() {
     std::vector<RailHeader> answers;
     answers.swap(rx_.answers());
-    for (const RailHeader& answer : answers) transport_->send(answer.to_nic, answer, {}, 0);
+    for (const RailHeader& answer : answers) {
+      if (!dead_.contains(answer.to_nic)) transport_->send(answer.to_nic, answer, {}, 0);
+    }
   }
 
   RailProxy& proxy_;
@@ -130,6 +158,7 @@ class RailProxy::Port final : public TransportListener {
   RxPort rx_;
   std::unordered_map<std::byte*, std::unique_ptr<std::byte[]>> arriving_;
   std::unordered_map<std::uint32_t, std::uint64_t> heard_;
+  std::set<std::uint32_t> dead_;  // peer NICs
   std::uint64_t now_ = 0;
 };
 
@@ -138,7 +167,10 @@ RailProxy::RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeS
                      FrameHandler on_frame)
     : cluster_(cluster), memory_(memory), holds_(memory), on_frame_(std::move(on_frame)) {
   for (std::uint32_t own = 0; own < transports.size(); ++own) {
-    ports_.push_back(std::make_unique<Port>(*this, std::move(transports[own]), settings, own, cluster.self().nics[own], connected));
+    const std::uint32_t nic = cluster.self().nics[own];
+    const std::vector<std::uint32_t> peers = peers_of(cluster, nic, connected);
+    ports_.push_back(
+        std::make_unique<Port>(*this, std::move(transports[own]), settings, own, nic, peers, times_of(settings, peers.size())));
   }
 }
 
@@ -153,6 +185,7 @@ bool RailProxy::advance(std::uint64_t now) {
 void RailProxy::excuse(std::uint64_t ns) {
   for (auto& port : ports_) {
     for (auto& [peer, link] : port->links()) link->excuse(ns);
+    port->rx().excuse(ns);
   }
 }
 
@@ -207,6 +240,7 @@ void RailProxy::abandon(std::uint32_t rank, bool at_once) {
   for (auto& port : ports_) {
     for (const std::uint32_t nic : cluster_.ranks[rank].nics) {
       if (const auto link = port->links().find(nic); link != port->links().end()) link->second->abandon(at_once);
+      if (at_once) port->bury(nic);
     }
   }
 }

@@ -9,8 +9,8 @@ constexpr std::size_t kMaxWaiting = 4096;  // offers kept for a peer; a sender t
 
 }  // namespace
 
-RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic)
-    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic) {}
+RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns)
+    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic), silence_ns_(silence_ns) {}
 
 void RxPort::answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base) {
   RailHeader frame;
@@ -27,27 +27,57 @@ void RxPort::on_hello(const RailHeader& frame) {
   Peer& peer = peers_[frame.from_nic];
   if (frame.generation < peer.generation) return;
   if (frame.generation > peer.generation) {
-    // The fence: what has not landed is given up; a slot under a transport's write is freed when that ends.
-    for (auto entry = peer.accepted.begin(); entry != peer.accepted.end();) {
-      if (entry->second.writing) {
-        entry->second.fenced = true;
-        ++entry;
-      } else {
-        memory_.release(memory_.self(), Pool::rx, entry->second.slot.slot, entry->second.slot.turn);
-        entry = peer.accepted.erase(entry);
-      }
-    }
-    std::erase_if(waiting_, [&](const RailHeader& offer) { return offer.from_nic == frame.from_nic; });
-    peer.waiting.clear();
+    fence(frame.from_nic, peer);
     peer.generation = frame.generation;
+    peer.gone = false;
   }
-  answer(RailFrame::hello_back, frame.from_nic, frame.generation, 0, 0);
+  answer(peer.gone ? RailFrame::over : RailFrame::hello_back, frame.from_nic, frame.generation, 0, 0);
+}
+
+// What has not landed is given up; a slot under a transport's write is freed when that ends.
+void RxPort::fence(std::uint32_t peer_nic, Peer& peer) {
+  for (auto entry = peer.accepted.begin(); entry != peer.accepted.end();) {
+    if (entry->second.writing) {
+      entry->second.fenced = true;
+      ++entry;
+    } else {
+      memory_.release(memory_.self(), Pool::rx, entry->second.slot.slot, entry->second.slot.turn);
+      entry = peer.accepted.erase(entry);
+    }
+  }
+  std::erase_if(waiting_, [&](const RailHeader& offer) { return offer.from_nic == peer_nic; });
+  peer.waiting.clear();
+}
+
+void RxPort::give_up(std::uint32_t peer_nic) {
+  const auto found = peers_.find(peer_nic);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  if (peer.gone || (peer.accepted.empty() && peer.waiting.empty())) return;  // it holds nothing
+  fence(peer_nic, peer);
+  peer.gone = true;
+  answer(RailFrame::over, peer_nic, peer.generation, 0, 0);
+}
+
+void RxPort::hear(std::uint32_t peer_nic, std::uint64_t now) {
+  if (const auto found = peers_.find(peer_nic); found != peers_.end()) found->second.heard_at = now;
+}
+
+void RxPort::excuse(std::uint64_t ns) {
+  for (auto& [nic, peer] : peers_) peer.heard_at += ns;
+}
+
+// The sender of a frame of the generation that is served. One whose generation was given up is told so as long as it does not know.
+RxPort::Peer* RxPort::current(const RailHeader& frame) {
+  const auto found = peers_.find(frame.from_nic);
+  if (found == peers_.end() || found->second.generation != frame.generation) return nullptr;
+  if (!found->second.gone) return &found->second;
+  answer(RailFrame::over, frame.from_nic, frame.generation, 0, 0);
+  return nullptr;
 }
 
 void RxPort::on_ping(const RailHeader& frame) {
-  const auto found = peers_.find(frame.from_nic);
-  if (found == peers_.end() || found->second.generation != frame.generation) return;
-  answer(RailFrame::pong, frame.from_nic, frame.generation, 0, frame.base);
+  if (current(frame) != nullptr) answer(RailFrame::pong, frame.from_nic, frame.generation, 0, frame.base);
 }
 
 bool RxPort::known_destination(const RailHeader& frame) const {
@@ -57,9 +87,9 @@ bool RxPort::known_destination(const RailHeader& frame) const {
 }
 
 void RxPort::on_offer(const RailHeader& frame) {
-  const auto found = peers_.find(frame.from_nic);
-  if (found == peers_.end() || found->second.generation != frame.generation || !known_destination(frame)) return;
-  Peer& peer = found->second;
+  Peer* const sender = known_destination(frame) ? current(frame) : nullptr;
+  if (sender == nullptr) return;
+  Peer& peer = *sender;
   if (frame.base > peer.base && frame.base <= frame.transfer) {
     peer.base = frame.base;
     peer.finished.erase(peer.finished.begin(), peer.finished.lower_bound(peer.base));
@@ -76,9 +106,22 @@ void RxPort::on_offer(const RailHeader& frame) {
     return;
   }
   if (peer.waiting.contains(frame.transfer) || peer.waiting.size() >= kMaxWaiting) return;
+  if (!wanted(frame)) {
+    refuse(peer, frame);
+    return;
+  }
   if (waiting_.empty() && accept(frame.from_nic, frame, false)) return;
   peer.waiting.insert(frame.transfer);
   waiting_.push_back(frame);
+}
+
+// Nobody reads for a destination that died or left.
+bool RxPort::wanted(const RailHeader& offer) const { return memory_.reads(cluster_.ranks[offer.message.destination].local); }
+
+void RxPort::refuse(Peer& peer, const RailHeader& offer) {
+  peer.waiting.erase(offer.transfer);
+  finish(peer, offer.transfer);
+  answer(RailFrame::got, offer.from_nic, offer.generation, offer.transfer, received_bytes_);
 }
 
 bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited) {
@@ -94,9 +137,20 @@ bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited
   return true;
 }
 
-bool RxPort::advance() {
+bool RxPort::advance(std::uint64_t now) {
   bool moved = false;
-  while (!waiting_.empty() && accept(waiting_.front().from_nic, waiting_.front(), true)) {
+  if (now >= next_look_) {
+    next_look_ = now + silence_ns_ / 4;
+    for (const auto& [nic, peer] : peers_) {
+      if (now > peer.heard_at + silence_ns_) give_up(nic);
+    }
+  }
+  while (!waiting_.empty()) {
+    const RailHeader& offer = waiting_.front();
+    if (!wanted(offer))
+      refuse(peers_[offer.from_nic], offer);
+    else if (!accept(offer.from_nic, offer, true))
+      break;
     waiting_.pop_front();
     moved = true;
   }
@@ -104,10 +158,9 @@ bool RxPort::advance() {
 }
 
 std::byte* RxPort::on_data(const RailHeader& frame, std::size_t bytes) {
-  const auto found = peers_.find(frame.from_nic);
-  if (found == peers_.end()) return nullptr;
-  Peer& peer = found->second;
-  if (frame.generation != peer.generation) return nullptr;
+  Peer* const sender = current(frame);
+  if (sender == nullptr) return nullptr;
+  Peer& peer = *sender;
   if (frame.transfer < peer.base || peer.finished.contains(frame.transfer)) {
     answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
     return nullptr;
@@ -133,6 +186,7 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   const auto entry = peer.accepted.find(frame.transfer);
   if (entry == peer.accepted.end()) return;
   Incoming& incoming = entry->second;
+  if (!incoming.writing) return;  // a frame without a payload: on_data never gave it a place
   incoming.writing = false;
   if (incoming.fenced) {
     memory_.release(memory_.self(), Pool::rx, incoming.slot.slot, incoming.slot.turn);

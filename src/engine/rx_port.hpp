@@ -16,7 +16,8 @@ namespace railweave::engine {
 
 class RxPort {
  public:
-  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic);
+  // `silence_ns`: a sender that holds something here is given up when it was not heard for that long.
+  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns);
 
   // hello, offer: answers are queued.
   void on_hello(const RailHeader& frame);
@@ -25,8 +26,15 @@ class RxPort {
   // Where that data goes, or nullptr when no transfer waits for it.
   std::byte* on_data(const RailHeader& frame, std::size_t bytes);
   void on_data_done(const RailHeader& frame, bool ok);
-  // Gives slots to offers that wait for one.
-  bool advance();
+  // Gives slots to offers that wait for one, and gives up silent senders.
+  bool advance(std::uint64_t now);
+  // Any frame from that NIC.
+  void hear(std::uint32_t peer_nic, std::uint64_t now);
+  // The engine thread did not run for that long: frames may be waiting unread.
+  void excuse(std::uint64_t ns);
+  // Fences the sender's generation without being asked: it may be gone for ever, and others need the slots. `over` tells it, should it
+  // live.
+  void give_up(std::uint32_t peer_nic);
   // Answers to send, by peer NIC (header.to_nic).
   std::vector<RailHeader>& answers() noexcept { return answers_; }
   bool idle() const;
@@ -40,13 +48,19 @@ class RxPort {
   };
   struct Peer {
     std::uint64_t generation = 0;
+    bool gone = false;  // that generation is fenced, and no newer hello has come
+    std::uint64_t heard_at = 0;
     std::uint64_t base = 1;  // all transfers below are over
     std::set<std::uint64_t> finished;
     std::map<std::uint64_t, Incoming> accepted;
     std::set<std::uint64_t> waiting;
   };
 
+  Peer* current(const RailHeader& frame);
+  void fence(std::uint32_t peer_nic, Peer& peer);
   bool known_destination(const RailHeader& frame) const;
+  bool wanted(const RailHeader& offer) const;
+  void refuse(Peer& peer, const RailHeader& offer);
   bool accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited);
   void answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base);
   void finish(Peer& peer, std::uint64_t transfer);
@@ -54,6 +68,7 @@ class RxPort {
   const Cluster& cluster_;
   NodeMemory& memory_;
   std::uint32_t own_nic_, nic_;
+  std::uint64_t silence_ns_, next_look_ = 0;
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::deque<RailHeader> waiting_;
   std::vector<RailHeader> answers_;

@@ -11,7 +11,7 @@
 
 namespace railweave::engine {
 
-enum class RailFrame : std::uint32_t { hello = 1, hello_back, offer, accept, data, got, ping, pong, carry };
+enum class RailFrame : std::uint32_t { hello = 1, hello_back, offer, accept, data, got, ping, pong, carry, over };
 
 // What goes in front of every payload between two NICs (docs/protocol.md §7).
 struct RailHeader {

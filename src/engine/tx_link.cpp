@@ -153,6 +153,10 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
     port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
     return;
   }
+  if (frame.kind == RailFrame::over) {
+    on_over(now);
+    return;
+  }
   if (!up()) return;
   answered(now);
   if (frame.kind == RailFrame::got) {
@@ -204,18 +208,34 @@ std::uint32_t TxLink::data_under_way() const {
       std::count_if(active_.begin(), active_.end(), [](const auto& entry) { return entry.second.phase == Phase::sent; }));
 }
 
-void TxLink::go_down(std::uint64_t now) {
+void TxLink::raise_generation() {
+  word_ = ((word_ >> 1) + 1) << 1;
+  port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
+}
+
+void TxLink::drop_transfers() {
   asked_since_ = 0;
   meter_.interrupt();
-  if (up()) {
-    word_ = ((word_ >> 1) + 1) << 1;
-    port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
-  }
-  port_.transport.disconnect(names_.peer);  // makes the transport let go of the slots
   for (const Record& record : queue_) drop(record);
   queue_.clear();
   for (const auto& [t, transfer] : active_) port_.holds.finish(transfer.token);
   active_.clear();
+}
+
+// The receiver has given this generation up. Also when the link is down: a hello_back that was overtaken must not bring it up in a
+// generation that nobody answers. The connection is good, so it stays and lets go of the slots by itself.
+void TxLink::on_over(std::uint64_t now) {
+  raise_generation();
+  drop_transfers();
+  next_hello_ = now;
+  next_connect_ = now + connect_wait_;
+  abandoned_ = last_time_;
+}
+
+void TxLink::go_down(std::uint64_t now) {
+  if (up()) raise_generation();
+  port_.transport.disconnect(names_.peer);  // makes the transport let go of the slots
+  drop_transfers();
   next_connect_ = now;
   abandoned_ = last_time_ || !port_.transport.reconnects();
 }

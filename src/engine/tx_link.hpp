@@ -121,7 +121,10 @@ class TxLink {
   void offer(std::uint64_t t, Transfer& transfer, std::uint64_t now);
   void send_data(std::uint64_t t, Transfer& transfer, std::uint64_t now);
   void answered(std::uint64_t now);
+  void raise_generation();
+  void drop_transfers();
   void go_down(std::uint64_t now);
+  void on_over(std::uint64_t now);
   void drop(const Record& record);
   void on_got(const RailHeader& header, std::uint64_t now);
   void send_accepted(std::uint64_t now);

@@ -1,0 +1,71 @@
+// What a rank takes for a sign of life, and whom it answers (docs/protocol.md §12, death of a node).
+#include "rail_proxy.hpp"
+
+#include <gtest/gtest.h>
+
+#include "parts.hpp"
+
+namespace railweave::test {
+namespace {
+
+using engine::RailFrame;
+using engine::RailHeader;
+
+// Rank 0 with NIC 0; NIC 1 belongs to rank 1, NIC 2 to rank 2, both on node 1.
+class RailProxyTest : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kNow = 1'000'000'000;
+
+  RailProxyTest() : node_(1, {}), memory_(*node_.memories[0]) {
+    auto transport = std::make_unique<NotedTransport>();
+    transport_ = transport.get();
+    std::vector<std::unique_ptr<engine::Transport>> transports;
+    transports.push_back(std::move(transport));
+    proxy_ = std::make_unique<engine::RailProxy>(
+        node_.clusters[0], memory_, ExchangeSettings{}, std::move(transports), [](std::uint32_t, std::uint32_t) { return true; },
+        [](std::span<const std::byte>) {});
+    proxy_->advance(kNow);
+  }
+
+  void deliver(RailFrame kind, std::uint32_t from) {
+    RailHeader frame;
+    frame.kind = kind;
+    frame.from_nic = from;
+    frame.generation = 1;
+    transport_->listener->on_delivered(frame, nullptr, 0, true);
+  }
+  // Whether an answer goes out to that NIC in the next turn.
+  bool answers(std::uint32_t to) {
+    transport_->sent.clear();
+    proxy_->advance(kNow + 1);
+    return std::any_of(transport_->sent.begin(), transport_->sent.end(), [to](const RailHeader& frame) {
+      return frame.to_nic == to && (frame.kind == RailFrame::hello_back || frame.kind == RailFrame::pong || frame.kind == RailFrame::over);
+    });
+  }
+
+  NodeParts node_;
+  engine::NodeMemory& memory_;
+  NotedTransport* transport_ = nullptr;
+  std::unique_ptr<engine::RailProxy> proxy_;
+};
+
+TEST_F(RailProxyTest, OnlyAnAnswerIsASignOfLife) {
+  for (const RailFrame kind : {RailFrame::hello, RailFrame::ping, RailFrame::offer}) deliver(kind, 1);
+  EXPECT_EQ(memory_.last_heard(1), 0u);
+  deliver(RailFrame::hello_back, 1);
+  EXPECT_EQ(memory_.last_heard(1), kNow);
+}
+
+TEST_F(RailProxyTest, TheDeadGetNoAnswer) {
+  deliver(RailFrame::hello, 1);
+  EXPECT_TRUE(answers(1));
+  proxy_->abandon(1, true);
+  deliver(RailFrame::hello, 1);
+  deliver(RailFrame::ping, 1);
+  EXPECT_FALSE(answers(1));
+  deliver(RailFrame::hello, 2);
+  EXPECT_TRUE(answers(2));
+}
+
+}  // namespace
+}  // namespace railweave::test

@@ -1,0 +1,207 @@
+// The receiving half of a NIC: who owns an rx slot when senders, destinations and links come and go (docs/protocol.md §7, §12).
+#include "rx_port.hpp"
+
+#include <gtest/gtest.h>
+
+#include "parts.hpp"
+
+namespace railweave::test {
+namespace {
+
+using engine::Pool;
+using engine::RailFrame;
+using engine::RailHeader;
+
+ExchangeSettings two_slots() {
+  ExchangeSettings settings;
+  settings.chunk_bytes = 4096;
+  settings.rx_slots = 2;
+  settings.slots_per_writer = 2;
+  return settings;
+}
+
+// Rank 0 owns the NIC; ranks 1 and 2 are destinations behind it. NICs 1 and 2 of node 1 send.
+class RxPortTest : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kBytes = 100;
+  static constexpr std::uint64_t kSilence = 1000;
+
+  RxPortTest() : node_(3, two_slots()), port_(node_.clusters[0], memory(), 0, 0, kSilence) {
+    hello(1, 1);
+    hello(2, 1);
+  }
+
+  engine::NodeMemory& memory(std::uint32_t rank = 0) { return *node_.memories[rank]; }
+
+  static RailHeader frame(RailFrame kind, std::uint32_t from, std::uint64_t generation, std::uint64_t transfer = 0,
+                          std::uint32_t destination = 1) {
+    RailHeader header;
+    header.kind = kind;
+    header.from_nic = from;
+    header.generation = generation;
+    header.transfer = transfer;
+    header.base = kind == RailFrame::offer ? 1 : 0;
+    header.length = kBytes;
+    header.message = {0, 3, destination, 0, 1};
+    header.chunk = static_cast<std::uint32_t>(transfer);
+    return header;
+  }
+
+  // The answers since the last look.
+  std::vector<RailHeader> answers() {
+    std::vector<RailHeader> taken;
+    taken.swap(port_.answers());
+    return taken;
+  }
+  // The only answer since the last look; of kind hello when there was none or several.
+  RailHeader answer() {
+    const auto all = answers();
+    return all.size() == 1 ? all[0] : frame(RailFrame::hello, 0, 0);
+  }
+
+  void hello(std::uint32_t from, std::uint64_t generation) {
+    port_.on_hello(frame(RailFrame::hello, from, generation));
+    ASSERT_EQ(answer().kind, RailFrame::hello_back);
+  }
+  // Offers a transfer that finds a free slot; gives the header of its data.
+  RailHeader accepted(std::uint32_t from, std::uint64_t generation, std::uint64_t transfer, std::uint32_t destination = 1) {
+    port_.on_offer(frame(RailFrame::offer, from, generation, transfer, destination));
+    const RailHeader accept = answer();
+    EXPECT_EQ(accept.kind, RailFrame::accept);
+    RailHeader data = frame(RailFrame::data, from, generation, transfer, destination);
+    data.slot = accept.slot;
+    data.turn = accept.turn;
+    return data;
+  }
+  bool held(const RailHeader& data) { return memory().holds(0, Pool::rx, data.slot, data.turn); }
+  bool announced_to(std::uint32_t rank) {
+    engine::Record record;
+    return memory(rank).next(0, record);
+  }
+
+  NodeParts node_;
+  engine::RxPort port_;
+};
+
+TEST_F(RxPortTest, LandsWhatItAccepted) {
+  const RailHeader data = accepted(1, 1, 1);
+  ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+  port_.on_data_done(data, true);
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_TRUE(announced_to(1));
+  EXPECT_TRUE(held(data));
+  memory(1).release(0, Pool::rx, data.slot, data.turn);
+  EXPECT_TRUE(port_.idle());
+}
+
+TEST_F(RxPortTest, TakesNoBytesWhileTheTransferIsBeingWritten) {
+  const RailHeader data = accepted(1, 1, 1);
+  ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+  EXPECT_EQ(port_.on_data(data, kBytes), nullptr);
+}
+
+TEST_F(RxPortTest, AFrameWithoutPayloadLandsNothing) {
+  const RailHeader data = accepted(1, 1, 1);
+  port_.on_data_done(data, true);
+  EXPECT_FALSE(announced_to(1));
+  EXPECT_TRUE(answers().empty());
+}
+
+// Freed at once, the slot could get another transfer's bytes and then the late ones.
+TEST_F(RxPortTest, ASlotOfADeadDestinationStaysWithItsTransferUntilThatLands) {
+  const RailHeader data = accepted(1, 1, 1);
+  memory().reader_gone(1);
+  EXPECT_TRUE(held(data));
+  ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+  EXPECT_TRUE(held(data));
+  port_.on_data_done(data, true);
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_FALSE(held(data));
+  EXPECT_FALSE(announced_to(1));
+  EXPECT_TRUE(port_.idle());
+}
+
+TEST_F(RxPortTest, ASlotThatLandedForADestinationIsTakenBackWhenThatDies) {
+  const RailHeader dead = accepted(1, 1, 1, 1), alive = accepted(1, 1, 2, 2);
+  for (const RailHeader& data : {dead, alive}) {
+    ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+    port_.on_data_done(data, true);
+  }
+  memory().reader_gone(1);
+  EXPECT_FALSE(held(dead));
+  EXPECT_TRUE(held(alive));
+}
+
+TEST_F(RxPortTest, OffersForADeadDestinationAreAnsweredGotAndTakeNoSlot) {
+  const RailHeader first = accepted(1, 1, 1, 2), second = accepted(1, 1, 2, 2);
+  port_.on_offer(frame(RailFrame::offer, 2, 1, 1, 1));  // waits
+  EXPECT_TRUE(answers().empty());
+  memory().reader_gone(1);
+  EXPECT_TRUE(port_.advance(1));
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  port_.on_offer(frame(RailFrame::offer, 2, 1, 1, 1));  // asked again
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  port_.on_offer(frame(RailFrame::offer, 2, 1, 2, 1));  // a new one
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_TRUE(held(first));
+  EXPECT_TRUE(held(second));
+}
+
+TEST_F(RxPortTest, SlotsOfASenderThatFellSilentGoToOthers) {
+  const RailHeader first = accepted(1, 1, 1), second = accepted(1, 1, 2);
+  port_.on_offer(frame(RailFrame::offer, 2, 1, 1));  // waits
+  port_.hear(2, kSilence);
+  EXPECT_FALSE(port_.advance(kSilence));
+  EXPECT_TRUE(port_.advance(2 * kSilence));
+  EXPECT_FALSE(held(first) && held(second));
+  const auto told = answers();
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0].kind, RailFrame::over);
+  EXPECT_EQ(told[0].to_nic, 1u);
+  EXPECT_EQ(told[1].kind, RailFrame::accept);
+  EXPECT_EQ(told[1].to_nic, 2u);
+}
+
+TEST_F(RxPortTest, WhatAGivenUpGenerationSaysIsAnsweredOverUntilTheNext) {
+  const RailHeader data = accepted(1, 1, 1);
+  port_.give_up(1);
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 2));
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  EXPECT_EQ(port_.on_data(data, kBytes), nullptr);
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  port_.on_ping(frame(RailFrame::ping, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  port_.on_hello(frame(RailFrame::hello, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::over);
+  hello(1, 2);
+  accepted(1, 2, 2);
+}
+
+TEST_F(RxPortTest, ASlotThatIsBeingWrittenIsFreedOnlyWhenTheWriteEnds) {
+  const RailHeader data = accepted(1, 1, 1);
+  ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+  port_.give_up(1);
+  EXPECT_TRUE(held(data));
+  EXPECT_FALSE(port_.idle());
+  port_.on_data_done(data, true);
+  EXPECT_FALSE(held(data));
+  EXPECT_FALSE(announced_to(1));
+  EXPECT_TRUE(port_.idle());
+}
+
+TEST_F(RxPortTest, ASenderThatHoldsNothingIsNotGivenUp) {
+  port_.advance(10 * kSilence);
+  EXPECT_TRUE(answers().empty());
+}
+
+TEST(NodeMemoryTest, NoSlotIsTakenForAReaderThatIsGone) {
+  NodeParts node(3, two_slots());
+  engine::NodeMemory& memory = *node.memories[0];
+  memory.reader_gone(1);
+  EXPECT_FALSE(memory.take(0, Pool::direct, 1));
+  EXPECT_TRUE(memory.take(0, Pool::direct, 2));
+}
+
+}  // namespace
+}  // namespace railweave::test

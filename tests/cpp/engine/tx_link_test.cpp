@@ -1,0 +1,86 @@
+// The sending half of a link when the receiver ends a generation (docs/protocol.md §7).
+#include "tx_link.hpp"
+
+#include <gtest/gtest.h>
+
+#include "parts.hpp"
+
+namespace railweave::test {
+namespace {
+
+using engine::RailFrame;
+using engine::RailHeader;
+
+class TxLinkTest : public testing::Test {
+ protected:
+  TxLinkTest()
+      : node_(1, {}),
+        memory_(*node_.memories[0]),
+        holds_(memory_),
+        link_({transport_, memory_, holds_, bytes_}, {0, 0, 1}, {100, 100, 1000, 100}, 2) {}
+
+  void answer(RailFrame kind, std::uint64_t generation) {
+    RailHeader frame;
+    frame.kind = kind;
+    frame.from_nic = 1;
+    frame.generation = generation;
+    link_.on_answer(frame, now_);
+  }
+  void bring_up() {
+    link_.advance(now_, {});
+    answer(RailFrame::hello_back, word() >> 1);
+    ASSERT_TRUE(link_.up());
+  }
+  std::uint64_t word() const { return memory_.link_word(0, 0, 1); }
+
+  NodeParts node_;
+  engine::NodeMemory& memory_;
+  NotedTransport transport_;
+  engine::TxSlotHolds holds_;
+  std::uint64_t bytes_ = 0, now_ = 1;
+  engine::TxLink link_;
+};
+
+TEST_F(TxLinkTest, OverEndsTheGenerationAndKeepsTheConnection) {
+  bring_up();
+  const auto slot = memory_.take(0, engine::Pool::tx, 0);
+  ASSERT_TRUE(slot);
+  engine::Record record;
+  record.slot = slot->slot;
+  record.turn = slot->turn;
+  record.length = 100;
+  record.word = word();
+  link_.forward(record);
+  link_.advance(now_, {});
+  ASSERT_EQ(transport_.sent.back().kind, RailFrame::offer);
+  answer(RailFrame::over, 1);
+  EXPECT_EQ(word(), 2u << 1);
+  EXPECT_TRUE(memory_.is_free(*slot));
+  EXPECT_EQ(transport_.disconnects, 0);
+  link_.advance(now_, {});
+  EXPECT_EQ(transport_.sent.back().kind, RailFrame::hello);
+  EXPECT_EQ(transport_.sent.back().generation, 2u);
+  answer(RailFrame::hello_back, 2);
+  EXPECT_EQ(word(), (2u << 1) + 1);
+}
+
+TEST_F(TxLinkTest, OverThatOvertakesHelloBackRaisesTheGenerationOfALinkThatIsDown) {
+  link_.advance(now_, {});
+  answer(RailFrame::over, 1);
+  answer(RailFrame::hello_back, 1);
+  EXPECT_EQ(word(), 2u << 1);
+  answer(RailFrame::hello_back, 2);
+  EXPECT_TRUE(link_.up());
+}
+
+TEST_F(TxLinkTest, OverOfAnOlderGenerationSaysNothingNew) {
+  bring_up();
+  answer(RailFrame::over, 1);
+  bring_up();
+  const std::uint64_t before = word();
+  answer(RailFrame::over, 1);
+  EXPECT_EQ(word(), before);
+}
+
+}  // namespace
+}  // namespace railweave::test
