@@ -7,7 +7,7 @@ RAILWEAVE := .venv/bin/railweave
 # scripts/setup puts a Go there when the machine has none that is new enough.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build demo test test-cpp test-python lint format stubs clean
+.PHONY: help setup build demo test test-cpp test-python lint tidy format stubs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ test-python: ## Python tests
 
 lint: ## formatters, linters, type checker
 	@scripts/lint
+
+tidy: ## clang-tidy over the C++ sources (minutes)
+	@cmake --preset clang >/dev/null
+	@git ls-files 'src/*.cpp' ':!src/python' | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/clang
 
 format: ## rewrite sources with clang-format and ruff
 	@git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs -r clang-format -i

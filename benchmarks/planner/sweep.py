@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from railweave._native import Demand
 
 from railweave import fabric as fabrics
 from railweave import matrix as matrices
+from railweave._native import Demand
 from railweave.errors import DemandError
 from railweave.fabric import EdgeKind, Fabric, LinkState
 from railweave.plan import Planner, PlannerSettings

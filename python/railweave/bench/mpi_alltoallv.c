@@ -17,17 +17,17 @@ enum { kPrepare, kGo, kCheck, kQuit };
 
 static int rank, world;
 static long repetition;
-static long *matrix;  // bytes, row = sender
+static long* matrix;  // bytes, row = sender
 static int *send_counts, *receive_counts, *send_places, *receive_places;
 static unsigned char *send_buffer, *receive_buffer;
 
-static void fail(const char *what) {
+static void fail(const char* what) {
   fprintf(stderr, "mpi_alltoallv: %s\n", what);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-static void *allocate(size_t bytes) {
-  void *memory = malloc(bytes ? bytes : 1);
+static void* allocate(size_t bytes) {
+  void* memory = malloc(bytes ? bytes : 1);
   if (!memory) fail("out of memory");
   return memory;
 }
@@ -41,7 +41,7 @@ static uint64_t pattern_key(uint64_t source, uint64_t destination) {
 
 static uint64_t pattern_word(uint64_t key, long index) { return key + (uint64_t)index * 0x9E3779B97F4A7C15u; }
 
-static void fill(unsigned char *buffer, long bytes, uint64_t key) {
+static void fill(unsigned char* buffer, long bytes, uint64_t key) {
   for (long i = 0; i * 8 < bytes; ++i) {
     const uint64_t word = pattern_word(key, i);
     memcpy(buffer + i * 8, &word, bytes - i * 8 < 8 ? (size_t)(bytes - i * 8) : 8);
@@ -49,19 +49,19 @@ static void fill(unsigned char *buffer, long bytes, uint64_t key) {
 }
 
 // Place of the first byte that differs, -1 if none does.
-static long first_difference(const unsigned char *buffer, long bytes, uint64_t key) {
+static long first_difference(const unsigned char* buffer, long bytes, uint64_t key) {
   for (long i = 0; i * 8 < bytes; ++i) {
     const uint64_t word = pattern_word(key, i);
     const size_t size = bytes - i * 8 < 8 ? (size_t)(bytes - i * 8) : 8;
     if (memcmp(buffer + i * 8, &word, size) == 0) continue;
     for (size_t b = 0; b < size; ++b) {
-      if (buffer[i * 8 + (long)b] != ((const unsigned char *)&word)[b]) return i * 8 + (long)b;
+      if (buffer[i * 8 + (long)b] != ((const unsigned char*)&word)[b]) return i * 8 + (long)b;
     }
   }
   return -1;
 }
 
-static int place(int *counts, int *places, int stride, const long *first) {
+static int place(int* counts, int* places, int stride, const long* first) {
   long total = 0;
   for (int peer = 0; peer < world; ++peer) {
     const long bytes = first[(long)peer * stride];
@@ -92,13 +92,12 @@ static void exchange(long start_ns, long times[2]) {
   const struct timespec start = {start_ns / 1000000000L, start_ns % 1000000000L};
   clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &start, NULL);
   times[0] = now_ns();
-  MPI_Alltoallv(send_buffer, send_counts, send_places, MPI_BYTE, receive_buffer, receive_counts, receive_places, MPI_BYTE,
-                MPI_COMM_WORLD);
+  MPI_Alltoallv(send_buffer, send_counts, send_places, MPI_BYTE, receive_buffer, receive_counts, receive_places, MPI_BYTE, MPI_COMM_WORLD);
   times[1] = now_ns();
 }
 
 // Waits without burning CPU.
-static void wait_politely(MPI_Request *request) {
+static void wait_politely(MPI_Request* request) {
   const struct timespec pause = {0, 2000000};
   for (;;) {
     int done = 0;
@@ -108,7 +107,7 @@ static void wait_politely(MPI_Request *request) {
   }
 }
 
-static void spread(void *data, int count) {
+static void spread(void* data, int count) {
   MPI_Request request;
   MPI_Ibcast(data, count, MPI_LONG, 0, MPI_COMM_WORLD, &request);
   wait_politely(&request);
@@ -143,12 +142,12 @@ static void answer_check(void) {
       wrong[2] = at;
     }
   }
-  long *all = rank == 0 ? allocate((size_t)world * sizeof wrong) : NULL;
+  long* all = rank == 0 ? allocate((size_t)world * sizeof wrong) : NULL;
   MPI_Request request;
   MPI_Igather(wrong, 3, MPI_LONG, all, 3, MPI_LONG, 0, MPI_COMM_WORLD, &request);
   wait_politely(&request);
   if (rank != 0) return;
-  const long *found = NULL;
+  const long* found = NULL;
   for (int r = 0; r < world && !found; ++r) {
     if (all[r * 3] >= 0) found = all + (long)r * 3;
   }
@@ -180,7 +179,7 @@ static void read_command(long command[2]) {
   }
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
