@@ -322,6 +322,7 @@ func swapAddress(result map[string]any, address string) {
 // TestZebraDiesWhileBGPStarts kills zebra just when a new bgpd has read its configuration. FRR 8.4's bgpd then forgets to
 // ask the next zebra for the kernel's routes, with a configuration that looks right: the agent must notice.
 func TestZebraDiesWhileBGPStarts(t *testing.T) {
+	onlyFull(t)
 	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
 	one, two := run(t, c, 1, "team-a", "one"), run(t, c, 2, "team-a", "two")
 	audited(t, c)
