@@ -153,7 +153,8 @@ void Engine::advance_rows(std::uint64_t now) {
 
 void Engine::start_sends(Operation& operation, std::uint64_t now) {
   operation.phase = OperationPhase::running;
-  if (router_->wants_rows()) operation.report.row_wait_seconds = static_cast<double>(now - operation.posted_at) * 1e-9;
+  // Posted by the program's thread, perhaps after this turn's clock was read.
+  if (router_->wants_rows()) operation.report.row_wait_seconds = static_cast<double>(now - std::min(now, operation.posted_at)) * 1e-9;
   std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
   for (std::uint32_t rank = 0; rank < cluster_.world && router_->wants_rows(); ++rank) {
     if (rank == cluster_.rank || members_[rank].state == RankState::dead) continue;

@@ -18,7 +18,7 @@ struct ExchangeSettings {
   std::uint64_t slots_per_writer = 12;
   std::uint64_t rx_slots = 32;
   std::uint64_t link_window = 4;
-  std::uint64_t row_wait_us = 2000;
+  std::uint64_t row_wait_us = 30000;
   std::uint64_t spin_us = 5;
   std::uint64_t heartbeat_ms = 100;
   std::uint64_t resend_ms = 200;
