@@ -31,7 +31,7 @@ constexpr std::array kTable{
             "counted in the window",
             &S::link_window},
     Setting{"row_wait_us", "us", false, 0, 10'000'000, "how long a source waits for its peers' rows before it plans with what it has",
-            "2x4 lab on 4 busy cores, zipf:16MiB:1.2: rows of ranks that start within 4 ms came after up to 28 ms; without one, ranks run "
+            "2x4 lab on 4 busy cores, zipf:16MiB:1.2: rows of ranks that start within 4 ms came after up to 25 ms; without one, ranks run "
             "different plans (medians of 9 in turn: 0.40, 0.30, 0.29 s with 2 ms, 0.28, 0.27, 0.28 s with 30 ms)",
             &S::row_wait_us},
     Setting{"spin_us", "us", false, 0, 100'000, "how long the engine thread looks for work before it sleeps",
