@@ -29,7 +29,7 @@ test: setup test-cpp test-python protocol test-cni fuzz-short ## all tests
 
 # The wheel's UCX, where the virtual environment has it: it connects again after a rail came back, Debian's does not.
 test-cpp: build ## C++ tests
-	@RAILWEAVE_UCX_LIBRARY=$$(ls .venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true) ctest --preset $(PRESET) -j 2
+	@RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true) ctest --preset $(PRESET) -j 2
 
 test-python: ## Python tests
 	@.venv/bin/python -m pytest -q
