@@ -1,0 +1,347 @@
+"""What is known about a machine: typed facts, each with where it was read, or why it is not known.
+
+Units are in the names: `_B` bytes, `_bps` bit/s, `_GTps` transfers/s, `_MHz`. PCI addresses are written as Linux does, `0000:1b:00.0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, Union
+
+from railweave.machine.source import Reason
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Known(Generic[T_co]):
+    """A value, and the file, command line or library call that gave it."""
+
+    value: T_co
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Why there is no value: the reason, and the file, command line or library call that was asked."""
+
+    reason: Reason
+    path: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason.value.replace('_', ' ')}{f' ({self.detail})' if self.detail else ''}"
+
+
+Fact = Union[Known[T], Unknown]
+NOT_ASKED = Unknown(Reason.not_given, "", "this source of the machine's description does not have it")
+
+
+def known(fact: Fact[T]) -> T | None:
+    """The value, or None where unknown: for places that treat both alike. Whoever shows or judges a fact must tell them apart."""
+    return fact.value if isinstance(fact, Known) else None
+
+
+@dataclass(frozen=True)
+class PciLink:
+    """A PCI Express link: transfers/s of a lane (2.5, 5, 8, 16, 32, 64 GT/s), and lanes."""
+
+    speed_GTps: float
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.speed_GTps:g} GT/s x{self.width}"
+
+
+@dataclass(frozen=True)
+class Sriov:
+    """Virtual functions of a physical function: how many it can have, how many are on."""
+
+    total: int
+    enabled: int
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A function on the PCI bus."""
+
+    bus_id: str
+    parent: str | None
+    """The bridge above it; None on a root bus (for a machine whose tree is hidden, everything is)."""
+    root: str
+    """The root bus: `pci0000:00`."""
+    vendor: Fact[int] = NOT_ASKED
+    device: Fact[int] = NOT_ASKED
+    pci_class: Fact[int] = NOT_ASKED
+    """24 bits: 0x030200 a GPU, 0x0200xx Ethernet, 0x0207xx InfiniBand, 0x0604xx a bridge, 0x0680xx NVSwitch."""
+    subsystem_vendor: Fact[int] = NOT_ASKED
+    subsystem_device: Fact[int] = NOT_ASKED
+    name: Fact[str] = NOT_ASKED
+    """As a tool wrote it (`lspci`, hwloc); sysfs has no names."""
+    numa: Fact[int] = NOT_ASKED
+    local_cpus: Fact[tuple[int, ...]] = NOT_ASKED
+    link: Fact[PciLink] = NOT_ASKED
+    """What the link to the bridge above runs at now. An idle GPU lowers its speed."""
+    link_max: Fact[PciLink] = NOT_ASKED
+    """What this device can do; compare with the bridge's."""
+    driver: Fact[str | None] = NOT_ASKED
+    iommu_group: Fact[int | None] = NOT_ASKED
+    iommu_domain: Fact[str] = NOT_ASKED
+    """identity (pass-through), DMA, DMA-FQ."""
+    config: Fact[bytes] = NOT_ASKED
+    """Configuration space: 4096 bytes as root (256 on old buses), 64 otherwise; `railweave.machine.pci_config` decodes it."""
+    sriov: Fact[Sriov | None] = NOT_ASKED
+    physical_function: Fact[str | None] = NOT_ASKED
+    """Address of the physical function that this is a virtual function of."""
+    aer: Fact[Mapping[str, int]] = NOT_ASKED
+    """Errors counted by PCIe Advanced Error Reporting: `correctable`, `nonfatal`, `fatal`."""
+    irqs: Fact[tuple[int, ...]] = NOT_ASKED
+
+    def is_class(self, prefix: int, digits: int) -> bool:
+        """Whether the class begins with these hexadecimal digits; False where it is not known."""
+        return isinstance(self.pci_class, Known) and self.pci_class.value >> (4 * (6 - digits)) == prefix
+
+    @property
+    def is_bridge(self) -> bool:
+        """A PCI-to-PCI bridge: a root port, or a port of a switch."""
+        return self.is_class(0x0604, 4)
+
+
+@dataclass(frozen=True)
+class NvLink:
+    """One active NVLink of a GPU."""
+
+    link: int
+    version: Fact[int]
+    remote: str
+    """`gpu`, `switch`, `cpu` or `unknown`."""
+    remote_bus_id: Fact[str]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. `index` is the driver's (NVML, nvidia-smi), which orders by bus id, as NCCL and `CUDA_DEVICE_ORDER=PCI_BUS_ID` do."""
+
+    index: int
+    bus_id: Fact[str]
+    name: Fact[str] = NOT_ASKED
+    uuid: Fact[str] = NOT_ASKED
+    sm: Fact[int] = NOT_ASKED
+    """Compute capability, 90 for 9.0."""
+    memory_B: Fact[int] = NOT_ASKED
+    nvlinks: Fact[tuple[NvLink, ...]] = NOT_ASKED
+    """Active links only."""
+    nvlink_slots: Fact[int] = NOT_ASKED
+    """NVLinks that the driver knows of this GPU, active or not."""
+    peers: Fact[Mapping[int, str]] = NOT_ASKED
+    """Way to each other GPU as `nvidia-smi topo -m` names it: NV18, PIX, PXB, PHB, NODE, SYS."""
+    nic_paths: Fact[Mapping[str, str]] = NOT_ASKED
+    """Way to each NIC, likewise."""
+    affinity: Fact[tuple[int, ...]] = NOT_ASKED
+    """Cores that the driver calls near."""
+    link: Fact[PciLink] = NOT_ASKED
+    link_max: Fact[PciLink] = NOT_ASKED
+    sm_clock_MHz: Fact[int] = NOT_ASKED
+    sm_clock_max_MHz: Fact[int] = NOT_ASKED
+    throttle: Fact[tuple[str, ...]] = NOT_ASKED
+    """Why clocks are held back now: `sw_power_cap`, `hw_slowdown`, `sw_thermal`, `hw_thermal`, `hw_power_brake`; `idle` is no throttling."""
+    persistence: Fact[bool] = NOT_ASKED
+    mig: Fact[bool] = NOT_ASKED
+    fabric_state: Fact[str] = NOT_ASKED
+    """Registration of an NVSwitch machine's GPU with Fabric Manager: `not_supported`, `not_started`, `in_progress`, `completed`."""
+    nvlink_errors: Fact[int] = NOT_ASKED
+    """Replays, recoveries and CRC errors over all links since the driver was loaded."""
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of an RDMA port's address table."""
+
+    index: int
+    gid: str
+    type: Fact[str]
+    """`IB/RoCE v1` or `RoCE v2`."""
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network port: of an RDMA device, or a netdevice on the PCI bus without one."""
+
+    name: str
+    """The RDMA device (`mlx5_0`), else the netdevice."""
+    port: int
+    bus_id: Fact[str | None]
+    """None for a port that is on no PCI device."""
+    rdma: Fact[str | None] = NOT_ASKED
+    netdevs: Fact[tuple[str, ...]] = NOT_ASKED
+    link_layer: Fact[str] = NOT_ASKED
+    """`InfiniBand` or `Ethernet`."""
+    rate_bps: Fact[int] = NOT_ASKED
+    state: Fact[str] = NOT_ASKED
+    """`active`, `down`, `init`, `armed` of an RDMA port; `up`, `down` and others of a netdevice."""
+    physical_state: Fact[str] = NOT_ASKED
+    mtu: Fact[int] = NOT_ASKED
+    """Of the netdevice, in bytes."""
+    firmware: Fact[str] = NOT_ASKED
+    board: Fact[str] = NOT_ASKED
+    """The vendor's id of the board (`MT_0000000838`): boards of one id take the same firmware."""
+    guid: Fact[str] = NOT_ASKED
+    gids: Fact[tuple[Gid, ...]] = NOT_ASKED
+    counters: Fact[Mapping[str, int]] = NOT_ASKED
+    """Port and hardware counters of the RDMA device by name."""
+    statistics: Fact[Mapping[str, int]] = NOT_ASKED
+    """Counters of the netdevice, summed over those of this port."""
+    carrier_changes: Fact[int] = NOT_ASKED
+    bond: Fact[str | None] = NOT_ASKED
+    """The bond this port's netdevice belongs to."""
+    trust: Fact[str] = NOT_ASKED
+    """Whether priorities come from `pcp` or from `dscp`."""
+    pfc: Fact[tuple[int, ...]] = NOT_ASKED
+    """Priorities with priority flow control."""
+    ecn: Fact[tuple[int, ...]] = NOT_ASKED
+    """Priorities on which congestion notification is on at both ends (notification and reaction point)."""
+    traffic_class: Fact[int] = NOT_ASKED
+    """`tclass` that the driver forces on RoCE; 0 leaves it to the program."""
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """A NUMA node: cores with memory of their own."""
+
+    id: int
+    cpus: Fact[tuple[int, ...]] = NOT_ASKED
+    memory_B: Fact[int] = NOT_ASKED
+    distances: Fact[Mapping[int, int]] = NOT_ASKED
+    """By node, 10 is its own memory (ACPI SLIT)."""
+    hugepages: Fact[Mapping[int, int]] = NOT_ASKED
+    """Reserved huge pages by size in bytes."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """A core: its socket, and the hardware threads (logical CPUs) on it."""
+
+    package: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """The processors."""
+
+    arch: Fact[str] = NOT_ASKED
+    vendor: Fact[str] = NOT_ASKED
+    model_name: Fact[str] = NOT_ASKED
+    family: Fact[int] = NOT_ASKED
+    model: Fact[int] = NOT_ASKED
+    online: Fact[tuple[int, ...]] = NOT_ASKED
+    cores: Fact[tuple[Core, ...]] = NOT_ASKED
+    l3: Fact[tuple[tuple[int, ...], ...]] = NOT_ASKED
+    """Logical CPUs that share a last-level cache."""
+    smt: Fact[bool] = NOT_ASKED
+    governors: Fact[Mapping[str, tuple[int, ...]]] = NOT_ASKED
+    """CPUs by frequency governor."""
+    energy_preferences: Fact[Mapping[str, tuple[int, ...]]] = NOT_ASKED
+    """CPUs by energy-performance preference (EPP)."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Linux, and the drivers in it."""
+
+    release: Fact[str] = NOT_ASKED
+    cmdline: Fact[tuple[str, ...]] = NOT_ASKED
+    modules: Fact[tuple[str, ...]] = NOT_ASKED
+    nvidia_driver: Fact[str] = NOT_ASKED
+    nvidia_open: Fact[bool] = NOT_ASKED
+    """The open kernel modules, which dma-buf needs."""
+    peermem: Fact[tuple[str, ...]] = NOT_ASKED
+    """Peer memory clients that the RDMA core knows: nvidia-peermem shows as `nv_mem`."""
+    gdrcopy: Fact[str] = NOT_ASKED
+    """Version of the gdrdrv module, of GDRCopy."""
+    iommu_groups: Fact[int] = NOT_ASKED
+    """How many; 0 where no IOMMU translates."""
+    numa_balancing: Fact[int] = NOT_ASKED
+    transparent_hugepages: Fact[str] = NOT_ASKED
+    irq_affinity: Fact[Mapping[int, tuple[int, ...]]] = NOT_ASKED
+    """CPUs that may serve an interrupt, for the interrupts of NICs and GPUs."""
+    irqbalance: Fact[bool] = NOT_ASKED
+    """Whether the irqbalance daemon runs, which moves interrupts."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What surrounds the kernel: hypervisor, container, devices that can be opened."""
+
+    vendor: Fact[str] = NOT_ASKED
+    product: Fact[str] = NOT_ASKED
+    bios: Fact[str] = NOT_ASKED
+    hypervisor: Fact[bool] = NOT_ASKED
+    """Whether this is a virtual machine, as the CPU says."""
+    container: Fact[str | None] = NOT_ASKED
+    """Kind of the container this runs in, None outside of one."""
+    infiniband_devices: Fact[tuple[str, ...]] = NOT_ASKED
+    """Names in /dev/infiniband."""
+    nvidia_devices: Fact[tuple[str, ...]] = NOT_ASKED
+    """Names /dev/nvidia*, and /dev/gdrdrv."""
+    fabric_manager: Fact[str] = NOT_ASKED
+    """State of the service nvidia-fabricmanager: `active`, `inactive`, `failed`."""
+
+
+@dataclass(frozen=True)
+class LldpNeighbour:
+    """The switch port at the other end of a netdevice's cable."""
+
+    netdev: str
+    switch: str
+    port: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process of a job was started with."""
+
+    pid: int
+    environ: Fact[Mapping[str, str]]
+    """Variables of communication libraries, launchers and CUDA; no others."""
+    memlock_B: Fact[int | None]
+    """Limit of locked memory; None is unlimited."""
+    shm_B: Fact[int | None]
+    """Size of /dev/shm that the mount states; None where it is the kernel's default, half of the memory."""
+    affinity: Fact[tuple[int, ...]]
+    memory_nodes: Fact[tuple[int, ...]]
+    infiniband_devices: Fact[tuple[str, ...]]
+    """Names in the process's /dev/infiniband."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host. `origin` says what described it."""
+
+    origin: str
+    pci: Fact[tuple[PciDevice, ...]] = NOT_ASKED
+    gpus: Fact[tuple[Gpu, ...]] = NOT_ASKED
+    nics: Fact[tuple[Nic, ...]] = NOT_ASKED
+    numa: Fact[tuple[NumaNode, ...]] = NOT_ASKED
+    cpus: Cpus = field(default_factory=Cpus)
+    kernel: Kernel = field(default_factory=Kernel)
+    host: Host = field(default_factory=Host)
+    lldp: Fact[tuple[LldpNeighbour, ...]] = NOT_ASKED
+    process: Process | None = None
+
+    def pci_device(self, bus_id: str) -> PciDevice | None:
+        """The function at that address."""
+        return next((device for device in known(self.pci) or () if device.bus_id == bus_id), None)
+
+    def ancestors(self, bus_id: str) -> tuple[PciDevice, ...]:
+        """Bridges above a function, nearest first."""
+        by_id = {device.bus_id: device for device in known(self.pci) or ()}
+        found: list[PciDevice] = []
+        at = by_id.get(bus_id)
+        while at is not None and at.parent is not None and len(found) < len(by_id):
+            at = by_id.get(at.parent)
+            if at is not None:
+                found.append(at)
+        return tuple(found)

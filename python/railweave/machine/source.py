@@ -1,0 +1,203 @@
+"""Where facts about a machine are read from: the machine itself, or a recording of one.
+
+Everything that discovery learns passes through a `Source`, so that a recording replays exactly what was there, and so that what could not
+be read is known by its reason instead of being guessed.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from railweave.errors import Error
+
+# No file that is read here is larger than some 100 KiB (/proc/interrupts of a large host); what is larger is not what it seems to be.
+FILE_LIMIT_B = 4 << 20
+# A tool that has not answered by then waits for hardware that does not answer (nvidia-smi on a lost GPU).
+COMMAND_TIMEOUT_S = 5.0
+LIBRARY_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
+
+
+class Reason(enum.Enum):
+    """Why something is not known."""
+
+    absent = "absent"
+    """No such file, device or entry."""
+    permission = "permission"
+    """It is there, and this user may not read it."""
+    vanished = "vanished"
+    """It was there and went away between two reads, as a GPU does that falls off the bus."""
+    not_given = "not_given"
+    """It can be read and says nothing: a speed of `Unknown`, NUMA node -1, a format without that field."""
+    not_recorded = "not_recorded"
+    """The recording does not have it, or was cut before it."""
+    tool_missing = "tool_missing"
+    """The program or library that knows is not installed."""
+    timed_out = "timed_out"
+    unsupported = "unsupported"
+    """The driver or the device has no such thing."""
+    error = "error"
+    """Anything else; the detail has the text."""
+
+
+class Unreadable(Error):
+    """Something could not be read; `path` is a file, a command line, or `library:NAME`."""
+
+    def __init__(self, path: str, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{path}: {reason.value.replace('_', ' ')}{f': {detail}' if detail else ''}")
+        self.path = path
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """What a program wrote, and its exit status. A status other than 0 is an answer, not an error of the source."""
+
+    stdout: str
+    stderr: str
+    returncode: int
+
+
+class Source(ABC):
+    """A machine's files, links, programs and libraries. Each method raises `Unreadable`, and nothing else, when it cannot answer."""
+
+    @abstractmethod
+    def read_bytes(self, path: str) -> bytes:
+        """A file's content, at most FILE_LIMIT_B of it."""
+
+    @abstractmethod
+    def listdir(self, path: str) -> tuple[str, ...]:
+        """Names in a folder, sorted."""
+
+    @abstractmethod
+    def readlink(self, path: str) -> str:
+        """A link's target, as written in it."""
+
+    @abstractmethod
+    def command(self, argv: Sequence[str]) -> CommandOutput:
+        """A program's output."""
+
+    @abstractmethod
+    def library(self, name: str) -> str:
+        """What a library says, as text: `hwloc` its XML, `nvml` the JSON of `railweave.machine.nvml`."""
+
+    def read_text(self, path: str) -> str:
+        """A file's text without the newline at its end; bytes that are not UTF-8 show as U+FFFD."""
+        return self.read_bytes(path).decode("utf-8", errors="replace").rstrip("\n")
+
+
+_REASONS = {
+    errno.ENOENT: Reason.absent,
+    errno.ENOTDIR: Reason.absent,
+    errno.EACCES: Reason.permission,
+    errno.EPERM: Reason.permission,
+    errno.ENODEV: Reason.vanished,
+    errno.ENXIO: Reason.vanished,
+    errno.ESRCH: Reason.vanished,
+    errno.EOPNOTSUPP: Reason.unsupported,
+    errno.ENOSYS: Reason.unsupported,
+}
+
+
+def _unreadable(path: str, error: OSError) -> Unreadable:
+    return Unreadable(path, _REASONS.get(error.errno or 0, Reason.error), error.strerror or str(error))
+
+
+class LiveSource(Source):
+    """The machine this runs on. With another `root`, the files of a tree that was copied from a machine; programs and libraries then
+    cannot be asked."""
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self._root = Path(root)
+        self._is_this_machine = self._root == Path("/")
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def read_bytes(self, path: str) -> bytes:
+        try:
+            with self._at(path).open("rb") as file:
+                content = file.read(FILE_LIMIT_B + 1)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if len(content) > FILE_LIMIT_B:
+            raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
+        return content
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        try:
+            return tuple(sorted(os.listdir(self._at(path))))  # noqa: PTH208 - Path.iterdir makes a Path of each of thousands of names
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def readlink(self, path: str) -> str:
+        try:
+            return str(self._at(path).readlink())
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def command(self, argv: Sequence[str]) -> CommandOutput:
+        line = " ".join(argv)
+        program = shutil.which(argv[0]) if self._is_this_machine else None
+        if program is None:
+            raise Unreadable(line, Reason.tool_missing, f"no program {argv[0]}" if self._is_this_machine else "not this machine's files")
+        environment = {**os.environ, "LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                [program, *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMMAND_TIMEOUT_S,
+                env=environment,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unreadable(line, Reason.timed_out, f"no answer in {COMMAND_TIMEOUT_S:g} s") from error
+        except OSError as error:
+            raise _unreadable(line, error) from error
+        return CommandOutput(_text(done.stdout), _text(done.stderr), done.returncode)
+
+    def library(self, name: str) -> str:
+        if not self._is_this_machine:
+            raise Unreadable(f"library:{name}", Reason.tool_missing, "not this machine's files")
+        from railweave.machine import hwloc_library, nvml
+
+        readers: dict[str, Callable[[], str]] = {"hwloc": hwloc_library.export_xml, "nvml": nvml.read_json}
+        return _within(LIBRARY_TIMEOUT_S, f"library:{name}", readers[name])
+
+
+def _text(output: bytes) -> str:
+    return output[:FILE_LIMIT_B].decode("utf-8", errors="replace")
+
+
+def _within(seconds: float, path: str, call: Callable[[], T]) -> T:
+    """The call's result, or `Unreadable` when it takes too long: a driver with a lost GPU may not return at all."""
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # handed on to the caller
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failures:
+        raise failures[0]
+    if not results:
+        raise Unreadable(path, Reason.timed_out, f"no answer in {seconds:g} s")
+    return results[0]
