@@ -1,0 +1,120 @@
+/* The C ABI between a shim (the NCCL shim, for one) and a device library: librailweave_cuda.so, which moves bytes between GPUs.
+ *
+ * The shim loads the library with dlopen and takes railweave_cuda_api from it; nothing else of it is linked. Every struct that crosses
+ * begins with its size as its writer knows it: a reader takes no field beyond that size, and a field is only ever added at the end.
+ * RAILWEAVE_CUDA_VERSION changes when the meaning of something existing does.
+ *
+ * Threads: calls on different communicators may run at the same time. enqueue calls that share a communicator are made one after
+ * another by the caller; async_error, counters, describe and abort may run beside any call except destroy.
+ *
+ * Functions return RAILWEAVE_OK or an error code of railweave.h; last_error then has the text, until the thread's next call. */
+#ifndef RAILWEAVE_CUDA_H
+#define RAILWEAVE_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "railweave/railweave.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RAILWEAVE_CUDA_VERSION 1u
+
+/* A rank of a communicator: lives in one process and on one device; a process may hold several ranks of the same communicator. */
+typedef struct railweave_cuda_communicator railweave_cuda_communicator;
+/* A cudaStream_t, the special handles (legacy, per thread) among them. */
+typedef void* railweave_cuda_stream;
+
+typedef struct railweave_cuda_config {
+  size_t size; /* sizeof(railweave_cuda_config) */
+  uint32_t rank;
+  uint32_t world;
+  int32_t device;         /* CUDA ordinal in this process */
+  uint32_t reserved;      /* 0 */
+  const char* rendezvous; /* tcp://HOST:PORT: rank 0 listens there; the port is free on its host when create is called */
+  /* Settings of docs/engine.md by name; they override RAILWEAVE_* variables. */
+  const railweave_setting* settings;
+  size_t setting_count;
+} railweave_cuda_config;
+
+typedef enum railweave_cuda_kind { RAILWEAVE_CUDA_SEND = 0, RAILWEAVE_CUDA_RECV = 1 } railweave_cuda_kind;
+
+/* A message to or from a peer. The k-th send of a rank to another on a communicator meets the k-th receive there; k counts in the order
+ * of enqueue calls, and inside one call in the order of the list. In a stream that is being captured k counts when the graph runs. */
+typedef struct railweave_cuda_transfer {
+  size_t size; /* sizeof(railweave_cuda_transfer); the list's stride as well */
+  railweave_cuda_communicator* communicator;
+  uint32_t kind;  /* railweave_cuda_kind */
+  uint32_t peer;  /* the own rank too: the k-th send to oneself meets the k-th receive from oneself */
+  void* data;     /* device memory, or whatever else the device can read or write; sends only read it */
+  uint64_t bytes; /* at least 1 */
+} railweave_cuda_transfer;
+
+typedef struct railweave_cuda_counters {
+  size_t size;         /* sizeof(railweave_cuda_counters), set by the caller */
+  uint64_t enqueued;   /* messages handed to enqueue (captured ones count when they run) */
+  uint64_t completed;  /* messages that have ended; a stall is enqueued > completed while neither moves */
+  uint64_t bytes_sent; /* of completed sends, each byte once */
+  uint64_t bytes_received;
+  uint64_t bytes_by_kind[5]; /* sent so far, by PathKind: direct, relay, host, rail, cross_rail; repeated ones included */
+} railweave_cuda_counters;
+
+typedef struct railweave_cuda_api {
+  size_t size; /* sizeof(railweave_cuda_api) of the library */
+  uint32_t version;
+  uint32_t reserved;
+
+  /* Text of this thread's last error, never NULL. */
+  const char* (*last_error)(void);
+
+  /* Whether this process can serve on that device (driver, architecture, MIG, /dev/shm ...). Asks nobody else, changes nothing. */
+  railweave_status (*probe)(int32_t device);
+
+  /* Brings the ranks together: all call it, with the same world and rendezvous. May block in that, for at most the setting bootstrap_ms,
+   * so it is called on a thread of the shim's own. After an error nothing is left behind. Memory, handles, kernels: everything that could
+   * make a later call wait for a device is set up here. */
+  railweave_status (*create)(const railweave_cuda_config* config, railweave_cuda_communicator** communicator);
+
+  /* Queues all transfers as one operation: one launch, on streams[0], which starts after what is queued on every listed stream and
+   * before what is queued on them later. The communicators of the transfers are on the device of the streams. Never waits for a peer or
+   * for the device. Legal while the streams are being captured. On error nothing was queued and no message was numbered. */
+  railweave_status (*enqueue)(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
+                              size_t stream_count);
+
+  /* RAILWEAVE_OK, or what ended the communicator: a rank that died, a transport, sizes that differ at the two ends. Does not block. */
+  railweave_status (*async_error)(railweave_cuda_communicator* communicator);
+
+  /* Ends everything that is running or queued on it: kernels leave, streams go on, buffers are not touched afterwards. Does not block.
+   * Later enqueue calls fail. */
+  railweave_status (*abort)(railweave_cuda_communicator* communicator);
+
+  /* Waits until what was enqueued has ended here, then lends slots and NICs until no peer needs them, for at most the setting drain_ms.
+   * Every rank calls it or destroy, in any order. */
+  railweave_status (*drain)(railweave_cuda_communicator* communicator);
+
+  /* drain (unless it was aborted or drained), then frees everything; NULL is allowed. */
+  void (*destroy)(railweave_cuda_communicator* communicator);
+
+  /* Memory that will be used often: mapped once, ahead of its use. A hint; transfers need not be registered. `handle` goes to
+   * deregister, before the memory is freed. */
+  railweave_status (*register_buffer)(railweave_cuda_communicator* communicator, void* data, uint64_t bytes, void** handle);
+  railweave_status (*deregister_buffer)(railweave_cuda_communicator* communicator, void* handle);
+
+  railweave_status (*counters)(railweave_cuda_communicator* communicator, railweave_cuda_counters* counters);
+
+  /* What the communicator waits for, a line each: message, chunk, path, peer, state. Writes at most `bytes` with a final 0 and returns
+   * the length that the whole text has. Reads host memory only: works while kernels hang. */
+  size_t (*describe)(railweave_cuda_communicator* communicator, char* text, size_t bytes);
+} railweave_cuda_api;
+
+/* The library's one entry, found by dlsym("railweave_cuda_entry"): the table for that version, NULL when it does not have it. */
+RAILWEAVE_API const railweave_cuda_api* railweave_cuda_entry(uint32_t version);
+typedef const railweave_cuda_api* (*railweave_cuda_entry_function)(uint32_t version);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
