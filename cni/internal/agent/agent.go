@@ -56,7 +56,7 @@ type Agent struct {
 	generation uint64
 	tenants    map[string]uint32
 	acks       map[string]uint64
-	// unsettled: an address lost its tenant, but cached flows of it may be left.
+	// unsettled: an address lost or got a tenant, but cached flows of before may be left.
 	unsettled bool
 	// disputed counts for how many polls in a row the kernel and bgpd have disagreed about an announcement.
 	disputed map[netip.Addr]int

@@ -192,37 +192,45 @@ func (a *Agent) report(ctx context.Context) {
 // that the next step may be possible.
 func (a *Agent) changeTenants(ctx context.Context) bool {
 	revoked := a.markRevoked()
-	a.mutex.Lock()
-	unsettled := a.unsettled
-	a.mutex.Unlock()
-	if unsettled {
-		// First here, in both directions and with no cached flow left; only then the others are told.
-		if err := errors.Join(a.applyAll(ctx), a.revalidating.do(ctx), a.saving.do(ctx)); err != nil {
-			a.Log.Error("a tenant could not be revoked; its addresses have none until it is", "error", err)
-			return false
-		}
-		a.mutex.Lock()
-		a.unsettled = false
-		a.mutex.Unlock()
-		a.Metrics.TenantChanges.WithLabelValues("revoked").Add(float64(revoked))
-	}
-	if !a.publishOutdated(ctx) {
+	// First here, in both directions and with no cached flow left; only then the others are told.
+	changed, ok := a.settleTenants(ctx)
+	if !ok || !a.publishOutdated(ctx) {
 		return false
 	}
-	if unsettled {
+	if changed {
+		a.Metrics.TenantChanges.WithLabelValues("revoked").Add(float64(revoked))
 		a.report(ctx)
 	}
 	granted := a.markGranted()
 	if granted == 0 {
-		return unsettled
+		return changed
 	}
-	if err := errors.Join(a.saving.do(ctx), a.applyAll(ctx)); err != nil {
-		a.Log.Error("a tenant was granted, but is not in the switch yet", "error", err)
+	// Likewise: what is reported in force must not meet a cached flow that still drops.
+	if _, ok := a.settleTenants(ctx); !ok {
+		return false
 	}
 	a.Metrics.TenantChanges.WithLabelValues("granted").Add(float64(granted))
 	published := a.publishOutdated(ctx)
 	a.report(ctx)
 	return published
+}
+
+// settleTenants brings changed tenants into this node's switch and store. Until it succeeds none of them is published.
+func (a *Agent) settleTenants(ctx context.Context) (changed, ok bool) {
+	a.mutex.Lock()
+	unsettled := a.unsettled
+	a.mutex.Unlock()
+	if !unsettled {
+		return false, true
+	}
+	if err := errors.Join(a.applyAll(ctx), a.revalidating.do(ctx), a.saving.do(ctx)); err != nil {
+		a.Log.Error("a change of tenant is not in force here yet; trying again at the next heartbeat", "error", err)
+		return true, false
+	}
+	a.mutex.Lock()
+	a.unsettled = false
+	a.mutex.Unlock()
+	return true, true
 }
 
 // markRevoked takes the tenant from the addresses whose Namespace has another one now.
@@ -257,6 +265,7 @@ func (a *Agent) markGranted() int {
 			count++
 		}
 	}
+	a.unsettled = a.unsettled || count > 0
 	return count
 }
 

@@ -144,3 +144,26 @@ func TestRevocationThatCannotBeRevalidated(t *testing.T) {
 	n.agent.heard(t.Context())
 	n.await("the new tenant", func() bool { return n.agent.Source.View().Entries[held.Hosts()[0]].Tenant == "new" && n.knows(held) })
 }
+
+// TestGrantThatCannotBeRevalidated is not published either: "in force" would meet cached flows that still drop.
+func TestGrantThatCannotBeRevalidated(t *testing.T) {
+	first, second, dir := two(t, map[string]string{"team-a": "", "mover": "team-a"})
+	moving := first.pod("mover", 1)
+	first.attach(moving)
+	second.await("node2 has heard of it", func() bool { return len(second.agent.Source.View().Entries) > 0 })
+	second.stop() // it holds the grant up until it is taken for dead
+	writeNamespaces(t, dir, map[string]string{"team-a": "", "mover": "other"})
+	published := func() tenancy.Entry { return first.agent.Source.View().Entries[moving.Hosts()[0]] }
+	first.await("the address is revoked", func() bool { return published().Revoked })
+	first.locked(func() { first.fail["revalidate"] = errBusy })
+	first.agent.mutex.Lock()
+	first.agent.Now = func() time.Time { return time.Now().Add(tenancy.Lifetime) }
+	first.agent.mutex.Unlock()
+	first.agent.heard(t.Context())
+	if entry := published(); !entry.Revoked {
+		t.Errorf("published: %+v", entry)
+	}
+	first.locked(func() { delete(first.fail, "revalidate") })
+	first.agent.heard(t.Context())
+	first.await("granted", func() bool { return !published().Revoked && published().Tenant == "other" })
+}
