@@ -33,7 +33,7 @@ test-cni-e2e:
 	@if [ "$$(id -u)" != 0 ]; then \
 		echo "cni end-to-end suite: NOT RUN, it needs root (network namespaces, Open vSwitch, FRR)"; \
 	else \
-		cd cni && RAILWEAVE_E2E_REQUIRED=$${CI:-} go test -count=1 -timeout 30m -p 1 ./e2e/...; \
+		cd cni && RAILWEAVE_E2E_REQUIRED=$${CI:-} go test -count=1 -timeout 30m -p 1 -parallel 3 ./e2e/...; \
 	fi
 
 # With the scenarios that take minutes each: all variants, isolation through every fault, 200 pods at once.

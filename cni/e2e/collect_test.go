@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/railweave/railweave/cni/e2e/cluster"
 	"github.com/railweave/railweave/cni/e2e/testnet"
@@ -23,7 +22,7 @@ func TestCollect(t *testing.T) {
 	const tries = 5
 	for try := 1; ; try++ {
 		gone := run(t, c, 1, "team-a", fmt.Sprintf("gone-%d", try))
-		must(t, c.WaitRoutes(c.Pods(), 5*time.Second))
+		must(t, c.WaitRoutes(c.Pods(), routesLimit))
 		must(t, r.ForgetResults())
 		must(t, r.Discard(gone))
 		for rail := range c.Network.Leaves {

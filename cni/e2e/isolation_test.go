@@ -139,7 +139,7 @@ func (f *field) session(t *testing.T) *probe.Session {
 	for _, impostors := range f.impostors {
 		all = append(all, impostors...)
 	}
-	s, err := probe.NewSession(all, f.watches, f.relation)
+	s, err := probe.NewSession(all, f.watches, f.relation, f.AwaitRoom)
 	must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
@@ -156,31 +156,36 @@ func kindsNamed(prefixes ...string) []probe.Kind {
 	})
 }
 
-// verdict fails the test for every probe that leaked or was lost. Probes that a switch demonstrably had no room for,
-// because the machine was busy, are sent again, at most three times.
+// verdict fails the test for every probe that leaked, at its first packet, and for every probe that is lost again when it is
+// sent again. One probe may be lost on a busy machine; losses that are more than one in a thousand and more than what the
+// switches count as dropped unread are a hole, and no second try covers it up.
 func (f *field) verdict(t *testing.T, s *probe.Session, overflowBefore uint64) {
 	t.Helper()
+	const tries, oneIn = 3, 1000
 	s.Settle(10 * time.Second)
-	for range 3 {
-		overflow := f.overflow(t)
-		if len(s.Losses()) == 0 || overflow == overflowBefore {
+	losses, dropped := s.Losses(), f.overflow(t)-overflowBefore
+	if excused := uint64(s.Expected()/oneIn) + dropped; uint64(len(losses)) > excused {
+		t.Errorf("%d losses of %d probes that must arrive, more than the %d that a busy machine excuses:\n%s", len(losses), s.Expected(),
+			excused, probe.Summary(losses))
+	}
+	for try := 1; len(losses) > 0 && !t.Failed(); try++ {
+		if try > tries {
+			t.Errorf("%d probes are lost each of %d times they are sent:\n%s", len(losses), try, probe.Summary(losses))
 			break
 		}
-		t.Logf("the switches had no room for %d packets: sending the %d probes again that did not arrive", overflow-overflowBefore, len(s.Losses()))
-		overflowBefore = overflow
+		t.Logf("%d of %d probes are sent again (the switches dropped %d packets unread): %s", len(losses), s.Expected(), dropped,
+			probe.Summary(losses))
 		must(t, s.Resend())
 		s.Settle(10 * time.Second)
+		losses = s.Losses()
 	}
-	dropped, err := s.Dropped()
+	unread, err := s.Dropped()
 	must(t, err)
-	if dropped > 0 {
-		t.Errorf("the receivers' sockets overflowed by %d packets", dropped)
+	if unread > 0 {
+		t.Errorf("the receivers' sockets overflowed by %d packets", unread)
 	}
 	if leaks := s.Leaks(); len(leaks) > 0 {
 		t.Errorf("%d leaks of %d probes:\n%s", len(leaks), s.Sent(), probe.Summary(leaks))
-	}
-	if losses := s.Losses(); len(losses) > 0 {
-		t.Errorf("%d losses of %d probes:\n%s", len(losses), s.Sent(), probe.Summary(losses))
 	}
 }
 
@@ -349,35 +354,16 @@ func pause(d time.Duration) func() error {
 	}
 }
 
-// stream sends probes of all kinds, at some 3,000 a second, until the returned function is called.
+// stream sends probes of all kinds until the returned function is called.
 func stream(t *testing.T, s *probe.Session, f *field) (stop func()) {
 	t.Helper()
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for i := 0; ; i++ {
-			from := f.ends[i%len(f.ends)]
-			for j, to := range f.ends {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				if from == to || from.Rail != to.Rail {
-					continue
-				}
-				kind := probe.Kinds[(i/len(f.ends)+j)%len(probe.Kinds)]
-				if err := s.Send(kind, from, to); err != nil {
-					t.Error(err)
-					return
-				}
-				time.Sleep(300 * time.Microsecond)
-			}
-		}
-	}()
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- s.Stream(f.ends, done) }()
 	return func() {
 		close(done)
-		<-ended
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -40,8 +40,13 @@ func onlyFull(t *testing.T) {
 	}
 }
 
-// start builds a cluster for one test.
-func start(t *testing.T, options cluster.Options) *cluster.Cluster {
+// routesLimit bounds how long the leafs may take to learn or forget a pod. It is well below a second when the machine is
+// idle, which addlatency measures.
+const routesLimit = 30 * time.Second
+
+// needNetwork skips a test where networks cannot be built, and lets it run beside others: each has a network of its own, and
+// most of the time they wait for routing daemons.
+func needNetwork(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("end-to-end: not with -short")
@@ -52,6 +57,13 @@ func start(t *testing.T, options cluster.Options) *cluster.Cluster {
 		}
 		t.Skip(err)
 	}
+	t.Parallel()
+}
+
+// start builds a cluster for one test.
+func start(t *testing.T, options cluster.Options) *cluster.Cluster {
+	t.Helper()
+	needNetwork(t)
 	if options.Network == (testnet.Config{}) {
 		options.Network = testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}
 	}

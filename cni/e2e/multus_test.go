@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/railweave/railweave/cni/e2e/cluster"
 	"github.com/railweave/railweave/cni/e2e/plugins"
@@ -25,7 +24,7 @@ func TestMultus(t *testing.T) {
 			pods = append(pods, pod)
 		}
 	}
-	must(t, c.WaitRoutes(pods, 5*time.Second))
+	must(t, c.WaitRoutes(pods, routesLimit))
 	audited(t, c)
 	for _, from := range pods {
 		for _, to := range pods {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -41,9 +42,8 @@ func TestRelabelling(t *testing.T) {
 			return probe.Strangers
 		}
 	}
-	s := f.session(t)
+	during := f.session(t)
 	before := f.overflow(t)
-	stop := stream(t, s, f)
 	for round, change := range []struct{ namespace, label, tenant string }{
 		{"team-b2", "", "team-b2"}, {"team-b2", "team-a", "team-a"}, {"team-a", "blue", "blue"}, {"team-b2", "blue", "blue"},
 	} {
@@ -54,24 +54,34 @@ func TestRelabelling(t *testing.T) {
 		}
 		after[change.namespace], labels[change.namespace] = change.tenant, change.label
 		next := relation(after)
-		// While the change is under way only what holds before and after is expected.
-		s.SetRelation(func(from, to *probe.Endpoint) probe.Relation {
-			if a, b := was(from, to), next(from, to); a == b {
-				return a
+		// While the change is under way only what holds before and after is expected, and nothing of the Namespace that
+		// moves: its addresses have no tenant for a moment, not even among themselves.
+		during.SetRelation(func(from, to *probe.Endpoint) probe.Relation {
+			a, b := was(from, to), next(from, to)
+			moves := namespace[from] == change.namespace || namespace[to] == change.namespace
+			if a != b || a == probe.Friends && moves {
+				return probe.Unsettled
 			}
-			return probe.Unsettled
+			return a
 		})
+		stop := stream(t, during, f)
+		time.Sleep(200 * time.Millisecond) // some probes before the change, whose flows are cached then
 		must(t, c.Network.SetTenants(labels))
 		began := time.Now()
 		inForce(t, c, round%len(c.Runtimes)+1, change.namespace)
-		s.SetRelation(next)
+		during.SetRelation(next)
 		t.Logf("%s to %s: in force after %v", change.namespace, change.tenant, time.Since(began).Round(time.Millisecond))
+		// At once, in both directions and of every kind: what the stream's many probes could hide.
+		stop()
+		moved := slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool { return namespace[e] != change.namespace })
+		must(t, during.Matrix(probe.Kinds, moved, f.ends, probe.Burst))
+		must(t, during.Matrix(probe.Kinds, f.ends, moved, probe.Burst))
+		f.verdict(t, during, before)
+		before = f.overflow(t)
 		of = after
-		time.Sleep(2 * time.Second)
 	}
-	stop()
-	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
-	f.verdict(t, s, before)
+	must(t, during.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
+	f.verdict(t, during, before)
 }
 
 // TestUnknownNamespace starts a pod of a Namespace nobody has heard of.

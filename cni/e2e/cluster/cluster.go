@@ -198,6 +198,27 @@ func (c *Cluster) compareRoutes(pods []*runtime.Pod) error {
 	return errors.New(strings.Join(problems, "\n"))
 }
 
+// AwaitRoom waits until the switches have read what was sent, so that another burst of frames finds room. One that does not
+// read for seconds is left to the caller, who counts what it drops.
+func (c *Cluster) AwaitRoom() error {
+	// Sockets hold 212,992 bytes by default, a short frame takes 768: with this left over, 200 more fit.
+	const little = 48 << 10
+	deadline := time.Now().Add(5 * time.Second)
+	for _, node := range c.Network.Nodes {
+		for {
+			backlog, err := node.OVS.Backlog()
+			if err != nil {
+				return err
+			}
+			if backlog < little || time.Now().After(deadline) {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
 // Stop ends the agents and removes the network with everything in it.
 func (c *Cluster) Stop() error {
 	var failures error

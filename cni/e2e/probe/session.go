@@ -63,6 +63,7 @@ type Session struct {
 	endpoints []*Endpoint
 	observers []*observer
 	senders   map[*Endpoint]int // packet sockets
+	awaitRoom func() error
 
 	mu       sync.Mutex
 	relation func(from, to *Endpoint) Relation
@@ -77,9 +78,11 @@ var sessions atomic.Uint32
 // idsPerSession is more probes than a session can send in the time a test has.
 const idsPerSession = 1 << 24
 
-// NewSession starts watching. Close ends it.
-func NewSession(endpoints []*Endpoint, watches []Watch, relation func(from, to *Endpoint) Relation) (*Session, error) {
-	s := &Session{endpoints: endpoints, relation: relation, senders: map[*Endpoint]int{}, first: sessions.Add(1) * idsPerSession}
+// NewSession starts watching. Close ends it. awaitRoom is called between bursts, and returns when the switches have room for
+// another.
+func NewSession(endpoints []*Endpoint, watches []Watch, relation func(from, to *Endpoint) Relation, awaitRoom func() error) (*Session, error) {
+	s := &Session{endpoints: endpoints, relation: relation, awaitRoom: awaitRoom, senders: map[*Endpoint]int{},
+		first: sessions.Add(1) * idsPerSession}
 	for _, e := range endpoints {
 		if !e.SendOnly {
 			if err := s.observe(Watch{Name: e.Name, NS: e.NS, Interface: e.Interface}, e); err != nil {
@@ -226,13 +229,12 @@ func (s *Session) third(from, to *Endpoint) *Endpoint {
 	return to
 }
 
-// Burst is how many frames Matrix sends before it waits a moment: Open vSwitch's userspace datapath reads its ports
-// through sockets of limited size, a few hundred frames each.
+// Burst is how many frames are sent before the switches must have room for another burst: Open vSwitch's userspace
+// datapath reads its ports through sockets of limited size, a few hundred frames each.
 const Burst = 100
 
 // Matrix sends the given kinds from each sender to each receiver of the same rail.
 func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint, burst int) error {
-	const pause = 3 * time.Millisecond
 	count := 0
 	for _, kind := range kinds {
 		for _, from := range senders {
@@ -244,12 +246,42 @@ func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint, burst int
 					return err
 				}
 				if count++; count%burst == 0 {
-					time.Sleep(pause)
+					if err := s.awaitRoom(); err != nil {
+						return err
+					}
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// Stream sends probes of all kinds between the endpoints, in turn and some thousands a second, until done is closed.
+func (s *Session) Stream(ends []*Endpoint, done <-chan struct{}) error {
+	const burst = 25 // small, so that SetRelation and the end find little on its way
+	count := 0
+	for i := 0; ; i++ {
+		from := ends[i%len(ends)]
+		for j, to := range ends {
+			if from == to || from.Rail != to.Rail {
+				continue
+			}
+			select {
+			case <-done:
+				return nil
+			default:
+			}
+			if err := s.Send(Kinds[(i/len(ends)+j)%len(Kinds)], from, to); err != nil {
+				return err
+			}
+			if count++; count%burst == 0 {
+				if err := s.awaitRoom(); err != nil {
+					return err
+				}
+			}
+			time.Sleep(300 * time.Microsecond) // room for everything else on the machine
+		}
+	}
 }
 
 // Sent is the number of probes sent so far.
@@ -344,10 +376,9 @@ func (o *observer) mayHave(p sent) bool {
 	return p.expect != Vanish && (o.watch.Transit || o.endpoint == p.to || o.endpoint == p.from)
 }
 
-// Resend sends every probe again that had to arrive and did not, one at a time and slowly, and expects it anew. It is for
-// probes that a switch had no room for; whether it had is for the caller to find out.
+// Resend sends every probe again that had to arrive and did not, one at a time, and expects it anew. Whether it may have
+// been lost is for the caller to judge.
 func (s *Session) Resend() error {
-	const pause = time.Millisecond
 	lost := s.missing()
 	s.mu.Lock()
 	for i, p := range s.probes {
@@ -361,9 +392,24 @@ func (s *Session) Resend() error {
 		if err := s.Send(Kinds[i], p.from, p.to); err != nil {
 			return err
 		}
-		time.Sleep(pause)
+		if err := s.awaitRoom(); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// Expected is the number of probes that must arrive.
+func (s *Session) Expected() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, p := range s.probes {
+		if p.expect == Arrive {
+			n++
+		}
+	}
+	return n
 }
 
 // Losses describes every probe that had to arrive and did not.

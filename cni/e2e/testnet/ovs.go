@@ -1,6 +1,8 @@
 package testnet
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -128,4 +130,37 @@ func (o OpenVSwitch) Overflow() (uint64, error) {
 		all += n
 	}
 	return all, nil
+}
+
+// Backlog is the most bytes that wait in any packet socket of the node, among them those through which the switch reads
+// its ports (/proc/net/packet, column Rmem). A switch that is not running has none.
+func (o OpenVSwitch) Backlog() (int, error) {
+	pid, err := o.vswitchd().pid()
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/packet", pid))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL) {
+		return 0, nil // killed a moment ago
+	}
+	if err != nil {
+		return 0, err
+	}
+	const rmem = 6
+	most := 0
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) <= rmem || fields[0] == "sk" {
+			continue
+		}
+		n, err := strconv.Atoi(fields[rmem])
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, n)
+	}
+	return most, nil
 }
