@@ -24,6 +24,8 @@ type Options struct {
 	// Round is the number of operations between audits.
 	Round int
 	Seed  uint64
+	// Keep leaves the network standing when something was found, to be looked into.
+	Keep bool
 	// Log hears of each round.
 	Log io.Writer
 }
@@ -73,7 +75,11 @@ func Run(options Options) (Result, error) {
 	for _, n := range namespaces {
 		tenants[n] = ""
 	}
-	c, err := cluster.Start(cluster.Options{Tenants: tenants, Interrupt: s.interrupt,
+	begin := cluster.Start
+	if options.Keep {
+		begin = cluster.StartDetached
+	}
+	c, err := begin(cluster.Options{Tenants: tenants, Interrupt: s.interrupt,
 		Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}})
 	if err != nil {
 		return s.result, err
@@ -82,6 +88,9 @@ func Run(options Options) (Result, error) {
 	began := time.Now()
 	err = s.rounds()
 	s.result.Took = time.Since(began)
+	if err != nil && options.Keep {
+		return s.result, fmt.Errorf("network %s is left standing: %w", c.Network.ID, err)
+	}
 	return s.result, errors.Join(err, c.Stop())
 }
 

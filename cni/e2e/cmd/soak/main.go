@@ -16,8 +16,9 @@ func main() {
 	operations := flag.Int("operations", 10000, "successful ADDs and DELs of attachments")
 	round := flag.Int("round", 100, "operations between audits")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random choices")
+	keep := flag.Bool("keep", false, "leave the network standing when something was found; take it down with testnet down ID")
 	flag.Parse()
-	result, err := soak.Run(soak.Options{Operations: *operations, Round: *round, Seed: *seed, Log: os.Stdout})
+	result, err := soak.Run(soak.Options{Operations: *operations, Round: *round, Seed: *seed, Keep: *keep, Log: os.Stdout})
 	fmt.Printf("%d operations on %d pods in %v, %d failed ADDs, %d repeated DELs, kills %v, seed %d\n", result.Operations, result.Pods,
 		result.Took.Round(time.Second), result.FailedAdds, result.RepeatedDeletes, result.Kills, *seed)
 	if err != nil {
