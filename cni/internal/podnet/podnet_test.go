@@ -48,7 +48,12 @@ func pod(t *testing.T, addresses ...string) *Interface {
 	if err != nil {
 		t.Skipf("no network namespaces here: %v", err)
 	}
-	t.Cleanup(func() { _ = testutils.UnmountNS(namespace) })
+	t.Cleanup(func() {
+		// Closed first: an open file keeps the mount busy.
+		if err := errors.Join(namespace.Close(), testutils.UnmountNS(namespace)); err != nil {
+			t.Error(err)
+		}
+	})
 	i := &Interface{Netns: namespace.Path(), Name: "net1", Table: 1000, MTU: 1400, RouterMAC: "02:00:00:00:00:01"}
 	err = namespace.Do(func(ns.NetNS) error {
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "net1"}, PeerName: "peer"}); err != nil {
