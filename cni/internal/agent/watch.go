@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// sessionPoll: two vtysh calls of 20 ms; a rail that went down is refused to ADDs after at most this long.
+	// sessionPoll: four questions to bgpd of a millisecond; a rail that went down is refused to ADDs after at most this long.
 	sessionPoll = 2 * time.Second
 	// downGrace: a session that comes back within it (a restart of FRR, a flap) is not told to pods.
 	downGrace = 15 * time.Second

@@ -129,23 +129,6 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// TestOriginated reads what FRR 8.4.4 answered: one route that is this node's own in IPv4, none in IPv6.
-func TestOriginated(t *testing.T) {
-	own := read(t, "own.json")
-	found, err := parseOriginated(own)
-	if want := netip.MustParseAddr("10.100.1.7"); err != nil || len(found) != 1 || !found[want] {
-		t.Errorf("want %v alone, have %v, %v", want, found, err)
-	}
-	for what, text := range map[string]string{
-		"nothing": "", "one family": own[:strings.Index(own, "} \n{")+2], "cut off": own[:len(own)/2],
-		"not configured yet": "% RW-OWN AS-path access-list not found\n", // with exit status 0
-	} {
-		if found, err := parseOriginated(text); err == nil {
-			t.Errorf("%s was read as %v", what, found)
-		}
-	}
-}
-
 // TestZebraClients: what zebra says of its clients, as FRR 8.4.4 does, with bgpd and before bgpd came back.
 func TestZebraClients(t *testing.T) {
 	const header = "Name      Connect Time    Last Read  Last Write      IPv4 Routes           IPv6 Routes\n" +

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"strings"
 )
@@ -16,43 +15,43 @@ var ErrZebraAway = errors.New("bgpd is not connected to zebra; see whether zebra
 // Originated lists the host routes that bgpd holds as the node's own: those it sends to the leafs whose pools they are of.
 func (d *Daemon) Originated(ctx context.Context) (map[netip.Addr]bool, error) {
 	// Filtered by bgpd: the whole table has a route of every pod of the cluster.
-	text, err := d.vtysh(ctx, "show bgp ipv4 unicast filter-list RW-OWN json", "show bgp ipv6 unicast filter-list RW-OWN json")
-	if err != nil {
-		return nil, err
-	}
-	return parseOriginated(text)
-}
-
-func parseOriginated(text string) (map[netip.Addr]bool, error) {
 	found := map[netip.Addr]bool{}
-	decoder := json.NewDecoder(strings.NewReader(text))
-	tables := 0
-	for ; ; tables++ {
-		var table struct {
-			Routes map[netip.Prefix]json.RawMessage `json:"routes"`
+	for _, family := range []string{"ipv4", "ipv6"} {
+		text, err := d.ask(ctx, "bgpd", "show bgp "+family+" unicast filter-list RW-OWN json")
+		if err != nil {
+			return nil, err
 		}
-		if err := decoder.Decode(&table); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, fmt.Errorf("show bgp unicast filter-list RW-OWN: %w", err)
+		if err := parseOriginated(text, found); err != nil {
+			return nil, fmt.Errorf("show bgp %s unicast filter-list RW-OWN: %w", family, err)
 		}
-		for prefix := range table.Routes {
-			if prefix.IsSingleIP() {
-				found[prefix.Addr()] = true
-			}
-		}
-	}
-	if tables != 2 {
-		return nil, fmt.Errorf("show bgp unicast filter-list RW-OWN: %d tables instead of one for each address family: %q", tables, text)
 	}
 	return found, nil
+}
+
+// parseOriginated adds the host routes of a table, as bgpd prints it, to those found.
+func parseOriginated(text string, found map[netip.Addr]bool) error {
+	var table struct {
+		Routes map[netip.Prefix]json.RawMessage `json:"routes"`
+	}
+	if err := json.Unmarshal([]byte(text), &table); err != nil {
+		return err
+	}
+	if table.Routes == nil {
+		return fmt.Errorf("no table of routes: %q", text) // bgpd has no instance yet
+	}
+	for prefix := range table.Routes {
+		if prefix.IsSingleIP() {
+			found[prefix.Addr()] = true
+		}
+	}
+	return nil
 }
 
 // Redistribute makes bgpd ask zebra for the announcements again, since FRR 8.4's bgpd connects to a restarted zebra without
 // registering its redistribution. What bgpd holds already stays if its registration was lost. Without a connection to zebra
 // nothing could be asked, and routes could be lost until there is one: this is refused with ErrZebraAway.
 func (d *Daemon) Redistribute(ctx context.Context, ipv4 bool) error {
-	clients, err := d.vtysh(ctx, "show zebra client summary")
+	clients, err := d.ask(ctx, "zebra", "show zebra client summary")
 	if err != nil {
 		return errors.Join(ErrZebraAway, err)
 	}

@@ -78,16 +78,38 @@ func (c *Config) toCNI(err error) error {
 	}
 }
 
-func attach(args *skel.CmdArgs) error {
+// chained reads what ADD and CHECK need: the configuration, and the result of the plugins before.
+func chained(args *skel.CmdArgs) (*Config, *current.Result, error) {
 	config, err := ParseConfig(args.StdinData)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	result, err := config.previous()
+	return config, result, err
+}
+
+// attachmentOf is what railweave-ovs asks of the agent, for ADD and CHECK.
+func attachmentOf(args *skel.CmdArgs) (*Config, *current.Result, *nodev1.AttachRequest, error) {
+	config, result, err := chained(args)
 	if err != nil {
-		return err
+		return nil, nil, nil, err
 	}
 	request, err := config.attachRequest(args, result)
+	return config, result, request, err
+}
+
+// announcementOf is what railweave-frr asks of the agent, for ADD and CHECK.
+func announcementOf(args *skel.CmdArgs) (*Config, *current.Result, *nodev1.AnnounceRequest, error) {
+	config, result, err := chained(args)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	request, err := config.announceRequest(args, result)
+	return config, result, request, err
+}
+
+func attach(args *skel.CmdArgs) error {
+	config, result, request, err := attachmentOf(args)
 	if err != nil {
 		return err
 	}
@@ -110,15 +132,7 @@ func attach(args *skel.CmdArgs) error {
 }
 
 func checkAttachment(args *skel.CmdArgs) error {
-	config, err := ParseConfig(args.StdinData)
-	if err != nil {
-		return err
-	}
-	result, err := config.previous()
-	if err != nil {
-		return err
-	}
-	request, err := config.attachRequest(args, result)
+	config, _, request, err := attachmentOf(args)
 	if err != nil {
 		return err
 	}
@@ -141,15 +155,7 @@ func (c *Config) announceRequest(args *skel.CmdArgs, result *current.Result) (*n
 }
 
 func announce(args *skel.CmdArgs) error {
-	config, err := ParseConfig(args.StdinData)
-	if err != nil {
-		return err
-	}
-	result, err := config.previous()
-	if err != nil {
-		return err
-	}
-	request, err := config.announceRequest(args, result)
+	config, result, request, err := announcementOf(args)
 	if err != nil {
 		return err
 	}
@@ -164,15 +170,7 @@ func announce(args *skel.CmdArgs) error {
 }
 
 func checkAnnouncement(args *skel.CmdArgs) error {
-	config, err := ParseConfig(args.StdinData)
-	if err != nil {
-		return err
-	}
-	result, err := config.previous()
-	if err != nil {
-		return err
-	}
-	request, err := config.announceRequest(args, result)
+	config, _, request, err := announcementOf(args)
 	if err != nil {
 		return err
 	}
