@@ -22,7 +22,15 @@ ACS_BITS = {
     "EgressCtrl": 0x20,
     "DirectTrans": 0x40,
 }
-EXPRESS_TYPES = {0: "endpoint", 1: "legacy endpoint", 4: "root port", 5: "upstream port", 6: "downstream port", 7: "bridge", 9: "integrated endpoint"}
+EXPRESS_TYPES = {
+    0: "endpoint",
+    1: "legacy endpoint",
+    4: "root port",
+    5: "upstream port",
+    6: "downstream port",
+    7: "bridge",
+    9: "integrated endpoint",
+}
 _SPEEDS_GTPS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 
 

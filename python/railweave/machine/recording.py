@@ -258,7 +258,9 @@ def parse_recording(compressed: bytes, source: str) -> Recording:
         output, errors = (members.get(f"{entry['member']}.{stream}") for stream in ("stdout", "stderr"))
         if output is not None and errors is not None:
             argv = tuple(map(str, entry["argv"]))
-            recording.commands[argv] = CommandOutput(output.decode(errors="replace"), errors.decode(errors="replace"), int(entry["returncode"]))
+            recording.commands[argv] = CommandOutput(
+                output.decode(errors="replace"), errors.decode(errors="replace"), int(entry["returncode"])
+            )
     for name in map(str, manifest["libraries"]):
         if f"libraries/{name}" in members:
             recording.libraries[name] = members[f"libraries/{name}"].decode(errors="replace")

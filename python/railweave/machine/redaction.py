@@ -15,10 +15,14 @@ _HEX = "[0-9A-Fa-f]"
 # IPv6 and GIDs, full form as sysfs writes them, and node and port GUIDs: 8 and 4 groups.
 _GROUPS = re.compile(rf"(?<![0-9A-Fa-f:])(?:{_HEX}{{4}}:){{3}}(?:(?:{_HEX}{{4}}:){{4}})?{_HEX}{{4}}(?![0-9A-Fa-f:])")
 # Ethernet (6 bytes), InfiniBand (20) and serial numbers as lspci writes them (8, with dashes).
-_MAC = re.compile(rf"(?<![0-9A-Fa-f:-]){_HEX}{{2}}(?:[:-]{_HEX}{{2}}){{5}}(?:(?:[:-]{_HEX}{{2}}){{2}}|(?:[:-]{_HEX}{{2}}){{14}})?(?![0-9A-Fa-f:-])")
+_MAC = re.compile(
+    rf"(?<![0-9A-Fa-f:-]){_HEX}{{2}}(?:[:-]{_HEX}{{2}}){{5}}(?:(?:[:-]{_HEX}{{2}}){{2}}|(?:[:-]{_HEX}{{2}}){{14}})?(?![0-9A-Fa-f:-])"
+)
 _UUID = re.compile(rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
-_IPV6 = re.compile(rf"(?<![\w:.])(?:{_HEX}{{1,4}}:){{1,6}}(?::{_HEX}{{1,4}}){{1,6}}(?![\w:.])|(?<![\w:.]){_HEX}{{1,4}}(?::{_HEX}{{1,4}}){{7}}(?![\w:.])")
+_IPV6 = re.compile(
+    rf"(?<![\w:.])(?:{_HEX}{{1,4}}:){{1,6}}(?::{_HEX}{{1,4}}){{1,6}}(?![\w:.])|(?<![\w:.]){_HEX}{{1,4}}(?::{_HEX}{{1,4}}){{7}}(?![\w:.])"
+)
 _SECRET = re.compile(r"((?:pass(?:word|wd)?|passphrase|secret|token|api_?key|credentials?|auth)[\w.-]*=)([^\s\0\"',]+)", re.IGNORECASE)
 _SERIAL = re.compile(r"((?:serial(?:[ _]?(?:number|no))?|chassis_serial|board_serial)\"?\s*[:=]\s*\"?)([^\s\",]+)", re.IGNORECASE)
 

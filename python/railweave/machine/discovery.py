@@ -1,0 +1,93 @@
+"""Reads a whole machine from a source: live, or from a recording; and makes recordings."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from datetime import datetime, timezone
+from pathlib import Path
+
+from railweave import __version__
+from railweave.machine.facts import Machine, known
+from railweave.machine.gpus import read_gpus
+from railweave.machine.network import read_lldp, read_nics
+from railweave.machine.pci import read_pci
+from railweave.machine.process import kept, read_process
+from railweave.machine.processors import read_cpus, read_numa
+from railweave.machine.recording import Recorder, Recording, redacted, write_recording
+from railweave.machine.redaction import Redactor
+from railweave.machine.source import LiveSource, Source, Unreadable
+from railweave.machine.system import read_host, read_kernel
+
+# What a recording holds beyond what discovery reads: tools' own views, to compare with, and what people ask for next.
+_EXTRA_COMMANDS = (
+    ("nvidia-smi", "topo", "-m"),
+    ("nvidia-smi", "topo", "-p2p", "n"),
+    ("nvidia-smi", "nvlink", "-s"),
+    ("lspci", "-tv"),
+    ("ibdev2netdev",),
+)
+_EXTRA_FILES = ("/proc/meminfo", "/proc/version", "/proc/self/status", "/etc/os-release")
+
+
+def discover(source: Source, pid: int | None = None) -> Machine:
+    """Everything about a machine that the source has; of a process too, if one is named. Never raises for what cannot be read."""
+    pci = read_pci(source)
+    gpus, driver = read_gpus(source, pci)
+    return Machine(
+        origin="this machine" if isinstance(source, LiveSource) else "a recording",
+        pci=pci,
+        gpus=gpus,
+        nics=read_nics(source),
+        numa=read_numa(source),
+        cpus=read_cpus(source),
+        kernel=read_kernel(source, driver, pci),
+        host=read_host(source),
+        lldp=read_lldp(source),
+        process=None if pid is None else read_process(source, pid),
+    )
+
+
+def record(path: Path, source: Source | None = None, salt: str | None = None, pid: int | None = None) -> Recording:
+    """Discovers through a recorder, and writes what it read to `path` (.tar.zst), with stand-ins for what identifies the machine.
+
+    Recordings made with one `salt` use the same stand-ins, so that machines can be compared. Raises RecordingError.
+    """
+    recorder = Recorder(source or LiveSource())
+    machine = discover(recorder, pid)
+    for argv in _EXTRA_COMMANDS:
+        try:
+            recorder.command(argv)
+        except Unreadable:
+            continue
+    for file in _EXTRA_FILES:
+        try:
+            recorder.read_bytes(file)
+        except Unreadable:
+            continue
+    for file, content in recorder.recording.files.items():
+        if file.startswith("/proc/"):
+            recorder.recording.files[file] = kept(file, content)
+    redactor = Redactor((salt or secrets.token_hex(16)).encode())
+    for name, kind in _names(recorder, machine):
+        redactor.add_name(name, kind)
+    recording = redacted(recorder.recording, redactor)
+    recording.about = {
+        "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "railweave": __version__,
+        "user": "root" if os.geteuid() == 0 else "not root",
+        **({} if pid is None else {"pid": str(pid)}),
+    }
+    write_recording(recording, path)
+    return recording
+
+
+def _names(recorder: Recorder, machine: Machine) -> list[tuple[str, str]]:
+    """The host's own name, and those of the switches it is wired to."""
+    names = []
+    for path in ("/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname"):
+        try:
+            names.append((recorder.read_text(path), "host"))
+        except Unreadable:
+            continue
+    return names + [(neighbour.switch, "switch") for neighbour in known(machine.lldp) or ()]

@@ -1,0 +1,139 @@
+"""Asks NVIDIA's management library (NVML) about all GPUs, and writes down its answers as JSON, so that a recording holds them.
+
+Each answer is `{"value": ...}` or `{"error": "NVML_ERROR_..."}`: a GPU that falls off the bus between two questions keeps what it had answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from railweave.machine.source import Reason, Unreadable
+
+VERSION = 1
+_PATH = "library:nvml"
+
+
+def read_json() -> str:
+    """The answers. Raises Unreadable when there is no NVML or no driver."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise Unreadable(_PATH, Reason.tool_missing, "no Python package nvidia-ml-py") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = Reason.tool_missing if isinstance(error, pynvml.NVMLError_LibraryNotFound) else reason_of(_error_name(error))
+        raise Unreadable(_PATH, reason, f"nvmlInit: {_error_name(error)}") from error
+    try:
+        return json.dumps(_Reader(pynvml).document(), indent=1)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _error_name(error: Any) -> str:
+    import pynvml
+
+    names: dict[Any, str] = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    return names.get(getattr(error, "value", None)) or str(error)
+
+
+def reason_of(name: str) -> Reason:
+    """Reason for an error of NVML."""
+    return {
+        "NVML_ERROR_NOT_SUPPORTED": Reason.unsupported,
+        "NVML_ERROR_FUNCTION_NOT_FOUND": Reason.unsupported,
+        "NVML_ERROR_NO_PERMISSION": Reason.permission,
+        "NVML_ERROR_GPU_IS_LOST": Reason.vanished,
+        "NVML_ERROR_DRIVER_NOT_LOADED": Reason.absent,
+        "NVML_ERROR_NOT_FOUND": Reason.absent,
+        "NVML_ERROR_TIMEOUT": Reason.timed_out,
+    }.get(name, Reason.error)
+
+
+class _Reader:
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def ask(self, call: Callable[[], Any]) -> dict[str, Any]:
+        try:
+            value = call()
+        except self._nvml.NVMLError as error:
+            return {"error": _error_name(error)}
+        return {"value": value.decode(errors="replace") if isinstance(value, bytes) else value}
+
+    def document(self) -> dict[str, Any]:
+        nvml = self._nvml
+        count = nvml.nvmlDeviceGetCount()
+        handles = [self._handle(index) for index in range(count)]
+        return {
+            "version": VERSION,
+            "driver": self.ask(nvml.nvmlSystemGetDriverVersion),
+            "nvml": self.ask(nvml.nvmlSystemGetNVMLVersion),
+            "gpus": [
+                {"index": index, "error": handle} if isinstance(handle, str) else self._gpu(index, handle, handles)
+                for index, handle in enumerate(handles)
+            ],
+        }
+
+    def _handle(self, index: int) -> Any:
+        """A handle, or the name of the error."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError as error:
+            return _error_name(error)
+
+    def _gpu(self, index: int, gpu: Any, all_gpus: list[Any]) -> dict[str, Any]:
+        nvml, ask = self._nvml, self.ask
+        return {
+            "index": index,
+            "bus_id": ask(lambda: nvml.nvmlDeviceGetPciInfo(gpu).busId),
+            "name": ask(lambda: nvml.nvmlDeviceGetName(gpu)),
+            "uuid": ask(lambda: nvml.nvmlDeviceGetUUID(gpu)),
+            "compute_capability": ask(lambda: list(nvml.nvmlDeviceGetCudaComputeCapability(gpu))),
+            "memory_B": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+            "pcie_generation": ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),
+            "pcie_width": ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),
+            "pcie_generation_max": ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)),
+            "pcie_width_max": ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)),
+            "sm_clock_MHz": ask(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            "sm_clock_max_MHz": ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            "throttle_reasons": ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
+            "persistence": ask(lambda: nvml.nvmlDeviceGetPersistenceMode(gpu)),
+            "mig": ask(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0]),
+            "fabric_state": ask(lambda: self._fabric_state(gpu)),
+            "cpu_affinity": ask(lambda: [int(word) for word in nvml.nvmlDeviceGetCpuAffinity(gpu, 64)]),
+            "nvlinks": [self._nvlink(gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)],
+            "common_ancestor": {
+                str(other): ask(partial(nvml.nvmlDeviceGetTopologyCommonAncestor, gpu, peer))
+                for other, peer in enumerate(all_gpus)
+                if other != index and not isinstance(peer, str)
+            },
+        }
+
+    def _fabric_state(self, gpu: Any) -> int:
+        info = self._nvml.c_nvmlGpuFabricInfo_t()
+        self._nvml.nvmlDeviceGetGpuFabricInfo(gpu, self._nvml.byref(info))
+        return int(info.state)
+
+    def _nvlink(self, gpu: Any, link: int) -> dict[str, Any]:
+        nvml, ask = self._nvml, self.ask
+        state = ask(lambda: nvml.nvmlDeviceGetNvLinkState(gpu, link))
+        if state.get("value") != nvml.NVML_FEATURE_ENABLED:
+            return {"state": state}
+        return {
+            "state": state,
+            "version": ask(lambda: nvml.nvmlDeviceGetNvLinkVersion(gpu, link)),
+            "remote_type": ask(lambda: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link)),
+            "remote_bus_id": ask(lambda: nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, link).busId),
+            "errors": {
+                name: ask(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
+                for name, counter in (
+                    ("replay", nvml.NVML_NVLINK_ERROR_DL_REPLAY),
+                    ("recovery", nvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+                    ("crc_flit", nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+                )
+            },
+        }

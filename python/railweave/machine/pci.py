@@ -1,0 +1,191 @@
+"""PCI devices from sysfs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from railweave.machine import facts
+from railweave.machine.facts import Fact, Known, PciDevice, PciLink, Unknown
+from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, link_name, or_none, parsed
+from railweave.machine.source import Reason, Source, Unreadable
+
+DEVICES = "/sys/bus/pci/devices"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
+# Display, network and bridge; NVSwitch ("other bridge"). All others only show what they are.
+_CLASSES_OF_INTEREST = {0x02, 0x03, 0x12}
+_NVSWITCH = 0x0680
+
+
+def read_pci(source: Source) -> Fact[tuple[PciDevice, ...]]:
+    """All functions: GPUs, NICs, NVSwitches and the bridges above them in full, of the others only what they are and where."""
+    try:
+        names = [name for name in source.listdir(DEVICES) if _ADDRESS.fullmatch(name)]
+    except Unreadable as error:
+        return Unknown(error.reason, error.path, error.detail)
+    places = {name: _place(source, name) for name in names}
+    classes = {name: integer(source, f"{DEVICES}/{name}/class") for name in names}
+    in_full = {name for name in names if _is_of_interest(classes[name])}
+    for name in sorted(in_full):
+        parent = places[name][0]
+        while parent is not None and parent in places and parent not in in_full:
+            in_full.add(parent)
+            parent = places[parent][0]
+    devices = [_device(source, name, places[name], classes[name], name in in_full) for name in names]
+    return Known(tuple(devices), DEVICES)
+
+
+def canonical_bus_id(text: str) -> str:
+    """A PCI address as Linux writes it: NVML writes the domain with 8 digits and capitals. Raises ValueError."""
+    found = re.fullmatch(r"(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text.strip())
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is no PCI address")
+    domain = int(found[1] or "0", 16)
+    return f"{domain:04x}:{found[2].lower()}:{found[3].lower()}.{found[4]}"
+
+
+def path_addresses(target: str) -> list[str]:
+    """PCI addresses in the path of a sysfs link, from the root port down."""
+    return [part for part in target.split("/") if _ADDRESS.fullmatch(part)]
+
+
+def path_root(target: str) -> str:
+    """Root bus in such a path, `pci0000:00`; `pci` if there is none."""
+    return next((part for part in target.split("/") if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", part)), "pci")
+
+
+def _is_of_interest(pci_class: Fact[int]) -> bool:
+    if isinstance(pci_class, Unknown):
+        return True
+    return pci_class.value >> 16 in _CLASSES_OF_INTEREST or pci_class.value >> 8 == _NVSWITCH
+
+
+def _place(source: Source, name: str) -> tuple[str | None, str]:
+    try:
+        target = source.readlink(f"{DEVICES}/{name}")
+    except Unreadable:
+        return None, f"pci{name.rsplit(':', 1)[0]}"
+    above = [address for address in path_addresses(target) if address != name]
+    return (above[-1] if above else None), path_root(target)
+
+
+def _device(source: Source, name: str, place: tuple[str | None, str], pci_class: Fact[int], in_full: bool) -> PciDevice:
+    at = f"{DEVICES}/{name}"
+    vendor, device = integer(source, f"{at}/vendor"), integer(source, f"{at}/device")
+    if not in_full:
+        not_read = Unknown(Reason.not_given, at, "read of GPUs, NICs, NVSwitches and the bridges above them only")
+        empty = dict.fromkeys(_FULL_FIELDS, not_read)
+        return PciDevice(name, place[0], place[1], vendor, device, pci_class, **empty)
+    group = or_none(attempt(f"{at}/iommu_group", lambda: int(source.readlink(f"{at}/iommu_group").rsplit("/", 1)[-1])))
+    return PciDevice(
+        bus_id=name,
+        parent=place[0],
+        root=place[1],
+        vendor=vendor,
+        device=device,
+        pci_class=pci_class,
+        subsystem_vendor=integer(source, f"{at}/subsystem_vendor"),
+        subsystem_device=integer(source, f"{at}/subsystem_device"),
+        numa=parsed(source, f"{at}/numa_node", _numa),
+        local_cpus=parsed(source, f"{at}/local_cpulist", cpu_list),
+        link=_link(source, at, "current"),
+        link_max=_link(source, at, "max"),
+        driver=or_none(link_name(source, f"{at}/driver")),
+        iommu_group=group,
+        iommu_domain=_iommu_domain(source, group),
+        config=attempt(f"{at}/config", lambda: source.read_bytes(f"{at}/config")),
+        sriov=_sriov(source, at),
+        physical_function=or_none(link_name(source, f"{at}/physfn")),
+        aer=_aer(source, at),
+        irqs=attempt(f"{at}/msi_irqs", lambda: tuple(int(number) for number in source.listdir(f"{at}/msi_irqs"))),
+    )
+
+
+_FULL_FIELDS = (
+    "subsystem_vendor",
+    "subsystem_device",
+    "numa",
+    "local_cpus",
+    "link",
+    "link_max",
+    "driver",
+    "iommu_group",
+    "iommu_domain",
+    "config",
+    "sriov",
+    "physical_function",
+    "aer",
+    "irqs",
+)
+
+
+def _numa(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise NotGiven(f"{number}: the firmware does not say")
+    return number
+
+
+def _link(source: Source, at: str, which: str) -> Fact[PciLink]:
+    speed = parsed(source, f"{at}/{which}_link_speed", link_speed)
+    width = parsed(source, f"{at}/{which}_link_width", _width)
+    if isinstance(speed, Unknown):
+        return speed
+    if isinstance(width, Unknown):
+        return width
+    return Known(PciLink(speed.value, width.value), f"{at}/{which}_link_speed, {which}_link_width")
+
+
+def link_speed(text: str) -> float:
+    """`32.0 GT/s PCIe` in GT/s. Raises ValueError."""
+    found = _SPEED.match(text)
+    if found is None:
+        raise NotGiven(f"{text[:40]!r}")
+    return float(found[1])
+
+
+def _width(text: str) -> int:
+    width = int(text)
+    if not 1 <= width <= 32:  # 0: a guest whose hypervisor shows no link; 63, 255: no link
+        raise NotGiven(f"{width} lanes")
+    return width
+
+
+def _iommu_domain(source: Source, group: Fact[int | None]) -> Fact[str]:
+    if isinstance(group, Unknown):
+        return group
+    if group.value is None:
+        return Unknown(Reason.absent, group.evidence, "the device is in no IOMMU group")
+    path = f"/sys/kernel/iommu_groups/{group.value}/type"
+    return parsed(source, path, str)
+
+
+def _sriov(source: Source, at: str) -> Fact[facts.Sriov | None]:
+    total = or_none(integer(source, f"{at}/sriov_totalvfs"))
+    if isinstance(total, Unknown):
+        return total
+    if total.value is None:
+        return Known(None, total.evidence)
+    enabled = integer(source, f"{at}/sriov_numvfs")
+    if isinstance(enabled, Unknown):
+        return enabled
+    return Known(facts.Sriov(total.value, enabled.value), f"{at}/sriov_totalvfs, sriov_numvfs")
+
+
+def _aer(source: Source, at: str) -> Fact[Mapping[str, int]]:
+    counts: dict[str, int] = {}
+    for kind in ("correctable", "nonfatal", "fatal"):
+        count = parsed(source, f"{at}/aer_dev_{kind}", _aer_total)
+        if isinstance(count, Unknown):
+            return count
+        counts[kind] = count.value
+    return Known(counts, f"{at}/aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal")
+
+
+def _aer_total(text: str) -> int:
+    for line in text.splitlines():
+        name, _, number = line.rpartition(" ")
+        if name.startswith("TOTAL_ERR"):
+            return int(number)
+    raise ValueError("no line TOTAL_ERR...")

@@ -1,0 +1,102 @@
+"""What a process of a job was started with: environment, limits, mounts, cores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from railweave.machine.facts import Fact, Process, Unknown
+from railweave.machine.reading import NotGiven, attempt, cpu_list, or_else, parsed
+from railweave.machine.source import Reason, Source
+
+# Variables that say how a job communicates and where its ranks run. Nothing else is read of an environment, which holds secrets.
+_PREFIXES = (
+    "NCCL_",
+    "UCX_",
+    "OMPI_",
+    "PMIX_RANK",
+    "MV2_",
+    "MPICH_",
+    "FI_",
+    "CUDA_",
+    "NVIDIA_VISIBLE",
+    "NVSHMEM_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "TORCH_NCCL_",
+    "RAILWEAVE_",
+    "SLURM_LOCALID",
+    "SLURM_PROCID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_CPU_BIND",
+)
+_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "LD_PRELOAD"}
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def read_process(source: Source, pid: int) -> Process:
+    """A process by number; what its owner alone may read is unknown to others."""
+    at = f"/proc/{pid}"
+    return Process(
+        pid=pid,
+        environ=attempt(f"{at}/environ", lambda: _environment(source.read_bytes(f"{at}/environ"))),
+        memlock_B=parsed(source, f"{at}/limits", _memlock),
+        shm_B=parsed(source, f"{at}/mountinfo", _shm),
+        affinity=parsed(source, f"{at}/status", lambda text: cpu_list(_status(text, "Cpus_allowed_list"))),
+        memory_nodes=parsed(source, f"{at}/status", lambda text: cpu_list(_status(text, "Mems_allowed_list"))),
+        infiniband_devices=_infiniband(source, at),
+    )
+
+
+def is_communication_variable(name: str) -> bool:
+    """Whether a variable is one of those that are read."""
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _environment(block: bytes) -> Mapping[str, str]:
+    pairs = (entry.decode("utf-8", errors="replace").partition("=") for entry in block.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs if is_communication_variable(name)}
+
+
+def kept(path: str, content: bytes) -> bytes:
+    """The part of a process's file that a recording may hold: an environment has secrets, mounts name servers and users."""
+    if path.endswith("/environ"):
+        return b"".join(f"{name}={value}\0".encode() for name, value in _environment(content).items())
+    if path.endswith("/mountinfo"):
+        return b"".join(line + b"\n" for line in content.splitlines() if line.split()[4:5] == [b"/dev/shm"])
+    return content
+
+
+def _memlock(text: str) -> int | None:
+    found = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
+    if found is None:
+        raise ValueError("no line 'Max locked memory'")
+    return None if found[1] == "unlimited" else int(found[1])
+
+
+def _shm(text: str) -> int | None:
+    """Size of the mount at /dev/shm; the last one hides those before it."""
+    mounts = [line for line in text.splitlines() if line.split()[4:5] == ["/dev/shm"]]
+    if not mounts:
+        raise NotGiven("no mount at /dev/shm")
+    found = re.search(r"(?:^|,)size=(\d+)([kmg]?)(?:,|$)", mounts[-1].split()[-1])
+    return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+def _status(text: str, key: str) -> str:
+    found = re.search(rf"^{key}:\s*(\S+)", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"no line {key!r}")
+    return found[1]
+
+
+def _infiniband(source: Source, at: str) -> Fact[tuple[str, ...]]:
+    """Through the process's own root, since a container has a /dev of its own."""
+    path = f"{at}/root/dev/infiniband"
+    names = attempt(path, lambda: source.listdir(path))
+    if isinstance(names, Unknown) and names.reason is Reason.absent:
+        root = attempt(f"{at}/root/dev", lambda: source.listdir(f"{at}/root/dev"))
+        return root if isinstance(root, Unknown) else or_else(names, ())
+    return names

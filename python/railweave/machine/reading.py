@@ -1,0 +1,124 @@
+"""From a source's files to facts: each function reads one thing and says why when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from railweave.machine.facts import Fact, Known, Unknown
+from railweave.machine.source import CommandOutput, Reason, Source, Unreadable
+
+T = TypeVar("T")
+
+
+class NotGiven(ValueError):
+    """A file that says nothing: `Unknown`, -1, an empty text."""
+
+
+def attempt(path: str, read: Callable[[], T]) -> Fact[T]:
+    """What `read` gives; `path` is its evidence. `NotGiven` and other ValueErrors of it say what was found."""
+    try:
+        return Known(read(), path)
+    except Unreadable as error:
+        return Unknown(error.reason, error.path, error.detail)
+    except NotGiven as error:
+        return Unknown(Reason.not_given, path, str(error))
+    except (ValueError, LookupError, OverflowError) as error:
+        return Unknown(Reason.error, path, f"not understood: {error}"[:200])
+
+
+def text_fact(source: Source, path: str) -> Fact[str]:
+    """A file's text, not empty."""
+
+    def read() -> str:
+        text = source.read_text(path).strip().strip("\0")
+        if not text:
+            raise NotGiven("empty")
+        return text
+
+    return attempt(path, read)
+
+
+def parsed(source: Source, path: str, parse: Callable[[str], T]) -> Fact[T]:
+    """A file's text, parsed."""
+    return attempt(path, lambda: parse(source.read_text(path).strip()))
+
+
+def integer(source: Source, path: str) -> Fact[int]:
+    """A number in any of C's notations."""
+    return parsed(source, path, lambda text: int(text, 0))
+
+
+def or_none(fact: Fact[T]) -> Fact[T | None]:
+    """Absence as an answer: for files that exist only where the thing exists."""
+    if isinstance(fact, Unknown) and fact.reason is Reason.absent:
+        return Known(None, f"{fact.path}: absent")
+    return fact
+
+
+def or_else(fact: Fact[T], value: T) -> Fact[T]:
+    """The value that absence means."""
+    if isinstance(fact, Unknown) and fact.reason is Reason.absent:
+        return Known(value, f"{fact.path}: absent")
+    return fact
+
+
+def link_name(source: Source, path: str) -> Fact[str]:
+    """Last part of a link's target: the driver, the IOMMU group, the bond."""
+    return attempt(path, lambda: source.readlink(path).rsplit("/", 1)[-1])
+
+
+def folder(source: Source, path: str) -> tuple[str, ...]:
+    """Names in a folder, none where it cannot be listed."""
+    try:
+        return source.listdir(path)
+    except Unreadable:
+        return ()
+
+
+def ran(source: Source, argv: Sequence[str]) -> CommandOutput:
+    """A program's output if its exit status is 0; raises `Unreadable` with what it wrote otherwise."""
+    output = source.command(argv)
+    if output.returncode != 0:
+        words = (output.stderr or output.stdout).strip().splitlines()
+        raise Unreadable(" ".join(argv), Reason.error, f"exit status {output.returncode}{f': {words[-1][:120]}' if words else ''}")
+    return output
+
+
+MASK_CPUS = 65_536
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """`0-3,8` as numbers, as the kernel writes lists of CPUs, nodes and processors. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in text.replace("\n", "").split(","):
+        if not part.strip():
+            continue
+        first, _, last = part.strip().partition("-")
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < MASK_CPUS:
+            raise ValueError(f"{part.strip()!r} in a list of CPUs")
+        numbers.update(range(low, high + 1))
+    return tuple(sorted(numbers))
+
+
+def cpu_mask(text: str) -> tuple[int, ...]:
+    """`ff,00000000` (also with `0x`, as hwloc writes; `0xf...f` is an infinite set and not accepted) as numbers. Raises ValueError."""
+    words = [word.strip().removeprefix("0x") or "0" for word in text.split(",")]
+    if len(words) * 32 > MASK_CPUS or any(len(word) > 8 for word in words[1:]) or len(words[0]) > MASK_CPUS // 4:
+        raise ValueError(f"{text[:40]!r} in a CPU mask")
+    bits = int("".join([words[0], *(word.rjust(8, "0") for word in words[1:])]), 16)
+    if bits < 0:
+        raise ValueError(f"{text[:40]!r} in a CPU mask")
+    return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
+def ranges(cpus: Sequence[int]) -> str:
+    """The reverse of `cpu_list`: `0-3,8`."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

@@ -1,0 +1,134 @@
+"""The kernel, its drivers, and what surrounds it: hypervisor, container, devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from railweave.machine.facts import Fact, Host, Kernel, Known, PciDevice, Unknown, known
+from railweave.machine.processors import has_hypervisor_flag
+from railweave.machine.reading import attempt, cpu_list, integer, or_else, or_none, parsed, text_fact
+from railweave.machine.source import Reason, Source, Unreadable
+
+FABRIC_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
+IRQBALANCE = ("systemctl", "is-active", "irqbalance")
+_CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+# Interrupts are read of GPUs and NICs only, and of each not more than a NIC has queues.
+_IRQS = 4096
+
+
+def read_kernel(source: Source, nvidia_driver: Fact[str], pci: Fact[tuple[PciDevice, ...]]) -> Kernel:
+    """Release, command line, modules, and what they offer to GPUs and NICs."""
+    proc_driver = parsed(source, "/proc/driver/nvidia/version", str)
+    return Kernel(
+        release=text_fact(source, "/proc/sys/kernel/osrelease"),
+        cmdline=parsed(source, "/proc/cmdline", lambda text: tuple(text.split())),
+        modules=parsed(source, "/proc/modules", lambda text: tuple(sorted(line.split()[0] for line in text.splitlines() if line.strip()))),
+        nvidia_driver=nvidia_driver if isinstance(nvidia_driver, Known) else text_fact(source, "/sys/module/nvidia/version"),
+        nvidia_open=proc_driver
+        if isinstance(proc_driver, Unknown)
+        else Known("Open Kernel Module" in proc_driver.value, proc_driver.evidence),
+        peermem=_peer_memory_clients(source),
+        gdrcopy=text_fact(source, "/sys/module/gdrdrv/version"),
+        iommu_groups=_iommu_groups(source),
+        numa_balancing=integer(source, "/proc/sys/kernel/numa_balancing"),
+        transparent_hugepages=parsed(source, "/sys/kernel/mm/transparent_hugepage/enabled", _chosen),
+        irq_affinity=_irq_affinity(source, pci),
+        irqbalance=_service(source, IRQBALANCE),
+    )
+
+
+def _chosen(text: str) -> str:
+    """The word in brackets: `always [madvise] never`."""
+    found = re.search(r"\[(\w+)\]", text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r}, expected one word in brackets")
+    return found[1]
+
+
+def _peer_memory_clients(source: Source) -> Fact[tuple[str, ...]]:
+    """Of the out-of-tree RDMA core, in /sys/kernel/mm; of the in-tree one, the module alone, which then found its interface."""
+    path = "/sys/kernel/mm/memory_peers"
+    clients = attempt(path, lambda: source.listdir(path))
+    if isinstance(clients, Known):
+        return clients
+    module = attempt("/sys/module/nvidia_peermem", lambda: source.listdir("/sys/module/nvidia_peermem"))
+    if isinstance(module, Known):
+        return Known(("nvidia_peermem",), module.evidence)
+    return or_else(clients, ())
+
+
+def _iommu_groups(source: Source) -> Fact[int]:
+    path = "/sys/kernel/iommu_groups"
+    return or_else(attempt(path, lambda: len(source.listdir(path))), 0)
+
+
+def _irq_affinity(source: Source, pci: Fact[tuple[PciDevice, ...]]) -> Fact[Mapping[int, tuple[int, ...]]]:
+    if isinstance(pci, Unknown):
+        return pci
+    path = "/proc/irq/*/smp_affinity_list"
+
+    def read() -> Mapping[int, tuple[int, ...]]:
+        numbers = [irq for device in pci.value if device.is_class(0x02, 2) or device.is_class(0x03, 2) for irq in known(device.irqs) or ()]
+        found = {}
+        for number in sorted(set(numbers))[:_IRQS]:
+            try:
+                found[number] = cpu_list(source.read_text(f"/proc/irq/{number}/smp_affinity_list"))
+            except Unreadable as error:
+                if error.reason is not Reason.absent:  # allocated, and not requested by the driver
+                    raise
+        return found
+
+    return attempt(path, read)
+
+
+def _service_state(source: Source, argv: Sequence[str]) -> Fact[str]:
+    """What `systemctl is-active` says; its exit status only repeats it."""
+
+    def read() -> str:
+        output = source.command(argv)
+        state = output.stdout.strip()
+        if not state:
+            raise Unreadable(" ".join(argv), Reason.error, output.stderr.strip()[:120])
+        return state
+
+    return attempt(" ".join(argv), read)
+
+
+def _service(source: Source, argv: Sequence[str]) -> Fact[bool]:
+    state = _service_state(source, argv)
+    return state if isinstance(state, Unknown) else Known(state.value == "active", state.evidence)
+
+
+def read_host(source: Source) -> Host:
+    """Hypervisor, container, devices, services."""
+    return Host(
+        vendor=text_fact(source, "/sys/class/dmi/id/sys_vendor"),
+        product=text_fact(source, "/sys/class/dmi/id/product_name"),
+        bios=text_fact(source, "/sys/class/dmi/id/bios_version"),
+        hypervisor=has_hypervisor_flag(source),
+        container=_container(source),
+        infiniband_devices=or_else(attempt("/dev/infiniband", lambda: source.listdir("/dev/infiniband")), ()),
+        nvidia_devices=attempt("/dev/nvidia*", lambda: _nvidia_devices(source)),
+        fabric_manager=_service_state(source, FABRIC_MANAGER),
+    )
+
+
+def _nvidia_devices(source: Source) -> tuple[str, ...]:
+    return tuple(name for name in source.listdir("/dev") if name.startswith("nvidia") or name == "gdrdrv")
+
+
+def _container(source: Source) -> Fact[str | None]:
+    """Marks that container runtimes leave; cgroup paths name those that leave none."""
+    systemd = or_none(text_fact(source, "/run/systemd/container"))
+    if isinstance(systemd, Known) and systemd.value:
+        return systemd
+    for path, kind in _CONTAINER_MARKS.items():
+        if isinstance(attempt(path, lambda path=path: source.read_bytes(path)), Known):  # type: ignore[misc]
+            return Known(kind, path)
+    cgroup = text_fact(source, "/proc/1/cgroup")
+    if isinstance(cgroup, Unknown):
+        return cgroup
+    found = re.search(r"kubepods|docker|containerd|lxc|libpod", cgroup.value)
+    kinds = {"kubepods": "kubernetes", "libpod": "podman"}
+    return Known(kinds.get(found[0], found[0]) if found else None, cgroup.evidence)
