@@ -288,6 +288,8 @@ class Host:
     """Names /dev/nvidia*, and /dev/gdrdrv."""
     fabric_manager: Fact[str] = NOT_ASKED
     """State of the service nvidia-fabricmanager: `active`, `inactive`, `failed`."""
+    topology_file: Fact[str | None] = NOT_ASKED
+    """The topology file that NCCL reads in every job here: the one that /etc/nccl.conf names, or that of nvidia-topologyd."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +316,12 @@ class Process:
     memory_nodes: Fact[tuple[int, ...]]
     infiniband_devices: Fact[tuple[str, ...]]
     """Names in the process's /dev/infiniband."""
+    ipc_lock: Fact[bool] = NOT_ASKED
+    """Whether it may lock memory beyond the limit (CAP_IPC_LOCK)."""
+    nccl_version: Fact[tuple[int, int, int]] = NOT_ASKED
+    """Release of the NCCL library that it has loaded."""
+    missing_files: Fact[tuple[str, ...]] = NOT_ASKED
+    """Files that its variables name and that are not there for it."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from railweave.machine.facts import Fact, Process, Unknown
 from railweave.machine.reading import NotGiven, attempt, cpu_list, or_else, parsed
-from railweave.machine.source import Reason, Source
+from railweave.machine.source import Reason, Source, Unreadable
 
 # Variables that say how a job communicates and where its ranks run. Nothing else is read of an environment, which holds secrets.
 _PREFIXES = (
@@ -33,6 +33,9 @@ _PREFIXES = (
     "SLURM_CPU_BIND",
 )
 _NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "LD_PRELOAD"}
+# Variables whose value is a file that must be there (NCCL user guide, environment variables).
+_FILES = ("NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_GRAPH_FILE")
+_CAP_IPC_LOCK = 14  # include/uapi/linux/capability.h
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -47,6 +50,9 @@ def read_process(source: Source, pid: int) -> Process:
         affinity=parsed(source, f"{at}/status", lambda text: cpu_list(_status(text, "Cpus_allowed_list"))),
         memory_nodes=parsed(source, f"{at}/status", lambda text: cpu_list(_status(text, "Mems_allowed_list"))),
         infiniband_devices=_infiniband(source, at),
+        ipc_lock=parsed(source, f"{at}/status", lambda text: bool(int(_status(text, "CapEff"), 16) >> _CAP_IPC_LOCK & 1)),
+        nccl_version=_nccl_version(source, at),
+        missing_files=_missing_files(source, at),
     )
 
 
@@ -66,6 +72,8 @@ def kept(path: str, content: bytes) -> bytes:
         return b"".join(f"{name}={value}\0".encode() for name, value in _environment(content).items())
     if path.endswith("/mountinfo"):
         return b"".join(line + b"\n" for line in content.splitlines() if line.split()[4:5] == [b"/dev/shm"])
+    if path.endswith("/maps"):
+        return b"".join(line + b"\n" for line in content.splitlines() if b"/libnccl.so" in line)
     return content
 
 
@@ -100,3 +108,42 @@ def _infiniband(source: Source, at: str) -> Fact[tuple[str, ...]]:
         root = attempt(f"{at}/root/dev", lambda: source.listdir(f"{at}/root/dev"))
         return root if isinstance(root, Unknown) else or_else(names, ())
     return names
+
+
+def _nccl_version(source: Source, at: str) -> Fact[tuple[int, int, int]]:
+    """By the name of the library's file, as distributions have it, or of the Python package that it lies in."""
+    path = f"{at}/maps"
+
+    def read() -> tuple[int, int, int]:
+        found = re.search(r"(/\S*/libnccl\.so[.\d]*)$", source.read_text(path), re.MULTILINE)
+        if found is None:
+            raise NotGiven("no libnccl.so is loaded (yet)")
+        named = re.search(r"\.so\.(\d+)\.(\d+)\.(\d+)$", found[1])
+        packages = found[1].split("/nvidia/nccl/lib/")[0] if "/nvidia/nccl/lib/" in found[1] else None
+        if named is None and packages is not None:
+            names = " ".join(source.listdir(f"{at}/root{packages}"))
+            named = re.search(r"(?<!\S)nvidia_nccl_cu\d+-(\d+)\.(\d+)\.(\d+)\.dist-info(?!\S)", names)
+        if named is None:
+            raise NotGiven(f"{found[1]} does not tell its release")
+        return int(named[1]), int(named[2]), int(named[3])
+
+    return attempt(path, read)
+
+
+def _missing_files(source: Source, at: str) -> Fact[tuple[str, ...]]:
+    """Asked through the process's own root; a path that is not absolute depends on a folder that programs change."""
+    path = f"{at}/environ"
+
+    def read() -> tuple[str, ...]:
+        environment = _environment(source.read_bytes(path))
+        missing = []
+        for file in (environment[name] for name in _FILES if environment.get(name, "").startswith("/")):
+            try:
+                source.read_bytes(f"{at}/root{file}")
+            except Unreadable as error:
+                if error.reason is not Reason.absent:
+                    raise
+                missing.append(file)
+        return tuple(missing)
+
+    return attempt(path, read)

@@ -22,6 +22,7 @@ from railweave.errors import Error
 
 # No file that is read here is larger than some 100 KiB (/proc/interrupts of a large host); what is larger is not what it seems to be.
 FILE_LIMIT_B = 4 << 20
+_READ_B = 1 << 16
 # A tool that has not answered by then waits for hardware that does not answer (nvidia-smi on a lost GPU).
 COMMAND_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 10.0
@@ -129,7 +130,10 @@ class LiveSource(Source):
     def read_bytes(self, path: str) -> bytes:
         try:
             with self._at(path).open("rb") as file:
-                content = file.read(FILE_LIMIT_B + 1)
+                content = b""
+                # Files of /proc/sys refuse a read of 4 MiB or more at once.
+                while len(content) <= FILE_LIMIT_B and (part := file.read(_READ_B)):
+                    content += part
         except OSError as error:
             raise _unreadable(path, error) from error
         if len(content) > FILE_LIMIT_B:

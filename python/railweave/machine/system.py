@@ -13,6 +13,7 @@ from railweave.machine.source import Reason, Source, Unreadable
 FABRIC_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
 IRQBALANCE = ("systemctl", "is-active", "irqbalance")
 _CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+TOPOLOGYD_FILE = "/var/run/nvidia-topologyd/virtualTopology.xml"
 # Interrupts are read of GPUs and NICs only, and of each not more than a NIC has queues.
 _IRQS = 4096
 
@@ -111,7 +112,20 @@ def read_host(source: Source) -> Host:
         infiniband_devices=or_else(attempt("/dev/infiniband", lambda: source.listdir("/dev/infiniband")), ()),
         nvidia_devices=attempt("/dev/nvidia*", lambda: _nvidia_devices(source)),
         fabric_manager=_service_state(source, FABRIC_MANAGER),
+        topology_file=_topology_file(source),
     )
+
+
+def _topology_file(source: Source) -> Fact[str | None]:
+    """NCCL takes NCCL_TOPO_FILE, which /etc/nccl.conf may set, else the file of nvidia-topologyd (NCCL src/graph/topo.cc)."""
+    named = parsed(source, "/etc/nccl.conf", lambda text: re.findall(r"^\s*NCCL_TOPO_FILE=(\S+)", text, re.MULTILINE))
+    if isinstance(named, Known) and named.value:
+        return Known(named.value[-1], named.evidence)
+    written = or_none(parsed(source, TOPOLOGYD_FILE, lambda _: TOPOLOGYD_FILE))
+    if isinstance(written, Known) and written.value is None:
+        configured = or_none(named)
+        return configured if isinstance(configured, Unknown) else Known(None, f"{TOPOLOGYD_FILE}, /etc/nccl.conf: none")
+    return written
 
 
 def _nvidia_devices(source: Source) -> tuple[str, ...]:
