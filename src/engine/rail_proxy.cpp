@@ -67,10 +67,10 @@ class RailProxy::Port final : public TransportListener {
     bool moved = false;
     for (unsigned turn = 0; turn < kProgressTurns && transport_->progress(); ++turn) moved = true;
     if (rx_.advance(now)) moved = true;
-    send_answers();
     for (auto& [peer, link] : links_) {
       if (link->advance(now, proxy_.cluster_.nics[peer].address)) moved = true;
     }
+    send_answers();  // after the links: one of them may have connected again
     return moved;
   }
 
@@ -96,7 +96,7 @@ class RailProxy::Port final : public TransportListener {
     switch (header.kind) {
       case RailFrame::hello:
         rx_.on_hello(header);
-        link->second->on_hello(now_);
+        link->second->on_hello();
         break;
       case RailFrame::offer: rx_.on_offer(header); break;
       case RailFrame::ping: rx_.on_ping(header); break;

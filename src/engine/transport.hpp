@@ -26,7 +26,7 @@ struct RailHeader {
   std::uint32_t slot = 0;
   std::uint32_t chunk = 0;
   std::uint32_t attempt = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t endpoint = 0;  // which of the sender's endpoints to that peer; a transport sets and reads it
   MessageKey message;
 };
 static_assert(sizeof(RailHeader) == 88);
@@ -40,7 +40,7 @@ class TransportListener {
   virtual void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) = 0;
   // The transport no longer reads the payload of send(..., token).
   virtual void on_sent(std::uint64_t token) = 0;
-  // The connection is broken; nothing sent on it since the last answer can be relied on.
+  // The connection is broken, or the peer has a fresh one; nothing sent on it since the last answer can be relied on.
   virtual void on_peer_lost(std::uint32_t peer_nic) = 0;
 };
 

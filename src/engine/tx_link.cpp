@@ -10,6 +10,7 @@ constexpr std::uint32_t kMeterTransfers = 5;   // a 16 MiB hot pair over four ra
 constexpr std::uint64_t kMeterNs = 5'000'000;  // shorter spans measure the scheduler
 // Offers and accepts queue behind data in both directions: while a window of data is on its way, the next ones are being offered.
 constexpr std::size_t kOffersPerWindow = 3;
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
 
 }  // namespace
@@ -95,6 +96,7 @@ void TxLink::connect(std::span<const std::byte> address, std::uint64_t now) {
   connect_wait_ = std::min(connect_wait_ * 2, times_.reconnect_ns * kMaxReconnectFactor);
   next_hello_ = now;
   connected_at_ = now;
+  if (!port_.transport.reconnects()) next_connect_ = kNever;
 }
 
 void TxLink::forward(const Record& record) {
@@ -228,7 +230,7 @@ void TxLink::on_over(std::uint64_t now) {
   raise_generation();
   drop_transfers();
   next_hello_ = now;
-  next_connect_ = now + connect_wait_;
+  if (next_connect_ != kNever) next_connect_ = now + connect_wait_;
   abandoned_ = last_time_;
 }
 
@@ -241,12 +243,20 @@ void TxLink::go_down(std::uint64_t now) {
 }
 
 void TxLink::on_lost(std::uint64_t now) {
-  if (up()) go_down(now);
+  if (up())
+    go_down(now);
+  else
+    retry_soon();
 }
 
-void TxLink::on_hello(std::uint64_t now) {
-  // The peer has a fresh connection; if this end is waiting to try again, now is the time.
-  if (!up() && now - connected_at_ >= times_.reconnect_ns / 2) next_connect_ = now;
+// The peer reaches this end; if it is waiting to try again, now is the time.
+void TxLink::on_hello() {
+  if (!up()) retry_soon();
+}
+
+// A connection that is being tried gets its time, and more each time: both ends lose what they had when one starts anew.
+void TxLink::retry_soon() {
+  if (port_.transport.reconnects()) next_connect_ = std::min(next_connect_, connected_at_ + connect_wait_ / 4);
 }
 
 void TxLink::abandon(bool at_once) {
@@ -255,6 +265,8 @@ void TxLink::abandon(bool at_once) {
 }
 
 void TxLink::excuse(std::uint64_t ns) {
+  connected_at_ += ns;
+  if (next_connect_ != kNever) next_connect_ += ns;
   if (asked_since_ != 0) asked_since_ += ns;
 }
 
@@ -300,7 +312,7 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
 }
 
 std::uint64_t TxLink::next_deadline() const {
-  if (abandoned_) return std::numeric_limits<std::uint64_t>::max();
+  if (abandoned_) return kNever;
   if (!up()) return std::min(next_connect_, next_hello_);
   std::uint64_t deadline = next_ping_;
   for (const auto& [t, transfer] : active_) {

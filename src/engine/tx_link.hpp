@@ -93,7 +93,7 @@ class TxLink {
   void forward(const Record& record);
   void on_answer(const RailHeader& header, std::uint64_t now);
   void on_lost(std::uint64_t now);
-  void on_hello(std::uint64_t now);
+  void on_hello();
   // The peer's process is gone or going: once down (or at once), the link is not tried again.
   void abandon(bool at_once);
   // Timers and window. Gives true if it sent something.
@@ -123,6 +123,7 @@ class TxLink {
   void answered(std::uint64_t now);
   void raise_generation();
   void drop_transfers();
+  void retry_soon();
   void go_down(std::uint64_t now);
   void on_over(std::uint64_t now);
   void drop(const Record& record);

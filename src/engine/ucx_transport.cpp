@@ -10,6 +10,7 @@ namespace railweave::engine {
 namespace {
 
 constexpr unsigned kFrameId = 1;
+constexpr std::uint32_t kMaxCatchUp = 64;  // endpoints made at once to draw level with a peer
 
 class UcxTransport final : public Transport {
  public:
@@ -44,18 +45,11 @@ class UcxTransport final : public Transport {
   void set_listener(TransportListener* listener) override { listener_ = listener; }
 
   void connect(std::uint32_t peer_nic, std::span<const std::byte> address) override {
-    disconnect(peer_nic);
-    auto link = std::make_unique<Endpoint>();
-    link->owner = this;
-    link->peer = peer_nic;
-    ucp_ep_params_t params{};
-    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-    params.err_handler.cb = &UcxTransport::on_error;
-    params.err_handler.arg = link.get();
-    if (ucx_->ep_create(worker_, &params, &link->handle) != UCS_OK) return;  // stays down; the proxy tries again
-    endpoints_.emplace(peer_nic, std::move(link));
+    Pairing& pairing = pairings_[peer_nic];
+    for (std::uint32_t tries = 0; tries == 0 || (pairing.made < pairing.heard && tries < kMaxCatchUp); ++tries) {
+      disconnect(peer_nic);
+      make_endpoint(peer_nic, address);
+    }
   }
 
   void disconnect(std::uint32_t peer_nic) override {
@@ -79,6 +73,7 @@ class UcxTransport final : public Transport {
     }
     Send* send = take_send();
     send->header = header;
+    send->header.endpoint = found->second->number;
     send->token = token;
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
@@ -110,9 +105,18 @@ class UcxTransport final : public Transport {
   struct Endpoint {
     UcxTransport* owner = nullptr;
     std::uint32_t peer = 0;
+    std::uint32_t number = 0;
     ucp_ep_h handle = nullptr;
     bool failed = false;
     bool closed = false;
+  };
+  // UCX makes a pair of the n-th endpoint from a worker to another and the n-th one back. When one of the two is closed, the other still
+  // delivers what fits into one fragment, and loses larger frames without a word (until UCX's keepalive notices, 20 s later): the peer
+  // looks their endpoint up to put the fragments together. So frames carry their endpoint's number, and who sees that the peer has a
+  // newer one than itself makes as many.
+  struct Pairing {
+    std::uint32_t made = 0;   // endpoints to that peer, ever
+    std::uint32_t heard = 0;  // newest that the peer has used
   };
   struct Closing {
     void* request = nullptr;
@@ -172,6 +176,36 @@ class UcxTransport final : public Transport {
     require(status, "worker on device '" + device + "'");
   }
 
+  void make_endpoint(std::uint32_t peer_nic, std::span<const std::byte> address) {
+    auto link = std::make_unique<Endpoint>();
+    link->owner = this;
+    link->peer = peer_nic;
+    link->number = ++pairings_[peer_nic].made;  // UCX counts it, too, when it fails
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = &UcxTransport::on_error;
+    params.err_handler.arg = link.get();
+    if (ucx_->ep_create(worker_, &params, &link->handle) != UCS_OK) return;  // stays down; the proxy tries again
+    endpoints_.emplace(peer_nic, std::move(link));
+  }
+
+  // The peer has closed the other end of ours.
+  void notice_endpoint(const RailHeader& frame) {
+    const auto pairing = pairings_.find(frame.from_nic);
+    if (pairing == pairings_.end() || frame.endpoint <= pairing->second.heard) return;
+    pairing->second.heard = frame.endpoint;
+    const auto found = endpoints_.find(frame.from_nic);
+    if (frame.endpoint > pairing->second.made && found != endpoints_.end()) lose(*found->second);
+  }
+
+  static void lose(Endpoint& endpoint) {
+    if (endpoint.closed || endpoint.failed) return;
+    endpoint.failed = true;
+    endpoint.owner->lost_.push_back(endpoint.peer);
+  }
+
   void reap() {
     std::erase_if(closing_, [this](const Closing& closing) {
       if (closing.request == nullptr) return true;
@@ -204,12 +238,7 @@ class UcxTransport final : public Transport {
     send->owner->finish(send);
   }
 
-  static void on_error(void* argument, ucp_ep_h, ucs_status_t) {
-    auto* endpoint = static_cast<Endpoint*>(argument);
-    if (endpoint->closed || endpoint->failed) return;
-    endpoint->failed = true;
-    endpoint->owner->lost_.push_back(endpoint->peer);
-  }
+  static void on_error(void* argument, ucp_ep_h, ucs_status_t) { lose(*static_cast<Endpoint*>(argument)); }
 
   static ucs_status_t on_frame(void* argument, const void* header, std::size_t header_bytes, void* data, std::size_t bytes,
                                const ucp_am_recv_param_t* param) {
@@ -217,6 +246,7 @@ class UcxTransport final : public Transport {
     if (header_bytes != sizeof(RailHeader) || self->listener_ == nullptr) return UCS_OK;
     RailHeader frame;
     std::memcpy(&frame, header, sizeof frame);
+    self->notice_endpoint(frame);
     std::byte* where = bytes == 0 ? nullptr : self->listener_->on_incoming(frame, bytes);
     if (bytes != 0 && where == nullptr) return UCS_OK;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return self->receive(frame, where, data, bytes);
@@ -254,6 +284,7 @@ class UcxTransport final : public Transport {
   int event_fd_ = -1;
   TransportListener* listener_ = nullptr;
   std::unordered_map<std::uint32_t, std::unique_ptr<Endpoint>> endpoints_;
+  std::unordered_map<std::uint32_t, Pairing> pairings_;
   std::vector<Closing> closing_;
   std::vector<std::unique_ptr<Send>> sends_;
   std::vector<Send*> free_sends_;
