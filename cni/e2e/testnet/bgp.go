@@ -57,30 +57,27 @@ type Route struct {
 
 // Routes lists the best paths of both families, sorted by prefix.
 func (f FRR) Routes() ([]Route, error) {
+	text, err := f.VTYSH("show bgp ipv4 unicast json", "show bgp ipv6 unicast json")
+	if err != nil {
+		return nil, err
+	}
 	var routes []Route
-	for _, family := range []string{"ipv4", "ipv6"} {
-		text, err := f.VTYSH("show bgp " + family + " unicast json")
-		if err != nil {
-			return nil, err
-		}
+	decoder := json.NewDecoder(strings.NewReader(text))
+	for range 2 {
 		var table struct {
-			Routes map[string][]struct {
+			Routes map[netip.Prefix][]struct {
 				Bestpath bool   `json:"bestpath"`
 				PeerID   string `json:"peerId"`
 				Path     string `json:"path"`
 			} `json:"routes"`
 		}
-		if err := json.Unmarshal([]byte(text), &table); err != nil {
-			return nil, fmt.Errorf("%s: show bgp %s: %w", f.Pathspace(), family, err)
+		if err := decoder.Decode(&table); err != nil {
+			return nil, fmt.Errorf("%s: show bgp unicast: %w", f.Pathspace(), err)
 		}
 		for prefix, paths := range table.Routes {
-			p, err := netip.ParsePrefix(prefix)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", f.Pathspace(), err)
-			}
 			for _, path := range paths {
 				if path.Bestpath {
-					routes = append(routes, Route{Prefix: p, Peer: path.PeerID, ASPath: path.Path})
+					routes = append(routes, Route{Prefix: prefix, Peer: path.PeerID, ASPath: path.Path})
 				}
 			}
 		}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -23,8 +24,8 @@ type asking struct {
 	pause time.Duration // after the next attempt; doubles
 }
 
-// observeRedistribution compares bgpd's own routes with the kernel's announcements, and has bgpd ask for them again when
-// they keep differing: too few are pods nobody can reach, too many attract what is sent to addresses that are somebody else's.
+// observeRedistribution compares the kernel's announcements with bgpd's own routes and with what bgpd told the leafs, and sees
+// to it that they agree: too few are pods nobody can reach, too many attract what is sent to addresses that are somebody else's.
 func (a *Agent) observeRedistribution(ctx context.Context) {
 	present, err := a.Kernel.Announcements()
 	if err != nil {
@@ -36,29 +37,46 @@ func (a *Agent) observeRedistribution(ctx context.Context) {
 		a.Log.Debug("bgpd's own routes could not be read", "error", err)
 		return
 	}
+	advertised, err := a.Routing.Advertised(ctx)
+	if err != nil {
+		a.Log.Debug("what bgpd told the leafs could not be read", "error", err)
+		return
+	}
 	a.endRevivals(present)
+	byFamily := map[bool][]netip.Addr{}
+	var unwithdrawn []netip.Addr
+	for _, address := range a.countDisputes(present, originated, advertised) {
+		if present[address] != originated[address] {
+			byFamily[address.Is4()] = append(byFamily[address.Is4()], address)
+		} else {
+			unwithdrawn = append(unwithdrawn, address)
+		}
+	}
 	for _, ipv4 := range []bool{true, false} {
-		a.settle(ctx, ipv4, a.countDisputes(ipv4, present, originated), present)
+		a.settle(ctx, ipv4, byFamily[ipv4], present)
+	}
+	if len(unwithdrawn) > 0 {
+		a.Log.Warn("bgpd has not told the leafs that announcements ended; announcing and withdrawing them once more", "addresses", unwithdrawn)
+		a.Metrics.Repairs.WithLabelValues("withdrawal").Inc()
+		for _, address := range unwithdrawn {
+			a.revive(address)
+		}
 	}
 }
 
-// countDisputes returns the addresses of a family about which kernel and bgpd have disagreed for a few polls.
-func (a *Agent) countDisputes(ipv4 bool, present, originated map[netip.Addr]bool) []netip.Addr {
+// countDisputes returns the addresses about which the three have disagreed for a few polls.
+func (a *Agent) countDisputes(present, originated, advertised map[netip.Addr]bool) []netip.Addr {
 	differ := map[netip.Addr]bool{}
-	for _, side := range []struct{ has, lacks map[netip.Addr]bool }{{present, originated}, {originated, present}} {
-		for address := range side.has {
-			if address.Is4() == ipv4 && !side.lacks[address] && a.inPool(address) {
+	for _, pair := range []struct{ has, lacks map[netip.Addr]bool }{{present, originated}, {originated, present}, {advertised, present}} {
+		for address := range pair.has {
+			if !pair.lacks[address] && a.inPool(address) {
 				differ[address] = true
 			}
 		}
 	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	for address := range a.disputed {
-		if address.Is4() == ipv4 && !differ[address] {
-			delete(a.disputed, address)
-		}
-	}
+	maps.DeleteFunc(a.disputed, func(address netip.Addr, _ int) bool { return !differ[address] })
 	var lasting []netip.Addr
 	for address := range differ {
 		a.disputed[address]++
@@ -110,8 +128,9 @@ func (a *Agent) settle(ctx context.Context, ipv4 bool, lasting []netip.Addr, pre
 	a.mutex.Unlock()
 }
 
-// revive announces what bgpd holds and the kernel does not, for one poll: asking again brings routes but takes none away, and
-// bgpd drops a route only when zebra, which must have seen it, says that it went. To the leafs this changes nothing.
+// revive announces what bgpd or the leafs hold and the kernel does not, for one poll: asking again brings routes but takes none
+// away, bgpd drops a route only when zebra, which must have seen it, says that it went, and FRR 8.4's bgpd forgets to withdraw
+// what went while it deferred its decisions after a restart. To the leafs this changes nothing.
 func (a *Agent) revive(address netip.Addr) {
 	if err := a.Kernel.Announce(address); err != nil {
 		a.Log.Error("what bgpd kept could not be announced to be withdrawn", "address", address, "error", err)

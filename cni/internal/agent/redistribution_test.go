@@ -103,6 +103,32 @@ func TestKeptAnnouncement(t *testing.T) {
 	})
 }
 
+// TestUnwithdrawnAnnouncement: kernel and bgpd are agreed that a route is gone, but the leafs were never told. Nothing else is
+// disturbed to tell them.
+func TestUnwithdrawnAnnouncement(t *testing.T) {
+	n, held := announcedPod(t)
+	n.stop() // it would poll too
+	gone := netip.MustParseAddr("10.64.0.99")
+	n.locked(func() { n.untold[gone] = true })
+	before := n.operations()
+	if asked := n.polls(disputeLimit - 1); asked != nil || n.did("announce "+gone.String(), before) {
+		t.Errorf("too early: asked %q", asked)
+	}
+	if asked := n.polls(1); asked != nil || !n.did("announce "+gone.String(), before) {
+		t.Errorf("asked %q, or did not announce it again", asked)
+	}
+	n.polls(1)
+	r := n.agent.rails[held.Rail]
+	if err := r.apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.locked(func() {
+		if n.routes[gone] || n.untold[gone] || len(n.routes) != 2 {
+			t.Errorf("routes %v, leafs keep %v", n.routes, n.untold)
+		}
+	})
+}
+
 // TestForeignRouteIsNoDispute: what is no pod's address is not redistributed, whoever has it.
 func TestForeignRouteIsNoDispute(t *testing.T) {
 	n, _ := announcedPod(t)

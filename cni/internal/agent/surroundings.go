@@ -42,6 +42,7 @@ type Routing interface {
 	Ensure(ctx context.Context) error
 	Sessions(ctx context.Context) (map[string]frr.Session, error)
 	Originated(ctx context.Context) (map[netip.Addr]bool, error)
+	Advertised(ctx context.Context) (map[netip.Addr]bool, error)
 	Redistribute(ctx context.Context, ipv4 bool) error
 	Incarnation() uint64
 }

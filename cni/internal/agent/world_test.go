@@ -43,6 +43,7 @@ type world struct {
 	leafMAC  string
 	routes   map[netip.Addr]bool
 	missed   map[netip.Addr]bool // bgpd did not hear of the last change of these
+	untold   map[netip.Addr]bool // the leafs did not hear that these are gone
 	links    map[string]bool
 	netns    map[string]*fakeNetns
 	fail     map[string]error // by operation
@@ -67,7 +68,7 @@ func newWorld(t *testing.T) *world {
 		sessions: map[string]frr.Session{
 			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")},
 			"rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
-		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, missed: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
+		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, missed: map[netip.Addr]bool{}, untold: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
 	}
 }
 
@@ -295,6 +296,14 @@ func (r routing) Originated(context.Context) (map[netip.Addr]bool, error) {
 	return found, r.fail["originated"]
 }
 
+func (r routing) Advertised(ctx context.Context) (map[netip.Addr]bool, error) {
+	found, err := r.Originated(ctx)
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	maps.Copy(found, r.untold)
+	return found, err
+}
+
 func (r routing) Redistribute(_ context.Context, ipv4 bool) error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -316,6 +325,7 @@ func (h host) Announce(address netip.Addr) error {
 	}
 	h.routes[address] = true
 	delete(h.missed, address) // bgpd has it: it had it before, or it hears of it
+	delete(h.untold, address) // and has told the leafs, so that it can take it back
 	return nil
 }
 

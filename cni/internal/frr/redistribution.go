@@ -47,6 +47,32 @@ func parseOriginated(text string, found map[netip.Addr]bool) error {
 	return nil
 }
 
+// Advertised lists the host routes that bgpd has told the leafs and not taken back. A leaf without a session was told nothing.
+func (d *Daemon) Advertised(ctx context.Context) (map[netip.Addr]bool, error) {
+	found := map[netip.Addr]bool{}
+	for _, n := range neighbors(d.config) {
+		for _, family := range n.families {
+			command := fmt.Sprintf("show bgp %s unicast neighbors %s advertised-routes json", family, n.name)
+			text, err := d.ask(ctx, "bgpd", command)
+			if err != nil {
+				return nil, err
+			}
+			var table struct {
+				Routes map[netip.Prefix]json.RawMessage `json:"advertisedRoutes"`
+			}
+			if err := json.Unmarshal([]byte(text), &table); err != nil {
+				return nil, fmt.Errorf("%s: %w", command, err)
+			}
+			for prefix := range table.Routes {
+				if prefix.IsSingleIP() {
+					found[prefix.Addr()] = true
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
 // Redistribute makes bgpd ask zebra for the announcements again, since FRR 8.4's bgpd connects to a restarted zebra without
 // registering its redistribution. What bgpd holds already stays if its registration was lost. Without a connection to zebra
 // nothing could be asked, and routes could be lost until there is one: this is refused with ErrZebraAway.
