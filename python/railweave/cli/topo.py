@@ -1,39 +1,142 @@
-"""`railweave topo`: show a fabric."""
+"""`railweave topo`: show a fabric, or the machine that it is made of."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from railweave import fabric as fabrics
 
+if TYPE_CHECKING:
+    from railweave.fabric import Fabric
+    from railweave.machine.facts import Machine
 
-@click.command("topo", no_args_is_help=True)
-@click.argument("source", required=False, metavar="FILE|TEMPLATE")
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes to make of a template or topology file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the fabric's JSON form instead of the tree.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a picture instead of the tree.")
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("topo")
+@click.argument("source", required=False, metavar="[FILE|TEMPLATE]")
+@click.option("--from", "recording", type=_FILE, metavar="FILE.tar.zst", help="Show the machine of a recording.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes to make of a template, a topology file or a machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print the fabric's JSON form instead of the text.")
+@click.option("--svg", type=_FILE, metavar="FILE", help="Write a picture instead of the text.")
+@click.option("--nccl-xml", type=_FILE, metavar="FILE", help="Write NCCL's topology file (NCCL_TOPO_FILE) instead of the text.")
+@click.option("--record", type=_FILE, metavar="FILE.tar.zst", help="Record this machine, to be looked at elsewhere.")
+@click.option("--salt", help="With --record: recordings made with one salt use the same stand-ins, so that nodes can be compared.")
+@click.option("--lint", type=_FILE, metavar="FILE", help="Find contradictions in a topology file, also with this machine or --from.")
 @click.option("--list", "as_list", is_flag=True, help="List the node templates.")
-def command(source: str | None, nodes: int | None, as_json: bool, svg: Path | None, as_list: bool) -> None:
-    """Show a fabric: an NCCL topology XML, a cluster file, fabric JSON, or a node template by name.
+def command(
+    source: str | None,
+    recording: Path | None,
+    nodes: int | None,
+    as_json: bool,
+    svg: Path | None,
+    nccl_xml: Path | None,
+    record: Path | None,
+    salt: str | None,
+    lint: Path | None,
+    as_list: bool,
+) -> None:
+    """Show this machine, or a fabric: an NCCL topology XML, hwloc XML, the text of `nvidia-smi topo -m` or `lspci -tv`, a cluster file,
+    fabric JSON, or a node template by name.
 
     \b
+    railweave topo
     railweave topo hgx-h100
     railweave topo examples/two-nodes.yaml --svg fabric.svg
-    railweave topo topology.xml --nodes 2 --json > fabric.json
+    railweave topo --record node7.tar.zst, and elsewhere: railweave topo --from node7.tar.zst
+    railweave topo --nccl-xml topology.xml, and then: railweave topo --lint topology.xml
     """
+    ways = {"--json": as_json, "--svg": svg, "--nccl-xml": nccl_xml, "--record": record, "--lint": lint, "--list": as_list}
+    chosen = [name for name, value in ways.items() if value]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{chosen[0]} and {chosen[1]} exclude each other.")
+    if source is not None and recording is not None:
+        raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")
+    if salt is not None and record is None:
+        raise click.UsageError("--salt goes with --record.")
     if as_list:
         for name, description in fabrics.templates().items():
             click.echo(f"{name:<24}{description}")
-        return
+    elif record is not None:
+        _record(record, salt)
+    elif lint is not None:
+        _lint(lint, recording)
+    else:
+        _show(source, recording, nodes, as_json, svg, nccl_xml)
+
+
+def _record(path: Path, salt: str | None) -> None:
+    from railweave.machine.discovery import record
+
+    made = record(path, salt=salt)
+    click.echo(f"{path}: {len(made.files)} files, {len(made.commands)} programs, {len(made.unreadable)} things that could not be read")
+
+
+def _lint(path: Path, recording: Path | None) -> None:
+    from railweave.machine.lint import lint_file
+
+    problems = lint_file(path, _machine(None, recording))
+    for problem in problems:
+        click.echo(str(problem))
+    if not problems:
+        click.echo(f"{path}: no contradiction found")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+def _machine(source: str | None, recording: Path | None) -> Machine | None:
+    """The machine that a recording, a file or this host describes; None for files that describe fabrics."""
+    if recording is not None:
+        from railweave.machine.discovery import discover
+        from railweave.machine.recording import RecordedSource
+
+        replay = RecordedSource(recording)
+        if replay.recording.damage:
+            click.echo(f"railweave: {replay.recording.damage}; what is left of it is used", err=True)
+        return discover(replay)
     if source is None:
-        raise click.UsageError("Missing argument 'FILE|TEMPLATE'; `railweave topo --list` shows the templates.")
-    if as_json and svg is not None:
-        raise click.UsageError("--json and --svg exclude each other.")
-    fabric = fabrics.load(source, nodes)
+        from railweave.machine.discovery import discover
+        from railweave.machine.source import LiveSource
+
+        return discover(LiveSource())
+    if not Path(source).is_file():
+        return None
+    from railweave.machine.load import load_machine
+
+    return load_machine(Path(source))
+
+
+def _show(source: str | None, recording: Path | None, nodes: int | None, as_json: bool, svg: Path | None, nccl_xml: Path | None) -> None:
+    from railweave.errors import FabricError
+
+    machine = _machine(source, recording)
+    in_text = not (as_json or svg or nccl_xml)
+    if machine is None:
+        assert source is not None
+        fabric: Fabric | None = fabrics.load(source, nodes)
+        notes: tuple[str, ...] = ()
+    else:
+        from railweave.machine.fabric import fabric_of
+
+        if in_text:
+            from railweave.machine.text import render_machine
+
+            click.echo(render_machine(machine), nl=False)
+        try:
+            fabric, notes = fabric_of(machine, nodes)
+        except FabricError as error:
+            if not in_text:
+                raise
+            click.echo(f"\nno fabric: {error}")
+            return
+    assert fabric is not None
+    for note in notes:
+        click.echo(f"railweave: {note}", err=True)
     if as_json:
         click.echo(fabric.to_json(), nl=False)
     elif svg is not None:
@@ -41,10 +144,23 @@ def command(source: str | None, nodes: int | None, as_json: bool, svg: Path | No
 
         _write_whole(svg, render_svg(fabric))
         click.echo(f"{svg}: {fabric.name}")
+    elif nccl_xml is not None:
+        _write_nccl_xml(nccl_xml, machine, fabric)
     else:
         from railweave.topo.tree import render_tree
 
-        click.echo(render_tree(fabric), nl=False)
+        click.echo(("\n" if machine is not None else "") + render_tree(fabric), nl=False)
+
+
+def _write_nccl_xml(path: Path, machine: Machine | None, fabric: Fabric) -> None:
+    from railweave.machine import fabric_export, nccl_topology
+
+    exported = fabric_export.export(fabric) if machine is None else nccl_topology.export(machine, machine.origin)
+    if machine is None:
+        for note in exported.notes:
+            click.echo(f"railweave: {note}", err=True)
+    _write_whole(path, exported.text)
+    click.echo(f"{path}: {fabric.name}")
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from railweave import __version__
-from railweave.machine.facts import Machine, known
+from railweave.errors import ParseError
+from railweave.machine.facts import Cpus, Fact, Known, Machine, Unknown, known
 from railweave.machine.gpus import read_gpus
+from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.network import read_lldp, read_nics
 from railweave.machine.pci import read_pci
 from railweave.machine.process import kept, read_process
@@ -34,7 +39,7 @@ def discover(source: Source, pid: int | None = None) -> Machine:
     """Everything about a machine that the source has; of a process too, if one is named. Never raises for what cannot be read."""
     pci = read_pci(source)
     gpus, driver = read_gpus(source, pci)
-    return Machine(
+    machine = Machine(
         origin="this machine" if isinstance(source, LiveSource) else "a recording",
         pci=pci,
         gpus=gpus,
@@ -46,6 +51,25 @@ def discover(source: Source, pid: int | None = None) -> Machine:
         lldp=read_lldp(source),
         process=None if pid is None else read_process(source, pid),
     )
+    return _filled(machine, source)
+
+
+def _filled(machine: Machine, source: Source) -> Machine:
+    """What sysfs hides here, as hwloc knows it, which may have been given a description of the machine (HWLOC_XMLFILE)."""
+    cpus = machine.cpus
+    if not any(isinstance(fact, Unknown) for fact in (machine.pci, machine.numa, cpus.online, cpus.cores)):
+        return machine
+    try:
+        seen = parse_hwloc(source.library("hwloc"), "library:hwloc")
+    except (Unreadable, ParseError):
+        return machine
+    better = {name: fact for name in ("pci", "numa", "gpus", "nics") if _is_better(getattr(machine, name), fact := getattr(seen, name))}
+    of_cpus = {one.name: fact for one in fields(Cpus) if _is_better(getattr(cpus, one.name), fact := getattr(seen.cpus, one.name))}
+    return replace(machine, **better, cpus=replace(cpus, **of_cpus))
+
+
+def _is_better(fact: Fact[Any], other: Fact[Any]) -> bool:
+    return isinstance(fact, Unknown) and isinstance(other, Known)
 
 
 def record(path: Path, source: Source | None = None, salt: str | None = None, pid: int | None = None) -> Recording:
@@ -60,6 +84,8 @@ def record(path: Path, source: Source | None = None, salt: str | None = None, pi
             recorder.command(argv)
         except Unreadable:
             continue
+    with contextlib.suppress(Unreadable):
+        recorder.library("hwloc")
     for file in _EXTRA_FILES:
         try:
             recorder.read_bytes(file)

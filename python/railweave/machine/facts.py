@@ -35,7 +35,7 @@ class Unknown:
         return f"{self.path}: {self.reason.value.replace('_', ' ')}{f' ({self.detail})' if self.detail else ''}"
 
 
-Fact = Union[Known[T], Unknown]
+Fact = Union[Known[T], Unknown]  # noqa: UP007 - Python 3.10 cannot apply | to generic classes here
 NOT_ASKED = Unknown(Reason.not_given, "", "this source of the machine's description does not have it")
 
 
@@ -86,6 +86,8 @@ class PciDevice:
     """What the link to the bridge above runs at now. An idle GPU lowers its speed."""
     link_max: Fact[PciLink] = NOT_ASKED
     """What this device can do; compare with the bridge's."""
+    rate_Bps: Fact[int] = NOT_ASKED
+    """Bytes/s of the link, for sources that give it instead of speed and width (hwloc)."""
     driver: Fact[str | None] = NOT_ASKED
     iommu_group: Fact[int | None] = NOT_ASKED
     iommu_domain: Fact[str] = NOT_ASKED
@@ -146,7 +148,7 @@ class Gpu:
     sm_clock_MHz: Fact[int] = NOT_ASKED
     sm_clock_max_MHz: Fact[int] = NOT_ASKED
     throttle: Fact[tuple[str, ...]] = NOT_ASKED
-    """Why clocks are held back now: `sw_power_cap`, `hw_slowdown`, `sw_thermal`, `hw_thermal`, `hw_power_brake`; `idle` is no throttling."""
+    """Why clocks are held back now: `sw_power_cap`, `hw_slowdown`, `sw_thermal`, `hw_thermal`, `hw_power_brake`; `idle` is none."""
     persistence: Fact[bool] = NOT_ASKED
     mig: Fact[bool] = NOT_ASKED
     fabric_state: Fact[str] = NOT_ASKED
@@ -174,6 +176,8 @@ class Nic:
     port: int
     bus_id: Fact[str | None]
     """None for a port that is on no PCI device."""
+    nic_paths: Fact[Mapping[str, str]] = NOT_ASKED
+    """Way to each other NIC as `nvidia-smi topo -m` names it."""
     rdma: Fact[str | None] = NOT_ASKED
     netdevs: Fact[tuple[str, ...]] = NOT_ASKED
     link_layer: Fact[str] = NOT_ASKED

@@ -1,7 +1,7 @@
 """The machine as hwloc sees it, exported as XML by the library itself.
 
-Called through ctypes and not through `lstopo`: the library is where MPI, UCX or Slurm are, the program often is not; one call takes milliseconds.
-hwloc's own GPU back ends stay off, because they would initialise CUDA or open displays only to learn what NVML says.
+Called through ctypes and not through `lstopo`: the library is where MPI, UCX or Slurm are, the program often is not; one call takes
+milliseconds. hwloc's own GPU back ends stay off, because they would initialise CUDA or open displays only to learn what NVML says.
 """
 
 from __future__ import annotations

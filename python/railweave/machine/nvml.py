@@ -1,6 +1,7 @@
 """Asks NVIDIA's management library (NVML) about all GPUs, and writes down its answers as JSON, so that a recording holds them.
 
-Each answer is `{"value": ...}` or `{"error": "NVML_ERROR_..."}`: a GPU that falls off the bus between two questions keeps what it had answered.
+Each answer is `{"value": ...}` or `{"error": "NVML_ERROR_..."}`: a GPU that falls off the bus between two questions keeps what it had
+answered.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from railweave.machine.source import CommandOutput, Reason, Source, Unreadable
 T = TypeVar("T")
 
 
-class NotGiven(ValueError):
+class NotGiven(ValueError):  # noqa: N818 - named for what it says
     """A file that says nothing: `Unknown`, -1, an empty text."""
 
 

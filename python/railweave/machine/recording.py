@@ -1,7 +1,7 @@
 """Recordings of machines: one `.tar.zst` file with everything that discovery read, in the form in which it was read.
 
-`manifest.json` comes first (format, date, versions, links, folder listings, what could not be read and why), then the files at their paths under
-`root/`, then what programs and libraries answered. A recording is read in memory within bounds; nothing of it is ever written to disk.
+`manifest.json` comes first (format, date, versions, links, folder listings, what could not be read and why), then the files at their paths
+under `root/`, then what programs and libraries answered. A recording is read in memory within bounds; nothing of it is written to disk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ FORMAT, VERSION = "railweave-machine", 1
 # A recording of a host with 8 GPUs and 10 NICs has some 4,000 files and 2 MB; ten times that is still a recording.
 ARCHIVE_LIMIT_B = 64 << 20
 MEMBER_LIMIT = 100_000
+_BLOCK_B = 32 << 10
+_WINDOW_LIMIT_B = 32 << 20  # the writer's level needs 2 to 4 MiB
 _MANIFEST = "manifest.json"
 
 
@@ -165,15 +167,13 @@ def redacted(recording: Recording, redactor: Redactor) -> Recording:
 
 def write_recording(recording: Recording, path: Path) -> None:
     """All of it or, on any failure, nothing: written beside the target and renamed. Raises RecordingError."""
-    import zstandard
-
     members = [(_MANIFEST, _manifest(recording)), *_members(recording)]
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)
             try:
-                with zstandard.ZstdCompressor(level=10).stream_writer(file, closefd=False) as compressed:
-                    _write_tar(compressed, members)
+                for part in _compressed(_tar(members)):
+                    file.write(part)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -183,13 +183,26 @@ def write_recording(recording: Recording, path: Path) -> None:
         raise RecordingError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _write_tar(stream: Any, members: Sequence[tuple[str, bytes]]) -> None:
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+def _tar(members: Sequence[tuple[str, bytes]]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in members:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mode = 0o644
             archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def _compressed(content: bytes) -> Iterator[bytes]:
+    """In blocks that can be decompressed one by one, so that of a file that was cut off all but the last block can be read."""
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=10).compressobj(size=len(content))
+    for at in range(0, len(content), _BLOCK_B):
+        yield compressor.compress(content[at : at + _BLOCK_B])
+        yield compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    yield compressor.flush()
 
 
 def _manifest(recording: Recording) -> bytes:
@@ -227,8 +240,8 @@ def _members(recording: Recording) -> list[tuple[str, bytes]]:
 
 
 def read_recording(path: Path) -> Recording:
-    """A recording from its file. One that was cut off, or is damaged behind its manifest, is read as far as it goes and says so in `damage`;
-    raises RecordingError for what is no recording at all."""
+    """A recording from its file. One that was cut off, or is damaged behind its manifest, is read as far as it goes and says so in
+    `damage`; raises RecordingError for what is no recording at all."""
     try:
         with path.open("rb") as file:
             compressed = file.read(ARCHIVE_LIMIT_B + 1)
@@ -276,7 +289,7 @@ def _decompress(compressed: bytes, source: str) -> tuple[bytes, str]:
 
     if compressed[:4] != b"\x28\xb5\x2f\xfd":
         raise RecordingError(f"{source}: not compressed by Zstandard; expected a recording made by `railweave topo --record`")
-    reader = zstandard.ZstdDecompressor(max_window_size=ARCHIVE_LIMIT_B).decompressobj()
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_LIMIT_B).decompressobj()
     content, step = bytearray(), 64 << 10
     try:
         for at in range(0, len(compressed), step):

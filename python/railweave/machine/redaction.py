@@ -1,8 +1,8 @@
 """Takes what identifies a machine or its owner out of a recording: names, addresses, serial numbers, secrets.
 
-The same value always gets the same stand-in, so that what belongs together still does. A stand-in comes from the value and a salt; recordings
-of several machines that were made with one salt can be compared (a switch seen by two of them has one name), and without knowledge of the
-salt no value can be tried out.
+The same value always gets the same stand-in, so that what belongs together still does. A stand-in comes from value and salt;
+recordings of several machines that were made with one salt can be compared (a switch seen by two of them has one name), and
+without knowledge of the salt no value can be tried out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAC = re.compile(
 _UUID = re.compile(rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 _IPV6 = re.compile(
-    rf"(?<![\w:.])(?:{_HEX}{{1,4}}:){{1,6}}(?::{_HEX}{{1,4}}){{1,6}}(?![\w:.])|(?<![\w:.]){_HEX}{{1,4}}(?::{_HEX}{{1,4}}){{7}}(?![\w:.])"
+    rf"(?<![\w:.])(?:{_HEX}{{1,4}}:){{1,6}}(?::{_HEX}{{1,4}}){{1,6}}(?![\w:.])|(?<![\w:.])(?!(?:{_HEX}{{4}}:){{7}}){_HEX}{{1,4}}(?::{_HEX}{{1,4}}){{7}}(?![\w:.])"
 )
 _SECRET = re.compile(r"((?:pass(?:word|wd)?|passphrase|secret|token|api_?key|credentials?|auth)[\w.-]*=)([^\s\0\"',]+)", re.IGNORECASE)
 _SERIAL = re.compile(r"((?:serial(?:[ _]?(?:number|no))?|chassis_serial|board_serial)\"?\s*[:=]\s*\"?)([^\s\",]+)", re.IGNORECASE)

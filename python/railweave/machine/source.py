@@ -22,7 +22,8 @@ from railweave.errors import Error
 
 # No file that is read here is larger than some 100 KiB (/proc/interrupts of a large host); what is larger is not what it seems to be.
 FILE_LIMIT_B = 4 << 20
-_READ_B = 1 << 16
+# /proc/sys allocates what is asked for at once, and refuses megabytes with ENOMEM.
+_READ_B = 64 << 10
 # A tool that has not answered by then waits for hardware that does not answer (nvidia-smi on a lost GPU).
 COMMAND_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 10.0
@@ -52,7 +53,7 @@ class Reason(enum.Enum):
     """Anything else; the detail has the text."""
 
 
-class Unreadable(Error):
+class Unreadable(Error):  # noqa: N818 - named for what it says
     """Something could not be read; `path` is a file, a command line, or `library:NAME`."""
 
     def __init__(self, path: str, reason: Reason, detail: str = "") -> None:
@@ -128,17 +129,16 @@ class LiveSource(Source):
         return self._root / path.lstrip("/")
 
     def read_bytes(self, path: str) -> bytes:
+        content = bytearray()
         try:
-            with self._at(path).open("rb") as file:
-                content = b""
-                # Files of /proc/sys refuse a read of 4 MiB or more at once.
-                while len(content) <= FILE_LIMIT_B and (part := file.read(_READ_B)):
+            with self._at(path).open("rb", buffering=0) as file:
+                while part := file.read(_READ_B):
                     content += part
+                    if len(content) > FILE_LIMIT_B:
+                        raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
         except OSError as error:
             raise _unreadable(path, error) from error
-        if len(content) > FILE_LIMIT_B:
-            raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
-        return content
+        return bytes(content)
 
     def listdir(self, path: str) -> tuple[str, ...]:
         try:

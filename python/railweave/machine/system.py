@@ -90,7 +90,9 @@ def _service_state(source: Source, argv: Sequence[str]) -> Fact[str]:
         output = source.command(argv)
         state = output.stdout.strip()
         if not state:
-            raise Unreadable(" ".join(argv), Reason.error, output.stderr.strip()[:120])
+            words = " ".join(output.stderr.split())
+            reason = Reason.unsupported if "not been booted with systemd" in words else Reason.error
+            raise Unreadable(" ".join(argv), reason, words[:120])
         return state
 
     return attempt(" ".join(argv), read)

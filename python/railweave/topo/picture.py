@@ -38,7 +38,7 @@ def _shown(kinds: list[Kind]) -> list[tuple[Host, int]]:
     return [(kind.hosts[0], len(kind.hosts)) for kind in kinds[:SHOWN_HOSTS]]
 
 
-def _stroke(capacity_Bps: int, scale: float) -> float:  # noqa: N803 - the unit is part of the name
+def _stroke(capacity_Bps: int, scale: float) -> float:
     """Line width in pixels. The square root keeps a PCIe link visible beside NVLink; `scale` adapts to slow fabrics such as a lab's."""
     return 1.0 + 6.0 * math.sqrt(capacity_Bps / scale)
 

@@ -1,0 +1,44 @@
+"""A machine from whatever describes it: this host, a recording, or another tool's text; told apart by content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from railweave.errors import ParseError
+from railweave.machine.facts import Machine
+from railweave.machine.hwloc import parse_hwloc
+from railweave.machine.lspci_tree import is_lspci_tree, parse_lspci_tree
+from railweave.machine.topo_matrix import is_topo_matrix, parse_topo_matrix
+
+_LIMIT_B = 16 << 20
+
+
+def read_text_file(path: Path) -> str:
+    """A file's text. Raises ParseError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LIMIT_B + 1)
+    except OSError as error:
+        raise ParseError(f"{path}: cannot be read: {error.strerror}; expected a readable file") from error
+    if len(content) > _LIMIT_B:
+        raise ParseError(f"{path}: more than {_LIMIT_B} bytes; expected the description of a machine")
+    return content.decode("utf-8", errors="replace")
+
+
+def parse_machine(text: str, source: str) -> Machine | None:
+    """A machine from hwloc's XML, `nvidia-smi topo -m` or `lspci -tv`; None for any other text. Raises ParseError."""
+    start = text.lstrip("\ufeff \t\r\n")
+    if start.startswith("<"):
+        return parse_hwloc(text, source) if "<topology" in start[:4096] else None
+    if start.startswith("{"):
+        return None
+    if is_topo_matrix(text):
+        return parse_topo_matrix(text, source)
+    if is_lspci_tree(text):
+        return parse_lspci_tree(text, source)
+    return None
+
+
+def load_machine(path: Path) -> Machine | None:
+    """The same from a file."""
+    return parse_machine(read_text_file(path), str(path))

@@ -1,0 +1,130 @@
+"""NCCL's topology XML as a document: what is common to writing it for a machine and for a fabric.
+
+Elements and attributes as in NCCL `src/graph/xml.cc` and `topo.cc`; what NCCL reads of a file, it does not ask the system for again.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_SPEED_NAMES = {
+    2.5: "2.5 GT/s PCIe",
+    5.0: "5.0 GT/s PCIe",
+    8.0: "8.0 GT/s PCIe",
+    16.0: "16.0 GT/s PCIe",
+    32.0: "32.0 GT/s PCIe",
+    64.0: "64.0 GT/s PCIe",
+}
+# All planes of the NVSwitches are one for NCCL, which knows them by class; this address it writes where a guest sees none.
+ANY_NVSWITCH = "fffffff:ffff:ff"
+GPU_CLASS, ETHERNET_CLASS, BRIDGE_CLASS, NVSWITCH_CLASS, CPU_CLASS = "0x030200", "0x020000", "0x060400", "0x068000", "0x068001"
+
+
+@dataclass
+class NvLinks:
+    """NVLinks of a GPU to one other end."""
+
+    target: str
+    count: int
+    target_class: str
+
+
+@dataclass
+class Net:
+    """A network port. `gdr`: a NIC reads and writes GPU memory through it."""
+
+    name: str
+    dev: int
+    port: int
+    Mbps: int | None
+    gdr: bool
+    guid: str | None = None
+    rail: int | None = None
+    latency_us: float | None = None
+
+
+@dataclass
+class Pci:
+    """A device or bridge and what is below it. Absent numbers are left out of the file; NCCL then takes its defaults."""
+
+    bus_id: str
+    pci_class: str
+    ids: dict[str, int] = field(default_factory=dict)
+    """vendor, device, subsystem_vendor, subsystem_device"""
+    speed_GTps: float | None = None
+    width: int | None = None
+    children: list[Pci] = field(default_factory=list)
+    gpu: dict[str, int] | None = None
+    """dev, sm, rank, gdr of a GPU."""
+    nvlinks: list[NvLinks] = field(default_factory=list)
+    nets: list[Net] = field(default_factory=list)
+
+
+@dataclass
+class Cpu:
+    """A NUMA node. `cpus` None leaves the cores to NCCL."""
+
+    numa: int
+    cpus: Sequence[int] | None = None
+    arch: str | None = None
+    vendor: str | None = None
+    family: int | None = None
+    """As CPUID counts it with the extended family shifted left by 4, which is what NCCL writes."""
+    model: int | None = None
+    children: list[Pci] = field(default_factory=list)
+    nets: list[Net] = field(default_factory=list)
+    """Ports that are on no PCI device."""
+
+
+def mask(cpus: Sequence[int]) -> str:
+    """`00000000,000000ff`: words of 32 bits, as sysfs writes masks."""
+    bits = sum(1 << cpu for cpu in set(cpus))
+    words = max(1, -(-bits.bit_length() // 32))
+    return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(words)))
+
+
+def render(cpus: Sequence[Cpu], name: str) -> str:
+    """The file's text."""
+    system = ElementTree.Element("system", {"version": "1", "name": name})
+    for cpu in cpus:
+        attributes: dict[str, object] = {"numaid": cpu.numa}
+        if cpu.cpus is not None:
+            attributes["affinity"] = mask(cpu.cpus)
+        attributes.update({"arch": cpu.arch, "vendor": cpu.vendor, "familyid": cpu.family, "modelid": cpu.model})
+        element = _element(system, "cpu", attributes)
+        for child in cpu.children:
+            _pci(element, child)
+        if cpu.nets:
+            _nets(element, cpu.nets)
+    ElementTree.indent(system)
+    return ElementTree.tostring(system, encoding="unicode") + "\n"
+
+
+def _element(parent: ElementTree.Element, tag: str, attributes: dict[str, object]) -> ElementTree.Element:
+    return ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items() if value is not None})
+
+
+def _pci(parent: ElementTree.Element, pci: Pci) -> None:
+    attributes: dict[str, object] = {"busid": pci.bus_id, "class": pci.pci_class}
+    attributes.update({name: f"0x{value:04x}" for name, value in pci.ids.items()})
+    attributes["link_speed"] = None if pci.speed_GTps is None else _SPEED_NAMES[pci.speed_GTps]
+    attributes["link_width"] = pci.width
+    element = _element(parent, "pci", attributes)
+    if pci.gpu is not None:
+        gpu = _element(element, "gpu", dict(pci.gpu))
+        for nvlink in pci.nvlinks:
+            _element(gpu, "nvlink", {"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class})
+    if pci.nets:
+        _nets(element, pci.nets)
+    for child in pci.children:
+        _pci(element, child)
+
+
+def _nets(parent: ElementTree.Element, nets: Sequence[Net]) -> None:
+    nic = _element(parent, "nic", {})
+    for net in nets:
+        attributes: dict[str, object] = {"name": net.name, "dev": net.dev, "speed": net.Mbps, "port": net.port, "guid": net.guid}
+        attributes.update({"rail": net.rail, "latency": net.latency_us, "gdr": int(net.gdr)})
+        _element(nic, "net", attributes)

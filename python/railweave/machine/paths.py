@@ -1,0 +1,47 @@
+"""The way between two devices of a machine, in the words of `nvidia-smi topo -m`, from the PCI tree."""
+
+from __future__ import annotations
+
+from railweave.machine.facts import Fact, Known, Machine, Unknown, known
+from railweave.machine.source import Reason
+
+# From near to far.
+WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+MEANING = {
+    "PIX": "at most one PCIe bridge",
+    "PXB": "several PCIe bridges, not the host's",
+    "PHB": "a PCIe host bridge",
+    "NODE": "several host bridges of one NUMA node",
+    "SYS": "the link between NUMA nodes",
+}
+
+
+def pci_way(machine: Machine, a: str, b: str) -> Fact[str]:
+    """The way between two PCI functions. A switch is one bridge: its upstream and downstream ports are counted together."""
+    first, second = machine.pci_device(a), machine.pci_device(b)
+    for bus_id, device in ((a, first), (b, second)):
+        if device is None:
+            return machine.pci if isinstance(machine.pci, Unknown) else Unknown(Reason.absent, bus_id, "not on the PCI bus")
+    assert first is not None
+    assert second is not None
+    evidence = f"{a} and {b} in the PCI tree"
+    if first.root == second.root:
+        above_first = [device.bus_id for device in machine.ancestors(a)]
+        above_second = [device.bus_id for device in machine.ancestors(b)]
+        common = next((bus_id for bus_id in above_first if bus_id in above_second), None)
+        same_card = a.rsplit(".", 1)[0] == b.rsplit(".", 1)[0]
+        if common is None:
+            return Known("PIX" if same_card else "PHB", evidence)
+        # Bridges from each device up to the common one. In a switch that is its downstream port, then its upstream port; one bridge, the
+        # root port itself or a conventional bridge, where the devices are functions of one card.
+        steps = max(above_first.index(common), above_second.index(common))
+        return Known("PIX" if steps <= 1 else "PXB", evidence)
+    numa_first, numa_second = known(first.numa), known(second.numa)
+    if numa_first is None or numa_second is None:
+        nodes = known(machine.numa)
+        if nodes is not None and len(nodes) == 1:
+            return Known("NODE", evidence)
+        unsure = first.numa if isinstance(first.numa, Unknown) else second.numa
+        assert isinstance(unsure, Unknown)
+        return unsure
+    return Known("NODE" if numa_first == numa_second else "SYS", f"{evidence}; their numa_node")

@@ -1,0 +1,230 @@
+"""Recordings: what is replayed is what was read, nothing that identifies a machine is in them, and damaged files keep what is readable."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from crafted import craft
+
+from railweave.machine.discovery import discover, record
+from railweave.machine.recording import RecordedSource, RecordingError, parse_recording, read_recording, write_recording
+from railweave.machine.redaction import Redactor, without_serial_number
+from railweave.machine.source import Reason, Source, Unreadable
+
+
+@pytest.fixture
+def source() -> Source:
+    return RecordedSource(craft().recording)
+
+
+def archive(members: list[tuple[str, bytes]], change: Callable[[tarfile.TarInfo], None] = lambda member: None) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, body in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            change(member)
+            tar.addfile(member, io.BytesIO(body) if member.isreg() else None)
+    return zstandard.compress(stream.getvalue())
+
+
+def manifest(**changes: object) -> bytes:
+    document = {"format": "railweave-machine", "version": 1, "about": {}, "unreadable": [], "commands": [], "libraries": [], "files": 1}
+    return json.dumps({**document, "folders": {}, "links": {}, **changes}).encode()
+
+
+def test_replay_gives_the_same_machine(tmp_path: Path) -> None:
+    crafted = craft()
+    path = tmp_path / "crafted.tar.zst"
+    write_recording(crafted.recording, path)
+    assert discover(RecordedSource(path)) == discover(RecordedSource(crafted.recording))
+    assert read_recording(path).damage == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_not_recorded_is_unknown_for_that_reason(source: Source) -> None:
+    with pytest.raises(Unreadable) as caught:
+        source.read_bytes("/sys/class/net/eth7/mtu")
+    assert caught.value.reason is Reason.not_recorded
+    with pytest.raises(Unreadable) as caught:
+        source.readlink("/sys/bus/pci/devices/0000:10:01.0/driver")
+    assert caught.value.reason is Reason.absent
+
+
+def test_recording_holds_nothing_that_identifies(source: Source, tmp_path: Path) -> None:
+    path = tmp_path / "node.tar.zst"
+    recording = record(path, source)
+    everything = zstandard.decompress(path.read_bytes(), max_output_size=64 << 20)
+    for secret in (b"gpu-node-17", b"9c63:c003:00ab", b"1b4e28ba-2fa1", b"GPU-00000000-1111", (0x1122334455660001).to_bytes(8, "little")):
+        assert secret not in everything
+    guids = {recording.files[f"/sys/class/infiniband/mlx5_{number}/node_guid"] for number in range(8)}
+    assert len(guids) == 8
+    machine = discover(RecordedSource(path))
+    assert machine.gpus != discover(source).gpus  # the UUIDs
+    assert [gpu.bus_id for gpu in machine.gpus.value] == [gpu.bus_id for gpu in discover(source).gpus.value]  # type: ignore[union-attr]
+
+
+def test_port_guid_and_gid_of_one_port_still_belong_together(source: Source, tmp_path: Path) -> None:
+    recording = record(tmp_path / "node.tar.zst", source)
+    guid = recording.files["/sys/class/infiniband/mlx5_3/node_guid"].decode().strip()
+    assert recording.files["/sys/class/infiniband/mlx5_3/ports/1/gids/0"].decode().strip() == f"fe80:0000:0000:0000:{guid}"
+
+
+def test_one_salt_gives_one_stand_in_and_another_another(source: Source, tmp_path: Path) -> None:
+    def guid(salt: str | None) -> bytes:
+        return record(tmp_path / "node.tar.zst", source, salt=salt).files["/sys/class/infiniband/mlx5_0/node_guid"]
+
+    assert guid("one") == guid("one") != guid("two")
+    assert guid(None) != guid(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("ether a0:36:9f:12:34:56", "ether 02:"),
+        ("addr 192.168.7.9/24", "/24"),
+        ("2001:db8::8a2e:370:7334 dev eth0", "dev eth0"),
+        ("token=hunter2 iommu=pt", "iommu=pt"),
+        ("Device Serial Number b8-ce-f6-ff-ff-12-34-56", "Device Serial Number 02-"),
+        ('"serial": "0324718000123"', '"serial":'),
+        ("host node7.example.org up", "up"),
+        ("node7: link", ": link"),
+    ],
+)
+def test_stand_ins(text: str, kept: str) -> None:
+    redactor = Redactor(b"salt")
+    redactor.add_name("node7.example.org", "host")
+    out = redactor.text(text)
+    assert kept in out
+    for secret in ("a0:36:9f", "192.168", "2001:db8", "370:7334", "hunter2", "b8-ce", "0324718", "node7", "example.org"):
+        assert secret not in out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0000:1b:00.0",
+        "driver 580.159.04, firmware 28.39.1002, vbios 96.00.99.00.01",
+        "127.0.0.1 localhost, netmask 255.255.255.0",
+        "0000:0000:0000:0000:0000:0000:0000:0000",
+        "ff:ff:ff:ff:ff:ff",
+        "00000000,00ffffff",
+        "12:30:45 up 3 days",
+        "pci0000:15/0000:15:01.0/0000:16:00.0",
+    ],
+)
+def test_what_only_looks_like_an_address_stays(text: str) -> None:
+    assert Redactor(b"salt").text(text) == text
+
+
+def test_serial_number_in_configuration_space() -> None:
+    crafted = craft()
+    config = crafted.recording.files[f"/sys/bus/pci/devices/{crafted.gpus[0]}/config"]
+    cleaned = without_serial_number(config)
+    assert cleaned[0x104:0x10C] == bytes(8) and config[0x104:0x10C] != bytes(8)
+    assert cleaned[:0x104] == config[:0x104] and cleaned[0x10C:] == config[0x10C:]
+
+
+# ---- bad files ----
+
+
+def test_truncated_at_any_place_keeps_what_is_readable(source: Source, tmp_path: Path) -> None:
+    path = tmp_path / "node.tar.zst"
+    record(path, source)
+    whole = path.read_bytes()
+    usable = 0
+    for size in range(0, len(whole), max(1, len(whole) // 40)):
+        try:
+            recording = parse_recording(whole[:size], "cut.tar.zst")
+        except RecordingError as error:
+            assert "cut.tar.zst" in str(error) and "expected" in str(error)
+            continue
+        usable += 1
+        assert recording.damage.startswith("cut.tar.zst: ")
+        discover(RecordedSource(recording))
+    assert usable
+
+
+def test_cut_recording_says_why_a_fact_is_unknown() -> None:
+    body = archive([("manifest.json", manifest(files=2)), ("root/proc/cmdline", b"quiet\n")])
+    recording = parse_recording(body, "x.tar.zst")
+    assert "1 files" in recording.damage
+    with pytest.raises(Unreadable, match=r"not recorded.*x\.tar\.zst"):
+        RecordedSource(recording).read_text("/proc/version")
+
+
+def _as(kind: bytes, target: str = "") -> Callable[[tarfile.TarInfo], None]:
+    def change(member: tarfile.TarInfo) -> None:
+        if member.name != "manifest.json":
+            member.type, member.linkname, member.size = kind, target, 0
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("../../etc/passwd", _as(tarfile.REGTYPE)),
+        ("/etc/passwd", _as(tarfile.REGTYPE)),
+        ("root/./x", _as(tarfile.REGTYPE)),
+        ("root/x", _as(tarfile.SYMTYPE, "/etc/passwd")),
+        ("root/x", _as(tarfile.LNKTYPE, "/etc/passwd")),
+        ("root/x", _as(tarfile.CHRTYPE)),
+        ("root/x", _as(tarfile.FIFOTYPE)),
+    ],
+)
+def test_path_tricks_end_the_reading(name: str, change: Callable[[tarfile.TarInfo], None]) -> None:
+    body = archive([("manifest.json", manifest()), (name, b""), ("root/proc/cmdline", b"quiet\n")], change)
+    recording = parse_recording(body, "x.tar.zst")
+    assert "is not a plain file" in recording.damage
+    assert recording.files == {}
+
+
+def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("railweave.machine.recording.ARCHIVE_LIMIT_B", 1 << 20)
+    bomb = archive([("manifest.json", manifest()), ("root/zero", bytes(3 << 20))])
+    assert len(bomb) < 10_000
+    assert "more than 1048576 bytes when decompressed" in parse_recording(bomb, "x.tar.zst").damage
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "not compressed"),
+        (b"<system/>", "not compressed"),
+        (zstandard.compress(b"hello"), "damaged"),
+        (archive([("root/x", b"")]), "no manifest.json"),
+        (archive([("manifest.json", b"[1]")]), "another format"),
+        (archive([("manifest.json", b"{")]), "not JSON"),
+        (archive([("manifest.json", manifest(version=2))]), "version 2"),
+        (archive([("manifest.json", manifest(links=[]))]), "links is list"),
+        (archive([("manifest.json", manifest(commands=[{"argv": 1}]))]), "commands[0] has no argv"),
+        (archive([("manifest.json", manifest(folders={"/sys": 1}))]), "folders['/sys'] is int"),
+        (archive([("manifest.json", b'{"format":' + b"[" * 100_000)]), "not JSON"),
+    ],
+)
+def test_files_of_another_kind_are_named(content: bytes, found: str) -> None:
+    with pytest.raises(RecordingError) as caught:
+        parse_recording(content, "x.tar.zst")
+    assert str(caught.value).startswith("x.tar.zst: ") and found in str(caught.value) and "; expected " in str(caught.value)
+
+
+def test_command_line_records_and_replays(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    path = tmp_path / "here.tar.zst"
+    made = cli("topo", "--record", str(path))
+    assert made.returncode == 0, made.stderr
+    shown = cli("topo", "--from", str(path))
+    assert shown.returncode == 0 and shown.stdout.startswith("a recording: ")
+    path.write_bytes(path.read_bytes()[:-100])
+    cut = cli("topo", "--from", str(path))
+    assert cut.returncode == 0 and "cut off" in cut.stderr and str(path) in cut.stderr
+    path.write_bytes(b"no recording")
+    bad = cli("topo", "--from", str(path))
+    assert bad.returncode == 1 and bad.stdout == "" and bad.stderr.startswith(f"railweave: {path}: not compressed")
