@@ -12,6 +12,7 @@ import click
 # so that `railweave --help` stays instant.
 COMMANDS = {
     "topo": "Show a fabric: a topology file, a cluster file, or a node template.",
+    "advise": "Which cores, memory, NICs and settings each rank of a node should use, and why.",
     "matrix": "Make a traffic matrix with one of the generators.",
     "plan": "Plan a matrix on a fabric: which bytes take which path, and what bounds them.",
     "simulate": "Predict how long a matrix takes under one or several policies.",

@@ -1,0 +1,88 @@
+"""Which cores and which memory each rank uses: those of its GPU's NUMA node, dealt evenly among the ranks there.
+
+Cores are dealt whole, so that two ranks never share one through SMT. Where a NUMA node has fewer cores than ranks, as a small sub-NUMA
+node may, the ranks also get cores of those nodes of the same package where no rank is at home.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from railweave.advise.host import Core, Gpu, Host, Numa
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Of one rank: logical CPUs and NUMA nodes, each None where it is not known."""
+
+    memory: tuple[int, ...] | None
+    cpus: tuple[int, ...] | None
+
+
+def bind(host: Host) -> list[Binding]:
+    """By rank."""
+    homes: dict[int, list[Gpu]] = {}
+    for gpu in host.gpus:
+        if gpu.numa is not None:
+            homes.setdefault(gpu.numa, []).append(gpu)
+    numas = {numa.number: numa for numa in host.numas}
+    bindings = {}
+    for number, gpus in homes.items():
+        pool = _pool(number, len(gpus), numas, set(homes))
+        for gpu, cores in zip(gpus, _deal(pool, len(gpus)), strict=True):
+            bindings[gpu.rank] = _binding(number, cores, numas)
+    return [bindings.get(gpu.rank, Binding(None, None)) for gpu in host.gpus]
+
+
+def _binding(home: int, cores: list[Core] | None, numas: dict[int, Numa]) -> Binding:
+    if cores is None:
+        return Binding((home,), None)
+    memory = {number for number, numa in numas.items() if numa.cores and any(core in numa.cores for core in cores)}
+    return Binding(tuple(sorted(memory)), tuple(sorted(cpu for core in cores for cpu in core.cpus)))
+
+
+def _pool(home: int, ranks: int, numas: dict[int, Numa], taken: set[int]) -> list[Core] | None:
+    own = numas[home].cores if home in numas else None
+    if own is None:
+        return None
+    cores = list(own)
+    package = numas[home].package
+    if len(cores) < ranks and package is not None:
+        for numa in sorted(numas.values(), key=lambda numa: numa.number):
+            if numa.package == package and numa.number not in taken:
+                cores += numa.cores or ()
+    return cores or None
+
+
+def _deal(cores: list[Core] | None, ranks: int) -> list[list[Core] | None]:
+    """Blocks that differ by one core at most; with fewer cores than ranks, ranks share."""
+    if cores is None:
+        return [None] * ranks
+    if len(cores) < ranks:
+        return [[cores[rank * len(cores) // ranks]] for rank in range(ranks)]
+    edges = [rank * len(cores) // ranks for rank in range(ranks + 1)]
+    return [cores[edges[rank] : edges[rank + 1]] for rank in range(ranks)]
+
+
+def notes(host: Host) -> list[str]:
+    """What a reader should know about the cores."""
+    found = []
+    homes = {gpu.numa for gpu in host.gpus}
+    idle = [numa.number for numa in host.numas if numa.number not in homes]
+    if idle and len(host.numas) > 1:
+        names = ", ".join(str(number) for number in idle)
+        found.append(
+            f"no GPU hangs from NUMA node {names}: its cores are left to other work, because from there the way to a GPU is longer"
+        )
+    packages: dict[int, list[int]] = {}
+    for numa in host.numas:
+        if numa.package is not None:
+            packages.setdefault(numa.package, []).append(numa.number)
+    if any(len(numbers) > 1 for numbers in packages.values()):
+        found.append(
+            "sub-NUMA clustering (SNC or NPS) is on: a rank gets the cores of its GPU's own part of the socket. Test both settings: "
+            "off was better on XE9680 (Lee, Shin, Koo), NPS4 on an R7525 (nccl-tests issue 293)"
+        )
+    if any(gpu.numa is None for gpu in host.gpus):
+        found.append("the NUMA node of some GPUs is not known, as in a VM that hides it: those ranks are not bound")
+    return found

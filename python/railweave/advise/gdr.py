@@ -1,0 +1,212 @@
+"""When GPUDirect RDMA and GDRCopy should be on, by message size: from rules on the way between GPU and NIC, or from measurements.
+
+A rule holds for ways of certain distances and GPUs of certain generations, and names who measured it. Where nobody did, the library's own
+default stands (both on), and the advice says that it is not measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from railweave.advise.host import Distance, Gpu
+from railweave.advise.mapping import Workload
+from railweave.errors import ParseError
+
+# Up to this size GDRCopy shortened latency on all node types of the study; from there on it made no difference.
+SMALL_B = 8192
+STUDY = "Chulkevich, Kozyrev, Kostenetskiy, Raimova: study of GPUDirect on cHARISMa (OSU 7.0.1, UCX 1.14.1, OpenMPI 4.1.5)"
+AMPERE = 80
+
+
+@dataclass(frozen=True)
+class Decision:
+    """For messages of `first_B` to `last_B` bytes (None: and all larger ones) under one metric."""
+
+    metric: Workload
+    first_B: int  # noqa: N815 - the unit is part of the name
+    last_B: int | None  # noqa: N815
+    gdr: bool
+    gdrcopy: bool
+    why: str
+    source: str
+    caveat: str = ""
+    """Where the source contradicts itself, or does not cover the case."""
+
+    def covers(self, metric: Workload, size: int) -> bool:
+        """Whether this decides a message of `size` bytes."""
+        return self.metric == metric and self.first_B <= size and (self.last_B is None or size <= self.last_B)
+
+
+def decide(gpu: Gpu, distance: Distance) -> list[Decision]:
+    """The rules for a GPU at that distance from its NIC: one decision for latency, one for bandwidth."""
+    return [_latency(distance), _bandwidth(gpu, distance)]
+
+
+def _latency(distance: Distance) -> Decision:
+    far = "the study bound GPU, NIC and cores to one NUMA node; between sockets this is not measured" if distance == Distance.SYS else ""
+    return Decision(
+        Workload.latency, 0, SMALL_B, True, True,
+        "both together gave the least latency on all node types, 5.8 to 7.8 times less", STUDY, far,
+    )  # fmt: skip
+
+
+def _bandwidth(gpu: Gpu, distance: Distance) -> Decision:
+    def decision(gdr: bool, why: str, source: str, caveat: str = "") -> Decision:
+        return Decision(Workload.bandwidth, SMALL_B + 1, None, gdr, True, why, source, caveat)
+
+    if distance <= Distance.PXB:
+        return decision(
+            True, "GPU and NIC share a PCIe switch: the bytes never reach the CPU. Without GDR, collectives were 2.7 and all-to-all "
+            "4.6 times slower",
+            f"Kwon, An, Hong: interconnects of KISTI's Neuron (8 x A100, 4 x HDR); node type E of {STUDY}",
+        )  # fmt: skip
+    if distance == Distance.SYS:
+        return decision(
+            False, "GPU and NIC are on different sockets: peer-to-peer reads over the link between CPUs are slow, staging in host memory "
+            "is not",
+            "NVIDIA: GPUDirect RDMA guide, supported systems (both devices below one root complex)",
+        )  # fmt: skip
+    if gpu.sm is not None and gpu.sm < AMPERE:
+        return decision(
+            False, "the way leads through the CPU's PCIe root, where V100 nodes moved large messages faster through host memory, with "
+            "GDRCopy",
+            f"node types A/B and C of {STUDY}",
+            "the study's own curves disagree with its conclusion in places: on type A/B GPUDirect RDMA still gains up to 16 KB, and on "
+            "type C its text has bandwidth rise from 64 KB on with both switched on. Measure between 8 and 64 KB",
+        )  # fmt: skip
+    known = "a GPU of the Ampere generation or later" if gpu.sm is not None else "a GPU of unknown generation"
+    return decision(
+        True, f"the way leads through the CPU's PCIe root, with {known}: UCX's default stands", f"node type E of {STUDY}",
+        "the study saw no harm on A100 nodes, but does not say that its GPU was below another switch than its NIC. Measure",
+    )  # fmt: skip
+
+
+# ---- measurements ----
+
+COLUMNS = ("metric", "size_B", "gdr", "gdrcopy", "value")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run: latency in µs, bandwidth in MB/s (as the OSU micro-benchmarks print them)."""
+
+    metric: Workload
+    size_B: int  # noqa: N815
+    gdr: bool
+    gdrcopy: bool
+    value: float
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """A CSV file with the columns metric, size_B, gdr, gdrcopy, value; a repetition is a further line. Raises ParseError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ParseError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: not UTF-8 text; expected CSV with the columns {', '.join(COLUMNS)}") from error
+    return parse_measurements(text, str(path))
+
+
+def parse_measurements(text: str, source: str) -> list[Measurement]:
+    """The same from a text; `source` names it in errors."""
+    rows = csv.reader(io.StringIO(text))
+    found = []
+    header: list[str] | None = None
+    try:
+        for row in rows:
+            if not row or row[0].lstrip().startswith("#"):
+                continue
+            cells = [cell.strip() for cell in row]
+            if header is None:
+                header = cells
+                if sorted(header) != sorted(COLUMNS):
+                    raise ParseError(f"{source}:{rows.line_num}: columns {', '.join(header)}; expected {', '.join(COLUMNS)}")
+                continue
+            if len(cells) != len(header):
+                raise ParseError(f"{source}:{rows.line_num}: {len(cells)} fields; expected {len(header)}")
+            found.append(_measurement(dict(zip(header, cells, strict=True)), f"{source}:{rows.line_num}"))
+    except csv.Error as error:
+        raise ParseError(f"{source}:{rows.line_num}: {error}; expected CSV") from error
+    if not found:
+        raise ParseError(f"{source}: no measurement; expected lines of {', '.join(COLUMNS)}")
+    return found
+
+
+def _measurement(cells: dict[str, str], place: str) -> Measurement:
+    def fail(column: str, expected: str) -> ParseError:
+        return ParseError(f"{place}: {column}: '{cells[column]}'; expected {expected}")
+
+    switches = {"on": True, "off": False}
+    if cells["metric"] not in Workload.__members__:
+        raise fail("metric", "latency (in µs) or bandwidth (in MB/s)")
+    for column in ("gdr", "gdrcopy"):
+        if cells[column] not in switches:
+            raise fail(column, "on or off")
+    if not (cells["size_B"].isascii() and cells["size_B"].isdigit() and len(cells["size_B"]) <= 15):
+        raise fail("size_B", "a number of bytes")
+    try:
+        value = float(cells["value"])
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise fail("value", "a positive number")
+    return Measurement(Workload(cells["metric"]), int(cells["size_B"]), switches[cells["gdr"]], switches[cells["gdrcopy"]], value)
+
+
+Switches = tuple[bool, bool]
+DEFAULT: Switches = (True, True)
+
+
+def decide_measured(measurements: Iterable[Measurement], source: str) -> list[Decision]:
+    """The best switches by metric and size; neighbouring sizes with the same answer are one decision.
+
+    The library's default (both on) stands unless the worst run of the best switches beats the best run of the default.
+    """
+    runs: dict[tuple[Workload, int], dict[Switches, list[float]]] = {}
+    for m in measurements:
+        runs.setdefault((m.metric, m.size_B), {}).setdefault((m.gdr, m.gdrcopy), []).append(m.value)
+    decisions: list[Decision] = []
+    for metric in Workload:
+        sizes = sorted(size for of, size in runs if of == metric)
+        for size in sizes:
+            switches, why = _best(metric, runs[metric, size])
+            last = decisions[-1] if decisions and decisions[-1].metric == metric else None
+            if last is not None and (last.gdr, last.gdrcopy) == switches:
+                decisions[-1] = replace(last, last_B=size)
+                continue
+            first = 0 if last is None else (last.last_B or 0) + 1
+            decisions.append(Decision(metric, first, size, *switches, why, source))
+        if decisions and sizes:
+            decisions[-1] = replace(decisions[-1], last_B=None)
+    return decisions
+
+
+def _best(metric: Workload, runs: dict[Switches, list[float]]) -> tuple[Switches, str]:
+    sign = 1 if metric == Workload.bandwidth else -1  # larger is better, in these terms
+    scores = {switches: [sign * value for value in values] for switches, values in runs.items()}
+    best = max(sorted(scores, reverse=True), key=lambda switches: median(scores[switches]))
+    unit = "MB/s" if metric == Workload.bandwidth else "µs"
+    best_text = f"{_words(best)}: {sign * median(scores[best]):.4g} {unit}"
+    if DEFAULT not in scores:
+        return best, f"{best_text}; the default, both on, was not measured"
+    default_text = f"both on: {sign * median(scores[DEFAULT]):.4g} {unit}"
+    if best != DEFAULT and min(scores[best]) > max(scores[DEFAULT]):
+        return best, f"{best_text}, {default_text}"
+    if best != DEFAULT:
+        return DEFAULT, f"{default_text}; {best_text} is within its repetitions"
+    return DEFAULT, best_text
+
+
+def _words(switches: Switches) -> str:
+    return {
+        (True, True): "both on",
+        (True, False): "GPUDirect RDMA alone",
+        (False, True): "GDRCopy alone",
+        (False, False): "both off",
+    }[switches]

@@ -1,0 +1,231 @@
+"""Which NICs each rank uses: the assignment whose predicted bound is least, found exactly.
+
+The load is that of a balanced exchange between nodes: each rank sends and receives the same bytes over its NICs. The bound is the time of
+the busiest resource (load over capacity: PCIe links, links between sockets, host memory, NIC ports), in seconds for each byte of a rank.
+A branch and bound over all assignments finds the least; NICs that the wiring makes alike are tried once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from railweave.advise.errors import AdviceError
+from railweave.advise.host import Distance, Gpu, Host, Nic
+from railweave.fabric import EdgeKind, VertexKind
+
+# More steps than this and the search says that it is not exact. The templates need at most a few thousand; 10^6 take some seconds.
+SEARCH_LIMIT = 1_000_000
+
+
+class Workload(str, enum.Enum):
+    """What a job waits for."""
+
+    bandwidth = "bandwidth"  # large messages: first the bound, then even use of the NICs, then short ways
+    latency = "latency"  # small messages: first short ways
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """NICs by rank, with how good that is and how it was found."""
+
+    nics: tuple[tuple[Nic, ...], ...]
+    seconds_per_byte: float
+    """Of a rank; its inverse is the rate that each rank gets when all send and receive at once."""
+    bottleneck: str
+    nearest_seconds_per_byte: float
+    """The same bound if each rank took the nearest NIC, the first one of equals."""
+    candidates: int
+    """All assignments there are."""
+    steps: int
+    """Partial assignments that were looked at; the rest was excluded because its bound or a symmetry told the answer."""
+    exact: bool
+
+    def ranks_of(self, nic: Nic) -> list[int]:
+        """Ranks that use a NIC."""
+        return [rank for rank, nics in enumerate(self.nics) if nic in nics]
+
+
+def map_nics(host: Host, workload: Workload = Workload.bandwidth) -> Mapping | None:
+    """The best assignment; None where the node has no NIC on the GPU network. Raises AdviceError when PCIe joins a GPU to none of them."""
+    nics = host.network_nics
+    if not nics:
+        return None
+    for gpu in host.gpus:
+        if not any((gpu.vertex, nic.vertex) in host.paths for nic in nics):
+            raise AdviceError(f"{gpu.name} of '{host.fabric.name}' reaches no NIC over PCIe; the fabric lacks a link")
+    search = _Search(host, workload)
+    search.run()
+    chosen = search.best_choice
+    nearest = [
+        (min(search.reachable(gpu), key=lambda nic: (host.paths[gpu.vertex, nic.vertex].distance, nic.vertex)),) for gpu in host.gpus
+    ]
+    z, resource = search.bound(chosen)
+    return Mapping(
+        nics=tuple(chosen),
+        seconds_per_byte=z,
+        bottleneck=host.fabric.describe(resource),
+        nearest_seconds_per_byte=search.bound(nearest)[0],
+        candidates=search.candidates,
+        steps=search.steps,
+        exact=search.steps < SEARCH_LIMIT,
+    )
+
+
+Choice = tuple[Nic, ...]
+Key = tuple[float, ...]
+
+
+class _Search:
+    def __init__(self, host: Host, workload: Workload) -> None:
+        self.host = host
+        self.workload = workload
+        self.symmetry = _Symmetry(host)
+        self.capacity = [resource.capacity_Bps for resource in host.fabric.resources]
+        # Several NICs a rank only where there are more NICs than ranks; else ranks share.
+        self.width = max(1, len(host.network_nics) // len(host.gpus))
+        self.options = [self._options(gpu) for gpu in host.gpus]
+        self.least_cost = [0] * (len(host.gpus) + 1)  # of the ranks from here on
+        for rank in reversed(range(len(host.gpus))):
+            self.least_cost[rank] = self.least_cost[rank + 1] + min(self.cost(host.gpus[rank], choice) for choice in self.options[rank])
+        self.best_key: Key | None = None
+        self.best_choice: list[Choice] = []
+        self.steps = 0
+        self.candidates = 1
+        for options in self.options:
+            self.candidates *= len(options)
+
+    def reachable(self, gpu: Gpu) -> list[Nic]:
+        return [nic for nic in self.host.network_nics if (gpu.vertex, nic.vertex) in self.host.paths]
+
+    def _options(self, gpu: Gpu) -> list[Choice]:
+        """Nearest first, so that good assignments are met early."""
+        nics = self.reachable(gpu)
+        return sorted(combinations(nics, min(self.width, len(nics))), key=lambda choice: self.cost(gpu, choice))
+
+    def cost(self, gpu: Gpu, choice: Choice) -> int:
+        """Distance before latency: latencies of templates are partly assumed, distances are not. Below 2^32 ns, checked by the reader."""
+        paths = [self.host.paths[gpu.vertex, nic.vertex] for nic in choice]
+        return sum((int(path.distance) << 44) + path.latency_ns for path in paths)
+
+    def _loads(self, gpu: Gpu, choice: Choice) -> Iterator[tuple[int, float]]:
+        for nic in choice:
+            for resource in self.host.paths[gpu.vertex, nic.vertex].resources:
+                yield resource, 1 / len(choice)
+
+    def bound(self, choices: Sequence[Choice]) -> tuple[float, int]:
+        """Seconds for each byte of a rank, and the resource that takes them."""
+        load: dict[int, float] = {}
+        for gpu, choice in zip(self.host.gpus, choices, strict=True):
+            for resource, part in self._loads(gpu, choice):
+                load[resource] = load.get(resource, 0.0) + part
+        busiest = max(load, key=lambda resource: (load[resource] / self.capacity[resource], -resource))
+        return load[busiest] / self.capacity[busiest], busiest
+
+    def _key(self, bound: float, busiest_nic: float, cost: int) -> Key:
+        return (bound, busiest_nic, cost) if self.workload == Workload.bandwidth else (cost, bound, busiest_nic)
+
+    def run(self) -> None:
+        self._descend([], {}, 0.0, {}, 0)
+
+    def _descend(self, chosen: list[Choice], load: dict[int, float], bound: float, users: dict[int, float], cost: int) -> None:
+        rank = len(chosen)
+        if rank == len(self.host.gpus):
+            self.best_key = self._key(bound, max(users.values()), cost)
+            self.best_choice = list(chosen)
+            return
+        gpu = self.host.gpus[rank]
+        tried: set[tuple[str, ...]] = set()
+        orbit = self.symmetry.orbits(chosen)
+        for choice in self.options[rank]:
+            alike = tuple(sorted(orbit[nic.vertex] for nic in choice))
+            if len(choice) == 1 and alike in tried:
+                continue
+            tried.add(alike)
+            if self.steps >= SEARCH_LIMIT and self.best_key is not None:
+                return
+            self.steps += 1
+            new_load, new_bound = dict(load), bound
+            for resource, part in self._loads(gpu, choice):
+                new_load[resource] = new_load.get(resource, 0.0) + part
+                new_bound = max(new_bound, new_load[resource] / self.capacity[resource])
+            new_users = dict(users)
+            for nic in choice:
+                new_users[nic.vertex] = new_users.get(nic.vertex, 0.0) + 1 / (len(choice) * nic.capacity_Bps)
+            new_cost = cost + self.cost(gpu, choice)
+            least = self._key(new_bound, max(new_users.values()), new_cost + self.least_cost[rank + 1])
+            if self.best_key is not None and least >= self.best_key:
+                continue
+            self._descend([*chosen, choice], new_load, new_bound, new_users, new_cost)
+
+
+class _Symmetry:
+    """Which NICs are alike for the ranks still to be placed: one can be carried to the other by an exchange of equal parts of the PCIe tree
+    that leaves every rank that has its NIC, the NICs in use, and the rank in turn where they are."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        fabric = host.fabric
+        self.parents: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        self.children: dict[int, list[int]] = {}
+        self.members = [i for i, vertex in enumerate(fabric.vertices) if vertex.node == host.node and vertex.kind != VertexKind.nvswitch]
+        sockets = set()
+        for v in self.members:
+            for e in fabric.out_edges(v):
+                edge = fabric.edge(e)
+                if edge.kind == EdgeKind.socket:
+                    sockets.add((edge.capacity_Bps, edge.latency_ns))
+                if edge.kind in (EdgeKind.pcie, EdgeKind.c2c) and self._height(v) < self._height(edge.dst):
+                    back = fabric.find_edge(edge.dst, v)
+                    down = 0 if back is None else fabric.edge(back).capacity_Bps
+                    self.parents.setdefault(v, []).append((edge.dst, (edge.capacity_Bps, edge.latency_ns, down)))
+                    self.children.setdefault(edge.dst, []).append(v)
+        # Only plain trees with equal links between all sockets are known to be symmetric in the way that is used here.
+        self.tree = len(sockets) <= 1 and all(len(above) == 1 for above in self.parents.values()) and self._switches_hang()
+        self.gpus = {gpu.vertex: gpu for gpu in host.gpus}
+        self.nics = {nic.vertex: nic for nic in host.network_nics}
+
+    def _height(self, vertex: int) -> int:
+        return {VertexKind.numa: 2, VertexKind.pcie_switch: 1}.get(self.host.fabric.vertex(vertex).kind, 0)
+
+    def _switches_hang(self) -> bool:
+        """Nested switches have no direction in `_height`; they are left to the plain search."""
+        switches = [v for v in self.members if self.host.fabric.vertex(v).kind == VertexKind.pcie_switch]
+        return all(v in self.parents for v in switches)
+
+    def orbits(self, chosen: list[Choice]) -> dict[int, str]:
+        """By NIC vertex: equal values are alike."""
+        if not self.tree:
+            return {nic: str(nic) for nic in self.nics}
+        fixed = {nic.vertex for choice in chosen for nic in choice} | {gpu.vertex for gpu in self.host.gpus[: len(chosen) + 1]}
+        shapes: dict[int, str] = {}
+        for v in self.members:
+            if v not in self.parents:
+                self._shape(v, fixed, shapes)
+        return {nic: "/".join(self._lineage(nic, shapes)) for nic in self.nics}
+
+    def _shape(self, vertex: int, fixed: set[int], shapes: dict[int, str]) -> str:
+        info = self.host.fabric.vertex(vertex)
+        own: list[object] = [info.kind.value, info.egress_Bps, info.ingress_Bps, info.through_Bps]
+        own.append([link for _, link in self.parents.get(vertex, [])])
+        if vertex in fixed:
+            own.append(vertex)
+        if vertex in self.gpus:
+            own.append(info.gdr)
+        if vertex in self.nics:
+            own.append(self.nics[vertex].capacity_Bps)
+        below = sorted(self._shape(child, fixed, shapes) for child in self.children.get(vertex, []))
+        shapes[vertex] = repr((own, below))
+        return shapes[vertex]
+
+    def _lineage(self, vertex: int, shapes: dict[int, str]) -> Iterator[str]:
+        yield shapes[vertex]
+        for parent, _ in self.parents.get(vertex, []):
+            yield from self._lineage(parent, shapes)
+
+
+def distances(host: Host, mapping: Mapping) -> list[Distance]:
+    """By rank: how far its farthest NIC is."""
+    return [max(host.paths[gpu.vertex, nic.vertex].distance for nic in nics) for gpu, nics in zip(host.gpus, mapping.nics, strict=True)]

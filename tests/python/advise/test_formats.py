@@ -1,0 +1,149 @@
+"""What launchers are given: goldens, the shells run for real, OpenMPI's own reading of the rankfile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from railweave import fabric
+from railweave.advise import formats
+from railweave.advise.advice import Advice, advise
+from railweave.advise.cpulist import from_list
+from railweave.advise.document import document
+from railweave.advise.errors import AdviceError
+from railweave.advise.host import Core, Host, Numa, read_host
+from railweave.advise.text import render
+
+GOLDENS = Path(__file__).parent / "goldens"
+SCHEMA = json.loads((Path(__file__).parents[3] / "schema" / "advice.schema.json").read_text())
+Furnished = Callable[..., Host]
+
+
+def check_golden(name: str, text: str) -> None:
+    """RAILWEAVE_UPDATE_GOLDENS=1 writes them again."""
+    golden = GOLDENS / name
+    if os.environ.get("RAILWEAVE_UPDATE_GOLDENS"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", ["xe9680-4hca", "lineyahoo-2nic", "charisma-ab"])
+def test_text_golden(name: str) -> None:
+    check_golden(f"{name}.txt", render(advise(read_host(fabric.load(name)))))
+
+
+@pytest.mark.parametrize("form", formats.FORMATS)
+def test_format_golden(furnished: Furnished, form: str) -> None:
+    check_golden(f"kisti-v100-8gpu.{form}", formats.render(advise(furnished("kisti-v100-8gpu")), form))
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+def test_json_follows_its_schema(furnished: Furnished, name: str) -> None:
+    for advice in (advise(furnished(name)), advise(read_host(fabric.load(name)))):
+        jsonschema.validate(json.loads(json.dumps(document(advice))), SCHEMA)
+
+
+@pytest.mark.parametrize("form", ["rankfile", "slurm"])
+def test_binding_formats_need_cores(form: str) -> None:
+    with pytest.raises(AdviceError, match="cores of 'xe9680-4hca' are not known"):
+        formats.render(advise(read_host(fabric.load("xe9680-4hca"))), form)
+
+
+def here(ranks: int) -> Advice:
+    """Advice for a node with this machine's own CPUs, so that binding can be tried."""
+    cpus = sorted(os.sched_getaffinity(0))
+    host = read_host(fabric.load({1: "kisti-v100-2gpu", 2: "kisti-v100-2gpu", 4: "charisma-ab"}[ranks]))
+    numas = (Numa(0, 0, tuple(Core((cpu,)) for cpu in cpus)),)
+    nics = tuple(replace(nic, device=f"mlx5_{i}:1") for i, nic in enumerate(host.nics))
+    return advise(replace(host, gpus=tuple(replace(gpu, numa=0) for gpu in host.gpus), nics=nics, numas=numas))
+
+
+REPORT = 'echo "$(taskset -pc $$ | sed "s/.*: //") $UCX_NET_DEVICES $OMPI_MCA_pml"'
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
+def test_shell_binds_and_sets_the_rank_that_sources_it(tmp_path: Path, variable: str) -> None:
+    advice = here(4)
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(advice, "shell"))
+    environment = {"PATH": os.environ["PATH"], variable: "2"}
+    done = subprocess.run(["sh", "-c", f". {script}; {REPORT}"], env=environment, capture_output=True, text=True, check=True, timeout=30)
+    cpus, device, pml = done.stdout.split()
+    assert from_list(cpus) == advice.bindings[2].cpus
+    assert (device, pml) == (advice.environment(2)["UCX_NET_DEVICES"], "ucx")
+
+
+def test_shell_refuses_without_a_rank(tmp_path: Path) -> None:
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(here(4), "shell"))
+    for environment in ({}, {"LOCAL_RANK": "4"}):
+        done = subprocess.run(
+            ["sh", str(script)], env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 64
+        assert "no local rank from 0 to 3" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("numactl") is None, reason="needs numactl")
+def test_torchrun_wrapper_passes_arguments_and_status(tmp_path: Path) -> None:
+    advice = here(2)
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(advice, "torchrun"))
+    program = 'printf "%s|" "$@"; grep Cpus_allowed_list /proc/self/status; exit 7'
+    command = ["sh", str(script), "sh", "-c", program, "name", "a b", "$x"]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"], "LOCAL_RANK": "1"}, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("a b|$x|")
+    assert from_list(done.stdout.split()[-1]) == advice.bindings[1].cpus
+
+
+def test_slurm_prolog_prints_what_slurm_takes(tmp_path: Path) -> None:
+    advice = here(4)
+    script = tmp_path / "prolog.sh"
+    script.write_text(formats.render(advice, "slurm"))
+    done = subprocess.run(["sh", str(script)], env={"SLURM_LOCALID": "3"}, capture_output=True, text=True, check=True, timeout=30)
+    printed = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+    assert printed == advice.environment(3)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+def test_open_mpi_binds_as_the_rankfile_says(tmp_path: Path) -> None:
+    advice = here(2)
+    path = tmp_path / "rankfile"
+    path.write_text(formats.render(advice, "rankfile").replace("=node0 ", "=localhost "))
+    options = [
+        "--host",
+        "localhost:2",
+        "--rankfile",
+        str(path),
+        "--mca",
+        "rmaps_rank_file_physical",
+        "1",
+        "--use-hwthread-cpus",
+        "-np",
+        "2",
+    ]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    program = 'echo "$OMPI_COMM_WORLD_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f 2)"'
+    done = subprocess.run(["mpirun", *root, *options, "sh", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    bound = {int(rank): from_list(cpus) for rank, cpus in (line.split() for line in done.stdout.splitlines())}
+    assert bound == {rank: binding.cpus for rank, binding in enumerate(advice.bindings)}
+
+
+def test_command(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    assert cli("advise", "xe9680-4hca").stdout == (GOLDENS / "xe9680-4hca.txt").read_text()
+    parsed = json.loads(cli("advise", "charisma-ab", "--for", "latency", "--format", "json").stdout)
+    assert parsed["ranks"][3]["nics"] == [{"name": "nic0", "device": None}]
+    failed = cli("advise", "charisma-ab", "--format", "slurm")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("railweave: --format slurm binds ranks to cores")

@@ -1,0 +1,154 @@
+"""Which NICs each rank uses: against plain enumeration, on the seeds' machines, under permutation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+
+from railweave import fabric
+from railweave.advise.errors import AdviceError
+from railweave.advise.host import Distance, Host, read_host
+from railweave.advise.mapping import Workload, _Search, distances, map_nics
+
+
+def names(host: Host, workload: Workload = Workload.bandwidth) -> list[tuple[str, ...]]:
+    mapping = map_nics(host, workload)
+    assert mapping is not None
+    return [tuple(nic.name for nic in nics) for nics in mapping.nics]
+
+
+def node(gpus: str, nics: str, switches: str = "[]", numa: int = 2, gdr: bool = True, rails: str = "", slow: str = "") -> Host:
+    """A node with x16 links everywhere; `slow` makes the first NIC's link one of those lanes."""
+    text = f"""
+format: railweave-node
+version: 1
+name: crafted
+description: crafted
+links:
+  wide: {{pcie: gen4 x16, latency: 100ns, source: test}}
+  port: {{capacity: 200Gbit/s, latency: 1us, source: test}}
+  upi: {{capacity: 20GB/s, latency: 150ns, source: test}}
+  ram: {{capacity: 200GB/s, source: test}}
+numa: {{count: {numa}, memory: ram{", socket: upi" if numa > 1 else ""}}}
+{f"switches: [{{link: wide, at: {switches}}}]" if switches != "[]" else ""}
+gpus: [{{model: A100, link: wide, gdr: {str(gdr).lower()}, at: {gpus}}}]
+nics: [{{model: CX6, link: wide, port: port, at: {nics}{rails}}}{slow}]
+"""
+    return read_host(fabric.loads(text, "crafted.yaml"))
+
+
+def random_host(seed: int) -> Host:
+    """Up to 5 GPUs and 4 NICs on up to 2 sockets with up to 4 switches."""
+    r = random.Random(seed)
+    numa = r.randint(1, 2)
+    switches = [f"numa{r.randrange(numa)}" for _ in range(r.randint(0, 4))]
+    places = [f"numa{i}" for i in range(numa)] + [f"switch{i}" for i in range(len(switches))]
+    gpus = [r.choice(places) for _ in range(r.randint(1, 5))]
+    nics = [r.choice(places) for _ in range(r.randint(1, 4))]
+    listed = [f"[{', '.join(names)}]" for names in (gpus, nics, switches)]
+    return node(listed[0], listed[1], listed[2], numa, gdr=r.random() < 0.5)
+
+
+@pytest.mark.parametrize("workload", Workload)
+@pytest.mark.parametrize("seed", range(60))
+def test_search_finds_what_plain_enumeration_finds(seed: int, workload: Workload) -> None:
+    search = _Search(random_host(seed), workload)
+    search.run()
+    keys = []
+    for choices in itertools.product(*search.options):
+        users: dict[int, float] = {}
+        for choice in choices:
+            for nic in choice:
+                users[nic.vertex] = users.get(nic.vertex, 0.0) + 1 / (len(choice) * nic.capacity_Bps)
+        cost = sum(search.cost(gpu, choice) for gpu, choice in zip(search.host.gpus, choices, strict=True))
+        keys.append(search._key(search.bound(choices)[0], max(users.values()), cost))
+    assert len(keys) == search.candidates
+    assert search.best_key is not None
+    best = min(keys)
+    assert search.best_key == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+def test_templates_are_solved_exactly_in_few_steps(name: str) -> None:
+    mapping = map_nics(read_host(fabric.load(name)))
+    assert mapping is not None
+    assert mapping.exact
+    assert mapping.steps < 1000
+    assert mapping.seconds_per_byte <= mapping.nearest_seconds_per_byte
+    used = [sum(nic in nics for nics in mapping.nics) for nic in read_host(fabric.load(name)).network_nics]
+    assert max(used) - min(used) <= 1, "ranks are divided evenly over the NICs of every template"
+
+
+def test_xe9680_each_hca_serves_the_two_gpus_of_its_switch() -> None:
+    host = read_host(fabric.load("xe9680-4hca"))
+    assert names(host) == [(f"nic{gpu // 2}",) for gpu in range(8)]
+    mapping = map_nics(host)
+    assert mapping is not None
+    assert distances(host, mapping) == [Distance.PIX] * 8
+    assert mapping.candidates == 4**8
+
+
+def test_nearest_only_would_overload_what_balance_does_not() -> None:
+    """Four GPUs of a socket with a switch each, two NICs: nearest-only gives three of them the first."""
+    mapping = map_nics(read_host(fabric.load("lineyahoo-4nic")))
+    assert mapping is not None
+    assert mapping.nearest_seconds_per_byte == pytest.approx(1.5 * mapping.seconds_per_byte)
+
+
+def test_latency_prefers_the_short_way_and_bandwidth_the_idle_nic() -> None:
+    host = read_host(fabric.load("charisma-ab"))
+    assert names(host, Workload.latency) == [("nic0",)] * 4
+    assert sorted(names(host)) == [("nic0",), ("nic0",), ("nic1",), ("nic1",)]
+
+
+def test_equally_near_nics_are_shared_out() -> None:
+    assert sorted(names(node("[numa0, numa0, numa0, numa0]", "[numa0, numa0, numa0, numa0]"))) == [(f"nic{i}",) for i in range(4)]
+
+
+def test_more_nics_than_ranks_are_all_used() -> None:
+    chosen = names(node("[switch0, switch1]", "[switch0, switch0, switch1, switch1]", "[numa0, numa1]"))
+    assert chosen == [("nic0", "nic1"), ("nic2", "nic3")]
+
+
+def test_nics_that_are_not_on_the_network_serve_no_rank() -> None:
+    host = node("[numa0, numa1]", "[numa0]", slow=", {model: CX4, link: wide, port: port, rails: none, at: [numa1]}")
+    assert [nic.name for nic in host.network_nics] == ["nic0"]
+    assert names(host) == [("nic0",), ("nic0",)]
+
+
+def test_staging_goes_through_the_memory_of_the_gpus_own_socket() -> None:
+    """Without GPUDirect RDMA a byte below one switch climbs to the CPU and back: it loads the uplink, which GPUDirect leaves alone."""
+    for gdr, expected in ((True, False), (False, True)):
+        host = node("[switch0]", "[switch0]", "[numa0]", 1, gdr=gdr)
+        [path] = host.paths.values()
+        uplink = host.fabric.find_edge(host.fabric.find_vertex("node0/switch0"), host.fabric.find_vertex("node0/numa0"))  # type: ignore[arg-type]
+        assert (uplink in path.resources) == expected
+        assert path.distance == Distance.PIX
+
+
+def test_order_of_parts_in_the_file_changes_no_bound() -> None:
+    one = map_nics(node("[switch0, switch1, numa0, numa1]", "[switch0, numa1]", "[numa0, numa1]"))
+    other = map_nics(node("[numa1, numa0, switch1, switch0]", "[numa1, switch0]", "[numa0, numa1]"))
+    assert one is not None
+    assert other is not None
+    assert one.seconds_per_byte == other.seconds_per_byte
+
+
+def test_a_node_without_network_has_no_mapping() -> None:
+    host = node("[numa0]", "[numa0]", rails=", rails: none")
+    assert map_nics(host) is None
+
+
+def test_a_gpu_that_reaches_no_nic_is_named() -> None:
+    parsed = json.loads(fabric.load("kisti-v100-2gpu").to_json())
+    parsed["edges"] = [edge for edge in parsed["edges"] if "gpu1" not in edge["from"] + edge["to"]]
+    with pytest.raises(AdviceError, match=r"gpu1 .* reaches no NIC"):
+        map_nics(read_host(fabric.loads(json.dumps(parsed))))
+
+
+def test_nodes_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(AdviceError, match="no node 3"):
+        read_host(fabric.load("dgx-1v"), 3)
