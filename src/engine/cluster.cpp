@@ -87,13 +87,7 @@ std::vector<std::string> split(const std::string& text) {
 
 Identity own_identity(const ExchangeSettings& settings) {
   Identity identity;
-  identity.node = settings.node_id;
-  if (identity.node.empty()) {
-    std::array<char, 256> host{};
-    ::gethostname(host.data(), host.size() - 1);
-    identity.node =
-        std::string(host.data()) + " " + first_line("/proc/sys/kernel/random/boot_id") + " " + std::to_string(inode("/proc/self/ns/pid"));
-  }
+  identity.node = node_identity(settings);
   identity.network = inode("/proc/self/ns/net");
   identity.explicit_nics = !settings.nics.empty();
   for (const std::string& name : identity.explicit_nics ? split(settings.nics) : usable_interfaces()) {
@@ -205,6 +199,13 @@ void deal_nics(Cluster& cluster, const std::vector<Identity>& identities) {
 }
 
 }  // namespace
+
+std::string node_identity(const ExchangeSettings& settings) {
+  if (!settings.node_id.empty()) return settings.node_id;
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return std::string(host.data()) + " " + first_line("/proc/sys/kernel/random/boot_id") + " " + std::to_string(inode("/proc/self/ns/pid"));
+}
 
 Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings) {
   const std::vector<Blob> blobs = rendezvous.all_gather("identity", encode(own_identity(settings), world));

@@ -50,6 +50,9 @@ struct Cluster {
   bool local(std::uint32_t other) const { return ranks[other].node == node(); }
 };
 
+// Ranks with equal identities run on one node and share its memory: the setting node_id, else host, boot and PID namespace.
+std::string node_identity(const ExchangeSettings& settings);
+
 // First round: identities, interfaces and settings; checks that ranks agree. Throws BootstrapError (the same on every rank).
 Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings);
 

@@ -28,6 +28,9 @@ struct ExchangeSettings {
   std::uint64_t death_ms = 6000;
   std::uint64_t drain_ms = 5000;
   std::uint64_t bootstrap_ms = 60000;
+  std::uint64_t gpu_blocks = 16;
+  std::uint64_t gpu_low_latency_bytes = 32u << 10;
+  std::uint64_t gpu_timeout_ms = 1'800'000;
   std::string node_id;
   std::string nics;
   std::string ucx_tls;

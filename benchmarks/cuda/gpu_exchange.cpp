@@ -1,0 +1,484 @@
+// Railweave's GPU exchange beside NCCL's send/recv groups: one process a GPU, the same buffers, in turns, device time over queued
+// operations, every byte checked.
+//
+//   gpu_exchange --railweave librailweave_cuda.so --nccl libnccl.so.2 [--rounds 5] [--sizes 0,1024,...] [--check 200] [--graph]
+//
+// Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
+// in us), the least and the largest, and the busiest rank's GB/s.
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "railweave/cuda.h"
+
+namespace {
+
+constexpr std::uint32_t kMostRanks = 8;
+
+[[noreturn]] void die(const std::string& text) {
+  std::fprintf(stderr, "gpu_exchange: %s\n", text.c_str());
+  std::_Exit(1);
+}
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) die(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+// The part of nccl.h that is needed here; any NCCL 2 has it.
+struct UniqueId {
+  char bytes[128];
+};
+struct Nccl {
+  void* library = nullptr;
+  int (*get_unique_id)(UniqueId*) = nullptr;
+  int (*comm_init_rank)(void**, int, UniqueId, int) = nullptr;
+  int (*group_start)() = nullptr;
+  int (*group_end)() = nullptr;
+  int (*send)(const void*, std::size_t, int, int, void*, cudaStream_t) = nullptr;
+  int (*recv)(void*, std::size_t, int, int, void*, cudaStream_t) = nullptr;
+  int (*get_version)(int*) = nullptr;
+
+  explicit Nccl(const std::string& path) : library(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (library == nullptr) die(::dlerror());
+    find("ncclGetUniqueId", get_unique_id);
+    find("ncclCommInitRank", comm_init_rank);
+    find("ncclGroupStart", group_start);
+    find("ncclGroupEnd", group_end);
+    find("ncclSend", send);
+    find("ncclRecv", recv);
+    find("ncclGetVersion", get_version);
+  }
+  template <typename F>
+  void find(const char* name, F& function) {
+    function = reinterpret_cast<F>(::dlsym(library, name));
+    if (function == nullptr) die(std::string("no ") + name);
+  }
+};
+
+// What the processes share.
+struct Shared {
+  pthread_barrier_t barrier;
+  UniqueId id;
+  float seconds[kMostRanks];
+  std::uint64_t wrong[kMostRanks];
+};
+
+struct Options {
+  std::string railweave, nccl;
+  std::uint32_t rounds = 5, checks = 0;
+  bool graph = false;
+  std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
+};
+
+using Matrix = std::vector<std::vector<std::uint64_t>>;
+struct Pattern {
+  const char* name;
+  Matrix bytes;
+};
+
+std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
+  const Matrix none(world, std::vector<std::uint64_t>(world));
+  Matrix balanced = none, pair = none, both = none, hot = none;
+  for (std::uint32_t i = 0; i < world; ++i) {
+    for (std::uint32_t j = 0; j < world; ++j) {
+      if (i == j) continue;
+      balanced[i][j] = size;
+      hot[i][j] = size / 16;
+    }
+  }
+  pair[0][1] = both[0][1] = both[1][0] = hot[0][1] = size;
+  std::vector<Pattern> all{{"one pair", pair}, {"hot pair + 1/16", hot}, {"balanced", balanced}};
+  if (world > 2) all.push_back({"pair both ways", both});
+  return all;
+}
+
+std::uint64_t busiest(const Matrix& m) {
+  std::uint64_t most = 0;
+  for (std::size_t i = 0; i < m.size(); ++i) {
+    std::uint64_t out = 0, in = 0;
+    for (std::size_t j = 0; j < m.size(); ++j) {
+      out += m[i][j];
+      in += m[j][i];
+    }
+    most = std::max({most, out, in});
+  }
+  return most;
+}
+
+std::uint8_t expected(std::uint32_t source, std::uint32_t destination, std::uint64_t at) {
+  return static_cast<std::uint8_t>(at * 31 + (at >> 8) * 7 + (at >> 16) + source * 101 + destination * 53);
+}
+
+class Rank {
+ public:
+  Rank(std::uint32_t rank, std::uint32_t world, const Options& options, Shared& shared, const std::string& rendezvous)
+      : rank_(rank), world_(world), options_(options), shared_(shared), nccl_(options.nccl) {
+    check(cudaSetDevice(static_cast<int>(rank)), "cudaSetDevice");
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    check(cudaEventCreate(&start_), "event");
+    check(cudaEventCreate(&stop_), "event");
+    void* library = ::dlopen(options.railweave.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) die(::dlerror());
+    const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(library, "railweave_cuda_entry"));
+    api_ = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
+    if (api_ == nullptr) die("no railweave_cuda_entry for this version");
+    const railweave_setting settings[] = {{"gpu_timeout_ms", "20000"}};
+    const railweave_cuda_config config{sizeof config, rank, world, static_cast<std::int32_t>(rank), 0, rendezvous.c_str(), settings, 1};
+    require(api_->create(&config, &communicator_));
+    if (rank == 0 && nccl_.get_unique_id(&shared.id) != 0) die("ncclGetUniqueId");
+    barrier();
+    if (nccl_.comm_init_rank(&nccl_communicator_, static_cast<int>(world), shared.id, static_cast<int>(rank)) != 0) die("ncclCommInitRank");
+  }
+
+  void run() {
+    int version = 0;
+    nccl_.get_version(&version);
+    if (rank_ == 0)
+      std::printf("%u GPUs, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds, options_.graph ? "graph replays" : "queued calls");
+    if (options_.checks != 0) check_random();
+    for (const std::uint64_t size : options_.sizes) {
+      for (const Pattern& pattern : patterns(world_, size)) measure(pattern, size);
+    }
+    check(cudaStreamSynchronize(stream_), "end");
+    api_->destroy(communicator_);
+    barrier();
+  }
+
+ private:
+  enum class System { nccl, railweave };
+  struct Flow {
+    bool send;
+    std::uint32_t peer;
+    std::byte* data;
+    std::uint64_t bytes;
+  };
+
+  void require(railweave_status status) {
+    if (status != RAILWEAVE_OK) die("rank " + std::to_string(rank_) + ": " + api_->last_error());
+  }
+  void barrier() { ::pthread_barrier_wait(&shared_.barrier); }
+
+  void reserve(std::uint64_t bytes) {
+    if (bytes <= capacity_) return;
+    check(cudaStreamSynchronize(stream_), "synchronize");
+    cudaFree(send_);
+    cudaFree(receive_);
+    check(cudaMalloc(reinterpret_cast<void**>(&send_), bytes), "cudaMalloc");
+    check(cudaMalloc(reinterpret_cast<void**>(&receive_), bytes), "cudaMalloc");
+    capacity_ = bytes;
+  }
+
+  void post(System system, const std::vector<Flow>& flows) {
+    if (system == System::nccl) {
+      nccl_.group_start();
+      for (const Flow& flow : flows) {
+        const int error = flow.send ? nccl_.send(flow.data, flow.bytes, 0, static_cast<int>(flow.peer), nccl_communicator_, stream_)
+                                    : nccl_.recv(flow.data, flow.bytes, 0, static_cast<int>(flow.peer), nccl_communicator_, stream_);
+        if (error != 0) die("NCCL error " + std::to_string(error));
+      }
+      if (nccl_.group_end() != 0) die("ncclGroupEnd");
+      return;
+    }
+    transfers_.clear();
+    for (const Flow& flow : flows) {
+      if (flow.bytes == 0) continue;
+      transfers_.push_back({sizeof(railweave_cuda_transfer), communicator_,
+                            static_cast<std::uint32_t>(flow.send ? RAILWEAVE_CUDA_SEND : RAILWEAVE_CUDA_RECV), flow.peer, flow.data,
+                            flow.bytes});
+    }
+    railweave_cuda_stream stream = stream_;
+    require(api_->enqueue(transfers_.data(), transfers_.size(), &stream, 1));
+  }
+
+  std::vector<Flow> flows_of(const Matrix& m) {
+    std::vector<Flow> flows;
+    std::uint64_t out = 0, in = 0;
+    for (std::uint32_t peer = 0; peer < world_; ++peer) {
+      flows.push_back({true, peer, send_ + out, m[rank_][peer]});
+      flows.push_back({false, peer, receive_ + in, m[peer][rank_]});
+      out += m[rank_][peer];
+      in += m[peer][rank_];
+    }
+    return flows;
+  }
+
+  float timed(System system, const std::vector<Flow>& flows, std::uint32_t operations) {
+    cudaGraphExec_t graph = nullptr;
+    std::uint32_t launches = operations;
+    if (options_.graph) {
+      cudaGraph_t captured = nullptr;
+      constexpr std::uint32_t kNodes = 10;
+      check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin capture");
+      for (std::uint32_t i = 0; i < kNodes; ++i) post(system, flows);
+      check(cudaStreamEndCapture(stream_, &captured), "end capture");
+      check(cudaGraphInstantiate(&graph, captured, 0), "instantiate");
+      check(cudaGraphDestroy(captured), "destroy graph");
+      launches = std::max(1u, operations / kNodes);
+      operations = launches * kNodes;
+    }
+    const auto queue = [&](std::uint32_t count) {
+      for (std::uint32_t i = 0; i < count; ++i) {
+        if (graph != nullptr) {
+          check(cudaGraphLaunch(graph, stream_), "graph launch");
+        } else {
+          post(system, flows);
+        }
+      }
+    };
+    queue(graph != nullptr ? 1 : 3);
+    check(cudaStreamSynchronize(stream_), "warm-up");
+    barrier();
+    check(cudaEventRecord(start_, stream_), "record");
+    queue(launches);
+    check(cudaEventRecord(stop_, stream_), "record");
+    check(cudaEventSynchronize(stop_), "operations");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, start_, stop_), "elapsed");
+    if (graph != nullptr) check(cudaGraphExecDestroy(graph), "destroy graph");
+    shared_.seconds[rank_] = ms / 1000 / static_cast<float>(operations);
+    barrier();
+    const float slowest = *std::max_element(shared_.seconds, shared_.seconds + world_);
+    barrier();
+    return slowest;
+  }
+
+  void fill(const Matrix& m) {
+    std::uint64_t out = 0;
+    std::vector<std::uint8_t> bytes;
+    for (std::uint32_t peer = 0; peer < world_; ++peer) {
+      bytes.resize(m[rank_][peer]);
+      for (std::uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = expected(rank_, peer, i);
+      check(cudaMemcpy(send_ + out, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "fill");
+      out += bytes.size();
+    }
+  }
+  std::uint64_t wrong_bytes(const Matrix& m) {
+    std::uint64_t in = 0, wrong = 0;
+    std::vector<std::uint8_t> bytes;
+    for (std::uint32_t peer = 0; peer < world_; ++peer) {
+      bytes.resize(m[peer][rank_]);
+      check(cudaMemcpy(bytes.data(), receive_ + in, bytes.size(), cudaMemcpyDeviceToHost), "read back");
+      for (std::uint64_t i = 0; i < bytes.size(); ++i) wrong += bytes[i] != expected(peer, rank_, i);
+      in += bytes.size();
+    }
+    return wrong;
+  }
+
+  void measure(const Pattern& pattern, std::uint64_t size) {
+    std::uint64_t room = 1;
+    for (std::uint32_t i = 0; i < world_; ++i) {
+      std::uint64_t out = 0, in = 0;
+      for (std::uint32_t j = 0; j < world_; ++j) {
+        out += pattern.bytes[i][j];
+        in += pattern.bytes[j][i];
+      }
+      room = std::max({room, out, in});
+    }
+    reserve(room);
+    fill(pattern.bytes);
+    const std::vector<Flow> flows = flows_of(pattern.bytes);
+    const std::uint32_t operations = size <= 4u << 20 ? 100 : 50;
+    std::vector<float> times[2];
+    std::uint64_t wrong[2] = {};
+    // NCCL connects, and Railweave maps buffers, at their first use; mappings are made beside the operations.
+    for (const System system : {System::nccl, System::railweave}) {
+      check(cudaMemset(receive_, 0xa5, room), "poison");
+      barrier();
+      post(system, flows);
+      check(cudaStreamSynchronize(stream_), "first operation");
+      wrong[static_cast<int>(system)] = wrong_bytes(pattern.bytes);
+    }
+    ::usleep(5000);
+    for (std::uint32_t round = 0; round < options_.rounds; ++round) {
+      for (const System system : {System::nccl, System::railweave})
+        times[static_cast<int>(system)].push_back(timed(system, flows, operations));
+    }
+    check(cudaMemset(receive_, 0xa5, room), "poison");
+    barrier();
+    post(System::railweave, flows);
+    check(cudaStreamSynchronize(stream_), "last operation");
+    wrong[1] += wrong_bytes(pattern.bytes);
+    shared_.wrong[rank_] = wrong[0] + wrong[1];
+    require(api_->async_error(communicator_));
+    barrier();
+    if (rank_ != 0) return;
+    std::uint64_t all_wrong = 0;
+    for (std::uint32_t i = 0; i < world_; ++i) all_wrong += shared_.wrong[i];
+    std::printf("%-16s %10lu", pattern.name, size);
+    float medians[2];
+    for (int s = 0; s < 2; ++s) {
+      std::sort(times[s].begin(), times[s].end());
+      medians[s] = times[s][times[s].size() / 2];
+      std::printf("  %s %9.2f us [%9.2f %9.2f] %6.1f GB/s", s == 0 ? "nccl" : "railweave", 1e6 * static_cast<double>(medians[s]),
+                  1e6 * static_cast<double>(times[s].front()), 1e6 * static_cast<double>(times[s].back()),
+                  static_cast<double>(busiest(pattern.bytes)) / static_cast<double>(medians[s]) / 1e9);
+    }
+    std::printf("  ratio %.2f%s\n", static_cast<double>(medians[0] / medians[1]), all_wrong == 0 ? "" : "  WRONG BYTES");
+    std::fflush(stdout);
+    if (all_wrong != 0) die(std::to_string(all_wrong) + " wrong bytes");
+  }
+
+  // Random groups: several messages a pair, any size and alignment, the own rank too.
+  void check_random() {
+    constexpr std::uint64_t kRoom = 64u << 20;
+    reserve(kRoom);
+    std::mt19937_64 random(7);
+    std::vector<std::uint8_t> host(kRoom), result(kRoom);
+    std::mt19937_64 noise(rank_ + 1);
+    for (std::uint64_t i = 0; i < kRoom; i += 8) {
+      const std::uint64_t word = noise();
+      std::memcpy(&host[i], &word, 8);
+    }
+    // Every rank knows every rank's bytes, so that what came can be compared.
+    std::vector<std::vector<std::uint8_t>> all(world_, std::vector<std::uint8_t>(kRoom));
+    for (std::uint32_t r = 0; r < world_; ++r) {
+      std::mt19937_64 other(r + 1);
+      for (std::uint64_t i = 0; i < kRoom; i += 8) {
+        const std::uint64_t word = other();
+        std::memcpy(&all[r][i], &word, 8);
+      }
+    }
+    check(cudaMemcpy(send_, host.data(), kRoom, cudaMemcpyHostToDevice), "fill");
+    std::uint64_t wrong = 0, messages = 0;
+    for (std::uint32_t step = 0; step < options_.checks; ++step) {
+      struct Came {
+        std::uint32_t source;
+        std::uint64_t from, to, bytes;
+      };
+      std::vector<Flow> flows;
+      std::vector<Came> came;
+      std::vector<std::uint64_t> out(world_), in(world_);
+      const std::uint32_t count = 1 + static_cast<std::uint32_t>(random() % 24);
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const auto source = static_cast<std::uint32_t>(random() % world_), destination = static_cast<std::uint32_t>(random() % world_);
+        constexpr std::uint64_t kLimits[] = {17, 9000, 33'000, 70'000, 300'000, 2'500'000};
+        const std::uint64_t bytes = 1 + random() % kLimits[random() % std::size(kLimits)];
+        const std::uint64_t from = out[source] + random() % 33, to = in[destination] + random() % 33;
+        out[source] = from + bytes;
+        in[destination] = to + bytes;
+        if (source == rank_) flows.push_back({true, destination, send_ + from, bytes});
+        if (destination == rank_) {
+          flows.push_back({false, source, receive_ + to, bytes});
+          came.push_back({source, from, to, bytes});
+        }
+      }
+      if (flows.empty()) continue;
+      check(cudaMemsetAsync(receive_, 0xa5, in[rank_], stream_), "poison");
+      post(System::railweave, flows);
+      check(cudaMemcpyAsync(result.data(), receive_, in[rank_], cudaMemcpyDeviceToHost, stream_), "read back");
+      check(cudaStreamSynchronize(stream_), "random operation");
+      require(api_->async_error(communicator_));
+      messages += came.size();
+      for (const Came& c : came) wrong += std::memcmp(&result[c.to], &all[c.source][c.from], c.bytes) != 0;
+    }
+    shared_.wrong[rank_] = wrong;
+    barrier();
+    std::printf("rank %u: %u random operations, %lu messages received, %lu wrong\n", rank_, options_.checks, messages, wrong);
+    if (wrong != 0) die("wrong bytes");
+  }
+
+  std::uint32_t rank_, world_;
+  const Options& options_;
+  Shared& shared_;
+  Nccl nccl_;
+  const railweave_cuda_api* api_ = nullptr;
+  railweave_cuda_communicator* communicator_ = nullptr;
+  void* nccl_communicator_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+  std::byte *send_ = nullptr, *receive_ = nullptr;
+  std::uint64_t capacity_ = 0;
+  std::vector<railweave_cuda_transfer> transfers_;
+};
+
+std::uint32_t count_gpus() {
+  // In a process of its own: after a fork CUDA may not be used by both.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int count = 0;
+    std::_Exit(cudaGetDeviceCount(&count) == cudaSuccess ? count : 0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return static_cast<std::uint32_t>(WEXITSTATUS(status));
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--graph") {
+      options.graph = true;
+      continue;
+    }
+    if (i + 1 == argc) die(name + " needs a value");
+    const std::string value = argv[++i];
+    if (name == "--railweave") {
+      options.railweave = value;
+    } else if (name == "--nccl") {
+      options.nccl = value;
+    } else if (name == "--rounds") {
+      options.rounds = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--check") {
+      options.checks = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--sizes") {
+      options.sizes.clear();
+      for (std::size_t at = 0; at < value.size();) {
+        std::size_t length = 0;
+        options.sizes.push_back(std::stoull(value.substr(at), &length));
+        at += length + 1;
+      }
+    } else {
+      die("unknown option " + name);
+    }
+  }
+  if (options.railweave.empty() || options.nccl.empty()) die("--railweave and --nccl are needed");
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  const std::uint32_t world = std::min(count_gpus(), kMostRanks);
+  if (world < 2) die("two GPUs are needed");
+  auto* shared = static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  pthread_barrierattr_t attributes;
+  ::pthread_barrierattr_init(&attributes);
+  ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  ::pthread_barrier_init(&shared->barrier, &attributes, world);
+  const std::string rendezvous = "tcp://127.0.0.1:" + std::to_string(20000 + ::getpid() % 20000);
+  std::vector<pid_t> children;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Rank(rank, world, options, *shared, rendezvous).run();
+      std::fflush(stdout);
+      std::_Exit(0);
+    }
+    children.push_back(child);
+  }
+  // The first rank that fails ends the others: they would wait for it.
+  for (std::size_t left = children.size(); left > 0; --left) {
+    int status = 0;
+    ::wait(&status);
+    if (status != 0) {
+      for (const pid_t child : children) ::kill(child, SIGKILL);
+      return 1;
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,365 @@
+#include "communicator.hpp"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "../engine/cluster.hpp"
+#include "../engine/wire.hpp"
+#include "device.hpp"
+#include "kernel.hpp"
+#include "railweave/engine/error.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+using engine::Blob;
+
+constexpr std::uint32_t kHello = 0x52574355;  // "RWCU"
+// How often the watching thread looks: while operations are under way, and else. An error or a new buffer is seen within that time.
+constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
+constexpr std::size_t kMostPending = 4096;
+
+int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
+
+bool has_exited(int pidfd) {
+  pollfd poll{pidfd, POLLIN, 0};
+  return ::poll(&poll, 1, 0) == 1;
+}
+
+template <typename T>
+T load_shared(T& word) {
+  return std::atomic_ref(word).load(std::memory_order_acquire);
+}
+
+struct Hello {
+  std::string node;
+  std::uint64_t low_latency_bytes = 0;
+  RegionHandle region{};
+  engine::MemoryHandle book;
+};
+
+Blob encode(const Hello& hello, std::uint32_t world) {
+  engine::ByteWriter out;
+  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.region).put(hello.book);
+  return out.take();
+}
+
+Hello decode(const Blob& blob, std::uint32_t rank, std::uint32_t world) {
+  engine::ByteReader in(blob);
+  const std::string who = "rank " + std::to_string(rank);
+  const auto magic = in.get<std::uint32_t>();
+  const auto peer_world = in.get<std::uint32_t>();
+  Hello hello;
+  hello.node = in.text();
+  hello.low_latency_bytes = in.get<std::uint64_t>();
+  hello.region = in.get<RegionHandle>();
+  hello.book = in.get<engine::MemoryHandle>();
+  if (!in.ok() || magic != kHello) throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol");
+  if (peer_world != world)
+    throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
+  return hello;
+}
+
+std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
+  return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
+         (direction == Direction::send ? "to" : "from") + " rank " + std::to_string(peer);
+}
+
+}  // namespace
+
+Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous,
+                           const ExchangeSettings& settings)
+    : rank_(rank),
+      world_(world),
+      device_(device),
+      settings_(settings),
+      region_(rank, world),
+      mate_books_(world),
+      pages_(world),
+      processes_(world) {
+  check(preload_kernels(), "loading the kernels");
+  bring_together(rendezvous);
+  watcher_ = std::jthread([this] { watch(); });
+}
+
+void Communicator::bring_together(const std::string& rendezvous_address) {
+  const auto rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
+  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, region_.handle(), book_.handle()};
+  const std::vector<Blob> blobs = rendezvous->all_gather("gpu-hello", encode(mine, world_));
+  std::string problem;
+  try {
+    for (std::uint32_t rank = 0; rank < world_; ++rank) {
+      const Hello theirs = decode(blobs[rank], rank, world_);
+      if (theirs.node != mine.node)
+        throw BootstrapError("rank " + std::to_string(rank) + " runs on another node; GPU communicators span one node so far");
+      if (theirs.low_latency_bytes != mine.low_latency_bytes)
+        throw BootstrapError("rank " + std::to_string(rank) + " has gpu_low_latency_bytes " + std::to_string(theirs.low_latency_bytes) +
+                             "; expected " + std::to_string(mine.low_latency_bytes) + ", as all ranks must agree");
+      region_.map(rank, theirs.region);
+      if (rank == rank_) {
+        pages_[rank] = &book_.page();
+        continue;
+      }
+      mate_books_[rank] = std::make_unique<MateBook>(theirs.book, region_.mappings(rank));
+      pages_[rank] = &mate_books_[rank]->page();
+      if (theirs.region.pid == mine.region.pid) continue;
+      processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
+      if (!processes_[rank])
+        throw BootstrapError("rank " + std::to_string(rank) + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) + ")");
+    }
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  engine::agree(*rendezvous, "gpu-mapped", problem);
+  rendezvous->finish();
+}
+
+Communicator::~Communicator() {
+  drain();
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  wake_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+// --- Operations
+
+Message Communicator::make_message(const Transfer& transfer) {
+  if (transfer.peer >= world_)
+    throw Error("peer " + std::to_string(transfer.peer) + " of a transfer; the communicator has ranks 0 to " + std::to_string(world_ - 1));
+  if (transfer.data == nullptr || transfer.bytes == 0)
+    throw Error(name(transfer.direction, transfer.bytes, transfer.peer) + ": expected memory and at least 1 byte");
+  Message message{};
+  message.local = region_.local(transfer.peer);
+  message.remote = region_.remote(transfer.peer);
+  message.data = transfer.data;
+  message.bytes = transfer.bytes;
+  message.direction = transfer.direction;
+  message.peer = transfer.peer;
+  message.host = &region_.host();
+  message.totals = region_.totals();
+  if (transfer.direction == Direction::send) {
+    message.send.mappings = region_.mappings(transfer.peer);
+  } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
+    const Book::Place place = book_.name(transfer.data, transfer.bytes);
+    const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
+    message.receive = {buffer.buffer, buffer.offset};
+  }
+  return message;
+}
+
+// Operations of a communicator run one after another, in the order of enqueue calls, whatever their streams.
+void Communicator::order_before(cudaStream_t stream, bool capturing) {
+  if (capturing) {
+    check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitExternal), "ordering a captured operation");
+  } else if (!ordered_ || last_stream_ != stream) {
+    check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitDefault), "ordering an operation");
+  }
+}
+
+void Communicator::order_after(cudaStream_t stream, bool capturing) {
+  check(cudaEventRecordWithFlags(last_.get(), stream, capturing ? cudaEventRecordExternal : cudaEventRecordDefault),
+        "ordering an operation");
+  last_stream_ = stream;
+  ordered_ = !capturing;
+  if (capturing) captured_ = true;
+}
+
+void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
+  if (capturing) return;
+  const std::scoped_lock lock(mutex_);
+  for (const Transfer& transfer : transfers) {
+    if (transfer.communicator != this) continue;
+    ++enqueued_;
+    pending_.push_back({transfer.direction, transfer.peer, transfer.bytes});
+    if (pending_.size() > kMostPending) pending_.pop_front();
+  }
+}
+
+void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams) {
+  if (transfers.empty()) return;
+  if (streams.empty()) throw Error("an operation without a stream");
+  if (transfers.size() > kMaxMessages)
+    throw Error("an operation of " + std::to_string(transfers.size()) + " transfers; at most " + std::to_string(kMaxMessages) +
+                " fit into one launch: use smaller groups");
+  Communicator& first = *transfers[0].communicator;
+  const DeviceScope scope(first.device_);
+  std::vector<Communicator*> communicators;
+  std::vector<Message> messages;
+  messages.reserve(transfers.size());
+  for (const Transfer& transfer : transfers) {
+    Communicator& communicator = *transfer.communicator;
+    if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
+      if (communicator.device_ != first.device_) throw Error("an operation on two devices; one call serves one device");
+      if (const auto failure = communicator.failure()) throw ExchangeError("the communicator has ended: " + failure->text);
+      communicators.push_back(&communicator);
+    }
+    messages.push_back(communicator.make_message(transfer));
+  }
+  const std::uint32_t blocks =
+      prepare(messages, {static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes});
+  const OperationHeader header{first.region_.state(), first.settings_.gpu_timeout_ms * 1'000'000,
+                               static_cast<std::uint32_t>(messages.size()), 0};
+
+  cudaStreamCaptureStatus status{};
+  check(cudaStreamIsCapturing(streams[0], &status), "asking whether a stream is being captured");
+  const bool capturing = status == cudaStreamCaptureStatusActive;
+  for (const cudaStream_t other : streams.subspan(1)) {
+    check(cudaEventRecord(first.join_.get(), other), "joining streams");
+    check(cudaStreamWaitEvent(streams[0], first.join_.get(), 0), "joining streams");
+  }
+  for (Communicator* communicator : communicators) communicator->order_before(streams[0], capturing);
+  check(launch(header, messages, blocks, streams[0]), "launching an operation");
+  for (Communicator* communicator : communicators) {
+    communicator->order_after(streams[0], capturing);
+    communicator->note(transfers, capturing);
+  }
+  if (streams.size() > 1) check(cudaEventRecord(first.join_.get(), streams[0]), "splitting streams");
+  for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");
+}
+
+void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
+  const DeviceScope scope(device_);
+  book_.name(data, bytes);
+}
+
+// --- Watching
+
+void Communicator::watch() {
+  check(cudaSetDevice(device_), "selecting a device");
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    const bool busy = captured_ || enqueued_ != view().completed;
+    wake_.wait_for(lock, busy ? kBusyLook : kIdleLook);
+    lock.unlock();
+    try {
+      look_around();
+    } catch (const Error& error) {
+      fail({error.what(), std::nullopt});
+    }
+    lock.lock();
+  }
+}
+
+void Communicator::look_around() {
+  MateBook::Progress progress{};
+  {
+    const std::scoped_lock lock(mutex_);
+    progress = {enqueued_, view().completed, captured_};
+  }
+  for (std::uint32_t rank = 0; rank < world_; ++rank) {
+    if (rank == rank_) continue;
+    const bool other_process = static_cast<bool>(processes_[rank]);
+    if (load_shared(pages_[rank]->failed) != 0)
+      fail({"rank " + std::to_string(rank) + "'s side of the communicator has failed", std::nullopt});
+    if (other_process && load_shared(pages_[rank]->leaving) == 0 && has_exited(processes_[rank].get()))
+      fail({"rank " + std::to_string(rank) + " has died", rank});
+    if (other_process) mate_books_[rank]->follow(side_stream_.get(), progress);
+  }
+  const HostView now = view();
+  switch (static_cast<KernelError>(now.error)) {
+    case KernelError::none:
+    case KernelError::aborted: break;
+    case KernelError::timed_out:
+      fail({"an operation waited longer than gpu_timeout_ms (" + std::to_string(settings_.gpu_timeout_ms) + " ms) for rank " +
+                std::to_string(now.error_peer),
+            std::nullopt});
+      break;
+    case KernelError::sizes_differ:
+      fail({"a message to rank " + std::to_string(now.error_peer) + " has " + std::to_string(now.error_bytes[0]) + " bytes here and " +
+                std::to_string(now.error_bytes[1]) + " there; counts of a send and its receive must be equal",
+            std::nullopt});
+      break;
+    case KernelError::bad_record:
+      fail({"rank " + std::to_string(now.error_peer) + " announced bytes outside its message", std::nullopt});
+      break;
+  }
+}
+
+// Kernels leave, mates hear of it, later calls fail. The first reason stays.
+void Communicator::fail(Failure failure) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  std::atomic_ref(region_.host().stop).store(1, std::memory_order_release);
+  std::atomic_ref(book_.page().failed).store(1, std::memory_order_release);
+}
+
+HostView Communicator::view() const {
+  HostView& host = region_.host();
+  HostView copy{};
+  copy.error = load_shared(host.error);
+  copy.error_peer = load_shared(host.error_peer);
+  for (int i = 0; i < 2; ++i) copy.error_bytes[i] = load_shared(host.error_bytes[i]);
+  copy.completed = load_shared(host.completed);
+  copy.bytes_sent = load_shared(host.bytes_sent);
+  copy.bytes_received = load_shared(host.bytes_received);
+  return copy;
+}
+
+std::optional<Failure> Communicator::failure() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_;
+}
+
+void Communicator::abort() { fail({"aborted on rank " + std::to_string(rank_), std::nullopt}); }
+
+void Communicator::drain() {
+  if (drained_) return;
+  drained_ = true;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings_.drain_ms);
+  const auto wait_until = [&](auto&& done) {
+    while (!done() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(kBusyLook);
+  };
+  // The event covers captured operations as well, which have no count.
+  const auto ended = [&] { return cudaEventQuery(last_.get()) != cudaErrorNotReady; };
+  wait_until(ended);
+  if (!ended()) {
+    fail({"operations had not ended when the communicator was drained", std::nullopt});
+    while (!ended()) std::this_thread::sleep_for(kBusyLook);  // kernels leave now
+  }
+  std::atomic_ref(book_.page().leaving).store(1, std::memory_order_release);
+  wait_until([&] {
+    for (std::uint32_t rank = 0; rank < world_; ++rank) {
+      if (processes_[rank] && load_shared(pages_[rank]->leaving) == 0 && !has_exited(processes_[rank].get())) return false;
+    }
+    return true;
+  });
+}
+
+// --- Looking at it
+
+Counters Communicator::counters() const {
+  const HostView now = view();
+  const std::scoped_lock lock(mutex_);
+  return {std::max(enqueued_, now.completed), now.completed, now.bytes_sent, now.bytes_received};
+}
+
+std::string Communicator::describe() const {
+  const HostView now = view();
+  const std::scoped_lock lock(mutex_);
+  std::string text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
+                     std::to_string(now.completed) + " messages ended";
+  if (failure_) text += "; failed: " + failure_->text;
+  text += '\n';
+  const std::uint64_t waiting = enqueued_ > now.completed ? enqueued_ - now.completed : 0;
+  for (std::size_t i = pending_.size() - std::min<std::size_t>(waiting, pending_.size()); i < pending_.size(); ++i) {
+    const Pending& pending = pending_[i];
+    text +=
+        name(pending.direction, pending.bytes, pending.peer) + (processes_[pending.peer] ? " (another process)\n" : " (this process)\n");
+  }
+  return text;
+}
+
+}  // namespace railweave::cuda

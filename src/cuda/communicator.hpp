@@ -1,0 +1,115 @@
+// A rank of a communicator between GPUs of one node: its memory, its mates', and the operations it queues.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "book.hpp"
+#include "device.hpp"
+#include "operation.hpp"
+#include "prepare.hpp"
+#include "railweave/engine/settings.hpp"
+#include "region.hpp"
+
+namespace railweave::cuda {
+
+class Communicator;
+
+struct Transfer {
+  Communicator* communicator;
+  Direction direction;
+  std::uint32_t peer;
+  std::byte* data;
+  std::uint64_t bytes;
+};
+
+struct Counters {
+  std::uint64_t enqueued = 0;
+  std::uint64_t completed = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+};
+
+// What ended a communicator.
+struct Failure {
+  std::string text;
+  std::optional<std::uint32_t> dead_rank;
+};
+
+class Communicator {
+ public:
+  // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError.
+  Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings);
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator();
+
+  // Queues the transfers as one operation on streams[0]. Throws Error and has queued nothing then.
+  static void enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams);
+
+  std::optional<Failure> failure() const;
+  void abort();
+  // Waits for own operations, then for mates of other processes, until none of them can touch this rank's memory any more.
+  void drain();
+  // Names the buffer to the mates ahead of its first use.
+  void register_buffer(const void* data, std::uint64_t bytes);
+  Counters counters() const;
+  std::string describe() const;
+
+  std::uint32_t world() const noexcept { return world_; }
+  std::uint32_t rank() const noexcept { return rank_; }
+  int device() const noexcept { return device_; }
+
+ private:
+  struct Pending {
+    Direction direction;
+    std::uint32_t peer;
+    std::uint64_t bytes;
+  };
+
+  void bring_together(const std::string& rendezvous);
+  Message make_message(const Transfer& transfer);
+  void order_before(cudaStream_t stream, bool capturing);
+  void order_after(cudaStream_t stream, bool capturing);
+  void note(std::span<const Transfer> transfers, bool capturing);
+  void watch();
+  void look_around();
+  void fail(Failure failure);
+  HostView view() const;
+
+  const std::uint32_t rank_, world_;
+  const int device_;
+  const ExchangeSettings settings_;
+  Region region_;  // this rank's memory and its mates'
+  Book book_;
+  std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for ranks of this process
+  std::vector<BookPage*> pages_;                       // by rank
+  std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process
+  Stream side_stream_ = make_stream();                 // of the watching thread
+  Event last_ = make_event();                          // after the last operation
+  Event join_ = make_event();                          // other streams of an operation
+  cudaStream_t last_stream_ = nullptr;
+  bool ordered_ = false;  // last_stream_ is where the last operation was queued
+  std::atomic<bool> captured_ = false;
+  bool drained_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ending_ = false;
+  std::uint64_t enqueued_ = 0;
+  std::deque<Pending> pending_;  // newest last; those before `enqueued_ - completed` have ended
+  std::optional<Failure> failure_;
+  std::jthread watcher_;
+};
+
+}  // namespace railweave::cuda

@@ -1,0 +1,227 @@
+// include/railweave/cuda.h over Communicator.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "communicator.hpp"
+#include "device.hpp"
+#include "railweave/cuda.h"
+#include "railweave/engine/error.hpp"
+
+struct railweave_cuda_communicator {
+  railweave::cuda::Communicator communicator;
+};
+
+namespace {
+
+using namespace railweave;
+using cuda::Communicator;
+
+thread_local std::string last_text = "no error";
+
+railweave_status note(railweave_status status, const char* text) {
+  last_text = text;
+  return status;
+}
+
+template <typename Call>
+railweave_status guarded(Call&& call) noexcept {
+  try {
+    call();
+    return RAILWEAVE_OK;
+  } catch (const RankDied& error) {
+    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
+  } catch (const SettingsError& error) {
+    return note(RAILWEAVE_ERROR_SETTINGS, error.what());
+  } catch (const BootstrapError& error) {
+    return note(RAILWEAVE_ERROR_BOOTSTRAP, error.what());
+  } catch (const ExchangeError& error) {
+    return note(RAILWEAVE_ERROR_EXCHANGE, error.what());
+  } catch (const cuda::DeviceError& error) {
+    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
+  } catch (const Error& error) {
+    return note(RAILWEAVE_ERROR_ARGUMENT, error.what());
+  } catch (const std::exception& error) {
+    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
+  }
+}
+
+void require(const void* pointer, const char* what) {
+  if (pointer == nullptr) throw Error(std::string(what) + " is NULL");
+}
+
+const char* last_error() { return last_text.c_str(); }
+
+railweave_status probe(int32_t device) {
+  return guarded([&] {
+    int count = 0;
+    cuda::check(cudaGetDeviceCount(&count), "looking for GPUs");
+    if (device < 0 || device >= count) throw Error("device " + std::to_string(device) + "; there are " + std::to_string(count));
+    int major = 0;
+    cuda::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's architecture");
+    if (major < 7)
+      throw Error("device " + std::to_string(device) + " has compute capability " + std::to_string(major) + ".x; expected 7.0 or newer");
+  });
+}
+
+ExchangeSettings read_settings(const railweave_cuda_config& config) {
+  ExchangeSettings settings = settings_from_environment();
+  if (config.setting_count != 0) require(config.settings, "settings");
+  for (size_t i = 0; i < config.setting_count; ++i) {
+    require(config.settings[i].name, "name of a setting");
+    require(config.settings[i].value, "value of a setting");
+    const auto table = settings_table();
+    const auto found = std::find_if(table.begin(), table.end(), [&](const Setting& s) { return s.name == config.settings[i].name; });
+    if (found == table.end())
+      throw SettingsError("no setting named '" + std::string(config.settings[i].name) + "'; docs/engine.md lists them");
+    found->set(settings, config.settings[i].value);
+  }
+  return settings;
+}
+
+railweave_status create(const railweave_cuda_config* config, railweave_cuda_communicator** communicator) {
+  return guarded([&] {
+    require(config, "config");
+    require(communicator, "communicator");
+    *communicator = nullptr;
+    if (config->size < sizeof(railweave_cuda_config))
+      throw Error("config of " + std::to_string(config->size) + " bytes: of an older version");
+    require(config->rendezvous, "rendezvous");
+    if (config->world == 0 || config->rank >= config->world)
+      throw Error("rank " + std::to_string(config->rank) + " of " + std::to_string(config->world));
+    const cuda::DeviceScope scope(config->device);
+    *communicator = new railweave_cuda_communicator{
+        Communicator(config->rank, config->world, config->device, config->rendezvous, read_settings(*config))};
+  });
+}
+
+railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
+                         size_t stream_count) {
+  return guarded([&] {
+    if (count == 0) return;
+    require(transfers, "transfers");
+    require(streams, "streams");
+    std::vector<cuda::Transfer> list;
+    list.reserve(count);
+    const auto* at = reinterpret_cast<const std::byte*>(transfers);
+    const size_t stride = transfers->size;
+    if (stride < sizeof(railweave_cuda_transfer)) throw Error("transfer of " + std::to_string(stride) + " bytes: of an older version");
+    for (size_t i = 0; i < count; ++i, at += stride) {
+      const auto& transfer = *reinterpret_cast<const railweave_cuda_transfer*>(at);
+      require(transfer.communicator, "communicator of a transfer");
+      if (transfer.kind != RAILWEAVE_CUDA_SEND && transfer.kind != RAILWEAVE_CUDA_RECV)
+        throw Error("kind " + std::to_string(transfer.kind) + " of a transfer; expected RAILWEAVE_CUDA_SEND or RAILWEAVE_CUDA_RECV");
+      list.push_back({&transfer.communicator->communicator,
+                      transfer.kind == RAILWEAVE_CUDA_SEND ? cuda::Direction::send : cuda::Direction::receive, transfer.peer,
+                      static_cast<std::byte*>(transfer.data), transfer.bytes});
+    }
+    std::vector<cudaStream_t> handles;
+    for (size_t i = 0; i < stream_count; ++i) handles.push_back(static_cast<cudaStream_t>(streams[i]));
+    Communicator::enqueue(list, handles);
+  });
+}
+
+railweave_status async_error(railweave_cuda_communicator* communicator) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    const auto failure = communicator->communicator.failure();
+    if (!failure) return;
+    if (failure->dead_rank) throw RankDied(*failure->dead_rank, failure->text);
+    throw ExchangeError(failure->text);
+  });
+}
+
+railweave_status abort_communicator(railweave_cuda_communicator* communicator) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    communicator->communicator.abort();
+  });
+}
+
+railweave_status drain(railweave_cuda_communicator* communicator) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    const cuda::DeviceScope scope(communicator->communicator.device());
+    communicator->communicator.drain();
+  });
+}
+
+void destroy(railweave_cuda_communicator* communicator) {
+  if (communicator == nullptr) return;
+  guarded([&] {
+    const cuda::DeviceScope scope(communicator->communicator.device());
+    delete communicator;
+  });
+}
+
+railweave_status register_buffer(railweave_cuda_communicator* communicator, void* data, uint64_t bytes, void** handle) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    require(data, "data");
+    require(handle, "handle");
+    communicator->communicator.register_buffer(data, bytes);
+    *handle = data;
+  });
+}
+
+// A name needs no taking back: it is found by CUDA's id of the buffer, which ends with the buffer.
+railweave_status deregister_buffer(railweave_cuda_communicator* communicator, void* handle) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    require(handle, "handle");
+  });
+}
+
+railweave_status counters(railweave_cuda_communicator* communicator, railweave_cuda_counters* counters) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    require(counters, "counters");
+    const cuda::Counters now = communicator->communicator.counters();
+    railweave_cuda_counters all{};
+    all.size = counters->size;
+    all.enqueued = now.enqueued;
+    all.completed = now.completed;
+    all.bytes_sent = now.bytes_sent;
+    all.bytes_received = now.bytes_received;
+    all.bytes_by_kind[0] = now.bytes_sent;
+    std::memcpy(counters, &all, std::min(counters->size, sizeof all));
+  });
+}
+
+size_t describe(railweave_cuda_communicator* communicator, char* text, size_t bytes) {
+  std::string whole;
+  guarded([&] {
+    require(communicator, "communicator");
+    whole = communicator->communicator.describe();
+  });
+  if (text != nullptr && bytes != 0) {
+    const size_t length = std::min(bytes - 1, whole.size());
+    std::memcpy(text, whole.data(), length);
+    text[length] = '\0';
+  }
+  return whole.size();
+}
+
+constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
+                                  RAILWEAVE_CUDA_VERSION,
+                                  0,
+                                  last_error,
+                                  probe,
+                                  create,
+                                  enqueue,
+                                  async_error,
+                                  abort_communicator,
+                                  drain,
+                                  destroy,
+                                  register_buffer,
+                                  deregister_buffer,
+                                  counters,
+                                  describe};
+
+}  // namespace
+
+extern "C" const railweave_cuda_api* railweave_cuda_entry(uint32_t version) { return version == RAILWEAVE_CUDA_VERSION ? &kApi : nullptr; }

@@ -1,0 +1,69 @@
+// The CUDA runtime's errors as exceptions, and scopes for a thread's current device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+
+#include "railweave/error.hpp"
+
+namespace railweave::cuda {
+
+// A CUDA call failed that should not have: out of memory, a lost device.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
+inline void check(cudaError_t error, const std::string& what) {
+  if (error == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // not to be found again by the program
+  throw DeviceError(what + ": " + cudaGetErrorString(error) + " (CUDA error " + std::to_string(error) + ")");
+}
+
+struct StreamDeleter {
+  void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
+};
+using Stream = std::unique_ptr<CUstream_st, StreamDeleter>;
+// On the current device; waits for no other stream.
+inline Stream make_stream() {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  return Stream(stream);
+}
+
+struct EventDeleter {
+  void operator()(cudaEvent_t event) const noexcept { cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<CUevent_st, EventDeleter>;
+inline Event make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+  return Event(event);
+}
+
+// Makes a device current, and, while the scope lasts, allows this thread what a capture under way elsewhere forbids: our calls touch no
+// stream that is being captured, except by queueing the operation itself.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    check(cudaGetDevice(&before_), "asking for the current device");
+    if (before_ != device) check(cudaSetDevice(device), "selecting device " + std::to_string(device));
+    device_ = device;
+    check(cudaThreadExchangeStreamCaptureMode(&mode_), "relaxing the capture mode");
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  ~DeviceScope() {
+    cudaThreadExchangeStreamCaptureMode(&mode_);
+    if (before_ != device_) cudaSetDevice(before_);
+  }
+
+ private:
+  int before_ = 0;
+  int device_ = 0;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace railweave::cuda

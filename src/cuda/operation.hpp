@@ -1,0 +1,106 @@
+// One operation as the kernel gets it, and its state while it runs. docs/cuda.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "port.hpp"
+
+namespace railweave::cuda {
+
+enum class Direction : std::uint8_t { send, receive };
+enum class Path : std::uint8_t { low_latency, granted };
+
+// Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
+inline constexpr std::uint32_t kMappings = 64;
+struct Mapping {
+  std::uint64_t buffer;
+  std::uint64_t base;
+};
+
+enum class KernelError : std::uint32_t { none = 0, aborted = 1, timed_out = 2, sizes_differ = 3, bad_record = 4 };
+
+// Pinned host memory of a communicator: the kernels' only words with the host.
+struct HostView {
+  std::uint32_t stop;   // host → kernel: leave
+  std::uint32_t error;  // kernel → host: KernelError, written last
+  std::uint32_t error_peer;
+  std::uint32_t reserved;
+  std::uint64_t error_bytes[2];  // sizes_differ: here, at the peer
+  std::uint64_t completed;       // messages, and their bytes
+  std::uint64_t bytes_sent;
+  std::uint64_t bytes_received;
+};
+
+// Counts of a communicator in device memory; copied to the HostView at an operation's end.
+struct Totals {
+  std::uint64_t completed;
+  std::uint64_t bytes_sent;
+  std::uint64_t bytes_received;
+};
+
+inline constexpr std::int32_t kNone = -1;
+
+struct Message {
+  Port* local;   // this rank's memory for the peer
+  Port* remote;  // the peer's memory for this rank
+  std::byte* data;
+  std::uint64_t bytes;
+  union {
+    struct {
+      std::uint64_t buffer;  // for the grant
+      std::uint64_t offset;
+    } receive;
+    struct {
+      const Mapping* mappings;  // of the peer's buffers
+      std::uint64_t reserved;
+    } send;
+  };
+  HostView* host;
+  Totals* totals;
+  std::uint32_t ordinal;      // messages (granted) or pieces (low latency) of this pair and direction before it in the operation
+  std::uint32_t piece_bytes;  // of a push into a mapped buffer
+  std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
+  std::uint32_t peer;
+  std::uint16_t first_block;  // sends: blocks that begin with it, first to last - 1
+  std::uint16_t last_block;
+  Direction direction;
+  Path path;
+  bool last_of_pair;  // of this path and direction: moves the pair's count on
+  bool reports;       // first of its communicator: copies the totals to the host
+};
+
+// Of a message while its operation runs.
+struct MessageState {
+  std::uint64_t number;   // of the message, or of its first low-latency piece
+  std::uint64_t claimed;  // bytes that blocks have taken on
+  std::uint64_t moved;    // bytes that are where they belong
+  std::uint64_t route;    // sends: 0 undecided, kSlotRoute, or the address of the destination's buffer
+  std::uint32_t granted;
+  std::uint32_t complete;
+};
+inline constexpr std::uint64_t kSlotRoute = 1;
+
+// As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1).
+inline constexpr std::uint32_t kMaxMessages = 256;
+
+// In device memory, one for each communicator. All zero between operations.
+struct OperationState {
+  std::uint32_t arrived;  // blocks
+  std::uint32_t ready;    // the messages' states are set
+  std::uint32_t left;     // blocks
+  std::uint32_t remaining;
+  std::uint32_t stopped;
+  std::uint32_t reserved;
+  MessageState messages[kMaxMessages];
+};
+
+// What a kernel needs beside its messages.
+struct OperationHeader {
+  OperationState* state;
+  std::uint64_t timeout_ns;
+  std::uint32_t count;
+  std::uint32_t reserved;
+};
+
+}  // namespace railweave::cuda

@@ -1,0 +1,89 @@
+#include "region.hpp"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "device.hpp"
+#include "railweave/engine/error.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+void* allocate_zeroed(std::uint64_t bytes, const std::string& what, cudaStream_t stream) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for " + what);
+  check(cudaMemsetAsync(data, 0, bytes, stream), "clearing " + what);
+  return data;
+}
+
+}  // namespace
+
+Region::Region(std::uint32_t rank, std::uint32_t world) : rank_(rank), mapped_(world), opened_(world) {
+  // A stream of its own: to wait for the device would be to wait for kernels that may wait for peers.
+  const Stream stream = make_stream();
+  try {
+    ports_ = static_cast<Port*>(allocate_zeroed(sizeof(Port) * world, "the communicator's slots", stream.get()));
+    own_ = static_cast<Own*>(allocate_zeroed(sizeof(Own) + sizeof(Mapping) * kMappings * world, "the communicator's state", stream.get()));
+    void* host = nullptr;
+    check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
+    host_ = new (host) HostView{};
+    check(cudaStreamSynchronize(stream.get()), "clearing the communicator's memory");
+  } catch (...) {
+    release();
+    throw;
+  }
+  mapped_[rank] = ports_;
+}
+
+Region::~Region() { release(); }
+
+void Region::release() noexcept {
+  for (std::size_t rank = 0; rank < mapped_.size(); ++rank) {
+    if (opened_[rank]) cudaIpcCloseMemHandle(mapped_[rank]);
+  }
+  cudaFree(ports_);
+  cudaFree(own_);
+  cudaFreeHost(host_);
+}
+
+RegionHandle Region::handle() const {
+  RegionHandle handle{};
+  handle.pid = static_cast<std::int32_t>(::getpid());
+  check(cudaGetDevice(&handle.device), "asking for the current device");
+  handle.address = reinterpret_cast<std::uint64_t>(ports_);
+  check(cudaIpcGetMemHandle(&handle.memory, ports_), "exporting GPU memory to other processes");
+  check(cudaDeviceGetPCIBusId(handle.bus, sizeof handle.bus, handle.device), "asking for a GPU's PCI address");
+  return handle;
+}
+
+void Region::map(std::uint32_t rank, const RegionHandle& handle) {
+  if (rank == rank_) return;
+  int own = 0;
+  check(cudaGetDevice(&own), "asking for the current device");
+  const std::string who = "rank " + std::to_string(rank) + "'s GPU " + std::string(handle.bus, ::strnlen(handle.bus, sizeof handle.bus));
+  if (handle.pid == static_cast<std::int32_t>(::getpid())) {
+    if (handle.device != own) {
+      int reachable = 0;
+      check(cudaDeviceCanAccessPeer(&reachable, own, handle.device), "asking whether GPUs reach each other");
+      if (reachable == 0) throw BootstrapError(who + " cannot be reached from rank " + std::to_string(rank_) + "'s: no peer access");
+      const cudaError_t error = cudaDeviceEnablePeerAccess(handle.device, 0);
+      static_cast<void>(cudaGetLastError());
+      if (error != cudaErrorPeerAccessAlreadyEnabled) check(error, "enabling peer access to " + who);
+    }
+    mapped_[rank] = reinterpret_cast<Port*>(handle.address);
+    return;
+  }
+  void* base = nullptr;
+  const cudaError_t error = cudaIpcOpenMemHandle(&base, handle.memory, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    throw BootstrapError(who + ": its memory cannot be mapped from rank " + std::to_string(rank_) + "'s: " + cudaGetErrorString(error));
+  }
+  mapped_[rank] = static_cast<Port*>(base);
+  opened_[rank] = true;
+}
+
+}  // namespace railweave::cuda
