@@ -78,7 +78,8 @@ typedef struct railweave_cuda_api {
   railweave_status (*create)(const railweave_cuda_config* config, railweave_cuda_communicator** communicator);
 
   /* Queues all transfers as one operation: one launch, on streams[0], which starts after what is queued on every listed stream and
-   * before what is queued on them later. The communicators of the transfers are on the device of the streams. Never waits for a peer or
+   * before what is queued on them later. All communicators of the transfers are on
+   * one device, and the special stream handles mean that device's. Never waits for a peer or
    * for the device. Legal while the streams are being captured. On error nothing was queued and no message was numbered. */
   railweave_status (*enqueue)(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
                               size_t stream_count);

@@ -1,0 +1,347 @@
+// The functions of NCCL that the shim takes part in. Those of messages and groups are routed; those of a communicator's life are followed
+// and passed on. All others are in forwarding.cpp.
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+
+#include "communicator.hpp"
+#include "device_library.hpp"
+#include "group.hpp"
+#include "log.hpp"
+#include "nccl_abi.hpp"
+#include "real_nccl.hpp"
+#include "settings.hpp"
+#include "unique_id.hpp"
+
+#define RAILWEAVE_NCCL_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using namespace railweave::nccl;
+
+// Whether a call is none of the shim's business: it is switched off, or NCCL itself calls.
+bool passes() { return !settings().shim || InsideReal::now(); }
+
+bool default_blocking() {
+  static const bool value = [] {
+    const char* text = std::getenv("NCCL_COMM_BLOCKING");  // overrides what programs ask for
+    return text == nullptr || std::strcmp(text, "0") != 0;
+  }();
+  return value;
+}
+
+bool is_blocking(const void* config, bool inherited) {
+  if (!default_blocking()) return false;
+  const auto* head = static_cast<const ncclConfigHead*>(config);
+  if (head == nullptr || head->size < sizeof(ncclConfigHead) || head->blocking == kConfigUndefined) return inherited;
+  return head->blocking != 0;
+}
+
+// The communicators of this process that may have a device side; nullptr: every call about it is NCCL's.
+CommunicatorPointer tracked(ncclComm_t handle) { return passes() ? nullptr : Registry::get().find(handle); }
+
+// Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave.
+ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result) {
+  if (result != ncclSuccess && result != ncclInProgress) return Group::of_this_thread().fail(result);
+  Group& group = Group::of_this_thread();
+  group.add(Birth{handle, std::move(origin)});
+  return group.open() ? result : group.finish(result);
+}
+
+Origin origin_of(const ncclUniqueId& id, bool blocking) {
+  Origin origin;
+  origin.blocking = blocking;
+  origin.hub = read_hub(id);
+  if (origin.hub)
+    origin.name = name_of(*origin.hub);
+  else
+    origin.no_hub = "its unique id was made without the shim, or with NCCL_COMM_ID";
+  return origin;
+}
+
+Origin without_hub(std::string name, std::string reason) {
+  Origin origin;
+  origin.name = std::move(name);
+  origin.no_hub = std::move(reason);
+  return origin;
+}
+
+ncclResult_t refuse(ncclResult_t error, const std::string& text) {
+  set_last_error(text.c_str());
+  log(LogLevel::warn, text);
+  return Group::of_this_thread().fail(error);
+}
+
+// Whether messages of that communicator go over Railweave; ncclSuccess: yes. ncclInProgress: they go to NCCL.
+ncclResult_t check_served(const CommunicatorPointer& communicator) {
+  if (communicator == nullptr || communicator->state() == Communicator::State::unserved) return ncclInProgress;
+  if (communicator->state() == Communicator::State::settling)
+    return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that it is ready");
+  const ncclResult_t error = communicator->async_error();
+  return error == ncclSuccess ? error : Group::of_this_thread().fail(error == ncclInProgress ? ncclInvalidUsage : error);
+}
+
+struct Call {
+  const char* name;
+  const void* data;
+  std::size_t count;
+  ncclDataType_t type;
+};
+
+// The bytes of so many elements; ncclSuccess or what is wrong.
+ncclResult_t check_bytes(const Call& call, std::size_t times, std::uint64_t& bytes) {
+  const std::size_t element = datatype_bytes(call.type);
+  if (element == 0)
+    return refuse(ncclInvalidArgument, std::string(call.name) + ": datatype " + std::to_string(call.type) + "; expected 0 to 11");
+  if (call.count > SIZE_MAX / element / times)
+    return refuse(ncclInvalidArgument, std::string(call.name) + ": " + std::to_string(call.count) + " elements do not fit in memory");
+  bytes = call.count * element;
+  if (bytes != 0 && call.data == nullptr) return refuse(ncclInvalidArgument, std::string(call.name) + ": the buffer is NULL");
+  return ncclSuccess;
+}
+
+// A message of 0 bytes moves nothing and waits for nothing at either end.
+void add_message(const CommunicatorPointer& communicator, railweave_cuda_kind kind, int peer, void* data, std::uint64_t bytes,
+                 cudaStream_t stream) {
+  if (bytes != 0) Group::of_this_thread().add(Message{communicator, kind, static_cast<std::uint32_t>(peer), data, bytes, stream});
+}
+
+ncclResult_t end_unless_grouped() {
+  Group& group = Group::of_this_thread();
+  return group.open() ? ncclSuccess : group.finish(ncclSuccess);
+}
+
+ncclResult_t route(const CommunicatorPointer& communicator, railweave_cuda_kind kind, const Call& call, int peer, cudaStream_t stream) {
+  std::uint64_t bytes = 0;
+  if (const ncclResult_t error = check_bytes(call, 1, bytes); error != ncclSuccess) return error;
+  if (peer < 0 || static_cast<std::uint32_t>(peer) >= communicator->world())
+    return refuse(ncclInvalidArgument, std::string(call.name) + ": peer " + std::to_string(peer) + "; expected 0 to " +
+                                           std::to_string(communicator->world() - 1));
+  // The device library only reads what is sent.
+  add_message(communicator, kind, peer, const_cast<void*>(call.data), bytes, stream);
+  return end_unless_grouped();
+}
+
+ncclResult_t route_all_to_all(const CommunicatorPointer& communicator, const Call& call, void* recvbuff, cudaStream_t stream) {
+  std::uint64_t bytes = 0;
+  const std::uint32_t world = communicator->world();
+  if (const ncclResult_t error = check_bytes(call, world, bytes); error != ncclSuccess) return error;
+  if (bytes != 0 && recvbuff == nullptr) return refuse(ncclInvalidArgument, std::string(call.name) + ": the receive buffer is NULL");
+  if (bytes != 0 && recvbuff == call.data) return refuse(ncclInvalidUsage, std::string(call.name) + ": it cannot work in place");
+  auto* const send = static_cast<char*>(const_cast<void*>(call.data));
+  auto* const receive = static_cast<char*>(recvbuff);
+  for (std::uint32_t peer = 0; peer < world; ++peer) {
+    add_message(communicator, RAILWEAVE_CUDA_SEND, static_cast<int>(peer), send + peer * bytes, bytes, stream);
+    add_message(communicator, RAILWEAVE_CUDA_RECV, static_cast<int>(peer), receive + peer * bytes, bytes, stream);
+  }
+  return end_unless_grouped();
+}
+
+}  // namespace
+
+// --- Messages and groups ---
+
+RAILWEAVE_NCCL_API ncclResult_t ncclGroupStart() {
+  static const Real<ncclResult_t()> real("ncclGroupStart");
+  const ncclResult_t result = real();
+  if (!passes() && result == ncclSuccess) Group::of_this_thread().start();
+  return result;
+}
+
+// NCCL's own group is ended first: its collectives are queued before the messages, as NCCL's own planner takes them first.
+RAILWEAVE_NCCL_API ncclResult_t ncclGroupEnd() {
+  static const Real<ncclResult_t()> real("ncclGroupEnd");
+  const bool mine = !passes();
+  const ncclResult_t result = real();
+  return mine && Group::of_this_thread().end() ? Group::of_this_thread().finish(result) : result;
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclGroupSimulateEnd(void* info) {
+  static const Real<ncclResult_t(void*)> real("ncclGroupSimulateEnd");
+  const bool mine = !passes();
+  const ncclResult_t result = real(info);
+  return mine && Group::of_this_thread().end() ? Group::of_this_thread().finish_simulated(result) : result;
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclSend(const void* sendbuff, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                                         cudaStream_t stream) {
+  static const Real<ncclResult_t(const void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> real("ncclSend");
+  const CommunicatorPointer communicator = tracked(comm);
+  const ncclResult_t served = check_served(communicator);
+  if (served == ncclInProgress) return real(sendbuff, count, type, peer, comm, stream);
+  return served != ncclSuccess ? served : route(communicator, RAILWEAVE_CUDA_SEND, {"ncclSend", sendbuff, count, type}, peer, stream);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclRecv(void* recvbuff, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                                         cudaStream_t stream) {
+  static const Real<ncclResult_t(void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> real("ncclRecv");
+  const CommunicatorPointer communicator = tracked(comm);
+  const ncclResult_t served = check_served(communicator);
+  if (served == ncclInProgress) return real(recvbuff, count, type, peer, comm, stream);
+  return served != ncclSuccess ? served : route(communicator, RAILWEAVE_CUDA_RECV, {"ncclRecv", recvbuff, count, type}, peer, stream);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, std::size_t count, ncclDataType_t type, ncclComm_t comm,
+                                             cudaStream_t stream) {
+  static const Real<ncclResult_t(const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t)> real("ncclAlltoAll");
+  const CommunicatorPointer communicator = tracked(comm);
+  const ncclResult_t served = check_served(communicator);
+  if (served == ncclInProgress) return real(sendbuff, recvbuff, count, type, comm, stream);
+  return served != ncclSuccess ? served : route_all_to_all(communicator, {"ncclAlltoAll", sendbuff, count, type}, recvbuff, stream);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclAlltoAllConfig(const void* sendbuff, void* recvbuff, std::size_t count, ncclDataType_t type,
+                                                   ncclComm_t comm, cudaStream_t stream, const void* config) {
+  static const Real<ncclResult_t(const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t, const void*)> real(
+      "ncclAlltoAllConfig");
+  const CommunicatorPointer communicator = tracked(comm);
+  const ncclResult_t served = check_served(communicator);
+  if (served == ncclInProgress) return real(sendbuff, recvbuff, count, type, comm, stream, config);
+  if (served != ncclSuccess) return served;
+  // The other members tune NCCL's kernels; an event is something that the program waits for.
+  const auto* head = static_cast<const ncclCollConfigHead*>(config);
+  if (head != nullptr && head->size >= sizeof *head && head->launch_completion_event != nullptr)
+    return refuse(ncclInvalidUsage,
+                  "ncclAlltoAllConfig: launchCompletionEvent is not recorded on a served communicator; use none, or RAILWEAVE_SHIM=off");
+  return route_all_to_all(communicator, {"ncclAlltoAllConfig", sendbuff, count, type}, recvbuff, stream);
+}
+
+// --- How communicators come to be ---
+
+RAILWEAVE_NCCL_API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  static const Real<ncclResult_t(ncclUniqueId*)> real("ncclGetUniqueId");
+  const bool mine = !passes();
+  const ncclResult_t result = real(id);
+  if (!mine || result != ncclSuccess) return result;
+  // With NCCL_COMM_ID each rank makes an id of its own, which would name as many hubs.
+  const auto host = std::getenv("NCCL_COMM_ID") == nullptr ? nccl_host(*id) : std::nullopt;
+  try {
+    if (!host || !write_hub(*id, announce(*host)))
+      log(LogLevel::info, "a unique id has no room for the shim; its communicator stays with NCCL");
+  } catch (const std::system_error& error) {
+    log(LogLevel::warn, std::string("a communicator stays with NCCL: ") + error.what());
+  }
+  return result;
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
+  static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int)> real("ncclCommInitRank");
+  if (passes()) return real(comm, nranks, id, rank);
+  return born(comm, origin_of(id, default_blocking()), real(comm, nranks, id, rank));
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, void* config) {
+  static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int, void*)> real("ncclCommInitRankConfig");
+  if (passes()) return real(comm, nranks, id, rank, config);
+  return born(comm, origin_of(id, is_blocking(config, true)), real(comm, nranks, id, rank, config));
+}
+
+// All ranks pass the same list of ids; the first one's hub is as good as any.
+RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int ids, ncclUniqueId* list,
+                                                         void* config) {
+  static const Real<ncclResult_t(ncclComm_t*, int, int, int, ncclUniqueId*, void*)> real("ncclCommInitRankScalable");
+  if (passes() || ids < 1 || list == nullptr) return real(comm, nranks, rank, ids, list, config);
+  return born(comm, origin_of(list[0], is_blocking(config, true)), real(comm, nranks, rank, ids, list, config));
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
+  static const Real<ncclResult_t(ncclComm_t*, int, const int*)> real("ncclCommInitAll");
+  const bool mine = !passes();
+  const ncclResult_t result = real(comms, devices, list);
+  if (!mine || result != ncclSuccess) return result;
+  // All ranks are in this process.
+  Origin origin = without_hub("", "this process cannot make a hub");
+  try {
+    HubAddress loopback;
+    loopback.family = 2;  // AF_INET
+    loopback.host = {127, 0, 0, 1};
+    origin.hub = announce(loopback);
+    origin.name = name_of(*origin.hub);
+  } catch (const std::system_error& error) {
+    origin.no_hub = error.what();
+  }
+  Group& group = Group::of_this_thread();
+  for (int i = 0; i < devices; ++i) group.add(Birth{comms + i, origin});
+  return group.open() ? result : group.finish(result);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, void* config) {
+  static const Real<ncclResult_t(ncclComm_t, int, int, ncclComm_t*, void*)> real("ncclCommSplit");
+  const CommunicatorPointer parent = tracked(comm);
+  if (parent == nullptr) return real(comm, color, key, child, config);
+  Origin origin = parent->split(color, is_blocking(config, parent->blocking()));
+  const ncclResult_t result = real(comm, color, key, child, config);
+  return color == kSplitNoColor ? result : born(child, std::move(origin), result);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* child, void* config, int flags) {
+  static const Real<ncclResult_t(ncclComm_t, int*, int, ncclComm_t*, void*, int)> real("ncclCommShrink");
+  const CommunicatorPointer parent = tracked(comm);
+  if (parent == nullptr || excluded == nullptr || count < 0) return real(comm, excluded, count, child, config, flags);
+  if ((flags & kShrinkAbort) != 0) parent->abort();
+  Origin origin = parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking()));
+  return born(child, std::move(origin), real(comm, excluded, count, child, config, flags));
+}
+
+// New and old ranks have no name in common that the shim knows on all of them, so none is served.
+RAILWEAVE_NCCL_API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* grown,
+                                             void* config) {
+  static const Real<ncclResult_t(ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*, void*)> real("ncclCommGrow");
+  if (passes()) return real(comm, nranks, id, rank, grown, config);
+  const CommunicatorPointer parent = tracked(comm);
+  Origin origin = without_hub("grown", "communicators that have grown are left to NCCL");
+  origin.blocking = is_blocking(config, parent == nullptr || parent->blocking());
+  return born(grown, std::move(origin), real(comm, nranks, id, rank, grown, config));
+}
+
+// --- Their life and end ---
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
+  const ncclResult_t result = real(comm, error);
+  const CommunicatorPointer communicator = tracked(comm);
+  if (result == ncclSuccess && *error == ncclSuccess && communicator != nullptr) *error = communicator->async_error();
+  return result;
+}
+
+RAILWEAVE_NCCL_API const char* ncclGetLastError(ncclComm_t comm) {
+  static const auto real = reinterpret_cast<const char* (*)(ncclComm_t)>(real_symbol("ncclGetLastError"));
+  const char* own = last_error();
+  return *own != '\0' || real == nullptr ? own : real(comm);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  static const Real<ncclResult_t(ncclComm_t)> real("ncclCommFinalize");
+  const CommunicatorPointer communicator = tracked(comm);
+  if (communicator != nullptr) communicator->finalize();
+  return real(comm);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  static const Real<ncclResult_t(ncclComm_t)> real("ncclCommDestroy");
+  if (passes()) return real(comm);
+  const CommunicatorPointer communicator = Registry::get().remove(comm);
+  if (communicator != nullptr) communicator->release();
+  return real(comm);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  static const Real<ncclResult_t(ncclComm_t)> real("ncclCommAbort");
+  if (passes()) return real(comm);
+  const CommunicatorPointer communicator = Registry::get().remove(comm);
+  if (communicator != nullptr) {
+    communicator->abort();
+    communicator->release();
+  }
+  return real(comm);
+}
+
+// A revoked communicator carries nothing any more, but can still be asked, shrunk and destroyed.
+RAILWEAVE_NCCL_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+  static const Real<ncclResult_t(ncclComm_t, int)> real("ncclCommRevoke");
+  const CommunicatorPointer communicator = tracked(comm);
+  if (communicator != nullptr) communicator->abort();
+  return real(comm, flags);
+}

@@ -1,0 +1,286 @@
+#include "communicator.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "agreement.hpp"
+#include "background.hpp"
+#include "device_library.hpp"
+#include "log.hpp"
+#include "real_nccl.hpp"
+#include "reserved_port.hpp"
+#include "settings.hpp"
+#include "watch.hpp"
+
+namespace railweave::nccl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// NCCL takes tens of milliseconds at least to make a communicator.
+constexpr auto kPoll = milliseconds(1);
+
+ncclResult_t real_async_error(ncclComm_t handle, ncclResult_t& error) {
+  static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
+  return real(handle, &error);
+}
+
+std::string device_error(railweave_status status) { return status == RAILWEAVE_OK ? "" : device_library().api->last_error(); }
+
+}  // namespace
+
+Communicator::Communicator(ncclComm_t handle, Origin origin) : handle_(handle), origin_(std::move(origin)) {}
+
+Communicator::~Communicator() {
+  if (device_side_ != nullptr) device_library().api->destroy(device_side_);
+}
+
+void Communicator::settle() {
+  {
+    const std::lock_guard lock(mutex_);
+    running_ = true;
+  }
+  in_background([self = shared_from_this()] { self->run(); });
+}
+
+void Communicator::wait_settled() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !running_; });
+}
+
+void Communicator::run() {
+  try {
+    switch (wait_for_nccl()) {
+      case Ready::cancelled: leave_to_nccl("it was ended while it was made", false); break;
+      case Ready::failed: leave_to_nccl("NCCL could not make it", false); break;
+      case Ready::yes: agree();
+    }
+  } catch (const std::exception& error) {
+    fail(ncclInternalError, error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  running_ = false;
+  changed_.notify_all();
+}
+
+Communicator::Ready Communicator::wait_for_nccl() {
+  for (;; std::this_thread::sleep_for(kPoll)) {
+    const std::lock_guard lock(handle_mutex_);
+    if (cancelled_.load()) return Ready::cancelled;
+    ncclResult_t error = ncclSuccess;
+    if (real_async_error(handle_, error) != ncclSuccess) return Ready::failed;
+    if (error == ncclInProgress) continue;
+    return error == ncclSuccess && ask_nccl() ? Ready::yes : Ready::failed;
+  }
+}
+
+bool Communicator::ask_nccl() {
+  static const Real<ncclResult_t(ncclComm_t, int*)> count("ncclCommCount"), user_rank("ncclCommUserRank"), device("ncclCommCuDevice");
+  int world = 0, rank = 0;
+  if (count(handle_, &world) != ncclSuccess || user_rank(handle_, &rank) != ncclSuccess || device(handle_, &device_) != ncclSuccess)
+    return false;
+  world_ = static_cast<std::uint32_t>(world);
+  rank_ = static_cast<std::uint32_t>(rank);
+  return world > 0 && rank >= 0 && rank < world;
+}
+
+// Two rounds. After the first all ranks know whether all can; after the second, whether all did. A rank that does not see the end of the
+// first is missing in the second, so nobody is served; only a lost answer to the second leaves a rank in doubt, and that one fails.
+void Communicator::agree() {
+  if (!origin_.hub) return leave_to_nccl(origin_.no_hub, false);
+  if (world_ == 1) return leave_to_nccl("it has one rank", false);
+  const milliseconds limit(settings().shim_wait_ms);
+  HubClient hub(*origin_.hub, cancelled_);
+  if (!hub.connect(Clock::now() + limit)) return leave_to_nccl("the process that made its unique id cannot be reached", true);
+
+  Facts facts;
+  const DeviceLibrary& library = device_library();
+  ReservedPort port;
+  if (library.api == nullptr)
+    facts.refusal = library.reason;
+  else if (const auto status = library.api->probe(device_); status != RAILWEAVE_OK)
+    facts.refusal = device_error(status);
+  else
+    facts.device_abi = library.api->version;
+  if (rank_ == 0 && facts.refusal.empty()) {
+    port = reserve_port(hub.local_host());
+    facts.rendezvous = "tcp://" + hub.local_host() + ":" + std::to_string(port.number);
+  }
+
+  const Round first = hub.join(origin_.name + " facts", rank_, world_, encode(facts), limit);
+  if (first.status == RoundStatus::expired)
+    return leave_to_nccl("not all its ranks have the shim: one did not come within RAILWEAVE_SHIM_WAIT_MS=" + std::to_string(limit.count()),
+                         true);
+  if (first.status != RoundStatus::complete) return leave_to_nccl("its ranks did not come to know each other", true);
+  const Verdict verdict = decide(first.blobs);
+  if (!verdict.served) return leave_to_nccl(verdict.reason, rank_ == 0);
+
+  const std::string refusal = create_device_side(verdict.rendezvous);
+  const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, limit);
+  const auto refused = std::find_if(second.blobs.begin(), second.blobs.end(), [](const std::string& text) { return !text.empty(); });
+  if (second.status == RoundStatus::complete && refused == second.blobs.end()) return settled(State::served);
+  if (second.status == RoundStatus::unknown && refusal.empty()) return fail(ncclSystemError, "the last answer of its other ranks was lost");
+  const std::string reason = second.status == RoundStatus::complete
+                                 ? "rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused
+                                 : "a rank went away while it was set up";
+  if (device_side_ != nullptr) library.api->abort(device_side_);
+  library.api->destroy(device_side_);
+  device_side_ = nullptr;
+  leave_to_nccl(reason, rank_ == 0);
+}
+
+std::string Communicator::create_device_side(const std::string& rendezvous) {
+  const std::string limit = std::to_string(settings().shim_wait_ms);
+  const railweave_setting bootstrap{"bootstrap_ms", limit.c_str()};
+  railweave_cuda_config config{};
+  config.size = sizeof config;
+  config.rank = rank_;
+  config.world = world_;
+  config.device = device_;
+  config.rendezvous = rendezvous.c_str();
+  config.settings = &bootstrap;
+  config.setting_count = 1;
+  const auto status = device_library().api->create(&config, &device_side_);
+  if (status == RAILWEAVE_OK) return "";
+  device_side_ = nullptr;
+  const std::string text = device_error(status);
+  return text.empty() ? "the device library gave no reason" : text;
+}
+
+std::string Communicator::label() const {
+  return "communicator " + origin_.name + " (" + std::to_string(world_) + " ranks, this is rank " + std::to_string(rank_) + ")";
+}
+
+void Communicator::leave_to_nccl(const std::string& reason, bool warn) {
+  log(warn ? LogLevel::warn : LogLevel::info, label() + ": left to NCCL: " + reason);
+  settled(State::unserved);
+}
+
+void Communicator::fail(ncclResult_t error, const std::string& reason) {
+  const std::string text = label() + ": failed: " + reason;
+  log(LogLevel::warn, text);
+  set_last_error(text.c_str());
+  error_ = error;
+  settled(State::failed);
+}
+
+void Communicator::settled(State state) {
+  if (state == State::served) {
+    log(LogLevel::info, label() + ": served: sends, receives and all-to-all go over Railweave on device " + std::to_string(device_));
+    watch(shared_from_this());
+  }
+  state_.store(state, std::memory_order_release);
+}
+
+ncclResult_t Communicator::async_error() {
+  if (state() == State::settling) return ncclInProgress;
+  if (const ncclResult_t error = error_.load(); error != ncclSuccess) return error;
+  if (state() != State::served) return ncclSuccess;
+  if (const auto status = device_library().api->async_error(device_side_); status != RAILWEAVE_OK) {
+    const std::string text = label() + ": " + device_error(status);
+    set_last_error(text.c_str());
+    if (!told_error_.exchange(true)) log(LogLevel::warn, text);
+    error_ = to_nccl(status);
+    return error_;
+  }
+  const std::lock_guard lock(mutex_);
+  return draining_ ? ncclInProgress : ncclSuccess;
+}
+
+void Communicator::abort() {
+  cancelled_ = true;
+  if (state() == State::served) device_library().api->abort(device_side_);
+}
+
+void Communicator::drain() {
+  if (const auto status = device_library().api->drain(device_side_); status != RAILWEAVE_OK)
+    log(LogLevel::warn, label() + ": " + device_error(status));
+}
+
+void Communicator::finalize() {
+  if (state() != State::served) return;
+  if (origin_.blocking) return drain();
+  {
+    const std::lock_guard lock(mutex_);
+    draining_ = true;
+  }
+  in_background([self = shared_from_this()] {
+    self->drain();
+    const std::lock_guard lock(self->mutex_);
+    self->draining_ = false;
+  });
+}
+
+void Communicator::release() {
+  cancelled_ = true;
+  { const std::lock_guard lock(handle_mutex_); }
+  in_background([self = shared_from_this()]() mutable {
+    self->wait_settled();
+    self.reset();  // the last owner frees the device side, which drains it
+  });
+}
+
+Origin Communicator::split(int color, bool blocking) {
+  const std::lock_guard lock(family_mutex_);
+  Origin child = origin_;
+  child.blocking = blocking;
+  child.name += "/split" + std::to_string(splits_++) + "." + std::to_string(color);
+  return child;
+}
+
+Origin Communicator::shrink(const std::vector<int>& excluded, bool blocking) {
+  const std::lock_guard lock(family_mutex_);
+  Origin child = origin_;
+  child.blocking = blocking;
+  std::vector<int> sorted = excluded;
+  std::sort(sorted.begin(), sorted.end());
+  // Excluded ranks do not call, so they could not keep a common count: it is kept for each set of excluded ranks.
+  child.name += "/shrink" + std::to_string(shrinks_[sorted]++);
+  for (const int rank : sorted) child.name += "-" + std::to_string(rank);
+  return child;
+}
+
+std::string Communicator::describe() const {
+  std::string text(64u << 10, '\0');
+  const std::size_t length = device_library().api->describe(device_side_, text.data(), text.size());
+  text.resize(std::min(length, text.size() - 1));
+  return label() + " waits:\n" + text;
+}
+
+std::optional<railweave_cuda_counters> Communicator::counters() const {
+  if (state() != State::served) return std::nullopt;
+  railweave_cuda_counters counters{};
+  counters.size = sizeof counters;
+  if (device_library().api->counters(device_side_, &counters) != RAILWEAVE_OK) return std::nullopt;
+  return counters;
+}
+
+Registry& Registry::get() {
+  static Registry* const registry = new Registry();  // programs destroy communicators in their own exit handlers
+  return *registry;
+}
+
+void Registry::add(CommunicatorPointer communicator) {
+  const std::lock_guard lock(mutex_);
+  const ncclComm_t handle = communicator->handle();
+  entries_[handle] = std::move(communicator);
+}
+
+CommunicatorPointer Registry::find(ncclComm_t handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = entries_.find(handle);
+  return at == entries_.end() ? nullptr : at->second;
+}
+
+CommunicatorPointer Registry::remove(ncclComm_t handle) {
+  const std::lock_guard lock(mutex_);
+  const auto at = entries_.find(handle);
+  if (at == entries_.end()) return nullptr;
+  CommunicatorPointer communicator = at->second;
+  entries_.erase(at);
+  return communicator;
+}
+
+}  // namespace railweave::nccl

@@ -1,0 +1,124 @@
+// A communicator of the program, as the shim follows it: settled once, then served or left to NCCL for good.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hub.hpp"
+#include "nccl_abi.hpp"
+#include "railweave/cuda.h"
+
+namespace railweave::nccl {
+
+// What is known of a communicator before NCCL has made it.
+struct Origin {
+  std::string name;               // the same on all its ranks, unique at its hub
+  std::optional<HubAddress> hub;  // none: it cannot be served
+  std::string no_hub;             // why
+  bool blocking = true;
+};
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  enum class State {
+    settling,  // NCCL is still making it, or the ranks have not agreed
+    served,
+    unserved,  // every call goes to NCCL
+    failed     // the ranks agreed, this one could not follow: every call gives error()
+  };
+
+  Communicator(ncclComm_t handle, Origin origin);
+  ~Communicator();
+
+  // Starts a thread that waits for NCCL, asks the other ranks and creates the device side. wait_settled() waits for its end.
+  void settle();
+  void wait_settled();
+
+  State state() const noexcept { return state_.load(std::memory_order_acquire); }
+  ncclComm_t handle() const noexcept { return handle_; }
+  bool blocking() const noexcept { return origin_.blocking; }
+  const std::string& name() const noexcept { return origin_.name; }
+  // Valid when served.
+  std::uint32_t rank() const noexcept { return rank_; }
+  std::uint32_t world() const noexcept { return world_; }
+  int device() const noexcept { return device_; }
+  railweave_cuda_communicator* device_side() const noexcept { return device_side_; }
+
+  // ncclSuccess, ncclInProgress while settling or finalizing, or what ended it.
+  ncclResult_t async_error();
+  // Calls below do nothing to a communicator that is not served.
+  void abort();
+  // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
+  // over.
+  void finalize();
+  // The shim's threads leave NCCL's handle alone from here on. Frees the device side on a thread: ranks of one process may be destroyed one
+  // after another by one thread of the program, and each waits for the others.
+  void release();
+
+  // The origin of a child; each rank of the parent calls it in the same order.
+  Origin split(int color, bool blocking);
+  Origin shrink(const std::vector<int>& excluded, bool blocking);
+
+  // A line about who waits for what, for the log.
+  std::string describe() const;
+  std::optional<railweave_cuda_counters> counters() const;
+
+  std::mutex& enqueue_mutex() noexcept { return enqueue_mutex_; }
+
+ private:
+  enum class Ready { yes, failed, cancelled };
+  void run();
+  Ready wait_for_nccl();
+  bool ask_nccl();
+  void agree();
+  std::string create_device_side(const std::string& rendezvous);
+  void leave_to_nccl(const std::string& reason, bool warn);
+  void fail(ncclResult_t error, const std::string& reason);
+  void settled(State state);
+  std::string label() const;
+  void drain();
+
+  const ncclComm_t handle_;
+  const Origin origin_;
+  std::uint32_t rank_ = 0, world_ = 0;
+  int device_ = 0;
+  railweave_cuda_communicator* device_side_ = nullptr;
+  std::atomic<State> state_{State::settling};
+  std::atomic<ncclResult_t> error_{ncclSuccess};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<bool> told_error_{false};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool running_ = false;     // guarded by mutex_: the settling thread
+  bool draining_ = false;    // guarded by mutex_
+  std::mutex handle_mutex_;  // held while a thread of the shim uses handle_
+  std::mutex enqueue_mutex_;
+
+  std::mutex family_mutex_;
+  std::uint64_t splits_ = 0;                           // guarded by family_mutex_
+  std::map<std::vector<int>, std::uint64_t> shrinks_;  // guarded by family_mutex_
+};
+
+using CommunicatorPointer = std::shared_ptr<Communicator>;
+
+// The communicators of this process by NCCL's handle.
+class Registry {
+ public:
+  static Registry& get();
+  void add(CommunicatorPointer communicator);
+  CommunicatorPointer find(ncclComm_t handle) const;
+  CommunicatorPointer remove(ncclComm_t handle);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<ncclComm_t, CommunicatorPointer> entries_;
+};
+
+}  // namespace railweave::nccl

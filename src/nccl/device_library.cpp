@@ -1,0 +1,66 @@
+#include "device_library.hpp"
+
+#include <dlfcn.h>
+
+#include <string>
+#include <vector>
+
+#include "log.hpp"
+#include "settings.hpp"
+
+namespace railweave::nccl {
+namespace {
+
+constexpr const char* kName = "librailweave_cuda.so";
+
+std::string beside_the_shim() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<void*>(&device_library), &info) == 0 || info.dli_fname == nullptr) return kName;
+  const std::string path = info.dli_fname;
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? kName : path.substr(0, slash + 1) + kName;
+}
+
+DeviceLibrary load() {
+  const std::string& named = settings().cuda_library;
+  std::string error;
+  void* handle = nullptr;
+  const std::vector<std::string> places =
+      named.empty() ? std::vector<std::string>{beside_the_shim(), kName} : std::vector<std::string>{named};
+  for (const std::string& path : places) {
+    handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle != nullptr) break;
+    error = ::dlerror();
+  }
+  if (handle == nullptr) return {nullptr, "no device library: " + error};
+  const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(handle, "railweave_cuda_entry"));
+  const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
+  if (api == nullptr || api->size < sizeof(railweave_cuda_api) || api->version != RAILWEAVE_CUDA_VERSION)
+    return {nullptr, "the device library does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
+                         " of its interface; install one build of both"};
+  return {api, ""};
+}
+
+}  // namespace
+
+const DeviceLibrary& device_library() {
+  // Never unloaded: streams may hold its kernels and callbacks until the process ends.
+  static const DeviceLibrary library = load();
+  return library;
+}
+
+ncclResult_t to_nccl(railweave_status status) {
+  switch (status) {
+    case RAILWEAVE_OK: return ncclSuccess;
+    case RAILWEAVE_ERROR_ARGUMENT:
+    case RAILWEAVE_ERROR_SETTINGS: return ncclInvalidArgument;
+    case RAILWEAVE_ERROR_BOOTSTRAP:
+    case RAILWEAVE_ERROR_TRANSPORT: return ncclSystemError;
+    case RAILWEAVE_ERROR_RANK_DIED: return ncclRemoteError;
+    case RAILWEAVE_ERROR_EXCHANGE: return ncclInvalidUsage;
+    case RAILWEAVE_ERROR_INTERNAL: break;
+  }
+  return ncclInternalError;
+}
+
+}  // namespace railweave::nccl

@@ -1,0 +1,65 @@
+// Groups: what a thread collects between ncclGroupStart and ncclGroupEnd.
+#pragma once
+
+#include <vector>
+
+#include "communicator.hpp"
+#include "nccl_abi.hpp"
+#include "railweave/cuda.h"
+
+namespace railweave::nccl {
+
+struct Message {
+  CommunicatorPointer communicator;
+  railweave_cuda_kind kind = RAILWEAVE_CUDA_SEND;
+  std::uint32_t peer = 0;
+  void* data = nullptr;
+  std::uint64_t bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+// A communicator that NCCL makes when the group ends.
+struct Birth {
+  ncclComm_t* handle = nullptr;
+  Origin origin;
+};
+
+class Group {
+ public:
+  static Group& of_this_thread();
+
+  bool open() const noexcept { return depth_ != 0; }
+  void start() noexcept { ++depth_; }
+  // True when that was the outermost end.
+  bool end() noexcept { return depth_ != 0 && --depth_ == 0; }
+
+  // Remembered until the end, which gives the first of them.
+  ncclResult_t fail(ncclResult_t error) noexcept;
+  void add(Message message) { messages_.push_back(std::move(message)); }
+  void add(Birth birth) { births_.push_back(std::move(birth)); }
+
+  // After NCCL's own end of the group: follows the new communicators, queues the messages. `nccl` is what NCCL's end gave.
+  ncclResult_t finish(ncclResult_t nccl);
+  // Forgets the messages; the communicators are followed.
+  ncclResult_t finish_simulated(ncclResult_t nccl);
+
+ private:
+  static void follow(std::vector<Birth> births);
+
+  unsigned depth_ = 0;
+  ncclResult_t error_ = ncclSuccess;
+  std::vector<Message> messages_;
+  std::vector<Birth> births_;
+};
+
+// Messages whose communicators or streams are connected have to be one launch: NCCL lets no message of a group wait for another one, and
+// two launches may run one after the other. Index of the launch of each message, from 0, in the order of their first messages.
+std::vector<std::size_t> launches(const std::vector<Message>& messages);
+
+// Messages to oneself: as many sends as receives on each communicator, with equal sizes in order. Else what is wrong, for the error text.
+std::string check_self_messages(const std::vector<Message>& messages);
+
+// Queues them all, one launch for what is connected.
+ncclResult_t enqueue(const std::vector<Message>& messages);
+
+}  // namespace railweave::nccl

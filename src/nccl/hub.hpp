@@ -1,0 +1,80 @@
+// Where the ranks of a communicator find each other before anything else of Railweave runs: a thread of the process that made the unique
+// id answers rounds of all-gather. A round is decided once, by the hub: complete (all ranks came, each gets all blobs) or expired.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "file_descriptor.hpp"
+
+namespace railweave::nccl {
+
+// Travels in unused bytes of the unique id.
+struct HubAddress {
+  std::uint16_t family = 0;  // AF_INET or AF_INET6; 0: none
+  std::uint16_t port = 0;    // host byte order
+  std::array<std::uint8_t, 16> host{};
+  std::array<std::uint8_t, 16> nonce{};  // names the communicator and keeps strangers out
+
+  bool operator==(const HubAddress&) const = default;
+};
+
+// A communicator's name at its hub.
+std::string name_of(const HubAddress& address);
+
+class Hub {
+ public:
+  // Listens on all interfaces and starts the thread. Throws std::system_error.
+  Hub();
+  ~Hub();
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
+  std::uint16_t port() const noexcept;
+  // Rounds of callers that bring another nonce are not answered; any number can be added.
+  void admit(const std::array<std::uint8_t, 16>& nonce);
+
+ private:
+  class Server;
+  std::unique_ptr<Server> server_;
+};
+
+enum class RoundStatus {
+  complete,  // every rank has the same blobs
+  expired,   // not all ranks came in time; the hub says so to every rank that asks
+  refused,   // the hub does not know this id, or ranks differ about the world
+  unsent,    // the hub was not reached, so it cannot count this rank as present
+  unknown    // this rank was sent in, and the answer is lost: others may have it
+};
+
+struct Round {
+  RoundStatus status = RoundStatus::unsent;
+  std::vector<std::string> blobs;  // by rank
+};
+
+class HubClient {
+ public:
+  // `cancelled` ends waits early.
+  HubClient(const HubAddress& address, const std::atomic<bool>& cancelled);
+  // False when the hub cannot be reached before the deadline.
+  bool connect(std::chrono::steady_clock::time_point deadline);
+  // This host's address towards the hub, which other ranks can reach too; IPv6 in brackets.
+  std::string local_host() const;
+  // The hub waits for the others for `limit` from the first that came.
+  Round join(const std::string& name, std::uint32_t rank, std::uint32_t world, const std::string& blob, std::chrono::milliseconds limit);
+
+ private:
+  bool wait(short events, std::chrono::steady_clock::time_point deadline) const;
+  bool send(const std::string& bytes, std::chrono::steady_clock::time_point deadline) const;
+  bool receive(void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline) const;
+
+  HubAddress address_;
+  const std::atomic<bool>& cancelled_;
+  FileDescriptor socket_;
+};
+
+}  // namespace railweave::nccl

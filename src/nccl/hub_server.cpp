@@ -1,0 +1,247 @@
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <thread>
+
+#include "hub.hpp"
+#include "hub_frame.hpp"
+
+namespace railweave::nccl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Connection {
+  FileDescriptor socket;
+  std::string in, out;
+  bool closing = false;
+};
+
+struct Gathering {
+  std::uint32_t world = 0;
+  Clock::time_point deadline;
+  std::map<std::uint32_t, std::pair<Connection*, std::string>> present;  // by rank
+};
+
+FileDescriptor listen_anywhere(std::uint16_t& port) {
+  for (const int family : {AF_INET6, AF_INET}) {
+    FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket) continue;
+    sockaddr_in6 six{};
+    sockaddr_in four{};
+    six.sin6_family = AF_INET6;
+    four.sin_family = AF_INET;
+    const bool is_six = family == AF_INET6;
+    const int off = 0;
+    if (is_six) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    const auto* address = is_six ? reinterpret_cast<const sockaddr*>(&six) : reinterpret_cast<const sockaddr*>(&four);
+    if (::bind(socket.get(), address, is_six ? sizeof six : sizeof four) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) continue;
+    sockaddr_in6 bound{};
+    socklen_t length = sizeof bound;
+    ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &length);
+    port = ntohs(bound.sin6_port);  // sin_port lies at the same place
+    return socket;
+  }
+  throw std::system_error(errno, std::generic_category(), "no socket to listen on");
+}
+
+}  // namespace
+
+class Hub::Server {
+ public:
+  Server() : listener_(listen_anywhere(port_)) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+    stop_read_ = FileDescriptor(ends[0]);
+    stop_write_ = FileDescriptor(ends[1]);
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Server() {
+    [[maybe_unused]] const ssize_t ignored = ::write(stop_write_.get(), "", 1);
+    thread_.join();
+  }
+
+  std::uint16_t port() const { return port_; }
+
+  void admit(const std::array<std::uint8_t, 16>& nonce) {
+    const std::lock_guard lock(mutex_);
+    admitted_.insert(nonce);
+  }
+
+ private:
+  void run() {
+    std::vector<pollfd> polled;
+    for (;;) {
+      polled.assign({{stop_read_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
+      for (const Connection& connection : connections_)
+        polled.push_back({connection.socket.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      const int ready = ::poll(polled.data(), polled.size(), time_left());
+      if (ready < 0 && errno != EINTR) return;
+      if (polled[0].revents != 0) return;
+      expire();
+      std::size_t at = 2;
+      for (Connection& connection : connections_) serve(connection, polled[at++].revents);
+      if (polled[1].revents != 0) accept_all();
+      forget_closed();
+    }
+  }
+
+  int time_left() const {
+    auto first = Clock::time_point::max();
+    for (const auto& [name, gathering] : gatherings_) first = std::min(first, gathering.deadline);
+    if (first == Clock::time_point::max()) return -1;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(first - Clock::now()).count();
+    return left < 0 ? 0 : static_cast<int>(left) + 1;
+  }
+
+  void accept_all() {
+    for (;;) {
+      FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!socket) return;
+      connections_.emplace_back().socket = std::move(socket);
+    }
+  }
+
+  void serve(Connection& connection, short events) {
+    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) read(connection);
+    flush(connection);
+  }
+
+  void read(Connection& connection) {
+    char buffer[4096];
+    for (;;) {
+      const ssize_t count = ::recv(connection.socket.get(), buffer, sizeof buffer, 0);
+      if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) connection.closing = true;
+      if (count <= 0) break;
+      connection.in.append(buffer, static_cast<std::size_t>(count));
+      if (connection.in.size() > sizeof(JoinFrame) + kMaxName + kMaxBlob) connection.closing = true;
+      if (connection.closing) break;
+    }
+    take_frames(connection);
+  }
+
+  void take_frames(Connection& connection) {
+    while (!connection.closing && connection.in.size() >= sizeof(JoinFrame)) {
+      JoinFrame frame;
+      std::memcpy(&frame, connection.in.data(), sizeof frame);
+      if (frame.magic != kHubMagic || frame.name_bytes > kMaxName || frame.blob_bytes > kMaxBlob) {
+        connection.closing = true;
+        return;
+      }
+      const std::size_t bytes = sizeof frame + frame.name_bytes + frame.blob_bytes;
+      if (connection.in.size() < bytes) return;
+      join(connection, frame, connection.in.substr(sizeof frame, frame.name_bytes),
+           connection.in.substr(sizeof frame + frame.name_bytes, frame.blob_bytes));
+      connection.in.erase(0, bytes);
+    }
+  }
+
+  bool admitted(const std::uint8_t (&nonce)[16]) {
+    std::array<std::uint8_t, 16> key;
+    std::memcpy(key.data(), nonce, sizeof nonce);
+    const std::lock_guard lock(mutex_);
+    return admitted_.contains(key);
+  }
+
+  void join(Connection& connection, const JoinFrame& frame, const std::string& name, std::string blob) {
+    if (!admitted(frame.nonce) || frame.world == 0 || frame.world > kMaxWorld || frame.rank >= frame.world)
+      return answer(connection, RoundStatus::refused);
+    if (expired_.contains(name)) return answer(connection, RoundStatus::expired);
+    auto [at, fresh] = gatherings_.try_emplace(name);
+    Gathering& gathering = at->second;
+    if (fresh) {
+      gathering.world = frame.world;
+      gathering.deadline = Clock::now() + std::chrono::milliseconds(frame.limit_ms);
+    }
+    if (gathering.world != frame.world || gathering.present.contains(frame.rank)) return answer(connection, RoundStatus::refused);
+    gathering.present.emplace(frame.rank, std::pair(&connection, std::move(blob)));
+    if (gathering.present.size() == gathering.world) {
+      complete(gathering);
+      gatherings_.erase(at);
+    }
+  }
+
+  void complete(Gathering& gathering) {
+    std::string blobs;
+    for (const auto& [rank, entry] : gathering.present) {
+      const auto length = static_cast<std::uint32_t>(entry.second.size());
+      blobs.append(reinterpret_cast<const char*>(&length), sizeof length);
+      blobs += entry.second;
+    }
+    for (auto& [rank, entry] : gathering.present) {
+      answer(*entry.first, RoundStatus::complete);
+      entry.first->out += blobs;
+      flush(*entry.first);
+    }
+  }
+
+  void expire() {
+    const auto now = Clock::now();
+    for (auto at = gatherings_.begin(); at != gatherings_.end();) {
+      if (at->second.deadline > now) {
+        ++at;
+        continue;
+      }
+      for (auto& [rank, entry] : at->second.present) answer(*entry.first, RoundStatus::expired);
+      expired_.insert(at->first);
+      at = gatherings_.erase(at);
+    }
+  }
+
+  static void answer(Connection& connection, RoundStatus status) {
+    AnswerFrame frame;
+    frame.status = static_cast<std::uint32_t>(status);
+    connection.out.append(reinterpret_cast<const char*>(&frame), sizeof frame);
+    flush(connection);
+  }
+
+  static void flush(Connection& connection) {
+    while (!connection.out.empty() && !connection.closing) {
+      const ssize_t count = ::send(connection.socket.get(), connection.out.data(), connection.out.size(), MSG_NOSIGNAL);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0 && errno == EAGAIN) return;
+      if (count < 0)
+        connection.closing = true;
+      else
+        connection.out.erase(0, static_cast<std::size_t>(count));
+    }
+  }
+
+  // A rank that has gone while others wait is absent: its round cannot complete, and ends now instead of at its deadline.
+  void forget_closed() {
+    for (auto& [name, gathering] : gatherings_) {
+      for (const auto& [rank, entry] : gathering.present) {
+        if (entry.first->closing) gathering.deadline = Clock::time_point::min();
+      }
+    }
+    expire();
+    connections_.remove_if([](const Connection& connection) { return connection.closing; });
+  }
+
+  std::uint16_t port_ = 0;
+  FileDescriptor listener_, stop_read_, stop_write_;
+  std::mutex mutex_;
+  std::set<std::array<std::uint8_t, 16>> admitted_;  // guarded by mutex_
+  std::list<Connection> connections_;                // list: gatherings point into it
+  std::map<std::string, Gathering> gatherings_;
+  std::set<std::string> expired_;  // so that a late rank learns what the others were told; a few bytes for each communicator left alone
+  std::thread thread_;
+};
+
+Hub::Hub() : server_(std::make_unique<Server>()) {}
+Hub::~Hub() = default;
+std::uint16_t Hub::port() const noexcept { return server_->port(); }
+void Hub::admit(const std::array<std::uint8_t, 16>& nonce) { server_->admit(nonce); }
+
+}  // namespace railweave::nccl

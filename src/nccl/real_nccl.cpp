@@ -1,0 +1,125 @@
+#include "real_nccl.hpp"
+
+#include <dlfcn.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "log.hpp"
+#include "settings.hpp"
+
+namespace railweave::nccl {
+
+thread_local int InsideReal::depth_ = 0;
+
+namespace {
+
+constexpr const char* kLibrary = "libnccl.so.2";
+
+struct Found {
+  void* handle = nullptr;
+  std::string origin;
+};
+
+// The file that this code was loaded from.
+std::string own_path() {
+  Dl_info info{};
+  return ::dladdr(reinterpret_cast<void*>(&real_symbol), &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat x {
+  }, y{};
+  return ::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// In drop-in mode the shim itself is called libnccl.so.2.
+bool is_own(void* handle) {
+  void* symbol = ::dlsym(handle, "ncclGetVersion");
+  Dl_info info{};
+  return symbol != nullptr && ::dladdr(symbol, &info) != 0 && same_file(info.dli_fname, own_path());
+}
+
+std::vector<std::string> search_directories() {
+  std::vector<std::string> result;
+  if (const char* path = std::getenv("LD_LIBRARY_PATH"); path != nullptr) {
+    const std::string text = path;
+    for (std::size_t at = 0; at <= text.size();) {
+      const std::size_t end = std::min(text.find(':', at), text.size());
+      if (end > at) result.push_back(text.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  for (const char* directory :
+       {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/local/cuda/lib64"})
+    result.emplace_back(directory);
+  return result;
+}
+
+Found find_real() {
+  if (const std::string& named = settings().nccl_library; !named.empty()) {
+    if (void* handle = ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr && !is_own(handle)) return {handle, named};
+    const char* error = ::dlerror();
+    return {nullptr, "RAILWEAVE_NCCL_LIBRARY=" + named + ": " + (error != nullptr ? error : "is the shim itself")};
+  }
+  // What the program has loaded, also where it is not in the global scope (Python modules).
+  if (void* handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD); handle != nullptr && !is_own(handle))
+    return {handle, "loaded by the program"};
+  if (::dlsym(RTLD_NEXT, "ncclGetVersion") != nullptr) return {RTLD_NEXT, "next in the program's symbol scope"};
+  if (void* handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL); handle != nullptr && !is_own(handle)) return {handle, "on the search path"};
+  for (const std::string& directory : search_directories()) {
+    const std::string path = directory + "/" + kLibrary;
+    if (same_file(path, own_path())) continue;
+    if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) return {handle, path};
+  }
+  return {nullptr, "no libnccl.so.2 beside the shim was found; set RAILWEAVE_NCCL_LIBRARY to the real one"};
+}
+
+const Found& found() {
+  static const Found result = [] {
+    Found real = find_real();
+    if (real.handle == nullptr)
+      log(LogLevel::warn, real.origin);
+    else
+      log(LogLevel::info, "NCCL: " + real.origin);
+    return real;
+  }();
+  return result;
+}
+
+std::mutex error_mutex;
+std::string error_text;           // guarded by error_mutex
+thread_local std::string handed;  // what the last last_error() of this thread returned
+
+}  // namespace
+
+void* real_symbol(const char* name) { return found().handle == nullptr ? nullptr : ::dlsym(found().handle, name); }
+
+const char* real_origin() { return found().origin.c_str(); }
+
+ncclResult_t missing(const char* name) {
+  const std::string text = found().handle == nullptr
+                               ? found().origin
+                               : std::string(name) + " is not in this NCCL (" + found().origin + "); update NCCL or do not call it";
+  set_last_error(text.c_str());
+  log(LogLevel::warn, text);
+  return ncclInvalidUsage;
+}
+
+void set_last_error(const char* text) {
+  const std::lock_guard lock(error_mutex);
+  error_text = text;
+}
+
+const char* last_error() {
+  const std::lock_guard lock(error_mutex);
+  handed = error_text;
+  return handed.c_str();
+}
+
+void clear_last_error() { set_last_error(""); }
+
+}  // namespace railweave::nccl

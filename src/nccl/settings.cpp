@@ -1,0 +1,106 @@
+#include "settings.hpp"
+
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <iterator>
+
+#include "log.hpp"
+
+namespace railweave::nccl {
+namespace {
+
+using S = Settings;
+constexpr std::uint64_t kHour = 3'600'000;
+
+const Setting kTable[] = {
+    {"shim", "on/off", "off: every call goes to NCCL unchanged; no socket, no thread", &S::shim},
+    {"nccl_library", "", "the real libnccl.so.2; default the one that the program has loaded, else the next on the search path",
+     &S::nccl_library},
+    {"cuda_library", "", "the device library; default librailweave_cuda.so beside the shim, else on the search path", &S::cuda_library},
+    {"shim_wait_ms", "ms",
+     "the longest that a communicator's set-up waits for ranks that may have no shim, and for the device library to bring the ranks "
+     "together",
+     &S::shim_wait_ms},
+    {"stall_ms", "ms", "an operation that moved nothing for this long is described in the log; 0: never", &S::stall_ms},
+    {"log", "", "how much is logged: off, warn, info (each decision) or debug (each operation)", &S::log},
+    {"log_file", "", "where it goes, %p and %h become process id and host name; default standard error", &S::log_file},
+};
+
+bool parse(bool& value, std::string_view text) {
+  const bool on = text == "on" || text == "1";
+  if (!on && text != "off" && text != "0") return false;
+  value = on;
+  return true;
+}
+
+bool parse(std::uint64_t& value, std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (status != std::errc{} || end != text.data() + text.size() || number > kHour) return false;
+  value = number;
+  return true;
+}
+
+bool parse(std::string& value, std::string_view text) {
+  value = text;
+  return true;
+}
+
+std::string_view expected(const Setting& setting) { return setting.unit == "ms" ? "a number from 0 to 3600000" : "on or off"; }
+
+std::string show(bool value) { return value ? "on" : "off"; }
+std::string show(std::uint64_t value) { return std::to_string(value); }
+std::string show(const std::string& value) { return value; }
+
+}  // namespace
+
+std::string Setting::environment() const {
+  std::string result = "RAILWEAVE_";
+  for (const char c : name) result += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return result;
+}
+
+std::span<const Setting> settings_table() { return kTable; }
+
+Settings read_settings(const char* (*lookup)(const char* name), std::string& errors) {
+  Settings result;
+  for (const Setting& setting : kTable) {
+    const std::string variable = setting.environment();
+    const char* text = lookup(variable.c_str());
+    if (text == nullptr || *text == '\0') continue;
+    bool good = std::visit([&](auto member) { return parse(result.*member, text); }, setting.member);
+    std::string_view wanted = expected(setting);
+    if (setting.name == "log" && !log_level(text)) {
+      good = false;
+      wanted = "off, warn, info or debug";
+      result.log = Settings{}.log;
+    }
+    if (!good) errors += variable + "='" + text + "'; expected " + std::string(wanted) + ", the default is used\n";
+  }
+  return result;
+}
+
+const Settings& settings() {
+  static std::string errors;
+  static const Settings value = read_settings([](const char* name) -> const char* { return std::getenv(name); }, errors);
+  static const bool told = [] {
+    open_log(value.log, value.log_file);
+    if (!errors.empty()) log(LogLevel::warn, errors.substr(0, errors.size() - 1));
+    return true;
+  }();
+  static_cast<void>(told);
+  return value;
+}
+
+std::string settings_markdown() {
+  const Settings defaults;
+  std::string text = "| variable | default | unit | meaning |\n|---|---|---|---|\n";
+  for (const Setting& setting : kTable) {
+    const std::string value = std::visit([&](auto member) { return show(defaults.*member); }, setting.member);
+    text += "| `" + setting.environment() + "` | " + value + " | " + std::string(setting.unit) + " | " + std::string(setting.help) + " |\n";
+  }
+  return text;
+}
+
+}  // namespace railweave::nccl

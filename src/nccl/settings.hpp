@@ -1,0 +1,43 @@
+// Settings of the shim: RAILWEAVE_* variables, read once. docs/nccl.md shows the same table.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace railweave::nccl {
+
+struct Settings {
+  bool shim = true;
+  std::string nccl_library;
+  std::string cuda_library;
+  std::uint64_t shim_wait_ms = 10000;
+  std::uint64_t stall_ms = 30000;
+  std::string log = "warn";
+  std::string log_file;
+};
+
+struct Setting {
+  std::string_view name;  // the variable is RAILWEAVE_ + upper case
+  std::string_view unit;  // "on/off", "ms", or "" for text
+  std::string_view help;
+  std::variant<bool Settings::*, std::uint64_t Settings::*, std::string Settings::*> member;
+
+  std::string environment() const;
+};
+
+std::span<const Setting> settings_table();
+
+// `lookup` gives a variable's text, or nullptr. A value that cannot be read is named in `errors` and the default stays: a shim that is
+// preloaded into a job must not end it.
+Settings read_settings(const char* (*lookup)(const char* name), std::string& errors);
+
+// Of this process; the first call reads the environment.
+const Settings& settings();
+
+// The table as docs/nccl.md has it.
+std::string settings_markdown();
+
+}  // namespace railweave::nccl

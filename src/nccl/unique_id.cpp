@@ -1,0 +1,85 @@
+#include "unique_id.hpp"
+
+#include <netinet/in.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace railweave::nccl {
+namespace {
+
+struct Trailer {
+  std::uint32_t magic = kMagic;
+  std::uint16_t family = 0;
+  std::uint16_t port = 0;
+  std::uint8_t host[16] = {};
+  std::uint8_t nonce[16] = {};
+
+  static constexpr std::uint32_t kMagic = 0x31575244;  // "DRW1"
+};
+constexpr std::size_t kPlace = kUniqueIdBytes - sizeof(Trailer);
+// The id begins with a 64-bit magic number, then the socket address.
+constexpr std::size_t kAddressPlace = 8;
+
+}  // namespace
+
+bool write_hub(ncclUniqueId& id, const HubAddress& address) {
+  if (std::any_of(id.internal + kPlace, id.internal + kUniqueIdBytes, [](char byte) { return byte != 0; })) return false;
+  Trailer trailer;
+  trailer.family = address.family;
+  trailer.port = address.port;
+  std::memcpy(trailer.host, address.host.data(), sizeof trailer.host);
+  std::memcpy(trailer.nonce, address.nonce.data(), sizeof trailer.nonce);
+  std::memcpy(id.internal + kPlace, &trailer, sizeof trailer);
+  return true;
+}
+
+std::optional<HubAddress> read_hub(const ncclUniqueId& id) {
+  Trailer trailer;
+  std::memcpy(&trailer, id.internal + kPlace, sizeof trailer);
+  if (trailer.magic != Trailer::kMagic || (trailer.family != AF_INET && trailer.family != AF_INET6) || trailer.port == 0)
+    return std::nullopt;
+  HubAddress address;
+  address.family = trailer.family;
+  address.port = trailer.port;
+  std::memcpy(address.host.data(), trailer.host, sizeof trailer.host);
+  std::memcpy(address.nonce.data(), trailer.nonce, sizeof trailer.nonce);
+  return address;
+}
+
+std::optional<HubAddress> nccl_host(const ncclUniqueId& id) {
+  sockaddr_in6 six;
+  std::memcpy(&six, id.internal + kAddressPlace, sizeof six);
+  HubAddress address;
+  address.family = six.sin6_family;
+  if (six.sin6_family == AF_INET6) {
+    std::memcpy(address.host.data(), &six.sin6_addr, sizeof six.sin6_addr);
+    return address;
+  }
+  if (six.sin6_family != AF_INET) return std::nullopt;
+  sockaddr_in four;
+  std::memcpy(&four, id.internal + kAddressPlace, sizeof four);
+  std::memcpy(address.host.data(), &four.sin_addr, sizeof four.sin_addr);
+  return address;
+}
+
+Hub& own_hub() {
+  // Lives until the process ends: communicators that are split later still meet there, and joining its thread at exit could wait for
+  // what a dead rank never sends.
+  static Hub* const hub = new Hub();
+  return *hub;
+}
+
+HubAddress announce(const HubAddress& host) {
+  HubAddress address = host;
+  address.port = own_hub().port();
+  if (::getrandom(address.nonce.data(), address.nonce.size(), 0) != static_cast<ssize_t>(address.nonce.size()))
+    throw std::system_error(errno, std::generic_category(), "getrandom");
+  own_hub().admit(address.nonce);
+  return address;
+}
+
+}  // namespace railweave::nccl

@@ -1,0 +1,258 @@
+// librailweave_cuda.so's interface over host memory: the engine's host backend behind stand-in streams. With it the shim's groups,
+// streams and communicators are tested where there is no GPU.
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "railweave/cuda.h"
+#include "railweave/engine/exchange.hpp"
+#include "stand_in_cuda.hpp"
+
+using namespace railweave;
+
+struct railweave_cuda_communicator {
+  railweave_cuda_communicator(Exchange made, int on) : exchange(std::move(made)), device(on) {}
+
+  Exchange exchange;
+  const int device;
+  std::atomic<bool> aborted{false};
+  std::atomic<std::uint64_t> enqueued{0}, completed{0}, sent{0}, received{0};
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t tickets = 0, turn = 0;    // guarded by mutex: operations start in the order of their tickets
+  std::uint64_t running = 0;              // guarded by mutex: operations that are queued or running
+  std::multiset<std::string> waiting;     // guarded by mutex
+  railweave_status error = RAILWEAVE_OK;  // guarded by mutex
+  std::string error_text;                 // guarded by mutex
+};
+
+namespace {
+
+thread_local std::string last_text = "no error";
+
+railweave_status note(railweave_status status, const std::string& text) {
+  last_text = text;
+  return status;
+}
+
+template <typename Call>
+railweave_status guarded(Call&& call) {
+  try {
+    call();
+    return RAILWEAVE_OK;
+  } catch (const RankDied& error) {
+    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
+  } catch (const SettingsError& error) {
+    return note(RAILWEAVE_ERROR_SETTINGS, error.what());
+  } catch (const BootstrapError& error) {
+    return note(RAILWEAVE_ERROR_BOOTSTRAP, error.what());
+  } catch (const TransportError& error) {
+    return note(RAILWEAVE_ERROR_TRANSPORT, error.what());
+  } catch (const ExchangeError& error) {
+    return note(RAILWEAVE_ERROR_EXCHANGE, error.what());
+  } catch (const std::exception& error) {
+    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
+  }
+}
+
+std::string words(const railweave_cuda_transfer& transfer) {
+  return (transfer.kind == RAILWEAVE_CUDA_SEND ? "send to rank " : "receive from rank ") + std::to_string(transfer.peer) + ", " +
+         std::to_string(transfer.bytes) + " bytes";
+}
+
+// The part of a launch that belongs to one communicator.
+struct Part {
+  railweave_cuda_communicator* communicator;
+  std::vector<railweave_cuda_transfer> transfers;
+  std::uint64_t ticket = 0;
+};
+
+void take_ticket(Part& part) {
+  const std::lock_guard lock(part.communicator->mutex);
+  part.ticket = part.communicator->tickets++;
+  ++part.communicator->running;
+  part.communicator->enqueued += part.transfers.size();
+  for (const auto& transfer : part.transfers) part.communicator->waiting.insert(words(transfer));
+}
+
+Handle post(Part& part) {
+  railweave_cuda_communicator& communicator = *part.communicator;
+  std::unique_lock lock(communicator.mutex);
+  communicator.changed.wait(lock, [&] { return communicator.turn == part.ticket; });
+  lock.unlock();
+  Group group = communicator.exchange.group();
+  for (const auto& transfer : part.transfers) {
+    if (transfer.kind == RAILWEAVE_CUDA_SEND)
+      group.send(transfer.data, transfer.bytes, transfer.peer);
+    else
+      group.recv(transfer.data, transfer.bytes, transfer.peer);
+  }
+  Handle handle = group.end();
+  lock.lock();
+  ++communicator.turn;
+  communicator.changed.notify_all();
+  return handle;
+}
+
+void finish(Part& part, Handle handle) {
+  railweave_cuda_communicator& communicator = *part.communicator;
+  const railweave_status status = guarded([&] {
+    while (!handle.wait_for(0.02)) {
+      // Closing ends the operations, so that nothing touches their buffers when the stream goes on.
+      if (communicator.aborted.load()) communicator.exchange.close();
+    }
+  });
+  const std::lock_guard lock(communicator.mutex);
+  for (const auto& transfer : part.transfers) {
+    communicator.waiting.erase(communicator.waiting.find(words(transfer)));
+    if (status == RAILWEAVE_OK) (transfer.kind == RAILWEAVE_CUDA_SEND ? communicator.sent : communicator.received) += transfer.bytes;
+  }
+  if (status != RAILWEAVE_OK && communicator.error == RAILWEAVE_OK) {
+    communicator.error = status;
+    communicator.error_text = last_text;
+  }
+  communicator.completed += part.transfers.size();
+  --communicator.running;
+  communicator.changed.notify_all();
+}
+
+// The whole launch, in the stream's thread.
+void run(std::vector<Part>& parts) {
+  std::vector<Handle> handles;
+  for (Part& part : parts) handles.push_back(post(part));
+  for (std::size_t i = 0; i < parts.size(); ++i) finish(parts[i], handles[i]);
+}
+
+const char* last_error() { return last_text.c_str(); }
+
+railweave_status probe(int32_t device) {
+  const char* refused = std::getenv("STAND_IN_REFUSES_DEVICE");
+  if (refused == nullptr || std::to_string(device) != refused) return RAILWEAVE_OK;
+  return note(RAILWEAVE_ERROR_ARGUMENT, "device " + std::to_string(device) + " is refused by STAND_IN_REFUSES_DEVICE");
+}
+
+railweave_status create(const railweave_cuda_config* config, railweave_cuda_communicator** communicator) {
+  return guarded([&] {
+    ExchangeSettings chosen = settings_from_environment();
+    for (size_t i = 0; i < config->setting_count; ++i) {
+      for (const Setting& setting : settings_table()) {
+        if (setting.name == config->settings[i].name) setting.set(chosen, config->settings[i].value);
+      }
+    }
+    *communicator = new railweave_cuda_communicator(Exchange(config->rank, config->world, config->rendezvous, chosen), config->device);
+  });
+}
+
+railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
+                         size_t stream_count) {
+  std::vector<Part> parts;
+  std::map<railweave_cuda_communicator*, std::size_t> index;
+  for (std::size_t i = 0; i < count; ++i) {
+    railweave_cuda_communicator* const communicator = transfers[i].communicator;
+    {
+      const std::lock_guard lock(communicator->mutex);
+      if (communicator->error != RAILWEAVE_OK) return note(communicator->error, communicator->error_text);
+    }
+    if (communicator->aborted.load()) return note(RAILWEAVE_ERROR_EXCHANGE, "the communicator was aborted");
+    const auto [at, fresh] = index.try_emplace(communicator, parts.size());
+    if (fresh) parts.push_back({communicator, {}, 0});
+    parts[at->second].transfers.push_back(transfers[i]);
+  }
+  const int device = transfers[0].communicator->device;
+  std::vector<cudaStream_t> listed;
+  for (std::size_t i = 0; i < stream_count; ++i) listed.push_back(static_cast<cudaStream_t>(streams[i]));
+  const bool captured = stand_in::capturing(listed[0]);
+  if (captured && stream_count > 1) return note(RAILWEAVE_ERROR_ARGUMENT, "stand-in streams are captured one at a time");
+  if (!captured) {
+    for (Part& part : parts) take_ticket(part);
+  }
+  for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[0], listed[i], device);
+  stand_in::launch(listed[0], device, [parts, captured]() mutable {
+    if (captured) {
+      for (Part& part : parts) take_ticket(part);
+    }
+    run(parts);
+  });
+  for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[i], listed[0], device);
+  return RAILWEAVE_OK;
+}
+
+railweave_status async_error(railweave_cuda_communicator* communicator) {
+  const std::lock_guard lock(communicator->mutex);
+  return communicator->error == RAILWEAVE_OK ? RAILWEAVE_OK : note(communicator->error, communicator->error_text);
+}
+
+railweave_status abort(railweave_cuda_communicator* communicator) {
+  communicator->aborted = true;
+  return RAILWEAVE_OK;
+}
+
+railweave_status drain(railweave_cuda_communicator* communicator) {
+  return guarded([&] {
+    {
+      std::unique_lock lock(communicator->mutex);
+      communicator->changed.wait(lock, [&] { return communicator->running == 0; });
+    }
+    communicator->exchange.close();
+  });
+}
+
+void destroy(railweave_cuda_communicator* communicator) {
+  if (communicator != nullptr) drain(communicator);
+  delete communicator;
+}
+
+railweave_status register_buffer(railweave_cuda_communicator*, void* data, uint64_t, void** handle) {
+  *handle = data;
+  return RAILWEAVE_OK;
+}
+
+railweave_status deregister_buffer(railweave_cuda_communicator*, void*) { return RAILWEAVE_OK; }
+
+railweave_status counters(railweave_cuda_communicator* communicator, railweave_cuda_counters* out) {
+  out->enqueued = communicator->enqueued;
+  out->completed = communicator->completed;
+  out->bytes_sent = communicator->sent;
+  out->bytes_received = communicator->received;
+  return RAILWEAVE_OK;
+}
+
+size_t describe(railweave_cuda_communicator* communicator, char* text, size_t bytes) {
+  std::string lines;
+  {
+    const std::lock_guard lock(communicator->mutex);
+    for (const std::string& line : communicator->waiting) lines += line + "\n";
+  }
+  if (bytes != 0) {
+    const std::size_t length = std::min(lines.size(), bytes - 1);
+    std::memcpy(text, lines.data(), length);
+    text[length] = '\0';
+  }
+  return lines.size();
+}
+
+const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
+                                 RAILWEAVE_CUDA_VERSION,
+                                 0,
+                                 last_error,
+                                 probe,
+                                 create,
+                                 enqueue,
+                                 async_error,
+                                 abort,
+                                 drain,
+                                 destroy,
+                                 register_buffer,
+                                 deregister_buffer,
+                                 counters,
+                                 describe};
+
+}  // namespace
+
+const railweave_cuda_api* railweave_cuda_entry(uint32_t version) { return version == RAILWEAVE_CUDA_VERSION ? &kApi : nullptr; }

@@ -1,0 +1,436 @@
+// What programs do with NCCL's groups. Each scenario runs on plain NCCL too: it is the meaning of the calls, not of the shim.
+#include <unistd.h>
+
+#include <array>
+#include <random>
+#include <thread>
+
+#include "rank.hpp"
+#include "stand_in_cuda.hpp"
+
+namespace {
+
+// A stream of the current device that ends with the scope.
+class Stream {
+ public:
+  Stream() : stream_(stand_in::make_stream()) {}
+  ~Stream() { stand_in::destroy_stream(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { stand_in::synchronize(stream_, 0); }
+
+ private:
+  cudaStream_t stream_;
+};
+
+void begin() { must(ncclGroupStart(), "ncclGroupStart"); }
+void end() { must(ncclGroupEnd(), "ncclGroupEnd"); }
+void destroy(ncclComm_t comm) { must(ncclCommDestroy(comm), "ncclCommDestroy"); }
+
+// A hot pair and a little for everybody; ranks 0 and 1 exchange what others do not.
+std::size_t skewed(int source, int destination) {
+  return source == 0 && destination == 1 ? 3'000'001 : 4096 + static_cast<std::size_t>(17 * source + destination);
+}
+
+void post_skewed(Messages& messages, cudaStream_t stream) {
+  begin();
+  for (int peer = 0; peer < messages.world; ++peer) {
+    messages.send(peer, skewed(messages.rank, peer), stream);
+    messages.receive(peer, skewed(peer, messages.rank), stream);
+  }
+  end();
+}
+
+void exchange_skewed(ncclComm_t comm) {
+  const Stream stream;
+  Messages messages(comm);
+  for (int round = 0; round < 3; ++round) post_skewed(messages, stream);
+  stream.synchronize();
+  messages.check();
+}
+
+void alltoallv(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+// Several messages a pair in one group, sizes from 0, receives posted in another order than sends; elements of each type.
+void many_messages(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  Messages messages(comm);
+  const auto size = [](int source, int destination, int k) {
+    return static_cast<std::size_t>(k == 2 ? 0 : 1000 * k + 3 * source + destination);
+  };
+  begin();
+  for (int k = 0; k < 12; ++k) {
+    for (int peer = self.world - 1; peer >= 0; --peer) messages.receive(peer, size(peer, self.rank, k), k, stream);
+  }
+  for (int peer = 0; peer < self.world; ++peer) {
+    for (int k = 0; k < 12; ++k) messages.send(peer, size(self.rank, peer, k), k, stream);
+  }
+  end();
+  stream.synchronize();
+  messages.check();
+  destroy(comm);
+}
+
+// Outside of groups, one call after the other; and a send to oneself where the receive has the same buffer.
+void single_calls(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  Messages messages(comm);
+  const int next = (self.rank + 1) % self.world, before = (self.rank + self.world - 1) % self.world;
+  if (self.rank == 0) messages.send(next, std::size_t{100'000}, stream);
+  messages.receive(before, std::size_t{100'000}, stream);
+  if (self.rank != 0) messages.send(next, std::size_t{100'000}, stream);
+  std::array<char, 64> own{};
+  own.fill('x');
+  begin();
+  must(ncclSend(own.data(), own.size(), ncclInt8, self.rank, comm, stream), "ncclSend");
+  must(ncclRecv(own.data(), own.size(), ncclInt8, self.rank, comm, stream), "ncclRecv");
+  end();
+  stream.synchronize();
+  messages.check();
+  require(own.front() == 'x' && own.back() == 'x', "a message to oneself in place keeps its bytes");
+  destroy(comm);
+}
+
+void nested_groups(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  Messages messages(comm);
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) {
+    begin();
+    messages.send(peer, std::size_t{5000}, stream);
+    end();
+  }
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) messages.receive(peer, std::size_t{5000}, stream);
+  end();
+  end();
+  stream.synchronize();
+  messages.check();
+  destroy(comm);
+}
+
+// Sends on one stream and receives on another in one group: neither may wait for the other's launch.
+void two_streams(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream out, in;
+  Messages messages(comm);
+  for (int round = 0; round < 3; ++round) {
+    begin();
+    for (int peer = 0; peer < self.world; ++peer) {
+      messages.send(peer, std::size_t{300'000}, out);
+      messages.receive(peer, std::size_t{300'000}, in);
+    }
+    end();
+  }
+  out.synchronize();
+  in.synchronize();
+  messages.check();
+  destroy(comm);
+}
+
+// One group over two communicators with opposite orders of ranks.
+void two_communicators(Rank& self) {
+  const ncclComm_t first = self.connect("first");
+  ncclComm_t second = nullptr;
+  must(ncclCommSplit(first, 0, -self.rank, &second, nullptr), "ncclCommSplit");
+  const Stream stream, other;
+  Messages a(first), b(second);
+  require(b.rank == self.world - 1 - self.rank, "keys order the ranks of a split");
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) {
+    a.send(peer, std::size_t{40'000}, stream);
+    b.receive(peer, std::size_t{50'000}, other);
+    a.receive(peer, std::size_t{40'000}, stream);
+    b.send(peer, std::size_t{50'000}, other);
+  }
+  end();
+  stream.synchronize();
+  other.synchronize();
+  a.check();
+  b.check();
+  destroy(second);
+  destroy(first);
+}
+
+void split(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  for (int round = 0; round < 2; ++round) {
+    ncclComm_t half = nullptr;
+    must(ncclCommSplit(comm, self.rank % 2, self.rank, &half, nullptr), "ncclCommSplit");
+    exchange_skewed(half);
+    destroy(half);
+  }
+  ncclComm_t some = nullptr;
+  must(ncclCommSplit(comm, self.rank == 0 ? kSplitNoColor : 7, 0, &some, nullptr), "ncclCommSplit");
+  require((some == nullptr) == (self.rank == 0), "a rank without colour is in no child");
+  if (some != nullptr) {
+    exchange_skewed(some);
+    destroy(some);
+  }
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+void shrink(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  int gone[] = {1};
+  if (self.rank != 1) {
+    ncclComm_t rest = nullptr;
+    must(ncclCommShrink(comm, gone, 1, &rest, nullptr, 0), "ncclCommShrink");
+    exchange_skewed(rest);
+    destroy(rest);
+  }
+  destroy(comm);
+}
+
+void non_blocking(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  const ncclComm_t comm = self.connect("job", &config);
+  must(wait_ready(comm), "the communicator's set-up");
+  exchange_skewed(comm);
+  ncclComm_t child = nullptr;
+  const ncclResult_t result = ncclCommSplit(comm, 0, self.rank, &child, nullptr);
+  require(result == ncclInProgress || result == ncclSuccess, "a split of a non-blocking communicator does not fail");
+  must(wait_ready(child), "the child's set-up");
+  exchange_skewed(child);
+  destroy(child);
+  destroy(comm);
+}
+
+// Collectives and messages in one group and one after another on one stream.
+void mixed_group(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  Messages messages(comm);
+  std::array<double, 100> mine{}, total{};
+  mine.fill(self.rank + 1.0);
+  for (int round = 0; round < 3; ++round) {
+    begin();
+    messages.send((self.rank + 1) % self.world, std::size_t{70'000}, stream);
+    must(ncclAllReduce(mine.data(), total.data(), mine.size(), ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+    messages.receive((self.rank + self.world - 1) % self.world, std::size_t{70'000}, stream);
+    end();
+    must(ncclAllReduce(total.data(), total.data(), total.size(), ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+  }
+  stream.synchronize();
+  messages.check();
+  require(total[99] == self.world * self.world * (self.world + 1) / 2.0, "the reductions add up");
+  destroy(comm);
+}
+
+void all_to_all(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  const std::size_t count = 20'000;
+  std::vector<std::int32_t> send(count * static_cast<std::size_t>(self.world)), receive(send.size());
+  for (std::size_t i = 0; i < send.size(); ++i) send[i] = self.rank * 1'000'000 + static_cast<int>(i);
+  must(ncclAlltoAll(send.data(), receive.data(), count, ncclInt32, comm, stream), "ncclAlltoAll");
+  stream.synchronize();
+  for (std::size_t i = 0; i < receive.size(); ++i) {
+    const auto source = static_cast<int>(i / count);
+    require(receive[i] == source * 1'000'000 + self.rank * static_cast<int>(count) + static_cast<int>(i % count),
+            "element " + std::to_string(i));
+  }
+  destroy(comm);
+}
+
+// A captured exchange, run three times, with plain ones before and after.
+void graph(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  exchange_skewed(comm);
+  Messages messages(comm);
+  stand_in::begin_capture(stream);
+  post_skewed(messages, stream);
+  const auto captured = stand_in::end_capture(stream);
+  for (int run = 0; run < 3; ++run) {
+    messages.blank_received();
+    stand_in::launch(*captured, stream);
+    stream.synchronize();
+    messages.check();
+  }
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+// Calls return although the peer has not called: rank 1 receives only after rank 0 has come back from all its calls.
+void never_waits(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  Messages messages(comm);
+  if (self.rank == 0) {
+    for (int k = 0; k < 20; ++k) messages.send(1, std::size_t{1'000'000}, stream);
+    self.say("sent");
+  }
+  if (self.rank == 1) {
+    self.hear("sent", 0);
+    for (int k = 0; k < 20; ++k) messages.receive(0, std::size_t{1'000'000}, stream);
+  }
+  stream.synchronize();
+  messages.check();
+  destroy(comm);
+}
+
+// A receive that no send meets ends when the communicator is aborted, and the stream goes on.
+void abort_receive(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  if (self.rank == 1) {
+    const Stream stream;
+    Messages messages(comm);
+    messages.receive(0, std::size_t{100'000}, stream);
+    must(ncclCommAbort(comm), "ncclCommAbort");
+    stream.synchronize();
+    self.say("aborted");
+    return;
+  }
+  self.hear("aborted", 1);
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+// A rank dies while others wait for it: they get an asynchronous error and can abort.
+void rank_dies(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  if (self.rank == 2) ::_exit(0);
+  const Stream stream;
+  Messages messages(comm);
+  messages.receive(2, std::size_t{100'000}, stream);
+  ncclResult_t error = ncclSuccess;
+  while (error == ncclSuccess) {
+    must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  require(error == ncclRemoteError, "the error is ncclRemoteError, not " + std::to_string(error));
+  must(ncclCommAbort(comm), "ncclCommAbort");
+  stream.synchronize();
+}
+
+// Wrong calls give errors, in and out of groups, and the communicator works on.
+void wrong_calls(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  char byte = 0;
+  require(ncclSend(&byte, 1, ncclInt8, self.world, comm, stream) == ncclInvalidArgument, "a peer out of range is refused");
+  require(ncclRecv(&byte, 1, ncclInt8, -1, comm, stream) == ncclInvalidArgument, "a negative peer is refused");
+  require(ncclSend(&byte, 1, 99, 0, comm, stream) == ncclInvalidArgument, "an unknown datatype is refused");
+  require(*ncclGetLastError(comm) != '\0', "the last error has a text");
+  begin();
+  must(ncclSend(&byte, 1, ncclInt8, self.rank, comm, stream), "ncclSend");
+  require(ncclGroupEnd() == ncclInvalidUsage, "a send to oneself without its receive is refused");
+  require(ncclGroupEnd() == ncclInvalidUsage, "an end without a start is refused");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+// A simulated group moves nothing.
+void simulated(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  char byte = 'a';
+  begin();
+  must(ncclSend(&byte, 1, ncclInt8, (self.rank + 1) % self.world, comm, stream), "ncclSend");
+  must(ncclGroupSimulateEnd(nullptr), "ncclGroupSimulateEnd");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+void registered(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  std::vector<char> buffer(100'000);
+  void* handle = nullptr;
+  must(ncclCommRegister(comm, buffer.data(), buffer.size(), &handle), "ncclCommRegister");
+  exchange_skewed(comm);
+  must(ncclCommDeregister(comm, handle), "ncclCommDeregister");
+  must(ncclCommFinalize(comm), "ncclCommFinalize");
+  destroy(comm);
+}
+
+// All ranks of the communicator in this process, driven by one thread; every process has a communicator of its own.
+void one_process(Rank&) {
+  std::array<ncclComm_t, 3> comms{};
+  must(ncclCommInitAll(comms.data(), static_cast<int>(comms.size()), nullptr), "ncclCommInitAll");
+  std::list<Messages> messages;
+  for (const ncclComm_t comm : comms) messages.emplace_back(comm);
+  begin();
+  for (Messages& mine : messages) {
+    stand_in::set_device(mine.rank);
+    for (int peer = 0; peer < mine.world; ++peer) {
+      mine.send(peer, skewed(mine.rank, peer), nullptr);
+      mine.receive(peer, skewed(peer, mine.rank), nullptr);
+    }
+  }
+  end();
+  for (Messages& mine : messages) {
+    stand_in::synchronize(nullptr, mine.rank);
+    mine.check();
+  }
+  for (const ncclComm_t comm : comms) destroy(comm);
+}
+
+// Groups of random messages on two communicators and three streams; every pair's sizes come from one generator that both ends run.
+void random_groups(Rank& self) {
+  const ncclComm_t first = self.connect();
+  ncclComm_t second = nullptr;
+  must(ncclCommSplit(first, 0, self.rank, &second, nullptr), "ncclCommSplit");
+  std::array<Stream, 3> streams;
+  Messages messages[] = {Messages(first), Messages(second)};
+  std::mt19937_64 same_everywhere(20261121);
+  for (int group = 0; group < 60; ++group) {
+    begin();
+    for (int k = static_cast<int>(same_everywhere() % 12); k >= 0; --k) {
+      const int source = static_cast<int>(same_everywhere() % static_cast<unsigned>(self.world));
+      const int destination = static_cast<int>(same_everywhere() % static_cast<unsigned>(self.world));
+      const int type = static_cast<int>(same_everywhere() % 12);
+      const std::size_t most[] = {1, 4000, 70'000, 700'000};
+      const std::size_t count = same_everywhere() % most[same_everywhere() % 4];
+      Messages& on = messages[same_everywhere() % 2];
+      const Stream& stream = streams[same_everywhere() % 3];
+      if (source == self.rank) on.send(destination, count, type, stream);
+      if (destination == self.rank) on.receive(source, count, type, stream);
+    }
+    end();
+  }
+  for (const Stream& stream : streams) stream.synchronize();
+  for (const Messages& mine : messages) mine.check();
+  destroy(second);
+  destroy(first);
+}
+
+}  // namespace
+
+const std::map<std::string, Scenario>& scenarios() {
+  static const std::map<std::string, Scenario> all{
+      {"alltoallv", alltoallv},
+      {"many_messages", many_messages},
+      {"single_calls", single_calls},
+      {"nested_groups", nested_groups},
+      {"two_streams", two_streams},
+      {"two_communicators", two_communicators},
+      {"split", split},
+      {"shrink", shrink},
+      {"non_blocking", non_blocking},
+      {"mixed_group", mixed_group},
+      {"all_to_all", all_to_all},
+      {"graph", graph},
+      {"never_waits", never_waits},
+      {"abort_receive", abort_receive},
+      {"rank_dies", rank_dies},
+      {"wrong_calls", wrong_calls},
+      {"simulated", simulated},
+      {"registered", registered},
+      {"one_process", one_process},
+      {"random_groups", random_groups},
+  };
+  return all;
+}

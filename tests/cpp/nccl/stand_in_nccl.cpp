@@ -1,0 +1,419 @@
+// A libnccl.so.2 with NCCL's semantics over host memory: processes and threads as ranks, thread-local nested groups, operations that run in
+// stream order, one at a time for each communicator, in the order of their launches. What it lacks of NCCL's functions is missing on
+// purpose: it stands for an older release.
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "nccl_calls.hpp"
+#include "stand_in_cuda.hpp"
+#include "stand_in_mesh.hpp"
+
+#pragma GCC visibility push(default)
+
+using stand_in::Mesh;
+using stand_in::Outcome;
+using stand_in::Transfer;
+
+struct ncclComm {
+  std::string name;
+  int rank = 0, world = 0, device = 0;
+  bool blocking = true;
+  std::atomic<ncclResult_t> error{ncclSuccess};
+  std::atomic<bool> aborted{false};
+  std::unique_ptr<Mesh> control, data;
+  std::thread maker;  // of a non-blocking communicator
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t tickets = 0, turn = 0;  // guarded by mutex
+  std::uint64_t splits = 0;
+  std::map<std::vector<int>, int> shrinks;
+};
+
+namespace {
+
+struct Collective {
+  const void* send;
+  void* receive;
+  std::size_t count;
+  int type;
+};
+
+// What one group does on one communicator.
+struct Work {
+  ncclComm* comm;
+  std::vector<cudaStream_t> streams;
+  std::vector<Collective> collectives;
+  std::vector<Transfer> transfers;
+};
+
+struct Group {
+  int depth = 0;
+  std::vector<Work> works;
+  std::vector<std::pair<ncclComm*, std::function<void()>>> makers;
+
+  Work& on(ncclComm* comm, cudaStream_t stream) {
+    auto at = std::find_if(works.begin(), works.end(), [&](const Work& work) { return work.comm == comm; });
+    if (at == works.end()) at = works.insert(works.end(), Work{comm, {}, {}, {}});
+    if (std::find(at->streams.begin(), at->streams.end(), stream) == at->streams.end()) at->streams.push_back(stream);
+    return *at;
+  }
+};
+thread_local Group group;
+thread_local std::string last_error_text;
+
+ncclResult_t refuse(ncclResult_t error, const char* text) {
+  last_error_text = text;
+  return error;
+}
+
+std::string meeting_place(const ncclUniqueId& id) {
+  std::uint64_t magic = 0;
+  std::memcpy(&magic, id.internal, sizeof magic);
+  const char* directory = std::getenv("TMPDIR");
+  return std::string(directory != nullptr ? directory : "/tmp") + "/sin" + std::to_string(magic);
+}
+
+std::size_t element_bytes(int type) { return railweave::nccl::datatype_bytes(type); }
+
+template <typename T>
+void sum(const std::vector<char>& all, Collective& collective, int world) {
+  auto* out = static_cast<T*>(collective.receive);
+  const auto* in = reinterpret_cast<const T*>(all.data());
+  for (std::size_t i = 0; i < collective.count; ++i) {
+    T total = 0;
+    for (int rank = 0; rank < world; ++rank) total = static_cast<T>(total + in[static_cast<std::size_t>(rank) * collective.count + i]);
+    out[i] = total;
+  }
+}
+
+Outcome all_reduce(ncclComm& comm, Collective& collective) {
+  const std::uint64_t bytes = collective.count * element_bytes(collective.type);
+  std::vector<char> all(bytes * static_cast<std::uint64_t>(comm.world));
+  const Outcome outcome = comm.data->all_gather(collective.send, bytes, all.data());
+  if (outcome != Outcome::done) return outcome;
+  if (collective.type == ncclFloat64)
+    sum<double>(all, collective, comm.world);
+  else
+    sum<std::int32_t>(all, collective, comm.world);
+  return outcome;
+}
+
+std::uint64_t take_ticket(ncclComm& comm) {
+  const std::lock_guard lock(comm.mutex);
+  return comm.tickets++;
+}
+
+// The kernel.
+void run(Work& work, std::uint64_t ticket) {
+  ncclComm& comm = *work.comm;
+  {
+    std::unique_lock lock(comm.mutex);
+    comm.changed.wait(lock, [&] { return comm.turn == ticket; });
+  }
+  Outcome outcome = comm.aborted.load() ? Outcome::aborted : Outcome::done;
+  for (Collective& collective : work.collectives) {
+    if (outcome == Outcome::done) outcome = all_reduce(comm, collective);
+  }
+  if (outcome == Outcome::done) outcome = comm.data->run(work.transfers);
+  if (outcome == Outcome::lost) comm.error = ncclRemoteError;
+  if (outcome == Outcome::mismatch) comm.error = ncclInvalidUsage;
+  const std::lock_guard lock(comm.mutex);
+  ++comm.turn;
+  comm.changed.notify_all();
+}
+
+void launch(const Work& work) {
+  const int device = work.comm->device;
+  const cudaStream_t stream = work.streams[0];
+  const bool captured = stand_in::capturing(stream);
+  const std::uint64_t ticket = captured ? 0 : take_ticket(*work.comm);
+  for (std::size_t i = 1; i < work.streams.size(); ++i) stand_in::wait_for(stream, work.streams[i], device);
+  stand_in::launch(stream, device,
+                   [work = Work(work), ticket, captured]() mutable { run(work, captured ? take_ticket(*work.comm) : ticket); });
+  for (std::size_t i = 1; i < work.streams.size(); ++i) stand_in::wait_for(work.streams[i], stream, device);
+}
+
+void make(ncclComm* comm) {
+  try {
+    comm->control = std::make_unique<Mesh>(comm->name + "c", comm->rank, comm->world, comm->aborted);
+    comm->data = std::make_unique<Mesh>(comm->name + "d", comm->rank, comm->world, comm->aborted);
+    comm->error = ncclSuccess;
+  } catch (const std::system_error& error) {
+    last_error_text = error.what();
+    comm->error = ncclSystemError;
+  }
+}
+
+ncclResult_t end_makers(std::vector<std::pair<ncclComm*, std::function<void()>>> makers) {
+  ncclResult_t result = ncclSuccess;
+  std::vector<std::thread> threads;
+  for (auto& [comm, work] : makers) {
+    comm->error = ncclInProgress;
+    if (comm->blocking) {
+      threads.emplace_back(work);
+    } else {
+      comm->maker = std::thread(work);
+      result = ncclInProgress;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (auto& [comm, work] : makers) {
+    if (comm->blocking && comm->error != ncclSuccess) result = comm->error;
+  }
+  return result;
+}
+
+ncclResult_t begin(ncclComm* comm, std::function<void()> work) {
+  if (group.depth != 0) {
+    group.makers.emplace_back(comm, std::move(work));
+    return ncclSuccess;
+  }
+  return end_makers({{comm, std::move(work)}});
+}
+
+bool blocking(const Config* config, bool inherited) {
+  return config == nullptr || config->size < offsetof(Config, others) || config->blocking == kConfigUndefined ? inherited
+                                                                                                              : config->blocking != 0;
+}
+
+ncclComm* new_comm(const std::string& name, int rank, int world, bool blocks) {
+  auto* comm = new ncclComm;
+  comm->name = name;
+  comm->rank = rank;
+  comm->world = world;
+  comm->device = stand_in::device();
+  comm->blocking = blocks;
+  return comm;
+}
+
+ncclResult_t launch_all(std::vector<Work> works) {
+  for (const Work& work : works) launch(work);
+  return ncclSuccess;
+}
+
+ncclResult_t launch_unless_grouped() { return group.depth != 0 ? ncclSuccess : launch_all(std::exchange(group.works, {})); }
+
+ncclResult_t check(ncclComm* comm, int type, int peer) {
+  if (comm == nullptr) return refuse(ncclInvalidArgument, "stand-in: comm is NULL");
+  if (comm->error != ncclSuccess) return comm->error == ncclInProgress ? ncclInvalidArgument : comm->error.load();
+  if (element_bytes(type) == 0) return refuse(ncclInvalidArgument, "stand-in: datatype");
+  if (peer < 0 || peer >= comm->world) return refuse(ncclInvalidArgument, "stand-in: peer");
+  return ncclSuccess;
+}
+
+ncclResult_t add_transfer(bool send, void* data, std::size_t count, int type, int peer, ncclComm* comm, cudaStream_t stream) {
+  if (const ncclResult_t error = check(comm, type, peer); error != ncclSuccess) return error;
+  group.on(comm, stream).transfers.push_back({send, peer, static_cast<char*>(data), count * element_bytes(type)});
+  return launch_unless_grouped();
+}
+
+bool self_messages_pair(const std::vector<Work>& works) {
+  return std::all_of(works.begin(), works.end(), [](const Work& work) {
+    std::vector<std::uint64_t> sends, receives;
+    for (const Transfer& transfer : work.transfers) {
+      if (transfer.peer == work.comm->rank) (transfer.send ? sends : receives).push_back(transfer.bytes);
+    }
+    return sends == receives;
+  });
+}
+
+void join_maker(ncclComm* comm) {
+  if (comm->maker.joinable()) comm->maker.join();
+}
+
+// What is queued has to end, as streams refer to the communicator.
+void wait_for_kernels(ncclComm* comm) {
+  std::unique_lock lock(comm->mutex);
+  comm->changed.wait(lock, [&] { return comm->turn == comm->tickets; });
+}
+
+ncclResult_t free_comm(ncclComm* comm) {
+  join_maker(comm);
+  wait_for_kernels(comm);
+  delete comm;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = 22005;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  // As NCCL's: a magic number, the address of the root, zeros.
+  std::memset(id, 0, sizeof *id);
+  if (::getrandom(id->internal, 8, 0) != 8) return ncclSystemError;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::memcpy(id->internal + 8, &address, sizeof address);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, Config* config) {
+  if (config != nullptr && config->magic != 0xcafebeef) return refuse(ncclInvalidArgument, "stand-in: config was not initialised");
+  *comm = new_comm(meeting_place(id), rank, nranks, blocking(config, true));
+  return begin(*comm, [made = *comm] { make(made); });
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  ncclGroupStart();
+  for (int i = 0; i < devices; ++i) {
+    stand_in::set_device(list == nullptr ? i : list[i]);
+    ncclCommInitRank(comms + i, devices, id, i);
+  }
+  return ncclGroupEnd();
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* child, Config* config) {
+  const std::string base = parent->name + "s" + std::to_string(parent->splits++) + "c" + std::to_string(color);
+  *child = color == kSplitNoColor ? nullptr : new_comm(base, 0, 0, blocking(config, parent->blocking));
+  auto work = [parent, color, key, made = *child] {
+    const int mine[2] = {color, key};
+    std::vector<int> all(2 * static_cast<std::size_t>(parent->world));
+    const Outcome outcome = parent->control->all_gather(mine, sizeof mine, all.data());
+    if (made == nullptr) return;
+    if (outcome != Outcome::done) {
+      made->error = ncclSystemError;
+      return;
+    }
+    std::set<std::pair<int, int>> members;  // key, rank in the parent
+    for (int rank = 0; rank < parent->world; ++rank) {
+      if (all[2 * static_cast<std::size_t>(rank)] == color) members.emplace(all[2 * static_cast<std::size_t>(rank) + 1], rank);
+    }
+    made->world = static_cast<int>(members.size());
+    made->rank = static_cast<int>(std::distance(members.begin(), members.find({key, parent->rank})));
+    make(made);
+  };
+  if (*child != nullptr) return begin(*child, work);
+  work();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclComm_t* child, Config* config, int) {
+  std::vector<int> gone(excluded, excluded + count);
+  std::sort(gone.begin(), gone.end());
+  std::string name = parent->name + "x" + std::to_string(parent->shrinks[gone]++);
+  for (const int rank : gone) name += "-" + std::to_string(rank);
+  const auto before = std::lower_bound(gone.begin(), gone.end(), parent->rank) - gone.begin();
+  *child = new_comm(name, parent->rank - static_cast<int>(before), parent->world - count, blocking(config, parent->blocking));
+  return begin(*child, [made = *child] { make(made); });
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  join_maker(comm);
+  wait_for_kernels(comm);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return free_comm(comm); }
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  comm->aborted = true;
+  return free_comm(comm);
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  *error = comm->error;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  *count = comm->world;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
+  *device = comm->device;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
+  *handle = buffer;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(ncclComm_t, void*) { return ncclSuccess; }
+
+ncclResult_t ncclGroupStart() {
+  ++group.depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (group.depth == 0) return refuse(ncclInvalidUsage, "stand-in: no group is open");
+  if (--group.depth != 0) return ncclSuccess;
+  std::vector<Work> works = std::exchange(group.works, {});
+  const ncclResult_t made = end_makers(std::exchange(group.makers, {}));
+  if (made != ncclSuccess && made != ncclInProgress) return made;
+  if (!self_messages_pair(works)) return refuse(ncclInvalidUsage, "stand-in: a send to oneself without its receive");
+  launch_all(std::move(works));
+  return made;
+}
+
+ncclResult_t ncclGroupSimulateEnd(void*) {
+  group.works.clear();
+  return ncclGroupEnd();
+}
+
+ncclResult_t ncclSend(const void* data, std::size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  return add_transfer(true, const_cast<void*>(data), count, type, peer, comm, stream);
+}
+
+ncclResult_t ncclRecv(void* data, std::size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  return add_transfer(false, data, count, type, peer, comm, stream);
+}
+
+ncclResult_t ncclAlltoAll(const void* send, void* receive, std::size_t count, int type, ncclComm_t comm, cudaStream_t stream) {
+  const std::size_t bytes = count * element_bytes(type);
+  ncclGroupStart();
+  for (int peer = 0; peer < comm->world; ++peer) {
+    ncclSend(static_cast<const char*>(send) + static_cast<std::size_t>(peer) * bytes, count, type, peer, comm, stream);
+    ncclRecv(static_cast<char*>(receive) + static_cast<std::size_t>(peer) * bytes, count, type, peer, comm, stream);
+  }
+  return ncclGroupEnd();
+}
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = check(comm, type, 0); error != ncclSuccess) return error;
+  group.on(comm, stream).collectives.push_back({send, receive, count, type});
+  return launch_unless_grouped();
+}
+
+const char* ncclGetErrorString(ncclResult_t result) { return result == ncclSuccess ? "no error" : "an error of the stand-in"; }
+
+const char* ncclGetLastError(ncclComm_t) { return last_error_text.c_str(); }
+
+}  // extern "C"
