@@ -183,26 +183,30 @@ bool HostSource::try_share(SendMessage& message, std::uint32_t chunk, const Rout
   return push_to_link(message, chunk, share, word);
 }
 
+// Copies the chunk into the slot; gives the record that announces it.
+Record HostSource::fill(SendMessage& message, std::uint32_t chunk, const SlotRef& slot) {
+  Record record;
+  record.pool = slot.pool;
+  record.owner = static_cast<std::uint16_t>(slot.owner);
+  record.slot = slot.slot;
+  record.turn = slot.turn;
+  record.message = message.key;
+  record.chunk = chunk;
+  record.length = length(message, chunk);
+  std::memcpy(memory_.data(slot.owner, slot.pool, slot.slot), message.data + std::uint64_t{chunk} * memory_.chunk_bytes(), record.length);
+  took(message, chunk);
+  record.attempt = message.chunks[chunk].attempt;
+  return record;
+}
+
 bool HostSource::push_to_slot(SendMessage& message, std::uint32_t chunk, const RouteShare& share) {
   const std::uint32_t reader = services_.cluster().ranks[message.key.destination].local;
   if (memory_.crowded(reader)) return false;
   const auto slot = memory_.take(share.owner, Pool::direct, reader);
   if (!slot) return false;
-  const std::uint32_t bytes = length(message, chunk);
-  std::memcpy(memory_.data(slot->owner, slot->pool, slot->slot), message.data + std::uint64_t{chunk} * memory_.chunk_bytes(), bytes);
-  took(message, chunk);
-  Record record;
-  record.kind = RecordKind::landed;
-  record.pool = Pool::direct;
-  record.owner = static_cast<std::uint16_t>(slot->owner);
-  record.slot = slot->slot;
-  record.turn = slot->turn;
-  record.message = message.key;
-  record.chunk = chunk;
-  record.length = bytes;
-  record.attempt = message.chunks[chunk].attempt;
+  const Record record = fill(message, chunk, *slot);
   memory_.announce(reader, record);
-  message.operation->report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += bytes;
+  message.operation->report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += record.length;
   finish_chunk(message, chunk);
   return true;
 }
@@ -228,30 +232,19 @@ bool HostSource::push_to_link(SendMessage& message, std::uint32_t chunk, const R
   if (!slot) return false;
   std::erase_if(tx_use_[share.owner], [this](const TxUse& use) { return memory_.is_free(use.slot); });
   tx_use_[share.owner].push_back({link, *slot});
-  const std::uint32_t bytes = length(message, chunk);
-  std::memcpy(memory_.data(slot->owner, slot->pool, slot->slot), message.data + std::uint64_t{chunk} * memory_.chunk_bytes(), bytes);
-  took(message, chunk);
+  Record record = fill(message, chunk, *slot);
+  record.kind = RecordKind::forward;
+  record.link = link;
+  record.word = word;
   SendChunk& state = message.chunks[chunk];
   state.state = ChunkState::out;
   state.link = link;
   state.word = word;
   ++message.out;
-  Record record;
-  record.kind = RecordKind::forward;
-  record.pool = Pool::tx;
-  record.owner = static_cast<std::uint16_t>(slot->owner);
-  record.slot = slot->slot;
-  record.turn = slot->turn;
-  record.message = message.key;
-  record.chunk = chunk;
-  record.length = bytes;
-  record.attempt = state.attempt;
-  record.link = link;
-  record.word = word;
   memory_.announce(share.owner, record);
   OperationReport& report = message.operation->report;
-  report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += bytes;
-  report.bytes_by_nic[services_.cluster().nics[share.nic].position] += bytes;
+  report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += record.length;
+  report.bytes_by_nic[services_.cluster().nics[share.nic].position] += record.length;
   return true;
 }
 

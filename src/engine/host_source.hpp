@@ -28,6 +28,7 @@ class HostSource {
   bool push_to_link(SendMessage& message, std::uint32_t chunk, const RouteShare& share, std::uint64_t word);
   bool link_has_room(std::uint32_t owner, std::uint32_t link) const;
   bool try_share(SendMessage& message, std::uint32_t chunk, const RouteShare& share, bool& live);
+  Record fill(SendMessage& message, std::uint32_t chunk, const SlotRef& slot);
   std::uint32_t take_next(SendMessage& message) const;
   void took(SendMessage& message, std::uint32_t chunk);
   void finish_chunk(SendMessage& message, std::uint32_t chunk);

@@ -146,7 +146,8 @@ bool NodeMemory::plausible(const Record& record) const {
   const bool known_pool = record.pool == Pool::direct || record.pool == Pool::tx || record.pool == Pool::rx;
   if (!known_kind || !known_pool || record.owner >= mates() || record.length > chunk_bytes_) return false;
   if (record.kind == RecordKind::placed) return true;
-  if (record.slot >= layouts_[record.owner].slots(record.pool)) return false;
+  // An even turn would make a free slot look announced, and its release would take it.
+  if (record.slot >= layouts_[record.owner].slots(record.pool) || (record.turn & 1) == 0) return false;
   if (record.kind == RecordKind::forward) return record.pool == Pool::tx && record.owner == self_;
   return record.pool != Pool::tx;
 }

@@ -17,6 +17,7 @@ struct FaultPolicy {
   unsigned duplicate_permille = 0;
   unsigned delay_permille = 0;  // held back, so that later frames overtake it
   std::uint64_t delay_ns = 3'000'000;
+  bool outlives_disconnect = false;  // the connection stays open: only who says nothing more is silent
 };
 
 // Shared by the wrappers of a job: lets a test pull the plug of a rail. A dead NIC sends nothing and hears nothing.
@@ -30,7 +31,7 @@ class RailSwitch {
   std::vector<std::atomic<bool>> dead_;
 };
 
-class FaultTransport final : public engine::Transport, engine::TransportListener {
+class FaultTransport : public engine::Transport, engine::TransportListener {
  public:
   FaultTransport(std::unique_ptr<engine::Transport> inner, const FaultPolicy& policy, std::shared_ptr<const RailSwitch> rails,
                  std::uint32_t nic)
@@ -44,7 +45,7 @@ class FaultTransport final : public engine::Transport, engine::TransportListener
   void connect(std::uint32_t peer, std::span<const std::byte> address) override { inner_->connect(peer, address); }
   bool reconnects() const override { return inner_->reconnects(); }
   void disconnect(std::uint32_t peer) override {
-    inner_->disconnect(peer);
+    if (!policy_.outlives_disconnect) inner_->disconnect(peer);
     std::deque<Held> held;
     held.swap(held_);
     for (Held& frame : held) {

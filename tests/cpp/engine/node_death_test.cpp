@@ -30,6 +30,8 @@ std::string wait_in_vain(engine::Engine& engine, std::uint32_t rank, std::uint32
 TEST(NodeDeath, BothSidesEndWhenTheCutHealsBetweenTheirDecisions) {
   const ScratchDirectory directory;
   const auto rails = std::make_shared<RailSwitch>(2);
+  FaultPolicy policy;
+  policy.outlives_disconnect = true;  // else rank 1 could not answer if it would
   std::barrier ready(2), ended(2);
   std::vector<std::string> why(2);
   std::vector<std::thread> threads;
@@ -43,7 +45,7 @@ TEST(NodeDeath, BothSidesEndWhenTheCutHealsBetweenTheirDecisions) {
       settings.drain_ms = 500;
       engine::Engine engine(rank, 2, directory.rendezvous(), settings, std::nullopt,
                             [&](std::unique_ptr<engine::Transport> inner, std::uint32_t) -> std::unique_ptr<engine::Transport> {
-                              return std::make_unique<FaultTransport>(std::move(inner), FaultPolicy{}, rails, rank);
+                              return std::make_unique<FaultTransport>(std::move(inner), policy, rails, rank);
                             });
       ready.arrive_and_wait();
       if (rank == 1) rails->set_dead(1, true);

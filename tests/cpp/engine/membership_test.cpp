@@ -1,0 +1,109 @@
+// Ranks that disagree, do not come, or leave.
+#include <gtest/gtest.h>
+
+#include "job.hpp"
+
+namespace railweave::test {
+namespace {
+
+// What all ranks of a job of two get when rank 1 is started like that.
+std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSettings&)>& change, std::uint32_t world_of_rank_1 = 2) {
+  const ScratchDirectory directory;
+  std::vector<std::string> texts(2);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      ExchangeSettings settings = rank_settings({1, 2}, rank);
+      settings.bootstrap_ms = 1500;
+      if (rank == 1) change(settings);
+      try {
+        Exchange exchange(rank, rank == 1 ? world_of_rank_1 : 2, directory.rendezvous(), settings);
+      } catch (const BootstrapError& error) {
+        texts[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+TEST(Bootstrap, SettingsThatDifferAreNamedOnAllRanks) {
+  const auto texts = bootstrap_errors([](ExchangeSettings& settings) { settings.chunk_bytes = 8192; });
+  EXPECT_EQ(texts[0],
+            "setting chunk_bytes: rank 1 has '8192', rank 0 has '262144'; expected the same on all ranks (RAILWEAVE_CHUNK_BYTES)");
+  EXPECT_EQ(texts[1], texts[0]);
+}
+
+TEST(Bootstrap, ANodeWithoutThatInterfaceIsNamedOnAllRanks) {
+  const auto texts = bootstrap_errors([](ExchangeSettings& settings) {
+    settings.node_id = "elsewhere";
+    settings.nics = "norail9";
+  });
+  EXPECT_NE(texts[0].find("rank 1: "), std::string::npos) << texts[0];
+  EXPECT_NE(texts[0].find("norail9"), std::string::npos) << texts[0];
+  EXPECT_EQ(texts[1], texts[0]);
+}
+
+TEST(Bootstrap, AMissingRankIsNamed) {
+  const ScratchDirectory directory;
+  ExchangeSettings settings;
+  settings.bootstrap_ms = 200;
+  try {
+    Exchange exchange(0, 3, directory.rendezvous(), settings);
+    FAIL();
+  } catch (const BootstrapError& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 1, 2 did not reach 'identity' within 200 ms"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Sizes, ThatDifferFailOnBothEnds) {
+  run_job({2, 1}, {}, [](Exchange& exchange) {
+    std::vector<std::byte> data(5000);
+    Group group = exchange.group();
+    if (exchange.rank() == 0)
+      group.send(data.data(), 5000, 1);
+    else
+      group.recv(data.data(), 4000, 0);
+    try {
+      group.end().wait();
+      FAIL();
+    } catch (const ExchangeError& error) {
+      EXPECT_NE(std::string(error.what()).find("the sender has 5000 bytes, the receiver 4000"), std::string::npos) << error.what();
+    }
+    // The next message is not affected.
+    Group next = exchange.group();
+    if (exchange.rank() == 0)
+      next.send(data.data(), 100, 1);
+    else
+      next.recv(data.data(), 100, 0);
+    next.end().wait();
+  });
+}
+
+TEST(Leaving, FailsMessagesThatNeedTheRankAndNoOthers) {
+  run_job({1, 3}, {}, [](Exchange& exchange) {
+    std::vector<std::byte> data(1000);
+    if (exchange.rank() == 2) {
+      exchange.close();
+      return;
+    }
+    Group group = exchange.group();
+    group.recv(data.data(), 1000, 2);
+    try {
+      group.end().wait();
+      FAIL();
+    } catch (const RankDied& error) {
+      EXPECT_EQ(error.rank(), 2u);
+      EXPECT_STREQ(error.what(), "rank 2 has left: it has closed its exchange");
+    }
+    Group rest = exchange.group();
+    if (exchange.rank() == 0)
+      rest.send(data.data(), 1000, 1);
+    else
+      rest.recv(data.data(), 1000, 0);
+    rest.end().wait();
+  });
+}
+
+}  // namespace
+}  // namespace railweave::test
