@@ -14,16 +14,22 @@ constexpr std::uint32_t kInverseBits = 28;
 constexpr std::uint32_t kTopBits = 24;                  // of the top resource's time, where exponents are computed
 constexpr std::uint32_t kFractionBits = 8;              // of an exponent
 constexpr std::int64_t kHeadroom = 2 << kFractionBits;  // a price may rise two octaves above the top before the next set_sharpness
-constexpr std::uint64_t kMaxStepOctaves = 8;
-// Three stages, and three more where the split is then not proven to lie within kGoodEnough. Measured over 200 matrices on the 4-GPU
-// NVLink mesh with one pair down (mean / worst gap): these six 0.11% / 2.1%; 48, 96, 192, 384, 768 as second round 0.10% / 1.4%
-// (166,000 instructions a plan); 96, 512 0.14% / 2.6% (129,000). One pass a stage instead of two, all eight stages: 0.16% / 3.4%.
-constexpr std::array<std::uint32_t, 6> kSharpness{16, 64, 256, 96, 256, 768};  // octaves of price, idle resource to busiest
-constexpr std::uint32_t kSecondRound = 3;                                      // position in kSharpness
+constexpr std::uint64_t kDeepest = 8 << 16;             // octaves that a price counts below the dearest, 16 fraction bits
+constexpr std::uint32_t kRiseBits = 12;
+constexpr double kRiseUnit = 1 << kRiseBits;
+// Rounds of three stages (octaves of price from an idle resource to the busiest); another round only where the split is not proven to
+// lie within kGoodEnough. Measured on 200 matrices each (seeds 1000 to 1199) of the 4-GPU mesh with one pair down, 2 x 4 with a rail
+// down and DGX-1V with a pair down, mean / worst gap: two rounds 0.12% / 1.1%, 0.10% / 2.6%, 0.16% / 1.3%; these four 0.11% / 0.5%,
+// 0.07% / 1.4%, 0.13% / 0.8%, at the same median time. One pass a stage instead of two: 0.21% / 2.3%, 0.14% / 4.2%, 0.68% / 10%.
+constexpr std::array<std::array<std::uint32_t, 3>, 4> kRounds{{{16, 64, 256}, {96, 256, 768}, {32, 96, 384}, {64, 192, 768}}};
 constexpr double kGoodEnough = 1.0 / 80;
 constexpr int kPasses = 2;
-// Prices nearer than one part in this many are left alone: of 64 and 8 the gap is the same, and 8 saves 3 of 17 us.
+// Prices nearer than one part in this many are left alone: with 32 gaps are no smaller on these, and plans take longer.
 constexpr std::uint64_t kNear = 8;
+// A demand whose dearest column came down by more than an octave is balanced again at once, up to this often: of one step alone a hot
+// pair keeps a gap of up to 23%.
+constexpr int kSteps = 4;
+constexpr double kFar = 1 << 16;             // an octave, 16 fraction bits
 constexpr double kProvenWithin = 1.0 / 256;  // a split this near its bound is done
 
 // 2^(32 - i/256): exponentials without floating point. The factor is 2^(-1/256) with 62 fraction bits.
@@ -47,6 +53,10 @@ std::uint64_t log2_of(std::uint64_t value) {
   const auto bits = static_cast<std::uint32_t>(std::bit_width(value)) - 1;
   const std::uint64_t fraction = value ^ (std::uint64_t{1} << bits);
   return (std::uint64_t{bits} << 16) | (bits >= 16 ? fraction >> (bits - 16) : fraction << (16 - bits));
+}
+
+std::uint64_t at_most(std::uint64_t most, double wanted) {
+  return wanted < static_cast<double>(most) ? static_cast<std::uint64_t>(wanted) : most;
 }
 
 }  // namespace
@@ -106,7 +116,12 @@ void PriceSolver::finish_input() {
     resource_[r].inverse = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(numerator / static_cast<double>(capacity_[r])));
     resource_[r].time = base_[r] * resource_[r].inverse;
   }
-  for (const Column& column : column_) {
+  std::uint32_t most_columns = 0;
+  for (std::size_t d = 0; d + 1 < first_column_.size(); ++d) most_columns = std::max(most_columns, first_column_[d + 1] - first_column_[d]);
+  slope_.resize(most_columns);
+  for (Column& column : column_) {
+    column.slowest = 1;
+    for (std::uint32_t e = column.begin; e < column.end; ++e) column.slowest = std::max(column.slowest, resource_[entry_[e]].inverse);
     if (column.amount == 0) continue;
     for (std::uint32_t e = column.begin; e < column.end; ++e) resource_[entry_[e]].time += column.amount * resource_[entry_[e]].inverse;
   }
@@ -118,6 +133,7 @@ inline void PriceSolver::reprice(Resource& resource) const {
   const std::int64_t octaves = exponent >> kFractionBits;
   const std::uint64_t exponential = octaves > 63 ? 0 : kExponential[static_cast<std::size_t>(exponent) & 255] >> octaves;
   resource.price = (resource.inverse * exponential) >> kInverseBits;
+  resource.rise = (resource.inverse * resource.price) >> kRiseBits;
 }
 
 void PriceSolver::set_sharpness(std::uint32_t octaves) {
@@ -138,52 +154,93 @@ inline std::uint64_t PriceSolver::column_price(const Column& column) const {
   return price;
 }
 
-// By how much time per byte the (logarithm of the) price of a column rises: its resources' inverses weighted with their prices.
-inline double PriceSolver::slope(const Column& column, std::uint64_t price) const {
-  std::uint64_t sum = 0, slowest = 0;
-  for (std::uint32_t e = column.begin; e < column.end; ++e) {
-    const Resource& r = resource_[entry_[e]];
-    sum += r.inverse * r.price;
-    slowest = std::max(slowest, r.inverse);
-  }
-  return price == 0 ? static_cast<double>(slowest) : static_cast<double>(sum) / static_cast<double>(price);
-}
-
-inline void PriceSolver::move(Column& from, Column& to, std::uint64_t amount) {
-  from.amount -= amount;
-  to.amount += amount;
-  Resource* const resources = resource_.data();
+// Moves bytes between the columns of a demand so that the prices of those in use meet at one level, below those of the others:
+// prices are exponentials, so their logarithms are nearly straight lines, and bytes find their level in them as water does.
+inline PriceSolver::Step PriceSolver::balance(std::uint32_t demand) {
+  const std::span<Column> columns = std::span(column_).subspan(first_column_[demand], first_column_[demand + 1] - first_column_[demand]);
+  const Resource* const resources = resource_.data();
   const std::uint32_t* const entries = entry_.data();
-  for (std::uint32_t e = from.begin; e < from.end; ++e) resources[entries[e]].time -= amount * resources[entries[e]].inverse;
-  for (std::uint32_t e = to.begin; e < to.end; ++e) resources[entries[e]].time += amount * resources[entries[e]].inverse;
-  for (std::uint32_t e = from.begin; e < from.end; ++e) reprice(resources[entries[e]]);
-  for (std::uint32_t e = to.begin; e < to.end; ++e) reprice(resources[entries[e]]);
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max(), most = 0;
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    std::uint64_t price = 0, rise = 0;
+    for (std::uint32_t e = columns[c].begin; e != columns[c].end; ++e) {
+      price += resources[entries[e]].price;
+      rise += resources[entries[e]].rise;
+    }
+    slope_[c].price = price;
+    slope_[c].rise = rise;
+    least = std::min(least, price);
+    if (columns[c].amount != 0) most = std::max(most, price);
+  }
+  if (most <= least || most - least <= most / kNear) return Step::none;
+  const std::uint64_t top = log2_of(most);
+  const double level = find_level(columns, top);
+  if (!move(columns, level)) return Step::none;
+  return static_cast<double>(top) - level > kFar ? Step::far : Step::near;
 }
 
-// Moves bytes of one demand from its dearest used column to its cheapest, as many as make their prices meet: prices are
-// exponentials, so their logarithms are nearly straight and one division finds the point.
-inline bool PriceSolver::balance(std::uint32_t demand) {
-  Column *best = nullptr, *worst = nullptr;
-  std::uint64_t best_price = std::numeric_limits<std::uint64_t>::max(), worst_price = 0;
-  Column* const last = column_.data() + first_column_[demand + 1];
-  for (Column* c = column_.data() + first_column_[demand]; c != last; ++c) {
-    const std::uint64_t price = column_price(*c);
-    if (price < best_price) {
-      best = c;
-      best_price = price;
-    }
-    if (c->amount != 0 && price > worst_price) {
-      worst = c;
-      worst_price = price;
+// Floating point divides faster than integers do; every operation is a single correctly rounded one.
+inline double PriceSolver::find_level(std::span<const Column> columns, std::uint64_t top) {
+  const auto octave = static_cast<double>(step_ >> 16);
+  double bytes = 0, sum = 0, lowest = std::numeric_limits<double>::infinity();
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    Slope& slope = slope_[c];
+    slope.level = static_cast<double>(std::max(log2_of(slope.price), top < kDeepest ? 0 : top - kDeepest));
+    slope.bytes = slope.rise == 0 ? octave / static_cast<double>(columns[c].slowest)
+                                  : octave * static_cast<double>(slope.price) / (static_cast<double>(slope.rise) * kRiseUnit);
+    slope.used = true;
+    bytes += slope.bytes;
+    sum += slope.level * slope.bytes;
+    lowest = std::min(lowest, slope.level);
+  }
+  // Columns that would have to give more than they carry give that and drop out, which lowers the level, so that others may follow.
+  double level = sum / bytes;
+  for (bool lower = true; lower; level = sum / bytes) {
+    lower = false;
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      Slope& slope = slope_[c];
+      if (!slope.used || slope.level == lowest) continue;
+      if ((slope.level - level) * slope.bytes <= static_cast<double>(columns[c].amount)) continue;
+      slope.used = false;
+      lower = true;
+      bytes -= slope.bytes;
+      sum -= slope.level * slope.bytes - static_cast<double>(columns[c].amount);
     }
   }
-  if (worst == nullptr || worst_price - best_price <= worst_price / kNear) return false;
-  const std::uint64_t octaves = std::min(log2_of(worst_price) - log2_of(best_price), kMaxStepOctaves << 16);
-  // Floating point divides faster than integers do; every operation is a single correctly rounded one.
-  const double rise = slope(*worst, worst_price) + slope(*best, best_price);
-  const std::uint64_t amount = std::min(worst->amount, static_cast<std::uint64_t>(static_cast<double>(octaves * (step_ >> 16)) / rise));
-  if (amount == 0) return false;
-  move(*worst, *best, amount);
+  return level;
+}
+
+inline void PriceSolver::load(const Column& column, std::uint64_t amount) {
+  for (std::uint32_t e = column.begin; e != column.end; ++e) resource_[entry_[e]].time += amount * resource_[entry_[e]].inverse;
+}
+
+// Brings the columns to the level that find_level found. Every byte that is given is taken.
+inline bool PriceSolver::move(std::span<Column> columns, double level) {
+  std::uint64_t given = 0;
+  Column* taker = nullptr;
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    Column& column = columns[c];
+    const Slope& slope = slope_[c];
+    if (slope.level < level) {
+      if (taker == nullptr) taker = &column;
+    } else if (column.amount != 0) {
+      const std::uint64_t amount = slope.used ? at_most(column.amount, (slope.level - level) * slope.bytes) : column.amount;
+      column.amount -= amount;
+      given += amount;
+      load(column, 0 - amount);
+    }
+  }
+  if (given == 0 || taker == nullptr) return false;
+  for (std::size_t c = columns.size(); c-- > 0 && given != 0;) {
+    if (slope_[c].level >= level) continue;
+    const std::uint64_t amount = &columns[c] == taker ? given : at_most(given, (level - slope_[c].level) * slope_[c].bytes);
+    columns[c].amount += amount;
+    given -= amount;
+    load(columns[c], amount);
+  }
+  for (const Column& column : columns) {
+    for (std::uint32_t e = column.begin; e != column.end; ++e) reprice(resource_[entry_[e]]);
+  }
   return true;
 }
 
@@ -209,22 +266,32 @@ bool PriceSolver::proven_within(double part) const {
   return time * static_cast<double>(std::uint64_t{1} << shift_) <= bound_seconds_ * (1 + part);
 }
 
+bool PriceSolver::sharpen(std::uint32_t octaves) {
+  const auto demands = static_cast<std::uint32_t>(demand_bytes_.size());
+  for (int pass = 0; pass < kPasses; ++pass) {
+    set_sharpness(octaves);
+    bool moved = false;
+    for (std::uint32_t d = 0; d < demands; ++d) {
+      for (int step = 0; step < kSteps; ++step) {
+        const Step done = balance(d);
+        moved = moved || done != Step::none;
+        if (done != Step::far) break;
+      }
+    }
+    if (!moved) break;
+  }
+  find_bound();
+  return proven_within(kProvenWithin);
+}
+
 void PriceSolver::solve() {
   if (used_.empty()) return;
   finish_input();
-  const auto demands = static_cast<std::uint32_t>(demand_bytes_.size());
-  for (std::size_t stage = 0; stage < kSharpness.size(); ++stage) {
-    if (stage == kSecondRound && proven_within(kGoodEnough)) return;
-    for (int pass = 0; pass < kPasses; ++pass) {
-      set_sharpness(kSharpness[stage]);
-      bool moved = false;
-      for (std::uint32_t d = 0; d < demands; ++d) {
-        for (std::uint32_t c = first_column_[d]; c < first_column_[d + 1] && balance(d); ++c) moved = true;
-      }
-      if (!moved) break;
+  for (const auto& round : kRounds) {
+    for (const std::uint32_t octaves : round) {
+      if (sharpen(octaves)) return;
     }
-    find_bound();
-    if (proven_within(kProvenWithin)) return;
+    if (proven_within(kGoodEnough)) return;
   }
 }
 

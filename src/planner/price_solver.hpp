@@ -40,19 +40,30 @@ class PriceSolver {
     std::uint64_t time = 0;     // load * inverse
     std::uint64_t inverse = 0;  // 0: no capacity
     std::uint64_t price = 0;
+    std::uint64_t rise = 0;  // inverse * price, 48 bits
   };
+  struct Slope {  // of a column's price, while its demand is balanced
+    std::uint64_t price = 0, rise = 0;
+    double level = 0;   // logarithm of the price, base 2, 16 fraction bits
+    double bytes = 0;   // that raise it by one unit
+    bool used = false;  // carries something at the level found
+  };
+  enum class Step : std::uint8_t { none, near, far };
   struct Column {
     std::uint32_t begin = 0, end = 0;  // its entries
     std::uint64_t amount = 0;
+    std::uint64_t slowest = 0;  // the greatest inverse of its resources
   };
   std::uint32_t use(std::uint32_t resource);
   void finish_input();
   void set_sharpness(std::uint32_t octaves);
   void reprice(Resource& resource) const;
   std::uint64_t column_price(const Column& column) const;
-  bool balance(std::uint32_t demand);
-  void move(Column& from, Column& to, std::uint64_t amount);
-  double slope(const Column& column, std::uint64_t price) const;
+  bool sharpen(std::uint32_t octaves);
+  Step balance(std::uint32_t demand);
+  double find_level(std::span<const Column> columns, std::uint64_t top);
+  bool move(std::span<Column> columns, double level);
+  void load(const Column& column, std::uint64_t amount);
   void find_bound();
   bool proven_within(double part) const;
 
@@ -67,6 +78,7 @@ class PriceSolver {
   std::vector<std::uint32_t> first_column_;  // by demand
   std::vector<Column> column_;
   std::vector<std::uint32_t> entry_;  // resources of columns
+  std::vector<Slope> slope_;          // of the columns of the demand at hand
 
   std::uint64_t top_ = 0;        // time of the most loaded resource at the last set_sharpness
   std::uint32_t top_shift_ = 0;  // brings top_ to 24 bits
