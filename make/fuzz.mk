@@ -1,14 +1,16 @@
 # Fuzzing (docs/fuzzing.md). One target at a time: FUZZ_TARGETS=cluster; fewer inputs: FUZZ_RUNS=10000.
 FUZZ_TARGETS ?= cluster fabric_json matrix nccl_topology node_template
 FUZZ_RUNS ?= 1000000
+# Parsers in Python, with a mutation fuzzer of their own.
+FUZZ_PYTHON_TARGETS ?= hwloc lspci_tree machine_tools nccl_lint nvml recording topo_matrix
 
-.PHONY: fuzz fuzz-build fuzz-short
+.PHONY: fuzz fuzz-build fuzz-short fuzz-python
 
 fuzz-build:
 	@cmake --preset fuzz >/dev/null
 	@cmake --build --preset fuzz -j $(JOBS) $(addprefix --target fuzz_,$(FUZZ_TARGETS))
 
-fuzz: fuzz-build ## a million inputs for each parser, under sanitizers
+fuzz: fuzz-build fuzz-python ## a million inputs for each parser, under sanitizers
 	@mkdir -p build/fuzz/found
 	@set -e; for target in $(FUZZ_TARGETS); do \
 	  mkdir -p build/fuzz/found/$$target; \
@@ -19,3 +21,7 @@ fuzz: fuzz-build ## a million inputs for each parser, under sanitizers
 
 fuzz-short: fuzz-build ## the corpus and a few seconds of new inputs for each parser
 	@ctest --test-dir build/fuzz/tests/fuzz --output-on-failure
+	@$(MAKE) -s fuzz-python FUZZ_RUNS=5000
+
+fuzz-python: # FUZZ_RUNS inputs for each parser in Python
+	@set -e; for target in $(FUZZ_PYTHON_TARGETS); do .venv/bin/python tests/fuzz/fuzz_machine.py $$target $(FUZZ_RUNS); done

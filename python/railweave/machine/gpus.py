@@ -93,7 +93,7 @@ def _answer(entry: Mapping[str, Any], key: str, kind: Any) -> Fact[Any]:
             raise ValueError("neither value nor error")
         try:
             return kind(answer["value"])
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError) as error:  # the value is of another kind
             raise ValueError(f"{answer['value']!r:.60}") from error
 
     return attempt(path, read)

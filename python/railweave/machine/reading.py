@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -86,6 +87,7 @@ def ran(source: Source, argv: Sequence[str]) -> CommandOutput:
 
 
 MASK_CPUS = 65_536
+_HEX_WORD = re.compile(r"[0-9a-fA-F]{1,256}")
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
@@ -103,13 +105,12 @@ def cpu_list(text: str) -> tuple[int, ...]:
 
 
 def cpu_mask(text: str) -> tuple[int, ...]:
-    """`ff,00000000` (also with `0x`, as hwloc writes; `0xf...f` is an infinite set and not accepted) as numbers. Raises ValueError."""
+    """`ff,00000000` (also `0x000000ff,,0x0`, as hwloc writes) as numbers. hwloc's infinite sets, `0xf...f`, are no mask of CPUs. Raises
+    ValueError."""
     words = [word.strip().removeprefix("0x") or "0" for word in text.split(",")]
-    if len(words) * 32 > MASK_CPUS or any(len(word) > 8 for word in words[1:]) or len(words[0]) > MASK_CPUS // 4:
+    if len(words) * 32 > MASK_CPUS or not all(_HEX_WORD.fullmatch(word) for word in words) or any(len(word) > 8 for word in words[1:]):
         raise ValueError(f"{text[:40]!r} in a CPU mask")
     bits = int("".join([words[0], *(word.rjust(8, "0") for word in words[1:])]), 16)
-    if bits < 0:
-        raise ValueError(f"{text[:40]!r} in a CPU mask")
     return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)
 
 

@@ -148,7 +148,9 @@ def test_command_writes_the_picture_whole_or_not_at_all(tmp_path: Path) -> None:
     assert "cannot be written" in failed.output
 
 
-@pytest.mark.parametrize("arguments", [["dgx-1v", "--nodes", "0"], ["dgx-1v", "--json", "--svg", "x.svg"], ["--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["dgx-1v", "--nodes", "0"], ["dgx-1v", "--json", "--svg", "x.svg"], ["dgx-1v", "--from", "x.tar.zst"], ["--salt", "x"]]
+)
 def test_command_explains_wrong_use(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2

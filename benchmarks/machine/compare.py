@@ -1,0 +1,120 @@
+"""Compares what live.sh collected, field by field; exits 1 where railweave and another tool differ."""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from railweave import fabric as fabrics
+from railweave.fabric import Fabric
+from railweave.machine.discovery import discover
+from railweave.machine.fabric import fabric_of
+from railweave.machine.facts import Machine, known
+from railweave.machine.hwloc import parse_hwloc
+from railweave.machine.recording import RecordedSource
+from railweave.machine.source import LiveSource, Unreadable
+from railweave.machine.text import gpu_way, nic_way
+from railweave.machine.topo_matrix import parse_topo_matrix
+
+Row = tuple[str, str, str, str]
+
+
+def by_nvidia_smi(machine: Machine, out: Path) -> list[Row]:
+    """Ways of `topo -m`, and the fields of --query-gpu."""
+    rows = []
+    matrix = parse_topo_matrix((out / "topo-m.txt").read_text(), "topo-m.txt")
+    ours = {gpu.index: gpu for gpu in known(machine.gpus) or ()}
+    nics = {nic.name: nic for nic in known(machine.nics) or ()}
+    for gpu in known(matrix.gpus) or ():
+        mine = ours[gpu.index]
+        for other, way in (known(gpu.peers) or {}).items():
+            rows.append((f"gpu{gpu.index} to gpu{other}", "nvidia-smi topo -m", gpu_way(machine, mine, ours[other]), way))
+        for nic, way in (known(gpu.nic_paths) or {}).items():
+            rows.append((f"gpu{gpu.index} to {nic}", "nvidia-smi topo -m", nic_way(machine, mine, nics[nic]), way))
+        rows.append((f"gpu{gpu.index} cores", "nvidia-smi topo -m", str(known(mine.affinity)), str(known(gpu.affinity))))
+    for line in (out / "gpus.csv").read_text().splitlines():
+        index, bus_id, name, capability, generation, width, clock = [word.strip() for word in line.split(",")]
+        gpu = ours[int(index)]
+        link = known(gpu.link_max)
+        speeds = {"1": 2.5, "2": 5.0, "3": 8.0, "4": 16.0, "5": 32.0, "6": 64.0}
+        stated = f"{speeds[generation]:g} GT/s x{width}" if generation in speeds else generation
+        rows += [
+            (f"gpu{index} address", "nvidia-smi", str(known(gpu.bus_id)), bus_id.lower()[-12:]),
+            (f"gpu{index} name", "nvidia-smi", str(known(gpu.name)), name),
+            (f"gpu{index} capability", "nvidia-smi", str(known(gpu.sm)), capability.replace(".", "")),
+            (f"gpu{index} PCIe at most", "nvidia-smi", str(link), stated),
+            (f"gpu{index} SM clock at most", "nvidia-smi", str(known(gpu.sm_clock_max_MHz)), clock),
+        ]
+    return rows
+
+
+def edges(fabric: Fabric) -> dict[tuple[str, str, str], int]:
+    """Capacities between devices that have addresses, PCIe and NVLink."""
+    names = [f"{vertex.kind.name} {vertex.bus_id or vertex.index}" for vertex in fabric.vertices]
+    kinds = {"pcie", "nvlink", "socket", "c2c"}
+    return {(names[edge.src], names[edge.dst], edge.kind.name): edge.capacity_Bps for edge in fabric.edges if edge.kind.name in kinds}
+
+
+def by_nccl(machine: Machine, out: Path) -> list[Row]:
+    """The fabric of the machine against that of NCCL's own dump, and attribute by attribute what NCCL kept of the exported file."""
+    rows = []
+    mine, _ = fabric_of(machine)
+    ours, theirs = edges(mine), edges(fabrics.load(out / "nccl-own.xml"))
+    for key in sorted({key for key in set(ours) | set(theirs) if not {"nic"} & {name.split(" ")[0] for name in key[:2]}}):
+        rows.append((" - ".join(key), "NCCL's own dump", str(ours.get(key)), str(theirs.get(key))))
+    written, read = (list(ElementTree.parse(out / name).getroot().iter()) for name in ("exported.xml", "nccl-read.xml"))
+    for tag in ("cpu", "pci", "gpu", "nvlink", "net"):
+        there = [element.attrib for element in read if element.tag == tag]
+        for number, element in enumerate(element for element in written if element.tag == tag):
+            kept = there[number] if number < len(there) else {}
+            rows += [(f"{tag}[{number}] {name}", "NCCL reading ours", value, kept.get(name, "")) for name, value in element.attrib.items()]
+    rows += [("paths", "NCCL's log, own against ours", *(_graph(out / name) for name in ("nccl-read.log", "nccl-own.log")))]
+    return rows
+
+
+def _graph(log: Path) -> str:
+    """Lines of the GRAPH subsystem that say paths and channels, without what differs between runs."""
+    lines = re.findall(r"NCCL INFO ((?:GPU|NET|CPU|PCI|NVS)/\S+ .*|.*(?:Pattern \d|Trees|Ring \d+).*)", log.read_text())
+    return "; ".join(re.sub(r"0x[0-9a-f]+", "0x", line) for line in lines)
+
+
+def by_hwloc(machine: Machine) -> list[Row]:
+    """The PCI tree and the cores as hwloc sees them."""
+    try:
+        other = parse_hwloc(LiveSource().library("hwloc"), "hwloc")
+    except Unreadable as error:
+        print(f"hwloc: {error}")
+        return []
+    rows = [(f"numa{node.id} cores", "hwloc", str(known(node.cpus)), "") for node in known(machine.numa) or ()]
+    theirs = {node.id: str(known(node.cpus)) for node in known(other.numa) or ()}
+    rows = [(field, tool, ours, theirs.get(int(field.split(" ")[0][4:]), "")) for field, tool, ours, _ in rows]
+    for device in known(other.pci) or ():
+        mine = machine.pci_device(device.bus_id)
+        rows.append((f"{device.bus_id} parent", "hwloc", str(mine.parent if mine else None), str(device.parent)))
+    return rows
+
+
+def main() -> int:
+    """Prints the table; the exit status."""
+    out = Path(sys.argv[1])
+    machine = discover(LiveSource())
+    replayed = (out / "replayed.json").read_text().replace("a recording", "this machine")
+    rows = [("fabric", "its own recording", "same" if replayed == (out / "live.json").read_text() else "other", "same")]
+    rows += by_nvidia_smi(machine, out) + by_hwloc(machine) + by_nccl(machine, out)
+    recorded = discover(RecordedSource(out / "machine.tar.zst"))
+    rows += [
+        (field, "its own recording", str(getattr(machine, field) == getattr(recorded, field)), "True") for field in ("pci", "numa", "cpus")
+    ]
+    different = [row for row in rows if row[2] != row[3]]
+    for field, tool, ours, theirs in different:
+        print(f"DIFFERS {field}: railweave {ours[:300]!r}, {tool} {theirs[:300]!r}")
+    for tool in sorted({row[1] for row in rows}):
+        same = [row for row in rows if row[1] == tool]
+        print(f"{tool}: {len(same)} fields, {sum(row[2] != row[3] for row in same)} differ")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

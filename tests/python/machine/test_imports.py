@@ -1,0 +1,294 @@
+"""Machines from other tools' texts."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railweave.errors import ParseError
+from railweave.fabric import Fabric
+from railweave.machine.fabric import fabric_of
+from railweave.machine.facts import Known, Unknown, known
+from railweave.machine.hwloc import parse_hwloc
+from railweave.machine.load import parse_machine
+from railweave.machine.lspci_tree import parse_lspci_tree
+from railweave.machine.reading import cpu_list, cpu_mask, ranges
+from railweave.machine.topo_matrix import parse_topo_matrix
+
+# ---- nvidia-smi topo -m ----
+
+LEGEND = "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
+
+
+def matrix(names: list[str], way: Callable[[int, int], str], tail: Callable[[int], str] = lambda i: "0-15\t0\t\tN/A") -> str:
+    """The text as the tool writes it, with tabs."""
+    lines = ["\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for i, name in enumerate(names):
+        cells = [" X " if i == j else way(i, j) for j in range(len(names))]
+        lines.append("\t".join([name, *cells, *([tail(i)] if name.startswith("GPU") else [])]))
+    return "\n".join(lines) + "\n" + LEGEND
+
+
+def kinds(fabric: Fabric) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for vertex in fabric.vertices:
+        found[vertex.kind.name] = found.get(vertex.kind.name, 0) + 1
+    return found
+
+
+def test_topo_matrix_with_nics_and_legend() -> None:
+    names = ["GPU0", "GPU1", "GPU2", "GPU3", "NIC0", "NIC1"]
+    near = {(0, 4), (1, 4), (2, 5), (3, 5)}
+
+    def way(i: int, j: int) -> str:
+        if max(i, j) < 4:
+            return "NV12"
+        return "PIX" if (min(i, j), max(i, j)) in near else "SYS"
+
+    text = (
+        matrix(names, way, lambda i: f"{16 * (i // 2)}-{16 * (i // 2) + 15}\t{i // 2}\t\tN/A")
+        + "\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_3\n"
+    )
+    machine = parse_topo_matrix(text, "m.txt")
+    gpus = known(machine.gpus)
+    assert gpus is not None
+    assert known(gpus[0].peers) == {1: "NV12", 2: "NV12", 3: "NV12"}
+    assert known(gpus[2].nic_paths) == {"mlx5_0": "SYS", "mlx5_3": "PIX"}
+    assert known(gpus[3].affinity) == tuple(range(16, 32))
+    assert [node.id for node in known(machine.numa) or ()] == [0, 1]
+    assert isinstance(gpus[0].bus_id, Unknown) and isinstance(gpus[0].link, Unknown)
+    fabric, notes = fabric_of(machine)
+    assert kinds(fabric) == {"numa": 2, "pcie_switch": 2, "gpu": 4, "nic": 2, "nvswitch": 1, "leaf": 2}
+    assert all(not vertex.bus_id for vertex in fabric.vertices)
+    assert any("not in the text" in note for note in notes)
+    assert {edge.capacity_Bps for edge in fabric.edges if edge.kind.name == "nvlink"} == {300_000_000_000}
+    assert all("assumed" in edge.source for edge in fabric.edges if edge.kind.name in {"pcie", "nvlink"})
+
+
+@pytest.mark.parametrize(
+    ("count", "way", "per_pair"), [(4, "NV6", 150_000_000_000), (2, "NV4", 80_000_000_000)], ids=["mesh of four", "bridge of two"]
+)
+def test_nvlinks_without_a_switch(count: int, way: str, per_pair: int) -> None:
+    fabric, _ = fabric_of(parse_topo_matrix(matrix([f"GPU{i}" for i in range(count)], lambda i, j: way), "m.txt"))
+    nvlinks = [edge for edge in fabric.edges if edge.kind.name == "nvlink"]
+    assert len(nvlinks) == count * (count - 1) and {edge.capacity_Bps for edge in nvlinks} == {per_pair}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        matrix(["GPU0"], lambda i, j: "X"),
+        matrix(["GPU0", "GPU1"], lambda i, j: "SYS", lambda i: "\t\tN/A"),
+        matrix(["GPU0", "GPU1"], lambda i, j: "SOC").replace("\t", "    "),
+        "\x1b[4m\tGPU0\tGPU1\tCPU Affinity\x1b[0m\nGPU0\t X \tPHB\t0-3\nGPU1\tPHB\t X \t0-3\n",
+        "Mon Jan 1\n\n" + matrix(["GPU0", "GPU1", "mlx5_0", "mlx5_bond_0"], lambda i, j: "NODE"),
+    ],
+    ids=["one GPU", "no affinity", "old word and spaces", "escapes", "text before it"],
+)
+def test_forms_that_drivers_have_written(text: str) -> None:
+    fabric, _ = fabric_of(parse_topo_matrix(text, "m.txt"))
+    assert fabric.gpu_count == text.count("GPU0") // 2 + ("GPU1" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("GPU0\tGPU1\nGPU0\t X \tPIX\n", "m.txt:1: no row for GPU1"),
+        ("\tGPU0\tGPU1\nGPU0\t X \tPIXNODE\nGPU1\tPIX\t X \n", "m.txt:2: 'PIXNODE' between GPU0 and GPU1"),
+        ("\tGPU0\tGPU1\nGPU0\t X \nGPU1\tPIX\t X \n", "m.txt:2: 1 entries in row GPU0"),
+        ("\tGPU0\tGPU0\nGPU0\t X \t X \n", "m.txt:1: a column twice"),
+        ("\tGPU0\tGPU1\nGPU0\tPIX\tPIX\nGPU1\tPIX\t X \n", "m.txt:2: PIX from GPU0 to itself"),
+        ("\tGPU0\nGPU0\t X \t3-1\t0\n", "m.txt:2: '3-1 0' after the ways"),
+        ("hello\n", "m.txt: no line of column titles"),
+    ],
+)
+def test_topo_matrix_errors_name_the_line(text: str, found: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse_topo_matrix(text, "m.txt")
+    assert str(caught.value).startswith(found) and "; expected " in str(caught.value)
+
+
+@given(st.data())
+def test_any_number_of_columns_is_read_back(data: st.DataObject) -> None:
+    gpus, nics = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 14))
+    names = [f"GPU{i}" for i in range(gpus)] + [f"NIC{i}" for i in range(nics)]
+    size = len(names)
+    words = data.draw(st.lists(st.sampled_from(["NV4", "PIX", "PXB", "PHB", "NODE", "SYS"]), min_size=size * size, max_size=size * size))
+    machine = parse_topo_matrix(matrix(names, lambda i, j: words[i * size + j]), "m.txt")
+    for i, gpu in enumerate(known(machine.gpus) or ()):
+        assert known(gpu.peers) == {j: words[i * size + j] for j in range(gpus) if j != i}
+        assert known(gpu.nic_paths) == {f"NIC{j}": words[i * size + gpus + j] for j in range(nics)}
+    fabric, _ = fabric_of(machine)
+    assert (fabric.gpu_count, len(fabric.nics_of(0))) == (gpus, nics)
+
+
+# ---- lspci -tv ----
+
+TREE = """\
+-+-[0000:80]-+-00.0  Intel Corporation Device 09a2
+ |           \\-01.0-[81-84]----00.0-[82-84]--+-00.0-[83]----00.0  NVIDIA Corporation GH100 [H100 SXM5 80GB]
+ |                                           \\-01.0-[84]--+-00.0  Mellanox Technologies MT2910 Family [ConnectX-7]
+ |                                                        \\-00.1  Mellanox Technologies MT2910 Family [ConnectX-7]
+ \\-[0000:00]-+-00.0  Intel Corporation Device 09a2
+             +-1c.0-[01]----00.0  Broadcom Inc. and subsidiaries NetXtreme BCM5720 Gigabit Ethernet PCIe
+             +-1d.0-[02]--
+             \\-1f.0  Intel Corporation Device 1b81
+"""
+
+
+def test_lspci_tree() -> None:
+    machine = parse_lspci_tree(TREE, "t.txt")
+    places = {device.bus_id: (device.parent, device.root) for device in known(machine.pci) or ()}
+    assert places == {
+        "0000:80:00.0": (None, "pci0000:80"),
+        "0000:80:01.0": (None, "pci0000:80"),
+        "0000:81:00.0": ("0000:80:01.0", "pci0000:80"),
+        "0000:82:00.0": ("0000:81:00.0", "pci0000:80"),
+        "0000:83:00.0": ("0000:82:00.0", "pci0000:80"),
+        "0000:82:01.0": ("0000:81:00.0", "pci0000:80"),
+        "0000:84:00.0": ("0000:82:01.0", "pci0000:80"),
+        "0000:84:00.1": ("0000:82:01.0", "pci0000:80"),
+        "0000:00:00.0": (None, "pci0000:00"),
+        "0000:00:1c.0": (None, "pci0000:00"),
+        "0000:01:00.0": ("0000:00:1c.0", "pci0000:00"),
+        "0000:00:1d.0": (None, "pci0000:00"),
+        "0000:00:1f.0": (None, "pci0000:00"),
+    }
+    assert [known(gpu.bus_id) for gpu in known(machine.gpus) or ()] == ["0000:83:00.0"]
+    assert [known(nic.bus_id) for nic in known(machine.nics) or ()] == ["0000:84:00.0", "0000:84:00.1", "0000:01:00.0"]
+    device = machine.pci_device("0000:83:00.0")
+    assert device is not None and isinstance(device.link, Unknown) and isinstance(device.vendor, Unknown)
+
+
+def test_lspci_tree_with_ids_and_one_domain() -> None:
+    text = "-[0000:00]-+-00.0  Intel [8086:0d57]\n           \\-05.0  NVIDIA Corporation GH100 [H100 NVSwitch] [10de:22a3]\n"
+    machine = parse_lspci_tree(text, "t.txt")
+    assert known(machine.gpus) == ()
+    device = machine.pci_device("0000:00:05.0")
+    assert device is not None and device.vendor == Known(0x10DE, "t.txt:2") and known(device.device) == 0x22A3
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "t.txt: no PCI device"),
+        ("-[0000:00]-+-00.0  a\n           ?-01.0  b\n", "t.txt:2: '?-01.0  b' at column 12"),
+        ("-[0000:00]-+-00.0  a\n           \\-00.0  b\n", "t.txt: 0000:00:00.0 twice"),
+    ],
+)
+def test_lspci_errors(text: str, found: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse_lspci_tree(text, "t.txt")
+    assert str(caught.value).startswith(found)
+
+
+# ---- hwloc ----
+
+HWLOC = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+ <object type="Machine" os_index="0" cpuset="0x0000000f" nodeset="0x00000003">
+  <info name="Architecture" value="x86_64"/>
+  <object type="Package" os_index="0" cpuset="0x00000003" nodeset="0x00000001">
+   <info name="CPUVendor" value="AuthenticAMD"/><info name="CPUFamilyNumber" value="25"/><info name="CPUModelNumber" value="17"/>
+   <object type="NUMANode" os_index="0" cpuset="0x00000003" nodeset="0x00000001" local_memory="1024">
+    <page_type size="4096" count="1"/><page_type size="2097152" count="3"/></object>
+   <object type="L3Cache" cpuset="0x00000003" nodeset="0x00000001">
+    <object type="Core" os_index="0" cpuset="0x00000003" nodeset="0x00000001"><object type="PU" os_index="0" cpuset="0x00000001"/>
+     <object type="PU" os_index="1" cpuset="0x00000002"/></object></object>
+   <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[10-1f]">
+    <object type="Bridge" bridge_type="1-1" pci_busid="0000:10:01.1" pci_type="0604 [1022:1483] [0000:0000] 00" pci_link_speed="31.507692">
+     <object type="PCIDev" pci_busid="0000:11:00.0" pci_type="0302 [10de:20b2] [10de:1463] a1" pci_link_speed="31.507692">
+      <object type="OSDev" name="nvml0" osdev_type="1"><info name="GPUModel" value="NVIDIA A100-SXM4-80GB"/></object></object>
+     <object type="PCIDev" pci_busid="0000:12:00.0" pci_type="0207 [15b3:101b] [15b3:0007] 00" pci_link_speed="31.507692">
+      <object type="OSDev" name="ib0" osdev_type="2"><info name="Address" value="00:00"/></object>
+      <object type="OSDev" name="mlx5_0" osdev_type="3"><info name="NodeGUID" value="1:2:3:4"/><info name="Port1State" value="4"/></object>
+     </object></object></object></object>
+  <object type="Package" os_index="1" cpuset="0x0000000c" nodeset="0x00000002">
+   <object type="NUMANode" os_index="1" cpuset="0x0000000c" nodeset="0x00000002" local_memory="1024"/>
+   <object type="Core" os_index="1" cpuset="0x0000000c" nodeset="0x00000002"><object type="PU" os_index="2" cpuset="0x4"/></object>
+  </object>
+ </object>
+</topology>
+"""
+
+
+def test_hwloc() -> None:
+    machine = parse_hwloc(HWLOC, "h.xml")
+    assert [(device.bus_id, device.parent, known(device.numa)) for device in known(machine.pci) or ()] == [
+        ("0000:10:01.1", None, 0),
+        ("0000:11:00.0", "0000:10:01.1", 0),
+        ("0000:12:00.0", "0000:10:01.1", 0),
+    ]
+    gpus, nics, nodes = known(machine.gpus), known(machine.nics), known(machine.numa)
+    assert gpus and nics and nodes
+    assert known(gpus[0].name) == "NVIDIA A100-SXM4-80GB" and isinstance(gpus[0].nvlinks, Unknown)
+    assert (nics[0].name, known(nics[0].netdevs), known(nics[0].state)) == ("mlx5_0", ("ib0",), "active")
+    assert known(nodes[0].hugepages) == {2 << 20: 3} and known(nodes[1].cpus) == (2, 3)
+    assert [(core.package, core.cpus) for core in known(machine.cpus.cores) or ()] == [(0, (0, 1)), (1, (2, 3))]
+    assert known(machine.cpus.smt) is True and known(machine.cpus.l3) == ((0, 1),)
+    fabric, notes = fabric_of(machine)
+    assert {edge.capacity_Bps for edge in fabric.edges if edge.kind.name == "pcie"} == {31_507_692_307}
+    assert any("NVLinks of GPU 0 are not known" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (("0000:11:00.0", "0000:11:0"), "pci_busid='0000:11:0'"),
+        (("0302 [10de", "3D [10de"), "pci_type="),
+        (('cpuset="0x00000003" nodeset="0x00000001" local', 'cpuset="0xf...f" nodeset="0x00000001" local'), "cpuset='0xf...f'"),
+        (('os_index="1" cpuset="0x0000000c"', 'os_index="-" cpuset="0x0000000c"'), "os_index='-'"),
+        (("0000:[10-1f]", "0000"), "bridge_pci='0000'"),
+        (("</topology>", ""), "not XML"),
+        (('<topology version="2.0">', '<topology version="2.0"></topology><x>'), "not XML"),
+        (('SYSTEM "hwloc2.dtd"', '[<!ENTITY a "b">]'), "an entity declaration"),
+    ],
+)
+def test_hwloc_errors_name_the_line(change: tuple[str, str], found: str) -> None:
+    before, change_at, _ = HWLOC.partition(change[0])
+    assert change_at
+    with pytest.raises(ParseError) as caught:
+        parse_hwloc(HWLOC.replace(*change, 1), "h.xml")
+    _, line, text = str(caught.value).split(":", 2)
+    assert text.strip().startswith(found)
+    assert int(line) == (before.count("\n") + 1 if found != "not XML" or "<x>" in change[1] else HWLOC.count("\n") + 1)
+
+
+# ---- kinds, sets ----
+
+
+@pytest.mark.parametrize("text", ["", "<system version='1'/>", '{"format": 1}', "format: railweave-node\n", "hello"])
+def test_other_texts_are_left_to_their_readers(text: str) -> None:
+    assert parse_machine(text, "x") is None
+
+
+@pytest.mark.parametrize("text", [matrix(["GPU0"], lambda i, j: "X"), TREE, HWLOC])
+def test_command_shows_each_kind(text: str, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    path = tmp_path / "described"
+    path.write_text(text)
+    shown = cli("topo", str(path))
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"{path}: ") and "1 GPU" in shown.stdout and "Traceback" not in shown.stderr
+
+
+@given(st.sets(st.integers(0, 2047)))
+def test_lists_of_cpus_are_read_back(cpus: set[int]) -> None:
+    assert cpu_list(ranges(sorted(cpus))) == tuple(sorted(cpus))
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("00000001,00000001", (0, 32)), ("ff", tuple(range(8))), ("0x00000001,,0x1", (0, 64))])
+def test_masks(text: str, cpus: tuple[int, ...]) -> None:
+    assert cpu_mask(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["0xf...f", "-1", "0,123456789", "z", "0x0x1"])
+def test_what_is_no_mask(text: str) -> None:
+    with pytest.raises(ValueError):
+        cpu_mask(text)

@@ -1,0 +1,204 @@
+"""Export of NCCL topology files, and the lint of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crafted import Crafted, Switch, craft
+
+from railweave import fabric as fabrics
+from railweave.errors import FabricError
+from railweave.fabric import Fabric
+from railweave.machine import fabric_export, nccl_topology
+from railweave.machine.discovery import discover
+from railweave.machine.facts import Machine
+from railweave.machine.lint import lint_file, lint_nccl
+from railweave.machine.nccl_document import mask
+from railweave.machine.reading import cpu_mask
+from railweave.machine.recording import RecordedSource, write_recording
+
+
+def machine_of(crafted: Crafted) -> Machine:
+    return discover(RecordedSource(crafted.recording))
+
+
+def host(fabric: Fabric) -> tuple[dict[str, object], list[tuple[object, ...]]]:
+    """All of a host that the format can say: parts, and links with their rates. Rails only where the network has them."""
+    rails = any(vertex.rail is not None for vertex in fabric.vertices if vertex.kind.name == "nic")
+    parts = {
+        vertex.name: (vertex.kind.name, vertex.index, vertex.gdr, vertex.rail if rails else None)
+        for vertex in fabric.vertices
+        if vertex.node is not None
+    }
+    links = [
+        (fabric.vertex(edge.src).name, fabric.vertex(edge.dst).name, edge.kind.name, edge.capacity_Bps)
+        for edge in fabric.edges
+        if fabric.vertex(edge.src).node is not None and fabric.vertex(edge.dst).node is not None
+    ]
+    ports = [
+        (fabric.vertex(edge.src).name, edge.capacity_Bps, edge.latency_ns)
+        for edge in fabric.edges
+        if edge.kind.name == "rail" and fabric.vertex(edge.src).node is not None
+    ]
+    return parts, sorted(map(tuple, links)) + sorted(map(tuple, ports))
+
+
+@pytest.mark.parametrize("name", sorted(fabrics.templates()))
+def test_templates_are_read_back_the_same(name: str) -> None:
+    fabric = fabrics.load(name)
+    exported = fabric_export.export(fabric)
+    again = fabrics.loads(exported.text, name)
+    no_rails = "NICs without rails: readers give each a rail of its own" in exported.notes
+    parts, links = host(fabric)
+    parts_again, links_again = host(again)
+    if no_rails:
+        parts_again = {name: (*part[:3], None) for name, part in parts_again.items()}  # type: ignore[index]
+    assert parts_again == parts
+    assert links_again == links
+    assert lint_nccl(exported.text, name, None) == []
+
+
+def test_what_the_format_cannot_say_is_said() -> None:
+    notes = fabric_export.export(fabrics.load("xe9680-4hca", 2)).notes
+    assert notes[0] == "2 nodes: the file describes node0 alone, and no network"
+    assert "memory bandwidth of NUMA nodes has no place in the format" in notes
+
+
+def test_machine_is_read_back_as_its_fabric() -> None:
+    machine = machine_of(craft())
+    exported = nccl_topology.export(machine)
+    assert exported.notes == () and lint_nccl(exported.text, "x.xml", machine) == []
+    assert 'affinity="000000ff"' in exported.text and 'familyid="6" modelid="143"' in exported.text
+    assert 'class="0x020700" vendor="0x15b3" device="0x1021"' in exported.text
+    assert exported.text.count('name="mlx5_') == 8 and exported.text.count('gdr="1"') == 16
+
+
+def test_virtual_machine_without_a_tree() -> None:
+    crafted = craft((Switch(0, 2, 0),))
+    devices = [bus_id for bus_id in crafted.recording.folders["/sys/bus/pci/devices"] if bus_id in crafted.gpus]
+    crafted.folder("/sys/bus/pci/devices", devices)
+    for bus_id in devices:
+        crafted.recording.links[f"/sys/bus/pci/devices/{bus_id}"] = f"../../../devices/pci0000:00/{bus_id}"
+        crafted.file(f"/sys/bus/pci/devices/{bus_id}/numa_node", "-1")
+        crafted.file(f"/sys/bus/pci/devices/{bus_id}/max_link_width", "0")
+    exported = nccl_topology.export(machine_of(crafted))
+    assert 'numaid="-1"' in exported.text and "<nic" not in exported.text
+    assert any("PCIe link" in note and "0 lanes" in note for note in exported.notes)
+    assert fabrics.loads(exported.text, "vm").gpu_count == 2
+
+
+def test_machine_without_gpus_has_no_topology() -> None:
+    with pytest.raises(FabricError, match="has no GPU"):
+        nccl_topology.export(machine_of(craft((Switch(0, 0, 2),))))
+
+
+@pytest.mark.parametrize("cpus", [(0,), (31, 32), (0, 63, 64), tuple(range(192))])
+def test_masks_are_read_back(cpus: tuple[int, ...]) -> None:
+    assert cpu_mask(mask(cpus)) == cpus
+
+
+# ---- lint ----
+
+CLEAN = """\
+<system version="1">
+  <cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="0000:10:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:11:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+        <gpu dev="0" sm="90" rank="0" gdr="1"><nvlink target="0000:21:00.0" count="6" tclass="0x030200"/></gpu>
+      </pci>
+      <pci busid="0000:12:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16">
+        <nic><net name="mlx5_0" dev="0" speed="400000" port="1" gdr="1"/></nic>
+      </pci>
+    </pci>
+  </cpu>
+  <cpu numaid="1" affinity="000000f0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="0000:21:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+      <gpu dev="1" sm="90" rank="1" gdr="1"><nvlink target="0000:11:00.0" count="6" tclass="0x030200"/></gpu>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+def test_clean_file_has_no_contradiction() -> None:
+    assert lint_nccl(CLEAN, "x.xml", None) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "found"),
+    [
+        ("000000f0", "000000f8", 12, "overlap in cores 3"),
+        ("000000f0", "000000e0", 2, "no mask has cores 4"),
+        ("000000f0", "xyz", 12, "no mask of words"),
+        ("000000f0", "0", 12, "has no core"),
+        (' affinity="000000f0"', "", 12, "has no mask, others have"),
+        ('numaid="1"', 'numaid="0"', 12, "NUMA node 0 a second time; first in line 2"),
+        ('busid="0000:12:00.0"', 'busid="0000:10:00.0"', 7, "busid 0000:10:00.0 a second time; first in line 3"),
+        ('dev="1" sm', 'dev="0" sm', 14, "GPU dev 0 a second time"),
+        ('target="0000:11:00.0" count="6"', 'target="0000:11:00.0" count="4"', 4, "6 NVLinks from 0000:11:00.0 to 0000:21:00.0, but 4"),
+        ('<nvlink target="0000:11:00.0" count="6" tclass="0x030200"/>', "", 13, "GPU 0000:21:00.0 has no NVLink, 1 others have"),
+        ('target="0000:21:00.0"', 'target="0000:31:00.0"', 4, "which is no GPU of this file"),
+        ('32.0 GT/s PCIe" link_width="16">\n        <nic', '33 GT/s" link_width="16">\n        <nic', 7, "no speed of PCIe"),
+        ('link_width="16">\n        <nic', 'link_width="7">\n        <nic', 7, "no width of PCIe"),
+    ],
+)  # fmt: skip
+def test_each_contradiction_is_found_at_its_line(old: str, new: str, line: int, found: str) -> None:
+    assert old in CLEAN
+    problems = lint_nccl(CLEAN.replace(old, new, 1), "x.xml", None)
+    assert any(problem.line == line and found in problem.text for problem in problems), problems
+
+
+def test_unequal_nvlinks_to_the_switch() -> None:
+    text = CLEAN.replace('target="0000:21:00.0" count="6" tclass="0x030200"', 'target="fffffff:ffff:ff" count="18" tclass="0x068000"')
+    text = text.replace('target="0000:11:00.0" count="6" tclass="0x030200"', 'target="fffffff:ffff:ff" count="17" tclass="0x068000"')
+    assert [str(problem) for problem in lint_nccl(text, "x.xml", None)] == [
+        "x.xml:13: 17 NVLinks from 0000:21:00.0 to the NVSwitch, other GPUs have 18"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('busid="0000:13:00.0"', 'busid="0000:19:00.0"', "GPU 0000:19:00.0 is not on a recording"),
+        ('busid="0000:13:00.0"', 'busid="0000:19:00.0"', "GPU 0000:13:00.0 of a recording is not in the file"),
+        ("mlx5_3", "mlx5_9", "net mlx5_9 is none of a recording"),
+        ('affinity="000000ff"', 'affinity="0000007f"', "cores 0-6 in the file, 0-7 on a recording"),
+        ('count="18"', 'count="16"', "16 NVLinks of GPU 0000:13:00.0 in the file, 18"),
+        ('link_width="16">\n        <gpu', 'link_width="8">\n        <gpu', "link_width of GPU 0000:13:00.0 is '8' in the file, '16'"),
+    ],
+)
+def test_disagreement_with_the_machine(old: str, new: str, found: str) -> None:
+    machine = machine_of(craft())
+    text = nccl_topology.export(machine).text
+    assert old in text
+    problems = [str(problem) for problem in lint_nccl(text.replace(old, new, 1), "x.xml", machine)]
+    assert any(found in problem for problem in problems), problems
+
+
+def test_lint_of_a_matrix(tmp_path: Path) -> None:
+    path = tmp_path / "m.txt"
+    path.write_text("\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV6\tPIX\nGPU1\tNV4\t X \tSYS\nGPU2\tPIX\tSYS\t X \n")
+    assert [problem.text for problem in lint_file(path, None)] == ["GPU0 to GPU1 is NV6, but NV4 back", "GPU2 has no NVLink, 2 others have"]
+
+
+def test_command_line_lints_and_exports(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    recording, exported = tmp_path / "r.tar.zst", tmp_path / "t.xml"
+    write_recording(craft().recording, recording)
+    made = cli("topo", "--from", str(recording), "--nccl-xml", str(exported))
+    assert made.returncode == 0, made.stderr
+    clean = cli("topo", "--lint", str(exported), "--from", str(recording))
+    assert (clean.returncode, clean.stdout) == (0, f"{exported}: no contradiction found\n")
+    exported.write_text(exported.read_text().replace('count="18"', 'count="12"', 1))
+    found = cli("topo", "--lint", str(exported), "--from", str(recording))
+    assert found.returncode == 1 and f"{exported}:" in found.stdout and "12 NVLinks" in found.stdout
+    template = cli("topo", "dgx-1v", "--nccl-xml", str(tmp_path / "dgx.xml"))
+    assert template.returncode == 0 and fabrics.load(tmp_path / "dgx.xml").gpu_count == 8
+
+
+@pytest.mark.parametrize("path", sorted(Path(os.environ.get("RAILWEAVE_TOPOLOGY_FILES", "/nonexistent")).glob("*.xml"), key=str))
+def test_files_of_real_machines_have_no_contradiction(path: Path) -> None:
+    assert lint_file(path, None) == []
