@@ -26,15 +26,16 @@ def read_json() -> str:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        reason = Reason.tool_missing if isinstance(error, pynvml.NVMLError_LibraryNotFound) else reason_of(_error_name(error))
-        raise Unreadable(_PATH, reason, f"nvmlInit: {_error_name(error)}") from error
+        reason = Reason.tool_missing if isinstance(error, pynvml.NVMLError_LibraryNotFound) else reason_of(error_name(error))
+        raise Unreadable(_PATH, reason, f"nvmlInit: {error_name(error)}") from error
     try:
-        return json.dumps(_Reader(pynvml).document(), indent=1)
+        return json.dumps(Reader(pynvml).document(), indent=1)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _error_name(error: Any) -> str:
+def error_name(error: Any) -> str:
+    """An error of NVML by its name in nvml.h."""
     import pynvml
 
     names: dict[Any, str] = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
@@ -54,18 +55,22 @@ def reason_of(name: str) -> Reason:
     }.get(name, Reason.error)
 
 
-class _Reader:
+class Reader:
+    """Asks the library, given as its Python module, and keeps errors as answers."""
+
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
 
     def ask(self, call: Callable[[], Any]) -> dict[str, Any]:
+        """The call's value, or the name of its error."""
         try:
             value = call()
         except self._nvml.NVMLError as error:
-            return {"error": _error_name(error)}
+            return {"error": error_name(error)}
         return {"value": value.decode(errors="replace") if isinstance(value, bytes) else value}
 
     def document(self) -> dict[str, Any]:
+        """All answers."""
         nvml = self._nvml
         count = nvml.nvmlDeviceGetCount()
         handles = [self._handle(index) for index in range(count)]
@@ -84,7 +89,7 @@ class _Reader:
         try:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         except self._nvml.NVMLError as error:
-            return _error_name(error)
+            return error_name(error)
 
     def _gpu(self, index: int, gpu: Any, all_gpus: list[Any]) -> dict[str, Any]:
         nvml, ask = self._nvml, self.ask

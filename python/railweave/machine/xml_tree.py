@@ -47,7 +47,7 @@ def parse_xml(text: str, source: str, root: str, what: str) -> Node:
     stack: list[Node] = []
     found: list[Node] = []
     count = 0
-    parser = xml.parsers.expat.ParserCreate()
+    parser = xml.parsers.expat.ParserCreate("utf-8")  # whatever the text declares: it was decoded before
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         nonlocal count
