@@ -24,6 +24,10 @@ _IPV6 = re.compile(
     rf"(?<![\w:.])(?:{_HEX}{{1,4}}:){{1,6}}(?::{_HEX}{{1,4}}){{1,6}}(?![\w:.])|(?<![\w:.])(?!(?:{_HEX}{{4}}:){{7}}){_HEX}{{1,4}}(?::{_HEX}{{1,4}}){{7}}(?![\w:.])"
 )
 _SECRET = re.compile(r"((?:pass(?:word|wd)?|passphrase|secret|token|api_?key|credentials?|auth)[\w.-]*=)([^\s\0\"',]+)", re.IGNORECASE)
+# Boot parameters that name servers.
+_SERVER = re.compile(r"\b((?:nfsroot|netroot|hostname|url)=)(\S+)")
+# hwloc's infos from the firmware tables.
+_HWLOC_IDENTITY = re.compile(r"(name=\"DMI\w*(?:Serial|UUID|AssetTag)\" value=\")[^\"]*")
 _SERIAL = re.compile(r"((?:serial(?:[ _]?(?:number|no))?|chassis_serial|board_serial)\"?\s*[:=]\s*\"?)([^\s\",]+)", re.IGNORECASE)
 
 # Extended capability of the configuration space that holds a device's serial number, and the bytes of the number in it.
@@ -50,6 +54,8 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text with stand-ins."""
         text = _SECRET.sub(lambda found: found[1] + "removed", text)
+        text = _SERVER.sub(lambda found: found[1] + "removed", text)
+        text = _HWLOC_IDENTITY.sub(lambda found: found[1] + "removed", text)
         text = _SERIAL.sub(lambda found: found[1] + "removed", text)
         text = _UUID.sub(lambda found: self._uuid(found[0]), text)
         text = _GROUPS.sub(lambda found: self._groups(found[0]), text)

@@ -261,6 +261,10 @@ def test_hwloc_errors_name_the_line(change: tuple[str, str], found: str) -> None
     assert int(line) == (before.count("\n") + 1 if found != "not XML" or "<x>" in change[1] else HWLOC.count("\n") + 1)
 
 
+def test_declared_encoding_does_not_matter() -> None:
+    assert parse_hwloc(HWLOC.replace("UTF-8", "UTF-00.08"), "h.xml") == parse_hwloc(HWLOC, "h.xml")
+
+
 # ---- kinds, sets ----
 
 

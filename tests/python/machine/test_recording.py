@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 import zstandard
 from crafted import craft
@@ -71,6 +72,21 @@ def test_recording_holds_nothing_that_identifies(source: Source, tmp_path: Path)
     assert [gpu.bus_id for gpu in machine.gpus.value] == [gpu.bus_id for gpu in discover(source).gpus.value]  # type: ignore[union-attr]
 
 
+def test_manifest_is_as_its_schema_says(source: Source, tmp_path: Path) -> None:
+    path = tmp_path / "node.tar.zst"
+    record(path, source)
+    content = zstandard.decompress(path.read_bytes(), max_output_size=64 << 20)
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        first = tar.next()
+        assert first is not None and first.name == "manifest.json"
+        file = tar.extractfile(first)
+        assert file is not None
+        document = json.load(file)
+    schema = json.loads((Path(__file__).parents[3] / "schema/recording.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    assert set(schema["properties"]["unreadable"]["items"]["properties"]["reason"]["enum"]) == {reason.value for reason in Reason}
+
+
 def test_port_guid_and_gid_of_one_port_still_belong_together(source: Source, tmp_path: Path) -> None:
     recording = record(tmp_path / "node.tar.zst", source)
     guid = recording.files["/sys/class/infiniband/mlx5_3/node_guid"].decode().strip()
@@ -94,6 +110,8 @@ def test_one_salt_gives_one_stand_in_and_another_another(source: Source, tmp_pat
         ("token=hunter2 iommu=pt", "iommu=pt"),
         ("Device Serial Number b8-ce-f6-ff-ff-12-34-56", "Device Serial Number 02-"),
         ('"serial": "0324718000123"', '"serial":'),
+        ('<info name="DMIProductSerial" value="CZJ1234"/>', '<info name="DMIProductSerial" value="removed"/>'),
+        ("root=/dev/nfs nfsroot=filer.example.org:/boot ro", "root=/dev/nfs nfsroot=removed ro"),
         ("host node7.example.org up", "up"),
         ("node7: link", ": link"),
     ],
@@ -103,7 +121,19 @@ def test_stand_ins(text: str, kept: str) -> None:
     redactor.add_name("node7.example.org", "host")
     out = redactor.text(text)
     assert kept in out
-    for secret in ("a0:36:9f", "192.168", "2001:db8", "370:7334", "hunter2", "b8-ce", "0324718", "node7", "example.org"):
+    for secret in (
+        "a0:36:9f",
+        "192.168",
+        "2001:db8",
+        "370:7334",
+        "hunter2",
+        "b8-ce",
+        "0324718",
+        "node7",
+        "example.org",
+        "CZJ1234",
+        "filer",
+    ):
         assert secret not in out
 
 
