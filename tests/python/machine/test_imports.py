@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railweave.errors import ParseError
@@ -113,6 +113,8 @@ def test_topo_matrix_errors_name_the_line(text: str, found: str) -> None:
     assert str(caught.value).startswith(found) and "; expected " in str(caught.value)
 
 
+# No deadline: a loaded machine is no defect.
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_number_of_columns_is_read_back(data: st.DataObject) -> None:
     gpus, nics = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 14))
@@ -163,6 +165,54 @@ def test_lspci_tree() -> None:
     assert [known(nic.bus_id) for nic in known(machine.nics) or ()] == ["0000:84:00.0", "0000:84:00.1", "0000:01:00.0"]
     device = machine.pci_device("0000:83:00.0")
     assert device is not None and isinstance(device.link, Unknown) and isinstance(device.vendor, Unknown)
+
+
+Tree = list["Function"]
+Function = tuple[str, "Tree | None"]  # address on its bus; the bus behind it, if it is a bridge
+
+
+def draw_tree(data: st.DataObject, depth: int) -> Tree:
+    """Functions of a bus, some of them bridges."""
+    slots = sorted(data.draw(st.sets(st.integers(0, 31), min_size=1, max_size=3)))
+    bridges = [depth < 4 and data.draw(st.booleans()) for _ in slots]
+    return [(f"{slot:02x}.0", draw_tree(data, depth + 1) if bridge else None) for slot, bridge in zip(slots, bridges, strict=True)]
+
+
+class Printer:
+    """Writes a tree as lspci does; buses are numbered on the way down."""
+
+    def __init__(self) -> None:
+        self.buses = 0
+        self.lines: list[str] = []
+        self.found: list[tuple[str, str | None]] = []
+
+    def write(self, tree: Tree, bus: str, parent: str | None, head: str, stem: str) -> None:
+        """`head` is what stands before the first function, `stem` before the others."""
+        alone = len(tree) == 1
+        for number, (slot, below) in enumerate(tree):
+            last = number == len(tree) - 1
+            branch = "---" if alone else "-+-" if number == 0 else "\\-" if last else "+-"
+            start = f"{head if number == 0 else stem}{branch}{slot}"
+            address = f"0000:{bus}:{slot}"
+            self.found.append((address, parent))
+            if below is None:
+                self.lines.append(f"{start}  Device {slot}")
+                continue
+            self.buses += 1
+            behind = f"{self.buses:02x}"
+            start += f"-[{behind}]-"
+            onward = stem + (" " if last or alone else "|")
+            self.write(below, behind, address, start, onward.ljust(len(start) + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_tree_of_lspci_is_read_back(data: st.DataObject) -> None:
+    printer = Printer()
+    head = "-[0000:00]-"
+    printer.write(draw_tree(data, 0), "00", None, head, " " * (len(head) + 1))
+    machine = parse_lspci_tree("\n".join(printer.lines) + "\n", "t.txt")
+    assert [(device.bus_id, device.parent) for device in known(machine.pci) or ()] == printer.found
 
 
 def test_lspci_tree_with_ids_and_one_domain() -> None:
@@ -282,6 +332,7 @@ def test_command_shows_each_kind(text: str, cli: Callable[..., subprocess.Comple
     assert shown.stdout.startswith(f"{path}: ") and "1 GPU" in shown.stdout and "Traceback" not in shown.stderr
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 2047)))
 def test_lists_of_cpus_are_read_back(cpus: set[int]) -> None:
     assert cpu_list(ranges(sorted(cpus))) == tuple(sorted(cpus))
