@@ -64,20 +64,32 @@ def by_nccl(machine: Machine, out: Path) -> list[Row]:
     ours, theirs = edges(mine), edges(fabrics.load(out / "nccl-own.xml"))
     for key in sorted({key for key in set(ours) | set(theirs) if not {"nic"} & {name.split(" ")[0] for name in key[:2]}}):
         rows.append((" - ".join(key), "NCCL's own dump", str(ours.get(key)), str(theirs.get(key))))
-    written, read = (list(ElementTree.parse(out / name).getroot().iter()) for name in ("exported.xml", "nccl-read.xml"))
-    for tag in ("cpu", "pci", "gpu", "nvlink", "net"):
-        there = [element.attrib for element in read if element.tag == tag]
-        for number, element in enumerate(element for element in written if element.tag == tag):
-            kept = there[number] if number < len(there) else {}
-            rows += [(f"{tag}[{number}] {name}", "NCCL reading ours", value, kept.get(name, "")) for name, value in element.attrib.items()]
-    rows += [("paths", "NCCL's log, own against ours", *(_graph(out / name) for name in ("nccl-read.log", "nccl-own.log")))]
+    written, read = (elements(out / name) for name in ("exported.xml", "nccl-read.xml"))
+    for key, attributes in written.items():
+        rows += [(f"{key} {name}", "NCCL reading ours", value, read.get(key, {}).get(name, "absent")) for name, value in attributes.items()]
+    own, with_ours = (graph(out / name) for name in ("nccl-own.log", "nccl-read.log"))
+    rows += [
+        (f"log: {line}", "NCCL's paths, its own against ours", str(line in with_ours), str(line in own)) for line in sorted(own | with_ours)
+    ]
     return rows
 
 
-def _graph(log: Path) -> str:
-    """Lines of the GRAPH subsystem that say paths and channels, without what differs between runs."""
-    lines = re.findall(r"NCCL INFO ((?:GPU|NET|CPU|PCI|NVS)/\S+ .*|.*(?:Pattern \d|Trees|Ring \d+).*)", log.read_text())
-    return "; ".join(re.sub(r"0x[0-9a-f]+", "0x", line) for line in lines)
+def elements(path: Path) -> dict[str, dict[str, str]]:
+    """Attributes by what identifies an element; NCCL writes them in another order than it read them."""
+    found: dict[str, dict[str, str]] = {}
+    todo = [(ElementTree.parse(path).getroot(), "")]
+    names = {"cpu": "numaid", "pci": "busid", "gpu": "dev", "net": "name", "nvlink": "target"}
+    while todo:
+        element, above = todo.pop()
+        key = f"{above} {element.tag} {element.get(names.get(element.tag, ''), '')}".strip()
+        found[key] = {name: value for name, value in element.attrib.items() if element.tag != "system"}
+        todo += [(child, key if element.tag == "gpu" else "") for child in element]
+    return found
+
+
+def graph(log: Path) -> set[str]:
+    """What the GRAPH subsystem says of paths between GPUs and of channels."""
+    return set(re.findall(r"NCCL INFO (GPU/\S+ :.*?|Pattern \d.*?)\s*$", log.read_text(), re.MULTILINE))
 
 
 def by_hwloc(machine: Machine) -> list[Row]:

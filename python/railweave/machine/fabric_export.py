@@ -146,7 +146,7 @@ class _Writer:
             for speed, payload, line in RATES_PER_LANE:
                 if round(speed * 1e9) * width * payload // line // 8 == edge.capacity_Bps:
                     return speed, width
-        self._note(f"{one.name}: {edge.capacity_Bps / 1e9:g} GB/s is no PCIe link; left out, readers take 8 GT/s x16")
+        self._note(f"{one.name}: {edge.capacity_Bps / 1e9:g} GB/s is no PCIe link; written as unknown, for which readers take 8 GT/s x16")
         return None, None
 
     # ---- NVLink ----

@@ -202,6 +202,9 @@ def _nvlinks(contents: _Contents) -> _Found:
 def _links(contents: _Contents) -> _Found:
     """PCIe links are of a speed and a width that exist."""
     for bus_id, node in contents.pci:
+        for name in ("link_speed", "link_width"):
+            if name not in node.attributes:
+                yield node.line, f"no {name} of {bus_id}; NCCL ends with an internal error unless its sysfs shows the device"
         speed, width = node.get("link_speed"), node.get("link_width")
         if speed and speed.split(" ")[0] not in {"2.5", "5", "5.0", "8", "8.0", "16", "16.0", "32", "32.0", "64", "64.0"}:
             yield node.line, f"link_speed={speed[:40]!r} of {bus_id} is no speed of PCIe; NCCL takes 8 GT/s"

@@ -5,7 +5,7 @@ Elements and attributes as in NCCL `src/graph/xml.cc` and `topo.cc`; what NCCL r
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +18,9 @@ _SPEED_NAMES = {
     64.0: "64.0 GT/s PCIe",
 }
 # All planes of the NVSwitches are one for NCCL, which knows them by class; this address it writes where a guest sees none.
-ANY_NVSWITCH = "fffffff:ffff:ff"
+ANY_NVSWITCH = "fffffff:ff:ff.0"
+_UNWRITABLE = re.compile(r"[^A-Za-z0-9 ._:,;/()+#-]")
+_VALUE_LIMIT = 255
 GPU_CLASS, ETHERNET_CLASS, BRIDGE_CLASS, NVSWITCH_CLASS, CPU_CLASS = "0x030200", "0x020000", "0x060400", "0x068000", "0x068001"
 
 
@@ -47,7 +49,7 @@ class Net:
 
 @dataclass
 class Pci:
-    """A device or bridge and what is below it. Absent numbers are left out of the file; NCCL then takes its defaults."""
+    """A device or bridge and what is below it. For an unknown speed or width NCCL takes its defaults."""
 
     bus_id: str
     pci_class: str
@@ -87,44 +89,52 @@ def mask(cpus: Sequence[int]) -> str:
 
 def render(cpus: Sequence[Cpu], name: str) -> str:
     """The file's text."""
-    system = ElementTree.Element("system", {"version": "1", "name": name})
+    lines = [f"<system{_attributes({'version': 1, 'name': name})}>"]
     for cpu in cpus:
         attributes: dict[str, object] = {"numaid": cpu.numa}
         if cpu.cpus is not None:
             attributes["affinity"] = mask(cpu.cpus)
         attributes.update({"arch": cpu.arch, "vendor": cpu.vendor, "familyid": cpu.family, "modelid": cpu.model})
-        element = _element(system, "cpu", attributes)
-        for child in cpu.children:
-            _pci(element, child)
-        if cpu.nets:
-            _nets(element, cpu.nets)
-    ElementTree.indent(system)
-    return ElementTree.tostring(system, encoding="unicode") + "\n"
+        inside = [line for child in cpu.children for line in _pci(child)] + _nets(cpu.nets)
+        lines += _indented(_element("cpu", attributes, inside))
+    return "\n".join([*lines, "</system>"]) + "\n"
 
 
-def _element(parent: ElementTree.Element, tag: str, attributes: dict[str, object]) -> ElementTree.Element:
-    return ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items() if value is not None})
+def _attributes(attributes: dict[str, object]) -> str:
+    """NCCL's reader knows no character references and takes at most 255 bytes, so what could need either is replaced or cut."""
+    return "".join(
+        f' {name}="{_UNWRITABLE.sub("_", str(value))[:_VALUE_LIMIT]}"' for name, value in attributes.items() if value is not None
+    )
 
 
-def _pci(parent: ElementTree.Element, pci: Pci) -> None:
+def _element(tag: str, attributes: dict[str, object], inside: Sequence[str] = ()) -> list[str]:
+    """Without a space before `/>`: NCCL 2.28 takes one for an attribute without a name, and writes it into its dumps."""
+    head = f"<{tag}{_attributes(attributes)}"
+    return [f"{head}>", *_indented(inside), f"</{tag}>"] if inside else [f"{head}/>"]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _pci(pci: Pci) -> list[str]:
     attributes: dict[str, object] = {"busid": pci.bus_id, "class": pci.pci_class}
     attributes.update({name: f"0x{value:04x}" for name, value in pci.ids.items()})
-    attributes["link_speed"] = None if pci.speed_GTps is None else _SPEED_NAMES[pci.speed_GTps]
-    attributes["link_width"] = pci.width
-    element = _element(parent, "pci", attributes)
+    # Both must be there, or NCCL 2.28 ends with an internal error; empty and 0 are what it writes itself where sysfs says nothing.
+    attributes["link_speed"] = "" if pci.speed_GTps is None else _SPEED_NAMES[pci.speed_GTps]
+    attributes["link_width"] = pci.width or 0
+    inside = []
     if pci.gpu is not None:
-        gpu = _element(element, "gpu", dict(pci.gpu))
-        for nvlink in pci.nvlinks:
-            _element(gpu, "nvlink", {"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class})
-    if pci.nets:
-        _nets(element, pci.nets)
-    for child in pci.children:
-        _pci(element, child)
+        nvlinks = [{"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class} for nvlink in pci.nvlinks]
+        inside += _element("gpu", dict(pci.gpu), [line for nvlink in nvlinks for line in _element("nvlink", dict(nvlink))])
+    inside += _nets(pci.nets)
+    return _element("pci", attributes, inside + [line for child in pci.children for line in _pci(child)])
 
 
-def _nets(parent: ElementTree.Element, nets: Sequence[Net]) -> None:
-    nic = _element(parent, "nic", {})
+def _nets(nets: Sequence[Net]) -> list[str]:
+    inside = []
     for net in nets:
         attributes: dict[str, object] = {"name": net.name, "dev": net.dev, "speed": net.Mbps, "port": net.port, "guid": net.guid}
         attributes.update({"rail": net.rail, "latency": net.latency_us, "gdr": int(net.gdr)})
-        _element(nic, "net", attributes)
+        inside += _element("net", attributes)
+    return _element("nic", {}, inside) if inside else []

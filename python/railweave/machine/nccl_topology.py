@@ -141,7 +141,9 @@ class _Writer:
             by_rate = known(device.rate_Bps)
             if by_rate:
                 return _equivalent(by_rate)
-            self._note(f"the PCIe link of {device.bus_id} is not known ({device.link_max}); left out, readers take 8 GT/s x16")
+            self._note(
+                f"the PCIe link of {device.bus_id} is not known ({device.link_max}); written as unknown, for which readers take 8 GT/s x16"
+            )
             return None, None
         parent = self._devices.get(device.parent or "")
         above = known(parent.link_max) if parent is not None else None

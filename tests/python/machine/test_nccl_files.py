@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,19 @@ def test_virtual_machine_without_a_tree() -> None:
     assert fabrics.loads(exported.text, "vm").gpu_count == 2
 
 
+def test_file_is_written_as_nccl_reads_it() -> None:
+    """NCCL has an XML reader of its own: no references, no space before `/>`, both link attributes on every device."""
+    crafted = craft()
+    crafted.absent(f"/sys/bus/pci/devices/{crafted.nics[0]}/max_link_width")
+    del crafted.recording.files[f"/sys/bus/pci/devices/{crafted.nics[0]}/max_link_width"]
+    text = nccl_topology.export(machine_of(crafted), name='<"a" & b>' + "x" * 300).text
+    assert " />" not in text and "&" not in text
+    assert text.count("<pci ") == text.count(" link_speed=") == text.count(" link_width=") == 20
+    assert text.count('link_speed="" link_width="0"') == 1
+    assert max(len(value) for value in re.findall(r'"([^"]*)"', text)) == 255
+    assert fabrics.loads(text, "x.xml").gpu_count == 8
+
+
 def test_machine_without_gpus_has_no_topology() -> None:
     with pytest.raises(FabricError, match="has no GPU"):
         nccl_topology.export(machine_of(craft((Switch(0, 0, 2),))))
@@ -143,6 +157,7 @@ def test_clean_file_has_no_contradiction() -> None:
         ('<nvlink target="0000:11:00.0" count="6" tclass="0x030200"/>', "", 13, "GPU 0000:21:00.0 has no NVLink, 1 others have"),
         ('target="0000:21:00.0"', 'target="0000:31:00.0"', 4, "which is no GPU of this file"),
         ('32.0 GT/s PCIe" link_width="16">\n        <nic', '33 GT/s" link_width="16">\n        <nic', 7, "no speed of PCIe"),
+        (' link_width="16">\n        <nic', ">\n        <nic", 7, "no link_width of 0000:12:00.0"),
         ('link_width="16">\n        <nic', 'link_width="7">\n        <nic', 7, "no width of PCIe"),
     ],
 )  # fmt: skip
