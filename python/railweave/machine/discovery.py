@@ -32,7 +32,7 @@ _EXTRA_COMMANDS = (
     ("lspci", "-tv"),
     ("ibdev2netdev",),
 )
-_EXTRA_FILES = ("/proc/meminfo", "/proc/version", "/proc/self/status", "/etc/os-release")
+_EXTRA_FILES = ("/proc/meminfo", "/etc/os-release")
 
 
 def discover(source: Source, pid: int | None = None) -> Machine:

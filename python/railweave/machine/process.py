@@ -67,13 +67,16 @@ def _environment(block: bytes) -> Mapping[str, str]:
 
 
 def kept(path: str, content: bytes) -> bytes:
-    """The part of a process's file that a recording may hold: an environment has secrets, mounts name servers and users."""
+    """The part of a file of /proc that a recording may hold: an environment has secrets, mounts name servers and users, and what follows
+    `--` on the kernel's command line is meant for init."""
     if path.endswith("/environ"):
         return b"".join(f"{name}={value}\0".encode() for name, value in _environment(content).items())
     if path.endswith("/mountinfo"):
         return b"".join(line + b"\n" for line in content.splitlines() if line.split()[4:5] == [b"/dev/shm"])
     if path.endswith("/maps"):
         return b"".join(line + b"\n" for line in content.splitlines() if b"/libnccl.so" in line)
+    if path == "/proc/cmdline":
+        return content.split(b" -- ")[0].rstrip(b"\n") + b"\n"
     return content
 
 
