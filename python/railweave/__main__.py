@@ -1,5 +1,20 @@
-"""`python -m railweave` is the same as the `railweave` command."""
+"""The `railweave` command, also as `python -m railweave`."""
 
-from railweave.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """`railweave run` stands before every rank of a job, so it does without what the other commands import."""
+    if sys.argv[1:2] == ["run"]:
+        from railweave.launch.start import main as start
+
+        sys.exit(start(sys.argv[2:]))
+    from railweave.cli import main as commands
+
+    commands()
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ class Advice:
 
     host: Host
     workload: Workload
-    size_B: int  # noqa: N815 - the unit is part of the name
+    size_B: int
     mapping: Mapping | None
     distances: tuple[Distance, ...]
     bindings: tuple[Binding, ...]

@@ -28,8 +28,8 @@ class Decision:
     """For messages of `first_B` to `last_B` bytes (None: and all larger ones) under one metric."""
 
     metric: Workload
-    first_B: int  # noqa: N815 - the unit is part of the name
-    last_B: int | None  # noqa: N815
+    first_B: int
+    last_B: int | None
     gdr: bool
     gdrcopy: bool
     why: str
@@ -96,7 +96,7 @@ class Measurement:
     """One run: latency in µs, bandwidth in MB/s (as the OSU micro-benchmarks print them)."""
 
     metric: Workload
-    size_B: int  # noqa: N815
+    size_B: int
     gdr: bool
     gdrcopy: bool
     value: float

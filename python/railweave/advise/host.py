@@ -75,7 +75,7 @@ class Nic:
     model: str
     bus_id: str
     on_network: bool
-    capacity_Bps: int  # noqa: N815 - the unit is part of the name
+    capacity_Bps: int
     device: str | None = None
 
 

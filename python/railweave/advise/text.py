@@ -122,6 +122,6 @@ def _settings(settings: Sequence[Setting], sources: _Sources) -> list[str]:
     return lines
 
 
-def headline(workload: Workload, size_B: int) -> str:  # noqa: N803 - the unit is part of the name
+def headline(workload: Workload, size_B: int) -> str:
     """For comments in generated files."""
     return f"{workload.value}, {format_size(size_B)} messages"

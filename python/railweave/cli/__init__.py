@@ -13,6 +13,7 @@ import click
 COMMANDS = {
     "topo": "Show a fabric: a topology file, a cluster file, or a node template.",
     "advise": "Which cores, memory, NICs and settings each rank of a node should use, and why.",
+    "run": "Run a command as one rank of a job, bound and set as `advise` says.",
     "matrix": "Make a traffic matrix with one of the generators.",
     "plan": "Plan a matrix on a fabric: which bytes take which path, and what bounds them.",
     "simulate": "Predict how long a matrix takes under one or several policies.",

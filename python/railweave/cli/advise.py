@@ -4,60 +4,101 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from railweave.advise.advice import Advice
+    from railweave.advise.host import Host
 
 FORMATS = ("text", "json", "shell", "rankfile", "slurm", "torchrun", "kubernetes")
 
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
 @click.command("advise")
-@click.argument("source", metavar="FILE|TEMPLATE")
+@click.argument("source", required=False, metavar="[FILE|TEMPLATE]")
+@click.option("--from", "recording", type=_FILE, metavar="FILE.tar.zst", help="Advise the machine of a recording.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes to make of a template or topology file, to judge the network too.")
 @click.option("--node", type=click.IntRange(min=0), default=0, show_default=True, help="Which node of a cluster to advise.")
 @click.option(
     "--for", "workload", type=click.Choice(["bandwidth", "latency"]), default="bandwidth", show_default=True, help="What the job waits for."
 )
 @click.option("--size", "size_text", metavar="SIZE", help="Message size that matters, such as 64KiB. [default: 4MiB, for latency 8KiB]")
-@click.option(
-    "--measured",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="CSV",
-    help="Runs with GDR and GDRCopy on and off; they replace the rules.",
-)
+@click.option("--measured", type=_FILE, metavar="CSV", help="Runs with GPUDirect RDMA and GDRCopy on and off; they replace the rules.")
+@click.option("--nccl-topology", metavar="FILE", help="Topology file that NCCL is to read on the node (railweave topo --nccl-xml).")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
-def command(source: str, nodes: int | None, node: int, workload: str, size_text: str | None, measured: Path | None, form: str) -> None:
+def command(
+    source: str | None,
+    recording: Path | None,
+    nodes: int | None,
+    node: int,
+    workload: str,
+    size_text: str | None,
+    measured: Path | None,
+    nccl_topology: str | None,
+    form: str,
+) -> None:
     """Which GPU, cores, memory and NICs each rank of a node should use, when GPUDirect RDMA and GDRCopy help, and the settings that
-    differ from their defaults.
+    differ from their defaults: of this machine, or of anything that `railweave topo` reads.
 
     \b
+    railweave advise
     railweave advise xe9680-4hca
     railweave advise charisma-ab --for latency
-    railweave advise --format slurm > prolog.sh
+    railweave advise --from node7.tar.zst --format slurm > prolog.sh
     """
-    from railweave import fabric as fabrics
     from railweave.advise.advice import advise
     from railweave.advise.gdr import read_measurements
-    from railweave.advise.host import read_host
     from railweave.advise.mapping import Workload
     from railweave.matrix import parse_size
 
-    host = read_host(fabrics.load(source, nodes), node)
+    if source is not None and recording is not None:
+        raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")
     advice = advise(
-        host,
+        _host(source, recording, nodes, node),
         Workload(workload),
         None if size_text is None else parse_size(size_text),
         read_measurements(measured) if measured else (),
         str(measured or ""),
+        nccl_topology,
     )
+    click.echo(_render(advice, form), nl=False)
+
+
+def _host(source: str | None, recording: Path | None, nodes: int | None, node: int) -> Host:
+    from railweave import fabric as fabrics
+    from railweave.advise import live
+    from railweave.advise.host import read_host
+
+    unknown: tuple[str, ...] = ()
+    if recording is not None:
+        host, unknown = live.recorded_host(recording)
+    elif source is None:
+        host, unknown = live.this_host()
+    else:
+        from railweave.machine.load import load_machine
+
+        machine = load_machine(Path(source)) if Path(source).is_file() else None
+        if machine is None:
+            return read_host(fabrics.load(source, nodes), node)
+        host, unknown = live.host_of(machine)
+    for note in unknown:
+        click.echo(f"railweave: {note}", err=True)
+    return host
+
+
+def _render(advice: Advice, form: str) -> str:
     if form == "json":
         from railweave.advise.document import document
 
-        click.echo(json.dumps(document(advice), indent=1))
-    elif form == "text":
+        return json.dumps(document(advice), indent=1) + "\n"
+    if form == "text":
         from railweave.advise.text import render
 
-        click.echo(render(advice), nl=False)
-    else:
-        from railweave.advise import formats
+        return render(advice)
+    from railweave.advise import formats
 
-        click.echo(formats.render(advice, form), nl=False)
+    return formats.render(advice, form)

@@ -1,0 +1,110 @@
+"""Advice for machines from their facts: joined by PCI address, from a recording, and on a machine without GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from railweave.advise import live
+from railweave.advise.advice import advise
+from railweave.advise.facts import with_machine
+from railweave.advise.host import Host, read_host
+from railweave.launch.errors import NoAdviceError
+from railweave.launch.placement import read
+from railweave.machine.discovery import discover
+from railweave.machine.fabric import fabric_of
+from railweave.machine.facts import Known, Machine, Unknown
+from railweave.machine.recording import RecordedSource, write_recording
+from railweave.machine.source import Reason
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
+from crafted import Crafted, Switch, craft
+
+
+def machine_of(crafted: Crafted) -> Machine:
+    return discover(RecordedSource(crafted.recording))
+
+
+def host_of(crafted: Crafted) -> Host:
+    return live.host_of(machine_of(crafted))[0]
+
+
+def test_crafted_machine_is_known_to_the_core() -> None:
+    host = host_of(craft())
+    assert [gpu.bus_id for gpu in host.gpus] == craft().gpus
+    assert [nic.device for nic in host.nics] == [f"mlx5_{i}:1" for i in range(8)]
+    assert {gpu.sm for gpu in host.gpus} == {90}
+    advice = advise(host)
+    assert advice.missing == ()
+    assert [binding.cpus for binding in advice.bindings[:2]] == [(0, 1), (2, 3)]
+    assert advice.environment(5)["UCX_NET_DEVICES"] == "mlx5_5:1"
+
+
+def test_gpus_below_one_switch_do_not_take_the_same_nic() -> None:
+    """What openucx/ucx issue 11680 saw: nearest-only leaves half of the NICs idle."""
+    mapping = advise(host_of(craft())).mapping
+    assert mapping is not None
+    assert sorted(nic.name for nics in mapping.nics for nic in nics) == [f"nic{i}" for i in range(8)]
+    assert mapping.nearest_seconds_per_byte == pytest.approx(2 * mapping.seconds_per_byte)
+
+
+def test_unknown_facts_stay_unknown() -> None:
+    machine = machine_of(craft())
+    blind = Machine(origin="x", pci=machine.pci, gpus=machine.gpus)
+    fabric, _ = fabric_of(machine)
+    host = with_machine(read_host(fabric), blind)
+    assert (host.gdrcopy, host.virtual) == (None, None)
+    assert all(nic.device is None for nic in host.nics)
+    assert all(numa.cores is None for numa in host.numas)
+
+
+@pytest.mark.parametrize(
+    ("driver", "loaded"),
+    [
+        (Known("2.4", "/sys/module/gdrdrv/version"), True),
+        (Unknown(Reason.absent, "/sys/module/gdrdrv/version"), False),
+        (Unknown(Reason.permission, "/sys/module/gdrdrv/version"), None),
+    ],
+)
+def test_a_driver_that_cannot_be_read_is_not_called_missing(driver: Known[str] | Unknown, loaded: bool | None) -> None:
+    machine = machine_of(craft())
+    fabric, _ = fabric_of(machine)
+    host = with_machine(read_host(fabric), replace(machine, kernel=replace(machine.kernel, gdrcopy=driver)))
+    assert host.gdrcopy == loaded
+
+
+def test_switches_without_nics_leave_their_gpus_to_others() -> None:
+    advice = advise(host_of(craft((Switch(0, 2, 1), Switch(0, 2, 0), Switch(1, 2, 1), Switch(1, 2, 0)))))
+    assert [way.name for way in advice.distances] == ["PIX", "PIX", "PHB", "PHB"] * 2
+    assert any("4 of 8 GPUs" in note for note in advice.notes)
+
+
+def test_recording_through_the_command(tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    path = tmp_path / "node.tar.zst"
+    write_recording(craft().recording, path)
+    done = cli("advise", "--from", str(path), "--format", "slurm")
+    assert done.returncode == 0, done.stderr
+    assert "--cpu-bind=mask_cpu:0x3,0xc,0x30,0xc0,0x300,0xc00,0x3000,0xc000" in done.stdout
+    both = cli("advise", "--from", str(path), "hgx-h100")
+    assert both.returncode == 2
+    path.write_bytes(path.read_bytes()[:40])
+    cut = cli("advise", "--from", str(path))
+    assert cut.returncode == 1
+    assert cut.stderr.startswith("railweave: ")
+
+
+def test_a_machine_without_gpus_is_placed_as_such() -> None:
+    if any(Path("/proc/driver/nvidia").glob("gpus/*")):
+        pytest.skip("this machine has GPUs")
+    with pytest.raises(NoAdviceError, match="no GPU"):
+        read(live.placement_text("bandwidth"), "here")
+
+
+def test_nccl_topology_is_a_setting_for_all(tmp_path: Path) -> None:
+    [setting] = [s for s in advise(host_of(craft()), nccl_topology="/etc/topology.xml").settings if s.name == "NCCL_TOPO_FILE"]
+    assert setting.values == ("/etc/topology.xml",)
