@@ -1,0 +1,59 @@
+"""What `railweave run` adds to the start of a rank: starts of `true` with and without it, in turn, binding and variables included.
+
+.venv/bin/python benchmarks/launch/start_time.py [STARTS]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from railweave.launch import cache
+from railweave.launch.placement import HEAD, cpu_text
+
+GPUS = 8
+
+
+def placement(workload: str) -> str:
+    """Advice as a node with 8 GPUs keeps it, for this machine's CPUs."""
+    cpus = cpu_text(os.sched_getaffinity(0))
+    lines = [HEAD]
+    for gpu in range(GPUS):
+        lines += ["gpu", f"name gpu{gpu}", f"bus_id 0000:{gpu:02x}:00.0", f"cpus {cpus}", "memory 0"]
+        lines += [f"env UCX_NET_DEVICES=mlx5_{gpu}:1", "env OMPI_MCA_pml=ucx"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Prints milliseconds: median, 90th percentile, least."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
+    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    bin_folder = Path(sys.executable).parent
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        cache.placements("bandwidth", placement)
+        environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(GPUS)}
+        commands = {
+            "true": ["true"],
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "railweave run -- true": [str(bin_folder / "railweave"), "run", "--", "true"],
+        }
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(starts):
+            for name, command in commands.items():
+                begin = time.perf_counter()
+                subprocess.run(command, env=environment, check=True)
+                times[name].append(1e3 * (time.perf_counter() - begin))
+    for name, values in times.items():
+        ordered = sorted(values)
+        print(f"{name:<24} {statistics.median(ordered):6.1f} {ordered[int(0.9 * len(ordered))]:6.1f} {ordered[0]:6.1f} ms")
+    print(f"load {os.getloadavg()[0]:.1f}, {starts} starts each")
+
+
+if __name__ == "__main__":
+    main()
