@@ -12,6 +12,7 @@ import click
 # so that `railweave --help` stays instant.
 COMMANDS = {
     "topo": "Show a fabric: a topology file, a cluster file, or a node template.",
+    "doctor": "Find what is wrong with this machine, or with recorded ones, and how to mend it.",
     "advise": "Which cores, memory, NICs and settings each rank of a node should use, and why.",
     "run": "Run a command as one rank of a job, bound and set as `advise` says.",
     "matrix": "Make a traffic matrix with one of the generators.",

@@ -89,8 +89,8 @@ def _device(source: Source, name: str, place: tuple[str | None, str], pci_class:
         subsystem_device=integer(source, f"{at}/subsystem_device"),
         numa=parsed(source, f"{at}/numa_node", _numa),
         local_cpus=parsed(source, f"{at}/local_cpulist", cpu_list),
-        link=_link(source, at, "current"),
-        link_max=_link(source, at, "max"),
+        link=read_link(source, at, "current"),
+        link_max=read_link(source, at, "max"),
         driver=or_none(link_name(source, f"{at}/driver")),
         iommu_group=group,
         iommu_domain=_iommu_domain(source, group),
@@ -127,7 +127,8 @@ def _numa(text: str) -> int:
     return number
 
 
-def _link(source: Source, at: str, which: str) -> Fact[PciLink]:
+def read_link(source: Source, at: str, which: str) -> Fact[PciLink]:
+    """What a link runs at (`current`) or can do (`max`)."""
     speed = parsed(source, f"{at}/{which}_link_speed", link_speed)
     width = parsed(source, f"{at}/{which}_link_width", _width)
     if isinstance(speed, Unknown):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _STYLE = """
 :root { --ink: #1c2733; --soft: #5b6b7b; --line: #dde3e9; --accent: #0072b2; }
@@ -29,12 +30,33 @@ th { color: var(--soft); font-weight: 600; }
 th.text, td.text { text-align: left; }
 tr.first td { border-top: 2px solid var(--line); }
 td.bad { color: #b00020; font-weight: 700; }
+td.text { white-space: normal; overflow-wrap: anywhere; min-width: 9em; }
+.note { border-top: 1px solid var(--line); padding: 14px 0; break-inside: avoid; }
+.note h3 { font-size: 16px; margin: 0 0 4px; }
+.note p { color: var(--ink); }
+.badge { font-size: 12px; font-weight: 700; text-transform: uppercase; border-radius: 6px; padding: 2px 8px;
+  margin-right: 8px; color: #fff; }
+.badge.error { background: #b00020; } .badge.warning { background: #9a5b00; } .badge.info { background: #3b6ea5; }
+.note pre { background: #f5f7f9; border-radius: 6px; padding: 8px 12px; margin: 0 0 12px; overflow-x: auto;
+  font: 12px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 16px; margin: 0; font-size: 14px; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 @media print { body { background: #fff; } section, .card { break-inside: avoid; } }
 """
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a page tells at length: how grave, what, where it was seen, and named texts."""
+
+    severity: str  # error, warning, info
+    title: str
+    id: str
+    text: str
+    lines: tuple[str, ...]
+    details: tuple[tuple[str, str], ...]
 
 
 class Page:
@@ -65,6 +87,18 @@ class Page:
         self._section(
             title, text, f'<div class="scroll"><table><thead><tr>{cells("th", head)}</tr></thead><tbody>{body}</tbody></table></div>'
         )
+
+    def notes(self, title: str, text: str, notes: Sequence[Note]) -> None:
+        """Things told one below the other."""
+
+        def note(each: Note) -> str:
+            badge = f'<span class="badge {html.escape(each.severity)}">{html.escape(each.severity)}</span>'
+            lines = f"<pre>{html.escape(chr(10).join(each.lines))}</pre>" if each.lines else ""
+            details = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in each.details if value)
+            heading = f"<h3>{badge}{html.escape(each.title)} <code>{html.escape(each.id)}</code></h3>"
+            return f'<div class="note">{heading}<p>{html.escape(each.text)}</p>{lines}<dl>{details}</dl></div>'
+
+        self._section(title, text, "".join(map(note, notes)))
 
     def facts(self, title: str, facts: Sequence[tuple[str, str]], command: str) -> None:
         """Where the figures come from."""

@@ -1,0 +1,156 @@
+"""`railweave doctor`: what is wrong with a machine, or with many."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from railweave.doctor.compare import Comparison
+    from railweave.doctor.examination import Examination
+    from railweave.doctor.probe import Probes
+    from railweave.machine.facts import Machine
+
+_FOUND = 3
+
+
+@click.command("doctor")
+@click.argument("recordings", nargs=-1, type=click.Path(dir_okay=False, path_type=Path), metavar="[FILE.tar.zst]...")
+@click.option(
+    "--from", "more", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The same as naming FILE."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every answer as JSON (schema/doctor.schema.json).")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write a page.")
+@click.option("--prometheus", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write a node_exporter textfile.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["info", "warning", "error"]),
+    metavar="LEVEL",
+    help="Exit with status 3 when a finding of this level (info, warning, error) or a worse one fires.",
+)
+@click.option("--probe", is_flag=True, help="Load the GPUs of this machine briefly, for what only that shows.")
+@click.option("--pid", type=click.IntRange(min=1), help="Judge this process of a job, too: environment, limits, cores.")
+@click.option("--nics", metavar="LIST", help="The NICs of the GPU network (mlx5_0,mlx5_1); else inferred, and shown.")
+def command(
+    recordings: tuple[Path, ...],
+    more: tuple[Path, ...],
+    as_json: bool,
+    html: Path | None,
+    prometheus: Path | None,
+    fail_on: str | None,
+    probe: bool,
+    pid: int | None,
+    nics: str | None,
+) -> None:
+    """Examine this machine, or recordings made by `railweave topo --record`; several are compared, and the odd one is named.
+
+    Exit status: 0 done, 1 an input cannot be read or an output not be written, 2 wrong use, 3 a finding reaches --fail-on.
+
+    \b
+    railweave doctor
+    railweave doctor --pid $(pgrep -n -f train.py) --fail-on error
+    railweave doctor node*.tar.zst --html fleet.html
+    """
+    from railweave.doctor.compare import compare
+
+    files = (*recordings, *more)
+    if probe and files:
+        raise click.UsageError("--probe loads the GPUs of this machine; recordings have none to load.")
+    machines = [_recorded(file, pid) for file in files] if files else [("this machine", _live(pid))]
+    named = [word for word in (nics or "").split(",") if word]
+    examinations = [_examine(machine, name, named, _probe() if probe else None) for name, machine in machines]
+    comparison = compare(examinations) if len(examinations) > 1 else None
+    if html is not None:
+        _write(html, _page([machine for _, machine in machines], examinations, comparison))
+    if prometheus is not None:
+        from railweave.doctor.document import prometheus as textfile
+
+        _write(prometheus, textfile(examinations))
+    click.echo(_json(examinations, comparison) if as_json else _text(examinations, comparison), nl=False)
+    if fail_on is not None:
+        from railweave.doctor.finding import Severity
+
+        if any(examination.reaches(Severity(fail_on)) for examination in examinations):
+            sys.exit(_FOUND)
+
+
+def _live(pid: int | None) -> Machine:
+    from railweave.machine.discovery import discover
+    from railweave.machine.source import LiveSource
+
+    if pid is not None and not Path(f"/proc/{pid}").is_dir():
+        raise click.UsageError(f"--pid {pid}: no such process.")
+    return discover(LiveSource(), pid)
+
+
+def _recorded(file: Path, pid: int | None) -> tuple[str, Machine]:
+    """A recording's machine, with the process that was recorded with it; damage is told, and what was read before it is used."""
+    from railweave.machine.discovery import discover
+    from railweave.machine.recording import RecordedSource
+
+    source = RecordedSource(file)
+    if source.recording.damage:
+        click.echo(f"railweave: {source.recording.damage}; what it lacks is unknown", err=True)
+    recorded = source.recording.about.get("pid", "")
+    name = file.name.removesuffix(".zst").removesuffix(".tar")
+    return name, discover(source, pid or (int(recorded) if recorded.isdecimal() else None))
+
+
+def _probe() -> Probes:
+    from railweave.doctor.probe import cuda_gpus, measure
+    from railweave.machine.source import LiveSource
+
+    return measure(LiveSource(), cuda_gpus)
+
+
+def _examine(machine: Machine, name: str, nics: Sequence[str], probes: Probes | None) -> Examination:
+    from railweave.doctor.examine import examine
+
+    return examine(machine, name, nics, probes)
+
+
+def _text(examinations: Sequence[Examination], comparison: Comparison | None) -> str:
+    from railweave.doctor.text import render, render_comparison
+
+    parts = [render(examination) for examination in examinations]
+    return "\n".join([*parts, render_comparison(comparison)] if comparison is not None else parts)
+
+
+def _json(examinations: Sequence[Examination], comparison: Comparison | None) -> str:
+    import json
+
+    from railweave.doctor.document import document
+
+    return json.dumps(document(examinations, comparison), indent=1, ensure_ascii=False) + "\n"
+
+
+def _page(machines: Sequence[Machine], examinations: Sequence[Examination], comparison: Comparison | None) -> str:
+    from railweave.doctor.page import page
+
+    return page(examinations, comparison, [_picture(machine) for machine in machines], " ".join(["railweave", *sys.argv[1:]]))
+
+
+def _picture(machine: Machine) -> str | None:
+    from railweave.errors import Error
+    from railweave.machine.fabric import fabric_of
+    from railweave.topo.picture import render_svg
+
+    try:
+        return render_svg(fabric_of(machine)[0])
+    except Error:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """All of the text or, on any failure, nothing: written beside the target and renamed, as textfile collectors ask for."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,146 @@
+"""GPUs: NVLink, Fabric Manager, clocks held back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from railweave.doctor.check import Check, Subject, Verdict, clear, fires, unknown
+from railweave.doctor.effect import NVLINK_BPS
+from railweave.doctor.finding import Severity
+from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
+from railweave.machine.facts import Gpu, Known
+
+# NVLinks of a part (data sheets: bandwidth over both directions / bandwidth of a link). Parts that take optional bridges are not listed.
+_NVLINKS = (
+    (r"B[23]00|GB[23]00", 18),
+    (r"H[12]00|GH200|H20\b", 18),
+    (r"H800", 8),
+    (r"A100", 12),
+    (r"A800", 8),
+    (r"V100", 6),
+    (r"P100", 4),
+)
+_ON_A_BOARD = re.compile(r"SXM|HGX|GB[23]00|GH200|NVL72|B[23]00")
+_NVSWITCH = 0x0680  # PCI class of an NVSwitch: other bridge, by NVIDIA
+
+_HELD_BACK = {
+    "hw_slowdown": (Severity.error, "the hardware halves clocks or worse: too hot, or its power supply asks for it"),
+    "hw_thermal": (Severity.error, "too hot"),
+    "hw_power_brake": (Severity.error, "the power supply asks for it"),
+    "sw_thermal": (Severity.warning, "hotter than its limit for full clocks"),
+    "sw_power_cap": (Severity.info, "at its power limit, as under full load"),
+}
+
+
+def _gpus(patient: Patient) -> Sequence[Subject]:
+    return [Subject(label(gpu), (gpu,), bus_ids(gpu)) for gpu in patient.gpus]
+
+
+def expected_nvlinks(name: str) -> int | None:
+    """NVLinks of a part that sits on an NVLink board; None for others."""
+    if not _ON_A_BOARD.search(name):
+        return None
+    return next((links for pattern, links in _NVLINKS if re.search(pattern, name)), None)
+
+
+def _judge_nvlinks(patient: Patient, subject: Subject) -> Verdict:
+    (gpu,) = subject.facts
+    assert isinstance(gpu, Gpu)
+    links = need(gpu.nvlinks)
+    line = evidence(gpu.nvlinks, f"{len(links)} active")
+    expected = expected_nvlinks(need(gpu.name))
+    if expected is None:
+        most = max(len(other.nvlinks.value) for other in patient.gpus if isinstance(other.nvlinks, Known) and other.name == gpu.name)
+        if len(links) < most:
+            return fires(f"{len(links)} NVLinks are active; others of its kind have {most}", line, effect=_lost(gpu, most - len(links)))
+        return clear(f"{len(links)} NVLinks are active, as on the others of its kind", line)
+    if len(links) >= expected:
+        return clear(f"all {expected} NVLinks are active", line)
+    text = f"{len(links)} of {expected} NVLinks are active"
+    if patient.is_virtual and not links:
+        return unknown(f"{text}; a guest that got single GPUs of a board sees none", line)
+    return fires(text, line, evidence(gpu.name), effect=_lost(gpu, expected - len(links)))
+
+
+def _lost(gpu: Gpu, links: int) -> str:
+    version = next((link.version.value for link in need(gpu.nvlinks) if isinstance(link.version, Known)), None)
+    pace = "rings and trees go at the pace of the slowest GPU."
+    if version in NVLINK_BPS:
+        return f"It exchanges {links * NVLINK_BPS[version] / 1e9:.0f} GB/s less each way with the other GPUs; {pace}"
+    return f"It exchanges less with the other GPUs; {pace}"
+
+
+def _nvswitch_machine(patient: Patient) -> Sequence[Subject]:
+    devices = need(patient.machine.pci)
+    switches = any(
+        device.is_class(_NVSWITCH, 4) and isinstance(device.vendor, Known) and device.vendor.value == 0x10DE for device in devices
+    )
+    linked = any(any(link.remote == "switch" for link in gpu.nvlinks.value) for gpu in patient.gpus if isinstance(gpu.nvlinks, Known))
+    registers = any(isinstance(gpu.fabric_state, Known) and gpu.fabric_state.value != "not_supported" for gpu in patient.gpus)
+    return [Subject("machine", (), bus_ids(*patient.gpus))] if switches or linked or registers else []
+
+
+def _judge_fabric_manager(patient: Patient, _: Subject) -> Verdict:
+    states = {label(gpu): gpu.fabric_state for gpu in patient.gpus}
+    lines = [f"{name}, {evidence(state)}" for name, state in states.items() if isinstance(state, Known)]
+    pending = [name for name, state in states.items() if isinstance(state, Known) and state.value in ("not_started", "in_progress")]
+    service = patient.machine.host.fabric_manager
+    if pending:
+        return fires(f"{', '.join(pending)} did not register with Fabric Manager", *lines, evidence(service))
+    if any(isinstance(state, Known) and state.value == "completed" for state in states.values()):
+        return clear("the GPUs have registered with Fabric Manager", *lines)
+    if need(service) == "active":
+        return clear("Fabric Manager runs", evidence(service))
+    return fires(f"Fabric Manager is {need(service)}", evidence(service))
+
+
+def _judge_throttle(patient: Patient, subject: Subject) -> Verdict:
+    (gpu,) = subject.facts
+    assert isinstance(gpu, Gpu)
+    reasons = [reason for reason in need(gpu.throttle) if reason in _HELD_BACK]
+    if not reasons:
+        return clear("nothing holds its clocks back", evidence(gpu.throttle, "none"))
+    worst = max((_HELD_BACK[reason][0] for reason in reasons), key=lambda severity: severity.rank)
+    text = "; ".join(f"{reason}: {_HELD_BACK[reason][1]}" for reason in reasons)
+    return fires(text, evidence(gpu.throttle, ", ".join(reasons)), severity=worst)
+
+
+CHECKS = (
+    Check(
+        "gpu.nvlinks",
+        "Fewer NVLinks than the part has",
+        Severity.error,
+        "NVML: NVLink state of each link; GPU name",
+        "",
+        "Look for Xid 74 in the kernel log, reset the GPU (nvidia-smi -r, all GPUs of the board), reseat or replace the board.",
+        "NVIDIA data sheets of each part; NVIDIA Xid errors, 74",
+        _judge_nvlinks,
+        _gpus,
+        "no GPU",
+    ),
+    Check(
+        "gpu.fabric-manager",
+        "Fabric Manager does not run",
+        Severity.error,
+        "NVML: fabric state of each GPU; systemctl is-active nvidia-fabricmanager; NVSwitches on the PCI bus",
+        "CUDA does not start on these GPUs (error 802, system not yet initialized), or they reach each other without NVLink.",
+        "systemctl enable --now nvidia-fabricmanager, in the driver's exact version; on a guest, ask the host.",
+        "NVIDIA Fabric Manager user guide 580",
+        _judge_fabric_manager,
+        _nvswitch_machine,
+        "no NVSwitch",
+    ),
+    Check(
+        "gpu.throttle",
+        "GPU clocks are held back",
+        Severity.warning,
+        "NVML: current clocks event reasons",
+        "Kernels that move data run slower, and every other rank waits for this one.",
+        "Look at cooling and power of the node; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER.",
+        "NVML API reference, nvmlClocksEventReasons",
+        _judge_throttle,
+        _gpus,
+        "no GPU",
+    ),
+)

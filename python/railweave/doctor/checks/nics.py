@@ -1,0 +1,284 @@
+"""NICs of the GPU network: state, MTU, bonds, errors, lossless settings, firmware, cabling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from railweave.doctor.check import Check, Subject, Verdict, clear, fires, unknown
+from railweave.doctor.effect import rail_down
+from railweave.doctor.finding import Severity
+from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
+from railweave.machine.facts import Fact, Known, LldpNeighbour, Nic
+
+# A verbs MTU of 4096 with RoCE v2 headers and tags, rounded up: NVIDIA's RoCE guides ask for 4200 or 9000.
+ROCE_MTU_B = 4200
+
+# Port counters that only grow when something goes wrong on the cable or in the switch (InfiniBand specification 1.7, PortCounters; Linux
+# Documentation/ABI/stable/sysfs-class-infiniband) and hardware counters of mlx5 (NVIDIA, understanding mlx5 counters).
+ERROR_COUNTERS = (
+    "symbol_error",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "rx_icrc_encapsulated",
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "rx_crc_errors",
+    "rx_fcs_errors",
+)
+# When a switch is serviced the links of all NICs on it go down; one that did so more often than its siblings, by this, flaps.
+FLAPS_ABOVE_SIBLINGS = 2
+
+
+def _nics(patient: Patient) -> Sequence[Subject]:
+    return [Subject(label(nic), (nic,), bus_ids(nic)) for nic in patient.fabric_nics]
+
+
+def _roce_nics(patient: Patient) -> Sequence[Subject]:
+    """Ports on Ethernet; one whose link layer is not known stays among them and is unknown."""
+    return [
+        subject
+        for subject in _nics(patient)
+        if not (isinstance(_nic(subject).link_layer, Known) and need(_nic(subject).link_layer) != "Ethernet")
+    ]
+
+
+def _nic(subject: Subject) -> Nic:
+    nic = subject.facts[0]
+    assert isinstance(nic, Nic)
+    return nic
+
+
+def _judge_down(patient: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    state = need(nic.state)
+    if patient.is_up(nic):
+        return clear(f"the port is {state}", evidence(nic.state))
+    return fires(f"the port is {state}", evidence(nic.state), evidence(nic.physical_state), effect=rail_down(patient, subject.devices))
+
+
+def _judge_mtu(_: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    need(nic.link_layer)
+    mtu = need(nic.mtu)
+    if mtu >= ROCE_MTU_B:
+        return clear(f"MTU {mtu}", evidence(nic.mtu))
+    verbs = max(size for size in (256, 512, 1024, 2048, 4096) if size <= max(mtu - 100, 256))
+    text = f"MTU {mtu}, so that RoCE sends packets of {verbs} instead of 4096 bytes"
+    return fires(text, evidence(nic.mtu), fix=f"ip link set {_netdev(nic)} mtu 9000, on both ends and the switches between.")
+
+
+def _netdev(nic: Nic) -> str:
+    netdevs = nic.netdevs.value if isinstance(nic.netdevs, Known) else ()
+    return netdevs[0] if netdevs else nic.name
+
+
+def _judge_bond(patient: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    bond = need(nic.bond)
+    if bond is None:
+        return clear("not part of a bond", evidence(nic.bond, "none"))
+    if patient.machine.process is not None:
+        queues = patient.environ.get("NCCL_IB_QPS_PER_CONNECTION", "")
+        if queues.isdecimal() and int(queues) > 1:
+            return clear(f"part of {bond}, and the job spreads over it", evidence(nic.bond), f"NCCL_IB_QPS_PER_CONNECTION={queues}")
+    return fires(f"part of {bond}", evidence(nic.bond))
+
+
+def _judge_errors(_: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    counted = dict(need(nic.counters))
+    if isinstance(nic.statistics, Known):
+        counted |= nic.statistics.value
+    bad = {name: counted[name] for name in ERROR_COUNTERS if counted.get(name)}
+    if not bad:
+        return clear("no error counter of the port has counted", evidence(nic.counters, f"{len(counted)} counters"))
+    return fires(", ".join(f"{name} {count}" for name, count in bad.items()), evidence(nic.counters, ", ".join(bad)))
+
+
+def _downs(nic: Nic) -> tuple[int, Fact[Mapping[str, int]] | Fact[int]]:
+    """How often a link went down, and the fact that says so."""
+    if isinstance(nic.counters, Known) and "link_downed" in nic.counters.value:
+        return nic.counters.value["link_downed"], nic.counters
+    return need(nic.carrier_changes) // 2, nic.carrier_changes
+
+
+def _judge_flaps(patient: Patient, subject: Subject) -> Verdict:
+    downs, fact = _downs(_nic(subject))
+    siblings = [_downs(other)[0] for other in patient.fabric_nics if other is not _nic(subject)]
+    least = min(siblings, default=0)
+    line = evidence(fact, f"went down {downs} times")
+    if downs - least < FLAPS_ABOVE_SIBLINGS:
+        return clear(f"the link went down {downs} times", line)
+    compared = f"; another fabric NIC {least} times" if siblings else ""
+    return fires(f"the link went down {downs} times{compared}", line)
+
+
+def _judge_lossless(patient: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    need(nic.link_layer)
+    trust, pfc, ecn = need(nic.trust), need(nic.pfc), need(nic.ecn)
+    lines = [evidence(nic.trust), evidence(nic.pfc, _priorities(pfc)), evidence(nic.ecn, _priorities(ecn))]
+    faults = []
+    if trust != "dscp":
+        faults.append(f"priorities come from {trust}, which routed RoCE packets do not carry")
+    if not pfc and not ecn:
+        faults.append("neither flow control (PFC) nor congestion notification (ECN) is on for any priority")
+    elif not pfc or not ecn:
+        missing = "PFC" if not pfc else "ECN"
+        faults.append(f"{missing} is on for no priority")
+    settings = Counter(found for other in patient.fabric_nics if (found := _settings(other)) is not None)
+    unlike = [label(other) for other in patient.fabric_nics if _settings(other) not in (None, (trust, pfc, ecn))]
+    if settings and settings[trust, pfc, ecn] < max(settings.values()):
+        faults.append(f"set otherwise than {', '.join(unlike)}")
+    return fires("; ".join(faults), *lines) if faults else clear("DSCP is trusted, PFC and ECN are on", *lines)
+
+
+def _settings(nic: Nic) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+    if isinstance(nic.trust, Known) and isinstance(nic.pfc, Known) and isinstance(nic.ecn, Known):
+        return nic.trust.value, nic.pfc.value, nic.ecn.value
+    return None
+
+
+def _priorities(priorities: Sequence[int]) -> str:
+    return f"priorities {', '.join(map(str, priorities))}" if priorities else "no priority"
+
+
+def _judge_firmware(patient: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    own, board = need(nic.firmware), need(nic.board)
+    others = [other for other in patient.fabric_nics if isinstance(other.board, Known) and other.board.value == board]
+    versions = Counter(other.firmware.value for other in others if isinstance(other.firmware, Known))
+    count = max(versions.values())
+    # Where no release is the most common one, nobody is the odd one: all are named.
+    if versions[own] == count and list(versions.values()).count(count) == 1:
+        return clear(f"firmware {own}", evidence(nic.firmware))
+    listed = ", ".join(f"{version} on {number}" for version, number in sorted(versions.items()))
+    return fires(f"firmware {own}; boards {board} here have {listed}", evidence(nic.firmware), evidence(nic.board))
+
+
+def _judge_rail(patient: Patient, subject: Subject) -> Verdict:
+    nic = _nic(subject)
+    neighbours: Mapping[str, LldpNeighbour] = {neighbour.netdev: neighbour for neighbour in need(patient.machine.lldp)}
+    switches = {label(other): found.switch for other in patient.fabric_nics if (found := neighbours.get(_netdev(other))) is not None}
+    own = neighbours.get(_netdev(nic))
+    if own is None:
+        return unknown(f"no LLDP neighbour is known at {_netdev(nic)}")
+    line = f"{_lldp_evidence(patient)}: {_netdev(nic)} - {own.switch} {own.port}"
+    sharing = [name for name, switch in switches.items() if switch == own.switch and name != label(nic)]
+    counts = Counter(switches.values())
+    # One leaf for all is a tree network, equal shares are rails or pairs of rails; a leaf with more NICs than another is a wrong cable.
+    if len(set(counts.values())) == 1 or counts[own.switch] == min(counts.values()):
+        return clear(f"goes to {own.switch}", line)
+    return fires(f"goes to {own.switch}, as does {', '.join(sharing)}, while other leafs have fewer", line)
+
+
+def _lldp_evidence(patient: Patient) -> str:
+    return patient.machine.lldp.evidence if isinstance(patient.machine.lldp, Known) else ""
+
+
+CHECKS = (
+    Check(
+        "nic.down",
+        "Fabric NIC is down",
+        Severity.error,
+        "/sys/class/infiniband/*/ports/*/state, phys_state",
+        "",
+        "Look at cable, transceiver and switch port; `rdma link`, `mlxlink -d DEVICE`.",
+        "Linux Documentation/ABI/stable/sysfs-class-infiniband",
+        _judge_down,
+        _nics,
+        "no fabric NIC",
+    ),
+    Check(
+        "nic.mtu",
+        "MTU too small for RoCE",
+        Severity.warning,
+        "/sys/class/net/*/mtu; link layer of the RDMA port",
+        "Four times the packets for the same bytes: more headers on the wire and more work for NIC and switches.",
+        "",
+        "NVIDIA RoCE configuration guide: netdevice MTU of 4200 or more for a RoCE MTU of 4096",
+        _judge_mtu,
+        _roce_nics,
+        "no fabric NIC on Ethernet",
+    ),
+    Check(
+        "nic.bond",
+        "Fabric NIC is part of a bond",
+        Severity.warning,
+        "/sys/class/net/*/master; NCCL_IB_QPS_PER_CONNECTION of a job",
+        "A connection keeps to one member of the bond, so that a few large flows load one port and leave the other idle.",
+        "Take the ports apart and give each an address of its rail; or set NCCL_IB_QPS_PER_CONNECTION to 2 or more.",
+        "NCCL user guide 2.30, NCCL_IB_QPS_PER_CONNECTION; ucx#9520",
+        _judge_bond,
+        _nics,
+        "no fabric NIC",
+    ),
+    Check(
+        "nic.errors",
+        "Port counts errors",
+        Severity.warning,
+        "/sys/class/infiniband/*/ports/*/counters, hw_counters; netdevice statistics",
+        "Lost or damaged packets are sent again; RDMA sends everything since the loss again, so a few cost much.",
+        "Clean or replace cable and transceiver; on RoCE check PFC and ECN along the path. Counters start at driver load: see whether "
+        "they still grow.",
+        "InfiniBand specification 1.7, PortCounters; Linux Documentation/ABI/stable/sysfs-class-infiniband",
+        _judge_errors,
+        _nics,
+        "no fabric NIC",
+    ),
+    Check(
+        "nic.flaps",
+        "Link goes down again and again",
+        Severity.error,
+        "counters/link_downed, /sys/class/net/*/carrier_changes of all fabric NICs",
+        "Each time, connections over it time out: jobs abort, or hang for NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT.",
+        "Replace cable or transceiver; look at the switch's log for the port.",
+        "InfiniBand specification 1.7, PortCounters LinkDownedCounter; Linux Documentation/ABI/testing/sysfs-class-net",
+        _judge_flaps,
+        _nics,
+        "no fabric NIC",
+    ),
+    Check(
+        "nic.lossless",
+        "RoCE without DSCP trust, PFC or ECN",
+        Severity.warning,
+        "mlnx_qos or `dcb` output; /sys/class/net/*/ecn",
+        "Under incast, as in all-to-all, switches drop packets instead of pausing or marking them, and RoCE slows down by far more "
+        "than the loss.",
+        "mlnx_qos -i NETDEV --trust dscp --pfc 0,0,0,1,0,0,0,0 and ECN on the same priority, as the switches have it.",
+        "NVIDIA, Recommended network configuration examples for RoCE deployment",
+        _judge_lossless,
+        _roce_nics,
+        "no fabric NIC on Ethernet",
+    ),
+    Check(
+        "nic.firmware",
+        "Firmware differs between equal NICs",
+        Severity.warning,
+        "/sys/class/infiniband/*/fw_ver, board_id",
+        "NICs of one job behave differently: congestion control, defaults and bugs are the firmware's.",
+        "Update all boards of one id to the same release (mlxfwmanager).",
+        "NVIDIA ConnectX firmware release notes, by release",
+        _judge_firmware,
+        _nics,
+        "no fabric NIC",
+    ),
+    Check(
+        "nic.rail",
+        "Cable leads to the wrong rail",
+        Severity.error,
+        "LLDP neighbours of fabric NICs (lldpctl or networkctl)",
+        "Traffic of this rail crosses the spine and meets that of another rail at one leaf port; rail-optimised collectives slow down "
+        "for everybody.",
+        "Plug the cable into the leaf of its rail.",
+        "IEEE 802.1AB; NVIDIA DGX SuperPOD reference architecture, rail-optimised compute fabric",
+        _judge_rail,
+        _nics,
+        "no fabric NIC",
+    ),
+)

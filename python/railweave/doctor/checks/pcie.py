@@ -1,0 +1,288 @@
+"""PCI Express: redirected peer traffic, translation, narrow or slow links, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from railweave.doctor.check import Check, MissingError, Subject, Verdict, clear, fires, unknown
+from railweave.doctor.effect import pcie_GBps, with_links_at, without_gdr
+from railweave.doctor.finding import Severity
+from railweave.doctor.patient import Patient, Way, bus_ids, evidence, label, need
+from railweave.machine import pci_config
+from railweave.machine.facts import Gpu, Known, Nic, PciDevice, PciLink
+
+REDIRECTS = ("ReqRedir", "CmpltRedir", "UpstreamFwd")
+_CONNECTX8 = 0x1023  # pci.ids, vendor 15b3
+
+
+def _ends(patient: Patient) -> tuple[Gpu | Nic, ...]:
+    """GPUs and fabric NICs."""
+    return (*patient.gpus, *patient.fabric_nics)
+
+
+def _peer_paths(patient: Patient) -> Sequence[Subject]:
+    """GPU-NIC and GPU-GPU pairs that meet below the CPU: only there can a bridge send peer traffic a longer way than it needs."""
+    found = []
+    gpus = patient.gpus
+    pairs: list[tuple[Gpu, Gpu | Nic]] = [(gpu, nic) for gpu in gpus for nic in patient.fabric_nics]
+    pairs += [(one, other) for place, one in enumerate(gpus) for other in gpus[place + 1 :]]
+    for one, other in pairs:
+        way = patient.way(patient.need_device(one), patient.need_device(other))
+        if way.common is not None and not (isinstance(other, Gpu) and _by_nvlink(one, other)):
+            found.append(Subject(f"{label(one)} - {label(other)}", (one, other, way), bus_ids(one, other)))
+    return found
+
+
+def _by_nvlink(one: Gpu, other: Gpu) -> bool:
+    """Whether two GPUs are known to reach each other over NVLink, so that their PCIe path does not matter."""
+    if isinstance(one.nvlinks, Known) and isinstance(other.nvlinks, Known):
+        to_switch = all(
+            any(link.remote == "switch" for link in gpu.nvlinks.value) for gpu in (one, other) if isinstance(gpu.nvlinks, Known)
+        )
+        direct = any(isinstance(link.remote_bus_id, Known) and link.remote_bus_id.value in bus_ids(other) for link in one.nvlinks.value)
+        return to_switch or direct
+    return False
+
+
+def _judge_acs(patient: Patient, subject: Subject) -> Verdict:
+    one, other, way = subject.facts
+    assert isinstance(one, Gpu)
+    assert isinstance(other, (Gpu, Nic))
+    assert isinstance(way, Way)
+    if patient.is_virtual:
+        return unknown("a guest does not see the host's ACS registers; the host must keep ACS on and switch ATS on (pcie.ats)")
+    read = [(bridge, pci_config.acs(_extended(bridge))) for bridge in way.bridges]
+    on = [(bridge, acs, [bit for bit in REDIRECTS if bit in acs.on]) for bridge, acs in read if acs is not None]
+    registers = [
+        f"{bridge.bus_id} ACSCtl (config {acs.offset:#05x}): {' '.join(f'{bit}{_sign(bit in acs.on)}' for bit in REDIRECTS)}"
+        for bridge, acs, _ in on
+    ]
+    redirecting = [f"{bridge.bus_id} {', '.join(bits)}" for bridge, _, bits in on if bits]
+    if not redirecting:
+        return clear("no bridge between them redirects peer traffic", *registers)
+    if _data_direct(patient, other):
+        return unknown(
+            "Grace with ConnectX-8 Data Direct sets these bits on purpose; `rdma_topo check` of rdma-core tells whether rightly", *registers
+        )
+    if isinstance(other, Gpu) and not isinstance(one.nvlinks, Known):
+        raise MissingError(f"PCIe peer traffic is redirected ({'; '.join(redirecting)}), but not whether they have NVLink: {one.nvlinks}")
+    ports = [bridge.bus_id for bridge, _, bits in on if bits]
+    commands = "; ".join(f"setpci -s {port} ECAP_ACS+6.w=0:1c" for port in ports)
+    effect = (
+        "Peer reads and writes go up to the CPU and back instead of turning round in the switch; NCCL may also hang or stop using them."
+    )
+    if isinstance(other, Nic):
+        effect += without_gdr(patient, subject.devices)
+    return fires(
+        f"ACS redirects peer traffic at {'; '.join(redirecting)}",
+        *registers,
+        effect=effect,
+        fix=f"Until the next boot, as root: {commands}. For good: switch ACS (or VT-d/AMD-Vi, where no VM needs it) off in the BIOS.",
+    )
+
+
+def _sign(on: bool) -> str:
+    return "+" if on else "-"
+
+
+def _extended(bridge: PciDevice) -> bytes:
+    config = need(bridge.config)
+    if not pci_config.has_extended_space(config):
+        where = bridge.config.evidence if isinstance(bridge.config, Known) else bridge.bus_id
+        raise MissingError(f"{where}: only {len(config)} bytes of the configuration space are readable; ACS needs root")
+    return config
+
+
+def _data_direct(patient: Patient, other: Gpu | Nic) -> bool:
+    device = patient.device(other.bus_id)
+    is_connectx8 = device is not None and device.device == Known(_CONNECTX8, getattr(device.device, "evidence", ""))
+    return is_connectx8 and need(patient.machine.cpus.arch) == "aarch64"
+
+
+def _nics_of_a_guest(patient: Patient) -> Sequence[Subject]:
+    if not patient.is_virtual or not patient.gpus:
+        return ()
+    return [Subject(label(nic), (nic,), bus_ids(nic)) for nic in patient.fabric_nics]
+
+
+def _judge_ats(patient: Patient, subject: Subject) -> Verdict:
+    (nic,) = subject.facts
+    assert isinstance(nic, Nic)
+    device = patient.need_device(nic)
+    ats = pci_config.ats(_extended(device))
+    if ats is None:
+        return unknown("the guest sees no ATS capability on this NIC; ask the host (lspci -vvv: ATSCtl)", evidence(device.config, "no ATS"))
+    register = f"{device.bus_id} ATSCtl (config {ats.offset:#05x}): Enable{_sign(ats.enabled)}"
+    return (
+        clear("the NIC translates addresses itself", register)
+        if ats.enabled
+        else fires("ATS is off", register, effect=without_gdr(patient))
+    )
+
+
+def _devices(patient: Patient) -> Sequence[Subject]:
+    return [Subject(label(each), (each,), bus_ids(each)) for each in _ends(patient)]
+
+
+def _judge_iommu(patient: Patient, subject: Subject) -> Verdict:
+    (end,) = subject.facts
+    assert isinstance(end, (Gpu, Nic))
+    device = patient.need_device(end)
+    if need(device.iommu_group) is None:
+        return clear("no IOMMU in its way", evidence(device.iommu_group, "none"))
+    mode = need(device.iommu_domain)
+    if mode == "identity":
+        return clear("the IOMMU passes its addresses through", evidence(device.iommu_domain))
+    return fires(f"the IOMMU translates its addresses ({mode})", evidence(device.iommu_domain))
+
+
+def _links(patient: Patient) -> Sequence[Subject]:
+    """The link of each GPU and fabric NIC, and those of the bridges above, each once."""
+    found: dict[str, Subject] = {}
+    for end in _ends(patient):
+        device = patient.need_device(end)
+        found.setdefault(device.bus_id, Subject(label(end), (device, patient.parent(device), isinstance(end, Gpu)), bus_ids(end)))
+        for bridge in patient.machine.ancestors(device.bus_id):
+            above = patient.parent(bridge)
+            if above is not None and isinstance(bridge.link, Known):
+                found.setdefault(bridge.bus_id, Subject(f"bridge {bridge.bus_id}", (bridge, above, False), bus_ids(end)))
+    return list(found.values())
+
+
+def _judge_link(patient: Patient, subject: Subject) -> Verdict:
+    device, above, idles = subject.facts
+    assert isinstance(device, PciDevice)
+    now, own = need(device.link), need(device.link_max)
+    able = own
+    if isinstance(above, PciDevice):
+        bridge = need(above.link_max)
+        able = PciLink(min(own.speed_GTps, bridge.speed_GTps), min(own.width, bridge.width))
+    lines = [evidence(device.link), evidence(device.link_max)]
+    if isinstance(above, PciDevice):
+        lines.append(evidence(above.link_max))
+    loaded = patient.probes.link_under_load(device.bus_id) if patient.probes is not None else None
+    if loaded is not None:
+        now = loaded.value
+        lines.append(evidence(loaded))
+    narrow, slow = now.width < able.width, now.speed_GTps < able.speed_GTps
+    if not narrow and not slow:
+        return clear(f"{now}, all that both ends can do", *lines)
+    if not narrow and idles and loaded is None:
+        return unknown(f"{now} of {able}: GPUs that idle lower their link's speed; --probe measures it under load", *lines)
+    effect = f"It carries {pcie_GBps(now):.1f} GB/s each way instead of {pcie_GBps(able):.1f} GB/s." + with_links_at(
+        patient, subject.devices, now
+    )
+    return fires(f"{now}; both ends can do {able}", *lines, effect=effect)
+
+
+def _judge_aer(patient: Patient, subject: Subject) -> Verdict:
+    device = subject.facts[0]
+    assert isinstance(device, PciDevice)
+    counts = need(device.aer)
+    line = evidence(device.aer, ", ".join(f"{kind} {count}" for kind, count in counts.items()))
+    severe = {kind: count for kind, count in counts.items() if count and kind != "correctable"}
+    if severe:
+        return fires(", ".join(f"{count} {kind} errors" for kind, count in severe.items()), line)
+    if counts.get("correctable", 0):
+        effect = "The link repeated packets, which costs bandwidth while it lasts. A few since boot are common; a growing count is not."
+        return fires(f"{counts['correctable']} corrected errors since boot", line, effect=effect, severity=Severity.info)
+    return clear("no errors since boot", line)
+
+
+def _guest_with_gpus(patient: Patient) -> Sequence[Subject]:
+    return [Subject("machine")] if patient.is_virtual and patient.gpus and patient.fabric_nics else []
+
+
+def _judge_topology_file(patient: Patient, _: Subject) -> Verdict:
+    gpus = patient.gpus
+    near = [gpu for gpu in gpus if patient.nearest_nics(gpu)[0] in ("PIX", "PXB")]
+    if near:
+        return clear("the guest sees which GPU and NIC share a switch", f"{label(near[0])}: {patient.nearest_nics(near[0])[0]} to a NIC")
+    provided = need(patient.machine.host.topology_file)
+    if provided is not None:
+        return clear(f"NCCL reads {provided}", evidence(patient.machine.host.topology_file))
+    if patient.machine.process is not None and patient.environ.get("NCCL_TOPO_FILE"):
+        return clear("the job names a topology file", f"NCCL_TOPO_FILE={patient.environ['NCCL_TOPO_FILE']}")
+    return fires(
+        "the guest shows no switch above any GPU and NIC, and nothing here names a topology file",
+        evidence(patient.machine.host.topology_file),
+    )
+
+
+CHECKS = (
+    Check(
+        "pcie.acs-redirect",
+        "ACS redirects peer-to-peer traffic",
+        Severity.error,
+        "configuration space (ACS control) of each bridge between a GPU and a NIC or GPU of the same switch; hypervisor flag",
+        "",
+        "",
+        "NCCL user guide 2.30, troubleshooting, PCI Access Control Services; nccl#606 (judge ReqRedir, CmpltRedir, UpstreamFwd, not "
+        "SrcValid); "
+        "Grace exception: rdma-core rdma_topo",
+        _judge_acs,
+        _peer_paths,
+        "no GPU shares a PCIe switch with a fabric NIC, or with a GPU that it reaches by PCIe only",
+    ),
+    Check(
+        "pcie.ats",
+        "Address translation off in a virtual machine",
+        Severity.error,
+        "hypervisor flag; configuration space (ATS control) of each fabric NIC",
+        "With ACS on, as virtual machines need it, each peer transaction goes up to the IOMMU.",
+        "On the host: mlxconfig -d DEVICE set ATS_ENABLED=1, restart, and give the guest a device with ATS.",
+        "NCCL user guide 2.30, troubleshooting, PCI Access Control Services: virtual machines; nccl#1464",
+        _judge_ats,
+        _nics_of_a_guest,
+        "not a virtual machine with GPUs and fabric NICs",
+    ),
+    Check(
+        "pcie.iommu",
+        "IOMMU translates device addresses",
+        Severity.warning,
+        "/sys/bus/pci/devices/*/iommu_group, .../type",
+        "Each DMA of GPU and NIC is looked up in the IOMMU; peer traffic can lose bandwidth, or stop to work where groups differ.",
+        "Boot with iommu=pt (and intel_iommu=on or amd_iommu=on where virtual functions need it), or switch the IOMMU off in the BIOS.",
+        "NVIDIA GPUDirect Storage and GPUDirect RDMA guides (IOMMU off or pass-through); Linux admin-guide/kernel-parameters: iommu=pt",
+        _judge_iommu,
+        _devices,
+        "no GPU and no fabric NIC",
+    ),
+    Check(
+        "pcie.link",
+        "PCIe link below what both ends can do",
+        Severity.warning,
+        "current_link_speed, current_link_width, max_link_* of the device and of the bridge above it; under load with --probe",
+        "",
+        "Reseat the card or riser; look at the slot's lanes and speed in the BIOS; a link that trains lower again has a bad card, "
+        "cable or slot.",
+        "PCI Express base specification 6.0, link training; hwloc#653 (idle GPUs lower their speed)",
+        _judge_link,
+        _links,
+        "no GPU and no fabric NIC",
+    ),
+    Check(
+        "pcie.aer",
+        "PCIe errors",
+        Severity.error,
+        "/sys/bus/pci/devices/*/aer_dev_*",
+        "Transfers of this device failed; jobs see lost GPUs, RDMA errors or wrong data.",
+        "Look at the kernel log for 'AER:'; reseat or replace the part that reports them.",
+        "Linux PCI/pcieaer-howto; PCI Express base specification 6.0, 6.2",
+        _judge_aer,
+        _links,
+        "no GPU and no fabric NIC",
+    ),
+    Check(
+        "vm.topology-file",
+        "Virtual machine without a topology file",
+        Severity.warning,
+        "hypervisor flag; PCI tree; /var/run/nvidia-topologyd/virtualTopology.xml; /etc/nccl.conf; NCCL_TOPO_FILE of a job",
+        "NCCL cannot tell which NIC is near which GPU: it may not use GPUDirect RDMA and PXN, and takes NICs in an order of its own.",
+        "Describe the host's real tree in a file (railweave topo --nccl-xml there) and set NCCL_TOPO_FILE in /etc/nccl.conf.",
+        "NCCL user guide 2.30, NCCL_TOPO_FILE; nccl-tests#256; nccl#1464",
+        _judge_topology_file,
+        _guest_with_gpus,
+        "not a virtual machine with GPUs and fabric NICs",
+    ),
+)

@@ -1,0 +1,103 @@
+"""Findings as one HTML file: the picture of each machine, what fires with evidence, effect and fix, what is unknown and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from railweave.doctor.compare import Comparison
+from railweave.doctor.examination import Examination
+from railweave.doctor.finding import Answer, Finding
+from railweave.doctor.text import groups, summary, title
+from railweave.report.page import Note, Page
+
+# A fleet's page shows what fires on the machines that have something; the rest is a line in the table.
+_SHOWN_IN_FULL = 16
+
+
+def page(examinations: Sequence[Examination], comparison: Comparison | None, pictures: Sequence[str | None], command: str) -> str:
+    """The document; `pictures` has an <svg> for each machine, or None where its fabric is not known."""
+    if len(examinations) == 1:
+        result = Page(f"Doctor: {examinations[0].name}", summary(examinations[0]))
+    else:
+        result = Page(f"Doctor: {len(examinations)} machines", _fleet_line(examinations, comparison))
+        result.table(
+            "Machines",
+            "Findings that fire, by severity, and what could not be read.",
+            ["machine", "error", "warning", "info", "unknown", "clear", "differs in"],
+            [_row(examination, comparison) for examination in examinations],
+            1,
+        )
+        if comparison is not None and comparison.differences:
+            result.table(
+                "What differs",
+                "A value that more than half of the machines have is the usual one.",
+                ["what", "usual", "other", "on"],
+                [
+                    [difference.what if place == 0 else "", difference.usual or "none", value, ", ".join(machines)]
+                    for difference in comparison.differences
+                    for place, (value, machines) in enumerate(difference.odd.items())
+                ],
+                4,
+            )
+    shown = sorted(zip(examinations, pictures, strict=True), key=lambda pair: -_weight(pair[0]))[:_SHOWN_IN_FULL]
+    for examination, picture in shown:
+        _machine(result, examination, picture, len(examinations) > 1)
+    facts = [("machines", ", ".join(examination.name for examination in examinations))]
+    result.facts("Where this comes from", facts, command)
+    return result.render()
+
+
+def _weight(examination: Examination) -> int:
+    return sum(10**finding.severity.rank for finding in examination.with_answer(Answer.fires))
+
+
+def _fleet_line(examinations: Sequence[Examination], comparison: Comparison | None) -> str:
+    odd = comparison.odd_ones if comparison is not None else ()
+    return f"Odd ones out: {', '.join(name for name, _ in odd)}." if odd else "No machine differs from a majority."
+
+
+def _row(examination: Examination, comparison: Comparison | None) -> list[str]:
+    fired = examination.with_answer(Answer.fires)
+    counts = [str(sum(finding.severity.value == name for finding in fired)) for name in ("error", "warning", "info")]
+    differs = dict(comparison.odd_ones).get(examination.name, 0) if comparison is not None else 0
+    rest = [str(len(examination.with_answer(answer))) for answer in (Answer.unknown, Answer.clear)]
+    return [examination.name, *counts, *rest, f"{differs} things" if differs else "nothing"]
+
+
+def _machine(result: Page, examination: Examination, picture: str | None, several: bool) -> None:
+    of = f": {examination.name}" if several else ""
+    fired = groups(examination.with_answer(Answer.fires))
+    if picture is not None:
+        result.figure(f"The machine{of}", f"Fabric NICs: {examination.fabric_nics}.", picture)
+    text = "" if fired else "Nothing that could be judged is wrong."
+    result.notes(f"Findings{of}", text, [_note(group) for group in fired])
+    unknown = examination.with_answer(Answer.unknown)
+    if unknown:
+        result.table(
+            f"Unknown{of}",
+            "Not readable here, and not guessed.",
+            ["check", "subject", "why"],
+            [[group[0].check, ", ".join(finding.subject for finding in group), group[0].text] for group in groups(unknown)],
+            3,
+        )
+    clear = examination.with_answer(Answer.clear)
+    result.table(
+        f"Clear{of}",
+        "Judged, and found as it should be.",
+        ["check", "subject", "found"],
+        [[group[0].check, ", ".join(finding.subject for finding in group), group[0].text] for group in groups(clear)],
+        3,
+    )
+
+
+def _note(group: Sequence[Finding]) -> Note:
+    first = group[0]
+    evidence = tuple(dict.fromkeys(line for finding in group for line in finding.evidence))
+    return Note(
+        first.severity.value,
+        title(first.check),
+        first.check,
+        f"{', '.join(finding.subject for finding in group)}: {first.text}",
+        evidence,
+        (("Effect", first.effect), ("Fix", first.fix), ("Source", first.source)),
+    )

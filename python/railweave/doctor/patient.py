@@ -1,0 +1,232 @@
+"""The machine under examination, with what many checks ask of it: which NICs serve the GPUs, how far apart devices are, what is a job's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from railweave.doctor.check import MissingError
+from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
+from railweave.machine.paths import WAYS, pci_way
+
+if TYPE_CHECKING:
+    from railweave.doctor.probe import Probes
+    from railweave.fabric import Fabric
+
+T = TypeVar("T")
+
+
+def need(fact: Fact[T]) -> T:
+    """The value, or MissingError with the reason and the path."""
+    if isinstance(fact, Unknown):
+        raise MissingError(str(fact))
+    return fact.value
+
+
+def evidence(fact: Fact[object], value: object = None) -> str:
+    """Where a fact was read, with what stood there."""
+    if isinstance(fact, Unknown):
+        return str(fact)
+    return f"{fact.evidence}: {fact.value if value is None else value}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """The PCIe path between two functions."""
+
+    kind: str  # As `railweave.machine.paths.WAYS` has them.
+    bridges: tuple[PciDevice, ...]  # Those that a transaction crosses, from one end to the other, without the common one.
+    common: PciDevice | None  # The bridge where both sides meet; None when they meet in the CPU.
+
+
+class Patient:
+    """A machine, a job on it if one is judged, and what probes measured."""
+
+    def __init__(self, machine: Machine, named_nics: Sequence[str] = (), probes: Probes | None = None) -> None:
+        self.machine = machine
+        self.probes = probes
+        self._named_nics = tuple(named_nics)
+        self._ways: dict[tuple[str, str], Way] = {}
+        self._fabrics: dict[int, Fabric | MissingError] = {}
+        self._by_bus_id = {device.bus_id: device for device in machine.pci.value} if isinstance(machine.pci, Known) else {}
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs; MissingError when that is not known."""
+        return need(self.machine.gpus)
+
+    @property
+    def nics(self) -> tuple[Nic, ...]:
+        """All ports."""
+        return need(self.machine.nics)
+
+    @property
+    def job(self) -> Process:
+        """The process that is judged."""
+        if self.machine.process is None:
+            raise MissingError("no job is judged: --pid N names a process of one")
+        return self.machine.process
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The job's variables of communication libraries and launchers."""
+        return dict(need(self.job.environ))
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether this is a virtual machine."""
+        return need(self.machine.host.hypervisor)
+
+    @property
+    def fabric_nics(self) -> tuple[Nic, ...]:
+        """Ports of the GPU network."""
+        return self._fabric_nics[0]
+
+    @property
+    def fabric_nics_why(self) -> str:
+        """Which ports were taken for the GPU network, and why."""
+        try:
+            chosen, why = self._fabric_nics
+        except MissingError as missing:
+            return f"unknown: {missing}"
+        return f"{', '.join(nic.name for nic in chosen) or 'none'}: {why}"
+
+    @functools.cached_property
+    def _fabric_nics(self) -> tuple[tuple[Nic, ...], str]:
+        """Named ones; else physical RDMA ports of the fastest rate here. A rate that a port of a link that is down does not tell counts as
+        fast: a dead rail must not hide itself."""
+        if self._named_nics:
+            by_name = {nic.name: nic for nic in self.nics} | {f"{nic.name}:{nic.port}": nic for nic in self.nics}
+            missing = [name for name in self._named_nics if name not in by_name]
+            if missing:
+                raise MissingError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in self.nics) or 'none'}")
+            return tuple(by_name[name] for name in self._named_nics), "named"
+        ports = [
+            nic for nic in self.nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None and not self._is_virtual_function(nic)
+        ]
+        rates = [nic.rate_bps.value for nic in ports if isinstance(nic.rate_bps, Known) and self.is_up(nic)]
+        fastest = max(rates, default=0)
+        chosen = [nic for nic in ports if not self.is_up(nic) or not isinstance(nic.rate_bps, Known) or nic.rate_bps.value == fastest]
+        if not ports:
+            return (), "no RDMA port here"
+        if not any(self.is_up(nic) for nic in chosen):
+            return tuple(ports), "all RDMA ports; none is up"
+        left = len(ports) - len(chosen)
+        slower = f"; {left} slower ones serve something else" if left else ""
+        return tuple(chosen), f"RDMA ports of the fastest rate, {fastest / 1e9:g} Gbit/s{slower}; --nics names others"
+
+    def is_up(self, nic: Nic) -> bool:
+        """Whether a port is known to be up."""
+        return isinstance(nic.state, Known) and nic.state.value in ("active", "up")
+
+    def _is_virtual_function(self, nic: Nic) -> bool:
+        device = self.device(nic.bus_id)
+        return device is not None and isinstance(device.physical_function, Known) and device.physical_function.value is not None
+
+    def device(self, bus_id: Fact[str] | Fact[str | None]) -> PciDevice | None:
+        """The PCI function of a GPU or NIC, where it is known."""
+        return self._by_bus_id.get(bus_id.value) if isinstance(bus_id, Known) and bus_id.value is not None else None
+
+    def need_device(self, what: Gpu | Nic) -> PciDevice:
+        """The PCI function; MissingError when the tree does not have it."""
+        bus_id = need(what.bus_id)
+        if bus_id is None:
+            raise MissingError(f"{label(what)} is not on the PCI bus")
+        need(self.machine.pci)
+        device = self._by_bus_id.get(bus_id)
+        if device is None:
+            raise MissingError(f"{label(what)}: no PCI function {bus_id} in the tree")
+        return device
+
+    def parent(self, device: PciDevice) -> PciDevice | None:
+        """The bridge above a function."""
+        return self._by_bus_id.get(device.parent) if device.parent is not None else None
+
+    def way(self, one: PciDevice, other: PciDevice) -> Way:
+        """The path between two functions of the tree."""
+        key = (one.bus_id, other.bus_id)
+        if key not in self._ways:
+            self._ways[key] = self._find_way(one, other)
+        return self._ways[key]
+
+    def _find_way(self, one: PciDevice, other: PciDevice) -> Way:
+        kind = need(pci_way(self.machine, one.bus_id, other.bus_id))
+        left, right = self.machine.ancestors(one.bus_id), self.machine.ancestors(other.bus_id)
+        ids = {bridge.bus_id for bridge in right}
+        common = next((bridge for bridge in left if bridge.bus_id in ids), None)
+        if common is not None:
+            left = left[: left.index(common)]
+            right = right[: [bridge.bus_id for bridge in right].index(common.bus_id)]
+        return Way(kind, (*left, *reversed(right)), common)
+
+    def nearest_nics(self, gpu: Gpu) -> tuple[str, tuple[Nic, ...]]:
+        """The least distance from a GPU to a fabric NIC, and the NICs at it."""
+        device = self.need_device(gpu)
+        ways = [(self.way(device, self.need_device(nic)).kind, nic) for nic in self.fabric_nics]
+        if not ways:
+            raise MissingError("there is no fabric NIC")
+        least = min((kind for kind, _ in ways), key=WAYS.index)
+        return least, tuple(nic for kind, nic in ways if kind == least)
+
+    def fabric(self, nodes: int) -> Fabric:
+        """That many machines like this one, joined by rails; MissingError when too little is known for it."""
+        if nodes not in self._fabrics:
+            self._fabrics[nodes] = self._make_fabric(nodes)
+        made = self._fabrics[nodes]
+        if isinstance(made, MissingError):
+            raise made
+        return made
+
+    def _make_fabric(self, nodes: int) -> Fabric | MissingError:
+        from railweave.errors import Error
+        from railweave.machine.fabric import fabric_of
+
+        try:
+            return fabric_of(self.machine, nodes)[0]
+        except Error as error:
+            return MissingError(str(error))
+
+    @property
+    def job_gpu(self) -> Gpu:
+        """The GPU of the job's process: the one it sees, else the one of its local rank among those it sees."""
+        environ, gpus = self.environ, self.gpus
+        visible = list(gpus)
+        listed = environ.get("CUDA_VISIBLE_DEVICES")
+        if listed is not None:
+            numbers = [word.strip() for word in listed.split(",") if word.strip()]
+            if not all(word.isdecimal() and int(word) < len(gpus) for word in numbers):
+                raise MissingError(f"CUDA_VISIBLE_DEVICES={listed}: not numbers of GPUs of this machine")
+            visible = [gpus[int(word)] for word in numbers]
+        if len(visible) == 1:
+            return visible[0]
+        for variable in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
+            rank = environ.get(variable, "")
+            if rank.isdecimal() and visible:
+                return visible[int(rank) % len(visible)]
+        raise MissingError("which GPU the process uses: neither CUDA_VISIBLE_DEVICES names one, nor does a launcher's local rank")
+
+
+def label(what: Gpu | Nic) -> str:
+    """As findings name a GPU or a NIC."""
+    if isinstance(what, Gpu):
+        return f"GPU {what.index}"
+    return what.name if what.port == 1 else f"{what.name} port {what.port}"
+
+
+def bus_ids(*things: Gpu | Nic) -> tuple[str, ...]:
+    """PCI addresses of those that are known to have one."""
+    return tuple(thing.bus_id.value for thing in things if isinstance(thing.bus_id, Known) and thing.bus_id.value is not None)
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    """0-3,8 as Linux writes it."""
+    ordered = sorted(set(cpus))
+    parts: list[str] = []
+    start = 0
+    for place, cpu in enumerate(ordered):
+        if place + 1 == len(ordered) or ordered[place + 1] != cpu + 1:
+            parts.append(f"{ordered[start]}" if start == place else f"{ordered[start]}-{cpu}")
+            start = place + 1
+    return ",".join(parts) or "none"

@@ -1,0 +1,97 @@
+"""Findings as lines for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from railweave.doctor.catalogue import CHECKS
+from railweave.doctor.compare import Comparison
+from railweave.doctor.examination import Examination
+from railweave.doctor.finding import Answer, Finding
+
+_WIDTH = 120
+_TITLES = {check.id: check.title for check in CHECKS}
+
+
+def render(examination: Examination) -> str:
+    """What fires in full, what is unknown with the reason, and how many are clear."""
+    lines = [examination.name, f"fabric NICs: {examination.fabric_nics}", ""]
+    for group in groups(examination.with_answer(Answer.fires)):
+        lines += [*_fired(group), ""]
+    unknown = groups(examination.with_answer(Answer.unknown))
+    if unknown:
+        lines.append("Unknown, because not readable here:")
+        for group in unknown:
+            lines += list(_wrapped(f"{group[0].check}, {_subjects(group)}: {group[0].text}", "  "))
+        lines.append("")
+    lines.append(summary(examination))
+    return "\n".join(lines) + "\n"
+
+
+def summary(examination: Examination) -> str:
+    """One line: how many of what."""
+    fired = examination.with_answer(Answer.fires)
+    counts = [f"{sum(finding.severity.value == name for finding in fired)} {name}" for name in ("error", "warning", "info")]
+    return (
+        f"{', '.join(counts)}; {len(examination.with_answer(Answer.unknown))} unknown, {len(examination.with_answer(Answer.clear))} clear"
+    )
+
+
+def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one check that say the same, together, in order of the first."""
+    found: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        # What is unknown for one reason is one unknown; what fires is told by subject where it is told differently.
+        key = (finding.check, finding.severity, finding.text, finding.effect, finding.fix)
+        found.setdefault(key, []).append(finding)
+    return list(found.values())
+
+
+def title(check: str) -> str:
+    """A check's title by its id."""
+    return _TITLES[check]
+
+
+def _subjects(group: Sequence[Finding]) -> str:
+    return ", ".join(finding.subject for finding in group)
+
+
+def _fired(group: Sequence[Finding]) -> Iterator[str]:
+    first = group[0]
+    yield f"{first.severity.value.upper():<8}{title(first.check)} ({first.check})"
+    yield from _wrapped(f"{_subjects(group)}: {first.text}", "  ")
+    evidence = list(dict.fromkeys(line for finding in group for line in finding.evidence))
+    for line in evidence[:6]:
+        yield from _wrapped(line, "    ")
+    if len(evidence) > 6:
+        yield f"    ... {len(evidence) - 6} more lines (--json has all)"
+    for name, text in (("effect", first.effect), ("fix", first.fix), ("source", first.source)):
+        if text:
+            yield from _wrapped(f"{name}: {text}", "  ")
+
+
+def _wrapped(text: str, indent: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """What differs, and who is odd."""
+    lines = [f"{len(comparison.machines)} machines compared"]
+    if not comparison.differences:
+        return f"{lines[0]}: nothing differs\n"
+    lines.append("")
+    for difference in comparison.differences:
+        usual = f"usually {difference.usual}" if difference.usual is not None else "no value is usual"
+        lines += list(_wrapped(f"{difference.what}: {usual}", "  "))
+        for value, machines in difference.odd.items():
+            lines += list(_wrapped(f"{', '.join(machines)}: {value}", "    "))
+    lines.append("")
+    odd = comparison.odd_ones
+    if odd:
+        lines.append("Odd ones out: " + ", ".join(f"{name} ({count} {'thing' if count == 1 else 'things'})" for name, count in odd))
+    else:
+        lines.append("No machine is the odd one: no value has a majority.")
+    return "\n".join(lines) + "\n"
