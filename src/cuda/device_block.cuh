@@ -34,7 +34,16 @@ __device__ __forceinline__ void copy_vectors(std::byte* to, const std::byte* fro
 #pragma unroll
     for (std::uint32_t k = 0; k < kInFlight; ++k) out[i + k * kThreads] = values[k];
   }
-  for (; i < vectors; i += kThreads) out[i] = load16<Word>(from + 16ull * i);
+  // The rest, all at once again.
+  uint4 values[kInFlight];
+#pragma unroll
+  for (std::uint32_t k = 0; k < kInFlight; ++k) {
+    if (i + k * kThreads < vectors) values[k] = load16<Word>(from + 16ull * (i + k * kThreads));
+  }
+#pragma unroll
+  for (std::uint32_t k = 0; k < kInFlight; ++k) {
+    if (i + k * kThreads < vectors) out[i + k * kThreads] = values[k];
+  }
 }
 
 class DeviceBlock {
@@ -42,41 +51,62 @@ class DeviceBlock {
   __device__ __forceinline__ std::uint32_t blocks() const { return gridDim.x; }
   __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x; }
 
+  // One block has nobody to share the states with: they are in shared memory then.
+  __device__ __forceinline__ static MessageState* states(MessageState* in_global) {
+    __shared__ MessageState own[kMaxMessages];
+    if (gridDim.x > 1) return in_global;
+    for (std::uint32_t i = threadIdx.x; i < kMaxMessages; i += kThreads) own[i] = MessageState{};
+    __syncthreads();
+    return own;
+  }
+  __device__ __forceinline__ static std::uint64_t* numbers() {
+    __shared__ std::uint64_t own[kMaxMessages];
+    return own;
+  }
+
   // --- Words
   __device__ __forceinline__ static std::uint64_t relaxed(const std::uint64_t* word) {
     std::uint64_t value;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
   __device__ __forceinline__ static std::uint32_t relaxed(const std::uint32_t* word) {
     std::uint32_t value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
     return value;
   }
   __device__ __forceinline__ static std::uint64_t acquire(const std::uint64_t* word) {
     std::uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
   __device__ __forceinline__ static std::uint32_t acquire(const std::uint32_t* word) {
     std::uint32_t value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
     return value;
   }
   __device__ __forceinline__ static void store(std::uint64_t* word, std::uint64_t value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
   __device__ __forceinline__ static void store(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
   }
   __device__ __forceinline__ static void release(std::uint64_t* word, std::uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
   __device__ __forceinline__ static void release(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
   }
-  __device__ __forceinline__ static void release_here(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+  // Nothing that the block reads later depends on these bytes, and the kernel's end makes them visible to what follows.
+  __device__ __forceinline__ static std::uint64_t arrived(const std::uint64_t* word) { return relaxed(word); }
+  __device__ __forceinline__ static void announce(std::uint64_t* word, std::uint64_t value) {
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  // 16 bytes in one access; whoever changes a mapping writes its base before its name.
+  __device__ __forceinline__ static Mapping pair(const Mapping* mapping) {
+    Mapping value;
+    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(value.buffer), "=l"(value.base) : "l"(mapping) : "memory");
+    return value;
   }
   // Atomics are within this GPU: nobody else adds to these words.
   __device__ __forceinline__ static std::uint32_t add(std::uint32_t* word, std::uint32_t value) { return atomicAdd(word, value); }
@@ -91,11 +121,9 @@ class DeviceBlock {
                      static_cast<unsigned long long>(value)) == old;
   }
   __device__ __forceinline__ static void fence() { __threadfence_system(); }
-  __device__ __forceinline__ static void fence_here() { __threadfence(); }
 
   // --- Threads
   __device__ __forceinline__ static void sync() { __syncthreads(); }
-  __device__ __forceinline__ static void pause() { __nanosleep(20); }
   template <typename F>
   __device__ __forceinline__ void lead(F&& f) const {
     if ((threadIdx.x & 31) == 0) f();
@@ -117,15 +145,6 @@ class DeviceBlock {
     }
     __syncthreads();
     return *place;
-  }
-  template <typename F>
-  __device__ __forceinline__ auto one(F&& f) {
-    using Result = decltype(f());
-    return share([&] {
-      Result result{};
-      if (threadIdx.x == 0) result = f();
-      return result;
-    });
   }
   template <typename F>
   __device__ __forceinline__ std::uint64_t smallest(std::uint32_t count, F&& f) const {
@@ -180,10 +199,17 @@ class DeviceBlock {
   }
   __device__ __forceinline__ static void write_packets(Packet* to, const std::byte* from, std::uint32_t bytes, std::uint32_t flag) {
     const std::uint64_t mark = static_cast<std::uint64_t>(flag) << 32;
-    for (std::uint32_t at = threadIdx.x * 8; at < bytes; at += kThreads * 8) {
-      const std::uint64_t data = load_up_to_8(from + at, bytes - at);
-      asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to + at / 8), "l"((data & 0xffffffff) | mark),
-                   "l"(data >> 32 | mark)
+    std::uint64_t data[kRounds];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+      const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
+      if (at < bytes) data[k] = load_up_to_8(from + at, bytes - at);
+    }
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+      const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
+      if (at >= bytes) break;
+      asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to + at / 8), "l"((data[k] & 0xffffffff) | mark), "l"(data[k] >> 32 | mark)
                    : "memory");
     }
   }
@@ -191,14 +217,26 @@ class DeviceBlock {
   __device__ __forceinline__ static void read_packets(const Packet* from, std::byte* to, std::uint32_t bytes, std::uint32_t flag,
                                                       F&& give_up) {
     constexpr std::uint32_t kSpinsBetweenLooks = 1u << 16;
-    for (std::uint32_t at = threadIdx.x * 8; at < bytes; at += kThreads * 8) {
-      std::uint64_t low, high;
-      for (std::uint32_t spins = 1;; ++spins) {
-        asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(from + at / 8) : "memory");
-        if (low >> 32 == flag && high >> 32 == flag) break;
-        if (spins % kSpinsBetweenLooks == 0 && give_up()) return;
+    std::uint64_t low[kRounds], high[kRounds];
+    for (std::uint32_t spins = 1;; ++spins) {
+      bool all = true;
+#pragma unroll
+      for (std::uint32_t k = 0; k < kRounds; ++k) {
+        const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
+        if (at >= bytes) break;
+        asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(low[k]), "=l"(high[k]) : "l"(from + at / 8) : "memory");
       }
-      store_up_to_8(to + at, (low & 0xffffffff) | high << 32, bytes - at);
+#pragma unroll
+      for (std::uint32_t k = 0; k < kRounds; ++k) {
+        if ((threadIdx.x + k * kThreads) * 8 < bytes) all = all && low[k] >> 32 == flag && high[k] >> 32 == flag;
+      }
+      if (all) break;
+      if (spins % kSpinsBetweenLooks == 0 && give_up()) return;
+    }
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+      const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
+      if (at < bytes) store_up_to_8(to + at, (low[k] & 0xffffffff) | high[k] << 32, bytes - at);
     }
   }
   __device__ __forceinline__ static void wipe(Packet* packets) {
@@ -206,6 +244,9 @@ class DeviceBlock {
   }
 
  private:
+  static constexpr std::uint32_t kRounds = kPackets / kThreads;  // of packets, for a whole slot
+  static_assert(kRounds * kThreads == kPackets);
+
   __device__ __forceinline__ static std::byte load_byte(const std::byte* from) {
     return static_cast<std::byte>(__ldcg(reinterpret_cast<const unsigned char*>(from)));
   }

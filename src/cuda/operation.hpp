@@ -67,31 +67,27 @@ struct Message {
   Direction direction;
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on
-  bool reports;       // first of its communicator: copies the totals to the host
+  bool reports;       // first of its communicator in the operation: brings the totals up to date
+  Totals operation;   // those that report: what the operation adds
 };
 
-// Of a message while its operation runs.
+// MessageState::granted. While it is being granted the word `placed` of its place still counts the message before it there.
+inline constexpr std::uint32_t kUngranted = 0, kGranted = 1, kBeingGranted = 2;
+
+// Of a message while its operation runs. All zero before and after.
 struct MessageState {
-  std::uint64_t number;   // of the message, or of its first low-latency piece
-  std::uint64_t claimed;  // bytes that blocks have taken on
-  std::uint64_t moved;    // bytes that are where they belong
-  std::uint64_t route;    // sends: 0 undecided, kSlotRoute, or the address of the destination's buffer
+  std::uint64_t claimed;  // bytes that blocks have taken on; receives over slots: that are pulled or being pulled
   std::uint32_t granted;
-  std::uint32_t complete;
+  std::uint32_t complete;  // receives: `placed` of its port is in use for a later message
 };
-inline constexpr std::uint64_t kSlotRoute = 1;
 
 // As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1).
 inline constexpr std::uint32_t kMaxMessages = 256;
 
 // In device memory, one for each communicator. All zero between operations.
 struct OperationState {
-  std::uint32_t arrived;  // blocks
-  std::uint32_t ready;    // the messages' states are set
-  std::uint32_t left;     // blocks
-  std::uint32_t remaining;
+  std::uint32_t left;  // blocks
   std::uint32_t stopped;
-  std::uint32_t reserved;
   MessageState messages[kMaxMessages];
 };
 

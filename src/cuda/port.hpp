@@ -11,9 +11,9 @@ namespace railweave::cuda {
 inline constexpr std::uint32_t kGrants = 8;
 // Slots of a pair for what cannot be written into the user's buffer. With the low-latency slots they stay under 1 MiB a peer.
 inline constexpr std::uint32_t kSlots = 8;
-inline constexpr std::uint64_t kSlotBytes = 64u << 10;
+inline constexpr std::uint64_t kSlotBytes = 48u << 10;
 // Low-latency slots of a pair, bytes of data in each; every 4 bytes of data travel with a flag of 4 bytes.
-inline constexpr std::uint32_t kLowLatencySlots = 16;
+inline constexpr std::uint32_t kLowLatencySlots = 32;
 inline constexpr std::uint64_t kLowLatencyBytes = 8u << 10;
 // A low-latency slot is wiped once in so many uses: its flags are 31-bit, so that none that an old, longer message left can be taken for
 // new.
@@ -29,11 +29,11 @@ struct alignas(16) Packet {
 };
 inline constexpr std::uint64_t kPackets = kLowLatencyBytes / 8;
 
-struct Grant {
-  std::uint64_t number;  // of the message; written last
-  std::uint64_t bytes;
-  std::uint64_t buffer;
-  std::uint64_t offset;
+// What a receive tells its source. Each word carries 4 bytes below and the low half of the message's number above, so that the words need
+// no order among themselves: a grant is there when all its words name the message.
+struct alignas(16) Grant {
+  static constexpr std::uint32_t kWords = 6;
+  std::uint64_t words[kWords];  // bytes low, bytes high, buffer, offset low, offset high, spare
 };
 
 // Which piece of which message lies in a slot.
@@ -51,7 +51,7 @@ struct alignas(128) Port {
   std::uint64_t freed[kSlots];              // how often p has emptied its slot
   std::uint64_t credits[kLowLatencySlots];  // sequence number + 1 of the last low-latency piece that p took from its slot
   // r is the destination; p writes.
-  std::uint64_t placed[kGrants];  // message n, at n % kGrants, is in the user's buffer
+  std::uint64_t placed[kGrants];  // bytes of message n, at n % kGrants, that are in the user's buffer; p adds, r clears
   std::uint64_t filled[kSlots];   // how often the slot was filled; written after slot and record
   SlotRecord records[kSlots];
   // r's own.

@@ -6,11 +6,12 @@ namespace railweave::cuda {
 namespace {
 
 // What makes a block worth launching: a low-latency piece, or so many bytes of a push.
-constexpr std::uint64_t kBytesPerBlock = 64u << 10;
+constexpr std::uint64_t kBytesPerBlock = 16u << 10;
 // Below this an operation gets half the blocks, as NCCL's kernel has 9 CTAs at 64 KB and 17 from 1 MB on (docs/gpu-probe.md).
 constexpr std::uint64_t kManyBlocksFrom = 1u << 20;
-// Pieces of a push: short enough that blocks end together, long enough that claiming one (1 us) costs little beside moving it at 46 GB/s.
-constexpr std::uint64_t kLeastPiece = 16u << 10, kMostPiece = 256u << 10;
+// Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
+// A block's share below kLeastPiece is one piece.
+constexpr std::uint64_t kLeastPiece = 64u << 10, kMostPiece = 256u << 10;
 constexpr std::uint64_t kPiecesPerBlock = 4;
 
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
@@ -26,6 +27,7 @@ void number(std::span<Message> messages, std::size_t i) {
   m.grant_after = kNone;
   m.last_of_pair = true;
   m.reports = true;
+  m.operation = {};
   std::uint32_t same = 0;
   for (std::size_t k = i; k-- > 0;) {
     Message& before = messages[k];
@@ -36,6 +38,18 @@ void number(std::span<Message> messages, std::size_t i) {
       before.last_of_pair = false;
     }
     if (same == kGrants && m.path == Path::granted && m.direction == Direction::receive) m.grant_after = static_cast<std::int32_t>(k);
+  }
+}
+
+// What the operation adds to each communicator's totals, at its first message.
+void count(std::span<Message> messages) {
+  for (Message& first : messages) {
+    if (!first.reports) continue;
+    for (const Message& m : messages) {
+      if (m.host != first.host) continue;
+      ++first.operation.completed;
+      (m.direction == Direction::send ? first.operation.bytes_sent : first.operation.bytes_received) += m.bytes;
+    }
   }
 }
 
@@ -52,7 +66,8 @@ void assign(std::span<Message> messages, std::uint32_t blocks, std::uint64_t tot
     before += m.bytes;
     m.last_block = std::max(static_cast<std::uint16_t>(m.first_block + 1), static_cast<std::uint16_t>(Wide{before} * blocks / total));
     const std::uint64_t share = std::max(1, m.last_block - m.first_block);
-    const std::uint64_t piece = std::clamp(m.bytes / (share * kPiecesPerBlock), kLeastPiece, kMostPiece);
+    const std::uint64_t piece =
+        std::min(divide_up(m.bytes, share), std::clamp(m.bytes / (share * kPiecesPerBlock), kLeastPiece, kMostPiece));
     m.piece_bytes = static_cast<std::uint32_t>(divide_up(piece, 1024) * 1024);
   }
 }
@@ -68,6 +83,7 @@ std::uint32_t prepare(std::span<Message> messages, const LaunchLimits& limits) {
     (m.direction == Direction::send ? sent : received) += m.bytes;
     (m.direction == Direction::send ? push_blocks : pull_blocks) += blocks_worth(m);
   }
+  count(messages);
   const std::uint32_t most = std::max(sent, received) < kManyBlocksFrom ? std::max(1u, limits.blocks / 2) : limits.blocks;
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(std::max(push_blocks, pull_blocks), 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sent, 1));

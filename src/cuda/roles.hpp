@@ -1,21 +1,26 @@
 // What a block of the exchange kernel does: the source's and the destination's side of docs/cuda.md. Written once for GPU blocks
-// (device_block.cuh) and for threads (tests), over a `Block` that has the loads, stores, atomics and copies:
+// (device_block.cuh) and for threads (tests), over a `Block` that has the words, barriers and copies:
 //
 //   blocks(), index()              the grid
-//   relaxed(p), acquire(p), release(p, v), release_here(p, v), store(p, v), add(p, v), swap_if(p, old, new)
-//                                  words; `_here`: for this GPU only, the others for all GPUs and the host
+//   states(state), numbers()       where the messages' states are, and room for a number for each, of this block
+//   relaxed(p), acquire(p), store(p, v), release(p, v), add(p, v), swap_if(p, old, new)
+//   arrived(p)                     a load that the kernel's end, or an acquire later on, orders
+//   announce(p, v)                 adds to a peer's word, after all that the block wrote before the last barrier
+//   pair(p)                        both words of a Mapping
 //   share(f)                       f's result, computed by one warp, at every thread of the block; inside it:
 //     lead(f)                      f() by one thread
 //     smallest(n, f)               least f(i) for i < n
-//   one(f)                         f's result, computed by one thread, at every thread of the block
 //   each(n, f)                     f(i) for i < n, and a barrier after the last
 //   leader(f)                      f() by one thread
 //   sync()                         barrier of the block
-//   fence()                        what the block wrote before the last sync() comes before what this thread writes next, for everybody
-//   copy(to, from, n)              by all threads
-//   write_packets, read_packets, wipe     low-latency slots, by all threads
+//   fence()                        what the block wrote before the last barrier comes before what this thread writes next, for everybody
+//   copy, write_packets, read_packets, wipe     bytes, by all threads
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
+//
+// Latency decides what is kept where: a trip to L2 costs 0.3 us and a system-wide fence over 1 us, and an operation of NCCL 6 us. So there
+// is no set-up that blocks wait for, a message is over when its words say so and not when somebody has marked it, and numbers are read
+// once.
 #pragma once
 
 #include "operation.hpp"
@@ -28,8 +33,9 @@
 
 namespace railweave::cuda {
 
-// What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes.
-enum class Step : std::uint32_t { leave, pull_packets, pull_slot, finish, grant, push_packets, push, nothing };
+// What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. `waiting` and `over` are
+// states of a message; a block leaves when all are over.
+enum class Step : std::uint32_t { stopped, pull_packets, pull_slot, grant, push_packets, push, waiting, over };
 
 struct Work {
   Step step;
@@ -38,7 +44,7 @@ struct Work {
   std::uint32_t bytes;
   std::uint64_t offset;  // in the message
   std::uint64_t turn;    // of the slot; for packets the piece's sequence number
-  std::byte* address;    // of a push into a buffer
+  std::byte* base;       // of a push: the destination's buffer, or null for a slot
 };
 
 RAILWEAVE_ROLE constexpr std::uint32_t packet_flag(std::uint64_t piece) { return static_cast<std::uint32_t>(piece % (1u << 31)) + 1; }
@@ -47,108 +53,98 @@ template <typename Block>
 class Roles {
  public:
   RAILWEAVE_ROLE Roles(Block& block, const OperationHeader& header, const Message* messages)
-      : block_(block), state_(*header.state), messages_(messages), count_(header.count), timeout_ns_(header.timeout_ns) {}
+      : block_(block),
+        state_(*header.state),
+        states_(block.states(header.state->messages)),
+        numbers_(block.numbers()),
+        messages_(messages),
+        count_(header.count),
+        timeout_ns_(header.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
     const std::uint64_t start = block_.now();
     for (;;) {
       const Work work = block_.share([&] { return next_work(); });
-      if (work.step == Step::leave) break;
-      if (work.step == Step::nothing) {
+      if (pushed_ != 0 && (work.step != Step::push || work.message != pushed_message_)) announce_pushes();
+      if (work.step == Step::over || work.step == Step::stopped) break;
+      if (work.step == Step::waiting) {
         if (block_.idle()) look_at_host(start);
-        continue;
+      } else {
+        perform(work);
       }
-      perform(work);
     }
     end();
   }
 
  private:
   RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
-  RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return state_.messages[i]; }
+  RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
+  RAILWEAVE_ROLE static bool sends(const Message& m) { return m.direction == Direction::send; }
 
   // --- Begin and end
 
-  // The first block that arrives numbers the messages and grants; the others wait for that block, which is running.
+  // Each block reads the pairs' counts, which stand still while the operation runs. The first block at a receive grants it.
   RAILWEAVE_ROLE void begin() {
-    const bool first = block_.one([&] {
-      if (block_.add(&state_.arrived, 1u) == 0) return true;
-      while (block_.acquire(&state_.ready) == 0) block_.pause();
-      return false;
-    });
-    if (first) set_up();
-    home_ = block_.share([&] { return find_home(); });
-  }
-
-  RAILWEAVE_ROLE void set_up() {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
-      MessageState& s = state(i);
-      const bool sends = m.direction == Direction::send;
-      if (m.path == Path::granted) {
-        // Numbers begin at 1, so that a zeroed flag names no message.
-        block_.store(&s.number, block_.relaxed(sends ? &m.local->sent : &m.local->received) + m.ordinal + 1);
-        if (!sends && m.grant_after == kNone) {
-          block_.store(&s.granted, 1u);
-          post_grant(i);
-        }
-      } else {
-        block_.store(&s.number, block_.relaxed(sends ? &m.local->pieces_sent : &m.local->pieces_received) + m.ordinal);
+      if (m.path == Path::low_latency) {
+        numbers_[i] = block_.relaxed(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received) + m.ordinal;
+        return;
       }
+      // Numbers begin at 1, so that a zeroed flag names no message.
+      const std::uint64_t count = block_.relaxed(sends(m) ? &m.local->sent : &m.local->received);
+      const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
+      numbers_[i] = count + m.ordinal + 1;
+      if (grants) post_grant(m, numbers_[i]);
     });
-    block_.leader([&] {
-      block_.store(&state_.remaining, count_);
-      block_.release_here(&state_.ready, 1u);
+    const std::uint64_t home = block_.share([&] {
+      // The send that this block begins with: blocks are given to sends by bytes.
+      return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
+        const Message& m = message(i);
+        return sends(m) && m.first_block <= block_.index() && block_.index() < m.last_block ? i : count_;
+      });
     });
-    block_.sync();
+    home_ = static_cast<std::uint32_t>(home % count_);
   }
 
-  // The send that this block begins with: blocks are given to sends by bytes.
-  RAILWEAVE_ROLE std::uint32_t find_home() {
-    const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
-      const Message& m = message(i);
-      return m.direction == Direction::send && m.first_block <= block_.index() && block_.index() < m.last_block ? i : count_;
-    });
-    return static_cast<std::uint32_t>(found % count_);
-  }
-
-  // The last block to leave moves the pairs' counts on, tells the host and leaves the state as it was found.
+  // The last block to leave moves the pairs' counts on, tells the host, and leaves all states as they were found. The kernel's end puts
+  // that before the next operation.
   RAILWEAVE_ROLE void end() {
-    const bool last = block_.one([&] {
-      block_.fence_here();
-      return block_.add(&state_.left, 1u) == block_.blocks() - 1;
-    });
-    if (!last) return;
+    if (block_.blocks() > 1 && block_.share([&] {
+          std::uint32_t before = 0;
+          block_.lead([&] { before = block_.add(&state_.left, 1u); });
+          return before;
+        }) != block_.blocks() - 1)
+      return;
     const bool stopped = block_.relaxed(&state_.stopped) != 0;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
-      MessageState& s = state(i);
-      const bool sends = m.direction == Direction::send;
-      if (!stopped) {
-        if (m.last_of_pair && m.path == Path::granted) {
-          block_.store(sends ? &m.local->sent : &m.local->received, s.number);
-        } else if (m.last_of_pair) {
-          block_.store(sends ? &m.local->pieces_sent : &m.local->pieces_received, s.number + pieces(m));
-        }
-        block_.add(&m.totals->completed, std::uint64_t{1});
-        block_.add(sends ? &m.totals->bytes_sent : &m.totals->bytes_received, m.bytes);
+      state(i) = MessageState{};
+      if (stopped) return;
+      if (m.path == Path::granted) {
+        if (!sends(m)) block_.store(&m.local->placed[numbers_[i] % kGrants], std::uint64_t{0});
+        if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, numbers_[i]);
+      } else if (m.last_of_pair) {
+        block_.store(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received, numbers_[i] + pieces(m));
       }
-      s = MessageState{};  // the kernel's end orders this before the next operation
-    });
-    block_.each(count_, [&](std::uint32_t i) {
-      const Message& m = message(i);
-      if (!m.reports || stopped) return;
-      block_.store(&m.host->bytes_sent, block_.relaxed(&m.totals->bytes_sent));
-      block_.store(&m.host->bytes_received, block_.relaxed(&m.totals->bytes_received));
-      block_.store(&m.host->completed, block_.relaxed(&m.totals->completed));
+      if (m.reports) report(m);
     });
     block_.leader([&] {
-      block_.store(&state_.arrived, 0u);
-      block_.store(&state_.ready, 0u);
-      block_.store(&state_.stopped, 0u);
       block_.store(&state_.left, 0u);
+      block_.store(&state_.stopped, 0u);
     });
+  }
+
+  RAILWEAVE_ROLE void report(const Message& m) {
+    const Totals before{block_.relaxed(&m.totals->completed), block_.relaxed(&m.totals->bytes_sent),
+                        block_.relaxed(&m.totals->bytes_received)};
+    const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
+                     before.bytes_received + m.operation.bytes_received};
+    *m.totals = now;
+    block_.store(&m.host->bytes_sent, now.bytes_sent);
+    block_.store(&m.host->bytes_received, now.bytes_received);
+    block_.store(&m.host->completed, now.completed);
   }
 
   RAILWEAVE_ROLE static std::uint64_t pieces(const Message& m) { return (m.bytes + kLowLatencyBytes - 1) / kLowLatencyBytes; }
@@ -160,13 +156,17 @@ class Roles {
     const bool late = block_.now() - start > timeout_ns_;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
-      if (!m.reports && !late) return;
-      if (block_.acquire(&m.host->stop) != 0) {
+      if (m.reports && block_.relaxed(&m.host->stop) != 0) {
         stop(m, KernelError::aborted);
-      } else if (late && block_.relaxed(&state(i).complete) == 0) {
+      } else if (late && is_waiting(i)) {
         stop(m, KernelError::timed_out);
       }
     });
+  }
+
+  RAILWEAVE_ROLE bool is_waiting(std::uint32_t i) {
+    std::uint32_t slot = 0;
+    return look(i, slot) != Step::over;
   }
 
   RAILWEAVE_ROLE void stop(const Message& m, KernelError error) {
@@ -174,128 +174,137 @@ class Roles {
       block_.store(&m.host->error_peer, m.peer);
       block_.release(&m.host->error, static_cast<std::uint32_t>(error));
     }
-    block_.release(&state_.stopped, 1u);
+    block_.store(&state_.stopped, 1u);
   }
 
   // --- What to do next: in one warp of the block
 
   RAILWEAVE_ROLE Work next_work() {
-    Work work{};
+    constexpr std::uint32_t kStepBit = 48, kDistanceBit = 16;
     const std::uint64_t found = block_.smallest(count_ + 1, [&](std::uint32_t i) -> std::uint64_t {
-      if (i == count_) {
-        const bool over = block_.relaxed(&state_.remaining) == 0 || block_.relaxed(&state_.stopped) != 0;
-        return static_cast<std::uint64_t>(over ? Step::leave : Step::nothing) << 48;
-      }
       std::uint32_t slot = 0;
-      const Step step = message(i).direction == Direction::send ? look_at_send(i, slot) : look_at_receive(i, slot);
+      // One more than there are messages, so that this word is looked at in the same trip.
+      if (i == count_) return static_cast<std::uint64_t>(block_.relaxed(&state_.stopped) != 0 ? Step::stopped : Step::over) << kStepBit;
+      const Step step = look(i, slot);
       // Among equals the block's own send first, then the ones after it, so that blocks spread.
       const std::uint32_t distance = i >= home_ ? i - home_ : i + count_ - home_;
-      return static_cast<std::uint64_t>(step) << 48 | static_cast<std::uint64_t>(distance) << 16 | slot;
+      return static_cast<std::uint64_t>(step) << kStepBit | static_cast<std::uint64_t>(distance) << kDistanceBit | slot;
     });
-    work.step = static_cast<Step>(found >> 48);
-    if (work.step == Step::leave || work.step == Step::nothing) return work;
-    const std::uint32_t distance = static_cast<std::uint32_t>(found >> 16);
+    Work work{};
+    work.step = static_cast<Step>(found >> kStepBit);
+    if (work.step == Step::stopped || work.step == Step::waiting || work.step == Step::over) return work;
+    const std::uint32_t distance = static_cast<std::uint32_t>(found >> kDistanceBit);
     work.message = distance + home_ < count_ ? distance + home_ : distance + home_ - count_;
-    work.slot = static_cast<std::uint32_t>(found & 0xffff);
+    work.slot = static_cast<std::uint32_t>(found & ((1u << kDistanceBit) - 1));
     // Between looking and claiming another block may have been faster: then there is nothing to do in this turn.
     bool claimed = false;
     block_.lead([&] { claimed = claim(work); });
-    if (!claimed) work.step = Step::nothing;
+    if (!claimed) work.step = Step::waiting;
     return work;
   }
 
   // Loads come before decisions: each costs a trip to L2, and together they cost one.
-  RAILWEAVE_ROLE Step look_at_receive(std::uint32_t i, std::uint32_t& slot) const {
+  RAILWEAVE_ROLE Step look(std::uint32_t i, std::uint32_t& slot) const {
     const Message& m = message(i);
-    MessageState& s = state(i);
-    const std::uint64_t number = s.number;
-    if (m.path == Path::low_latency) {
-      const std::uint64_t claimed = block_.relaxed(&s.claimed);
-      const std::uint64_t piece = number + claimed / kLowLatencyBytes;
-      const std::uint64_t first = block_.relaxed(&m.local->packets[piece % kLowLatencySlots][0].words[0]);
-      return claimed < m.bytes && static_cast<std::uint32_t>(first >> 32) == packet_flag(piece) ? Step::pull_packets : Step::nothing;
-    }
-    const bool complete = block_.relaxed(&s.complete) != 0;
-    const bool granted = block_.relaxed(&s.granted) != 0;
-    const bool may_grant = m.grant_after == kNone || block_.relaxed(&state(static_cast<std::uint32_t>(m.grant_after)).complete) != 0;
-    const std::uint64_t placed = block_.relaxed(&m.local->placed[number % kGrants]);
-    std::uint64_t filled[kSlots], pulled[kSlots], numbers[kSlots];
-    for (std::uint32_t k = 0; k < kSlots; ++k) filled[k] = block_.relaxed(&m.local->filled[k]);
-    for (std::uint32_t k = 0; k < kSlots; ++k) pulled[k] = block_.relaxed(&m.local->pulled[k]);
-    for (std::uint32_t k = 0; k < kSlots; ++k) numbers[k] = block_.relaxed(&m.local->records[k].number);
-    if (complete) return Step::nothing;
-    if (!granted) return may_grant ? Step::grant : Step::nothing;
-    if (placed == number) return Step::finish;
-    Step step = Step::nothing;
-    for (std::uint32_t k = 0; k < kSlots; ++k) {
-      if (filled[k] == pulled[k] + 1 && numbers[k] == number) {
-        step = Step::pull_slot;
-        slot = k;
-      }
-    }
-    return step;
+    if (m.path == Path::low_latency) return look_at_packets(m, state(i), numbers_[i]);
+    return sends(m) ? look_at_send(m, state(i), numbers_[i], slot) : look_at_receive(m, state(i), numbers_[i], slot);
   }
 
-  RAILWEAVE_ROLE Step look_at_send(std::uint32_t i, std::uint32_t& slot) const {
+  RAILWEAVE_ROLE Step look_at_packets(const Message& m, MessageState& s, std::uint64_t number) const {
+    const std::uint64_t claimed = block_.relaxed(&s.claimed);
+    if (claimed >= m.bytes) return Step::over;
+    const std::uint64_t piece = number + claimed / kLowLatencyBytes;
+    if (sends(m)) return has_credit(m, piece) ? Step::push_packets : Step::waiting;
+    return first_packet_is_there(m, piece) ? Step::pull_packets : Step::waiting;
+  }
+
+  RAILWEAVE_ROLE Step look_at_receive(const Message& m, MessageState& s, std::uint64_t number, std::uint32_t& slot) const {
+    const bool complete = block_.relaxed(&s.complete) != 0;
+    const std::uint32_t granted = m.grant_after == kNone ? block_.relaxed(&s.granted) : block_.acquire(&s.granted);
+    const std::uint64_t pulled_bytes = block_.relaxed(&s.claimed);
+    const std::uint64_t placed = block_.arrived(&m.local->placed[number % kGrants]);
+    std::uint64_t filled[kSlots], pulled[kSlots];
+    for (std::uint32_t k = 0; k < kSlots; ++k) filled[k] = block_.relaxed(&m.local->filled[k]);
+    for (std::uint32_t k = 0; k < kSlots; ++k) pulled[k] = block_.relaxed(&m.local->pulled[k]);
+    if (complete) return Step::over;
+    if (granted == kUngranted) return place_is_free(static_cast<std::uint32_t>(m.grant_after)) ? Step::grant : Step::waiting;
+    if (granted == kBeingGranted) return Step::waiting;
+    if (placed + pulled_bytes >= m.bytes) return Step::over;
+    for (std::uint32_t k = 0; k < kSlots; ++k) {
+      if (filled[k] == pulled[k] + 1) {  // of this message, or of another of the pair: claim_pull() finds out
+        slot = k;
+        return Step::pull_slot;
+      }
+    }
+    return Step::waiting;
+  }
+
+  // Whether that message is over, so that its place in the port can be used for another.
+  RAILWEAVE_ROLE bool place_is_free(std::uint32_t i) const {
     const Message& m = message(i);
     MessageState& s = state(i);
+    if (block_.relaxed(&s.complete) != 0) return true;
+    if (block_.acquire(&s.granted) != kGranted) return false;
+    return block_.arrived(&m.local->placed[numbers_[i] % kGrants]) + block_.relaxed(&s.claimed) >= m.bytes;
+  }
+
+  RAILWEAVE_ROLE Step look_at_send(const Message& m, MessageState& s, std::uint64_t number, std::uint32_t& slot) const {
     const std::uint64_t claimed = block_.relaxed(&s.claimed);
-    const std::uint64_t number = s.number;
-    if (m.path == Path::low_latency) {
-      const std::uint64_t piece = number + claimed / kLowLatencyBytes;
-      return claimed < m.bytes && has_credit(m, piece) ? Step::push_packets : Step::nothing;
-    }
-    const bool granted = block_.relaxed(&m.local->grants[number % kGrants].number) == number;
-    const bool slots = block_.relaxed(&s.route) == kSlotRoute;
-    if (claimed >= m.bytes || !granted) return Step::nothing;
-    if (!slots) return Step::push;
+    const std::uint64_t word = block_.relaxed(&m.local->grants[number % kGrants].words[Grant::kWords - 1]);
     std::uint64_t freed[kSlots], taken[kSlots];
     for (std::uint32_t k = 0; k < kSlots; ++k) freed[k] = block_.relaxed(&m.local->freed[k]);
     for (std::uint32_t k = 0; k < kSlots; ++k) taken[k] = block_.relaxed(&m.local->taken[k]);
-    Step step = Step::nothing;
+    if (claimed >= m.bytes) return Step::over;
+    if (word >> 32 != (number & 0xffffffff)) return Step::waiting;
+    // A slot is only needed where the buffer is not mapped. A block begins with the slot of its own index, so that blocks do not race.
+    slot = kSlots;
     std::uint32_t least = kSlots;
     for (std::uint32_t k = 0; k < kSlots; ++k) {
-      // A block begins with the slot of its own index, so that blocks do not race for one.
       const std::uint32_t distance = (k + kSlots - block_.index() % kSlots) % kSlots;
       if (freed[k] == taken[k] && distance < least) {
-        step = Step::push;
         slot = k;
         least = distance;
       }
     }
-    return step;
+    return Step::push;
   }
 
   RAILWEAVE_ROLE bool has_credit(const Message& m, std::uint64_t piece) const {
     if (piece < kLowLatencySlots) return true;
     return block_.relaxed(&m.local->credits[piece % kLowLatencySlots]) == piece - kLowLatencySlots + 1;
   }
+  RAILWEAVE_ROLE bool first_packet_is_there(const Message& m, std::uint64_t piece) const {
+    return block_.relaxed(&m.local->packets[piece % kLowLatencySlots][0].words[0]) >> 32 == packet_flag(piece);
+  }
+  // Whether the slot was wiped after that use of it.
+  RAILWEAVE_ROLE static bool wipes(std::uint64_t piece) { return (piece / kLowLatencySlots + 1) % kUsesBetweenWipes == 0; }
 
   // --- Claims: by one thread
 
   RAILWEAVE_ROLE bool claim(Work& work) {
     const Message& m = message(work.message);
     MessageState& s = state(work.message);
+    const std::uint64_t number = numbers_[work.message];
     switch (work.step) {
       case Step::pull_packets:
-      case Step::push_packets: return claim_piece(work, m, s);
+      case Step::push_packets: return claim_piece(work, m, s, number);
       case Step::pull_slot: return claim_pull(work, m);
-      case Step::push: return claim_push(work, m, s);
-      case Step::grant: return block_.swap_if(&s.granted, 0u, 1u);
-      default: return true;
+      case Step::push: return claim_push(work, m, s, number);
+      case Step::grant: return block_.swap_if(&s.granted, kUngranted, kBeingGranted);
+      default: return false;
     }
   }
 
-  RAILWEAVE_ROLE bool claim_piece(Work& work, const Message& m, MessageState& s) {
+  RAILWEAVE_ROLE bool claim_piece(Work& work, const Message& m, MessageState& s, std::uint64_t number) {
     const std::uint64_t claimed = block_.relaxed(&s.claimed);
     if (claimed >= m.bytes) return false;
-    work.turn = s.number + claimed / kLowLatencyBytes;
+    work.turn = number + claimed / kLowLatencyBytes;
     work.slot = static_cast<std::uint32_t>(work.turn % kLowLatencySlots);
     if (work.step == Step::push_packets) {
       if (!has_credit(m, work.turn)) return false;
-      // Reads what the destination did before it gave the credit: it has wiped or emptied the slot.
-      block_.acquire(&m.local->credits[work.slot]);
-    } else if (static_cast<std::uint32_t>(block_.relaxed(&m.local->packets[work.slot][0].words[0]) >> 32) != packet_flag(work.turn)) {
+      // A wipe's stores come before ours.
+      if (work.turn >= kLowLatencySlots && wipes(work.turn - kLowLatencySlots)) block_.acquire(&m.local->credits[work.slot]);
+    } else if (!first_packet_is_there(m, work.turn)) {
       return false;
     }
     const std::uint64_t left = m.bytes - claimed;
@@ -313,14 +322,13 @@ class Roles {
     work.turn = filled;
     work.offset = block_.relaxed(&record.offset);
     const std::uint64_t bytes = block_.relaxed(&record.bytes);
-    // Since the look the slot may have been filled with another message of the pair: that one is pulled then.
-    for (std::uint32_t i = 0; i < count_ && number != state(work.message).number; ++i) {
+    for (std::uint32_t i = 0; i < count_ && number != numbers_[work.message]; ++i) {
       const Message& other = message(i);
       const bool same_pair = other.direction == Direction::receive && other.path == Path::granted && other.local == m.local;
-      if (same_pair && state(i).number == number) work.message = i;
+      if (same_pair && numbers_[i] == number) work.message = i;
     }
     const Message& owner = message(work.message);
-    if (number != state(work.message).number || bytes > kSlotBytes || work.offset > owner.bytes || bytes > owner.bytes - work.offset) {
+    if (number != numbers_[work.message] || bytes > kSlotBytes || work.offset > owner.bytes || bytes > owner.bytes - work.offset) {
       stop(owner, KernelError::bad_record);
       return false;
     }
@@ -328,59 +336,50 @@ class Roles {
     return true;
   }
 
-  RAILWEAVE_ROLE bool claim_push(Work& work, const Message& m, MessageState& s) {
-    Grant& grant = m.local->grants[s.number % kGrants];
-    if (block_.acquire(&grant.number) != s.number) return false;
-    std::uint64_t route = block_.relaxed(&s.route);
-    if (route == 0) {
-      // Read before any piece is claimed, so the grant cannot have been replaced: the message is not over.
-      if (block_.relaxed(&grant.bytes) != m.bytes) {
-        block_.store(&m.host->error_bytes[0], m.bytes);
-        block_.store(&m.host->error_bytes[1], block_.relaxed(&grant.bytes));
-        stop(m, KernelError::sizes_differ);
-        return false;
-      }
-      const std::uint64_t wanted = find_route(m, grant);
-      route = block_.swap_if(&s.route, std::uint64_t{0}, wanted) ? wanted : block_.relaxed(&s.route);
+  RAILWEAVE_ROLE bool claim_push(Work& work, const Message& m, MessageState& s, std::uint64_t number) {
+    std::uint64_t words[Grant::kWords];
+    for (std::uint32_t k = 0; k < Grant::kWords; ++k) words[k] = block_.relaxed(&m.local->grants[number % kGrants].words[k]);
+    for (const std::uint64_t word : words) {
+      if (word >> 32 != (number & 0xffffffff)) return false;
     }
-    if (route != kSlotRoute) {
-      work.offset = block_.add(&s.claimed, std::uint64_t{m.piece_bytes});
-      if (work.offset >= m.bytes) return false;
-      const std::uint64_t left = m.bytes - work.offset;
-      work.bytes = static_cast<std::uint32_t>(left < m.piece_bytes ? left : m.piece_bytes);
-      work.address = reinterpret_cast<std::byte*>(route) + work.offset;
-      return true;
-    }
-    work.address = nullptr;
-    const std::uint64_t turn = block_.relaxed(&m.local->taken[work.slot]);
-    if (block_.acquire(&m.local->freed[work.slot]) != turn || !block_.swap_if(&m.local->taken[work.slot], turn, turn + 1)) return false;
-    work.offset = block_.add(&s.claimed, kSlotBytes);
-    if (work.offset >= m.bytes) {
-      block_.store(&m.local->taken[work.slot], turn);  // nothing left to put into it
+    const std::uint64_t granted = (words[0] & 0xffffffff) | words[1] << 32;
+    if (granted != m.bytes) {
+      block_.store(&m.host->error_bytes[0], m.bytes);
+      block_.store(&m.host->error_bytes[1], granted);
+      stop(m, KernelError::sizes_differ);
       return false;
     }
-    work.turn = turn + 1;
-    const std::uint64_t left = m.bytes - work.offset;
-    work.bytes = static_cast<std::uint32_t>(left < kSlotBytes ? left : kSlotBytes);
+    work.base = find_buffer(m, words[2] & 0xffffffff, (words[3] & 0xffffffff) | words[4] << 32);
+    std::uint64_t piece = m.piece_bytes;
+    if (work.base == nullptr) {
+      if (work.slot == kSlots) return false;
+      const std::uint64_t turn = block_.relaxed(&m.local->taken[work.slot]);
+      if (block_.acquire(&m.local->freed[work.slot]) != turn || !block_.swap_if(&m.local->taken[work.slot], turn, turn + 1)) return false;
+      work.turn = turn + 1;
+      piece = kSlotBytes;
+    }
+    work.offset = block_.add(&s.claimed, piece);
+    if (work.offset >= m.bytes) {
+      if (work.base == nullptr) block_.store(&m.local->taken[work.slot], work.turn - 1);  // nothing left to put into it
+      return false;
+    }
+    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < piece ? m.bytes - work.offset : piece);
     return true;
   }
 
-  // The destination's buffer where it is mapped here, else slots.
-  RAILWEAVE_ROLE std::uint64_t find_route(const Message& m, const Grant& grant) const {
-    const std::uint64_t buffer = block_.relaxed(&grant.buffer);
-    const std::uint64_t offset = block_.relaxed(&grant.offset);
-    if (buffer == kNoBuffer) return kSlotRoute;
-    if (buffer == kAbsoluteBuffer) return offset;
-    const Mapping& mapping = m.send.mappings[buffer % kMappings];
-    if (block_.acquire(&mapping.buffer) != buffer) return kSlotRoute;
-    return block_.relaxed(&mapping.base) + offset;
+  // The destination's buffer where it is mapped here, else null. Blocks may differ about a mapping that is just being made: a message may
+  // go partly through slots.
+  RAILWEAVE_ROLE std::byte* find_buffer(const Message& m, std::uint64_t buffer, std::uint64_t offset) const {
+    if (buffer == kNoBuffer) return nullptr;
+    if (buffer == kAbsoluteBuffer) return reinterpret_cast<std::byte*>(offset);
+    const Mapping mapping = block_.pair(&m.send.mappings[buffer % kMappings]);
+    return mapping.buffer == buffer ? reinterpret_cast<std::byte*>(mapping.base + offset) : nullptr;
   }
 
   // --- Doing it: by the whole block
 
   RAILWEAVE_ROLE void perform(const Work& work) {
     const Message& m = message(work.message);
-    MessageState& s = state(work.message);
     switch (work.step) {
       case Step::pull_packets: pull_packets(work, m); break;
       case Step::pull_slot:
@@ -388,22 +387,20 @@ class Roles {
         block_.sync();
         block_.leader([&] {
           block_.release(&m.remote->freed[work.slot], work.turn);
-          moved(work);
+          block_.add(&state(work.message).claimed, std::uint64_t{work.bytes});
         });
         break;
       case Step::push_packets:
         block_.write_packets(m.remote->packets[work.slot], m.data + work.offset, work.bytes, packet_flag(work.turn));
-        block_.sync();
-        block_.leader([&] { moved(work); });
         break;
-      case Step::push: push(work, m, s); break;
-      case Step::finish:
-        block_.leader([&] {
-          block_.acquire(&m.local->placed[s.number % kGrants]);
-          complete(work.message);
-        });
+      case Step::push:
+        if (work.base != nullptr) {
+          push_to_buffer(work, m);
+        } else {
+          push_to_slot(work, m);
+        }
         break;
-      case Step::grant: block_.leader([&] { post_grant(work.message); }); break;
+      case Step::grant: block_.leader([&] { grant_again(work.message); }); break;
       default: break;
     }
   }
@@ -413,69 +410,82 @@ class Roles {
     // The first packet is there, so the writer is in the middle of its stores: the others come without anybody's help.
     block_.read_packets(packets, m.data + work.offset, work.bytes, packet_flag(work.turn),
                         [&] { return block_.relaxed(&m.host->stop) != 0; });
-    const bool wiped = (work.turn / kLowLatencySlots + 1) % kUsesBetweenWipes == 0;
-    if (wiped) {
-      block_.sync();
-      block_.wipe(packets);
-    }
     block_.sync();
+    if (wipes(work.turn)) {
+      block_.wipe(packets);
+      block_.sync();
+    }
     block_.leader([&] {
       // Every packet's flag has been looked at, so all loads are over; only a wipe's stores have to be ordered before the credit.
-      if (wiped) block_.fence();
+      if (wipes(work.turn)) block_.fence();
       block_.store(&m.remote->credits[work.slot], work.turn + 1);
-      moved(work);
     });
   }
 
-  RAILWEAVE_ROLE void push(const Work& work, const Message& m, MessageState& s) {
-    if (work.address != nullptr) {
-      block_.copy(work.address, m.data + work.offset, work.bytes);
-      block_.sync();
-      block_.leader([&] {
-        block_.fence();  // before the count: whoever adds the last bytes announces everybody's
-        if (block_.add(&s.moved, std::uint64_t{work.bytes}) + work.bytes != m.bytes) return;
-        block_.fence();
-        block_.release(&m.remote->placed[s.number % kGrants], s.number);
-        complete(work.message);
-      });
-      return;
+  // Several pieces in a row, each claimed while the one before is under way. They are announced together: a fence costs as much as 50 KB.
+  RAILWEAVE_ROLE void push_to_buffer(const Work& work, const Message& m) {
+    constexpr std::uint32_t kInARow = 8;
+    std::uint64_t offset = work.offset;
+    for (std::uint32_t k = 1;; ++k) {
+      const std::uint64_t left = m.bytes - offset;
+      const auto bytes = static_cast<std::uint32_t>(left < m.piece_bytes ? left : m.piece_bytes);
+      std::uint64_t next = m.bytes;
+      if (k < kInARow && left > bytes) {
+        block_.leader([&] { next = block_.add(&state(work.message).claimed, std::uint64_t{m.piece_bytes}); });
+      }
+      block_.copy(work.base + offset, m.data + offset, bytes);
+      pushed_ += bytes;
+      offset = block_.share([&] { return next; });
+      if (offset >= m.bytes) break;
     }
+    pushed_message_ = work.message;
+  }
+
+  RAILWEAVE_ROLE void announce_pushes() {
+    const Message& m = message(pushed_message_);
+    block_.leader([&] { block_.announce(&m.remote->placed[numbers_[pushed_message_] % kGrants], pushed_); });
+    pushed_ = 0;
+  }
+
+  RAILWEAVE_ROLE void push_to_slot(const Work& work, const Message& m) {
     block_.copy(m.remote->slots[work.slot], m.data + work.offset, work.bytes);
     block_.sync();
     block_.leader([&] {
       SlotRecord& record = m.remote->records[work.slot];
-      block_.store(&record.number, s.number);
+      block_.store(&record.number, numbers_[work.message]);
       block_.store(&record.offset, work.offset);
       block_.store(&record.bytes, std::uint64_t{work.bytes});
       block_.release(&m.remote->filled[work.slot], work.turn);
-      moved(work);
     });
   }
 
-  RAILWEAVE_ROLE void post_grant(std::uint32_t i) {
-    const Message& m = message(i);
-    const std::uint64_t number = block_.relaxed(&state(i).number);
+  RAILWEAVE_ROLE void post_grant(const Message& m, std::uint64_t number) {
+    const std::uint64_t payload[Grant::kWords] = {m.bytes,          m.bytes >> 32,          m.receive.buffer,
+                                                  m.receive.offset, m.receive.offset >> 32, std::uint64_t{0}};
     Grant& grant = m.remote->grants[number % kGrants];
-    block_.store(&grant.bytes, m.bytes);
-    block_.store(&grant.buffer, m.receive.buffer);
-    block_.store(&grant.offset, m.receive.offset);
-    block_.release(&grant.number, number);
+    for (std::uint32_t k = 0; k < Grant::kWords; ++k) block_.store(&grant.words[k], (payload[k] & 0xffffffff) | number << 32);
   }
 
-  RAILWEAVE_ROLE void moved(const Work& work) {
-    const std::uint64_t before = block_.add(&state(work.message).moved, std::uint64_t{work.bytes});
-    if (before + work.bytes == message(work.message).bytes) complete(work.message);
-  }
-
-  RAILWEAVE_ROLE void complete(std::uint32_t i) {
-    if (block_.swap_if(&state(i).complete, 0u, 1u)) block_.add(&state_.remaining, ~0u);
+  // Takes the place of a message of this operation that is over: its count of placed bytes begins again before the source hears of it.
+  RAILWEAVE_ROLE void grant_again(std::uint32_t i) {
+    const Message& m = message(i);
+    block_.release(&state(static_cast<std::uint32_t>(m.grant_after)).complete, 1u);
+    block_.fence();
+    block_.store(&m.local->placed[numbers_[i] % kGrants], std::uint64_t{0});
+    block_.fence();
+    block_.store(&state(i).granted, kGranted);
+    post_grant(m, numbers_[i]);
   }
 
   Block& block_;
   OperationState& state_;
+  MessageState* states_;
+  std::uint64_t* numbers_;
   const Message* messages_;
   std::uint32_t count_;
   std::uint32_t home_ = 0;
+  std::uint32_t pushed_message_ = 0;
+  std::uint64_t pushed_ = 0;  // bytes in that message's buffer that are not announced yet
   std::uint64_t timeout_ns_;
 };
 

@@ -41,10 +41,14 @@ class HostBlock {
     delay();
     atomic(word).store(value, std::memory_order_release);
   }
-  template <typename T>
-  void release_here(T* word, T value) {
-    release(word, value);
+  std::uint64_t arrived(const std::uint64_t* word) { return acquire(word); }
+  void announce(std::uint64_t* word, std::uint64_t value) { add(word, value); }
+  Mapping pair(const Mapping* mapping) {
+    const std::uint64_t buffer = acquire(&mapping->buffer);
+    return {buffer, relaxed(&mapping->base)};
   }
+  MessageState* states(MessageState* in_global) { return in_global; }
+  std::uint64_t* numbers() { return numbers_; }
   // Atomics carry the order that the fences beside them give on a GPU: the thread sanitizer knows no fences.
   template <typename T>
   T add(T* word, T value) {
@@ -57,16 +61,10 @@ class HostBlock {
     return atomic(word).compare_exchange_strong(old, value, std::memory_order_acq_rel);
   }
   void fence() {}
-  void fence_here() {}
 
   void sync() {}
-  void pause() { std::this_thread::yield(); }
   template <typename F>
   auto share(F&& f) {
-    return f();
-  }
-  template <typename F>
-  auto one(F&& f) {
     return f();
   }
   template <typename F>
@@ -140,6 +138,7 @@ class HostBlock {
   std::minstd_rand random_;
   std::uint32_t delays_;
   std::uint32_t idle_turns_ = 0;
+  std::uint64_t numbers_[kMaxMessages];
 };
 
 }  // namespace railweave::cuda

@@ -77,7 +77,7 @@ TEST_P(Blocks, FollowTheBytes) {
 }
 INSTANTIATE_TEST_SUITE_P(Table, Blocks,
                          testing::Values(BlocksCase{{1}, {}, 1}, BlocksCase{{8192}, {8193}, 2}, BlocksCase{{32768}, {32768}, 4},
-                                         BlocksCase{{}, {1u << 30}, 1}, BlocksCase{{65537}, {65537}, 2}, BlocksCase{{1'000'000}, {}, 8},
+                                         BlocksCase{{}, {1u << 30}, 1}, BlocksCase{{65537}, {65537}, 5}, BlocksCase{{1'000'000}, {}, 8},
                                          BlocksCase{{1u << 20}, {}, 16}, BlocksCase{{256u << 20}, {256u << 20}, 16}));
 
 TEST(Prepare, BlocksGoToSendsByBytes) {
@@ -90,7 +90,17 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
   EXPECT_EQ(messages[1].last_block, 15);
   EXPECT_EQ(messages[3].first_block, 15);
   EXPECT_EQ(messages[3].last_block, 16);
+  EXPECT_EQ(messages[0].piece_bytes, 256u << 10);  // a quarter of a block's share
   EXPECT_EQ(messages[1].piece_bytes, 256u << 10);
+}
+
+TEST(Prepare, AShortShareIsOnePiece) {
+  std::vector<Message> messages{make(Direction::send, 1, 512u << 10)};
+  ASSERT_EQ(prepare(messages, {}), 8u);
+  EXPECT_EQ(messages[0].piece_bytes, 64u << 10);
+  messages[0].bytes = 100'000;
+  ASSERT_EQ(prepare(messages, {}), 7u);
+  EXPECT_EQ(messages[0].piece_bytes, 14u << 10);
 }
 
 }  // namespace

@@ -158,8 +158,8 @@ TEST_P(RandomPrograms, EveryByteArrives) {
     program.check();
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       EXPECT_EQ(node.host(rank).error, 0u);
-      EXPECT_EQ(node.state(rank).arrived, 0u);
-      EXPECT_EQ(node.state(rank).remaining, 0u);
+      EXPECT_EQ(node.state(rank).left, 0u);
+      for (const MessageState& state : node.state(rank).messages) EXPECT_EQ(state.claimed, 0u);
     }
   }
 }
