@@ -345,3 +345,37 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   if (communicator != nullptr) communicator->abort();
   return real(comm, flags);
 }
+
+// --- Registered memory: NCCL's own registration stands, the device side maps the buffer too ---
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, std::size_t bytes, void** handle) {
+  static const Real<ncclResult_t(ncclComm_t, void*, std::size_t, void**)> real("ncclCommRegister");
+  const CommunicatorPointer communicator = tracked(comm);
+  const ncclResult_t result = real(comm, buffer, bytes, handle);
+  if (communicator != nullptr && result == ncclSuccess) communicator->register_buffer(*handle, buffer, bytes);
+  return result;
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
+  static const Real<ncclResult_t(ncclComm_t, void*)> real("ncclCommDeregister");
+  const CommunicatorPointer communicator = tracked(comm);
+  if (communicator != nullptr) communicator->deregister_buffer(handle);
+  return real(comm, handle);
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t bytes, ncclWindow_t* window, int flags) {
+  static const Real<ncclResult_t(ncclComm_t, void*, std::size_t, ncclWindow_t*, int)> real("ncclCommWindowRegister");
+  const CommunicatorPointer communicator = tracked(comm);
+  const ncclResult_t result = real(comm, buffer, bytes, window, flags);
+  // In an open group, and with a non-blocking communicator, the window comes later: then there is no hint.
+  if (communicator != nullptr && result == ncclSuccess && !Group::of_this_thread().open())
+    communicator->register_buffer(*window, buffer, bytes);
+  return result;
+}
+
+RAILWEAVE_NCCL_API ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  static const Real<ncclResult_t(ncclComm_t, ncclWindow_t)> real("ncclCommWindowDeregister");
+  const CommunicatorPointer communicator = tracked(comm);
+  if (communicator != nullptr) communicator->deregister_buffer(window);
+  return real(comm, window);
+}

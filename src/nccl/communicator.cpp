@@ -242,6 +242,28 @@ Origin Communicator::shrink(const std::vector<int>& excluded, bool blocking) {
   return child;
 }
 
+void Communicator::register_buffer(void* nccl_handle, void* data, std::size_t bytes) {
+  if (state() != State::served || nccl_handle == nullptr || data == nullptr || bytes == 0) return;
+  void* handle = nullptr;
+  if (const auto status = device_library().api->register_buffer(device_side_, data, bytes, &handle); status != RAILWEAVE_OK)
+    return log(LogLevel::info, label() + ": a buffer is not mapped ahead: " + device_error(status));
+  const std::lock_guard lock(buffers_mutex_);
+  buffers_[nccl_handle] = handle;
+}
+
+void Communicator::deregister_buffer(void* nccl_handle) {
+  void* handle = nullptr;
+  {
+    const std::lock_guard lock(buffers_mutex_);
+    const auto at = buffers_.find(nccl_handle);
+    if (at == buffers_.end()) return;
+    handle = at->second;
+    buffers_.erase(at);
+  }
+  if (const auto status = device_library().api->deregister_buffer(device_side_, handle); status != RAILWEAVE_OK)
+    log(LogLevel::warn, label() + ": " + device_error(status));
+}
+
 std::string Communicator::describe() const {
   std::string text(64u << 10, '\0');
   const std::size_t length = device_library().api->describe(device_side_, text.data(), text.size());

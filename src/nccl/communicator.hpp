@@ -65,6 +65,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Origin split(int color, bool blocking);
   Origin shrink(const std::vector<int>& excluded, bool blocking);
 
+  // Memory that the program registered with NCCL, by NCCL's handle: mapped ahead of its use, where served.
+  void register_buffer(void* nccl_handle, void* data, std::size_t bytes);
+  void deregister_buffer(void* nccl_handle);
+
   // A line about who waits for what, for the log.
   std::string describe() const;
   std::optional<railweave_cuda_counters> counters() const;
@@ -100,6 +104,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool draining_ = false;    // guarded by mutex_
   std::mutex handle_mutex_;  // held while a thread of the shim uses handle_
   std::mutex enqueue_mutex_;
+
+  std::mutex buffers_mutex_;
+  std::map<void*, void*> buffers_;  // guarded by buffers_mutex_: NCCL's handle, the device library's
 
   std::mutex family_mutex_;
   std::uint64_t splits_ = 0;                           // guarded by family_mutex_

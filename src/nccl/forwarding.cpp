@@ -65,11 +65,6 @@ RAILWEAVE_FORWARD ncclResult_t ncclCommCuDevice(void* p0, void* p1) {
   return real(p0, p1);
 }
 
-RAILWEAVE_FORWARD ncclResult_t ncclCommDeregister(void* p0, void* p1) {
-  static const Real<ncclResult_t(void*, void*)> real("ncclCommDeregister");
-  return real(p0, p1);
-}
-
 RAILWEAVE_FORWARD ncclResult_t ncclCommGetUniqueId(void* p0, void* p1) {
   static const Real<ncclResult_t(void*, void*)> real("ncclCommGetUniqueId");
   return real(p0, p1);
@@ -85,11 +80,6 @@ RAILWEAVE_FORWARD ncclResult_t ncclCommQueryProperties(void* p0, void* p1) {
   return real(p0, p1);
 }
 
-RAILWEAVE_FORWARD ncclResult_t ncclCommRegister(void* p0, void* p1, std::size_t p2, void* p3) {
-  static const Real<ncclResult_t(void*, void*, std::size_t, void*)> real("ncclCommRegister");
-  return real(p0, p1, p2, p3);
-}
-
 RAILWEAVE_FORWARD ncclResult_t ncclCommResume(void* p0) {
   static const Real<ncclResult_t(void*)> real("ncclCommResume");
   return real(p0);
@@ -103,16 +93,6 @@ RAILWEAVE_FORWARD ncclResult_t ncclCommSuspend(void* p0, int p1) {
 RAILWEAVE_FORWARD ncclResult_t ncclCommUserRank(void* p0, void* p1) {
   static const Real<ncclResult_t(void*, void*)> real("ncclCommUserRank");
   return real(p0, p1);
-}
-
-RAILWEAVE_FORWARD ncclResult_t ncclCommWindowDeregister(void* p0, void* p1) {
-  static const Real<ncclResult_t(void*, void*)> real("ncclCommWindowDeregister");
-  return real(p0, p1);
-}
-
-RAILWEAVE_FORWARD ncclResult_t ncclCommWindowRegister(void* p0, void* p1, std::size_t p2, void* p3, int p4) {
-  static const Real<ncclResult_t(void*, void*, std::size_t, void*, int)> real("ncclCommWindowRegister");
-  return real(p0, p1, p2, p3, p4);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclDevCommCreate(void* p0, void* p1, void* p2) {

@@ -105,10 +105,10 @@ void Messages::receive(int peer, std::size_t count, int type, cudaStream_t strea
 void Messages::check() const {
   for (const Message& message : received_) {
     for (std::size_t i = 0; i < message.bytes.size(); ++i) {
-      require(message.bytes[i] == pattern(message.source, message.destination, message.number, i),
-              "byte " + std::to_string(i) + " of " + std::to_string(message.bytes.size()) + " of message " +
-                  std::to_string(message.number) + " from rank " + std::to_string(message.source) + " to " +
-                  std::to_string(message.destination) + " is right");
+      if (message.bytes[i] == pattern(message.source, message.destination, message.number, i)) continue;
+      throw std::runtime_error("byte " + std::to_string(i) + " of " + std::to_string(message.bytes.size()) + " of message " +
+                               std::to_string(message.number) + " from rank " + std::to_string(message.source) + " to " +
+                               std::to_string(message.destination) + " is wrong");
     }
   }
 }

@@ -1,7 +1,11 @@
 // What programs do with NCCL's groups. Each scenario runs on plain NCCL too: it is the meaning of the calls, not of the shim.
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <thread>
 
@@ -236,11 +240,11 @@ void all_to_all(Rank& self) {
   for (std::size_t i = 0; i < send.size(); ++i) send[i] = self.rank * 1'000'000 + static_cast<int>(i);
   must(ncclAlltoAll(send.data(), receive.data(), count, ncclInt32, comm, stream), "ncclAlltoAll");
   stream.synchronize();
-  for (std::size_t i = 0; i < receive.size(); ++i) {
-    const auto source = static_cast<int>(i / count);
-    require(receive[i] == source * 1'000'000 + self.rank * static_cast<int>(count) + static_cast<int>(i % count),
-            "element " + std::to_string(i));
-  }
+  bool right = true;
+  for (std::size_t i = 0; i < receive.size(); ++i)
+    right =
+        right && receive[i] == static_cast<int>(i / count) * 1'000'000 + self.rank * static_cast<int>(count) + static_cast<int>(i % count);
+  require(right, "every element comes from its rank and place");
   destroy(comm);
 }
 
@@ -378,7 +382,8 @@ void one_process(Rank&) {
   for (const ncclComm_t comm : comms) destroy(comm);
 }
 
-// Groups of random messages on two communicators and three streams; every pair's sizes come from one generator that both ends run.
+// Groups of random messages, each on one of two communicators and on three streams; every pair's sizes come from one generator that both
+// ends run.
 void random_groups(Rank& self) {
   const ncclComm_t first = self.connect();
   ncclComm_t second = nullptr;
@@ -387,6 +392,7 @@ void random_groups(Rank& self) {
   Messages messages[] = {Messages(first), Messages(second)};
   std::mt19937_64 same_everywhere(20261121);
   for (int group = 0; group < 60; ++group) {
+    Messages& on = messages[same_everywhere() % 2];
     begin();
     for (int k = static_cast<int>(same_everywhere() % 12); k >= 0; --k) {
       const int source = static_cast<int>(same_everywhere() % static_cast<unsigned>(self.world));
@@ -394,7 +400,6 @@ void random_groups(Rank& self) {
       const int type = static_cast<int>(same_everywhere() % 12);
       const std::size_t most[] = {1, 4000, 70'000, 700'000};
       const std::size_t count = same_everywhere() % most[same_everywhere() % 4];
-      Messages& on = messages[same_everywhere() % 2];
       const Stream& stream = streams[same_everywhere() % 3];
       if (source == self.rank) on.send(destination, count, type, stream);
       if (destination == self.rank) on.receive(source, count, type, stream);
@@ -405,6 +410,41 @@ void random_groups(Rank& self) {
   for (const Messages& mine : messages) mine.check();
   destroy(second);
   destroy(first);
+}
+
+// Only under the shim: NCCL's stand-in does not have that function.
+void missing_function(Rank& self) {
+  const auto suspend = reinterpret_cast<ncclResult_t (*)(ncclComm_t, int)>(::dlsym(RTLD_DEFAULT, "ncclCommSuspend"));
+  require(suspend != nullptr, "the shim has ncclCommSuspend");
+  const ncclComm_t comm = self.connect();
+  require(suspend(comm, 0) == ncclInvalidUsage, "a function that NCCL lacks gives ncclInvalidUsage");
+  require(std::string(ncclGetLastError(comm)).find("ncclCommSuspend is not in this NCCL") != std::string::npos, "the text says so");
+  destroy(comm);
+}
+
+// Only under the shim: a receive that no send meets is told in the log.
+void stall(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  if (self.rank != 1) {
+    self.hear("told", 1);
+  } else {
+    const Stream stream;
+    Messages messages(comm);
+    messages.receive(0, std::size_t{100'000}, stream);
+    std::string file = std::getenv("RAILWEAVE_LOG_FILE");
+    file.replace(file.find("%p"), 2, std::to_string(::getpid()));
+    const auto told = [&] {
+      std::ifstream log(file);
+      const std::string text{std::istreambuf_iterator<char>(log), {}};
+      return text.find("stalled") != std::string::npos && text.find("receive from rank 0, 100000 bytes") != std::string::npos;
+    };
+    while (!told()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    self.say("told");
+    must(ncclCommAbort(comm), "ncclCommAbort");
+    stream.synchronize();
+    return;
+  }
+  must(ncclCommAbort(comm), "ncclCommAbort");
 }
 
 }  // namespace
@@ -431,6 +471,8 @@ const std::map<std::string, Scenario>& scenarios() {
       {"registered", registered},
       {"one_process", one_process},
       {"random_groups", random_groups},
+      {"missing_function", missing_function},
+      {"stall", stall},
   };
   return all;
 }

@@ -1,0 +1,243 @@
+// The shim's parts on their own: the hub's rounds, the decision, the launches of a group, the unique id, settings, stalls.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "../../../src/nccl/agreement.hpp"
+#include "../../../src/nccl/group.hpp"
+#include "../../../src/nccl/hub.hpp"
+#include "../../../src/nccl/settings.hpp"
+#include "../../../src/nccl/unique_id.hpp"
+#include "../../../src/nccl/watch.hpp"
+
+namespace railweave::nccl {
+namespace {
+
+using std::chrono::milliseconds;
+const std::atomic<bool> kNever{false};
+
+HubAddress loopback(const Hub& hub) {
+  HubAddress address;
+  address.family = 2;  // AF_INET
+  address.port = hub.port();
+  address.host = {127, 0, 0, 1};
+  address.nonce = {1, 2, 3};
+  return address;
+}
+
+// A rank on a thread of its own.
+Round join(const HubAddress& address, const std::string& name, std::uint32_t rank, std::uint32_t world, milliseconds limit) {
+  HubClient client(address, kNever);
+  if (!client.connect(std::chrono::steady_clock::now() + milliseconds(30000))) return {};
+  return client.join(name, rank, world, "blob " + std::to_string(rank), limit);
+}
+
+TEST(Hub, ARoundGivesEachRankAllBlobsInOrder) {
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  std::vector<Round> rounds(8);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 8; ++rank) {
+    threads.emplace_back([&, rank] { rounds[rank] = join(address, "round", rank, 8, milliseconds(30000)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Round& round : rounds) {
+    ASSERT_EQ(round.status, RoundStatus::complete);
+    ASSERT_EQ(round.blobs.size(), 8u);
+    for (std::size_t rank = 0; rank < 8; ++rank) EXPECT_EQ(round.blobs[rank], "blob " + std::to_string(rank));
+  }
+}
+
+TEST(Hub, ARoundThatExpiredStaysExpiredForLateRanks) {
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  EXPECT_EQ(join(address, "round", 0, 2, milliseconds(20)).status, RoundStatus::expired);
+  EXPECT_EQ(join(address, "round", 1, 2, milliseconds(20)).status, RoundStatus::expired);
+}
+
+TEST(Hub, StrangersAndDisagreementsAreRefused) {
+  Hub hub;
+  HubAddress address = loopback(hub);
+  EXPECT_EQ(join(address, "round", 0, 2, milliseconds(20)).status, RoundStatus::refused) << "a nonce that was not admitted";
+  hub.admit(address.nonce);
+  EXPECT_EQ(join(address, "round", 2, 2, milliseconds(20)).status, RoundStatus::refused) << "a rank out of range";
+  // Two worlds under one name: whoever comes second is refused, nobody completes.
+  std::vector<Round> rounds(2);
+  std::thread two([&] { rounds[0] = join(address, "round", 0, 2, milliseconds(200)); });
+  std::thread three([&] { rounds[1] = join(address, "round", 1, 3, milliseconds(200)); });
+  two.join();
+  three.join();
+  for (const Round& round : rounds) EXPECT_TRUE(round.status == RoundStatus::refused || round.status == RoundStatus::expired);
+}
+
+// The rank that leaves ends the round for those who wait, long before its time.
+TEST(Hub, ARankThatGoesAwayEndsItsRound) {
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  std::atomic<bool> gone{false};
+  std::thread leaves([&] {
+    HubClient client(address, gone);
+    ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
+    EXPECT_EQ(client.join("round", 0, 3, "", milliseconds(3'000'000)).status, RoundStatus::unknown);
+  });
+  std::thread stays([&] { EXPECT_EQ(join(address, "round", 1, 3, milliseconds(3'000'000)).status, RoundStatus::expired); });
+  std::this_thread::sleep_for(milliseconds(50));
+  gone = true;
+  leaves.join();
+  stays.join();
+}
+
+TEST(Hub, NobodyThereIsKnownAtOnce) {
+  std::uint16_t port = 0;
+  {
+    Hub hub;
+    port = hub.port();
+  }
+  HubAddress address;
+  address.family = 2;
+  address.port = port;
+  address.host = {127, 0, 0, 1};
+  HubClient client(address, kNever);
+  EXPECT_FALSE(client.connect(std::chrono::steady_clock::now() + std::chrono::hours(1)));
+}
+
+std::string facts(const std::string& refusal = "", std::uint32_t abi = 1, std::uint32_t version = kAgreementVersion) {
+  return encode({version, abi, refusal, "tcp://10.0.0.1:5000"});
+}
+
+struct Decision {
+  const char* name;
+  std::vector<std::string> blobs;
+  bool served;
+  const char* reason;
+};
+
+TEST(Agreement, Table) {
+  const std::vector<Decision> table{
+      {"all can", {facts(), facts(), facts()}, true, ""},
+      {"one cannot", {facts(), facts("no driver"), facts()}, false, "rank 1: no driver"},
+      {"the first names the reason", {facts(), facts("a"), facts("b")}, false, "rank 1: a"},
+      {"other device library", {facts(), facts("", 2)}, false, "rank 1 has a device library of version 2, rank 0 of version 1"},
+      {"other protocol", {facts(), facts("", 1, 9)}, false, "rank 1 speaks version 9 of the shim's protocol, rank 0 version 1"},
+      {"garbage", {facts(), std::string("\x01\0\0\0xyz", 7)}, false, "rank 1: its facts cannot be read"},
+      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 1"},
+  };
+  for (const Decision& decision : table) {
+    const Verdict verdict = decide(decision.blobs);
+    EXPECT_EQ(verdict.served, decision.served) << decision.name;
+    EXPECT_EQ(verdict.reason, decision.reason) << decision.name;
+    EXPECT_EQ(verdict.rendezvous, decision.served ? "tcp://10.0.0.1:5000" : "") << decision.name;
+  }
+}
+
+// Truncated facts never read past their end and never count as consent.
+TEST(Agreement, AnyPrefixOfFactsIsARefusal) {
+  const std::string whole = facts();
+  for (std::size_t length = 0; length < whole.size(); ++length) {
+    const std::vector<std::string> blobs{whole, whole.substr(0, length)};
+    EXPECT_FALSE(decide(blobs).served) << length;
+  }
+}
+
+CommunicatorPointer communicator() { return std::make_shared<Communicator>(nullptr, Origin{}); }
+cudaStream_t stream(std::uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); }
+Message message(const CommunicatorPointer& on, std::uintptr_t stream_number) {
+  return {on, RAILWEAVE_CUDA_SEND, 1, nullptr, 8, stream(stream_number)};
+}
+
+TEST(Group, ConnectedMessagesAreOneLaunch) {
+  const auto a = communicator(), b = communicator(), c = communicator();
+  EXPECT_EQ(launches({}), (std::vector<std::size_t>{}));
+  EXPECT_EQ(launches({message(a, 1), message(a, 2)}), (std::vector<std::size_t>{0, 0})) << "one communicator, two streams";
+  EXPECT_EQ(launches({message(a, 1), message(b, 1)}), (std::vector<std::size_t>{0, 0})) << "two communicators, one stream";
+  EXPECT_EQ(launches({message(a, 1), message(b, 2)}), (std::vector<std::size_t>{0, 1})) << "nothing in common";
+  EXPECT_EQ(launches({message(a, 1), message(b, 2), message(c, 3), message(b, 1)}), (std::vector<std::size_t>{0, 0, 1, 0}))
+      << "joined by a later message";
+}
+
+TEST(Group, MessagesToOneselfComeInPairs) {
+  const auto on = communicator();  // rank 0
+  const auto self = [&](railweave_cuda_kind kind, std::uint64_t bytes) { return Message{on, kind, 0, nullptr, bytes, nullptr}; };
+  EXPECT_EQ(check_self_messages({self(RAILWEAVE_CUDA_SEND, 8), self(RAILWEAVE_CUDA_RECV, 8)}), "");
+  EXPECT_EQ(check_self_messages(
+                {self(RAILWEAVE_CUDA_RECV, 8), self(RAILWEAVE_CUDA_RECV, 9), self(RAILWEAVE_CUDA_SEND, 8), self(RAILWEAVE_CUDA_SEND, 9)}),
+            "");
+  EXPECT_EQ(check_self_messages({message(on, 1)}), "") << "to another rank";
+  EXPECT_NE(check_self_messages({self(RAILWEAVE_CUDA_SEND, 8)}), "");
+  EXPECT_NE(check_self_messages({self(RAILWEAVE_CUDA_SEND, 8), self(RAILWEAVE_CUDA_RECV, 9)}), "");
+}
+
+TEST(Communicator, ChildrenHaveNamesThatTheirRanksShare) {
+  const auto one = communicator(), two = communicator();
+  EXPECT_EQ(one->split(3, true).name, two->split(3, true).name);
+  EXPECT_NE(one->split(3, true).name, two->split(4, true).name) << "colours are apart";
+  EXPECT_NE(one->split(3, true).name, one->split(3, true).name) << "and so are calls";
+  // Rank 5 is not in the first shrink, so it does not count it.
+  one->shrink({5}, true);
+  EXPECT_EQ(one->shrink({2, 1}, true).name, two->shrink({1, 2}, true).name);
+}
+
+TEST(UniqueId, TheHubTravelsInBytesThatNcclLeavesZero) {
+  ncclUniqueId id{};
+  EXPECT_FALSE(read_hub(id));
+  HubAddress address;
+  address.family = 2;
+  address.port = 4711;
+  address.host = {10, 1, 2, 3};
+  address.nonce = {9, 8, 7};
+  const ncclUniqueId before = id;
+  ASSERT_TRUE(write_hub(id, address));
+  EXPECT_EQ(std::memcmp(id.internal, before.internal, 64), 0);
+  EXPECT_EQ(read_hub(id), address);
+  EXPECT_FALSE(write_hub(id, address)) << "bytes in use are left alone";
+}
+
+const char* variable(const char* name) {
+  const std::string text = name;
+  if (text == "RAILWEAVE_SHIM") return "off";
+  if (text == "RAILWEAVE_SHIM_WAIT_MS") return "12x";
+  if (text == "RAILWEAVE_LOG") return "loud";
+  if (text == "RAILWEAVE_STALL_MS") return "250";
+  return nullptr;
+}
+
+TEST(Settings, WhatCannotBeReadKeepsItsDefault) {
+  std::string errors;
+  const Settings read = read_settings(variable, errors);
+  EXPECT_FALSE(read.shim);
+  EXPECT_EQ(read.stall_ms, 250u);
+  EXPECT_EQ(read.shim_wait_ms, Settings{}.shim_wait_ms);
+  EXPECT_EQ(read.log, Settings{}.log);
+  EXPECT_EQ(errors,
+            "RAILWEAVE_SHIM_WAIT_MS='12x'; expected a number from 0 to 3600000, the default is used\n"
+            "RAILWEAVE_LOG='loud'; expected off, warn, info or debug, the default is used\n");
+}
+
+TEST(Settings, TheDocumentHasTheTable) {
+  std::ifstream file(DOCUMENT);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_NE(text.find(settings_markdown()), std::string::npos) << "docs/nccl.md should have:\n" << settings_markdown();
+}
+
+TEST(StallDetector, TellsEachStallOnceAndNeverAnIdleCommunicator) {
+  StallDetector detector(milliseconds(100));
+  const StallDetector::Clock::time_point start{};
+  const auto at = [&](int ms) { return start + milliseconds(ms); };
+  EXPECT_FALSE(detector.stalled(1, true, at(0)));
+  EXPECT_FALSE(detector.stalled(1, true, at(99)));
+  EXPECT_TRUE(detector.stalled(1, true, at(100)));
+  EXPECT_FALSE(detector.stalled(1, true, at(500))) << "told already";
+  EXPECT_FALSE(detector.stalled(2, true, at(600))) << "it moved";
+  EXPECT_TRUE(detector.stalled(2, true, at(700)));
+  EXPECT_FALSE(detector.stalled(3, false, at(2000))) << "nothing is under way";
+  EXPECT_FALSE(detector.stalled(3, true, at(2001)));
+}
+
+}  // namespace
+}  // namespace railweave::nccl

@@ -1,0 +1,168 @@
+// Programs with and without the shim: each scenario runs on the stand-in NCCL alone (so that it says what NCCL means), with the shim
+// preloaded, and with the shim in NCCL's place.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+enum class Mode { plain, preload, drop_in };
+
+struct Outcome {
+  int exit_code = -1;
+  std::string log;
+
+  std::size_t count(const std::string& text) const {
+    std::size_t found = 0;
+    for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + text.size())) ++found;
+    return found;
+  }
+};
+
+// A directory that ends with the test, short enough for socket names.
+class Directory {
+ public:
+  Directory() {
+    std::string name = (fs::temp_directory_path() / "shimXXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~Directory() { fs::remove_all(path_); }
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string quoted(const std::string& text) { return "'" + text + "'"; }
+
+Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::vector<std::string>& environment = {},
+            const std::string& options = "") {
+  const Directory directory;
+  std::vector<std::string> variables{"TMPDIR=" + directory.path().string(), "RAILWEAVE_LOG=info",
+                                     "RAILWEAVE_LOG_FILE=" + directory.path().string() + "/log.%p",
+                                     "RAILWEAVE_CUDA_LIBRARY=" DEVICE_LIBRARY,
+                                     // Ranks of a loaded machine come late; nothing here waits for the end of these.
+                                     "RAILWEAVE_SHIM_WAIT_MS=60000"};
+  if (mode == Mode::preload) variables.push_back("LD_PRELOAD=" SANITIZER_RUNTIME SHIM);
+  if (mode == Mode::drop_in) {
+    variables.push_back("LD_LIBRARY_PATH=" DROP_IN);
+    variables.push_back("RAILWEAVE_NCCL_LIBRARY=" STAND_IN);
+  }
+  variables.insert(variables.end(), environment.begin(), environment.end());
+  std::string command = "env";
+  for (const std::string& variable : variables) command += " " + quoted(variable);
+  command += " " + quoted(PROGRAM) + " " + scenario + " " + std::to_string(ranks) + " " + quoted(directory.path()) + " " + options;
+  const int status = std::system(command.c_str());
+  Outcome outcome;
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  for (const auto& entry : fs::directory_iterator(directory.path())) {
+    if (!entry.path().filename().string().starts_with("log.")) continue;
+    std::ifstream file(entry.path());
+    outcome.log.append(std::istreambuf_iterator<char>(file), {});
+  }
+  return outcome;
+}
+
+struct Case {
+  const char* scenario;
+  std::size_t served;  // ranks of communicators, all told, with four processes
+};
+
+void PrintTo(const Case& tested, std::ostream* out) { *out << tested.scenario; }
+
+class Program : public testing::TestWithParam<Case> {};
+
+TEST_P(Program, MeansTheSameOnPlainNccl) { EXPECT_EQ(run(Mode::plain, GetParam().scenario).exit_code, 0); }
+
+TEST_P(Program, IsServedWithTheShimPreloaded) {
+  const Outcome outcome = run(Mode::preload, GetParam().scenario);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), GetParam().served) << outcome.log;
+}
+
+TEST_P(Program, IsServedWithTheShimInPlaceOfNccl) {
+  const Outcome outcome = run(Mode::drop_in, GetParam().scenario);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), GetParam().served) << outcome.log;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Program,
+                         testing::Values(Case{"alltoallv", 4}, Case{"many_messages", 4}, Case{"single_calls", 4}, Case{"nested_groups", 4},
+                                         Case{"two_streams", 4}, Case{"two_communicators", 8},
+                                         // the parent, two rounds of halves, and three ranks with a colour
+                                         Case{"split", 4 + 8 + 3}, Case{"shrink", 4 + 3}, Case{"non_blocking", 8}, Case{"mixed_group", 4},
+                                         Case{"all_to_all", 4}, Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4},
+                                         Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"simulated", 4}, Case{"registered", 4},
+                                         Case{"one_process", 4 * 3}, Case{"random_groups", 8}),
+                         [](const auto& tested) { return std::string(tested.param.scenario); });
+
+TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_SHIM_WAIT_MS=1000"}, "--bare 2");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 0u);
+  EXPECT_EQ(outcome.count("left to NCCL: not all its ranks have the shim"), 3u) << outcome.log;
+}
+
+TEST(Shim, AnIdMadeWithoutItIsLeftAtOnce) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {}, "--bare 0");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: its unique id was made without the shim"), 3u) << outcome.log;
+}
+
+TEST(Shim, SwitchedOffItDoesNothing) {
+  const Outcome outcome = run(Mode::preload, "split", 4, {"RAILWEAVE_SHIM=off"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("communicator"), 0u) << outcome.log;
+}
+
+TEST(Shim, ADeviceThatIsRefusedLeavesAllRanksAndSaysWhoAndWhyOnce) {
+  const Outcome outcome = run(Mode::preload, "one_process", 1, {"STAND_IN_REFUSES_DEVICE=2"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 0u);
+  EXPECT_EQ(outcome.count("left to NCCL: rank 2: device 2 is refused"), 3u) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
+}
+
+TEST(Shim, WithoutADeviceLibraryNcclServes) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_CUDA_LIBRARY=/nowhere.so"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: rank 0: no device library: /nowhere.so"), 4u) << outcome.log;
+}
+
+// Found at the device library's bootstrap, after all have agreed.
+TEST(Shim, ADeviceSideThatCannotBeMadeLeavesAllRanks) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_CHUNK_BYTES=1"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: rank 0: setting chunk_bytes"), 4u) << outcome.log;
+}
+
+TEST(Shim, FunctionsThatNcclLacksGiveAnErrorWithText) {
+  const Outcome outcome = run(Mode::preload, "missing_function");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+}
+
+TEST(Shim, AStallIsDescribedInTheLog) {
+  const Outcome outcome = run(Mode::preload, "stall", 4, {"RAILWEAVE_STALL_MS=100"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("stalled"), 1u) << outcome.log;
+}
+
+TEST(Shim, SettingsThatCannotBeReadAreNamedAndTheJobRuns) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 2, {"RAILWEAVE_STALL_MS=soon"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("RAILWEAVE_STALL_MS='soon'; expected a number"), 2u) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 2u) << outcome.log;
+}
+
+}  // namespace
