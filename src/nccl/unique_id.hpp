@@ -1,5 +1,5 @@
 // The hub's address in the unique id. NCCL fills the first bytes (a magic number and a socket address) and leaves the rest of the 128 zero
-// in every version from 2.20 to 2.32 (checked by tests/cpp/nccl/versions_test.py); all ranks get the whole id, whatever carries it.
+// in every version from 2.20 to 2.32 (checked by tests/cpp/nccl/check_releases.py); all ranks get the whole id, whatever carries it.
 #pragma once
 
 #include <optional>
