@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -304,6 +305,11 @@ func TestIsolationThroughFaults(t *testing.T) {
 		}},
 		{"switch killed and started", false, func() error {
 			return steps(node.OVS.KillSwitch, pause(time.Second), node.OVS.StartSwitch, pause(3*time.Second))
+		}},
+		// As ovs-cni does for an older pod that had the representor's name. The agent puts the port back.
+		{"port of a live pod deleted by a late DEL", false, func() error {
+			_, err := node.OVS.VSCtl("del-port", testnet.Bridge(0), f.pods[0].Attachments[0].Port)
+			return errors.Join(err, pause(3*time.Second)())
 		}},
 		{"switch started without its agent", false, func() error {
 			return steps(agent.Kill, node.OVS.KillSwitch, node.OVS.StartSwitch, pause(5*time.Second), agent.Start, pause(3*time.Second))
