@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from railweave.errors import FabricError
 from railweave.fabric import Edge, EdgeKind, Fabric, Vertex, VertexKind
 from railweave.machine.nccl_document import (
+    ANY_CPU,
     ANY_NVSWITCH,
     BRIDGE_CLASS,
     CPU_CLASS,
@@ -181,4 +182,4 @@ class _Writer:
             return NvLinks(self.addresses[vertex], count, GPU_CLASS)
         if one.kind == VertexKind.nvswitch:
             return NvLinks(ANY_NVSWITCH, count, NVSWITCH_CLASS)
-        return NvLinks("0000:00:00.0", count, CPU_CLASS)
+        return NvLinks(ANY_CPU, count, CPU_CLASS)

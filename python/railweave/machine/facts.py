@@ -32,7 +32,8 @@ class Unknown:
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason.value.replace('_', ' ')}{f' ({self.detail})' if self.detail else ''}"
+        why = f"{self.reason.value.replace('_', ' ')}{f' ({self.detail})' if self.detail else ''}"
+        return f"{self.path}: {why}" if self.path else why
 
 
 Fact = Union[Known[T], Unknown]  # noqa: UP007 - Python 3.10 cannot apply | to generic classes here

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from railweave.machine.facts import Core, Cpus, Fact, Gpu, Host, Kernel, Known, Machine, Nic, NumaNode, PciDevice, Unknown
+from railweave.machine.facts import Core, Cpus, Fact, Gpu, Host, Kernel, Known, Machine, Nic, NumaNode, NvLink, PciDevice, Unknown, known
+from railweave.machine.hwloc_distances import Distances, read_distances
 from railweave.machine.pci import canonical_bus_id
 from railweave.machine.reading import cpu_mask
 from railweave.machine.source import Reason
@@ -13,6 +14,15 @@ from railweave.machine.xml_tree import Node, fail, parse_xml
 
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?")
 _WHAT = "a topology that hwloc exported (lstopo --of xml)"
+# PCI ids of GPUs with NVLink by family (pci-ids.ucw.cz): GP100, GV100, GA100, GH100, GB100; MB/s of a link as hwloc counts it.
+_NVLINK_MBPS = (
+    (0x15F0, 0x15FF, 20_000),
+    (0x1DB0, 0x1DFF, 25_000),
+    (0x20B0, 0x20FF, 25_000),
+    (0x2300, 0x237F, 25_000),
+    (0x2900, 0x29FF, 50_000),
+)
+_MOST_NVLINKS = 36
 _PORT_STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
 
@@ -22,7 +32,7 @@ def parse_hwloc(text: str, source: str) -> Machine:
     machines = [node for node in topology.children if node.tag == "object" and node.get("type") in {"Machine", "System"}]
     if len(machines) != 1:
         raise fail(source, topology.line, f"{len(machines)} objects of type Machine", "one")
-    reader = _Reader(source)
+    reader = _Reader(source, read_distances(topology, source))
     reader.read(machines[0])
     return reader.machine()
 
@@ -43,12 +53,15 @@ class _Place:
 @dataclass
 class _Reader:
     source: str
+    distances: list[Distances]
     pci: list[PciDevice] = field(default_factory=list)
     numa: list[NumaNode] = field(default_factory=list)
     cores: list[Core] = field(default_factory=list)
     l3: list[tuple[int, ...]] = field(default_factory=list)
     online: set[int] = field(default_factory=set)
     info: dict[str, str] = field(default_factory=dict)
+    index: dict[str, str] = field(default_factory=dict)
+    """What matrices name `TYPE:INDEX`: address of a PCI function, or empty for a processor."""
     osdevs: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     """Name, PCI function, infos."""
 
@@ -70,6 +83,7 @@ class _Reader:
             place = replace(place, numa=nodes[0] if len(nodes) == 1 else None)
         if kind in {"Machine", "System", "Package"}:
             self.info.update(infos)
+        self._name(node, place)
         if kind == "Package":
             return replace(place, package=self._index(node))
         if kind == "NUMANode":
@@ -88,6 +102,13 @@ class _Reader:
         elif kind == "OSDev" and place.device is not None:
             self.osdevs.append((node.get("name"), place.device, infos))
         return place
+
+    def _name(self, node: Node, place: _Place) -> None:
+        """Names of an object in matrices. OS devices stand for the function they belong to."""
+        address = node.get("pci_busid") or place.device or ""
+        for number in (node.get("gp_index"), node.get("os_index")):
+            if number:
+                self.index.setdefault(f"{node.get('type')}:{number}", address)
 
     def _index(self, node: Node) -> int:
         try:
@@ -120,6 +141,7 @@ class _Reader:
                 id=self._index(node),
                 cpus=Known(self._set(node, "cpuset") or (), at),
                 memory_B=Known(int(memory), at) if memory else Unknown(Reason.not_given, at),
+                distances=Unknown(Reason.not_given, at, "no matrix of latencies"),
                 hugepages=Known({size: count for size, count in pages.items() if size != smallest}, at),
             )
         )
@@ -173,6 +195,43 @@ class _Reader:
 
     # ---- the machine ----
 
+    def _nodes(self) -> tuple[NumaNode, ...]:
+        """With the latencies between them, where there are any."""
+        nodes = sorted(self.numa, key=lambda node: node.id)
+        matrix = next((one for one in self.distances if one.type == "NUMANode" and "Latency" in one.name), None)
+        if matrix is None or set(matrix.objects) != {str(node.id) for node in nodes}:
+            return tuple(nodes)
+        at = f"{self.source}:{matrix.line}"
+        return tuple(
+            replace(node, distances=Known({int(other): value for other, value in matrix.row(str(node.id)).items()}, at)) for node in nodes
+        )
+
+    def _nvlinks(self, device: PciDevice) -> Fact[tuple[NvLink, ...]]:
+        """Counts from the matrix of bandwidths, which holds MB/s of all links to an end together."""
+        at = _evidence(device.vendor)
+        matrix = next((one for one in self.distances if one.name == "NVLinkBandwidth"), None)
+        own = next((name for name in matrix.objects if self.index.get(name) == device.bus_id), None) if matrix else None
+        each = _rate_of_nvlink(device)
+        if matrix is None or own is None or each is None:
+            why = "no matrix of NVLink bandwidths with this GPU" if own is None else "a part whose NVLinks are not known"
+            return Unknown(Reason.not_given, at, why)
+        links: list[NvLink] = []
+        version: Fact[int] = Unknown(Reason.not_given, at, "hwloc gives rates of NVLinks, not versions")
+        for name, MBps in matrix.row(own).items():
+            address = self.index.get(name)
+            if name == own or address is None or not MBps:
+                continue
+            if MBps % each or MBps > each * _MOST_NVLINKS:
+                raise fail(self.source, matrix.line, f"{MBps} MB/s from {own} to {name}", f"a multiple of {each}, for whole NVLinks")
+            other = self._pci(address)
+            remote = "cpu" if not address else "gpu" if other is not None and other.is_class(0x03, 2) else "switch"
+            end: Fact[str] = Known(address, at) if address else Unknown(Reason.not_given, at, "a processor")
+            links += [NvLink(len(links) + number, version, remote, end) for number in range(MBps // each)]
+        return Known(tuple(links), f"{self.source}:{matrix.line}")
+
+    def _pci(self, bus_id: str) -> PciDevice | None:
+        return next((device for device in self.pci if device.bus_id == bus_id), None)
+
     def machine(self) -> Machine:
         at = self.source
         cpus = Cpus(
@@ -191,7 +250,7 @@ class _Reader:
             pci=Known(tuple(self.pci), at),
             gpus=Known(self._gpus(), at),
             nics=Known(self._nics(), at),
-            numa=Known(tuple(sorted(self.numa, key=lambda node: node.id)), at),
+            numa=Known(self._nodes(), at),
             cpus=cpus,
             kernel=Kernel(release=self._info("OSRelease")),
             host=Host(vendor=self._info("DMISysVendor"), product=self._info("DMIProductName"), bios=self._info("DMIBIOSVersion")),
@@ -219,8 +278,8 @@ class _Reader:
         for index, device in enumerate(ordered):
             at = _evidence(device.vendor)
             named = infos.get(device.bus_id, {}).get("GPUModel")
-            no_nvlink = Unknown(Reason.not_given, at, "hwloc gives no NVLinks")
-            gpus.append(Gpu(index, Known(device.bus_id, at), name=Known(named, at) if named else device.name, nvlinks=no_nvlink))
+            name = Known(named, at) if named else device.name
+            gpus.append(Gpu(index, Known(device.bus_id, at), name=name, nvlinks=self._nvlinks(device)))
         return tuple(gpus)
 
     def _nics(self) -> tuple[Nic, ...]:
@@ -250,6 +309,12 @@ class _Reader:
             if not rdma:
                 nics.append(Nic(netdevs[0] if netdevs else device.bus_id, 1, bus_id, rdma=Unknown(Reason.not_given, at), netdevs=names))
         return tuple(nics)
+
+
+def _rate_of_nvlink(device: PciDevice) -> int | None:
+    """What hwloc counts for one NVLink of a part, known by its PCI id; it takes NVLink 2 to 4 as equal (topology-nvml.c)."""
+    number = known(device.device) or 0
+    return next((MBps for first, last, MBps in _NVLINK_MBPS if first <= number <= last), None)
 
 
 def _evidence(fact: Fact[int]) -> str:

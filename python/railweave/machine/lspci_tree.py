@@ -15,7 +15,7 @@ _BUS = re.compile(r"-\[(?:[0-9a-f]{4,8}:)?([0-9a-f]{2})(?:-[0-9a-f]{2})?\]")
 _DEVICE = re.compile(r"([0-9a-f]{2})\.([0-7])")
 _START = re.compile(r"[\s|]*(?:-|\\-|\+-)?(?:\+-)?-?\[[0-9a-f]{4,8}:[0-9a-f]{2}")
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]")
-_NVIDIA = re.compile(r"NVIDIA Corporation (?!.*(?:NVSwitch|Audio|USB|UCSI|Bridge))")
+_NVIDIA = re.compile(r"NVIDIA Corporation (?!.*(?:NVSwitch|Device (?:1ac[0-2]|1af1|22a3)|Audio|USB|UCSI|Bridge))")
 _NETWORK = re.compile(
     r"Mellanox|ConnectX|BlueField|Ethernet|InfiniBand|Infiniband|Network (?:Connection|Adapter|Controller)|Elastic Fabric|network device",
     re.I,

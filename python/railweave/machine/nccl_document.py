@@ -21,6 +21,8 @@ _SPEED_NAMES = {
 ANY_NVSWITCH = "fffffff:ff:ff.0"
 _UNWRITABLE = re.compile(r"[^A-Za-z0-9 ._:,;/()+#-]")
 _VALUE_LIMIT = 255
+# Links to a processor end at that of the GPU, whatever their target.
+ANY_CPU = "0000:00:00.0"
 GPU_CLASS, ETHERNET_CLASS, BRIDGE_CLASS, NVSWITCH_CLASS, CPU_CLASS = "0x030200", "0x020000", "0x060400", "0x068000", "0x068001"
 
 

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 
 from railweave.errors import FabricError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Unknown, known
-from railweave.machine.nccl_document import ANY_NVSWITCH, BRIDGE_CLASS, CPU_CLASS, GPU_CLASS, NVSWITCH_CLASS, Cpu, Net, NvLinks, Pci, render
+from railweave.machine.nccl_document import (
+    ANY_CPU,
+    ANY_NVSWITCH,
+    BRIDGE_CLASS,
+    CPU_CLASS,
+    GPU_CLASS,
+    NVSWITCH_CLASS,
+    Cpu,
+    Net,
+    NvLinks,
+    Pci,
+    render,
+)
 from railweave.machine.source import Reason
 
 _DMABUF_SINCE = (5, 12)  # dma-buf of device memory in the RDMA core
@@ -179,7 +191,7 @@ class _Writer:
             if link.remote not in ends:
                 self._note(f"NVLink {link.link} of GPU {gpu.index} ends at something unknown; left out")
                 continue
-            target = ANY_NVSWITCH if link.remote == "switch" else known(link.remote_bus_id)
+            target = {"switch": ANY_NVSWITCH, "cpu": ANY_CPU}.get(link.remote) or known(link.remote_bus_id)
             if target is None:
                 self._note(f"NVLink {link.link} of GPU {gpu.index}: other end not known ({link.remote_bus_id}); left out")
                 continue

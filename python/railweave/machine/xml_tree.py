@@ -21,6 +21,8 @@ class Node:
     attributes: dict[str, str]
     line: int
     children: list[Node] = field(default_factory=list)
+    text: str = ""
+    """Directly in it."""
 
     def get(self, name: str) -> str:
         """An attribute's value, empty where it is not there."""
@@ -64,7 +66,12 @@ def parse_xml(text: str, source: str, root: str, what: str) -> Node:
     def entity(*_: object) -> None:
         raise fail(source, parser.CurrentLineNumber, "an entity declaration", what)
 
+    def characters(text: str) -> None:
+        if stack:
+            stack[-1].text += text
+
     parser.StartElementHandler = start
+    parser.CharacterDataHandler = characters
     parser.EndElementHandler = lambda _: stack.pop()
     parser.EntityDeclHandler = entity
     try:

@@ -224,6 +224,21 @@ def test_lspci_tree_with_ids_and_one_domain() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "is_gpu"),
+    [
+        ("NVIDIA Corporation Device 2335", True),
+        ("NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)", True),
+        ("NVIDIA Corporation Device 22a3 (rev a1)", False),
+        ("NVIDIA Corporation GP102 HDMI Audio Controller", False),
+        ("NVIDIA Corporation TU104 USB Type-C UCSI Controller", False),
+        ("ASPEED Technology, Inc. ASPEED Graphics Family", False),
+    ],
+)
+def test_gpus_by_name(name: str, is_gpu: bool) -> None:
+    assert len(known(parse_lspci_tree(f"-[0000:00]---05.0  {name}\n", "t.txt").gpus) or ()) == is_gpu
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ("", "t.txt: no PCI device"),
@@ -286,6 +301,51 @@ def test_hwloc() -> None:
     fabric, notes = fabric_of(machine)
     assert {edge.capacity_Bps for edge in fabric.edges if edge.kind.name == "pcie"} == {31_507_692_307}
     assert any("NVLinks of GPU 0 are not known" in note for note in notes)
+
+
+DISTANCES = """\
+ <distances2 type="NUMANode" nbobjs="2" kind="5" name="NUMALatency" indexing="os"><indexes length="4">0 1 </indexes>
+  <u64values length="12">10 32 </u64values><u64values length="12">32 10 </u64values></distances2>
+ <distances2hetero nbobjs="3" kind="25" name="NVLinkBandwidth"><indexes length="9">OSDev:70 PCIDev:80 Package:0 </indexes>
+  <u64values length="9">1000000 300000 50000 300000 1000000 0 50000 0 1000000 </u64values></distances2hetero>
+"""
+
+
+def with_distances(distances: str = DISTANCES) -> str:
+    """The machine with a second GPU, and matrices."""
+    second = '<object type="PCIDev" gp_index="80" pci_busid="0000:13:00.0" pci_type="0302 [10de:20b2] [10de:1463] a1"/>'
+    text = HWLOC.replace('name="nvml0"', 'gp_index="70" name="nvml0"').replace(
+        '     <object type="PCIDev" pci_busid="0000:12', f"{second}\\g", 1
+    )
+    text = text.replace("\\g", '\n     <object type="PCIDev" pci_busid="0000:12')
+    return text.replace("</topology>", f"{distances}</topology>")
+
+
+def test_hwloc_distances() -> None:
+    machine = parse_hwloc(with_distances(), "h.xml")
+    nodes, gpus = known(machine.numa), known(machine.gpus)
+    assert nodes and gpus and known(nodes[1].distances) == {0: 32, 1: 10}
+    ends = [(link.remote, known(link.remote_bus_id)) for link in known(gpus[0].nvlinks) or ()]
+    assert ends == [("gpu", "0000:13:00.0")] * 12 + [("cpu", None)] * 2
+    fabric, _ = fabric_of(machine)
+    first, second = fabric.gpus_of(0)
+    edge = fabric.find_edge(first, second)
+    assert edge is not None and fabric.edge(edge).capacity_Bps == 300_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("300000 50000", "300001 50000", "300001 MB/s from OSDev:70 to PCIDev:80; expected a multiple of 25000"),
+        ("10 32 ", "10 x ", "4 values of distances; expected 4 numbers"),
+        ("10 32 ", "10 ", "3 values of distances"),
+        ("OSDev:70 PCIDev:80", "OSDev:70 OSDev:70", "3 indexes of distances"),
+    ],
+)
+def test_hwloc_distances_that_cannot_be(old: str, new: str, found: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse_hwloc(with_distances(DISTANCES.replace(old, new, 1)), "h.xml")
+    assert found in str(caught.value)
 
 
 @pytest.mark.parametrize(
