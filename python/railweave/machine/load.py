@@ -8,6 +8,7 @@ from railweave.errors import ParseError
 from railweave.machine.facts import Machine
 from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.lspci_tree import is_lspci_tree, parse_lspci_tree
+from railweave.machine.recording import ZSTANDARD
 from railweave.machine.topo_matrix import is_topo_matrix, parse_topo_matrix
 
 _LIMIT_B = 16 << 20
@@ -22,6 +23,8 @@ def read_text_file(path: Path) -> str:
         raise ParseError(f"{path}: cannot be read: {error.strerror}; expected a readable file") from error
     if len(content) > _LIMIT_B:
         raise ParseError(f"{path}: more than {_LIMIT_B} bytes; expected the description of a machine")
+    if content.startswith(ZSTANDARD):
+        raise ParseError(f"{path}: compressed by Zstandard, as recordings are; expected a text, or `--from {path}`")
     return content.decode("utf-8", errors="replace")
 
 

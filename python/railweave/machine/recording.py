@@ -26,6 +26,8 @@ MEMBER_LIMIT = 100_000
 _BLOCK_B = 32 << 10
 _WINDOW_LIMIT_B = 32 << 20  # the writer's level needs 2 to 4 MiB
 _MANIFEST = "manifest.json"
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+"""What a compressed file begins with."""
 
 
 class RecordingError(Error):
@@ -287,7 +289,7 @@ def parse_recording(compressed: bytes, source: str) -> Recording:
 def _decompress(compressed: bytes, source: str) -> tuple[bytes, str]:
     import zstandard
 
-    if compressed[:4] != b"\x28\xb5\x2f\xfd":
+    if not compressed.startswith(ZSTANDARD):
         raise RecordingError(f"{source}: not compressed by Zstandard; expected a recording made by `railweave topo --record`")
     reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_LIMIT_B).decompressobj()
     content, step = bytearray(), 64 << 10

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from railweave.fabric import Fabric
 from railweave.machine.recording import Recording
 from railweave.machine.source import CommandOutput, Reason
 
@@ -243,3 +244,24 @@ def _kernel(crafted: Crafted) -> None:
     crafted.folder("/sys/kernel/iommu_groups", [])
     crafted.recording.commands[("systemctl", "is-active", "nvidia-fabricmanager")] = CommandOutput("active\n", "", 0)
     crafted.recording.commands[("systemctl", "is-active", "irqbalance")] = CommandOutput("inactive\n", "", 3)
+
+
+def host(fabric: Fabric) -> tuple[dict[str, object], list[tuple[object, ...]]]:
+    """All of a host that the format can say: parts, and links with their rates. Rails only where the network has them."""
+    rails = any(vertex.rail is not None for vertex in fabric.vertices if vertex.kind.name == "nic")
+    parts = {
+        vertex.name: (vertex.kind.name, vertex.index, vertex.gdr, vertex.rail if rails else None)
+        for vertex in fabric.vertices
+        if vertex.node is not None
+    }
+    links = [
+        (fabric.vertex(edge.src).name, fabric.vertex(edge.dst).name, edge.kind.name, edge.capacity_Bps)
+        for edge in fabric.edges
+        if fabric.vertex(edge.src).node is not None and fabric.vertex(edge.dst).node is not None
+    ]
+    ports = [
+        (fabric.vertex(edge.src).name, edge.capacity_Bps, edge.latency_ns)
+        for edge in fabric.edges
+        if edge.kind.name == "rail" and fabric.vertex(edge.src).node is not None
+    ]
+    return parts, sorted(map(tuple, links)) + sorted(map(tuple, ports))

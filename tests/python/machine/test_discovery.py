@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from crafted import Crafted, Switch, config_space, craft
+from crafted import Crafted, Switch, config_space, craft, host
+from template_machine import TemplateMachine
 
+from railweave import fabric as fabrics
 from railweave.machine import pci_config
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
@@ -71,6 +73,16 @@ def test_fabric_of_the_machine() -> None:
     assert ("nvlink", 450_000_000_000) in rates and ("pcie", 63_015_384_615) in rates and ("rail", 50_000_000_000) in rates
     assert all(fabric.vertex(gpu).gdr and fabric.vertex(gpu).model == "H100 SXM5 80GB" for gpu in fabric.gpus_of(0))
     assert not any("topology file" in edge.source for edge in fabric.edges)
+
+
+@pytest.mark.parametrize("name", sorted(fabrics.templates()))
+def test_machine_wired_like_a_template_has_its_fabric(name: str) -> None:
+    """But for what the crafted machines do not follow their template in: the processor, GPUDirect RDMA, wiring without rails."""
+    found, notes = fabric_of(TemplateMachine(name).machine())
+    (parts, links), (parts_found, links_found) = host(fabrics.load(name)), host(found)
+    assert notes == ()
+    assert {part: one[:2] for part, one in parts_found.items()} == {part: one[:2] for part, one in parts.items()}  # type: ignore[index]
+    assert [link for link in links_found if "socket" not in link] == [link for link in links if "socket" not in link]
 
 
 def test_width_of_a_link_is_the_lesser_of_its_ends() -> None:

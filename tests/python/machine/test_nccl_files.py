@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from crafted import Crafted, Switch, craft
+from crafted import Crafted, Switch, craft, host
 
 from railweave import fabric as fabrics
 from railweave.errors import FabricError
-from railweave.fabric import Fabric
 from railweave.machine import fabric_export, nccl_topology
 from railweave.machine.discovery import discover
 from railweave.machine.facts import Machine
@@ -25,27 +24,6 @@ from railweave.machine.recording import RecordedSource, write_recording
 
 def machine_of(crafted: Crafted) -> Machine:
     return discover(RecordedSource(crafted.recording))
-
-
-def host(fabric: Fabric) -> tuple[dict[str, object], list[tuple[object, ...]]]:
-    """All of a host that the format can say: parts, and links with their rates. Rails only where the network has them."""
-    rails = any(vertex.rail is not None for vertex in fabric.vertices if vertex.kind.name == "nic")
-    parts = {
-        vertex.name: (vertex.kind.name, vertex.index, vertex.gdr, vertex.rail if rails else None)
-        for vertex in fabric.vertices
-        if vertex.node is not None
-    }
-    links = [
-        (fabric.vertex(edge.src).name, fabric.vertex(edge.dst).name, edge.kind.name, edge.capacity_Bps)
-        for edge in fabric.edges
-        if fabric.vertex(edge.src).node is not None and fabric.vertex(edge.dst).node is not None
-    ]
-    ports = [
-        (fabric.vertex(edge.src).name, edge.capacity_Bps, edge.latency_ns)
-        for edge in fabric.edges
-        if edge.kind.name == "rail" and fabric.vertex(edge.src).node is not None
-    ]
-    return parts, sorted(map(tuple, links)) + sorted(map(tuple, ports))
 
 
 @pytest.mark.parametrize("name", sorted(fabrics.templates()))

@@ -252,6 +252,8 @@ def test_command_line_records_and_replays(cli: Callable[..., subprocess.Complete
     assert made.returncode == 0, made.stderr
     shown = cli("topo", "--from", str(path))
     assert shown.returncode == 0 and shown.stdout.startswith("a recording: ")
+    without = cli("topo", str(path))
+    assert without.returncode == 1 and f"`--from {path}`" in without.stderr
     path.write_bytes(path.read_bytes()[:-100])
     cut = cli("topo", "--from", str(path))
     assert cut.returncode == 0 and "cut off" in cut.stderr and str(path) in cut.stderr
