@@ -26,7 +26,8 @@ JOB = 4242
 CORES_PER_NODE = 8
 LANES = 16
 PCIE_GBPS = {8.0: 7.877, 16.0: 15.754, 32.0: 31.508}  # x8, GB/s: what a template's capacity is looked up in
-PARTS = {"V100": ((7, 0), 2, 6), "A100": ((8, 0), 3, 12), "H100": ((9, 0), 4, 18), "H200": ((9, 0), 4, 18)}
+# Compute capability, NVLink version as NVML numbers them (2 is 2.0, 4 is 3.0, 6 is 4.0), NVLinks.
+PARTS = {"V100": ((7, 0), 2, 6), "A100": ((8, 0), 4, 12), "H100": ((9, 0), 6, 18), "H200": ((9, 0), 6, 18)}
 INFINIBAND = {12.5: "100 Gb/sec (4X EDR)", 25.0: "200 Gb/sec (4X HDR)", 50.0: "400 Gb/sec (4X NDR)"}
 COUNTERS = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "port_xmit_discards", "local_link_integrity_errors")
 STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors")

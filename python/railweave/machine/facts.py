@@ -118,6 +118,7 @@ class NvLink:
 
     link: int
     version: Fact[int]
+    """Generation: 4 on Hopper."""
     remote: str
     """`gpu`, `switch`, `cpu` or `unknown`."""
     remote_bus_id: Fact[str]

@@ -16,6 +16,8 @@ from railweave.machine.source import Reason, Source, Unreadable
 _PATH = "library:nvml"
 _NVIDIA = 0x10DE
 _REMOTES = {0: "gpu", 1: "cpu", 2: "switch", 255: "unknown"}  # nvmlIntNvLinkDeviceType_t: GPU, IBMNPU, SWITCH
+# nvmlNvlinkVersion_t: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0.
+_NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
 _FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 _GENERATIONS_GTPS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 # nvmlClocksThrottleReasons: bits of nvml.h.
@@ -185,7 +187,7 @@ def _nvlinks(entry: Mapping[str, Any]) -> tuple[Fact[tuple[NvLink, ...]], Fact[i
         found.append(
             NvLink(
                 link=number,
-                version=_answer(at, "version", int),
+                version=_answer(at, "version", lambda value: _NVLINK_GENERATIONS[int(value)]),
                 remote=remote.value if isinstance(remote, Known) else "unknown",
                 remote_bus_id=_answer(at, "remote_bus_id", canonical_bus_id),
             )

@@ -73,9 +73,14 @@ def export(machine: Machine, name: str = "machine") -> Export:
 def fabric_ports(machine: Machine) -> list[Nic]:
     """The ports that NCCL would use: RDMA ports that are up; where there is none, netdevices. In NCCL's order, by address."""
     nics = known(machine.nics) or ()
-    rdma = [nic for nic in nics if known(nic.rdma) and known(nic.state) not in {"down", "init", "disabled"}]
-    chosen = rdma or [nic for nic in nics if not known(nic.rdma) and known(nic.state) not in {"down", "lowerlayerdown"}]
+    rdma = [nic for nic in nics if known(nic.rdma) and not _is_down(nic)]
+    chosen = rdma or [nic for nic in nics if not known(nic.rdma) and not _is_down(nic)]
     return sorted(chosen, key=lambda nic: (known(nic.bus_id) or "~", nic.port, nic.name))
+
+
+def _is_down(nic: Nic) -> bool:
+    """Whether no traffic passes, as far as known; an RDMA port without its subnet manager stays in `init`."""
+    return known(nic.state) in {"down", "init", "disabled", "lowerlayerdown"}
 
 
 class _Writer:
@@ -97,6 +102,9 @@ class _Writer:
             self._note(f"whether GPUDirect RDMA works is not known ({gdr}); written as gdr=0")
         for gpu in machine.gpus.value:
             self._add_gpu(gpu)
+        for nic in known(machine.nics) or ():
+            if known(nic.rdma) and _is_down(nic):
+                self._note(f"{nic.name} port {nic.port} is {known(nic.state)}; left out, as NCCL does")
         for number, nic in enumerate(fabric_ports(machine)):
             self._add_net(number, nic, known(gdr) is True)
         self._describe_cpus()

@@ -169,7 +169,7 @@ def _nvml(gpus: Sequence[str], nvlinks: int) -> dict[str, object]:
         errors = {"replay": value(0), "recovery": value(0), "crc_flit": value(0)}
         return {
             "state": value(1),
-            "version": value(4),
+            "version": value(6),
             "remote_type": value(2),
             "remote_bus_id": value("00000000:00:00.0"),
             "errors": errors,

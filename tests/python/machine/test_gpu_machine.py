@@ -49,6 +49,8 @@ def test_whole_recording_is_read(source: RecordedSource, machine: Machine) -> No
         ("0000:00:07.0", "NVIDIA H200", 90),
     ]
     assert {len(known(gpu.nvlinks) or ()) for gpu in gpus} == {18}
+    assert {known(link.version) for gpu in gpus for link in known(gpu.nvlinks) or ()} == {4}
+    assert {known(gpu.nvlink_slots) for gpu in gpus} == {18}
     assert {known(gpu.link_max) for gpu in gpus} == {PciLink(32.0, 16)}
     assert known(machine.host.hypervisor) is True and known(machine.kernel.nvidia_open) is True
     assert known(machine.kernel.nvidia_driver) == "580.159.04"

@@ -56,6 +56,14 @@ def test_machine_is_read_back_as_its_fabric() -> None:
     assert exported.text.count('name="mlx5_') == 8 and exported.text.count('gdr="1"') == 16
 
 
+def test_port_that_is_down_is_left_out_and_named() -> None:
+    crafted = craft()
+    crafted.file("/sys/class/infiniband/mlx5_2/ports/1/state", "1: DOWN")
+    exported = nccl_topology.export(machine_of(crafted))
+    assert exported.notes == ("mlx5_2 port 1 is down; left out, as NCCL does",)
+    assert "mlx5_2" not in exported.text and exported.text.count("<net ") == 7
+
+
 def test_virtual_machine_without_a_tree() -> None:
     crafted = craft((Switch(0, 2, 0),))
     devices = [bus_id for bus_id in crafted.recording.folders["/sys/bus/pci/devices"] if bus_id in crafted.gpus]
