@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from railweave.fabric import Edge, EdgeKind, Fabric, Vertex, VertexKind
 from railweave.topo.hierarchy import Host, Kind, Part, alike, port_rate, rate, read_hosts
 from railweave.topo.layout import BOX, CELL, Box, HostLayout, lay_out
+from railweave.topo.marks import Mark, Numbered
 
 FONT = "Inter, 'Segoe UI', Helvetica, Arial, sans-serif"
 INK, MUTED, PAPER, PANEL, PANEL_LINE = "#1f2933", "#62707d", "#ffffff", "#f4f6f8", "#d5dbe1"
@@ -26,9 +27,9 @@ SHOWN_HOSTS = 4
 LEAF_HEIGHT, SPINE_HEIGHT = 34.0, 30.0
 
 
-def render_svg(fabric: Fabric) -> str:
-    """The whole picture as one SVG text."""
-    return _Picture(fabric).svg()
+def render_svg(fabric: Fabric, marks: Sequence[Mark] = ()) -> str:
+    """The whole picture as one SVG text; `marks` are findings, shown at the parts they are on."""
+    return _Picture(fabric, marks).svg()
 
 
 def _shown(kinds: list[Kind]) -> list[tuple[Host, int]]:
@@ -44,8 +45,9 @@ def _stroke(capacity_Bps: int, scale: float) -> float:
 
 
 class _Picture:
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, marks: Sequence[Mark]) -> None:
         self.fabric = fabric
+        self.marks = Numbered(fabric, marks)
         self.vertices = fabric.vertices
         self.hosts = read_hosts(fabric)
         self.kinds = alike(self.hosts)
@@ -61,6 +63,7 @@ class _Picture:
         self.spines = [(i, vertex) for i, vertex in enumerate(self.vertices) if vertex.kind == VertexKind.spine]
         self.lines: list[str] = []
         self.boxes: list[str] = []
+        self.badges: list[str] = []
         self.legend: dict[tuple[str, str], tuple[str, float]] = {}
 
     def _is_direct(self, edge: Edge) -> bool:
@@ -84,11 +87,14 @@ class _Picture:
             bottom = max(bottom, self._draw_host(host, count, layout, x + 12, hosts_y, leaf_boxes))
             x += layout.width + 24 + HOST_GAP
         height = self._draw_legend(bottom + 34, width) + 24
+        if self.marks.marks:
+            listing, height = self.marks.listing(MARGIN, height + 16, width - 2 * MARGIN, INK, MUTED)
+            self.badges += listing
         self._draw_title(len(drawn) < len(self.leafs))
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
             f'font-family={quoteattr(FONT)} role="img">\n<title>{escape(self.fabric.name)}</title>\n'
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>\n' + "\n".join(self.lines + self.boxes) + "\n</svg>\n"
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>\n' + "\n".join(self.lines + self.boxes + self.badges) + "\n</svg>\n"
         )
 
     def _draw_title(self, leafs_left_out: bool) -> None:
@@ -153,6 +159,7 @@ class _Picture:
             colour = _rail_colour(leaf)
             label = f"leaf {leaf.index}" if leaf.rail is None else f"rail {leaf.rail}"
             self._box(box, _tint(colour), colour, [label], size=14)
+            self.badges += self.marks.badges(leaf.name, box)
 
     # ---- one host ----
 
@@ -203,6 +210,7 @@ class _Picture:
         else:
             label = f"PCIe switch {vertex.index}" if box.width > 100 else f"switch {vertex.index}"
             self._box(box, SWITCH_FILL, SWITCH_LINE, [label], size=12)
+        self.badges += self.marks.badges(vertex.name, box)
         for child in part.children:
             self._draw_part(host, child, boxes)
 
@@ -270,12 +278,12 @@ class _Picture:
         """NVSwitch as a bar below the GPUs, direct links as arcs; returns the lower edge of what was drawn."""
         ids = {part.vertex.name: part.id for root in host.roots for part in _walk(root)}
         bar = Box(x + layout.width / 2, top + 46, layout.width - 20, 34)
-        switched = False
+        switch_name = ""
         arcs: list[tuple[Box, Box, Edge]] = []
         for a, b, edge in host.nvlinks:
             if VertexKind.nvswitch in (a.kind, b.kind):
                 end = boxes[ids[a.name if a.kind == VertexKind.gpu else b.name]]
-                switched = True
+                switch_name = (b if a.kind == VertexKind.gpu else a).name
                 self._line(end.x, end.bottom, end.x, bar.top, NVLINK, _stroke(edge.capacity_Bps, self.scale))
             elif a.kind == b.kind == VertexKind.gpu:
                 arcs.append((boxes[ids[a.name]], boxes[ids[b.name]], edge))
@@ -284,9 +292,10 @@ class _Picture:
                 start, end = boxes[ids[gpu.name]], boxes[ids[numa.name]]
                 self._line(start.x - 14, start.top, _within(start.x - 14, end), end.bottom, NVLINK, _stroke(edge.capacity_Bps, self.scale))
             self._note("NVLink", rate(edge.capacity_Bps), NVLINK, edge.capacity_Bps)
-        if switched:
+        if switch_name:
             self._box(bar, GPU_FILL, NVLINK, ["NVSwitch"], size=14)
-        return max(self._draw_arcs(arcs, top), bar.bottom if switched else top)
+            self.badges += self.marks.badges(switch_name, bar)
+        return max(self._draw_arcs(arcs, top), bar.bottom if switch_name else top)
 
     def _draw_arcs(self, arcs: list[tuple[Box, Box, Edge]], top: float) -> float:
         """Arcs between GPUs. At each GPU the ends are ordered so that arcs to one side nest: the longest stands innermost."""

@@ -17,6 +17,7 @@ from railweave import fabric
 from railweave.cli.topo import command
 from railweave.fabric import VertexKind
 from railweave.topo.hierarchy import alike, port_rate, rate, read_hosts
+from railweave.topo.marks import COLOURS, Mark
 from railweave.topo.picture import render_svg
 from railweave.topo.tree import render_tree
 
@@ -120,6 +121,52 @@ def test_line_widths_follow_capacity() -> None:
 def test_names_from_files_are_text_in_the_picture() -> None:
     document = fabric.load("kisti-v100-2gpu").to_json().replace('"kisti-v100-2gpu"', '"<script>&\\"x\\""')
     assert '<script>&"x"' in drawn_texts(render_svg(fabric.loads(document)))
+
+
+MARKS = [
+    Mark(("node0/gpu0",), "info", "information about one GPU"),
+    Mark(("node0/gpu0", "node0/nic0"), "error", "a path that is <broken> & long " + "word " * 60),
+    Mark((), "warning", "the machine as a whole"),
+    Mark(("node7/gpu3",), "warning", "a node that is not drawn"),
+]
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+def test_findings_stand_at_their_parts_and_in_the_list(name: str) -> None:
+    svg = render_svg(fabric.load(name, nodes=9), MARKS)
+    root = ET.fromstring(svg)
+    discs = [(float(c.get("cx", "0")), float(c.get("cy", "0")), c.get("fill")) for c in root.iter(f"{SVG}circle")]
+    # The gravest is number 1: on a GPU, on a NIC, in the list; 2 and 3 in the list only; 4 on the GPU, in the list.
+    assert [fill for _, _, fill in discs].count(COLOURS["error"]) == 3
+    assert [fill for _, _, fill in discs].count(COLOURS["warning"]) == 2
+    assert [fill for _, _, fill in discs].count(COLOURS["info"]) == 2
+    corners = {(right, top) for _, top, right, _ in filled_boxes(svg)}
+    assert sum((x, y) in corners for x, y, _ in discs) == 2, "first badges stand on the corners of GPU 0 and NIC 0"
+    texts = drawn_texts(svg)
+    assert "machine: the machine as a whole" in texts
+    assert "node7/gpu3: a node that is not drawn" in texts
+    assert "information about one GPU" in texts
+    assert [text for text in texts if text.isdigit()].count("1") == 3
+    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+    listed = [(float(t.get("x", "0")), float(t.get("y", "0")), t.text or "") for t in root.iter(f"{SVG}text") if t.get("font-size") == "13"]
+    assert all(x + 0.56 * 13 * len(text) <= width for x, _, text in listed if "word" in text), "long texts are wrapped"
+    assert max(y for _, y, _ in listed) < height
+
+
+def test_findings_find_parts_by_pci_address() -> None:
+    machine = json.loads(fabric.load("kisti-v100-2gpu").to_json())
+    next(v for v in machine["vertices"] if v["name"] == "node0/nic0")["bus_id"] = "0000:3b:00.0"
+    svg = render_svg(fabric.loads(json.dumps(machine)), [Mark(("0000:3b:00.0",), "error", "x")])
+    assert svg.count("<circle") == 2
+
+
+def test_many_findings_on_one_part_are_counted() -> None:
+    svg = render_svg(fabric.load("hgx-h100"), [Mark(("node0/gpu0",), "info", f"finding {n}") for n in range(20)])
+    texts = drawn_texts(svg)
+    assert "+16" in texts
+    assert sum(text.startswith("finding ") for text in texts) == 20
+    with pytest.raises(ValueError, match="severity 'bad'"):
+        render_svg(fabric.load("hgx-h100"), [Mark((), "bad", "x")])
 
 
 def test_a_fabric_without_cpus_or_network_is_drawn() -> None:
