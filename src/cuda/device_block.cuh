@@ -59,9 +59,12 @@ class DeviceBlock {
     __syncthreads();
     return own;
   }
-  __device__ __forceinline__ static std::uint64_t* numbers() {
-    __shared__ std::uint64_t own[kMaxMessages];
+  __device__ __forceinline__ static Share* shares() {
+    __shared__ Share own[kMaxMessages];
     return own;
+  }
+  __device__ __forceinline__ static std::uint32_t count_zeros_below(std::uint64_t bits) {
+    return static_cast<std::uint32_t>(__ffsll(static_cast<long long>(bits)) - 1);
   }
 
   // --- Words
@@ -112,6 +115,10 @@ class DeviceBlock {
   __device__ __forceinline__ static std::uint32_t add(std::uint32_t* word, std::uint32_t value) { return atomicAdd(word, value); }
   __device__ __forceinline__ static std::uint64_t add(std::uint64_t* word, std::uint64_t value) {
     return atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
+  }
+  // The bits that were set before.
+  __device__ __forceinline__ static std::uint64_t take(std::uint64_t* word, std::uint64_t bits) {
+    return atomicOr(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(bits));
   }
   __device__ __forceinline__ static bool swap_if(std::uint32_t* word, std::uint32_t old, std::uint32_t value) {
     return atomicCAS(word, old, value) == old;

@@ -81,6 +81,15 @@ struct MessageState {
   std::uint32_t complete;  // receives: `placed` of its port is in use for a later message
 };
 
+// What a block keeps of a message. What it owns nobody else moves: it is running, so it gets there.
+struct Share {
+  std::uint64_t number;  // of the message, or of its first low-latency piece
+  std::uint64_t at;      // granted sends: the bytes from here to `end` are the block's; low latency: the block's pieces, a bit each
+  std::uint64_t end;
+  Totals totals;  // of messages that report: before the operation
+};
+inline constexpr std::uint64_t kMostPieces = 64;
+
 // As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1).
 inline constexpr std::uint32_t kMaxMessages = 256;
 

@@ -2,8 +2,8 @@
 // (device_block.cuh) and for threads (tests), over a `Block` that has the words, barriers and copies:
 //
 //   blocks(), index()              the grid
-//   states(state), numbers()       where the messages' states are, and room for a number for each, of this block
-//   relaxed(p), acquire(p), store(p, v), release(p, v), add(p, v), swap_if(p, old, new)
+//   states(state), shares()        where the messages' states are, and this block's room for what it keeps of them
+//   relaxed(p), acquire(p), store(p, v), release(p, v), add(p, v), take(p, bits), swap_if(p, old, new)
 //   arrived(p)                     a load that the kernel's end, or an acquire later on, orders
 //   announce(p, v)                 adds to a peer's word, after all that the block wrote before the last barrier
 //   pair(p)                        both words of a Mapping
@@ -35,15 +35,15 @@ namespace railweave::cuda {
 
 // What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. `waiting` and `over` are
 // states of a message; a block leaves when all are over.
-enum class Step : std::uint32_t { stopped, pull_packets, pull_slot, grant, push_packets, push, waiting, over };
+enum class Step : std::uint32_t { stopped, pull_packets, pull_slot, grant, push_packets, push, own_more, waiting, over };
 
 struct Work {
   Step step;
   std::uint32_t message;
-  std::uint32_t slot;
+  std::uint32_t slot;  // or the piece
   std::uint32_t bytes;
   std::uint64_t offset;  // in the message
-  std::uint64_t turn;    // of the slot; for packets the piece's sequence number
+  std::uint64_t turn;    // of the slot
   std::byte* base;       // of a push: the destination's buffer, or null for a slot
 };
 
@@ -56,79 +56,102 @@ class Roles {
       : block_(block),
         state_(*header.state),
         states_(block.states(header.state->messages)),
-        numbers_(block.numbers()),
+        shares_(block.shares()),
         messages_(messages),
         count_(header.count),
         timeout_ns_(header.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
+    bool stopped = false;
     const std::uint64_t start = block_.now();
     for (;;) {
       const Work work = block_.share([&] { return next_work(); });
       if (pushed_ != 0 && (work.step != Step::push || work.message != pushed_message_)) announce_pushes();
-      if (work.step == Step::over || work.step == Step::stopped) break;
+      stopped = work.step == Step::stopped;
+      if (stopped || work.step == Step::over) break;
       if (work.step == Step::waiting) {
         if (block_.idle()) look_at_host(start);
       } else {
         perform(work);
       }
     }
-    end();
+    end(stopped);
   }
 
  private:
   RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
   RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
+  RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
   RAILWEAVE_ROLE static bool sends(const Message& m) { return m.direction == Direction::send; }
 
   // --- Begin and end
 
-  // Each block reads the pairs' counts, which stand still while the operation runs. The first block at a receive grants it.
+  // Each block reads the pairs' counts, which stand still while the operation runs, and takes its first pieces. The first block at a
+  // receive grants it. All trips to L2 of this are under way at once.
   RAILWEAVE_ROLE void begin() {
-    block_.each(count_, [&](std::uint32_t i) {
-      const Message& m = message(i);
-      if (m.path == Path::low_latency) {
-        numbers_[i] = block_.relaxed(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received) + m.ordinal;
-        return;
-      }
-      // Numbers begin at 1, so that a zeroed flag names no message.
-      const std::uint64_t count = block_.relaxed(sends(m) ? &m.local->sent : &m.local->received);
-      const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
-      numbers_[i] = count + m.ordinal + 1;
-      if (grants) post_grant(m, numbers_[i]);
-    });
+    // The send that this block begins with: blocks are given to sends by bytes.
     const std::uint64_t home = block_.share([&] {
-      // The send that this block begins with: blocks are given to sends by bytes.
       return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
         const Message& m = message(i);
         return sends(m) && m.first_block <= block_.index() && block_.index() < m.last_block ? i : count_;
       });
     });
     home_ = static_cast<std::uint32_t>(home % count_);
+    block_.each(count_, [&](std::uint32_t i) {
+      const Message& m = message(i);
+      Share& own = share(i);
+      own.at = own.end = 0;
+      if (m.reports) {
+        own.totals = {block_.relaxed(&m.totals->completed), block_.relaxed(&m.totals->bytes_sent),
+                      block_.relaxed(&m.totals->bytes_received)};
+      }
+      if (m.path == Path::low_latency) {
+        own.number = block_.relaxed(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received) + m.ordinal;
+        const std::uint64_t mine = pieces_of_block(m);
+        own.at = mine & ~block_.take(&state(i).claimed, mine);
+        return;
+      }
+      // Numbers begin at 1, so that a zeroed flag names no message.
+      const std::uint64_t count = block_.relaxed(sends(m) ? &m.local->sent : &m.local->received);
+      const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
+      if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}));
+      own.number = count + m.ordinal + 1;
+      if (grants) post_grant(m, own.number);
+    });
+  }
+
+  RAILWEAVE_ROLE std::uint64_t pieces_of_block(const Message& m) const {
+    std::uint64_t mine = 0;
+    for (std::uint64_t piece = block_.index(); piece < pieces(m); piece += block_.blocks()) mine |= std::uint64_t{1} << piece;
+    return mine;
+  }
+  RAILWEAVE_ROLE static void own_piece(const Message& m, Share& own, std::uint64_t at) {
+    own.at = at < m.bytes ? at : m.bytes;
+    own.end = m.bytes - own.at < m.piece_bytes ? m.bytes : own.at + m.piece_bytes;
   }
 
   // The last block to leave moves the pairs' counts on, tells the host, and leaves all states as they were found. The kernel's end puts
   // that before the next operation.
-  RAILWEAVE_ROLE void end() {
+  RAILWEAVE_ROLE void end(bool stopped) {
     if (block_.blocks() > 1 && block_.share([&] {
           std::uint32_t before = 0;
           block_.lead([&] { before = block_.add(&state_.left, 1u); });
           return before;
         }) != block_.blocks() - 1)
       return;
-    const bool stopped = block_.relaxed(&state_.stopped) != 0;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
+      const Share& own = share(i);
       state(i) = MessageState{};
       if (stopped) return;
       if (m.path == Path::granted) {
-        if (!sends(m)) block_.store(&m.local->placed[numbers_[i] % kGrants], std::uint64_t{0});
-        if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, numbers_[i]);
+        if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
+        if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);
       } else if (m.last_of_pair) {
-        block_.store(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received, numbers_[i] + pieces(m));
+        block_.store(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received, own.number + pieces(m));
       }
-      if (m.reports) report(m);
+      if (m.reports) report(m, own.totals);
     });
     block_.leader([&] {
       block_.store(&state_.left, 0u);
@@ -136,9 +159,7 @@ class Roles {
     });
   }
 
-  RAILWEAVE_ROLE void report(const Message& m) {
-    const Totals before{block_.relaxed(&m.totals->completed), block_.relaxed(&m.totals->bytes_sent),
-                        block_.relaxed(&m.totals->bytes_received)};
+  RAILWEAVE_ROLE void report(const Message& m, const Totals& before) {
     const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
                      before.bytes_received + m.operation.bytes_received};
     *m.totals = now;
@@ -148,6 +169,7 @@ class Roles {
   }
 
   RAILWEAVE_ROLE static std::uint64_t pieces(const Message& m) { return (m.bytes + kLowLatencyBytes - 1) / kLowLatencyBytes; }
+  RAILWEAVE_ROLE static std::uint64_t all_pieces(const Message& m) { return ~std::uint64_t{0} >> (kMostPieces - pieces(m)); }
 
   // --- Failure
 
@@ -206,16 +228,24 @@ class Roles {
   // Loads come before decisions: each costs a trip to L2, and together they cost one.
   RAILWEAVE_ROLE Step look(std::uint32_t i, std::uint32_t& slot) const {
     const Message& m = message(i);
-    if (m.path == Path::low_latency) return look_at_packets(m, state(i), numbers_[i]);
-    return sends(m) ? look_at_send(m, state(i), numbers_[i], slot) : look_at_receive(m, state(i), numbers_[i], slot);
+    if (m.path == Path::low_latency) return look_at_packets(m, state(i), share(i), slot);
+    return sends(m) ? look_at_send(m, state(i), share(i), slot) : look_at_receive(m, state(i), share(i).number, slot);
   }
 
-  RAILWEAVE_ROLE Step look_at_packets(const Message& m, MessageState& s, std::uint64_t number) const {
-    const std::uint64_t claimed = block_.relaxed(&s.claimed);
-    if (claimed >= m.bytes) return Step::over;
-    const std::uint64_t piece = number + claimed / kLowLatencyBytes;
+  // The block's pieces in order, then those of blocks that have not begun.
+  RAILWEAVE_ROLE Step look_at_packets(const Message& m, MessageState& s, const Share& own, std::uint32_t& slot) const {
+    const std::uint64_t mine = own.at;
+    if (mine == 0) {
+      const std::uint64_t unclaimed = all_pieces(m) & ~block_.relaxed(&s.claimed);
+      if (unclaimed == 0) return Step::over;
+      slot = lowest(unclaimed);
+      return Step::own_more;
+    }
+    slot = lowest(mine);
+    const std::uint64_t piece = own.number + slot;
     if (sends(m)) return has_credit(m, piece) ? Step::push_packets : Step::waiting;
-    return first_packet_is_there(m, piece) ? Step::pull_packets : Step::waiting;
+    const std::uint64_t first = block_.relaxed(&m.local->packets[piece % kLowLatencySlots][0].words[0]);
+    return first >> 32 == packet_flag(piece) ? Step::pull_packets : Step::waiting;
   }
 
   RAILWEAVE_ROLE Step look_at_receive(const Message& m, MessageState& s, std::uint64_t number, std::uint32_t& slot) const {
@@ -245,17 +275,18 @@ class Roles {
     MessageState& s = state(i);
     if (block_.relaxed(&s.complete) != 0) return true;
     if (block_.acquire(&s.granted) != kGranted) return false;
-    return block_.arrived(&m.local->placed[numbers_[i] % kGrants]) + block_.relaxed(&s.claimed) >= m.bytes;
+    return block_.arrived(&m.local->placed[share(i).number % kGrants]) + block_.relaxed(&s.claimed) >= m.bytes;
   }
 
-  RAILWEAVE_ROLE Step look_at_send(const Message& m, MessageState& s, std::uint64_t number, std::uint32_t& slot) const {
+  RAILWEAVE_ROLE Step look_at_send(const Message& m, MessageState& s, const Share& own, std::uint32_t& slot) const {
     const std::uint64_t claimed = block_.relaxed(&s.claimed);
-    const std::uint64_t word = block_.relaxed(&m.local->grants[number % kGrants].words[Grant::kWords - 1]);
+    const std::uint64_t word = block_.relaxed(&m.local->grants[own.number % kGrants].words[Grant::kWords - 1]);
     std::uint64_t freed[kSlots], taken[kSlots];
     for (std::uint32_t k = 0; k < kSlots; ++k) freed[k] = block_.relaxed(&m.local->freed[k]);
     for (std::uint32_t k = 0; k < kSlots; ++k) taken[k] = block_.relaxed(&m.local->taken[k]);
-    if (claimed >= m.bytes) return Step::over;
-    if (word >> 32 != (number & 0xffffffff)) return Step::waiting;
+    if (own.at == own.end && claimed >= m.bytes) return Step::over;
+    if (word >> 32 != (own.number & 0xffffffff)) return Step::waiting;
+    if (own.at == own.end) return Step::own_more;
     // A slot is only needed where the buffer is not mapped. A block begins with the slot of its own index, so that blocks do not race.
     slot = kSlots;
     std::uint32_t least = kSlots;
@@ -273,9 +304,7 @@ class Roles {
     if (piece < kLowLatencySlots) return true;
     return block_.relaxed(&m.local->credits[piece % kLowLatencySlots]) == piece - kLowLatencySlots + 1;
   }
-  RAILWEAVE_ROLE bool first_packet_is_there(const Message& m, std::uint64_t piece) const {
-    return block_.relaxed(&m.local->packets[piece % kLowLatencySlots][0].words[0]) >> 32 == packet_flag(piece);
-  }
+  RAILWEAVE_ROLE static std::uint32_t lowest(std::uint64_t bits) { return static_cast<std::uint32_t>(Block::count_zeros_below(bits)); }
   // Whether the slot was wiped after that use of it.
   RAILWEAVE_ROLE static bool wipes(std::uint64_t piece) { return (piece / kLowLatencySlots + 1) % kUsesBetweenWipes == 0; }
 
@@ -284,33 +313,35 @@ class Roles {
   RAILWEAVE_ROLE bool claim(Work& work) {
     const Message& m = message(work.message);
     MessageState& s = state(work.message);
-    const std::uint64_t number = numbers_[work.message];
+    Share& own = share(work.message);
     switch (work.step) {
       case Step::pull_packets:
-      case Step::push_packets: return claim_piece(work, m, s, number);
+      case Step::push_packets: return claim_piece(work, m, own);
       case Step::pull_slot: return claim_pull(work, m);
-      case Step::push: return claim_push(work, m, s, number);
+      case Step::push: return claim_push(work, m, own);
       case Step::grant: return block_.swap_if(&s.granted, kUngranted, kBeingGranted);
+      case Step::own_more:
+        if (m.path == Path::granted) {
+          own_piece(m, own, block_.add(&s.claimed, std::uint64_t{m.piece_bytes}));
+        } else {
+          const std::uint64_t bit = std::uint64_t{1} << work.slot;
+          own.at = bit & ~block_.take(&s.claimed, bit);
+        }
+        return true;
       default: return false;
     }
   }
 
-  RAILWEAVE_ROLE bool claim_piece(Work& work, const Message& m, MessageState& s, std::uint64_t number) {
-    const std::uint64_t claimed = block_.relaxed(&s.claimed);
-    if (claimed >= m.bytes) return false;
-    work.turn = number + claimed / kLowLatencyBytes;
+  RAILWEAVE_ROLE bool claim_piece(Work& work, const Message& m, Share& own) {
+    own.at &= ~(std::uint64_t{1} << work.slot);
+    work.offset = work.slot * kLowLatencyBytes;
+    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < kLowLatencyBytes ? m.bytes - work.offset : kLowLatencyBytes);
+    work.turn = own.number + work.slot;
     work.slot = static_cast<std::uint32_t>(work.turn % kLowLatencySlots);
-    if (work.step == Step::push_packets) {
-      if (!has_credit(m, work.turn)) return false;
-      // A wipe's stores come before ours.
-      if (work.turn >= kLowLatencySlots && wipes(work.turn - kLowLatencySlots)) block_.acquire(&m.local->credits[work.slot]);
-    } else if (!first_packet_is_there(m, work.turn)) {
-      return false;
-    }
-    const std::uint64_t left = m.bytes - claimed;
-    work.bytes = static_cast<std::uint32_t>(left < kLowLatencyBytes ? left : kLowLatencyBytes);
-    work.offset = claimed;
-    return block_.swap_if(&s.claimed, claimed, claimed + work.bytes);
+    // A wipe's stores come before ours.
+    const bool was_wiped = work.turn >= kLowLatencySlots && wipes(work.turn - kLowLatencySlots);
+    if (work.step == Step::push_packets && was_wiped) block_.acquire(&m.local->credits[work.slot]);
+    return true;
   }
 
   RAILWEAVE_ROLE bool claim_pull(Work& work, const Message& m) {
@@ -322,13 +353,13 @@ class Roles {
     work.turn = filled;
     work.offset = block_.relaxed(&record.offset);
     const std::uint64_t bytes = block_.relaxed(&record.bytes);
-    for (std::uint32_t i = 0; i < count_ && number != numbers_[work.message]; ++i) {
+    for (std::uint32_t i = 0; i < count_ && number != share(work.message).number; ++i) {
       const Message& other = message(i);
       const bool same_pair = other.direction == Direction::receive && other.path == Path::granted && other.local == m.local;
-      if (same_pair && numbers_[i] == number) work.message = i;
+      if (same_pair && share(i).number == number) work.message = i;
     }
     const Message& owner = message(work.message);
-    if (number != numbers_[work.message] || bytes > kSlotBytes || work.offset > owner.bytes || bytes > owner.bytes - work.offset) {
+    if (number != share(work.message).number || bytes > kSlotBytes || work.offset > owner.bytes || bytes > owner.bytes - work.offset) {
       stop(owner, KernelError::bad_record);
       return false;
     }
@@ -336,11 +367,11 @@ class Roles {
     return true;
   }
 
-  RAILWEAVE_ROLE bool claim_push(Work& work, const Message& m, MessageState& s, std::uint64_t number) {
+  RAILWEAVE_ROLE bool claim_push(Work& work, const Message& m, Share& own) {
     std::uint64_t words[Grant::kWords];
-    for (std::uint32_t k = 0; k < Grant::kWords; ++k) words[k] = block_.relaxed(&m.local->grants[number % kGrants].words[k]);
+    for (std::uint32_t k = 0; k < Grant::kWords; ++k) words[k] = block_.relaxed(&m.local->grants[own.number % kGrants].words[k]);
     for (const std::uint64_t word : words) {
-      if (word >> 32 != (number & 0xffffffff)) return false;
+      if (word >> 32 != (own.number & 0xffffffff)) return false;
     }
     const std::uint64_t granted = (words[0] & 0xffffffff) | words[1] << 32;
     if (granted != m.bytes) {
@@ -350,20 +381,17 @@ class Roles {
       return false;
     }
     work.base = find_buffer(m, words[2] & 0xffffffff, (words[3] & 0xffffffff) | words[4] << 32);
-    std::uint64_t piece = m.piece_bytes;
+    work.offset = own.at;
+    std::uint64_t bytes = own.end - own.at;
     if (work.base == nullptr) {
       if (work.slot == kSlots) return false;
       const std::uint64_t turn = block_.relaxed(&m.local->taken[work.slot]);
       if (block_.acquire(&m.local->freed[work.slot]) != turn || !block_.swap_if(&m.local->taken[work.slot], turn, turn + 1)) return false;
       work.turn = turn + 1;
-      piece = kSlotBytes;
+      if (bytes > kSlotBytes) bytes = kSlotBytes;
     }
-    work.offset = block_.add(&s.claimed, piece);
-    if (work.offset >= m.bytes) {
-      if (work.base == nullptr) block_.store(&m.local->taken[work.slot], work.turn - 1);  // nothing left to put into it
-      return false;
-    }
-    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < piece ? m.bytes - work.offset : piece);
+    own.at += bytes;
+    work.bytes = static_cast<std::uint32_t>(bytes);
     return true;
   }
 
@@ -422,28 +450,28 @@ class Roles {
     });
   }
 
-  // Several pieces in a row, each claimed while the one before is under way. They are announced together: a fence costs as much as 50 KB.
+  // Several pieces in a row, each taken while the one before is under way. They are announced together: a fence costs as much as 50 KB.
   RAILWEAVE_ROLE void push_to_buffer(const Work& work, const Message& m) {
     constexpr std::uint32_t kInARow = 8;
     std::uint64_t offset = work.offset;
+    std::uint32_t bytes = work.bytes;
     for (std::uint32_t k = 1;; ++k) {
-      const std::uint64_t left = m.bytes - offset;
-      const auto bytes = static_cast<std::uint32_t>(left < m.piece_bytes ? left : m.piece_bytes);
       std::uint64_t next = m.bytes;
-      if (k < kInARow && left > bytes) {
+      if (k < kInARow && m.bytes - offset > bytes) {
         block_.leader([&] { next = block_.add(&state(work.message).claimed, std::uint64_t{m.piece_bytes}); });
       }
       block_.copy(work.base + offset, m.data + offset, bytes);
       pushed_ += bytes;
       offset = block_.share([&] { return next; });
       if (offset >= m.bytes) break;
+      bytes = static_cast<std::uint32_t>(m.bytes - offset < m.piece_bytes ? m.bytes - offset : m.piece_bytes);
     }
     pushed_message_ = work.message;
   }
 
   RAILWEAVE_ROLE void announce_pushes() {
     const Message& m = message(pushed_message_);
-    block_.leader([&] { block_.announce(&m.remote->placed[numbers_[pushed_message_] % kGrants], pushed_); });
+    block_.leader([&] { block_.announce(&m.remote->placed[share(pushed_message_).number % kGrants], pushed_); });
     pushed_ = 0;
   }
 
@@ -452,7 +480,7 @@ class Roles {
     block_.sync();
     block_.leader([&] {
       SlotRecord& record = m.remote->records[work.slot];
-      block_.store(&record.number, numbers_[work.message]);
+      block_.store(&record.number, share(work.message).number);
       block_.store(&record.offset, work.offset);
       block_.store(&record.bytes, std::uint64_t{work.bytes});
       block_.release(&m.remote->filled[work.slot], work.turn);
@@ -471,16 +499,16 @@ class Roles {
     const Message& m = message(i);
     block_.release(&state(static_cast<std::uint32_t>(m.grant_after)).complete, 1u);
     block_.fence();
-    block_.store(&m.local->placed[numbers_[i] % kGrants], std::uint64_t{0});
+    block_.store(&m.local->placed[share(i).number % kGrants], std::uint64_t{0});
     block_.fence();
     block_.store(&state(i).granted, kGranted);
-    post_grant(m, numbers_[i]);
+    post_grant(m, share(i).number);
   }
 
   Block& block_;
   OperationState& state_;
   MessageState* states_;
-  std::uint64_t* numbers_;
+  Share* shares_;
   const Message* messages_;
   std::uint32_t count_;
   std::uint32_t home_ = 0;

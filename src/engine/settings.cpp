@@ -55,7 +55,7 @@ constexpr std::array kTable{
             "64 Python ranks on 4 cores start within 20 s", &S::bootstrap_ms},
     Setting{"gpu_blocks", "blocks", false, 1, 64, "most blocks (CTAs) of an operation's kernel on a GPU; below 1 MiB half as many",
             "NCCL 2.28.9 has 17 CTAs from 1 MB on and 9 at 64 KB (docs/gpu-probe.md); 8 saturate a GPU's NVLink", &S::gpu_blocks},
-    Setting{"gpu_low_latency_bytes", "bytes", true, 0, 1u << 20,
+    Setting{"gpu_low_latency_bytes", "bytes", true, 0, 512u << 10,
             "a message between GPUs of at most this size travels with its flags and waits for no grant", "not swept",
             &S::gpu_low_latency_bytes},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -48,12 +49,17 @@ class HostBlock {
     return {buffer, relaxed(&mapping->base)};
   }
   MessageState* states(MessageState* in_global) { return in_global; }
-  std::uint64_t* numbers() { return numbers_; }
+  Share* shares() { return shares_; }
+  static std::uint32_t count_zeros_below(std::uint64_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
   // Atomics carry the order that the fences beside them give on a GPU: the thread sanitizer knows no fences.
   template <typename T>
   T add(T* word, T value) {
     delay();
     return atomic(word).fetch_add(value, std::memory_order_acq_rel);
+  }
+  std::uint64_t take(std::uint64_t* word, std::uint64_t bits) {
+    delay();
+    return atomic(word).fetch_or(bits, std::memory_order_acq_rel);
   }
   template <typename T>
   bool swap_if(T* word, T old, T value) {
@@ -138,7 +144,7 @@ class HostBlock {
   std::minstd_rand random_;
   std::uint32_t delays_;
   std::uint32_t idle_turns_ = 0;
-  std::uint64_t numbers_[kMaxMessages];
+  Share shares_[kMaxMessages] = {};
 };
 
 }  // namespace railweave::cuda
