@@ -86,6 +86,7 @@ class Engine final : public EngineServices {
   void take_posted(std::uint64_t now);
   void start(const OperationPtr& operation, std::uint64_t now);
   void start_sends(Operation& operation, std::uint64_t now);
+  std::uint64_t row_wait_ns(std::uint64_t bytes) const;
   void advance_rows(std::uint64_t now);
   std::uint32_t rows_missing(const Operation& operation) const;
   void publish_row(const Operation& operation);

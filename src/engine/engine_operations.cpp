@@ -5,6 +5,12 @@
 #include "railweave/engine/error.hpp"
 
 namespace railweave::engine {
+namespace {
+
+constexpr double kRowWaitPart = 8;         // of the time the bytes take on one rail; not swept
+constexpr double kMaxRowWaitSeconds = 10;  // the setting's own limit
+
+}  // namespace
 
 std::exception_ptr to_exception(const Failure& failure) {
   if (failure.kind == FailureKind::died || failure.kind == FailureKind::left)
@@ -68,12 +74,14 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
   report.serial = operation->serial;
   report.bytes_by_nic.assign(cluster_.nodes[cluster_.node()].nics.size(), 0);
   bool far = operation->collective && cluster_.nodes.size() > 1, large = false;
+  std::uint64_t far_bytes = 0;
   for (SendMessage& message : operation->sends) {
     message.operation = operation.get();
     if (message.key.destination == cluster_.rank) continue;
     report.bytes_sent += message.bytes;
     const bool remote = !cluster_.local(message.key.destination);
     far = far || remote;
+    if (remote) far_bytes += message.bytes;
     large = large || (remote && message.bytes > settings_.multipath_min_bytes);
   }
   for (RecvMessage& message : operation->recvs) {
@@ -96,7 +104,13 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     return;
   }
   operation->phase = OperationPhase::rows;
-  operation->rows_until = now + (router_->wants_rows() ? settings_.row_wait_us * 1000 : 0);
+  operation->rows_until = now + (router_->wants_rows() ? row_wait_ns(far_bytes) : 0);
+}
+
+// Waiting for a better plan must not cost more than the plan can gain: a rank on fast rails has little to wait for.
+std::uint64_t Engine::row_wait_ns(std::uint64_t bytes) const {
+  const double worth = router_->seconds_on_one_rail(bytes) / kRowWaitPart;
+  return std::min(settings_.row_wait_us, static_cast<std::uint64_t>(std::min(worth, kMaxRowWaitSeconds) * 1e6)) * 1000;
 }
 
 void Engine::publish_row(const Operation& operation) {

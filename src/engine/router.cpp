@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <string>
 
 #include "railweave/error.hpp"
@@ -222,6 +223,13 @@ std::vector<RouteShare> Router::links_to(std::uint32_t destination) const {
   std::vector<RouteShare> shares;
   for (const Ranked& way : ways) shares.push_back(way.share);
   return shares;
+}
+
+double Router::seconds_on_one_rail(std::uint64_t bytes) const {
+  const auto& own = cluster_.self().nics;
+  const auto& nics = own.empty() ? cluster_.nodes[cluster_.node()].nics : own;
+  const std::uint64_t rate = nics.empty() ? 0 : links_.rate_Bps(to_leaf_[nics.front()]);
+  return rate == 0 ? std::numeric_limits<double>::infinity() : static_cast<double>(bytes) / static_cast<double>(rate);
 }
 
 std::uint64_t Router::round_rate(std::uint64_t Bps) {

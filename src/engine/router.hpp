@@ -37,6 +37,9 @@ class Router {
   // All ways to a rank of another node, best first; mates whose memory is used are for the caller to check.
   std::vector<RouteShare> links_to(std::uint32_t destination) const;
 
+  // How long these bytes would take on the rail of the rank's own NIC, or its node's first.
+  double seconds_on_one_rail(std::uint64_t bytes) const;
+
   // A measured rate of the link, rounded to eighths of its octave; true if it changes the state.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
   void set_nic_down(std::uint32_t nic, bool down);

@@ -30,7 +30,9 @@ constexpr std::array kTable{
             "2x4 lab, 400 Mbit/s, 16 MiB both ways on one rail (bound 0.34 s): 0.37 s with 4 and offers ahead; 0.68 s with 8 and offers "
             "counted in the window",
             &S::link_window},
-    Setting{"row_wait_us", "us", false, 0, 10'000'000, "how long a source waits for its peers' rows before it plans with what it has",
+    Setting{"row_wait_us", "us", false, 0, 10'000'000,
+            "how long a source waits at most for its peers' rows before it plans with what it has; never longer than an eighth of the "
+            "time that its bytes to other nodes take on one rail",
             "2x4 lab on 4 busy cores, zipf:16MiB:1.2: rows of ranks that start within 4 ms came after up to 25 ms; without one, ranks run "
             "different plans (medians of 9 in turn: 0.40, 0.30, 0.29 s with 2 ms, 0.28, 0.27, 0.28 s with 30 ms)",
             &S::row_wait_us},

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -65,7 +66,8 @@ class RateMeter {
   std::optional<std::uint64_t> believe(std::uint64_t rate);
   std::uint32_t transfers_ = 0;
   Sample first_;
-  std::uint64_t believed_ = 0, doubted_ = 0;
+  // The first rate is doubted, too, unless another says the same.
+  std::uint64_t believed_ = std::numeric_limits<std::uint64_t>::max(), doubted_ = 0;
 };
 
 class TxLink {

@@ -1,0 +1,111 @@
+// What measured rates do to plans (docs/protocol.md §11), operation by operation on a clock of the test's own.
+#include <gtest/gtest.h>
+
+#include "railweave/engine/exchange.hpp"
+#include "router.hpp"
+#include "tx_link.hpp"
+
+namespace railweave::test {
+namespace {
+
+constexpr std::uint32_t kRails = 4;
+constexpr std::uint64_t kRailBps = 50'000'000;  // 400 Mbit/s
+constexpr std::uint64_t kHotBytes = 32u << 20;
+
+// 2 nodes of 4 ranks with a NIC each, seen by rank 0, which sends to rank 4 over all rails.
+class SlowRail : public testing::Test {
+ protected:
+  static engine::Cluster cluster() {
+    engine::Cluster cluster;
+    cluster.world = 2 * kRails;
+    cluster.nodes.resize(2);
+    for (std::uint32_t rank = 0; rank < cluster.world; ++rank) {
+      const std::uint32_t node = rank / kRails, local = rank % kRails;
+      engine::RankInfo info;
+      info.node = node;
+      info.local = local;
+      info.nics = {rank};
+      cluster.ranks.push_back(info);
+      cluster.nodes[node].ranks.push_back(rank);
+      cluster.nodes[node].nics.push_back(rank);
+      engine::NicInfo nic;
+      nic.owner = rank;
+      nic.node = node;
+      nic.position = local;
+      nic.rate_Bps = kRailBps;
+      cluster.nics.push_back(nic);
+    }
+    return cluster;
+  }
+
+  // One operation: rank 0's bytes by rail, with each rail's confirmations at its pace. `cpu_wait`: part of the time without a CPU, which
+  // slows the rail as much.
+  std::vector<std::uint64_t> exchange() {
+    std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
+    rows[0][kRails] = kHotBytes;
+    std::unordered_map<std::uint32_t, engine::Routes> routes;
+    plan_id_ = router_.plan(rows, routes).id;
+    std::vector<std::uint64_t> bytes(kRails, 0);
+    for (const engine::RouteShare& share : routes[kRails].shares) bytes[share.nic] += share.bytes;
+    for (std::uint32_t nic = 0; nic < kRails; ++nic) carry(nic, bytes[nic]);
+    return bytes;
+  }
+
+  void carry(std::uint32_t nic, std::uint64_t bytes) {
+    Rail& rail = rails_[nic];
+    const std::uint64_t chunk = settings_.chunk_bytes;
+    for (std::uint64_t sent = 0; sent + chunk <= bytes; sent += chunk) {
+      const auto span = static_cast<std::uint64_t>(static_cast<double>(chunk) * 1e9 / rail.Bps / (1 - rail.cpu_wait));
+      rail.sample.now += span;
+      rail.sample.rx_wait_ns += static_cast<std::uint64_t>(static_cast<double>(span) * rail.cpu_wait);
+      rail.sample.link_bytes += chunk;
+      rail.sample.tx_nic_bytes += chunk;
+      rail.sample.rx_nic_bytes += chunk;
+      if (const auto rate = rail.meter.confirmed(rail.sample)) router_.set_rate(nic, kRails + nic, *rate);
+    }
+    rail.meter.interrupt();  // the pipe ran empty
+  }
+
+  // Operations until `nic` carries between `low` and `high` of an even share; 10 if it never does.
+  int operations_until(std::uint32_t nic, double low, double high) {
+    for (int operation = 1; operation < 10; ++operation) {
+      const double part = static_cast<double>(exchange()[nic]) / (static_cast<double>(kHotBytes) / kRails);
+      if (part >= low && part <= high) return operation - 1;  // after which the plan had followed
+    }
+    return 10;
+  }
+
+  struct Rail {
+    double Bps = static_cast<double>(kRailBps) * 0.99;  // headers take their part
+    double cpu_wait = 0;
+    engine::RateMeter meter;
+    engine::RateMeter::Sample sample;
+  };
+  ExchangeSettings settings_;
+  engine::Cluster cluster_ = cluster();
+  engine::Router router_{cluster_, engine::derive_fabric(cluster_), settings_};
+  std::vector<Rail> rails_{kRails};
+  std::uint64_t plan_id_ = 0;
+};
+
+TEST_F(SlowRail, ThePlanFollowsWithinThreeOperationsAndBack) {
+  EXPECT_EQ(operations_until(1, 0.9, 1.1), 0);
+  rails_[1].Bps /= 2;  // the plan's optimum: 4/7 of an even share
+  EXPECT_LE(operations_until(1, 0.45, 0.70), 3);
+  rails_[1].Bps *= 2;
+  EXPECT_LE(operations_until(1, 0.9, 1.1), 3);
+}
+
+TEST_F(SlowRail, ThreadsThatLackACpuDoNotMoveThePlan) {
+  exchange();
+  const std::uint64_t before = plan_id_;
+  for (const double wait : {0.1, 0.24, 0.4}) {
+    for (Rail& rail : rails_) rail.cpu_wait = wait;
+    rails_[2].cpu_wait = 0;
+    for (int operation = 0; operation < 3; ++operation) exchange();
+    EXPECT_EQ(plan_id_, before) << wait;
+  }
+}
+
+}  // namespace
+}  // namespace railweave::test
