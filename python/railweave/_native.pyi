@@ -552,7 +552,7 @@ def plan_share(plan: Plan, share: int) -> Share:
 
 def simulate(flows: Flows, batching: float = 0.0) -> Simulation:
     """
-    Simulates max-min fair sharing. No resource loses more than the part `batching` of the time to late sharing; 0 is exact.
+    Simulates max-min fair sharing. Above 0, `batching` is the part of the time that a resource may lose to late sharing before rates are shared out again; because that has a least distance, many small flows can cost a resource more: Simulation.batching_loss_seconds says how much. 0 is exact.
     """
 
 class SettingsError(Error):

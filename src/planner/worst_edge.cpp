@@ -59,21 +59,24 @@ bool WorstEdge::list_options(const LiveRoutes& routes, const Fabric& fabric, con
 
 void WorstEdge::place_step(const LiveRoutes& routes, Pair& pair, std::uint64_t chunk) {
   const std::uint64_t amount = pair.rest < pair.step + chunk ? pair.rest : pair.step;
-  Option* best = nullptr;
-  double best_seconds = 0;
-  for (std::uint32_t o = pair.begin; o < pair.end; ++o) {
+  const auto seconds_with = [&](const Option& option) {
     double seconds = 0;
-    for (std::uint32_t e = options_[o].begin; e < options_[o].end; ++e) {
+    for (std::uint32_t e = option.begin; e < option.end; ++e) {
       const ResourceId r = resources_[e];
       seconds = std::max(seconds, static_cast<double>(load_[r] + amount) / static_cast<double>(routes.capacity_Bps(r)));
     }
-    if (best == nullptr || seconds < best_seconds) {
-      best = &options_[o];
-      best_seconds = seconds;
-    }
+    return seconds;
+  };
+  std::uint32_t best = pair.begin;
+  double best_seconds = seconds_with(options_[best]);
+  for (std::uint32_t o = pair.begin + 1; o < pair.end; ++o) {
+    const double seconds = seconds_with(options_[o]);
+    if (seconds >= best_seconds) continue;
+    best = o;
+    best_seconds = seconds;
   }
-  best->bytes += amount;
-  for (std::uint32_t e = best->begin; e < best->end; ++e) load_[resources_[e]] += amount;
+  options_[best].bytes += amount;
+  for (std::uint32_t e = options_[best].begin; e < options_[best].end; ++e) load_[resources_[e]] += amount;
   pair.rest -= amount;
 }
 

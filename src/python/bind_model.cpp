@@ -146,5 +146,7 @@ void bind_model(nb::module_& m) {
   m.def(
       "simulate", [](const Flows& flows, double batching) { return railweave::simulate(flows, {.batching = batching}); }, nb::arg("flows"),
       nb::arg("batching") = 0.0, nb::call_guard<nb::gil_scoped_release>(),
-      "Simulates max-min fair sharing. No resource loses more than the part `batching` of the time to late sharing; 0 is exact.");
+      "Simulates max-min fair sharing. Above 0, `batching` is the part of the time that a resource may lose to late sharing before rates "
+      "are shared out again; because that has a least distance, many small flows can cost a resource more: "
+      "Simulation.batching_loss_seconds says how much. 0 is exact.");
 }

@@ -5,21 +5,11 @@
 
 namespace nb = nanobind;
 
-#ifdef RAILWEAVE_BIND_FABRIC
 void bind_fabric(nb::module_& m);
-#endif
-#ifdef RAILWEAVE_BIND_DEMAND
 void bind_demand(nb::module_& m);
-#endif
-#ifdef RAILWEAVE_BIND_PLANNER
 void bind_planner(nb::module_& m);
-#endif
-#ifdef RAILWEAVE_BIND_MODEL
 void bind_model(nb::module_& m);
-#endif
-#ifdef RAILWEAVE_BIND_ENGINE
 void bind_engine(nb::module_& m);
-#endif
 
 NB_MODULE(_native, m) {
   m.doc() = "Railweave's C++ core: fabric, planner, model and engine.";
@@ -29,19 +19,9 @@ NB_MODULE(_native, m) {
   nb::exception<railweave::FabricError>(m, "FabricError", error);
   nb::exception<railweave::DemandError>(m, "DemandError", error);
   nb::exception<railweave::UnreachableError>(m, "UnreachableError", error);
-#ifdef RAILWEAVE_BIND_FABRIC
   bind_fabric(m);
-#endif
-#ifdef RAILWEAVE_BIND_DEMAND
   bind_demand(m);
-#endif
-#ifdef RAILWEAVE_BIND_PLANNER
   bind_planner(m);
-#endif
-#ifdef RAILWEAVE_BIND_MODEL
   bind_model(m);
-#endif
-#ifdef RAILWEAVE_BIND_ENGINE
   bind_engine(m);
-#endif
 }

@@ -11,10 +11,10 @@
 namespace railweave {
 
 struct SimulationSettings {
-  // How much of a resource's time may be lost because completions are gathered before the rates are shared out again, as a
-  // part of the whole time. 0: rates follow each completion at once, exactly. Above some 20,000 flows 0.001 makes seconds of
-  // what would take minutes, for an error of the total of about that part (docs/model.md has the measurements); what was lost
-  // in fact is Simulation::batching_loss_seconds().
+  // How much of a resource's time may be lost, as a part of the whole, before rates that completions left behind are shared out
+  // again. 0: rates follow each completion at once, exactly. No hard limit: shares follow one another at a least distance, so with
+  // a million flows the worst resource loses more (docs/model.md has the measurements); what was lost in fact is
+  // Simulation::batching_loss_seconds().
   double batching = 0;
 };
 
