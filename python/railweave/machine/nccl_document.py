@@ -20,7 +20,7 @@ _SPEED_NAMES = {
 # All planes of the NVSwitches are one for NCCL, which knows them by class; this address it writes where a guest sees none.
 ANY_NVSWITCH = "fffffff:ff:ff.0"
 _UNWRITABLE = re.compile(r"[^A-Za-z0-9 ._:,;/()+#-]")
-_VALUE_LIMIT = 255
+_VALUE_LIMIT = 254
 # Links to a processor end at that of the GPU, whatever their target.
 ANY_CPU = "0000:00:00.0"
 GPU_CLASS, ETHERNET_CLASS, BRIDGE_CLASS, NVSWITCH_CLASS, CPU_CLASS = "0x030200", "0x020000", "0x060400", "0x068000", "0x068001"
@@ -94,7 +94,8 @@ def render(cpus: Sequence[Cpu], name: str) -> str:
     lines = [f"<system{_attributes({'version': 1, 'name': name})}>"]
     for cpu in cpus:
         attributes: dict[str, object] = {"numaid": cpu.numa}
-        if cpu.cpus is not None:
+        # A mask that does not fit (900 CPUs and more) is left to NCCL, which then takes the kernel's.
+        if cpu.cpus is not None and len(mask(cpu.cpus)) <= _VALUE_LIMIT:
             attributes["affinity"] = mask(cpu.cpus)
         attributes.update({"arch": cpu.arch, "vendor": cpu.vendor, "familyid": cpu.family, "modelid": cpu.model})
         inside = [line for child in cpu.children for line in _pci(child)] + _nets(cpu.nets)
@@ -103,7 +104,7 @@ def render(cpus: Sequence[Cpu], name: str) -> str:
 
 
 def _attributes(attributes: dict[str, object]) -> str:
-    """NCCL's reader knows no character references and takes at most 255 bytes, so what could need either is replaced or cut."""
+    """NCCL's reader knows no character references and has room for 255 bytes a value, so what could need either is replaced or cut."""
     return "".join(
         f' {name}="{_UNWRITABLE.sub("_", str(value))[:_VALUE_LIMIT]}"' for name, value in attributes.items() if value is not None
     )

@@ -17,7 +17,7 @@ from railweave.machine import fabric_export, nccl_topology
 from railweave.machine.discovery import discover
 from railweave.machine.facts import Machine
 from railweave.machine.lint import lint_file, lint_nccl
-from railweave.machine.nccl_document import mask
+from railweave.machine.nccl_document import Cpu, mask, render
 from railweave.machine.reading import cpu_mask
 from railweave.machine.recording import RecordedSource, write_recording
 
@@ -87,7 +87,7 @@ def test_file_is_written_as_nccl_reads_it() -> None:
     assert " />" not in text and "&" not in text
     assert text.count("<pci ") == text.count(" link_speed=") == text.count(" link_width=") == 20
     assert text.count('link_speed="" link_width="0"') == 1
-    assert max(len(value) for value in re.findall(r'"([^"]*)"', text)) == 255
+    assert max(len(value) for value in re.findall(r'"([^"]*)"', text)) == 254
     assert fabrics.loads(text, "x.xml").gpu_count == 8
 
 
@@ -99,6 +99,10 @@ def test_machine_without_gpus_has_no_topology() -> None:
 @pytest.mark.parametrize("cpus", [(0,), (31, 32), (0, 63, 64), tuple(range(192))])
 def test_masks_are_read_back(cpus: tuple[int, ...]) -> None:
     assert cpu_mask(mask(cpus)) == cpus
+
+
+def test_mask_that_nccl_has_no_room_for_is_left_out() -> None:
+    assert "affinity" in render([Cpu(0, range(896))], "large") and "affinity" not in render([Cpu(0, range(1024))], "larger")
 
 
 # ---- lint ----
