@@ -11,13 +11,14 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import lcm
 
 from railweave.advise.errors import AdviceError
 from railweave.advise.host import Distance, Gpu, Host, Nic
 from railweave.fabric import EdgeKind, VertexKind
 
-# More steps than this and the search says that it is not exact. The templates need at most a few thousand; 10^6 take some seconds.
-SEARCH_LIMIT = 1_000_000
+# More steps than this and the search says that it is not exact. Templates need under 100; 10^5 take some ten seconds.
+SEARCH_LIMIT = 100_000
 
 
 class Workload(str, enum.Enum):
@@ -87,9 +88,12 @@ class _Search:
         # Several NICs a rank only where there are more NICs than ranks; else ranks share.
         self.width = max(1, len(host.network_nics) // len(host.gpus))
         self.options = [self._options(gpu) for gpu in host.gpus]
+        # Bytes are counted in this part of a rank's, so that loads are integers and equal ones compare equal.
+        self.unit = lcm(*(len(options[0]) for options in self.options))
         self.least_cost = [0] * (len(host.gpus) + 1)  # of the ranks from here on
         for rank in reversed(range(len(host.gpus))):
             self.least_cost[rank] = self.least_cost[rank + 1] + min(self.cost(host.gpus[rank], choice) for choice in self.options[rank])
+        self.unavoidable = [self._unavoidable(gpu, options) for gpu, options in zip(host.gpus, self.options, strict=True)]
         self.best_key: Key | None = None
         self.best_choice: list[Choice] = []
         self.steps = 0
@@ -106,34 +110,59 @@ class _Search:
         return sorted(combinations(nics, min(self.width, len(nics))), key=lambda choice: self.cost(gpu, choice))
 
     def cost(self, gpu: Gpu, choice: Choice) -> int:
-        """Distance before latency: latencies of templates are partly assumed, distances are not. Below 2^32 ns, checked by the reader."""
+        """Distance before latency: latencies of templates are partly assumed, distances are not. Below 2^44 ns, checked by the reader."""
         paths = [self.host.paths[gpu.vertex, nic.vertex] for nic in choice]
         return sum((int(path.distance) << 44) + path.latency_ns for path in paths)
 
-    def _loads(self, gpu: Gpu, choice: Choice) -> Iterator[tuple[int, float]]:
+    def _loads(self, gpu: Gpu, choice: Choice) -> dict[int, int]:
+        """Units by resource."""
+        loads: dict[int, int] = {}
         for nic in choice:
             for resource in self.host.paths[gpu.vertex, nic.vertex].resources:
-                yield resource, 1 / len(choice)
+                loads[resource] = loads.get(resource, 0) + self.unit // len(choice)
+        return loads
+
+    def _unavoidable(self, gpu: Gpu, options: list[Choice]) -> dict[int, int]:
+        """What a rank loads whichever NICs it takes: its own link, its switch's uplink, memory."""
+        all_loads = [self._loads(gpu, choice) for choice in options]
+        shared = set.intersection(*(set(loads) for loads in all_loads))
+        return {resource: min(loads[resource] for loads in all_loads) for resource in shared}
 
     def bound(self, choices: Sequence[Choice]) -> tuple[float, int]:
         """Seconds for each byte of a rank, and the resource that takes them."""
-        load: dict[int, float] = {}
+        load: dict[int, int] = {}
         for gpu, choice in zip(self.host.gpus, choices, strict=True):
-            for resource, part in self._loads(gpu, choice):
-                load[resource] = load.get(resource, 0.0) + part
+            for resource, units in self._loads(gpu, choice).items():
+                load[resource] = load.get(resource, 0) + units
         busiest = max(load, key=lambda resource: (load[resource] / self.capacity[resource], -resource))
-        return load[busiest] / self.capacity[busiest], busiest
+        return load[busiest] / self.capacity[busiest] / self.unit, busiest
 
-    def _key(self, bound: float, busiest_nic: float, cost: int) -> Key:
+    def key(self, bound: float, busiest_nic: float, cost: int) -> Key:
+        """What is minimised, most important first."""
         return (bound, busiest_nic, cost) if self.workload == Workload.bandwidth else (cost, bound, busiest_nic)
 
     def run(self) -> None:
-        self._descend([], {}, 0.0, {}, 0)
+        """Fills in the best choice."""
+        load: dict[int, int] = {}
+        for unavoidable in self.unavoidable:
+            for resource, units in unavoidable.items():
+                load[resource] = load.get(resource, 0) + units
+        bound = max((units / self.capacity[resource] for resource, units in load.items()), default=0.0)
+        self._descend([], load, max(bound, self._even()), {}, 0)
 
-    def _descend(self, chosen: list[Choice], load: dict[int, float], bound: float, users: dict[int, float], cost: int) -> None:
+    def _even(self) -> float:
+        """The busiest NIC's time if all were used evenly: no assignment does better."""
+        nics = self.host.network_nics
+        total = self.unit * len(self.host.gpus)
+        if self.width == 1 and len({nic.capacity_Bps for nic in nics}) == 1:
+            return self.unit * -(-len(self.host.gpus) // len(nics)) / nics[0].capacity_Bps
+        return total / sum(nic.capacity_Bps for nic in nics)
+
+    def _descend(self, chosen: list[Choice], load: dict[int, int], bound: float, users: dict[Nic, int], cost: int) -> None:
+        """`load` has what is chosen, and what the other ranks cannot avoid; `bound` is its time, `users` the units on each NIC."""
         rank = len(chosen)
         if rank == len(self.host.gpus):
-            self.best_key = self._key(bound, max(users.values()), cost)
+            self.best_key = self.key(bound, max(units / nic.capacity_Bps for nic, units in users.items()), cost)
             self.best_choice = list(chosen)
             return
         gpu = self.host.gpus[rank]
@@ -148,14 +177,15 @@ class _Search:
                 return
             self.steps += 1
             new_load, new_bound = dict(load), bound
-            for resource, part in self._loads(gpu, choice):
-                new_load[resource] = new_load.get(resource, 0.0) + part
+            for resource, units in self._loads(gpu, choice).items():
+                new_load[resource] = new_load.get(resource, 0) + units - self.unavoidable[rank].get(resource, 0)
                 new_bound = max(new_bound, new_load[resource] / self.capacity[resource])
             new_users = dict(users)
             for nic in choice:
-                new_users[nic.vertex] = new_users.get(nic.vertex, 0.0) + 1 / (len(choice) * nic.capacity_Bps)
+                new_users[nic] = new_users.get(nic, 0) + self.unit // len(choice)
             new_cost = cost + self.cost(gpu, choice)
-            least = self._key(new_bound, max(new_users.values()), new_cost + self.least_cost[rank + 1])
+            busiest_nic = max(self._even(), *(units / nic.capacity_Bps for nic, units in new_users.items()))
+            least = self.key(new_bound, busiest_nic, new_cost + self.least_cost[rank + 1])
             if self.best_key is not None and least >= self.best_key:
                 continue
             self._descend([*chosen, choice], new_load, new_bound, new_users, new_cost)
