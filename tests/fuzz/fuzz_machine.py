@@ -1,4 +1,4 @@
-"""Mutation fuzzer for the parsers of `railweave.machine`: `fuzz_machine.py TARGET RUNS [SEED]`.
+"""Mutation fuzzer for the parsers in Python, most of `railweave.machine`: `fuzz_machine.py TARGET RUNS [SEED]`.
 
 Inputs come from the corpus by cutting, repeating, swapping and splicing lines, tokens and bytes; numbers and words of the formats are
 thrown in. A text may parse or raise the errors that its parser promises; anything else is written to build/fuzz/found and ends the run. A
@@ -16,7 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from railweave.advise.gdr import decide_measured, parse_measurements
+from railweave.advise.mapping import Workload
 from railweave.errors import FabricError, ParseError
+from railweave.launch import placement
+from railweave.launch.errors import LaunchError
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine
@@ -124,6 +128,30 @@ def recording() -> Target:
     return run
 
 
+def measurements(data: bytes) -> None:
+    """Runs with GPUDirect RDMA on and off: each size that was measured, and each between, has one answer."""
+    try:
+        found = parse_measurements(data.decode("utf-8", errors="replace"), "fuzz")
+    except ParseError:
+        return
+    decisions = decide_measured(found, "fuzz")
+    for run in found:
+        assert sum(decision.covers(run.metric, run.size_B) for decision in decisions) == 1
+    assert {decision.metric for decision in decisions} <= set(Workload)
+
+
+def advice(data: bytes) -> None:
+    """Advice and placements that ranks start by; what advice says survives being kept."""
+    text = data.decode("utf-8", errors="replace")
+    for read in (placement.read, placement.read_advice):
+        try:
+            found = read(text, "fuzz")
+        except LaunchError:
+            continue
+        for gpu in found:
+            assert placement.cpu_set(placement.cpu_text(gpu.cpus)) == gpu.cpus
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "hwloc": lambda: machine_target(parse_hwloc),
     "topo_matrix": lambda: machine_target(parse_topo_matrix),
@@ -132,6 +160,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "machine_tools": lambda: tools,
     "nccl_lint": lambda: lint,
     "recording": recording,
+    "measurements": lambda: measurements,
+    "advice": lambda: advice,
 }
 # Corpora that several targets start from.
 CORPORA = {"nccl_lint": "nccl_topology"}

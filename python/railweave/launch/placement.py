@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEAD = "railweave-placement 1"
+CPU_LIMIT = 1 << 16
+"""More than Linux can be built for (CONFIG_NR_CPUS: 8192), so that a damaged file asks for no great sets."""
 _FIELDS = ("name", "bus_id", "minor", "uuid", "cpus", "memory", "nics")
 
 
@@ -37,7 +39,10 @@ def cpu_set(text: str) -> frozenset[int]:
     for part in text.split(","):
         if part:
             first, dash, last = part.partition("-")
-            found.update(range(int(first), int(last if dash else first) + 1))
+            low, high = int(first), int(last if dash else first)
+            if not 0 <= low <= high < CPU_LIMIT:
+                raise ValueError(f"'{part[:40]}' is no range below {CPU_LIMIT}")
+            found.update(range(low, high + 1))
     return frozenset(found)
 
 
@@ -66,10 +71,12 @@ def write(document: Mapping[str, Any]) -> str:
             "memory": ",".join(str(node) for node in rank["memory"] or ()),
             "nics": ",".join(nic["device"] or nic["name"] for nic in rank["nics"]),
         }
-        lines.append("gpu")
-        lines += [f"{field} {values[field]}" for field in _FIELDS]
+        for field in _FIELDS:
+            if not isinstance(values[field], str) or "\n" in values[field]:
+                raise LaunchError(f"advice: {field} {values[field]!r}; expected a text of one line")
+        lines += ["gpu", *(f"{field} {values[field]}" for field in _FIELDS)]
         for name, value in rank["environment"].items():
-            if "\n" in value or not name.isidentifier():
+            if not isinstance(value, str) or {"\n", "\0"} & set(value) or not name.isidentifier():
                 raise LaunchError(f"advice: variable {name!r} cannot be set; expected a name, and a value of one line")
             lines.append(f"env {name}={value}")
     return "\n".join(lines) + "\n"
@@ -99,6 +106,8 @@ def read(text: str, source: str) -> list[Placement]:
             found[-1][0][word] = rest
         else:
             raise LaunchError(f"{source}:{number}: '{line[:60]}'; expected gpu, env NAME=VALUE, or one of {', '.join(_FIELDS)}")
+    if not found:
+        raise LaunchError(f"{source}: no GPU; expected at least one")
     try:
         return [Placement(fields, environment) for fields, environment in found]
     except ValueError as error:
@@ -117,5 +126,5 @@ def read_advice(text: str, source: str) -> list[Placement]:
         raise LaunchError(f"{source}: not version 1 of railweave-advice; expected what `railweave advise --format json` writes")
     try:
         return read(write(document), source)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise LaunchError(f"{source}: {type(error).__name__} at {error}; expected schema/advice.schema.json") from None

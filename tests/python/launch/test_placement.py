@@ -52,6 +52,11 @@ def test_advice_survives(name: str) -> None:
         (lambda a: a["ranks"][0]["environment"].update({"A": "1\nenv LD_PRELOAD=/x"}), "cannot be set"),
         (lambda a: a["ranks"][0]["environment"].update({"A B": "1"}), "cannot be set"),
         (lambda a: a.update(ranks=3), "TypeError"),
+        (lambda a: a.update(ranks=[]), "no GPU"),
+        (lambda a: a["ranks"][0].update(cpus="0-99999999999"), "expected CPUs such as 0-3,8"),
+        (lambda a: a["ranks"][0]["gpu"].update(name="x\nenv LD_PRELOAD=/x"), "expected a text of one line"),
+        (lambda a: a["ranks"][0].update(memory=[-1]), "expected CPUs such as 0-3,8"),
+        (lambda a: a["ranks"][0]["environment"].update({"A": 1}), "cannot be set"),
     ],
 )
 def test_bad_advice_is_named(change: Callable[[dict[str, object]], object], message: str) -> None:
