@@ -131,16 +131,22 @@ def _json(examinations: Sequence[Examination], comparison: Comparison | None) ->
 def _page(machines: Sequence[Machine], examinations: Sequence[Examination], comparison: Comparison | None) -> str:
     from railweave.doctor.page import page
 
-    return page(examinations, comparison, [_picture(machine) for machine in machines], " ".join(["railweave", *sys.argv[1:]]))
+    pictures = [_picture(machine, examination) for machine, examination in zip(machines, examinations, strict=True)]
+    return page(examinations, comparison, pictures, " ".join(["railweave", *sys.argv[1:]]))
 
 
-def _picture(machine: Machine) -> str | None:
+def _picture(machine: Machine, examination: Examination) -> str | None:
+    """The machine with what fires at the GPUs and NICs concerned; what concerns none of them is in the page's text."""
+    from railweave.doctor.finding import Answer
     from railweave.errors import Error
     from railweave.machine.fabric import fabric_of
+    from railweave.topo.marks import Mark
     from railweave.topo.picture import render_svg
 
+    fires = examination.with_answer(Answer.fires)
+    marks = [Mark(finding.devices, finding.severity.value, f"{finding.subject}: {finding.text}") for finding in fires if finding.devices]
     try:
-        return render_svg(fabric_of(machine)[0])
+        return render_svg(fabric_of(machine)[0], marks)
     except Error:
         return None
 

@@ -156,6 +156,9 @@ def test_page_is_one_file_that_tells_everything(ill: Path, healthy: Path, tmp_pa
     outside.feed(text)
     assert outside.found == []
     assert text.count("<svg") == 2
+    first, second = text.split("<svg")[1:]
+    assert "<circle" in first.split("</svg>")[0], "findings stand on the picture of the machine that has them"
+    assert "<title>error:" not in second.split("</svg>")[0]
     for part in ("ACS redirects", "MTU too small", "setpci", "What differs", "nccl.contradiction", "Findings: ill", "Clear: healthy"):
         assert part in text, part
 
