@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from railweave import fabric
 from railweave.advise import live
 from railweave.advise.advice import advise
 from railweave.advise.facts import with_machine
@@ -24,6 +25,7 @@ from railweave.machine.source import Reason
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
 from crafted import Crafted, Switch, craft
+from template_machine import TemplateMachine
 
 
 def machine_of(crafted: Crafted) -> Machine:
@@ -56,8 +58,8 @@ def test_gpus_below_one_switch_do_not_take_the_same_nic() -> None:
 def test_unknown_facts_stay_unknown() -> None:
     machine = machine_of(craft())
     blind = Machine(origin="x", pci=machine.pci, gpus=machine.gpus)
-    fabric, _ = fabric_of(machine)
-    host = with_machine(read_host(fabric), blind)
+    wired, _ = fabric_of(machine)
+    host = with_machine(read_host(wired), blind)
     assert (host.gdrcopy, host.virtual) == (None, None)
     assert all(nic.device is None for nic in host.nics)
     assert all(numa.cores is None for numa in host.numas)
@@ -73,8 +75,8 @@ def test_unknown_facts_stay_unknown() -> None:
 )
 def test_a_driver_that_cannot_be_read_is_not_called_missing(driver: Known[str] | Unknown, loaded: bool | None) -> None:
     machine = machine_of(craft())
-    fabric, _ = fabric_of(machine)
-    host = with_machine(read_host(fabric), replace(machine, kernel=replace(machine.kernel, gdrcopy=driver)))
+    wired, _ = fabric_of(machine)
+    host = with_machine(read_host(wired), replace(machine, kernel=replace(machine.kernel, gdrcopy=driver)))
     assert host.gdrcopy == loaded
 
 
@@ -96,6 +98,21 @@ def test_recording_through_the_command(tmp_path: Path, cli: Callable[..., subpro
     cut = cli("advise", "--from", str(path))
     assert cut.returncode == 1
     assert cut.stderr.startswith("railweave: ")
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+def test_a_recording_of_a_templates_machine_is_advised_as_the_template(name: str, tmp_path: Path) -> None:
+    recorded, _ = live.recorded_host(TemplateMachine(name).record(tmp_path / "node.tar.zst"))
+    found, expected = advise(recorded), advise(read_host(fabric.load(name)))
+    assert found.mapping is not None
+    assert expected.mapping is not None
+    assert [[nic.name for nic in nics] for nics in found.mapping.nics] == [[nic.name for nic in nics] for nics in expected.mapping.nics]
+    assert found.mapping.seconds_per_byte == pytest.approx(expected.mapping.seconds_per_byte)
+    assert found.distances == expected.distances
+    assert [binding.memory for binding in found.bindings] == [binding.memory for binding in expected.bindings]
+    assert found.decisions == expected.decisions
+    assert found.missing == ()
+    assert all(binding.cpus for binding in found.bindings)
 
 
 def test_a_machine_without_gpus_is_placed_as_such() -> None:
