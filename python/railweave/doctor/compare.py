@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from railweave.doctor.catalogue import CHECKS
 from railweave.doctor.examination import Examination
 
 
@@ -34,6 +35,7 @@ class Comparison:
         return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+_OF_A_JOB = {check.id for check in CHECKS if check.needs == "job"}
 ABSENT = "not there"
 
 
@@ -58,5 +60,8 @@ def compare(examinations: Sequence[Examination]) -> Comparison:
 def _facts(examination: Examination) -> dict[str, str]:
     facts = dict(examination.traits)
     for finding in examination.findings:
+        # A job is not the machine: some recordings have one, each with a number of its own.
+        if finding.check in _OF_A_JOB:
+            continue
         facts[f"{finding.check}, {finding.subject}"] = finding.answer.value
     return facts

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from dataclasses import fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from railweave import __version__
 from railweave.errors import ParseError
 from railweave.machine.facts import Cpus, Fact, Known, Machine, Unknown, known
 from railweave.machine.gpus import read_gpus
-from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.network import read_lldp, read_nics
 from railweave.machine.pci import read_pci
 from railweave.machine.process import kept, read_process
 from railweave.machine.processors import read_cpus, read_numa
-from railweave.machine.recording import Recorder, Recording, redacted, write_recording
-from railweave.machine.redaction import Redactor
 from railweave.machine.source import LiveSource, Source, Unreadable
 from railweave.machine.system import read_host, read_kernel
+
+if TYPE_CHECKING:
+    from railweave.machine.recording import Recorder, Recording
 
 # What a recording holds beyond what discovery reads: tools' own views, to compare with, and what people ask for next.
 _EXTRA_COMMANDS = (
@@ -59,6 +56,8 @@ def _filled(machine: Machine, source: Source) -> Machine:
     cpus = machine.cpus
     if not any(isinstance(fact, Unknown) for fact in (machine.pci, machine.numa, cpus.online, cpus.cores)):
         return machine
+    from railweave.machine.hwloc import parse_hwloc
+
     try:
         seen = parse_hwloc(source.library("hwloc"), "library:hwloc")
     except (Unreadable, ParseError):
@@ -77,6 +76,14 @@ def record(path: Path, source: Source | None = None, salt: str | None = None, pi
 
     Recordings made with one `salt` use the same stand-ins, so that machines can be compared. Raises RecordingError.
     """
+    # What only recording needs takes longer to import than a machine takes to read.
+    import secrets
+    from datetime import datetime, timezone
+
+    from railweave import __version__
+    from railweave.machine.recording import Recorder, redacted, write_recording
+    from railweave.machine.redaction import Redactor
+
     recorder = Recorder(source or LiveSource())
     machine = discover(recorder, pid)
     for argv in _EXTRA_COMMANDS:

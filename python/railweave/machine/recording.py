@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from railweave.errors import Error
-from railweave.machine.redaction import Redactor
+from railweave.machine import archive
 from railweave.machine.source import FILE_LIMIT_B, CommandOutput, Reason, Source, Unreadable
+
+if TYPE_CHECKING:
+    from railweave.machine.redaction import Redactor
 
 FORMAT, VERSION = "railweave-machine", 1
 # A recording of a host with 8 GPUs and 10 NICs has some 4,000 files and 2 MB; ten times that is still a recording.
@@ -169,6 +170,8 @@ def redacted(recording: Recording, redactor: Redactor) -> Recording:
 
 def write_recording(recording: Recording, path: Path) -> None:
     """All of it or, on any failure, nothing: written beside the target and renamed. Raises RecordingError."""
+    import tempfile
+
     members = [(_MANIFEST, _manifest(recording)), *_members(recording)]
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -186,13 +189,15 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def _tar(members: Sequence[tuple[str, bytes]]) -> bytes:
+    import tarfile
+
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as file:
         for name, content in members:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mode = 0o644
-            archive.addfile(member, io.BytesIO(content))
+            file.addfile(member, io.BytesIO(content))
     return stream.getvalue()
 
 
@@ -309,22 +314,19 @@ def _untar(content: bytes) -> tuple[dict[str, bytes], str]:
     """Regular files by name. Links, devices and paths that lead out of the archive have no place in a recording."""
     members: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:", errorlevel=0) as archive:
-            for member in archive:
-                if not member.isreg() or member.issparse() or not _is_plain(member.name):
-                    return members, f"member {member.name[:80]!r} is not a plain file below the archive"
-                limit = ARCHIVE_LIMIT_B if member.name == _MANIFEST else FILE_LIMIT_B
-                if member.size > limit:
-                    return members, f"member {member.name[:80]!r} has {member.size} bytes, more than {limit}"
-                if len(members) >= MEMBER_LIMIT:
-                    return members, f"more than {MEMBER_LIMIT} members"
-                file = archive.extractfile(member)
-                body = file.read() if file is not None else b""
-                if len(body) != member.size:
-                    return members, f"cut off in member {member.name[:80]!r}"
-                members[member.name] = body
-    except (tarfile.TarError, ValueError, OSError, OverflowError) as error:
-        return members, f"damaged: {error}"
+        for name, size, body in archive.members(content):
+            if not _is_plain(name):
+                return members, f"member {name[:80]!r} is not a plain file below the archive"
+            limit = ARCHIVE_LIMIT_B if name == _MANIFEST else FILE_LIMIT_B
+            if size > limit:
+                return members, f"member {name[:80]!r} has {size} bytes, more than {limit}"
+            if len(members) >= MEMBER_LIMIT:
+                return members, f"more than {MEMBER_LIMIT} members"
+            if len(body) != size:
+                return members, f"cut off in member {name[:80]!r}"
+            members[name] = body
+    except archive.ArchiveError as error:
+        return members, str(error)
     return members, ""
 
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 import enum
 import errno
 import os
-import shutil
-import subprocess
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -153,6 +150,9 @@ class LiveSource(Source):
             raise _unreadable(path, error) from error
 
     def command(self, argv: Sequence[str]) -> CommandOutput:
+        import shutil  # not for those who read a recording
+        import subprocess
+
         line = " ".join(argv)
         program = shutil.which(argv[0]) if self._is_this_machine else None
         if program is None:
@@ -188,6 +188,8 @@ def _text(output: bytes) -> str:
 
 def _within(seconds: float, path: str, call: Callable[[], T]) -> T:
     """The call's result, or `Unreadable` when it takes too long: a driver with a lost GPU may not return at all."""
+    import threading
+
     results: list[T] = []
     failures: list[BaseException] = []
 

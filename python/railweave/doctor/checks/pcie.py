@@ -72,13 +72,26 @@ def _judge_acs(patient: Patient, subject: Subject) -> Verdict:
         "Peer reads and writes go up to the CPU and back instead of turning round in the switch; NCCL may also hang or stop using them."
     )
     if isinstance(other, Nic):
-        effect += without_gdr(patient, subject.devices)
+        effect += without_gdr(patient, _redirected_gpus(patient))
     return fires(
         f"ACS redirects peer traffic at {'; '.join(redirecting)}",
         *registers,
         effect=effect,
         fix=f"Until the next boot, as root: {commands}. For good: switch ACS (or VT-d/AMD-Vi, where no VM needs it) off in the BIOS.",
     )
+
+
+def _redirected_gpus(patient: Patient) -> Sequence[str]:
+    """Addresses of all GPUs whose way to a fabric NIC is redirected: one register often serves several."""
+    found: list[str] = []
+    for subject in _peer_paths(patient):
+        gpu, other, way = subject.facts
+        assert isinstance(gpu, Gpu)
+        assert isinstance(way, Way)
+        controls = [pci_config.acs(_extended(bridge)) for bridge in way.bridges]
+        if isinstance(other, Nic) and any(acs is not None and acs.on & set(REDIRECTS) for acs in controls):
+            found += bus_ids(gpu)
+    return found
 
 
 def _sign(on: bool) -> str:
