@@ -39,10 +39,10 @@ lint: ## formatters, linters, type checker
 
 tidy: ## clang-tidy over the C++ sources (minutes)
 	@cmake --preset clang >/dev/null
-	@git ls-files 'src/*.cpp' ':!src/python' | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/clang
+	@git ls-files 'src/*.cpp' ':!src/python' ':!src/cuda' | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/clang
 
 format: ## rewrite sources with clang-format and ruff
-	@git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs -r clang-format -i
+	@git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' | xargs -r clang-format -i
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
 
 stubs: setup ## python/railweave/_native.pyi from the extension module, after its bindings changed

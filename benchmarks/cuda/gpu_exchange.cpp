@@ -1,7 +1,9 @@
 // Railweave's GPU exchange beside NCCL's send/recv groups: one process a GPU, the same buffers, in turns, device time over queued
 // operations, every byte checked.
 //
-//   gpu_exchange --railweave librailweave_cuda.so --nccl libnccl.so.2 [--rounds 5] [--sizes 0,1024,...] [--check 200] [--graph]
+//   gpu_exchange --railweave librailweave_cuda.so --nccl libnccl.so.2 [--rounds 5] [--sizes 0,1024,...] [--check 200] [--graph] [--death]
+//
+// --check: random operations first; --graph: replays of captured operations; --death: at the end the last rank is killed while others wait.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.
@@ -79,7 +81,7 @@ struct Shared {
 struct Options {
   std::string railweave, nccl;
   std::uint32_t rounds = 5, checks = 0;
-  bool graph = false;
+  bool graph = false, death = false;
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
 };
 
@@ -153,6 +155,10 @@ class Rank {
       for (const Pattern& pattern : patterns(world_, size)) measure(pattern, size);
     }
     check(cudaStreamSynchronize(stream_), "end");
+    if (options_.death) {
+      check_death();
+      return;
+    }
     api_->destroy(communicator_);
     barrier();
   }
@@ -331,6 +337,23 @@ class Rank {
     if (all_wrong != 0) die(std::to_string(all_wrong) + " wrong bytes");
   }
 
+  // The last rank dies while the others wait for it: their operations end and say which rank it was.
+  void check_death() {
+    reserve(1u << 20);
+    barrier();
+    const std::uint32_t victim = world_ - 1;
+    if (rank_ == victim) ::raise(SIGKILL);
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    post(System::railweave, {{false, victim, receive_, 1u << 20}, {true, victim, send_, 1u << 20}});
+    check(cudaStreamSynchronize(stream_), "an operation with a dead rank");
+    const auto ended = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    const railweave_status status = api_->async_error(communicator_);
+    std::printf("rank %u: ended after %.1f ms with status %d: %s\n", rank_, ended, static_cast<int>(status), api_->last_error());
+    if (status != RAILWEAVE_ERROR_RANK_DIED) die("expected RAILWEAVE_ERROR_RANK_DIED");
+    api_->destroy(communicator_);
+  }
+
   // Random groups: several messages a pair, any size and alignment, the own rank too.
   void check_random() {
     constexpr std::uint64_t kRoom = 64u << 20;
@@ -420,8 +443,8 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--graph") {
-      options.graph = true;
+    if (name == "--graph" || name == "--death") {
+      (name == "--graph" ? options.graph : options.death) = true;
       continue;
     }
     if (i + 1 == argc) die(name + " needs a value");
@@ -475,7 +498,8 @@ int main(int argc, char** argv) {
   for (std::size_t left = children.size(); left > 0; --left) {
     int status = 0;
     ::wait(&status);
-    if (status != 0) {
+    const bool killed = options.death && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (status != 0 && !killed) {
       for (const pid_t child : children) ::kill(child, SIGKILL);
       return 1;
     }

@@ -14,12 +14,6 @@
 
 namespace railweave::cuda {
 
-// Where a receive's data lie, as a grant says it.
-struct BufferName {
-  std::uint64_t buffer = kNoBuffer;
-  std::uint64_t offset = 0;
-};
-
 struct BookPage {
   struct Entry {
     std::uint64_t buffer;  // 0 while it is being written
@@ -39,8 +33,8 @@ class Book {
   BookPage& page() const { return memory_.at<BookPage>(0); }
 
   struct Place {
-    BufferName remote;  // for mates in other processes
-    BufferName local;   // for mates of this process
+    BufferName remote{};  // for mates in other processes
+    BufferName local{};   // for mates of this process
   };
   // Names the memory at `data`, and publishes its handle if it is new. kNoBuffer where it cannot be shared: host memory, pools, virtual
   // memory. A freed and reused address has another buffer id, so it never finds the old name.

@@ -18,6 +18,12 @@ struct Mapping {
   std::uint64_t base;
 };
 
+// Where a receive's data lie, as a grant says it.
+struct BufferName {
+  std::uint64_t buffer;
+  std::uint64_t offset;
+};
+
 enum class KernelError : std::uint32_t { none = 0, aborted = 1, timed_out = 2, sizes_differ = 3, bad_record = 4 };
 
 // Pinned host memory of a communicator: the kernels' only words with the host.
@@ -47,10 +53,7 @@ struct Message {
   std::byte* data;
   std::uint64_t bytes;
   union {
-    struct {
-      std::uint64_t buffer;  // for the grant
-      std::uint64_t offset;
-    } receive;
+    BufferName receive;  // for the grant
     struct {
       const Mapping* mappings;  // of the peer's buffers
       std::uint64_t reserved;
@@ -86,6 +89,9 @@ struct Share {
   std::uint64_t number;  // of the message, or of its first low-latency piece
   std::uint64_t at;      // granted sends: the bytes from here to `end` are the block's; low latency: the block's pieces, a bit each
   std::uint64_t end;
+  // Granted sends, once there is work: what the grant says.
+  std::uint64_t granted_bytes;
+  BufferName granted;
   Totals totals;  // of messages that report: before the operation
 };
 inline constexpr std::uint64_t kMostPieces = 64;

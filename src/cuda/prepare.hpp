@@ -10,7 +10,7 @@ namespace railweave::cuda {
 
 struct LaunchLimits {
   std::uint32_t blocks = 16;
-  std::uint64_t low_latency_bytes = 32u << 10;  // a message of at most that many goes in packets; the same on all ranks
+  std::uint64_t low_latency_bytes = 64u << 10;  // a message of at most that many goes in packets; the same on all ranks
 };
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, path, last_of_pair and reports of messages that have all else.

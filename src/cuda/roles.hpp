@@ -35,7 +35,7 @@ namespace railweave::cuda {
 
 // What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. `waiting` and `over` are
 // states of a message; a block leaves when all are over.
-enum class Step : std::uint32_t { stopped, pull_packets, pull_slot, grant, push_packets, push, own_more, waiting, over };
+enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, push, own_more, waiting, over };
 
 struct Work {
   Step step;
@@ -65,13 +65,12 @@ class Roles {
     begin();
     bool stopped = false;
     const std::uint64_t start = block_.now();
-    for (;;) {
+    while (!stopped) {
       const Work work = block_.share([&] { return next_work(); });
       if (pushed_ != 0 && (work.step != Step::push || work.message != pushed_message_)) announce_pushes();
-      stopped = work.step == Step::stopped;
-      if (stopped || work.step == Step::over) break;
+      if (work.step == Step::over) break;
       if (work.step == Step::waiting) {
-        if (block_.idle()) look_at_host(start);
+        if (block_.idle()) stopped = look_at_host(start);
       } else {
         perform(work);
       }
@@ -173,8 +172,8 @@ class Roles {
 
   // --- Failure
 
-  // Now and then while nothing can be done: has the host told us to leave, or is it time to give up?
-  RAILWEAVE_ROLE void look_at_host(std::uint64_t start) {
+  // Now and then while nothing can be done: has the host told us to leave, is it time to give up, or has another block found a reason?
+  RAILWEAVE_ROLE bool look_at_host(std::uint64_t start) {
     const bool late = block_.now() - start > timeout_ns_;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
@@ -184,6 +183,7 @@ class Roles {
         stop(m, KernelError::timed_out);
       }
     });
+    return block_.share([&] { return block_.relaxed(&state_.stopped) != 0; });
   }
 
   RAILWEAVE_ROLE bool is_waiting(std::uint32_t i) {
@@ -203,10 +203,8 @@ class Roles {
 
   RAILWEAVE_ROLE Work next_work() {
     constexpr std::uint32_t kStepBit = 48, kDistanceBit = 16;
-    const std::uint64_t found = block_.smallest(count_ + 1, [&](std::uint32_t i) -> std::uint64_t {
+    const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
       std::uint32_t slot = 0;
-      // One more than there are messages, so that this word is looked at in the same trip.
-      if (i == count_) return static_cast<std::uint64_t>(block_.relaxed(&state_.stopped) != 0 ? Step::stopped : Step::over) << kStepBit;
       const Step step = look(i, slot);
       // Among equals the block's own send first, then the ones after it, so that blocks spread.
       const std::uint32_t distance = i >= home_ ? i - home_ : i + count_ - home_;
@@ -214,7 +212,7 @@ class Roles {
     });
     Work work{};
     work.step = static_cast<Step>(found >> kStepBit);
-    if (work.step == Step::stopped || work.step == Step::waiting || work.step == Step::over) return work;
+    if (work.step == Step::waiting || work.step == Step::over) return work;
     const std::uint32_t distance = static_cast<std::uint32_t>(found >> kDistanceBit);
     work.message = distance + home_ < count_ ? distance + home_ : distance + home_ - count_;
     work.slot = static_cast<std::uint32_t>(found & ((1u << kDistanceBit) - 1));
@@ -225,48 +223,97 @@ class Roles {
     return work;
   }
 
-  // Loads come before decisions: each costs a trip to L2, and together they cost one.
+  // Loads come before decisions, and each load is one for sends and receives, from different addresses: a trip to L2 is what a look costs,
+  // and lanes of a warp that take different branches make theirs one after another.
   RAILWEAVE_ROLE Step look(std::uint32_t i, std::uint32_t& slot) const {
-    const Message& m = message(i);
-    if (m.path == Path::low_latency) return look_at_packets(m, state(i), share(i), slot);
-    return sends(m) ? look_at_send(m, state(i), share(i), slot) : look_at_receive(m, state(i), share(i).number, slot);
+    return message(i).path == Path::low_latency ? look_at_packets(i, slot) : look_at_granted(i, slot);
   }
 
   // The block's pieces in order, then those of blocks that have not begun.
-  RAILWEAVE_ROLE Step look_at_packets(const Message& m, MessageState& s, const Share& own, std::uint32_t& slot) const {
-    const std::uint64_t mine = own.at;
-    if (mine == 0) {
-      const std::uint64_t unclaimed = all_pieces(m) & ~block_.relaxed(&s.claimed);
+  RAILWEAVE_ROLE Step look_at_packets(std::uint32_t i, std::uint32_t& slot) const {
+    const Message& m = message(i);
+    MessageState& s = state(i);
+    const Share& own = share(i);
+    const bool has_own = own.at != 0;
+    slot = has_own ? lowest(own.at) : 0;
+    const std::uint64_t piece = own.number + slot;
+    const std::uint64_t* word =
+        sends(m) ? &m.local->credits[piece % kLowLatencySlots] : m.local->packets[piece % kLowLatencySlots][0].words;
+    const std::uint64_t value = block_.relaxed(has_own ? word : &s.claimed);
+    if (!has_own) {
+      const std::uint64_t unclaimed = all_pieces(m) & ~value;
       if (unclaimed == 0) return Step::over;
       slot = lowest(unclaimed);
       return Step::own_more;
     }
-    slot = lowest(mine);
-    const std::uint64_t piece = own.number + slot;
-    if (sends(m)) return has_credit(m, piece) ? Step::push_packets : Step::waiting;
-    const std::uint64_t first = block_.relaxed(&m.local->packets[piece % kLowLatencySlots][0].words[0]);
-    return first >> 32 == packet_flag(piece) ? Step::pull_packets : Step::waiting;
+    if (!sends(m)) return value >> 32 == packet_flag(piece) ? Step::pull_packets : Step::waiting;
+    return piece < kLowLatencySlots || value == piece - kLowLatencySlots + 1 ? Step::push_packets : Step::waiting;
   }
 
-  RAILWEAVE_ROLE Step look_at_receive(const Message& m, MessageState& s, std::uint64_t number, std::uint32_t& slot) const {
-    const bool complete = block_.relaxed(&s.complete) != 0;
-    const std::uint32_t granted = m.grant_after == kNone ? block_.relaxed(&s.granted) : block_.acquire(&s.granted);
-    const std::uint64_t pulled_bytes = block_.relaxed(&s.claimed);
-    const std::uint64_t placed = block_.arrived(&m.local->placed[number % kGrants]);
-    std::uint64_t filled[kSlots], pulled[kSlots];
-    for (std::uint32_t k = 0; k < kSlots; ++k) filled[k] = block_.relaxed(&m.local->filled[k]);
-    for (std::uint32_t k = 0; k < kSlots; ++k) pulled[k] = block_.relaxed(&m.local->pulled[k]);
-    if (complete) return Step::over;
-    if (granted == kUngranted) return place_is_free(static_cast<std::uint32_t>(m.grant_after)) ? Step::grant : Step::waiting;
-    if (granted == kBeingGranted) return Step::waiting;
-    if (placed + pulled_bytes >= m.bytes) return Step::over;
+  // What a look at a granted message loads.
+  struct Glance {
+    std::uint64_t claimed;
+    std::uint64_t words[Grant::kWords];  // sends: the grant; receives: bytes placed
+    std::uint64_t theirs[kSlots];        // sends: freed; receives: filled
+    std::uint64_t ours[kSlots];          // sends: taken; receives: pulled
+    std::uint32_t complete;
+    std::uint32_t granted;
+  };
+
+  RAILWEAVE_ROLE Step look_at_granted(std::uint32_t i, std::uint32_t& slot) const {
+    const Message& m = message(i);
+    MessageState& s = state(i);
+    Share& own = share(i);
+    const std::uint64_t place = own.number % kGrants;
+    const std::uint64_t* words = sends(m) ? m.local->grants[place].words : &m.local->placed[place];
+    const std::uint32_t stride = sends(m) ? 1 : 0;
+    const std::uint64_t* theirs = sends(m) ? m.local->freed : m.local->filled;
+    const std::uint64_t* ours = sends(m) ? m.local->taken : m.local->pulled;
+    Glance glance;
+    glance.complete = block_.relaxed(&s.complete);
+    glance.granted = block_.relaxed(&s.granted);
+    // In the place of an earlier message: its count of bytes must not be taken for this one's.
+    if (m.grant_after != kNone) glance.granted = block_.acquire(&s.granted);
+    glance.claimed = block_.relaxed(&s.claimed);
+    for (std::uint32_t k = 0; k < Grant::kWords; ++k) glance.words[k] = block_.arrived(words + k * stride);
+    for (std::uint32_t k = 0; k < kSlots; ++k) glance.theirs[k] = block_.relaxed(theirs + k);
+    for (std::uint32_t k = 0; k < kSlots; ++k) glance.ours[k] = block_.relaxed(ours + k);
+    return sends(m) ? judge_send(m, own, glance, slot) : judge_receive(m, glance, slot);
+  }
+
+  RAILWEAVE_ROLE Step judge_receive(const Message& m, const Glance& glance, std::uint32_t& slot) const {
+    if (glance.complete != 0) return Step::over;
+    if (glance.granted == kUngranted) return place_is_free(static_cast<std::uint32_t>(m.grant_after)) ? Step::grant : Step::waiting;
+    if (glance.granted == kBeingGranted) return Step::waiting;
+    if (glance.words[0] + glance.claimed >= m.bytes) return Step::over;
+    Step step = Step::waiting;
     for (std::uint32_t k = 0; k < kSlots; ++k) {
-      if (filled[k] == pulled[k] + 1) {  // of this message, or of another of the pair: claim_pull() finds out
+      if (glance.theirs[k] != glance.ours[k] + 1) continue;
+      slot = k;  // of this message, or of another of the pair: claim_pull() finds out
+      step = Step::pull_slot;
+    }
+    return step;
+  }
+
+  RAILWEAVE_ROLE Step judge_send(const Message& m, Share& own, const Glance& glance, std::uint32_t& slot) const {
+    if (own.at == own.end && glance.claimed >= m.bytes) return Step::over;
+    for (const std::uint64_t word : glance.words) {
+      if (word >> 32 != (own.number & 0xffffffff)) return Step::waiting;
+    }
+    if (own.at == own.end) return Step::own_more;
+    own.granted_bytes = (glance.words[0] & 0xffffffff) | glance.words[1] << 32;
+    own.granted = {glance.words[2] & 0xffffffff, (glance.words[3] & 0xffffffff) | glance.words[4] << 32};
+    // A slot is only needed where the buffer is not mapped. A block begins with the slot of its own index, so that blocks do not race.
+    slot = kSlots;
+    std::uint32_t least = kSlots;
+    for (std::uint32_t k = 0; k < kSlots; ++k) {
+      const std::uint32_t distance = (k + kSlots - block_.index() % kSlots) % kSlots;
+      if (glance.theirs[k] == glance.ours[k] && distance < least) {
         slot = k;
-        return Step::pull_slot;
+        least = distance;
       }
     }
-    return Step::waiting;
+    return Step::push;
   }
 
   // Whether that message is over, so that its place in the port can be used for another.
@@ -278,32 +325,6 @@ class Roles {
     return block_.arrived(&m.local->placed[share(i).number % kGrants]) + block_.relaxed(&s.claimed) >= m.bytes;
   }
 
-  RAILWEAVE_ROLE Step look_at_send(const Message& m, MessageState& s, const Share& own, std::uint32_t& slot) const {
-    const std::uint64_t claimed = block_.relaxed(&s.claimed);
-    const std::uint64_t word = block_.relaxed(&m.local->grants[own.number % kGrants].words[Grant::kWords - 1]);
-    std::uint64_t freed[kSlots], taken[kSlots];
-    for (std::uint32_t k = 0; k < kSlots; ++k) freed[k] = block_.relaxed(&m.local->freed[k]);
-    for (std::uint32_t k = 0; k < kSlots; ++k) taken[k] = block_.relaxed(&m.local->taken[k]);
-    if (own.at == own.end && claimed >= m.bytes) return Step::over;
-    if (word >> 32 != (own.number & 0xffffffff)) return Step::waiting;
-    if (own.at == own.end) return Step::own_more;
-    // A slot is only needed where the buffer is not mapped. A block begins with the slot of its own index, so that blocks do not race.
-    slot = kSlots;
-    std::uint32_t least = kSlots;
-    for (std::uint32_t k = 0; k < kSlots; ++k) {
-      const std::uint32_t distance = (k + kSlots - block_.index() % kSlots) % kSlots;
-      if (freed[k] == taken[k] && distance < least) {
-        slot = k;
-        least = distance;
-      }
-    }
-    return Step::push;
-  }
-
-  RAILWEAVE_ROLE bool has_credit(const Message& m, std::uint64_t piece) const {
-    if (piece < kLowLatencySlots) return true;
-    return block_.relaxed(&m.local->credits[piece % kLowLatencySlots]) == piece - kLowLatencySlots + 1;
-  }
   RAILWEAVE_ROLE static std::uint32_t lowest(std::uint64_t bits) { return static_cast<std::uint32_t>(Block::count_zeros_below(bits)); }
   // Whether the slot was wiped after that use of it.
   RAILWEAVE_ROLE static bool wipes(std::uint64_t piece) { return (piece / kLowLatencySlots + 1) % kUsesBetweenWipes == 0; }
@@ -368,19 +389,13 @@ class Roles {
   }
 
   RAILWEAVE_ROLE bool claim_push(Work& work, const Message& m, Share& own) {
-    std::uint64_t words[Grant::kWords];
-    for (std::uint32_t k = 0; k < Grant::kWords; ++k) words[k] = block_.relaxed(&m.local->grants[own.number % kGrants].words[k]);
-    for (const std::uint64_t word : words) {
-      if (word >> 32 != (own.number & 0xffffffff)) return false;
-    }
-    const std::uint64_t granted = (words[0] & 0xffffffff) | words[1] << 32;
-    if (granted != m.bytes) {
+    if (own.granted_bytes != m.bytes) {
       block_.store(&m.host->error_bytes[0], m.bytes);
-      block_.store(&m.host->error_bytes[1], granted);
+      block_.store(&m.host->error_bytes[1], own.granted_bytes);
       stop(m, KernelError::sizes_differ);
       return false;
     }
-    work.base = find_buffer(m, words[2] & 0xffffffff, (words[3] & 0xffffffff) | words[4] << 32);
+    work.base = find_buffer(m, own.granted.buffer, own.granted.offset);
     work.offset = own.at;
     std::uint64_t bytes = own.end - own.at;
     if (work.base == nullptr) {
@@ -467,6 +482,7 @@ class Roles {
       bytes = static_cast<std::uint32_t>(m.bytes - offset < m.piece_bytes ? m.bytes - offset : m.piece_bytes);
     }
     pushed_message_ = work.message;
+    if (offset >= m.bytes) announce_pushes();  // nothing of it is left to take, as far as this block knows
   }
 
   RAILWEAVE_ROLE void announce_pushes() {

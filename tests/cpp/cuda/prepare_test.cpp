@@ -21,7 +21,7 @@ Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes, HostV
 }
 
 TEST(Prepare, SizeDecidesThePath) {
-  std::vector<Message> messages{make(Direction::send, 1, 32u << 10), make(Direction::send, 1, (32u << 10) + 1)};
+  std::vector<Message> messages{make(Direction::send, 1, 64u << 10), make(Direction::send, 1, (64u << 10) + 1)};
   prepare(messages, {});
   EXPECT_EQ(messages[0].path, Path::low_latency);
   EXPECT_EQ(messages[1].path, Path::granted);
