@@ -79,8 +79,7 @@ ncclResult_t check_served(const CommunicatorPointer& communicator) {
   if (communicator == nullptr || communicator->state() == Communicator::State::unserved) return ncclInProgress;
   if (communicator->state() == Communicator::State::settling)
     return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that it is ready");
-  const ncclResult_t error = communicator->async_error();
-  return error == ncclSuccess ? error : Group::of_this_thread().fail(error == ncclInProgress ? ncclInvalidUsage : error);
+  return Group::of_this_thread().fail(communicator->known_error());
 }
 
 struct Call {

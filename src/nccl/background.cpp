@@ -1,11 +1,12 @@
 #include "background.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <thread>
+#include <utility>
 
 namespace railweave::nccl {
 namespace {
@@ -27,7 +28,9 @@ struct Tasks {
 
 // Communicators that the program has just destroyed are still being freed: shared memory would stay behind, and peers would lose a relay.
 struct ExitWait {
+  const pid_t process = ::getpid();
   ~ExitWait() {
+    if (::getpid() != process) return;  // a forked child has none of the threads
     Tasks& tasks = Tasks::get();
     std::unique_lock lock(tasks.mutex);
     tasks.changed.wait_for(lock, kExitWait, [&] { return tasks.running == 0; });
@@ -36,17 +39,22 @@ struct ExitWait {
 
 }  // namespace
 
+std::thread signal_free_thread(std::function<void()> body) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(std::move(body));
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
 void in_background(std::function<void()> task) {
   Tasks& tasks = Tasks::get();
   {
     const std::lock_guard lock(tasks.mutex);
     ++tasks.running;
   }
-  // The program's signal handlers belong on its own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([task = std::move(task)]() mutable {
+  signal_free_thread([task = std::move(task)]() mutable {
     task();
     task = nullptr;  // what it holds is freed before it counts as ended
     Tasks& mine = Tasks::get();
@@ -54,7 +62,6 @@ void in_background(std::function<void()> task) {
     --mine.running;
     mine.changed.notify_all();
   }).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace railweave::nccl

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <thread>
 
 namespace railweave::nccl {
+
+// A thread that takes no signals: the program's handlers belong on its own threads.
+std::thread signal_free_thread(std::function<void()> body);
 
 // Runs the task on a thread; the process does not end before it has (for at most a bounded time, see background.cpp).
 void in_background(std::function<void()> task);

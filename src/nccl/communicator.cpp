@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "agreement.hpp"
 #include "background.hpp"
@@ -216,9 +217,12 @@ void Communicator::finalize() {
 void Communicator::release() {
   cancelled_ = true;
   { const std::lock_guard lock(handle_mutex_); }
-  in_background([self = shared_from_this()]() mutable {
+  in_background([self = shared_from_this()] {
     self->wait_settled();
-    self.reset();  // the last owner frees the device side, which drains it
+    std::unique_lock lock(self->device_mutex_);
+    railweave_cuda_communicator* const device_side = std::exchange(self->device_side_, nullptr);
+    lock.unlock();
+    if (device_side != nullptr) device_library().api->destroy(device_side);
   });
 }
 
@@ -265,18 +269,21 @@ void Communicator::deregister_buffer(void* nccl_handle) {
 }
 
 std::string Communicator::describe() const {
+  const std::shared_lock lock(device_mutex_);
+  if (device_side_ == nullptr) return label() + " has ended";
   std::string text(64u << 10, '\0');
   const std::size_t length = device_library().api->describe(device_side_, text.data(), text.size());
   text.resize(std::min(length, text.size() - 1));
   return label() + " waits:\n" + text;
 }
 
-std::optional<railweave_cuda_counters> Communicator::counters() const {
-  if (state() != State::served) return std::nullopt;
-  railweave_cuda_counters counters{};
-  counters.size = sizeof counters;
-  if (device_library().api->counters(device_side_, &counters) != RAILWEAVE_OK) return std::nullopt;
-  return counters;
+std::optional<Sample> Communicator::sample() const {
+  const std::shared_lock lock(device_mutex_);
+  if (state() != State::served || device_side_ == nullptr) return std::nullopt;
+  Sample sample{origin_.name, rank_, world_, device_, {}};
+  sample.counters.size = sizeof sample.counters;
+  if (device_library().api->counters(device_side_, &sample.counters) != RAILWEAVE_OK) return std::nullopt;
+  return sample;
 }
 
 Registry& Registry::get() {

@@ -7,10 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "hub.hpp"
+#include "metrics.hpp"
 #include "nccl_abi.hpp"
 #include "railweave/cuda.h"
 
@@ -52,6 +54,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // ncclSuccess, ncclInProgress while settling or finalizing, or what ended it.
   ncclResult_t async_error();
+  // What is known to have ended it, without asking the device library; ncclSuccess: nothing.
+  ncclResult_t known_error() const noexcept { return error_.load(std::memory_order_relaxed); }
   // Calls below do nothing to a communicator that is not served.
   void abort();
   // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
@@ -71,7 +75,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // A line about who waits for what, for the log.
   std::string describe() const;
-  std::optional<railweave_cuda_counters> counters() const;
+  // Nothing unless it is served.
+  std::optional<Sample> sample() const;
 
   std::mutex& enqueue_mutex() noexcept { return enqueue_mutex_; }
 
@@ -104,6 +109,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool draining_ = false;    // guarded by mutex_
   std::mutex handle_mutex_;  // held while a thread of the shim uses handle_
   std::mutex enqueue_mutex_;
+  mutable std::shared_mutex device_mutex_;  // held by who looks at the device side beside the program's calls, and to free it
 
   std::mutex buffers_mutex_;
   std::map<void*, void*> buffers_;  // guarded by buffers_mutex_: NCCL's handle, the device library's

@@ -101,8 +101,8 @@ def main() -> None:
     print(NOTICE)
     print('#include "nccl_abi.hpp"\n#include "real_nccl.hpp"\n')
     print('#define RAILWEAVE_FORWARD extern "C" __attribute__((visibility("default")))\n')
-    print("namespace {\n\nusing namespace railweave::nccl;\n\n// ncclTeam_t\nstruct Team {\n  int ranks, rank, stride;\n};\n\n}  // namespace\n")
-    # A C function that gives a struct: clang warns where the struct has C++ linkage, which changes nothing here.
+    print("namespace {\n\nusing namespace railweave::nccl;\n\n// ncclTeam_t\nstruct Team {\n  int ranks, rank, stride;\n};")
+    print("\n}  // namespace\n")
     print("\n".join(forwarder(name, *functions[name]) for name in sorted(functions) if name not in own), end="")
 
 

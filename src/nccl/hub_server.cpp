@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include "background.hpp"
 #include "hub.hpp"
 #include "hub_frame.hpp"
 
@@ -64,7 +65,7 @@ class Hub::Server {
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
     stop_read_ = FileDescriptor(ends[0]);
     stop_write_ = FileDescriptor(ends[1]);
-    thread_ = std::thread([this] { run(); });
+    thread_ = signal_free_thread([this] { run(); });
   }
 
   ~Server() {

@@ -23,6 +23,9 @@ const Setting kTable[] = {
      "together",
      &S::shim_wait_ms},
     {"stall_ms", "ms", "an operation that moved nothing for this long is described in the log; 0: never", &S::stall_ms},
+    {"metrics", "",
+     "a directory: each process keeps a file of its counters there, in Prometheus' text format, for `railweave top`; default none",
+     &S::metrics},
     {"log", "", "how much is logged: off, warn, info (each decision) or debug (each operation)", &S::log},
     {"log_file", "", "where it goes, %p and %h become process id and host name; default standard error", &S::log_file},
 };

@@ -15,6 +15,7 @@ struct Settings {
   std::string cuda_library;
   std::uint64_t shim_wait_ms = 10000;
   std::uint64_t stall_ms = 30000;
+  std::string metrics;
   std::string log = "warn";
   std::string log_file;
 };

@@ -1,7 +1,5 @@
 #include "watch.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <mutex>
 #include <numeric>
@@ -9,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "background.hpp"
 #include "communicator.hpp"
 #include "log.hpp"
 #include "settings.hpp"
@@ -38,21 +37,29 @@ std::uint64_t progress(const railweave_cuda_counters& counters) {
                          counters.enqueued + counters.completed + counters.bytes_sent + counters.bytes_received);
 }
 
-void look(Watched& watched) {
+void look(Watched& watched, std::vector<Sample>& samples) {
   const auto communicator = watched.communicator.lock();
   if (communicator == nullptr) return;
-  const auto counters = communicator->counters();
-  if (!counters) return;
-  if (watched.detector.stalled(progress(*counters), counters->enqueued > counters->completed, StallDetector::Clock::now()))
+  const auto sample = communicator->sample();
+  if (!sample) return;
+  const railweave_cuda_counters& counters = sample->counters;
+  if (settings().stall_ms != 0 &&
+      watched.detector.stalled(progress(counters), counters.enqueued > counters.completed, StallDetector::Clock::now()))
     log(LogLevel::warn, "stalled for " + std::to_string(settings().stall_ms) + " ms: " + communicator->describe());
+  samples.push_back(*sample);
 }
 
 void run(std::chrono::milliseconds interval) {
   Watch& watch = the_watch();
+  bool told = false;
   for (;; std::this_thread::sleep_for(interval)) {
+    std::vector<Sample> samples;
     const std::lock_guard lock(watch.mutex);
     std::erase_if(watch.entries, [](const Watched& watched) { return watched.communicator.expired(); });
-    for (Watched& watched : watch.entries) look(watched);
+    for (Watched& watched : watch.entries) look(watched, samples);
+    const std::string& directory = settings().metrics;
+    if (directory.empty() || write_metrics(directory, samples) || std::exchange(told, true)) continue;
+    log(LogLevel::warn, "RAILWEAVE_METRICS=" + directory + ": no file can be written there");
   }
 }
 
@@ -72,18 +79,15 @@ bool StallDetector::stalled(std::uint64_t progress, bool under_way, Clock::time_
 
 void watch(std::weak_ptr<Communicator> communicator) {
   const std::chrono::milliseconds limit(settings().stall_ms);
-  if (limit.count() == 0) return;
+  if (limit.count() == 0 && settings().metrics.empty()) return;
   Watch& watch = the_watch();
   const std::lock_guard lock(watch.mutex);
   watch.entries.push_back({std::move(communicator), StallDetector(limit)});
   if (std::exchange(watch.running, true)) return;
-  // Eight looks in the limit: a stall is told at most an eighth late.
-  const auto interval = std::clamp(limit / 8, std::chrono::milliseconds(10), std::chrono::milliseconds(1000));
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread(run, interval).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  // Eight looks in the limit: a stall is told at most an eighth late. Metrics are wanted each second.
+  const auto second = std::chrono::milliseconds(1000);
+  const auto interval = limit.count() == 0 ? second : std::clamp(limit / 8, std::chrono::milliseconds(10), second);
+  signal_free_thread([interval] { run(interval); }).detach();
 }
 
 }  // namespace railweave::nccl

@@ -1,4 +1,4 @@
-// Notices operations that stand still and says what they wait for.
+// Looks at served communicators from time to time: says what operations that stand still wait for, and keeps the metrics.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ class StallDetector {
   bool told_ = false;
 };
 
-// Watches the communicator until it is gone; one thread for the process, none when RAILWEAVE_STALL_MS is 0.
+// Watches the communicator until it is gone; one thread for the process, none when neither stalls nor metrics are asked for.
 void watch(std::weak_ptr<Communicator> communicator);
 
 }  // namespace railweave::nccl

@@ -63,7 +63,11 @@ def compare(path: Path, text: str, update: bool) -> list[str]:
     """What differs; with `update` the file is written."""
     if update:
         path.write_text(text)
-    return [] if path.is_file() and path.read_text() == text else [f"{path.relative_to(ROOT)} differs: run with --update and look at the difference"]
+    return (
+        []
+        if path.is_file() and path.read_text() == text
+        else [f"{path.relative_to(ROOT)} differs: run with --update and look at the difference"]
+    )
 
 
 def ask_library(shim: Path) -> str:

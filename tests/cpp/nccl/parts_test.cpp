@@ -9,6 +9,7 @@
 #include "../../../src/nccl/agreement.hpp"
 #include "../../../src/nccl/group.hpp"
 #include "../../../src/nccl/hub.hpp"
+#include "../../../src/nccl/metrics.hpp"
 #include "../../../src/nccl/settings.hpp"
 #include "../../../src/nccl/unique_id.hpp"
 #include "../../../src/nccl/watch.hpp"
@@ -223,6 +224,24 @@ TEST(Settings, TheDocumentHasTheTable) {
   std::ifstream file(DOCUMENT);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   EXPECT_NE(text.find(settings_markdown()), std::string::npos) << "docs/nccl.md should have:\n" << settings_markdown();
+}
+
+TEST(Metrics, AreInPrometheusTextFormat) {
+  std::vector<Sample> samples{{"ab", 1, 2, 0, {}}};
+  samples[0].counters.enqueued = 4;
+  samples[0].counters.completed = 3;
+  samples[0].counters.bytes_by_kind[3] = 17;
+  const std::string text = metrics_text(samples, "n1", 7);
+  const std::string labels = R"({host="n1",pid="7",communicator="ab",rank="1",world="2",device="0")";
+  EXPECT_TRUE(
+      text.starts_with("# HELP railweave_messages_enqueued_total Messages handed to Railweave.\n"
+                       "# TYPE railweave_messages_enqueued_total counter\n"
+                       "railweave_messages_enqueued_total" +
+                       labels + "} 4\n"))
+      << text;
+  EXPECT_NE(text.find("railweave_messages_completed_total" + labels + "} 3\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("railweave_path_bytes_total" + labels + ",path=\"rail\"} 17\n"), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '#'), 2 * 5) << text;
 }
 
 TEST(StallDetector, TellsEachStallOnceAndNeverAnIdleCommunicator) {

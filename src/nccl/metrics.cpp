@@ -1,0 +1,85 @@
+#include "metrics.hpp"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <functional>
+
+namespace railweave::nccl {
+namespace {
+
+// As PathKind.
+constexpr const char* kPaths[] = {"direct", "relay", "host", "rail", "cross_rail"};
+
+struct Family {
+  const char* name;
+  const char* help;
+  std::uint64_t railweave_cuda_counters::*member;
+};
+constexpr Family kFamilies[] = {
+    {"railweave_messages_enqueued_total", "Messages handed to Railweave.", &railweave_cuda_counters::enqueued},
+    {"railweave_messages_completed_total", "Messages that have ended.", &railweave_cuda_counters::completed},
+    {"railweave_sent_bytes_total", "Bytes of sends that have ended.", &railweave_cuda_counters::bytes_sent},
+    {"railweave_received_bytes_total", "Bytes of receives that have ended.", &railweave_cuda_counters::bytes_received},
+};
+
+std::string head(const std::string& name, const std::string& help) {
+  return "# HELP " + name + " " + help + "\n# TYPE " + name + " counter\n";
+}
+
+// The file of this process, removed at its end: a rank that has left is not shown as one that stands still.
+class File {
+ public:
+  ~File() {
+    if (!path_.empty() && ::getpid() == process_) ::unlink(path_.c_str());  // not in a forked child
+  }
+  bool write(const std::string& path, const std::string& text) {
+    const std::string part = path + ".part";
+    {
+      std::ofstream file(part, std::ios::trunc);
+      if (!(file << text).flush()) return false;
+    }
+    path_ = path;
+    return std::rename(part.c_str(), path.c_str()) == 0;
+  }
+
+ private:
+  const pid_t process_ = ::getpid();
+  std::string path_;
+};
+
+}  // namespace
+
+std::string metrics_text(std::span<const Sample> samples, const std::string& host, int pid) {
+  const auto labels = [&](const Sample& sample) {
+    return "host=\"" + host + "\",pid=\"" + std::to_string(pid) + "\",communicator=\"" + sample.communicator + "\",rank=\"" +
+           std::to_string(sample.rank) + "\",world=\"" + std::to_string(sample.world) + "\",device=\"" + std::to_string(sample.device) +
+           "\"";
+  };
+  std::string text;
+  for (const Family& family : kFamilies) {
+    text += head(family.name, family.help);
+    for (const Sample& sample : samples)
+      text += std::string(family.name) + "{" + labels(sample) + "} " + std::to_string(sample.counters.*family.member) + "\n";
+  }
+  const std::string paths = "railweave_path_bytes_total";
+  text += head(paths, "Bytes sent so far by kind of path, repeated ones included.");
+  for (const Sample& sample : samples) {
+    for (std::size_t kind = 0; kind < std::size(kPaths); ++kind)
+      text +=
+          paths + "{" + labels(sample) + ",path=\"" + kPaths[kind] + "\"} " + std::to_string(sample.counters.bytes_by_kind[kind]) + "\n";
+  }
+  return text;
+}
+
+bool write_metrics(const std::string& directory, std::span<const Sample> samples) {
+  static File file;
+  char host[HOST_NAME_MAX + 1] = "?";
+  ::gethostname(host, HOST_NAME_MAX);
+  const std::string path = directory + "/railweave-" + host + "-" + std::to_string(::getpid()) + ".prom";
+  return file.write(path, metrics_text(samples, host, ::getpid()));
+}
+
+}  // namespace railweave::nccl
