@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "Plan a matrix on a fabric: which bytes take which path, and what bounds them.",
     "simulate": "Predict how long a matrix takes under one or several policies.",
     "lab": "Emulated rails on this machine: network namespaces with shaped links.",
+    "top": "What a running job moves, by rank and kind of path.",
     "bench": "Run an exchange for real and compare policies and peers, every byte checked.",
 }
 

@@ -1,0 +1,74 @@
+"""`railweave top`: what a running job moves, by rank and kind of path."""
+
+from __future__ import annotations
+
+import http.server
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from railweave.errors import Error
+from railweave.nccl.metrics import PATHS, Rates, merged, rates, read
+
+
+def _table(rows: list[Rates]) -> Table:
+    table = Table(title="GB/s of each rank")
+    for name in ("communicator", "rank", "host"):
+        table.add_column(name)
+    for name in ("sent", "received", *PATHS, "messages waiting"):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        figures = (row.sent, row.received, *(row.by_path[path] for path in PATHS))
+        who = (row.counters.communicator, f"{row.counters.rank} of {row.counters.world}", row.counters.host)
+        table.add_row(*who, *(f"{figure / 1e9:.2f}" for figure in figures), str(row.waiting))
+    return table
+
+
+def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                self.send_error(404, "only /metrics")
+                return
+            try:
+                body = merged(directory).encode()
+            except Error as error:
+                self.send_error(500, str(error))
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            """Scrapes are not logged."""
+
+    return http.server.ThreadingHTTPServer(("", port), Handler)
+
+
+@click.command(name="top")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.1), metavar="SECONDS", help="Between two looks.")
+@click.option("--count", default=0, metavar="N", help="End after so many tables; by default on Ctrl-C.")
+@click.option("--listen", type=click.IntRange(0, 65535), metavar="PORT", help="Serve the counters to Prometheus instead, at /metrics.")
+def command(directory: Path, interval: float, count: int, listen: int | None) -> None:
+    """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
+    if listen is not None:
+        with _server(directory, listen) as server:
+            click.echo(f"http://0.0.0.0:{server.server_address[1]}/metrics")
+            server.serve_forever()
+    console = Console()
+    if not console.is_terminal:
+        console.width = 130  # all columns in full, for files and pipes
+    before, began, shown = read(directory), time.monotonic(), 0
+    with Live(console=console, auto_refresh=False) as live:
+        while not count or shown < count:
+            time.sleep(interval)
+            after, now = read(directory), time.monotonic()
+            live.update(_table(rates(before, after, now - began)), refresh=True)
+            before, began, shown = after, now, shown + 1

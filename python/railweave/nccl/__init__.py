@@ -1,0 +1,33 @@
+"""The NCCL shim from Python: where it is, what environment loads it, and the counters that it keeps (docs/nccl.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from railweave import _native
+from railweave.errors import Error
+
+__all__ = ["ShimError", "library", "preloaded"]
+
+
+class ShimError(Error):
+    """The shim is not installed, or what it left cannot be read."""
+
+
+def library() -> Path:
+    """The shim, librailweave_nccl.so. Raises ShimError where this build has none."""
+    path = Path(_native.__file__).parent / "librailweave_nccl.so"
+    if not path.exists():
+        raise ShimError(f"{path} does not exist; install Railweave with its C++ parts (make setup)")
+    return path
+
+
+def preloaded(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment (default: this process's) with the shim before what is preloaded already; twice is as good as once."""
+    result = dict(os.environ if environment is None else environment)
+    shim = str(library())
+    others = [entry for entry in result.get("LD_PRELOAD", "").replace(":", " ").split() if entry != shim]
+    result["LD_PRELOAD"] = ":".join([shim, *others])
+    return result

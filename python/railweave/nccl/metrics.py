@@ -1,0 +1,120 @@
+"""Counters of a running job, from the files that the shim keeps in RAILWEAVE_METRICS: one a process, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from railweave.nccl import ShimError
+
+__all__ = ["PATHS", "RankCounters", "Rates", "merged", "parse", "rates", "read"]
+
+PATHS = ("direct", "relay", "host", "rail", "cross_rail")
+_LINE = re.compile(r'^(\w+)\{((?:\w+="[^"]*",?)+)\} (\d+)$')
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclasses.dataclass
+class RankCounters:
+    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS."""
+
+    host: str
+    communicator: str
+    rank: int
+    world: int
+    enqueued: int = 0
+    completed: int = 0
+    sent: int = 0
+    received: int = 0
+    by_path: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What a rank did between two looks: bytes/s, and messages under way at the second."""
+
+    counters: RankCounters
+    sent: float
+    received: float
+    by_path: dict[str, float]
+    waiting: int
+
+
+_MEMBERS = {
+    "railweave_messages_enqueued_total": "enqueued",
+    "railweave_messages_completed_total": "completed",
+    "railweave_sent_bytes_total": "sent",
+    "railweave_received_bytes_total": "received",
+}
+
+
+def parse(text: str, source: str = "<string>") -> dict[tuple[str, int], RankCounters]:
+    """By communicator and rank. Raises ShimError naming the line that is no counter of the shim."""
+    found: dict[tuple[str, int], RankCounters] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.match(line)
+        labels = dict(_LABEL.findall(match[2])) if match else {}
+        if (
+            not match
+            or not {"host", "communicator", "rank", "world"} <= labels.keys()
+            or not labels["rank"].isdigit()
+            or not labels["world"].isdigit()
+        ):
+            raise ShimError(f"{source}:{number}: '{line[:80]}'; expected a counter as the shim writes it")
+        key = (labels["communicator"], int(labels["rank"]))
+        counters = found.setdefault(key, RankCounters(labels["host"], key[0], key[1], int(labels["world"])))
+        if member := _MEMBERS.get(match[1]):
+            setattr(counters, member, int(match[3]))
+        elif match[1] == "railweave_path_bytes_total":
+            counters.by_path[labels.get("path", "")] = int(match[3])
+    return found
+
+
+def _files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        raise ShimError(f"{directory} is no directory; expected what RAILWEAVE_METRICS names in the job")
+    return sorted(directory.glob("railweave-*.prom"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""  # its process has just ended
+
+
+def read(directory: Path) -> dict[tuple[str, int], RankCounters]:
+    """Of all processes of the job."""
+    found: dict[tuple[str, int], RankCounters] = {}
+    for path in _files(directory):
+        found.update(parse(_text(path), str(path)))
+    return found
+
+
+def merged(directory: Path) -> str:
+    """One text of all files, each family's description once, as Prometheus wants it."""
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    for path in _files(directory):
+        for line in _text(path).splitlines():
+            name = line.split()[2] if line.startswith("#") else line.partition("{")[0]
+            head, samples = families.setdefault(name, ([], []))
+            if not line.startswith("#"):
+                samples.append(line)
+            elif line not in head:
+                head.append(line)
+    return "".join(f"{line}\n" for head, samples in families.values() for line in (*head, *samples))
+
+
+def rates(before: dict[tuple[str, int], RankCounters], after: dict[tuple[str, int], RankCounters], seconds: float) -> list[Rates]:
+    """Of the ranks in both, the busiest sender first."""
+    result = []
+    for key in before.keys() & after.keys():
+        old, new = before[key], after[key]
+        by_path = {path: (new.by_path.get(path, 0) - old.by_path.get(path, 0)) / seconds for path in PATHS}
+        result.append(
+            Rates(new, (new.sent - old.sent) / seconds, (new.received - old.received) / seconds, by_path, new.enqueued - new.completed)
+        )
+    return sorted(result, key=lambda row: (-row.sent, row.counters.communicator, row.counters.rank))

@@ -1,0 +1,90 @@
+"""The device interface from Python, on the device library that the C++ tests build over host memory."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from railweave.device import DeviceCommunicator, Transfer
+from railweave.errors import Error
+from railweave.exchange import BootstrapError, TransportError
+
+LIBRARY = Path(__file__).resolve().parents[3] / "build/dev/tests/cpp/nccl/librailweave_cuda.so"
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY} is not built (make build)")
+    monkeypatch.setenv("RAILWEAVE_CUDA_LIBRARY", str(LIBRARY))
+
+
+def on_ranks(world: int, body: Callable[[int, str], None]) -> None:
+    """Runs the body on a thread a rank; raises the first error."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        rendezvous = f"tcp://127.0.0.1:{holder.getsockname()[1]}"
+        errors: list[BaseException] = []
+
+        def run(rank: int) -> None:
+            try:
+                body(rank, rendezvous)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.usefixtures("library")
+def test_transfers_arrive_and_are_counted() -> None:
+    def body(rank: int, rendezvous: str) -> None:
+        communicator = DeviceCommunicator(rank, 3, rank, rendezvous)  # a default stream each
+        send = np.arange(3 * 100_000, dtype=np.int32) + 1_000_000 * rank
+        receive = np.zeros_like(send)
+        registration = communicator.register(send.ctypes.data, send.nbytes)
+        transfers = []
+        for peer in range(3):
+            offset = peer * 400_000
+            transfers.append(Transfer(True, peer, send.ctypes.data + offset, 400_000))
+            transfers.append(Transfer(False, peer, receive.ctypes.data + offset, 400_000))
+        communicator.enqueue([], 0)
+        communicator.enqueue(transfers, 0)
+        while communicator.counters().completed < 6:
+            communicator.check()
+            time.sleep(0.005)
+        for peer in range(3):
+            wanted = np.arange(rank * 100_000, (rank + 1) * 100_000) + 1_000_000 * peer
+            assert np.array_equal(receive[peer * 100_000 : (peer + 1) * 100_000], wanted)
+        assert communicator.counters()[:4] == (6, 6, 1_200_000, 1_200_000)
+        communicator.deregister(registration)
+        communicator.close()
+        communicator.close()
+
+    on_ranks(3, body)
+
+
+@pytest.mark.usefixtures("library")
+def test_errors_are_typed_and_say_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BootstrapError, match="rendezvous 'nowhere'"):
+        DeviceCommunicator(0, 2, 0, "nowhere")
+    with pytest.raises(Error, match="chunk_bytes"):
+        DeviceCommunicator(0, 2, 0, "tcp://127.0.0.1:1", {"chunk_bytes": "none"})
+    monkeypatch.setenv("STAND_IN_REFUSES_DEVICE", "3")
+    with pytest.raises(Error, match="device 3 is refused"):
+        DeviceCommunicator(0, 2, 3, "tcp://127.0.0.1:1")
+    monkeypatch.setenv("RAILWEAVE_CUDA_LIBRARY", "/nowhere.so")
+    with pytest.raises(TransportError, match="RAILWEAVE_CUDA_LIBRARY"):
+        DeviceCommunicator(0, 1, 0, "tcp://127.0.0.1:1")

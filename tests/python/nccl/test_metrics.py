@@ -1,0 +1,78 @@
+"""Counters of the shim: the text that the C++ side writes, rates, what Prometheus gets, and the command."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from railweave.cli import top
+from railweave.nccl import ShimError
+from railweave.nccl.metrics import merged, parse, rates, read
+
+LABELS = 'host="n1",pid="7",communicator="ab",rank="{rank}",world="2",device="0"'
+
+
+def text(rank: int, sent: int, completed: int = 3) -> str:
+    """As tests/cpp/nccl/parts_test.cpp (Metrics) holds the C++ side to."""
+    labels = LABELS.format(rank=rank)
+    return (
+        "# HELP railweave_messages_enqueued_total Messages handed to Railweave.\n"
+        "# TYPE railweave_messages_enqueued_total counter\n"
+        f"railweave_messages_enqueued_total{{{labels}}} 4\n"
+        "# HELP railweave_messages_completed_total Messages that have ended.\n"
+        "# TYPE railweave_messages_completed_total counter\n"
+        f"railweave_messages_completed_total{{{labels}}} {completed}\n"
+        "# HELP railweave_sent_bytes_total Bytes of sends that have ended.\n"
+        "# TYPE railweave_sent_bytes_total counter\n"
+        f"railweave_sent_bytes_total{{{labels}}} {sent}\n"
+        "# HELP railweave_path_bytes_total Bytes sent so far by kind of path, repeated ones included.\n"
+        "# TYPE railweave_path_bytes_total counter\n"
+        f'railweave_path_bytes_total{{{labels},path="direct"}} {sent}\n'
+    )
+
+
+def test_rates_come_from_two_looks_busiest_first() -> None:
+    before = parse(text(0, 100)) | parse(text(1, 0))
+    after = parse(text(0, 300)) | parse(text(1, 1000, completed=4))
+    found = rates(before, after, 2.0)
+    assert [(row.counters.rank, row.sent, row.by_path["direct"], row.by_path["rail"], row.waiting) for row in found] == [
+        (1, 500.0, 500.0, 0.0, 0),
+        (0, 100.0, 100.0, 0.0, 1),
+    ]
+
+
+@pytest.mark.parametrize("line", ["nonsense", 'railweave_sent_bytes_total{rank="0"} 1', text(0, 1).replace('rank="0"', 'rank="x"')])
+def test_what_is_no_counter_is_named(line: str) -> None:
+    with pytest.raises(ShimError, match=r"here:\d+: "):
+        parse(line, "here")
+
+
+def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    (tmp_path / "railweave-n1-2.prom").write_text(text(1, 6))
+    joined = merged(tmp_path)
+    assert joined.count("# TYPE railweave_sent_bytes_total counter") == 1
+    assert parse(joined) == read(tmp_path)
+    assert {counters.sent for counters in read(tmp_path).values()} == {5, 6}
+    with top._server(tmp_path, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=20) as answer:
+                assert answer.read().decode() == joined
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert shown.exit_code == 0, shown.output
+    assert "0 of 2" in shown.output
+    failed = CliRunner().invoke(top.command, [str(tmp_path / "none")])
+    assert isinstance(failed.exception, ShimError)
