@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,7 +64,8 @@ inline ExchangeSettings rank_settings(const Shape& shape, std::uint32_t rank, Ex
 
 // Runs `body` on every rank in a thread of its own; throws what the first failing rank threw. No rank closes before all bodies have
 // ended: a rank that has left relays nothing.
-inline void run_job(const Shape& shape, const ExchangeSettings& base, const std::function<void(Exchange&)>& body) {
+inline void run_job(const Shape& shape, const ExchangeSettings& base, const std::function<void(Exchange&)>& body,
+                    const std::optional<Fabric>& fabric = std::nullopt) {
   const ScratchDirectory directory;
   std::mutex mutex;
   std::exception_ptr failure;
@@ -77,7 +79,7 @@ inline void run_job(const Shape& shape, const ExchangeSettings& base, const std:
     threads.emplace_back([&, rank] {
       std::optional<Exchange> exchange;
       try {
-        exchange.emplace(rank, shape.world(), directory.rendezvous(), rank_settings(shape, rank, base));
+        exchange.emplace(rank, shape.world(), directory.rendezvous(), rank_settings(shape, rank, base), fabric);
         body(*exchange);
       } catch (...) {
         note();

@@ -38,6 +38,29 @@ inline engine::Cluster small_cluster(std::uint32_t mates) {
   return cluster;
 }
 
+// 2 nodes of `rails` ranks, each with a NIC of that rate; seen by rank 0.
+inline engine::Cluster rail_cluster(std::uint32_t rails, std::uint64_t rate_Bps) {
+  engine::Cluster cluster;
+  cluster.world = 2 * rails;
+  cluster.nodes.resize(2);
+  for (std::uint32_t rank = 0; rank < cluster.world; ++rank) {
+    engine::RankInfo info;
+    info.node = rank / rails;
+    info.local = rank % rails;
+    info.nics = {rank};
+    cluster.ranks.push_back(info);
+    cluster.nodes[info.node].ranks.push_back(rank);
+    cluster.nodes[info.node].nics.push_back(rank);
+    engine::NicInfo nic;
+    nic.owner = rank;
+    nic.node = info.node;
+    nic.position = info.local;
+    nic.rate_Bps = rate_Bps;
+    cluster.nics.push_back(nic);
+  }
+  return cluster;
+}
+
 // The memories of node 0's ranks, each as its own rank sees it.
 class NodeParts {
  public:

@@ -1,6 +1,7 @@
 // What measured rates do to plans (docs/protocol.md §11), operation by operation on a clock of the test's own.
 #include <gtest/gtest.h>
 
+#include "parts.hpp"
 #include "railweave/engine/exchange.hpp"
 #include "router.hpp"
 #include "tx_link.hpp"
@@ -15,29 +16,6 @@ constexpr std::uint64_t kHotBytes = 32u << 20;
 // 2 nodes of 4 ranks with a NIC each, seen by rank 0, which sends to rank 4 over all rails.
 class SlowRail : public testing::Test {
  protected:
-  static engine::Cluster cluster() {
-    engine::Cluster cluster;
-    cluster.world = 2 * kRails;
-    cluster.nodes.resize(2);
-    for (std::uint32_t rank = 0; rank < cluster.world; ++rank) {
-      const std::uint32_t node = rank / kRails, local = rank % kRails;
-      engine::RankInfo info;
-      info.node = node;
-      info.local = local;
-      info.nics = {rank};
-      cluster.ranks.push_back(info);
-      cluster.nodes[node].ranks.push_back(rank);
-      cluster.nodes[node].nics.push_back(rank);
-      engine::NicInfo nic;
-      nic.owner = rank;
-      nic.node = node;
-      nic.position = local;
-      nic.rate_Bps = kRailBps;
-      cluster.nics.push_back(nic);
-    }
-    return cluster;
-  }
-
   // One operation: rank 0's bytes by rail, with each rail's confirmations at its pace. `cpu_wait`: part of the time without a CPU, which
   // slows the rail as much.
   std::vector<std::uint64_t> exchange() {
@@ -82,7 +60,7 @@ class SlowRail : public testing::Test {
     engine::RateMeter::Sample sample;
   };
   ExchangeSettings settings_;
-  engine::Cluster cluster_ = cluster();
+  engine::Cluster cluster_ = rail_cluster(kRails, kRailBps);
   engine::Router router_{cluster_, engine::derive_fabric(cluster_), settings_};
   std::vector<Rail> rails_{kRails};
   std::uint64_t plan_id_ = 0;
