@@ -200,9 +200,8 @@ std::uint64_t RailProxy::next_deadline() const {
 void RailProxy::forward(const Record& record) {
   if (!memory_.holds(memory_.self(), Pool::tx, record.slot, record.turn)) return;
   const std::uint32_t nics = static_cast<std::uint32_t>(cluster_.nics.size());
-  const std::uint32_t nic = nics == 0 ? 0 : record.link / nics;
   for (auto& port : ports_) {
-    if (port->nic() != nic) continue;
+    if (nics == 0 || port->nic() != record.link / nics) continue;
     const auto link = port->links().find(record.link % nics);
     if (link == port->links().end()) break;
     link->second->forward(record);

@@ -88,7 +88,7 @@ class FileRendezvous final : public Rendezvous {
     {
       std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
       if (!blob.empty()) file.write(reinterpret_cast<const char*>(blob.data()), static_cast<std::streamsize>(blob.size()));
-      if (!file.flush()) throw BootstrapError("cannot write " + temporary.string() + ": " + std::strerror(errno));
+      if (!file.flush()) throw BootstrapError("cannot write " + temporary.string() + ": " + std::generic_category().message(errno));
     }
     std::error_code error;
     std::filesystem::rename(temporary, target, error);
@@ -172,7 +172,8 @@ class TcpRendezvous final : public Rendezvous {
     const int on = 1;
     ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (::bind(listener.get(), list.head->ai_addr, list.head->ai_addrlen) != 0 || ::listen(listener.get(), static_cast<int>(world_)) != 0) {
-      throw BootstrapError("rank 0 cannot listen at " + name_ + ": " + std::strerror(errno) + "; choose a free port of this host");
+      throw BootstrapError("rank 0 cannot listen at " + name_ + ": " + std::generic_category().message(errno) +
+                           "; choose a free port of this host");
     }
     peers_.resize(world_);
     for (std::uint32_t arrived = 1; arrived < world_;) {

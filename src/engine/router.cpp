@@ -221,6 +221,7 @@ std::vector<RouteShare> Router::links_to(std::uint32_t destination) const {
   }
   std::stable_sort(ways.begin(), ways.end(), [](const Ranked& a, const Ranked& b) { return a.order < b.order; });
   std::vector<RouteShare> shares;
+  shares.reserve(ways.size());
   for (const Ranked& way : ways) shares.push_back(way.share);
   return shares;
 }
@@ -233,7 +234,7 @@ double Router::seconds_on_one_rail(std::uint64_t bytes) const {
 }
 
 std::uint64_t Router::round_rate(std::uint64_t Bps) {
-  const int shift = std::bit_width(Bps) - 4;  // 8..15 steps in each octave
+  const int shift = static_cast<int>(std::bit_width(Bps)) - 4;  // 8..15 steps in each octave
   if (shift <= 0) return std::max<std::uint64_t>(Bps, 1);
   return ((Bps + (std::uint64_t{1} << (shift - 1))) >> shift) << shift;
 }

@@ -3,12 +3,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
+#include <ctime>
+#include <system_error>
 #include <utility>
 
 #include "railweave/error.hpp"
@@ -18,7 +18,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   const int error = errno;
-  throw Error(what + ": " + std::strerror(error) + (hint.empty() ? "" : "; " + hint));
+  throw Error(what + ": " + std::generic_category().message(error) + (hint.empty() ? "" : "; " + hint));
 }
 
 std::string proc_path(pid_t pid, int fd) { return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd); }
