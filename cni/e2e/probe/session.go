@@ -222,7 +222,8 @@ func (s *Session) add(p sent) []byte {
 // third finds an endpoint whose identity would be useful to a spoofer who wants to reach to.
 func (s *Session) third(from, to *Endpoint) *Endpoint {
 	for _, e := range s.endpoints {
-		if e != from && e != to && e.Rail == to.Rail && s.relation(e, to) == Friends {
+		// Not an impostor of the sender either: with its own address nothing would be spoofed.
+		if e.Addr4 != from.Addr4 && e.Addr4 != to.Addr4 && e.Rail == to.Rail && s.relation(e, to) == Friends {
 			return e
 		}
 	}
