@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from railweave.launch.placement import cpu_text
 
-Say = Callable[[str], None]
+TYPE_CHECKING = False  # see placement.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Say = Callable[[str], None]
+
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_PREFERRED_MANY = 0, 1, 5
 _SYSCALLS = {"x86_64": (239, 238), "aarch64": (236, 237)}
 """get_mempolicy and set_mempolicy, from the kernel's tables (asm/unistd_64.h, asm-generic/unistd.h): the C library lacks them."""

@@ -6,14 +6,17 @@ PCI devices, RDMA devices, online CPUs and NUMA nodes, driver, and the installed
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from collections.abc import Callable
-from zlib import crc32
 
 from railweave.launch.errors import LaunchError, NoAdviceError
-from railweave.launch.placement import Placement, read
+from railweave.launch.placement import read
+
+TYPE_CHECKING = False  # see placement.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from railweave.launch.placement import Placement
 
 
 def key(workload: str) -> str:
@@ -28,7 +31,7 @@ def key(workload: str) -> str:
     installed = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     parts = [workload, *(_text(path) for path in files), *(",".join(_names(path)) for path in folders)]
     parts += [str(os.stat(os.path.join(installed, room)).st_mtime_ns) for room in ("advise", "launch", "machine")]
-    return f"{crc32(chr(0).join(parts).encode()):08x} {parts[1]}"
+    return "; ".join(parts)
 
 
 def _text(path: str) -> str:
@@ -69,7 +72,7 @@ def placements(workload: str, work_out: Callable[[str], str]) -> list[Placement]
     if place is None:
         return read(work_out(workload), "advice")
     now = key(workload)
-    path = os.path.join(place, f"placement-{now.split()[0]}")
+    path = os.path.join(place, f"placement-{workload}")
     kept = _kept(path, now)
     if kept is not None:
         return kept
@@ -106,6 +109,6 @@ def _write(path: str, text: str) -> None:
         with open(partial, "x") as file:
             file.write(text)
         os.replace(partial, path)
-    except OSError as error:
-        if error.errno != errno.EEXIST and os.path.exists(partial):
+    except OSError:
+        if os.path.exists(partial):
             os.unlink(partial)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
 
-from railweave.launch.placement import Placement
-from railweave.launch.rank import Rank
+TYPE_CHECKING = False  # see placement.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from railweave.launch.placement import Placement
+    from railweave.launch.rank import Rank
 
 
 def may_open(minor: str) -> bool:

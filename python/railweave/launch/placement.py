@@ -5,12 +5,11 @@ JSON would take longer to import than all the rest of a start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from railweave.launch.errors import LaunchError, NoAdviceError
 
 TYPE_CHECKING = False  # what type checkers take for true; the name in `typing` would have to be imported
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 HEAD = "railweave-placement 1"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from railweave.launch.errors import LaunchError
+
+TYPE_CHECKING = False  # see placement.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Rank:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which brings enum and more: longer than all of this
 import os
-import signal
 import sys
-from collections.abc import Sequence
 
 from railweave.launch import cache
 from railweave.launch.bind import bind_cpus, bind_memory
 from railweave.launch.errors import LaunchError, NoAdviceError
 from railweave.launch.gpus import gpus_of
-from railweave.launch.placement import Placement, read_advice
-from railweave.launch.rank import Rank, find_rank
+from railweave.launch.placement import read_advice
+from railweave.launch.rank import find_rank
+
+TYPE_CHECKING = False  # see placement.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from railweave.launch.placement import Placement
+    from railweave.launch.rank import Rank
 
 HELP = """\
 Usage: railweave run [OPTIONS] [--] CMD [ARGS]...
@@ -209,8 +215,8 @@ def own_environment() -> dict[str, str]:
 
 def _become(command: list[str], environment: dict[str, str]) -> int:
     # Python ignores these two, and what is ignored stays so in the program: a pipe's reader that leaves would go unnoticed.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
     sys.stderr.flush()
     try:
         os.execvpe(command[0], command, environment)
