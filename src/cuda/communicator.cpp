@@ -147,7 +147,7 @@ Message Communicator::make_message(const Transfer& transfer) {
   message.host = &region_.host();
   message.totals = region_.totals();
   if (transfer.direction == Direction::send) {
-    message.send.mappings = region_.mappings(transfer.peer);
+    message.mappings = region_.mappings(transfer.peer);
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
     const Book::Place place = book_.name(transfer.data, transfer.bytes);
     const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;

@@ -53,11 +53,8 @@ struct Message {
   std::byte* data;
   std::uint64_t bytes;
   union {
-    BufferName receive;  // for the grant
-    struct {
-      const Mapping* mappings;  // of the peer's buffers
-      std::uint64_t reserved;
-    } send;
+    BufferName receive;       // receives: for the grant
+    const Mapping* mappings;  // sends: of the peer's buffers
   };
   HostView* host;
   Totals* totals;

@@ -415,7 +415,7 @@ class Roles {
   RAILWEAVE_ROLE std::byte* find_buffer(const Message& m, std::uint64_t buffer, std::uint64_t offset) const {
     if (buffer == kNoBuffer) return nullptr;
     if (buffer == kAbsoluteBuffer) return reinterpret_cast<std::byte*>(offset);
-    const Mapping mapping = block_.pair(&m.send.mappings[buffer % kMappings]);
+    const Mapping mapping = block_.pair(&m.mappings[buffer % kMappings]);
     return mapping.buffer == buffer ? reinterpret_cast<std::byte*>(mapping.base + offset) : nullptr;
   }
 

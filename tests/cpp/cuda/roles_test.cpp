@@ -25,7 +25,7 @@ struct Transfer {
 // Ranks of one node, each with its region; operations run in threads.
 class Node {
  public:
-  explicit Node(std::uint32_t world, std::uint64_t seed = 1) : world_(world), seed_(seed), hosts_(world), totals_(world), states_(world) {
+  explicit Node(std::uint32_t world, std::uint64_t seed = 1) : seed_(seed), hosts_(world), totals_(world), states_(world) {
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       regions_.push_back(std::make_unique<Port[]>(world));
       states_[rank] = std::make_unique<OperationState>();
@@ -74,7 +74,6 @@ class Node {
   }
 
  private:
-  std::uint32_t world_;
   std::uint64_t seed_;
   std::vector<HostView> hosts_;
   std::vector<Totals> totals_;
