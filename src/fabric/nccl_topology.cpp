@@ -57,8 +57,8 @@ class TopologyReader {
   void read_gpu(const pugi::xml_node& pci, VertexId parent, VertexId numa);
   void read_bare_nic(const pugi::xml_node& pci, VertexId parent);
   // `nic` element: one NIC for each `net`; several share their card's link to `parent`.
-  void read_nets(const pugi::xml_node& nic, VertexId parent, const std::optional<LinkClass>& card_link, std::string bus_id,
-                 std::string model);
+  void read_nets(const pugi::xml_node& nic, VertexId parent, const std::optional<LinkClass>& card_link, const std::string& bus_id,
+                 const std::string& model);
   void read_bridge(const pugi::xml_node& pci, VertexId parent, VertexId numa, unsigned depth);
   void read_nvlinks(const Found& gpu);
   void read_c2c(const Found& gpu);
@@ -110,7 +110,7 @@ void TopologyReader::link(VertexId a, VertexId b, EdgeKind kind, const LinkClass
 }
 
 std::string TopologyReader::bus_id_of(const pugi::xml_node& pci) const {
-  const std::string bus_id = lower(pci.attribute("busid").value());
+  std::string bus_id = lower(pci.attribute("busid").value());
   if (bus_id.empty()) fail(pci, "no attribute 'busid'", "the PCI address, such as 0000:1b:00.0");
   if (bus_id.size() > 32 || bus_id.find_first_not_of("0123456789abcdef:.") != std::string::npos) {
     fail(pci, "busid=\"" + bus_id.substr(0, 60) + "\"", "a PCI address, such as 0000:1b:00.0");
@@ -260,8 +260,8 @@ void TopologyReader::read_bare_nic(const pugi::xml_node& pci, VertexId parent) {
   nics_.push_back(found);
 }
 
-void TopologyReader::read_nets(const pugi::xml_node& nic, VertexId parent, const std::optional<LinkClass>& card_link, std::string bus_id,
-                               std::string model) {
+void TopologyReader::read_nets(const pugi::xml_node& nic, VertexId parent, const std::optional<LinkClass>& card_link,
+                               const std::string& bus_id, const std::string& model) {
   std::vector<pugi::xml_node> nets;
   for (const pugi::xml_node& net : nic.children("net")) {
     // NCCL leaves out what has no number, and what only serves collectives or device-initiated traffic.

@@ -97,8 +97,8 @@ void YamlDocument::count_value() const {
   }
 }
 
-YamlPlace::YamlPlace(const YamlDocument& document, YAML::Node node, std::string path)
-    : document_(&document), node_(std::move(node)), path_(std::move(path)) {
+YamlPlace::YamlPlace(const YamlDocument& document, const YAML::Node& node, std::string path)
+    : document_(&document), node_(node), path_(std::move(path)) {
   document.count_value();
 }
 

@@ -56,7 +56,7 @@ class YamlPlace {
 
  private:
   friend class YamlDocument;
-  YamlPlace(const YamlDocument& document, YAML::Node node, std::string path);
+  YamlPlace(const YamlDocument& document, const YAML::Node& node, std::string path);
 
   const YamlDocument* document_;
   YAML::Node node_;
