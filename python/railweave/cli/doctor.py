@@ -136,17 +136,13 @@ def _page(machines: Sequence[Machine], examinations: Sequence[Examination], comp
 
 
 def _picture(machine: Machine, examination: Examination) -> str | None:
-    """The machine with what fires at the GPUs and NICs concerned; what concerns none of them is in the page's text."""
-    from railweave.doctor.finding import Answer
+    from railweave.doctor.page import marks
     from railweave.errors import Error
     from railweave.machine.fabric import fabric_of
-    from railweave.topo.marks import Mark
     from railweave.topo.picture import render_svg
 
-    fires = examination.with_answer(Answer.fires)
-    marks = [Mark(finding.devices, finding.severity.value, f"{finding.subject}: {finding.text}") for finding in fires if finding.devices]
     try:
-        return render_svg(fabric_of(machine)[0], marks)
+        return render_svg(fabric_of(machine)[0], marks(examination))
     except Error:
         return None
 

@@ -7,11 +7,24 @@ from collections.abc import Sequence
 from railweave.doctor.compare import Comparison
 from railweave.doctor.examination import Examination
 from railweave.doctor.finding import Answer, Finding
-from railweave.doctor.text import groups, summary, title
+from railweave.doctor.text import groups, subjects, summary, title
 from railweave.report.page import Note, Page
+from railweave.topo.marks import Mark
 
 # A fleet's page shows what fires on the machines that have something; the rest is a line in the table.
 _SHOWN_IN_FULL = 16
+
+
+def marks(examination: Examination) -> list[Mark]:
+    """What fires, for the machine's picture, at the parts concerned."""
+    return [
+        Mark(
+            tuple(dict.fromkeys(device for finding in group for device in finding.devices)),
+            group[0].severity.value,
+            title(group[0].check) if subjects(group) == "machine" else f"{title(group[0].check)}: {subjects(group)}",
+        )
+        for group in groups(examination.with_answer(Answer.fires))
+    ]
 
 
 def page(examinations: Sequence[Examination], comparison: Comparison | None, pictures: Sequence[str | None], command: str) -> str:
@@ -77,7 +90,7 @@ def _machine(result: Page, examination: Examination, picture: str | None, severa
             f"Unknown{of}",
             "Not readable here, and not guessed.",
             ["check", "subject", "why"],
-            [[group[0].check, ", ".join(finding.subject for finding in group), group[0].text] for group in groups(unknown)],
+            [[group[0].check, subjects(group), group[0].text] for group in groups(unknown)],
             3,
         )
     clear = examination.with_answer(Answer.clear)
@@ -85,7 +98,7 @@ def _machine(result: Page, examination: Examination, picture: str | None, severa
         f"Clear{of}",
         "Judged, and found as it should be.",
         ["check", "subject", "found"],
-        [[group[0].check, ", ".join(finding.subject for finding in group), group[0].text] for group in groups(clear)],
+        [[group[0].check, subjects(group), group[0].text] for group in groups(clear)],
         3,
     )
 
@@ -97,7 +110,7 @@ def _note(group: Sequence[Finding]) -> Note:
         first.severity.value,
         title(first.check),
         first.check,
-        f"{', '.join(finding.subject for finding in group)}: {first.text}",
+        f"{subjects(group)}: {first.text}",
         evidence,
         (("Effect", first.effect), ("Fix", first.fix), ("Source", first.source)),
     )

@@ -23,7 +23,7 @@ def render(examination: Examination) -> str:
     if unknown:
         lines.append("Unknown, because not readable here:")
         for group in unknown:
-            lines += list(_wrapped(f"{group[0].check}, {_subjects(group)}: {group[0].text}", "  "))
+            lines += list(_wrapped(f"{group[0].check}, {subjects(group)}: {group[0].text}", "  "))
         lines.append("")
     lines.append(summary(examination))
     return "\n".join(lines) + "\n"
@@ -53,14 +53,15 @@ def title(check: str) -> str:
     return _TITLES[check]
 
 
-def _subjects(group: Sequence[Finding]) -> str:
+def subjects(group: Sequence[Finding]) -> str:
+    """Whom the findings of a group are about."""
     return ", ".join(finding.subject for finding in group)
 
 
 def _fired(group: Sequence[Finding]) -> Iterator[str]:
     first = group[0]
     yield f"{first.severity.value.upper():<8}{title(first.check)} ({first.check})"
-    yield from _wrapped(f"{_subjects(group)}: {first.text}", "  ")
+    yield from _wrapped(f"{subjects(group)}: {first.text}", "  ")
     evidence = list(dict.fromkeys(line for finding in group for line in finding.evidence))
     for line in evidence[:6]:
         yield from _wrapped(line, "    ")
