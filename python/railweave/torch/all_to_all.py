@@ -1,0 +1,125 @@
+"""`torch.distributed.all_to_all_single` over Railweave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from railweave.errors import Error
+from railweave.torch.ranks import Pending, _DeviceRanks, close, ranks_of
+
+__all__ = ["Work", "all_to_all_single", "close", "deregister", "register"]
+
+
+class Work:
+    """A started exchange. Neither tensor may be written, nor the output read, before wait()."""
+
+    def __init__(self, pending: Pending, output: Any, input_: Any) -> None:
+        self._pending: Pending | None = pending
+        self._output = output
+        self._input = input_  # kept until the exchange has ended
+
+    def wait(self) -> Any:
+        """The output. For CUDA tensors the current stream waits, not the host."""
+        if self._pending is not None:
+            self._pending.wait()
+        self._pending = self._input = None
+        return self._output
+
+
+def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str) -> list[int]:
+    """Rows for each rank."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not tensor.dim():
+        raise Error(f"{role} has no dimension; expected rows to split")
+    if splits is None:
+        if rows % world:
+            raise Error(f"{role} has {rows} rows for {world} ranks; expected a multiple, or {role}_split_sizes")
+        return [rows // world] * world
+    sizes = list(splits)
+    if len(sizes) != world or sum(sizes) != rows or any(size < 0 for size in sizes):
+        raise Error(f"{role}_split_sizes {sizes} for {rows} rows; expected {world} sizes that add up to the rows")
+    return sizes
+
+
+def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, own_stream: bool) -> Pending:
+    sizes = []
+    for tensor, rows, role in ((output, output_rows, "output"), (input_, input_rows, "input")):
+        if not tensor.is_contiguous():
+            raise Error(f"{role} of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+        row_bytes = tensor.element_size() * tensor[:1].numel()
+        sizes.append([count * row_bytes for count in rows])
+    return ranks_of(group, input_.device).start(output, input_, sizes[0], sizes[1], own_stream)
+
+
+class _Exchange(torch.autograd.Function):
+    """The exchange as a differentiable function: gradients go back the way the rows came."""
+
+    @staticmethod
+    def forward(context: Any, output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, started: Any) -> Any:
+        context.rows = (output_rows, input_rows)
+        context.input_shape = input_.shape
+        context.group = group
+        context.mark_dirty(output)
+        started.append(_start(output, input_, output_rows, input_rows, group, own_stream=started.own_stream))
+        return output
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        output_rows, input_rows = context.rows
+        gradient = gradients[0].contiguous()
+        result = gradient.new_empty(context.input_shape)
+        _start(result, gradient, input_rows, output_rows, context.group, own_stream=False).wait()
+        return None, result, None, None, None, None
+
+
+class _Started(list[Pending]):
+    """Receives the pending exchange from the function, which can return tensors only."""
+
+    def __init__(self, own_stream: bool) -> None:
+        super().__init__()
+        self.own_stream = own_stream
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,  # noqa: A002 - the name that torch.distributed uses
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Sends rows of `input` to each rank of `group` and receives rows of `output` from each, as torch.distributed.all_to_all_single does.
+
+    Returns the output, through which gradients flow to `input`; with `async_op` a Work whose wait() returns it. Both tensors are
+    contiguous and on one device, cpu or cuda. Without split sizes rows are split evenly. For CUDA tensors the exchange runs in the
+    current stream (with `async_op`: beside it) and the host does not wait.
+    """
+    if output.device != input.device or output.dtype != input.dtype:
+        raise Error(f"output is {output.dtype} on {output.device}, input {input.dtype} on {input.device}; expected the same")
+    if output.requires_grad and output.is_leaf and torch.is_grad_enabled():
+        raise Error("output is a leaf that requires grad, and is written in place; pass torch.empty(...) of the shape")
+    world = torch.distributed.get_world_size(group)
+    output_rows = _row_sizes(output, output_split_sizes, world, "output")
+    input_rows = _row_sizes(input, input_split_sizes, world, "input")
+    started = _Started(own_stream=async_op)
+    result = _Exchange.apply(output, input, output_rows, input_rows, group, started)
+    work = Work(started[0], result, input)
+    return work if async_op else work.wait()
+
+
+def register(tensor: Any, group: Any = None) -> int:
+    """A CUDA tensor that is exchanged often: its memory is mapped by the group's other ranks once. The result goes to deregister()."""
+    ranks = ranks_of(group, tensor.device)
+    if not isinstance(ranks, _DeviceRanks):
+        raise Error(f"only CUDA tensors are registered; this one is on {tensor.device}")
+    return ranks.communicator.register(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def deregister(registration: int, device: Any, group: Any = None) -> None:
+    """Ends a registration, before its memory is freed."""
+    ranks = ranks_of(group, device)
+    if isinstance(ranks, _DeviceRanks):
+        ranks.communicator.deregister(registration)

@@ -1,0 +1,140 @@
+"""The ranks of a process group as Railweave sees them: one communicator a group and kind of memory, made when first used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from railweave.device import DeviceCommunicator, Transfer
+from railweave.errors import Error
+from railweave.exchange import Exchange, Handle
+
+__all__ = ["Pending", "Ranks", "close", "ranks_of"]
+
+
+class Pending(Protocol):
+    """A started exchange."""
+
+    def wait(self) -> None:
+        """Results may be used afterwards: by the host for CPU tensors, by the current stream for CUDA tensors."""
+
+
+class Ranks(Protocol):
+    """Where an exchange runs."""
+
+    def start(self, output: Any, input_: Any, output_sizes: list[int], input_sizes: list[int], own_stream: bool) -> Pending:
+        """Starts it; sizes in bytes, one for each rank. `own_stream`: beside the current stream instead of in it."""
+
+    def close(self) -> None:
+        """Ends it on all ranks."""
+
+
+class _HostRanks:
+    """CPU tensors: the engine's host backend."""
+
+    def __init__(self, rank: int, world: int, rendezvous: str) -> None:
+        self._exchange = Exchange(rank, world, rendezvous)
+
+    def start(self, output: Any, input_: Any, output_sizes: list[int], input_sizes: list[int], own_stream: bool) -> Pending:
+        send, receive = (tensor.detach().reshape(-1).view(torch.uint8).numpy() for tensor in (input_, output))
+        return _HostPending(self._exchange.all_to_all_v_async(send, receive, input_sizes, output_sizes))
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
+class _HostPending:
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def wait(self) -> None:
+        self._handle.wait()
+
+
+class _DeviceRanks:
+    """CUDA tensors: the device library, in stream order."""
+
+    def __init__(self, rank: int, world: int, device: int, rendezvous: str) -> None:
+        self.communicator = DeviceCommunicator(rank, world, device, rendezvous)
+        self._stream = torch.cuda.Stream(device)
+
+    def start(self, output: Any, input_: Any, output_sizes: list[int], input_sizes: list[int], own_stream: bool) -> Pending:
+        self.communicator.check()
+        current = torch.cuda.current_stream(input_.device)
+        stream = self._stream if own_stream else current
+        if own_stream:
+            stream.wait_stream(current)
+            for tensor in (output, input_):
+                tensor.record_stream(stream)
+        transfers = []
+        for sends, tensor, sizes in ((True, input_, input_sizes), (False, output, output_sizes)):
+            offset = tensor.data_ptr()
+            for peer, nbytes in enumerate(sizes):
+                if nbytes:
+                    transfers.append(Transfer(sends, peer, offset, nbytes))
+                offset += nbytes
+        self.communicator.enqueue(transfers, stream.cuda_stream)
+        return _DevicePending(stream.record_event() if own_stream else None)
+
+    def close(self) -> None:
+        self.communicator.close()
+
+
+class _DevicePending:
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+
+_made: dict[tuple[Any, str], Ranks] = {}
+
+
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """A port that nobody is given while the block runs: bound and not listening, so that a listener with SO_REUSEADDR may take it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield holder.getsockname()[1]
+
+
+def _own_address() -> str:
+    """This host as the others see it: the address of the way to the job's master, else the host's name."""
+    if master := os.environ.get("MASTER_ADDR"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((master, 9))  # sends nothing
+            return str(way.getsockname()[0])
+    return socket.gethostname()
+
+
+def ranks_of(group: Any, device: Any) -> Ranks:
+    """The communicator of a group for tensors of that device; all ranks of the group make it together, the first time."""
+    key = (group if group is not None else dist.group.WORLD, str(device))
+    if key in _made:
+        return _made[key]
+    if device.type not in ("cpu", "cuda"):
+        raise Error(f"tensors are on {device}; expected cpu or cuda")
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    with _free_port() as port:
+        # Objects travel as CPU or GPU tensors, whichever the group's backend takes.
+        address = [f"tcp://{_own_address()}:{port}" if rank == 0 else None]
+        dist.broadcast_object_list(address, src=dist.get_global_rank(key[0], 0), group=group)
+        rendezvous = str(address[0])
+        made: Ranks = _HostRanks(rank, world, rendezvous) if device.type == "cpu" else _DeviceRanks(rank, world, device.index, rendezvous)
+    _made[key] = made
+    return made
+
+
+def close() -> None:
+    """Ends all communicators, on all ranks; before torch.distributed.destroy_process_group()."""
+    while _made:
+        _made.popitem()[1].close()

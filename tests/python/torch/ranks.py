@@ -1,0 +1,78 @@
+"""What the ranks of test_all_to_all.py do; started as `python ranks.py RANK WORLD STORE-FILE`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from railweave.errors import Error
+from railweave.torch import all_to_all_single, close
+
+
+def sizes(source: int, destination: int) -> int:
+    """Rows, a hot pair and none for some."""
+    return 5000 if (source, destination) == (0, 1) else (source + 2 * destination) % 3
+
+
+def rows(source: int, destination: int, dtype: torch.dtype) -> torch.Tensor:
+    count = sizes(source, destination)
+    return (torch.arange(count * 7).reshape(count, 7) % 50 + 60 * source + 7 * destination).to(dtype)
+
+
+def check_values(rank: int, world: int, async_op: bool, group: dist.ProcessGroup | None) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int16):
+        input_ = torch.cat([rows(rank, peer, dtype) for peer in range(world)])
+        wanted = torch.cat([rows(peer, rank, dtype) for peer in range(world)])
+        output = torch.empty_like(wanted)
+        out_rows, in_rows = [sizes(peer, rank) for peer in range(world)], [sizes(rank, peer) for peer in range(world)]
+        result = all_to_all_single(output, input_, out_rows, in_rows, group=group, async_op=async_op)
+        result = result.wait() if async_op else result
+        assert torch.equal(result, wanted)
+        assert result.data_ptr() == output.data_ptr(), "the output is written in place"
+
+
+def check_gradients(rank: int, world: int) -> None:
+    in_rows, out_rows = [sizes(rank, peer) for peer in range(world)], [sizes(peer, rank) for peer in range(world)]
+    input_ = torch.randn(sum(in_rows), 3, dtype=torch.float64, requires_grad=True)
+    result = all_to_all_single(torch.empty(sum(out_rows), 3, dtype=torch.float64), input_, out_rows, in_rows)
+    (result * (rank + 1)).sum().backward()
+    # Each row's gradient is the factor of the rank that it went to.
+    wanted = torch.cat([torch.full((count, 3), peer + 1.0, dtype=torch.float64) for peer, count in enumerate(in_rows)])
+    assert input_.grad is not None and torch.equal(input_.grad, wanted)
+
+
+def check_refusals(world: int) -> None:
+    good = torch.zeros(world, 2)
+    for arguments, text in [
+        ((torch.zeros(world + 1, 2), good), "multiple"),
+        ((good, good, [1] * world, [world] * world), "add up"),
+        ((good.t().contiguous().t(), good), "not contiguous"),
+        ((good.double(), good), "expected the same"),
+    ]:
+        try:
+            all_to_all_single(*arguments)
+        except Error as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(f"accepted what it should refuse as '{text}'")
+
+
+def main() -> None:
+    rank, world = int(sys.argv[1]), int(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
+    for async_op in (False, True):
+        check_values(rank, world, async_op, None)
+    even = torch.full((world, 4), float(rank))
+    assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
+    check_gradients(rank, world)
+    check_refusals(world)
+    some = dist.new_group([0, 2])
+    if rank in (0, 2):
+        check_values(rank // 2, 2, False, some)
+    close()
+    dist.destroy_process_group()
+
+
+main()
