@@ -10,7 +10,10 @@ namespace {
 constexpr std::uint64_t kHeardEveryNs = 20'000'000;   // boards need not know of every frame
 constexpr std::uint64_t kPingSpacingNs = 10'000'000;  // per link of a NIC with many links
 constexpr std::uint64_t kRxSilence = 2;               // rail time-outs: a sender that is only starved of a CPU gets to speak first
-constexpr unsigned kProgressTurns = 16;               // UCX events taken before the engine looks at its rings again
+// Data under way on a link: `got` and grants of the other direction, and rows, wait behind it (setting link_window says what was measured).
+constexpr std::uint64_t kWindowUs = 7'500;
+constexpr std::uint64_t kLeastWindow = 2;  // one on the rail, one whose answer is on its way
+constexpr unsigned kProgressTurns = 16;    // UCX events taken before the engine looks at its rings again
 
 std::vector<std::uint32_t> peers_of(const Cluster& cluster, std::uint32_t nic,
                                     const std::function<bool(std::uint32_t, std::uint32_t)>& connected) {
@@ -30,21 +33,26 @@ LinkTimes times_of(const ExchangeSettings& settings, std::size_t links) {
   return times;
 }
 
+std::uint32_t window_of(const ExchangeSettings& settings, std::uint64_t nominal_Bps) {
+  const std::uint64_t bytes = nominal_Bps / 1'000'000 * kWindowUs;
+  const std::uint64_t chunks = std::max(kLeastWindow, (bytes + settings.chunk_bytes - 1) / settings.chunk_bytes);
+  return static_cast<std::uint32_t>(std::min(settings.link_window, chunks));
+}
+
 }  // namespace
 
 // One NIC with its transport.
 class RailProxy::Port final : public TransportListener {
  public:
-  Port(RailProxy& proxy, std::unique_ptr<Transport> transport, const ExchangeSettings& settings, std::uint32_t own_nic, std::uint32_t nic,
+  Port(RailProxy& proxy, std::unique_ptr<Transport> transport, std::uint32_t window, std::uint32_t own_nic, std::uint32_t nic,
        const std::vector<std::uint32_t>& peers, const LinkTimes& times)
       : proxy_(proxy),
         transport_(std::move(transport)),
         nic_(nic),
         rx_(proxy.cluster_, proxy.memory_, own_nic, nic, kRxSilence * times.timeout_ns) {
     for (const std::uint32_t peer : peers) {
-      links_.emplace(peer,
-                     std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
-                                              TxLink::Names{own_nic, nic, peer}, times, static_cast<std::uint32_t>(settings.link_window)));
+      links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
+                                                    TxLink::Names{own_nic, nic, peer}, times, window));
     }
     transport_->set_listener(this);
   }
@@ -164,13 +172,13 @@ class RailProxy::Port final : public TransportListener {
 
 RailProxy::RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings,
                      std::vector<std::unique_ptr<Transport>> transports, const std::function<bool(std::uint32_t, std::uint32_t)>& connected,
-                     FrameHandler on_frame)
+                     const std::function<std::uint64_t(std::uint32_t)>& nominal_Bps, FrameHandler on_frame)
     : cluster_(cluster), memory_(memory), holds_(memory), on_frame_(std::move(on_frame)) {
   for (std::uint32_t own = 0; own < transports.size(); ++own) {
     const std::uint32_t nic = cluster.self().nics[own];
     const std::vector<std::uint32_t> peers = peers_of(cluster, nic, connected);
-    ports_.push_back(
-        std::make_unique<Port>(*this, std::move(transports[own]), settings, own, nic, peers, times_of(settings, peers.size())));
+    ports_.push_back(std::make_unique<Port>(*this, std::move(transports[own]), window_of(settings, nominal_Bps(nic)), own, nic, peers,
+                                            times_of(settings, peers.size())));
   }
 }
 

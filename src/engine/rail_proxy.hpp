@@ -20,10 +20,11 @@ class RailProxy final : public Carrier {
  public:
   using FrameHandler = std::function<void(std::span<const std::byte> frame)>;
 
-  // `transports`: one for each NIC this rank owns. `connected(a, b)`: whether the fabric has a way between two NICs.
+  // `transports`: one for each NIC this rank owns. `connected(a, b)`: whether the fabric has a way between two NICs. `nominal_Bps(a)`: what
+  // a NIC can send.
   RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings,
             std::vector<std::unique_ptr<Transport>> transports, const std::function<bool(std::uint32_t, std::uint32_t)>& connected,
-            FrameHandler on_frame);
+            const std::function<std::uint64_t(std::uint32_t)>& nominal_Bps, FrameHandler on_frame);
   ~RailProxy() override;
 
   // Progress of all transports and links; true if anything happened.

@@ -25,6 +25,8 @@ class Router {
   const Fabric& fabric() const noexcept { return fabric_; }
   // Whether a NIC reaches another over leafs and spines.
   bool connected(std::uint32_t nic, std::uint32_t peer) const;
+  // Bytes/s that a NIC can send, as the fabric says.
+  std::uint64_t nominal_Bps(std::uint32_t nic) const { return fabric_.edge(to_leaf_[nic]).capacity_Bps; }
 
   // Whether rows of others can change how this rank routes.
   bool wants_rows() const noexcept { return policy_ == Policy::railweave || policy_ == Policy::nimble; }

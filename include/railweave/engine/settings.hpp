@@ -13,11 +13,11 @@ namespace railweave {
 
 struct ExchangeSettings {
   Policy policy = Policy::railweave;
-  std::uint64_t chunk_bytes = 256u << 10;
+  std::uint64_t chunk_bytes = 128u << 10;
   std::uint64_t multipath_min_bytes = 1u << 20;
-  std::uint64_t slots_per_writer = 12;
-  std::uint64_t rx_slots = 32;
-  std::uint64_t link_window = 4;
+  std::uint64_t slots_per_writer = 24;
+  std::uint64_t rx_slots = 64;
+  std::uint64_t link_window = 8;
   std::uint64_t row_wait_us = 30000;
   std::uint64_t spin_us = 5;
   std::uint64_t heartbeat_ms = 100;

@@ -30,7 +30,7 @@ std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSetti
 TEST(Bootstrap, SettingsThatDifferAreNamedOnAllRanks) {
   const auto texts = bootstrap_errors([](ExchangeSettings& settings) { settings.chunk_bytes = 8192; });
   EXPECT_EQ(texts[0],
-            "setting chunk_bytes: rank 1 has '8192', rank 0 has '262144'; expected the same on all ranks (RAILWEAVE_CHUNK_BYTES)");
+            "setting chunk_bytes: rank 1 has '8192', rank 0 has '131072'; expected the same on all ranks (RAILWEAVE_CHUNK_BYTES)");
   EXPECT_EQ(texts[1], texts[0]);
 }
 

@@ -23,7 +23,7 @@ class RailProxyTest : public testing::Test {
     transports.push_back(std::move(transport));
     proxy_ = std::make_unique<engine::RailProxy>(
         node_.clusters[0], memory_, ExchangeSettings{}, std::move(transports), [](std::uint32_t, std::uint32_t) { return true; },
-        [](std::span<const std::byte>) {});
+        [](std::uint32_t) { return std::uint64_t{50'000'000}; }, [](std::span<const std::byte>) {});
     proxy_->advance(kNow);
   }
 
@@ -65,6 +65,28 @@ TEST_F(RailProxyTest, TheDeadGetNoAnswer) {
   EXPECT_FALSE(answers(1));
   deliver(RailFrame::hello, 2);
   EXPECT_TRUE(answers(2));
+}
+
+TEST_F(RailProxyTest, ARailOf400MbitGetsAWindowOfThreeChunks) {
+  deliver(RailFrame::hello_back, 1);
+  constexpr int kChunks = 12;
+  for (int i = 0; i < kChunks; ++i) {
+    const auto slot = memory_.take(0, engine::Pool::tx, 0);
+    ASSERT_TRUE(slot);
+    engine::Record record;
+    record.slot = slot->slot;
+    record.turn = slot->turn;
+    record.link = 0 * 3 + 1;  // from NIC 0 to NIC 1, of three
+    record.length = 100;
+    record.word = memory_.link_word(0, 0, 1);
+    proxy_->forward(record);
+  }
+  transport_->sent.clear();
+  proxy_->advance(kNow + 1);
+  // 7.5 ms at 50 MB/s are 2.9 chunks of 128 KiB; offers run two windows ahead.
+  EXPECT_EQ(std::count_if(transport_->sent.begin(), transport_->sent.end(),
+                          [](const RailHeader& frame) { return frame.kind == RailFrame::offer; }),
+            9);
 }
 
 }  // namespace

@@ -270,6 +270,7 @@ def test_exec_killed_takes_its_programs_along(cli: Cli, nothing_stays: Check) ->
         command = [sys.executable, "-m", "railweave", "lab", "exec", name, "--", "sh", "-c", "sleep 4242 & sleep 4242"]
         process = subprocess.Popen(command)
         while _sleepers() < 4:
+            assert process.poll() is None
             time.sleep(0.05)
         process.kill()
         process.wait()
