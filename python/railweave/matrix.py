@@ -19,36 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from railweave.errors import DemandError
+from railweave.size import parse_size
 
 Matrix = npt.NDArray[np.uint64]
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base ** (power + 1)
-    for power, prefix in enumerate("KMGT")
-    for suffix, base in (("iB", 1024), ("B", 1000), ("", 1024))  # a bare letter is a power of two, as in nccl-tests
-}
-
 _MOE_CHOICES = 1 << 26  # memory: 8 bytes each, several times over
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `16MiB`, `4096`, `1.5GB`, `64k` (a bare letter is a power of two)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?(?:i?B)?)", text.strip())
-    unit = match and match[2].replace("k", "K")
-    if match is None or unit not in _UNITS:
-        raise DemandError(f"size '{text}': expected bytes such as 4096, 64KiB, 16MiB, 1GB")
-    size: float = float(match[1]) * _UNITS[unit] if "." in match[1] else int(match[1]) * _UNITS[unit]
-    if size >= 2**63:
-        raise DemandError(f"size '{text}': expected less than 2^63 bytes")
-    return round(size)
-
-
-def format_size(size: int) -> str:
-    """The shortest exact form: 16777216 → 16MiB."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return str(size)
 
 
 def balanced(ranks: int, size: int) -> Matrix:

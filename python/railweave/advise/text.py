@@ -9,7 +9,7 @@ from railweave.advise.cpulist import to_list
 from railweave.advise.gdr import Decision
 from railweave.advise.mapping import Mapping, Workload
 from railweave.advise.settings import Setting
-from railweave.matrix import format_size
+from railweave.size import format_size
 from railweave.topo.hierarchy import rate
 
 

@@ -53,7 +53,7 @@ def command(
     from railweave.advise.advice import advise
     from railweave.advise.gdr import read_measurements
     from railweave.advise.mapping import Workload
-    from railweave.matrix import parse_size
+    from railweave.size import parse_size
 
     if source is not None and recording is not None:
         raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")

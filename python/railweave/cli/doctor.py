@@ -104,7 +104,7 @@ def _probe() -> Probes:
     from railweave.doctor.probe import cuda_gpus, measure
     from railweave.machine.source import LiveSource
 
-    return measure(LiveSource(), cuda_gpus)
+    return measure(LiveSource(), cuda_gpus())
 
 
 def _examine(machine: Machine, name: str, nics: Sequence[str], probes: Probes | None) -> Examination:

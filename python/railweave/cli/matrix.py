@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from railweave.matrix import GENERATORS, format_size, load, write
+from railweave.matrix import GENERATORS, load, write
+from railweave.size import format_size
 
 
 def _generators() -> str:

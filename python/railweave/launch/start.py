@@ -39,7 +39,8 @@ Options:
                              and all-to-all over all paths.
   --override                 Replace what the user or the launcher set: CPU
                              affinity, memory policy, variables.
-  --explain                  Say on standard error what was done and why.
+  --explain                  Say on standard error what was done and why, and
+                             what `railweave doctor` finds wrong with the rank.
   -h, --help                 Show this message and exit.
 """
 SHIMS = {"nccl": "librailweave_nccl.so"}
@@ -133,6 +134,8 @@ def _start(options: _Options) -> int:
         _set(environment, mine, options, voice)
     if options.shim:
         _preload(environment, SHIMS[options.shim], voice)
+    if options.explain:
+        _examine(environment, voice)
     return _become(options.command, environment)
 
 
@@ -197,6 +200,14 @@ def _preload(environment: dict[str, str], library: str, voice: _Voice) -> None:
     if path not in before.replace(" ", ":").split(":"):
         environment["LD_PRELOAD"] = f"{path}:{before}" if before else path
     voice.explain(f"LD_PRELOAD={environment['LD_PRELOAD']}")
+
+
+def _examine(environment: dict[str, str], voice: _Voice) -> None:
+    """Doctor's findings about the rank as it will be. Takes as long as `railweave doctor`, so only who asks for explanations has them."""
+    from railweave.doctor.job import lines_before_start
+
+    for line in lines_before_start(environment):
+        voice.explain(line)
 
 
 def own_environment() -> dict[str, str]:

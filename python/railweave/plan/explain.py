@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from railweave.matrix import format_size
 from railweave.plan import Planned, Share
+from railweave.size import format_size
 
 # A plan this near its bound has nothing left to gain.
 AT_BOUND = 1.01

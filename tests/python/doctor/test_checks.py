@@ -11,10 +11,11 @@ from template_machine import JOB, PCI, TemplateMachine
 
 from railweave import fabric
 from railweave.doctor.catalogue import CHECKS
+from railweave.doctor.checks.gpus import expected_nvlinks
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding, Severity
 from railweave.doctor.probe import GpuProbe, Probes
-from railweave.machine.facts import Known, PciLink
+from railweave.machine.facts import Known, PciLink, Unknown
 from railweave.machine.source import Reason
 
 Break = Callable[[TemplateMachine], None]
@@ -751,6 +752,76 @@ def test_whatever_is_missing_nothing_fires_that_did_not_before(path: str) -> Non
         machine.nvml = {}
     fires = [finding for finding in examine(machine.machine(), "crafted").findings if finding.answer is Answer.fires]
     assert fires == []
+
+
+def probes(machine: TemplateMachine, slow: int | None = None, dma_buf: bool = True) -> Probes:
+    """Every GPU copies as an H200 does; one at half of that."""
+    return Probes(
+        {
+            port.bus_id: GpuProbe(
+                Known(PciLink(32.0, 16), "under load"),
+                Known(27e9 if gpu == slow else 55e9, "copies to it"),
+                Known(54e9, "copies from it"),
+                Known(dma_buf, "libcuda"),
+            )
+            for gpu, port in enumerate(machine.gpus)
+        }
+    )
+
+
+def answers(machine: TemplateMachine, check: str, probed: Probes | None) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in examine(machine.machine(), "crafted", probes=probed).findings if finding.check == check}
+
+
+def test_slow_copies_fire_for_the_gpu_that_is_slow() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    found = answers(machine, "gpu.copy-rate", probes(machine, slow=3))
+    assert [subject for subject, finding in found.items() if finding.answer is Answer.fires] == ["GPU 3"]
+    assert found["GPU 3"].text == "copies reach 27.0 GB/s to it, 54.0 GB/s from it; 32 GT/s x16 carries 63.0 GB/s"
+    assert {finding.answer for finding in answers(machine, "gpu.copy-rate", probes(machine)).values()} == {Answer.clear}
+    assert answers(machine, "gpu.copy-rate", None) == {}
+
+
+def test_a_gpu_that_was_not_probed_or_refused_is_unknown() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    full = Unknown(Reason.error, "100 ms of copies", "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)")
+    probed = probes(machine)
+    hidden, refusing = machine.gpus[0].bus_id, machine.gpus[1].bus_id
+    del probed.gpus[hidden]
+    probed.gpus[refusing] = GpuProbe(full, full, full, Known(True, ""))
+    found = answers(machine, "gpu.copy-rate", probed)
+    assert (found["GPU 0"].answer, found["GPU 1"].answer, found["GPU 2"].answer) == (Answer.unknown, Answer.unknown, Answer.clear)
+    assert "CUDA_VISIBLE_DEVICES" in found["GPU 0"].text
+    assert "OUT_OF_MEMORY" in found["GPU 1"].text
+
+
+def test_gpudirect_needs_a_cuda_that_exports_dma_buf() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    machine.files = {path: content for path, content in machine.files.items() if "peermem" not in path and "memory_peers" not in path}
+    machine.files["/proc/modules"] = "nvidia 1 0 - Live\nmlx5_core 1 0 - Live\n"
+    for dma_buf, answer in ((True, Answer.clear), (False, Answer.fires)):
+        found = answers(machine, "gdr.unavailable", probes(machine, dma_buf=dma_buf))["machine"]
+        assert found.answer is answer, found
+        assert any(line.startswith("libcuda: ") for line in found.evidence)
+    assert answers(machine, "gdr.unavailable", None)["machine"].answer is Answer.clear
+
+
+@pytest.mark.parametrize(
+    ("name", "links"),
+    [
+        ("NVIDIA H100 80GB HBM3", 18),
+        ("NVIDIA H200", 18),
+        ("NVIDIA H800", 8),
+        ("NVIDIA A100-SXM4-80GB", 12),
+        ("NVIDIA B200", 18),
+        ("NVIDIA GH200 480GB", 18),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+    ],
+)
+def test_nvlinks_of_a_part_by_the_name_that_nvml_gives_it(name: str, links: int | None) -> None:
+    assert expected_nvlinks(name) == links
 
 
 def test_load_settles_what_an_idle_gpu_leaves_open() -> None:

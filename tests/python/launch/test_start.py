@@ -98,6 +98,21 @@ def test_only_one_rank_of_a_node_warns_unless_all_explain(advice: Path) -> None:
     assert "is kept" in start("--advice", str(advice), "--explain", "true", LOCAL_RANK="1", **options).stderr
 
 
+def test_explanations_have_doctors_findings_about_the_rank_as_it_starts(advice: Path) -> None:
+    """Of the variables that the command gets, not those that `run` was started with."""
+    parsed = json.loads(advice.read_text())
+    for rank in parsed["ranks"]:
+        rank["environment"]["NCCL_TOPO_FILE"] = "/no/such/topology.xml"
+    advice.write_text(json.dumps(parsed))
+    job = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "NCCL_NO_SUCH": "1"}
+    done = start("--advice", str(advice), "--explain", "--", "echo", "started", **job)
+    assert done.stdout == "started\n"
+    assert "rank 1: doctor: warning: there is no file /no/such/topology.xml (nccl.contradiction" in done.stderr
+    assert "rank 1: doctor: warning: no NCCL release reads it (nccl.unknown, NCCL_NO_SUCH=1)" in done.stderr
+    assert "not known before the command runs:" in done.stderr  # which NCCL it will load
+    assert "doctor" not in start("--advice", str(advice), "--", "true", **job).stderr
+
+
 def test_cores_outside_of_the_cpuset_leave_the_process_unbound(advice: Path) -> None:
     parsed = json.loads(advice.read_text())
     parsed["ranks"][0]["cpus"] = "4000"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from railweave import _native, matrix
 from railweave.cli.matrix import command
 from railweave.errors import DemandError, ParseError
+from railweave.size import format_size, parse_size
 
 EXAMPLES = [
     "balanced:1MiB",
@@ -50,18 +51,18 @@ EXAMPLES = [
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert matrix.parse_size(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1e6", "4 XB", "KiB", "16PiB", "8388608TiB", "0x10", "1..5M", "nan"])
 def test_bad_sizes_name_themselves(text: str) -> None:
     with pytest.raises(DemandError, match="expected"):
-        matrix.parse_size(text)
+        parse_size(text)
 
 
 @given(st.integers(0, 2**62))
 def test_format_size_is_exact(size: int) -> None:
-    assert matrix.parse_size(matrix.format_size(size)) == size
+    assert parse_size(format_size(size)) == size
 
 
 @pytest.mark.parametrize("text", EXAMPLES)

@@ -88,6 +88,7 @@ def _judge_gdr(patient: Patient, _: Subject) -> Verdict:
         return clear("nvidia-peermem serves it", evidence(kernel.peermem, ", ".join(kernel.peermem.value)))
     if isinstance(kernel.modules, Known) and "nvidia_peermem" in kernel.modules.value:
         return clear("nvidia-peermem serves it", f"{kernel.modules.evidence}: nvidia_peermem")
+    exported = _exports_dma_buf(patient)
     why, lines, doubt = [], [], []
     if isinstance(kernel.peermem, Known):
         why.append("no peer memory client is registered")
@@ -105,12 +106,24 @@ def _judge_gdr(patient: Patient, _: Subject) -> Verdict:
             evidence(kernel.release),
         ]
         recent = _version(kernel.release.value) >= _DMABUF_KERNEL
-        if kernel.nvidia_open.value and recent:
+        if kernel.nvidia_open.value and recent and exported is not None and not exported.value:
+            lines.append(evidence(exported, "no"))
+            why.append("CUDA does not export GPU memory as dma-buf")
+        elif kernel.nvidia_open.value and recent:
+            lines += [evidence(exported, "yes")] if exported is not None else []
             return clear("dma-buf serves it: open kernel modules on Linux 5.12 or later", *lines)
-        why.append("dma-buf needs the open kernel modules, these are proprietary" if recent else "dma-buf needs Linux 5.12 or later")
+        else:
+            why.append("dma-buf needs the open kernel modules, these are proprietary" if recent else "dma-buf needs Linux 5.12 or later")
     if doubt:
         raise MissingError("; ".join(doubt))
     return fires("; ".join(why), *lines, effect=f"Every byte between NIC and GPU is copied through host memory.{without_gdr(patient)}")
+
+
+def _exports_dma_buf(patient: Patient) -> Known[bool] | None:
+    """What CUDA said of the first GPU that refuses, else of the first; None without --probe."""
+    probes = patient.probes.gpus.values() if patient.probes is not None else ()
+    told = [probe.dma_buf for probe in probes if isinstance(probe.dma_buf, Known)]
+    return min(told, key=lambda answer: answer.value, default=None)
 
 
 def _version(release: str) -> tuple[int, int]:
@@ -133,7 +146,7 @@ CHECKS = (
         "gdr.unavailable",
         "GPUDirect RDMA is not available",
         Severity.error,
-        "/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, kernel release",
+        "/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, kernel release; with --probe what CUDA says of dma-buf",
         "",
         "Install NVIDIA's open kernel modules on Linux 5.12 or later (dma-buf, preferred), or load nvidia-peermem.",
         "NCCL user guide 2.30, NCCL_DMABUF_ENABLE; NCCL src/transport/net_ib/gdr.cc; nccl#1939",

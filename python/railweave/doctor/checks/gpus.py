@@ -1,4 +1,4 @@
-"""GPUs: NVLink, Fabric Manager, clocks held back."""
+"""GPUs: NVLink, Fabric Manager, clocks held back, copies under load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from railweave.doctor.check import Check, Subject, Verdict, clear, fires, unknown
-from railweave.doctor.effect import NVLINK_BPS
+from railweave.doctor.effect import NVLINK_BPS, pcie_GBps
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
 from railweave.machine.facts import Gpu, Known
@@ -21,8 +21,13 @@ _NVLINKS = (
     (r"V100", 6),
     (r"P100", 4),
 )
-_ON_A_BOARD = re.compile(r"SXM|HGX|GB[23]00|GH200|NVL72|B[23]00")
+# As NVML names them: "NVIDIA H100 80GB HBM3" and "NVIDIA H200" are the SXM parts, "NVIDIA H100 PCIe" and "NVIDIA H200 NVL" the cards.
+_ON_A_BOARD = re.compile(r"SXM|HGX|GB[23]00|GH200|NVL72|B[23]00|HBM3|H[28]00$|H20$")
 _NVSWITCH = 0x0680  # PCI class of an NVSwitch: other bridge, by NVIDIA
+
+# The part of a link's rate that copies must reach. Packets of 128 B payload, the least that PCI Express allows, leave 128 / (128 + 24);
+# two H200 on 32 GT/s x16 reached 0.87 each way (benchmarks/machine/live_commands.py). A fifth below that is no noise.
+COPY_SHARE = 0.7
 
 _HELD_BACK = {
     "hw_slowdown": (Severity.error, "the hardware halves clocks or worse: too hot, or its power supply asks for it"),
@@ -106,6 +111,24 @@ def _judge_throttle(patient: Patient, subject: Subject) -> Verdict:
     return fires(text, evidence(gpu.throttle, ", ".join(reasons)), severity=worst)
 
 
+def _judge_copies(patient: Patient, subject: Subject) -> Verdict:
+    (gpu,) = subject.facts
+    assert isinstance(gpu, Gpu)
+    assert patient.probes is not None
+    probe = patient.probes.gpus.get(need(gpu.bus_id) or "")
+    if probe is None:
+        return unknown("not probed: CUDA does not show this GPU to doctor's process (CUDA_VISIBLE_DEVICES)")
+    rates = {"to": need(probe.to_device) / 1e9, "from": need(probe.to_host) / 1e9}
+    link = need(probe.link)
+    able = pcie_GBps(link)
+    lines = [evidence(rate, f"{rate.value / 1e9:.1f} GB/s") for rate in (probe.to_device, probe.to_host) if isinstance(rate, Known)]
+    lines.append(evidence(probe.link))
+    reached = ", ".join(f"{rate:.1f} GB/s {way} it" for way, rate in rates.items())
+    if min(rates.values()) >= COPY_SHARE * able:
+        return clear(f"copies reach {reached}, of {able:.1f} GB/s that {link} carries", *lines)
+    return fires(f"copies reach {reached}; {link} carries {able:.1f} GB/s", *lines)
+
+
 CHECKS = (
     Check(
         "gpu.nvlinks",
@@ -142,5 +165,19 @@ CHECKS = (
         _judge_throttle,
         _gpus,
         "no GPU",
+    ),
+    Check(
+        "gpu.copy-rate",
+        "Copies between host and GPU are slower than their link",
+        Severity.warning,
+        "copies of 64 MiB between the GPU and pinned memory of its NUMA node, 0.1 s each way; its link while they run",
+        "What is staged in host memory (every byte to a NIC without GPUDirect RDMA, checkpoints, input) waits for this.",
+        "Repeat it on a machine where nothing else runs. Then look at pcie.aer and pcie.iommu of this GPU, and at BIOS settings of "
+        "payload size and memory channels.",
+        "PCI Express base specification 6.0, 2.2 (packets of 128 B payload carry 84% of the link's rate)",
+        _judge_copies,
+        _gpus,
+        "no GPU",
+        "probe",
     ),
 )
