@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from railweave.doctor.catalogue import CHECKS
 from railweave.doctor.examination import Examination
+from railweave.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from railweave.doctor.finding import Answer, Finding, Severity
+from railweave.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from railweave.records import dataclass
 
 Version = tuple[int, int, int]
 

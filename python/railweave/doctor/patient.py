@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from railweave.doctor.check import MissingError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
 from railweave.machine.paths import WAYS, pci_way
+from railweave.records import dataclass
 
 if TYPE_CHECKING:
     from railweave.doctor.probe import Probes

@@ -6,10 +6,11 @@ Units are in the names: `_B` bytes, `_bps` bit/s, `_GTps` transfers/s, `_MHz`. P
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar, Union
 
 from railweave.machine.source import Reason
+from railweave.records import dataclass
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

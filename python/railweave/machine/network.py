@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown
 from railweave.machine.pci import path_addresses
 from railweave.machine.reading import NotGiven, attempt, folder, integer, link_name, or_none, parsed, ran, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
+from railweave.records import dataclass
 
 RDMA = "/sys/class/infiniband"
 NETDEVS = "/sys/class/net"

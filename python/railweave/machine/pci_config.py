@@ -6,7 +6,8 @@ Offsets and bits: PCI Express Base Specification 6.0, chapter 7; names as in Lin
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from railweave.records import dataclass
 
 CAPABILITY_EXPRESS = 0x10
 EXTENDED_AER, EXTENDED_ACS, EXTENDED_ATS = 0x0001, 0x000D, 0x000F

@@ -11,11 +11,11 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from railweave.errors import Error
+from railweave.records import dataclass
 
 # No file that is read here is larger than some 100 KiB (/proc/interrupts of a large host); what is larger is not what it seems to be.
 FILE_LIMIT_B = 4 << 20

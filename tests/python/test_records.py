@@ -1,0 +1,68 @@
+"""Quick data classes behave as those of `dataclasses`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from railweave.records import dataclass
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A record."""
+
+    one: int
+    two: tuple[str, ...] = ()
+    three: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Said:
+    """With a text of its own."""
+
+    value: int
+
+    def __repr__(self) -> str:
+        return "said"
+
+
+Usual = dataclasses.make_dataclass("Quick", [("one", int), ("two", Any, ()), ("three", Any, None)], frozen=True)
+
+
+def test_as_the_usual_ones() -> None:
+    quick, usual = Quick(1, ("a",), [2]), Usual(1, ("a",), [2])
+    assert repr(quick) == repr(usual)
+    assert dataclasses.asdict(quick) == dataclasses.asdict(usual)
+    assert [field.name for field in dataclasses.fields(quick)] == ["one", "two", "three"]
+    assert dataclasses.replace(quick, one=3) == Quick(3, ("a",), [2])
+    assert pickle.loads(pickle.dumps(quick)) == copy.deepcopy(quick) == quick
+    assert Quick(1).three is not Quick(1).three
+    assert hash(Said(1)) == hash(Said(1))
+    with pytest.raises(TypeError):
+        hash(quick)  # a list is in it
+    with pytest.raises(TypeError):
+        Quick()  # type: ignore[call-arg]
+
+
+def test_equal_only_to_its_own_kind() -> None:
+    assert Quick(1) == Quick(1)
+    assert Quick(1) != Quick(2)
+    assert Quick(1) != Usual(1, (), [])
+    assert Said(1) != 1
+
+
+def test_nothing_can_be_changed() -> None:
+    for change in (lambda quick: setattr(quick, "one", 2), lambda quick: setattr(quick, "new", 2), lambda quick: delattr(quick, "one")):
+        quick = Quick(1)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            change(quick)
+        assert quick == Quick(1)
+
+
+def test_methods_of_the_class_stay() -> None:
+    assert repr(Said(1)) == "said"
