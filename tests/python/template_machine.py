@@ -24,6 +24,7 @@ from railweave.machine.source import CommandOutput, Reason, Unreadable
 PCI = "/sys/bus/pci/devices"
 JOB = 4242
 CORES_PER_NODE = 8
+SERIAL_NUMBER = 0x164  # in configuration space
 LANES = 16
 PCIE_GBPS = {8.0: 7.877, 16.0: 15.754, 32.0: 31.508}  # x8, GB/s: what a template's capacity is looked up in
 # Compute capability, NVLink version as NVML numbers them (2 is 2.0, 4 is 3.0, 6 is 4.0), NVLinks.
@@ -256,7 +257,8 @@ class TemplateMachine:
                 for kind, name in (("correctable", "COR"), ("nonfatal", "NONFATAL"), ("fatal", "FATAL"))
             },
         )
-        self.files[f"{at}/config"] = config_space(express, pci_class, speed)
+        serial = 0x1122334455660000 | bus if express == 0 else None
+        self.files[f"{at}/config"] = config_space(express, pci_class, speed, serial)
         if pci_class >> 16 != 0x06:
             for irq in range(bus * 16, bus * 16 + 4):
                 self.files[f"{at}/msi_irqs/{irq}"] = "msix"
@@ -326,6 +328,8 @@ class TemplateMachine:
                 / 1e9
             )
             ethernet = self.ethernet if self.ethernet is not None else rate == 50.0 and "h200" not in self.template
+            if not ethernet:
+                self.device(port.bus_id, **{"class": "0x020700"})
             self.links[f"/sys/class/infiniband/mlx5_{index}"] = f"../../devices/{port.path}/infiniband/mlx5_{index}"
             self.links[f"/sys/class/net/rail{index}"] = f"../../devices/{port.path}/net/rail{index}"
             for name, content in {
@@ -427,8 +431,8 @@ class TemplateMachine:
         self.commands["lldpcli", "-f", "json", "show", "neighbors"] = json.dumps({"lldp": {"interface": interfaces}})
 
 
-def config_space(express: int, pci_class: int, speed: float) -> bytes:
-    """4096 bytes: PCI Express, AER, and ACS of a port or ATS of a NIC, everything off."""
+def config_space(express: int, pci_class: int, speed: float, serial: int | None = None) -> bytes:
+    """4096 bytes: PCI Express, AER, ACS of a port or ATS of a NIC, everything off; of an endpoint its serial number."""
     config = bytearray(4096)
     struct.pack_into("<H", config, 0x06, 0x10)
     config[0x34] = 0x40
@@ -436,10 +440,15 @@ def config_space(express: int, pci_class: int, speed: float) -> bytes:
     generation = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5}[speed]
     struct.pack_into("<H", config, 0x42, 2 | express << 4)
     struct.pack_into("<I", config, 0x4C, generation | LANES << 4)
-    has_next = express in (4, 6) or pci_class >> 16 == 0x02
-    struct.pack_into("<I", config, 0x100, 0x0001 | 2 << 16 | (0x148 if has_next else 0) << 20)
+    extended = [(0x0001, 2, 0x100, b"")]
     if express in (4, 6):
-        struct.pack_into("<IH", config, 0x148, 0x000D | 1 << 16, 0x1F | 0x40)
-    elif has_next:
-        struct.pack_into("<IHH", config, 0x148, 0x000F | 1 << 16, 0, 0x8000)
+        extended.append((0x000D, 1, 0x148, struct.pack("<HH", 0x1F | 0x40, 0)))
+    elif pci_class >> 16 == 0x02:
+        extended.append((0x000F, 1, 0x148, struct.pack("<HH", 0, 0x8000)))
+    if serial is not None:
+        extended.append((0x0003, 1, SERIAL_NUMBER - 4, struct.pack("<Q", serial)))
+    for place, (capability, version, at, content) in enumerate(extended):
+        following = extended[place + 1][2] if place + 1 < len(extended) else 0
+        struct.pack_into("<I", config, at, capability | version << 16 | following << 20)
+        config[at + 4 : at + 4 + len(content)] = content
     return bytes(config)

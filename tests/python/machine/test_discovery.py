@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from crafted import Crafted, Switch, config_space, craft, host
-from template_machine import TemplateMachine
+from crafted import Crafted, Switch, craft, host
+from template_machine import TemplateMachine, WholeSource, config_space
 
 from railweave import fabric as fabrics
 from railweave.machine import pci_config
@@ -14,13 +14,12 @@ from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine, PciLink, Unknown, known
 from railweave.machine.paths import pci_way
-from railweave.machine.recording import RecordedSource
 from railweave.machine.source import LiveSource, Reason
 from railweave.machine.text import render_machine
 
 
 def machine_of(crafted: Crafted) -> Machine:
-    return discover(RecordedSource(crafted.recording))
+    return discover(WholeSource(crafted.recording))
 
 
 def reason_of(fact: object) -> Reason:
@@ -46,7 +45,7 @@ def test_crafted_machine() -> None:
     device = machine.pci_device(crafted.gpus[0])
     assert device is not None
     assert known(device.numa) == 0 and known(device.iommu_group) is None and isinstance(device.iommu_group, Known)
-    assert [bridge.bus_id for bridge in machine.ancestors(device.bus_id)] == ["0000:12:00.0", "0000:11:00.0", "0000:10:01.0"]
+    assert [bridge.bus_id for bridge in machine.ancestors(device.bus_id)] == [crafted.ports[0], "0000:12:00.0", "0000:11:01.0"]
     assert [len(core.cpus) for core in known(machine.cpus.cores) or ()] == [1] * 16
     assert known(machine.kernel.peermem) == ("nvidia_peermem",)
     assert known(machine.host.fabric_manager) == "active"
@@ -68,7 +67,7 @@ def test_fabric_of_the_machine() -> None:
     assert notes == ()
     assert (fabric.gpu_count, len(fabric.nics_of(0))) == (8, 8)
     switches = [vertex for vertex in fabric.vertices if vertex.kind.name == "pcie_switch"]
-    assert [switch.bus_id for switch in switches] == ["0000:11:00.0", "0000:31:00.0", "0000:51:00.0", "0000:71:00.0"]
+    assert [switch.bus_id for switch in switches] == ["0000:12:00.0", "0000:15:00.0", "0000:18:00.0", "0000:1b:00.0"]
     rates = {(edge.kind.name, edge.capacity_Bps) for edge in fabric.edges}
     assert ("nvlink", 450_000_000_000) in rates and ("pcie", 63_015_384_615) in rates and ("rail", 50_000_000_000) in rates
     assert all(fabric.vertex(gpu).gdr and fabric.vertex(gpu).model == "H100 SXM5 80GB" for gpu in fabric.gpus_of(0))
@@ -154,10 +153,12 @@ def test_sub_numa_of_devices_is_their_own_not_their_sockets() -> None:
 
 
 def test_registers() -> None:
-    redirecting = config_space("downstream port", acs_control=0x1D)
+    space = bytearray(config_space(6, 0x060400, 32.0))
+    space[0x14E] = 0x1D
+    redirecting = bytes(space)
     acs = pci_config.acs(redirecting)
     assert acs is not None
-    assert acs.on == {"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"} and acs.offset == 0x106
+    assert acs.on == {"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"} and acs.offset == 0x14E
     express = pci_config.express(redirecting)
     assert express is not None and (express.type, express.speed_max_GTps, express.width_max) == ("downstream port", 32.0, 16)
     assert pci_config.acs(redirecting[:256]) is None and not pci_config.has_extended_space(redirecting[:64])
@@ -165,11 +166,11 @@ def test_registers() -> None:
 
 
 def test_capability_list_in_a_circle_ends() -> None:
-    space = bytearray(config_space("root port"))
+    space = bytearray(config_space(4, 0x060400, 32.0))
     space[0x41] = 0x40
     assert pci_config.capability(bytes(space), 0x11) is None
-    space[0x103] = 0x10  # next extended capability is this one
-    assert pci_config.extended_capability(bytes(space), 0x0001) is None
+    space[0x102:0x104] = b"\x02\x10"  # next extended capability is this one
+    assert pci_config.extended_capability(bytes(space), 0x000D) is None
 
 
 def test_this_machine() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from crafted import Crafted, Switch, craft, host
+from template_machine import WholeSource
 
 from railweave import fabric as fabrics
 from railweave.errors import FabricError
@@ -19,11 +20,11 @@ from railweave.machine.facts import Machine
 from railweave.machine.lint import lint_file, lint_nccl
 from railweave.machine.nccl_document import Cpu, mask, render
 from railweave.machine.reading import cpu_mask
-from railweave.machine.recording import RecordedSource, write_recording
+from railweave.machine.recording import write_recording
 
 
 def machine_of(crafted: Crafted) -> Machine:
-    return discover(RecordedSource(crafted.recording))
+    return discover(WholeSource(crafted.recording))
 
 
 @pytest.mark.parametrize("name", sorted(fabrics.templates()))
@@ -168,12 +169,12 @@ def test_unequal_nvlinks_to_the_switch() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
-        ('busid="0000:13:00.0"', 'busid="0000:19:00.0"', "GPU 0000:19:00.0 is not on a recording"),
-        ('busid="0000:13:00.0"', 'busid="0000:19:00.0"', "GPU 0000:13:00.0 of a recording is not in the file"),
+        ('busid="0000:1d:00.0"', 'busid="0000:99:00.0"', "GPU 0000:99:00.0 is not on a recording"),
+        ('busid="0000:1d:00.0"', 'busid="0000:99:00.0"', "GPU 0000:1d:00.0 of a recording is not in the file"),
         ("mlx5_3", "mlx5_9", "net mlx5_9 is none of a recording"),
         ('affinity="000000ff"', 'affinity="0000007f"', "cores 0-6 in the file, 0-7 on a recording"),
-        ('count="18"', 'count="16"', "16 NVLinks of GPU 0000:13:00.0 in the file, 18"),
-        ('link_width="16">\n        <gpu', 'link_width="8">\n        <gpu', "link_width of GPU 0000:13:00.0 is '8' in the file, '16'"),
+        ('count="18"', 'count="16"', "16 NVLinks of GPU 0000:1d:00.0 in the file, 18"),
+        ('link_width="16">\n        <gpu', 'link_width="8">\n        <gpu', "link_width of GPU 0000:1d:00.0 is '8' in the file, '16'"),
     ],
 )
 def test_disagreement_with_the_machine(old: str, new: str, found: str) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from crafted import Crafted, Switch, craft
+from template_machine import WholeSource
 
 from railweave.machine import nvml
 from railweave.machine.discovery import discover
@@ -28,7 +29,7 @@ PFC configuration:
 
 
 def machine_of(crafted: Crafted) -> Machine:
-    return discover(RecordedSource(crafted.recording))
+    return discover(WholeSource(crafted.recording))
 
 
 def reason_of(fact: object) -> Reason:
