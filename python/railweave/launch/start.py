@@ -204,9 +204,14 @@ def _preload(environment: dict[str, str], library: str, voice: _Voice) -> None:
 
 def _examine(environment: dict[str, str], voice: _Voice) -> None:
     """Doctor's findings about the rank as it will be. Takes as long as `railweave doctor`, so only who asks for explanations has them."""
-    from railweave.doctor.job import lines_before_start
+    try:
+        from railweave.doctor.job import lines_before_start
 
-    for line in lines_before_start(environment):
+        lines = lines_before_start(environment)
+    except Exception as error:  # whatever it is: what only explains must not keep a program from starting
+        voice.warn(f"doctor cannot examine this rank: {type(error).__name__}: {error}")
+        return
+    for line in lines:
         voice.explain(line)
 
 

@@ -17,6 +17,8 @@ from railweave import fabric
 from railweave.advise.advice import advise
 from railweave.advise.document import document
 from railweave.advise.host import read_host
+from railweave.doctor import job
+from railweave.launch import start as run
 from railweave.launch.placement import cpu_set, cpu_text
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -111,6 +113,18 @@ def test_explanations_have_doctors_findings_about_the_rank_as_it_starts(advice: 
     assert "rank 1: doctor: warning: no NCCL release reads it (nccl.unknown, NCCL_NO_SUCH=1)" in done.stderr
     assert "not known before the command runs:" in done.stderr  # which NCCL it will load
     assert "doctor" not in start("--advice", str(advice), "--", "true", **job).stderr
+
+
+def test_a_doctor_that_fails_keeps_no_program_from_starting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: object) -> list[str]:
+        raise RuntimeError("what nobody thought of")
+
+    monkeypatch.setattr(job, "lines_before_start", fail)
+    monkeypatch.setattr(run, "_become", lambda command, _environment: print("became", *command) or 0)
+    assert run.main(["--explain", "--", "program"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "became program\n"
+    assert "warning: doctor cannot examine this rank: RuntimeError: what nobody thought of" in said.err
 
 
 def test_cores_outside_of_the_cpuset_leave_the_process_unbound(advice: Path) -> None:
