@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torch.distributed")
 
 ROOT = Path(__file__).resolve().parents[3]
 
