@@ -43,7 +43,7 @@ Options:
                              what `railweave doctor` finds wrong with the rank.
   -h, --help                 Show this message and exit.
 """
-SHIMS = {"nccl": "librailweave_nccl.so"}
+SHIMS = ("nccl",)
 _NOT_FOUND, _CANNOT_EXECUTE = 127, 126  # as shells say it
 
 
@@ -133,7 +133,7 @@ def _start(options: _Options) -> int:
         _bind(mine, options, voice)
         _set(environment, mine, options, voice)
     if options.shim:
-        _preload(environment, SHIMS[options.shim], voice)
+        _preload(environment, voice)
     if options.explain:
         _examine(environment, voice)
     return _become(options.command, environment)
@@ -192,13 +192,13 @@ def _set(environment: dict[str, str], gpus: list[Placement], options: _Options, 
             voice.explain(f"{name}={value}")
 
 
-def _preload(environment: dict[str, str], library: str, voice: _Voice) -> None:
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), library)
-    if not os.path.exists(path):
-        raise LaunchError(f"--shim: {path} does not exist: this installation of Railweave was built without it")
-    before = environment.get("LD_PRELOAD", "")
-    if path not in before.replace(" ", ":").split(":"):
-        environment["LD_PRELOAD"] = f"{path}:{before}" if before else path
+def _preload(environment: dict[str, str], voice: _Voice) -> None:
+    from railweave.nccl import ShimError, preloaded
+
+    try:
+        environment.update(preloaded(environment))
+    except ShimError as error:
+        raise LaunchError(f"--shim: {error}") from None
     voice.explain(f"LD_PRELOAD={environment['LD_PRELOAD']}")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
-from railweave import _native
 from railweave.errors import Error
 
 __all__ = ["ShimError", "library", "preloaded"]
@@ -18,7 +18,11 @@ class ShimError(Error):
 
 def library() -> Path:
     """The shim, librailweave_nccl.so. Raises ShimError where this build has none."""
-    path = Path(_native.__file__).parent / "librailweave_nccl.so"
+    # Beside the extension module, which in an editable installation is not where the Python files are; found without loading it.
+    module = find_spec("railweave._native")
+    if module is None or module.origin is None:
+        raise ShimError("this installation of Railweave has no C++ parts; install it with them (make setup)")
+    path = Path(module.origin).parent / "librailweave_nccl.so"
     if not path.exists():
         raise ShimError(f"{path} does not exist; install Railweave with its C++ parts (make setup)")
     return path
