@@ -27,10 +27,11 @@ type Directory struct {
 	self    string
 	changed chan struct{}
 
-	mutex sync.Mutex
-	own   nodeFile
-	view  View
-	stale time.Time
+	mutex  sync.Mutex
+	own    nodeFile
+	writes uint64 // of the own file
+	view   View
+	stale  time.Time
 }
 
 type namespacesFile struct {
@@ -135,9 +136,20 @@ func ReadDirectory(path string) (View, error) {
 
 // reload keeps the old view if the directory cannot be read: known addresses stay, unknown ones stay denied.
 func (d *Directory) reload() {
-	view, err := ReadDirectory(d.path)
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
+	var view View
+	var err error
+	// What was read while this node wrote its own file may be from before, and must not undo what foresee has shown.
+	for {
+		before := d.writes
+		d.mutex.Unlock()
+		view, err = ReadDirectory(d.path)
+		d.mutex.Lock()
+		if before == d.writes {
+			break
+		}
+	}
 	if err != nil {
 		if d.stale.IsZero() {
 			d.stale = time.Now()
@@ -256,6 +268,7 @@ func (d *Directory) rewrite(change func(*nodeFile) bool) error {
 		return err
 	}
 	d.own = next
+	d.writes++
 	return nil
 }
 
