@@ -183,6 +183,9 @@ class Patient:
         from railweave.errors import Error
         from railweave.machine.fabric import fabric_of
 
+        if self.machine.hidden_tree is not None and isinstance(self.machine.topology, Unknown):
+            return MissingError(str(self.machine.hidden_tree))
+
         try:
             return fabric_of(self.machine, nodes)[0]
         except Error as error:

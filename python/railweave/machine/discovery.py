@@ -48,7 +48,12 @@ def discover(source: Source, pid: int | None = None) -> Machine:
         lldp=read_lldp(source),
         process=None if pid is None else read_process(source, pid),
     )
-    return _filled(machine, source)
+    machine = _filled(machine, source)
+    if machine.hidden_tree is None:
+        return machine
+    from railweave.machine.topology_file import read_topology
+
+    return replace(machine, topology=read_topology(source, machine))
 
 
 def _filled(machine: Machine, source: Source) -> Machine:

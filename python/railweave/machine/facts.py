@@ -38,6 +38,7 @@ class Unknown:
 
 
 Fact = Union[Known[T], Unknown]  # noqa: UP007 - Python 3.10 cannot apply | to generic classes here
+FLAT_TREE = "guest sees a flat tree"
 NOT_ASKED = Unknown(Reason.not_given, "", "this source of the machine's description does not have it")
 
 
@@ -300,6 +301,16 @@ class Host:
 
 
 @dataclass(frozen=True)
+class PlaceInFile:
+    """Where a PCI function stands in a topology file."""
+
+    above: tuple[str, ...]
+    """Addresses of the switches around it, nearest first."""
+    numa: int | None
+    link: PciLink | None
+
+
+@dataclass(frozen=True)
 class LldpNeighbour:
     """The switch port at the other end of a netdevice's cable."""
 
@@ -344,6 +355,8 @@ class Machine:
     kernel: Kernel = field(default_factory=Kernel)
     host: Host = field(default_factory=Host)
     lldp: Fact[tuple[LldpNeighbour, ...]] = NOT_ASKED
+    topology: Fact[Mapping[str, PlaceInFile]] = NOT_ASKED
+    """By PCI address, of the topology file that NCCL is given here; read in guests that see a flat tree only."""
     process: Process | None = None
 
     def pci_device(self, bus_id: str) -> PciDevice | None:
@@ -360,3 +373,24 @@ class Machine:
             if at is not None:
                 found.append(at)
         return tuple(found)
+
+    @property
+    def hidden_tree(self) -> Unknown | None:
+        """Why PCI paths between GPUs and NICs cannot be told from the tree: a guest that is shown a flat one; None where the tree is real.
+        `topology` may tell them then.
+
+        A hypervisor that shows none of them below a switch has put them on root buses of its own making: that two devices meet in the CPU
+        there says nothing about the host. On bare metal each PCI Express device has a root port above it.
+        """
+        hypervisor = self.host.hypervisor
+        if known(hypervisor) is False:
+            return None
+        by_id = {device.bus_id: device for device in known(self.pci) or ()}
+        named = [known(gpu.bus_id) for gpu in known(self.gpus) or ()] + [known(nic.bus_id) for nic in known(self.nics) or ()]
+        parents = [by_id[bus_id].parent for bus_id in named if bus_id in by_id]
+        if any(parent in by_id and by_id[parent].parent is not None for parent in parents if parent is not None):
+            return None
+        if known(hypervisor) or None in parents:
+            where = self.pci.evidence if isinstance(self.pci, Known) else ""
+            return Unknown(Reason.not_given, where, FLAT_TREE) if parents else None
+        return None

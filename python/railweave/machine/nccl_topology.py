@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from railweave.errors import FabricError
-from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Unknown, known
+from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
 from railweave.machine.nccl_document import (
     ANY_CPU,
     ANY_NVSWITCH,
@@ -23,6 +23,7 @@ from railweave.machine.nccl_document import (
     Pci,
     render,
 )
+from railweave.machine.paths import place_of
 from railweave.machine.source import Reason
 
 _DMABUF_SINCE = (5, 12)  # dma-buf of device memory in the RDMA core
@@ -97,6 +98,8 @@ class _Writer:
             raise FabricError(f"GPUs of {machine.origin} are not known: {machine.gpus}; a topology is made of GPUs")
         if not machine.gpus.value:
             raise FabricError(f"{machine.origin} has no GPU ({machine.gpus.evidence}); a topology is made of GPUs")
+        if machine.hidden_tree is not None and not isinstance(machine.topology, Known):
+            self._note(f"PCIe paths are unknown ({machine.hidden_tree.detail}); GPUs and NICs are written below the CPU, as NCCL sees them")
         gdr = gpudirect_rdma(machine)
         if isinstance(gdr, Unknown):
             self._note(f"whether GPUDirect RDMA works is not known ({gdr}); written as gdr=0")
@@ -119,6 +122,9 @@ class _Writer:
     def _place(self, bus_id: str) -> list[Pci]:
         """Children of the switch, or NUMA node, that a device hangs from. NCCL takes every second bridge: of a switch the upstream
         port; the root port is part of the CPU."""
+        given = place_of(self._machine, bus_id)
+        if given is not None:
+            return self._place_in_file(given)
         ancestors = self._machine.ancestors(bus_id)
         if len(ancestors) < 3:
             return self._cpu(bus_id).children
@@ -128,6 +134,20 @@ class _Writer:
             self._bridges[upstream.bus_id] = bridge
             self._place(upstream.bus_id).append(bridge)
         return self._bridges[upstream.bus_id].children
+
+    def _place_in_file(self, given: PlaceInFile) -> list[Pci]:
+        """The same of the topology file that a guest is given."""
+        if not given.above:
+            number = -1 if given.numa is None else given.numa
+            return self._cpus.setdefault(number, Cpu(number)).children
+        switch = given.above[0]
+        if switch not in self._bridges:
+            place = place_of(self._machine, switch)
+            assert place is not None  # whatever stands around another has its own place
+            speed, width = (place.link.speed_GTps, place.link.width) if place.link is not None else (None, None)
+            self._bridges[switch] = Pci(switch, BRIDGE_CLASS, {}, speed, width)
+            self._place_in_file(place).append(self._bridges[switch])
+        return self._bridges[switch].children
 
     def _cpu(self, bus_id: str) -> Cpu:
         numa = self._numa(bus_id)
@@ -156,6 +176,9 @@ class _Writer:
 
     def _link(self, device: PciDevice) -> tuple[float | None, int | None]:
         """What the link can do: the lesser of both ends' maxima, as NCCL takes it; an idle GPU's present speed says nothing."""
+        given = place_of(self._machine, device.bus_id)
+        if given is not None and given.link is not None:
+            return given.link.speed_GTps, given.link.width
         own = known(device.link_max)
         if own is None:
             by_rate = known(device.rate_Bps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from railweave.machine.facts import Fact, Known, Machine, Unknown, known
+from railweave.machine.facts import Fact, Known, Machine, PlaceInFile, Unknown, known
 from railweave.machine.source import Reason
 
 # From near to far.
@@ -17,13 +17,17 @@ MEANING = {
 
 
 def pci_way(machine: Machine, a: str, b: str) -> Fact[str]:
-    """The way between two PCI functions. A switch is one bridge: its upstream and downstream ports are counted together."""
+    """The way between two PCI functions. A switch is one bridge: its upstream and downstream ports are counted together. In a guest that
+    sees a flat tree the way of its topology file; unknown where there is none."""
     first, second = machine.pci_device(a), machine.pci_device(b)
     for bus_id, device in ((a, first), (b, second)):
         if device is None:
             return machine.pci if isinstance(machine.pci, Unknown) else Unknown(Reason.absent, bus_id, "not on the PCI bus")
     assert first is not None
     assert second is not None
+    hidden = machine.hidden_tree
+    if hidden is not None:
+        return _way_in_file(machine, a, b) or hidden
     evidence = f"{a} and {b} in the PCI tree"
     if first.root == second.root:
         above_first = [device.bus_id for device in machine.ancestors(a)]
@@ -45,3 +49,21 @@ def pci_way(machine: Machine, a: str, b: str) -> Fact[str]:
         assert isinstance(unsure, Unknown)
         return unsure
     return Known("NODE" if numa_first == numa_second else "SYS", f"{evidence}; their numa_node")
+
+
+def _way_in_file(machine: Machine, a: str, b: str) -> Fact[str] | None:
+    """As NCCL reads the file: a pci element around others is a switch, a cpu element a NUMA node. None where it has not both."""
+    first, second = place_of(machine, a), place_of(machine, b)
+    if first is None or second is None or not isinstance(machine.topology, Known):
+        return None
+    evidence = f"{a} and {b} in {machine.topology.evidence}"
+    common = next((bus_id for bus_id in first.above if bus_id in second.above), None)
+    if common is None:
+        return Known("PHB" if first.numa == second.numa else "SYS", evidence)
+    return Known("PIX" if common == first.above[0] == second.above[0] else "PXB", evidence)
+
+
+def place_of(machine: Machine, bus_id: str) -> PlaceInFile | None:
+    """A function's place in the topology file of a guest; functions of one card have the place of function 0."""
+    places = machine.topology.value if isinstance(machine.topology, Known) else {}
+    return places.get(bus_id) or places.get(bus_id.rsplit(".", 1)[0] + ".0")

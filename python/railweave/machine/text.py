@@ -26,6 +26,8 @@ def render_machine(machine: Machine) -> str:
         lines += ["", "ways between them", *(f"  {line}" for line in _aligned(ways))]
         seen = {cell for row in ways[1:] for cell in row}
         lines += [f"  {way}: {meaning}" for way, meaning in MEANING.items() if way in seen]
+        if _UNKNOWN in seen:
+            lines.append(f"  {_UNKNOWN}: unknown{f' ({machine.hidden_tree.detail})' if machine.hidden_tree is not None else ''}")
     unread = unread_facts(machine)
     if unread:
         lines += ["", "could not be read", *(f"  {text}" for text in unread)]
@@ -142,6 +144,8 @@ def gpu_way(machine: Machine, gpu: Gpu, other: Gpu) -> str:
     if gpu.index == other.index:
         return "X"
     stated = (known(gpu.peers) or {}).get(other.index)
+    if stated is not None and machine.hidden_tree is not None and not stated.startswith("NV"):
+        stated = None  # the driver reads the same tree
     return stated or _way(machine, gpu.bus_id, other.bus_id)
 
 

@@ -199,7 +199,7 @@ CASES = [
         "info",
         name="corrected",
     ),
-    Case("vm.topology-file", TemplateMachine.virtual, ("machine",), "no switch above any GPU", "virtualTopology.xml", "warning"),
+    Case("vm.topology-file", TemplateMachine.virtual, ("machine",), "guest sees a flat tree", "virtualTopology.xml", "warning"),
     Case(
         "gdr.unavailable",
         no_gdr,
@@ -690,6 +690,10 @@ def grace(machine: TemplateMachine) -> None:
     machine.files["/proc/sys/kernel/arch"] = "aarch64"
 
 
+def malformed_topology(machine: TemplateMachine) -> None:
+    machine.files["/var/run/nvidia-topologyd/virtualTopology.xml"] = "<system>"
+
+
 UNKNOWN: list[tuple[str, Break, str]] = [
     ("pcie.acs-redirect", short_config, "needs root"),
     ("pcie.acs-redirect", guest_acs, "a guest does not see the host's ACS"),
@@ -702,7 +706,10 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ("vm.topology-file", lambda machine: unread(machine, "/proc/cpuinfo"), "permission"),
     ("gdr.unavailable", lambda machine: unread(machine, "/proc/driver/nvidia/version"), "permission"),
     ("gdr.gdrcopy", lambda machine: (no_gdrcopy(machine), unread(machine, "/proc/modules"))[0], "permission"),
-    ("gdr.distance", TemplateMachine.virtual, "sees no PCIe bridges"),
+    ("gdr.distance", TemplateMachine.virtual, "guest sees a flat tree"),
+    ("nic.imbalance", TemplateMachine.virtual, "guest sees a flat tree"),
+    ("pcie.acs-redirect", TemplateMachine.virtual, "guest sees a flat tree"),
+    ("vm.topology-file", lambda machine: (TemplateMachine.virtual(machine), malformed_topology(machine))[0], "not XML"),
     ("gpu.nvlinks", lambda machine: machine.nvml["gpus"][0].update(nvlinks=None), "nvlinks"),
     ("gpu.throttle", lambda machine: machine.nvml["gpus"][0].update(throttle_reasons={"error": "NVML_ERROR_GPU_IS_LOST"}), "GPU_IS_LOST"),
     ("nic.down", lambda machine: unread(machine, "/sys/class/infiniband/mlx5_0/ports/1/state"), "permission"),

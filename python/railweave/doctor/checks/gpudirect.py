@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from railweave.doctor.check import Check, MissingError, Subject, Verdict, clear, fires, unknown
+from railweave.doctor.check import Check, MissingError, Subject, Verdict, clear, fires
 from railweave.doctor.effect import nearest_only, port_share, without_gdr
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
@@ -33,8 +33,6 @@ def _machine_if_both(patient: Patient) -> Sequence[Subject]:
 def _judge_distance(patient: Patient, subject: Subject) -> Verdict:
     (gpu,) = subject.facts
     assert isinstance(gpu, Gpu)
-    if patient.is_virtual and not patient.machine.ancestors(patient.need_device(gpu).bus_id):
-        return unknown("the guest sees no PCIe bridges, so that distances here are not the host's")
     kind, nics = patient.nearest_nics(gpu)
     device = patient.need_device(gpu)
     lines = [f"/sys/bus/pci/devices: {device.bus_id} below {device.root}"]

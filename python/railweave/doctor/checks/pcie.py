@@ -10,6 +10,7 @@ from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, Way, bus_ids, evidence, label, need
 from railweave.machine import pci_config
 from railweave.machine.facts import Gpu, Known, Nic, PciDevice, PciLink
+from railweave.machine.source import Reason
 
 REDIRECTS = ("ReqRedir", "CmpltRedir", "UpstreamFwd")
 _CONNECTX8 = 0x1023  # pci.ids, vendor 15b3
@@ -28,7 +29,7 @@ def _peer_paths(patient: Patient) -> Sequence[Subject]:
     pairs += [(one, other) for place, one in enumerate(gpus) for other in gpus[place + 1 :]]
     for one, other in pairs:
         way = patient.way(patient.need_device(one), patient.need_device(other))
-        if way.common is not None and not (isinstance(other, Gpu) and _by_nvlink(one, other)):
+        if way.kind in ("PIX", "PXB") and not (isinstance(other, Gpu) and _by_nvlink(one, other)):
             found.append(Subject(f"{label(one)} - {label(other)}", (one, other, way), bus_ids(one, other)))
     return found
 
@@ -207,19 +208,15 @@ def _guest_with_gpus(patient: Patient) -> Sequence[Subject]:
 
 
 def _judge_topology_file(patient: Patient, _: Subject) -> Verdict:
-    gpus = patient.gpus
-    near = [gpu for gpu in gpus if patient.nearest_nics(gpu)[0] in ("PIX", "PXB")]
-    if near:
-        return clear("the guest sees which GPU and NIC share a switch", f"{label(near[0])}: {patient.nearest_nics(near[0])[0]} to a NIC")
-    provided = need(patient.machine.host.topology_file)
-    if provided is not None:
-        return clear(f"NCCL reads {provided}", evidence(patient.machine.host.topology_file))
-    if patient.machine.process is not None and patient.environ.get("NCCL_TOPO_FILE"):
-        return clear("the job names a topology file", f"NCCL_TOPO_FILE={patient.environ['NCCL_TOPO_FILE']}")
-    return fires(
-        "the guest shows no switch above any GPU and NIC, and nothing here names a topology file",
-        evidence(patient.machine.host.topology_file),
-    )
+    machine = patient.machine
+    if machine.hidden_tree is None:
+        return clear("the guest sees switches above GPUs or NICs", machine.pci.evidence if isinstance(machine.pci, Known) else "")
+    if isinstance(machine.topology, Known):
+        return clear("NCCL is given a topology file", evidence(machine.topology, f"{len(machine.topology.value)} PCI functions"))
+    why = machine.topology
+    if why.reason is not Reason.absent:
+        raise MissingError(str(why))
+    return fires(f"{machine.hidden_tree.detail}, so that no PCI path between GPUs and NICs is known, and has no topology file", str(why))
 
 
 CHECKS = (
