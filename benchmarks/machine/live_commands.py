@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from table import Row, link_text, report
+
 from railweave.doctor.probe import cuda_gpus, measure
 from railweave.launch.placement import cpu_set
 from railweave.machine.source import LiveSource
@@ -28,8 +30,6 @@ TORCH = os.environ.get("TORCH_PYTHON", "python3")
 HELD_BACK = 0x0004 | 0x0008 | 0x0020 | 0x0040 | 0x0080
 # What a rank shows of itself: cores, memory policy of its first mapping, variables.
 SHOW = "grep -E '^(Cpus_allowed_list|Mems_allowed_list)' /proc/self/status; head -1 /proc/self/numa_maps; env"
-
-Row = tuple[str, str, str, str]
 
 
 def output(*argv: str, **variables: str) -> str:
@@ -148,8 +148,7 @@ def link_under_load(gpu: str) -> str:
     time.sleep(1)
     generation, width = smi("pcie.link.gen.current,pcie.link.width.current")[int(gpu)]
     load.wait()
-    speeds = {"1": 2.5, "2": 5.0, "3": 8.0, "4": 16.0, "5": 32.0, "6": 64.0}
-    return f"{speeds[generation]:g} GT/s x{width}"
+    return link_text(generation, width)
 
 
 def probe_rows(out: Path, answers: Answers) -> list[Row]:
@@ -324,13 +323,7 @@ def main() -> int:
     times("railweave advise", 5, *RAILWEAVE, "advise")
     for form in ("shell", "slurm", "torchrun", "kubernetes", "rankfile"):
         (out / f"advice.{form}").write_text(output(*RAILWEAVE, "advise", "--format", form))
-    different = [row for row in rows if row[2] != row[3]]
-    for field, tool, ours, theirs in different:
-        print(f"DIFFERS {field}: railweave {ours[:300]!r}, {tool} {theirs[:300]!r}")
-    for tool in sorted({row[1] for row in rows}):
-        same = [row for row in rows if row[1] == tool]
-        print(f"{tool}: {len(same)} fields, {sum(row[2] != row[3] for row in same)} differ")
-    return 1 if different else 0
+    return report(rows)
 
 
 if __name__ == "__main__":

@@ -277,7 +277,7 @@ class TemplateMachine:
                     "remote_bus_id": {"value": f"0000{self.gpus[peer].bus_id.upper()}"}
                     if peer is not None
                     else {"value": "00000000:01:00.0"},
-                    "errors": {},
+                    "errors": {name: {"value": 0} for name in ("replay", "recovery", "crc_flit", "crc_data")},
                 }
                 for peer in self._nvlinks(index)
             ]

@@ -51,6 +51,7 @@ class Subject:
     name: str
     facts: tuple[object, ...] = ()
     devices: tuple[str, ...] = ()
+    missing: str = ""  # Why it cannot be judged, where not even what to judge is known.
 
 
 Judge = Callable[["Patient", "Subject"], Verdict]
@@ -89,7 +90,7 @@ class Check:
             yield self._finding(Subject("machine"), clear(self.nobody or "nothing here that it could be about"))
         for subject in subjects:
             try:
-                verdict = self.judge(patient, subject)
+                verdict = unknown(subject.missing) if subject.missing else self.judge(patient, subject)
             except MissingError as missing:
                 verdict = unknown(str(missing))
             yield self._finding(subject, verdict)

@@ -41,6 +41,9 @@ def _traits(machine: Machine) -> dict[str, str]:
         "GDRCopy": kernel.gdrcopy,
     }
     traits = {name: str(fact.value) for name, fact in single.items() if isinstance(fact, Known)}
+    for what, listed in (("GPUs", machine.gpus), ("NICs", machine.nics)):
+        if isinstance(listed, Known):
+            traits[f"number of {what}"] = str(len(listed.value))
     if isinstance(kernel.cmdline, Known):
         # What names this boot and this disk differs without meaning anything.
         words = (word for word in kernel.cmdline.value if not word.startswith(("BOOT_IMAGE=", "root=", "initrd=", "resume=")))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from railweave.doctor.check import MissingError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
 from railweave.machine.paths import WAYS, pci_way
+from railweave.machine.source import Reason
 from railweave.records import dataclass
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ def need(fact: Fact[T]) -> T:
     if isinstance(fact, Unknown):
         raise MissingError(str(fact))
     return fact.value
+
+
+def need_all(facts: Iterable[Fact[object]]) -> None:
+    """MissingError with the first that could be known and is not; what a device does not have is no gap."""
+    for fact in facts:
+        if isinstance(fact, Unknown) and fact.reason is not Reason.unsupported:
+            raise MissingError(str(fact))
 
 
 def evidence(fact: Fact[object], value: object = None) -> str:

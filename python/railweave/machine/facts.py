@@ -124,6 +124,8 @@ class NvLink:
     remote: str
     """`gpu`, `switch`, `cpu` or `unknown`."""
     remote_bus_id: Fact[str]
+    errors: Fact[Mapping[str, int]] = NOT_ASKED
+    """`replay`, `recovery`, `crc_flit` and `crc_data` since the driver was loaded."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,12 @@ class Gpu:
     mig: Fact[bool] = NOT_ASKED
     fabric_state: Fact[str] = NOT_ASKED
     """Registration of an NVSwitch machine's GPU with Fabric Manager: `not_supported`, `not_started`, `in_progress`, `completed`."""
-    nvlink_errors: Fact[int] = NOT_ASKED
-    """Replays, recoveries and CRC errors over all links since the driver was loaded."""
+
+    @property
+    def lost(self) -> Unknown | None:
+        """The answer that says that the driver cannot reach this GPU any more; None while it can."""
+        answers = (getattr(self, name) for name in self.__dataclass_fields__ if name != "peers")
+        return next((fact for fact in answers if isinstance(fact, Unknown) and fact.reason is Reason.vanished), None)
 
 
 @dataclass(frozen=True)

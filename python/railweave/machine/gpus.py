@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from railweave.machine.facts import Fact, Gpu, Known, NvLink, PciDevice, PciLink, Unknown, known
+from railweave.machine.facts import Fact, Gpu, Known, Machine, NvLink, PciDevice, PciLink, Unknown, known
 from railweave.machine.nvml import reason_of
 from railweave.machine.pci import canonical_bus_id
 from railweave.machine.reading import attempt
@@ -46,7 +46,7 @@ def read_gpus(source: Source, pci: Fact[tuple[PciDevice, ...]]) -> tuple[Fact[tu
     except ValueError as error:
         missing = Unknown(Reason.error, _PATH, str(error)[:200])
         return _gpus_on_the_bus(pci, missing), missing
-    gpus = tuple(_gpu(entry) for entry in document["gpus"])
+    gpus = _with_addresses(tuple(_gpu(entry) for entry in document["gpus"]), pci)
     return Known(_with_peers(gpus, document["gpus"]), _PATH), _answer(document, "driver", str)
 
 
@@ -67,13 +67,49 @@ def _gpus_on_the_bus(pci: Fact[tuple[PciDevice, ...]], missing: Unknown) -> Fact
     """Without NVML: NVIDIA's display and 3D controllers, which the driver would number by address."""
     if isinstance(pci, Unknown):
         return missing
-    found = [device for device in pci.value if device.is_class(0x03, 2) and known(device.vendor) == _NVIDIA]
+    unsure = next((fact for device in pci.value for fact in _kind(device) if isinstance(fact, Unknown)), None)
+    if unsure is not None:
+        return unsure
+    found = gpus_on_the_bus(pci.value)
     rest = dict.fromkeys(_ASKED, missing)
     gpus = (
         Gpu(index, Known(device.bus_id, pci.evidence), **{**rest, "link": device.link, "link_max": device.link_max})  # type: ignore[arg-type]
-        for index, device in enumerate(sorted(found, key=lambda device: device.bus_id))
+        for index, device in enumerate(found)
     )
     return Known(tuple(gpus), pci.evidence)
+
+
+def _kind(device: PciDevice) -> tuple[Fact[int], ...]:
+    """What tells whether a function is a GPU: its class and, of a display controller, its vendor."""
+    return (device.pci_class, device.vendor) if device.is_class(0x03, 2) else (device.pci_class,)
+
+
+def gpus_on_the_bus(devices: Iterable[PciDevice]) -> list[PciDevice]:
+    """NVIDIA's display and 3D controllers, by address; not the virtual functions that guests get."""
+    found = [device for device in devices if device.is_class(0x03, 2) and known(device.vendor) == _NVIDIA]
+    return sorted((device for device in found if known(device.physical_function) is None), key=lambda device: device.bus_id)
+
+
+def _with_addresses(gpus: tuple[Gpu, ...], pci: Fact[tuple[PciDevice, ...]]) -> tuple[Gpu, ...]:
+    """Of a GPU that no longer answers, the address that the others leave: NVML numbers the GPUs on the bus by address."""
+    lost = [gpu for gpu in gpus if isinstance(gpu.bus_id, Unknown)]
+    bus = [device.bus_id for device in gpus_on_the_bus(known(pci) or ())]
+    if not lost or len(bus) != len(gpus) or any(known(gpu.bus_id) not in (None, bus_id) for gpu, bus_id in zip(gpus, bus, strict=True)):
+        return gpus
+    how = "the address that NVML's other GPUs leave"
+    return tuple(
+        replace(gpu, bus_id=Known(bus_id, f"/sys/bus/pci/devices: {how}")) if gpu in lost else gpu
+        for gpu, bus_id in zip(gpus, bus, strict=True)
+    )
+
+
+def unlisted_gpus(machine: Machine) -> tuple[PciDevice, ...]:
+    """GPUs on the PCI bus that the driver does not list; none where it was not asked."""
+    gpus = known(machine.gpus) or ()
+    listed = {known(gpu.bus_id) for gpu in gpus}
+    left = tuple(device for device in gpus_on_the_bus(known(machine.pci) or ()) if device.bus_id not in listed)
+    unplaced = sum(isinstance(gpu.bus_id, Unknown) for gpu in gpus)
+    return left if isinstance(machine.gpus, Known) and len(left) > unplaced else ()
 
 
 _ASKED = tuple(name for name in Gpu.__dataclass_fields__ if name not in {"index", "bus_id", "nic_paths"})
@@ -105,7 +141,6 @@ def _gpu(entry: Mapping[str, Any]) -> Gpu:
     def ask(key: str, kind: Any) -> Fact[Any]:
         return _answer(entry, key, kind)
 
-    nvlinks, errors = _nvlinks(entry)
     return Gpu(
         index=entry["index"],
         bus_id=ask("bus_id", canonical_bus_id),
@@ -113,7 +148,7 @@ def _gpu(entry: Mapping[str, Any]) -> Gpu:
         uuid=ask("uuid", str),
         sm=ask("compute_capability", lambda value: int(value[0]) * 10 + int(value[1])),
         memory_B=ask("memory_B", int),
-        nvlinks=nvlinks,
+        nvlinks=_nvlinks(entry),
         nvlink_slots=_slots(entry),
         affinity=ask("cpu_affinity", _affinity),
         link=_link(entry, ""),
@@ -124,7 +159,6 @@ def _gpu(entry: Mapping[str, Any]) -> Gpu:
         persistence=ask("persistence", bool),
         mig=ask("mig", bool),
         fabric_state=ask("fabric_state", lambda state: _FABRIC_STATES[int(state)]),
-        nvlink_errors=errors,
     )
 
 
@@ -172,12 +206,12 @@ def _slots(entry: Mapping[str, Any]) -> Fact[int]:
     return lost if lost is not None else Known(sum(isinstance(state, Known) for state in states), path)
 
 
-def _nvlinks(entry: Mapping[str, Any]) -> tuple[Fact[tuple[NvLink, ...]], Fact[int]]:
-    """Active links, and the errors that they counted."""
+def _nvlinks(entry: Mapping[str, Any]) -> Fact[tuple[NvLink, ...]]:
+    """Active links."""
     slots = _slots(entry)
     if isinstance(slots, Unknown):
-        return slots, slots
-    found, errors = [], 0
+        return slots
+    found = []
     for number, link in enumerate(_links(entry)):
         state = _state(entry, link, number)
         if not isinstance(state, Known) or state.value != 1:
@@ -190,14 +224,22 @@ def _nvlinks(entry: Mapping[str, Any]) -> tuple[Fact[tuple[NvLink, ...]], Fact[i
                 version=_answer(at, "version", lambda value: _NVLINK_GENERATIONS[int(value)]),
                 remote=remote.value if isinstance(remote, Known) else "unknown",
                 remote_bus_id=_answer(at, "remote_bus_id", canonical_bus_id),
+                errors=_errors(at),
             )
         )
-        counts = link.get("errors")
-        for answer in counts.values() if isinstance(counts, dict) else ():
-            value = answer.get("value") if isinstance(answer, dict) else None
-            errors += value if isinstance(value, int) else 0
-    path = f"{_PATH}: gpu {entry['index']} nvlinks"
-    return Known(tuple(found), path), Known(errors, f"{path}: errors")
+    return Known(tuple(found), f"{_PATH}: gpu {entry['index']} nvlinks")
+
+
+def _errors(link: Mapping[str, Any]) -> Fact[Mapping[str, int]]:
+    """The counters that the driver has; which ones a part counts differs."""
+    listed = link.get("errors")
+    if not isinstance(listed, dict) or not listed:
+        return Unknown(Reason.not_recorded, f"{_PATH}: gpu {link['index']} errors")
+    answers = {str(name): _answer({"index": link["index"], str(name): answer}, str(name), int) for name, answer in listed.items()}
+    counts = {name: answer.value for name, answer in answers.items() if isinstance(answer, Known)}
+    missing = [answer for answer in answers.values() if isinstance(answer, Unknown)]
+    unread = next((answer for answer in missing if not counts or answer.reason is not Reason.unsupported), None)
+    return unread if unread is not None else Known(counts, f"{_PATH}: gpu {link['index']} errors")
 
 
 def _with_peers(gpus: tuple[Gpu, ...], entries: list[Mapping[str, Any]]) -> tuple[Gpu, ...]:
@@ -224,7 +266,8 @@ def _peers(gpu: Gpu, gpus: tuple[Gpu, ...], entry: Mapping[str, Any]) -> Fact[Ma
             ways[other.index] = f"NV{links}"
             continue
         level = _answer({"index": gpu.index, "level": ancestors.get(str(other.index))}, "level", lambda value: _LEVELS[int(value)])
-        if isinstance(level, Unknown):
+        if isinstance(level, Known):
+            ways[other.index] = level.value
+        elif other.lost is None:  # of a GPU that fell off the bus only the way to it is unknown
             return level
-        ways[other.index] = level.value
     return Known(ways, path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from railweave.errors import FabricError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
+from railweave.machine.gpus import unlisted_gpus
 from railweave.machine.nccl_document import (
     ANY_CPU,
     ANY_NVSWITCH,
@@ -105,6 +106,10 @@ class _Writer:
             self._note(f"whether GPUDirect RDMA works is not known ({gdr}); written as gdr=0")
         for gpu in machine.gpus.value:
             self._add_gpu(gpu)
+        for device in unlisted_gpus(machine):
+            self._note(f"the GPU at {device.bus_id} is on the PCI bus and not among the driver's; left out")
+        if not self._cpus:
+            raise FabricError(f"no GPU of {machine.origin} can be placed: {'; '.join(self._notes)}; a topology is made of GPUs")
         for nic in known(machine.nics) or ():
             if known(nic.rdma) and _is_down(nic):
                 self._note(f"{nic.name} port {nic.port} is {known(nic.state)}; left out, as NCCL does")
@@ -197,9 +202,13 @@ class _Writer:
     # ---- devices ----
 
     def _add_gpu(self, gpu: Gpu) -> None:
+        if gpu.lost is not None:
+            self._note(f"GPU {gpu.index} does not answer ({gpu.lost}); left out")
+            return
         bus_id = known(gpu.bus_id)
         if bus_id is None:
-            raise FabricError(f"the PCI address of GPU {gpu.index} is not known: {gpu.bus_id}; a topology places GPUs by it")
+            self._note(f"the PCI address of GPU {gpu.index} is not known ({gpu.bus_id}); left out, a topology places GPUs by it")
+            return
         device = self._devices.get(bus_id)
         if device is None:
             device = PciDevice(bus_id, None, "pci")

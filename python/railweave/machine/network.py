@@ -9,7 +9,7 @@ from typing import Any
 
 from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown
 from railweave.machine.pci import path_addresses
-from railweave.machine.reading import NotGiven, attempt, folder, integer, link_name, or_none, parsed, ran, text_fact
+from railweave.machine.reading import NotGiven, attempt, folder, integer, link_name, or_else, or_none, parsed, ran, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import dataclass
 
@@ -42,7 +42,10 @@ def read_nics(source: Source) -> Fact[tuple[Nic, ...]]:
     netdevs = [netdev for name in names if (netdev := _netdev(source, name)) is not None]
     found: list[Nic] = []
     claimed: set[str] = set()
-    for device in folder(source, RDMA):
+    devices = or_else(attempt(RDMA, lambda: source.listdir(RDMA)), ())
+    if isinstance(devices, Unknown):
+        return devices
+    for device in devices.value:
         bus_id = _device_bus_id(source, f"{RDMA}/{device}")
         ports = sorted(int(port) for port in folder(source, f"{RDMA}/{device}/ports") if port.isdigit())
         for port in ports:
@@ -176,13 +179,15 @@ def _gids(source: Source, port_at: str) -> Fact[tuple[Gid, ...]]:
 
 
 def _counters(source: Source, folders: Sequence[str]) -> Fact[Mapping[str, int]]:
-    """All counters that can be read; drivers refuse some of those they list."""
+    """All counters that can be read; drivers refuse some of those they list. What a cut recording lacks may have counted."""
     counts: dict[str, int] = {}
     for at in folders:
         for name in folder(source, at):
             value = integer(source, f"{at}/{name}")
             if isinstance(value, Known):
                 counts[name] = value.value
+            elif value.reason is Reason.not_recorded:
+                return value
     if not counts:
         return Unknown(Reason.absent, " and ".join(folders), "no counters")
     return Known(counts, " and ".join(folders))

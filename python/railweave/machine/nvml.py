@@ -6,6 +6,7 @@ answered.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,8 @@ def read_json() -> str:
     try:
         return json.dumps(Reader(pynvml).document(), indent=1)
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):  # of a driver that has lost its GPUs; what was read counts
+            pynvml.nvmlShutdown()
 
 
 def error_name(error: Any) -> str:
@@ -67,13 +69,17 @@ class Reader:
             value = call()
         except self._nvml.NVMLError as error:
             return {"error": error_name(error)}
+        except AttributeError:  # a Python package older than the question
+            return {"error": "NVML_ERROR_FUNCTION_NOT_FOUND"}
         return {"value": value.decode(errors="replace") if isinstance(value, bytes) else value}
 
     def document(self) -> dict[str, Any]:
-        """All answers."""
+        """All answers. Raises Unreadable when the library does not even say how many GPUs there are."""
         nvml = self._nvml
-        count = nvml.nvmlDeviceGetCount()
-        handles = [self._handle(index) for index in range(count)]
+        count = self.ask(nvml.nvmlDeviceGetCount)
+        if "error" in count:
+            raise Unreadable(_PATH, Reason.error, f"nvmlDeviceGetCount: {count['error']}")
+        handles = [self._handle(index) for index in range(count["value"])]
         return {
             "version": VERSION,
             "driver": self.ask(nvml.nvmlSystemGetDriverVersion),
@@ -140,6 +146,7 @@ class Reader:
                     ("replay", nvml.NVML_NVLINK_ERROR_DL_REPLAY),
                     ("recovery", nvml.NVML_NVLINK_ERROR_DL_RECOVERY),
                     ("crc_flit", nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+                    ("crc_data", nvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
                 )
             },
         }

@@ -68,6 +68,9 @@ def _irq_affinity(source: Source, pci: Fact[tuple[PciDevice, ...]]) -> Fact[Mapp
     if isinstance(pci, Unknown):
         return pci
     path = "/proc/irq/*/smp_affinity_list"
+    unsure = next((device.pci_class for device in pci.value if isinstance(device.pci_class, Unknown)), None)
+    if unsure is not None:
+        return unsure
 
     def read() -> Mapping[int, tuple[int, ...]]:
         numbers = [irq for device in pci.value if device.is_class(0x02, 2) or device.is_class(0x03, 2) for irq in known(device.irqs) or ()]

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, Unknown, known
+from railweave.machine.gpus import unlisted_gpus
 from railweave.machine.nccl_topology import gpudirect_rdma
 from railweave.machine.paths import MEANING, pci_way
 from railweave.machine.processors import nodes_per_package
@@ -180,6 +181,8 @@ def unread_facts(machine: Machine) -> list[str]:
     for fact in _facts(machine):
         if isinstance(fact, Unknown) and fact.reason not in _EXPECTED:
             texts.setdefault(str(fact))
+    for device in unlisted_gpus(machine):
+        texts.setdefault(f"GPU at {device.bus_id}: on the PCI bus, and not among the driver's (railweave doctor: gpu.lost)")
     return list(texts)
 
 

@@ -103,7 +103,8 @@ def test_lost_gpu_keeps_what_it_had_answered() -> None:
     gpus = known(machine.gpus)
     assert gpus is not None and len(gpus) == 8
     assert reason_of(gpus[3].name) is Reason.vanished and known(gpus[3].sm) == 90
-    assert reason_of(gpus[5].bus_id) is Reason.vanished
+    assert reason_of(gpus[5].name) is Reason.vanished and known(gpus[5].bus_id) == crafted.gpus[5]
+    assert [gpu.index for gpu in gpus if gpu.lost] == [3, 5]
     assert "vanished" in render_machine(machine)
 
 

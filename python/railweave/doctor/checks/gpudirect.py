@@ -46,7 +46,7 @@ def _judge_distance(patient: Patient, subject: Subject) -> Verdict:
 
 
 def _through_cpu(patient: Patient, kind: str) -> str:
-    near = [label(other) for other in patient.gpus if patient.nearest_nics(other)[0] in ("PIX", "PXB")]
+    near = [label(other) for other in patient.gpus if _shares_a_switch(patient, other)]
     effect = (
         f"Its traffic to other nodes passes the CPU: {_WAYS[kind]}. "
         "By default NCCL uses GPUDirect RDMA only where PCIe switches alone are between"
@@ -55,6 +55,14 @@ def _through_cpu(patient: Patient, kind: str) -> str:
         relay = near[0] if len(near) == 1 else f"one of {', '.join(near)}"
         effect += f"; what it sends, PXN can take over NVLink and {relay}, what it receives, it cannot"
     return f"{effect}."
+
+
+def _shares_a_switch(patient: Patient, gpu: Gpu) -> bool:
+    """Whether it is known to; one that fell off the bus relays nothing."""
+    try:
+        return patient.nearest_nics(gpu)[0] in ("PIX", "PXB")
+    except MissingError:
+        return False
 
 
 def _judge_ratio(patient: Patient, _: Subject) -> Verdict:
@@ -67,13 +75,20 @@ def _judge_ratio(patient: Patient, _: Subject) -> Verdict:
 
 def _judge_imbalance(patient: Patient, _: Subject) -> Verdict:
     share = dict.fromkeys((label(nic) for nic in patient.fabric_nics), 0.0)
+    unplaced = ""
     for gpu in patient.gpus:
-        nics = patient.nearest_nics(gpu)[1]
+        try:
+            nics = patient.nearest_nics(gpu)[1]
+        except MissingError as missing:
+            unplaced = unplaced or f"{label(gpu)}: {missing}"
+            continue
         for near in nics:
             share[label(near)] += 1 / len(nics)
     lines = [f"GPUs that have {name} nearest: {count:g}" for name, count in share.items()]
     # Shares are fractions where a GPU has several NICs equally near.
     if max(share.values()) <= math.ceil(len(patient.gpus) / len(share)):
+        if unplaced:
+            raise MissingError(unplaced)
         return clear("no NIC is nearest to more GPUs than its share", *lines)
     busiest, idlest = max(share, key=lambda name: share[name]), min(share, key=lambda name: share[name])
     text = f"{share[busiest]:g} GPUs have {busiest} nearest, {share[idlest]:g} have {idlest}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from railweave.doctor.check import Check, Subject, Verdict, clear, fires, unknown
 from railweave.doctor.effect import NVLINK_BPS, pcie_GBps
 from railweave.doctor.finding import Severity
-from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
-from railweave.machine.facts import Gpu, Known
+from railweave.doctor.patient import Patient, bus_ids, evidence, label, need, need_all
+from railweave.machine.facts import Gpu, Known, PciDevice
+from railweave.machine.gpus import unlisted_gpus
 
 # NVLinks of a part (data sheets: bandwidth over both directions / bandwidth of a link). Parts that take optional bridges are not listed.
 _NVLINKS = (
@@ -23,6 +25,7 @@ _NVLINKS = (
 )
 # As NVML names them: "NVIDIA H100 80GB HBM3" and "NVIDIA H200" are the SXM parts, "NVIDIA H100 PCIe" and "NVIDIA H200 NVL" the cards.
 _ON_A_BOARD = re.compile(r"SXM|HGX|GB[23]00|GH200|NVL72|B[23]00|HBM3|H[28]00$|H20$")
+_NO_ANSWER = b"\xff\xff\xff\xff"  # what reads of a device that is gone return (PCI Express base specification 6.0, 2.3.2)
 _NVSWITCH = 0x0680  # PCI class of an NVSwitch: other bridge, by NVIDIA
 
 # The part of a link's rate that copies must reach. Packets of 128 B payload, the least that PCI Express allows, leave 128 / (128 + 24);
@@ -40,6 +43,67 @@ _HELD_BACK = {
 
 def _gpus(patient: Patient) -> Sequence[Subject]:
     return [Subject(label(gpu), (gpu,), bus_ids(gpu)) for gpu in patient.gpus]
+
+
+def _gpus_and_unlisted(patient: Patient) -> Sequence[Subject]:
+    found = [Subject(f"GPU at {device.bus_id}", (device,), (device.bus_id,)) for device in unlisted_gpus(patient.machine)]
+    return [*_gpus(patient), *found]
+
+
+def _judge_lost(patient: Patient, subject: Subject) -> Verdict:
+    (gpu,) = subject.facts
+    if isinstance(gpu, PciDevice):
+        return _judge_unlisted(patient, gpu)
+    assert isinstance(gpu, Gpu)
+    if gpu.lost is not None:
+        return fires("the driver cannot reach it", str(gpu.lost))
+    device = patient.device(gpu.bus_id)
+    if device is None and isinstance(gpu.bus_id, Known) and isinstance(patient.machine.pci, Known):
+        return fires(
+            "the driver lists it, and it is not on the PCI bus", evidence(gpu.bus_id), f"{patient.machine.pci.evidence}: not there"
+        )
+    if device is not None and isinstance(device.config, Known) and device.config.value[:4] == _NO_ANSWER:
+        return fires("it does not answer on the PCI bus", evidence(device.config, "vendor and device ffff ffff"))
+    need(gpu.name)
+    return clear("the driver reaches it", evidence(gpu.name))
+
+
+def _judge_unlisted(patient: Patient, device: PciDevice) -> Verdict:
+    """On the bus, not among NVML's: lost, kept for a guest, or of a container that is given some GPUs only."""
+    driver, listed = need(device.driver), patient.machine.gpus
+    lines = (evidence(device.driver, driver or "none"), f"{listed.evidence if isinstance(listed, Known) else ''}: not listed")
+    if driver == "vfio-pci":
+        return clear("it is kept for a virtual machine", *lines)
+    container = need(patient.machine.host.container)
+    if container is not None:
+        return unknown(f"the driver does not list it here; a container ({container}) may be given some of the GPUs only", *lines)
+    if driver is None:
+        return fires("it is on the PCI bus, and no driver has it", *lines)
+    return fires(f"it is on the PCI bus, driver {driver} has it, and NVML does not list it", *lines)
+
+
+def _judge_nvlink_errors(_: Patient, subject: Subject) -> Verdict:
+    (gpu,) = subject.facts
+    assert isinstance(gpu, Gpu)
+    links = need(gpu.nvlinks)
+    counted = {link.link: link.errors.value for link in links if isinstance(link.errors, Known)}
+    totals: Counter[str] = Counter()
+    for counts in counted.values():
+        totals.update(counts)
+    lines = [
+        f"library:nvml: gpu {gpu.index} link {number}: {', '.join(f'{name} {count}' for name, count in counts.items() if count)}"
+        for number, counts in counted.items()
+        if any(counts.values())
+    ]
+    text = ", ".join(f"{name} {count}" for name, count in totals.items() if count)
+    if totals["replay"] or totals["recovery"]:
+        return fires(text, *lines)
+    for link in links:
+        need(link.errors)
+    if not text:
+        return clear("no NVLink has counted an error" if links else "no NVLink is active", evidence(gpu.nvlinks, f"{len(links)} active"))
+    effect = "Each was found and sent again, too seldom for the link to replay; from 100 a second on a link is taken for faulty."
+    return fires(text, *lines, effect=effect, severity=Severity.info)
 
 
 def expected_nvlinks(name: str) -> int | None:
@@ -83,7 +147,10 @@ def _nvswitch_machine(patient: Patient) -> Sequence[Subject]:
     )
     linked = any(any(link.remote == "switch" for link in gpu.nvlinks.value) for gpu in patient.gpus if isinstance(gpu.nvlinks, Known))
     registers = any(isinstance(gpu.fabric_state, Known) and gpu.fabric_state.value != "not_supported" for gpu in patient.gpus)
-    return [Subject("machine", (), bus_ids(*patient.gpus))] if switches or linked or registers else []
+    if switches or linked or registers:
+        return [Subject("machine", (), bus_ids(*patient.gpus))]
+    need_all(gpu.nvlinks for gpu in patient.gpus)
+    return []
 
 
 def _judge_fabric_manager(patient: Patient, _: Subject) -> Verdict:
@@ -94,6 +161,7 @@ def _judge_fabric_manager(patient: Patient, _: Subject) -> Verdict:
     if pending:
         return fires(f"{', '.join(pending)} did not register with Fabric Manager", *lines, evidence(service))
     if any(isinstance(state, Known) and state.value == "completed" for state in states.values()):
+        need_all(states.values())
         return clear("the GPUs have registered with Fabric Manager", *lines)
     if need(service) == "active":
         return clear("Fabric Manager runs", evidence(service))
@@ -131,6 +199,18 @@ def _judge_copies(patient: Patient, subject: Subject) -> Verdict:
 
 CHECKS = (
     Check(
+        "gpu.lost",
+        "GPU fell off the bus",
+        Severity.error,
+        "NVML: list of GPUs and their answers; /sys/bus/pci/devices: class, driver, configuration space; container",
+        "Jobs that use it abort, and those that count on all GPUs do not start.",
+        "Look for Xid 79 and AER in the kernel log; restart the node; if it comes back, check power, riser and slot, or replace the board.",
+        "NVIDIA Xid errors, 79; NVML API reference, NVML_ERROR_GPU_IS_LOST",
+        _judge_lost,
+        _gpus_and_unlisted,
+        "no GPU",
+    ),
+    Check(
         "gpu.nvlinks",
         "Fewer NVLinks than the part has",
         Severity.error,
@@ -139,6 +219,18 @@ CHECKS = (
         "Look for Xid 74 in the kernel log, reset the GPU (nvidia-smi -r, all GPUs of the board), reseat or replace the board.",
         "NVIDIA data sheets of each part; NVIDIA Xid errors, 74",
         _judge_nvlinks,
+        _gpus,
+        "no GPU",
+    ),
+    Check(
+        "gpu.nvlink-errors",
+        "NVLink counts errors",
+        Severity.warning,
+        "NVML: error counters of each active NVLink (replay, recovery, CRC of flits and data)",
+        "A link that replays or recovers stands still meanwhile; rings and trees go at the pace of the slowest link.",
+        "See whether they still grow (nvidia-smi nvlink -e) and look for Xid 74; reset the GPUs of the board, reseat or replace it.",
+        "DCGM, health checks of NVLink: one replay or recovery is a fault, CRC errors from 100 a second",
+        _judge_nvlink_errors,
         _gpus,
         "no GPU",
     ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from railweave.doctor.check import Check, Subject, Verdict, clear, fires, unknown
+from railweave.doctor.check import Check, MissingError, Subject, Verdict, clear, fires, unknown
 from railweave.doctor.effect import rail_down
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
-from railweave.machine.facts import Fact, Known, LldpNeighbour, Nic
+from railweave.machine.facts import Fact, Known, LldpNeighbour, Nic, known
 
 # A verbs MTU of 4096 with RoCE v2 headers and tags, rounded up: NVIDIA's RoCE guides ask for 4200 or 9000.
 ROCE_MTU_B = 4200
@@ -107,9 +107,17 @@ def _downs(nic: Nic) -> tuple[int, Fact[Mapping[str, int]] | Fact[int]]:
     return need(nic.carrier_changes) // 2, nic.carrier_changes
 
 
+def _known_downs(nic: Nic) -> int | None:
+    try:
+        return _downs(nic)[0]
+    except MissingError:
+        return None
+
+
 def _judge_flaps(patient: Patient, subject: Subject) -> Verdict:
     downs, fact = _downs(_nic(subject))
-    siblings = [_downs(other)[0] for other in patient.fabric_nics if other is not _nic(subject)]
+    known_downs = (_known_downs(other) for other in patient.fabric_nics if other is not _nic(subject))
+    siblings = [count for count in known_downs if count is not None]
     least = min(siblings, default=0)
     line = evidence(fact, f"went down {downs} times")
     if downs - least < FLAPS_ABOVE_SIBLINGS:
@@ -121,21 +129,23 @@ def _judge_flaps(patient: Patient, subject: Subject) -> Verdict:
 def _judge_lossless(patient: Patient, subject: Subject) -> Verdict:
     nic = _nic(subject)
     need(nic.link_layer)
-    trust, pfc, ecn = need(nic.trust), need(nic.pfc), need(nic.ecn)
+    trust, pfc, ecn = known(nic.trust), known(nic.pfc), known(nic.ecn)
     lines = [evidence(nic.trust), evidence(nic.pfc, _priorities(pfc)), evidence(nic.ecn, _priorities(ecn))]
     faults = []
-    if trust != "dscp":
+    if trust not in (None, "dscp"):
         faults.append(f"priorities come from {trust}, which routed RoCE packets do not carry")
-    if not pfc and not ecn:
-        faults.append("neither flow control (PFC) nor congestion notification (ECN) is on for any priority")
-    elif not pfc or not ecn:
-        missing = "PFC" if not pfc else "ECN"
-        faults.append(f"{missing} is on for no priority")
+    off = [name for name, priorities in (("PFC", pfc), ("ECN", ecn)) if priorities == ()]
+    if off:
+        faults.append(f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} on for no priority")
+    own = _settings(nic)
     settings = Counter(found for other in patient.fabric_nics if (found := _settings(other)) is not None)
-    unlike = [label(other) for other in patient.fabric_nics if _settings(other) not in (None, (trust, pfc, ecn))]
-    if settings and settings[trust, pfc, ecn] < max(settings.values()):
+    unlike = [label(other) for other in patient.fabric_nics if _settings(other) not in (None, own)]
+    if own is not None and settings[own] < max(settings.values()):
         faults.append(f"set otherwise than {', '.join(unlike)}")
-    return fires("; ".join(faults), *lines) if faults else clear("DSCP is trusted, PFC and ECN are on", *lines)
+    if faults:
+        return fires("; ".join(faults), *lines)
+    need(nic.trust), need(nic.pfc), need(nic.ecn)
+    return clear("DSCP is trusted, PFC and ECN are on", *lines)
 
 
 def _settings(nic: Nic) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
@@ -144,7 +154,7 @@ def _settings(nic: Nic) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
     return None
 
 
-def _priorities(priorities: Sequence[int]) -> str:
+def _priorities(priorities: Sequence[int] | None) -> str:
     return f"priorities {', '.join(map(str, priorities))}" if priorities else "no priority"
 
 

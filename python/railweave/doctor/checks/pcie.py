@@ -9,28 +9,48 @@ from railweave.doctor.effect import pcie_GBps, with_links_at, without_gdr
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, Way, bus_ids, evidence, label, need
 from railweave.machine import pci_config
-from railweave.machine.facts import Gpu, Known, Nic, PciDevice, PciLink
+from railweave.machine.facts import Gpu, Known, Nic, PciDevice, PciLink, Unknown
 from railweave.machine.source import Reason
 
 REDIRECTS = ("ReqRedir", "CmpltRedir", "UpstreamFwd")
 _CONNECTX8 = 0x1023  # pci.ids, vendor 15b3
 
 
-def _ends(patient: Patient) -> tuple[Gpu | Nic, ...]:
-    """GPUs and fabric NICs."""
-    return (*patient.gpus, *patient.fabric_nics)
+def _ends(patient: Patient) -> tuple[list[tuple[Gpu | Nic, PciDevice]], list[Subject]]:
+    """GPUs and fabric NICs with their PCI functions, and those of which none is known."""
+    found: list[tuple[Gpu | Nic, PciDevice]] = []
+    unplaced: list[Subject] = []
+    for kind, listed in (("GPUs", lambda: patient.gpus), ("fabric NICs", lambda: patient.fabric_nics)):
+        try:
+            ends: Sequence[Gpu | Nic] = listed()
+        except MissingError as missing:
+            unplaced.append(Subject(kind, missing=str(missing)))
+            continue
+        for end in ends:
+            try:
+                found.append((end, patient.need_device(end)))
+            except MissingError as missing:
+                unplaced.append(Subject(label(end), (end,), bus_ids(end), str(missing)))
+    return found, unplaced
 
 
 def _peer_paths(patient: Patient) -> Sequence[Subject]:
     """GPU-NIC and GPU-GPU pairs that meet below the CPU: only there can a bridge send peer traffic a longer way than it needs."""
-    found = []
-    gpus = patient.gpus
-    pairs: list[tuple[Gpu, Gpu | Nic]] = [(gpu, nic) for gpu in gpus for nic in patient.fabric_nics]
-    pairs += [(one, other) for place, one in enumerate(gpus) for other in gpus[place + 1 :]]
-    for one, other in pairs:
-        way = patient.way(patient.need_device(one), patient.need_device(other))
+    if patient.machine.hidden_tree is not None and isinstance(patient.machine.topology, Unknown):
+        raise MissingError(str(patient.machine.hidden_tree))
+    ends, found = _ends(patient)
+    gpus = [(end, device) for end, device in ends if isinstance(end, Gpu)]
+    nics = [(end, device) for end, device in ends if isinstance(end, Nic)]
+    pairs = [(gpu, nic) for gpu in gpus for nic in nics] + [(one, other) for place, one in enumerate(gpus) for other in gpus[place + 1 :]]
+    for (one, device), (other, other_device) in pairs:
+        name, at = f"{label(one)} - {label(other)}", bus_ids(one, other)
+        try:
+            way = patient.way(device, other_device)
+        except MissingError as missing:
+            found.append(Subject(name, (one, other), at, str(missing)))
+            continue
         if way.kind in ("PIX", "PXB") and not (isinstance(other, Gpu) and _by_nvlink(one, other)):
-            found.append(Subject(f"{label(one)} - {label(other)}", (one, other, way), bus_ids(one, other)))
+            found.append(Subject(name, (one, other, way), at))
     return found
 
 
@@ -52,13 +72,14 @@ def _judge_acs(patient: Patient, subject: Subject) -> Verdict:
     assert isinstance(way, Way)
     if patient.is_virtual:
         return unknown("a guest does not see the host's ACS registers; the host must keep ACS on and switch ATS on (pcie.ats)")
-    read = [(bridge, pci_config.acs(_extended(bridge))) for bridge in way.bridges]
-    on = [(bridge, acs, [bit for bit in REDIRECTS if bit in acs.on]) for bridge, acs in read if acs is not None]
+    on, unread = _acs_of(way)
     registers = [
         f"{bridge.bus_id} ACSCtl (config {acs.offset:#05x}): {' '.join(f'{bit}{_sign(bit in acs.on)}' for bit in REDIRECTS)}"
         for bridge, acs, _ in on
     ]
     redirecting = [f"{bridge.bus_id} {', '.join(bits)}" for bridge, _, bits in on if bits]
+    if not redirecting and unread:
+        raise MissingError(unread)
     if not redirecting:
         return clear("no bridge between them redirects peer traffic", *registers)
     if _data_direct(patient, other):
@@ -82,15 +103,30 @@ def _judge_acs(patient: Patient, subject: Subject) -> Verdict:
     )
 
 
+def _acs_of(way: Way) -> tuple[list[tuple[PciDevice, pci_config.Acs, list[str]]], str]:
+    """Bridges of a path with ACS and what redirects there; and why some of them could not be read."""
+    found, unread = [], ""
+    for bridge in way.bridges:
+        try:
+            acs = pci_config.acs(_extended(bridge))
+        except MissingError as missing:
+            unread = unread or str(missing)
+            continue
+        if acs is not None:
+            found.append((bridge, acs, [bit for bit in REDIRECTS if bit in acs.on]))
+    return found, unread
+
+
 def _redirected_gpus(patient: Patient) -> Sequence[str]:
     """Addresses of all GPUs whose way to a fabric NIC is redirected: one register often serves several."""
     found: list[str] = []
     for subject in _peer_paths(patient):
+        if subject.missing:
+            continue
         gpu, other, way = subject.facts
         assert isinstance(gpu, Gpu)
         assert isinstance(way, Way)
-        controls = [pci_config.acs(_extended(bridge)) for bridge in way.bridges]
-        if isinstance(other, Nic) and any(acs is not None and acs.on & set(REDIRECTS) for acs in controls):
+        if isinstance(other, Nic) and any(bits for _, _, bits in _acs_of(way)[0]):
             found += bus_ids(gpu)
     return found
 
@@ -135,7 +171,8 @@ def _judge_ats(patient: Patient, subject: Subject) -> Verdict:
 
 
 def _devices(patient: Patient) -> Sequence[Subject]:
-    return [Subject(label(each), (each,), bus_ids(each)) for each in _ends(patient)]
+    ends, unplaced = _ends(patient)
+    return [Subject(label(end), (end,), bus_ids(end)) for end, _ in ends] + unplaced
 
 
 def _judge_iommu(patient: Patient, subject: Subject) -> Verdict:
@@ -153,14 +190,14 @@ def _judge_iommu(patient: Patient, subject: Subject) -> Verdict:
 def _links(patient: Patient) -> Sequence[Subject]:
     """The link of each GPU and fabric NIC, and those of the bridges above, each once."""
     found: dict[str, Subject] = {}
-    for end in _ends(patient):
-        device = patient.need_device(end)
+    ends, unplaced = _ends(patient)
+    for end, device in ends:
         found.setdefault(device.bus_id, Subject(label(end), (device, patient.parent(device), isinstance(end, Gpu)), bus_ids(end)))
         for bridge in patient.machine.ancestors(device.bus_id):
             above = patient.parent(bridge)
             if above is not None and isinstance(bridge.link, Known):
                 found.setdefault(bridge.bus_id, Subject(f"bridge {bridge.bus_id}", (bridge, above, False), bus_ids(end)))
-    return list(found.values())
+    return [*found.values(), *unplaced]
 
 
 def _judge_link(patient: Patient, subject: Subject) -> Verdict:

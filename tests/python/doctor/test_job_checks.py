@@ -1,0 +1,280 @@
+"""Checks of a job's process and its NCCL variables: each fires on its fault, is silent without it, unknown where its input is not readable."""
+
+from __future__ import annotations
+
+import pytest
+from faults import Break, Case, assert_fires, assert_silent, assert_unknown, unread
+from template_machine import JOB, TemplateMachine
+
+STATUS = "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t{}\nMems_allowed_list:\t0\n"
+LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {0}            {0}            bytes\n"
+SHM = "30 1 0:26 / /dev/shm rw,nosuid - tmpfs shm rw,size={}k\n"
+
+
+def environ(**variables: str) -> Break:
+    return lambda machine: machine.environ(**variables)
+
+
+def process(name: str, content: str) -> Break:
+    return lambda machine: machine.process(name, content)
+
+
+def no_verbs(machine: TemplateMachine) -> None:
+    machine.environ()
+    for path in [path for path in machine.files if path.startswith(f"/proc/{JOB}/root/dev/infiniband/")]:
+        del machine.files[path]
+
+
+def many_devices(machine: TemplateMachine) -> None:
+    """Enough of them that mlx5_1 is a prefix of another one's name."""
+    machine.links["/sys/class/infiniband/mlx5_10"] = machine.links["/sys/class/infiniband/mlx5_3"].replace("mlx5_3", "mlx5_10")
+    del machine.links["/sys/class/infiniband/mlx5_3"]
+    for path in [path for path in machine.files if path.startswith("/sys/class/infiniband/mlx5_3/")]:
+        machine.files[path.replace("mlx5_3", "mlx5_10")] = machine.files.pop(path)
+
+
+def prefix(machine: TemplateMachine) -> None:
+    many_devices(machine)
+    machine.environ(NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_2,mlx5_10")
+
+
+CASES = [
+    Case(
+        "job.cpu-affinity",
+        process("status", STATUS.format("8-15")),
+        (f"process {JOB}",),
+        "none of them near its GPU 0",
+        "8-15",
+        "warning",
+        job={},
+    ),
+    Case(
+        "job.cpu-affinity",
+        process("status", STATUS.format("0-15")),
+        (f"process {JOB}",),
+        "may run on cores of other NUMA nodes",
+        "0-15",
+        "warning",
+        job={},
+        name="missing",
+    ),
+    Case("job.memlock", process("limits", LIMITS.format("65536")), (f"process {JOB}",), "0.0625 MiB", "limits: 65536", "error", job={}),
+    Case(
+        "job.memlock",
+        process("limits", LIMITS.format(str(1 << 34))),
+        (f"process {JOB}",),
+        "limited to",
+        "limits",
+        "warning",
+        job={},
+        name="large",
+    ),
+    Case("job.rdma-devices", no_verbs, (f"process {JOB}",), "no /dev/infiniband/uverbs*", "/dev/infiniband", "error", job={}),
+    Case("job.shm", process("mountinfo", SHM.format("65536")), (f"process {JOB}",), "64 MiB", "mountinfo", "error", job={}),
+    Case(
+        "nccl.prefix",
+        prefix,
+        ("NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_10",),
+        "mlx5_1 also takes mlx5_10",
+        f"/proc/{JOB}/environ: NCCL_IB_HCA=",
+        "warning",
+        job={"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"},
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_IB_HCA="=mlx5_1"),
+        ("NCCL_IB_HCA==mlx5_1",),
+        "hides NICs from PXN",
+        "environ",
+        "warning",
+        job={"NCCL_IB_HCA": "mlx5"},
+        name="hca-per-rank",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_IB_HCA="mlx4_0"),
+        ("NCCL_IB_HCA=mlx4_0",),
+        "leaves no RDMA device",
+        "environ",
+        "warning",
+        job={"NCCL_IB_HCA": "^mlx4"},
+        name="hca-none",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_IB_GID_INDEX="3"),
+        ("NCCL_IB_GID_INDEX=3",),
+        "since 2.21",
+        "environ",
+        "warning",
+        job={"NCCL_IB_GID_INDEX": "-1"},
+        name="gid",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_IB_TC="160"),
+        ("NCCL_IB_TC=160",),
+        "DSCP 40 is priority 5",
+        "environ",
+        "warning",
+        job={"NCCL_IB_TC": "106"},
+        name="traffic-class",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_NET_GDR_LEVEL="2"),
+        ("NCCL_NET_GDR_LEVEL=2",),
+        "write PXB",
+        "environ",
+        "warning",
+        job={"NCCL_NET_GDR_LEVEL": "PHB"},
+        name="number",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_NET="Socket"),
+        ("NCCL_NET=Socket",),
+        "sockets are chosen although",
+        "environ",
+        "warning",
+        job={"NCCL_NET": "IB"},
+        name="socket",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_IB_DISABLE="1"),
+        ("NCCL_IB_DISABLE=1",),
+        "RDMA is switched off",
+        "environ",
+        "warning",
+        job={"NCCL_IB_DISABLE": "0"},
+        name="ib-disable",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_P2P_DISABLE="1"),
+        ("NCCL_P2P_DISABLE=1",),
+        "instead of NVLink",
+        "environ",
+        "warning",
+        job={"NCCL_P2P_DISABLE": "0"},
+        name="p2p",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_PXN_DISABLE="1"),
+        ("NCCL_PXN_DISABLE=1",),
+        "send through the CPU",
+        "environ",
+        "warning",
+        template="lineyahoo-2nic",
+        job={"NCCL_PXN_DISABLE": "0"},
+        name="pxn",
+    ),
+    Case(
+        "nccl.contradiction",
+        environ(NCCL_TOPO_FILE="/opt/gone.xml"),
+        ("NCCL_TOPO_FILE=/opt/gone.xml",),
+        "there is no file",
+        "environ",
+        "warning",
+        name="topology-file",
+    ),
+    Case(
+        "nccl.ignored",
+        environ(NCCL_IB_TC="106", NCCL_NET="Socket"),
+        ("NCCL_IB_TC=106",),
+        "NCCL_NET=Socket takes sockets",
+        "environ",
+        "warning",
+        job={"NCCL_IB_TC": "106"},
+        name="sockets",
+    ),
+    Case(
+        "nccl.ignored",
+        environ(NCCL_IB_SPLIT_DATA_ON_QPS="1"),
+        ("NCCL_IB_SPLIT_DATA_ON_QPS=1",),
+        "one queue pair",
+        "environ",
+        "warning",
+        job={"NCCL_IB_SPLIT_DATA_ON_QPS": "1", "NCCL_IB_QPS_PER_CONNECTION": "4"},
+        name="queues",
+    ),
+    Case(
+        "nccl.ignored",
+        environ(NCCL_SOCKET_NTHREADS="4"),
+        ("NCCL_SOCKET_NTHREADS=4",),
+        "over RDMA",
+        "environ",
+        "warning",
+        job={"NCCL_SOCKET_NTHREADS": "4", "NCCL_NET": "Socket"},
+        name="threads",
+    ),
+    Case(
+        "nccl.default",
+        environ(NCCL_IB_TIMEOUT="20"),
+        ("NCCL_IB_TIMEOUT=20",),
+        "20 is the default of NCCL 2.28.9",
+        "environ",
+        "info",
+        job={"NCCL_IB_TIMEOUT": "18"},
+    ),
+    Case(
+        "nccl.unknown",
+        environ(NCCL_IBHCA="mlx5"),
+        ("NCCL_IBHCA=mlx5",),
+        "NCCL_IB_HCA is meant?",
+        "environ",
+        "warning",
+        job={"NCCL_IB_HCA": "mlx5"},
+        name="misspelt",
+    ),
+    Case(
+        "nccl.unknown",
+        environ(NCCL_IB_SUBNET_AWARE_ROUTING="1"),
+        ("NCCL_IB_SUBNET_AWARE_ROUTING=1",),
+        "releases did since 2.30",
+        "environ",
+        "warning",
+        job={"NCCL_IB_DATA_DIRECT": "0"},
+        name="newer",
+    ),
+    Case(
+        "nccl.unknown",
+        environ(NCCL_AGG_CHANNEL_SIZE="4"),
+        ("NCCL_AGG_CHANNEL_SIZE=4",),
+        "releases did until 2.19.4",
+        "environ",
+        "warning",
+        name="gone",
+    ),
+]
+
+UNKNOWN: list[tuple[str, Break, str]] = [
+    ("job.cpu-affinity", lambda machine: (machine.environ(), machine.process("environ", ""))[0], "local rank"),
+    ("job.memlock", lambda machine: (machine.environ(), unread(machine, f"/proc/{JOB}/limits"))[0], "permission"),
+    ("job.shm", lambda machine: (machine.environ(), unread(machine, f"/proc/{JOB}/mountinfo"))[0], "permission"),
+    ("nccl.ignored", lambda machine: (machine.environ(), unread(machine, f"/proc/{JOB}/environ"))[0], "permission"),
+    ("nccl.default", lambda machine: (machine.environ(NCCL_IB_TIMEOUT="20"), machine.process("maps", ""))[0], "no libnccl.so is loaded"),
+    (
+        "nccl.unknown",
+        lambda machine: (machine.environ(NCCL_IB_HCA="mlx5"), machine.process("maps", "x /lib/libnccl.so.2.99.1"))[0],
+        "covers 2.8.3 to",
+    ),
+    ("nccl.contradiction", lambda machine: machine.environ(NCCL_SOCKET_IFNAME="bond0"), "virtual interface"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fires_on_the_fault_and_names_it(case: Case) -> None:
+    assert_fires(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_silent_without_the_fault(case: Case) -> None:
+    assert_silent(case)
+
+
+@pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
+def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
+    assert_unknown(check, blind, reason)
