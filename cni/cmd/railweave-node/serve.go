@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -131,15 +130,8 @@ func serveWeb(config *nodeconfig.Config, node *agent.Agent, registry *prometheus
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "alive") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
-		var problems error
-		if !node.Ready() {
-			problems = errors.New("the first reconciliation is not done")
-		}
-		for _, rail := range config.Rails {
-			problems = errors.Join(problems, node.Status(r.Context(), rail.Name))
-		}
-		if problems != nil {
-			http.Error(w, problems.Error(), http.StatusServiceUnavailable)
+		if problem := node.Serving(r.Context()); problem != nil {
+			http.Error(w, problem.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = fmt.Fprintln(w, "ready")
@@ -176,8 +168,9 @@ func clients() (kubernetes.Interface, dynamic.Interface, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("tenancy.source kubernetes: no cluster: %w", err)
 	}
-	// Every pod costs a few requests; 200 may start at once.
-	config.QPS, config.Burst = 100, 400
+	// An ADD costs 4 requests: Namespace, pod, two addresses. 200 pods on 8 rails may start at once; the API server has its own
+	// priority and fairness.
+	config.QPS, config.Burst = 400, 6400
 	core, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, nil, err

@@ -47,14 +47,17 @@ type Agent struct {
 	// revalidating serves many DELs with one question: ovs-vswitchd's control socket has a short queue.
 	revalidating *batch
 
+	// busy are attachments with a request under way: a retry of a runtime may overlap the call it gave up on.
+	busy *turns[attachment.Key]
+	// publishing are addresses on their way to the source: what is sent is what the address is then, so the last one is right.
+	publishing *turns[netip.Addr]
+
 	mutex       sync.Mutex
 	attachments map[attachment.Key]*attachment.Attachment
-	// busy are keys with a request under way; a second one for the same key waits.
-	busy map[attachment.Key]chan struct{}
 	// own are this node's published addresses with the tenant they have now.
 	own        map[netip.Addr]tenancy.Entry
 	generation uint64
-	tenants    map[string]uint32
+	tenants    map[tenancy.Tenant]uint32
 	acks       map[string]uint64
 	// unsettled: an address lost or got a tenant, but cached flows of before may be left.
 	unsettled bool
@@ -73,9 +76,10 @@ func New(s Surroundings) *Agent {
 		Surroundings: s,
 		rails:        map[string]*rail{},
 		attachments:  map[attachment.Key]*attachment.Attachment{},
-		busy:         map[attachment.Key]chan struct{}{},
+		busy:         newTurns[attachment.Key](),
+		publishing:   newTurns[netip.Addr](),
 		own:          map[netip.Addr]tenancy.Entry{},
-		tenants:      map[string]uint32{},
+		tenants:      map[tenancy.Tenant]uint32{},
 		acks:         map[string]uint64{},
 		disputed:     map[netip.Addr]int{},
 		asking:       map[bool]*asking{true: {}, false: {}},
@@ -120,6 +124,12 @@ func (a *Agent) revalidate(ctx context.Context) error {
 
 // Run brings everything into the desired state, then keeps it there until the context ends.
 func (a *Agent) Run(ctx context.Context) error {
+	err := a.run(ctx)
+	a.farewell(ctx, err)
+	return err
+}
+
+func (a *Agent) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -131,6 +141,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, r := range a.rails {
 		running.Go(func() { r.applying.run(ctx, r.applyFailed) })
 	}
+	running.Go(func() { a.watchHealth(ctx) })
 	if err := a.start(ctx); err != nil {
 		return err
 	}
@@ -189,6 +200,7 @@ func (a *Agent) start(ctx context.Context) error {
 		}
 	}
 	a.adoptPublished()
+	a.markRevoked() // before the rails are applied: what was revoked here before must not come back for a moment
 	for _, r := range a.rails {
 		if err := r.ensureBridge(ctx); err != nil {
 			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)

@@ -18,31 +18,6 @@ import (
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
 
-// acquire makes the caller the only one who works on a key. A retry of a runtime may overlap the call it gave up on.
-func (a *Agent) acquire(ctx context.Context, key attachment.Key) (release func(), err error) {
-	for {
-		a.mutex.Lock()
-		other, busy := a.busy[key]
-		if !busy {
-			done := make(chan struct{})
-			a.busy[key] = done
-			a.mutex.Unlock()
-			return func() {
-				a.mutex.Lock()
-				delete(a.busy, key)
-				a.mutex.Unlock()
-				close(done)
-			}, nil
-		}
-		a.mutex.Unlock()
-		select {
-		case <-other:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
 func (a *Agent) findRail(name string) (*rail, error) {
 	if r, known := a.rails[name]; known {
 		return r, nil
@@ -59,7 +34,7 @@ func (a *Agent) Attach(ctx context.Context, wanted *attachment.Attachment) error
 	if err != nil {
 		return err
 	}
-	release, err := a.acquire(ctx, wanted.Key)
+	release, err := a.busy.take(ctx, wanted.Key)
 	if err != nil {
 		return err
 	}
@@ -176,6 +151,8 @@ func (a *Agent) judgePod(ctx context.Context, wanted *attachment.Attachment) err
 		return failure.New(nodev1.Reason_NAMESPACE_UNKNOWN, pod, "K8S_POD_NAMESPACE in CNI_ARGS must name an existing Namespace", "the pod's Namespace does not exist").Because(err)
 	case errors.Is(err, tenancy.ErrNoPod):
 		return failure.New(nodev1.Reason_POD_UNKNOWN, pod, "K8S_POD_NAME and K8S_POD_UID in CNI_ARGS must name a pod of this node", "the API knows no such pod").Because(err)
+	case errors.Is(err, tenancy.ErrBehind):
+		return failure.New(nodev1.Reason_TENANCY_STALE, wanted.Pod.Namespace, "the runtime tries again", "the Namespace's tenant is not known yet").Because(err)
 	case err != nil:
 		return failure.New(nodev1.Reason_TENANCY_STALE, pod, "see whether the API server can be reached from the node", "the pod could not be verified").Because(err)
 	}
@@ -303,11 +280,9 @@ func collide(wanted, other *attachment.Attachment) error {
 // realise does the work of Attach, all parts side by side. A crash in between leaves nothing wrong: what the store lacks is
 // removed from the switch by the next start, and what it has is installed.
 func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachment) error {
-	tenant, exists := a.Source.View().Namespaces[held.Pod.Namespace]
-	if !exists {
+	if !a.claim(held) {
 		return failure.New(nodev1.Reason_NAMESPACE_UNKNOWN, held.Pod.Namespace, "", "the Namespace does not exist")
 	}
-	a.claim(held, tenant)
 	parts := []func() error{
 		func() error {
 			return wrap(r.applying.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "the flows were not installed")

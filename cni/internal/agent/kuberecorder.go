@@ -3,10 +3,12 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -20,14 +22,15 @@ import (
 // NodeCondition is the type of the condition that carries STATUS where Multus does not pass the verb on.
 const NodeCondition = "RailweaveReady"
 
-// KubeRecorder writes events on pods and the node's condition.
+// KubeRecorder writes events on pods and the Nodes' conditions.
 type KubeRecorder struct {
 	client kubernetes.Interface
 	events record.EventRecorder
 	node   string
+	now    func() time.Time
 
 	mutex   sync.Mutex
-	written string // the condition as last written
+	written Condition // this node's, as last compared with the API's
 	at      time.Time
 }
 
@@ -35,7 +38,8 @@ type KubeRecorder struct {
 func NewKubeRecorder(ctx context.Context, client kubernetes.Interface, node string) *KubeRecorder {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	return &KubeRecorder{client: client, node: node, events: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "railweave-node", Host: node})}
+	return &KubeRecorder{client: client, node: node, now: time.Now,
+		events: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "railweave-node", Host: node})}
 }
 
 // PodEvent writes an event on a pod.
@@ -48,28 +52,52 @@ func (r *KubeRecorder) PodEvent(pod attachment.Pod, warning bool, reason, messag
 	r.events.Event(reference, kind, reason, message)
 }
 
-// conditionRefresh renews the condition's heartbeat, as kubelet does with its own.
-const conditionRefresh = 5 * time.Minute
+const (
+	// conditionCheck: how often this node's condition is compared with the API's although nothing changed: somebody who took
+	// this agent for dead may have written it.
+	conditionCheck = time.Minute
+	// conditionRefresh renews the condition's heartbeat, as kubelet does with its own. The heartbeat to judge by is the RailNode's.
+	conditionRefresh = 5 * time.Minute
+)
 
-// Condition writes the node's condition if it changed.
-func (r *KubeRecorder) Condition(ctx context.Context, reason, why string) error {
+// Condition makes a Node's condition the wanted one. A Node that is gone needs none.
+func (r *KubeRecorder) Condition(ctx context.Context, node string, wanted Condition) error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	if r.written == reason+"\x00"+why && time.Since(r.at) < conditionRefresh {
+	now := r.now()
+	if node == r.node && r.written == wanted && now.Sub(r.at) < conditionCheck {
 		return nil
 	}
-	now := metav1.Now()
-	condition := corev1.NodeCondition{Type: NodeCondition, Status: corev1.ConditionTrue, Reason: reason, Message: why, LastHeartbeatTime: now, LastTransitionTime: now}
-	if why != "" {
-		condition.Status = corev1.ConditionFalse
+	if err := r.write(ctx, node, wanted, metav1.NewTime(now)); err != nil && !apierrors.IsNotFound(err) {
+		return err
 	}
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{condition}}})
+	if node == r.node {
+		r.written, r.at = wanted, now
+	}
+	return nil
+}
+
+func (r *KubeRecorder) write(ctx context.Context, node string, wanted Condition, now metav1.Time) error {
+	found, err := r.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if _, err := r.client.CoreV1().Nodes().PatchStatus(ctx, r.node, patch); err != nil {
+	condition := corev1.NodeCondition{Type: NodeCondition, Status: wanted.Status, Reason: wanted.Reason, Message: wanted.Message, LastHeartbeatTime: now, LastTransitionTime: now}
+	if at := slices.IndexFunc(found.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == NodeCondition }); at >= 0 {
+		before := found.Status.Conditions[at]
+		if wanted == (Condition{before.Status, before.Reason, before.Message}) && now.Sub(before.LastHeartbeatTime.Time) < conditionRefresh {
+			return nil
+		}
+		if before.Status == wanted.Status {
+			condition.LastTransitionTime = before.LastTransitionTime
+		}
+	}
+	// With the version that was read: what somebody else wrote since is not overwritten.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": found.ResourceVersion},
+		"status": map[string]any{"conditions": []corev1.NodeCondition{condition}}})
+	if err != nil {
 		return err
 	}
-	r.written, r.at = reason+"\x00"+why, time.Now()
-	return nil
+	_, err = r.client.CoreV1().Nodes().PatchStatus(ctx, node, patch)
+	return err
 }

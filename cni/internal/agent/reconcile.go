@@ -68,7 +68,7 @@ func (a *Agent) sweep(ctx context.Context) {
 	a.mutex.Lock()
 	var dead []*attachment.Attachment
 	for key, held := range a.attachments {
-		if _, busy := a.busy[key]; !busy && a.dead(held) {
+		if !a.busy.busy(key) && a.dead(held) {
 			dead = append(dead, held.Clone())
 		}
 	}

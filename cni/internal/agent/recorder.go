@@ -22,4 +22,4 @@ func (r LogRecorder) PodEvent(pod attachment.Pod, warning bool, reason, message 
 }
 
 // Condition needs no log: what it is about was logged when it happened.
-func (r LogRecorder) Condition(context.Context, string, string) error { return nil }
+func (r LogRecorder) Condition(context.Context, string, Condition) error { return nil }

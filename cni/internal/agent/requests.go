@@ -15,7 +15,7 @@ import (
 
 // Detach removes an attachment.
 func (a *Agent) Detach(ctx context.Context, key attachment.Key) error {
-	release, err := a.acquire(ctx, key)
+	release, err := a.busy.take(ctx, key)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (a *Agent) Announce(ctx context.Context, key attachment.Key, railName strin
 	if err != nil {
 		return err
 	}
-	release, err := a.acquire(ctx, key)
+	release, err := a.busy.take(ctx, key)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (a *Agent) routesAreThere(held *attachment.Attachment) error {
 
 // Withdraw ends an announcement.
 func (a *Agent) Withdraw(ctx context.Context, key attachment.Key) error {
-	release, err := a.acquire(ctx, key)
+	release, err := a.busy.take(ctx, key)
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (a *Agent) Collect(ctx context.Context, network string, valid []attachment.
 	a.mutex.Lock()
 	var dead []attachment.Key
 	for key, held := range a.attachments {
-		if _, busy := a.busy[key]; key.Network == network && !listed[key] && !busy && a.dead(held) {
+		if key.Network == network && !listed[key] && !a.busy.busy(key) && a.dead(held) {
 			dead = append(dead, key)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/flow"
 	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/tenancy"
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
 
@@ -54,7 +55,7 @@ func (a *Agent) railState(r *rail, bridge *vswitch.Bridge, mine []*attachment.At
 		}
 		state.Pods = append(state.Pods, pod)
 	}
-	member := func(address netip.Addr, tenant string, rail string) {
+	member := func(address netip.Addr, tenant tenancy.Tenant, rail string) {
 		if number, served := a.tenants[tenant]; served && !here[address] && a.plausible(address, rail) {
 			state.Members = append(state.Members, flow.Member{Address: address, Tenant: number})
 		}
@@ -83,7 +84,7 @@ func (a *Agent) plausible(address netip.Addr, railName string) bool {
 }
 
 // tenantNumber is the tenant's number in the switch's registers, given out on first use. Called with the mutex held.
-func (a *Agent) tenantNumber(tenant string) uint32 {
+func (a *Agent) tenantNumber(tenant tenancy.Tenant) uint32 {
 	number, known := a.tenants[tenant]
 	if !known {
 		used := map[uint32]bool{}

@@ -73,8 +73,8 @@ type Pods interface {
 // Recorder tells people.
 type Recorder interface {
 	PodEvent(pod attachment.Pod, warning bool, reason, message string)
-	// Condition is the node's: why is empty if all is well.
-	Condition(ctx context.Context, reason, why string) error
+	// Condition makes a Node's condition the wanted one.
+	Condition(ctx context.Context, node string, wanted Condition) error
 }
 
 // Host is the real Kernel.

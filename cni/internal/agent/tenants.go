@@ -24,11 +24,30 @@ func (a *Agent) adoptPublished() {
 	view := a.Source.View()
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	// Even if the store is lost: a barrier with a number that others acknowledged once would wait for nobody.
+	a.generation = max(a.generation, view.Nodes[a.Config.Node].Barrier)
+	for _, other := range view.Nodes {
+		a.generation = max(a.generation, other.Acks[a.Config.Node])
+	}
+	var nobodys []netip.Addr
 	for address, entry := range view.Entries {
 		if entry.Node == a.Config.Node {
 			a.own[address] = entry
 			a.generation = max(a.generation, entry.Generation)
+			if entry.Tenant == "" {
+				nobodys = append(nobodys, address)
+			}
 		}
+	}
+	for _, address := range nobodys { // an older agent wrote them: they get their tenant as by a change of it
+		entry := a.own[address]
+		entry.Tenant = view.Namespaces[entry.Namespace]
+		if entry.Tenant == "" {
+			entry.Tenant = tenancy.TenantOf(entry.Namespace, "") // it is gone, and nothing will be granted
+		}
+		entry.Revoked, entry.Changed, entry.Generation = true, true, a.nextGeneration()
+		a.own[address] = entry
+		a.unsettled = true
 	}
 	a.acks = maps.Clone(view.Nodes[a.Config.Node].Acks)
 	if a.acks == nil {
@@ -36,23 +55,32 @@ func (a *Agent) adoptPublished() {
 	}
 }
 
-// claim gives the addresses of an attachment the tenant its Namespace has now, on this node.
-func (a *Agent) claim(held *attachment.Attachment, tenant string) {
+// claim gives the addresses of an attachment the tenant its Namespace has now, on this node. false: there is no such Namespace.
+func (a *Agent) claim(held *attachment.Attachment) bool {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	// Asked under the lock: markRevoked either knows what is claimed here, or had a view that this one is not older than.
+	tenant, exists := a.Source.View().Namespaces[held.Pod.Namespace]
+	if !exists {
+		return false
+	}
 	for _, host := range held.Hosts() {
 		if _, known := a.own[host]; !known {
 			a.own[host] = tenancy.Entry{Address: host, Node: a.Config.Node, Rail: held.Rail, Namespace: held.Pod.Namespace, Tenant: tenant, Generation: a.nextGeneration()}
 		}
 	}
+	return true
 }
 
-// publish makes the claimed addresses of an attachment known to all nodes, side by side.
+// publish makes the claimed addresses of an attachment known to all nodes, side by side. One whose tenant is being changed is
+// left to changeTenants: others may hear of it only when it is in force here, and in the order of generations.
 func (a *Agent) publish(ctx context.Context, held *attachment.Attachment) error {
 	hosts := held.Hosts()
 	results := make(chan error, len(hosts))
 	for _, host := range hosts {
-		go func() { results <- a.publishAddress(ctx, host) }()
+		go func() {
+			results <- a.publishAddress(ctx, host, func(entry tenancy.Entry) bool { return !entry.Changed })
+		}()
 	}
 	var first error
 	for range hosts {
@@ -63,38 +91,44 @@ func (a *Agent) publish(ctx context.Context, held *attachment.Attachment) error 
 	return first
 }
 
-// publishAddress publishes what the address is now. It may change or go while that is under way, and others may publish it
-// too; so whoever published looks again afterwards.
-func (a *Agent) publishAddress(ctx context.Context, address netip.Addr) error {
-	look := func() (tenancy.Entry, bool) {
-		a.mutex.Lock()
-		defer a.mutex.Unlock()
-		entry, owned := a.own[address]
-		return entry, owned
+// publishAddress publishes what the address is now, if it may be, and takes it back if it is none of this node's.
+func (a *Agent) publishAddress(ctx context.Context, address netip.Addr, may func(tenancy.Entry) bool) error {
+	release, err := a.publishing.take(ctx, address)
+	if err != nil {
+		return err
 	}
-	entry, owned := look()
-	for owned {
-		if err := a.Source.Publish(ctx, entry); err != nil {
-			return err
-		}
-		before := entry
-		if entry, owned = look(); owned && entry == before {
-			return nil
-		}
+	defer release()
+	a.mutex.Lock()
+	entry, owned := a.own[address]
+	a.mutex.Unlock()
+	switch {
+	case !owned:
+		return a.Source.Remove(ctx, address)
+	case may(entry):
+		return a.Source.Publish(ctx, entry)
+	default:
+		return nil
 	}
-	return a.Source.Remove(ctx, address)
 }
 
-// unpublish takes the addresses back. One that fails is tried again by publishAll.
-func (a *Agent) unpublish(ctx context.Context, held *attachment.Attachment) {
-	for _, host := range held.Hosts() {
-		a.mutex.Lock()
-		delete(a.own, host)
-		a.mutex.Unlock()
-		if err := a.Source.Remove(ctx, host); err != nil {
-			a.Log.Warn("a published address was not taken back; trying again later", "address", host, "error", err)
+// takeBack removes addresses that are no longer this node's. One that fails is tried again by publishAll.
+func (a *Agent) takeBack(ctx context.Context, addresses []netip.Addr) {
+	for _, address := range addresses {
+		if err := a.publishAddress(ctx, address, func(tenancy.Entry) bool { return false }); err != nil {
+			a.Log.Warn("a published address was not taken back; trying again later", "address", address, "error", err)
 		}
 	}
+}
+
+// unpublish takes the addresses of an attachment back.
+func (a *Agent) unpublish(ctx context.Context, held *attachment.Attachment) {
+	hosts := held.Hosts()
+	a.mutex.Lock()
+	for _, host := range hosts {
+		delete(a.own, host)
+	}
+	a.mutex.Unlock()
+	a.takeBack(ctx, hosts)
 }
 
 // publishAll makes the published addresses those of the attachments.
@@ -120,17 +154,11 @@ func (a *Agent) publishAll(ctx context.Context) {
 		}
 	}
 	a.mutex.Unlock()
-	for _, address := range gone {
-		if err := a.Source.Remove(ctx, address); err != nil {
-			a.Log.Warn("a published address was not taken back; trying again later", "address", address, "error", err)
-		}
-	}
+	a.takeBack(ctx, gone)
 	for _, held := range unknown {
-		tenant, exists := view.Namespaces[held.Pod.Namespace]
-		if !exists {
+		if !a.claim(held) {
 			continue // it has no tenant, so nothing passes
 		}
-		a.claim(held, tenant)
 		if err := a.publish(ctx, held); err != nil {
 			a.Log.Error("an attachment's address was not published", "attachment", held.Key.String(), "error", err)
 		}
@@ -159,24 +187,30 @@ func (a *Agent) watchTenancy(ctx context.Context) {
 // heard brings the view into the switch and then says so: what is due was in the view before the rails were applied.
 func (a *Agent) heard(ctx context.Context) {
 	due := a.Source.View().Due(a.Config.Node)
-	if err := a.applyAll(ctx); err != nil {
-		return // logged by the rail, tried again, and heard again at the next heartbeat
+	if err := a.applyAll(ctx); err == nil { // else logged by the rail, which tries again; heard again at the next heartbeat
+		a.acknowledge(ctx, due)
 	}
+	// Also when a rail could not be applied: what is revoked must go from the others.
+	for a.changeTenants(ctx) {
+	}
+}
+
+// acknowledge reports the barriers of other nodes that are in force here once no cached flow of before is left.
+func (a *Agent) acknowledge(ctx context.Context, due map[string]uint64) {
 	a.mutex.Lock()
 	behind := !maps.Equal(due, a.acks)
 	a.mutex.Unlock()
-	if behind {
-		if err := a.revalidating.do(ctx); err != nil {
-			a.Log.Error("cached flows could not be revalidated; the barrier is not acknowledged", "error", err)
-			return
-		}
-		a.mutex.Lock()
-		a.acks = due
-		a.mutex.Unlock()
-		a.report(ctx)
+	if !behind {
+		return
 	}
-	for a.changeTenants(ctx) {
+	if err := a.revalidating.do(ctx); err != nil {
+		a.Log.Error("cached flows could not be revalidated; the barrier is not acknowledged", "error", err)
+		return
 	}
+	a.mutex.Lock()
+	a.acks = due
+	a.mutex.Unlock()
+	a.report(ctx)
 }
 
 func (a *Agent) report(ctx context.Context) {
@@ -282,7 +316,7 @@ func (a *Agent) publishOutdated(ctx context.Context) bool {
 	a.mutex.Unlock()
 	slices.SortFunc(outdated, func(x, y tenancy.Entry) int { return cmp.Compare(x.Generation, y.Generation) })
 	for _, entry := range outdated {
-		if err := a.publishAddress(ctx, entry.Address); err != nil {
+		if err := a.publishAddress(ctx, entry.Address, func(tenancy.Entry) bool { return true }); err != nil {
 			a.Log.Error("an address was not published; trying again at the next heartbeat", "address", entry.Address, "error", err)
 			return false
 		}

@@ -59,7 +59,7 @@ func TestAddressInUseOnAnotherNode(t *testing.T) {
 
 // TestChangeOfTenant: the old tenant is gone before the new one comes, on both nodes, with revalidation in between.
 func TestChangeOfTenant(t *testing.T) {
-	first, second, dir := two(t, map[string]string{"team-a": "", "team-b": "", "mover": "team-a"})
+	first, second, dir := two(t, map[string]string{"team-a": "red", "team-b": "blue", "mover": "red"})
 	moving, friend, next := first.pod("mover", 1), second.pod("team-a", 2), second.pod("team-b", 3)
 	first.attach(moving)
 	second.attach(friend)
@@ -67,18 +67,18 @@ func TestChangeOfTenant(t *testing.T) {
 	first.await("it knows its friend", func() bool { return first.knows(friend) })
 	second.await("its friend knows it", func() bool { return second.knows(moving) })
 	started := second.operations()
-	writeNamespaces(t, dir, map[string]string{"team-a": "", "team-b": "", "mover": "team-b"})
+	writeNamespaces(t, dir, map[string]string{"team-a": "red", "team-b": "blue", "mover": "blue"})
 	first.await("the change is in force", func() bool {
 		view := first.agent.Source.View()
 		inForce, _ := view.InForce("mover", time.Now())
-		return inForce && view.Namespaces["mover"] == "team-b" // else it has not heard of the change yet
+		return inForce && view.Namespaces["mover"] == "label/blue" // else it has not heard of the change yet
 	})
 	if first.knows(friend) {
 		t.Error("the old tenant is still known on its node")
 	}
 	first.await("the new tenant is known", func() bool { return first.knows(next) && second.knows(moving) })
 	entry := first.agent.Source.View().Entries[moving.Hosts()[0]]
-	if entry.Tenant != "team-b" || entry.Revoked || !entry.Changed {
+	if entry.Tenant != "label/blue" || entry.Revoked || !entry.Changed {
 		t.Errorf("%+v", entry)
 	}
 	second.position("revalidate", started)
@@ -105,7 +105,7 @@ func tenantOf(flows []string, sender string) string {
 
 // TestChangeWaitsForALiveNode, and not for one that has not been heard of for long.
 func TestChangeWaitsForALiveNode(t *testing.T) {
-	first, second, dir := two(t, map[string]string{"team-a": "", "mover": "team-a"})
+	first, second, dir := two(t, map[string]string{"team-a": "", "mover": "red"})
 	moving := first.pod("mover", 1)
 	first.attach(moving)
 	second.await("node2 has heard of it", func() bool { return len(second.agent.Source.View().Entries) > 0 })
@@ -125,7 +125,7 @@ func TestChangeWaitsForALiveNode(t *testing.T) {
 	first.agent.heard(t.Context())
 	first.await("granted without the dead node", func() bool {
 		entry := first.agent.Source.View().Entries[moving.Hosts()[0]]
-		return !entry.Revoked && entry.Tenant == "other"
+		return !entry.Revoked && entry.Tenant == "label/other"
 	})
 }
 
@@ -137,17 +137,20 @@ func TestRevocationThatCannotBeRevalidated(t *testing.T) {
 	n.locked(func() { n.fail["revalidate"] = errBusy })
 	writeNamespaces(t, n.agent.Config.Tenancy.Directory, map[string]string{"team-a": "new"})
 	n.await("the address has lost its flows", func() bool { return !n.knows(held) })
-	if entry := n.agent.Source.View().Entries[held.Hosts()[0]]; entry.Revoked || entry.Tenant != "team-a" {
+	n.attach(held) // a repeated ADD does not publish it either
+	if entry := n.agent.Source.View().Entries[held.Hosts()[0]]; entry.Revoked || entry.Tenant != "namespace/team-a" {
 		t.Errorf("published: %+v", entry)
 	}
 	n.locked(func() { delete(n.fail, "revalidate") })
 	n.agent.heard(t.Context())
-	n.await("the new tenant", func() bool { return n.agent.Source.View().Entries[held.Hosts()[0]].Tenant == "new" && n.knows(held) })
+	n.await("the new tenant", func() bool {
+		return n.agent.Source.View().Entries[held.Hosts()[0]].Tenant == "label/new" && n.knows(held)
+	})
 }
 
 // TestGrantThatCannotBeRevalidated is not published either: "in force" would meet cached flows that still drop.
 func TestGrantThatCannotBeRevalidated(t *testing.T) {
-	first, second, dir := two(t, map[string]string{"team-a": "", "mover": "team-a"})
+	first, second, dir := two(t, map[string]string{"team-a": "", "mover": "red"})
 	moving := first.pod("mover", 1)
 	first.attach(moving)
 	second.await("node2 has heard of it", func() bool { return len(second.agent.Source.View().Entries) > 0 })
@@ -165,5 +168,5 @@ func TestGrantThatCannotBeRevalidated(t *testing.T) {
 	}
 	first.locked(func() { delete(first.fail, "revalidate") })
 	first.agent.heard(t.Context())
-	first.await("granted", func() bool { return !published().Revoked && published().Tenant == "other" })
+	first.await("granted", func() bool { return !published().Revoked && published().Tenant == "label/other" })
 }

@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/railweave/railweave/cni/internal/frr"
@@ -74,29 +72,17 @@ func (a *Agent) observeSessions(ctx context.Context) {
 	if err != nil {
 		a.Log.Debug("BGP sessions could not be read", "error", err)
 	}
-	var down []string
 	for _, r := range a.rails {
 		session := sessions[r.config.Name] // the zero Session, which is down, if it could not be read
 		if r.observe(session) {
 			r.applying.poke()
 			a.saving.poke()
 		}
-		if problem := r.usable(); problem != nil {
-			down = append(down, problem.Error())
-		}
 		a.Metrics.observeSession(r.config.Name, session)
 		a.tellPods(r)
 	}
 	if err == nil {
 		a.observeRedistribution(ctx)
-	}
-	slices.Sort(down)
-	why, reason := strings.Join(down, "; "), "RailsReady"
-	if why != "" {
-		reason = "RailDown"
-	}
-	if err := a.Recorder.Condition(ctx, reason, why); err != nil {
-		a.Log.Warn("the node's condition was not written", "error", err)
 	}
 }
 

@@ -48,6 +48,9 @@ type world struct {
 	netns    map[string]*fakeNetns
 	fail     map[string]error // by operation
 	history  []string
+	source   func(tenancy.Source) tenancy.Source // wraps the agents' source; nil: nothing
+	recorder Recorder                            // the agents'; nil: the log
+	added    func(flow string)                   // hears of every flow that is installed; nil: nobody does
 }
 
 type fakeNetns struct {
@@ -191,7 +194,7 @@ func (w *world) Apply(_ context.Context, bridge, bundle string) error {
 		verb, flow, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch verb {
 		case "add":
-			w.flows[bridge][identity(flow)] = flow
+			w.add(bridge, flow)
 		case "delete_strict":
 			_, id, _ := strings.Cut(flow, ",")
 			delete(w.flows[bridge], id)
@@ -216,9 +219,16 @@ func (w *world) Replace(_ context.Context, bridge, program string) error {
 	}
 	w.flows[bridge] = map[string]string{}
 	for line := range strings.Lines(program) {
-		w.flows[bridge][identity(strings.TrimSpace(line))] = strings.TrimSpace(line)
+		w.add(bridge, strings.TrimSpace(line))
 	}
 	return nil
+}
+
+func (w *world) add(bridge, flow string) {
+	w.flows[bridge][identity(flow)] = flow
+	if w.added != nil {
+		w.added(flow)
+	}
 }
 
 func (w *world) Differences(_ context.Context, bridge, program string) ([]string, error) {
@@ -463,10 +473,17 @@ func (w *world) boot(name, state, tenants, bootID string) *node {
 		w.t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	a := New(Surroundings{
+	surroundings := Surroundings{
 		Config: config, Database: w, Switch: w, Routing: routing{w}, Kernel: host{w}, Pods: pods{w}, Source: source, Recorder: LogRecorder{log},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, BootID: bootID, Now: time.Now,
-	})
+	}
+	if w.source != nil {
+		surroundings.Source = w.source(source)
+	}
+	if w.recorder != nil {
+		surroundings.Recorder = w.recorder
+	}
+	a := New(surroundings)
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()
 	n := &node{world: w, agent: a, state: state}

@@ -108,12 +108,9 @@ func (d *Directory) nodePath(node string) string {
 // ReadDirectory reads the directory once.
 func ReadDirectory(path string) (View, error) {
 	view := emptyView()
-	var namespaces namespacesFile
-	if err := readJSON(filepath.Join(path, "namespaces.json"), &namespaces); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	var err error
+	if view.Namespaces, err = readNamespaces(path); err != nil {
 		return view, err
-	}
-	for name, entry := range namespaces.Namespaces {
-		view.Namespaces[name] = TenantOf(name, entry.Tenant)
 	}
 	files, err := filepath.Glob(filepath.Join(path, "nodes", "[^.]*.json"))
 	if err != nil {
@@ -132,6 +129,18 @@ func ReadDirectory(path string) (View, error) {
 		}
 	}
 	return view, nil
+}
+
+func readNamespaces(path string) (map[string]Tenant, error) {
+	var file namespacesFile
+	if err := readJSON(filepath.Join(path, "namespaces.json"), &file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	namespaces := map[string]Tenant{}
+	for name, entry := range file.Namespaces {
+		namespaces[name] = TenantOf(name, entry.Tenant)
+	}
+	return namespaces, nil
 }
 
 // reload keeps the old view if the directory cannot be read: known addresses stay, unknown ones stay denied.
@@ -286,8 +295,17 @@ func writeByRename(path string, contents any) error {
 
 // VerifyPod knows no pods, only Namespaces.
 func (d *Directory) VerifyPod(_ context.Context, pod attachment.Pod) error {
-	if _, exists := d.View().Namespaces[pod.Namespace]; !exists {
-		return fmt.Errorf("%s: %w", pod.Namespace, ErrNoNamespace)
+	namespaces, err := readNamespaces(d.path)
+	if err != nil {
+		return err
 	}
-	return nil
+	tenant, exists := namespaces[pod.Namespace]
+	switch {
+	case !exists:
+		return fmt.Errorf("%s: %w", pod.Namespace, ErrNoNamespace)
+	case tenant != d.View().Namespaces[pod.Namespace]:
+		return fmt.Errorf("%s: %w", pod.Namespace, ErrBehind)
+	default:
+		return nil
+	}
 }

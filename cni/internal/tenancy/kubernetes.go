@@ -1,6 +1,7 @@
 package tenancy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ type addressSpec struct {
 	Node       string `json:"node"`
 	Rail       string `json:"rail"`
 	Namespace  string `json:"namespace"`
-	Tenant     string `json:"tenant"`
+	Tenant     Tenant `json:"tenant"`
 	Generation int64  `json:"generation"`
 	Revoked    bool   `json:"revoked"`
 	Changed    bool   `json:"changed"`
@@ -304,6 +305,26 @@ func (k *Kubernetes) VerifyPod(ctx context.Context, pod attachment.Pod) error {
 	if _, exists := k.View().Namespaces[pod.Namespace]; !exists {
 		return fmt.Errorf("%s: %w", pod.Namespace, ErrNoNamespace)
 	}
+	namespace := make(chan error, 1)
+	go func() { namespace <- k.verifyNamespace(ctx, pod.Namespace) }()
+	return cmp.Or(k.verifyPod(ctx, pod), <-namespace)
+}
+
+func (k *Kubernetes) verifyNamespace(ctx context.Context, name string) error {
+	found, err := k.core.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%s: %w", name, ErrNoNamespace)
+	case err != nil:
+		return err
+	case TenantOf(name, found.Labels[Label]) != k.View().Namespaces[name]:
+		return fmt.Errorf("%s: %w", name, ErrBehind)
+	default:
+		return nil
+	}
+}
+
+func (k *Kubernetes) verifyPod(ctx context.Context, pod attachment.Pod) error {
 	found, err := k.core.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

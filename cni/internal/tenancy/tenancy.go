@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
@@ -17,13 +18,42 @@ import (
 // Label of a Namespace that names its tenant; without it the Namespace is its own tenant.
 const Label = "railweave.io/tenant"
 
+// Tenant says whose an address is, and by what: "namespace/NAME" or "label/VALUE". The kind is a part of it because names and
+// labels are given out by different people: who may create a Namespace must not join a tenant by choosing its label as a name.
+// The zero value is nobody's.
+type Tenant string
+
+// The kinds of tenants.
+const (
+	byNamespace = "namespace/"
+	byLabel     = "label/"
+)
+
+// TenantOf a Namespace, given its label.
+func TenantOf(namespace, label string) Tenant {
+	if label == "" {
+		return Tenant(byNamespace + namespace)
+	}
+	return Tenant(byLabel + label)
+}
+
+// known drops what does not say its kind, as agents before this form published it: whose that is cannot be told.
+func (t Tenant) known() Tenant {
+	for _, kind := range []string{byNamespace, byLabel} {
+		if rest, is := strings.CutPrefix(string(t), kind); is && rest != "" {
+			return t
+		}
+	}
+	return ""
+}
+
 // Entry is a published address.
 type Entry struct {
 	Address    netip.Addr `json:"address"`
 	Node       string     `json:"node"`
 	Rail       string     `json:"rail"`
 	Namespace  string     `json:"namespace"`
-	Tenant     string     `json:"tenant"`
+	Tenant     Tenant     `json:"tenant"`
 	Generation uint64     `json:"generation"`
 	// Revoked: the address changes its tenant and has none until all nodes have heard so.
 	Revoked bool `json:"revoked,omitempty"`
@@ -44,7 +74,7 @@ type Node struct {
 // View is everything heard of so far. It is never changed, only replaced.
 type View struct {
 	// Namespaces that exist, with their tenant.
-	Namespaces map[string]string
+	Namespaces map[string]Tenant
 	Entries    map[netip.Addr]Entry
 	Nodes      map[string]Node
 	// Disputed addresses are claimed by two nodes; nobody may use them.
@@ -62,7 +92,8 @@ type Source interface {
 	Remove(ctx context.Context, address netip.Addr) error
 	// Report publishes what this node says of itself.
 	Report(ctx context.Context, node Node) error
-	// VerifyPod asks whoever knows whether that pod exists on this node.
+	// VerifyPod asks whoever knows whether that pod exists on this node, and whether its Namespace's tenant is what the view
+	// says: a node that lags must not give a new pod the tenant of before a change that is in force.
 	VerifyPod(ctx context.Context, pod attachment.Pod) error
 	// Stale tells since when nothing could be heard; zero if all is well.
 	Stale() time.Time
@@ -78,19 +109,12 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("address %s is in use on node %s", e.Address, e.Node)
 }
 
-// Pods and Namespaces that are not there.
+// Pods and Namespaces that are not there, or not as this node has heard.
 var (
 	ErrNoNamespace = errors.New("no such Namespace")
 	ErrNoPod       = errors.New("no such pod on this node")
+	ErrBehind      = errors.New("its tenant was changed, and this node has not heard of it yet")
 )
-
-// TenantOf a Namespace, given its label.
-func TenantOf(namespace, label string) string {
-	if label == "" {
-		return namespace
-	}
-	return label
-}
 
 const (
 	// HeartbeatPeriod is how often a node says that it lives.
@@ -112,7 +136,7 @@ const (
 )
 
 // Next decides the step. missing are the nodes that have not acknowledged the revocation.
-func Next(entry Entry, wanted string, missing []string) Step {
+func Next(entry Entry, wanted Tenant, missing []string) Step {
 	switch {
 	case !entry.Revoked && entry.Tenant == wanted:
 		return Keep
@@ -137,12 +161,15 @@ func (v View) Missing(owner string, barrier uint64, now time.Time) []string {
 	return missing
 }
 
-// Due are the barriers of others this view has everything of: the nodes' addresses up to the barrier have been heard.
-// Barriers and addresses may come by different watches, but one node's addresses come in the order of their generations.
+// Due are the barriers of others this view has everything of: the nodes' changed addresses up to the barrier have been heard.
+// Barriers and addresses may come by different watches, but one node's changed addresses come in the order of their
+// generations. Addresses of new pods do not: they are published side by side.
 func (v View) Due(self string) map[string]uint64 {
 	heard := map[string]uint64{}
 	for _, entry := range v.Entries {
-		heard[entry.Node] = max(heard[entry.Node], entry.Generation)
+		if entry.Changed {
+			heard[entry.Node] = max(heard[entry.Node], entry.Generation)
+		}
 	}
 	due := map[string]uint64{}
 	for name, node := range v.Nodes {
@@ -186,6 +213,9 @@ func (v View) InForce(namespace string, now time.Time) (bool, string) {
 		if entry.Namespace != namespace {
 			continue
 		}
+		if last := v.Nodes[entry.Node].Heartbeat; (entry.Revoked || entry.Tenant != wanted) && now.Sub(last) >= Lifetime {
+			return false, fmt.Sprintf("%s has tenant %q, wanted %q; only the agent of %s can change it, which has not been heard of for %v", address, entry.Tenant, wanted, entry.Node, Lifetime)
+		}
 		if entry.Revoked {
 			return false, fmt.Sprintf("%s on %s has lost tenant %q at generation %d and waits for the other nodes", address, entry.Node, entry.Tenant, entry.Generation)
 		}
@@ -199,8 +229,10 @@ func (v View) InForce(namespace string, now time.Time) (bool, string) {
 	return true, fmt.Sprintf("tenant %q", wanted)
 }
 
-// merge adds an entry to a view under construction and notices disputes.
+// merge adds an entry to a view under construction and notices disputes. An entry of nobody's still says that its address is in
+// use, and how far its node's generations have been heard.
 func (v *View) merge(entry Entry) {
+	entry.Tenant = entry.Tenant.known()
 	other, there := v.Entries[entry.Address]
 	if nodes, disputed := v.Disputed[entry.Address]; disputed {
 		v.Disputed[entry.Address] = append(nodes, entry.Node)
@@ -215,5 +247,5 @@ func (v *View) merge(entry Entry) {
 }
 
 func emptyView() View {
-	return View{Namespaces: map[string]string{}, Entries: map[netip.Addr]Entry{}, Nodes: map[string]Node{}, Disputed: map[netip.Addr][]string{}}
+	return View{Namespaces: map[string]Tenant{}, Entries: map[netip.Addr]Entry{}, Nodes: map[string]Node{}, Disputed: map[netip.Addr][]string{}}
 }

@@ -24,10 +24,21 @@ import (
 
 var one = netip.MustParseAddr("10.64.0.5")
 
+func TestTenantOf(t *testing.T) {
+	if name, label := TenantOf("blue", ""), TenantOf("team-b", "blue"); name == label || name != "namespace/blue" || label != "label/blue" {
+		t.Errorf("%s, %s", name, label)
+	}
+	for tenant, want := range map[Tenant]Tenant{"namespace/a": "namespace/a", "label/a": "label/a", "a": "", "": "", "label/": "", "namespace": "", "other/a": "", "/a": ""} {
+		if got := tenant.known(); got != want {
+			t.Errorf("%q: %q, want %q", tenant, got, want)
+		}
+	}
+}
+
 func TestNext(t *testing.T) {
 	for _, test := range []struct {
 		entry   Entry
-		wanted  string
+		wanted  Tenant
 		missing []string
 		want    Step
 	}{
@@ -58,11 +69,17 @@ func TestMissingAndDue(t *testing.T) {
 		t.Errorf("missing %v", got)
 	}
 	// The barrier was heard before the address it is about: not due yet.
-	view.Entries[one] = Entry{Address: one, Node: "node1", Generation: 6}
+	view.Entries[one] = Entry{Address: one, Node: "node1", Generation: 6, Changed: true}
 	if got := view.Due("node2"); len(got) != 0 {
 		t.Errorf("due %v", got)
 	}
-	view.Entries[one] = Entry{Address: one, Node: "node1", Generation: 7}
+	// Nor does a new pod's address with a later generation say that the changes have been heard: it may overtake them.
+	other := netip.MustParseAddr("10.64.0.6")
+	view.Entries[other] = Entry{Address: other, Node: "node1", Generation: 8}
+	if got := view.Due("node2"); len(got) != 0 {
+		t.Errorf("due %v", got)
+	}
+	view.Entries[one] = Entry{Address: one, Node: "node1", Generation: 7, Changed: true}
 	if got := view.Due("node2"); !maps.Equal(got, map[string]uint64{"node1": 7}) {
 		t.Errorf("due %v", got)
 	}
@@ -74,20 +91,26 @@ func TestMissingAndDue(t *testing.T) {
 func TestInForce(t *testing.T) {
 	now := time.Now()
 	for _, test := range []struct {
-		name  string
-		entry Entry
-		want  bool
-		says  string
+		name   string
+		entry  Entry
+		silent time.Duration // of its owner
+		want   bool
+		says   string
 	}{
-		{"as wanted", Entry{Tenant: "b"}, true, "b"},
-		{"still the old one", Entry{Tenant: "a"}, false, "still"},
-		{"revoked", Entry{Tenant: "b", Revoked: true}, false, "waits"},
-		{"granted, not acknowledged", Entry{Tenant: "b", Changed: true, Generation: 9}, false, "node2"},
-		{"granted and acknowledged", Entry{Tenant: "b", Changed: true, Generation: 4}, true, "b"},
+		{"as wanted", Entry{Tenant: "label/b"}, 0, true, "label/b"},
+		{"still the old one", Entry{Tenant: "label/a"}, 0, false, "still"},
+		{"still the old one, and nobody to change it", Entry{Tenant: "label/a"}, Lifetime, false, "only the agent of node1"},
+		{"the Namespace of that name", Entry{Tenant: "namespace/b"}, 0, false, "still"},
+		{"of an older agent", Entry{Tenant: "b"}, 0, false, "still"},
+		{"revoked", Entry{Tenant: "label/b", Revoked: true}, 0, false, "waits"},
+		{"revoked, and nobody to grant it", Entry{Tenant: "label/b", Revoked: true}, Lifetime, false, "only the agent of node1"},
+		{"granted, not acknowledged", Entry{Tenant: "label/b", Changed: true, Generation: 9}, 0, false, "node2"},
+		{"granted and acknowledged", Entry{Tenant: "label/b", Changed: true, Generation: 4}, 0, true, "label/b"},
+		{"granted by an agent that has died since", Entry{Tenant: "label/b", Changed: true, Generation: 4}, Lifetime, true, "label/b"},
 	} {
 		view := emptyView()
-		view.Namespaces["ns"] = "b"
-		view.Nodes = map[string]Node{"node1": {Heartbeat: now}, "node2": {Heartbeat: now, Acks: map[string]uint64{"node1": 4}}}
+		view.Namespaces["ns"] = "label/b"
+		view.Nodes = map[string]Node{"node1": {Heartbeat: now.Add(-test.silent)}, "node2": {Heartbeat: now, Acks: map[string]uint64{"node1": 4}}}
 		test.entry.Address, test.entry.Node, test.entry.Namespace = one, "node1", "ns"
 		view.merge(test.entry)
 		if got, why := view.InForce("ns", now); got != test.want || !strings.Contains(why, test.says) {
@@ -133,7 +156,7 @@ func await(t *testing.T, what string, holds func() bool) {
 func contract(t *testing.T, first, second Source) {
 	t.Helper()
 	ctx := t.Context()
-	entry := Entry{Address: one, Node: "node1", Rail: "rail0", Namespace: "team-a", Tenant: "team-a", Generation: 3}
+	entry := Entry{Address: one, Node: "node1", Rail: "rail0", Namespace: "team-a", Tenant: "namespace/team-a", Generation: 3}
 	for range 2 { // twice is once
 		if err := first.Publish(ctx, entry); err != nil {
 			t.Fatal(err)
@@ -185,7 +208,7 @@ func TestDirectory(t *testing.T) {
 	}
 	first := open(t, dir, "node1")
 	contract(t, first, open(t, dir, "node2"))
-	if got := first.View().Namespaces; got["team-a"] != "team-a" || got["team-b"] != "blue" {
+	if got := first.View().Namespaces; got["team-a"] != "namespace/team-a" || got["team-b"] != "label/blue" {
 		t.Errorf("%v", got)
 	}
 	// A half-written file of another node: what was known stays, and it is said how old it is.
@@ -193,7 +216,7 @@ func TestDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "stale", func() bool { return !first.Stale().IsZero() })
-	if first.View().Namespaces["team-b"] != "blue" {
+	if first.View().Namespaces["team-b"] != "label/blue" {
 		t.Error("what was known is gone")
 	}
 }
@@ -216,7 +239,7 @@ func TestKubernetes(t *testing.T) {
 	}
 	first := openKubernetes("node1")
 	contract(t, first, openKubernetes("node2"))
-	if got := first.View().Namespaces; got["team-a"] != "team-a" || got["team-b"] != "blue" {
+	if got := first.View().Namespaces; got["team-a"] != "namespace/team-a" || got["team-b"] != "label/blue" {
 		t.Errorf("%v", got)
 	}
 	for _, test := range []struct {
@@ -231,7 +254,7 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("a pod of another node: %v", err)
 	}
 	// An object whose name is not its address's was not made by an agent.
-	forged := first.object("RailAddress", "forged", map[string]any{"address": "10.64.0.9", "node": "node2", "rail": "rail0", "namespace": "team-a", "tenant": "team-a", "generation": int64(1)})
+	forged := first.object("RailAddress", "forged", map[string]any{"address": "10.64.0.9", "node": "node2", "rail": "rail0", "namespace": "team-a", "tenant": "namespace/team-a", "generation": int64(1)})
 	if _, err := objects.Resource(AddressResource).Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
