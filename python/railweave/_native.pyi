@@ -104,6 +104,12 @@ class Vertex:
     @property
     def source(self) -> str: ...
 
+    @property
+    def attributes(self) -> dict[str, str]:
+        """
+        What a topology file says of it beyond that, by element and attribute: "cpu.affinity", "net.guid".
+        """
+
     def __repr__(self) -> str: ...
 
 class Edge:

@@ -67,6 +67,19 @@ void check_name(std::string_view name, const std::string& what) {
   check_text(name, "the name of " + what);
 }
 
+void check_attributes(const Attributes& attributes, const std::string& vertex) {
+  const auto fail = [&](const std::string& found, std::size_t limit) {
+    throw FabricError("'" + vertex + "' has " + found + "; at most " + std::to_string(limit));
+  };
+  if (attributes.size() > limits::kAttributes) fail(std::to_string(attributes.size()) + " attributes", limits::kAttributes);
+  for (const auto& [key, value] : attributes) {
+    const std::size_t bytes = std::max(key.size(), value.size());
+    if (bytes > limits::kAttributeBytes) fail("an attribute of " + std::to_string(bytes) + " bytes", limits::kAttributeBytes);
+    check_text(key, "an attribute of '" + vertex + "'");
+    check_text(value, "attribute '" + key + "' of '" + vertex + "'");
+  }
+}
+
 void check_size(std::size_t count, std::size_t limit, const char* what) {
   if (count > limit) throw FabricError(std::to_string(count) + " " + what + "; at most " + std::to_string(limit) + " are supported");
 }
@@ -178,6 +191,7 @@ Fabric FabricBuilder::build() && {
   check_size(edges_.size(), limits::kEdges, "edges");
   check_text(name_, "the fabric's name");
   std::set<std::string_view> names;
+  std::set<const Attributes*> checked;
   for (const std::string& node : nodes_) {
     check_name(node, "a node");
     if (!names.insert(node).second) throw FabricError("two nodes are named '" + node + "'");
@@ -185,6 +199,7 @@ Fabric FabricBuilder::build() && {
   for (const Vertex& v : vertices_) {
     check_name(v.name, "a " + std::string(to_string(v.kind)));
     for (const std::string* text : {&v.model, &v.bus_id, &v.source}) check_text(*text, "'" + v.name + "'");
+    if (v.attributes != nullptr && checked.insert(v.attributes.get()).second) check_attributes(*v.attributes, v.name);
     if (!names.insert(v.name).second) throw FabricError("two vertices are named '" + v.name + "'");
     const bool shared = v.kind == VertexKind::leaf || v.kind == VertexKind::spine;
     if (shared != (v.node == kNone)) {

@@ -1,6 +1,7 @@
 #include "railweave/fabric/fabric_json.hpp"
 
 #include <array>
+#include <memory>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -64,9 +65,16 @@ class Names {
   std::unordered_map<std::string_view, std::uint32_t> ids_;  // views into the document
 };
 
+std::shared_ptr<const Attributes> read_attributes(const JsonPlace& place) {
+  if (!place.value().is_object()) place.fail(place.value().type_name(), "an object of strings");
+  auto attributes = std::make_shared<Attributes>();
+  for (const auto& [key, value] : place.value().items()) attributes->emplace(key, place.at(key).string());
+  return attributes;
+}
+
 Vertex read_vertex(const JsonPlace& place, const Names& nodes) {
   place.expect_keys({"name", "kind", "index"},
-                    {"node", "rail", "gdr", "model", "bus_id", "egress_Bps", "ingress_Bps", "through_Bps", "source"});
+                    {"node", "rail", "gdr", "model", "bus_id", "egress_Bps", "ingress_Bps", "through_Bps", "source", "attributes"});
   Vertex vertex;
   vertex.name = place.at("name").string();
   vertex.kind = read_kind(place.at("kind"), kVertexKinds);
@@ -85,6 +93,7 @@ Vertex read_vertex(const JsonPlace& place, const Names& nodes) {
   vertex.ingress_Bps = read_own_capacity(place, "ingress_Bps");
   vertex.through_Bps = read_own_capacity(place, "through_Bps");
   vertex.source = read_text(place, "source");
+  if (place.has("attributes")) vertex.attributes = read_attributes(place.at("attributes"));
   return vertex;
 }
 
@@ -122,6 +131,7 @@ ordered_json write_vertex(const Vertex& vertex, const Fabric& fabric) {
   if (vertex.ingress_Bps != 0) object["ingress_Bps"] = vertex.ingress_Bps;
   if (vertex.through_Bps != 0) object["through_Bps"] = vertex.through_Bps;
   put_text(object, "source", vertex.source);
+  if (vertex.attributes != nullptr && !vertex.attributes->empty()) object["attributes"] = *vertex.attributes;
   return object;
 }
 
@@ -157,7 +167,7 @@ Fabric parse_fabric_json(std::string_view text, const std::string& source) {
   if (const JsonPlace format = root.at("format"); format.string() != kFabricJsonFormat) {
     format.fail("'" + std::string(format.string().substr(0, 60)) + "'", "'" + std::string(kFabricJsonFormat) + "'");
   }
-  if (const JsonPlace version = root.at("version"); version.value() != kFabricJsonVersion) {
+  if (const JsonPlace version = root.at("version"); version.value() != kFabricJsonVersion && version.value() != 1) {
     version.fail("version " + version.value().dump().substr(0, 60),
                  std::to_string(kFabricJsonVersion) + "; write the file again with this release's `railweave topo --json`");
   }

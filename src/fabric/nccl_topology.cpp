@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -55,6 +56,7 @@ class TopologyReader {
   void read_cpu(const pugi::xml_node& cpu);
   void read_pci(const pugi::xml_node& pci, VertexId parent, VertexId numa, unsigned depth);
   void read_gpu(const pugi::xml_node& pci, VertexId parent, VertexId numa);
+  void keep_gpu(VertexId vertex, const pugi::xml_node& pci);
   void read_bare_nic(const pugi::xml_node& pci, VertexId parent);
   // `nic` element: one NIC for each `net`; several share their card's link to `parent`.
   void read_nets(const pugi::xml_node& nic, VertexId parent, const std::optional<LinkClass>& card_link, const std::string& bus_id,
@@ -69,6 +71,8 @@ class TopologyReader {
   void settle_gdr();
 
   VertexId add(const pugi::xml_node& element, VertexKind kind);
+  // Keeps an element's attributes with a vertex; `name` is that of the element, numbered where a vertex has several.
+  void keep(VertexId vertex, const std::string& name, const pugi::xml_node& element);
   void link(VertexId a, VertexId b, EdgeKind kind, const LinkClass& link);
   // Adds to the one-way edge a -> b, which is made when there is none.
   void add_nvlinks(VertexId from, VertexId to, EdgeKind kind, std::uint64_t Bps, const std::string& source);
@@ -86,6 +90,7 @@ class TopologyReader {
   std::map<long long, VertexId> numa_;
   std::map<std::string, VertexId> gpu_by_bus_, bridge_by_bus_;
   std::map<std::pair<VertexId, VertexId>, std::size_t> edges_;
+  std::map<VertexId, Attributes> attributes_;
   VertexId nvswitch_ = kNone;
   std::uint32_t bridges_ = 0;
   bool any_gdr_net_ = false, any_net_ = false;
@@ -101,6 +106,25 @@ VertexId TopologyReader::add(const pugi::xml_node& element, VertexKind kind) {
   node_.vertices.push_back(std::move(vertex));
   return static_cast<VertexId>(node_.vertices.size() - 1);
 }
+
+void TopologyReader::keep(VertexId vertex, const std::string& name, const pugi::xml_node& element) {
+  Attributes& attributes = attributes_[vertex];
+  for (const pugi::xml_attribute& attribute : element.attributes()) {
+    const std::string_view value = attribute.value();
+    if (std::string_view(attribute.name()) == "busid") continue;  // has a field
+    if (value.size() > limits::kAttributeBytes) {
+      fail(element, "attribute " + std::string(attribute.name()).substr(0, 60) + " of " + std::to_string(value.size()) + " bytes",
+           "at most " + std::to_string(limits::kAttributeBytes));
+    }
+    attributes.emplace(name + "." + attribute.name(), value);
+  }
+  if (attributes.size() > limits::kAttributes) {
+    fail(element, std::to_string(attributes.size()) + " attributes of one part", "at most " + std::to_string(limits::kAttributes));
+  }
+}
+
+// "nvlink", "nvlink1", "nvlink2", ...
+std::string numbered(const char* name, std::size_t number) { return number == 0 ? name : name + std::to_string(number); }
 
 void TopologyReader::link(VertexId a, VertexId b, EdgeKind kind, const LinkClass& link) {
   for (const auto& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
@@ -171,13 +195,19 @@ void TopologyReader::read(const pugi::xml_node& system) {
   connect_sockets(system);
   settle_rails();
   settle_gdr();
+  for (auto& [vertex, attributes] : attributes_) {
+    node_.vertices[vertex].attributes = std::make_shared<const Attributes>(std::move(attributes));
+  }
 }
 
 void TopologyReader::read_cpu(const pugi::xml_node& cpu) {
   const auto id = integer(cpu, "numaid");
   if (!id) fail(cpu, "no attribute 'numaid'", "the number of the NUMA node, -1 where the machine has only one");
   const auto [entry, inserted] = numa_.emplace(*id, kNone);
-  if (inserted) entry->second = add(cpu, VertexKind::numa);
+  if (inserted) {
+    entry->second = add(cpu, VertexKind::numa);
+    keep(entry->second, "cpu", cpu);
+  }
   for (const pugi::xml_node& child : cpu.children()) {
     const std::string_view name = child.name();
     if (name == "pci") read_pci(child, entry->second, entry->second, 1);
@@ -215,6 +245,9 @@ void TopologyReader::read_bridge(const pugi::xml_node& pci, VertexId parent, Ver
   node_.vertices[bridge].index = bridges_++;
   node_.vertices[bridge].bus_id = bus_id;
   bridge_by_bus_.emplace(bus_id, bridge);
+  keep(bridge, "pci", pci);
+  std::size_t peers = 0;
+  for (const pugi::xml_node& peer : pci.children("pcilink")) keep(bridge, numbered("pcilink", peers++), peer);
   link(bridge, parent, EdgeKind::pcie, pcie_link(pci));
   const unsigned generation = broadcom_generation(text_, pci, 0);
   for (const pugi::xml_node& child : pci.children("pci")) {
@@ -239,10 +272,19 @@ void TopologyReader::read_gpu(const pugi::xml_node& pci, VertexId parent, Vertex
   vertex.bus_id = bus_id_of(pci);
   vertex.gdr = integer(gpu, "gdr").value_or(1) != 0;
   if (const PciModel* model = model_of(pci)) vertex.model = model->name;
+  keep_gpu(found.vertex, pci);
   if (!gpu_by_bus_.emplace(vertex.bus_id, found.vertex).second)
     fail(pci, "busid=\"" + vertex.bus_id + "\" of a second GPU", "unique addresses");
   link(found.vertex, parent, EdgeKind::pcie, pcie_link(pci));
   gpus_.push_back(found);
+}
+
+void TopologyReader::keep_gpu(VertexId vertex, const pugi::xml_node& pci) {
+  keep(vertex, "pci", pci);
+  std::size_t gpus = 0, nvlinks = 0, c2cs = 0;
+  for (const pugi::xml_node& gpu : pci.children("gpu")) keep(vertex, numbered("gpu", gpus++), gpu);
+  for (const pugi::xml_node& nvlink : pci.child("gpu").children("nvlink")) keep(vertex, numbered("nvlink", nvlinks++), nvlink);
+  for (const pugi::xml_node& c2c : pci.child("gpu").children("c2c")) keep(vertex, numbered("c2c", c2cs++), c2c);
 }
 
 void TopologyReader::read_bare_nic(const pugi::xml_node& pci, VertexId parent) {
@@ -252,6 +294,7 @@ void TopologyReader::read_bare_nic(const pugi::xml_node& pci, VertexId parent) {
   Vertex& vertex = node_.vertices[found.vertex];
   vertex.bus_id = bus_id_of(pci);
   if (const PciModel* model = model_of(pci)) vertex.model = model->name;
+  keep(found.vertex, "pci", pci);
   const LinkClass pcie = pcie_link(pci);
   link(found.vertex, parent, EdgeKind::pcie, pcie);
   node_.ports.push_back(
@@ -274,6 +317,7 @@ void TopologyReader::read_nets(const pugi::xml_node& nic, VertexId parent, const
     node_.vertices[above].index = bridges_++;
     node_.vertices[above].bus_id = bus_id;
     node_.vertices[above].model = model.empty() ? "NIC with several ports" : model + ", several ports";
+    keep(above, "pci", nic.parent());
     link(above, parent, EdgeKind::pcie, *card_link);
   }
   for (const pugi::xml_node& net : nets) {
@@ -282,6 +326,8 @@ void TopologyReader::read_nets(const pugi::xml_node& nic, VertexId parent, const
     found.element = net;
     found.dev = integer(net, "dev");
     found.rail = integer(net, "rail");
+    if (card_link && nets.size() == 1) keep(found.vertex, "pci", nic.parent());
+    keep(found.vertex, "net", net);
     Vertex& vertex = node_.vertices[found.vertex];
     vertex.bus_id = bus_id;
     vertex.model = model.empty() ? net.attribute("name").value() : model;

@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -73,6 +74,9 @@ void bind_parts(nb::module_& m) {
       .def_ro("model", &Vertex::model)
       .def_ro("bus_id", &Vertex::bus_id)
       .def_ro("source", &Vertex::source)
+      .def_prop_ro(
+          "attributes", [](const Vertex& v) { return v.attributes == nullptr ? Attributes{} : *v.attributes; },
+          "What a topology file says of it beyond that, by element and attribute: \"cpu.affinity\", \"net.guid\".")
       .def("__repr__", [](const Vertex& v) { return "<Vertex " + v.name + ">"; });
   nb::class_<Edge>(m, "Edge", "One direction of a link: vertex ids, bytes/s, nanoseconds.")
       .def_ro("src", &Edge::from)

@@ -8,9 +8,9 @@
 
 namespace railweave {
 
-// Value of the "format" and "version" keys that this library reads and writes.
+// Value of the "format" key, and of "version" as it is written. Version 1, which had no attributes, is read as well.
 inline constexpr std::string_view kFabricJsonFormat = "railweave-fabric";
-inline constexpr int kFabricJsonVersion = 1;
+inline constexpr int kFabricJsonVersion = 2;
 
 // Throws ParseError with line, column and the path in the document ("vertices[3].kind"). Unknown keys are errors: a misspelt
 // capacity must not pass as "has none". `source` is the file name that errors show.

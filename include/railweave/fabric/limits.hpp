@@ -14,6 +14,9 @@ inline constexpr std::uint32_t kEdges = 1U << 22U;
 // GPUs, NICs, switches, ... of one host together; NCCL's own limit is 576 of each kind.
 inline constexpr std::uint32_t kVerticesPerNode = 4'096;
 inline constexpr std::size_t kNameBytes = 256;
+// Of one part. NCCL reads files of up to 16 attributes an element and 255 bytes a value; a GPU has an element for each NVLink.
+inline constexpr std::size_t kAttributes = 1'024;
+inline constexpr std::size_t kAttributeBytes = 1'024;
 // Bytes of one input: JSON grows with the cluster, the others describe one node or a network in general terms.
 inline constexpr std::size_t kJsonBytes = std::size_t{1} << 28U;
 inline constexpr std::size_t kYamlBytes = std::size_t{1} << 20U;

@@ -6,7 +6,7 @@ Elements and attributes as in NCCL `src/graph/xml.cc` and `topo.cc`; what NCCL r
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _SPEED_NAMES = {
@@ -47,6 +47,8 @@ class Net:
     guid: str | None = None
     rail: int | None = None
     latency_us: float | None = None
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """As another topology file has the element: stands before all fields."""
 
 
 @dataclass
@@ -64,6 +66,10 @@ class Pci:
     """dev, sm, rank, gdr of a GPU."""
     nvlinks: list[NvLinks] = field(default_factory=list)
     nets: list[Net] = field(default_factory=list)
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """As another topology file has the element: stands before all fields but the address."""
+    kept_below: Sequence[tuple[str, Mapping[str, str]]] = ()
+    """Elements of another topology file by tag: `gpu`, of which the first one stands before the field, `nvlink`, `c2c`, `pcilink`."""
 
 
 @dataclass
@@ -80,6 +86,8 @@ class Cpu:
     children: list[Pci] = field(default_factory=list)
     nets: list[Net] = field(default_factory=list)
     """Ports that are on no PCI device."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """As another topology file has the element: stands before all fields."""
 
 
 def mask(cpus: Sequence[int]) -> str:
@@ -98,6 +106,7 @@ def render(cpus: Sequence[Cpu], name: str) -> str:
         if cpu.cpus is not None and len(mask(cpu.cpus)) <= _VALUE_LIMIT:
             attributes["affinity"] = mask(cpu.cpus)
         attributes.update({"arch": cpu.arch, "vendor": cpu.vendor, "familyid": cpu.family, "modelid": cpu.model})
+        attributes = dict(cpu.kept) or attributes
         inside = [line for child in cpu.children for line in _pci(child)] + _nets(cpu.nets)
         lines += _indented(_element("cpu", attributes, inside))
     return "\n".join([*lines, "</system>"]) + "\n"
@@ -126,12 +135,29 @@ def _pci(pci: Pci) -> list[str]:
     # Both must be there, or NCCL 2.28 ends with an internal error; empty and 0 are what it writes itself where sysfs says nothing.
     attributes["link_speed"] = "" if pci.speed_GTps is None else _SPEED_NAMES[pci.speed_GTps]
     attributes["link_width"] = pci.width or 0
-    inside = []
-    if pci.gpu is not None:
-        nvlinks = [{"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class} for nvlink in pci.nvlinks]
-        inside += _element("gpu", dict(pci.gpu), [line for nvlink in nvlinks for line in _element("nvlink", dict(nvlink))])
+    if pci.kept:
+        attributes = {"busid": pci.bus_id, **pci.kept}
+        attributes.setdefault("link_speed", "")
+        attributes.setdefault("link_width", 0)
+    inside = _gpus(pci) + [line for tag, kept in pci.kept_below if tag == "pcilink" for line in _element(tag, dict(kept))]
     inside += _nets(pci.nets)
     return _element("pci", attributes, inside + [line for child in pci.children for line in _pci(child)])
+
+
+def _gpus(pci: Pci) -> list[str]:
+    """The GPU with its links, and what shares the device with it."""
+    nvlinks: list[tuple[str, Mapping[str, object]]] = [
+        ("nvlink", {"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class}) for nvlink in pci.nvlinks
+    ]
+    links = nvlinks + [(tag, kept) for tag, kept in pci.kept_below if tag in ("nvlink", "c2c")]
+    elements: list[Mapping[str, object]] = [kept for tag, kept in pci.kept_below if tag == "gpu"]
+    if not elements and pci.gpu is not None:
+        elements = [pci.gpu]
+    lines = []
+    for place, gpu in enumerate(elements):
+        below = links if place == 0 else []
+        lines += _element("gpu", dict(gpu), [line for tag, link in below for line in _element(tag, dict(link))])
+    return lines
 
 
 def _nets(nets: Sequence[Net]) -> list[str]:
@@ -139,5 +165,5 @@ def _nets(nets: Sequence[Net]) -> list[str]:
     for net in nets:
         attributes: dict[str, object] = {"name": net.name, "dev": net.dev, "speed": net.Mbps, "port": net.port, "guid": net.guid}
         attributes.update({"rail": net.rail, "latency": net.latency_us, "gdr": int(net.gdr)})
-        inside += _element("net", attributes)
+        inside += _element("net", dict(net.kept) or attributes)
     return _element("nic", {}, inside) if inside else []

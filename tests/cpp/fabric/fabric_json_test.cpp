@@ -65,6 +65,17 @@ TEST(FabricJson, RoundTripIsExact) {
   EXPECT_EQ(again.edge(0).capacity_Bps, fabric.edge(0).capacity_Bps);
 }
 
+TEST(FabricJson, KeepsWhatATopologyFileSaysBeyondTheGraph) {
+  const std::string text = replaced(kText, "\"rail\": 3}", R"("rail": 3, "attributes": {"net.guid": "0x1f", "net.name": "mlx5_0"}})");
+  const Fabric fabric = parse_fabric_json(text, "test.json");
+  ASSERT_NE(fabric.vertex(1).attributes, nullptr);
+  EXPECT_EQ(*fabric.vertex(1).attributes, (Attributes{{"net.guid", "0x1f"}, {"net.name", "mlx5_0"}}));
+  EXPECT_EQ(fabric.vertex(0).attributes, nullptr);
+  const std::string written = format_fabric_json(fabric);
+  EXPECT_NE(written.find(R"("version": 2)"), std::string::npos);
+  EXPECT_EQ(*parse_fabric_json(written, "written.json").vertex(1).attributes, *fabric.vertex(1).attributes);
+}
+
 struct Fault {
   const char* from;
   const char* to;
@@ -74,8 +85,8 @@ struct Fault {
 TEST(FabricJson, ErrorsNameLineColumnPathAndWhatWasExpected) {
   const std::vector<Fault> kFaults = {
       {"\"railweave-fabric\"", "\"other\"", ":2:13: format: 'other'; expected 'railweave-fabric'"},
-      {"\"version\": 1", "\"version\": 2",
-       ":3:14: version: version 2; expected 1; write the file again with this release's `railweave topo --json`"},
+      {"\"version\": 1", "\"version\": 3",
+       ":3:14: version: version 3; expected 2; write the file again with this release's `railweave topo --json`"},
       {"\"version\": 1,", "", ":1:1: key 'version' is missing; expected all of format, version, name, nodes, vertices, edges"},
       {"\"gdr\": true", "\"gdr\": 1", ":7:71: vertices[0].gdr: 1; expected true or false"},
       {"\"kind\": \"nic\"", "\"kind\": \"hca\"",
@@ -98,6 +109,8 @@ TEST(FabricJson, ErrorsNameLineColumnPathAndWhatWasExpected) {
       {"\"to\": \"a/nic0\"", "\"to\": \"a/nic1\"", ":15:30: edges[0].to: 'a/nic1'; expected the name of a vertex"},
       {"\"from\": \"a/nic0\", \"to\": \"leaf0\"", "\"from\": \"a/gpu0\", \"to\": \"a/nic0\"",
        ":16:5: edges[1]: a second edge between the same two vertices; expected one edge a direction, with the summed capacity"},
+      {"\"rail\": 3},\n    {\"name\": \"b", "\"attributes\": {\"net.port\": 1}},\n    {\"name\": \"b",
+       ":9:91: vertices[1].attributes.net.port: 1; expected a string"},
       {"[\"a\", \"b\"]", "\"a\"", ":5:12: nodes: a JSON string; expected an array"},
       {"\"index\": 0, \"gdr\"", "\"index\": 0, \"index\": 1, \"gdr\"",
        ": the key 'index' stands twice in one object; expected each key once"},

@@ -64,6 +64,25 @@ std::string nic(const std::string& bus, const std::string& nets) {
 const std::string kSwitch =
     "<nvlink target=\"0000:07:00.0\" count=\"9\" tclass=\"0x068000\"/><nvlink target=\"0000:08:00.0\" count=\"9\" tclass=\"0x068000\"/>";
 
+TEST(NcclTopology, AttributesOfEveryElementAreKept) {
+  const Host host(
+      bridge("0000:10:00.0", gpu(0, "0000:11:00.0", R"(<nvlink target="0000:05:00.0" count="9" tclass="0x068000"/>
+      <nvlink target="0000:06:00.0" count="9" tclass="0x068000"/>)") +
+                                 nic("0000:12:00.0", R"(<net name="mlx5_3" dev="0" speed="400000" guid="0xabc" maxconn="8"/>)")),
+      R"(numaid="3" affinity="0000ffff" host_hash="0x1")");
+  EXPECT_EQ(*host.part("numa0")->attributes, (Attributes{{"cpu.affinity", "0000ffff"}, {"cpu.host_hash", "0x1"}, {"cpu.numaid", "3"}}));
+  EXPECT_EQ(host.part("switch0")->attributes->at("pci.link_width"), "8");
+  const Attributes& gpu0 = *host.part("gpu0")->attributes;
+  EXPECT_EQ(gpu0.at("gpu.rank"), "0");
+  EXPECT_EQ(gpu0.at("nvlink.target"), "0000:05:00.0");
+  EXPECT_EQ(gpu0.at("nvlink1.target"), "0000:06:00.0");
+  EXPECT_EQ(gpu0.count("pci.busid"), 0U);
+  const Attributes& nic0 = *host.part("nic0")->attributes;
+  EXPECT_EQ(nic0.at("pci.device"), "0x1021");
+  EXPECT_EQ(nic0.at("net.guid"), "0xabc");
+  EXPECT_EQ(nic0.at("net.maxconn"), "8");
+}
+
 TEST(NcclTopology, PcieTreeWithRatesOfEachLink) {
   const Host host(bridge("0:1", gpu(0, "0:2", "", "8 GT/s") + nic("0:3", R"(<net name="mlx5_0" dev="0" speed="400000" gdr="1"/>)")));
   EXPECT_EQ(host.Bps("switch0", "numa0"), 15'753'846'153) << "16 GT/s x8";

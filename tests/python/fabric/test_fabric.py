@@ -41,7 +41,7 @@ def test_there_are_examples() -> None:
     "change",
     [
         {"extra": 1},
-        {"version": 2},
+        {"version": 3},
         {"vertices": [{"name": "g", "kind": "gpu", "index": 0}]},
         {"vertices": [{"name": "l", "kind": "leaf", "index": 0, "node": "n"}]},
         {"vertices": [{"name": "g", "kind": "gpu", "index": 0, "node": "n", "egress_Bps": 0}]},

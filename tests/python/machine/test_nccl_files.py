@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from crafted import Crafted, Switch, craft, host
@@ -40,6 +41,82 @@ def test_templates_are_read_back_the_same(name: str) -> None:
     assert parts_again == parts
     assert links_again == links
     assert lint_nccl(exported.text, name, None) == []
+
+
+# Every kind of element that the format has: two NVSwitches, C2C, a pcilink, a card with two ports, a port on no card, ranks that share a
+# GPU, a NIC known by its class alone.
+WHOLE = """\
+<system version="1">
+  <cpu host_hash="0x1f" numaid="2" affinity="0000000f" arch="arm64" vendor="NVIDIA" familyid="8" modelid="9">
+    <pci busid="0002:00:00.0" class="0x060400" vendor="0x15b3" device="0x197b" link_speed="64.0 GT/s PCIe" link_width="16">
+      <pcilink target="0003:00:00.0"/>
+      <pci busid="0002:01:00.0" class="0x030200" vendor="0x10de" device="0x2342" link_speed="32.0 GT/s PCIe" link_width="16">
+        <gpu dev="1" sm="90" rank="4" gdr="1">
+          <nvlink target="0000:05:00.0" count="9" tclass="0x068000"/>
+          <nvlink target="0000:06:00.0" count="9" tclass="0x068000"/>
+        </gpu>
+        <gpu dev="1" sm="90" rank="5" gdr="1"/>
+      </pci>
+      <pci busid="0002:02:00.0" class="0x020700" vendor="0x15b3" device="0x1023" link_speed="64.0 GT/s PCIe" link_width="16">
+        <nic>
+          <net name="mlx5_7" dev="0" latency="0.5" speed="400000" port="1" guid="0x9aab" maxconn="131072" gdr="1" coll="1" rail="3"/>
+          <net name="mlx5_8" dev="1" latency="0.5" speed="200000" port="2" guid="0x9aac" maxconn="131072" gdr="1"/>
+        </nic>
+      </pci>
+    </pci>
+    <pci busid="0003:00:00.0" class="0x060400" link_speed="64.0 GT/s PCIe" link_width="8">
+      <pci busid="0003:01:00.0" class="0x020000" vendor="0x1d0f" device="0xefa1" link_speed="16.0 GT/s PCIe" link_width="8"/>
+    </pci>
+    <pci busid="0009:01:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="1">
+      <gpu dev="0" sm="90" rank="0" gdr="1"><c2c bw="44712" count="10"/></gpu>
+    </pci>
+    <nic><net name="eth9" dev="2" speed="25000" port="0" guid="0x0" maxconn="65536" gdr="0"/></nic>
+  </cpu>
+</system>
+"""
+
+
+def contents(element: ElementTree.Element, path: str = "") -> list[tuple[str, dict[str, str]]]:
+    """Every element by its place among named ones, with its attributes; the order of elements and the fabric's name mean nothing."""
+    here = f"{path}/{element.tag}[{element.get('busid') or element.get('numaid') or element.get('dev') or ''}]"
+    attributes = {name: value for name, value in element.attrib.items() if here != "/system[]" or name != "name"}
+    return sorted([(here, attributes), *(item for child in element for item in contents(child, here))], key=str)
+
+
+def topology_files() -> list[Path]:
+    return sorted(Path(os.environ.get("RAILWEAVE_TOPOLOGY_FILES", "/nonexistent")).glob("*.xml"), key=str)
+
+
+@pytest.mark.parametrize("text", [WHOLE, *topology_files()], ids=lambda value: value.name if isinstance(value, Path) else "every element")
+def test_topology_file_is_written_again_as_it_was(text: str | Path) -> None:
+    text = text.read_text() if isinstance(text, Path) else text
+    fabric = fabrics.loads(text, "x.xml")
+    for read in (fabric, fabrics.Fabric.from_json(fabric.to_json(), "x.json")):
+        exported = fabric_export.export(read)
+        assert contents(ElementTree.fromstring(exported.text)) == contents(ElementTree.fromstring(text))
+        assert host(fabrics.loads(exported.text, "y.xml")) == host(fabric)
+        assert exported.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "old", "new"),
+    [
+        ("{from: node0/nic0, to: leaf0, capacity: 100Gbit/s, source: ethtool}", 'speed="400000"', 'speed="100000"'),
+        ("{from: node0/gpu0, to: node0/switch0, capacity: 31507692307B/s, source: lspci}",
+         '11:00.0" class="0x030200" link_speed="32.0 GT/s', '11:00.0" class="0x030200" link_speed="16.0 GT/s'),
+        ("{from: node0/gpu0, to: node0/gpu1, capacity: 100GB/s, source: nvidia-smi}", 'count="6"', 'count="4"'),
+        ("{vertex: node0/gpu0, gdr: false, source: doctor}", 'rank="0" gdr="1"', 'rank="0" gdr="0"'),
+    ],
+)  # fmt: skip
+def test_what_was_changed_in_the_fabric_is_written_as_it_is_now(tmp_path: Path, override: str, old: str, new: str) -> None:
+    flat = re.sub(r">\s+<", "><", CLEAN)
+    (tmp_path / "t.xml").write_text(flat)
+    head = "format: railweave-cluster\nversion: 1\nname: changed\nnodes: [{template: t.xml, count: 1}]\noverrides:\n  - "
+    (tmp_path / "c.yaml").write_text(head + override + "\n")
+    fabric = fabrics.load(tmp_path / "c.yaml")
+    exported = fabric_export.export(fabric).text
+    assert contents(ElementTree.fromstring(exported)) == contents(ElementTree.fromstring(flat.replace(old, new)))
+    assert host(fabrics.loads(exported, "again.xml")) == host(fabric)
 
 
 def test_what_the_format_cannot_say_is_said() -> None:
@@ -205,6 +282,6 @@ def test_command_line_lints_and_exports(cli: Callable[..., subprocess.CompletedP
     assert template.returncode == 0 and fabrics.load(tmp_path / "dgx.xml").gpu_count == 8
 
 
-@pytest.mark.parametrize("path", sorted(Path(os.environ.get("RAILWEAVE_TOPOLOGY_FILES", "/nonexistent")).glob("*.xml"), key=str))
+@pytest.mark.parametrize("path", topology_files())
 def test_files_of_real_machines_have_no_contradiction(path: Path) -> None:
     assert lint_file(path, None) == []
