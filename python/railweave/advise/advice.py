@@ -13,6 +13,7 @@ from railweave.advise.gdr import Decision, Measurement
 from railweave.advise.host import Distance, Host
 from railweave.advise.mapping import Mapping, Workload, distances, map_nics
 from railweave.advise.settings import Setting, in_force, settings
+from railweave.size import format_size
 
 # One message of the size that a job of that kind is about: the largest that GDRCopy speeds up, and one that rendezvous moves.
 DEFAULT_SIZE_B = {Workload.latency: gdr.SMALL_B, Workload.bandwidth: 4 << 20}
@@ -26,7 +27,7 @@ class Advice:
     workload: Workload
     size_B: int
     mapping: Mapping | None
-    distances: tuple[Distance, ...]
+    distances: tuple[Distance | None, ...]
     bindings: tuple[Binding, ...]
     decisions: tuple[tuple[Decision, ...], ...]
     settings: tuple[Setting, ...]
@@ -52,12 +53,14 @@ def advise(
     size = DEFAULT_SIZE_B[workload] if size is None else size
     mapping = map_nics(host, workload)
     far = distances(host, mapping) if mapping else []
-    decisions = [gdr.decide(gpu, distance) for gpu, distance in zip(host.gpus, far, strict=bool(far))] if far else []
+    decisions = [gdr.decide(gpu, distance, host.ways_why) for gpu, distance in zip(host.gpus, far, strict=True)] if far else []
     if measurements and decisions:
         measured = gdr.decide_measured(measurements, measured_in)
         decisions = [measured for _ in decisions]
     chosen = _in_force(decisions, workload, size, measured_in)
-    found, missing = settings(host, mapping, chosen, nccl_topology)
+    found, missing = settings(host, mapping, chosen, bool(measurements), nccl_topology)
+    if decisions and not chosen:
+        missing.append(_outside(decisions[0], workload, size, measured_in))
     return Advice(
         host=host,
         workload=workload,
@@ -79,10 +82,20 @@ def _in_force(decisions: Sequence[Sequence[Decision]], workload: Workload, size:
             f"{measured_in}: no measurement of {workload.value}; it has {', '.join(sorted(metric.value for metric in metrics))}"
         )
     if decisions and not any(decision.covers(workload, size) for decision in decisions[0]):
+        if measured_in:
+            return []
         # The rules on latency end where GDRCopy's effect does, those on bandwidth begin there.
         other = Workload.bandwidth if workload == Workload.latency else Workload.latency
         return in_force(decisions, other, size)
     return in_force(decisions, workload, size)
+
+
+def _outside(decisions: Sequence[Decision], workload: Workload, size: int, measured_in: str) -> str:
+    sizes = [bound for decision in decisions if decision.metric == workload for bound in (decision.first_B, decision.last_B or 0)]
+    return (
+        f"GPUDirect RDMA and GDRCopy for messages of {format_size(size)}: {measured_in} has measurements of {workload.value} from "
+        f"{format_size(min(sizes))} to {format_size(max(sizes))}, and says nothing about this size; the libraries' defaults are left"
+    )
 
 
 def _missing(host: Host) -> list[str]:
@@ -91,15 +104,20 @@ def _missing(host: Host) -> list[str]:
     return []
 
 
-def _notes(host: Host, mapping: Mapping | None, far: Sequence[Distance], decisions: Sequence[Sequence[Decision]]) -> list[str]:
+def _notes(host: Host, mapping: Mapping | None, far: Sequence[Distance | None], decisions: Sequence[Sequence[Decision]]) -> list[str]:
     if mapping is None:
         return ["no NIC on the GPU network: cores and memory only"]
     found = []
     if not mapping.exact:
         found.append(f"the search was cut off after {mapping.steps} steps: this is the best assignment found, not proven the best")
-    on_switch = [gpu.name for gpu, distance in zip(host.gpus, far, strict=True) if distance <= Distance.PXB]
+    on_switch = [gpu.name for gpu, distance in zip(host.gpus, far, strict=True) if distance is not None and distance <= Distance.PXB]
     listed = ", ".join(on_switch)
-    if not on_switch:
+    if None in far:
+        found.append(
+            f"ways between GPUs and NICs are not known ({host.ways_why}): NICs are divided evenly, not by distance, and NCCL sees no more. "
+            "A topology file of the host tells them (NCCL_TOPO_FILE; written there by `railweave topo --nccl-xml`)"
+        )
+    elif not on_switch:
         found.append(
             "no GPU shares a PCIe switch with a NIC, so every byte to the network crosses a CPU's PCIe root; NCCL then uses neither "
             "GPUDirect RDMA (its default distance is PXB) nor PXN"
@@ -115,7 +133,9 @@ def _notes(host: Host, mapping: Mapping | None, far: Sequence[Distance], decisio
         found.append(
             "every rank's NIC is on its GPU's PCIe switch: " + "; ".join(f"{nic} serves {', '.join(gpus)}" for nic, gpus in served if gpus)
         )
-    if not any(gpu.gdr for gpu in host.gpus) and any(decision.gdr for of_rank in decisions for decision in of_rank):
+    if host.gdr_why:
+        found.append(f"whether GPUDirect RDMA is usable is not known ({host.gdr_why}); the bound assumes host memory")
+    elif not any(gpu.gdr for gpu in host.gpus) and any(decision.gdr for of_rank in decisions for decision in of_rank):
         found.append("GPUDirect RDMA is not in use on this fabric; `railweave doctor` on the node says whether it could be, and why not")
     if host.gdrcopy is False and any(decision.gdrcopy for of_rank in decisions for decision in of_rank):
         found.append("GDRCopy is wanted, but its driver (gdrdrv) is not loaded")

@@ -36,9 +36,10 @@ def bind(host: Host) -> list[Binding]:
 
 def _binding(home: int, cores: list[Core] | None, numas: dict[int, Numa]) -> Binding:
     if cores is None:
-        return Binding((home,), None)
-    memory = {number for number, numa in numas.items() if numa.cores and any(core in numa.cores for core in cores)}
-    return Binding(tuple(sorted(memory)), tuple(sorted(cpu for core in cores for cpu in core.cpus)))
+        return Binding((home,) if home not in numas or numas[home].numbered else None, None)
+    owners = [numa for numa in numas.values() if numa.cores and any(core in numa.cores for core in cores)]
+    memory = tuple(sorted(numa.number for numa in owners)) if all(numa.numbered for numa in owners) else None
+    return Binding(memory, tuple(sorted(cpu for core in cores for cpu in core.cpus)))
 
 
 def _pool(home: int, ranks: int, numas: dict[int, Numa], taken: set[int]) -> list[Core] | None:
@@ -68,7 +69,7 @@ def notes(host: Host) -> list[str]:
     """What a reader should know about the cores."""
     found = []
     homes = {gpu.numa for gpu in host.gpus}
-    idle = [numa.number for numa in host.numas if numa.number not in homes]
+    idle = [numa.number for numa in host.numas if numa.numbered and numa.number not in homes]
     if idle and len(host.numas) > 1:
         names = ", ".join(str(number) for number in idle)
         found.append(
@@ -82,6 +83,11 @@ def notes(host: Host) -> list[str]:
         found.append(
             "sub-NUMA clustering (SNC or NPS) is on: a rank gets the cores of its GPU's own part of the socket. Test both settings: "
             "off was better on XE9680 (Lee, Shin, Koo), NPS4 on an R7525 (nccl-tests issue 293)"
+        )
+    if any(numa.cores and not numa.threads_known for numa in host.numas):
+        found.append(
+            "which logical CPUs share a core is not in the file: ranges of equal length are taken as first and second threads, as Linux "
+            "numbers them"
         )
     if any(gpu.numa is None for gpu in host.gpus):
         found.append("the NUMA node of some GPUs is not known, as in a VM that hides it: those ranks are not bound")

@@ -1,25 +1,53 @@
-"""Joins what a machine's facts know beside the graph: cores, device names, drivers."""
+"""Joins what a machine's facts know beside the graph: cores, device names, drivers, ways that the graph does not tell apart."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from railweave.advise.host import Core, Gpu, Host, Nic, Numa
+from railweave.advise.host import Core, Distance, Gpu, Host, Nic, Numa, choose_network
 from railweave.machine import facts
+from railweave.machine.fabric_nics import fabric_nics
 from railweave.machine.facts import Known, Machine, known
 from railweave.machine.source import Reason
+from railweave.machine.text import nic_way
 
 
-def with_machine(host: Host, machine: Machine) -> Host:
-    """The same host with all that the facts know. GPUs and NICs are found by their PCI address; what is unknown stays so."""
-    return replace(
+def with_machine(host: Host, machine: Machine, named: Sequence[str] = ()) -> Host:
+    """The same host with all that the facts know; what is unknown stays so. `named` are the NICs of the GPU network; without it they are
+    inferred as `railweave doctor` does."""
+    gpus = {gpu.vertex: _gpu_fact(host, gpu, machine) for gpu in host.gpus}
+    ports = {nic.vertex: _port(host, nic, machine) for nic in host.nics}
+    hidden = machine.hidden_tree
+    joined = replace(
         host,
-        gpus=tuple(_gpu(gpu, machine) for gpu in host.gpus),
-        nics=_nics(host.nics, machine),
+        gpus=tuple(_gpu(gpu, gpus[gpu.vertex], host, machine) for gpu in host.gpus),
+        nics=tuple(nic if (port := ports[nic.vertex]) is None else replace(nic, device=_device(port)) for nic in host.nics),
         numas=_numas(host.numas, machine),
         gdrcopy=_loaded(machine.kernel.gdrcopy),
         virtual=known(machine.host.hypervisor),
+        ways={
+            (gpu, nic): Distance.__members__.get(nic_way(machine, of_gpu, of_nic))
+            for gpu, of_gpu in gpus.items()
+            for nic, of_nic in ports.items()
+            if of_gpu is not None and of_nic is not None
+        },
+        ways_why="their places on the PCI bus are not known" if hidden is None else hidden.detail,
     )
+    return _with_network(joined, ports, machine, named)
+
+
+def _with_network(host: Host, ports: dict[int, facts.Nic | None], machine: Machine, named: Sequence[str]) -> Host:
+    rdma = any(isinstance(nic.rdma, Known) and nic.rdma.value is not None for nic in known(machine.nics) or ())
+    if not rdma:  # netdevices, or a description that does not tell
+        return choose_network(host, named)
+    chosen, why = fabric_nics(machine, named)
+    names = {(nic.name, nic.port) for nic in chosen}
+    here = {vertex for vertex, port in ports.items() if port is not None and (port.name, port.port) in names}
+    down = [nic.name for nic in chosen if (nic.name, nic.port) not in {(port.name, port.port) for port in ports.values() if port}]
+    left_out = f"; {', '.join(down)} {'is' if len(down) == 1 else 'are'} down" if down else ""
+    nics = tuple(replace(nic, on_network=nic.vertex in here) for nic in host.nics)
+    return replace(host, nics=nics, network_why=f"{', '.join(nic.name for nic in nics if nic.on_network) or 'none'}: {why}{left_out}")
 
 
 def _loaded(driver: facts.Fact[str]) -> bool | None:
@@ -28,33 +56,44 @@ def _loaded(driver: facts.Fact[str]) -> bool | None:
     return False if driver.reason == Reason.absent else None
 
 
-def _gpu(gpu: Gpu, machine: Machine) -> Gpu:
-    fact = next((g for g in known(machine.gpus) or () if gpu.bus_id and known(g.bus_id) == gpu.bus_id), None)
-    device = machine.pci_device(gpu.bus_id) if gpu.bus_id else None
-    numa = None if device is None else known(device.numa)
+def _gpu_fact(host: Host, gpu: Gpu, machine: Machine) -> facts.Gpu | None:
+    """By address; where the fabric has none, by the driver's number."""
+    number = host.fabric.vertex(gpu.vertex).attributes.get("gpu.dev", "")
+    for fact in known(machine.gpus) or ():
+        if known(fact.bus_id) == gpu.bus_id if gpu.bus_id else str(fact.index) == number:
+            return fact
+    return None
+
+
+def _gpu(gpu: Gpu, fact: facts.Gpu | None, host: Host, machine: Machine) -> Gpu:
+    gpu = replace(gpu, numa=_numa(gpu, host, machine))
     if fact is None:
-        return replace(gpu, numa=gpu.numa if numa is None else numa)
-    return replace(
-        gpu,
-        numa=gpu.numa if numa is None else numa,
-        model=gpu.model or known(fact.name) or "",
-        sm=known(fact.sm) or gpu.sm,
-        uuid=known(fact.uuid),
-    )
+        return gpu
+    return replace(gpu, model=gpu.model or known(fact.name) or "", sm=known(fact.sm) or gpu.sm, uuid=known(fact.uuid))
 
 
-def _nics(nics: tuple[Nic, ...], machine: Machine) -> tuple[Nic, ...]:
-    """Ports of one card share its address; both the fabric and the facts list them in order."""
-    ports: dict[str, list[facts.Nic]] = {}
+def _numa(gpu: Gpu, host: Host, machine: Machine) -> int | None:
+    """The kernel's word; else that of a topology file, unless the file's number is none of the kernel's."""
+    device = machine.pci_device(gpu.bus_id) if gpu.bus_id else None
+    stated = None if device is None else known(device.numa)
+    if stated is not None:
+        return stated
+    nodes = known(machine.numa)
+    if nodes is None:
+        return gpu.numa
+    if len(nodes) == 1:
+        return nodes[0].id
+    numbered = {numa.number for numa in host.numas if numa.numbered}
+    return gpu.numa if gpu.numa in numbered & {node.id for node in nodes} else None
+
+
+def _port(host: Host, nic: Nic, machine: Machine) -> facts.Nic | None:
+    """By the name and port that the machine's fabric was made with."""
+    attributes = host.fabric.vertex(nic.vertex).attributes
     for port in known(machine.nics) or ():
-        bus_id = known(port.bus_id)
-        if bus_id is not None:
-            ports.setdefault(bus_id, []).append(port)
-    found: list[Nic] = []
-    for nic in nics:
-        same_card = ports.get(nic.bus_id, [])
-        found.append(replace(nic, device=_device(same_card.pop(0))) if same_card else nic)
-    return tuple(found)
+        if (port.name, str(port.port)) == (attributes.get("net.name"), attributes.get("net.port")):
+            return port
+    return None
 
 
 def _device(port: facts.Nic) -> str:

@@ -14,9 +14,10 @@ from railweave.advise.text import headline
 _LOCAL_RANK = "${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${SLURM_LOCALID:-}}}}"
 
 
-def render(advice: Advice, name: str) -> str:
-    """The text of a format; `name` is one of FORMATS. Raises AdviceError where the format needs what is not known."""
-    return FORMATS[name](advice)
+def render(advice: Advice, name: str, override: bool = False) -> str:
+    """The text of a format; `name` is one of FORMATS. `override` replaces what the user set, in formats that run beside it (OVERRIDABLE).
+    Raises AdviceError where the format needs what is not known."""
+    return OVERRIDABLE[name](advice, override) if name in OVERRIDABLE else FORMATS[name](advice)
 
 
 def _head(advice: Advice, *usage: str) -> list[str]:
@@ -43,46 +44,72 @@ def _ranks(advice: Advice) -> range:
     return range(len(advice.bindings))
 
 
-def _exports(advice: Advice, rank: int | None) -> list[str]:
+def _exports(advice: Advice, rank: int | None, override: bool) -> list[str]:
     """Of one rank, or those that all ranks share."""
     shared = {setting.name for setting in advice.settings if not setting.per_rank}
     values = advice.environment(rank or 0)
-    return [f"export {name}={shlex.quote(value)}" for name, value in values.items() if (name in shared) == (rank is None)]
+    return [_export(name, value, override) for name, value in values.items() if (name in shared) == (rank is None)]
 
 
-def _case(advice: Advice, of_rank: Callable[[int], list[str]]) -> list[str]:
-    lines = [f'case "{_LOCAL_RANK}" in']
+def _export(name: str, value: str, override: bool) -> str:
+    """What is set already stays, also when it is set to nothing."""
+    export = f"export {name}={shlex.quote(value)}"
+    return export if override else f'[ -n "${{{name}+set}}" ] || {export}'
+
+
+# In a subshell, which is why the caller gets no variables; $$ is the caller's number there too. The kernel narrows any set of CPUs to the
+# cpuset, so asking for all shows whether somebody has chosen cores before.
+_BIND = """\
+railweave_bind() (
+  command -v taskset >/dev/null || { echo "railweave: taskset is not installed; not bound" >&2; exit 0; }
+  override=%s
+  before=$(taskset -p $$) && before=${before##*: }
+  taskset -pc "0-$(($(getconf _NPROCESSORS_CONF) - 1))" $$ >/dev/null
+  allowed=$(taskset -p $$) && allowed=${allowed##*: }
+  if [ "$before" != "$allowed" ] && [ -z "$override" ]; then
+    echo "railweave: CPU affinity was set before and is kept (advice: $1)" >&2
+    taskset -p "$before" $$ >/dev/null
+  elif ! taskset -pc "$1" $$ >/dev/null; then
+    echo "railweave: none of the advised cores $1 is in this cpuset; not bound" >&2
+    taskset -p "$before" $$ >/dev/null
+  fi
+)"""
+
+
+def _by_rank(advice: Advice, override: bool, of_rank: Callable[[int], list[str]], without: str) -> list[str]:
+    """Variables and cores of the rank that reads this; `without` is what is done when there is none."""
+    lines = [*_exports(advice, None, override), *(_BIND % ("yes" if override else "")).splitlines(), f'case "{_LOCAL_RANK}" in']
     for rank in _ranks(advice):
-        lines += [f"  {rank}) {'; '.join(of_rank(rank) or [':'])} ;;"]
-    return [*lines, f'  *) echo "railweave: no local rank from 0 to {len(advice.bindings) - 1} in the environment" >&2; exit 64 ;;', "esac"]
-
-
-def shell(advice: Advice) -> str:
-    """To be sourced by each rank: variables and cores, for scripts that cannot put another program before theirs."""
-
-    def of_rank(rank: int) -> list[str]:
         cpus = advice.bindings[rank].cpus
-        return _exports(advice, rank) + ([f"taskset -pc {to_list(cpus)} $$ >/dev/null"] if cpus else [])
+        bind = [f"railweave_bind {to_list(cpus)}"] if cpus else []
+        lines += [f"  {rank}) {'; '.join([*_exports(advice, rank, override), *bind, *of_rank(rank), 'unset -f railweave_bind'])} ;;"]
+    complaint = f'echo "railweave: no local rank from 0 to {len(advice.bindings) - 1} in the environment" >&2'
+    return [*lines, f"  *) unset -f railweave_bind; {complaint}; {without} ;;", "esac"]
 
-    usage = "Source it in each rank's script: . advice.sh. A sourced file cannot set the memory policy; `railweave run` does."
-    return "\n".join([*_head(advice, usage), *_exports(advice, None), *_case(advice, of_rank)]) + "\n"
+
+def shell(advice: Advice, override: bool) -> str:
+    """To be sourced by each rank: variables and cores, for scripts that cannot put another program before theirs. Never ends the shell."""
+    usage = [
+        "Source it in each rank's script: . advice.sh. Its status is 64 where there is no rank. What was set before stays.",
+        "A sourced file cannot set the memory policy; `railweave run` does.",
+    ]
+    return "\n".join([*_head(advice, *usage), *_by_rank(advice, override, lambda rank: [], "(exit 64)")]) + "\n"
 
 
-def torchrun(advice: Advice) -> str:
+def torchrun(advice: Advice, override: bool) -> str:
     """A program that torchrun starts instead of Python."""
 
-    def of_rank(rank: int) -> list[str]:
-        binding = advice.bindings[rank]
-        if binding.cpus is None:
-            return _exports(advice, rank)
-        memory = f" --preferred={binding.memory[0]}" if binding.memory and len(binding.memory) == 1 else ""
-        return [*_exports(advice, rank), f'set -- numactl --physcpubind={to_list(binding.cpus)}{memory} "$@"']
+    def memory(rank: int) -> list[str]:
+        nodes = advice.bindings[rank].memory
+        if nodes is None or len(nodes) != 1:
+            return []
+        return [f'! command -v numactl >/dev/null || set -- numactl --preferred={nodes[0]} "$@"']
 
     usage = [
         f"chmod +x advice.sh; torchrun --no-python --nproc-per-node={len(advice.bindings)} ./advice.sh python train.py",
-        "needs numactl",
+        "What was set before stays. Memory is placed where numactl is installed.",
     ]
-    return "\n".join(["#!/bin/sh", *_head(advice, *usage), *_exports(advice, None), *_case(advice, of_rank), 'exec "$@"']) + "\n"
+    return "\n".join(["#!/bin/sh", *_head(advice, *usage), *_by_rank(advice, override, memory, "exit 64"), 'exec "$@"']) + "\n"
 
 
 def rankfile(advice: Advice) -> str:
@@ -123,7 +150,7 @@ def _shared(advice: Advice, name: str) -> bool:
     return any(setting.name == name and not setting.per_rank for setting in advice.settings)
 
 
-def slurm(advice: Advice) -> str:
+def slurm(advice: Advice, override: bool) -> str:
     """A task prolog, which sets variables, and in its head the options that bind."""
     cpus = _cpus(advice, "slurm")
     homes = [binding.memory[0] if binding.memory else 0 for binding in advice.bindings]
@@ -133,15 +160,27 @@ def slurm(advice: Advice) -> str:
     )
 
     def of_rank(rank: int) -> list[str]:
-        return [f"echo {shlex.quote(line)}" for line in _exports(advice, rank)]
+        return _printed(advice, rank, override)
 
-    lines = [f"echo {shlex.quote(line)}" for line in _exports(advice, None)]
+    lines = _printed(advice, None, override)
     case = ['case "$SLURM_LOCALID" in', *(f"  {rank}) {'; '.join(of_rank(rank) or [':'])} ;;" for rank in _ranks(advice)), "esac"]
     usage = [
         options,
-        "The job needs whole nodes (--exclusive), or Slurm has already narrowed the cores. Slurm sets what this prints.",
+        "The job needs whole nodes (--exclusive), or Slurm has already narrowed the cores. Slurm sets what this prints, and this prints",
+        "nothing that the task has already." if not override else "it also where the task has it already.",
     ]
     return "\n".join(["#!/bin/sh", *_head(advice, *usage), *lines, *case]) + "\n"
+
+
+def _printed(advice: Advice, rank: int | None, override: bool) -> list[str]:
+    """Lines that Slurm takes for the task's environment."""
+    shared = {setting.name for setting in advice.settings if not setting.per_rank}
+    lines = []
+    for name, value in advice.environment(rank or 0).items():
+        if (name in shared) == (rank is None):
+            echo = f"echo {shlex.quote(f'export {name}={value}')}"
+            lines.append(echo if override else f'[ -n "${{{name}+set}}" ] || {echo}')
+    return lines
 
 
 def kubernetes(advice: Advice) -> str:
@@ -161,10 +200,5 @@ def kubernetes(advice: Advice) -> str:
     return "\n".join([*_head(advice, *usage), *lines]) + "\n"
 
 
-FORMATS: dict[str, Callable[[Advice], str]] = {
-    "shell": shell,
-    "rankfile": rankfile,
-    "slurm": slurm,
-    "torchrun": torchrun,
-    "kubernetes": kubernetes,
-}
+FORMATS: dict[str, Callable[[Advice], str]] = {"rankfile": rankfile, "kubernetes": kubernetes}
+OVERRIDABLE: dict[str, Callable[[Advice, bool], str]] = {"shell": shell, "slurm": slurm, "torchrun": torchrun}

@@ -10,12 +10,14 @@ import csv
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from statistics import median
 
 from railweave.advise.host import Distance, Gpu
 from railweave.advise.mapping import Workload
 from railweave.errors import ParseError
+from railweave.size import format_size
 
 # Up to this size GDRCopy shortened latency on all node types of the study; from there on it made no difference.
 SMALL_B = 8192
@@ -42,12 +44,20 @@ class Decision:
         return self.metric == metric and self.first_B <= size and (self.last_B is None or size <= self.last_B)
 
 
-def decide(gpu: Gpu, distance: Distance) -> list[Decision]:
+def decide(gpu: Gpu, distance: Distance | None, why_unknown: str = "") -> list[Decision]:
     """The rules for a GPU at that distance from its NIC: one decision for latency, one for bandwidth."""
-    return [_latency(distance), _bandwidth(gpu, distance)]
+    return [_latency(distance), _unknown(why_unknown) if distance is None else _bandwidth(gpu, distance)]
 
 
-def _latency(distance: Distance) -> Decision:
+def _unknown(why: str) -> Decision:
+    return Decision(
+        Workload.bandwidth, SMALL_B + 1, None, True, True,
+        f"the way between GPU and NIC is not known{f' ({why})' if why else ''}: the libraries' defaults stand", "no rule applies",
+        "a topology file of the host tells the way; or measure",
+    )  # fmt: skip
+
+
+def _latency(distance: Distance | None) -> Decision:
     far = "the study bound GPU, NIC and cores to one NUMA node; between sockets this is not measured" if distance == Distance.SYS else ""
     return Decision(
         Workload.latency, 0, SMALL_B, True, True,
@@ -164,9 +174,11 @@ DEFAULT: Switches = (True, True)
 
 
 def decide_measured(measurements: Iterable[Measurement], source: str) -> list[Decision]:
-    """The best switches by metric and size; neighbouring sizes with the same answer are one decision.
+    """The best switches by metric and size, from the least measured size to the largest; outside nothing is decided.
 
-    The library's default (both on) stands unless the worst run of the best switches beats the best run of the default.
+    Neighbouring sizes with the same answer are one decision. Where the answer changes between two sizes, both answers are interpolated
+    (size and value logarithmic), and the decision changes where they cross; if they were not both measured at both sizes, the sizes
+    between are decided by nobody. The library's default (both on) stands unless the worst run of the best switches beats its best run.
     """
     runs: dict[tuple[Workload, int], dict[Switches, list[float]]] = {}
     for m in measurements:
@@ -174,17 +186,33 @@ def decide_measured(measurements: Iterable[Measurement], source: str) -> list[De
     decisions: list[Decision] = []
     for metric in Workload:
         sizes = sorted(size for of, size in runs if of == metric)
-        for size in sizes:
+        last: Decision | None = None
+        for place, size in enumerate(sizes):
             switches, why = _best(metric, runs[metric, size])
-            last = decisions[-1] if decisions and decisions[-1].metric == metric else None
             if last is not None and (last.gdr, last.gdrcopy) == switches:
-                decisions[-1] = replace(last, last_B=size)
+                last = decisions[-1] = replace(last, last_B=size)
                 continue
-            first = 0 if last is None else (last.last_B or 0) + 1
-            decisions.append(Decision(metric, first, size, *switches, why, source))
-        if decisions and sizes:
-            decisions[-1] = replace(decisions[-1], last_B=None)
+            first, caveat = size, ""
+            if last is not None:
+                before = sizes[place - 1]
+                change = _crossing(before, runs[metric, before], size, runs[metric, size], (last.gdr, last.gdrcopy), switches)
+                if change is not None:
+                    decisions[-1] = replace(last, last_B=change)
+                    first, caveat = change + 1, f"between {format_size(before)} and {format_size(size)} interpolated"
+            last = Decision(metric, first, size, *switches, why, source, caveat)
+            decisions.append(last)
     return decisions
+
+
+def _crossing(
+    small: int, at_small: dict[Switches, list[float]], large: int, at_large: dict[Switches, list[float]], one: Switches, other: Switches
+) -> int | None:
+    """The last size at which `one` is better, if `one` is so at `small` and `other` at `large`."""
+    if not all(switches in runs for switches in (one, other) for runs in (at_small, at_large)):
+        return None
+    here, there = (log(median(runs[one]) / median(runs[other])) for runs in (at_small, at_large))
+    share = 0.5 if here == there else min(max(here / (here - there), 0.0), 1.0)
+    return min(max(int(small * (large / max(small, 1)) ** share), small), large - 1)
 
 
 def _best(metric: Workload, runs: dict[Switches, list[float]]) -> tuple[Switches, str]:

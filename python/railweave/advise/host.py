@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from railweave.advise.errors import AdviceError
-from railweave.fabric import EdgeKind, Fabric, ResourceKind, VertexKind
+from railweave.fabric import Edge, EdgeKind, Fabric, ResourceKind, Vertex, VertexKind
+from railweave.machine.fabric import GDR_UNKNOWN, NUMBERS_MADE_UP
+from railweave.machine.reading import cpu_mask
 
 # Compute capability by the part's name, from NVIDIA's list of CUDA GPUs (developer.nvidia.com/cuda-gpus). The first match counts.
 _PARTS = (
@@ -29,8 +32,9 @@ class Distance(enum.IntEnum):
 
     PIX = 0  # one PCIe switch
     PXB = 1  # several PCIe switches
-    PHB = 2  # through the CPU's PCIe root
-    SYS = 3  # between sockets
+    PHB = 2  # through the CPU's PCIe root; of a fabric, which does not tell roots apart, NODE as well
+    NODE = 3  # between PCIe roots of one NUMA node
+    SYS = 4  # between NUMA nodes
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,15 @@ class Core:
 
 @dataclass(frozen=True)
 class Numa:
-    """A NUMA node by the operating system's number. `package` and `cores` are None where they are not known."""
+    """A NUMA node. `package` and `cores` are None where they are not known."""
 
     number: int
     package: int | None = None
     cores: tuple[Core, ...] | None = None
+    numbered: bool = True
+    """Whether the number is the operating system's, so that memory can be asked for by it."""
+    threads_known: bool = True
+    """Whether it is known which logical CPUs share a core; else `cores` pairs them as Linux numbers them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,8 @@ class Gpu:
     name: str
     model: str
     bus_id: str
-    gdr: bool
+    gdr: bool | None
+    """Whether GPUDirect RDMA is usable; None where it is not known."""
     numa: int | None
     sm: int | None
     uuid: str | None = None
@@ -81,9 +90,10 @@ class Nic:
 
 @dataclass(frozen=True)
 class Path:
-    """A way between a GPU and a NIC: distance, latency, and the resources of the fabric that a byte loads when sent or received."""
+    """A way between a GPU and a NIC: distance (None where it is not known), latency, and the resources of the fabric that a byte loads when
+    sent or received."""
 
-    distance: Distance
+    distance: Distance | None
     latency_ns: int
     resources: tuple[int, ...]
     """With repetition where a byte loads something twice."""
@@ -101,6 +111,14 @@ class Host:
     gdrcopy: bool | None = None
     """Whether GDRCopy's driver is loaded; None where it is not known."""
     virtual: bool | None = None
+    network_why: str = ""
+    """Which NICs were taken for the GPU network, and why."""
+    ways: Mapping[tuple[int, int], Distance | None] = field(default_factory=dict)
+    """By GPU and NIC vertex, where facts tell more than the fabric does."""
+    gdr_why: str = ""
+    """Why it is not known whether GPUDirect RDMA is usable."""
+    ways_why: str = ""
+    """Why ways between GPUs and NICs are not known."""
 
     @property
     def network_nics(self) -> tuple[Nic, ...]:
@@ -115,20 +133,25 @@ class Host:
             for nic in self.network_nics:
                 path = _path(self.fabric, gpu, nic)
                 if path is not None:
-                    found[gpu.vertex, nic.vertex] = path
+                    ends = (gpu.vertex, nic.vertex)
+                    found[ends] = replace(path, distance=self.ways[ends]) if ends in self.ways else path
         return found
 
 
 def read_host(fabric: Fabric, node: int = 0) -> Host:
-    """A node of a fabric; cores and device names are then unknown."""
+    """A node of a fabric; cores and device names are then known where the fabric was read from a topology file."""
     if not 0 <= node < fabric.node_count:
         raise AdviceError(f"fabric '{fabric.name}' has no node {node}; it has {fabric.node_count}, counted from 0")
     prefix = fabric.node_names[node] + "/"
     vertices = fabric.vertices
+    numas = _numas(fabric, [v for v, vertex in enumerate(vertices) if vertex.kind == VertexKind.numa and vertex.node == node])
+    gdr_why = ""
     gpus = []
     for rank, vertex_id in enumerate(fabric.gpus_of(node)):
         vertex = vertices[vertex_id]
         numa = _numa_above(fabric, vertex_id)
+        unknown = vertex.attributes.get(GDR_UNKNOWN, "")
+        gdr_why = gdr_why or unknown
         gpus.append(
             Gpu(
                 rank=rank,
@@ -136,9 +159,9 @@ def read_host(fabric: Fabric, node: int = 0) -> Host:
                 name=vertex.name.removeprefix(prefix),
                 model=vertex.model,
                 bus_id=vertex.bus_id,
-                gdr=vertex.gdr,
-                numa=None if numa is None else vertices[numa].index,
-                sm=compute_capability(vertex.model),
+                gdr=None if unknown else vertex.gdr,
+                numa=None if numa is None else numas[numa].number,
+                sm=_integer(vertex.attributes.get("gpu.sm", "")) or compute_capability(vertex.model),
             )
         )
     if not gpus:
@@ -149,8 +172,93 @@ def read_host(fabric: Fabric, node: int = 0) -> Host:
         ports = [fabric.edge(e) for e in fabric.out_edges(vertex_id) if fabric.edge(e).kind == EdgeKind.rail]
         capacity = sum(edge.capacity_Bps for edge in ports)
         nics.append(Nic(vertex_id, vertex.name.removeprefix(prefix), vertex.model, vertex.bus_id, bool(ports), capacity))
-    numas = tuple(Numa(v.index) for v in vertices if v.kind == VertexKind.numa and v.node == node)
-    return Host(fabric, node, tuple(gpus), tuple(nics), numas)
+    return choose_network(Host(fabric, node, tuple(gpus), tuple(nics), tuple(numas.values()), gdr_why=gdr_why))
+
+
+def choose_network(host: Host, named: Sequence[str] = ()) -> Host:
+    """With those NICs on the GPU network that are named, by the fabric's names, RDMA devices or topology file's names; else those of the
+    fastest rate, because slower ones carry storage. A rate that its source calls assumed counts as fast."""
+    fabric, vertices = host.fabric, host.fabric.vertices
+    if named:
+        names = {name: nic.vertex for nic in host.nics for name in _names(nic, vertices[nic.vertex])}
+        missing = [name for name in named if name not in names]
+        if missing:
+            raise AdviceError(
+                f"no NIC {', '.join(missing)} in '{fabric.name}'; there are {', '.join(nic.name for nic in host.nics) or 'none'}"
+            )
+        chosen = {names[name] for name in named}
+        off = [nic.name for nic in host.nics if nic.vertex in chosen and not nic.capacity_Bps]
+        if off:
+            raise AdviceError(f"{', '.join(off)} of '{fabric.name}' has no link to the network; the fabric says it is not part of it")
+        nics = tuple(replace(nic, on_network=nic.vertex in chosen) for nic in host.nics)
+        return replace(host, nics=nics, network_why=f"{_listed(nics)}: named")
+    candidates = [nic for nic in host.nics if nic.on_network]
+    assumed = {nic.vertex for nic in candidates if any(_is_assumed(edge) for edge in _ports(fabric, nic.vertex))}
+    fastest = max((nic.capacity_Bps for nic in candidates if nic.vertex not in assumed), default=0)
+    nics = tuple(replace(nic, on_network=nic.on_network and (nic.vertex in assumed or nic.capacity_Bps == fastest)) for nic in host.nics)
+    left = [nic.name for nic, other in zip(nics, host.nics, strict=True) if other.on_network and not nic.on_network]
+    if not candidates:
+        return replace(host, nics=nics, network_why="")
+    slower = f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} slower and taken for storage or management" if left else ""
+    rate = "rates are assumed" if not fastest else f"the fastest rate, {fastest / 125e6:g} Gbit/s"
+    return replace(host, nics=nics, network_why=f"{_listed(nics)}: {rate}{slower}; --nics names others")
+
+
+def _is_assumed(port: Edge) -> bool:
+    """As the reader of topology files words it where a file has no rate."""
+    return port.source.startswith("assumed: ") or "Mbit/s assumed" in port.source
+
+
+def _listed(nics: Sequence[Nic]) -> str:
+    return ", ".join(nic.name for nic in nics if nic.on_network) or "none"
+
+
+def _names(nic: Nic, vertex: Vertex) -> list[str]:
+    given = [nic.name, nic.device or "", (nic.device or "").split(":")[0], vertex.attributes.get("net.name", "")]
+    return [name for name in given if name]
+
+
+def _ports(fabric: Fabric, nic: int) -> list[Edge]:
+    return [edge for e in fabric.out_edges(nic) if (edge := fabric.edge(e)).kind == EdgeKind.rail]
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _numas(fabric: Fabric, members: Sequence[int]) -> dict[int, Numa]:
+    """By vertex. A topology file has the operating system's numbers, -1 for the only node of a guest, and masks of logical CPUs."""
+    found = {}
+    for vertex_id in members:
+        vertex = fabric.vertex(vertex_id)
+        attributes = vertex.attributes
+        number = _integer(attributes.get("cpu.numaid", ""))
+        try:
+            cpus = cpu_mask(attributes.get("cpu.affinity", ""))
+        except ValueError:  # `railweave topo --lint` says so
+            cpus = ()
+        found[vertex_id] = Numa(
+            vertex.index if number is None else number,
+            cores=by_number(cpus) if cpus else None,
+            numbered=NUMBERS_MADE_UP not in attributes and (number is not None or "cpu.numaid" not in attributes),
+            threads_known=not cpus,
+        )
+    return found
+
+
+def by_number(cpus: Sequence[int]) -> tuple[Core, ...]:
+    """Logical CPUs as cores where it is not known which share one. Linux numbers first the first threads of all cores, then the second
+    ones, so ranges of equal length are the threads of the same cores. Where that is wrong, because a core's threads are neighbours, they
+    still go to one rank, but at the edges."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if ranges and ranges[-1][-1] == cpu - 1:
+            ranges[-1].append(cpu)
+        else:
+            ranges.append([cpu])
+    if len({len(one) for one in ranges}) == 1:
+        return tuple(Core(threads) for threads in zip(*ranges, strict=True))
+    return tuple(Core((cpu,)) for one in ranges for cpu in one)
 
 
 def compute_capability(model: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,22 +22,23 @@ from railweave.machine.source import LiveSource
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
-def host_of(machine: Machine) -> tuple[Host, tuple[str, ...]]:
-    """A machine's host, and what was not known about its wiring. Raises FabricError for a machine without GPUs."""
+def host_of(machine: Machine, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
+    """A machine's host, and what was not known about its wiring. `nics` names the NICs of the GPU network, else they are inferred. Raises
+    FabricError for a machine without GPUs, or a NIC that it does not have."""
     fabric, unknown = fabric_of(machine)
-    return with_machine(read_host(fabric), machine), unknown
+    return with_machine(read_host(fabric), machine, nics), unknown
 
 
-def this_host() -> tuple[Host, tuple[str, ...]]:
+def this_host(nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for this machine, with the device files of its GPUs, which tell a rank what it may open."""
-    host, unknown = host_of(discover(LiveSource()))
+    host, unknown = host_of(discover(LiveSource()), nics)
     return replace(host, gpus=tuple(replace(gpu, minor=_minor(gpu.bus_id)) for gpu in host.gpus)), unknown
 
 
-def recorded_host(recording: Path) -> tuple[Host, tuple[str, ...]]:
+def recorded_host(recording: Path, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for the machine of a recording; damage of the file is among what was not known."""
     source = RecordedSource(recording)
-    host, unknown = host_of(discover(source))
+    host, unknown = host_of(discover(source), nics)
     damage = source.recording.damage
     return host, ((f"{damage}; what is left of it is used", *unknown) if damage else unknown)
 

@@ -61,7 +61,7 @@ def map_nics(host: Host, workload: Workload = Workload.bandwidth) -> Mapping | N
     search.run()
     chosen = search.best_choice
     nearest = [
-        (min(search.reachable(gpu), key=lambda nic: (host.paths[gpu.vertex, nic.vertex].distance, nic.vertex)),) for gpu in host.gpus
+        (min(search.reachable(gpu), key=lambda nic: (_far(host.paths[gpu.vertex, nic.vertex].distance), nic.vertex)),) for gpu in host.gpus
     ]
     z, resource = search.bound(chosen)
     return Mapping(
@@ -73,6 +73,11 @@ def map_nics(host: Host, workload: Workload = Workload.bandwidth) -> Mapping | N
         steps=search.steps,
         exact=search.steps < SEARCH_LIMIT,
     )
+
+
+def _far(distance: Distance | None) -> int:
+    """Ways that are not known count as equal: what is left is to divide the NICs evenly."""
+    return 0 if distance is None else int(distance)
 
 
 Choice = tuple[Nic, ...]
@@ -112,7 +117,7 @@ class _Search:
     def cost(self, gpu: Gpu, choice: Choice) -> int:
         """Distance before latency: latencies of templates are partly assumed, distances are not. Below 2^44 ns, checked by the reader."""
         paths = [self.host.paths[gpu.vertex, nic.vertex] for nic in choice]
-        return sum((int(path.distance) << 44) + path.latency_ns for path in paths)
+        return sum((_far(path.distance) << 44) + path.latency_ns for path in paths)
 
     def _loads(self, gpu: Gpu, choice: Choice) -> dict[int, int]:
         """Units by resource."""
@@ -216,6 +221,8 @@ class _Symmetry:
         self.tree = len(sockets) <= 1 and all(len(above) == 1 for above in self.parents.values()) and self._switches_hang()
         self.gpus = {gpu.vertex: gpu for gpu in host.gpus}
         self.nics = {nic.vertex: nic for nic in host.network_nics}
+        # Facts that the fabric does not have break its symmetry: PCIe roots, of which it knows the NUMA node alone.
+        self.told = {ends: way for ends, way in host.ways.items() if way == Distance.NODE}
 
     def _height(self, vertex: int) -> int:
         return {VertexKind.numa: 2, VertexKind.pcie_switch: 1}.get(self.host.fabric.vertex(vertex).kind, 0)
@@ -234,7 +241,8 @@ class _Symmetry:
         for v in self.members:
             if v not in self.parents:
                 self._shape(v, fixed, shapes)
-        return {nic: "/".join(self._lineage(nic, shapes)) for nic in self.nics}
+        waiting = [gpu.vertex for gpu in self.host.gpus[len(chosen) :]]
+        return {nic: "/".join([*self._lineage(nic, shapes), *(str(self.told.get((gpu, nic))) for gpu in waiting)]) for nic in self.nics}
 
     def _shape(self, vertex: int, fixed: set[int], shapes: dict[int, str]) -> str:
         info = self.host.fabric.vertex(vertex)
@@ -256,6 +264,11 @@ class _Symmetry:
             yield from self._lineage(parent, shapes)
 
 
-def distances(host: Host, mapping: Mapping) -> list[Distance]:
-    """By rank: how far its farthest NIC is."""
-    return [max(host.paths[gpu.vertex, nic.vertex].distance for nic in nics) for gpu, nics in zip(host.gpus, mapping.nics, strict=True)]
+def distances(host: Host, mapping: Mapping) -> list[Distance | None]:
+    """By rank: how far its farthest NIC is; None where that is not known."""
+    found = []
+    for gpu, nics in zip(host.gpus, mapping.nics, strict=True):
+        ways = [host.paths[gpu.vertex, nic.vertex].distance for nic in nics]
+        known = [way for way in ways if way is not None]
+        found.append(max(known) if len(known) == len(ways) else None)
+    return found

@@ -9,8 +9,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from railweave.advise.gdr import Decision
-from railweave.advise.host import Host
+from railweave.advise.gdr import AMPERE, Decision
+from railweave.advise.host import Distance, Host
 from railweave.advise.mapping import Mapping, Workload
 from railweave.fabric import EdgeKind, VertexKind
 
@@ -54,9 +54,10 @@ def uniform(values: Sequence[str | None]) -> tuple[str | None, ...]:
 
 
 def settings(
-    host: Host, mapping: Mapping | None, in_force: Sequence[Decision], nccl_topology: str | None
+    host: Host, mapping: Mapping | None, in_force: Sequence[Decision], measured: bool, nccl_topology: str | None
 ) -> tuple[list[Setting], list[str]]:
-    """The settings, and what could not be set because something is not known. `in_force` is by rank; empty without NICs."""
+    """The settings, and what could not be set because something is not known. `in_force` is by rank; empty where nothing is decided.
+    `measured` says that it was measured, not ruled."""
     found: list[Setting] = []
     missing: list[str] = []
     if nccl_topology is not None:
@@ -72,6 +73,8 @@ def settings(
     else:
         found += _hca(host) + _net_devices(host, mapping)
     found += _cross_nic(host) + _rails(mapping) + _gpudirect(in_force) + [_PML]
+    if measured and in_force:
+        found += _nccl_gdr(host, mapping, in_force[0])
     return found, missing
 
 
@@ -166,6 +169,39 @@ def _gpudirect(in_force: Sequence[Decision]) -> list[Setting]:
             Setting(
                 "UCX_TLS", Library.ucx, uniform([None if decision.gdrcopy else "^gdr_copy" for decision in in_force]), "all",
                 off.why, off.source, "1.12 to 1.22",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _nccl_gdr(host: Host, mapping: Mapping, decision: Decision) -> list[Setting]:
+    """NCCL uses GPUDirect RDMA up to a distance, for all ranks of a node alike, so only what was measured moves it: the rules agree with
+    its default, which is PXB. Reads (sends) are off by default on GPUs before Ampere without NVLink."""
+    ways = [host.paths[gpu.vertex, nic.vertex].distance for gpu, nics in zip(host.gpus, mapping.nics, strict=True) for nic in nics]
+    known = [way for way in ways if way is not None]
+    if len(known) < len(ways):
+        return []
+    level = ""
+    if not decision.gdr and min(known) <= Distance.PXB:
+        level = "LOC"
+    if decision.gdr and max(known) > Distance.PXB:
+        level = "SYS" if max(known) == Distance.SYS else "PHB"  # NCCL calls everything below one NUMA node PHB
+    found = []
+    if level:
+        found.append(
+            Setting(
+                "NCCL_NET_GDR_LEVEL", Library.nccl, (level,), "PXB", f"measured: {decision.why}; "
+                + ("NCCL would use GPUDirect RDMA here" if level == "LOC" else f"on this way ({max(known).name}) NCCL would not use it"),
+                decision.source, "2.4 to 2.30",
+            )
+        )  # fmt: skip
+    linked = any(edge.kind == EdgeKind.nvlink for edge in host.fabric.edges)
+    if decision.gdr and not linked and any(gpu.sm is not None and gpu.sm < AMPERE for gpu in host.gpus):
+        found.append(
+            Setting(
+                "NCCL_NET_GDR_READ", Library.nccl, ("1",), "0 before Ampere without NVLink",
+                f"measured: {decision.why}; NCCL would receive with GPUDirect RDMA and send through host memory", decision.source,
+                "2.4.2 to 2.30",
             )
         )  # fmt: skip
     return found

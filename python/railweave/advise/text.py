@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from railweave.advise.advice import Advice
 from railweave.advise.cpulist import to_list
 from railweave.advise.gdr import Decision
+from railweave.advise.host import Distance
 from railweave.advise.mapping import Mapping, Workload
 from railweave.advise.settings import Setting
 from railweave.size import format_size
@@ -19,6 +20,8 @@ def render(advice: Advice) -> str:
     sources = _Sources()
     lines = [f"{host.fabric.name}, {host.fabric.node_names[host.node]}: advice for {headline(advice.workload, advice.size_B)}", ""]
     lines += _rank_table(advice)
+    if host.network_why:
+        lines += ["", f"GPU network: {host.network_why}"]
     if advice.mapping:
         lines += ["", *_bound(advice.mapping)]
     if advice.decisions:
@@ -53,12 +56,16 @@ def _rank_table(advice: Advice) -> list[str]:
                 str(gpu.rank),
                 " ".join(filter(None, (gpu.name, gpu.bus_id))),
                 ", ".join(f"{nic.name} {nic.device}" if nic.device else nic.name for nic in nics) or "-",
-                advice.distances[gpu.rank].name if advice.distances else "-",
+                _way(advice.distances[gpu.rank]) if advice.distances else "-",
                 "?" if binding.memory is None else to_list(binding.memory),
                 "?" if binding.cpus is None else to_list(binding.cpus),
             ]
         )
     return table(rows)
+
+
+def _way(distance: Distance | None) -> str:
+    return "?" if distance is None else distance.name
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -84,7 +91,7 @@ def _decisions(advice: Advice, sources: _Sources) -> list[str]:
     lines = []
     for decisions, ranks in groups.items():
         lines.append(
-            f"  rank{'s' * (len(ranks) > 1)} {to_list(ranks)}, way {' and '.join(sorted({advice.distances[rank].name for rank in ranks}))}"
+            f"  rank{'s' * (len(ranks) > 1)} {to_list(ranks)}, way {' and '.join(sorted({_way(advice.distances[rank]) for rank in ranks}))}"
         )
         for decision in decisions:
             switches = f"GDR {_switch(decision.gdr):<3}  GDRCopy {_switch(decision.gdrcopy)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from railweave.advise.host import Host
 
 FORMATS = ("text", "json", "shell", "rankfile", "slurm", "torchrun", "kubernetes")
+OVERRIDING = ("shell", "slurm", "torchrun")
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -28,8 +30,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--size", "size_text", metavar="SIZE", help="Message size that matters, such as 64KiB. [default: 4MiB, for latency 8KiB]")
 @click.option("--measured", type=_FILE, metavar="CSV", help="Runs with GPUDirect RDMA and GDRCopy on and off; they replace the rules.")
+@click.option("--nics", metavar="LIST", help="The NICs of the GPU network (mlx5_0,mlx5_1); else inferred, and shown.")
 @click.option("--nccl-topology", metavar="FILE", help="Topology file that NCCL is to read on the node (railweave topo --nccl-xml).")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option("--override", is_flag=True, help="With --format shell, slurm or torchrun: replace what the user has set.")
 def command(
     source: str | None,
     recording: Path | None,
@@ -38,8 +42,10 @@ def command(
     workload: str,
     size_text: str | None,
     measured: Path | None,
+    nics: str | None,
     nccl_topology: str | None,
     form: str,
+    override: bool,
 ) -> None:
     """Which GPU, cores, memory and NICs each rank of a node should use, when GPUDirect RDMA and GDRCopy help, and the settings that
     differ from their defaults: of this machine, or of anything that `railweave topo` reads.
@@ -57,40 +63,43 @@ def command(
 
     if source is not None and recording is not None:
         raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")
+    if override and form not in OVERRIDING:
+        raise click.UsageError(f"--override goes with --format {', '.join(OVERRIDING)}: {form} does not run where something is set.")
     advice = advise(
-        _host(source, recording, nodes, node),
+        _host(source, recording, nodes, node, [word for word in (nics or "").split(",") if word]),
         Workload(workload),
         None if size_text is None else parse_size(size_text),
         read_measurements(measured) if measured else (),
         str(measured or ""),
         nccl_topology,
     )
-    click.echo(_render(advice, form), nl=False)
+    click.echo(_render(advice, form, override), nl=False)
 
 
-def _host(source: str | None, recording: Path | None, nodes: int | None, node: int) -> Host:
+def _host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: Sequence[str]) -> Host:
     from railweave import fabric as fabrics
     from railweave.advise import live
-    from railweave.advise.host import read_host
+    from railweave.advise.host import choose_network, read_host
 
     unknown: tuple[str, ...] = ()
     if recording is not None:
-        host, unknown = live.recorded_host(recording)
+        host, unknown = live.recorded_host(recording, nics)
     elif source is None:
-        host, unknown = live.this_host()
+        host, unknown = live.this_host(nics)
     else:
         from railweave.machine.load import load_machine
 
         machine = load_machine(Path(source)) if Path(source).is_file() else None
         if machine is None:
-            return read_host(fabrics.load(source, nodes), node)
-        host, unknown = live.host_of(machine)
+            host = read_host(fabrics.load(source, nodes), node)
+            return choose_network(host, nics) if nics else host
+        host, unknown = live.host_of(machine, nics)
     for note in unknown:
         click.echo(f"railweave: {note}", err=True)
     return host
 
 
-def _render(advice: Advice, form: str) -> str:
+def _render(advice: Advice, form: str, override: bool) -> str:
     if form == "json":
         from railweave.advise.document import document
 
@@ -101,4 +110,4 @@ def _render(advice: Advice, form: str) -> str:
         return render(advice)
     from railweave.advise import formats
 
-    return formats.render(advice, form)
+    return formats.render(advice, form, override)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from railweave.doctor.check import MissingError
+from railweave.errors import FabricError
+from railweave.machine.fabric_nics import fabric_nics, is_up
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
 from railweave.machine.paths import WAYS, pci_way
 from railweave.machine.source import Reason
@@ -103,35 +105,15 @@ class Patient:
 
     @functools.cached_property
     def _fabric_nics(self) -> tuple[tuple[Nic, ...], str]:
-        """Named ones; else physical RDMA ports of the fastest rate here. A rate that a port of a link that is down does not tell counts as
-        fast: a dead rail must not hide itself."""
-        if self._named_nics:
-            by_name = {nic.name: nic for nic in self.nics} | {f"{nic.name}:{nic.port}": nic for nic in self.nics}
-            missing = [name for name in self._named_nics if name not in by_name]
-            if missing:
-                raise MissingError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in self.nics) or 'none'}")
-            return tuple(by_name[name] for name in self._named_nics), "named"
-        ports = [
-            nic for nic in self.nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None and not self._is_virtual_function(nic)
-        ]
-        rates = [nic.rate_bps.value for nic in ports if isinstance(nic.rate_bps, Known) and self.is_up(nic)]
-        fastest = max(rates, default=0)
-        chosen = [nic for nic in ports if not self.is_up(nic) or not isinstance(nic.rate_bps, Known) or nic.rate_bps.value == fastest]
-        if not ports:
-            return (), "no RDMA port here"
-        if not any(self.is_up(nic) for nic in chosen):
-            return tuple(ports), "all RDMA ports; none is up"
-        left = len(ports) - len(chosen)
-        slower = f"; {left} slower ones serve something else" if left else ""
-        return tuple(chosen), f"RDMA ports of the fastest rate, {fastest / 1e9:g} Gbit/s{slower}; --nics names others"
+        try:
+            need(self.machine.nics)
+            return fabric_nics(self.machine, self._named_nics)
+        except FabricError as error:
+            raise MissingError(str(error)) from error
 
     def is_up(self, nic: Nic) -> bool:
         """Whether a port is known to be up."""
-        return isinstance(nic.state, Known) and nic.state.value in ("active", "up")
-
-    def _is_virtual_function(self, nic: Nic) -> bool:
-        device = self.device(nic.bus_id)
-        return device is not None and isinstance(device.physical_function, Known) and device.physical_function.value is not None
+        return is_up(nic)
 
     def device(self, bus_id: Fact[str] | Fact[str | None]) -> PciDevice | None:
         """The PCI function of a GPU or NIC, where it is known."""

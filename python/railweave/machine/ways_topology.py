@@ -62,7 +62,7 @@ class _Writer:
         return _groups(self._names, (pair for pair, way in self._ways.items() if way in ways))
 
     def export(self) -> Export:
-        node_of = self._numa_nodes()
+        self._node_of = node_of = self._numa_nodes()
         switch_of, host_of = self._near(_SWITCH), self._near(_HOST)
         cpus: dict[int, Cpu] = {}
         bridges: dict[tuple[str, str], Pci] = {}
@@ -137,6 +137,13 @@ class _Writer:
         return [NvLinks(self._address[f"gpu{other}"], count, GPU_CLASS) for other, count in counts.items()]
 
     def _describe(self, cpus: dict[int, Cpu]) -> None:
+        """Cores of NUMA nodes; where the text names no node, those of the GPUs in it."""
         for node in known(self._machine.numa) or ():
             if node.id in cpus and isinstance(node.cpus, Known):
                 cpus[node.id].cpus = node.cpus.value
+        cores: dict[int, set[int]] = {}
+        for gpu in self._gpus:
+            cores.setdefault(self._node_of[f"gpu{gpu.index}"], set()).update(known(gpu.affinity) or ())
+        for number, of_gpus in cores.items():
+            if not cpus[number].cpus and of_gpus:
+                cpus[number].cpus = sorted(of_gpus)

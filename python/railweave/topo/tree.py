@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from railweave.fabric import Edge, EdgeKind, Fabric, VertexKind
+from railweave.machine.fabric import GDR_UNKNOWN
 from railweave.topo.hierarchy import Host, Kind, Part, alike, port_rate, rate, read_hosts
 
 _INDENT = "  "
@@ -73,7 +74,8 @@ def _part_text(host: Host, part: Part) -> str:
     if vertex.egress_Bps or vertex.ingress_Bps:
         words.append(f"injection {rate(vertex.egress_Bps or vertex.ingress_Bps)}")
     if vertex.kind == VertexKind.gpu:
-        words.append("GPUDirect RDMA" if vertex.gdr else "no GPUDirect RDMA")
+        unknown = GDR_UNKNOWN in vertex.attributes
+        words.append("GPUDirect RDMA unknown" if unknown else "GPUDirect RDMA" if vertex.gdr else "no GPUDirect RDMA")
     for leaf, edge in host.ports.get(vertex.name, []):
         words.append(f"{port_rate(edge.capacity_Bps)} to {leaf.name}{'' if leaf.rail is None else f' (rail {leaf.rail})'}")
     if vertex.kind == VertexKind.nic and vertex.name not in host.ports:

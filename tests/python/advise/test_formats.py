@@ -41,7 +41,7 @@ def test_text_golden(name: str) -> None:
     check_golden(f"{name}.txt", render(advise(read_host(fabric.load(name)))))
 
 
-@pytest.mark.parametrize("form", formats.FORMATS)
+@pytest.mark.parametrize("form", [*formats.FORMATS, *formats.OVERRIDABLE])
 def test_format_golden(furnished: Furnished, form: str) -> None:
     check_golden(f"kisti-v100-8gpu.{form}", formats.render(advise(furnished("kisti-v100-8gpu")), form))
 
@@ -82,18 +82,68 @@ def test_shell_binds_and_sets_the_rank_that_sources_it(tmp_path: Path, variable:
     assert (device, pml) == (advice.environment(2)["UCX_NET_DEVICES"], "ucx")
 
 
-def test_shell_refuses_without_a_rank(tmp_path: Path) -> None:
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", program], env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+@pytest.mark.parametrize("rank", ["", "4", "0; echo no"])
+def test_shell_without_a_rank_says_so_and_leaves_the_shell_alive(tmp_path: Path, rank: str) -> None:
     script = tmp_path / "advice.sh"
     script.write_text(formats.render(here(4), "shell"))
-    for environment in ({}, {"LOCAL_RANK": "4"}):
-        done = subprocess.run(
-            ["sh", str(script)], env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=30
-        )
-        assert done.returncode == 64
-        assert "no local rank from 0 to 3" in done.stderr
+    done = run(f'. {script}; echo "status $?"; type railweave_bind', **({"LOCAL_RANK": rank} if rank else {}))
+    assert done.stdout.startswith("status 64\n") and "railweave_bind: not found" in done.stdout + done.stderr
+    assert "no local rank from 0 to 3" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("numactl") is None, reason="needs numactl")
+def test_shell_is_safe_to_evaluate_under_strict_options(tmp_path: Path) -> None:
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(here(4), "shell"))
+    done = run(f'set -eu; eval "$(cat {script})"; {REPORT}', LOCAL_RANK="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1:] == [here(4).environment(1)["UCX_NET_DEVICES"], "ucx"]
+    assert set(run(f". {script}; set", LOCAL_RANK="1").stdout.replace("railweave-", "").split("\n")).isdisjoint({"before=", "allowed="})
+
+
+@pytest.mark.parametrize("form", ["shell", "torchrun"])
+@pytest.mark.parametrize(("given", "override", "found"), [("mine", False, "mine"), ("", False, ""), ("mine", True, "ucx")])
+def test_what_the_user_set_stays_unless_told(tmp_path: Path, form: str, given: str, override: bool, found: str) -> None:
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(here(4), form, override))
+    show = 'echo "pml=$OMPI_MCA_pml"'
+    done = run(f". {script}; {show}" if form == "shell" else f"sh {script} sh -c '{show}'", LOCAL_RANK="2", OMPI_MCA_pml=given)
+    assert done.stdout == f"pml={found}\n", done.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to choose from")
+@pytest.mark.parametrize("form", ["shell", "torchrun"])
+@pytest.mark.parametrize("override", [False, True])
+def test_an_affinity_that_was_chosen_stays_unless_told(tmp_path: Path, form: str, override: bool) -> None:
+    advice = here(2)
+    chosen = max(os.sched_getaffinity(0))
+    assert advice.bindings[0].cpus is not None and chosen not in advice.bindings[0].cpus
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(advice, form, override))
+    show = "grep Cpus_allowed_list /proc/self/status"
+    rest = f". {script}; {show}" if form == "shell" else f"sh {script} {show}"
+    done = run(f"taskset -pc {chosen} $$ >/dev/null; {rest}", LOCAL_RANK="0")
+    assert from_list(done.stdout.split()[-1]) == (advice.bindings[0].cpus if override else (chosen,))
+    assert ("CPU affinity was set before and is kept" in done.stderr) == (not override)
+
+
+def test_torchrun_wrapper_ends_without_a_rank(tmp_path: Path) -> None:
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(here(4), "torchrun"))
+    done = run(f"sh {script} echo started")
+    assert (done.returncode, done.stdout) == (64, "") and "no local rank" in done.stderr
+
+
+def test_override_is_for_what_runs_in_the_job(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    refused = cli("advise", "xe9680-4hca", "--format", "kubernetes", "--override")
+    assert refused.returncode == 2 and "--override goes with --format shell, slurm, torchrun" in refused.stderr
+
+
 def test_torchrun_wrapper_passes_arguments_and_status(tmp_path: Path) -> None:
     advice = here(2)
     script = tmp_path / "advice.sh"

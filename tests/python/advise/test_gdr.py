@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,46 @@ def test_measurements_decide_by_size_and_neighbours_merge() -> None:
         for gdr in (True, False)
     ]
     first, second = measured(*rows)
-    assert (first.first_B, first.last_B, first.gdr) == (0, 16384, True)
-    assert (second.first_B, second.last_B, second.gdr) == (16385, None, False)
+    # Both lines cross in the middle of 16 and 64 KiB, on a logarithmic scale; below 4 KiB and above 1 MiB nobody measured.
+    assert (first.first_B, first.last_B, first.gdr) == (4096, 32768, True)
+    assert (second.first_B, second.last_B, second.gdr) == (32769, 1 << 20, False)
+    assert second.caveat == "between 16KiB and 64KiB interpolated"
     assert second.source == "runs.csv"
     assert "150 MB/s" in second.why
+
+
+def test_nothing_is_decided_between_sizes_that_were_not_measured_alike() -> None:
+    first, second = measured(
+        ("bandwidth", 4096, True, True, 9.0), ("bandwidth", 65536, True, True, 9.0), ("bandwidth", 65536, False, True, 12.0)
+    )
+    assert (first.first_B, first.last_B, second.first_B, second.last_B) == (4096, 4096, 65536, 65536)
+
+
+def test_a_size_beyond_the_measured_ones_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEAD + "bandwidth,4096,on,on,9000\nbandwidth,4096,off,on,12000\n")
+    runs = read_measurements(path)
+    for size, said in ((4096, 0), (8192, 1), (2048, 1)):
+        advice = advise(read_host(fabric.load("xe9680-4hca")), size=size, measurements=runs, measured_in="runs.csv")
+        assert ("UCX_IB_GPU_DIRECT_RDMA" in {s.name for s in advice.settings}) == (not said)
+        assert sum("runs.csv has measurements of bandwidth from 4KiB to 4KiB" in text for text in advice.missing) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "gdr", "expected"),
+    [
+        ("xe9680-4hca", True, {}),  # PIX: NCCL does so itself
+        ("xe9680-4hca", False, {"NCCL_NET_GDR_LEVEL": "LOC"}),
+        ("charisma-c", False, {}),  # PHB: NCCL does so itself
+        ("charisma-c", True, {"NCCL_NET_GDR_LEVEL": "PHB"}),
+        ("kisti-v100-2gpu", True, {"NCCL_NET_GDR_LEVEL": "SYS", "NCCL_NET_GDR_READ": "1"}),  # V100 without NVLink, one per socket
+    ],
+)
+def test_what_was_measured_moves_nccl_where_its_default_differs(name: str, gdr: bool, expected: dict[str, str]) -> None:
+    other = Measurement(Workload.bandwidth, 4 << 20, not gdr, True, 5000.0)
+    advice = advise(read_host(fabric.load(name)), measurements=[replace(other, gdr=gdr, value=9000.0), other], measured_in="runs.csv")
+    assert {s.name: s.values[0] for s in advice.settings if s.name.startswith("NCCL_NET_GDR")} == expected
+    assert not any(s.name.startswith("NCCL_NET_GDR") for s in advise(read_host(fabric.load(name))).settings)
 
 
 def test_lower_latency_wins() -> None:

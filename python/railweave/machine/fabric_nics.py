@@ -1,0 +1,44 @@
+"""Which ports of a machine are its GPU network: the ones that somebody names, else those of the fastest rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from railweave.errors import FabricError
+from railweave.machine.facts import Known, Machine, Nic
+
+
+def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic, ...], str]:
+    """The ports, and why these: named ones (`mlx5_0`, `mlx5_0:2`); else physical RDMA ports of the fastest rate here, because slower ones
+    carry storage or management. A rate that a port of a link that is down does not tell counts as fast: a dead rail must not hide itself.
+
+    Raises FabricError for a name that no port has.
+    """
+    nics = machine.nics.value if isinstance(machine.nics, Known) else ()
+    if named:
+        by_name = {nic.name: nic for nic in nics} | {f"{nic.name}:{nic.port}": nic for nic in nics}
+        missing = [name for name in named if name not in by_name]
+        if missing:
+            raise FabricError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in nics) or 'none'}")
+        return tuple(by_name[name] for name in named), "named"
+    ports = [nic for nic in nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None and not is_virtual_function(machine, nic)]
+    fastest = max((nic.rate_bps.value for nic in ports if isinstance(nic.rate_bps, Known) and is_up(nic)), default=0)
+    chosen = [nic for nic in ports if not is_up(nic) or not isinstance(nic.rate_bps, Known) or nic.rate_bps.value == fastest]
+    if not ports:
+        return (), "no RDMA port here"
+    if not any(is_up(nic) for nic in chosen):
+        return tuple(ports), "all RDMA ports; none is up"
+    left = len(ports) - len(chosen)
+    slower = f"; {left} slower ones serve something else" if left else ""
+    return tuple(chosen), f"RDMA ports of the fastest rate, {fastest / 1e9:g} Gbit/s{slower}; --nics names others"
+
+
+def is_up(nic: Nic) -> bool:
+    """Whether a port is known to be up."""
+    return isinstance(nic.state, Known) and nic.state.value in ("active", "up")
+
+
+def is_virtual_function(machine: Machine, nic: Nic) -> bool:
+    """Whether a port is on a virtual function of SR-IOV."""
+    device = machine.pci_device(nic.bus_id.value) if isinstance(nic.bus_id, Known) and nic.bus_id.value is not None else None
+    return device is not None and isinstance(device.physical_function, Known) and device.physical_function.value is not None

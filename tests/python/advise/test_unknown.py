@@ -1,0 +1,156 @@
+"""What a description does not tell is shown as unknown, and what it does tell is used: masks, rates, ways."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from railweave import fabric
+from railweave.advise import live
+from railweave.advise.advice import advise
+from railweave.advise.errors import AdviceError
+from railweave.advise.host import Core, by_number, choose_network, read_host
+from railweave.advise.text import render
+from railweave.errors import FabricError
+from railweave.machine.discovery import discover
+from railweave.machine.facts import FLAT_TREE
+from railweave.machine.load import parse_machine
+from railweave.machine.recording import RecordedSource
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
+from crafted import craft
+from template_machine import TemplateMachine
+
+MATRIX = """\
+\tGPU0\tGPU1\tmlx5_0\tmlx5_1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV12\tPIX\tSYS\t0-3,16-19\t0
+GPU1\tNV12\t X \tSYS\tNODE\t4-7,20-23\t1
+mlx5_0\tPIX\tSYS\t X \tSYS
+mlx5_1\tSYS\tNODE\tSYS\t X
+"""
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_guest_with_a_flat_tree_gets_no_distances() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.virtual()
+    host, notes = live.host_of(made.machine())
+    advice = advise(host)
+    assert set(advice.distances) == {None}
+    assert any(FLAT_TREE in note for note in notes) and any(FLAT_TREE in note for note in advice.notes)
+    text = render(advice)
+    assert "PHB" not in text.split("sources")[0].split("GPUDirect RDMA (GDR)")[0] and "every rank's NIC is on" not in text
+    assert advice.mapping is not None  # NICs are divided all the same
+    assert sorted(len(advice.mapping.ranks_of(nic)) for nic in host.network_nics) == [2, 2, 2, 2]
+
+
+def test_a_guests_topology_file_gives_distances(tmp_path: Path) -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.virtual()
+    gpus, nics = ([port.bus_id for port in ports] for ports in (made.gpus, made.nics))
+    switches = "".join(
+        f'<pci busid="ffff:ff:{n:02x}.0" class="0x060400">'
+        + "".join(f'<pci busid="{bus_id}"/>' for bus_id in (gpus[2 * n], gpus[2 * n + 1], nics[n]))
+        + "</pci>"
+        for n in range(4)
+    )
+    made.files["/var/run/nvidia-topologyd/virtualTopology.xml"] = f'<system version="1"><cpu numaid="0">{switches}</cpu></system>'
+    advice = advise(live.host_of(made.machine())[0])
+    assert [None if way is None else way.name for way in advice.distances] == ["PIX"] * 8
+
+
+def test_a_matrix_gives_cores_and_its_own_words() -> None:
+    machine = parse_machine(MATRIX, "topo.txt")
+    assert machine is not None
+    host, _ = live.host_of(machine)
+    advice = advise(host)
+    assert [binding.cpus for binding in advice.bindings] == [(0, 1, 2, 3, 16, 17, 18, 19), (4, 5, 6, 7, 20, 21, 22, 23)]
+    assert [binding.memory for binding in advice.bindings] == [(0,), (1,)]
+    assert [None if way is None else way.name for way in advice.distances] == ["PIX", "NODE"]
+    assert [nic.device for nic in host.nics] == ["mlx5_0", "mlx5_1"]
+    assert any("which logical CPUs share a core is not in the file" in note for note in advice.notes)
+
+
+def test_a_matrix_without_numa_nodes_gives_cores_but_no_memory() -> None:
+    lines = [line.rsplit("\t", 1)[0] if line.startswith(("\tGPU", "GPU")) else line for line in MATRIX.splitlines()]
+    machine = parse_machine("\n".join(lines) + "\n", "old.txt")
+    assert machine is not None
+    advice = advise(live.host_of(machine)[0])
+    assert [binding.cpus for binding in advice.bindings] == [(0, 1, 2, 3, 16, 17, 18, 19), (4, 5, 6, 7, 20, 21, 22, 23)]
+    assert [binding.memory for binding in advice.bindings] == [None, None]
+
+
+def test_gpudirect_of_a_matrix_is_unknown(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "topo.txt"
+    path.write_text(MATRIX)
+    machine = parse_machine(MATRIX, "topo.txt")
+    assert machine is not None
+    host, _ = live.host_of(machine)
+    assert [gpu.gdr for gpu in host.gpus] == [None, None]
+    assert any("whether GPUDirect RDMA is usable is not known" in note for note in advise(host).notes)
+    shown = cli("topo", str(path)).stdout
+    assert "GPUDirect RDMA unknown" in shown and "no GPUDirect RDMA" not in shown
+
+
+def test_masks_of_a_topology_file_are_used(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "topology.xml"
+    made = cli("topo", "--from", str(TemplateMachine("xe9680-4hca").record(tmp_path / "node.tar.zst")), "--nccl-xml", str(path))
+    assert made.returncode == 0, made.stderr
+    by_file, by_facts = advise(read_host(fabric.load(path))), advise(live.recorded_host(tmp_path / "node.tar.zst")[0])
+    assert [binding.cpus for binding in by_file.bindings] == [binding.cpus for binding in by_facts.bindings]
+    assert [binding.memory for binding in by_file.bindings] == [binding.memory for binding in by_facts.bindings]
+    assert all(binding.cpus for binding in by_file.bindings)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cores"),
+    [
+        ((0, 1, 8, 9), ((0, 8), (1, 9))),
+        ((0, 1, 2, 3), ((0,), (1,), (2,), (3,))),
+        ((0, 1, 2, 8), ((0,), (1,), (2,), (8,))),  # no two equal ranges: nothing is paired
+        ((0, 2), ((0, 2),)),
+    ],
+)
+def test_cores_by_number(cpus: tuple[int, ...], cores: tuple[tuple[int, ...], ...]) -> None:
+    assert by_number(cpus) == tuple(Core(threads) for threads in cores)
+
+
+def test_slower_nics_are_left_to_storage_and_said_so() -> None:
+    crafted = craft()
+    crafted.file("/sys/class/infiniband/mlx5_7/ports/1/rate", "100 Gb/sec (2X HDR)")
+    machine = discover(RecordedSource(crafted.recording))
+    host, _ = live.host_of(machine)
+    assert [nic.device for nic in host.network_nics] == [f"mlx5_{n}:1" for n in range(7)]
+    assert "1 slower ones serve something else; --nics names others" in host.network_why
+    advice = advise(host)
+    assert host.network_why in render(advice)
+    assert {s.name: s.values for s in advice.settings}["NCCL_IB_HCA"] == ("=" + ",".join(f"mlx5_{n}" for n in range(7)),)
+    named, _ = live.host_of(machine, ["mlx5_6", "mlx5_7"])
+    assert [nic.device for nic in named.network_nics] == ["mlx5_6:1", "mlx5_7:1"] and named.network_why.endswith("named")
+    with pytest.raises(FabricError, match="no NIC mlx5_70 here; there are mlx5_0"):
+        live.host_of(machine, ["mlx5_70"])
+
+
+def test_nics_of_a_fabric_are_chosen_alike(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "topology.xml"
+    text = Path(__file__).parents[3].joinpath("examples/nccl-topo-4xH200-rail-aligned.xml").read_text()
+    path.write_text(text.replace('dev="3" latency="0" speed="10000"', 'dev="3" latency="0" speed="1000"'))
+    host = read_host(fabric.load(path))
+    assert [nic.name for nic in host.network_nics] == ["nic0", "nic1", "nic2"]
+    assert "nic3 is slower and taken for storage or management" in host.network_why
+    assert [nic.name for nic in choose_network(host, ["rail3", "nic0"]).network_nics] == ["nic0", "nic3"]
+    with pytest.raises(AdviceError, match="no NIC rail9"):
+        choose_network(host, ["rail9"])
+    done = cli("advise", str(path), "--nics", "rail3")
+    assert done.returncode == 0 and "GPU network: nic3: named" in done.stdout
+
+
+def test_a_file_without_rates_leaves_none_out() -> None:
+    nics = "".join(f'<pci busid="0000:0{n}:00.0" class="0x020000" link_width="{width}"/>' for n, width in ((2, 16), (3, 8)))
+    text = f'<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/>{nics}</cpu></system>'
+    host = read_host(fabric.loads(text, "x.xml"))
+    assert len(host.network_nics) == 2 and "rates are assumed" in host.network_why
