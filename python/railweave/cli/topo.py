@@ -57,6 +57,14 @@ def command(
         raise click.UsageError(f"{chosen[0]} and {chosen[1]} exclude each other.")
     if source is not None and recording is not None:
         raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")
+    for name, value in (("--lint", lint), ("--record", record), ("--list", as_list)):
+        if value and source is not None:
+            other = "it names its file itself" if name == "--lint" else "it is about no file"
+            raise click.UsageError(f"{name} and the FILE or TEMPLATE {source} exclude each other: {other}.")
+        if value and nodes is not None:
+            raise click.UsageError(f"{name} and --nodes exclude each other.")
+    if recording is not None and (record is not None or as_list):
+        raise click.UsageError(f"--from and {chosen[0]} exclude each other.")
     if salt is not None and record is None:
         raise click.UsageError("--salt goes with --record.")
     if as_list:
@@ -78,9 +86,14 @@ def _record(path: Path, salt: str | None) -> None:
 
 
 def _lint(path: Path, recording: Path | None) -> None:
+    from railweave.machine.disagreement import not_compared
     from railweave.machine.lint import lint_file
 
-    problems = lint_file(path, _machine(None, recording))
+    machine = _machine(None, recording)
+    problems = lint_file(path, machine)
+    skipped = not_compared(machine) if machine is not None else ""
+    if skipped:
+        click.echo(f"railweave: {skipped}", err=True)
     for problem in problems:
         click.echo(str(problem))
     if not problems:

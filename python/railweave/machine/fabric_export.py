@@ -79,7 +79,9 @@ class _Writer:
             if vertex not in self.elements and fabric.vertex(vertex).kind in {VertexKind.gpu, VertexKind.nic, VertexKind.pcie_switch}:
                 raise FabricError(f"{fabric.vertex(vertex).name} hangs from no NUMA node, and NCCL's format has no other place for it")
         self._add_nvlinks()
-        return Export(render([cpu for root in roots if isinstance(cpu := self.elements[root], Cpu)], fabric.name), tuple(self.notes))
+        return Export(
+            render([cpu for root in roots if isinstance(cpu := self.elements[root], Cpu)], fabric.name, self.notes), tuple(self.notes)
+        )
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -1,21 +1,19 @@
-"""Finds contradictions in a topology file: within itself, and with the machine that it is meant to describe."""
+"""Finds contradictions in a topology file: within itself, and with the machine that it is meant to describe (`disagreement`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from railweave import fabric as fabrics
-from railweave.errors import FabricError
-from railweave.machine import nccl_topology
-from railweave.machine.facts import Machine, known
+from railweave.machine import disagreement
+from railweave.machine.facts import Known, Machine, known
 from railweave.machine.load import parse_machine, read_text_file
-from railweave.machine.pci import canonical_bus_id
+from railweave.machine.nccl_contents import WHAT, Contents, read_contents
 from railweave.machine.reading import cpu_mask, ranges
-from railweave.machine.xml_tree import Node, parse_xml
-
-_WHAT = "an NCCL topology file, as NCCL_TOPO_DUMP_FILE writes it"
+from railweave.machine.xml_tree import parse_xml
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ def lint_file(path: Path, machine: Machine | None) -> list[Problem]:
     text = read_text_file(path)
     described = parse_machine(text, str(path))
     if described is not None:
-        return list(_lint_machine(described))
+        differing = disagreement.descriptions(described, machine) if _has_gpus(machine) else ()
+        return [*_lint_machine(described), *(Problem(described.origin, 0, text) for text in differing)]
     fabrics.loads(text, str(path))
     if not text.lstrip("\ufeff \t\r\n").startswith("<"):
         return []
@@ -44,86 +43,24 @@ def lint_file(path: Path, machine: Machine | None) -> list[Problem]:
 
 def lint_nccl(text: str, source: str, machine: Machine | None) -> list[Problem]:
     """Problems of an NCCL topology file; of its disagreements with a machine too, if one with GPUs is given."""
-    contents = _read(parse_xml(text, source, "system", _WHAT))
+    contents = read_contents(parse_xml(text, source, "system", WHAT))
     found = [Problem(source, line, text) for line, text in (*_masks(contents), *_names(contents), *_nvlinks(contents), *_links(contents))]
-    gpus = known(machine.gpus) if machine is not None else None
-    if machine is not None and gpus:
-        found += [Problem(source, line, text) for line, text in _disagreements(contents, machine)]
+    if _has_gpus(machine):
+        found += [Problem(source, line, text) for line, text in disagreement.files(contents, machine)]
     return sorted(found, key=lambda problem: problem.line)
+
+
+def _has_gpus(machine: Machine | None) -> TypeGuard[Machine]:
+    """Whether there is a machine to compare with; on one without GPUs a file is judged by itself."""
+    return machine is not None and isinstance(machine.gpus, Known) and bool(machine.gpus.value)
 
 
 # ---- the file ----
 
-
-@dataclass
-class _Device:
-    """A GPU or NIC of the file, and where it stands."""
-
-    node: Node
-    bus_id: str
-    numa: str
-    switch: str
-    """Address of the pci element around it; empty below a cpu."""
-    gpu: Node | None = None
-    nvlinks: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By target and class."""
-
-
-@dataclass
-class _Contents:
-    cpus: list[Node] = field(default_factory=list)
-    pci: list[tuple[str, Node]] = field(default_factory=list)
-    gpus: list[_Device] = field(default_factory=list)
-    nics: list[_Device] = field(default_factory=list)
-    nets: list[tuple[Node, str, str]] = field(default_factory=list)
-    """net element, address of its card, NUMA node."""
-
-
-def _read(system: Node) -> _Contents:
-    contents = _Contents()
-    todo: list[tuple[Node, str, str]] = [(child, "", "") for child in reversed(system.children)]
-    while todo:
-        node, numa, switch = todo.pop()
-        if node.tag == "cpu":
-            contents.cpus.append(node)
-            numa = node.get("numaid")
-        elif node.tag == "pci":
-            bus_id = _address(node.get("busid"))
-            contents.pci.append((bus_id, node))
-            gpu = next((child for child in node.children if child.tag == "gpu"), None)
-            if gpu is not None or node.get("class").startswith("0x03"):
-                contents.gpus.append(_Device(node, bus_id, numa, switch, gpu, _count_nvlinks(gpu)))
-                continue
-            if node.get("class").startswith("0x02") or any(child.tag == "nic" for child in node.children):
-                contents.nics.append(_Device(node, bus_id, numa, switch))
-            switch = bus_id
-        elif node.tag == "net":
-            contents.nets.append((node, switch, numa))
-        todo.extend((child, numa, switch) for child in reversed(node.children))
-    return contents
-
-
-def _address(text: str) -> str:
-    try:
-        return canonical_bus_id(text)
-    except ValueError:
-        return text.lower()
-
-
-def _count_nvlinks(gpu: Node | None) -> dict[tuple[str, str], int]:
-    counts: dict[tuple[str, str], int] = {}
-    for nvlink in (child for child in gpu.children if child.tag == "nvlink") if gpu is not None else ():
-        kind = nvlink.get("tclass")
-        key = ("" if kind.startswith("0x068000") else _address(nvlink.get("target")), kind[:4] if kind.startswith("0x03") else kind)
-        count = nvlink.get("count")
-        counts[key] = counts.get(key, 0) + (int(count) if count.isdecimal() and len(count) < 6 else 0)
-    return counts
-
-
 _Found = Iterator[tuple[int, str]]
 
 
-def _masks(contents: _Contents) -> _Found:
+def _masks(contents: Contents) -> _Found:
     """Every core belongs to one NUMA node."""
     owner: dict[int, str] = {}
     stated = 0
@@ -154,14 +91,14 @@ def _masks(contents: _Contents) -> _Found:
         yield without.line, f"NUMA node {without.get('numaid')} has no mask, others have"
 
 
-def _names(contents: _Contents) -> _Found:
+def _names(contents: Contents) -> _Found:
     """What must be there once is there once."""
     yield from _twice([(cpu.get("numaid"), cpu.line) for cpu in contents.cpus], "NUMA node")
     yield from _twice([(bus_id, node.line) for bus_id, node in contents.pci], "busid")
     yield from _twice([(device.gpu.get("dev"), device.gpu.line) for device in contents.gpus if device.gpu is not None], "GPU dev")
-    yield from _twice([(net.get("dev"), net.line) for net, _, _ in contents.nets], "net dev")
+    yield from _twice([(net.get("dev"), net.line) for net, _ in contents.nets], "net dev")
     yield from _twice(
-        [(f"{net.get('name')} port {net.get('port') or '0'}", net.line) for net, _, _ in contents.nets if net.get("name")], "net"
+        [(f"{net.get('name')} port {net.get('port') or '0'}", net.line) for net, _ in contents.nets if net.get("name")], "net"
     )
 
 
@@ -173,7 +110,7 @@ def _twice(items: Sequence[tuple[str, int]], what: str) -> _Found:
         first.setdefault(value, line)
 
 
-def _nvlinks(contents: _Contents) -> _Found:
+def _nvlinks(contents: Contents) -> _Found:
     """Links have two ends and GPUs of a kind have equally many."""
     by_address = {device.bus_id: device for device in contents.gpus}
     linked = [device for device in contents.gpus if device.nvlinks]
@@ -199,7 +136,7 @@ def _nvlinks(contents: _Contents) -> _Found:
             yield by_address[bus_id].node.line, f"{count} NVLinks from {bus_id} to the NVSwitch, other GPUs have {most}"
 
 
-def _links(contents: _Contents) -> _Found:
+def _links(contents: Contents) -> _Found:
     """PCIe links are of a speed and a width that exist."""
     for bus_id, node in contents.pci:
         for name in ("link_speed", "link_width"):
@@ -210,63 +147,6 @@ def _links(contents: _Contents) -> _Found:
             yield node.line, f"link_speed={speed[:40]!r} of {bus_id} is no speed of PCIe; NCCL takes 8 GT/s"
         if width and width not in {"0", "1", "2", "4", "8", "12", "16", "32"}:
             yield node.line, f"link_width={width[:40]!r} of {bus_id} is no width of PCIe"
-
-
-# ---- the machine ----
-
-
-def _disagreements(contents: _Contents, machine: Machine) -> _Found:
-    """Field by field against the file that would be written for the machine."""
-    try:
-        live = _read(parse_xml(nccl_topology.export(machine).text, machine.origin, "system", _WHAT))
-    except FabricError:
-        return
-    yield from _devices_disagree(contents.gpus, live.gpus, "GPU", machine.origin)
-    if contents.nics:
-        yield from _devices_disagree(contents.nics, live.nics, "NIC", machine.origin)
-    names = {net.get("name") for net, _, _ in live.nets}
-    for net, _, _ in contents.nets:
-        if net.get("name") and names and net.get("name") not in names:
-            yield net.line, f"net {net.get('name')} is none of {machine.origin}, which has {', '.join(sorted(names))}"
-    masks = {cpu.get("numaid"): cpu for cpu in live.cpus}
-    for cpu in contents.cpus:
-        other = masks.get(cpu.get("numaid"))
-        if other is None or not cpu.get("affinity") or not other.get("affinity"):
-            continue
-        try:
-            here, there = cpu_mask(cpu.get("affinity")), cpu_mask(other.get("affinity"))
-        except ValueError:
-            continue
-        if here != there:
-            yield cpu.line, f"NUMA node {cpu.get('numaid')} has cores {ranges(here)} in the file, {ranges(there)} on {machine.origin}"
-
-
-def _devices_disagree(file: Sequence[_Device], live: Sequence[_Device], what: str, origin: str) -> _Found:
-    there = {device.bus_id: device for device in live}
-    here = {device.bus_id for device in file}
-    for bus_id in sorted(set(there) - here):
-        yield 0, f"{what} {bus_id} of {origin} is not in the file"
-    for device in file:
-        other = there.get(device.bus_id)
-        if other is None:
-            yield device.node.line, f"{what} {device.bus_id} is not on {origin}"
-            continue
-        if "-1" not in {device.numa, other.numa} and device.numa != other.numa:
-            yield device.node.line, f"{what} {device.bus_id} is on NUMA node {device.numa} in the file, {other.numa} on {origin}"
-        for name in ("link_speed", "link_width"):
-            stated, real = device.node.get(name), other.node.get(name)
-            if stated and real and stated != "0" and _number(stated) != _number(real):
-                yield device.node.line, f"{name} of {what} {device.bus_id} is {stated!r} in the file, {real!r} on {origin}"
-        if device.nvlinks and other.nvlinks and sum(device.nvlinks.values()) != sum(other.nvlinks.values()):
-            yield (
-                device.node.line,
-                f"{sum(device.nvlinks.values())} NVLinks of GPU {device.bus_id} in the file, {sum(other.nvlinks.values())} on {origin}",
-            )
-
-
-def _number(text: str) -> str:
-    head = text.split(" ")[0]
-    return head.removesuffix(".0")
 
 
 # ---- descriptions by other tools ----

@@ -97,9 +97,10 @@ def mask(cpus: Sequence[int]) -> str:
     return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(words)))
 
 
-def render(cpus: Sequence[Cpu], name: str) -> str:
-    """The file's text."""
-    lines = [f"<system{_attributes({'version': 1, 'name': name})}>"]
+def render(cpus: Sequence[Cpu], name: str, notes: Sequence[str] = ()) -> str:
+    """The file's text; `notes`, what was not known or cannot be said, stand on top as comments, which NCCL skips."""
+    lines = [f"<!-- {_comment(note)} -->" for note in notes]
+    lines += [f"<system{_attributes({'version': 1, 'name': name})}>"]
     for cpu in cpus:
         attributes: dict[str, object] = {"numaid": cpu.numa}
         # A mask that does not fit (900 CPUs and more) is left to NCCL, which then takes the kernel's.
@@ -110,6 +111,10 @@ def render(cpus: Sequence[Cpu], name: str) -> str:
         inside = [line for child in cpu.children for line in _pci(child)] + _nets(cpu.nets)
         lines += _indented(_element("cpu", attributes, inside))
     return "\n".join([*lines, "</system>"]) + "\n"
+
+
+def _comment(text: str) -> str:
+    return re.sub("-{2,}", "-", _UNWRITABLE.sub("_", text)).strip("-")
 
 
 def _attributes(attributes: dict[str, object]) -> str:

@@ -109,14 +109,17 @@ class _Writer:
         for device in unlisted_gpus(machine):
             self._note(f"the GPU at {device.bus_id} is on the PCI bus and not among the driver's; left out")
         if not self._cpus:
-            raise FabricError(f"no GPU of {machine.origin} can be placed: {'; '.join(self._notes)}; a topology is made of GPUs")
+            raise FabricError(
+                f"no GPU of {machine.origin} can be placed: {'; '.join(self._notes)}. A file that NCCL can use comes from the machine "
+                "itself, or its recording or hwloc XML: `railweave topo --nccl-xml FILE` there"
+            )
         for nic in known(machine.nics) or ():
             if known(nic.rdma) and _is_down(nic):
                 self._note(f"{nic.name} port {nic.port} is {known(nic.state)}; left out, as NCCL does")
         for number, nic in enumerate(fabric_ports(machine)):
             self._add_net(number, nic, known(gdr) is True)
         self._describe_cpus()
-        return Export(render([self._cpus[numa] for numa in sorted(self._cpus)], name), tuple(self._notes))
+        return Export(render([self._cpus[numa] for numa in sorted(self._cpus)], name, self._notes), tuple(self._notes))
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

@@ -11,17 +11,18 @@ from xml.etree import ElementTree
 
 import pytest
 from crafted import Crafted, Switch, craft, host
-from template_machine import WholeSource
+from template_machine import TemplateMachine, WholeSource
 
 from railweave import fabric as fabrics
 from railweave.errors import FabricError
 from railweave.machine import fabric_export, nccl_topology
 from railweave.machine.discovery import discover
-from railweave.machine.facts import Machine
+from railweave.machine.facts import Machine, known
 from railweave.machine.lint import lint_file, lint_nccl
 from railweave.machine.nccl_document import Cpu, mask, render
-from railweave.machine.reading import cpu_mask
+from railweave.machine.reading import cpu_mask, ranges
 from railweave.machine.recording import write_recording
+from railweave.machine.text import ways_table
 
 
 def machine_of(crafted: Crafted) -> Machine:
@@ -139,7 +140,7 @@ def test_port_that_is_down_is_left_out_and_named() -> None:
     crafted.file("/sys/class/infiniband/mlx5_2/ports/1/state", "1: DOWN")
     exported = nccl_topology.export(machine_of(crafted))
     assert exported.notes == ("mlx5_2 port 1 is down; left out, as NCCL does",)
-    assert "mlx5_2" not in exported.text and exported.text.count("<net ") == 7
+    assert 'name="mlx5_2"' not in exported.text and exported.text.count("<net ") == 7
 
 
 def test_virtual_machine_without_a_tree() -> None:
@@ -252,6 +253,15 @@ def test_unequal_nvlinks_to_the_switch() -> None:
         ('affinity="000000ff"', 'affinity="0000007f"', "cores 0-6 in the file, 0-7 on a recording"),
         ('count="18"', 'count="16"', "16 NVLinks of GPU 0000:1d:00.0 in the file, 18"),
         ('link_width="16">\n        <gpu', 'link_width="8">\n        <gpu', "link_width of GPU 0000:1d:00.0 is '8' in the file, '16'"),
+        (
+            'speed="400000" port="1" guid',
+            'speed="200000" port="1" guid',
+            "speed of net mlx5_0 is '200000' in the file, '400000' on a recording",
+        ),
+        ('sm="90"', 'sm="80"', "sm of GPU 0000:1d:00.0 is '80' in the file, '90' on a recording"),
+        ('device="0x1021"', 'device="0x101d"', "device of NIC 0000:25:00.0 is '0x101d' in the file, '0x1021' on a recording"),
+        ('gdr="1"/>', 'gdr="0"/>', "gdr of net mlx5_0 is '0' in the file, '1' on a recording"),
+        ('dev="0" sm', 'dev="1" sm', "dev of GPU 0000:1d:00.0 is '1' in the file, '0' on a recording"),
     ],
 )
 def test_disagreement_with_the_machine(old: str, new: str, found: str) -> None:
@@ -260,6 +270,115 @@ def test_disagreement_with_the_machine(old: str, new: str, found: str) -> None:
     assert old in text
     problems = [str(problem) for problem in lint_nccl(text.replace(old, new, 1), "x.xml", machine)]
     assert any(found in problem for problem in problems), problems
+
+
+def exchanged(text: str, one: str, other: str) -> str:
+    return text.replace(one, "\0").replace(other, one).replace("\0", other)
+
+
+def test_devices_in_one_anothers_place() -> None:
+    crafted = craft()
+    machine = machine_of(crafted)
+    text = nccl_topology.export(machine).text
+    for what, devices in (("NIC", crafted.nics), ("GPU", crafted.gpus)):
+        first, last = devices[0], devices[-1]
+        problems = [problem.text for problem in lint_nccl(exchanged(text, f'"{first}"', f'"{last}"'), "x.xml", machine)]
+        found = [text for text in problems if text.startswith(f"{what} {first} stands elsewhere in the file: ")]
+        assert len(found) == 1 and "on a recording" in found[0], problems
+        assert any(text.startswith(f"{what} {last}") for text in problems)
+
+
+def test_nets_in_one_anothers_place_and_missing_ones() -> None:
+    crafted = craft()
+    machine = machine_of(crafted)
+    text = nccl_topology.export(machine).text
+    problems = [problem.text for problem in lint_nccl(exchanged(text, '"mlx5_0"', '"mlx5_7"'), "x.xml", machine)]
+    assert f"net mlx5_0 is on {crafted.nics[7]} in the file, on {crafted.nics[0]} on a recording" in problems
+    without = re.sub(r"<nic>\s*<net name=.mlx5_3.*?</nic>", "", text, flags=re.DOTALL)
+    problems = [problem.text for problem in lint_nccl(without, "x.xml", machine)]
+    assert f"net mlx5_3 of a recording (on {crafted.nics[3]}) is not in the file" in problems
+    alone = re.sub(r'<pci busid="[^"]*" class="0x0207.*?</pci>', "", text, flags=re.DOTALL)
+    problems = [problem.text for problem in lint_nccl(alone, "x.xml", machine)]
+    assert [text for text in problems if "NIC" in text] == [f"NIC {bus_id} of a recording is not in the file" for bus_id in crafted.nics]
+
+
+@pytest.mark.parametrize("name", sorted(fabrics.templates()))
+def test_other_tools_descriptions_of_a_machine_agree_with_it(tmp_path: Path, name: str) -> None:
+    machine = TemplateMachine(name).machine()
+    for file, text in (("m.txt", matrix_of(machine)), ("t.xml", nccl_topology.export(machine).text)):
+        (tmp_path / file).write_text(text)
+        assert [str(problem) for problem in lint_file(tmp_path / file, machine)] == []
+
+
+def matrix_of(machine: Machine) -> str:
+    """As `nvidia-smi topo -m` would write it."""
+    rows = ways_table(machine)
+    gpus = known(machine.gpus) or ()
+    near = {f"GPU{gpu.index}": machine.pci_device(known(gpu.bus_id) or "") for gpu in gpus}
+    lines = ["\t".join([*(cell.replace("gpu", "GPU") for cell in rows[0]), "CPU Affinity", "NUMA Affinity"])]
+    for row in rows[1:]:
+        title = row[0].replace("gpu", "GPU")
+        device = near.get(title)
+        rest = [] if device is None else [ranges(known(device.local_cpus) or ()), str(known(device.numa))]
+        lines.append("\t".join([title, *row[1:], *rest]))
+    return "\n".join(lines) + "\n"
+
+
+def test_matrix_against_the_machine(tmp_path: Path) -> None:
+    machine = TemplateMachine("xe9680-4hca").machine()
+    path = tmp_path / "m.txt"
+    lines = matrix_of(machine).splitlines()
+
+    def lint(*changed: str) -> list[str]:
+        path.write_text("\n".join(changed) + "\n")
+        return [problem.text for problem in lint_file(path, machine)]
+
+    cells = lines[1].split("\t")
+    assert cells[9] == "PIX"
+    assert lint(lines[0], "\t".join([*cells[:9], "SYS", *cells[10:]]), *lines[2:]) == [
+        f"GPU0: SYS to {lines[0].split(chr(9))[9]} (PIX on a recording)"
+    ]
+    found = lint(lines[0], "\t".join([*cells[:-2], "0-1", cells[-1]]), *lines[2:])
+    assert any(text.startswith("GPU0 is near to cores 0-1 in the file, ") for text in found)
+    fewer = ["\t".join(line.split("\t")[:8] + line.split("\t")[9:]) for line in lines if not line.startswith("GPU7")]
+    assert lint(*fewer) == ["GPU7 of a recording is not in the file"]
+
+
+def test_places_are_not_compared_in_a_guest_that_sees_none(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    made = TemplateMachine("xe9680-4hca")
+    tree = nccl_topology.export(made.machine()).text
+    made.virtual()
+    (tmp_path / "host.xml").write_text(tree)
+    recording = made.record(tmp_path / "guest.tar.zst")
+    done = cli("topo", "--lint", str(tmp_path / "host.xml"), "--from", str(recording))
+    assert "stands elsewhere" not in done.stdout
+    assert "places on the PCI bus are not compared: guest sees a flat tree" in done.stderr
+    flat = cli("topo", "--from", str(recording), "--nccl-xml", str(tmp_path / "flat.xml"))
+    assert flat.returncode == 0 and "guest sees a flat tree" in flat.stderr
+    assert (tmp_path / "flat.xml").read_text().startswith("<!-- PCIe paths are unknown (guest sees a flat tree)")
+    assert fabrics.load(tmp_path / "flat.xml").gpu_count == 8
+
+
+def test_options_that_would_be_ignored_are_refused(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    for arguments in (
+        ("hgx-h100", "--lint", "x.xml"),
+        ("hgx-h100", "--record", str(tmp_path / "r.tar.zst")),
+        ("hgx-h100", "--list"),
+        ("--lint", "x.xml", "--nodes", "2"),
+        ("--record", str(tmp_path / "r.tar.zst"), "--from", "x.tar.zst"),
+    ):
+        done = cli("topo", *arguments)
+        assert done.returncode == 2 and "exclude each other" in done.stderr, arguments
+    assert not list(tmp_path.iterdir())
+
+
+def test_matrix_has_too_little_for_nccl(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    path, out = tmp_path / "m.txt", tmp_path / "t.xml"
+    path.write_text(matrix_of(TemplateMachine("xe9680-4hca").machine()))
+    done = cli("topo", str(path), "--nccl-xml", str(out))
+    assert done.returncode == 1 and not out.exists()
+    assert "topo -m has no addresses" in done.stderr and "railweave topo --nccl-xml" in done.stderr
+    assert done.stdout == ""
 
 
 def test_lint_of_a_matrix(tmp_path: Path) -> None:
