@@ -142,7 +142,7 @@ def _picture(machine: Machine, examination: Examination) -> str | None:
     from railweave.topo.picture import render_svg
 
     try:
-        return render_svg(fabric_of(machine)[0], marks(examination))
+        return render_svg(fabric_of(machine)[0], marks(examination, machine))
     except Error:
         return None
 

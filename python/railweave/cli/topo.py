@@ -14,6 +14,7 @@ from railweave import fabric as fabrics
 if TYPE_CHECKING:
     from railweave.fabric import Fabric
     from railweave.machine.facts import Machine
+    from railweave.topo.marks import Mark
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -23,7 +24,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--from", "recording", type=_FILE, metavar="FILE.tar.zst", help="Show the machine of a recording.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes to make of a template, a topology file or a machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the fabric's JSON form instead of the text.")
-@click.option("--svg", type=_FILE, metavar="FILE", help="Write a picture instead of the text.")
+@click.option("--svg", type=_FILE, metavar="FILE", help="Write a picture, with doctor's findings, instead of the text.")
 @click.option("--nccl-xml", type=_FILE, metavar="FILE", help="Write NCCL's topology file (NCCL_TOPO_FILE) instead of the text.")
 @click.option("--record", type=_FILE, metavar="FILE.tar.zst", help="Record this machine, to be looked at elsewhere.")
 @click.option("--salt", help="With --record: recordings made with one salt use the same stand-ins, so that nodes can be compared.")
@@ -155,7 +156,7 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
     elif svg is not None:
         from railweave.topo.picture import render_svg
 
-        _write_whole(svg, render_svg(fabric))
+        _write_whole(svg, render_svg(fabric, _findings(machine)))
         click.echo(f"{svg}: {fabric.name}")
     elif nccl_xml is not None:
         _write_nccl_xml(nccl_xml, machine, fabric)
@@ -163,6 +164,16 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
         from railweave.topo.tree import render_tree
 
         click.echo(("\n" if machine is not None else "") + render_tree(fabric), nl=False)
+
+
+def _findings(machine: Machine | None) -> list[Mark]:
+    """What doctor finds wrong, for the picture; a fabric that is no machine has no patient."""
+    if machine is None:
+        return []
+    from railweave.doctor.examine import examine
+    from railweave.doctor.page import marks
+
+    return marks(examine(machine, machine.origin), machine)
 
 
 def _write_nccl_xml(path: Path, machine: Machine | None, fabric: Fabric) -> None:

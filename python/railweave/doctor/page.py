@@ -8,6 +8,7 @@ from railweave.doctor.compare import Comparison
 from railweave.doctor.examination import Examination
 from railweave.doctor.finding import Answer, Finding
 from railweave.doctor.text import groups, subjects, summary, title
+from railweave.machine.facts import Machine
 from railweave.report.page import Note, Page
 from railweave.topo.marks import Mark
 
@@ -15,16 +16,15 @@ from railweave.topo.marks import Mark
 _SHOWN_IN_FULL = 16
 
 
-def marks(examination: Examination) -> list[Mark]:
-    """What fires, for the machine's picture, at the parts concerned."""
-    return [
-        Mark(
-            tuple(dict.fromkeys(device for finding in group for device in finding.devices)),
-            group[0].severity.value,
-            title(group[0].check) if subjects(group) == "machine" else f"{title(group[0].check)}: {subjects(group)}",
-        )
-        for group in groups(examination.with_answer(Answer.fires))
-    ]
+def marks(examination: Examination, machine: Machine) -> list[Mark]:
+    """What fires, for the machine's picture, at the parts concerned, or below what they hang from."""
+    found = []
+    for group in groups(examination.with_answer(Answer.fires)):
+        devices = tuple(dict.fromkeys(device for finding in group for device in finding.devices))
+        text = title(group[0].check) if subjects(group) == "machine" else f"{title(group[0].check)}: {subjects(group)}"
+        near = tuple(bridge.bus_id for device in devices for bridge in machine.ancestors(device))
+        found.append(Mark(devices, group[0].severity.value, text, near))
+    return found
 
 
 def page(examinations: Sequence[Examination], comparison: Comparison | None, pictures: Sequence[str | None], command: str) -> str:

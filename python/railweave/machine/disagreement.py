@@ -99,8 +99,8 @@ def _nets(contents: Contents, live: Contents, machine: Machine) -> _Found:
                 yield node.line, f"net {_told(_net(node))} is none of {where}, which has {', '.join(sorted(_told(one) for one in there))}"
             continue
         other, place = found
-        if card != place:
-            yield node.line, f"net {_told(_net(node))} is on {card or 'no card'} in the file, on {place or 'no card'} on {where}"
+        if card and card != place:
+            yield node.line, f"net {_told(_net(node))} is on {card} in the file, on {place or 'no card'} on {where}"
         yield from _fields(node, other, names, f"net {_told(_net(node))}", where)
     for net, (_, card) in there.items():
         if contents.nets and net not in here:
@@ -108,13 +108,13 @@ def _nets(contents: Contents, live: Contents, machine: Machine) -> _Found:
 
 
 def _net(node: Node) -> tuple[str, str]:
-    """Name and port; ports of sockets have no number."""
-    return node.get("name"), "" if node.get("port") == "0" else node.get("port")
+    """Name and port; the first port is 1, for sockets 0, or not stated."""
+    return node.get("name"), "" if node.get("port") in ("0", "1") else node.get("port")
 
 
 def _told(net: tuple[str, str]) -> str:
     name, port = net
-    return name if port in ("", "1") else f"{name} port {port}"
+    return f"{name} port {port}" if port else name
 
 
 def _cores(contents: Contents, live: Contents, where: str) -> _Found:

@@ -99,6 +99,11 @@ class _Writer:
             raise FabricError(f"GPUs of {machine.origin} are not known: {machine.gpus}; a topology is made of GPUs")
         if not machine.gpus.value:
             raise FabricError(f"{machine.origin} has no GPU ({machine.gpus.evidence}); a topology is made of GPUs")
+        if isinstance(machine.pci, Unknown) and all(isinstance(gpu.bus_id, Unknown) for gpu in machine.gpus.value):
+            raise FabricError(
+                f"{machine.origin} has no addresses of GPUs ({machine.gpus.value[0].bus_id}); NCCL finds GPUs by them. A file that NCCL "
+                "can use comes from the machine itself, or from its recording or hwloc XML: `railweave topo --nccl-xml FILE` there"
+            )
         if machine.hidden_tree is not None and not isinstance(machine.topology, Known):
             self._note(f"PCIe paths are unknown ({machine.hidden_tree.detail}); GPUs and NICs are written below the CPU, as NCCL sees them")
         gdr = gpudirect_rdma(machine)

@@ -25,6 +25,8 @@ class Mark:
     at: tuple[str, ...]
     severity: str
     text: str
+    near: tuple[str, ...] = ()
+    """Where it stands if none of those is drawn, the best place first: bridges above a NIC that is down, which no fabric has."""
 
 
 class Numbered:
@@ -45,7 +47,8 @@ class Numbered:
         """By vertex name: positions in `marks`."""
         self.placed: set[int] = set()
         for position, mark in enumerate(self.marks):
-            for name in dict.fromkeys(name for key in mark.at for name in names.get(key, ())):
+            places = [name for key in mark.at for name in names.get(key, ())]
+            for name in dict.fromkeys(places or next((names[key] for key in mark.near if key in names), [])):
                 self.on.setdefault(name, []).append(position)
 
     def badges(self, vertex: str, box: Box) -> list[str]:

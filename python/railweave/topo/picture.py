@@ -203,7 +203,7 @@ class _Picture:
             colour = _rail_colour(vertex)
             ports = host.ports.get(vertex.name, [])
             second = port_rate(ports[0][1].capacity_Bps) if ports else "not on a rail"
-            self._box(box, _tint(colour), colour, [f"NIC {vertex.index}", second], size=13)
+            self._box(box, _tint(colour), colour, [vertex.attributes.get("net.name") or f"NIC {vertex.index}", second], size=13)
         elif vertex.kind == VertexKind.numa:
             lines = [f"CPU · NUMA {vertex.index}"] + ([f"{rate(vertex.through_Bps)}", "memory"] if vertex.through_Bps else [])
             self._box(box, CPU_FILL, CPU_LINE, lines, size=12)

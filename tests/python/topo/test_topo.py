@@ -21,6 +21,9 @@ from railweave.topo.marks import COLOURS, Mark
 from railweave.topo.picture import render_svg
 from railweave.topo.tree import render_tree
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from template_machine import PCI, TemplateMachine
+
 SVG = "{http://www.w3.org/2000/svg}"
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -193,6 +196,39 @@ def test_command_writes_the_picture_whole_or_not_at_all(tmp_path: Path) -> None:
     failed = run("dgx-1v", "--svg", str(tmp_path / "missing" / "fabric.svg"))
     assert failed.exit_code == 1
     assert "cannot be written" in failed.output
+
+
+def test_picture_of_a_machine_has_doctors_findings_on_the_spot(tmp_path: Path) -> None:
+    made = TemplateMachine("xe9680-4hca")
+    recording, target = made.record(tmp_path / "node.tar.zst"), tmp_path / "node.svg"
+    assert run("--from", str(recording), "--svg", str(target)).exit_code == 0
+    before = ET.parse(target).getroot()
+    made.files[f"{PCI}/{made.nics[2].bus_id}/max_link_speed"] = "32.0 GT/s PCIe"
+    made.files[f"{PCI}/{made.nics[2].bus_id}/current_link_speed"] = "8.0 GT/s PCIe"
+    made.record(recording)
+    assert run("--from", str(recording), "--svg", str(target)).exit_code == 0
+    svg = target.read_text()
+    corners = {(right, top) for _, top, right, _ in filled_boxes(svg)}
+    discs = [(float(c.get("cx", "0")), float(c.get("cy", "0"))) for c in ET.fromstring(svg).iter(f"{SVG}circle")]
+    assert len(discs) > len(list(before.iter(f"{SVG}circle")))
+    assert any(disc in corners for disc in discs)
+    texts = drawn_texts(svg)
+    assert any("PCIe link" in text for text in texts) and {f"mlx5_{n}" for n in range(4)} <= set(texts)
+
+
+def test_a_finding_on_what_is_not_drawn_stands_at_the_switch_above(tmp_path: Path) -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.files["/sys/class/infiniband/mlx5_1/ports/1/state"] = "1: DOWN"
+    recording, target = made.record(tmp_path / "node.tar.zst"), tmp_path / "node.svg"
+    assert run("--from", str(recording), "--svg", str(target)).exit_code == 0
+    svg = target.read_text()
+    texts = drawn_texts(svg)
+    assert "mlx5_1" not in texts and "Fabric NIC is down: mlx5_1" in texts
+    root = ET.fromstring(svg)
+    labels = {t.text: (float(t.get("x", "0")), float(t.get("y", "0"))) for t in root.iter(f"{SVG}text")}
+    x, y = labels["PCIe switch 1"]
+    [corner] = [(right, top) for left, top, right, bottom in filled_boxes(svg) if left < x < right and top < y < bottom]
+    assert corner in {(float(c.get("cx", "0")), float(c.get("cy", "0"))) for c in root.iter(f"{SVG}circle")}
 
 
 @pytest.mark.parametrize(
