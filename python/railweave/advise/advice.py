@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from railweave.advise import binding as bindings
 from railweave.advise import gdr
@@ -13,6 +12,7 @@ from railweave.advise.gdr import Decision, Measurement
 from railweave.advise.host import Distance, Host
 from railweave.advise.mapping import Mapping, Workload, distances, map_nics
 from railweave.advise.settings import Setting, in_force, settings
+from railweave.records import dataclass
 from railweave.size import format_size
 
 # One message of the size that a job of that kind is about: the largest that GDRCopy speeds up, and one that rendezvous moves.

@@ -6,9 +6,8 @@ node may, the ranks also get cores of those nodes of the same package where no r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from railweave.advise.host import Core, Gpu, Host, Numa
+from railweave.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,15 @@ default stands (both on), and the advice says that it is not measured.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
-from statistics import median
 
 from railweave.advise.host import Distance, Gpu
 from railweave.advise.mapping import Workload
 from railweave.errors import ParseError
+from railweave.records import dataclass
 from railweave.size import format_size
 
 # Up to this size GDRCopy shortened latency on all node types of the study; from there on it made no difference.
@@ -125,6 +123,9 @@ def read_measurements(path: Path) -> list[Measurement]:
 
 def parse_measurements(text: str, source: str) -> list[Measurement]:
     """The same from a text; `source` names it in errors."""
+    import csv  # not for those who start a rank
+    import io
+
     rows = csv.reader(io.StringIO(text))
     found = []
     header: list[str] | None = None
@@ -204,13 +205,20 @@ def decide_measured(measurements: Iterable[Measurement], source: str) -> list[De
     return decisions
 
 
+def _median(values: Sequence[float]) -> float:
+    """As `statistics.median`, whose import takes longer than starting a rank may."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 def _crossing(
     small: int, at_small: dict[Switches, list[float]], large: int, at_large: dict[Switches, list[float]], one: Switches, other: Switches
 ) -> int | None:
     """The last size at which `one` is better, if `one` is so at `small` and `other` at `large`."""
     if not all(switches in runs for switches in (one, other) for runs in (at_small, at_large)):
         return None
-    here, there = (log(median(runs[one]) / median(runs[other])) for runs in (at_small, at_large))
+    here, there = (log(_median(runs[one]) / _median(runs[other])) for runs in (at_small, at_large))
     share = 0.5 if here == there else min(max(here / (here - there), 0.0), 1.0)
     return min(max(int(small * (large / max(small, 1)) ** share), small), large - 1)
 
@@ -218,12 +226,12 @@ def _crossing(
 def _best(metric: Workload, runs: dict[Switches, list[float]]) -> tuple[Switches, str]:
     sign = 1 if metric == Workload.bandwidth else -1  # larger is better, in these terms
     scores = {switches: [sign * value for value in values] for switches, values in runs.items()}
-    best = max(sorted(scores, reverse=True), key=lambda switches: median(scores[switches]))
+    best = max(sorted(scores, reverse=True), key=lambda switches: _median(scores[switches]))
     unit = "MB/s" if metric == Workload.bandwidth else "µs"
-    best_text = f"{_words(best)}: {sign * median(scores[best]):.4g} {unit}"
+    best_text = f"{_words(best)}: {sign * _median(scores[best]):.4g} {unit}"
     if DEFAULT not in scores:
         return best, f"{best_text}; the default, both on, was not measured"
-    default_text = f"both on: {sign * median(scores[DEFAULT]):.4g} {unit}"
+    default_text = f"both on: {sign * _median(scores[DEFAULT]):.4g} {unit}"
     if best != DEFAULT and min(scores[best]) > max(scores[DEFAULT]):
         return best, f"{best_text}, {default_text}"
     if best != DEFAULT:

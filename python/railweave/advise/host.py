@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from railweave.advise.errors import AdviceError
 from railweave.fabric import Edge, EdgeKind, Fabric, ResourceKind, Vertex, VertexKind
 from railweave.machine.fabric import GDR_UNKNOWN, NUMBERS_MADE_UP
 from railweave.machine.reading import cpu_mask
+from railweave.records import dataclass
 
 # Compute capability by the part's name, from NVIDIA's list of CUDA GPUs (developer.nvidia.com/cuda-gpus). The first match counts.
 _PARTS = (
@@ -99,7 +101,7 @@ class Path:
     """With repetition where a byte loads something twice."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)  # whose equality does without what cached_property keeps
 class Host:
     """A node of a fabric with what is known beside the graph."""
 

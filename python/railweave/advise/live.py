@@ -9,17 +9,27 @@ from pathlib import Path
 from railweave.advise.advice import advise
 from railweave.advise.document import document
 from railweave.advise.facts import with_machine
-from railweave.advise.host import Host, read_host
+from railweave.advise.host import Gpu, Host, compute_capability, read_host
 from railweave.advise.mapping import Workload
 from railweave.errors import Error
 from railweave.launch.placement import write, write_none
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
-from railweave.machine.facts import Machine
-from railweave.machine.recording import RecordedSource
-from railweave.machine.source import LiveSource
+from railweave.machine.facts import Machine, Unknown, known
+from railweave.machine.source import CommandOutput, LiveSource, Reason, Unreadable
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+class _Files(LiveSource):
+    """This machine's files alone. Starting ranks takes no NVLinks, clocks and services, and asking NVML and programs for them takes longer
+    than everything else."""
+
+    def command(self, argv: Sequence[str]) -> CommandOutput:
+        raise Unreadable(" ".join(argv), Reason.tool_missing, "not asked")
+
+    def library(self, name: str) -> str:
+        raise Unreadable(f"library:{name}", Reason.tool_missing, "not asked")
 
 
 def host_of(machine: Machine, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
@@ -32,31 +42,48 @@ def host_of(machine: Machine, nics: Sequence[str] = ()) -> tuple[Host, tuple[str
 def this_host(nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for this machine, with the device files of its GPUs, which tell a rank what it may open."""
     host, unknown = host_of(discover(LiveSource()), nics)
-    return replace(host, gpus=tuple(replace(gpu, minor=_minor(gpu.bus_id)) for gpu in host.gpus)), unknown
+    return replace(host, gpus=tuple(_with_driver(gpu) for gpu in host.gpus)), unknown
 
 
 def recorded_host(recording: Path, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for the machine of a recording; damage of the file is among what was not known."""
+    from railweave.machine.recording import RecordedSource  # not for those who start a rank
+
     source = RecordedSource(recording)
     host, unknown = host_of(discover(source), nics)
     damage = source.recording.damage
     return host, ((f"{damage}; what is left of it is used", *unknown) if damage else unknown)
 
 
-def _minor(bus_id: str) -> int | None:
-    """The N of /dev/nvidiaN, as the driver says in /proc/driver/nvidia/gpus/BUS_ID/information."""
+def _with_driver(gpu: Gpu) -> Gpu:
+    """What /proc/driver/nvidia/gpus/BUS_ID/information says: the N of /dev/nvidiaN, and where NVML was not asked, model and UUID."""
     try:
-        text = (_DRIVER / bus_id / "information").read_text()
+        lines = (_DRIVER / gpu.bus_id / "information").read_text().splitlines()
     except OSError:
-        return None
-    found = [line.split(":")[1].strip() for line in text.splitlines() if line.startswith("Device Minor:")]
-    return int(found[0]) if found and found[0].isdigit() else None
+        return gpu
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    minor, uuid, model = said.get("Device Minor", ""), said.get("GPU UUID", ""), said.get("Model", "")
+    return replace(
+        gpu,
+        minor=int(minor) if minor.isdigit() else None,
+        uuid=gpu.uuid or (uuid if "?" not in uuid else None) or None,  # it has question marks until a program has used the GPU
+        sm=gpu.sm if gpu.uuid else compute_capability(model) or gpu.sm,
+    )
 
 
 def placement_text(workload: str) -> str:
-    """What `railweave run` keeps of the advice for this machine."""
+    """What `railweave run` keeps of the advice for this machine. Files are enough, unless they hide the machine."""
     try:
-        host, _ = this_host()
+        host = _host_by_files() or this_host()[0]
         return write(document(advise(host, Workload(workload))))
     except Error as error:
         return write_none(str(error))
+
+
+def _host_by_files() -> Host | None:
+    machine = discover(_Files())
+    if any(isinstance(fact, Unknown) for fact in (machine.pci, machine.numa, machine.cpus.cores)) or not known(machine.gpus):
+        return None
+    host, _ = host_of(machine)
+    host = replace(host, gpus=tuple(_with_driver(gpu) for gpu in host.gpus))
+    return host if all(gpu.uuid and gpu.sm for gpu in host.gpus) else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import lcm
 
 from railweave.advise.errors import AdviceError
 from railweave.advise.host import Distance, Gpu, Host, Nic
 from railweave.fabric import EdgeKind, VertexKind
+from railweave.records import dataclass
 
 # More steps than this and the search says that it is not exact. Templates need under 100; 10^5 take some ten seconds.
 SEARCH_LIMIT = 100_000

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from railweave.advise.gdr import AMPERE, Decision
 from railweave.advise.host import Distance, Host
 from railweave.advise.mapping import Mapping, Workload
 from railweave.fabric import EdgeKind, VertexKind
+from railweave.records import dataclass
 
 UCX_RNDV_RAILS = 2
 """UCX's default of UCX_MAX_RNDV_RAILS."""

@@ -73,6 +73,12 @@ def command(
         str(measured or ""),
         nccl_topology,
     )
+    if not any((source, recording, size_text, measured, nics, nccl_topology)):
+        from railweave.advise.document import document
+        from railweave.launch import cache
+        from railweave.launch.placement import write
+
+        cache.keep(workload, write(document(advice)))  # `railweave run` on this machine then need not work it out
     click.echo(_render(advice, form, override), nl=False)
 
 

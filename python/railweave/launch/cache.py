@@ -1,7 +1,8 @@
 """Keeps the placement of this machine between starts: the first rank works it out, the others wait for it and read it.
 
 It is kept per user and boot in the runtime folder or /tmp, under a key of what is quick to read and changes when the advice could: boot,
-PCI devices, RDMA devices, online CPUs and NUMA nodes, driver, and the installed version of Railweave.
+PCI devices, RDMA devices, online CPUs and NUMA nodes, driver, and the installed version of Railweave. What root keeps without a runtime
+folder, as a service or a job's prolog, is for all users.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from railweave.launch.placement import Placement
+
+
+FOR_ALL = "/run/railweave-placement"
+"""Only root can make a folder there."""
 
 
 def key(workload: str) -> str:
@@ -51,27 +56,43 @@ def _names(path: str) -> list[str]:
 
 def folder() -> str | None:
     """The user's own folder, made if need be; None where somebody else's is in its place."""
-    path = os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", f"railweave-{os.geteuid()}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if os.geteuid() == 0 and not runtime and _made(FOR_ALL, 0o755):
+        return FOR_ALL
+    path = os.path.join(runtime or "/tmp", f"railweave-{os.geteuid()}")
+    return path if _made(path, 0o700) else None
+
+
+def _made(path: str, mode: int) -> bool:
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, mode)
+        os.chmod(path, mode)  # whatever the umask is
     except FileExistsError:
         pass
     except OSError:
-        return None
+        return False
+    return _is_trusted(path, os.geteuid(), 0o777 & ~mode)
+
+
+def _is_trusted(path: str, owner: int, closed: int) -> bool:
+    """A folder, and no link to one, of that owner, with these permissions given to nobody."""
     try:
         found = os.lstat(path)
     except OSError:
-        return None
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-    return path if ours else None
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & closed
 
 
 def placements(workload: str, work_out: Callable[[str], str]) -> list[Placement]:
     """The kept placements, or new ones from `work_out(workload)`, which returns their text. Raises NoAdviceError."""
+    now = key(workload)
+    if _is_trusted(FOR_ALL, 0, 0o022):
+        kept = _kept(os.path.join(FOR_ALL, f"placement-{workload}"), now)
+        if kept is not None:
+            return kept
     place = folder()
     if place is None:
         return read(work_out(workload), "advice")
-    now = key(workload)
     path = os.path.join(place, f"placement-{workload}")
     kept = _kept(path, now)
     if kept is not None:
@@ -91,6 +112,13 @@ def placements(workload: str, work_out: Callable[[str], str]) -> list[Placement]
         os.close(lock)
 
 
+def keep(workload: str, text: str) -> None:
+    """Keeps placements that somebody else has worked out, for the ranks to come."""
+    place = folder()
+    if place is not None:
+        _write(os.path.join(place, f"placement-{workload}"), f"{key(workload)}\n{text}")
+
+
 def _kept(path: str, now: str) -> list[Placement] | None:
     try:
         with open(path) as file:
@@ -108,6 +136,7 @@ def _write(path: str, text: str) -> None:
     try:
         with open(partial, "x") as file:
             file.write(text)
+        os.chmod(partial, 0o644)  # the folder decides who reads it
         os.replace(partial, path)
     except OSError:
         if os.path.exists(partial):

@@ -23,7 +23,7 @@ from railweave.machine.facts import Known, Machine, Unknown, known
 from railweave.machine.nccl_topology import fabric_ports
 from railweave.machine.paths import WAYS
 from railweave.machine.recording import RecordedSource, write_recording
-from railweave.machine.source import Reason
+from railweave.machine.source import Reason, Source
 from railweave.machine.text import nic_way
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
@@ -124,6 +124,42 @@ def test_a_recording_of_a_templates_machine_is_advised_as_the_template(name: str
         assert max((ways[gpu.name, nic] for nic in names), key=WAYS.index) == way.name  # the same word as `topo` and `doctor`
     assert found.missing == ()
     assert all(binding.cpus for binding in found.bindings)
+
+
+class FilesOf(Source):
+    """A recording's files, as `railweave run` reads them: no libraries, no programs."""
+
+    def __init__(self, source: Source) -> None:
+        self.of = source
+
+    def read_bytes(self, path: str) -> bytes:
+        return self.of.read_bytes(path)
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        return self.of.listdir(path)
+
+    def readlink(self, path: str) -> str:
+        return self.of.readlink(path)
+
+    command = live._Files.command  # type: ignore[assignment]
+    library = live._Files.library  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", fabric.templates())
+def test_files_alone_place_ranks_as_all_facts_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = TemplateMachine(name)
+    machine = made.machine()
+    for gpu in known(machine.gpus) or ():
+        about = tmp_path / (known(gpu.bus_id) or "") / "information"
+        about.parent.mkdir()
+        about.write_text(f"Model: \t\t {known(gpu.name)}\nGPU UUID: \t {known(gpu.uuid)}\nDevice Minor: \t {gpu.index}\n")
+    monkeypatch.setattr(live, "_DRIVER", tmp_path)
+    texts = []
+    for source in (made.source, FilesOf(made.source)):
+        monkeypatch.setattr(live, "LiveSource", lambda source=source: source)
+        monkeypatch.setattr(live, "_Files", lambda source=source: source)
+        texts.append(live.placement_text("bandwidth"))
+    assert texts[0] == texts[1] and texts[0].count("\nuuid GPU-") == len(known(machine.gpus) or ())
 
 
 def test_a_machine_without_gpus_is_placed_as_such() -> None:

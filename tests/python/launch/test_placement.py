@@ -85,6 +85,7 @@ def test_a_cut_or_changed_file_is_an_error_or_whole(data: st.DataObject) -> None
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "nobody made it"))
     return tmp_path
 
 
@@ -131,8 +132,34 @@ def test_a_folder_that_others_can_write_is_not_trusted(runtime: Path) -> None:
     assert cache.folder() is None
 
 
+@pytest.mark.root
+def test_what_root_keeps_is_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "run"))
+    before = os.umask(0o077)
+    try:
+        cache.keep("bandwidth", TEXT)
+    finally:
+        os.umask(before)
+    kept = tmp_path / "run" / "placement-bandwidth"
+    assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o755, 0o644)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))  # as another user reads it
+
+    def work_out(workload: str) -> str:
+        raise AssertionError(workload)
+
+    assert [gpu.name for gpu in cache.placements("bandwidth", work_out)] == ["gpu0"]
+    (tmp_path / "user").mkdir()
+    kept.parent.chmod(0o777)  # anybody may have put it there
+    assert [gpu.name for gpu in cache.placements("bandwidth", lambda _: TEXT.replace("gpu0", "gpu9"))] == ["gpu9"]
+    kept.parent.chmod(0o755)
+    os.chown(kept.parent, 12345, 12345)
+    assert [gpu.name for gpu in cache.placements("bandwidth", lambda _: TEXT)] == ["gpu9"]
+
+
 def _ask(folder: str, log: str, start: object) -> None:
     os.environ["XDG_RUNTIME_DIR"] = folder
+    cache.FOR_ALL = f"{folder}/nobody made it"
 
     def work_out(workload: str) -> str:
         with Path(log).open("a") as file:

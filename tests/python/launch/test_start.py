@@ -39,7 +39,8 @@ def advice(tmp_path: Path) -> Path:
 
 def start(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, sys.executable, "-m", "railweave", "run", *arguments]
-    base = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    # A runtime folder of its own, so that advice is not kept for all users of this machine.
+    base = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "XDG_RUNTIME_DIR": "/tmp"}
     return subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, timeout=60, check=False)
 
 
