@@ -28,6 +28,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--nccl-xml", type=_FILE, metavar="FILE", help="Write NCCL's topology file (NCCL_TOPO_FILE) instead of the text.")
 @click.option("--record", type=_FILE, metavar="FILE.tar.zst", help="Record this machine, to be looked at elsewhere.")
 @click.option("--salt", help="With --record: recordings made with one salt use the same stand-ins, so that nodes can be compared.")
+@click.option("--pid", type=click.IntRange(min=1), help="With --record: this process of a job, too (environment, limits, cores).")
 @click.option("--lint", type=_FILE, metavar="FILE", help="Find contradictions in a topology file, also with this machine or --from.")
 @click.option("--list", "as_list", is_flag=True, help="List the node templates.")
 def command(
@@ -39,6 +40,7 @@ def command(
     nccl_xml: Path | None,
     record: Path | None,
     salt: str | None,
+    pid: int | None,
     lint: Path | None,
     as_list: bool,
 ) -> None:
@@ -66,23 +68,26 @@ def command(
             raise click.UsageError(f"{name} and --nodes exclude each other.")
     if recording is not None and (record is not None or as_list):
         raise click.UsageError(f"--from and {chosen[0]} exclude each other.")
-    if salt is not None and record is None:
-        raise click.UsageError("--salt goes with --record.")
+    for option, given in (("--salt", salt), ("--pid", pid)):
+        if given is not None and record is None:
+            raise click.UsageError(f"{option} goes with --record.")
     if as_list:
         for name, description in fabrics.templates().items():
             click.echo(f"{name:<24}{description}")
     elif record is not None:
-        _record(record, salt)
+        _record(record, salt, pid)
     elif lint is not None:
         _lint(lint, recording)
     else:
         _show(source, recording, nodes, as_json, svg, nccl_xml)
 
 
-def _record(path: Path, salt: str | None) -> None:
+def _record(path: Path, salt: str | None, pid: int | None) -> None:
     from railweave.machine.discovery import record
 
-    made = record(path, salt=salt)
+    if pid is not None and not Path(f"/proc/{pid}").is_dir():
+        raise click.UsageError(f"--pid {pid}: no such process.")
+    made = record(path, salt=salt, pid=pid)
     click.echo(f"{path}: {len(made.files)} files, {len(made.commands)} programs, {len(made.unreadable)} things that could not be read")
 
 

@@ -106,6 +106,7 @@ class Check:
             verdict.evidence,
             (verdict.effect or self.effect) if fired else "",
             (verdict.fix or self.fix) if fired else "",
-            self.source if fired else "",
+            self.inputs,
+            self.source,
             subject.devices,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from railweave.doctor.catalogue import CHECKS
-from railweave.doctor.examination import Examination
+from railweave.doctor.examination import LEAF, Examination
 from railweave.records import dataclass
 
 
@@ -25,6 +27,7 @@ class Comparison:
 
     machines: tuple[str, ...]
     differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()  # What could not be compared, and why.
 
     @property
     def odd_ones(self) -> tuple[tuple[str, int], ...]:
@@ -41,7 +44,9 @@ ABSENT = "not there"
 
 def compare(examinations: Sequence[Examination]) -> Comparison:
     """Traits and answers, machine by machine. Two machines have no majority: then both values are shown and nobody is called odd."""
-    tables = {examination.name: _facts(examination) for examination in examinations}
+    salts = {examination.salt for examination in examinations}
+    one_salt = len(salts) == 1 and None not in salts
+    tables = {examination.name: _facts(examination, one_salt) for examination in examinations}
     keys = list(dict.fromkeys(key for table in tables.values() for key in table))
     differences = []
     for key in keys:
@@ -54,11 +59,32 @@ def compare(examinations: Sequence[Examination]) -> Comparison:
         majority = usual if 2 * len(machines) > len(tables) else None
         odd = {value: tuple(names) for value, names in having.items() if value != majority}
         differences.append(Difference(key, majority, odd))
-    return Comparison(tuple(tables), tuple(differences))
+    note = ("recorded with different salts: names of switches and addresses in the kernel command line are not compared (topo --salt)",)
+    return Comparison(tuple(tables), tuple(differences), () if one_salt else note)
 
 
-def _facts(examination: Examination) -> dict[str, str]:
+def names_of(files: Sequence[Path]) -> list[str]:
+    """A name for each recording: its file's, with as many folders before it as make it the only one of that name."""
+    parts = [[*file.absolute().parts[1:-1], file.name.removesuffix(".zst").removesuffix(".tar")] for file in files]
+    count = [1] * len(parts)
+    while len(shown := ["/".join(each[-number:]) for each, number in zip(parts, count, strict=True)]) != len(set(shown)):
+        twice = {name for name, times in Counter(shown).items() if times > 1}
+        if all(count[place] == len(parts[place]) for place, name in enumerate(shown) if name in twice):
+            break  # one file, named twice
+        count = [min(number + (name in twice), len(each)) for each, number, name in zip(parts, count, shown, strict=True)]
+    return shown
+
+
+# Stand-ins for host and switch names, MAC and IP addresses and UUIDs, as recordings have them (railweave.machine.redaction).
+_STAND_IN = re.compile(
+    r"\b(?:(?:host|switch)-[0-9a-f]{6}|02(?:[:-][0-9a-f]{2}){5,}|10(?:\.\d{1,3}){3}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"
+)
+
+
+def _facts(examination: Examination, one_salt: bool) -> dict[str, str]:
     facts = dict(examination.traits)
+    if not one_salt:
+        facts = {name: _STAND_IN.sub("*", value) for name, value in facts.items() if not name.startswith(LEAF)}
     for finding in examination.findings:
         # A job is not the machine: some recordings have one, each with a number of its own.
         if finding.check in _OF_A_JOB:

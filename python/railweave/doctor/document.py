@@ -38,6 +38,7 @@ def document(examinations: Sequence[Examination], comparison: Comparison | None)
                 }
                 for difference in comparison.differences
             ],
+            "notes": list(comparison.notes),
         },
     }
 
@@ -52,6 +53,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "evidence": list(finding.evidence),
         "effect": finding.effect,
         "fix": finding.fix,
+        "inputs": finding.inputs,
         "source": finding.source,
         "devices": list(finding.devices),
     }

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from railweave.doctor.finding import Answer, Finding, Severity
 from railweave.records import dataclass
 
+LEAF = "leaf at "
+"""What the traits begin with that name the switch at the other end of a cable."""
+
 
 @dataclass(frozen=True)
 class Examination:
@@ -16,6 +19,7 @@ class Examination:
     findings: tuple[Finding, ...]
     fabric_nics: str  # Which NICs were taken for the GPU network, and why.
     traits: dict[str, str]  # What should be equal on equal nodes: driver, kernel, firmware, ...
+    salt: str | None = None  # Which salt its recording was made with; None where it does not say. Live machines have their own names.
 
     def with_answer(self, answer: Answer) -> tuple[Finding, ...]:
         """Findings with that answer, worst first."""

@@ -6,27 +6,36 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from railweave.doctor.catalogue import CHECKS
-from railweave.doctor.examination import Examination, in_order
+from railweave.doctor.examination import LEAF, Examination, in_order
 from railweave.doctor.finding import Finding
 from railweave.doctor.patient import Patient, label
 from railweave.machine.facts import Known, Machine
 
 if TYPE_CHECKING:
     from railweave.doctor.probe import Probes
+    from railweave.doctor.rails import Rails
 
 
-def examine(machine: Machine, name: str, nics: Sequence[str] = (), probes: Probes | None = None) -> Examination:
+def examine(
+    machine: Machine,
+    name: str,
+    nics: Sequence[str] = (),
+    probes: Probes | None = None,
+    rails: Rails | None = None,
+    salt: str | None = None,
+) -> Examination:
     """Every check that applies: those about a job where the machine has one, those that measure where there are probes.
 
-    `nics` names the NICs of the GPU network; without it they are inferred, and the examination says how.
+    `nics` names the NICs of the GPU network; without it they are inferred, and the examination says how. `rails` tells which switch belongs
+    to which NIC, `salt` which salt its names were replaced with.
     """
-    patient = Patient(machine, nics, probes)
+    patient = Patient(machine, nics, probes, rails)
     findings: list[Finding] = []
     for check in CHECKS:
         if (check.needs == "job" and machine.process is None) or (check.needs == "probe" and probes is None):
             continue
         findings += check.examine(patient)
-    return Examination(name, in_order(findings), patient.fabric_nics_why, _traits(machine))
+    return Examination(name, in_order(findings), patient.fabric_nics_why, _traits(machine), salt)
 
 
 def _traits(machine: Machine) -> dict[str, str]:
@@ -58,5 +67,5 @@ def _traits(machine: Machine) -> dict[str, str]:
             if isinstance(nic.rate_bps, Known):
                 traits[f"rate of {label(nic)}"] = f"{nic.rate_bps.value / 1e9:g} Gbit/s"
     for neighbour in machine.lldp.value if isinstance(machine.lldp, Known) else ():
-        traits[f"leaf at {neighbour.netdev}"] = neighbour.switch
+        traits[f"{LEAF}{neighbour.netdev}"] = neighbour.switch
     return traits

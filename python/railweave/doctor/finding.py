@@ -40,5 +40,6 @@ class Finding:
     evidence: tuple[str, ...] = ()  # The exact registers, files or lines it rests on.
     effect: str = ""  # What it does to communication; GB/s where capacities are known.
     fix: str = ""
-    source: str = ""
+    inputs: str = ""  # What the check reads.
+    source: str = ""  # Where its rule comes from.
     devices: tuple[str, ...] = ()  # PCI addresses of the GPUs and NICs concerned: where a picture shows it.

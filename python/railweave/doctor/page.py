@@ -40,10 +40,10 @@ def page(examinations: Sequence[Examination], comparison: Comparison | None, pic
             [_row(examination, comparison) for examination in examinations],
             1,
         )
-        if comparison is not None and comparison.differences:
+        if comparison is not None and (comparison.differences or comparison.notes):
             result.table(
                 "What differs",
-                "A value that more than half of the machines have is the usual one.",
+                " ".join(["A value that more than half of the machines have is the usual one.", *comparison.notes]),
                 ["what", "usual", "other", "on"],
                 [
                     [difference.what if place == 0 else "", difference.usual or "none", value, ", ".join(machines)]
@@ -89,17 +89,17 @@ def _machine(result: Page, examination: Examination, picture: str | None, severa
         result.table(
             f"Unknown{of}",
             "Not readable here, and not guessed.",
-            ["check", "subject", "why"],
-            [[group[0].check, subjects(group), group[0].text] for group in groups(unknown)],
-            3,
+            ["check", "subject", "why", "source"],
+            [[group[0].check, subjects(group), group[0].text, group[0].source] for group in groups(unknown)],
+            4,
         )
     clear = examination.with_answer(Answer.clear)
     result.table(
         f"Clear{of}",
         "Judged, and found as it should be.",
-        ["check", "subject", "found"],
-        [[group[0].check, subjects(group), group[0].text] for group in groups(clear)],
-        3,
+        ["check", "subject", "found", "read from", "source"],
+        [[group[0].check, subjects(group), group[0].text, group[0].inputs, group[0].source] for group in groups(clear)],
+        5,
     )
 
 
@@ -112,5 +112,5 @@ def _note(group: Sequence[Finding]) -> Note:
         first.check,
         f"{subjects(group)}: {first.text}",
         evidence,
-        (("Effect", first.effect), ("Fix", first.fix), ("Source", first.source)),
+        (("Effect", first.effect), ("Fix", first.fix), ("Read from", first.inputs), ("Source", first.source)),
     )

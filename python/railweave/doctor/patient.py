@@ -16,6 +16,7 @@ from railweave.records import dataclass
 
 if TYPE_CHECKING:
     from railweave.doctor.probe import Probes
+    from railweave.doctor.rails import Rails
     from railweave.fabric import Fabric
 
 T = TypeVar("T")
@@ -54,8 +55,9 @@ class Way:
 class Patient:
     """A machine, a job on it if one is judged, and what probes measured."""
 
-    def __init__(self, machine: Machine, named_nics: Sequence[str] = (), probes: Probes | None = None) -> None:
+    def __init__(self, machine: Machine, named_nics: Sequence[str] = (), probes: Probes | None = None, rails: Rails | None = None) -> None:
         self.machine = machine
+        self.rails = rails
         self.probes = probes
         self._named_nics = tuple(named_nics)
         self._ways: dict[tuple[str, str], Way] = {}

@@ -82,7 +82,7 @@ def render_comparison(comparison: Comparison) -> str:
     """What differs, and who is odd."""
     lines = [f"{len(comparison.machines)} machines compared"]
     if not comparison.differences:
-        return f"{lines[0]}: nothing differs\n"
+        return "\n".join([f"{lines[0]}: nothing differs", *comparison.notes]) + "\n"
     lines.append("")
     for difference in comparison.differences:
         usual = f"usually {difference.usual}" if difference.usual is not None else "no value is usual"
@@ -90,6 +90,7 @@ def render_comparison(comparison: Comparison) -> str:
         for value, machines in difference.odd.items():
             lines += list(_wrapped(f"{', '.join(machines)}: {value}", "    "))
     lines.append("")
+    lines += list(comparison.notes)
     odd = comparison.odd_ones
     if odd:
         lines.append("Odd ones out: " + ", ".join(f"{name} ({count} {'thing' if count == 1 else 'things'})" for name, count in odd))

@@ -114,6 +114,7 @@ def record(path: Path, source: Source | None = None, salt: str | None = None, pi
         "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "railweave": __version__,
         "user": "root" if os.geteuid() == 0 else "not root",
+        "salt": redactor.fingerprint,
         **({} if pid is None else {"pid": str(pid)}),
     }
     write_recording(recording, path)

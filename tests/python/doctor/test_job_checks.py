@@ -1,4 +1,4 @@
-"""Checks of a job's process and its NCCL variables: each fires on its fault, is silent without it, unknown where its input is not readable."""
+"""Checks of a job and its NCCL variables: each fires on its fault, is silent without it, unknown where its input is not readable."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import Break, Case, assert_fires, assert_silent, assert_unknown, unread
+from faults import Break, Case, answers, assert_fires, assert_silent, assert_unknown, unread
 from template_machine import PCI, TemplateMachine
 
 
@@ -42,6 +42,15 @@ CASES = [
         "counters",
         "warning",
         template="hgx-h200",
+    ),
+    Case(
+        "nic.errors",
+        lambda machine: machine.netdev(2, "statistics/rx_errors", "25"),
+        ("mlx5_2",),
+        "rx_errors 25 (a fault from 10)",
+        "rail2/statistics: rx_errors 25",
+        "warning",
+        name="netdevice",
     ),
     Case(
         "nic.flaps",
@@ -118,6 +127,25 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ("nic.rail", lambda machine: machine.leaf({1: "leaf1"}), "no LLDP neighbour"),
     ("nic.irq-affinity", lambda machine: unread(machine, f"{PCI}/{machine.nics[0].bus_id}/local_cpulist"), "permission"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("counter", "count", "fires"), [("symbol_error", 9, False), ("symbol_error", 10, True), ("port_xmit_discards", 99, False)]
+)
+def test_a_few_errors_are_shown_and_no_fault(counter: str, count: int, fires: bool) -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    machine.infiniband(1, f"port/counters/{counter}", str(count))
+    finding = answers(machine, "nic.errors", None)["mlx5_1"]
+    assert (finding.answer.value == "fires") == fires
+    assert f"{counter} {count}" in finding.text and any(f"{counter} {count}" in line for line in finding.evidence)
+
+
+def test_a_fault_that_is_known_is_not_hidden_by_what_is_unknown() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    machine.qos(1, trust="pcp")
+    unread(machine, "/sys/class/net/rail1/ecn/roce_np/enable/0")
+    finding = answers(machine, "nic.lossless", None)["mlx5_1"]
+    assert finding.answer.value == "fires" and "come from pcp" in finding.text
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

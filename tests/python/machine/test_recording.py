@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from crafted import craft
 from template_machine import SERIAL_NUMBER
 
 from railweave.machine.discovery import discover, record
+from railweave.machine.facts import Known
 from railweave.machine.recording import RecordedSource, RecordingError, parse_recording, read_recording, write_recording
 from railweave.machine.redaction import Redactor, without_serial_number
 from railweave.machine.source import Reason, Source, Unreadable
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -95,6 +99,46 @@ def test_port_guid_and_gid_of_one_port_still_belong_together(source: Source, tmp
     recording = record(tmp_path / "node.tar.zst", source)
     guid = recording.files["/sys/class/infiniband/mlx5_3/node_guid"].decode().strip()
     assert recording.files["/sys/class/infiniband/mlx5_3/ports/1/gids/0"].decode().strip() == f"fe80:0000:0000:0000:{guid}"
+
+
+def test_a_fingerprint_tells_which_recordings_have_one_salt(source: Source, tmp_path: Path) -> None:
+    def fingerprint(salt: str | None) -> str:
+        return record(tmp_path / "node.tar.zst", source, salt=salt).about["salt"]
+
+    assert fingerprint("lab 3") == fingerprint("lab 3") != fingerprint("lab 4")
+    assert fingerprint(None) != fingerprint(None)
+    assert "lab" not in fingerprint("lab 3")
+
+
+def test_a_process_is_recorded_by_its_number(tmp_path: Path, cli: Cli) -> None:
+    environment = {**os.environ, "NCCL_IB_HCA": "mlx5", "SECRET_NAME": "x"}
+    job = subprocess.Popen(["sleep", "60"], env=environment)
+    try:
+        done = cli("topo", "--record", str(tmp_path / "node.tar.zst"), "--pid", str(job.pid))
+        assert done.returncode == 0, done.stderr
+        process = discover(RecordedSource(tmp_path / "node.tar.zst"), job.pid).process
+        assert process is not None and isinstance(process.environ, Known)
+        assert process.environ.value["NCCL_IB_HCA"] == "mlx5" and "SECRET_NAME" not in process.environ.value
+        answers = json.loads(cli("doctor", "--json", str(tmp_path / "node.tar.zst")).stdout)["machines"][0]["findings"]
+        assert {"job.memlock", "nccl.default"} <= {finding["check"] for finding in answers}
+    finally:
+        job.kill()
+        job.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("hgx-h100", "--record", "x.tar.zst"), "--record and the FILE or TEMPLATE hgx-h100 exclude each other"),
+        (("--from", "y.tar.zst", "--record", "x.tar.zst"), "--from and --record exclude each other"),
+        (("--pid", "1"), "--pid goes with --record"),
+        (("--record", "x.tar.zst", "--pid", "4194304"), "no such process"),
+    ],
+)
+def test_what_cannot_be_recorded_is_wrong_use(arguments: tuple[str, ...], said: str, tmp_path: Path, cli: Cli) -> None:
+    done = cli("topo", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_salt_gives_one_stand_in_and_another_another(source: Source, tmp_path: Path) -> None:

@@ -7,29 +7,33 @@ from collections.abc import Mapping, Sequence
 
 from railweave.doctor.check import Check, MissingError, Subject, Verdict, clear, fires, unknown
 from railweave.doctor.effect import rail_down
-from railweave.doctor.finding import Severity
+from railweave.doctor.finding import Answer, Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
-from railweave.machine.facts import Fact, Known, LldpNeighbour, Nic, known
+from railweave.doctor.rails import Cables
+from railweave.machine.facts import Fact, Known, Nic, Unknown, known
+from railweave.machine.source import Reason
 
 # A verbs MTU of 4096 with RoCE v2 headers and tags, rounded up: NVIDIA's RoCE guides ask for 4200 or 9000.
 ROCE_MTU_B = 4200
 
-# Port counters that only grow when something goes wrong on the cable or in the switch (InfiniBand specification 1.7, PortCounters; Linux
-# Documentation/ABI/stable/sysfs-class-infiniband) and hardware counters of mlx5 (NVIDIA, understanding mlx5 counters).
-ERROR_COUNTERS = (
-    "symbol_error",
-    "link_error_recovery",
-    "port_rcv_errors",
-    "port_rcv_remote_physical_errors",
-    "port_xmit_discards",
-    "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
-    "rx_icrc_encapsulated",
-    "local_ack_timeout_err",
-    "packet_seq_err",
-    "rx_crc_errors",
-    "rx_fcs_errors",
-)
+# Counters that grow when something goes wrong on the cable or in the switch, with how many are a fault. Of PortCounters (InfiniBand
+# specification 1.7; Linux Documentation/ABI/stable/sysfs-class-infiniband) those that infiniband-diags proposes (error_thresholds); of
+# netdevices and of mlx5's end-to-end counters (NVIDIA, understanding mlx5 counters) those of what they correspond to.
+ERROR_COUNTERS = {
+    "symbol_error": 10,
+    "link_error_recovery": 10,
+    "port_rcv_errors": 10,
+    "port_rcv_remote_physical_errors": 100,
+    "port_xmit_discards": 100,
+    "local_link_integrity_errors": 10,
+    "excessive_buffer_overrun_errors": 10,
+    "rx_icrc_encapsulated": 10,
+    "local_ack_timeout_err": 10,
+    "packet_seq_err": 10,
+    "rx_errors": 10,
+    "rx_crc_errors": 10,
+    "tx_errors": 100,
+}
 # When a switch is serviced the links of all NICs on it go down; one that did so more often than its siblings, by this, flaps.
 FLAPS_ABOVE_SIBLINGS = 2
 
@@ -91,13 +95,22 @@ def _judge_bond(patient: Patient, subject: Subject) -> Verdict:
 
 def _judge_errors(_: Patient, subject: Subject) -> Verdict:
     nic = _nic(subject)
-    counted = dict(need(nic.counters))
-    if isinstance(nic.statistics, Known):
-        counted |= nic.statistics.value
-    bad = {name: counted[name] for name in ERROR_COUNTERS if counted.get(name)}
-    if not bad:
-        return clear("no error counter of the port has counted", evidence(nic.counters, f"{len(counted)} counters"))
-    return fires(", ".join(f"{name} {count}" for name, count in bad.items()), evidence(nic.counters, ", ".join(bad)))
+    sources = [fact for fact in (nic.counters, nic.statistics) if isinstance(fact, Known)]
+    counted = {name: (count, fact) for fact in sources for name, count in fact.value.items() if name in ERROR_COUNTERS and count}
+    bad = {name: count for name, (count, _) in counted.items() if count >= ERROR_COUNTERS[name]}
+    lines = [evidence(fact, f"{name} {count}") for name, (count, fact) in counted.items()]
+    if bad:
+        return fires(", ".join(f"{name} {count} (a fault from {ERROR_COUNTERS[name]})" for name, count in bad.items()), *lines)
+    need(nic.counters)
+    if not (isinstance(nic.statistics, Unknown) and nic.statistics.reason is Reason.absent):
+        need(nic.statistics)
+    few = ", ".join(f"{name} {count}" for name, (count, _) in counted.items())
+    return clear(f"{few}: fewer than a fault makes" if few else "no error counter has counted", *(lines or map(_read, sources)))
+
+
+def _read(fact: Known[Mapping[str, int]]) -> str:
+    """Counters that were read."""
+    return evidence(fact, f"{len(fact.value)} counters")
 
 
 def _downs(nic: Nic) -> tuple[int, Fact[Mapping[str, int]] | Fact[int]]:
@@ -171,20 +184,38 @@ def _judge_firmware(patient: Patient, subject: Subject) -> Verdict:
     return fires(f"firmware {own}; boards {board} here have {listed}", evidence(nic.firmware), evidence(nic.board))
 
 
+def cables_of(patient: Patient) -> dict[str, str | None]:
+    """The switch at the end of each fabric NIC's cable, by address as rails are counted; MissingError where there is no LLDP."""
+    neighbours = {neighbour.netdev: neighbour.switch for neighbour in need(patient.machine.lldp)}
+    ordered = sorted(patient.fabric_nics, key=lambda nic: (bus_ids(nic), nic.port))
+    return {label(nic): neighbours.get(_netdev(nic)) for nic in ordered}
+
+
 def _judge_rail(patient: Patient, subject: Subject) -> Verdict:
     nic = _nic(subject)
-    neighbours: Mapping[str, LldpNeighbour] = {neighbour.netdev: neighbour for neighbour in need(patient.machine.lldp)}
-    switches = {label(other): found.switch for other in patient.fabric_nics if (found := neighbours.get(_netdev(other))) is not None}
-    own = neighbours.get(_netdev(nic))
+    cables = cables_of(patient)
+    own = next((neighbour for neighbour in need(patient.machine.lldp) if neighbour.netdev == _netdev(nic)), None)
     if own is None:
         return unknown(f"no LLDP neighbour is known at {_netdev(nic)}")
     line = f"{_lldp_evidence(patient)}: {_netdev(nic)} - {own.switch} {own.port}"
-    sharing = [name for name, switch in switches.items() if switch == own.switch and name != label(nic)]
-    counts = Counter(switches.values())
-    # One leaf for all is a tree network, equal shares are rails or pairs of rails; a leaf with more NICs than another is a wrong cable.
-    if len(set(counts.values())) == 1 or counts[own.switch] == min(counts.values()):
-        return clear(f"goes to {own.switch}", line)
-    return fires(f"goes to {own.switch}, as does {', '.join(sharing)}, while other leafs have fewer", line)
+    verdict = _by_itself(label(nic), own.switch, cables)
+    if patient.rails is not None and verdict.answer is Answer.unknown:
+        verdict = patient.rails.judge(label(nic), own.switch, cables)
+    return Verdict(verdict.answer, verdict.text, (line,))
+
+
+def _by_itself(nic: str, switch: str, cables: Cables) -> Verdict:
+    """What one machine tells: one leaf for all is a tree network, equal shares are rails or pairs of rails, whichever they are; a leaf with
+    more NICs than another has a wrong cable."""
+    counts = Counter(other for other in cables.values() if other is not None)
+    if len(cables) == 1:
+        return clear(f"goes to {switch}; there is one fabric NIC")
+    if len(counts) == 1 and None not in cables.values():
+        return clear(f"goes to {switch}, as all do")
+    if counts[switch] > min(counts.values()):
+        sharing = [name for name, other in cables.items() if other == switch and name != nic]
+        return fires(f"goes to {switch}, as does {', '.join(sharing)}, while other leafs have fewer")
+    return unknown(f"goes to {switch}; which rail that is takes recordings of other machines with the same salt, or --rails")
 
 
 def _lldp_evidence(patient: Patient) -> str:
@@ -236,7 +267,7 @@ CHECKS = (
         "Lost or damaged packets are sent again; RDMA sends everything since the loss again, so a few cost much.",
         "Clean or replace cable and transceiver; on RoCE check PFC and ECN along the path. Counters start at driver load: see whether "
         "they still grow.",
-        "InfiniBand specification 1.7, PortCounters; Linux Documentation/ABI/stable/sysfs-class-infiniband",
+        "InfiniBand specification 1.7, PortCounters; thresholds: infiniband-diags, error_thresholds",
         _judge_errors,
         _nics,
         "no fabric NIC",
@@ -282,7 +313,7 @@ CHECKS = (
         "nic.rail",
         "Cable leads to the wrong rail",
         Severity.error,
-        "LLDP neighbours of fabric NICs (lldpctl or networkctl)",
+        "LLDP neighbours of fabric NICs (lldpcli), here and on other machines; names of switches with --rails",
         "Traffic of this rail crosses the spine and meets that of another rail at one leaf port; rail-optimised collectives slow down "
         "for everybody.",
         "Plug the cable into the leaf of its rail.",
