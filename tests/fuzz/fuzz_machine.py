@@ -18,13 +18,16 @@ from types import FrameType
 
 from railweave.advise.gdr import decide_measured, parse_measurements
 from railweave.advise.mapping import Workload
+from railweave.doctor.checks import gpus as gpu_checks
+from railweave.doctor.examine import examine
+from railweave.doctor.patient import Patient
 from railweave.errors import FabricError, ParseError
 from railweave.launch import placement
 from railweave.launch.errors import LaunchError
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
-from railweave.machine.facts import Known, Machine
-from railweave.machine.gpus import parse_nvml, read_gpus
+from railweave.machine.facts import Known, Machine, PciDevice
+from railweave.machine.gpus import parse_nvml, read_gpus, unlisted_gpus
 from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.lint import lint_nccl
 from railweave.machine.lspci_tree import parse_lspci_tree
@@ -35,6 +38,7 @@ from railweave.machine.recording import RecordedSource, Recording, RecordingErro
 from railweave.machine.redaction import Redactor
 from railweave.machine.text import render_machine
 from railweave.machine.topo_matrix import parse_topo_matrix
+from railweave.machine.topology_file import parse_places
 
 CORPUS = Path(__file__).parent / "corpus"
 FOUND = Path("build/fuzz/found")
@@ -50,6 +54,8 @@ DICTIONARY = [
 ]
 
 Target = Callable[[bytes], object]
+
+NVIDIA, DISPLAY = Known(0x10DE, "fuzz"), Known(0x030200, "fuzz")
 
 
 def machine_target(parse: Callable[[str, str], Machine]) -> Target:
@@ -86,7 +92,26 @@ def nvml(data: bytes) -> None:
         parse_nvml(text)
     except ValueError:
         return
-    read_gpus(RecordedSource(Recording(libraries={"nvml": text})), Known((), "fuzz"))
+    pci = Known(tuple(PciDevice(f"0000:{bus:02x}:00.0", None, "pci", NVIDIA, NVIDIA, DISPLAY) for bus in (0x1B, 0x43)), "fuzz")
+    gpus, _ = read_gpus(RecordedSource(Recording(libraries={"nvml": text})), pci)
+    machine = Machine("fuzz", pci=pci, gpus=gpus)
+    assert isinstance(gpus, Known) and len(unlisted_gpus(machine)) <= 2
+    checks = (check for check in gpu_checks.CHECKS if not check.needs)
+    assert all(finding.text for check in checks for finding in check.examine(Patient(machine)))
+
+
+def topology_places(data: bytes) -> None:
+    """What stands above what in a guest's topology file: each switch has a place of its own, and none is above itself."""
+    try:
+        places = parse_places(data.decode("utf-8", errors="replace"), "fuzz")
+    except ParseError:
+        return
+    for bus_id in places:
+        seen, at = {bus_id}, places[bus_id]
+        while at.above:
+            assert at.above[0] not in seen
+            seen.add(at.above[0])
+            at = places[at.above[0]]
 
 
 def tools(data: bytes) -> None:
@@ -123,7 +148,9 @@ def recording() -> Target:
         except RecordingError:
             return
         if count % FOLLOW_ONE_IN == 0:
-            render_machine(discover(RecordedSource(found)))
+            machine = discover(RecordedSource(found))
+            render_machine(machine)
+            examine(machine, "fuzz")
 
     return run
 
@@ -157,6 +184,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "topo_matrix": lambda: machine_target(parse_topo_matrix),
     "lspci_tree": lambda: machine_target(parse_lspci_tree),
     "nvml": lambda: nvml,
+    "topology_places": lambda: topology_places,
     "machine_tools": lambda: tools,
     "nccl_lint": lambda: lint,
     "recording": recording,
@@ -164,7 +192,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "advice": lambda: advice,
 }
 # Corpora that several targets start from.
-CORPORA = {"nccl_lint": "nccl_topology"}
+CORPORA = {"nccl_lint": "nccl_topology", "topology_places": "nccl_topology"}
 
 _PIECES = re.compile(rb"[0-9a-fA-F]+|[A-Za-z_]+|\s+|.", re.DOTALL)
 

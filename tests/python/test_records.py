@@ -49,6 +49,26 @@ def test_as_the_usual_ones() -> None:
         Quick()  # type: ignore[call-arg]
 
 
+def test_wrong_arguments_are_refused_as_usual() -> None:
+    for make in (Quick, Usual):
+        wrong: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+            ((), {}),
+            ((1, (), [], 4), {}),
+            ((1,), {"four": 4}),
+            ((1,), {"one": 1}),
+            ((), {"two": ()}),
+        ]
+        for args, keywords in wrong:
+            with pytest.raises(TypeError):
+                make(*args, **keywords)
+
+
+def test_the_order_of_keywords_does_not_matter() -> None:
+    one, other = Quick(three=[], one=1, two=("a",)), Quick(one=1, two=("a",), three=[])
+    assert one == other and repr(one) == repr(other)
+    assert Said(value=1) == Said(1) and hash(Said(value=1)) == hash(Said(1))
+
+
 def test_equal_only_to_its_own_kind() -> None:
     assert Quick(1) == Quick(1)
     assert Quick(1) != Quick(2)

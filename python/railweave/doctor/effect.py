@@ -104,7 +104,10 @@ def _compared(patient: Patient, good: Callable[[dict[str, Any]], None], bad: Cal
     for change in (good, bad):
         document = json.loads(text)
         change(document)
-        rates.append(_even_exchange(Fabric.from_json(json.dumps(document)), "nccl"))
+        key = json.dumps(document), "nccl"
+        if key not in patient.exchanges:
+            patient.exchanges[key] = _even_exchange(Fabric.from_json(key[0]), key[1])
+        rates.append(patient.exchanges[key])
     before, after = rates
     if before is None or after is None or after > before * 0.99:
         return ""

@@ -62,6 +62,8 @@ class Patient:
         self._named_nics = tuple(named_nics)
         self._ways: dict[tuple[str, str], Way] = {}
         self._fabrics: dict[int, Fabric | MissingError] = {}
+        self.exchanges: dict[tuple[str, str], float | None] = {}
+        """What exchanges came to, by fabric (JSON) and policy: findings about the same GPUs ask for the same ones."""
         self._by_bus_id = {device.bus_id: device for device in machine.pci.value} if isinstance(machine.pci, Known) else {}
 
     @property

@@ -42,9 +42,10 @@ def _header(header: bytes) -> tuple[str, int, bytes]:
     stated = _octal(header[148:156])
     if sum(header) - sum(header[148:156]) + 8 * 0x20 != stated:
         raise ArchiveError("damaged: a header's checksum is wrong")
-    name, prefix = (header[start:end].split(b"\0", 1)[0].decode("utf-8", errors="replace") for start, end in ((0, 100), (345, 500)))
-    is_posix = header[257:262] == b"ustar"
-    return (f"{prefix}/{name}" if prefix and is_posix else name), _octal(header[124:136]), header[156:157]
+    name = header[:100].partition(b"\0")[0].decode("utf-8", errors="replace")
+    if header[345] and header[257:262] == b"ustar":
+        name = f"{header[345:500].partition(bytes(1))[0].decode('utf-8', errors='replace')}/{name}"
+    return name, _octal(header[124:136]), header[156:157]
 
 
 def _octal(digits: bytes) -> int:

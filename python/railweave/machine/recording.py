@@ -331,7 +331,8 @@ def _untar(content: bytes) -> tuple[dict[str, bytes], str]:
 
 
 def _is_plain(name: str) -> bool:
-    return not name.startswith("/") and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+    parts = f"/{name}/"
+    return not ("//" in parts or "/./" in parts or "/../" in parts or "\0" in name)
 
 
 _MANIFEST_KEYS: Mapping[str, type] = {

@@ -97,11 +97,17 @@ def unread_errors(machine: TemplateMachine) -> None:
     machine.nvml["gpus"][2]["nvlinks"][7]["errors"] = {"replay": {"error": "NVML_ERROR_UNKNOWN"}}
 
 
+def peers_unread(machine: TemplateMachine) -> None:
+    no_gdr(machine)
+    machine.unreadable["/sys/kernel/mm/memory_peers"] = (Reason.permission, "Permission denied")
+
+
 def unread_state(machine: TemplateMachine) -> None:
     machine.nvml["gpus"][3]["fabric_state"] = {"error": "NVML_ERROR_UNKNOWN"}
 
 
 UNKNOWN: list[tuple[str, Break, str]] = [
+    ("gdr.unavailable", peers_unread, "memory_peers"),
     ("gpu.lost", lambda machine: machine.nvml.clear(), "no list of GPUs"),
     ("gpu.nvlink-errors", unread_errors, "gpu 2 link 7 replay"),
     (
@@ -152,6 +158,14 @@ def test_a_gpu_that_was_not_probed_or_refused_is_unknown() -> None:
     assert (found["GPU 0"].answer, found["GPU 1"].answer, found["GPU 2"].answer) == (Answer.unknown, Answer.unknown, Answer.clear)
     assert "CUDA_VISIBLE_DEVICES" in found["GPU 0"].text
     assert "OUT_OF_MEMORY" in found["GPU 1"].text
+
+
+def test_the_module_before_the_drivers_own_serves_too() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    no_gdr(machine)
+    assert answers(machine, "gdr.unavailable", None)["machine"].answer is Answer.fires
+    machine.files["/proc/modules"] = str(machine.files["/proc/modules"]) + "nv_peer_mem 1 0 - Live 0x0\n"
+    assert answers(machine, "gdr.unavailable", None)["machine"].text == "nv_peer_mem serves it"
 
 
 def test_gpudirect_needs_a_cuda_that_exports_dma_buf() -> None:

@@ -15,6 +15,9 @@ from railweave.machine.facts import Gpu, Known, Unknown
 # dma-buf memory regions came to the RDMA core with Linux 5.12 (release notes; NCCL user guide, NCCL_DMABUF_ENABLE).
 _DMABUF_KERNEL = (5, 12)
 
+# NVIDIA's module for peer memory, of the driver and before it had one.
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+
 _WAYS = {
     "PHB": "the two meet only in the CPU's PCIe root",
     "NODE": "they hang from different PCIe roots of one NUMA node",
@@ -99,13 +102,16 @@ def _judge_gdr(patient: Patient, _: Subject) -> Verdict:
     kernel = patient.machine.kernel
     if isinstance(kernel.peermem, Known) and any(name.startswith(("nv_mem", "nvidia_peermem")) for name in kernel.peermem.value):
         return clear("nvidia-peermem serves it", evidence(kernel.peermem, ", ".join(kernel.peermem.value)))
-    if isinstance(kernel.modules, Known) and "nvidia_peermem" in kernel.modules.value:
-        return clear("nvidia-peermem serves it", f"{kernel.modules.evidence}: nvidia_peermem")
+    loaded = [name for name in _PEER_MODULES if isinstance(kernel.modules, Known) and name in kernel.modules.value]
+    if loaded and isinstance(kernel.modules, Known):
+        return clear(f"{loaded[0]} serves it", f"{kernel.modules.evidence}: {loaded[0]}")
     exported = _exports_dma_buf(patient)
     why, lines, doubt = [], [], []
     if isinstance(kernel.peermem, Known):
         why.append("no peer memory client is registered")
         lines.append(kernel.peermem.evidence)
+    elif isinstance(kernel.peermem, Unknown):
+        doubt.append(str(kernel.peermem))
     if isinstance(kernel.modules, Known):
         why.append("nvidia_peermem is not loaded")
         lines.append(kernel.modules.evidence)
