@@ -5,6 +5,7 @@
 #include "railweave/engine/exchange.hpp"
 #include "railweave/fabric/fabric_json.hpp"
 #include "railweave/railweave.h"
+#include "status.hpp"
 
 struct railweave_exchange {
   railweave::Exchange exchange;
@@ -20,48 +21,15 @@ namespace {
 
 using namespace railweave;
 
-thread_local std::string last_error = "no error";
-thread_local std::uint32_t last_rank = 0;
-
-railweave_status note(railweave_status status, const char* text) {
-  last_error = text;
-  return status;
-}
-
-// Runs a call and turns what it throws into a code.
-template <typename Call>
-railweave_status guarded(Call&& call) noexcept {
-  try {
-    call();
-    return RAILWEAVE_OK;
-  } catch (const RankDied& error) {
-    last_rank = error.rank();
-    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
-  } catch (const SettingsError& error) {
-    return note(RAILWEAVE_ERROR_SETTINGS, error.what());
-  } catch (const BootstrapError& error) {
-    return note(RAILWEAVE_ERROR_BOOTSTRAP, error.what());
-  } catch (const TransportError& error) {
-    return note(RAILWEAVE_ERROR_TRANSPORT, error.what());
-  } catch (const ExchangeError& error) {
-    return note(RAILWEAVE_ERROR_EXCHANGE, error.what());
-  } catch (const Error& error) {
-    return note(RAILWEAVE_ERROR_ARGUMENT, error.what());
-  } catch (const std::exception& error) {
-    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
-  }
-}
-
-void require(const void* pointer, const char* name) {
-  if (pointer == nullptr) throw Error(std::string(name) + " is NULL");
-}
+using capi::guarded;
+using capi::require;
 
 }  // namespace
 
 extern "C" {
 
-const char* railweave_last_error(void) { return last_error.c_str(); }
-uint32_t railweave_last_rank(void) { return last_rank; }
+const char* railweave_last_error(void) { return capi::last_error.text.c_str(); }
+uint32_t railweave_last_rank(void) { return capi::last_error.rank; }
 
 railweave_status railweave_exchange_create(uint32_t rank, uint32_t world, const char* rendezvous, const char* fabric_json,
                                            const railweave_setting* settings, size_t setting_count, railweave_exchange** exchange) {

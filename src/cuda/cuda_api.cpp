@@ -5,12 +5,14 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <vector>
 
 #include "communicator.hpp"
 #include "device.hpp"
 #include "railweave/cuda.h"
 #include "railweave/engine/error.hpp"
+#include "status.hpp"
 
 struct railweave_cuda_communicator {
   railweave::cuda::Communicator communicator;
@@ -21,40 +23,21 @@ namespace {
 using namespace railweave;
 using cuda::Communicator;
 
-thread_local std::string last_text = "no error";
+using capi::require;
 
-railweave_status note(railweave_status status, const char* text) {
-  last_text = text;
-  return status;
-}
-
+// What CUDA refuses is not the caller's argument.
 template <typename Call>
 railweave_status guarded(Call&& call) noexcept {
-  try {
-    call();
-    return RAILWEAVE_OK;
-  } catch (const RankDied& error) {
-    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
-  } catch (const SettingsError& error) {
-    return note(RAILWEAVE_ERROR_SETTINGS, error.what());
-  } catch (const BootstrapError& error) {
-    return note(RAILWEAVE_ERROR_BOOTSTRAP, error.what());
-  } catch (const ExchangeError& error) {
-    return note(RAILWEAVE_ERROR_EXCHANGE, error.what());
-  } catch (const cuda::DeviceError& error) {
-    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
-  } catch (const Error& error) {
-    return note(RAILWEAVE_ERROR_ARGUMENT, error.what());
-  } catch (const std::exception& error) {
-    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
-  }
+  return capi::guarded([&] {
+    try {
+      call();
+    } catch (const cuda::DeviceError& error) {
+      throw std::runtime_error(error.what());
+    }
+  });
 }
 
-void require(const void* pointer, const char* what) {
-  if (pointer == nullptr) throw Error(std::string(what) + " is NULL");
-}
-
-const char* last_error() { return last_text.c_str(); }
+const char* last_error() { return capi::last_error.text.c_str(); }
 
 railweave_status probe(int32_t device) {
   return guarded([&] {

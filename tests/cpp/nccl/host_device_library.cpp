@@ -12,6 +12,7 @@
 #include "railweave/cuda.h"
 #include "railweave/engine/exchange.hpp"
 #include "stand_in_cuda.hpp"
+#include "status.hpp"
 
 using namespace railweave;
 
@@ -34,32 +35,8 @@ struct railweave_cuda_communicator {
 
 namespace {
 
-thread_local std::string last_text = "no error";
-
-railweave_status note(railweave_status status, const std::string& text) {
-  last_text = text;
-  return status;
-}
-
-template <typename Call>
-railweave_status guarded(Call&& call) {
-  try {
-    call();
-    return RAILWEAVE_OK;
-  } catch (const RankDied& error) {
-    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
-  } catch (const SettingsError& error) {
-    return note(RAILWEAVE_ERROR_SETTINGS, error.what());
-  } catch (const BootstrapError& error) {
-    return note(RAILWEAVE_ERROR_BOOTSTRAP, error.what());
-  } catch (const TransportError& error) {
-    return note(RAILWEAVE_ERROR_TRANSPORT, error.what());
-  } catch (const ExchangeError& error) {
-    return note(RAILWEAVE_ERROR_EXCHANGE, error.what());
-  } catch (const std::exception& error) {
-    return note(RAILWEAVE_ERROR_INTERNAL, error.what());
-  }
-}
+using capi::guarded;
+using capi::note;
 
 std::string words(const railweave_cuda_transfer& transfer) {
   return (transfer.kind == RAILWEAVE_CUDA_SEND ? "send to rank " : "receive from rank ") + std::to_string(transfer.peer) + ", " +
@@ -115,7 +92,7 @@ void finish(Part& part, Handle handle) {
   }
   if (status != RAILWEAVE_OK && communicator.error == RAILWEAVE_OK) {
     communicator.error = status;
-    communicator.error_text = last_text;
+    communicator.error_text = capi::last_error.text;
   }
   communicator.completed += part.transfers.size();
   --communicator.running;
@@ -129,7 +106,7 @@ void run(std::vector<Part>& parts) {
   for (std::size_t i = 0; i < parts.size(); ++i) finish(parts[i], handles[i]);
 }
 
-const char* last_error() { return last_text.c_str(); }
+const char* last_error() { return capi::last_error.text.c_str(); }
 
 railweave_status probe(int32_t device) {
   const char* refused = std::getenv("STAND_IN_REFUSES_DEVICE");
