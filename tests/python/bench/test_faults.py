@@ -1,0 +1,180 @@
+"""What ranks in a lab get when one of them, a relay or a rail goes away in the middle of an operation.
+
+Rails are slow, so that an operation lasts long enough on any machine; what has moved is read from the kernel's counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from railweave.bench.session import PolicySession
+from railweave.lab import Lab, LabSpec, Program
+from railweave.lab.fabric import of_lab
+from railweave.matrix import generate
+
+pytestmark = pytest.mark.root
+
+SPEC = LabSpec(2, 2, rate=40_000_000)
+BEGUN = 500_000  # bytes on a rail, a tenth of what an operation gives it
+PATIENCE_S = 60.0
+
+# Ranks make an exchange over all pairs, say so, and do what their mode says; descriptor 3 gets a byte when it is time to die.
+RANKS = """
+import json, os, signal, sys
+import numpy as np
+from railweave.exchange import Exchange, RankDied
+
+mode, rendezvous, fabric = sys.argv[1:]
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+bytes_each = 8 << 20
+
+def tell(**what):
+    os.write(1, json.dumps({"rank": rank, **what}).encode() + b"\\n")  # whole lines: ranks share the pipe
+
+def die_when_told():
+    os.read(3, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def collective(exchange, size):
+    data = np.full(size * world, rank, np.uint8)
+    into = exchange.empty(size * world, np.uint8)
+    handle = exchange.all_to_all_v_async(data, into, [size] * world, [size] * world)
+    if mode == "rank" and rank == 3 and size == bytes_each:
+        die_when_told()
+    handle.wait()
+
+with Exchange(rank, world, rendezvous, fabric=open(fabric).read()) as exchange:
+    collective(exchange, 100)
+    tell(up=True)
+    if mode == "rank":
+        try:
+            collective(exchange, bytes_each)
+        except RankDied as error:
+            tell(died=error.rank, text=str(error))
+    elif rank == 1:
+        die_when_told()
+    elif rank in (0, 2):
+        pattern = np.random.default_rng(7).integers(0, 256, bytes_each, np.uint8)
+        into = np.zeros(bytes_each, np.uint8)
+        with exchange.group() as group:
+            group.send(pattern, 2) if rank == 0 else group.recv(into, 0)
+        tell(right=rank == 0 or bool((into == pattern).all()), resent=exchange.last_operation().resent_chunks)
+    # A rank that closes relays nothing more: nobody leaves before the driver has what it wants.
+    os.read(4, 1)
+"""
+
+
+@pytest.fixture
+def lab(nothing_stays: None) -> Iterator[Lab]:
+    with Lab.up(SPEC) as lab:
+        yield lab
+
+
+def sent(lab: Lab, node: int, rail: int) -> int:
+    return next(int(link["tx_bytes"]) for link in lab.links() if (link["node"], link["rail"]) == (node, rail))
+
+
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Ranks:
+    """The program above on all ranks of a lab."""
+
+    def __init__(self, lab: Lab, mode: str, victim: int, directory: Path) -> None:
+        fabric = directory / "fabric.json"
+        fabric.write_text(of_lab(lab.spec).to_json())
+        (directory / "rendezvous").mkdir()
+        said, says = os.pipe()
+        die, self.kill = os.pipe()
+        end, self.end = os.pipe()
+        argv = [sys.executable, "-c", RANKS, mode, f"file://{directory / 'rendezvous'}", str(fabric)]
+        programs = [
+            Program(argv, rank=rank, fds={1: says, 2: says, 4: end, **({3: die} if rank == victim else {})}) for rank in range(SPEC.world)
+        ]
+        self.job = lab.start(programs)
+        for fd in (says, die, end):
+            os.close(fd)
+        self.said = os.fdopen(said)
+        self.victim = victim
+
+    def hear(self, count: int) -> list[dict[str, Any]]:
+        """The next things that ranks say."""
+        return [json.loads(self.said.readline()) for _ in range(count)]
+
+    def close(self) -> None:
+        os.close(self.end)
+        self.job.drain(PATIENCE_S)
+        statuses = dict(self.job.statuses)
+        self.job.close()
+        self.said.close()
+        os.close(self.kill)
+        assert statuses == {rank: -signal.SIGKILL if rank == self.victim else 0 for rank in range(SPEC.world)}
+
+
+def test_a_rank_that_dies_is_named_by_all_others_within_10_seconds(lab: Lab, tmp_path: Path) -> None:
+    ranks = Ranks(lab, "rank", 3, tmp_path)
+    ranks.hear(SPEC.world)
+    before = sent(lab, 1, 1)
+    wait_for("rank 3 sends", lambda: sent(lab, 1, 1) - before > BEGUN)
+    died = time.monotonic()
+    os.write(ranks.kill, b"x")
+    errors = ranks.hear(SPEC.world - 1)
+    heard = time.monotonic()
+    ranks.close()
+    assert sorted(error["rank"] for error in errors) == [0, 1, 2]
+    assert all(error["died"] == 3 and "rank 3 has died" in error["text"] for error in errors), errors
+    assert heard - died < 10  # the contract: death_ms and what is left for the rest
+
+
+def test_the_death_of_a_relay_loses_nothing(lab: Lab, tmp_path: Path) -> None:
+    ranks = Ranks(lab, "relay", 1, tmp_path)
+    ranks.hear(SPEC.world)
+    before = sent(lab, 0, 1)
+    wait_for("rank 1 relays", lambda: sent(lab, 0, 1) - before > BEGUN)
+    os.write(ranks.kill, b"x")
+    results = ranks.hear(2)
+    ranks.close()
+    assert all(each["right"] for each in results), results
+    assert max(each["resent"] for each in results) > 0, "the relay died with nothing in its slots"
+
+
+def test_a_rail_that_goes_down_in_the_middle_loses_nothing_and_is_used_again(lab: Lab) -> None:
+    matrix = generate("hot-pair:8MiB", SPEC.world)
+    with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
+
+        def exchange(repetition: int) -> int:
+            """Bytes that rail 1 has carried."""
+            before = sent(lab, 0, 1)
+            assert session.exchange(matrix, repetition, PATIENCE_S).wrong is None
+            return sent(lab, 0, 1) - before
+
+        assert exchange(0) > 3 << 20
+        before = sent(lab, 0, 1)
+
+        def cut() -> None:
+            wait_for("rail 1 carries", lambda: sent(lab, 0, 1) - before > BEGUN)
+            lab.set_link(0, 1, up=False)
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        carried = exchange(1)
+        cutter.join()
+        assert BEGUN < carried < 3 << 20
+        assert exchange(2) < BEGUN
+        lab.set_link(0, 1, up=True)
+        repetitions = iter(range(3, 40))
+        wait_for("rail 1 is used again", lambda: exchange(next(repetitions)) > 3 << 20)
