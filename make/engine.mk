@@ -1,0 +1,9 @@
+.PHONY: test-sanitized
+# Not part of `make test`: building the engine twice more takes minutes on a fresh machine.
+test-sanitized: ## the engine's tests under the address, undefined-behaviour and thread sanitizers
+	@set -e; export RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true); \
+	for preset in asan tsan; do \
+	  cmake --preset $$preset >/dev/null; \
+	  cmake --build --preset $$preset -j $(JOBS) --target engine_test engine_process_test capi_test; \
+	  for room in engine capi; do ctest --test-dir build/$$preset/tests/cpp/$$room -j 2 --output-on-failure; done; \
+	done
