@@ -43,10 +43,10 @@ bool is_blocking(const void* config, bool inherited) {
 CommunicatorPointer tracked(ncclComm_t handle) { return passes() ? nullptr : Registry::get().find(handle); }
 
 // Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave.
-ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result) {
+ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, CommunicatorPointer parent = nullptr) {
   if (result != ncclSuccess && result != ncclInProgress) return Group::of_this_thread().fail(result);
   Group& group = Group::of_this_thread();
-  group.add(Birth{handle, std::move(origin)});
+  group.add(GroupBirth{{handle, std::move(origin)}, std::move(parent)});
   return group.open() ? result : group.finish(result);
 }
 
@@ -262,7 +262,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, 
     origin.no_hub = error.what();
   }
   Group& group = Group::of_this_thread();
-  for (int i = 0; i < devices; ++i) group.add(Birth{comms + i, origin});
+  for (int i = 0; i < devices; ++i) group.add(GroupBirth{{comms + i, origin}, nullptr});
   return group.open() ? result : group.finish(result);
 }
 
@@ -272,7 +272,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int ke
   if (parent == nullptr) return real(comm, color, key, child, config);
   Origin origin = parent->split(color, is_blocking(config, parent->blocking()));
   const ncclResult_t result = real(comm, color, key, child, config);
-  return color == kSplitNoColor ? result : born(child, std::move(origin), result);
+  return color == kSplitNoColor ? result : born(child, std::move(origin), result, parent);
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* child, void* config, int flags) {
@@ -281,7 +281,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   if (parent == nullptr || excluded == nullptr || count < 0) return real(comm, excluded, count, child, config, flags);
   if ((flags & kShrinkAbort) != 0) parent->abort();
   Origin origin = parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking()));
-  return born(child, std::move(origin), real(comm, excluded, count, child, config, flags));
+  return born(child, std::move(origin), real(comm, excluded, count, child, config, flags), parent);
 }
 
 // New and old ranks have no name in common that the shim knows on all of them, so none is served.
@@ -301,7 +301,9 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResul
   static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
   const ncclResult_t result = real(comm, error);
   const CommunicatorPointer communicator = tracked(comm);
-  if (result == ncclSuccess && *error == ncclSuccess && communicator != nullptr) *error = communicator->async_error();
+  if (result != ncclSuccess || *error == ncclInProgress || communicator == nullptr) return result;
+  follow(communicator->take_expected());
+  if (*error == ncclSuccess) *error = communicator->async_error();
   return result;
 }
 

@@ -226,6 +226,16 @@ void Communicator::release() {
   });
 }
 
+void Communicator::expect(Birth child) {
+  const std::lock_guard lock(family_mutex_);
+  expected_.push_back(std::move(child));
+}
+
+std::vector<Birth> Communicator::take_expected() {
+  const std::lock_guard lock(family_mutex_);
+  return std::exchange(expected_, {});
+}
+
 Origin Communicator::split(int color, bool blocking) {
   const std::lock_guard lock(family_mutex_);
   Origin child = origin_;

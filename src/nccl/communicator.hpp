@@ -26,6 +26,12 @@ struct Origin {
   bool blocking = true;
 };
 
+// A communicator that NCCL is making.
+struct Birth {
+  ncclComm_t* handle = nullptr;  // where NCCL writes it
+  Origin origin;
+};
+
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   enum class State {
@@ -64,6 +70,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The shim's threads leave NCCL's handle alone from here on. Frees the device side on a thread: ranks of one process may be destroyed one
   // after another by one thread of the program, and each waits for the others.
   void release();
+
+  // A child whose handle NCCL writes later: at the latest when this one, which does not block, is ready again.
+  void expect(Birth child);
+  // Those expected until now; the caller follows the ones that NCCL has made.
+  std::vector<Birth> take_expected();
 
   // The origin of a child; each rank of the parent calls it in the same order.
   Origin split(int color, bool blocking);
@@ -117,6 +128,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::mutex family_mutex_;
   std::uint64_t splits_ = 0;                           // guarded by family_mutex_
   std::map<std::vector<int>, std::uint64_t> shrinks_;  // guarded by family_mutex_
+  std::vector<Birth> expected_;                        // guarded by family_mutex_
 };
 
 using CommunicatorPointer = std::shared_ptr<Communicator>;

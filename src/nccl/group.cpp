@@ -57,6 +57,9 @@ class Launch {
   std::vector<Communicator*> communicators_;
 };
 
+// NCCL writes a handle from a thread of its own.
+ncclComm_t made(const Birth& birth) { return __atomic_load_n(birth.handle, __ATOMIC_ACQUIRE); }
+
 }  // namespace
 
 Group& Group::of_this_thread() {
@@ -71,10 +74,17 @@ ncclResult_t Group::fail(ncclResult_t error) noexcept {
 
 ncclResult_t Group::finish(ncclResult_t nccl) {
   const std::vector<Message> messages = std::exchange(messages_, {});
-  std::vector<Birth> births = std::exchange(births_, {});
+  std::vector<GroupBirth> births = std::exchange(births_, {});
   const ncclResult_t error = std::exchange(error_, ncclSuccess);
   if (nccl != ncclSuccess && nccl != ncclInProgress) return nccl;
-  follow(std::move(births));
+  std::vector<Birth> now;
+  for (GroupBirth& each : births) {
+    if (made(each.birth) == nullptr && each.parent != nullptr && nccl == ncclInProgress)
+      each.parent->expect(std::move(each.birth));
+    else
+      now.push_back(std::move(each.birth));
+  }
+  follow(std::move(now));
   if (error != ncclSuccess) return error;
   if (const std::string wrong = check_self_messages(messages); !wrong.empty()) return refuse(ncclInvalidUsage, wrong);
   const ncclResult_t queued = enqueue(messages);
@@ -86,11 +96,12 @@ ncclResult_t Group::finish_simulated(ncclResult_t nccl) {
   return finish(nccl);
 }
 
-void Group::follow(std::vector<Birth> births) {
+void follow(std::vector<Birth> births) {
   std::vector<CommunicatorPointer> born;
   for (Birth& birth : births) {
-    if (*birth.handle == nullptr) continue;  // this rank is not in it
-    born.push_back(std::make_shared<Communicator>(*birth.handle, std::move(birth.origin)));
+    const ncclComm_t handle = made(birth);
+    if (handle == nullptr) continue;
+    born.push_back(std::make_shared<Communicator>(handle, std::move(birth.origin)));
     Registry::get().add(born.back());
     born.back()->settle();
   }

@@ -18,11 +18,15 @@ struct Message {
   cudaStream_t stream = nullptr;
 };
 
-// A communicator that NCCL makes when the group ends.
-struct Birth {
-  ncclComm_t* handle = nullptr;
-  Origin origin;
+// A communicator that NCCL makes when the group ends, or later for a parent that does not block.
+struct GroupBirth {
+  Birth birth;
+  CommunicatorPointer parent;  // nullptr: it has none
 };
+
+// Takes part in what NCCL has made from now on, and waits until those that block are settled. A handle that is still NULL belongs to no
+// communicator of this rank.
+void follow(std::vector<Birth> births);
 
 class Group {
  public:
@@ -36,7 +40,7 @@ class Group {
   // Remembered until the end, which gives the first of them.
   ncclResult_t fail(ncclResult_t error) noexcept;
   void add(Message message) { messages_.push_back(std::move(message)); }
-  void add(Birth birth) { births_.push_back(std::move(birth)); }
+  void add(GroupBirth birth) { births_.push_back(std::move(birth)); }
 
   // After NCCL's own end of the group: follows the new communicators, queues the messages. `nccl` is what NCCL's end gave.
   ncclResult_t finish(ncclResult_t nccl);
@@ -44,12 +48,10 @@ class Group {
   ncclResult_t finish_simulated(ncclResult_t nccl);
 
  private:
-  static void follow(std::vector<Birth> births);
-
   unsigned depth_ = 0;
   ncclResult_t error_ = ncclSuccess;
   std::vector<Message> messages_;
-  std::vector<Birth> births_;
+  std::vector<GroupBirth> births_;
 };
 
 // Messages whose communicators or streams are connected have to be one launch: NCCL lets no message of a group wait for another one, and

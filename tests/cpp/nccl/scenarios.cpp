@@ -204,9 +204,19 @@ void non_blocking(Rank& self) {
   exchange_skewed(comm);
   ncclComm_t child = nullptr;
   const ncclResult_t result = ncclCommSplit(comm, 0, self.rank, &child, nullptr);
-  require(result == ncclInProgress || result == ncclSuccess, "a split of a non-blocking communicator does not fail");
+  require(result == ncclInProgress, "a split of a non-blocking communicator does not block");
+  must(wait_ready(comm), "the split");
   must(wait_ready(child), "the child's set-up");
   exchange_skewed(child);
+  ncclComm_t rest = nullptr;
+  int gone[] = {self.world - 1};
+  if (self.rank != gone[0]) {
+    require(ncclCommShrink(comm, gone, 1, &rest, nullptr, 0) == ncclInProgress, "a shrink of a non-blocking communicator does not block");
+    must(wait_ready(comm), "the shrink");
+    must(wait_ready(rest), "the smaller communicator's set-up");
+    exchange_skewed(rest);
+    destroy(rest);
+  }
   destroy(child);
   destroy(comm);
 }

@@ -180,6 +180,17 @@ ncclResult_t end_makers(std::vector<std::pair<ncclComm*, std::function<void()>>>
   return result;
 }
 
+// As NCCL does it: the handle of a child that does not block is written when the child is made, and until then its parent is in progress.
+std::function<void()> hand_over_later(ncclComm* parent, ncclComm** handle, std::function<void()> work) {
+  parent->error = ncclInProgress;
+  ncclComm* const child = std::exchange(*handle, nullptr);
+  return [parent, handle, child, work = std::move(work)] {
+    work();
+    __atomic_store_n(handle, child, __ATOMIC_RELEASE);
+    parent->error = ncclSuccess;
+  };
+}
+
 ncclResult_t begin(ncclComm* comm, std::function<void()> work) {
   if (group.depth != 0) {
     group.makers.emplace_back(comm, std::move(work));
@@ -312,9 +323,12 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ch
     made->rank = static_cast<int>(std::distance(members.begin(), members.find({key, parent->rank})));
     make(made);
   };
-  if (*child != nullptr) return begin(*child, work);
-  work();
-  return ncclSuccess;
+  if (*child == nullptr) {
+    work();
+    return ncclSuccess;
+  }
+  ncclComm* const made = *child;
+  return begin(made, made->blocking ? std::function<void()>(work) : hand_over_later(parent, child, work));
 }
 
 ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclComm_t* child, Config* config, int) {
@@ -324,7 +338,9 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclCom
   for (const int rank : gone) name += "-" + std::to_string(rank);
   const auto before = std::lower_bound(gone.begin(), gone.end(), parent->rank) - gone.begin();
   *child = new_comm(name, parent->rank - static_cast<int>(before), parent->world - count, blocking(config, parent->blocking));
-  return begin(*child, [made = *child] { make(made); });
+  ncclComm* const made = *child;
+  const std::function<void()> work = [made] { make(made); };
+  return begin(made, made->blocking ? work : hand_over_later(parent, child, work));
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
