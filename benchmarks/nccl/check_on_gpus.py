@@ -1,0 +1,149 @@
+"""The NCCL shim on real GPUs: PyTorch programs and random groups with it, every byte checked, and the same under NCCL alone.
+
+    python benchmarks/nccl/check_on_gpus.py --shim .../librailweave_nccl.so [--gpus 2] [--groups 2000] [--json out.json] [SECTION ...]
+
+Needs PyTorch with CUDA and one GPU a rank. Each section runs in processes of its own, once for each way of running PyTorch that changes
+how communicators are made or memory is allocated. Status 1 when anything was wrong, or the shim left a communicator to NCCL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_LIMIT_S = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How ranks are started."""
+
+    name: str
+    sections: tuple[str, ...]
+    shim: bool
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    log_has: tuple[str, ...] = ()  # what the shim has to say
+
+
+WAYS = (
+    Way("shim", ("collectives", "graphs", "lives", "random_groups", "host_cost"), True),
+    Way("shim, expandable segments", ("collectives",), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    Way("shim, non-blocking communicators", ("collectives",), True, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}),
+    Way(
+        "shim that tells of stalls",
+        ("stall",),
+        True,
+        {"RAILWEAVE_STALL_MS": "400"},
+        ("stalled for 400 ms", "send of 8388608 bytes to rank"),
+    ),
+    Way("shim, a rank dies", ("death",), True, {}, ("has died",)),
+    Way("shim switched off", ("host_cost",), True, {"RAILWEAVE_SHIM": "off"}),
+    Way("railweave.torch", ("torch_interface",), False),
+    Way("NCCL alone", ("collectives", "graphs", "random_groups", "host_cost"), False),
+)
+
+
+def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> tuple[dict[str, object], str]:
+    """What rank 0 printed, and what is wrong."""
+    environment = {
+        **os.environ,
+        **way.environment,
+        "OMP_NUM_THREADS": "4",
+        "CHECK_GROUPS": str(options.groups),
+        "CHECK_SEED": str(options.seed),
+    }
+    environment.setdefault("NCCL_DEBUG", "WARN")
+    log = folder / f"{way.name}-{section}.log".replace(" ", "-").replace(",", "")
+    if way.shim:
+        environment |= {"LD_PRELOAD": str(options.shim), "RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(log)}
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, str(_HERE / "gpu_ranks.py"), section, str(Path(scratch) / "store")]
+        outputs = [(Path(scratch) / f"rank{rank}").open("w+") for rank in range(options.gpus)]
+        ranks = [
+            subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.gpus)},
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        end = time.monotonic() + _LIMIT_S
+        while time.monotonic() < end and any(rank.poll() is None for rank in ranks):
+            if section != "death" and any(rank.poll() for rank in ranks):
+                time.sleep(2.0)  # the others say what they saw
+                break
+            time.sleep(0.05)
+        statuses = [rank.poll() for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        texts = []
+        for output in outputs:
+            output.seek(0)
+            texts.append(output.read())
+            output.close()
+    found = [json.loads(line) for line in texts[0].splitlines() if line.startswith('{"section"')]
+    served, problem = _served(way, log)
+    wanted = [0] * (options.gpus - 1) + [-signal.SIGKILL if section == "death" else 0]
+    if statuses != wanted or not found:
+        ends = "".join(f"\n  rank {rank}:\n    " + "\n    ".join(text.splitlines()[-25:]) for rank, text in enumerate(texts))
+        problem = f"statuses {statuses} ({_LIMIT_S:.0f} s at most; None: still running){ends}"
+    return {**(found[0] if found else {"section": section}), "way": way.name, "communicators_served": served, "right": not problem}, problem
+
+
+def _served(way: Way, log: Path) -> tuple[int, str]:
+    """How many communicators' ranks were served; and what is wrong: one that was not though it could be, or a text that is missing."""
+    if not way.shim or way.environment.get("RAILWEAVE_SHIM") == "off":
+        return 0, ""
+    lines = log.read_text().splitlines() if log.exists() else []
+    refused = [line for line in lines if "left to NCCL" in line and "it has one rank" not in line]
+    served = sum(": served:" in line for line in lines)
+    if refused:
+        return served, "left to NCCL:\n  " + "\n  ".join(refused)
+    if missing := [text for text in way.log_has if not any(text in line for line in lines)]:
+        return served, f"the log does not say '{missing[0]}':\n  " + "\n  ".join(lines)
+    return served, "" if served else "the shim served no communicator"
+
+
+def main() -> int:
+    """Runs the sections and prints a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shim", type=Path, required=True)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=2000, help="of random_groups")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--logs", type=Path, help="a folder for what the shim says")
+    parser.add_argument("sections", nargs="*", help="by default all")
+    options = parser.parse_args()
+    results, status = [], 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.logs or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for way in WAYS:
+            for section in way.sections:
+                if options.sections and section not in options.sections:
+                    continue
+                result, problem = _run(way, section, options, folder)
+                results.append(result)
+                print(json.dumps(result), flush=True)
+                if problem:
+                    status = 1
+                    print(f"WRONG: {way.name}, {section}: {problem}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

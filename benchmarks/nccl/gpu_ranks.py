@@ -1,0 +1,336 @@
+"""What a rank of check_on_gpus.py does: `python gpu_ranks.py SECTION STORE-FILE`, with RANK and WORLD_SIZE set.
+
+Each section prints one line of JSON on rank 0 and ends with status 0 only when every byte was right.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from nccl_library import Nccl, UniqueId
+from random_groups import Runner, make_communicators
+
+_GROUPS = int(os.environ.get("CHECK_GROUPS", "2000"))
+_SEED = int(os.environ.get("CHECK_SEED", "1"))
+_REMOTE_ERROR = 6  # ncclRemoteError
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float64, torch.int32, torch.int8)
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise AssertionError(f"rank {dist.get_rank()}: {text}")
+
+
+def _rows(source: int, destination: int, count: int, width: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
+    """What `source` sends: bits that depend on both ranks, the place and the salt, so also NaNs and denormals."""
+    nbytes = count * width * dtype.itemsize
+    words = torch.arange((nbytes + 7) // 8, dtype=torch.int64, device="cuda") * -7046029254386353131 + (
+        source * 1009 + destination * 31 + salt
+    )
+    return words.view(torch.uint8)[:nbytes].view(dtype).view(count, width)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+Sizes = Callable[[int, int], int]
+
+
+def _patterns(world: int) -> dict[str, Sizes]:
+    """Rows from a rank to another."""
+    return {
+        "nothing": lambda s, d: 0,
+        "one row": lambda s, d: 1,
+        "hot pair": lambda s, d: 40_000 if (s, d) == (0, world - 1) else 2_500,
+        "only one pair": lambda s, d: 70_001 if (s, d) == (world - 1, 0) else 0,
+        "uneven": lambda s, d: 997 * (s + 1) * (2 * d + 1),
+        "even": lambda s, d: 8_192,
+        "large": lambda s, d: 300_000 if s != d else 3,
+    }
+
+
+def _exchange(rank: int, world: int, sizes: Sizes, dtype: torch.dtype, salt: int, call: Callable[..., None]) -> None:
+    width = 64
+    in_rows, out_rows = [sizes(rank, d) for d in range(world)], [sizes(s, rank) for s in range(world)]
+    send = torch.cat([_rows(rank, d, in_rows[d], width, dtype, salt) for d in range(world)])
+    wanted = torch.cat([_rows(s, rank, out_rows[s], width, dtype, salt) for s in range(world)])
+    output = torch.full((wanted.numel() * dtype.itemsize,), 0xA5, dtype=torch.uint8, device="cuda").view(dtype).view(wanted.shape)
+    call(output, send, out_rows, in_rows)
+    _require(_same(output, wanted), f"{dtype}, salt {salt}: wrong bytes")
+
+
+def collectives(rank: int, world: int) -> dict[str, object]:
+    """torch.distributed as programs use it: all-to-all of each kind, point to point, other collectives between them."""
+    patterns, done = _patterns(world), 0
+    everyone = dist.group.WORLD
+    reverse = dist.new_group(list(reversed(range(world))))
+    lone = [dist.new_group([r]) for r in range(world)][rank]
+    side = torch.cuda.Stream()
+    for salt, dtype in enumerate(_DTYPES):
+        for sizes in patterns.values():
+            for group in (everyone, reverse):
+                _exchange(rank, world, sizes, dtype, salt, lambda o, i, a, b, g=group: dist.all_to_all_single(o, i, a, b, group=g))
+                done += 1
+        even = patterns["even"]
+        _exchange(rank, world, even, dtype, salt, lambda o, i, a, b: dist.all_to_all_single(o, i))
+        _exchange(rank, world, even, dtype, salt, lambda o, i, a, b: dist.all_to_all_single(o, i, a, b, async_op=True).wait())
+        _exchange(rank, world, patterns["uneven"], dtype, salt, lambda o, i, a, b: dist.all_to_all(list(o.split(a)), list(i.split(b))))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            _exchange(rank, world, patterns["hot pair"], dtype, salt, lambda o, i, a, b: dist.all_to_all_single(o, i, a, b))
+        torch.cuda.current_stream().wait_stream(side)
+        done += 4
+        _point_to_point(rank, world, dtype, salt)
+        _others(rank, world)
+    own = torch.full((5,), float(rank), device="cuda")
+    dist.all_to_all_single(torch.empty_like(own), own, group=lone)
+    return {"exchanges": done}
+
+
+def _point_to_point(rank: int, world: int, dtype: torch.dtype, salt: int) -> None:
+    """Several messages a pair, in order; then a chain of single calls."""
+    counts = (1, 3_000, 0, 17)
+    operations, checks = [], []
+    for peer in range(world):
+        if peer == rank:
+            continue
+        for place, count in enumerate(counts):
+            operations.append(dist.P2POp(dist.isend, _rows(rank, peer, count, 32, dtype, salt * 10 + place), peer))
+            wanted = _rows(peer, rank, count, 32, dtype, salt * 10 + place)
+            received = torch.zeros_like(wanted)
+            operations.append(dist.P2POp(dist.irecv, received, peer))
+            checks.append((received, wanted))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    _require(all(_same(a, b) for a, b in checks), "batch_isend_irecv: wrong bytes")
+    token = _rows(0, 0, 1000, 8, dtype, salt)
+    received = token.clone() if rank == 0 else torch.zeros_like(token)
+    if rank > 0:
+        dist.recv(received, rank - 1)
+    if rank + 1 < world:
+        dist.send(received, rank + 1)
+    _require(_same(received, token), "send and recv: wrong bytes")
+
+
+def _others(rank: int, world: int) -> None:
+    """Collectives that stay with NCCL, on the communicator that the exchanges use."""
+    value = torch.full((1 << 16,), rank + 1.0, device="cuda")
+    dist.all_reduce(value)
+    _require(bool((value == world * (world + 1) / 2).all()), "all_reduce")
+    gathered = torch.empty(world * 1024, device="cuda")
+    dist.all_gather_into_tensor(gathered, torch.full((1024,), float(rank), device="cuda"))
+    _require(bool((gathered.view(world, 1024) == torch.arange(world, device="cuda").unsqueeze(1)).all()), "all_gather")
+
+
+def graphs(rank: int, world: int) -> dict[str, object]:
+    """Exchanges and an all-reduce captured in a CUDA graph and replayed with other data, queued calls between replays."""
+    sizes = _patterns(world)["hot pair"]
+    in_rows, out_rows = [sizes(rank, d) for d in range(world)], [sizes(s, rank) for s in range(world)]
+    send, output = torch.zeros(sum(in_rows), 64, device="cuda"), torch.zeros(sum(out_rows), 64, device="cuda")
+    total = torch.zeros(1, device="cuda")
+
+    def step() -> None:
+        dist.all_to_all_single(output, send, out_rows, in_rows)
+        total.copy_(output.view(torch.int32)[0, 0].float())
+        dist.all_reduce(total)
+        dist.all_to_all_single(output, send.clone(), out_rows, in_rows)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    replays = 30
+    for replay in range(replays):
+        send.copy_(torch.cat([_rows(rank, d, in_rows[d], 64, torch.float32, replay) for d in range(world)]))
+        output.fill_(-1)
+        graph.replay()
+        wanted = torch.cat([_rows(s, rank, out_rows[s], 64, torch.float32, replay) for s in range(world)])
+        _require(_same(output, wanted), f"replay {replay}: wrong bytes")
+        if replay % 7 == 3:
+            step()
+            _require(_same(output, wanted), f"between replays, {replay}: wrong bytes")
+    del graph
+    torch.cuda.synchronize()
+    return {"replays": replays}
+
+
+def lives(rank: int, world: int) -> dict[str, object]:
+    """Communicators made, used and destroyed again and again; device memory must come back."""
+    rounds, sizes = 12, _patterns(world)["uneven"]
+    free = []
+    for salt in range(rounds):
+        group = dist.new_group(list(range(world)))
+        _exchange(rank, world, sizes, torch.float32, salt, lambda o, i, a, b, g=group: dist.all_to_all_single(o, i, a, b, group=g))
+        torch.cuda.synchronize()
+        dist.destroy_process_group(group)
+        torch.cuda.empty_cache()
+        time.sleep(0.2)  # the shim frees its side on a thread
+        free.append(torch.cuda.mem_get_info()[0])
+    return {"communicators": rounds, "bytes_lost_after_the_third": free[2] - free[-1]}
+
+
+def random_groups(rank: int, world: int) -> dict[str, object]:
+    """See random_groups.py."""
+    nccl = Nccl()
+    ids = [nccl.unique_id() for _ in range(2)] if rank == 0 else [UniqueId(), UniqueId()]
+    texts: list[object] = [each.bytes() for each in ids]
+    dist.broadcast_object_list(texts, src=0)
+    communicators = make_communicators(nccl, rank, world, [UniqueId.from_buffer_copy(text) for text in texts])  # type: ignore[arg-type]
+    runner = Runner(nccl, communicators, rank, _SEED, _GROUPS)
+    begin = time.monotonic()
+    for number in range(_GROUPS):
+        runner.run(number)
+        if number % 200 == 199:
+            _check_random(runner, number)
+    _check_random(runner, _GROUPS - 1)
+    seconds = time.monotonic() - begin
+    for handle in reversed(communicators.handles):
+        nccl.destroy(handle)
+    return {
+        "groups": _GROUPS,
+        "seed": _SEED,
+        "messages_received": runner.messages,
+        "bytes_received": runner.bytes,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _check_random(runner: Runner, number: int) -> None:
+    torch.cuda.synchronize()
+    bad = runner.wrong.nonzero().flatten().tolist()
+    _require(not bad, f"wrong bytes in groups {bad[:10]} of the first {number + 1}")
+
+
+def host_cost(rank: int, world: int) -> dict[str, object]:
+    """What queueing a group takes the host: a send to and a receive from each peer. The GPU sleeps meanwhile, so nothing has to wait."""
+    nccl = Nccl()
+    unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+    dist.broadcast_object_list(unique_id, src=0)
+    communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+    data = torch.zeros(2, world, 1 << 20, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.current_stream()
+    result: dict[str, object] = {}
+    groups = 200
+    for nbytes in (0, 4 << 10, 1 << 20):
+        times = []
+        for _ in range(7):
+            dist.barrier()
+            torch.cuda.synchronize()
+            torch.cuda._sleep(60_000_000)
+            begin = time.perf_counter()
+            for _ in range(groups):
+                nccl.start()
+                for peer in range(world):
+                    if peer != rank:
+                        nccl.message(True, data[0, peer].data_ptr(), nbytes, 0, peer, communicator, stream.cuda_stream)
+                        nccl.message(False, data[1, peer].data_ptr(), nbytes, 0, peer, communicator, stream.cuda_stream)
+                nccl.end()
+            times.append((time.perf_counter() - begin) / groups * 1e6)
+            torch.cuda.synchronize()
+        times = sorted(times[1:])
+        result[f"us a group of {nbytes} bytes"] = [round(times[len(times) // 2], 1), round(times[0], 1), round(times[-1], 1)]
+    nccl.destroy(communicator)
+    return result
+
+
+def stall(rank: int, world: int) -> dict[str, object]:
+    """The last rank posts its receive late: the others' logs have to say what they wait for."""
+    data = torch.zeros(8 << 20, dtype=torch.uint8, device="cuda")
+    dist.all_to_all_single(torch.empty(world, device="cuda"), torch.zeros(world, device="cuda"))  # set up
+    torch.cuda.synchronize()
+    if rank == 0:
+        dist.send(data, world - 1)
+    elif rank == world - 1:
+        time.sleep(2.0)
+        dist.recv(data, 0)
+    torch.cuda.synchronize()
+    return {"late_by_s": 2.0}
+
+
+def death(rank: int, world: int) -> dict[str, object]:
+    """The last rank dies while the others wait for its messages: they hear of it, can abort, and their streams go on."""
+    nccl = Nccl()
+    unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+    dist.broadcast_object_list(unique_id, src=0)
+    communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+    data = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    dist.barrier()
+    stream = torch.cuda.Stream()
+    if rank == world - 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    nccl.message(False, data.data_ptr(), data.numel(), 0, world - 1, communicator, stream.cuda_stream)
+    begin = time.monotonic()
+    while (error := nccl.async_error(communicator)) == 0 and time.monotonic() < begin + 20:
+        time.sleep(0.001)
+    told = time.monotonic() - begin
+    nccl.abort(communicator)
+    stream.synchronize()
+    ended = time.monotonic() - begin
+    result = {"async_error": error, "told_after_s": round(told, 3), "stream_went_on_after_s": round(ended, 3)}
+    if rank == 0:
+        print(json.dumps({"section": "death", **result}), flush=True)
+    os._exit(0 if error == _REMOTE_ERROR else 1)
+
+
+def torch_interface(rank: int, world: int) -> dict[str, object]:
+    """railweave.torch on CUDA tensors: values, gradients, async_op, registered memory."""
+    from railweave.torch import all_to_all_single, close, deregister, register
+
+    done = 0
+    for salt, dtype in enumerate(_DTYPES):
+        for sizes in _patterns(world).values():
+            _exchange(rank, world, sizes, dtype, salt, all_to_all_single)
+            _exchange(rank, world, sizes, dtype, salt, lambda o, i, a, b: all_to_all_single(o, i, a, b, async_op=True).wait())
+            done += 2
+    sizes = _patterns(world)["uneven"]
+    in_rows, out_rows = [sizes(rank, d) for d in range(world)], [sizes(s, rank) for s in range(world)]
+    input_ = torch.randn(sum(in_rows), 16, dtype=torch.float64, device="cuda", requires_grad=True)
+    result = all_to_all_single(torch.empty(sum(out_rows), 16, dtype=torch.float64, device="cuda"), input_, out_rows, in_rows)
+    (result * (rank + 1)).sum().backward()
+    factors = torch.cat([torch.full((rows, 16), d + 1.0, dtype=torch.float64, device="cuda") for d, rows in enumerate(in_rows)])
+    _require(input_.grad is not None and torch.equal(input_.grad, factors), "gradients")
+    output = torch.empty(sum(out_rows), 64, device="cuda")
+    registrations = [register(output), register(input_.detach())]
+    _exchange(rank, world, sizes, torch.float32, 99, all_to_all_single)
+    for registration in registrations:
+        deregister(registration, output.device)
+    torch.cuda.synchronize()
+    close()
+    return {"exchanges": done + 2}
+
+
+SECTIONS = {f.__name__: f for f in (collectives, graphs, lives, random_groups, host_cost, stall, death, torch_interface)}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs one section on this rank."""
+    section, store = arguments
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(rank)
+    limit = datetime.timedelta(seconds=60)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=world, timeout=limit, device_id=device)
+    begin = time.monotonic()
+    result = SECTIONS[section](rank, world)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == 0:
+        print(json.dumps({"section": section, "section_seconds": round(time.monotonic() - begin, 1), **result}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
