@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-_G = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit every word before one repeats
+STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: its multiples visit every word before one repeats
 _MASK = (1 << 64) - 1
 _BLOCK = 1 << 16  # words; the working set stays in the cache
 
 Bytes = npt.NDArray[np.uint8]
 
-_ramp = np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_G)
+_ramp = np.arange(_BLOCK, dtype=np.uint64) * np.uint64(STEP)
 
 
 def key(repetition: int, source: int, destination: int) -> int:
@@ -47,5 +47,5 @@ def first_difference(buffer: Bytes, first: int) -> int | None:
 def _blocks(size: int, first: int) -> Iterator[tuple[int, Bytes]]:
     for begin in range(0, size, 8 * _BLOCK):
         count = min(_BLOCK, (size - begin + 7) // 8)
-        start = np.uint64((first + begin // 8 * _G) & _MASK)
+        start = np.uint64((first + begin // 8 * STEP) & _MASK)
         yield begin, (_ramp[:count] + start).view(np.uint8)[: size - begin]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,7 +28,8 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--lab", "shape", required=True, metavar="NODESxGPUS", help="Emulated rails to run on; needs root.")
+@click.option("--lab", "shape", metavar="NODESxGPUS", help="Emulated rails to run on; needs root.")
+@click.option("--gpus", is_flag=False, flag_value=0, type=click.IntRange(0), metavar="[N]", help="This machine's GPUs, by default all.")
 @click.option("--rails", default=0, metavar="N", help="Rails; by default as in --fabric, else one a GPU.")
 @click.option("--rate", default="400mbit", show_default=True, help="Of each NIC, each way.")
 @click.option("--spine-rate", metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
@@ -40,10 +40,42 @@ def command() -> None:
 @click.option("--matrix", "matrices", multiple=True, metavar="GEN|FILE", help="Repeatable; see `railweave matrix --help`. By default six.")
 @click.option("--policies", default="single-path,railweave", show_default=True, help="Of the engine, separated by commas; '' for none.")
 @click.option("--peer", "peers", default="", metavar="openmpi,ucx", help="MPI_Alltoallv of the system's OpenMPI, over TCP or UCX.")
-@click.option("--repeat", type=click.IntRange(1, 1000), default=5, show_default=True, help="After one warm-up.")
+@click.option(
+    "--systems", default="nccl,railweave", show_default=True, help="On GPUs: nccl, nccl-tuned, railweave; the first is the rival."
+)
+@click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="On GPUs: one more rival's libnccl.so.2.")
+@click.option("--repeat", type=click.IntRange(1, 1000), help="After a warm-up: 5 in the lab, 9 rounds of 50 queued calls on GPUs.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
 def alltoallv(
+    shape: str | None,
+    gpus: int | None,
+    rails: int,
+    rate: str,
+    spine_rate: str | None,
+    isolation: str,
+    source: str | None,
+    matrices: tuple[str, ...],
+    policies: str,
+    peers: str,
+    systems: str,
+    other_nccl: Path | None,
+    repeat: int | None,
+    json_file: Path | None,
+    report: Path | None,
+) -> None:
+    """Each rank sends each other rank as many bytes as a matrix says: on emulated rails (--lab), or through PyTorch on GPUs (--gpus)."""
+    if (shape is None) == (gpus is None):
+        raise click.UsageError("give --lab NODESxGPUS or --gpus")
+    if gpus is not None:
+        from railweave.cli.bench_gpus import run_exchanges
+
+        return run_exchanges(gpus, matrices, systems, other_nccl, repeat or 9, json_file, report)
+    assert shape is not None
+    return _in_lab(shape, rails, rate, spine_rate, isolation, source, matrices, policies, peers, repeat or 5, json_file, report)
+
+
+def _in_lab(
     shape: str,
     rails: int,
     rate: str,
@@ -57,7 +89,6 @@ def alltoallv(
     json_file: Path | None,
     report: Path | None,
 ) -> None:
-    """Each rank sends each other rank as many bytes as a matrix says."""
     from rich.console import Console
 
     from railweave.bench import result, table
@@ -72,13 +103,13 @@ def alltoallv(
     rails = rails or (rails_of_file(source, nodes) if source else gpus)
     spec = LabSpec(nodes, gpus, rails, parse_rate(rate), parse_rate(spine_rate) if spine_rate else 0, isolation)
     fabric = of_file(spec, source) if source else of_lab(spec)
-    wanted = _chosen(policies, _policies(), "policy"), _chosen(peers, PEERS, "peer")
+    wanted = chosen(policies, _policies(), "policy"), chosen(peers, PEERS, "peer")
     if not any(wanted):
         raise click.UsageError("nothing to run: give --policies or --peer")
     loaded = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
     cases = [Case(name, matrix, lower_bound(fabric, matrix)) for name, matrix in loaded]
     date = result.now()
-    with _Progress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress:
+    with BenchProgress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress:
         results = run(spec, fabric, cases, *wanted, repeat, progress.step)
     found = result.Run(
         date,
@@ -90,11 +121,11 @@ def alltoallv(
         results,
     )
     if json_file:
-        _write(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+        write(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if report:
         from railweave.report.exchange import page
 
-        _write(report, page(found))
+        write(report, page(found))
     Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
     wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in results if each.wrong]
     if wrong:
@@ -103,17 +134,58 @@ def alltoallv(
 
 
 @command.command()
+@click.option(
+    "--gpus", is_flag=False, flag_value=0, default=0, type=click.IntRange(0), metavar="[N]", help="By default all of this machine."
+)
+@click.option(
+    "--skew", "skews", multiple=True, metavar="none|zipf:S|rotating", help="Repeatable; by default none, zipf:0.6, 1.0, 1.2, rotating."
+)
+@click.option(
+    "--compute", "computes", multiple=True, type=float, metavar="X", help="Expert over dispatch time; repeatable; by default 0.5, 1, 2."
+)
+@click.option("--tokens", type=click.IntRange(1), default=8192, show_default=True, help="A rank.")
+@click.option("--width", type=click.IntRange(8), default=4096, show_default=True, help="Elements of a token, 2 bytes each.")
+@click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Of a round.")
+@click.option("--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, railweave; the first is the rival.")
+@click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
+def moe(
+    gpus: int,
+    skews: tuple[str, ...],
+    computes: tuple[float, ...],
+    tokens: int,
+    width: int,
+    iterations: int,
+    systems: str,
+    repeat: int,
+    json_file: Path | None,
+    report: Path | None,
+) -> None:
+    """A mixture-of-experts layer on GPUs: dispatch, experts, combine, forward and backward, through PyTorch."""
+    from railweave.cli.bench_gpus import LayerOptions, run_layers
+
+    options = LayerOptions(
+        skews or ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating"), computes or (0.5, 1.0, 2.0), tokens, width, iterations
+    )
+    run_layers(gpus, options, systems, repeat, json_file, report)
+
+
+@command.command()
 @click.argument("result_file", metavar="RESULT.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("page_file", metavar="PAGE.html", type=click.Path(dir_okay=False, path_type=Path))
 def report(result_file: Path, page_file: Path) -> None:
     """Make the page of an earlier run's --json file."""
+    from railweave.bench.gpus.result import FORMAT as GPU_FORMAT
+    from railweave.bench.gpus.result import Run as GpuRun
     from railweave.bench.result import Run
-    from railweave.report.exchange import page
+    from railweave.report import exchange, gpus
 
-    _write(page_file, page(Run.load(result_file)))
+    on_gpus = f'"{GPU_FORMAT}"' in result_file.read_text()[:200]
+    write(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
 
 
-class _Progress:
+class BenchProgress:
     """A progress bar that says what is running now; nothing where standard error is no terminal."""
 
     def __init__(self, total: int) -> None:
@@ -126,10 +198,11 @@ class _Progress:
         self._started = False
 
     def step(self, description: str) -> None:
+        """Something begins."""
         self._progress.update(self._task, description=description, advance=1 if self._started else 0)
         self._started = True
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> BenchProgress:
         self._progress.start()
         return self
 
@@ -143,15 +216,17 @@ def _policies() -> tuple[str, ...]:
     return tuple(policy_names())
 
 
-def _chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
-    chosen = [name.strip() for name in text.split(",") if name.strip()]
-    for name in chosen:
+def chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
+    """Names separated by commas. Raises UsageError for one that is not known."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
         if name not in known:
             raise click.UsageError(f"no {what} '{name}': there are {', '.join(known)}")
-    return list(dict.fromkeys(chosen))
+    return list(dict.fromkeys(names))
 
 
-def _write(path: Path, text: str) -> Any:
+def write(path: Path, text: str) -> None:
+    """All of it or nothing."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)

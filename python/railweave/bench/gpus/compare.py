@@ -1,0 +1,275 @@
+"""The benchmark on GPUs: every matrix, or every layer, under every system in turns, and the probe in the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from railweave.bench.gpus.result import Exchange, Kernel, Layer
+from railweave.bench.gpus.session import Processes, System, start, start_probe
+from railweave.errors import DemandError
+from railweave.matrix import Matrix
+
+_TIMEOUT_S = 120.0
+_ROW = 512  # bytes: real exchanges move rows of a few KiB; entries of a matrix are made multiples of this
+_PROBE_CTAS = (16, 64)  # as many as NCCL's kernel has, and more than any GPU needs to fill its links
+_PROBE_CALLS, _PROBE_ROUNDS = 20, 5
+# A rank of a skewed layer may get all tokens of all others.
+_EXPERTS_A_RANK = 16
+_HOT_SHARE = 0.75
+_CALIBRATION_CALLS = 20
+_COLD_CALLS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much is measured. Each round measures all systems, starting with another one each time."""
+
+    rounds: int = 9
+    calls: int = 50  # queued in a round
+    single_calls: int = 40  # waited for, in a round
+
+
+def rows_of(matrix: Matrix) -> Matrix:
+    """The matrix with entries of whole rows, and nothing that a rank sends itself."""
+    rounded = (matrix + np.uint64(_ROW // 2)) // np.uint64(_ROW) * np.uint64(_ROW)
+    small = (matrix > 0) & (rounded == 0)
+    rounded[small] = matrix[small]
+    np.fill_diagonal(rounded, 0)
+    return rounded
+
+
+def busiest(matrix: Matrix) -> int:
+    """Bytes through the busiest rank, in its busier direction."""
+    return int(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
+
+
+class Systems:
+    """All systems' ranks, up at the same time; and what they said when they started."""
+
+    def __init__(self, systems: Sequence[System], gpus: int, step: Callable[[str], None]) -> None:
+        self._stack = contextlib.ExitStack()
+        self.running: dict[str, Processes] = {}
+        try:
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
+            step(f"starting {', '.join(each.name for each in systems)}")
+            for each in systems:
+                self.running[each.name] = self._stack.enter_context(start(each, gpus, folder))
+            for ranks in self.running.values():
+                ranks.ready()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def versions(self) -> dict[str, str]:
+        """Of the GPU's software, and of NCCL under each system."""
+        found: dict[str, str] = {}
+        for system, ranks in self.running.items():
+            for name in ("torch", "cuda", "driver"):
+                found[name] = ranks.hello[name]
+            found[f"nccl ({system})"] = ranks.hello["nccl"]
+        return found
+
+    def gpu(self) -> str:
+        """Its name."""
+        return str(next(iter(self.running.values())).hello["gpu"])
+
+    def __enter__(self) -> Systems:
+        """Itself."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Ends all processes."""
+        self._stack.__exit__(*error)
+
+    def turns(self, rounds: int) -> list[list[Processes]]:
+        """The systems in each round's order."""
+        all_of_them = list(self.running.values())
+        return [[all_of_them[(place + number) % len(all_of_them)] for place in range(len(all_of_them))] for number in range(rounds)]
+
+
+def exchange(
+    systems: Systems, probe: Processes, cases: Sequence[tuple[str, Matrix]], effort: Effort, step: Callable[[str], None]
+) -> list[Exchange]:
+    """Every matrix under every system."""
+    return [result for name, matrix in cases for result in _exchange_one(systems, probe, name, rows_of(matrix), effort, step)]
+
+
+def _exchange_one(
+    systems: Systems, probe: Processes, name: str, matrix: Matrix, effort: Effort, step: Callable[[str], None]
+) -> list[Exchange]:
+    total = int(matrix.sum())
+    if total == 0:
+        raise DemandError(f"{name}: nothing to exchange")
+    wrong: dict[str, str] = {}
+    times: dict[str, list[float]] = {system: [] for system in systems.running}
+    host: dict[str, list[float]] = {system: [] for system in systems.running}
+    single: dict[str, list[float]] = {system: [] for system in systems.running}
+    floor: dict[str, list[float]] = {system: [] for system in systems.running}
+    kernels: dict[str, list[Kernel]] = {}
+    for system, ranks in systems.running.items():
+        step(f"{name}, {system}: first")
+        for repetition in range(3):  # buffers are mapped after the first
+            ranks.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist(), repetition=repetition)
+            _note_wrong(wrong, ranks)
+        ranks.ask(_TIMEOUT_S, "queued", calls=effort.calls)
+        kernels[system] = _largest(ranks.ask(_TIMEOUT_S, "kernels"))
+    step(f"{name}, probe")
+    bound = measure_bound(probe, matrix)
+    for turn in systems.turns(effort.rounds):
+        for ranks in turn:
+            step(f"{name}, {ranks.name}")
+            answers = ranks.ask(_TIMEOUT_S, "queued", calls=effort.calls)
+            times[ranks.name].append(max(each["seconds"] for each in answers))
+            host[ranks.name].append(max(each["host_seconds"] for each in answers))
+            for nothing, kept in ((False, single), (True, floor)):
+                # The first calls find the processors asleep and caches cold.
+                answers = ranks.ask(_TIMEOUT_S, "single", calls=_COLD_CALLS + effort.single_calls, nothing=nothing)
+                kept[ranks.name] += _slowest(answers)[_COLD_CALLS:]
+    for ranks in systems.running.values():
+        _note_wrong(wrong, ranks)
+    return [
+        Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s])
+        for s in systems.running
+    ]
+
+
+def _note_wrong(wrong: dict[str, str], ranks: Processes) -> None:
+    for rank, answer in enumerate(ranks.ask(_TIMEOUT_S, "check")):
+        if answer["wrong"] is not None:
+            source, place = answer["wrong"]
+            wrong.setdefault(ranks.name, f"rank {rank} got a wrong byte from rank {source} at {place}")
+
+
+def _slowest(answers: list[dict[str, Any]]) -> list[float]:
+    """Of each call, the slowest rank's time."""
+    return [max(times) for times in zip(*(each["seconds"] for each in answers), strict=True)]
+
+
+def _largest(answers: list[dict[str, Any]]) -> list[Kernel]:
+    found: dict[str, Kernel] = {}
+    for answer in answers:
+        for each in answer["kernels"]:
+            kernel = Kernel(_short(each["name"]), each["ctas"], each["threads"])
+            if kernel.name not in found or found[kernel.name].ctas < kernel.ctas:
+                found[kernel.name] = kernel
+    return list(found.values())
+
+
+def _short(name: str) -> str:
+    """A kernel's name without the types of its arguments."""
+    return name.replace("(anonymous namespace)::", "").partition("(")[0]
+
+
+def measure_bound(probe: Processes, matrix: Matrix) -> float:
+    """Seconds of the fastest way to write the bytes of a matrix without asking anybody: kernels and copy engines, medians."""
+    probe.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist())
+    ways: list[tuple[str, dict[str, int]]] = [("copy", {}), *(("push", {"ctas": ctas}) for ctas in _PROBE_CTAS)]
+    return min(_probe_median(probe, way, arguments) for way, arguments in ways)
+
+
+def _probe_median(probe: Processes, way: str, arguments: dict[str, int]) -> float:
+    times = [probe.ask(_TIMEOUT_S, way, calls=_PROBE_CALLS, **arguments)[0]["seconds"] for _ in range(_PROBE_ROUNDS + 1)]
+    return statistics.median(times[1:])
+
+
+# --- Layers
+
+
+def schedule(skew: str, gpus: int, tokens: int, rounds: int) -> list[list[list[int]]]:
+    """Tokens from each rank to each, for each iteration. `skew`: none, zipf:S over experts, or rotating: one rank gets most, another
+    one in each iteration. The same for the same arguments."""
+    kind, _, argument = skew.partition(":")
+    random = np.random.default_rng(0)
+    result = []
+    for number in range(rounds):
+        if kind == "none":
+            share = np.full(gpus, 1.0 / gpus)
+        elif kind == "rotating":
+            share = np.full(gpus, (1.0 - _HOT_SHARE) / max(1, gpus - 1))
+            share[number % gpus] = _HOT_SHARE
+        elif kind == "zipf":
+            experts = _EXPERTS_A_RANK * gpus
+            popularity = np.empty(experts)
+            popularity[random.permutation(experts)] = 1.0 / np.arange(1, experts + 1) ** float(argument)
+            share = popularity.reshape(gpus, -1).sum(axis=1) / popularity.sum()
+        else:
+            raise DemandError(f"skew '{skew}': expected none, zipf:S or rotating")
+        if kind == "none":
+            counts = np.full((gpus, gpus), tokens // gpus)
+            counts[:, 0] += tokens - counts.sum(axis=1)
+        else:
+            counts = np.stack([random.multinomial(tokens, share) for _ in range(gpus)])
+        result.append(counts.tolist())
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCase:
+    """A layer: expert compute over dispatch time, and skew."""
+
+    skew: str
+    compute: float
+
+
+def layers(
+    systems: Systems,
+    gpus: int,
+    tokens: int,
+    width: int,
+    cases: Sequence[LayerCase],
+    effort: Effort,
+    iterations: int,
+    step: Callable[[str], None],
+) -> list[Layer]:
+    """Every layer under every system. The first system, NCCL, says how large experts are."""
+    reference = next(iter(systems.running.values()))
+    step("calibrating")
+    even = schedule("none", gpus, tokens, 1)
+    reference.ask(_TIMEOUT_S, "moe_prepare", tokens=tokens, width=width, hidden=width, schedule=even)
+    reference.ask(_TIMEOUT_S, "moe_calibrate", calls=_CALIBRATION_CALLS)
+    answers = reference.ask(_TIMEOUT_S, "moe_calibrate", calls=_CALIBRATION_CALLS)
+    dispatch, expert = (max(each[key] for each in answers) for key in ("dispatch_seconds", "expert_seconds"))
+    result = []
+    for case in cases:
+        hidden = max(128, round(width * case.compute * dispatch / expert / 128) * 128)
+        plan = schedule(case.skew, gpus, tokens, max(iterations, gpus))
+        result += _layer(systems, tokens, width, hidden, plan, case, effort, iterations, step)
+    return result
+
+
+def _layer(
+    systems: Systems,
+    tokens: int,
+    width: int,
+    hidden: int,
+    plan: list[list[list[int]]],
+    case: LayerCase,
+    effort: Effort,
+    iterations: int,
+    step: Callable[[str], None],
+) -> list[Layer]:
+    times: dict[str, list[float]] = {system: [] for system in systems.running}
+    digests: dict[str, list[int]] = {}
+    for system, ranks in systems.running.items():
+        step(f"layer {case.skew}, compute {case.compute:g}, {system}: first")
+        ranks.ask(_TIMEOUT_S, "moe_prepare", tokens=tokens, width=width, hidden=hidden, schedule=plan)
+        for _ in range(2):
+            ranks.ask(_TIMEOUT_S, "moe_run", iterations=iterations)
+    for turn in systems.turns(effort.rounds):
+        for ranks in turn:
+            step(f"layer {case.skew}, compute {case.compute:g}, {ranks.name}")
+            answers = ranks.ask(_TIMEOUT_S, "moe_run", iterations=iterations)
+            times[ranks.name].append(max(each["seconds"] for each in answers))
+            digests[ranks.name] = [each["digest"] for each in answers]
+    return [Layer(s, case.skew, case.compute, hidden, times[s], digests[s]) for s in systems.running]
+
+
+__all__ = ["Effort", "LayerCase", "Systems", "exchange", "layers", "measure_bound", "rows_of", "schedule", "start_probe"]

@@ -1,0 +1,104 @@
+"""A mixture-of-experts layer on a rank of the benchmark: dispatch, expert, combine, forward and backward, over torch.distributed.
+
+One expert a rank, which stands for those that the rank has: a feed-forward network of two matrix products. Which tokens go where is given
+by the driver, so that both systems do the same work; counts are exchanged and read by the host in each iteration, as gates need it.
+    {"do": "moe_prepare", "tokens", "width", "hidden", "schedule": [[[tokens]]]}     a matrix for each iteration, own tokens on its diagonal
+    {"do": "moe_calibrate", "calls"}    → {"dispatch_seconds", "expert_seconds"}     device time without skew, forward
+    {"do": "moe_run", "iterations"}     → {"seconds" an iteration, "digest"}         the digest is of results and gradients, bit for bit
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.nn.functional import all_to_all_single
+
+_DTYPE = torch.bfloat16
+
+
+class MoeWorker:
+    """The layer of one rank."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self._tokens = 0
+        self._rounds: list[tuple[Any, Any, Any]] = []  # order of the tokens, its inverse, counts
+        self._input = self._up = self._down = self._gradient = torch.empty(0, device="cuda")
+
+    def moe_prepare(self, tokens: int, width: int, hidden: int, schedule: list[list[list[int]]]) -> dict[str, Any]:
+        """Makes the layer; the same weights and tokens for the same arguments."""
+        generator = torch.Generator(device="cuda").manual_seed(1000 + self.rank)
+
+        def normal(rows: int, columns: int, scale: float) -> Any:
+            made = torch.randn(rows, columns, generator=generator, device="cuda", dtype=torch.float32) * scale
+            return made.to(_DTYPE).requires_grad_()
+
+        self._tokens = tokens
+        self._input = normal(tokens, width, 1.0)
+        self._up, self._down = normal(width, hidden, width**-0.5), normal(hidden, width, hidden**-0.5)
+        self._gradient = normal(tokens, width, 1.0).detach()  # what the layers above would send back
+        self._rounds = []
+        for matrix in schedule:
+            order = torch.randperm(tokens, generator=generator, device="cuda")
+            self._rounds.append((order, torch.argsort(order), torch.tensor(matrix[self.rank], device="cuda")))
+        torch.cuda.synchronize()
+        return {"ready": True}
+
+    def moe_calibrate(self, calls: int) -> dict[str, Any]:
+        """What dispatch and expert take where every rank has as many tokens as any other."""
+        rows = self._input.detach()
+        received, even = torch.empty_like(rows), [self._tokens // self.world] * self.world
+        rows, received = rows[: sum(even)], received[: sum(even)]
+        result = {}
+        for name in ("dispatch_seconds", "expert_seconds"):
+            times = []
+            for _ in range(5):
+                start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                dist.barrier()
+                start.record()
+                for _ in range(calls):
+                    if name == "dispatch_seconds":
+                        dist.all_to_all_single(received, rows, even, even)
+                    else:
+                        self._expert(rows)
+                stop.record()
+                stop.synchronize()
+                times.append(start.elapsed_time(stop) / 1e3 / calls)
+            result[name] = sorted(times)[len(times) // 2]
+        return result
+
+    def moe_run(self, iterations: int) -> dict[str, Any]:
+        """Iterations one after another, timed as a whole, as a training loop sees them."""
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for place in range(iterations):
+            output = self._iteration(place)
+        torch.cuda.synchronize()
+        seconds = (time.perf_counter() - begin) / iterations
+        digest = 0
+        for tensor in (output, self._input.grad, self._up.grad, self._down.grad):
+            bits = tensor.detach().contiguous().view(torch.int16).to(torch.int64).flatten()
+            places = torch.arange(len(bits), device="cuda") % 65521 + 1
+            digest = (digest * 1000003 + int((bits * places).sum())) % (1 << 61)
+        return {"seconds": seconds, "digest": digest}
+
+    def _iteration(self, place: int) -> Any:
+        order, inverse, counts = self._rounds[place % len(self._rounds)]
+        self._input.grad = self._up.grad = self._down.grad = None
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        sent, received = torch.stack((counts, theirs)).tolist()
+        width = self._input.shape[1]
+        rows = self._input.index_select(0, order)
+        there = all_to_all_single(rows.new_empty(sum(received), width), rows, received, sent)
+        back = all_to_all_single(rows.new_empty(rows.shape), self._expert(there), sent, received)
+        output = back.index_select(0, inverse)
+        output.backward(self._gradient)
+        return output
+
+    def _expert(self, rows: Any) -> Any:
+        return torch.nn.functional.gelu(rows @ self._up) @ self._down

@@ -1,0 +1,177 @@
+"""What a benchmark on GPUs found, and its JSON form (schema/bench-gpus.schema.json)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from railweave.bench.errors import BenchError
+
+FORMAT, VERSION = "railweave-bench-gpus", 1
+_RESAMPLES = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """How many times as fast as the rival: ratio of medians, and the interval that holds it in 95% of resampled rounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(rival: Sequence[float], own: Sequence[float]) -> Ratio:
+    """Of times that were taken in the same rounds. Rounds are drawn again with replacement, in pairs; always the same draws."""
+    pairs = np.array([rival, own])
+    draws = np.random.default_rng(0).integers(0, pairs.shape[1], (_RESAMPLES, pairs.shape[1]))
+    medians = np.median(pairs[:, draws], axis=2)
+    low, high = np.percentile(medians[0] / medians[1], [2.5, 97.5])
+    return Ratio(float(np.median(pairs[0]) / np.median(pairs[1])), float(low), float(high))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel that a call launches, on the rank where it is largest."""
+
+    name: str
+    ctas: int
+    threads: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One matrix under one system. Times in seconds, each of the slowest rank."""
+
+    system: str
+    matrix: str
+    bytes: int  # payload between different ranks
+    busiest_bytes: int  # through the busiest rank, in its busier direction
+    seconds: list[float]  # device time of a call among queued ones, by round
+    host_seconds: list[float]  # what a call takes the host, by round
+    call_seconds: list[float]  # of single calls that are waited for
+    floor_seconds: list[float]  # of the same call with nothing to move
+    bound_seconds: float  # the fastest that the probe saw in the same run
+    wrong: str | None
+    kernels: list[Kernel]
+
+    @property
+    def seconds_median(self) -> float:
+        """Over the rounds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def gbps(self) -> float:
+        """Of the busiest rank, 10^9 bytes/s."""
+        return self.busiest_bytes / self.seconds_median / 1e9
+
+    @property
+    def bound_fraction(self) -> float:
+        """1 is as fast as GPUs that ask nobody."""
+        return self.bound_seconds / self.seconds_median
+
+    @property
+    def ctas(self) -> int:
+        """Of its largest kernel."""
+        return max((kernel.ctas for kernel in self.kernels), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """An element of `exchanges`, with what follows from it."""
+        return {
+            **dataclasses.asdict(self),
+            "seconds_median": self.seconds_median,
+            "gbps": self.gbps,
+            "bound_fraction": self.bound_fraction,
+            "bytes_ok": self.wrong is None,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Exchange:
+        """The inverse of `to_json`."""
+        kept = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name != "kernels"}
+        return cls(**kept, kernels=[Kernel(**kernel) for kernel in value["kernels"]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Iterations of a mixture-of-experts layer under one system."""
+
+    system: str
+    skew: str
+    compute: float  # expert over dispatch, forward, without skew, under NCCL
+    hidden: int
+    seconds: list[float]  # of an iteration, by round
+    digests: list[int]  # of results and gradients on each rank: equal where both systems computed the same bits
+
+    @property
+    def seconds_median(self) -> float:
+        """Over the rounds."""
+        return statistics.median(self.seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A whole benchmark with its circumstances."""
+
+    date: str
+    command: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    gpus: int
+    settings: dict[str, Any]  # how much was measured
+    exchanges: list[Exchange]
+    layers: list[Layer]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document."""
+        head = {"format": FORMAT, "version": VERSION}
+        body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        layers = [{**dataclasses.asdict(each), "seconds_median": each.seconds_median} for each in self.layers]
+        return {**head, **body, "exchanges": [each.to_json() for each in self.exchanges], "layers": layers}
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Reads the JSON document. Raises BenchError naming the file."""
+        try:
+            value = json.loads(path.read_text())
+            if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
+                raise ValueError(f"expected format {FORMAT}, version {VERSION}")
+            exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
+            layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer)}) for each in value.pop("layers")]
+            return cls(**value, exchanges=exchanges, layers=layers)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {error}") from error
+
+    def systems(self) -> list[str]:
+        """In the order they were asked for; the first is the rival of the others."""
+        return list(dict.fromkeys(each.system for each in [*self.exchanges, *self.layers]))
+
+    def matrices(self) -> list[str]:
+        """In the order they ran."""
+        return list(dict.fromkeys(each.matrix for each in self.exchanges))
+
+    def find(self, matrix: str, system: str) -> Exchange:
+        """The result of this pair."""
+        return next(each for each in self.exchanges if (each.matrix, each.system) == (matrix, system))
+
+    def problems(self) -> list[str]:
+        """What makes the run fail: wrong bytes, other results, or more CTAs than the rival's kernel has."""
+        rival, found = self.systems()[0], []
+        for each in self.exchanges:
+            if each.wrong:
+                found.append(f"{each.matrix}, {each.system}: {each.wrong}")
+            if each.system == "railweave" and any("nccl" in kernel.name for kernel in each.kernels):
+                found.append(f"{each.matrix}: NCCL ran the exchange, not Railweave; RAILWEAVE_LOG=info says why")
+            other = self.find(each.matrix, rival)
+            if not each.system.startswith("nccl") and each.ctas > other.ctas:
+                found.append(f"{each.matrix}, {each.system}: {each.ctas} CTAs; {rival} has {other.ctas}")
+        for layer in self.layers:
+            same = next(each for each in self.layers if (each.skew, each.compute, each.system) == (layer.skew, layer.compute, rival))
+            if layer.digests != same.digests:
+                found.append(f"layer, skew {layer.skew}, compute {layer.compute:g}, {layer.system}: results differ from {rival}'s")
+        return found

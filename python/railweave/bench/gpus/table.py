@@ -1,0 +1,111 @@
+"""A run on GPUs as text and as Markdown: tables that need no more than what stands in them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from railweave.bench.gpus.result import Exchange, Ratio, Run, ratio
+
+
+def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: device time, rate, gain over the first system with its interval, share of the bound, CTAs."""
+    head = ["matrix", "system", "device us", "±", "GB/s", "gain", "95%", "of bound", "CTAs", "bytes"]
+    rows = []
+    for matrix in run.matrices():
+        rival = run.find(matrix, run.systems()[0])
+        for number, system in enumerate(run.systems()):
+            each = run.find(matrix, system)
+            gain, interval = _gain(ratio(rival.seconds, each.seconds), system == rival.system)
+            rows.append(
+                [
+                    matrix if number == 0 else "",
+                    system,
+                    _microseconds(each.seconds_median),
+                    f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.1%}",
+                    f"{each.gbps:.1f}",
+                    gain,
+                    interval,
+                    f"{each.bound_fraction:.2f}",
+                    str(each.ctas),
+                    "ok" if each.wrong is None else "WRONG",
+                ]
+            )
+    return head, rows
+
+
+def call_rows(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: single calls that are waited for, beside the floor, and what a call takes the host."""
+    head = ["matrix", "system", "call p50 us", "p99 us", "floor p50 us", "p99 us", "host us", "gain p50", "gain p99"]
+    rows = []
+    for matrix in run.matrices():
+        rival = run.find(matrix, run.systems()[0])
+        for number, system in enumerate(run.systems()):
+            each = run.find(matrix, system)
+            own, theirs = _quantiles(each.call_seconds), _quantiles(rival.call_seconds)
+            rows.append(
+                [
+                    matrix if number == 0 else "",
+                    system,
+                    *map(_microseconds, (*own, *_quantiles(each.floor_seconds), statistics.median(each.host_seconds))),
+                    *("" if system == rival.system else f"{a / b:.2f}" for a, b in zip(theirs, own, strict=True)),
+                ]
+            )
+    return head, rows
+
+
+def layer_rows(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of layers."""
+    head = ["skew", "compute", "system", "iteration us", "±", "gain", "95%", "results"]
+    rows = []
+    for each in run.layers:
+        rival = next(o for o in run.layers if (o.skew, o.compute, o.system) == (each.skew, each.compute, run.systems()[0]))
+        gain, interval = _gain(ratio(rival.seconds, each.seconds), each.system == rival.system)
+        spread = (max(each.seconds) - min(each.seconds)) / each.seconds_median / 2
+        same = "equal" if each.digests == rival.digests else "DIFFER"
+        first = each.system == rival.system
+        name = [each.skew, f"{each.compute:g}×"] if first else ["", ""]
+        rows.append([*name, each.system, _microseconds(each.seconds_median), f"{spread:.1%}", gain, interval, same])
+    return head, rows
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for the documentation."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(
+        "| " + " | ".join(f"`{cell}`" if ":" in cell and i == 0 else cell for i, cell in enumerate(line)) + " |\n" for line in lines
+    )
+
+
+def tables(run: Run) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, head and rows of what the run has."""
+    found = []
+    if run.exchanges:
+        found.append(("device time of a call among queued ones", *exchange_rows(run)))
+        found.append(("single calls, each waited for", *call_rows(run)))
+    if run.layers:
+        found.append(("mixture-of-experts layer, forward and backward", *layer_rows(run)))
+    return found
+
+
+def slowest_gain(run: Run, system: str) -> tuple[str, Ratio]:
+    """The matrix where a system gains least."""
+    gains = {m: ratio(run.find(m, run.systems()[0]).seconds, run.find(m, system).seconds) for m in run.matrices()}
+    least = min(gains, key=lambda m: gains[m].value)
+    return least, gains[least]
+
+
+def _quantiles(times: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+
+
+def _gain(value: Ratio, itself: bool) -> tuple[str, str]:
+    return ("", "") if itself else (f"{value.value:.2f}×", f"{value.low:.2f}–{value.high:.2f}")
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
+
+
+__all__ = ["Exchange", "call_rows", "exchange_rows", "layer_rows", "markdown", "slowest_gain", "tables"]

@@ -1,0 +1,190 @@
+"""One rank on its GPU: does what the driver says, over torch.distributed with whatever NCCL its environment brings.
+
+Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RANK and WORLD_SIZE. One JSON line each way:
+    {"do": "prepare", "matrix": [[bytes]], "repetition": r}   fill what is sent                        → {"ready": true}
+    {"do": "check"}                                           exchange and compare every byte          → {"wrong": null or [source, place]}
+    {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds"} a call
+    {"do": "single", "calls": n, "nothing": false}            one call after another, each waited for  → {"seconds": [of each call]}
+    {"do": "kernels"}                                         what one call launches                   → {"kernels": [...]}
+    {"do": "moe_..."}                                         see railweave.bench.gpus.moe
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from railweave.bench import pattern
+from railweave.bench.gpus.moe import MoeWorker
+
+_G = pattern.STEP - (1 << 64)  # as a signed word
+_POISON = 0xA5
+_PR_SET_PDEATHSIG = 1
+_TIMEOUT = datetime.timedelta(seconds=120)
+# The stream is held by a sleep while calls are queued, for this much longer than queueing took the last time. It is counted in cycles: on
+# a slower clock it lasts longer, which only costs time.
+_SLEEP_FACTOR, _SLEEP_S, _SLEEP_HZ = 1.5, 2e-3, 2e9
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def words(count: int, first: int) -> Any:
+    """The pattern's words on this GPU (railweave.bench.pattern)."""
+    return torch.arange(count, dtype=torch.int64, device="cuda") * _G + _signed(first)
+
+
+class Worker:
+    """A rank's buffers and its exchange."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self._repetition = 0
+        self._send_counts = self._recv_counts = [0] * world
+        self._send = self._recv = torch.empty(0, dtype=torch.uint8, device="cuda")
+        self._tick = torch.zeros(1, device="cuda")
+        self._host_seconds = 200e-6  # of a call, until one was measured
+
+    def prepare(self, matrix: list[list[int]], repetition: int) -> dict[str, Any]:
+        """Fills what is sent, spoils what is received."""
+        self._repetition = repetition
+        self._send_counts = matrix[self.rank]
+        self._recv_counts = [row[self.rank] for row in matrix]
+        self._send = self._recv = torch.empty(0, dtype=torch.uint8, device="cuda")  # frees the old ones first
+        self._send = torch.empty(sum(self._send_counts), dtype=torch.uint8, device="cuda")
+        self._recv = torch.full((sum(self._recv_counts),), _POISON, dtype=torch.uint8, device="cuda")
+        place = 0
+        for peer, count in enumerate(self._send_counts):
+            first = pattern.key(repetition, self.rank, peer)
+            self._send[place : place + count] = words(-(-count // 8), first).view(torch.uint8)[:count]
+            place += count
+        torch.cuda.synchronize()
+        return {"ready": True}
+
+    def check(self) -> dict[str, Any]:
+        """Compares on the GPU."""
+        self._recv.fill_(_POISON)
+        self._exchange()
+        place = 0
+        for peer, count in enumerate(self._recv_counts):
+            wanted = words(-(-count // 8), pattern.key(self._repetition, peer, self.rank)).view(torch.uint8)[:count]
+            different = (self._recv[place : place + count] != wanted).nonzero()
+            if len(different):
+                return {"wrong": [peer, int(different[0])]}
+            place += count
+        return {"wrong": None}
+
+    def queued(self, calls: int) -> dict[str, Any]:
+        """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks start together."""
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int((_SLEEP_FACTOR * calls * self._host_seconds + _SLEEP_S) * _SLEEP_HZ))
+        dist.all_reduce(self._tick)
+        start.record()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self._exchange()
+        self._host_seconds = (time.perf_counter() - begin) / calls
+        stop.record()
+        stop.synchronize()
+        return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds}
+
+    def single(self, calls: int, nothing: bool) -> dict[str, Any]:
+        """Time of a call as a program that waits for it sees it; `nothing`: the same call with 0 bytes for everybody, the floor."""
+        empty, zeros = self._send[:0], [0] * self.world
+        times = []
+        for _ in range(calls):
+            dist.all_reduce(self._tick)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            if nothing:
+                dist.all_to_all_single(self._recv[:0], empty, zeros, zeros)
+            else:
+                self._exchange()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        return {"seconds": times}
+
+    def kernels(self) -> dict[str, Any]:
+        """Name, CTAs and threads of each kernel that one call launches, as CUPTI sees them."""
+        from torch.profiler import ProfilerActivity, profile
+
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            self._exchange()
+            torch.cuda.synchronize()
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            events = json.loads(path.read_text())["traceEvents"]
+        found = []
+        for event in events:
+            if event.get("cat") == "kernel":
+                grid, block = event["args"]["grid"], event["args"]["block"]
+                found.append({"name": event["name"], "ctas": grid[0] * grid[1] * grid[2], "threads": block[0] * block[1] * block[2]})
+        return {"kernels": found}
+
+    def _exchange(self) -> None:
+        dist.all_to_all_single(self._recv, self._send, self._recv_counts, self._send_counts)
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part here."""
+    found = {"torch": str(torch.__version__), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    driver = Path("/proc/driver/nvidia/version")
+    match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver.read_text()) if driver.exists() else None
+    return {**found, "cuda": str(torch.version.cuda), "driver": match[1] if match else "unknown"}
+
+
+def serve(lines: Any, actions: dict[str, Callable[..., dict[str, Any]]]) -> None:
+    """Answers commands until the driver goes away."""
+    for line in lines:
+        command = json.loads(line)
+        say(lines, actions[command.pop("do")](**command))
+
+
+def say(lines: Any, answer: dict[str, Any]) -> None:
+    """One line."""
+    lines.write(json.dumps(answer) + "\n")
+    lines.flush()
+
+
+def die_with_parent() -> None:
+    """A kernel that waits for a rank that is gone holds no process that the driver has forgotten."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(control_fd: str, store: str) -> None:
+    """A rank."""
+    die_with_parent()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(rank)
+    with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
+        device = torch.device("cuda", rank)
+        dist.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=world, timeout=_TIMEOUT, device_id=device)
+        worker, moe = Worker(rank, world), MoeWorker(rank, world)
+        dist.all_reduce(torch.zeros(1, device="cuda"))
+        torch.cuda.synchronize()
+        say(lines, {"gpu": torch.cuda.get_device_name(), **versions()})
+        own = (worker.prepare, worker.check, worker.queued, worker.single, worker.kernels, moe.moe_prepare, moe.moe_calibrate, moe.moe_run)
+        serve(lines, {action.__name__: action for action in own})
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

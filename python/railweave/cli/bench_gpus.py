@@ -1,0 +1,117 @@
+"""The GPU part of `railweave bench`: what its options mean, and what is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from railweave.bench import result
+from railweave.bench.errors import BenchError
+from railweave.bench.gpus import compare
+from railweave.bench.gpus.result import Exchange, Layer, Run
+from railweave.bench.gpus.session import SYSTEMS, start_probe, systems
+from railweave.bench.gpus.table import tables
+from railweave.cli.bench import BenchProgress, chosen, write
+from railweave.matrix import load
+
+# What skew looks like from small to large, what a real gate sends, and what no skew looks like.
+DEFAULT_MATRICES = (
+    *(
+        f"hot-pair:{size}:{background}"
+        for size, background in (("1MiB", "64KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB"))
+    ),
+    *("hot-pair:64KiB", "hot-pair:256MiB", "incast:64MiB", "zipf:64MiB:1.0", "moe:8192:4096:64:8:1.0"),
+    *("balanced:64KiB", "balanced:1MiB", "balanced:16MiB", "balanced:64MiB", "balanced:256MiB"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerOptions:
+    """Which layers."""
+
+    skews: tuple[str, ...]
+    computes: tuple[float, ...]
+    tokens: int
+    width: int
+    iterations: int
+
+
+def run_exchanges(
+    gpus: int, matrices: tuple[str, ...], names: str, other_nccl: Path | None, rounds: int, json_file: Path | None, report: Path | None
+) -> None:
+    """`bench alltoallv --gpus`."""
+    gpus = _gpus(gpus)
+    cases = [(Path(name).name if Path(name).is_file() else name, load(name, gpus)) for name in matrices or DEFAULT_MATRICES]
+    effort = compare.Effort(rounds)
+    date = result.now()
+    running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    steps = 2 + len(running) * len(cases) * (1 + rounds) + len(cases)
+    with BenchProgress(steps) as progress, start_probe(gpus) as probe, compare.Systems(running, gpus, progress.step) as all_of_them:
+        progress.step("starting the probe")
+        probe.ready()
+        exchanges = compare.exchange(all_of_them, probe, cases, effort, progress.step)
+        found = _run(date, all_of_them, gpus, dataclasses.asdict(effort), exchanges, [])
+    _finish(found, json_file, report)
+
+
+def run_layers(gpus: int, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None) -> None:
+    """`bench moe`."""
+    gpus = _gpus(gpus)
+    cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
+    for skew in options.skews:
+        compare.schedule(skew, gpus, options.tokens, 1)  # refuses what it does not know before anything starts
+    date = result.now()
+    running = systems(chosen(names, SYSTEMS, "system"), None)
+    steps = 2 + len(running) * len(cases) * (1 + rounds)
+    effort = compare.Effort(rounds)
+    with BenchProgress(steps) as progress, compare.Systems(running, gpus, progress.step) as all_of_them:
+        layers = compare.layers(all_of_them, gpus, options.tokens, options.width, cases, effort, options.iterations, progress.step)
+        settings = {"rounds": rounds, "iterations": options.iterations, "tokens": options.tokens, "width": options.width}
+        found = _run(date, all_of_them, gpus, settings, [], layers)
+    _finish(found, json_file, report)
+
+
+def _gpus(wanted: int) -> int:
+    """How many; all of this machine for 0."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BenchError(f"{sys.executable} has no PyTorch: {error}; run railweave with the Python of your PyTorch programs") from error
+    found = torch.cuda.device_count()
+    if found < 2 or wanted > found or wanted == 1:
+        raise BenchError(f"{wanted or 'all'} of {found} GPUs that PyTorch sees; an exchange needs 2 or more")
+    return wanted or int(found)
+
+
+def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any], exchanges: list[Exchange], layers: list[Layer]) -> Run:
+    machine = {**result.machine(), "gpu": running.gpu()}
+    versions = {**result.versions(peers=False), **running.versions()}
+    return Run(date, result.command_line(), machine, versions, gpus, settings, exchanges, layers)
+
+
+def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if json_file:
+        write(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+    if report:
+        from railweave.report.gpus import page
+
+        write(report, page(found))
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for title, head, rows in tables(found):
+        table = Table(title=f"{found.gpus} × {found.machine['gpu']}: {title}", title_justify="left", box=None, pad_edge=False)
+        for name in head:
+            table.add_column(name, justify="left" if name in ("matrix", "system", "skew", "results") else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    if problems := found.problems():
+        click.echo("\n".join(["wrong:", *problems]), err=True)
+        sys.exit(1)

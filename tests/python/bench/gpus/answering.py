@@ -1,0 +1,30 @@
+"""Ranks for the tests of Processes: `python -m bench.gpus.answering CONTROL-FD [die]`, without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+
+def main(control_fd: str, *words: str) -> None:
+    rank = int(os.environ["RANK"])
+    with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
+
+        def say(**answer: object) -> None:
+            lines.write(json.dumps(answer) + "\n")
+            lines.flush()
+
+        say(up=rank, seen=os.environ.get("SEEN", ""))
+        for line in lines:
+            command = json.loads(line)
+            if command["do"] == "die" and rank == 1:
+                print("rank 1 has had enough", flush=True)
+                os._exit(3)
+            if command["do"] == "sleep":
+                continue
+            say(rank=rank, **command)
+
+
+main(*sys.argv[1:])

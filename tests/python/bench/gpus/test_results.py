@@ -1,0 +1,115 @@
+"""Results of benchmarks on GPUs: ratios, JSON, tables, page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from railweave.bench import result as lab_result
+from railweave.bench.errors import BenchError
+from railweave.bench.gpus.result import Exchange, Kernel, Layer, Run, ratio
+from railweave.bench.gpus.table import markdown, tables
+from railweave.report.gpus import page
+
+NCCL, OWN = Kernel("ncclDevKernel_SendRecv", 17, 640), Kernel("railweave::cuda::exchange<16u>", 16, 512)
+
+
+def make_exchange(system: str, matrix: str, seconds: list[float], kernel: Kernel, wrong: str | None = None) -> Exchange:
+    calls = [each + 30e-6 for each in seconds]
+    return Exchange(system, matrix, 68 << 20, 64 << 20, seconds, [4e-5] * 3, calls, [3e-5] * 3, 182e-6, wrong, [kernel])
+
+
+def make_run(own: Kernel = OWN, wrong: str | None = None, digest: int = 7, layers: bool = True) -> Run:
+    exchanges = [
+        make_exchange("nccl", "hot-pair:64MiB:4MiB", [217e-6, 216e-6, 218e-6], NCCL),
+        make_exchange("railweave", "hot-pair:64MiB:4MiB", [194e-6, 193e-6, 195e-6], own, wrong),
+        make_exchange("nccl", "balanced:64MiB", [257e-6, 258e-6, 256e-6], NCCL),
+        make_exchange("railweave", "balanced:64MiB", [196e-6, 195e-6, 197e-6], OWN),
+    ]
+    found = [
+        Layer("nccl", "zipf:1.2", 1.0, 640, [2.8e-3, 2.9e-3], [7, 8]),
+        Layer("railweave", "zipf:1.2", 1.0, 640, [2.6e-3, 2.7e-3], [digest, 8]),
+    ]
+    machine = {**lab_result.machine(), "gpu": "A GPU"}
+    versions = {"railweave": "0", "python": "3", "torch": "2", "cuda": "13.0", "driver": "1", "nccl (nccl)": "2.28.9"}
+    return Run(lab_result.now(), "railweave bench", machine, versions, 2, {"rounds": 3}, exchanges, found if layers else [])
+
+
+def test_ratio_is_of_medians_and_its_interval_holds_it() -> None:
+    steady = ratio([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
+    assert (steady.value, steady.low, steady.high) == (2.0, 2.0, 2.0)
+    noisy = ratio([2.0, 2.4, 1.6, 2.2, 1.8, 2.0, 2.1], [1.0, 1.1, 1.1, 0.9, 0.95, 1.0, 1.05])
+    assert noisy.low < noisy.value < noisy.high
+    assert noisy.value == pytest.approx(2.0)
+    assert ratio([2.0, 2.4, 1.6], [1.0, 1.3, 0.7]) == ratio([2.0, 2.4, 1.6], [1.0, 1.3, 0.7]), "the draws are always the same"
+
+
+def test_pairs_of_rounds_stay_together() -> None:
+    """A machine that is slow for both in a round does not widen the interval."""
+    drifting = [1.0, 2.0, 3.0, 4.0, 5.0]
+    together = ratio([1.5 * each for each in drifting], drifting)
+    assert (together.low, together.high) == pytest.approx((1.5, 1.5))
+
+
+def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    schema = json.loads((Path(request.config.rootpath) / "schema" / "bench-gpus.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(make_run().to_json()))
+    jsonschema.validate(json.loads(path.read_text()), schema)
+    assert Run.load(path) == make_run_at(json.loads(path.read_text())["date"])
+
+
+def make_run_at(date: str) -> Run:
+    run = make_run()
+    return Run(date, *(getattr(run, name) for name in ("command", "machine", "versions", "gpus", "settings", "exchanges", "layers")))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "railweave-bench", "version": 1}'])
+def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench` on GPUs"):
+        Run.load(path)
+
+
+def test_a_good_run_has_no_problems() -> None:
+    assert make_run().problems() == []
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (make_run(wrong="rank 1 got a wrong byte from rank 0 at 17"), "hot-pair:64MiB:4MiB, railweave: rank 1 got a wrong byte"),
+        (make_run(own=Kernel("railweave::cuda::exchange<16u>", 18, 512)), "hot-pair:64MiB:4MiB, railweave: 18 CTAs; nccl has 17"),
+        (make_run(own=NCCL), "hot-pair:64MiB:4MiB: NCCL ran the exchange, not Railweave"),
+        (make_run(digest=9), "layer, skew zipf:1.2, compute 1, railweave: results differ from nccl's"),
+    ],
+)
+def test_what_makes_a_run_fail(run: Run, text: str) -> None:
+    assert len(run.problems()) == 1
+    assert text in run.problems()[0]
+
+
+def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
+    found = {title: (head, rows) for title, head, rows in tables(make_run())}
+    head, rows = found["device time of a call among queued ones"]
+    row = dict(zip(head, rows[1], strict=True))
+    assert (row["system"], row["gain"], row["of bound"], row["CTAs"]) == ("railweave", "1.12×", "0.94", "16")
+    assert rows[0][head.index("gain")] == ""
+    layers = found["mixture-of-experts layer, forward and backward"][1]
+    assert layers[1][-1] == "equal"
+    text = markdown(head, rows)
+    assert text.count("\n") == len(rows) + 2
+    assert "| `hot-pair:64MiB:4MiB` | nccl |" in text
+
+
+def test_page_needs_nothing_else_and_shows_both_kinds() -> None:
+    for run in (make_run(), make_run(layers=False), Run(*(*vars(make_run()).values(),)[:6], [], make_run().layers)):
+        text = page(run)
+        assert "<script" not in text
+        assert text.count("<svg") >= 1
+        assert "A GPU" in text

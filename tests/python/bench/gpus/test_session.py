@@ -1,0 +1,54 @@
+"""Processes that answer, and how PyTorch's are started. No GPU and no PyTorch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from railweave.bench.errors import BenchError
+from railweave.bench.gpus.session import SYSTEMS, Processes, systems
+from railweave.nccl import library
+
+
+def start() -> Processes:
+    folder = str(Path(__file__).parents[2])
+    ranks = [{**os.environ, "RANK": str(rank), "SEEN": "yes", "PYTHONPATH": folder} for rank in range(3)]
+    return Processes("tested", "bench.gpus.answering", [], ranks)
+
+
+def test_all_ranks_answer_in_their_order() -> None:
+    with start() as ranks:
+        ranks.ready()
+        assert ranks.hello == {"up": 0, "seen": "yes"}
+        for number in range(3):
+            assert ranks.ask(60, "echo", number=number) == [{"rank": rank, "do": "echo", "number": number} for rank in range(3)]
+
+
+def test_a_rank_that_ends_is_named_with_what_was_said_last() -> None:
+    with (
+        pytest.raises(BenchError, match=r"tested, die: rank 1 ended with status 3; the last they said:\n    rank 1 has had enough"),
+        start() as ranks,
+    ):
+        ranks.ready()
+        ranks.ask(60, "die")
+
+
+def test_silence_is_an_error_after_its_time() -> None:
+    with pytest.raises(BenchError, match=r"tested, sleep: no answer from rank 0, 1, 2 within 0 s"), start() as ranks:
+        ranks.ready()
+        ranks.ask(0.05, "sleep")
+
+
+def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = str(library())
+    monkeypatch.setenv("LD_PRELOAD", f"{shim}:/other.so")
+    found = {each.name: each.environment for each in systems(SYSTEMS, Path("/newest/libnccl.so.2"))}
+    assert found["nccl"]["LD_PRELOAD"] == "/other.so"
+    assert found["railweave"]["LD_PRELOAD"] == f"{shim}:/other.so"
+    assert found["nccl-tuned"]["LD_PRELOAD"] == "/other.so"
+    assert int(found["nccl-tuned"]["NCCL_MIN_P2P_NCHANNELS"]) > 1
+    assert found["nccl-other"]["LD_PRELOAD"] == "/newest/libnccl.so.2:/other.so"
+    monkeypatch.delenv("LD_PRELOAD")
+    assert [each.environment["LD_PRELOAD"] for each in systems(["nccl", "railweave"], None)] == ["", shim]
