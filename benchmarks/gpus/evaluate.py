@@ -162,8 +162,10 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all sections together")
     parser.add_argument("--tables", action="store_true", help="only write OUT/results.md")
-    parser.add_argument("sections", nargs="*", choices=[[], *(section.name for section in SECTIONS)])
-    options = parser.parse_args()
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(section.name for section in SECTIONS))
+    options = parser.parse_intermixed_args()
+    if unknown := set(options.sections) - {section.name for section in SECTIONS}:
+        parser.error(f"no section {', '.join(sorted(unknown))}")
     options.out.mkdir(parents=True, exist_ok=True)
     end, good = time.monotonic() + options.limit, True
     for section in SECTIONS:

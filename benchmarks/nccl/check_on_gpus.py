@@ -35,7 +35,7 @@ class Way:
 
 
 WAYS = (
-    Way("shim", ("collectives", "graphs", "lives", "random_groups", "host_cost"), True),
+    Way("shim", ("collectives", "graphs", "lives", "random_groups", "host_cost", "memory"), True),
     Way("shim, expandable segments", ("collectives",), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Way("shim, non-blocking communicators", ("collectives",), True, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}),
     Way(
@@ -48,7 +48,7 @@ WAYS = (
     Way("shim, a rank dies", ("death",), True, {}, ("has died",)),
     Way("shim switched off", ("host_cost",), True, {"RAILWEAVE_SHIM": "off"}),
     Way("railweave.torch", ("torch_interface",), False),
-    Way("NCCL alone", ("collectives", "graphs", "random_groups", "host_cost"), False),
+    Way("NCCL alone", ("collectives", "graphs", "random_groups", "host_cost", "memory"), False),
 )
 
 
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, help="a folder for what the shim says")
     parser.add_argument("sections", nargs="*", help="by default all")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     results, status = [], 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.logs or Path(scratch)

@@ -244,6 +244,28 @@ def host_cost(rank: int, world: int) -> dict[str, object]:
     return result
 
 
+def memory(rank: int, world: int) -> dict[str, object]:
+    """What a communicator takes of the GPU, with buffers of its first messages; the difference to NCCL alone is the shim's."""
+    nccl = Nccl()
+    data = torch.zeros(2, world, 16 << 20, dtype=torch.uint8, device="cuda")
+    taken = []
+    for _ in range(3):
+        unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+        dist.broadcast_object_list(unique_id, src=0)
+        torch.cuda.synchronize()
+        before = torch.cuda.mem_get_info()[0]
+        communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+        nccl.start()
+        for peer in range(world):
+            for sends in (True, False):
+                pointer = data[0 if sends else 1, peer].data_ptr()
+                nccl.message(sends, pointer, 16 << 20, 0, peer, communicator, torch.cuda.current_stream().cuda_stream)
+        nccl.end()
+        torch.cuda.synchronize()
+        taken.append(round((before - torch.cuda.mem_get_info()[0]) / 2**20, 1))
+    return {"MiB of each of three communicators": taken}
+
+
 def stall(rank: int, world: int) -> dict[str, object]:
     """The last rank posts its receive late: the others' logs have to say what they wait for."""
     data = torch.zeros(8 << 20, dtype=torch.uint8, device="cuda")
@@ -312,7 +334,7 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
     return {"exchanges": done + 2}
 
 
-SECTIONS = {f.__name__: f for f in (collectives, graphs, lives, random_groups, host_cost, stall, death, torch_interface)}
+SECTIONS = {f.__name__: f for f in (collectives, graphs, lives, random_groups, host_cost, memory, stall, death, torch_interface)}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -32,11 +32,12 @@ bool default_blocking() {
   return value;
 }
 
+// Without a configuration a child is as its parent; one that does not say it means NCCL's default, which is to block.
 bool is_blocking(const void* config, bool inherited) {
   if (!default_blocking()) return false;
   const auto* head = static_cast<const ncclConfigHead*>(config);
-  if (head == nullptr || head->size < sizeof(ncclConfigHead) || head->blocking == kConfigUndefined) return inherited;
-  return head->blocking != 0;
+  if (head == nullptr) return inherited;
+  return head->size < sizeof(ncclConfigHead) || head->blocking == kConfigUndefined || head->blocking != 0;
 }
 
 // The communicators of this process that may have a device side; nullptr: every call about it is NCCL's.
@@ -302,7 +303,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResul
   const ncclResult_t result = real(comm, error);
   const CommunicatorPointer communicator = tracked(comm);
   if (result != ncclSuccess || *error == ncclInProgress || communicator == nullptr) return result;
-  follow(communicator->take_expected());
+  communicator->follow_children();
   if (*error == ncclSuccess) *error = communicator->async_error();
   return result;
 }

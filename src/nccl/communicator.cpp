@@ -23,6 +23,9 @@ using std::chrono::milliseconds;
 // NCCL takes tens of milliseconds at least to make a communicator.
 constexpr auto kPoll = milliseconds(1);
 
+// Of all communicators, so that looking one up costs nothing more where none is expected.
+std::atomic<std::size_t> expected_children{0};
+
 ncclResult_t real_async_error(ncclComm_t handle, ncclResult_t& error) {
   static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
   return real(handle, &error);
@@ -35,6 +38,7 @@ std::string device_error(railweave_status status) { return status == RAILWEAVE_O
 Communicator::Communicator(ncclComm_t handle, Origin origin) : handle_(handle), origin_(std::move(origin)) {}
 
 Communicator::~Communicator() {
+  expected_children -= expected_.size();
   if (device_side_ != nullptr) device_library().api->destroy(device_side_);
 }
 
@@ -176,7 +180,7 @@ void Communicator::settled(State state) {
 }
 
 ncclResult_t Communicator::async_error() {
-  if (state() == State::settling) return ncclInProgress;
+  if (state() == State::settling || has_settling_children()) return ncclInProgress;
   if (const ncclResult_t error = error_.load(); error != ncclSuccess) return error;
   if (state() != State::served) return ncclSuccess;
   if (const auto status = device_library().api->async_error(device_side_); status != RAILWEAVE_OK) {
@@ -228,12 +232,37 @@ void Communicator::release() {
 
 void Communicator::expect(Birth child) {
   const std::lock_guard lock(family_mutex_);
+  child.origin.blocking = false;
   expected_.push_back(std::move(child));
+  ++expected_children;
 }
 
-std::vector<Birth> Communicator::take_expected() {
+bool Communicator::expects(ncclComm_t child) const {
   const std::lock_guard lock(family_mutex_);
-  return std::exchange(expected_, {});
+  return std::any_of(expected_.begin(), expected_.end(), [&](const Birth& birth) { return birth.made() == child; });
+}
+
+void Communicator::follow_children() {
+  const std::lock_guard lock(family_mutex_);
+  std::erase_if(expected_, [&](Birth& birth) {
+    const ncclComm_t handle = birth.made();
+    if (handle == nullptr) return false;
+    const auto child = std::make_shared<Communicator>(handle, std::move(birth.origin));
+    Registry::get().add(child);
+    child->settle();
+    settling_.push_back(child);
+    --expected_children;
+    return true;
+  });
+}
+
+bool Communicator::has_settling_children() {
+  const std::lock_guard lock(family_mutex_);
+  std::erase_if(settling_, [](const std::weak_ptr<Communicator>& each) {
+    const auto child = each.lock();
+    return child == nullptr || child->state() != State::settling;
+  });
+  return !settling_.empty();
 }
 
 Origin Communicator::split(int color, bool blocking) {
@@ -307,8 +336,16 @@ void Registry::add(CommunicatorPointer communicator) {
   entries_[handle] = std::move(communicator);
 }
 
-CommunicatorPointer Registry::find(ncclComm_t handle) const {
-  const std::lock_guard lock(mutex_);
+CommunicatorPointer Registry::find(ncclComm_t handle) {
+  std::unique_lock lock(mutex_);
+  if (const auto at = entries_.find(handle); at != entries_.end()) return at->second;
+  if (expected_children == 0 || handle == nullptr) return nullptr;
+  const auto entries = entries_;
+  lock.unlock();
+  for (const auto& [_, parent] : entries) {
+    if (parent->expects(handle)) parent->follow_children();
+  }
+  lock.lock();
   const auto at = entries_.find(handle);
   return at == entries_.end() ? nullptr : at->second;
 }

@@ -28,8 +28,10 @@ struct Origin {
 
 // A communicator that NCCL is making.
 struct Birth {
-  ncclComm_t* handle = nullptr;  // where NCCL writes it
+  ncclComm_t* handle = nullptr;  // where NCCL writes it, from a thread of its own
   Origin origin;
+
+  ncclComm_t made() const noexcept { return __atomic_load_n(handle, __ATOMIC_ACQUIRE); }
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -71,10 +73,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // after another by one thread of the program, and each waits for the others.
   void release();
 
-  // A child whose handle NCCL writes later: at the latest when this one, which does not block, is ready again.
+  // A child whose handle NCCL writes later: at the latest when this one, which does not block, is ready again. It counts as one that does
+  // not block either, whatever its configuration says.
   void expect(Birth child);
-  // Those expected until now; the caller follows the ones that NCCL has made.
-  std::vector<Birth> take_expected();
+  bool expects(ncclComm_t child) const;
+  // Follows the expected children that NCCL has made. This one is in progress until they are settled.
+  void follow_children();
 
   // The origin of a child; each rank of the parent calls it in the same order.
   Origin split(int color, bool blocking);
@@ -103,6 +107,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void settled(State state);
   std::string label() const;
   void drain();
+  bool has_settling_children();
 
   const ncclComm_t handle_;
   const Origin origin_;
@@ -125,10 +130,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::mutex buffers_mutex_;
   std::map<void*, void*> buffers_;  // guarded by buffers_mutex_: NCCL's handle, the device library's
 
-  std::mutex family_mutex_;
+  mutable std::mutex family_mutex_;
   std::uint64_t splits_ = 0;                           // guarded by family_mutex_
   std::map<std::vector<int>, std::uint64_t> shrinks_;  // guarded by family_mutex_
   std::vector<Birth> expected_;                        // guarded by family_mutex_
+  std::vector<std::weak_ptr<Communicator>> settling_;  // guarded by family_mutex_: children
 };
 
 using CommunicatorPointer = std::shared_ptr<Communicator>;
@@ -138,12 +144,13 @@ class Registry {
  public:
   static Registry& get();
   void add(CommunicatorPointer communicator);
-  CommunicatorPointer find(ncclComm_t handle) const;
+  // A child that is expected is followed now. nullptr: the shim has no part in it.
+  CommunicatorPointer find(ncclComm_t handle);
   CommunicatorPointer remove(ncclComm_t handle);
 
  private:
-  mutable std::mutex mutex_;
-  std::map<ncclComm_t, CommunicatorPointer> entries_;
+  std::mutex mutex_;
+  std::map<ncclComm_t, CommunicatorPointer> entries_;  // guarded by mutex_
 };
 
 }  // namespace railweave::nccl

@@ -57,9 +57,6 @@ class Launch {
   std::vector<Communicator*> communicators_;
 };
 
-// NCCL writes a handle from a thread of its own.
-ncclComm_t made(const Birth& birth) { return __atomic_load_n(birth.handle, __ATOMIC_ACQUIRE); }
-
 }  // namespace
 
 Group& Group::of_this_thread() {
@@ -77,14 +74,7 @@ ncclResult_t Group::finish(ncclResult_t nccl) {
   std::vector<GroupBirth> births = std::exchange(births_, {});
   const ncclResult_t error = std::exchange(error_, ncclSuccess);
   if (nccl != ncclSuccess && nccl != ncclInProgress) return nccl;
-  std::vector<Birth> now;
-  for (GroupBirth& each : births) {
-    if (made(each.birth) == nullptr && each.parent != nullptr && nccl == ncclInProgress)
-      each.parent->expect(std::move(each.birth));
-    else
-      now.push_back(std::move(each.birth));
-  }
-  follow(std::move(now));
+  follow(std::move(births));
   if (error != ncclSuccess) return error;
   if (const std::string wrong = check_self_messages(messages); !wrong.empty()) return refuse(ncclInvalidUsage, wrong);
   const ncclResult_t queued = enqueue(messages);
@@ -96,14 +86,17 @@ ncclResult_t Group::finish_simulated(ncclResult_t nccl) {
   return finish(nccl);
 }
 
-void follow(std::vector<Birth> births) {
+// A handle that is NULL belongs to a child that NCCL is still making (NCCL's call gives ncclSuccess all the same), or to none of this rank.
+void Group::follow(std::vector<GroupBirth> births) {
   std::vector<CommunicatorPointer> born;
-  for (Birth& birth : births) {
-    const ncclComm_t handle = made(birth);
-    if (handle == nullptr) continue;
-    born.push_back(std::make_shared<Communicator>(handle, std::move(birth.origin)));
-    Registry::get().add(born.back());
-    born.back()->settle();
+  for (auto& [birth, parent] : births) {
+    if (const ncclComm_t handle = birth.made(); handle != nullptr) {
+      born.push_back(std::make_shared<Communicator>(handle, std::move(birth.origin)));
+      Registry::get().add(born.back());
+      born.back()->settle();
+    } else if (parent != nullptr && !parent->blocking()) {
+      parent->expect(std::move(birth));
+    }
   }
   for (const CommunicatorPointer& communicator : born) {
     if (communicator->blocking()) communicator->wait_settled();

@@ -24,10 +24,6 @@ struct GroupBirth {
   CommunicatorPointer parent;  // nullptr: it has none
 };
 
-// Takes part in what NCCL has made from now on, and waits until those that block are settled. A handle that is still NULL belongs to no
-// communicator of this rank.
-void follow(std::vector<Birth> births);
-
 class Group {
  public:
   static Group& of_this_thread();
@@ -48,6 +44,8 @@ class Group {
   ncclResult_t finish_simulated(ncclResult_t nccl);
 
  private:
+  static void follow(std::vector<GroupBirth> births);
+
   unsigned depth_ = 0;
   ncclResult_t error_ = ncclSuccess;
   std::vector<Message> messages_;

@@ -180,7 +180,8 @@ ncclResult_t end_makers(std::vector<std::pair<ncclComm*, std::function<void()>>>
   return result;
 }
 
-// As NCCL does it: the handle of a child that does not block is written when the child is made, and until then its parent is in progress.
+// As NCCL does it: a parent that does not block gives its child's handle when that is made, and until then it is in progress, while the
+// call gave ncclSuccess.
 std::function<void()> hand_over_later(ncclComm* parent, ncclComm** handle, std::function<void()> work) {
   parent->error = ncclInProgress;
   ncclComm* const child = std::exchange(*handle, nullptr);
@@ -199,9 +200,17 @@ ncclResult_t begin(ncclComm* comm, std::function<void()> work) {
   return end_makers({{comm, std::move(work)}});
 }
 
+ncclResult_t begin_child(ncclComm* parent, ncclComm** handle, std::function<void()> work) {
+  ncclComm* const made = *handle;
+  if (parent->blocking) return begin(made, std::move(work));
+  made->blocking = false;
+  const ncclResult_t result = begin(made, hand_over_later(parent, handle, std::move(work)));
+  return result == ncclInProgress ? ncclSuccess : result;
+}
+
 bool blocking(const Config* config, bool inherited) {
-  return config == nullptr || config->size < offsetof(Config, others) || config->blocking == kConfigUndefined ? inherited
-                                                                                                              : config->blocking != 0;
+  if (config == nullptr) return inherited;
+  return config->size < offsetof(Config, others) || config->blocking == kConfigUndefined || config->blocking != 0;
 }
 
 ncclComm* new_comm(const std::string& name, int rank, int world, bool blocks) {
@@ -327,8 +336,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ch
     work();
     return ncclSuccess;
   }
-  ncclComm* const made = *child;
-  return begin(made, made->blocking ? std::function<void()>(work) : hand_over_later(parent, child, work));
+  return begin_child(parent, child, work);
 }
 
 ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclComm_t* child, Config* config, int) {
@@ -338,9 +346,7 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclCom
   for (const int rank : gone) name += "-" + std::to_string(rank);
   const auto before = std::lower_bound(gone.begin(), gone.end(), parent->rank) - gone.begin();
   *child = new_comm(name, parent->rank - static_cast<int>(before), parent->world - count, blocking(config, parent->blocking));
-  ncclComm* const made = *child;
-  const std::function<void()> work = [made] { make(made); };
-  return begin(made, made->blocking ? work : hand_over_later(parent, child, work));
+  return begin_child(parent, child, [made = *child] { make(made); });
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
