@@ -48,7 +48,7 @@ const (
 	Reason_ATTACHMENT_UNKNOWN Reason = 13
 	Reason_ATTACHMENT_DIFFERS Reason = 14 // the same key with other contents
 	Reason_BRIDGE_MISSING     Reason = 15
-	Reason_BRIDGE_FOREIGN     Reason = 16 // has a controller, or flows of somebody else
+	Reason_BRIDGE_FOREIGN     Reason = 16 // has a controller, or was not made by the agent
 	Reason_DATAPATH_FAILED    Reason = 17
 	Reason_DATAPATH_DIFFERS   Reason = 18
 	Reason_POD_SETUP_FAILED   Reason = 19
@@ -56,11 +56,12 @@ const (
 	Reason_ROUTE_FAILED       Reason = 21
 	Reason_ROUTE_DIFFERS      Reason = 22
 	Reason_STORE_FAILED       Reason = 23
-	Reason_NOT_READY          Reason = 24 // the agent has not finished its first reconciliation
+	Reason_NOT_READY          Reason = 24 // the agent is starting, or what it needs (ovsdb-server, zebra) is away, or preflight fails
 	Reason_RAIL_DOWN          Reason = 25 // no BGP session, BFD down, or the leaf's MAC is unknown
 	Reason_RDMA_NOT_ISOLATED  Reason = 26 // exclusive RDMA namespaces, but the device is not in the pod's
 	Reason_RDMA_NOT_READY     Reason = 27 // the GID of the address has not appeared
 	Reason_TENANCY_STALE      Reason = 28 // who owns which address has not been heard of for too long
+	Reason_DEVICE_UNKNOWN     Reason = 29 // the node has no such virtual function
 )
 
 // Enum value maps for Reason.
@@ -95,6 +96,7 @@ var (
 		26: "RDMA_NOT_ISOLATED",
 		27: "RDMA_NOT_READY",
 		28: "TENANCY_STALE",
+		29: "DEVICE_UNKNOWN",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED": 0,
@@ -126,6 +128,7 @@ var (
 		"RDMA_NOT_ISOLATED":  26,
 		"RDMA_NOT_READY":     27,
 		"TENANCY_STALE":      28,
+		"DEVICE_UNKNOWN":     29,
 	}
 )
 
@@ -1212,7 +1215,7 @@ const file_api_v1_railweave_proto_rawDesc = "" +
 	"\aFailure\x121\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x19.railweave.node.v1.ReasonR\x06reason\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\x12\x16\n" +
-	"\x06remedy\x18\x03 \x01(\tR\x06remedy*\xc5\x04\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy*\xd9\x04\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11REQUEST_MALFORMED\x10\x01\x12\x10\n" +
@@ -1244,7 +1247,8 @@ const file_api_v1_railweave_proto_rawDesc = "" +
 	"\tRAIL_DOWN\x10\x19\x12\x15\n" +
 	"\x11RDMA_NOT_ISOLATED\x10\x1a\x12\x12\n" +
 	"\x0eRDMA_NOT_READY\x10\x1b\x12\x11\n" +
-	"\rTENANCY_STALE\x10\x1c2\xc9\x05\n" +
+	"\rTENANCY_STALE\x10\x1c\x12\x12\n" +
+	"\x0eDEVICE_UNKNOWN\x10\x1d2\xc9\x05\n" +
 	"\x04Node\x12M\n" +
 	"\x06Attach\x12 .railweave.node.v1.AttachRequest\x1a!.railweave.node.v1.AttachResponse\x12M\n" +
 	"\x06Detach\x12 .railweave.node.v1.DetachRequest\x1a!.railweave.node.v1.DetachResponse\x12h\n" +

@@ -45,38 +45,42 @@ type NodeClient interface {
 	// The same request twice gives the same answer.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED, RAIL_UNKNOWN, ADDRESS_REFUSED, MAC_REFUSED
-	//	NOT_FOUND           NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING, POD_UNKNOWN, NAMESPACE_UNKNOWN
+	//	NOT_FOUND           NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING, POD_UNKNOWN, NAMESPACE_UNKNOWN, DEVICE_UNKNOWN
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS, ADDRESS_IN_USE, MAC_IN_USE, PORT_IN_USE
-	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, RDMA_NOT_ISOLATED
-	//	UNAVAILABLE         NOT_READY, RAIL_DOWN, RDMA_NOT_READY (try again later)
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, POD_DIFFERS, RDMA_NOT_ISOLATED
+	//	UNAVAILABLE         NOT_READY, RAIL_DOWN, RDMA_NOT_READY, TENANCY_STALE (try again later)
 	//	INTERNAL            DATAPATH_FAILED, POD_SETUP_FAILED, STORE_FAILED
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// Detach withdraws what is still announced, removes the datapath, waits until no cached flow of it is left, and
 	// forgets the attachment. An unknown attachment is success.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY
-	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED, ROUTE_FAILED
+	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
 	// CheckAttachment compares what is in the switch and in the pod with what Attach put there.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
-	//	NOT_FOUND           ATTACHMENT_UNKNOWN, NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING
+	//	NOT_FOUND           ATTACHMENT_UNKNOWN, NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING, DEVICE_UNKNOWN
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS
 	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, DATAPATH_DIFFERS, POD_DIFFERS, RDMA_NOT_ISOLATED
-	//	UNAVAILABLE         NOT_READY
+	//	UNAVAILABLE         NOT_READY, RDMA_NOT_READY
+	//	INTERNAL            POD_SETUP_FAILED
 	CheckAttachment(ctx context.Context, in *CheckAttachmentRequest, opts ...grpc.CallOption) (*CheckAttachmentResponse, error)
 	// Announce makes the rail's leaf learn the addresses of an attachment whose datapath is in place.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED, RAIL_UNKNOWN
 	//	NOT_FOUND           ATTACHMENT_UNKNOWN, PORT_MISSING
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, ROUTE_DIFFERS
 	//	UNAVAILABLE         NOT_READY, RAIL_DOWN
 	//	INTERNAL            ROUTE_FAILED, STORE_FAILED
 	Announce(ctx context.Context, in *AnnounceRequest, opts ...grpc.CallOption) (*AnnounceResponse, error)
 	// Withdraw ends the announcement. An unknown attachment is success.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY
 	//	INTERNAL            ROUTE_FAILED, STORE_FAILED
 	Withdraw(ctx context.Context, in *WithdrawRequest, opts ...grpc.CallOption) (*WithdrawResponse, error)
@@ -85,21 +89,23 @@ type NodeClient interface {
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
 	//	NOT_FOUND           ATTACHMENT_UNKNOWN
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS
-	//	FAILED_PRECONDITION ROUTE_DIFFERS
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, ROUTE_DIFFERS
 	//	UNAVAILABLE         NOT_READY, RAIL_DOWN
 	CheckAnnouncement(ctx context.Context, in *CheckAnnouncementRequest, opts ...grpc.CallOption) (*CheckAnnouncementResponse, error)
 	// Collect removes the attachments of one network that the caller no longer lists and whose netns is dead.
 	// A live netns is never touched: a meta-plugin may list too few.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY
-	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED, ROUTE_FAILED
+	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED
 	Collect(ctx context.Context, in *CollectRequest, opts ...grpc.CallOption) (*CollectResponse, error)
 	// Status answers OK only if an Attach and an Announce on that rail can succeed now.
 	//
 	//	INVALID_ARGUMENT    RAIL_UNKNOWN
 	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY, RAIL_DOWN, TENANCY_STALE
+	//	INTERNAL            STORE_FAILED
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 }
 
@@ -199,38 +205,42 @@ type NodeServer interface {
 	// The same request twice gives the same answer.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED, RAIL_UNKNOWN, ADDRESS_REFUSED, MAC_REFUSED
-	//	NOT_FOUND           NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING, POD_UNKNOWN, NAMESPACE_UNKNOWN
+	//	NOT_FOUND           NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING, POD_UNKNOWN, NAMESPACE_UNKNOWN, DEVICE_UNKNOWN
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS, ADDRESS_IN_USE, MAC_IN_USE, PORT_IN_USE
-	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, RDMA_NOT_ISOLATED
-	//	UNAVAILABLE         NOT_READY, RAIL_DOWN, RDMA_NOT_READY (try again later)
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, POD_DIFFERS, RDMA_NOT_ISOLATED
+	//	UNAVAILABLE         NOT_READY, RAIL_DOWN, RDMA_NOT_READY, TENANCY_STALE (try again later)
 	//	INTERNAL            DATAPATH_FAILED, POD_SETUP_FAILED, STORE_FAILED
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	// Detach withdraws what is still announced, removes the datapath, waits until no cached flow of it is left, and
 	// forgets the attachment. An unknown attachment is success.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY
-	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED, ROUTE_FAILED
+	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
 	// CheckAttachment compares what is in the switch and in the pod with what Attach put there.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
-	//	NOT_FOUND           ATTACHMENT_UNKNOWN, NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING
+	//	NOT_FOUND           ATTACHMENT_UNKNOWN, NETNS_MISSING, INTERFACE_MISSING, PORT_MISSING, DEVICE_UNKNOWN
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS
 	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, DATAPATH_DIFFERS, POD_DIFFERS, RDMA_NOT_ISOLATED
-	//	UNAVAILABLE         NOT_READY
+	//	UNAVAILABLE         NOT_READY, RDMA_NOT_READY
+	//	INTERNAL            POD_SETUP_FAILED
 	CheckAttachment(context.Context, *CheckAttachmentRequest) (*CheckAttachmentResponse, error)
 	// Announce makes the rail's leaf learn the addresses of an attachment whose datapath is in place.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED, RAIL_UNKNOWN
 	//	NOT_FOUND           ATTACHMENT_UNKNOWN, PORT_MISSING
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, ROUTE_DIFFERS
 	//	UNAVAILABLE         NOT_READY, RAIL_DOWN
 	//	INTERNAL            ROUTE_FAILED, STORE_FAILED
 	Announce(context.Context, *AnnounceRequest) (*AnnounceResponse, error)
 	// Withdraw ends the announcement. An unknown attachment is success.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY
 	//	INTERNAL            ROUTE_FAILED, STORE_FAILED
 	Withdraw(context.Context, *WithdrawRequest) (*WithdrawResponse, error)
@@ -239,21 +249,23 @@ type NodeServer interface {
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
 	//	NOT_FOUND           ATTACHMENT_UNKNOWN
 	//	ALREADY_EXISTS      ATTACHMENT_DIFFERS
-	//	FAILED_PRECONDITION ROUTE_DIFFERS
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN, ROUTE_DIFFERS
 	//	UNAVAILABLE         NOT_READY, RAIL_DOWN
 	CheckAnnouncement(context.Context, *CheckAnnouncementRequest) (*CheckAnnouncementResponse, error)
 	// Collect removes the attachments of one network that the caller no longer lists and whose netns is dead.
 	// A live netns is never touched: a meta-plugin may list too few.
 	//
 	//	INVALID_ARGUMENT    REQUEST_MALFORMED
+	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY
-	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED, ROUTE_FAILED
+	//	INTERNAL            DATAPATH_FAILED, STORE_FAILED
 	Collect(context.Context, *CollectRequest) (*CollectResponse, error)
 	// Status answers OK only if an Attach and an Announce on that rail can succeed now.
 	//
 	//	INVALID_ARGUMENT    RAIL_UNKNOWN
 	//	FAILED_PRECONDITION BRIDGE_MISSING, BRIDGE_FOREIGN
 	//	UNAVAILABLE         NOT_READY, RAIL_DOWN, TENANCY_STALE
+	//	INTERNAL            STORE_FAILED
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }

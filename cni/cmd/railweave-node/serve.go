@@ -21,6 +21,7 @@ import (
 	"github.com/railweave/railweave/cni/internal/frr"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
 	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/preflight"
 	"github.com/railweave/railweave/cni/internal/tenancy"
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
@@ -102,7 +103,9 @@ func serve(ctx context.Context, args []string) error {
 	}
 	node := agent.New(agent.Surroundings{
 		Config: config, Database: database, Switch: vswitch.NewSwitch(config.OVS.RunDir), Routing: frr.New(config), Kernel: agent.Host{}, Pods: agent.Namespaces{},
-		Source: source, Recorder: recorder, Metrics: agent.NewMetrics(registry), Log: log, BootID: boot, Now: time.Now,
+		Source: source, Recorder: recorder, Preflight: func(ctx context.Context) []preflight.Finding {
+			return preflight.Judge(config, preflight.Gather(ctx, config))
+		}, Metrics: agent.NewMetrics(registry), Log: log, BootID: boot, Now: time.Now,
 	})
 	listener, err := agent.Listen(config.Socket)
 	if err != nil {
@@ -111,13 +114,11 @@ func serve(ctx context.Context, args []string) error {
 	server := agent.NewServer(node)
 	failed := make(chan error, 2)
 	go func() { failed <- server.Serve(listener) }()
-	if config.MetricsListen != "" {
-		web, err := serveWeb(config, node, registry)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = web.Close() }() // the process ends
+	web, err := serveWeb(config, node, registry)
+	if err != nil {
+		return err
 	}
+	defer func() { _ = web.Close() }() // the process ends
 	go func() { failed <- node.Run(ctx) }()
 	err = <-failed
 	server.GracefulStop() // requests under way finish
@@ -154,10 +155,10 @@ func openTenancy(ctx context.Context, config *nodeconfig.Config, log *slog.Logge
 	if err != nil {
 		return nil, nil, err
 	}
-	source, err := tenancy.OpenKubernetes(ctx, core, objects, config.Node)
-	if err != nil {
-		return nil, nil, err
+	open := func(ctx context.Context) (tenancy.Source, error) {
+		return tenancy.OpenKubernetes(ctx, core, objects, config.Node)
 	}
+	source := tenancy.Remember(ctx, config.StateDir, open, func(err error) { log.Warn("tenancy", "error", err) })
 	return source, agent.NewKubeRecorder(ctx, core, config.Node), nil
 }
 

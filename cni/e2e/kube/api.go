@@ -44,6 +44,7 @@ type API struct {
 	ns     testnet.Namespace
 	dir    string
 	bin    string
+	server *os.Process
 	Config *rest.Config // as administrator, from this process
 }
 
@@ -56,25 +57,36 @@ func Start(network *testnet.Network, bin string) (*API, error) {
 	if err := a.writeSecrets(); err != nil {
 		return nil, err
 	}
-	host := testnet.ManagementGateway().Addr().String()
-	if err := a.launch("etcd", "--data-dir", filepath.Join(a.dir, "etcd"), "--listen-client-urls", "http://127.0.0.1:2379",
+	if _, err := a.launch("etcd", "--data-dir", filepath.Join(a.dir, "etcd"), "--listen-client-urls", "http://127.0.0.1:2379",
 		"--advertise-client-urls", "http://127.0.0.1:2379", "--listen-peer-urls", "http://127.0.0.1:2380"); err != nil {
 		return nil, err
 	}
+	a.Config = &rest.Config{Host: fmt.Sprintf("https://%s:%d", host(), port), BearerToken: adminToken, QPS: 200, Burst: 400,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Dial: a.dial}
+	return a, a.StartServer()
+}
+
+func host() string { return testnet.ManagementGateway().Addr().String() }
+
+// StartServer starts the API server, also again after StopServer; what it had is in etcd.
+func (a *API) StartServer() error {
 	key := filepath.Join(a.dir, "sa.key")
-	if err := a.launch(filepath.Join(bin, "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379",
-		"--bind-address="+host, "--advertise-address="+host, fmt.Sprintf("--secure-port=%d", port), "--cert-dir="+a.dir,
+	var err error
+	a.server, err = a.launch(filepath.Join(a.bin, "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379",
+		"--bind-address="+host(), "--advertise-address="+host(), fmt.Sprintf("--secure-port=%d", port), "--cert-dir="+a.dir,
 		"--authorization-mode=RBAC", "--token-auth-file="+filepath.Join(a.dir, "tokens.csv"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key,
 		"--service-account-signing-key-file="+key, "--service-cluster-ip-range=10.96.0.0/16",
 		// Its tokens are made by a controller that is not here.
-		"--disable-admission-plugins=ServiceAccount", "--allow-privileged=true"); err != nil {
-		return nil, err
+		"--disable-admission-plugins=ServiceAccount", "--allow-privileged=true")
+	if err != nil {
+		return err
 	}
-	a.Config = &rest.Config{Host: fmt.Sprintf("https://%s:%d", host, port), BearerToken: adminToken, QPS: 200, Burst: 400,
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Dial: a.dial}
-	return a, a.waitReady(60 * time.Second)
+	return a.waitReady(60 * time.Second)
 }
+
+// StopServer ends the API server without notice.
+func (a *API) StopServer() error { return a.server.Kill() }
 
 // dial connects from inside the management namespace, where the server is.
 func (a *API) dial(_ context.Context, network, address string) (net.Conn, error) {
@@ -105,20 +117,20 @@ func (a *API) writeSecrets() error {
 }
 
 // launch starts a program in the namespace with a log file of its name.
-func (a *API) launch(program string, args ...string) error {
+func (a *API) launch(program string, args ...string) (*os.Process, error) {
 	log, err := os.Create(filepath.Join(a.dir, filepath.Base(program)+".log"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = log.Close() }()
 	cmd := a.ns.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", program, err)
+		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
 	go func() { _ = cmd.Wait() }()
-	return nil
+	return cmd.Process, nil
 }
 
 func (a *API) waitReady(limit time.Duration) error {

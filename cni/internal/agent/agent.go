@@ -19,6 +19,7 @@ import (
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/flow"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
+	"github.com/railweave/railweave/cni/internal/preflight"
 	"github.com/railweave/railweave/cni/internal/store"
 	"github.com/railweave/railweave/cni/internal/tenancy"
 )
@@ -33,10 +34,12 @@ type Surroundings struct {
 	Pods     Pods
 	Source   tenancy.Source
 	Recorder Recorder
-	Metrics  *Metrics
-	Log      *slog.Logger
-	BootID   string
-	Now      func() time.Time
+	// Preflight looks at the node.
+	Preflight func(ctx context.Context) []preflight.Finding
+	Metrics   *Metrics
+	Log       *slog.Logger
+	BootID    string
+	Now       func() time.Time
 }
 
 // Agent serves one node.
@@ -65,6 +68,12 @@ type Agent struct {
 	disputed map[netip.Addr]int
 	// asking is, for IPv4 and for the rest, how bgpd is asked to settle such differences.
 	asking map[bool]*asking
+	// unsaved is why the store was not written the last time, unread why the tombstones were not read.
+	unsaved, unread error
+	// silent since: ovs-vswitchd no longer answers; zero if it does.
+	silent time.Time
+	// findings of the last preflight; refusals are its failures for which nothing new is served.
+	findings, refusals []preflight.Finding
 	// revived are announced although no pod has them, until the next poll.
 	revived []netip.Addr
 	ready   bool
@@ -106,7 +115,11 @@ func (a *Agent) save(context.Context) error {
 		state.LeafMACs[name] = r.leafMAC
 		r.mutex.Unlock()
 	}
-	return store.Write(a.Config.StateDir, state)
+	err := store.Write(a.Config.StateDir, state)
+	a.mutex.Lock()
+	a.unsaved = err
+	a.mutex.Unlock()
+	return err
 }
 
 // revalidate waits until no cached flow is left that the flow tables no longer give; the revalidating batch alone calls it.
@@ -147,7 +160,10 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	running.Go(func() { a.watchRouting(ctx) })
 	running.Go(func() { a.watchTenancy(ctx) })
+	running.Go(func() { a.watchDatabase(ctx) })
 	running.Go(func() { a.watchSwitch(ctx) })
+	running.Go(func() { a.watchTombstones(ctx) })
+	running.Go(func() { a.watchNode(ctx) })
 	a.setReady()
 	period := time.NewTicker(a.Config.ReconcilePeriod())
 	defer period.Stop()
@@ -176,10 +192,11 @@ func (a *Agent) Ready() bool {
 	return a.ready
 }
 
-// startRetry: what is missing at start (a database, a link) often comes a moment later.
+// startRetry: what is missing at start often comes a moment later.
 const startRetry = time.Second
 
-// start recovers the attachments, replays tombstones, sweeps the dead, and applies the rails once.
+// start recovers the attachments, replays tombstones, sweeps the dead, and applies the rails once. What cannot be done on a
+// rail that cannot be served is left to the time when it can.
 func (a *Agent) start(ctx context.Context) error {
 	if err := a.load(ctx); err != nil {
 		return err
@@ -189,32 +206,35 @@ func (a *Agent) start(ctx context.Context) error {
 			return fmt.Errorf("request hardware offload: %w", err)
 		}
 	}
+	a.adoptPublished()
+	a.markRevoked() // before the rails are applied: what was revoked here before must not come back for a moment
+	a.onEveryRail(func(r *rail) {
+		if err := r.ensureBridge(ctx); err != nil {
+			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)
+		}
+	})
+	a.observeSessions(ctx)
+	a.publishAll(ctx)
 	for {
-		err := a.replayTombstones(ctx)
+		err := a.replayTombstones(ctx, nil)
 		if err == nil {
 			break
 		}
-		a.Log.Error("tombstones could not be replayed; the agent is not ready before they are", "error", err)
+		if a.storeProblem() == nil {
+			a.Log.Error("tombstones were not all replayed; no attachment to their rails is served before they are", "error", err)
+			break
+		}
+		a.Log.Error("the agent is not ready before it knows what DELs wanted meanwhile", "error", err)
 		if err := sleep(ctx, startRetry); err != nil {
 			return err
 		}
 	}
-	a.adoptPublished()
-	a.markRevoked() // before the rails are applied: what was revoked here before must not come back for a moment
-	for _, r := range a.rails {
-		if err := r.ensureBridge(ctx); err != nil {
-			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)
-		}
-	}
-	a.observeSessions(ctx)
 	a.sweep(ctx)
-	a.publishAll(ctx)
-	for _, r := range a.rails {
-		if err := r.applying.do(ctx); err != nil {
-			a.Log.Error("rail was not applied", "rail", r.config.Name, "error", err)
-		}
+	if err := a.applyAll(ctx); err != nil {
+		a.Log.Error("not every rail was applied", "error", err)
 	}
 	a.withdrawStrangers()
+	a.inspectNode(ctx)
 	return a.saving.do(ctx)
 }
 

@@ -10,12 +10,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
 	"github.com/railweave/railweave/cni/internal/frr"
 	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/preflight"
 	"github.com/railweave/railweave/cni/internal/store"
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
@@ -173,6 +175,7 @@ func TestRefused(t *testing.T) {
 		{"Namespace unknown", func(_ *node, h *attachment.Attachment) { h.Pod.Namespace = "nobody" }, nodev1.Reason_NAMESPACE_UNKNOWN},
 		{"no such port", func(_ *node, h *attachment.Attachment) { h.Port = "veth77" }, nodev1.Reason_PORT_MISSING},
 		{"the uplink as port", func(_ *node, h *attachment.Attachment) { h.Port = "p0" }, nodev1.Reason_PORT_MISSING},
+		{"a device that is not there", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrNoDevice }, nodev1.Reason_DEVICE_UNKNOWN},
 		{"RDMA not isolated", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrRDMANotIsolated }, nodev1.Reason_RDMA_NOT_ISOLATED},
 		{"no GID", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrNoGID }, nodev1.Reason_RDMA_NOT_READY},
 		{"the pod cannot be configured", func(n *node, _ *attachment.Attachment) { n.fail["configure"] = errors.New("full") }, nodev1.Reason_POD_SETUP_FAILED},
@@ -283,9 +286,30 @@ func TestTruth(t *testing.T) {
 			n.sessions = nil
 			n.fail["sessions"] = errors.New("down")
 		}, nodev1.Reason_RAIL_DOWN, fine, nodev1.Reason_RAIL_DOWN},
+		{"the leaf's MAC unknown", func(n *node, _ *attachment.Attachment) {
+			r := n.agent.rails["rail0"]
+			r.mutex.Lock()
+			defer r.mutex.Unlock()
+			r.leafMAC, n.leafMAC = "", ""
+		}, nodev1.Reason_RAIL_DOWN, fine, nodev1.Reason_RAIL_DOWN},
+		{"zebra gone", func(n *node, _ *attachment.Attachment) {
+			session := n.sessions["rail0"]
+			session.ZebraAway = true
+			down(n, session)
+		}, nodev1.Reason_NOT_READY, fine, nodev1.Reason_NOT_READY},
+		{"the store cannot be written", func(n *node, _ *attachment.Attachment) { n.agent.unsaved = errors.New("no space left") }, nodev1.Reason_STORE_FAILED, fine, fine},
+		{"preflight fails for the node", func(n *node, _ *attachment.Attachment) {
+			n.agent.refusals = []preflight.Finding{{Check: "one zebra", Level: preflight.Fail, Found: "two", Remedy: "stop one"}}
+		}, nodev1.Reason_NOT_READY, fine, fine},
+		{"preflight fails for another rail", func(n *node, _ *attachment.Attachment) {
+			n.agent.refusals = []preflight.Finding{{Check: "rail1 uplink", Level: preflight.Fail, Found: "none", Remedy: "name it", Rail: "rail1"}}
+		}, fine, fine, fine},
 		{"ovs-vswitchd gone", func(n *node, _ *attachment.Attachment) {
 			n.incarnation = 0
 			n.fail["flows"], n.fail["differences"] = errors.New("no socket"), errors.New("no socket")
+		}, nodev1.Reason_BRIDGE_MISSING, nodev1.Reason_DATAPATH_DIFFERS, fine},
+		{"ovs-vswitchd killed or hanging, its sockets still there", func(n *node, _ *attachment.Attachment) {
+			n.fail["answers"], n.fail["flows"], n.fail["differences"] = errors.New("refused"), errors.New("refused"), errors.New("refused")
 		}, nodev1.Reason_BRIDGE_MISSING, nodev1.Reason_DATAPATH_DIFFERS, fine},
 		{"ovsdb-server gone", func(n *node, _ *attachment.Attachment) { n.connected = false }, nodev1.Reason_NOT_READY, fine, fine},
 		{"a controller on the bridge", func(n *node, _ *attachment.Attachment) { n.bridges["br-rail0"].Controllers = 1 }, nodev1.Reason_BRIDGE_FOREIGN, nodev1.Reason_BRIDGE_FOREIGN, nodev1.Reason_ROUTE_DIFFERS},
@@ -299,7 +323,11 @@ func TestTruth(t *testing.T) {
 		{"another namespace at the path", func(n *node, h *attachment.Attachment) { n.netns[h.Netns].inode++ }, fine, nodev1.Reason_NETNS_MISSING, fine},
 		{"interface gone from the pod", func(n *node, h *attachment.Attachment) { delete(n.netns[h.Netns].interfaces, "net1") }, fine, nodev1.Reason_INTERFACE_MISSING, fine},
 		{"a route changed in the pod", func(n *node, h *attachment.Attachment) { n.netns[h.Netns].interfaces["net1"].spoiled = true }, fine, nodev1.Reason_POD_DIFFERS, fine},
-		{"a route gone from the kernel", func(n *node, h *attachment.Attachment) { delete(n.routes, h.Hosts()[0]) }, fine, fine, nodev1.Reason_ROUTE_DIFFERS},
+		{"VF gone", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrNoDevice }, fine, nodev1.Reason_DEVICE_UNKNOWN, fine},
+		{"a route gone from the kernel", func(n *node, h *attachment.Attachment) {
+			delete(n.routes, h.Hosts()[0])
+			n.fail["announce"] = errors.New("busy") // else it may be back before it is asked for
+		}, fine, fine, nodev1.Reason_ROUTE_DIFFERS},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := start(t)
@@ -392,11 +420,18 @@ func TestForeignFlowIsRemoved(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeIsLeftAlone: neither its settings nor its flows change, and the rail says why.
+// TestForeignBridgeIsLeftAlone: neither its settings nor its flows change, and the rail says why. A bridge that does nothing
+// but switch (one NORMAL flow) is somebody's, too.
 func TestForeignBridgeIsLeftAlone(t *testing.T) {
+	for name, flow := range map[string]string{"with a flow": " cookie=0x77, priority=5,ip actions=output:3", "that switches": " cookie=0x0, priority=0 actions=NORMAL"} {
+		t.Run(name, func(t *testing.T) { leftAlone(t, flow) })
+	}
+}
+
+func leftAlone(t *testing.T, flow string) {
 	w := newWorld(t)
 	w.bridges["br-rail0"] = &vswitch.Bridge{Name: "br-rail0", FailMode: "standalone", Ports: map[string]vswitch.Port{"br-rail0": {}, "p0": {Name: "p0", OFPort: 9}}}
-	w.flows["br-rail0"] = map[string]string{"x": " cookie=0x77, priority=5,ip actions=output:3"}
+	w.flows["br-rail0"] = map[string]string{"x": flow}
 	tenants := t.TempDir()
 	n := w.boot("node1", t.TempDir(), tenants, "boot1")
 	if got := failure.ReasonOf(n.agent.Status(t.Context(), "rail0")); got != nodev1.Reason_BRIDGE_FOREIGN {
@@ -406,7 +441,7 @@ func TestForeignBridgeIsLeftAlone(t *testing.T) {
 		t.Errorf("the other rail: %v", err)
 	}
 	n.agent.reconcile(t.Context())
-	if n.flowsWith("output:3") != 1 || w.bridges["br-rail0"].FailMode != "standalone" {
+	if n.flowsWith(flow) != 1 || len(w.flows["br-rail0"]) != 1 || w.bridges["br-rail0"].FailMode != "standalone" {
 		t.Errorf("it was touched: %+v %v", w.bridges["br-rail0"], w.flows["br-rail0"])
 	}
 }
@@ -482,6 +517,9 @@ func TestDamagedStoreIsRebuilt(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{
 		"damaged": func(path string) error { return os.WriteFile(path, []byte("{\"checksum\":\"x\""), 0o600) },
 		"removed": os.Remove,
+		"of another release": func(path string) error {
+			return store.WriteSealed(path, map[string]any{"version": 2, "something": "else"})
+		},
 	} {
 		t.Run(name, func(t *testing.T) { rebuilt(t, damage) })
 	}
@@ -509,6 +547,9 @@ func rebuilt(t *testing.T, damage func(path string) error) {
 	}
 	if after := n.announced(); !slices.Equal(before, after) {
 		t.Errorf("announced %v, before %v", after, before)
+	}
+	if err := errors.Join(n.agent.Status(t.Context(), "rail0"), n.agent.CheckAttachment(t.Context(), first), n.agent.CheckAnnouncement(t.Context(), first.Key, "rail0", first.Addresses)); err != nil {
+		t.Errorf("STATUS and CHECK: %v", err)
 	}
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -550,6 +591,159 @@ func TestTombstones(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.await("the late tombstone is replayed", func() bool { return len(n.announced()) == 0 && n.flowsWith(second.MAC) == 0 })
+}
+
+// TestTombstoneOfAnUnknownAttachment: the store was lost, cached flows may be left.
+func TestTombstoneOfAnUnknownAttachment(t *testing.T) {
+	n := start(t)
+	n.stop()
+	began := n.operations()
+	gone := store.Tombstone{Verb: store.Detach, Key: attachment.Key{Network: "rail0", ContainerID: "gone", Interface: "net1"}}
+	if err := store.Bury(n.state, gone); err != nil {
+		t.Fatal(err)
+	}
+	n.restart("boot1")
+	n.position("revalidate", began)
+	if store.Buried(n.state, gone) {
+		t.Error("it is still buried")
+	}
+}
+
+// TestTombstonesOfOneRailDoNotHoldUpAnother: rail0's bridge was taken over by a controller; rail1 serves, with its tombstone replayed.
+func TestTombstonesOfOneRailDoNotHoldUpAnother(t *testing.T) {
+	n := start(t)
+	first := n.pod("team-a", 1)
+	n.attach(first)
+	n.announce(first)
+	second := n.podOn("rail1", "team-a", 2)
+	n.attach(second)
+	n.announce(second)
+	n.stop()
+	for _, held := range []*attachment.Attachment{first, second} {
+		if err := store.Bury(n.state, store.Tombstone{Verb: store.Detach, Key: held.Key}); err != nil {
+			t.Fatal(err)
+		}
+		for _, host := range held.Hosts() {
+			delete(n.routes, host) // as the plugin does
+		}
+	}
+	n.bridges["br-rail0"].Controllers = 1
+	began := n.operations()
+	n = n.restart("boot1")
+	if stored := n.stored(); len(stored) != 1 || stored[0].Key != first.Key {
+		t.Errorf("in the store: %v", stored)
+	}
+	third := n.podOn("rail1", "team-a", 3)
+	n.attach(third)
+	if got := failure.ReasonOf(n.agent.Attach(t.Context(), n.pod("team-a", 4))); got != nodev1.Reason_BRIDGE_FOREIGN {
+		t.Errorf("on the rail whose DEL waits: %v", got)
+	}
+	n.locked(func() { n.bridges["br-rail0"].Controllers = 0 })
+	n.await("the tombstone is replayed", func() bool { return len(n.stored()) == 1 })
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	for _, operation := range n.history[began:] {
+		if strings.HasPrefix(operation, "announce") {
+			t.Errorf("an address that the plugin had withdrawn came back: %s", operation)
+		}
+	}
+}
+
+// TestUnreadableTombstones: what DELs wanted is not known, so nothing new is served.
+func TestUnreadableTombstones(t *testing.T) {
+	n := start(t)
+	if err := os.WriteFile(filepath.Join(n.state, "tombstones"), nil, 0o600); err != nil { // a file, not a directory
+		t.Fatal(err)
+	}
+	for verb, err := range map[string]error{"Attach": n.agent.Attach(t.Context(), n.pod("team-a", 1)), "STATUS": n.agent.Status(t.Context(), "rail0")} {
+		if got := failure.ReasonOf(err); got != nodev1.Reason_STORE_FAILED {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
+
+// TestOneBadRail: repairs of the other rail and the alarms go on.
+func TestOneBadRail(t *testing.T) {
+	n := start(t)
+	held := n.podOn("rail1", "team-a", 1)
+	n.attach(held)
+	n.locked(func() {
+		n.bridges["br-rail0"].Controllers = 1
+		n.netns[held.Netns].interfaces["net1"].spoiled = true
+		n.routes[netip.MustParseAddr("192.0.2.1")] = true // in no pool
+	})
+	n.agent.reconcile(t.Context())
+	if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
+		t.Errorf("the pod on the good rail was not repaired: %v", err)
+	}
+	if left := n.announced(); len(left) != 0 {
+		t.Errorf("announcements outside all pools: %v", left)
+	}
+}
+
+// TestDeadSwitchIsNotAnnounced: what comes for its pods would go nowhere. A silence that is short, as in a restart, changes nothing.
+func TestDeadSwitchIsNotAnnounced(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	n.locked(func() { n.fail["answers"] = errors.New("refused") })
+	n.agent.observeSwitch(t.Context())
+	_ = n.agent.rails["rail0"].applying.do(t.Context())
+	if left := n.announced(); len(left) != 2 {
+		t.Errorf("after a moment: %v", left)
+	}
+	n.locked(func() { n.ahead = switchGrace + time.Second })
+	n.agent.observeSwitch(t.Context())
+	n.await("the announcements are gone", func() bool { return len(n.announced()) == 0 })
+	if got := failure.ReasonOf(n.agent.CheckAnnouncement(t.Context(), held.Key, "rail0", held.Addresses)); got != nodev1.Reason_ROUTE_DIFFERS {
+		t.Errorf("CHECK: %v", got)
+	}
+	n.locked(func() { delete(n.fail, "answers") })
+	n.agent.observeSwitch(t.Context())
+	n.await("the announcements are back", func() bool { return len(n.announced()) == 2 })
+}
+
+// TestPreflightRefusesNewAttachments once it has failed twice; pods that run and their DELs are not touched.
+func TestPreflightRefusesNewAttachments(t *testing.T) {
+	n := start(t)
+	first := n.pod("team-a", 1)
+	n.attach(first)
+	n.locked(func() {
+		n.findings = []preflight.Finding{{Check: "one zebra", Level: preflight.Fail, Found: "processes [7 8]", Remedy: "stop one"}}
+	})
+	n.agent.inspectNode(t.Context())
+	if err := n.agent.Status(t.Context(), "rail0"); err != nil {
+		t.Errorf("after one look: %v", err)
+	}
+	n.agent.inspectNode(t.Context())
+	err := n.agent.Attach(t.Context(), n.pod("team-a", 2))
+	if got := failure.ReasonOf(err); got != nodev1.Reason_NOT_READY || !strings.Contains(err.Error(), "stop one") {
+		t.Errorf("ADD: %v", err)
+	}
+	if err := errors.Join(n.agent.CheckAttachment(t.Context(), first), n.agent.Detach(t.Context(), first.Key)); err != nil {
+		t.Errorf("the pod that runs: %v", err)
+	}
+	n.locked(func() { n.findings = nil })
+	n.agent.inspectNode(t.Context())
+	n.attach(n.pod("team-a", 3))
+}
+
+// TestRoutingIsReminded of LOCAL's addresses while a rail has no session, and not while it has one.
+func TestRoutingIsReminded(t *testing.T) {
+	n := start(t)
+	n.locked(func() { n.sessions["rail0"], n.ahead = frr.Session{}, time.Hour })
+	began := n.operations()
+	n.await("rail0 is reminded", func() bool {
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		return slices.Contains(n.history[began:], "repeat-addresses br-rail0")
+	})
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if slices.Contains(n.history[began:], "repeat-addresses br-rail1") {
+		t.Error("rail1 has a session")
+	}
 }
 
 // TestCollect removes what is dead and unlisted in its own network only.

@@ -34,14 +34,14 @@ func (a *Agent) Attach(ctx context.Context, wanted *attachment.Attachment) error
 	if err != nil {
 		return err
 	}
+	if err := a.replayTombstones(ctx, r); err != nil {
+		return wrap(err, nodev1.Reason_STORE_FAILED, wanted.Key.String(), "an earlier DEL could not be replayed")
+	}
 	release, err := a.busy.take(ctx, wanted.Key)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := a.replayTombstones(ctx); err != nil {
-		return failure.New(nodev1.Reason_STORE_FAILED, wanted.Key.String(), "see the agent's log", "an earlier DEL could not be replayed").Because(err)
-	}
 	if err := a.judgeAddresses(r, wanted); err != nil {
 		return err
 	}
@@ -49,6 +49,9 @@ func (a *Agent) Attach(ctx context.Context, wanted *attachment.Attachment) error
 		return err
 	}
 	if problem := r.usable(); problem != nil {
+		return problem
+	}
+	if problem := a.nodeProblem(wanted.Rail); problem != nil {
 		return problem
 	}
 	port, err := r.awaitPort(ctx, wanted.Port)
@@ -164,6 +167,9 @@ func (a *Agent) judgeRDMA(wanted *attachment.Attachment) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, podnet.ErrNoDevice):
+		return failure.New(nodev1.Reason_DEVICE_UNKNOWN, wanted.Device, "compare the device plugin's resource with the node's virtual functions (`lspci`, sriov_numvfs): one was removed, or the name is wrong",
+			"there is no such PCI or auxiliary device").Because(err)
 	case errors.Is(err, podnet.ErrRDMANotIsolated):
 		return failure.New(nodev1.Reason_RDMA_NOT_ISOLATED, wanted.Device, "put rdma-cni between ovs-cni and railweave-ovs, or use `rdma system set netns shared`",
 			"RDMA namespaces are exclusive, but the device is not in the pod's").Because(err)

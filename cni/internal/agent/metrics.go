@@ -22,6 +22,7 @@ type Metrics struct {
 	Members       prometheus.Gauge
 	Disputed      prometheus.Gauge
 	TenancyStale  prometheus.Gauge
+	Preflight     prometheus.Gauge
 }
 
 // NewMetrics registers them.
@@ -51,10 +52,11 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		TenantChanges: counters("tenant_changes_total", "Addresses whose tenant was revoked or granted.", "step"),
 		Members:       gauge("published_addresses", "Addresses heard of, of all nodes."),
 		Disputed:      gauge("disputed_addresses", "Addresses that several nodes publish."),
+		Preflight:     gauge("preflight_failures", "Checks of the node that fail, so that nothing new is served."),
 		TenancyStale:  gauge("tenancy_stale_seconds", "For how long nothing could be heard of other nodes; 0 if all is well."),
 	}
 	registry.MustRegister(m.Attachments, m.Latency, m.Repairs, m.ApplyErrors, m.Flows, m.Announced, m.SessionUp, m.BFDDown, m.Received,
-		m.Megaflows, m.TenantChanges, m.Members, m.Disputed, m.TenancyStale)
+		m.Megaflows, m.TenantChanges, m.Members, m.Disputed, m.TenancyStale, m.Preflight)
 	return m
 }
 

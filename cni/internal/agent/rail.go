@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +33,7 @@ type rail struct {
 	incarnation uint64 // of the switch the installed flows are in; 0: what is in the switch is not known
 	numbers     map[string]int
 	arrived     map[attachment.Key]bool // attachments whose port, MAC and addresses were cleared of older flows
+	reminded    time.Time               // the routing daemons were told of LOCAL's addresses again; the watch's alone
 
 	mutex     sync.Mutex
 	problem   *failure.Error // why the bridge cannot be used
@@ -62,7 +62,7 @@ func (r *rail) setProblem(problem *failure.Error) error {
 	return problem
 }
 
-// Usable tells why an attachment cannot be served now; nil if it can.
+// usable tells why an attachment cannot be served now; nil if it can.
 func (r *rail) usable() *failure.Error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -77,6 +77,8 @@ func (r *rail) usable() *failure.Error {
 		why = "BFD with the leaf is down"
 	case r.leafMAC == "":
 		why = "the kernel has no MAC address of the leaf"
+	case r.session.ZebraAway:
+		return failure.New(nodev1.Reason_NOT_READY, "zebra", "see whether zebra runs: `systemctl status frr`", "bgpd has no connection to it, so the leaf of %s would not hear of new addresses", r.config.Name)
 	default:
 		return nil
 	}
@@ -84,7 +86,7 @@ func (r *rail) usable() *failure.Error {
 }
 
 func (r *rail) foreign(format string, args ...any) *failure.Error {
-	return failure.New(nodev1.Reason_BRIDGE_FOREIGN, r.config.Bridge, "give the rail a bridge of its own, without controllers and flows of others", format, args...)
+	return failure.New(nodev1.Reason_BRIDGE_FOREIGN, r.config.Bridge, "let the agent make the bridge: name another one in the node file, or remove this one if nobody needs it", format, args...)
 }
 
 func (r *rail) missing(cause error, problem string) *failure.Error {
@@ -98,7 +100,7 @@ func (r *rail) ensureBridge(ctx context.Context) error {
 	if err != nil {
 		return r.setProblem(r.missing(err, "the database cannot be read"))
 	}
-	if problem := r.judge(ctx, bridge); problem != nil {
+	if problem := r.judge(bridge); problem != nil {
 		return r.setProblem(problem)
 	}
 	wanted := vswitch.Bridge{Name: r.config.Bridge, FailMode: "secure", DatapathType: a.Config.OVS.DatapathType, HWAddr: r.config.RouterMAC, Owner: r.owner()}
@@ -125,8 +127,8 @@ func (r *rail) ensureBridge(ctx context.Context) error {
 	}
 }
 
-// judge refuses a bridge that is somebody else's.
-func (r *rail) judge(ctx context.Context, bridge *vswitch.Bridge) *failure.Error {
+// judge refuses a bridge that is somebody else's. Ours carries our mark from the transaction on that makes it.
+func (r *rail) judge(bridge *vswitch.Bridge) *failure.Error {
 	switch {
 	case bridge == nil || bridge.Owner == r.owner() && bridge.Controllers == 0:
 		return nil
@@ -134,19 +136,9 @@ func (r *rail) judge(ctx context.Context, bridge *vswitch.Bridge) *failure.Error
 		return r.foreign("it has a controller")
 	case bridge.Owner != "":
 		return r.foreign("it belongs to %s", bridge.Owner)
+	default:
+		return r.foreign("it was not made by the agent")
 	}
-	flows, err := r.agent.Switch.Flows(ctx, r.config.Bridge)
-	if err != nil {
-		return r.missing(err, "its flows cannot be read")
-	}
-	for _, text := range flows {
-		// A bridge that was just made in standalone mode has this one flow.
-		fresh := strings.Contains(text, "priority=0 actions=NORMAL") && !strings.Contains(text, "table=")
-		if !fresh && !strings.Contains(text, fmt.Sprintf("cookie=%#x", flow.CookieBase)[:len("cookie=0x5257")]) {
-			return r.foreign("it has a flow of somebody else: %s", text)
-		}
-	}
-	return nil
 }
 
 const (
@@ -161,12 +153,20 @@ func (r *rail) applyFailed(err error) {
 	r.agent.Log.Error("rail was not applied; trying again", "rail", r.config.Name, "error", err)
 	r.agent.Metrics.ApplyErrors.WithLabelValues(r.config.Name).Inc()
 	r.incarnation = 0
-	time.AfterFunc(retryApply, r.applying.poke)
+	if r.agent.switchSilence() == 0 { // else it is applied when ovs-vswitchd answers again
+		time.AfterFunc(retryApply, r.applying.poke)
+	}
 }
 
 // apply makes switch and announcements what the attachments ask for. Routes that go, go first; routes that come, come last.
 func (r *rail) apply(ctx context.Context) error {
 	a := r.agent
+	if a.switchSilence() > switchGrace {
+		if problem := r.switchAnswers(ctx); problem != nil {
+			// What the leaf sends for these addresses would go nowhere.
+			return errors.Join(problem, r.announce(nil))
+		}
+	}
 	bridge, err := a.Database.Bridge(ctx, r.config.Bridge)
 	if err != nil {
 		return err

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/podnet"
@@ -18,41 +20,45 @@ const (
 	ovsCNINetns = "contNetns"
 )
 
-// reconcile compares everything with what it should be.
+// reconcile compares everything with what it should be. A rail that cannot be served now holds up neither the others nor the alarms.
 func (a *Agent) reconcile(ctx context.Context) {
-	if err := a.replayTombstones(ctx); err != nil {
-		a.Log.Error("tombstones could not be replayed", "error", err)
-	}
+	a.observeTenancy(ctx)
 	a.sweep(ctx)
 	a.publishAll(ctx)
-	for _, r := range a.rails {
+	a.onEveryRail(func(r *rail) {
 		if err := r.ensureBridge(ctx); err != nil {
 			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)
 		}
 		r.verifying.Store(true)
-	}
-	if err := a.applyAll(ctx); err != nil {
-		return // logged by the rail, which tries again
-	}
-	a.repairPods()
+		if err := r.applying.do(ctx); err != nil {
+			return // logged by the rail, which tries again
+		}
+		a.repairPods(r)
+	})
 	a.withdrawStrangers()
 	a.observeOffload(ctx)
-	a.observeTenancy(ctx)
+}
+
+// onEveryRail works on all rails side by side, and waits.
+func (a *Agent) onEveryRail(work func(*rail)) {
+	var working sync.WaitGroup
+	for _, r := range a.rails {
+		working.Go(func() { work(r) })
+	}
+	working.Wait()
 }
 
 // repairPods sets again what was changed inside the pods: routes, rules, neighbours, MTU.
-func (a *Agent) repairPods() {
-	for _, r := range a.rails {
-		for _, held := range a.onRail(r.config.Name) {
-			var difference *podnet.DifferenceError
-			if !errors.As(a.Pods.Check(a.podInterface(held)), &difference) {
-				continue
-			}
-			a.Metrics.Repairs.WithLabelValues("pod").Inc()
-			a.Log.Warn("a pod's interface is not as it was set", "attachment", held.Key.String(), "difference", difference.Error())
-			if err := a.Pods.Configure(a.podInterface(held)); err != nil {
-				a.Log.Error("a pod's interface could not be set again", "attachment", held.Key.String(), "error", err)
-			}
+func (a *Agent) repairPods(r *rail) {
+	for _, held := range a.onRail(r.config.Name) {
+		var difference *podnet.DifferenceError
+		if !errors.As(a.Pods.Check(a.podInterface(held)), &difference) {
+			continue
+		}
+		a.Metrics.Repairs.WithLabelValues("pod").Inc()
+		a.Log.Warn("a pod's interface is not as it was set", "attachment", held.Key.String(), "difference", difference.Error())
+		if err := a.Pods.Configure(a.podInterface(held)); err != nil {
+			a.Log.Error("a pod's interface could not be set again", "attachment", held.Key.String(), "error", err)
 		}
 	}
 }
@@ -73,18 +79,38 @@ func (a *Agent) sweep(ctx context.Context) {
 		}
 	}
 	a.mutex.Unlock()
+	var removing sync.WaitGroup
 	for _, held := range dead {
-		a.Log.Info("attachment of a dead namespace is removed", "attachment", held.Key.String(), "netns", held.Netns)
-		a.Metrics.Repairs.WithLabelValues("attachment").Inc()
-		if err := a.remove(ctx, held.Key); err != nil {
-			a.Log.Error("attachment was not removed", "attachment", held.Key.String(), "error", err)
-		}
+		removing.Go(func() { // side by side: one change of the switch serves them all
+			removed, err := a.removeDead(ctx, held.Key)
+			if err != nil {
+				a.Log.Error("attachment of a dead namespace was not removed", "attachment", held.Key.String(), "netns", held.Netns, "error", err)
+			} else if removed {
+				a.Log.Info("attachment of a dead namespace is removed", "attachment", held.Key.String(), "netns", held.Netns)
+				a.Metrics.Repairs.WithLabelValues("attachment").Inc()
+			}
+		})
 	}
+	removing.Wait()
 	for _, r := range a.rails {
 		if err := a.purgePorts(ctx, r); err != nil {
 			a.Log.Error("stale ports were not purged", "bridge", r.config.Bridge, "error", err)
 		}
 	}
+}
+
+// removeDead removes an attachment if its namespace is still dead once nobody else works on it.
+func (a *Agent) removeDead(ctx context.Context, key attachment.Key) (removed bool, err error) {
+	release, err := a.busy.take(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	if held, known := a.find(key); !known || !a.dead(held) {
+		return false, nil
+	}
+	err = a.remove(ctx, key)
+	return err == nil, err
 }
 
 func (a *Agent) purgePorts(ctx context.Context, r *rail) error {
@@ -185,46 +211,65 @@ func foreignIDs(port vswitch.Port) map[string]string {
 	return ids
 }
 
-// replayTombstones does what DELs wanted while the agent was down.
-func (a *Agent) replayTombstones(ctx context.Context) error {
-	waiting, err := store.Tombstones(a.Config.StateDir)
+// replayTombstones does what DELs wanted while the agent was down: all of them, or those that stand in the way of an attachment
+// to a rail. One whose rail cannot be served now stays and is tried again; the others do not wait for it.
+func (a *Agent) replayTombstones(ctx context.Context, only *rail) error {
+	waiting, damaged, err := store.Tombstones(a.Config.StateDir)
+	a.mutex.Lock()
+	a.unread = err
+	a.mutex.Unlock()
 	if err != nil {
-		a.Log.Error("a tombstone is damaged; the sweep finds its attachment once the namespace is dead", "error", err)
+		return fmt.Errorf("tombstones cannot be read: %w", err)
 	}
+	if damaged != nil {
+		a.Log.Error("a tombstone is damaged; the sweep finds its attachment once the namespace is dead", "error", damaged)
+	}
+	waiting = slices.DeleteFunc(waiting, func(tombstone store.Tombstone) bool {
+		held, known := a.find(tombstone.Key)
+		return only != nil && known && held.Rail != only.config.Name
+	})
+	// The plugins have withdrawn these. Replaying one must not announce another, whose address may be somebody else's by now.
+	a.mutex.Lock()
 	for _, tombstone := range waiting {
-		if err := a.replay(ctx, tombstone); err != nil {
-			return fmt.Errorf("tombstone of %s: %w", tombstone.Key, err)
+		if held, known := a.attachments[tombstone.Key]; known {
+			held.Announced = false
 		}
 	}
-	return nil
+	a.mutex.Unlock()
+	results := make(chan error, len(waiting))
+	for _, tombstone := range waiting {
+		go func() { results <- a.replay(ctx, tombstone) }()
+	}
+	for range waiting {
+		err = errors.Join(err, <-results)
+	}
+	return err
 }
 
+// replay does what the RPC does that the plugin could not call. A tombstone of an attachment that is not known, because the
+// store was lost or an earlier replay was cut short, may have left cached flows all the same.
 func (a *Agent) replay(ctx context.Context, tombstone store.Tombstone) error {
-	a.mutex.Lock()
-	held, known := a.attachments[tombstone.Key]
-	if known && tombstone.Verb == store.Withdraw {
-		held.Announced = false
+	release, err := a.busy.take(ctx, tombstone.Key)
+	if err != nil {
+		return err
 	}
-	if known && tombstone.Verb == store.Detach {
-		delete(a.attachments, tombstone.Key)
-		held = held.Clone()
+	defer release()
+	if !store.Buried(a.Config.StateDir, tombstone) {
+		return nil // replayed meanwhile: what has the key now is a newer attachment
 	}
-	ready := a.ready
-	a.mutex.Unlock()
-	if known {
-		if tombstone.Verb == store.Detach {
-			a.unpublish(ctx, held)
-		}
-		if err := a.saving.do(ctx); err != nil {
-			return err
-		}
-		if ready { // else start applies the rails
-			if err := a.rails[held.Rail].applying.do(ctx); err != nil {
-				return err
-			}
-		}
-		a.Log.Info("tombstone replayed", "verb", tombstone.Verb, "attachment", tombstone.Key.String())
+	held, known := a.find(tombstone.Key)
+	switch {
+	case known && tombstone.Verb == store.Withdraw:
+		err = errors.Join(a.rails[held.Rail].applying.do(ctx), a.saving.do(ctx))
+	case known:
+		err = a.remove(ctx, tombstone.Key)
+	default:
+		err = a.revalidating.do(ctx)
 	}
+	if err != nil {
+		return fmt.Errorf("tombstone of %s: %w", tombstone.Key, err)
+	}
+	a.Log.Info("tombstone replayed", "verb", tombstone.Verb, "attachment", tombstone.Key.String())
 	return store.Exhume(a.Config.StateDir, tombstone)
 }
 

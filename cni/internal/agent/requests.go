@@ -218,19 +218,24 @@ func (a *Agent) Collect(ctx context.Context, network string, valid []attachment.
 	}
 	a.mutex.Unlock()
 	slices.SortFunc(dead, attachment.Key.Compare)
-	for i, key := range dead {
-		if err := a.remove(ctx, key); err != nil {
-			return dead[:i], err
+	var collected []attachment.Key
+	for _, key := range dead {
+		removed, err := a.removeDead(ctx, key)
+		if err != nil {
+			return collected, err
+		}
+		if removed {
+			collected = append(collected, key)
 		}
 	}
-	return dead, nil
+	return collected, nil
 }
 
 // staleLimit: within it a restart of an API server goes unnoticed.
 const staleLimit = 2 * time.Minute
 
 // Status answers nil only if an Attach and an Announce can succeed now.
-func (a *Agent) Status(_ context.Context, railName string) error {
+func (a *Agent) Status(ctx context.Context, railName string) error {
 	r, err := a.findRail(railName)
 	if err != nil {
 		return err
@@ -238,14 +243,35 @@ func (a *Agent) Status(_ context.Context, railName string) error {
 	if problem := r.usable(); problem != nil {
 		return problem
 	}
+	if err := a.Source.Reached(); err != nil {
+		return failure.New(nodev1.Reason_TENANCY_STALE, "tenancy", "see whether the API server can be reached from the node", "known addresses still work, new ones are denied").Because(err)
+	}
 	if since := a.Source.Stale(); !since.IsZero() && a.Now().Sub(since) > staleLimit {
 		return failure.New(nodev1.Reason_TENANCY_STALE, "tenancy", "see whether the API server can be reached from the node", "nothing was heard since %s; known addresses still work, new ones are denied", since.Format(time.RFC3339))
 	}
 	if !a.Database.Connected() {
 		return failure.New(nodev1.Reason_NOT_READY, r.config.Bridge, "see whether ovsdb-server runs", "the Open vSwitch database does not answer")
 	}
-	if a.Switch.Incarnation(r.config.Bridge) == 0 {
-		return r.missing(nil, "ovs-vswitchd is not running")
+	if problem := r.switchAnswers(ctx); problem != nil {
+		return problem
 	}
-	return nil
+	if problem := a.storeProblem(); problem != nil {
+		return problem
+	}
+	return a.nodeProblem(railName)
+}
+
+// storeProblem tells why no promise can be kept across a crash.
+func (a *Agent) storeProblem() error {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	const remedy = "see whether the state directory is there, writable and not full"
+	switch {
+	case a.unsaved != nil:
+		return failure.New(nodev1.Reason_STORE_FAILED, a.Config.StateDir, remedy, "the store was not written").Because(a.unsaved)
+	case a.unread != nil:
+		return failure.New(nodev1.Reason_STORE_FAILED, a.Config.StateDir, remedy, "DELs of the time without an agent cannot be read").Because(a.unread)
+	default:
+		return nil
+	}
 }

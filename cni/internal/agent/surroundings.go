@@ -30,9 +30,9 @@ type Switch interface {
 	Apply(ctx context.Context, bridge, bundle string) error
 	Replace(ctx context.Context, bridge, program string) error
 	Differences(ctx context.Context, bridge, program string) ([]string, error)
-	Flows(ctx context.Context, bridge string) ([]string, error)
 	PortNumbers(ctx context.Context, bridge string) (map[string]int, error)
 	Incarnation(bridge string) uint64
+	Answers(ctx context.Context) error
 	Revalidate(ctx context.Context, bridge string) error
 	Megaflows(ctx context.Context) ([]vswitch.Megaflow, error)
 }
@@ -53,6 +53,7 @@ type Kernel interface {
 	Withdraw(address netip.Addr) error
 	Announcements() (map[netip.Addr]bool, error)
 	EnsureLocal(local kernel.Local) (mtu int, err error)
+	RepeatAddresses(link string) error
 	NeighbourMAC(link string, peer netip.Addr) (string, error)
 	LinkExists(name string) bool
 }
@@ -91,6 +92,9 @@ func (Host) Announcements() (map[netip.Addr]bool, error) { return kernel.Announc
 
 // EnsureLocal sets up the LOCAL port.
 func (Host) EnsureLocal(local kernel.Local) (int, error) { return kernel.EnsureLocal(local) }
+
+// RepeatAddresses tells the kernel's listeners of a link's addresses again.
+func (Host) RepeatAddresses(link string) error { return kernel.RepeatAddresses(link) }
 
 // NeighbourMAC asks the kernel's neighbour table.
 func (Host) NeighbourMAC(link string, peer netip.Addr) (string, error) {

@@ -184,8 +184,25 @@ func (a *Agent) watchTenancy(ctx context.Context) {
 	}
 }
 
+// catchUp takes over what this node had published itself and had not remembered when it started without the source.
+func (a *Agent) catchUp() {
+	view := a.Source.View()
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	for address, entry := range view.Entries {
+		if entry.Node != a.Config.Node {
+			continue
+		}
+		a.generation = max(a.generation, entry.Generation)
+		if known, owned := a.own[address]; owned && known.Generation < entry.Generation {
+			a.own[address] = entry
+		}
+	}
+}
+
 // heard brings the view into the switch and then says so: what is due was in the view before the rails were applied.
 func (a *Agent) heard(ctx context.Context) {
+	a.catchUp()
 	due := a.Source.View().Due(a.Config.Node)
 	if err := a.applyAll(ctx); err == nil { // else logged by the rail, which tries again; heard again at the next heartbeat
 		a.acknowledge(ctx, due)

@@ -5,20 +5,30 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/railweave/railweave/cni/internal/failure"
 	"github.com/railweave/railweave/cni/internal/frr"
 )
 
 const (
 	// sessionPoll: four questions to bgpd of a millisecond; a rail that went down is refused to ADDs after at most this long.
 	sessionPoll = 2 * time.Second
+	// remindPeriod: FRR 8.4 brings up a session within some 3 s of the leaf's router advertisement.
+	remindPeriod = 5 * time.Second
 	// downGrace: a session that comes back within it (a restart of FRR, a flap) is not told to pods.
 	downGrace = 15 * time.Second
 	// switchPoll finds a restarted ovs-vswitchd by one stat call a bridge.
 	switchPoll = 100 * time.Millisecond
+	// tombstonePoll: reading an empty directory costs some microseconds.
+	tombstonePoll = 100 * time.Millisecond
+	// answerPoll: one question over ovs-vswitchd's control socket, answered within a millisecond.
+	answerPoll = time.Second
+	// switchGrace: a restart of ovs-vswitchd takes some seconds, and on a busy machine it may be silent for as long; the kernel
+	// datapath and hardware go on forwarding known flows meanwhile.
+	switchGrace = 10 * time.Second
 )
 
-// watchSwitch applies the rails when the database or ovs-vswitchd changed, and replays tombstones that come late.
-func (a *Agent) watchSwitch(ctx context.Context) {
+// watchDatabase applies the rails when the database changed or ovs-vswitchd was restarted.
+func (a *Agent) watchDatabase(ctx context.Context) {
 	ticker := time.NewTicker(switchPoll)
 	defer ticker.Stop()
 	seen := map[string]uint64{}
@@ -31,9 +41,6 @@ func (a *Agent) watchSwitch(ctx context.Context) {
 				r.applying.poke()
 			}
 		case <-ticker.C:
-			if err := a.replayTombstones(ctx); err != nil { // of DELs that found the agent starting
-				a.Log.Error("tombstones could not be replayed", "error", err)
-			}
 			for _, r := range a.rails {
 				if now := a.Switch.Incarnation(r.config.Bridge); now != seen[r.config.Name] {
 					seen[r.config.Name] = now
@@ -42,6 +49,87 @@ func (a *Agent) watchSwitch(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// watchTombstones replays those of DELs that found the agent starting.
+func (a *Agent) watchTombstones(ctx context.Context) {
+	ticker := time.NewTicker(tombstonePoll)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if err := a.replayTombstones(ctx, nil); err != nil {
+				a.Log.Error("tombstones were not all replayed; trying again", "error", err)
+			}
+		}
+	}
+}
+
+// watchSwitch asks ovs-vswitchd whether it is there: one that was killed leaves its sockets and pid file behind.
+func (a *Agent) watchSwitch(ctx context.Context) {
+	ticker := time.NewTicker(answerPoll)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			a.observeSwitch(ctx)
+		}
+	}
+}
+
+// observeSwitch notes since when ovs-vswitchd has not answered. After switchGrace the rails withdraw what it no longer serves;
+// they are applied again when it answers.
+func (a *Agent) observeSwitch(ctx context.Context) {
+	err := a.Switch.Answers(ctx)
+	now := a.Now()
+	a.mutex.Lock()
+	before := a.silent
+	switch {
+	case err == nil:
+		a.silent = time.Time{}
+	case before.IsZero():
+		a.silent = now
+	}
+	a.mutex.Unlock()
+	switch {
+	case err == nil && before.IsZero():
+		return
+	case err == nil:
+		a.Log.Info("ovs-vswitchd answers again", "after", now.Sub(before))
+	case before.IsZero():
+		a.Log.Error("ovs-vswitchd does not answer", "error", err)
+		return
+	case now.Sub(before) <= switchGrace:
+		return
+	}
+	for _, r := range a.rails {
+		r.applying.poke()
+	}
+}
+
+// switchSilence is for how long ovs-vswitchd has not answered; 0 if it does.
+func (a *Agent) switchSilence() time.Duration {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if a.silent.IsZero() {
+		return 0
+	}
+	return max(a.Now().Sub(a.silent), time.Nanosecond)
+}
+
+// switchAnswers tells why the rail's bridge is not served now; nil if it is.
+func (r *rail) switchAnswers(ctx context.Context) *failure.Error {
+	if r.agent.Switch.Incarnation(r.config.Bridge) == 0 {
+		return r.missing(nil, "ovs-vswitchd is not running")
+	}
+	if err := r.agent.Switch.Answers(ctx); err != nil {
+		return r.missing(err, "ovs-vswitchd does not answer")
+	}
+	return nil
 }
 
 // watchRouting keeps FRR's configuration right and follows the sessions and the leafs' MAC addresses.
@@ -78,6 +166,7 @@ func (a *Agent) observeSessions(ctx context.Context) {
 			r.applying.poke()
 			a.saving.poke()
 		}
+		a.remindRouting(r, session)
 		a.Metrics.observeSession(r.config.Name, session)
 		a.tellPods(r)
 	}
@@ -115,6 +204,20 @@ func (r *rail) observe(session frr.Session) bool {
 	}
 	r.session = session
 	return changed
+}
+
+// remindRouting has the kernel tell zebra of LOCAL's addresses again while the rail has no session. FRR 8.4's zebra learns of
+// addresses and of links in different threads, and drops an address of a link that it has not heard of yet. It then never
+// sends a router advertisement, and an unnumbered session waits for ever (1 of 85 starts of a test network).
+func (a *Agent) remindRouting(r *rail, session frr.Session) {
+	now := a.Now()
+	if session.Established || now.Sub(r.reminded) < remindPeriod {
+		return
+	}
+	r.reminded = now
+	if err := a.Kernel.RepeatAddresses(r.config.Bridge); err != nil {
+		a.Log.Debug("addresses could not be repeated", "bridge", r.config.Bridge, "error", err)
+	}
 }
 
 // tellPods writes an event on the pods of a rail that stays down, once.

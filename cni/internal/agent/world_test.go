@@ -23,6 +23,7 @@ import (
 	"github.com/railweave/railweave/cni/internal/kernel"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
 	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/preflight"
 	"github.com/railweave/railweave/cni/internal/tenancy"
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
@@ -47,6 +48,8 @@ type world struct {
 	links    map[string]bool
 	netns    map[string]*fakeNetns
 	fail     map[string]error // by operation
+	ahead    time.Duration    // of the clock
+	findings []preflight.Finding
 	history  []string
 	source   func(tenancy.Source) tenancy.Source // wraps the agents' source; nil: nothing
 	recorder Recorder                            // the agents'; nil: the log
@@ -273,6 +276,24 @@ func (w *world) Incarnation(string) uint64 {
 	return w.incarnation
 }
 
+func (w *world) Answers(context.Context) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.fail["answers"]
+}
+
+func (w *world) now() time.Time {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return time.Now().Add(w.ahead)
+}
+
+func (w *world) preflight(context.Context) []preflight.Finding {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return slices.Clone(w.findings)
+}
+
 func (w *world) Revalidate(context.Context, string) error {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -356,6 +377,12 @@ func (h host) EnsureLocal(kernel.Local) (int, error) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	return 9000, h.fail["local"]
+}
+
+func (h host) RepeatAddresses(link string) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.do("repeat-addresses", link)
 }
 
 func (h host) NeighbourMAC(string, netip.Addr) (string, error) {
@@ -474,8 +501,8 @@ func (w *world) boot(name, state, tenants, bootID string) *node {
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	surroundings := Surroundings{
-		Config: config, Database: w, Switch: w, Routing: routing{w}, Kernel: host{w}, Pods: pods{w}, Source: source, Recorder: LogRecorder{log},
-		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, BootID: bootID, Now: time.Now,
+		Config: config, Database: w, Switch: w, Routing: routing{w}, Kernel: host{w}, Pods: pods{w}, Source: source, Recorder: LogRecorder{log}, Preflight: w.preflight,
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, BootID: bootID, Now: w.now,
 	}
 	if w.source != nil {
 		surroundings.Source = w.source(source)
@@ -541,16 +568,27 @@ func (w *world) await(what string, holds func() bool) {
 
 // pod does what the runtime, ovs-cni and the IPAM do before our plugin: a namespace, an interface in it, a port.
 func (n *node) pod(namespace string, number int) *attachment.Attachment {
+	return n.podOn("rail0", namespace, number)
+}
+
+func (n *node) podOn(rail, namespace string, number int) *attachment.Attachment {
 	name := fmt.Sprintf("pod%d", number)
 	held := &attachment.Attachment{
-		Key: attachment.Key{Network: "rail0", ContainerID: name, Interface: "net1"}, Netns: "/run/netns/" + name, Rail: "rail0",
+		Key: attachment.Key{Network: rail, ContainerID: name, Interface: "net1"}, Netns: "/run/netns/" + name, Rail: rail,
 		Pod: attachment.Pod{Namespace: namespace, Name: name, UID: name}, Port: fmt.Sprintf("veth%d", number), MAC: fmt.Sprintf("0a:58:0a:40:%02x:%02x", number/256, number%256),
-		Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.64.%d.%d/16", 1+number/200, 2+number%200)), netip.MustParsePrefix(fmt.Sprintf("fd64::%x/64", number+16))},
+		Device: "0000:03:00.2",
+	}
+	for _, pool := range n.agent.rails[rail].config.Pools {
+		octets := pool.Prefix.Addr().AsSlice()
+		last := len(octets) - 1
+		octets[last-1], octets[last] = byte(1+number/200), byte(2+number%200)
+		address, _ := netip.AddrFromSlice(octets)
+		held.Addresses = append(held.Addresses, netip.PrefixFrom(address, pool.Prefix.Bits()))
 	}
 	n.locked(func() {
 		n.netns[held.Netns] = &fakeNetns{inode: uint64(4026530000 + number), interfaces: map[string]*fakeInterface{"net1": {mac: held.MAC, addresses: slices.Clone(held.Addresses)}}}
 		n.links[held.Port] = true
-		n.addPort("br-rail0", held.Port, map[string]string{"owner": ovsCNIOwner, ovsCNINetns: held.Netns})
+		n.addPort("br-"+rail, held.Port, map[string]string{"owner": ovsCNIOwner, ovsCNINetns: held.Netns})
 	})
 	return held
 }

@@ -107,7 +107,7 @@ func (a *Attachment) Validate() error {
 	if a.Netns == "" || len(a.Netns) > 4096 || !printable(a.Netns) || a.Netns[0] != '/' {
 		return fmt.Errorf("netns %q must be an absolute path", a.Netns)
 	}
-	if len(a.Device) > 64 || !printable(a.Device) || strings.ContainsAny(a.Device, "/") {
+	if len(a.Device) > 64 || !printable(a.Device) || strings.ContainsAny(a.Device, "/") || a.Device == "." || a.Device == ".." {
 		return fmt.Errorf("device %q is no PCI address", a.Device)
 	}
 	return validateAddresses(a.Addresses)

@@ -103,6 +103,7 @@ const (
 	cniPodSetup     = 110
 	cniRoute        = 111
 	cniRDMA         = 113
+	cniDevice       = 114
 )
 
 var pairs = map[nodev1.Reason]Pair{
@@ -134,6 +135,7 @@ var pairs = map[nodev1.Reason]Pair{
 	nodev1.Reason_RDMA_NOT_ISOLATED:  {codes.FailedPrecondition, cniRDMA},
 	nodev1.Reason_RDMA_NOT_READY:     {codes.Unavailable, CNITryAgain},
 	nodev1.Reason_TENANCY_STALE:      {codes.Unavailable, CNITryAgain},
+	nodev1.Reason_DEVICE_UNKNOWN:     {codes.NotFound, cniDevice},
 }
 
 // Codes of a reason; Internal and the generic CNI code for one that is not in the contract.

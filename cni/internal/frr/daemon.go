@@ -21,9 +21,11 @@ import (
 type Session struct {
 	Established bool
 	// BFDDown: BFD is on and its session is not up.
-	BFDDown  bool
-	Peer     netip.Addr // the leaf's address on the link, with zone if link-local
-	Prefixes int        // received
+	BFDDown bool
+	// ZebraAway: bgpd has no connection to zebra, so that announcements and withdrawals do not reach it.
+	ZebraAway bool
+	Peer      netip.Addr // the leaf's address on the link, with zone if link-local
+	Prefixes  int        // received
 }
 
 // Daemon is FRR as it runs in one pathspace.
@@ -204,7 +206,17 @@ func (d *Daemon) Sessions(ctx context.Context) (map[string]Session, error) {
 			return nil, err
 		}
 	}
-	return parseSessions(d.config, text, details, bfd)
+	sessions, err := parseSessions(d.config, text, details, bfd)
+	if err != nil {
+		return nil, err
+	}
+	if clients, err := d.ask(ctx, "zebra", "show zebra client summary"); err != nil || !hasClient(clients, "bgp") {
+		for name, session := range sessions {
+			session.ZebraAway = true
+			sessions[name] = session
+		}
+	}
+	return sessions, nil
 }
 
 func parseSessions(config *nodeconfig.Config, summaryJSON, neighborsJSON, bfdJSON string) (map[string]Session, error) {

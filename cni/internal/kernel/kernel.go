@@ -188,6 +188,25 @@ func ensureAddresses(link netlink.Link, wanted []netip.Prefix) error {
 	return nil
 }
 
+// RepeatAddresses makes the kernel tell its listeners of a link's addresses again; the addresses stay as they are.
+func RepeatAddresses(linkName string) error {
+	link, err := netlink.LinkByName(linkName)
+	if err != nil {
+		return err
+	}
+	present, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return err
+	}
+	for i := range present {
+		// Replacing an address by itself changes nothing and is announced (RTM_NEWADDR).
+		if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: present[i].IPNet, Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("address %s on %s: %w", present[i].IPNet, linkName, err)
+		}
+	}
+	return nil
+}
+
 // NeighbourMAC is the MAC address the kernel has for a peer on a link; empty if it has none.
 func NeighbourMAC(linkName string, peer netip.Addr) (string, error) {
 	link, err := netlink.LinkByName(linkName)

@@ -1,9 +1,18 @@
 package kernel
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/containernetworking/plugins/pkg/testutils"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // TestLinkLocal is the example of RFC 4291, appendix A, and the address FRR's leaf computes the MAC from.
@@ -14,6 +23,67 @@ func TestLinkLocal(t *testing.T) {
 	}
 	if got := linkLocal(mac); got != netip.MustParsePrefix("fe80::3656:78ff:fe9a:bcde/64") {
 		t.Error(got)
+	}
+}
+
+// TestRepeatAddresses: listeners hear of each address again, and the addresses stay.
+func TestRepeatAddresses(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	namespace, err := testutils.NewNS()
+	if err != nil {
+		t.Skipf("no network namespaces here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(namespace.Close(), testutils.UnmountNS(namespace)); err != nil {
+			t.Error(err)
+		}
+	})
+	err = namespace.Do(func(ns.NetNS) error {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "local0"}, PeerName: "peer"}); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName("local0")
+		if err != nil {
+			return err
+		}
+		want := map[netip.Prefix]bool{}
+		for _, text := range []string{"10.255.1.1/31", "fe80::5/64"} {
+			prefix := netip.MustParsePrefix(text)
+			want[prefix] = true
+			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ToIPNet(prefix), Flags: unix.IFA_F_NODAD}); err != nil {
+				return err
+			}
+		}
+		heard, done := make(chan netlink.AddrUpdate, 16), make(chan struct{})
+		defer close(done)
+		if err := netlink.AddrSubscribe(heard, done); err != nil {
+			return err
+		}
+		if err := RepeatAddresses("local0"); err != nil {
+			return err
+		}
+		for len(want) > 0 {
+			select {
+			case update := <-heard:
+				prefix, _ := FromIPNet(&update.LinkAddress)
+				if !update.NewAddr {
+					return fmt.Errorf("%s was removed", prefix)
+				}
+				delete(want, prefix)
+			case <-time.After(20 * time.Second):
+				return fmt.Errorf("not heard of again: %v", want)
+			}
+		}
+		present, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		if err == nil && len(present) != 2 {
+			err = fmt.Errorf("addresses are now %v", present)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

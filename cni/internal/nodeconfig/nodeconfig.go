@@ -22,6 +22,8 @@ const (
 	DefaultSocket = "/run/railweave/node.sock"
 	// DefaultStateDir holds the store and the tombstones.
 	DefaultStateDir = "/var/lib/railweave"
+	// DefaultMetricsListen is where the chart's probes ask.
+	DefaultMetricsListen = ":9477"
 )
 
 // Config is the node file. docs/cni/interfaces.md explains each key.
@@ -148,6 +150,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.FRR.GracefulRestartSeconds, 120)
 	setDefault(&c.FRR.MaximumPrefixes, 20000)
 	setDefault(&c.Tenancy.Source, "kubernetes")
+	setDefault(&c.MetricsListen, DefaultMetricsListen)
 	setDefault(&c.ReconcileSeconds, 30)
 	for i := range c.Rails {
 		rail := &c.Rails[i]

@@ -5,10 +5,12 @@ package plugin
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,18 +68,56 @@ func ParseConfig(data []byte) (*Config, error) {
 	if config.Name == "" {
 		return nil, wrong("name is missing")
 	}
+	// Package json takes the last of several keys, in whatever case they are written: a reader would see other settings.
+	if err := exactKeys(data, func(key string) bool { return !strings.EqualFold(key, settingsKey) || key == settingsKey }, settingsKey); err != nil {
+		return nil, wrong("%v", err)
+	}
 	if len(config.Railweave) == 0 || bytes.Equal(config.Railweave, []byte("null")) {
 		return nil, wrong(`the object "railweave" is missing; it names the rail: {"railweave": {"rail": "rail0"}}`)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(config.Railweave))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&config.Settings); err != nil {
-		return nil, wrong("railweave: %v; the keys are rail, socket, stateDir, timeoutSeconds", err)
+	const keys = "the keys are rail, socket, stateDir, timeoutSeconds"
+	if err := exactKeys(config.Railweave, func(key string) bool { return slices.Contains(settingsKeys, key) }, settingsKeys...); err != nil {
+		return nil, wrong("railweave: %v; %s", err, keys)
+	}
+	if err := json.Unmarshal(config.Railweave, &config.Settings); err != nil {
+		return nil, wrong("railweave: %v; %s", err, keys)
 	}
 	if err := config.Settings.complete(); err != nil {
 		return nil, err
 	}
 	return &config, nil
+}
+
+const settingsKey = "railweave"
+
+var settingsKeys = []string{"rail", "socket", "stateDir", "timeoutSeconds"}
+
+// exactKeys refuses an object that has a key which is not allowed, or one of the keys named more than once.
+func exactKeys(object []byte, allowed func(key string) bool, once ...string) error {
+	decoder := json.NewDecoder(bytes.NewReader(object))
+	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
+		return errors.New("an object is expected")
+	}
+	seen := map[string]bool{}
+	for decoder.More() {
+		token, err := decoder.Token()
+		if err != nil {
+			return err
+		}
+		key, _ := token.(string) // what else a valid object has here
+		switch {
+		case !allowed(key):
+			return fmt.Errorf("unknown key %q", key)
+		case seen[key] && slices.Contains(once, key):
+			return fmt.Errorf("key %q is given twice", key)
+		}
+		seen[key] = true
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Settings) complete() error {

@@ -194,6 +194,11 @@ func TestBadInput(t *testing.T) {
 		{"no JSON", replace("{", "["), 6, "JSON"},
 		{"no railweave object", replace(`"railweave"`, `"railway"`), 7, "railweave"},
 		{"an unknown key", replace(`"timeoutSeconds":5`, `"timeout":5`), 7, "timeout"},
+		{"a key in other letters", replace(`"timeoutSeconds":5`, `"TimeoutSeconds":5`), 7, `"TimeoutSeconds"`},
+		{"a key given twice", replace(`"timeoutSeconds":5`, `"timeoutSeconds":5,"rail":"rail1"`), 7, `"rail" is given twice`},
+		{"a railweave object given twice", replace(`"railweave":`, `"railweave":{"rail":"rail1"},"railweave":`), 7, `"railweave" is given twice`},
+		{"a railweave object in other letters beside it", replace(`"railweave":`, `"Railweave":{"rail":"rail1"},"railweave":`), 7, `"Railweave"`},
+		{"railweave is no object", replace(`"railweave":`, `"railweave":["rail0"],"x":`), 7, "object"},
 		{"no rail", replace(`"rail":"rail0"`, `"rail":""`), 7, "rail"},
 		{"a relative socket", replace(`"socket":"/`, `"socket":"`), 7, "socket"},
 		{"a timeout too long", replace(`"timeoutSeconds":5`, `"timeoutSeconds":5000`), 7, "timeoutSeconds"},
@@ -267,7 +272,7 @@ func TestDeleteWithoutAgent(t *testing.T) {
 		if err := errors.Join(FRR().Del(call(configuration(dir, ""))), OVS().Del(call(configuration(dir, "")))); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		found, err := store.Tombstones(dir)
+		found, _, err := store.Tombstones(dir)
 		if err != nil || len(found) != 2 || found[0].ContainerID != "c1" {
 			t.Errorf("%s: %v, %v", name, found, err)
 		}

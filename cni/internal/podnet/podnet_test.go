@@ -2,6 +2,7 @@ package podnet
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -205,12 +206,20 @@ func TestRDMA(t *testing.T) {
 		os.WriteFile(filepath.Join(gids, "2"), []byte("\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	names, err := rdmaDevices(filepath.Join(root, "bus/pci/devices"), "0000:03:00.2")
-	if err != nil || len(names) != 1 || names[0] != "mlx5_2" {
-		t.Fatalf("%v, %v", names, err)
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "bus/pci/devices/0000:03:00.3"), 0o750),
+		os.MkdirAll(filepath.Join(root, "bus/auxiliary/devices/mlx5_core.sf.4/infiniband/mlx5_7"), 0o750)); err != nil {
+		t.Fatal(err)
 	}
-	if names, err := rdmaDevices(filepath.Join(root, "bus/pci/devices"), "0000:03:00.3"); err != nil || len(names) != 0 {
-		t.Errorf("a function without RDMA: %v, %v", names, err)
+	for device, want := range map[string]string{"0000:03:00.2": "[mlx5_2]", "0000:03:00.3": "[]", "mlx5_core.sf.4": "[mlx5_7]"} {
+		if names, err := rdmaDevices(root, device); err != nil || fmt.Sprint(names) != want {
+			t.Errorf("%s: %v, %v, want %s", device, names, err, want)
+		}
+	}
+	if names, err := rdmaDevices(root, "0000:03:00.9"); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("a device that is not there: %v, %v", names, err)
+	}
+	if err := RDMAReady("/run/netns/none", "ffff:ff:1f.7", nil); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("a device this machine does not have: %v", err)
 	}
 	class := filepath.Join(root, "class/infiniband")
 	if err := awaitGIDs(class, "mlx5_2", []netip.Prefix{netip.MustParsePrefix("10.64.0.5/16")}); err != nil {

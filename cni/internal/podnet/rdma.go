@@ -21,6 +21,7 @@ import (
 var (
 	ErrRDMANotIsolated = errors.New("the RDMA device is not in the pod's namespace")
 	ErrNoGID           = errors.New("no GID of the address")
+	ErrNoDevice        = errors.New("no such device on this node")
 )
 
 // gidTime: the kernel adds a GID some milliseconds after the address; a device that needs seconds is broken.
@@ -30,12 +31,12 @@ const (
 )
 
 // RDMAReady tells whether a virtual function's RDMA device is where it must be (in the pod, if RDMA namespaces are exclusive)
-// and has the GIDs of the addresses. A veth, or a function without RDMA, is always ready.
+// and has the GIDs of the addresses. A veth, or a function without RDMA, is always ready; a device that does not exist is not.
 func RDMAReady(netns, device string, addresses []netip.Prefix) error {
 	if device == "" {
 		return nil
 	}
-	names, err := rdmaDevices("/sys/bus/pci/devices", device)
+	names, err := rdmaDevices("/sys", device)
 	if err != nil {
 		return err
 	}
@@ -48,7 +49,7 @@ func RDMAReady(netns, device string, addresses []netip.Prefix) error {
 		return awaitGIDs("/sys/class/infiniband", names[0], addresses)
 	}
 	return inNamespaceSysfs(netns, func(sysfs string) error {
-		names, err := rdmaDevices(filepath.Join(sysfs, "bus/pci/devices"), device)
+		names, err := rdmaDevices(sysfs, device)
 		if err != nil {
 			return err
 		}
@@ -59,17 +60,27 @@ func RDMAReady(netns, device string, addresses []netip.Prefix) error {
 	})
 }
 
-// rdmaDevices of a PCI function, as sysfs lists them for the namespace it was mounted in.
-func rdmaDevices(pci, device string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(pci, device, "infiniband"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+// buses on which a function of a NIC is found: virtual functions, and subfunctions (mlx5_core.sf.4).
+var buses = []string{"pci", "auxiliary"}
+
+// rdmaDevices of a NIC's function, as sysfs lists them for the namespace it was mounted in.
+func rdmaDevices(sysfs, device string) ([]string, error) {
+	for _, bus := range buses {
+		place := filepath.Join(sysfs, "bus", bus, "devices", device)
+		if _, err := os.Stat(place); errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		entries, err := os.ReadDir(filepath.Join(place, "infiniband"))
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil // it does Ethernet only
+		}
+		var names []string
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
+		return names, err
 	}
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	return names, err
+	return nil, fmt.Errorf("%s: %w", device, ErrNoDevice)
 }
 
 // inNamespaceSysfs runs a function with a sysfs that shows the pod's namespace. The thread gets a mount namespace of its

@@ -50,15 +50,16 @@ func Gather(ctx context.Context, config *nodeconfig.Config) *Facts {
 func gatherOVS(ctx context.Context, config *nodeconfig.Config, facts *Facts) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTime)
 	defer cancel()
+	// Asked of the daemon itself: the database's column ovs_version is written by ovs-ctl, or by nobody.
+	if text, err := vswitch.NewSwitch(config.OVS.RunDir).Command(ctx, "version"); err == nil {
+		facts.OVSVersion = strings.TrimSpace(text)
+	}
 	database, err := vswitch.OpenDatabase(ctx, config.OVS.RunDir)
 	if err != nil {
 		facts.DatabaseErr = err
 		return
 	}
 	defer database.Close()
-	if facts.OVSVersion, err = database.Version(ctx); err != nil {
-		facts.DatabaseErr = err
-	}
 	if facts.OtherConfig, err = database.OtherConfig(ctx); err != nil {
 		facts.DatabaseErr = err
 	}

@@ -28,6 +28,22 @@ type Finding struct {
 	Level  Level  `json:"level"`
 	Found  string `json:"found"`
 	Remedy string `json:"remedy,omitempty"`
+	Rail   string `json:"rail,omitempty"` // empty: it is about the whole node
+}
+
+// FirstFailure among those about the whole node or a rail; nil if there is none.
+func FirstFailure(findings []Finding, rail string) *Finding {
+	for i := range findings {
+		if found := &findings[i]; found.Level == Fail && (found.Rail == "" || found.Rail == rail) {
+			return found
+		}
+	}
+	return nil
+}
+
+// about makes a finding of the whole node.
+func about(check string, level Level, found, remedy string) Finding {
+	return Finding{Check: check, Level: level, Found: found, Remedy: remedy}
 }
 
 // RailFacts are a rail's.
@@ -42,7 +58,7 @@ type RailFacts struct {
 type Facts struct {
 	OFCtl       string // where ovs-ofctl is; empty: not found
 	DatabaseErr error
-	OVSVersion  string
+	OVSVersion  string // as ovs-vswitchd says it; empty: it does not answer
 	OtherConfig map[string]string
 	Daemons     map[string]bool // FRR daemons that answer in the pathspace
 	FRRVersion  string
@@ -79,19 +95,19 @@ func Failed(findings []Finding) bool {
 func judgeTools(facts *Facts) Finding {
 	switch {
 	case facts.OFCtl == "":
-		return Finding{"programs", Fail, "ovs-ofctl is not in PATH", "install openvswitch-switch (or its client programs) beside the agent"}
+		return about("programs", Fail, "ovs-ofctl is not in PATH", "install openvswitch-switch (or its client programs) beside the agent")
 	case !facts.Reload:
-		return Finding{"programs", Fail, "frr-reload.py is not in frr.binDir", "install frr-pythontools beside the agent"}
+		return about("programs", Fail, "frr-reload.py is not in frr.binDir", "install frr-pythontools beside the agent")
 	default:
-		return Finding{"programs", OK, facts.OFCtl, ""}
+		return about("programs", OK, facts.OFCtl, "")
 	}
 }
 
 func judgeDatabase(facts *Facts) Finding {
 	if facts.DatabaseErr != nil {
-		return Finding{"ovsdb", Fail, facts.DatabaseErr.Error(), "start ovsdb-server, or correct ovs.runDir"}
+		return about("ovsdb", Fail, facts.DatabaseErr.Error(), "start ovsdb-server, or correct ovs.runDir")
 	}
-	return Finding{"ovsdb", OK, "answers", ""}
+	return about("ovsdb", OK, "answers", "")
 }
 
 var numbers = regexp.MustCompile(`(\d+)\.(\d+)`)
@@ -113,11 +129,11 @@ func version(text string) int {
 func judgeOVSVersion(facts *Facts) Finding {
 	switch found := version(facts.OVSVersion); {
 	case found == 0:
-		return Finding{"ovs-vswitchd", Fail, "it is not running: the database has no version", "start ovs-vswitchd"}
+		return about("ovs-vswitchd", Fail, "it does not answer on its control socket", "start ovs-vswitchd, or correct ovs.runDir")
 	case found < 2017: // 2.17: the oldest long-term release with bundles over OpenFlow 1.4 as used here
-		return Finding{"ovs-vswitchd", Fail, facts.OVSVersion, "use Open vSwitch 2.17 or newer; 3.1 is what the tests run"}
+		return about("ovs-vswitchd", Fail, facts.OVSVersion, "use Open vSwitch 2.17 or newer; 3.1 is what the tests run")
 	default:
-		return Finding{"ovs-vswitchd", OK, facts.OVSVersion, ""}
+		return about("ovs-vswitchd", OK, facts.OVSVersion, "")
 	}
 }
 
@@ -125,11 +141,11 @@ func judgeOffload(config *nodeconfig.Config, facts *Facts) Finding {
 	requested := facts.OtherConfig["hw-offload"] == "true"
 	switch {
 	case config.OVS.HWOffload && !requested:
-		return Finding{"hardware offload", Warn, "other_config:hw-offload is not set yet", "the agent sets it; restart ovs-vswitchd after that, it is read at its start only"}
+		return about("hardware offload", Warn, "other_config:hw-offload is not set yet", "the agent sets it; restart ovs-vswitchd after that, it is read at its start only")
 	case !config.OVS.HWOffload && config.OVS.DatapathType == "system":
-		return Finding{"hardware offload", Warn, "not requested: all packets take the CPU", "set ovs.hwOffload in the node file"}
+		return about("hardware offload", Warn, "not requested: all packets take the CPU", "set ovs.hwOffload in the node file")
 	default:
-		return Finding{"hardware offload", OK, fmt.Sprintf("requested: %t (what is offloaded, railweave_megaflows tells)", requested), ""}
+		return about("hardware offload", OK, fmt.Sprintf("requested: %t (what is offloaded, railweave_megaflows tells)", requested), "")
 	}
 }
 
@@ -139,13 +155,13 @@ const defaultMaxIdle = 10000
 func judgeMaxIdle(facts *Facts) Finding {
 	text, set := facts.OtherConfig["max-idle"]
 	if !set {
-		return Finding{"max-idle", OK, fmt.Sprintf("%d ms (default)", defaultMaxIdle), ""}
+		return about("max-idle", OK, fmt.Sprintf("%d ms (default)", defaultMaxIdle), "")
 	}
 	value, err := strconv.Atoi(text)
 	if err != nil || value < defaultMaxIdle {
-		return Finding{"max-idle", Warn, text + " ms", "flows leave the hardware between a job's bursts, and each burst begins in software: use 10000 or more"}
+		return about("max-idle", Warn, text+" ms", "flows leave the hardware between a job's bursts, and each burst begins in software: use 10000 or more")
 	}
-	return Finding{"max-idle", OK, text + " ms", ""}
+	return about("max-idle", OK, text+" ms", "")
 }
 
 func judgeDaemons(config *nodeconfig.Config, facts *Facts) Finding {
@@ -160,68 +176,70 @@ func judgeDaemons(config *nodeconfig.Config, facts *Facts) Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return Finding{"frr", Fail, strings.Join(missing, ", ") + " not running in the pathspace", "enable them in FRR's `daemons` file, or correct frr.runDir and frr.pathspace"}
+		return about("frr", Fail, strings.Join(missing, ", ")+" not running in the pathspace", "enable them in FRR's `daemons` file, or correct frr.runDir and frr.pathspace")
 	}
-	return Finding{"frr", OK, strings.Join(needed, ", "), ""}
+	return about("frr", OK, strings.Join(needed, ", "), "")
 }
 
 func judgeFRRVersion(facts *Facts) Finding {
 	if found := version(facts.FRRVersion); found < 8004 { // 8.4 is what the tests run
-		return Finding{"frr version", Fail, facts.FRRVersion, "use FRR 8.4 or newer"}
+		return about("frr version", Fail, facts.FRRVersion, "use FRR 8.4 or newer")
 	}
-	return Finding{"frr version", OK, facts.FRRVersion, ""}
+	return about("frr version", OK, facts.FRRVersion, "")
 }
 
 func judgeZebras(facts *Facts) Finding {
 	if len(facts.Zebras) > 1 {
-		return Finding{"one zebra", Fail, fmt.Sprintf("processes %v are all zebra in this network namespace", facts.Zebras),
-			"two zebras remove each other's routes: give the other one (an FRR of another CNI, MetalLB) its own namespace, or use its FRR for the rails too"}
+		return about("one zebra", Fail, fmt.Sprintf("processes %v are all zebra in this network namespace", facts.Zebras),
+			"two zebras remove each other's routes: give the other one (an FRR of another CNI, MetalLB) its own namespace, or use its FRR for the rails too")
 	}
-	return Finding{"one zebra", OK, fmt.Sprint(facts.Zebras), ""}
+	return about("one zebra", OK, fmt.Sprint(facts.Zebras), "")
 }
 
 func judgeRDMA(facts *Facts) Finding {
 	switch {
 	case facts.RDMADevices == 0:
-		return Finding{"rdma", Warn, "no RDMA device", "pods can use TCP only"}
+		return about("rdma", Warn, "no RDMA device", "pods can use TCP only")
 	case facts.RDMAMode != "exclusive":
-		return Finding{"rdma", Warn, "RDMA namespaces are " + facts.RDMAMode, "with `rdma system set netns exclusive` (and rdma-cni in the chain) a pod sees its own device only"}
+		return about("rdma", Warn, "RDMA namespaces are "+facts.RDMAMode, "with `rdma system set netns exclusive` (and rdma-cni in the chain) a pod sees its own device only")
 	default:
-		return Finding{"rdma", OK, fmt.Sprintf("%d devices, exclusive namespaces: rdma-cni must be in the chain", facts.RDMADevices), ""}
+		return about("rdma", OK, fmt.Sprintf("%d devices, exclusive namespaces: rdma-cni must be in the chain", facts.RDMADevices), "")
 	}
 }
 
 func judgeState(config *nodeconfig.Config, facts *Facts) Finding {
 	if facts.StateErr != nil {
-		return Finding{"state directory", Fail, facts.StateErr.Error(), "make " + config.StateDir + " writable and durable across reboots"}
+		return about("state directory", Fail, facts.StateErr.Error(), "make "+config.StateDir+" writable and durable across reboots")
 	}
-	return Finding{"state directory", OK, config.StateDir, ""}
+	return about("state directory", OK, config.StateDir, "")
 }
 
 func judgeRail(config *nodeconfig.Config, rail *nodeconfig.Rail, facts RailFacts) []Finding {
-	name := func(check string) string { return rail.Name + " " + check }
 	var findings []Finding
+	add := func(check string, level Level, found, remedy string) {
+		findings = append(findings, Finding{Check: rail.Name + " " + check, Level: level, Found: found, Remedy: remedy, Rail: rail.Name})
+	}
 	switch {
 	case facts.UplinkMTU == 0:
-		findings = append(findings, Finding{name("uplink"), Fail, "there is no link " + rail.Uplink, "correct rails[].uplink; the physical function must be in the agent's network namespace"})
+		add("uplink", Fail, "there is no link "+rail.Uplink, "correct rails[].uplink; the physical function must be in the agent's network namespace")
 	case rail.MTU > facts.UplinkMTU:
-		findings = append(findings, Finding{name("uplink"), Fail, fmt.Sprintf("MTU %d, the pods' is to be %d", facts.UplinkMTU, rail.MTU), "raise the uplink's MTU or lower rails[].mtu"})
+		add("uplink", Fail, fmt.Sprintf("MTU %d, the pods' is to be %d", facts.UplinkMTU, rail.MTU), "raise the uplink's MTU or lower rails[].mtu")
 	case facts.UplinkMTU < 4200: // a verbs MTU of 4096 needs a link MTU of 4200 or more
-		findings = append(findings, Finding{name("uplink"), Warn, fmt.Sprintf("MTU %d", facts.UplinkMTU), "RoCE with an MTU of 4096 needs 4200 or more"})
+		add("uplink", Warn, fmt.Sprintf("MTU %d", facts.UplinkMTU), "RoCE with an MTU of 4096 needs 4200 or more")
 	default:
-		findings = append(findings, Finding{name("uplink"), OK, fmt.Sprintf("MTU %d", facts.UplinkMTU), ""})
+		add("uplink", OK, fmt.Sprintf("MTU %d", facts.UplinkMTU), "")
 	}
 	switch {
 	case !config.OVS.HWOffload:
 	case facts.Eswitch == "switchdev":
-		findings = append(findings, Finding{name("eswitch"), OK, "switchdev, firmware " + facts.Firmware, ""})
+		add("eswitch", OK, "switchdev, firmware "+facts.Firmware, "")
 	default:
-		findings = append(findings, Finding{name("eswitch"), Fail, fmt.Sprintf("mode %q", facts.Eswitch), "`devlink dev eswitch set pci/... mode switchdev` before any virtual function is bound"})
+		add("eswitch", Fail, fmt.Sprintf("mode %q", facts.Eswitch), "`devlink dev eswitch set pci/... mode switchdev` before any virtual function is bound")
 	}
 	if len(facts.Overlap) > 0 {
-		findings = append(findings, Finding{name("isolation"), Fail, fmt.Sprintf("the main table has routes into the pools: %v", facts.Overlap), "remove them: with them the host and pods of the default network are routed into the GPU network"})
+		add("isolation", Fail, fmt.Sprintf("the main table has routes into the pools: %v", facts.Overlap), "remove them: with them the host and pods of the default network are routed into the GPU network")
 	} else {
-		findings = append(findings, Finding{name("isolation"), OK, "no route of the host leads into the pools", ""})
+		add("isolation", OK, "no route of the host leads into the pools", "")
 	}
 	return findings
 }

@@ -23,7 +23,7 @@ func config() *nodeconfig.Config {
 
 func healthy() *Facts {
 	return &Facts{
-		OFCtl: "/usr/bin/ovs-ofctl", OVSVersion: "3.1.0", OtherConfig: map[string]string{"hw-offload": "true"},
+		OFCtl: "/usr/bin/ovs-ofctl", OVSVersion: "ovs-vswitchd (Open vSwitch) 3.1.0", OtherConfig: map[string]string{"hw-offload": "true"},
 		Daemons: map[string]bool{"zebra": true, "bgpd": true, "bfdd": true}, FRRVersion: "FRRouting 8.4.4 (node1).", Reload: true, Zebras: []int{10},
 		RDMAMode: "exclusive", RDMADevices: 2, Rails: map[string]RailFacts{"rail0": {UplinkMTU: 9216, Eswitch: "switchdev", Firmware: "28.40.1000"}},
 	}
@@ -50,7 +50,7 @@ func TestJudge(t *testing.T) {
 		{func(_ *nodeconfig.Config, f *Facts) { f.Reload = false }, "programs", Fail},
 		{func(_ *nodeconfig.Config, f *Facts) { f.DatabaseErr = errors.New("refused") }, "ovsdb", Fail},
 		{func(_ *nodeconfig.Config, f *Facts) { f.OVSVersion = "" }, "ovs-vswitchd", Fail},
-		{func(_ *nodeconfig.Config, f *Facts) { f.OVSVersion = "2.13.8" }, "ovs-vswitchd", Fail},
+		{func(_ *nodeconfig.Config, f *Facts) { f.OVSVersion = "ovs-vswitchd (Open vSwitch) 2.13.8" }, "ovs-vswitchd", Fail},
 		{func(_ *nodeconfig.Config, f *Facts) { f.OtherConfig = nil }, "hardware offload", Warn},
 		{func(c *nodeconfig.Config, _ *Facts) { c.OVS.HWOffload = false }, "hardware offload", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.OtherConfig["max-idle"] = "500" }, "max-idle", Warn},

@@ -108,6 +108,24 @@ func syncDir(dir string) error {
 	return errors.Join(handle.Sync(), handle.Close())
 }
 
+// WriteSealed replaces a file by a body with its checksum, as the store is.
+func WriteSealed(path string, body any) error {
+	data, err := seal(body)
+	if err != nil {
+		return err
+	}
+	return writeAtomically(path, data)
+}
+
+// ReadSealed is the inverse of WriteSealed. A file that does not verify is a DamagedError.
+func ReadSealed(path string, body any) error {
+	data, err := os.ReadFile(path) // #nosec G304 -- the state directory
+	if err != nil {
+		return err
+	}
+	return unseal(path, data, body)
+}
+
 // Decode verifies and checks a store file's contents.
 func Decode(name string, data []byte) (*State, error) {
 	var state State

@@ -109,26 +109,34 @@ func TestTombstones(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	found, err := Tombstones(dir)
-	if err != nil || len(found) != 2 {
-		t.Fatalf("%v, %v", found, err)
+	expect := func(when string, count int, damage bool) []Tombstone {
+		t.Helper()
+		found, damaged, err := Tombstones(dir)
+		if err != nil || len(found) != count || (damaged != nil) != damage {
+			t.Fatalf("%s: %v, %v, %v", when, found, damaged, err)
+		}
+		return found
 	}
+	expect("buried", 2, false)
 	if err := os.WriteFile(filepath.Join(dir, tombstoneDir, "zz.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if found, err = Tombstones(dir); err == nil || len(found) != 2 {
-		t.Errorf("beside a damaged one: %v, %v", found, err)
-	}
-	if found, err = Tombstones(dir); err != nil || len(found) != 2 {
-		t.Errorf("after quarantine: %v, %v", found, err)
-	}
+	expect("beside a damaged one", 2, true)
+	expect("after quarantine", 2, false)
 	for range 2 {
 		if err := Exhume(dir, first); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if found, err = Tombstones(dir); err != nil || len(found) != 1 || found[0] != second {
-		t.Errorf("%v, %v", found, err)
+	if found := expect("exhumed", 1, false); found[0] != second || Buried(dir, first) || !Buried(dir, second) {
+		t.Errorf("%v", found)
+	}
+	// A directory that cannot be read is not an empty one.
+	if err := errors.Join(os.RemoveAll(filepath.Join(dir, tombstoneDir)), os.WriteFile(filepath.Join(dir, tombstoneDir), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if found, _, err := Tombstones(dir); err == nil {
+		t.Errorf("unreadable: %v", found)
 	}
 }
 

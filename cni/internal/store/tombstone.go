@@ -66,19 +66,17 @@ func DecodeTombstone(name string, data []byte) (Tombstone, error) {
 	return tombstone, nil
 }
 
-// Tombstones lists those that wait. Damaged ones are moved into quarantine and reported in the error beside the good ones:
-// their attachments are found by the sweep once their netns is dead.
-func Tombstones(stateDir string) ([]Tombstone, error) {
+// Tombstones lists those that wait. Damaged ones are moved into quarantine and reported: their attachments are found by the
+// sweep once their netns is dead. With an error nobody knows what waits.
+func Tombstones(stateDir string) (found []Tombstone, damaged, err error) {
 	dir := filepath.Join(stateDir, tombstoneDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var found []Tombstone
-	var problems error
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), ".") {
 			continue // a write that did not finish: its plugin did not report success
@@ -89,16 +87,25 @@ func Tombstones(stateDir string) ([]Tombstone, error) {
 			continue
 		}
 		if err != nil {
-			return found, errors.Join(problems, err)
+			return nil, damaged, err
 		}
-		tombstone, err := DecodeTombstone(path, data)
-		if err != nil {
-			problems = errors.Join(problems, err, setAside(stateDir, path))
+		tombstone, problem := DecodeTombstone(path, data)
+		if problem != nil {
+			if err := setAside(stateDir, path); err != nil {
+				return nil, damaged, errors.Join(problem, err)
+			}
+			damaged = errors.Join(damaged, problem)
 			continue
 		}
 		found = append(found, tombstone)
 	}
-	return found, problems
+	return found, damaged, nil
+}
+
+// Buried tells whether a tombstone still waits.
+func Buried(stateDir string, tombstone Tombstone) bool {
+	_, err := os.Stat(tombstone.path(stateDir))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 func setAside(stateDir, path string) error {

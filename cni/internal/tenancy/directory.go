@@ -188,6 +188,9 @@ func (d *Directory) View() View {
 // Changed is signalled after the view changed.
 func (d *Directory) Changed() <-chan struct{} { return d.changed }
 
+// Reached: it was when it was opened.
+func (d *Directory) Reached() error { return nil }
+
 // Stale since the directory cannot be read.
 func (d *Directory) Stale() time.Time {
 	d.mutex.Lock()

@@ -211,6 +211,9 @@ func (k *Kubernetes) Stale() time.Time {
 	return k.echo
 }
 
+// Reached: it was when it was opened.
+func (k *Kubernetes) Reached() error { return nil }
+
 // objectName is a DNS name made of an address.
 func objectName(address netip.Addr) string {
 	return strings.NewReplacer(".", "-", ":", "-").Replace(address.StringExpanded())

@@ -97,6 +97,8 @@ type Source interface {
 	VerifyPod(ctx context.Context, pod attachment.Pod) error
 	// Stale tells since when nothing could be heard; zero if all is well.
 	Stale() time.Time
+	// Reached tells why nothing was heard since the start; nil if something was.
+	Reached() error
 }
 
 // TakenError: the address is published by another node.

@@ -90,7 +90,7 @@ func OpenDatabase(ctx context.Context, runDir string) (*Database, error) {
 func monitored() []client.MonitorOption {
 	root, bridge, port, link := &rootRow{}, &bridgeRow{}, &portRow{}, &interfaceRow{}
 	return []client.MonitorOption{
-		client.WithTable(root, &root.Bridges, &root.OtherConfig, &root.OVSVersion),
+		client.WithTable(root, &root.Bridges, &root.OtherConfig),
 		client.WithTable(bridge, &bridge.Name, &bridge.Ports, &bridge.FailMode, &bridge.DatapathType, &bridge.Controller, &bridge.OtherConfig, &bridge.ExternalIDs),
 		client.WithTable(port, &port.Name, &port.Interfaces, &port.ExternalIDs),
 		client.WithTable(link, &link.Name, &link.Type, &link.OFPort, &link.OFPortRequest, &link.Error),
@@ -198,15 +198,6 @@ func (d *Database) root(ctx context.Context) (*rootRow, error) {
 		return nil, errors.New("the Open_vSwitch table has no row: is ovsdb-server initialised (ovs-vsctl init)?")
 	}
 	return &rows[0], nil
-}
-
-// Version of the running ovs-vswitchd, as it wrote it.
-func (d *Database) Version(ctx context.Context) (string, error) {
-	root, err := d.root(ctx)
-	if err != nil {
-		return "", err
-	}
-	return deref(root.OVSVersion), nil
 }
 
 // OtherConfig is Open_vSwitch.other_config.

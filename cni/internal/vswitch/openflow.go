@@ -92,21 +92,6 @@ func (s *Switch) Differences(ctx context.Context, bridge, program string) ([]str
 	return lines, nil
 }
 
-// Flows lists the bridge's flows as the switch prints them.
-func (s *Switch) Flows(ctx context.Context, bridge string) ([]string, error) {
-	text, err := s.ofctl(ctx, "", "--no-stats", "dump-flows", s.target(bridge))
-	if err != nil {
-		return nil, err
-	}
-	var lines []string
-	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); strings.Contains(line, "actions=") {
-			lines = append(lines, line)
-		}
-	}
-	return lines, nil
-}
-
 var portLine = regexp.MustCompile(`(?m)^ *(\d+)\(([^)]+)\): addr:`)
 
 // PortNumbers are the OpenFlow numbers the switch itself has, which the database may lag behind after a restart.

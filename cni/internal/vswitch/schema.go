@@ -8,7 +8,6 @@ type rootRow struct {
 	UUID        string            `ovsdb:"_uuid"`
 	Bridges     []string          `ovsdb:"bridges"`
 	OtherConfig map[string]string `ovsdb:"other_config"`
-	OVSVersion  *string           `ovsdb:"ovs_version"`
 }
 
 type bridgeRow struct {

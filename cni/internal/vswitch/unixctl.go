@@ -69,6 +69,17 @@ func (s *Switch) Command(ctx context.Context, method string, args ...string) (st
 	return deref(answer.Result), nil
 }
 
+// answerTime: ovs-vswitchd answers within a millisecond, and within seconds while it takes in hundreds of ports.
+const answerTime = 5 * time.Second
+
+// Answers tells why ovs-vswitchd does not answer; nil if it does. Files tell nothing of one that was killed or hangs.
+func (s *Switch) Answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	_, err := s.Command(ctx, "version")
+	return err
+}
+
 // nudge is a flow in a table nothing leads to, added and deleted in one bundle: it changes nothing, but revalidators wake.
 const nudge = "add table=253,priority=0,cookie=0x5257000000000003,actions=drop\ndelete cookie=0x5257000000000003/-1,table=253\n"
 
