@@ -12,33 +12,34 @@ CNI_FUZZ := \
 	./internal/store:FuzzDecode \
 	./internal/store:FuzzDecodeTombstone
 
-.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-full test-cni-kubernetes soak-cni bench-cni fuzz-cni vet-cni lint-cni build-cni generate-cni
+.PHONY: test-cni test-cni-unit test-cni-e2e test-cni-full test-cni-kubernetes soak-cni bench-cni fuzz-cni fuzz-cni-short lint-cni build-cni generate-cni
 
 build-cni:
 	cd cni && CGO_ENABLED=0 go build -trimpath -o ../build/cni/ ./cmd/...
 
-# What every change must pass: logic with the race detector, then the end-to-end suite, which needs root and says so when it
-# cannot run. test-cni-full has the long scenarios too.
-test-cni: test-cni-unit test-cni-e2e
+# What every change must pass: logic with the race detector, some thousand fuzzed inputs, then the end-to-end suite, which needs
+# root. test-cni-full has its scenarios in full size, test-cni-kubernetes those that need an API server.
+test-cni: test-cni-unit test-cni-e2e fuzz-cni-short
 
-# Formatting and go vet in seconds; what every change must pass. lint-cni has all linters.
-vet-cni:
+# `go test` compiles once for tests and vet; a `go vet` beside it compiles all that is below once more (4 minutes, cold).
+test-cni-unit:
 	@cd cni && unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
-	cd cni && go vet ./... && go vet -tags kubernetes ./e2e
+	cd cni && go test -race -vet=all -short -timeout 20m ./...
 
-test-cni-unit: vet-cni
-	cd cni && go test -race -short -timeout 20m ./...
-
+# Where CI is set, what cannot run is a failure: skipped tests look like passed ones.
 test-cni-e2e:
 	@if [ "$$(id -u)" != 0 ]; then \
 		echo "cni end-to-end suite: NOT RUN, it needs root (network namespaces, Open vSwitch, FRR)"; \
+		test -z "$${CI:-}"; \
 	else \
 		cd cni && RAILWEAVE_E2E_REQUIRED=$${CI:-} go test -count=1 -timeout 30m -p 1 -parallel 3 ./e2e/...; \
 	fi
 
-# With the scenarios that take minutes each: all variants, isolation through every fault, 200 pods at once.
 test-cni-full: export RAILWEAVE_E2E_FULL := 1
 test-cni-full: test-cni
+
+fuzz-cni-short:
+	@$(MAKE) -s fuzz-cni CNI_FUZZ_INPUTS=5000
 
 # The agents on a real API server with the chart's roles and policies. Builds kube-apiserver and Helm from source: some
 # minutes and 7 GB of Go caches the first time.
@@ -60,8 +61,8 @@ fuzz-cni:
 		go test -run '^$$' -fuzz "^$${pair#*:}$$" -fuzztime $(CNI_FUZZ_INPUTS)x -fuzzminimizetime 10x "$${pair%%:*}" || exit 1; \
 	done
 
-lint-cni: vet-cni
-	cd cni && $(GOLANGCI_LINT) run ./...
+lint-cni:
+	cd cni && go vet -tags kubernetes ./... && $(GOLANGCI_LINT) run ./... && $(GOLANGCI_LINT) run --build-tags kubernetes ./e2e
 
 # The Go code of the contract; needs protoc, protoc-gen-go 1.36.10 and protoc-gen-go-grpc 1.5.1.
 generate-cni:

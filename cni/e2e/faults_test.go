@@ -70,6 +70,15 @@ func TestTruthOfStatusAndCheck(t *testing.T) {
 		{"leaf's bgpd down", func() error { return c.Network.Leaves[0].FRR.KillDaemon("bgpd") }, func() error {
 			return steps(c.Network.Leaves[0].FRR.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) })
 		}, []uint{codeLimited}, []uint{codeTryAgain, codeRoute}},
+		{"zebra killed", func() error { return node.FRR.KillDaemon("zebra") }, func() error {
+			return steps(node.FRR.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) })
+		}, []uint{codeUnavailable}, []uint{codeTryAgain}},
+		{"ovsdb-server killed", node.OVS.KillDatabase, func() error {
+			return steps(node.OVS.StartDatabase, func() error { return agent.WaitReady(cluster.ReadyLimit) })
+		}, []uint{codeUnavailable}, nil},
+		{"ovs-vswitchd killed", node.OVS.KillSwitch, func() error {
+			return steps(node.OVS.StartSwitch, func() error { return agent.WaitReady(cluster.ReadyLimit) })
+		}, []uint{codeUnavailable}, []uint{codeDatapath}},
 		{"gateway's neighbour removed in the pod", func() error {
 			return pod.NS.Run("ip", "neigh", "del", gateway4.String(), "dev", a.Interface)
 		}, func() error { return agentRepairs(r, pod) }, nil, []uint{codePodDiffers}},
@@ -215,6 +224,22 @@ func TestPortDeletedByLateDelete(t *testing.T) {
 	audited(t, c)
 }
 
+// TestDeadSwitch kills a node's ovs-vswitchd for longer than a restart takes: the leafs must not send it what it cannot
+// deliver. Everything comes back with it.
+func TestDeadSwitch(t *testing.T) {
+	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
+	one, two := run(t, c, 1, "team-a", "one"), run(t, c, 2, "team-a", "two")
+	audited(t, c)
+	must(t, c.Network.Nodes[0].OVS.KillSwitch())
+	if err := c.WaitRoutes([]*runtime.Pod{two}, routesLimit); err != nil {
+		t.Errorf("with a dead switch: %v", err)
+	}
+	must(t, c.Network.Nodes[0].OVS.StartSwitch())
+	must(t, c.WaitReady())
+	audited(t, c)
+	reach(t, one, two)
+}
+
 // TestStaleRows leaves what a reboot leaves: port rows and attachments whose namespaces are gone. The agent drops them,
 // and new pods start.
 func TestStaleRows(t *testing.T) {
@@ -344,12 +369,11 @@ func swapAddress(result map[string]any, address string) {
 // TestZebraDiesWhileBGPStarts kills zebra just when a new bgpd has read its configuration. FRR 8.4's bgpd then forgets to
 // ask the next zebra for the kernel's routes, with a configuration that looks right: the agent must notice.
 func TestZebraDiesWhileBGPStarts(t *testing.T) {
-	onlyFull(t)
 	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
 	one, two := run(t, c, 1, "team-a", "one"), run(t, c, 2, "team-a", "two")
 	audited(t, c)
 	frr := c.Network.Nodes[1].FRR
-	for range 3 {
+	for range size(1, 3) {
 		must(t, steps(frr.Kill, frr.Start, pause(200*time.Millisecond), func() error { return frr.KillDaemon("zebra") }, frr.Start))
 		// Until then the leafs keep what they knew: graceful restart, for at most 120 s, would hide the loss.
 		must(t, steps(pause(15*time.Second), c.WaitReady))

@@ -280,9 +280,8 @@ func (f *field) sendFromOutside(t *testing.T, s *probe.Session) {
 // time; afterwards everything allowed must pass again. Where the datapath does not depend on what was killed, nothing
 // allowed may be lost meanwhile either.
 func TestIsolationThroughFaults(t *testing.T) {
-	onlyFull(t)
 	c := start(t, cluster.Options{Tenants: tenants})
-	f := plant(t, c, 6)
+	f := plant(t, c, size(3, 6))
 	node, agent := c.Network.Nodes[0], c.Agents[0]
 	for _, fault := range []struct {
 		name     string

@@ -167,11 +167,28 @@ func TestKubernetes(t *testing.T) {
 		wantCode(t, err, codeUnknownPod)
 		must(t, k.Runtimes[0].Remove(pod))
 	})
+	t.Run("the API server is away", func(t *testing.T) { k.away(t, pods[0], pods[1]) })
 	for _, pod := range pods {
 		must(t, k.multus(t, pod.Node.Index).Remove(pod))
 	}
 	audited(t, k.Cluster)
 	t.Run("no objects left", func(t *testing.T) { k.objects(t, nil) })
+}
+
+// away starts a node's agent and switch anew while nobody can say who has which address: pods of one tenant, here and on the
+// other node, get their way back from what the agent remembers.
+func (k *onKubernetes) away(t *testing.T, one, two *runtime.Pod) {
+	must(t, k.api.StopServer())
+	ovs, agent := k.Network.Nodes[0].OVS, k.Agents[0]
+	must(t, steps(agent.Kill, ovs.KillSwitch, ovs.StartSwitch, agent.Start))
+	for _, v6 := range []bool{false, true} {
+		src, dst := one.Attachments[0].Address(v6), two.Attachments[0].Address(v6)
+		must(t, eventually(func() error { return probe.ExchangeTCP(one.NS, two.NS, src, dst, 2*time.Second) }))
+	}
+	wantCode(t, k.Runtimes[0].Status(0), codeLimited)
+	must(t, k.api.StartServer())
+	must(t, k.WaitReady())
+	audited(t, k.Cluster)
 }
 
 // objects compares the published addresses with the pods'.

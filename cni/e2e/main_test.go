@@ -20,8 +20,16 @@ import (
 // cannot turn the suite off unnoticed.
 const requireVariable = "RAILWEAVE_E2E_REQUIRED"
 
-// fullVariable asks for the scenarios that take minutes, too: `make test-cni-full` sets it.
+// fullVariable asks for scenarios in their full size: `make test-cni-full` sets it.
 const fullVariable = "RAILWEAVE_E2E_FULL"
+
+// size of a scenario: short in every run, full when asked for.
+func size(short, full int) int {
+	if os.Getenv(fullVariable) != "" {
+		return full
+	}
+	return short
+}
 
 // settleLimit bounds how long a cluster may take to come to rest after a disturbance: FRR's sessions need about 3 s to
 // come back, the agents reconcile every 5 s, and the machine may be busy.
