@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +16,8 @@ import (
 	"github.com/railweave/railweave/cni/e2e/testnet"
 )
 
-// tenants of the isolation tests: three, one of them made of two Namespaces.
-var tenants = map[string]string{"team-a": "", "team-b": "blue", "team-b2": "blue", "team-c": ""}
+// tenants of the isolation tests: three. One is made of two Namespaces with a label, another is the Namespace of that name.
+var tenants = map[string]string{"team-a": "", "team-b": "blue", "team-b2": "blue", "blue": ""}
 
 // field is a cluster with pods of several tenants, and everything around them that must not hear them.
 type field struct {
@@ -30,6 +31,7 @@ type field struct {
 	impostors map[string][]*probe.Endpoint      // by tenant
 	near      map[*probe.Endpoint]*testnet.Node // the node at the other end of an impostor's port
 	common    []*runtime.Pod                    // pods of the default network only
+	outside   []*probe.Endpoint                 // of those
 	watches   []probe.Watch
 	tenant    map[*probe.Endpoint]string
 }
@@ -38,7 +40,7 @@ type field struct {
 func plant(t *testing.T, c *cluster.Cluster, perTenant int) *field {
 	t.Helper()
 	f := &field{Cluster: c, tenant: map[*probe.Endpoint]string{}}
-	for _, namespace := range []string{"team-a", "team-b", "team-c"} {
+	for _, namespace := range []string{"team-a", "team-b", "blue"} {
 		for i := range perTenant {
 			of := namespace
 			if namespace == "team-b" && i%3 == 2 {
@@ -65,11 +67,7 @@ func (f *field) survey(t *testing.T) {
 	i := 0
 	for _, pod := range f.pods {
 		for range pod.Attachments {
-			tenant := tenants[pod.Namespace]
-			if tenant == "" {
-				tenant = pod.Namespace
-			}
-			f.tenant[f.ends[i]] = tenant
+			f.tenant[f.ends[i]] = tenantOf(pod.Namespace, tenants[pod.Namespace])
 			i++
 		}
 	}
@@ -86,9 +84,34 @@ func (f *field) survey(t *testing.T) {
 	for rail, leaf := range f.Network.Leaves {
 		f.watches = append(f.watches, probe.Watch{Name: fmt.Sprintf("leaf%d/spine", rail), NS: leaf.NS, Interface: "spine", Transit: true})
 	}
+	f.outside = nil
 	for _, pod := range f.common {
 		f.watches = append(f.watches, probe.Watch{Name: pod.String() + "/eth0", NS: pod.NS, Interface: "eth0", Outside: true})
+		f.outside = append(f.outside, f.surveyOutsider(t, pod))
 	}
+}
+
+// surveyOutsider makes an endpoint of a default-network pod. That network has no IPv6, which keeps no one from sending it.
+func (f *field) surveyOutsider(t *testing.T, pod *runtime.Pod) *probe.Endpoint {
+	t.Helper()
+	gateway, err := pod.Node.NS.HardwareAddr("cni0")
+	must(t, err)
+	address, err := pod.NS.IPv4("eth0")
+	must(t, err)
+	own := address.As4()
+	global := netip.AddrFrom16([16]byte{0xfd, 0x44, 12: own[0], 13: own[1], 14: own[2], 15: own[3]})
+	outsider, err := probe.NewRouterEndpoint(pod.String()+"/eth0", pod.NS, "eth0", probe.OffRails, address, global, gateway)
+	must(t, err)
+	outsider.SendOnly = true // watched already, as a place off the rails
+	return outsider
+}
+
+// tenantOf names a Namespace's tenant. Names and labels are two sets: the quotes keep them apart.
+func tenantOf(namespace, label string) string {
+	if label == "" {
+		return namespace
+	}
+	return strconv.Quote(label)
 }
 
 func (f *field) surveyLink(t *testing.T, node *testnet.Node, leaf *testnet.Router, rail int) {
@@ -101,16 +124,18 @@ func (f *field) surveyLink(t *testing.T, node *testnet.Node, leaf *testnet.Route
 	host, err := probe.NewRouterEndpoint(fmt.Sprintf("%s/rail%d", node.Name, rail), node.NS, testnet.Bridge(rail), rail,
 		link.Node4.Addr(), link.Node6.Addr(), leafMAC)
 	must(t, err)
+	host.Fleeting = true
 	f.hosts = append(f.hosts, host)
 	router, err := probe.NewRouterEndpoint(fmt.Sprintf("%s/%s", leaf.Name, node.Name), leaf.NS, testnet.LeafPort(node.Index), rail,
 		link.Leaf4.Addr(), link.Leaf6.Addr(), nodeMAC)
 	must(t, err)
+	host.Leaf = router.Name
 	f.leaves = append(f.leaves, router)
 	for _, pod := range f.ends {
 		if tenant := f.tenant[pod]; pod.Rail == rail && !strings.Contains(pod.Name, "@"+node.Name+"/") && !f.played(tenant, router) {
 			impostor, err := probe.NewRouterEndpoint(router.Name+" as "+pod.Name, leaf.NS, router.Interface, rail, pod.Addr4, pod.Addr6, nodeMAC)
 			must(t, err)
-			impostor.SendOnly = true
+			impostor.SendOnly, impostor.Plays = true, pod
 			f.tenant[impostor] = tenant
 			f.near[impostor] = node
 			f.impostors[tenant] = append(f.impostors[tenant], impostor)
@@ -136,7 +161,7 @@ func (f *field) relation(from, to *probe.Endpoint) probe.Relation {
 // session watches everything. Hosts are both endpoints and watched; the leafs' ports are watched as transit.
 func (f *field) session(t *testing.T) *probe.Session {
 	t.Helper()
-	all := slices.Concat(f.ends, f.hosts)
+	all := slices.Concat(f.ends, f.hosts, f.outside)
 	for _, impostors := range f.impostors {
 		all = append(all, impostors...)
 	}
@@ -149,6 +174,25 @@ func (f *field) session(t *testing.T) *probe.Session {
 // unicast are the kinds that are plain IP: what a host or leaf may send at all without it being its own control traffic.
 func unicast() []probe.Kind {
 	return kindsNamed("icmp-echo", "tcp-syn", "udp-rocev2", "first-fragment", "later-fragment")
+}
+
+// special are the other kinds.
+func special() []probe.Kind {
+	plain := map[string]bool{}
+	for _, kind := range unicast() {
+		plain[kind.Name] = true
+	}
+	return slices.DeleteFunc(slices.Clone(probe.Kinds), func(k probe.Kind) bool { return plain[k.Name] })
+}
+
+// some are the endpoints of one pod of each tenant on each node.
+func (f *field) some() []*probe.Endpoint {
+	taken := map[string]bool{}
+	return slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool {
+		at := fmt.Sprint(e.Rail, f.tenant[e], e.Name[strings.Index(e.Name, "@"):])
+		defer func() { taken[at] = true }()
+		return taken[at]
+	})
 }
 
 func kindsNamed(prefixes ...string) []probe.Kind {
@@ -225,7 +269,14 @@ func (f *field) everyPair(t *testing.T, burst int, overflowBefore uint64) {
 	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, burst))
 	must(t, s.Matrix(probe.Kinds, f.ends, f.hosts, burst))
 	must(t, s.Matrix(unicast(), f.ends, f.leaves, burst))
-	must(t, s.Matrix(unicast(), f.hosts, f.ends, burst))
+	must(t, s.Matrix(probe.Kinds, f.hosts, f.ends, burst))
+	// To another rail pods go over leafs and spine; frames that are not plain IP have no way, and a few pods are enough to show it.
+	must(t, s.Across(unicast(), f.ends, f.ends, burst))
+	must(t, s.Across(special(), f.some(), f.some(), burst))
+	must(t, s.Across(unicast(), f.hosts, f.ends, burst))
+	must(t, s.Across(unicast(), f.ends, f.hosts, burst))
+	must(t, s.Across(probe.Kinds, f.outside, f.ends, burst))
+	must(t, s.Across(probe.Kinds, f.ends, f.outside, burst))
 	for tenant, impostors := range f.impostors {
 		others := slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool { return f.tenant[e] == tenant })
 		must(t, s.Matrix(unicast(), impostors, others, burst))
@@ -289,7 +340,7 @@ func TestIsolationThroughFaults(t *testing.T) {
 		strike   func() error
 	}{
 		{"agent killed and started", true, func() error {
-			return steps(agent.Kill, agent.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) })
+			return steps(agent.Kill, pause(2*time.Second), agent.Start, func() error { return agent.WaitReady(cluster.ReadyLimit) })
 		}},
 		{"FRR of a node killed and started", true, func() error {
 			return steps(node.FRR.Kill, node.FRR.Start, pause(10*time.Second))
@@ -325,7 +376,7 @@ func TestIsolationThroughFaults(t *testing.T) {
 					return probe.Strangers
 				}
 			}
-			s.SetRelation(relation)
+			s.SetRelation(f.during(relation))
 			before := f.overflow(t)
 			stop := stream(t, s, f)
 			err := fault.strike()
@@ -359,11 +410,32 @@ func pause(d time.Duration) func() error {
 	}
 }
 
+// traffic is what flows while something else happens: between the pods, and to them from everybody who is none.
+func (f *field) traffic() []probe.Traffic {
+	pods := probe.Traffic{Kinds: probe.Kinds, From: f.ends, To: f.ends}
+	var impostors []*probe.Endpoint
+	for _, of := range f.impostors {
+		impostors = append(impostors, of...)
+	}
+	return []probe.Traffic{pods, {Kinds: probe.Kinds, From: f.hosts, To: f.ends}, pods, {Kinds: probe.Kinds, From: f.outside, To: f.ends},
+		pods, {Kinds: unicast(), From: impostors, To: f.ends}}
+}
+
+// during is a relation while traffic flows: an impostor of one's own tenant is let in by the node it is near, and by no other.
+func (f *field) during(relation func(from, to *probe.Endpoint) probe.Relation) func(from, to *probe.Endpoint) probe.Relation {
+	return func(from, to *probe.Endpoint) probe.Relation {
+		if is := relation(from, to); is != probe.Friends || from.Plays == nil {
+			return is
+		}
+		return probe.Unsettled
+	}
+}
+
 // stream sends probes of all kinds until the returned function is called.
 func stream(t *testing.T, s *probe.Session, f *field) (stop func()) {
 	t.Helper()
 	done, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- s.Stream(f.ends, done) }()
+	go func() { ended <- s.Stream(f.traffic(), done) }()
 	return func() {
 		close(done)
 		if err := <-ended; err != nil {

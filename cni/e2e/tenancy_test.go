@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -25,7 +26,8 @@ func inForce(t *testing.T, c *cluster.Cluster, node int, namespace string) {
 func TestRelabelling(t *testing.T) {
 	c := start(t, cluster.Options{Tenants: tenants})
 	f := plant(t, c, 6)
-	of := map[string]string{"team-a": "team-a", "team-b": "blue", "team-b2": "blue", "team-c": "team-c"}
+	of := map[string]string{} // Namespace to label
+	maps.Copy(of, tenants)
 	namespace := map[*probe.Endpoint]string{}
 	i := 0
 	for _, pod := range f.pods {
@@ -34,9 +36,15 @@ func TestRelabelling(t *testing.T) {
 			i++
 		}
 	}
+	for _, impostors := range f.impostors {
+		for _, impostor := range impostors {
+			namespace[impostor] = namespace[impostor.Plays]
+		}
+	}
 	relation := func(of map[string]string) func(from, to *probe.Endpoint) probe.Relation {
 		return func(from, to *probe.Endpoint) probe.Relation {
-			if a, b := of[namespace[from]], of[namespace[to]]; a != "" && a == b {
+			a, b := namespace[from], namespace[to]
+			if a != "" && b != "" && tenantOf(a, of[a]) == tenantOf(b, of[b]) {
 				return probe.Friends
 			}
 			return probe.Strangers
@@ -44,33 +52,28 @@ func TestRelabelling(t *testing.T) {
 	}
 	during := f.session(t)
 	before := f.overflow(t)
-	for round, change := range []struct{ namespace, label, tenant string }{
-		{"team-b2", "", "team-b2"}, {"team-b2", "team-a", "team-a"}, {"team-a", "blue", "blue"}, {"team-b2", "blue", "blue"},
-	} {
-		was, after := relation(of), map[string]string{}
-		labels := map[string]string{}
-		for name, tenant := range of {
-			after[name], labels[name] = tenant, tenant
-		}
-		after[change.namespace], labels[change.namespace] = change.tenant, change.label
-		next := relation(after)
+	// A label that is the name of another Namespace does not join it; that Namespace joins by having the label, too.
+	for round, change := range []struct{ namespace, label string }{{"team-b2", ""}, {"team-b2", "team-a"}, {"team-a", "team-a"}, {"team-b2", "blue"}} {
+		was, labels := relation(of), maps.Clone(of)
+		labels[change.namespace] = change.label
+		next := relation(labels)
 		// While the change is under way only what holds before and after is expected, and nothing of the Namespace that
 		// moves: its addresses have no tenant for a moment, not even among themselves.
-		during.SetRelation(func(from, to *probe.Endpoint) probe.Relation {
+		during.SetRelation(f.during(func(from, to *probe.Endpoint) probe.Relation {
 			a, b := was(from, to), next(from, to)
 			moves := namespace[from] == change.namespace || namespace[to] == change.namespace
 			if a != b || a == probe.Friends && moves {
 				return probe.Unsettled
 			}
 			return a
-		})
+		}))
 		stop := stream(t, during, f)
 		time.Sleep(200 * time.Millisecond) // some probes before the change, whose flows are cached then
 		must(t, c.Network.SetTenants(labels))
 		began := time.Now()
 		inForce(t, c, round%len(c.Runtimes)+1, change.namespace)
-		during.SetRelation(next)
-		t.Logf("%s to %s: in force after %v", change.namespace, change.tenant, time.Since(began).Round(time.Millisecond))
+		during.SetRelation(f.during(next))
+		t.Logf("%s to %s: in force after %v", change.namespace, tenantOf(change.namespace, change.label), time.Since(began).Round(time.Millisecond))
 		// At once, in both directions and of every kind: what the stream's many probes could hide.
 		stop()
 		moved := slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool { return namespace[e] != change.namespace })
@@ -78,7 +81,7 @@ func TestRelabelling(t *testing.T) {
 		must(t, during.Matrix(probe.Kinds, f.ends, moved, probe.Burst))
 		f.verdict(t, during, before)
 		before = f.overflow(t)
-		of = after
+		of = labels
 	}
 	must(t, during.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
 	f.verdict(t, during, before)

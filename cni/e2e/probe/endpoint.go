@@ -13,7 +13,10 @@ import (
 	"github.com/railweave/railweave/cni/e2e/testnet"
 )
 
-// Endpoint is an interface of a pod on a rail.
+// OffRails is the rail of an endpoint that is on none.
+const OffRails = -1
+
+// Endpoint is an interface of a pod on a rail, or of somebody else who may try to reach one.
 type Endpoint struct {
 	Name      string
 	NS        testnet.Namespace
@@ -25,6 +28,12 @@ type Endpoint struct {
 	LinkLocal netip.Addr
 	// SendOnly endpoints are not watched: theirs is an interface that others' allowed packets pass through.
 	SendOnly bool
+	// Plays is the endpoint that an impostor pretends to be, which gets the answers.
+	Plays *Endpoint
+	// Leaf is the watch at which a node's own neighbour discovery is at home: its LOCAL port speaks it with the leaf.
+	Leaf string
+	// Fleeting is an interface that goes and comes with ovs-vswitchd. What it cannot send is not sent.
+	Fleeting bool
 
 	gateway4, gateway6 net.HardwareAddr
 }

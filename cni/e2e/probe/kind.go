@@ -21,7 +21,9 @@ const (
 type Kind struct {
 	Name       string
 	SameTenant Expectation
-	build      func(scene) []byte
+	// Discovery is how neighbours find each other, which a node and its leaf do too.
+	Discovery bool
+	build     func(scene) []byte
 }
 
 // scene is what a frame is made from.
@@ -40,11 +42,14 @@ func kinds() []Kind {
 	var all []Kind
 	both := func(name string, expect Expectation, build func(s scene, src, dst netip.Addr) []byte) {
 		all = append(all,
-			Kind{name + "4", expect, func(s scene) []byte { return build(s, s.from.Addr4, s.to.Addr4) }},
-			Kind{name + "6", expect, func(s scene) []byte { return build(s, s.from.Addr6, s.to.Addr6) }})
+			Kind{name + "4", expect, false, func(s scene) []byte { return build(s, s.from.Addr4, s.to.Addr4) }},
+			Kind{name + "6", expect, false, func(s scene) []byte { return build(s, s.from.Addr6, s.to.Addr6) }})
 	}
 	plain := func(name string, build func(s scene) []byte) {
-		all = append(all, Kind{name, Vanish, build})
+		all = append(all, Kind{name, Vanish, false, build})
+	}
+	neighbours := func(name string, build func(s scene) []byte) {
+		all = append(all, Kind{name, Vanish, true, build})
 	}
 
 	both("icmp-echo", Arrive, func(s scene, src, dst netip.Addr) []byte {
@@ -104,34 +109,34 @@ func kinds() []Kind {
 		dst := netip.MustParseAddr("255.255.255.255")
 		return ethernet(broadcast, s.from.MAC, etherIPv4, s.roce(s.from.Addr4, dst))
 	})
-	plain("arp-request", func(s scene) []byte {
+	neighbours("arp-request", func(s scene) []byte {
 		return ethernet(broadcast, s.from.MAC, etherARP, arp(1, s.from.MAC, make(net.HardwareAddr, 6), s.from.Addr4, s.to.Addr4, s.mark))
 	})
-	plain("arp-request-unicast", func(s scene) []byte {
+	neighbours("arp-request-unicast", func(s scene) []byte {
 		return ethernet(s.to.MAC, s.from.MAC, etherARP, arp(1, s.from.MAC, make(net.HardwareAddr, 6), s.from.Addr4, s.to.Addr4, s.mark))
 	})
-	plain("arp-gratuitous", func(s scene) []byte {
+	neighbours("arp-gratuitous", func(s scene) []byte {
 		return ethernet(broadcast, s.from.MAC, etherARP, arp(2, s.from.MAC, broadcast, s.third.Addr4, s.third.Addr4, s.mark))
 	})
-	plain("arp-reply-poison", func(s scene) []byte {
+	neighbours("arp-reply-poison", func(s scene) []byte {
 		return ethernet(s.to.MAC, s.from.MAC, etherARP, arp(2, s.from.MAC, s.to.MAC, s.third.Addr4, s.to.Addr4, s.mark))
 	})
-	plain("nd-solicitation", func(s scene) []byte {
+	neighbours("nd-solicitation", func(s scene) []byte {
 		group, target := solicitedNode(s.to.Addr6), s.to.Addr6.As16()
 		m := discovery(s.from.LinkLocal, group, icmpv6NeighSol, append(make([]byte, 4), target[:]...), option(1, s.from.MAC), markOption(s.mark))
 		return ethernet(multicastMAC(group), s.from.MAC, etherIPv6, ip(s.from.LinkLocal, group, protoICMPv6, 255, fragment{}, m))
 	})
-	plain("nd-advertisement", func(s scene) []byte {
+	neighbours("nd-advertisement", func(s scene) []byte {
 		target := s.third.Addr6.As16()
 		m := discovery(s.from.LinkLocal, s.to.LinkLocal, icmpv6NeighAdv, append([]byte{0x20, 0, 0, 0}, target[:]...), option(2, s.from.MAC), markOption(s.mark))
 		return ethernet(s.to.MAC, s.from.MAC, etherIPv6, ip(s.from.LinkLocal, s.to.LinkLocal, protoICMPv6, 255, fragment{}, m))
 	})
-	plain("ra-multicast", func(s scene) []byte {
+	neighbours("ra-multicast", func(s scene) []byte {
 		group := netip.MustParseAddr("ff02::1")
 		return ethernet(multicastMAC(group), s.from.MAC, etherIPv6, ip(s.from.LinkLocal, group, protoICMPv6, 255, fragment{},
 			routerAdvertisement(s.from.LinkLocal, group, s.from.MAC, s.mark)))
 	})
-	plain("ra-unicast", func(s scene) []byte {
+	neighbours("ra-unicast", func(s scene) []byte {
 		return ethernet(s.to.MAC, s.from.MAC, etherIPv6, ip(s.from.LinkLocal, s.to.LinkLocal, protoICMPv6, 255, fragment{},
 			routerAdvertisement(s.from.LinkLocal, s.to.LinkLocal, s.from.MAC, s.mark)))
 	})

@@ -52,10 +52,11 @@ const (
 
 // sent is a probe that is on its way, or was.
 type sent struct {
-	kind     string
-	from, to *Endpoint
-	expect   Expectation
-	outsider bool // sent off the rails
+	kind      string
+	from, to  *Endpoint
+	expect    Expectation
+	discovery bool
+	outsider  bool // sent off the rails
 }
 
 // Session is a set of endpoints that send to each other and are all watched.
@@ -199,7 +200,7 @@ func (s *Session) Send(kind Kind, from, to *Endpoint) error {
 	// Sending under the lock orders it against SetRelation: a probe expected under the old relation is not sent later.
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := sent{kind: kind.Name, from: from, to: to, expect: Vanish}
+	p := sent{kind: kind.Name, from: from, to: to, expect: Vanish, discovery: kind.Discovery, outsider: from.Rail == OffRails}
 	switch s.relation(from, to) {
 	case Friends:
 		p.expect = kind.SameTenant
@@ -207,7 +208,17 @@ func (s *Session) Send(kind Kind, from, to *Endpoint) error {
 		p.expect = Neither
 	}
 	frame := kind.build(scene{from: from, to: to, third: s.third(from, to), mark: s.add(p)})
-	if _, err := unix.Write(s.senders[from], frame); err != nil {
+	_, err := unix.Write(s.senders[from], frame)
+	if err != nil && from.Fleeting {
+		// Its interface may be another one by now, or none.
+		if fd, reopened := packetSocket(from.NS, from.Interface, 0); reopened == nil {
+			_ = unix.Close(s.senders[from])
+			s.senders[from] = fd
+			_, _ = unix.Write(fd, frame)
+		}
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("%s sends %s: %w", from.Name, kind.Name, err)
 	}
 	return nil
@@ -236,11 +247,20 @@ const Burst = 100
 
 // Matrix sends the given kinds from each sender to each receiver of the same rail.
 func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint, burst int) error {
+	return s.each(kinds, senders, receivers, burst, func(from, to *Endpoint) bool { return from.Rail == to.Rail })
+}
+
+// Across sends the given kinds from each sender to each receiver that is not on its rail.
+func (s *Session) Across(kinds []Kind, senders, receivers []*Endpoint, burst int) error {
+	return s.each(kinds, senders, receivers, burst, func(from, to *Endpoint) bool { return from.Rail != to.Rail })
+}
+
+func (s *Session) each(kinds []Kind, senders, receivers []*Endpoint, burst int, chosen func(from, to *Endpoint) bool) error {
 	count := 0
 	for _, kind := range kinds {
 		for _, from := range senders {
 			for _, to := range receivers {
-				if from == to || from.Rail != to.Rail {
+				if from == to || !chosen(from, to) {
 					continue
 				}
 				if err := s.Send(kind, from, to); err != nil {
@@ -257,14 +277,21 @@ func (s *Session) Matrix(kinds []Kind, senders, receivers []*Endpoint, burst int
 	return nil
 }
 
-// Stream sends probes of all kinds between the endpoints, in turn and some thousands a second, until done is closed.
-func (s *Session) Stream(ends []*Endpoint, done <-chan struct{}) error {
+// Traffic is who sends which kinds to whom: of one rail, or from off the rails to all.
+type Traffic struct {
+	Kinds    []Kind
+	From, To []*Endpoint
+}
+
+// Stream sends probes of all traffic, in turn and some thousands a second, until done is closed.
+func (s *Session) Stream(all []Traffic, done <-chan struct{}) error {
 	const burst = 25 // small, so that SetRelation and the end find little on its way
 	count := 0
-	for i := 0; ; i++ {
-		from := ends[i%len(ends)]
-		for j, to := range ends {
-			if from == to || from.Rail != to.Rail {
+	for turn := 0; ; turn++ {
+		traffic, i := all[turn%len(all)], turn/len(all)
+		from := traffic.From[i%len(traffic.From)]
+		for j, to := range traffic.To {
+			if from == to || from.Rail != to.Rail && from.Rail != OffRails {
 				continue
 			}
 			select {
@@ -272,7 +299,7 @@ func (s *Session) Stream(ends []*Endpoint, done <-chan struct{}) error {
 				return nil
 			default:
 			}
-			if err := s.Send(Kinds[(i/len(ends)+j)%len(Kinds)], from, to); err != nil {
+			if err := s.Send(traffic.Kinds[(i/len(traffic.From)+j)%len(traffic.Kinds)], from, to); err != nil {
 				return err
 			}
 			if count++; count%burst == 0 {
@@ -369,12 +396,12 @@ func (s *Session) Leaks() []string {
 }
 
 // mayHave reports whether an observer may see a probe. The sender may see one that was let through, because the receiver
-// answers: an echo reply, or an ICMP error that quotes it.
+// answers: an echo reply, or an ICMP error that quotes it. So may who an impostor plays.
 func (o *observer) mayHave(p sent) bool {
-	if p.outsider && o.watch.Outside {
+	if p.outsider && o.watch.Outside || p.discovery && p.from.Leaf != "" && o.watch.Name == p.from.Leaf {
 		return true
 	}
-	return p.expect != Vanish && (o.watch.Transit || o.endpoint == p.to || o.endpoint == p.from)
+	return p.expect != Vanish && (o.watch.Transit || o.endpoint == p.to || o.endpoint == p.from || o.endpoint != nil && o.endpoint == p.from.Plays)
 }
 
 // Resend sends every probe again that had to arrive and did not, one at a time, and expects it anew. Whether it may have

@@ -105,3 +105,24 @@ func (n Namespace) HardwareAddr(ifname string) (string, error) {
 	})
 	return mac, err
 }
+
+// IPv4 is an interface's IPv4 address.
+func (n Namespace) IPv4(ifname string) (netip.Addr, error) {
+	var address netip.Addr
+	err := n.Do(func() error {
+		link, err := netlink.LinkByName(ifname)
+		if err != nil {
+			return fmt.Errorf("%s/%s: %w", n.Name, ifname, err)
+		}
+		found, err := netlink.AddrList(link, netlink.FAMILY_V4)
+		if err != nil {
+			return fmt.Errorf("%s/%s: %w", n.Name, ifname, err)
+		}
+		if len(found) == 0 {
+			return fmt.Errorf("%s/%s has no IPv4 address", n.Name, ifname)
+		}
+		address, _ = netip.AddrFromSlice(found[0].IP.To4())
+		return nil
+	})
+	return address, err
+}
