@@ -693,7 +693,7 @@ func TestDeadSwitchIsNotAnnounced(t *testing.T) {
 	if left := n.announced(); len(left) != 2 {
 		t.Errorf("after a moment: %v", left)
 	}
-	n.locked(func() { n.ahead = switchGrace + time.Second })
+	n.later(switchGrace + time.Second)
 	n.agent.observeSwitch(t.Context())
 	n.await("the announcements are gone", func() bool { return len(n.announced()) == 0 })
 	if got := failure.ReasonOf(n.agent.CheckAnnouncement(t.Context(), held.Key, "rail0", held.Addresses)); got != nodev1.Reason_ROUTE_DIFFERS {
@@ -732,7 +732,8 @@ func TestPreflightRefusesNewAttachments(t *testing.T) {
 // TestRoutingIsReminded of LOCAL's addresses while a rail has no session, and not while it has one.
 func TestRoutingIsReminded(t *testing.T) {
 	n := start(t)
-	n.locked(func() { n.sessions["rail0"], n.ahead = frr.Session{}, time.Hour })
+	n.locked(func() { n.sessions["rail0"] = frr.Session{} })
+	n.later(time.Hour)
 	began := n.operations()
 	n.await("rail0 is reminded", func() bool {
 		n.mutex.Lock()

@@ -320,13 +320,14 @@ func (a *Agent) markGranted() int {
 	return count
 }
 
-// publishOutdated publishes what the view does not show yet, in the order of generations.
+// publishOutdated publishes changed addresses that the view does not show yet, in the order of generations. New ones are their
+// ADD's, and publishAll's if that failed: a change must not wait for them.
 func (a *Agent) publishOutdated(ctx context.Context) bool {
 	view := a.Source.View()
 	a.mutex.Lock()
 	var outdated []tenancy.Entry
 	for address, entry := range a.own {
-		if view.Entries[address] != entry {
+		if entry.Changed && view.Entries[address] != entry {
 			outdated = append(outdated, entry)
 		}
 	}

@@ -1,22 +1,13 @@
 package agent
 
 import (
-	"context"
 	"errors"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-
-	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
-	"github.com/railweave/railweave/cni/internal/failure"
 	"github.com/railweave/railweave/cni/internal/tenancy"
 )
 
@@ -128,7 +119,7 @@ func TestChangeWaitsForALiveNode(t *testing.T) {
 	if inForce, why := first.agent.Source.View().InForce("mover", time.Now()); inForce {
 		t.Errorf("in force: %s", why)
 	}
-	first.later()
+	first.later(tenancy.Lifetime)
 	first.agent.heard(t.Context())
 	first.await("granted without the dead node", func() bool {
 		entry := first.agent.Source.View().Entries[moving.Hosts()[0]]
@@ -166,7 +157,7 @@ func TestGrantThatCannotBeRevalidated(t *testing.T) {
 	published := func() tenancy.Entry { return first.agent.Source.View().Entries[moving.Hosts()[0]] }
 	first.await("the address is revoked", func() bool { return published().Revoked })
 	first.locked(func() { first.fail["revalidate"] = errBusy })
-	first.later()
+	first.later(tenancy.Lifetime)
 	first.agent.heard(t.Context())
 	if entry := published(); !entry.Revoked {
 		t.Errorf("published: %+v", entry)
@@ -174,87 +165,4 @@ func TestGrantThatCannotBeRevalidated(t *testing.T) {
 	first.locked(func() { delete(first.fail, "revalidate") })
 	first.agent.heard(t.Context())
 	first.await("granted", func() bool { return !published().Revoked && published().Tenant == "label/other" })
-}
-
-// TestStartWithoutTheSource: after a crash of agent and switch with the API server away, pods get their flows back from what
-// the node remembers, other nodes' addresses included; new pods wait, and all is published when the source is reached.
-func TestStartWithoutTheSource(t *testing.T) {
-	tenants, away := t.TempDir(), &atomic.Bool{}
-	writeNamespaces(t, tenants, map[string]string{"team-a": ""})
-	w, state := newWorld(t), t.TempDir()
-	w.source = func(source tenancy.Source) tenancy.Source {
-		return tenancy.Remember(t.Context(), state, func(context.Context) (tenancy.Source, error) {
-			if away.Load() {
-				return nil, errors.New("connection refused")
-			}
-			return source, nil
-		}, func(err error) { t.Log(err) })
-	}
-	n := w.boot("node1", state, tenants, "boot1")
-	held := n.pod("team-a", 1)
-	n.await("the pod is attached", func() bool { return n.agent.Attach(t.Context(), held.Clone()) == nil })
-	n.announce(held)
-	other, err := tenancy.OpenDirectory(t.Context(), tenants, "node2")
-	if err != nil {
-		t.Fatal(err)
-	}
-	remote := netip.MustParseAddr("10.64.9.9")
-	entry := n.agent.Source.View().Entries[held.Hosts()[0]]
-	entry.Address, entry.Node = remote, "node2"
-	if err := other.Publish(t.Context(), entry); err != nil {
-		t.Fatal(err)
-	}
-	remembered := func() bool {
-		text, err := os.ReadFile(filepath.Join(state, "tenancy.json"))
-		return err == nil && strings.Contains(string(text), remote.String()) && strings.Contains(string(text), held.Hosts()[1].String())
-	}
-	n.await("both are remembered", remembered)
-	flows := n.flowsWith("")
-
-	n.stop()
-	away.Store(true)
-	n.mutex.Lock()
-	n.flows["br-rail0"] = map[string]string{}
-	n.incarnation++
-	n.mutex.Unlock()
-	n = n.restart("boot1")
-	n.await("the flows are back", func() bool { return n.flowsWith("") == flows && n.flowsWith("nw_dst="+remote.String()) > 0 })
-	if len(n.announced()) != 2 {
-		t.Errorf("announced: %v", n.announced())
-	}
-	for verb, err := range map[string]error{"ADD": n.agent.Attach(t.Context(), n.pod("team-a", 2)), "STATUS": n.agent.Status(t.Context(), "rail0")} {
-		if got := failure.ReasonOf(err); got != nodev1.Reason_TENANCY_STALE {
-			t.Errorf("%s: %v", verb, err)
-		}
-	}
-	away.Store(false)
-	n.await("STATUS is well", func() bool { return n.agent.Status(t.Context(), "rail0") == nil })
-	n.attach(n.pod("team-a", 3))
-}
-
-// silent is a source that has not heard of anybody since a time.
-type silent struct {
-	tenancy.Source
-	since time.Time
-}
-
-func (s silent) Stale() time.Time { return s.since }
-
-// TestStaleTenancy: STATUS says so after two minutes, and the alarm is raised although another rail is in trouble.
-func TestStaleTenancy(t *testing.T) {
-	for since, want := range map[time.Duration]nodev1.Reason{staleLimit / 2: nodev1.Reason_REASON_UNSPECIFIED, 2 * staleLimit: nodev1.Reason_TENANCY_STALE} {
-		w, tenants := newWorld(t), t.TempDir()
-		writeNamespaces(t, tenants, map[string]string{"team-a": ""})
-		w.source = func(source tenancy.Source) tenancy.Source { return silent{source, time.Now().Add(-since)} }
-		n := w.boot("node1", t.TempDir(), tenants, "boot1")
-		if got := failure.ReasonOf(n.agent.Status(t.Context(), "rail1")); got != want {
-			t.Errorf("silent for %v: STATUS %v, want %v", since, got, want)
-		}
-		n.locked(func() { n.bridges["br-rail0"].Controllers = 1 })
-		n.agent.reconcile(t.Context())
-		var metric dto.Metric
-		if err := n.agent.Metrics.TenancyStale.Write(&metric); err != nil || metric.GetGauge().GetValue() < since.Seconds() {
-			t.Errorf("silent for %v: the metric says %v, %v", since, metric.GetGauge().GetValue(), err)
-		}
-	}
 }

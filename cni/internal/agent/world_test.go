@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,11 +49,11 @@ type world struct {
 	links    map[string]bool
 	netns    map[string]*fakeNetns
 	fail     map[string]error // by operation
-	ahead    time.Duration    // of the clock
 	findings []preflight.Finding
 	history  []string
 	source   func(tenancy.Source) tenancy.Source // wraps the agents' source; nil: nothing
 	recorder Recorder                            // the agents'; nil: the log
+	ahead    atomic.Int64                        // of the agents' clock before the real one, in nanoseconds
 	added    func(flow string)                   // hears of every flow that is installed; nil: nobody does
 }
 
@@ -280,12 +281,6 @@ func (w *world) Answers(context.Context) error {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	return w.fail["answers"]
-}
-
-func (w *world) now() time.Time {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	return time.Now().Add(w.ahead)
 }
 
 func (w *world) preflight(context.Context) []preflight.Finding {
@@ -554,6 +549,10 @@ func writeNamespaces(t *testing.T, dir string, tenants map[string]string) {
 		t.Fatal(err)
 	}
 }
+
+// now is the agents' clock; later moves it.
+func (w *world) now() time.Time           { return time.Now().Add(time.Duration(w.ahead.Load())) }
+func (w *world) later(span time.Duration) { w.ahead.Add(int64(span)) }
 
 func (w *world) await(what string, holds func() bool) {
 	w.t.Helper()
