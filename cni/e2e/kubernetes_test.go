@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,12 +26,13 @@ import (
 	"github.com/railweave/railweave/cni/e2e/probe"
 	"github.com/railweave/railweave/cni/e2e/runtime"
 	"github.com/railweave/railweave/cni/e2e/testnet"
+	"github.com/railweave/railweave/cni/internal/agent"
+	"github.com/railweave/railweave/cni/internal/tenancy"
 )
 
 var (
-	railAddresses = schema.GroupVersionResource{Group: "railweave.io", Version: "v1", Resource: "railaddresses"}
-	attachments   = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
-	definitions   = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	attachments = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
+	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 )
 
 // onKubernetes is a cluster whose agents, and Multus, work with a real API server.
@@ -145,7 +147,7 @@ func TestKubernetes(t *testing.T) {
 	k := startKubernetes(t)
 	k.defineNetworks(t)
 	var pods []*runtime.Pod
-	for _, namespace := range []string{"team-a", "team-b", "team-b2", "team-c"} {
+	for _, namespace := range []string{"team-a", "team-b", "team-b2", "blue"} {
 		for node := range k.Runtimes {
 			pods = append(pods, k.run(t, node+1, namespace, fmt.Sprintf("pod-%d", node+1)))
 		}
@@ -160,6 +162,7 @@ func TestKubernetes(t *testing.T) {
 	t.Run("objects", func(t *testing.T) { k.objects(t, pods) })
 	t.Run("relabelling", func(t *testing.T) { k.relabel(t, f) })
 	t.Run("admission", k.admission)
+	t.Run("health", k.health)
 	t.Run("a pod the API does not know", func(t *testing.T) {
 		pod, err := k.Runtimes[0].NewPod("team-a", "pod-1")
 		must(t, err)
@@ -198,7 +201,7 @@ func (k *onKubernetes) objects(t *testing.T, pods []*runtime.Pod) {
 	for _, pod := range pods {
 		for _, a := range pod.Attachments {
 			for _, addr := range a.Addresses {
-				want[addr.String()] = pod.Node.Name + " " + pod.Namespace
+				want[addr.String()] = fmt.Sprint(pod.Node.Name, " ", pod.Namespace, " ", tenancy.TenantOf(pod.Namespace, tenants[pod.Namespace]))
 			}
 		}
 	}
@@ -206,12 +209,12 @@ func (k *onKubernetes) objects(t *testing.T, pods []*runtime.Pod) {
 	must(t, err)
 	var got map[string]string
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
-		list, err := objects.Resource(railAddresses).List(context.Background(), metav1.ListOptions{})
+		list, err := objects.Resource(tenancy.AddressResource).List(context.Background(), metav1.ListOptions{})
 		must(t, err)
 		got = map[string]string{}
 		for _, item := range list.Items {
 			spec := item.Object["spec"].(map[string]any)
-			got[spec["address"].(string)] = fmt.Sprint(spec["node"], " ", spec["namespace"])
+			got[spec["address"].(string)] = fmt.Sprint(spec["node"], " ", spec["namespace"], " ", spec["tenant"])
 		}
 		if fmt.Sprint(got) == fmt.Sprint(want) {
 			return
@@ -220,17 +223,17 @@ func (k *onKubernetes) objects(t *testing.T, pods []*runtime.Pod) {
 	t.Errorf("RailAddresses are %v\nwant %v", got, want)
 }
 
-// relabel moves a Namespace to another tenant by its label.
+// relabel moves a Namespace to another tenant by its label, which so far only has the label's value for a name.
 func (k *onKubernetes) relabel(t *testing.T, f *field) {
-	must(t, k.api.SetTenant(context.Background(), "team-c", "blue"))
+	must(t, k.api.SetTenant(context.Background(), "blue", "blue"))
 	cmd := k.Network.Nodes[0].NS.Command("env", "KUBECONFIG="+k.configs["node1"], filepath.Join(k.Bin, "railweave-node"), "tenancy",
-		"--config", k.Agents[0].ConfigFile(), "--namespace", "team-c", "--wait", "60s")
+		"--config", k.Agents[0].ConfigFile(), "--namespace", "blue", "--wait", "60s")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("tenant not in force: %v: %s", err, text)
 	}
 	for e, tenant := range f.tenant {
-		if tenant == "team-c" {
-			f.tenant[e] = "blue"
+		if tenant == tenantOf("blue", "") {
+			f.tenant[e] = tenantOf("blue", "blue")
 		}
 	}
 	s := f.session(t)
@@ -241,47 +244,175 @@ func (k *onKubernetes) relabel(t *testing.T, f *field) {
 
 // admission tries what no agent and no ordinary administrator may do.
 func (k *onKubernetes) admission(t *testing.T) {
+	t.Run("addresses", k.admissionOfAddresses)
+	t.Run("rail nodes", k.admissionOfNodes)
+	t.Run("conditions", k.admissionOfConditions)
+	t.Run("labels", k.admissionOfLabels)
+}
+
+func published(kind, name string, spec map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "railweave.io/v1", "kind": kind,
+		"metadata": map[string]any{"name": name}, "spec": spec}}
+}
+
+func (k *onKubernetes) admissionOfAddresses(t *testing.T) {
 	ctx := context.Background()
-	object := func(name, node string) *unstructured.Unstructured {
-		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "railweave.io/v1", "kind": "RailAddress",
-			"metadata": map[string]any{"name": name}, "spec": map[string]any{"address": "10.100.9.9", "node": node, "rail": "rail0",
-				"namespace": "team-a", "tenant": "team-a", "generation": int64(1)}}}
+	object := func(name, node, tenant string) *unstructured.Unstructured {
+		return published("RailAddress", name, map[string]any{"address": "10.100.9.9", "node": node, "rail": "rail0", "namespace": "team-a",
+			"tenant": tenant, "generation": int64(1)})
 	}
-	agent, err := dynamic.NewForConfig(k.as(t, "node1"))
+	one, err := dynamic.NewForConfig(k.as(t, "node1"))
 	must(t, err)
-	denied(t, "an agent publishing for another node", func() error {
-		_, err := agent.Resource(railAddresses).Create(ctx, object("forged", "node2"), metav1.CreateOptions{})
-		return err
-	})
-	list, err := agent.Resource(railAddresses).List(ctx, metav1.ListOptions{})
-	must(t, err)
-	for _, item := range list.Items {
-		if item.Object["spec"].(map[string]any)["node"] == "node2" {
-			denied(t, "an agent deleting another node's address", func() error {
-				return agent.Resource(railAddresses).Delete(ctx, item.GetName(), metav1.DeleteOptions{})
-			})
-			break
+	addresses := one.Resource(tenancy.AddressResource)
+	create := func(object *unstructured.Unstructured) func() error {
+		return func() error {
+			_, err := addresses.Create(ctx, object, metav1.CreateOptions{})
+			return err
 		}
+	}
+	denied(t, "an agent publishing for another node", create(object("forged", "node2", "namespace/team-a")))
+	refused(t, "a tenant without its kind", "spec.tenant", create(object("forged", "node1", "team-a")))
+	refused(t, "another Namespace as tenant", "own Namespace", create(object("forged", "node1", "namespace/team-b")))
+	list, err := addresses.List(ctx, metav1.ListOptions{})
+	must(t, err)
+	seen := map[string]bool{}
+	for i := range list.Items {
+		item := &list.Items[i]
+		spec := item.Object["spec"].(map[string]any)
+		node := spec["node"].(string)
+		if seen[node] {
+			continue
+		}
+		seen[node] = true
+		if node == "node1" {
+			spec["node"] = "node2"
+			denied(t, "an agent giving its address to another node", func() error {
+				_, err := addresses.Update(ctx, item, metav1.UpdateOptions{})
+				return err
+			})
+			continue
+		}
+		denied(t, "an agent deleting another node's address", func() error {
+			return addresses.Delete(ctx, item.GetName(), metav1.DeleteOptions{})
+		})
+		spec["node"] = "node1"
+		denied(t, "an agent taking another node's address", func() error {
+			_, err := addresses.Update(ctx, item, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	if len(seen) != 2 {
+		t.Errorf("addresses of %v only", seen)
 	}
 	_, admin, err := k.api.Clients()
 	must(t, err)
 	denied(t, "an administrator publishing an address", func() error {
-		_, err := admin.Resource(railAddresses).Create(ctx, object("by-hand", "node1"), metav1.CreateOptions{})
+		_, err := admin.Resource(tenancy.AddressResource).Create(ctx, object("by-hand", "node1", "namespace/team-a"), metav1.CreateOptions{})
 		return err
 	})
+}
+
+func (k *onKubernetes) admissionOfNodes(t *testing.T) {
+	ctx := context.Background()
+	one, err := dynamic.NewForConfig(k.as(t, "node1"))
+	must(t, err)
+	nodes := one.Resource(tenancy.NodeResource)
+	spec := func(node string) map[string]any {
+		return map[string]any{"node": node, "heartbeat": time.Now().UTC().Format(time.RFC3339), "barrier": int64(0)}
+	}
+	for what, object := range map[string]*unstructured.Unstructured{
+		"an agent speaking for another node":                published("RailNode", "node3", spec("node3")),
+		"an agent speaking under another name than its own": published("RailNode", "node3", spec("node1")),
+	} {
+		denied(t, what, func() error {
+			_, err := nodes.Create(ctx, object, metav1.CreateOptions{})
+			return err
+		})
+	}
+	two, err := nodes.Get(ctx, "node2", metav1.GetOptions{})
+	must(t, err)
+	denied(t, "an agent silencing another node", func() error { return nodes.Delete(ctx, "node2", metav1.DeleteOptions{}) })
+	two.Object["spec"] = spec("node2")
+	denied(t, "an agent acknowledging for another node", func() error {
+		_, err := nodes.Update(ctx, two, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+func (k *onKubernetes) admissionOfConditions(t *testing.T) {
+	ctx := context.Background()
+	one, err := kubernetes.NewForConfig(k.as(t, "node1"))
+	must(t, err)
+	patch := func(node, text string) func() error {
+		return func() error {
+			_, err := one.CoreV1().Nodes().PatchStatus(ctx, node, []byte(text))
+			return err
+		}
+	}
+	condition := func(kind, status string) string {
+		return fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q}]}}`, kind, status)
+	}
+	denied(t, "an agent calling another node ready", patch("node2", condition(agent.NodeCondition, "True")))
+	denied(t, "an agent calling another node not ready", patch("node2", condition(agent.NodeCondition, "False")))
+	denied(t, "an agent writing the kubelet's condition", patch("node1", condition("Ready", "True")))
+	denied(t, "an agent writing its node's capacity", patch("node1", `{"status":{"capacity":{"nvidia.com/gpu":"99"}}}`))
+	denied(t, "an agent labelling its node", patch("node1", `{"metadata":{"labels":{"a":"b"}}}`))
+	must(t, patch("node1", condition(agent.NodeCondition, "Unknown"))()) // which its agent puts right within a minute
+	must(t, patch("node2", condition(agent.NodeCondition, "Unknown"))()) // as one does whose agent fell silent
+}
+
+func (k *onKubernetes) admissionOfLabels(t *testing.T) {
+	ctx := context.Background()
 	// Somebody who may change Namespaces but is in none of the groups that may set tenants.
 	editor := rest.CopyConfig(k.api.Config)
 	editor.Impersonate = rest.ImpersonationConfig{UserName: "editor", Groups: []string{"editors"}}
 	must(t, k.grantNamespaces(ctx, "editors"))
 	core, err := kubernetes.NewForConfig(editor)
 	must(t, err)
-	denied(t, "an editor of Namespaces choosing a tenant", func() error {
-		namespace, err := core.CoreV1().Namespaces().Get(ctx, "team-a", metav1.GetOptions{})
-		must(t, err)
-		namespace.Labels[kube.TenantLabel] = "blue"
-		_, err = core.CoreV1().Namespaces().Update(ctx, namespace, metav1.UpdateOptions{})
-		return err
-	})
+	for namespace, label := range map[string]string{"team-a": "blue", "team-b2": ""} {
+		denied(t, "an editor of Namespaces choosing a tenant", func() error {
+			found, err := core.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+			must(t, err)
+			found.Labels[kube.TenantLabel] = label
+			if label == "" {
+				delete(found.Labels, kube.TenantLabel)
+			}
+			_, err = core.CoreV1().Namespaces().Update(ctx, found, metav1.UpdateOptions{})
+			return err
+		})
+	}
+}
+
+// health looks at the Node's condition through the ends of its agent: in order, and without a word.
+func (k *onKubernetes) health(t *testing.T) {
+	core, _, err := k.api.Clients()
+	must(t, err)
+	await := func(status corev1.ConditionStatus, reason string) {
+		t.Helper()
+		var last corev1.NodeCondition
+		for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+			node, err := core.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
+			must(t, err)
+			for _, condition := range node.Status.Conditions {
+				if condition.Type == agent.NodeCondition {
+					last = condition
+				}
+			}
+			if last.Status == status && last.Reason == reason {
+				return
+			}
+		}
+		t.Errorf("the condition is %+v, want %s %s", last, status, reason)
+	}
+	await(corev1.ConditionTrue, "RailsReady")
+	must(t, k.Agents[0].Stop())
+	await(corev1.ConditionUnknown, "AgentStopped")
+	must(t, k.Agents[0].Start())
+	await(corev1.ConditionTrue, "RailsReady")
+	must(t, k.Agents[0].Kill())
+	await(corev1.ConditionUnknown, "AgentSilent") // node2's agent says so
+	must(t, k.Agents[0].Start())
+	await(corev1.ConditionTrue, "RailsReady")
 }
 
 // as is the API as an agent sees it, from this process.
@@ -312,5 +443,13 @@ func denied(t *testing.T, what string, try func() error) {
 	err := try()
 	if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 		t.Errorf("%s: want a refusal by admission policy, have %v", what, err)
+	}
+}
+
+// refused checks that the API refuses something by the schema.
+func refused(t *testing.T, what, because string, try func() error) {
+	t.Helper()
+	if err := try(); err == nil || !strings.Contains(err.Error(), because) {
+		t.Errorf("%s: want a refusal that names %q, have %v", what, because, err)
 	}
 }
