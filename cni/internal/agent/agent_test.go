@@ -83,6 +83,11 @@ func TestLifeOfAnAttachment(t *testing.T) {
 		}
 	}
 	n.nothingLeft()
+	n.locked(func() {
+		if left := n.netns[held.Netns].interfaces["net1"].configured; left != nil {
+			t.Errorf("the pod, which lives on, still has %+v", left)
+		}
+	})
 }
 
 // position of the first operation in the history that begins with a text, after a position.

@@ -361,6 +361,7 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 		return a.keep(held, err)
 	}
 	a.unpublish(ctx, held)
+	a.release(held)
 	if err := wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written"); err != nil {
 		return err
 	}
@@ -368,6 +369,16 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 	defer a.mutex.Unlock()
 	a.Metrics.Attachments.Set(float64(len(a.attachments)))
 	return nil
+}
+
+// release cleans up in a pod that lives on without the interface. One that is ending is no reason to keep the attachment.
+func (a *Agent) release(held *attachment.Attachment) {
+	if a.dead(held) {
+		return
+	}
+	if err := a.Pods.Release(a.podInterface(held)); err != nil {
+		a.Log.Warn("rules may be left in a pod", "attachment", held.Key.String(), "error", err)
+	}
 }
 
 // keep enters an attachment again whose removal failed, so that the next DEL finds it.

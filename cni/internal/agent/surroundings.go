@@ -66,6 +66,8 @@ type Pods interface {
 	CheckAddresses(i *podnet.Interface) error
 	Configure(i *podnet.Interface) error
 	Check(i *podnet.Interface) error
+	// Release removes what would outlive the interface in a pod that lives on.
+	Release(i *podnet.Interface) error
 	// RDMAReady tells whether a device's RDMA side is where it must be: in the pod if namespaces are exclusive, with the
 	// GIDs of its addresses.
 	RDMAReady(netns, device string, addresses []netip.Prefix) error
@@ -124,6 +126,9 @@ func (Namespaces) Configure(i *podnet.Interface) error { return podnet.Configure
 
 // Check a pod's interface.
 func (Namespaces) Check(i *podnet.Interface) error { return podnet.Check(i) }
+
+// Release a pod's interface.
+func (Namespaces) Release(i *podnet.Interface) error { return podnet.Release(i) }
 
 // RDMAReady asks the kernel and sysfs.
 func (Namespaces) RDMAReady(netns, device string, addresses []netip.Prefix) error {

@@ -464,6 +464,17 @@ func (p pods) Check(i *podnet.Interface) error {
 	return err
 }
 
+func (p pods) Release(i *podnet.Interface) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	link, err := p.find(i.Netns, i.Name)
+	if err := errors.Join(err, p.do("release", i.Name)); err != nil {
+		return err
+	}
+	link.configured = nil
+	return nil
+}
+
 func (p pods) RDMAReady(string, string, []netip.Prefix) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

@@ -6,7 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
@@ -243,6 +245,22 @@ func (i *Interface) missingRules(family int) ([]netip.Prefix, error) {
 	return missing, nil
 }
 
+// Release removes what would outlive the interface in a pod that lives on: the rules that lead its addresses to the rail's
+// table. Routes and neighbours go with the interface. Twice is once.
+func Release(i *Interface) error {
+	return inside(i.Netns, func() error {
+		for _, prefix := range i.Addresses {
+			rule := netlink.NewRule()
+			host := netip.PrefixFrom(prefix.Addr(), prefix.Addr().BitLen())
+			rule.Family, rule.Priority, rule.Table, rule.Src = familyOf(host.Addr()), i.Table, i.Table, kernel.ToIPNet(host)
+			if err := netlink.RuleDel(rule); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("rule from %s: %w", host, err)
+			}
+		}
+		return nil
+	})
+}
+
 // Check tells the first thing in the pod that is not as Configure set it.
 func Check(i *Interface) error {
 	return inside(i.Netns, func() error {
@@ -259,11 +277,30 @@ func Check(i *Interface) error {
 		if link.Attrs().Flags&net.FlagUp == 0 {
 			return &DifferenceError{i.Name, "down", "up"}
 		}
+		if err := i.checkSysctls(); err != nil {
+			return err
+		}
 		if err := i.checkAddresses(link); err != nil {
 			return err
 		}
 		return i.checkRoutes(link)
 	})
+}
+
+func (i *Interface) checkSysctls() error {
+	for _, setting := range i.sysctls() {
+		text, err := os.ReadFile(filepath.Join(kernel.ProcSysNet, setting[0])) // #nosec G304 -- keys are constants with a checked interface name
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return err
+		}
+		if found := strings.TrimSpace(string(text)); found != setting[1] {
+			return &DifferenceError{"sysctl net/" + setting[0], found, setting[1]}
+		}
+	}
+	return nil
 }
 
 // CheckAddresses tells whether the pod's interface has the addresses the caller claims.

@@ -142,6 +142,12 @@ func TestCheckFindsEachDifference(t *testing.T) {
 	for name, spoil := range map[string]func(link netlink.Link) error{
 		"MTU":       func(link netlink.Link) error { return netlink.LinkSetMTU(link, 1300) },
 		"neighbour": func(link netlink.Link) error { return removeNeighbour(link, "fd64::1") },
+		"accept_ra": func(netlink.Link) error {
+			return os.WriteFile("/proc/sys/net/ipv6/conf/net1/accept_ra", []byte("2"), 0o600)
+		},
+		"arp_ignore": func(netlink.Link) error {
+			return os.WriteFile("/proc/sys/net/ipv4/conf/net1/arp_ignore", []byte("0"), 0o600)
+		},
 		"main route": func(link netlink.Link) error {
 			return netlink.RouteDel(i.wantedRoutes(link)[0])
 		},
@@ -178,6 +184,44 @@ func TestCheckFindsEachDifference(t *testing.T) {
 	other.Name = "net9"
 	if err := Check(&other); !errors.Is(err, ErrNoInterface) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestRelease: what another interface needs stays.
+func TestRelease(t *testing.T) {
+	i := both(t)
+	if err := Configure(i); err != nil {
+		t.Fatal(err)
+	}
+	count := func() (ours, others int) {
+		t.Helper()
+		err := inside(i.Netns, func() error {
+			rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+			for _, rule := range rules {
+				if rule.Table == i.Table {
+					ours++
+				} else {
+					others++
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ours, others
+	}
+	ours, others := count()
+	if ours != 2 || others == 0 {
+		t.Fatalf("%d rules, %d others", ours, others)
+	}
+	for range 2 {
+		if err := Release(i); err != nil {
+			t.Fatal(err)
+		}
+		if left, still := count(); left != 0 || still != others {
+			t.Errorf("%d rules are left, %d of %d others", left, still, others)
+		}
 	}
 }
 
