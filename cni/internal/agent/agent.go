@@ -72,6 +72,8 @@ type Agent struct {
 	unsaved, unread error
 	// silent since: ovs-vswitchd no longer answers; zero if it does.
 	silent time.Time
+	// givenUp: it has been silent for too long to go on announcing what it serves.
+	givenUp bool
 	// findings of the last preflight; refusals are its failures for which nothing new is served.
 	findings, refusals []preflight.Finding
 	// revived are announced although no pod has them, until the next poll.

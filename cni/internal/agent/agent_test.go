@@ -316,7 +316,7 @@ func TestTruth(t *testing.T) {
 		{"ovs-vswitchd killed or hanging, its sockets still there", func(n *node, _ *attachment.Attachment) {
 			n.fail["answers"], n.fail["flows"], n.fail["differences"] = errors.New("refused"), errors.New("refused"), errors.New("refused")
 		}, nodev1.Reason_BRIDGE_MISSING, nodev1.Reason_DATAPATH_DIFFERS, fine},
-		{"ovsdb-server gone", func(n *node, _ *attachment.Attachment) { n.connected = false }, nodev1.Reason_NOT_READY, fine, fine},
+		{"ovsdb-server gone", func(n *node, _ *attachment.Attachment) { n.fail["database"] = errors.New("not connected") }, nodev1.Reason_NOT_READY, fine, fine},
 		{"a controller on the bridge", func(n *node, _ *attachment.Attachment) { n.bridges["br-rail0"].Controllers = 1 }, nodev1.Reason_BRIDGE_FOREIGN, nodev1.Reason_BRIDGE_FOREIGN, nodev1.Reason_ROUTE_DIFFERS},
 		{"a flow of somebody else", func(n *node, _ *attachment.Attachment) {
 			n.flows["br-rail0"]["x"] = "cookie=0x0,table=0,priority=1,actions=NORMAL"

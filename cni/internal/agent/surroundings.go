@@ -22,7 +22,7 @@ type Database interface {
 	MarkPort(ctx context.Context, bridge, name, key, value string) error
 	SetOtherConfig(ctx context.Context, key, value string) error
 	Changed() <-chan struct{}
-	Connected() bool
+	Answers(ctx context.Context) error
 }
 
 // Switch is the flow side of Open vSwitch.

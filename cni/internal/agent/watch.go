@@ -87,27 +87,30 @@ func (a *Agent) observeSwitch(ctx context.Context) {
 	err := a.Switch.Answers(ctx)
 	now := a.Now()
 	a.mutex.Lock()
-	before := a.silent
+	since, given := a.silent, a.givenUp
 	switch {
 	case err == nil:
-		a.silent = time.Time{}
-	case before.IsZero():
+		a.silent, a.givenUp = time.Time{}, false
+	case since.IsZero():
 		a.silent = now
+	default:
+		a.givenUp = now.Sub(since) > switchGrace
 	}
+	changed := given != a.givenUp
 	a.mutex.Unlock()
 	switch {
-	case err == nil && before.IsZero():
-		return
-	case err == nil:
-		a.Log.Info("ovs-vswitchd answers again", "after", now.Sub(before))
-	case before.IsZero():
+	case err == nil && !since.IsZero():
+		a.Log.Info("ovs-vswitchd answers again", "after", now.Sub(since))
+		changed = true
+	case err != nil && since.IsZero():
 		a.Log.Error("ovs-vswitchd does not answer", "error", err)
-		return
-	case now.Sub(before) <= switchGrace:
-		return
+	case err != nil && changed:
+		a.Log.Error("ovs-vswitchd is given up: the node's addresses are withdrawn", "silent", now.Sub(since))
 	}
-	for _, r := range a.rails {
-		r.applying.poke()
+	if changed {
+		for _, r := range a.rails {
+			r.applying.poke()
+		}
 	}
 }
 

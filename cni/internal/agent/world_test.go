@@ -34,7 +34,6 @@ type world struct {
 	t     *testing.T
 	mutex sync.Mutex
 
-	connected   bool
 	bridges     map[string]*vswitch.Bridge
 	flows       map[string]map[string]string // bridge, flow's identity, flow
 	incarnation uint64
@@ -71,7 +70,7 @@ type fakeInterface struct {
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		t: t, connected: true, bridges: map[string]*vswitch.Bridge{}, flows: map[string]map[string]string{}, incarnation: 1, nextPort: 1, changed: make(chan struct{}, 1),
+		t: t, bridges: map[string]*vswitch.Bridge{}, flows: map[string]map[string]string{}, incarnation: 1, nextPort: 1, changed: make(chan struct{}, 1),
 		sessions: map[string]frr.Session{
 			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")},
 			"rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
@@ -176,12 +175,6 @@ func (w *world) MarkPort(_ context.Context, bridge, name, key, value string) err
 func (w *world) SetOtherConfig(context.Context, string, string) error { return nil }
 func (w *world) Changed() <-chan struct{}                             { return w.changed }
 
-func (w *world) Connected() bool {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	return w.connected
-}
-
 func identity(flow string) string {
 	_, rest, _ := strings.Cut(flow, ",")
 	id, _, _ := strings.Cut(rest, ",actions=")
@@ -275,6 +268,15 @@ func (w *world) Incarnation(string) uint64 {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	return w.incarnation
+}
+
+// database is the world's database; both it and the switch are asked whether they answer.
+type database struct{ *world }
+
+func (d database) Answers(context.Context) error {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return d.fail["database"]
 }
 
 func (w *world) Answers(context.Context) error {
@@ -507,7 +509,7 @@ func (w *world) boot(name, state, tenants, bootID string) *node {
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	surroundings := Surroundings{
-		Config: config, Database: w, Switch: w, Routing: routing{w}, Kernel: host{w}, Pods: pods{w}, Source: source, Recorder: LogRecorder{log}, Preflight: w.preflight,
+		Config: config, Database: database{w}, Switch: w, Routing: routing{w}, Kernel: host{w}, Pods: pods{w}, Source: source, Recorder: LogRecorder{log}, Preflight: w.preflight,
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, BootID: bootID, Now: w.now,
 	}
 	if w.source != nil {

@@ -110,8 +110,13 @@ func (d *Database) notify() {
 // Changed is signalled after changes; several may come as one.
 func (d *Database) Changed() <-chan struct{} { return d.changed }
 
-// Connected tells whether what Bridge answers is current.
-func (d *Database) Connected() bool { return d.client.Connected() }
+// Answers tells why ovsdb-server does not answer, so that what Bridge tells may be old; nil if it does. The library's own word
+// for it, Connected, stays true while it tries to connect again.
+func (d *Database) Answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, transactTimeout)
+	defer cancel()
+	return d.client.Echo(ctx)
+}
 
 // Close ends the connection.
 func (d *Database) Close() { d.client.Close() }
