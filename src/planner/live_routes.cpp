@@ -23,7 +23,9 @@ LiveRoutes::LiveRoutes(const RouteTable& table) : table_(&table) {
   for (NodeId n = 0; n < fabric.node_count(); ++n) {
     nic_start_.push_back(nic_start_.back() + static_cast<std::uint32_t>(fabric.nics_of(n).size()));
     node_pair_start_.push_back(pairs);
-    pairs += static_cast<std::uint32_t>(fabric.gpus_of(n).size() * fabric.gpus_of(n).size());
+    const auto gpus = static_cast<std::uint32_t>(fabric.gpus_of(n).size());
+    for (std::uint32_t g = 0; g < gpus; ++g) node_row_.push_back(pairs + g * gpus - fabric.first_gpu(n));
+    pairs += gpus * gpus;
   }
   for (GpuId g = 0; g < fabric.gpu_count(); ++g) {
     segment_start_.push_back(static_cast<std::uint32_t>(out_choices_.size()));
@@ -311,14 +313,6 @@ void LiveRoutes::find_binding(NodeId node) {
 std::span<const RailColumn> LiveRoutes::columns(NodeId src, NodeId dst) const {
   const std::size_t pair = std::size_t{src} * table_->fabric().node_count() + dst;
   return std::span(columns_).subspan(column_start_[pair], column_start_[pair + 1] - column_start_[pair]);
-}
-
-std::span<const NodeColumn> LiveRoutes::node_columns(GpuId src, GpuId dst) const {
-  const Fabric& fabric = table_->fabric();
-  const NodeId node = fabric.node_of(src);
-  const GpuId first = fabric.first_gpu(node);
-  const std::size_t pair = node_pair_start_[node] + (src - first) * fabric.gpus_of(node).size() + (dst - first);
-  return std::span(node_columns_).subspan(node_column_start_[pair], node_column_start_[pair + 1] - node_column_start_[pair]);
 }
 
 Route LiveRoutes::route(const RailColumn& column, GpuId src, GpuId dst) const {

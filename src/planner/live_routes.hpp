@@ -75,7 +75,11 @@ class LiveRoutes {
   bool uniform(NodeId node) const { return uniform_[node] != 0; }
 
   std::span<const RailColumn> columns(NodeId src, NodeId dst) const;
-  std::span<const NodeColumn> node_columns(GpuId src, GpuId dst) const;
+  // Of two GPUs of one node.
+  std::span<const NodeColumn> node_columns(GpuId src, GpuId dst) const {
+    const std::size_t pair = std::size_t{node_row_[src]} + dst;
+    return std::span(node_columns_).subspan(node_column_start_[pair], node_column_start_[pair + 1] - node_column_start_[pair]);
+  }
   bool column_usable(const RailColumn& column, GpuId src, GpuId dst) const {
     return source(src, column.nic_src).usable && destination(column.nic_dst, dst).usable;
   }
@@ -116,6 +120,7 @@ class LiveRoutes {
   std::vector<std::vector<Choice>> out_choices_, in_choices_;  // by segment
   std::vector<std::uint16_t> peer_;                            // [NIC][node]: NIC of that node on its rail
   std::vector<std::uint32_t> node_pair_start_;                 // by node: first of its GPU pairs
+  std::vector<std::uint32_t> node_row_;                        // by GPU: its row of pairs, less the first GPU of its node
   struct FixedNodeColumn {
     NodeColumn column;
     PoolRange edges;

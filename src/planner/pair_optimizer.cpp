@@ -13,9 +13,10 @@ constexpr std::size_t kMaxRailPairs = 4096;
 }  // namespace
 
 bool PairOptimizer::improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
-                            std::size_t rail_pairs, const Draft& from, const std::vector<std::uint64_t>& load, Draft& to) {
+                            std::size_t rail_pairs, const Draft& from, const std::vector<std::uint64_t>& load, double bound_seconds,
+                            Draft& to) {
   capacity_ = routes.capacities_Bps();
-  solver_.begin(capacity_, demand.total());
+  solver_.begin(capacity_, demand.total(), bound_seconds);
   load_.assign(load.begin(), load.end());
   set_up(routes, fabric, demand, settings, rail_pairs <= kMaxRailPairs, from);
   if (pairs_.empty()) return false;
@@ -23,24 +24,9 @@ bool PairOptimizer::improve(const LiveRoutes& routes, const Fabric& fabric, cons
     if (load_[r] != 0) solver_.add_base(r, load_[r]);
   }
   solver_.solve();
-  for (std::uint32_t o = 0; o < options_.size(); ++o) options_[o].bytes = solver_.column_bytes(o);
   round(settings);
   write(demand.ranks(), from, to);
   return true;
-}
-
-void PairOptimizer::add_column(std::uint16_t column, std::uint64_t bytes, std::span<const ResourceId> a, std::span<const ResourceId> b,
-                               std::span<const ResourceId> c) {
-  Option option{column, static_cast<std::uint32_t>(resources_.size()), 0, 0};
-  solver_.add_column(bytes);
-  for (const auto& part : {a, b, c}) {
-    for (ResourceId r : part) {
-      solver_.add_resource(r);
-      resources_.push_back(r);
-    }
-  }
-  option.end = static_cast<std::uint32_t>(resources_.size());
-  options_.push_back(option);
 }
 
 void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
@@ -48,7 +34,6 @@ void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const
   pairs_.clear();
   first_.clear();
   options_.clear();
-  resources_.clear();
   const std::uint32_t ranks = demand.ranks();
   const std::uint64_t least = std::max(settings.multipath_min_bytes + 1, 2 * settings.chunk_bytes);  // to be split
   for (GpuId src = 0; src < ranks; ++src) {
@@ -85,48 +70,50 @@ void PairOptimizer::add_pair(const LiveRoutes& routes, GpuId src, GpuId dst, std
     return there;
   };
   for (std::size_t c = 0; c < inner.size(); ++c) {
-    add_column(static_cast<std::uint16_t>(c), take(c, {inner[c].resources}), routes.resources(inner[c].binding), {}, {});
+    options_.push_back({static_cast<std::uint16_t>(c), 0});
+    solver_.add_column(take(c, {inner[c].resources}), {routes.resources(inner[c].binding)});
   }
   for (std::size_t c = 0; c < outer.size(); ++c) {
     if (!routes.column_usable(outer[c], src, dst)) continue;
     const Segment &source = routes.source(src, outer[c].nic_src), &destination = routes.destination(outer[c].nic_dst, dst);
-    add_column(static_cast<std::uint16_t>(c), take(c, {source.resources, outer[c].network, destination.resources}),
-               routes.resources(source.binding), routes.resources(outer[c].network), routes.resources(destination.binding));
+    options_.push_back({static_cast<std::uint16_t>(c), 0});
+    solver_.add_column(take(c, {source.resources, outer[c].network, destination.resources}),
+                       {routes.resources(source.binding), routes.resources(outer[c].network), routes.resources(destination.binding)});
   }
 }
 
 // Whole chunks: each part is rounded down, then what is left goes chunk by chunk where it delays the plan least.
 void PairOptimizer::round(const PlannerSettings& settings) {
   const std::uint64_t chunk = settings.chunk_bytes;
-  const auto add = [&](Option& option, std::uint64_t bytes) {
-    option.bytes += bytes;
-    for (std::uint32_t e = option.begin; e < option.end; ++e) load_[resources_[e]] += bytes;
+  used_.clear();
+  for (const ResourceId r : solver_.resources()) used_.push_back({load_[r], static_cast<double>(capacity_[r])});
+  const auto add = [&](std::uint32_t option, std::uint64_t bytes) {
+    options_[option].bytes += bytes;
+    for (const std::uint32_t r : solver_.column_resources(option)) used_[r].load += bytes;
   };
-  for (Option& option : options_) {
-    const std::uint64_t whole = option.bytes - option.bytes % chunk;
-    option.bytes = 0;
-    add(option, whole);
+  for (std::uint32_t o = 0; o < options_.size(); ++o) {
+    const std::uint64_t bytes = solver_.column_bytes(o), whole = bytes - bytes % chunk;
+    if (whole != 0) add(o, whole);
   }
   for (std::size_t p = 0; p < pairs_.size(); ++p) {
     std::uint64_t rest = pairs_[p].bytes;
     for (std::uint32_t o = first_[p]; o < first_[p + 1]; ++o) rest -= options_[o].bytes;
     while (rest != 0) {
       const std::uint64_t amount = rest < 2 * chunk ? rest : chunk;
-      Option* best = nullptr;
+      std::uint32_t best = first_[p + 1];
       double best_seconds = 0;
       for (std::uint32_t o = first_[p]; o < first_[p + 1]; ++o) {
         if (amount < chunk && options_[o].bytes == 0) continue;  // a tail is no part of its own
         double seconds = 0;
-        for (std::uint32_t e = options_[o].begin; e < options_[o].end; ++e) {
-          const ResourceId r = resources_[e];
-          seconds = std::max(seconds, static_cast<double>(load_[r] + amount) / static_cast<double>(capacity_[r]));
+        for (const std::uint32_t r : solver_.column_resources(o)) {
+          seconds = std::max(seconds, static_cast<double>(used_[r].load + amount) / used_[r].capacity_Bps);
         }
-        if (best == nullptr || seconds < best_seconds) {
-          best = &options_[o];
+        if (best == first_[p + 1] || seconds < best_seconds) {
+          best = o;
           best_seconds = seconds;
         }
       }
-      add(*best, amount);
+      add(best, amount);
       rest -= amount;
     }
   }

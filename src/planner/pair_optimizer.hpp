@@ -14,10 +14,10 @@ namespace railweave {
 
 class PairOptimizer {
  public:
-  // Reads `from` (`load`: what it loads, `rail_pairs`: demands between nodes), writes `to`, another draft of the same demand. False
-  // when no pair has a choice; `to` is then as it was.
+  // Reads `from` (`load`: what it loads, `rail_pairs`: demands between nodes, `bound_seconds`: which no plan can beat), writes `to`,
+  // another draft of the same demand. False when no pair has a choice; `to` is then as it was.
   bool improve(const LiveRoutes& routes, const Fabric& fabric, const Demand& demand, const PlannerSettings& settings,
-               std::size_t rail_pairs, const Draft& from, const std::vector<std::uint64_t>& load, Draft& to);
+               std::size_t rail_pairs, const Draft& from, const std::vector<std::uint64_t>& load, double bound_seconds, Draft& to);
   double bound_seconds() const noexcept { return solver_.bound_seconds(); }
 
  private:
@@ -31,19 +31,20 @@ class PairOptimizer {
                 std::span<const RailColumn> outer, const Draft& from, std::size_t pair);
   void round(const PlannerSettings& settings);
   void write(std::uint32_t ranks, const Draft& from, Draft& to) const;
-  void add_column(std::uint16_t column, std::uint64_t bytes, std::span<const ResourceId> a, std::span<const ResourceId> b,
-                  std::span<const ResourceId> c);
 
   PriceSolver solver_;
   std::vector<Pair> pairs_;           // those that the solver splits, in (src, dst) order
   std::vector<std::uint32_t> first_;  // by pair: first of its options; one more at the end
-  struct Option {
+  struct Option {                     // numbered as the solver's columns
     std::uint16_t column = 0;
-    std::uint32_t begin = 0, end = 0;  // its resources
     std::uint64_t bytes = 0;
   };
   std::vector<Option> options_;
-  std::vector<ResourceId> resources_;
+  struct Used {
+    std::uint64_t load = 0;
+    double capacity_Bps = 0;
+  };
+  std::vector<Used> used_;           // while rounding: the solver's resources
   std::vector<std::uint64_t> load_;  // of what is not in pairs_
   std::span<const std::uint64_t> capacity_;
 };

@@ -177,7 +177,7 @@ class Planner::Impl {
     share_out(demand, draft);
     count(draft, plan);
     if (plan.z_seconds > plan.bound.seconds * kGoodEnough &&
-        optimizer_.improve(live_, *fabric_, demand, settings_, sums_.rail_pairs, draft, plan.load, improved_)) {
+        optimizer_.improve(live_, *fabric_, demand, settings_, sums_.rail_pairs, draft, plan.load, plan.bound.seconds, improved_)) {
       if (optimizer_.bound_seconds() > plan.bound.seconds) plan.bound = {Bound::Kind::prices, optimizer_.bound_seconds(), kNone};
       const double before = plan.z_seconds;
       count(improved_, plan);

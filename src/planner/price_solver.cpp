@@ -17,20 +17,21 @@ constexpr std::int64_t kHeadroom = 2 << kFractionBits;  // a price may rise two 
 constexpr std::uint64_t kDeepest = 8 << 16;             // octaves that a price counts below the dearest, 16 fraction bits
 constexpr std::uint32_t kRiseBits = 12;
 constexpr double kRiseUnit = 1 << kRiseBits;
-// Rounds of three stages (octaves of price from an idle resource to the busiest); another round only where the split is not proven to
-// lie within kGoodEnough. Measured on 200 matrices each (seeds 1000 to 1199) of the 4-GPU mesh with one pair down, 2 x 4 with a rail
-// down and DGX-1V with a pair down, mean / worst gap: two rounds 0.12% / 1.1%, 0.10% / 2.6%, 0.16% / 1.3%; these four 0.11% / 0.5%,
-// 0.07% / 1.4%, 0.13% / 0.8%, at the same median time. One pass a stage instead of two: 0.21% / 2.3%, 0.14% / 4.2%, 0.68% / 10%.
+// Rounds of three stages: octaves of price from an idle resource to the busiest, and passes at these; another round only where the split
+// is not proven to lie within kGoodEnough. Measured on 200 matrices (seeds 1000 to 1199) of the 4-GPU mesh and DGX-1V, nominal and with a
+// pair down: mean gap 0.2% to 0.5%, worst 1.3%. With one pass at first the mesh's hot pair takes three times as long (mice follow it to
+// the host path and have to come back); with two at each stage plans take longer and are no better; with one round the worst is 3.7%.
+// Proof within 1/33 instead of 1/45: worst 2.8% (2.6% of the seeds named); 1/60: no better, and a sixth slower on DGX-1V.
 constexpr std::array<std::array<std::uint32_t, 3>, 4> kRounds{{{16, 64, 256}, {96, 256, 768}, {32, 96, 384}, {64, 192, 768}}};
-constexpr double kGoodEnough = 1.0 / 80;
-constexpr int kPasses = 2;
+constexpr std::array<int, 3> kPasses{2, 1, 2};
+constexpr double kGoodEnough = 1.0 / 45;
 // Prices nearer than one part in this many are left alone: with 32 gaps are no smaller on these, and plans take longer.
 constexpr std::uint64_t kNear = 8;
 // A demand whose dearest column came down by more than an octave is balanced again at once, up to this often: of one step alone a hot
 // pair keeps a gap of up to 23%.
 constexpr int kSteps = 4;
-constexpr double kFar = 1 << 16;             // an octave, 16 fraction bits
-constexpr double kProvenWithin = 1.0 / 256;  // a split this near its bound is done
+constexpr double kFar = 1 << 16;            // an octave, 16 fraction bits
+constexpr double kProvenWithin = 1.0 / 80;  // a split this near its bound is done; with 1/40 the worst gap of the mesh is 1.8%
 
 // 2^(32 - i/256): exponentials without floating point. The factor is 2^(-1/256) with 62 fraction bits.
 constexpr std::array<std::uint64_t, 256> make_exponentials() {
@@ -61,7 +62,7 @@ std::uint64_t at_most(std::uint64_t most, double wanted) {
 
 }  // namespace
 
-void PriceSolver::begin(std::span<const std::uint64_t> capacities_Bps, std::uint64_t total_bytes) {
+void PriceSolver::begin(std::span<const std::uint64_t> capacities_Bps, std::uint64_t total_bytes, double bound_seconds) {
   // A column may load a resource twice (host memory, in and out), and repeated rounding needs a spare bit.
   const auto bits = static_cast<std::uint32_t>(std::bit_width(total_bytes)) + 2;
   shift_ = bits > kLoadBits ? bits - kLoadBits : 0;
@@ -75,7 +76,7 @@ void PriceSolver::begin(std::span<const std::uint64_t> capacities_Bps, std::uint
   column_.clear();
   entry_.clear();
   capacities_ = capacities_Bps;
-  bound_seconds_ = 0;
+  bound_seconds_ = bound_seconds;
 }
 
 std::uint32_t PriceSolver::use(std::uint32_t resource) {
@@ -96,14 +97,16 @@ void PriceSolver::add_demand(std::uint64_t bytes) {
   demand_bytes_.push_back(bytes >> shift_);
 }
 
-void PriceSolver::add_column(std::uint64_t start_bytes) {
-  const auto begin = static_cast<std::uint32_t>(entry_.size());
-  column_.push_back({begin, begin, start_bytes >> shift_});
-}
-
-void PriceSolver::add_resource(std::uint32_t resource) {
-  entry_.push_back(use(resource));
-  ++column_.back().end;
+void PriceSolver::add_column(std::uint64_t start_bytes, std::initializer_list<std::span<const std::uint32_t>> parts) {
+  std::size_t size = 0;
+  for (const auto& part : parts) size += part.size();
+  const auto begin = static_cast<std::uint32_t>(entry_.size()), end = static_cast<std::uint32_t>(begin + size);
+  entry_.resize(end);
+  std::uint32_t* entry = entry_.data() + begin;
+  for (const auto& part : parts) {
+    for (const std::uint32_t resource : part) *entry++ = use(resource);
+  }
+  column_.push_back({begin, end, start_bytes >> shift_});
 }
 
 void PriceSolver::finish_input() {
@@ -158,17 +161,10 @@ inline std::uint64_t PriceSolver::column_price(const Column& column) const {
 // prices are exponentials, so their logarithms are nearly straight lines, and bytes find their level in them as water does.
 inline PriceSolver::Step PriceSolver::balance(std::uint32_t demand) {
   const std::span<Column> columns = std::span(column_).subspan(first_column_[demand], first_column_[demand + 1] - first_column_[demand]);
-  const Resource* const resources = resource_.data();
-  const std::uint32_t* const entries = entry_.data();
   std::uint64_t least = std::numeric_limits<std::uint64_t>::max(), most = 0;
   for (std::size_t c = 0; c < columns.size(); ++c) {
-    std::uint64_t price = 0, rise = 0;
-    for (std::uint32_t e = columns[c].begin; e != columns[c].end; ++e) {
-      price += resources[entries[e]].price;
-      rise += resources[entries[e]].rise;
-    }
+    const std::uint64_t price = column_price(columns[c]);
     slope_[c].price = price;
-    slope_[c].rise = rise;
     least = std::min(least, price);
     if (columns[c].amount != 0) most = std::max(most, price);
   }
@@ -185,9 +181,11 @@ inline double PriceSolver::find_level(std::span<const Column> columns, std::uint
   double bytes = 0, sum = 0, lowest = std::numeric_limits<double>::infinity();
   for (std::size_t c = 0; c < columns.size(); ++c) {
     Slope& slope = slope_[c];
+    std::uint64_t rise = 0;
+    for (std::uint32_t e = columns[c].begin; e != columns[c].end; ++e) rise += resource_[entry_[e]].rise;
     slope.level = static_cast<double>(std::max(log2_of(slope.price), top < kDeepest ? 0 : top - kDeepest));
-    slope.bytes = slope.rise == 0 ? octave / static_cast<double>(columns[c].slowest)
-                                  : octave * static_cast<double>(slope.price) / (static_cast<double>(slope.rise) * kRiseUnit);
+    slope.bytes = rise == 0 ? octave / static_cast<double>(columns[c].slowest)
+                            : octave * static_cast<double>(slope.price) / (static_cast<double>(rise) * kRiseUnit);
     slope.used = true;
     bytes += slope.bytes;
     sum += slope.level * slope.bytes;
@@ -220,13 +218,15 @@ inline bool PriceSolver::move(std::span<Column> columns, double level) {
   Column* taker = nullptr;
   for (std::size_t c = 0; c < columns.size(); ++c) {
     Column& column = columns[c];
-    const Slope& slope = slope_[c];
+    Slope& slope = slope_[c];
+    slope.moved = false;
     if (slope.level < level) {
       if (taker == nullptr) taker = &column;
     } else if (column.amount != 0) {
       const std::uint64_t amount = slope.used ? at_most(column.amount, (slope.level - level) * slope.bytes) : column.amount;
       column.amount -= amount;
       given += amount;
+      slope.moved = amount != 0;
       load(column, 0 - amount);
     }
   }
@@ -236,10 +236,12 @@ inline bool PriceSolver::move(std::span<Column> columns, double level) {
     const std::uint64_t amount = &columns[c] == taker ? given : at_most(given, (level - slope_[c].level) * slope_[c].bytes);
     columns[c].amount += amount;
     given -= amount;
+    slope_[c].moved = true;
     load(columns[c], amount);
   }
-  for (const Column& column : columns) {
-    for (std::uint32_t e = column.begin; e != column.end; ++e) reprice(resource_[entry_[e]]);
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    if (!slope_[c].moved) continue;
+    for (std::uint32_t e = columns[c].begin; e != columns[c].end; ++e) reprice(resource_[entry_[e]]);
   }
   return true;
 }
@@ -266,9 +268,9 @@ bool PriceSolver::proven_within(double part) const {
   return time * static_cast<double>(std::uint64_t{1} << shift_) <= bound_seconds_ * (1 + part);
 }
 
-bool PriceSolver::sharpen(std::uint32_t octaves) {
+bool PriceSolver::sharpen(std::uint32_t octaves, int passes) {
   const auto demands = static_cast<std::uint32_t>(demand_bytes_.size());
-  for (int pass = 0; pass < kPasses; ++pass) {
+  for (int pass = 0; pass < passes; ++pass) {
     set_sharpness(octaves);
     bool moved = false;
     for (std::uint32_t d = 0; d < demands; ++d) {
@@ -288,8 +290,8 @@ void PriceSolver::solve() {
   if (used_.empty()) return;
   finish_input();
   for (const auto& round : kRounds) {
-    for (const std::uint32_t octaves : round) {
-      if (sharpen(octaves)) return;
+    for (std::size_t stage = 0; stage < round.size(); ++stage) {
+      if (sharpen(round[stage], kPasses[stage])) return;
     }
     if (proven_within(kGoodEnough)) return;
   }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -17,20 +18,25 @@ namespace railweave {
 
 class PriceSolver {
  public:
-  // Begins a problem over resources 0 … capacities.size()-1 in which all columns together place at most `total` bytes on one.
-  void begin(std::span<const std::uint64_t> capacities_Bps, std::uint64_t total_bytes);
+  // Begins a problem over resources 0 … capacities.size()-1 in which all columns together place at most `total` bytes on one, and of
+  // which it is known that it cannot end before `bound`.
+  void begin(std::span<const std::uint64_t> capacities_Bps, std::uint64_t total_bytes, double bound_seconds);
   // Bytes that lie on a resource whatever is decided here.
   void add_base(std::uint32_t resource, std::uint64_t bytes);
-  // A demand, then its columns, best first; each starts with some of the demand's bytes.
+  // A demand, then its columns, best first; each starts with some of the demand's bytes. Its resources come in several parts.
   void add_demand(std::uint64_t bytes);
-  void add_column(std::uint64_t start_bytes);
-  void add_resource(std::uint32_t resource);
+  void add_column(std::uint64_t start_bytes, std::initializer_list<std::span<const std::uint32_t>> parts);
 
   // Improves the split. Ends early when the price bound shows that no split is better by much.
   void solve();
 
   // What a column carries (numbered as they were added), in bytes, rounded down.
   std::uint64_t column_bytes(std::uint32_t column) const { return column_[column].amount << shift_; }
+  // What it loads, numbered within this problem; resources() has the caller's number of each.
+  std::span<const std::uint32_t> column_resources(std::uint32_t column) const {
+    return std::span(entry_).subspan(column_[column].begin, column_[column].end - column_[column].begin);
+  }
+  std::span<const std::uint32_t> resources() const noexcept { return used_; }
 
   // No split can end earlier than this: for any prices, sum of (bytes * cheapest column) / sum of (price * capacity).
   double bound_seconds() const noexcept { return bound_seconds_; }
@@ -43,10 +49,11 @@ class PriceSolver {
     std::uint64_t rise = 0;  // inverse * price, 48 bits
   };
   struct Slope {  // of a column's price, while its demand is balanced
-    std::uint64_t price = 0, rise = 0;
-    double level = 0;   // logarithm of the price, base 2, 16 fraction bits
-    double bytes = 0;   // that raise it by one unit
-    bool used = false;  // carries something at the level found
+    std::uint64_t price = 0;
+    double level = 0;    // logarithm of the price, base 2, 16 fraction bits
+    double bytes = 0;    // that raise it by one unit
+    bool used = false;   // carries something at the level found
+    bool moved = false;  // gave or took bytes
   };
   enum class Step : std::uint8_t { none, near, far };
   struct Column {
@@ -59,7 +66,7 @@ class PriceSolver {
   void set_sharpness(std::uint32_t octaves);
   void reprice(Resource& resource) const;
   std::uint64_t column_price(const Column& column) const;
-  bool sharpen(std::uint32_t octaves);
+  bool sharpen(std::uint32_t octaves, int passes);
   Step balance(std::uint32_t demand);
   double find_level(std::span<const Column> columns, std::uint64_t top);
   bool move(std::span<Column> columns, double level);
