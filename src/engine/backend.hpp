@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "cluster.hpp"
 #include "control.hpp"
@@ -32,6 +33,14 @@ struct Ack {
   std::uint64_t bits[kBits / 64] = {};
 };
 
+// An `ask`: the source wants a grant.
+struct Ask {
+  MessageKey message;
+  std::uint64_t bytes = 0;
+};
+
+enum class MessageState : std::uint8_t { unposted, unfinished, over };
+
 // What a backend needs from the engine.
 class EngineServices {
  public:
@@ -49,6 +58,9 @@ class EngineServices {
   virtual std::shared_ptr<void> registered(const std::byte* data, std::uint64_t bytes, MemoryHandle& handle, std::uint64_t& offset) = 0;
   // A mate's registered memory, mapped here.
   virtual std::shared_ptr<SharedMemory> map(const MemoryHandle& handle) = 0;
+  // This rank's side of the message.
+  virtual MessageState state_of(const MessageKey& key) const = 0;
+  virtual std::uint64_t eager_bytes() const = 0;
   virtual void message_over(Operation& operation) = 0;
   virtual void fail(Operation& operation, const Failure& failure) = 0;
 };
@@ -56,13 +68,20 @@ class EngineServices {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // The operation's receives: grants go out.
-  virtual void receive(Operation& operation) = 0;
-  // The operation's sends: their routes are known.
+  // The operation's receives, and the sends that need no route and no grant.
+  virtual void start(Operation& operation) = 0;
+  // The operation's other sends: their routes are known.
   virtual void send(Operation& operation) = 0;
   virtual void on_record(const Record& record) = 0;
   virtual void on_grant(const Grant& grant) = 0;
   virtual void on_ack(const Ack& ack) = 0;
+  virtual void on_eager(const MessageKey& message, std::span<const std::byte> data) = 0;
+  virtual void on_ask(const Ask& ask) = 0;
+  virtual void on_credit(std::uint32_t destination, std::uint64_t taken) = 0;
+  // The whole message is here, and its receive has not been posted yet.
+  virtual bool has_come(const MessageKey& message) const = 0;
+  // Asks for the grants of sends that have waited since before `posted_before`.
+  virtual void ask_late(std::uint64_t posted_before) = 0;
   // Pushes what has room; true if anything moved.
   virtual bool advance() = 0;
   // A link word, lease or rank changed: attempts that cannot be trusted any more go out again.

@@ -9,7 +9,10 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x52574346;  // "FCWR"
 constexpr std::size_t kMaxEarly = 256;        // frames kept that came before their turn
-constexpr std::size_t kResendBurst = 32;      // frames sent again at once
+constexpr std::size_t kMaxCarried = 256;      // frames kept for a mate whose mail ring is full; a dropped one is sent again, but late
+// Frames of an operation that goes both ways carry acknowledgements; one of its own is only for a stream that has become silent.
+constexpr std::uint64_t kAckDelayNs = 2'000'000;
+constexpr std::size_t kResendBurst = 32;  // frames sent again at once
 
 }  // namespace
 
@@ -19,10 +22,11 @@ ControlChannel::ControlChannel(const Cluster& cluster, NodeMemory& memory, Carri
       memory_(memory),
       carrier_(carrier),
       resend_ns_(settings.resend_ms * 1'000'000),
+      ack_delay_ns_(std::min(kAckDelayNs, resend_ns_ / 4)),
       handler_(std::move(handler)),
       streams_(cluster.world) {}
 
-void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<const std::byte> payload) {
+void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<const std::byte> payload, std::span<const std::byte> data) {
   Stream& stream = streams_[destination];
   if (stream.forgotten) return;
   FrameHeader header;
@@ -32,9 +36,10 @@ void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<c
   header.destination = destination;
   const bool local = cluster_.local(destination);
   if (!local) header.sequence = stream.next_sequence++;
-  std::vector<std::byte> frame(sizeof header + payload.size());
+  std::vector<std::byte> frame(sizeof header + payload.size() + data.size());
   std::memcpy(frame.data(), &header, sizeof header);
   if (!payload.empty()) std::memcpy(frame.data() + sizeof header, payload.data(), payload.size());
+  if (!data.empty()) std::memcpy(frame.data() + sizeof header + payload.size(), data.data(), data.size());
   if (local) {
     const std::uint32_t mate = cluster_.ranks[destination].local;
     if (!stream.waiting_mail.empty() || !memory_.mail(mate, frame)) stream.waiting_mail.push_back(std::move(frame));
@@ -49,7 +54,7 @@ void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<c
 void ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt) {
   Stream& stream = streams_[destination];
   std::memcpy(frame.data() + offsetof(FrameHeader, acknowledge), &stream.delivered, sizeof stream.delivered);
-  stream.ack_due = false;
+  stream.ack_due_at = 0;
   const auto& mates = cluster_.mates();
   const auto count = static_cast<std::uint32_t>(mates.size());
   // First choice: this rank's own NICs, then its mates', each resend one further.
@@ -92,7 +97,7 @@ void ControlChannel::receive(std::span<const std::byte> frame, std::uint64_t now
     stream.attempt = 0;
   }
   if (header.sequence == 0) return;
-  stream.ack_due = true;
+  if (stream.ack_due_at == 0) stream.ack_due_at = now + ack_delay_ns_;
   if (header.sequence <= stream.delivered) return;
   if (header.sequence != stream.delivered + 1) {
     if (stream.early.size() < kMaxEarly) stream.early.emplace(header.sequence, std::vector<std::byte>(frame.begin(), frame.end()));
@@ -117,10 +122,13 @@ void ControlChannel::deliver(const FrameHeader& header, std::span<const std::byt
 
 // This rank is only a carrier: to the mate it is for, or over a link to its node.
 void ControlChannel::forward(const FrameHeader& header, std::span<const std::byte> frame) {
-  if (cluster_.local(header.destination))
-    memory_.mail(cluster_.ranks[header.destination].local, frame);
-  else if (cluster_.local(header.source))
+  if (cluster_.local(header.destination)) {
+    auto& waiting = streams_[header.destination].waiting_mail;
+    const bool room = waiting.empty() && memory_.mail(cluster_.ranks[header.destination].local, frame);
+    if (!room && waiting.size() < kMaxCarried) waiting.emplace_back(frame.begin(), frame.end());
+  } else if (cluster_.local(header.source)) {
     carrier_.carry(header.destination, frame, forwarded_++);
+  }
 }
 
 bool ControlChannel::flush(std::uint64_t now) {
@@ -139,7 +147,7 @@ bool ControlChannel::flush(std::uint64_t now) {
       for (std::size_t i = 0; i < burst; ++i) transmit(rank, stream.unacked[i].frame, stream.attempt);
       sent = true;
     }
-    if (stream.ack_due) {
+    if (stream.ack_due_at != 0 && now >= stream.ack_due_at) {
       FrameHeader header;
       header.magic = kMagic;
       header.source = cluster_.rank;
@@ -157,6 +165,7 @@ std::uint64_t ControlChannel::next_deadline() const {
   std::uint64_t deadline = std::numeric_limits<std::uint64_t>::max();
   for (const Stream& stream : streams_) {
     if (!stream.unacked.empty()) deadline = std::min(deadline, stream.resend_due ? 0 : stream.sent_at + resend_ns_);
+    if (stream.ack_due_at != 0) deadline = std::min(deadline, stream.ack_due_at);
   }
   return deadline;
 }
@@ -171,7 +180,7 @@ void ControlChannel::forget(std::uint32_t rank) {
   stream.unacked.clear();
   stream.early.clear();
   stream.waiting_mail.clear();
-  stream.ack_due = false;
+  stream.ack_due_at = 0;
 }
 
 bool ControlChannel::settled(std::uint32_t rank) const {

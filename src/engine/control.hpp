@@ -15,7 +15,7 @@
 
 namespace railweave::engine {
 
-enum class FrameType : std::uint16_t { ack_only = 0, grant, ack, cancel, cancelled, row, link, lease_end, dead };
+enum class FrameType : std::uint16_t { ack_only = 0, grant, ack, cancel, cancelled, row, link, lease_end, dead, eager, ask, credit };
 
 struct FrameHeader {
   std::uint32_t magic = 0;
@@ -42,7 +42,8 @@ class ControlChannel {
 
   ControlChannel(const Cluster& cluster, NodeMemory& memory, Carrier& carrier, const ExchangeSettings& settings, Handler handler);
 
-  void send(std::uint32_t destination, FrameType type, std::span<const std::byte> payload);
+  // The frame's payload is `payload` and then `data`.
+  void send(std::uint32_t destination, FrameType type, std::span<const std::byte> payload, std::span<const std::byte> data = {});
   // A frame from a mate's mail ring or from a rail.
   void receive(std::span<const std::byte> frame, std::uint64_t now);
   // Resends, acknowledgements, mail that found no room. Gives true if it sent anything.
@@ -68,7 +69,7 @@ class ControlChannel {
     std::uint32_t attempt = 0;
     std::uint64_t delivered = 0;  // all sequences up to this one
     std::map<std::uint64_t, std::vector<std::byte>> early;
-    bool ack_due = false;
+    std::uint64_t ack_due_at = 0;  // 0: nothing to acknowledge
     bool resend_due = false;
     bool forgotten = false;
     std::deque<std::vector<std::byte>> waiting_mail;  // mates
@@ -81,7 +82,7 @@ class ControlChannel {
   const Cluster& cluster_;
   NodeMemory& memory_;
   Carrier& carrier_;
-  std::uint64_t resend_ns_;
+  std::uint64_t resend_ns_, ack_delay_ns_;
   Handler handler_;
   std::vector<Stream> streams_;  // by rank
   std::uint32_t forwarded_ = 0;

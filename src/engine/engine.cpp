@@ -136,6 +136,21 @@ void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload)
       if (payload.ok() && ack.message.source == cluster_.rank && ack.message.destination == source) backend_->on_ack(ack);
       break;
     }
+    case FrameType::eager: {
+      const auto key = payload.get<MessageKey>();
+      if (payload.ok() && key.source == source && key.destination == cluster_.rank) backend_->on_eager(key, payload.rest());
+      break;
+    }
+    case FrameType::ask: {
+      const auto ask = payload.get<Ask>();
+      if (payload.ok() && ask.message.source == source && ask.message.destination == cluster_.rank) backend_->on_ask(ask);
+      break;
+    }
+    case FrameType::credit: {
+      const auto taken = payload.get<std::uint64_t>();
+      if (payload.ok()) backend_->on_credit(source, taken);
+      break;
+    }
     case FrameType::cancel: on_cancel(source, payload); break;
     case FrameType::cancelled: on_cancelled(source, payload); break;
     case FrameType::row: on_row(source, payload); break;

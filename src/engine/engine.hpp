@@ -49,6 +49,8 @@ class Engine final : public EngineServices {
   std::uint64_t link_word(std::uint32_t nic, std::uint32_t peer) const override;
   std::shared_ptr<void> registered(const std::byte* data, std::uint64_t bytes, MemoryHandle& handle, std::uint64_t& offset) override;
   std::shared_ptr<SharedMemory> map(const MemoryHandle& handle) override;
+  MessageState state_of(const MessageKey& key) const override;
+  std::uint64_t eager_bytes() const override { return settings_.eager_bytes; }
   void message_over(Operation& operation) override;
   void fail(Operation& operation, const Failure& failure) override;
 
@@ -98,6 +100,7 @@ class Engine final : public EngineServices {
   void on_cancelled(std::uint32_t source, ByteReader& payload);
   void end(const OperationPtr& operation);
   bool involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const;
+  bool needs(const Operation& operation, std::uint32_t rank) const;
 
   // engine_members.cpp
   void tick(std::uint64_t now);

@@ -22,6 +22,7 @@ void Engine::tick(std::uint64_t now) {
   check_pids();
   check_leases(now);
   check_nodes(now);
+  backend_->ask_late(now - settings_.resend_ms * 1'000'000);
   last_tick_ = now;
   next_tick_ = now + settings_.heartbeat_ms * 1'000'000;
 }

@@ -18,6 +18,13 @@ std::exception_ptr to_exception(const Failure& failure) {
   return std::make_exception_ptr(ExchangeError(failure.text));
 }
 
+Failure sizes_differ(const MessageKey& message, std::uint32_t peer, std::uint64_t sent, std::uint64_t expected) {
+  return {FailureKind::size_mismatch, peer,
+          "message " + std::to_string(message.number) + " from rank " + std::to_string(message.source) + " to rank " +
+              std::to_string(message.destination) + " on communicator " + std::to_string(message.communicator) + ": the sender has " +
+              std::to_string(sent) + " bytes, the receiver " + std::to_string(expected) + "; expected the same"};
+}
+
 void Engine::post(const std::shared_ptr<Operation>& operation) {
   {
     const std::lock_guard lock(mutex_);
@@ -48,13 +55,21 @@ bool Engine::involves(const Operation& operation, std::uint32_t rank, bool unfin
          std::any_of(operation.recvs.begin(), operation.recvs.end(), [&](const RecvMessage& m) { return with(m, m.key.source); });
 }
 
+// Something must still be sent to that rank, or come from it.
+bool Engine::needs(const Operation& operation, std::uint32_t rank) const {
+  const auto to = [rank](const SendMessage& message) { return message.key.destination == rank; };
+  const auto from = [&](const RecvMessage& message) { return message.key.source == rank && !backend_->has_come(message.key); };
+  return std::any_of(operation.sends.begin(), operation.sends.end(), to) ||
+         std::any_of(operation.recvs.begin(), operation.recvs.end(), from);
+}
+
 // Why an operation cannot even start.
 std::optional<Failure> Engine::refusal(const Operation& operation) const {
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     const Member& member = members_[rank];
     if (member.state == RankState::alive) continue;
-    // A rank that left may have ended this collective already, if it has no bytes in it; one that died has ended nothing.
-    if (involves(operation, rank, false) || (operation.collective && !member.left)) {
+    // A rank that left may have ended this collective already, if it has no bytes in it, or they are here; one that died has ended nothing.
+    if (member.left ? needs(operation, rank) : involves(operation, rank, false) || operation.collective) {
       return Failure{member.left ? FailureKind::left : FailureKind::died, rank, member.epitaph};
     }
   }
@@ -73,7 +88,7 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
   OperationReport& report = operation->report;
   report.serial = operation->serial;
   report.bytes_by_nic.assign(cluster_.nodes[cluster_.node()].nics.size(), 0);
-  bool far = operation->collective && cluster_.nodes.size() > 1, large = false;
+  bool far = operation->collective && cluster_.nodes.size() > 1;
   std::uint64_t far_bytes = 0;
   for (SendMessage& message : operation->sends) {
     message.operation = operation.get();
@@ -82,7 +97,6 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     const bool remote = !cluster_.local(message.key.destination);
     far = far || remote;
     if (remote) far_bytes += message.bytes;
-    large = large || (remote && message.bytes > settings_.multipath_min_bytes);
   }
   for (RecvMessage& message : operation->recvs) {
     message.operation = operation.get();
@@ -95,9 +109,9 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     if (operation->unfinished == 0) operation->phase = OperationPhase::failing;
     return;
   }
-  backend_->receive(*operation);
+  backend_->start(*operation);
   if (far && router_->wants_rows()) publish_row(*operation);
-  const bool plans = router_->wants_rows() ? large : far;
+  const bool plans = router_->wants_rows() ? far_bytes > settings_.chunk_bytes : far;
   if (!plans) {
     operation->phase = OperationPhase::running;
     backend_->send(*operation);
@@ -225,6 +239,25 @@ Operation* Engine::unfinished_with(const MessageKey& key) const {
   return nullptr;
 }
 
+MessageState Engine::state_of(const MessageKey& key) const {
+  if (unfinished_with(key) != nullptr) return MessageState::unfinished;
+  const std::lock_guard lock(mutex_);
+  const auto numbers = numbers_.find(key.communicator);
+  if (numbers == numbers_.end()) return MessageState::unposted;
+  const bool sends = key.source == cluster_.rank;
+  const auto& counts = sends ? numbers->second.sends : numbers->second.recvs;
+  const auto count = counts.find(sends ? key.destination : key.source);
+  std::uint64_t posted = count == counts.end() ? 0 : count->second;
+  const auto same = [&](const auto& message) {
+    return message.key.communicator == key.communicator && message.key.source == key.source && message.key.destination == key.destination;
+  };
+  for (const OperationPtr& waiting : posted_) {  // numbered, but not seen by this thread yet
+    posted -= static_cast<std::uint64_t>(sends ? std::count_if(waiting->sends.begin(), waiting->sends.end(), same)
+                                               : std::count_if(waiting->recvs.begin(), waiting->recvs.end(), same));
+  }
+  return key.number > posted ? MessageState::unposted : MessageState::over;
+}
+
 void Engine::on_cancel(std::uint32_t source, ByteReader& payload) {
   const auto key = payload.get<MessageKey>();
   Failure failure;
@@ -238,21 +271,7 @@ void Engine::on_cancel(std::uint32_t source, ByteReader& payload) {
     fail(*operation, failure);
     if (operation->phase != OperationPhase::failing) begin_failing(*operation, now_ns());
   } else {
-    std::uint64_t posted = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      Numbers& numbers = numbers_[key.communicator];
-      posted = sends ? numbers.sends[source] : numbers.recvs[source];
-      for (const OperationPtr& waiting : posted_) {  // numbered, but not seen by this thread yet
-        posted -= static_cast<std::uint64_t>(std::count_if(waiting->sends.begin(), waiting->sends.end(), [&](const SendMessage& m) {
-          return sends && m.key.communicator == key.communicator && m.key.destination == source;
-        }));
-        posted -= static_cast<std::uint64_t>(std::count_if(waiting->recvs.begin(), waiting->recvs.end(), [&](const RecvMessage& m) {
-          return receives && m.key.communicator == key.communicator && m.key.source == source;
-        }));
-      }
-    }
-    if (key.number > posted) cancelled_early_[key] = failure;
+    if (state_of(key) == MessageState::unposted) cancelled_early_[key] = failure;
   }
   ByteWriter answer;
   answer.put(key);

@@ -11,11 +11,19 @@ class HostBackend final : public Backend {
   explicit HostBackend(EngineServices& services)
       : source_(services), destination_(services, [this](const Grant& grant, std::byte* buffer) { source_.on_grant(grant, buffer); }) {}
 
-  void receive(Operation& operation) override { destination_.receive(operation); }
+  void start(Operation& operation) override {
+    destination_.receive(operation);
+    source_.send_eager(operation);
+  }
   void send(Operation& operation) override { source_.send(operation); }
   void on_record(const Record& record) override { destination_.on_record(record); }
   void on_grant(const Grant& grant) override { source_.on_grant(grant, nullptr); }
   void on_ack(const Ack& ack) override { source_.on_ack(ack); }
+  void on_eager(const MessageKey& message, std::span<const std::byte> data) override { destination_.on_eager(message, data); }
+  void on_ask(const Ask& ask) override { destination_.on_ask(ask); }
+  void on_credit(std::uint32_t destination, std::uint64_t taken) override { source_.on_credit(destination, taken); }
+  bool has_come(const MessageKey& message) const override { return destination_.has_come(message); }
+  void ask_late(std::uint64_t posted_before) override { source_.ask_late(posted_before); }
   bool advance() override { return source_.advance(); }
   void retire_attempts() override { source_.retire_attempts(); }
   void drop(Operation& operation) override {

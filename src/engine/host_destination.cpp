@@ -11,7 +11,7 @@ constexpr std::uint32_t kAckEvery = 8;  // arrived chunks; acknowledgements only
 }  // namespace
 
 HostDestination::HostDestination(EngineServices& services, std::function<void(const Grant&, std::byte*)> self_grant)
-    : services_(services), memory_(services.memory()), self_grant_(std::move(self_grant)) {}
+    : services_(services), memory_(services.memory()), self_grant_(std::move(self_grant)), eager_(services.cluster().world) {}
 
 std::uint32_t HostDestination::length(const RecvMessage& message, std::uint32_t chunk) const {
   const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
@@ -22,7 +22,53 @@ void HostDestination::receive(Operation& operation) {
   for (RecvMessage& message : operation.recvs) {
     message.bits.assign((message.chunks + 63) / 64, 0);
     messages_.emplace(message.key, &message);
-    grant(message);
+    const bool own = message.key.source == services_.cluster().rank;
+    if (auto kept = kept_.extract(message.key)) {
+      --eager_[message.key.source].kept;
+      give_credit(message.key.source);
+      take(message, kept.mapped());
+    } else if (asked_.erase(message.key) != 0 || own || message.bytes > services_.eager_bytes()) {
+      grant(message);
+    }
+  }
+}
+
+// The whole message in one control frame (docs/protocol.md §6a).
+void HostDestination::on_eager(const MessageKey& key, std::span<const std::byte> data) {
+  Eager& eager = eager_[key.source];
+  if (RecvMessage* message = find(key)) {
+    give_credit(key.source);
+    take(*message, data);
+  } else if (services_.state_of(key) != MessageState::unposted) {
+    give_credit(key.source);  // its operation has failed
+  } else if (eager.kept < kEagerCredits && data.size() <= services_.eager_bytes() &&
+             kept_.try_emplace(key, data.begin(), data.end()).second) {
+    ++eager.kept;
+  }
+}
+
+void HostDestination::take(RecvMessage& message, std::span<const std::byte> data) {
+  if (data.size() != message.bytes) {
+    services_.fail(*message.operation, sizes_differ(message.key, message.key.source, data.size(), message.bytes));
+    return;
+  }
+  if (!data.empty()) std::memcpy(message.data, data.data(), data.size());
+  message.arrived = message.base = message.chunks;
+  finish(message);
+}
+
+void HostDestination::give_credit(std::uint32_t source) {
+  Eager& eager = eager_[source];
+  if (++eager.taken - eager.told < kEagerCredits / 2) return;
+  eager.told = eager.taken;
+  services_.control().send(source, FrameType::credit, std::as_bytes(std::span(&eager.taken, 1)));
+}
+
+void HostDestination::on_ask(const Ask& ask) {
+  if (RecvMessage* message = find(ask.message)) {
+    if (!message->granted) grant(*message);
+  } else if (services_.state_of(ask.message) == MessageState::unposted) {
+    asked_.insert(ask.message);
   }
 }
 
@@ -78,7 +124,10 @@ void HostDestination::after_arrival(RecvMessage& message) {
   const bool complete = message.arrived == message.chunks;
   const bool remote = !services_.cluster().local(message.key.source);
   if (remote && (complete || message.unacked >= kAckEvery)) acknowledge(message);
-  if (!complete) return;
+  if (complete) finish(message);
+}
+
+void HostDestination::finish(RecvMessage& message) {
   message.over = true;
   messages_.erase(message.key);
   message.keep.reset();

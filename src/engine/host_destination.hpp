@@ -2,7 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <vector>
 
 #include "backend.hpp"
 
@@ -14,11 +18,17 @@ class HostDestination {
   HostDestination(EngineServices& services, std::function<void(const Grant&, std::byte*)> self_grant);
   void receive(Operation& operation);
   void on_record(const Record& record);
+  void on_eager(const MessageKey& key, std::span<const std::byte> data);
+  void on_ask(const Ask& ask);
+  bool has_come(const MessageKey& key) const { return kept_.contains(key); }
   RecvMessage* find(const MessageKey& key);
   void drop(Operation& operation);
 
  private:
   void grant(RecvMessage& message);
+  void take(RecvMessage& message, std::span<const std::byte> data);
+  void give_credit(std::uint32_t source);
+  void finish(RecvMessage& message);
   bool mark(RecvMessage& message, std::uint32_t chunk);
   void acknowledge(RecvMessage& message);
   void after_arrival(RecvMessage& message);
@@ -28,6 +38,14 @@ class HostDestination {
   NodeMemory& memory_;
   std::function<void(const Grant&, std::byte*)> self_grant_;
   std::unordered_map<MessageKey, RecvMessage*, MessageKeyHash> messages_;
+  // Before their receives are posted: eager messages, and asks.
+  std::unordered_map<MessageKey, std::vector<std::byte>, MessageKeyHash> kept_;
+  std::unordered_set<MessageKey, MessageKeyHash> asked_;
+  struct Eager {
+    std::uint32_t kept = 0;
+    std::uint64_t taken = 0, told = 0;
+  };
+  std::vector<Eager> eager_;  // by source
 };
 
 }  // namespace railweave::engine

@@ -11,7 +11,8 @@ constexpr int kChunksPerTurn = 8;
 
 }  // namespace
 
-HostSource::HostSource(EngineServices& services) : services_(services), memory_(services.memory()), tx_use_(memory_.mates()) {}
+HostSource::HostSource(EngineServices& services)
+    : services_(services), memory_(services.memory()), eager_(services.cluster().world), tx_use_(memory_.mates()) {}
 
 std::uint32_t HostSource::length(const SendMessage& message, std::uint32_t chunk) const {
   const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
@@ -22,8 +23,46 @@ std::uint32_t HostSource::link_id(std::uint32_t nic, std::uint32_t peer) const {
   return nic * static_cast<std::uint32_t>(services_.cluster().nics.size()) + peer;
 }
 
+void HostSource::send_eager(Operation& operation) {
+  const Cluster& cluster = services_.cluster();
+  for (SendMessage& message : operation.sends) {
+    const std::uint32_t peer = message.key.destination;
+    if (message.bytes > services_.eager_bytes() || peer == cluster.rank || early_.contains(message.key)) continue;
+    Eager& eager = eager_[peer];
+    if (eager.sent - eager.taken >= kEagerCredits) {
+      ask(message);
+      continue;
+    }
+    ++eager.sent;
+    services_.control().send(peer, FrameType::eager, std::as_bytes(std::span(&message.key, 1)), {message.data, message.bytes});
+    const PathKind kind = cluster.local(peer) ? PathKind::direct : PathKind::rail;
+    operation.report.bytes_by_kind[static_cast<std::size_t>(kind)] += message.bytes;
+    message.over = true;
+    services_.message_over(operation);
+  }
+}
+
+void HostSource::on_credit(std::uint32_t destination, std::uint64_t taken) {
+  Eager& eager = eager_[destination];
+  if (taken > eager.taken && taken <= eager.sent) eager.taken = taken;
+}
+
+void HostSource::ask(SendMessage& message) {
+  message.asked = true;
+  const Ask ask{message.key, message.bytes};
+  services_.control().send(message.key.destination, FrameType::ask, std::as_bytes(std::span(&ask, 1)));
+}
+
+// A destination that holds the message for small grants nothing unasked: it must hear that the sizes differ.
+void HostSource::ask_late(std::uint64_t posted_before) {
+  for (auto& [key, message] : messages_) {
+    if (!message->granted && !message->asked && message->operation->posted_at < posted_before) ask(*message);
+  }
+}
+
 void HostSource::send(Operation& operation) {
   for (SendMessage& message : operation.sends) {
+    if (message.over) continue;
     message.routes = &operation.routes[message.key.destination];
     messages_.emplace(message.key, &message);
     if (const auto early = early_.extract(message.key)) match(message, early.mapped().grant, early.mapped().local_buffer);
@@ -33,7 +72,7 @@ void HostSource::send(Operation& operation) {
 void HostSource::on_grant(const Grant& grant, std::byte* local_buffer) {
   if (SendMessage* message = find(grant.message))
     match(*message, grant, local_buffer);
-  else
+  else if (services_.state_of(grant.message) != MessageState::over)
     early_.emplace(grant.message, Early{grant, local_buffer});
 }
 
@@ -41,11 +80,7 @@ void HostSource::match(SendMessage& message, const Grant& grant, std::byte* loca
   if (message.granted) return;
   const std::uint32_t peer = message.key.destination;
   if (grant.bytes != message.bytes) {
-    Failure failure{FailureKind::size_mismatch, peer,
-                    "message " + std::to_string(message.key.number) + " from rank " + std::to_string(message.key.source) + " to rank " +
-                        std::to_string(peer) + " on communicator " + std::to_string(message.key.communicator) + ": the sender has " +
-                        std::to_string(message.bytes) + " bytes, the receiver " + std::to_string(grant.bytes) + "; expected the same"};
-    services_.fail(*message.operation, failure);
+    services_.fail(*message.operation, sizes_differ(message.key, peer, message.bytes, grant.bytes));
     return;
   }
   message.granted = true;

@@ -12,6 +12,10 @@ class HostSource {
  public:
   explicit HostSource(EngineServices& services);
   void send(Operation& operation);
+  // Messages that fit into a control frame, as far as there are credits (docs/protocol.md §6a).
+  void send_eager(Operation& operation);
+  void on_credit(std::uint32_t destination, std::uint64_t taken);
+  void ask_late(std::uint64_t posted_before);
   void on_grant(const Grant& grant, std::byte* local_buffer);
   void on_ack(const Ack& ack);
   bool advance();
@@ -21,6 +25,7 @@ class HostSource {
 
  private:
   void match(SendMessage& message, const Grant& grant, std::byte* local_buffer);
+  void ask(SendMessage& message);
   bool push_one(SendMessage& message);
   bool push_mapped(SendMessage& message, std::uint32_t chunk);
   bool push_routed(SendMessage& message, std::uint32_t chunk);
@@ -44,6 +49,10 @@ class HostSource {
   NodeMemory& memory_;
   std::unordered_map<MessageKey, SendMessage*, MessageKeyHash> messages_;
   std::unordered_map<MessageKey, Early, MessageKeyHash> early_;
+  struct Eager {
+    std::uint64_t sent = 0, taken = 0;
+  };
+  std::vector<Eager> eager_;          // by destination
   std::vector<SendMessage*> active_;  // granted, with chunks to send
   std::size_t turn_ = 0;
   struct TxUse {

@@ -9,11 +9,13 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 inline constexpr std::uint32_t kRingRecords = 256;
 inline constexpr std::uint32_t kMaxFrameBytes = 24u << 10;  // a row of 1024 ranks fits (8 bytes a rank and the header)
 inline constexpr std::uint64_t kMailBytes = 128u << 10;
 inline constexpr std::uint32_t kMaxRanks = 1024;
+// Eager messages of a pair that may be under way or wait for their receives: 512 KiB of 8 KiB each; not swept.
+inline constexpr std::uint32_t kEagerCredits = 64;
 
 // Release/acquire on a flag that lives in shared memory.
 inline std::uint64_t load_flag(const std::uint64_t& flag) {

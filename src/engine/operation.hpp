@@ -32,6 +32,7 @@ struct Failure {
   std::string text;
 };
 std::exception_ptr to_exception(const Failure& failure);
+Failure sizes_differ(const MessageKey& message, std::uint32_t peer, std::uint64_t sent, std::uint64_t expected);
 
 struct Operation;
 struct Routes;
@@ -55,6 +56,7 @@ struct SendMessage {
   std::uint32_t out = 0, done = 0;
   std::uint32_t acked = 0;  // all chunks below have been acknowledged
   bool granted = false;
+  bool asked = false;           // for a grant
   std::byte* mapped = nullptr;  // the destination's buffer, where this rank may write it
   std::shared_ptr<void> mapping;
   Routes* routes = nullptr;

@@ -1,6 +1,7 @@
 #include "router.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <string>
@@ -198,11 +199,12 @@ Router::Summary Router::plan(const std::vector<std::vector<std::uint64_t>>& rows
 
 std::vector<RouteShare> Router::links_to(std::uint32_t destination) const {
   struct Ranked {
-    std::uint32_t order;
+    std::array<std::uint32_t, 4> order;
     RouteShare share;
   };
   std::vector<Ranked> ways;
   const RankInfo& target = cluster_.ranks[destination];
+  const auto count = static_cast<std::uint32_t>(cluster_.nodes[cluster_.node()].nics.size());
   for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
     for (const std::uint32_t peer : cluster_.nodes[target.node].nics) {
       if (!connected(nic, peer)) continue;
@@ -212,11 +214,12 @@ std::vector<RouteShare> Router::links_to(std::uint32_t destination) const {
       share.nic = nic;
       share.peer_nic = peer;
       share.owner = cluster_.ranks[cluster_.nics[nic].owner].local;
-      const std::uint32_t relays = static_cast<std::uint32_t>(cluster_.nics[nic].owner != cluster_.rank) +
-                                   static_cast<std::uint32_t>(cluster_.nics[peer].owner != destination);
-      // Among equals start elsewhere for each pair, so that ranks without a NIC of their own do not all take the first.
-      const auto spread = static_cast<std::uint32_t>((cluster_.nics[nic].position + cluster_.rank + destination) % 64);
-      ways.push_back({(same_rail ? 0u : 1000u) + relays * 100 + spread, share});
+      const auto foreign = static_cast<std::uint32_t>(cluster_.nics[nic].owner != cluster_.rank);
+      const auto relays = foreign + static_cast<std::uint32_t>(cluster_.nics[peer].owner != destination);
+      // Among equals the own NIC: then all ranks' traffic to everybody loads all rails alike. Ranks without one start elsewhere for each
+      // pair.
+      const std::uint32_t turn = (cluster_.nics[nic].position + cluster_.rank + destination) % count;
+      ways.push_back({{same_rail ? 0u : 1u, relays, foreign, turn}, share});
     }
   }
   std::stable_sort(ways.begin(), ways.end(), [](const Ranked& a, const Ranked& b) { return a.order < b.order; });

@@ -16,7 +16,7 @@ namespace {
 TEST(Cancel, ReachesASendWhoseOperationStillWaitsForRows) {
   ExchangeSettings settings;
   settings.row_wait_us = 4'000'000;
-  constexpr std::uint64_t kMapped = 1'000'000, kFar = 8'000'000;
+  constexpr std::uint64_t kMapped = 1'000'000, kFar = 8'000'000, kSent = 100'000, kExpected = 200'000;
   // On rails as slow as this the bytes are worth the whole wait.
   const Fabric slow = engine::derive_fabric(rail_cluster(2, kFar / 40));
   const auto body = [](Exchange& exchange) {
@@ -30,15 +30,15 @@ TEST(Cancel, ReachesASendWhoseOperationStillWaitsForRows) {
         EXPECT_TRUE(handle.wait_for(10)) << "the cancel was not heard";
         ADD_FAILURE() << "the operation succeeded";
       } catch (const ExchangeError& error) {
-        EXPECT_NE(std::string(error.what()).find("the sender has 10 bytes, the receiver 20"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("the sender has 100000 bytes, the receiver 200000"), std::string::npos) << error.what();
       }
     }
     if (exchange.rank() == 1) {
       const ExchangeBuffer buffer = exchange.allocate(kMapped);
-      std::vector<std::byte> other(20);
+      std::vector<std::byte> other(kExpected);
       Group group = exchange.group();
       group.recv(buffer.data(), kMapped, 0);
-      group.recv(other.data(), 20, 3);
+      group.recv(other.data(), kExpected, 3);
       Handle handle = group.end();
       EXPECT_THROW(handle.wait(), ExchangeError);
       std::fill_n(buffer.data(), kMapped, std::byte{0});
@@ -48,9 +48,9 @@ TEST(Cancel, ReachesASendWhoseOperationStillWaitsForRows) {
     }
     if (exchange.rank() == 3) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 0 has rank 1's grant
-      std::vector<std::byte> data(10);
+      std::vector<std::byte> data(kSent);
       Group group = exchange.group();
-      group.send(data.data(), 10, 1);
+      group.send(data.data(), kSent, 1);
       Handle handle = group.end();
       EXPECT_THROW(handle.wait(), ExchangeError);
     }

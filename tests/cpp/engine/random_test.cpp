@@ -106,8 +106,10 @@ TEST_P(Faults, EveryByteArrivesOnce) {
   settings.rail_timeout_ms = 300;
   settings.heartbeat_ms = 20;
   settings.reconnect_ms = 50;
-  run(shape, settings, GetParam(), std::make_shared<RailSwitch>(shape.world()),
-      [&](engine::Engine& engine, std::uint32_t rank) { ping(engine, rank, shape, 10, 200'000); });
+  run(shape, settings, GetParam(), std::make_shared<RailSwitch>(shape.world()), [&](engine::Engine& engine, std::uint32_t rank) {
+    ping(engine, rank, shape, 10, 200'000);
+    ping(engine, rank, shape, 20, 3000);  // in control frames
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Rails, Faults,
