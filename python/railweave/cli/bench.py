@@ -143,8 +143,8 @@ def _in_lab(
 @click.option(
     "--compute", "computes", multiple=True, type=float, metavar="X", help="Expert over dispatch time; repeatable; by default 0.5, 1, 2."
 )
-@click.option("--tokens", type=click.IntRange(1), default=8192, show_default=True, help="A rank.")
-@click.option("--width", type=click.IntRange(8), default=4096, show_default=True, help="Elements of a token, 2 bytes each.")
+@click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="A rank: each of 2,048, to 8 experts.")
+@click.option("--width", type=click.IntRange(8), default=7168, show_default=True, help="Elements of a token, 2 bytes each.")
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Of a round.")
 @click.option("--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, railweave; the first is the rival.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")

@@ -25,7 +25,7 @@ _WORDS = 32 * _WARPS * 8  # of 8 bytes: four 16-byte loads a thread before the f
 _SLEEP_CYCLES = 40_000_000  # 20 ms at 2 GHz: longer than queueing all launches takes
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _push(source, destination, words, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     step = tl.num_programs(0).to(tl.int64) * BLOCK

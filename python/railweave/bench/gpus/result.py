@@ -149,7 +149,7 @@ class Run:
 
     def systems(self) -> list[str]:
         """In the order they were asked for; the first is the rival of the others."""
-        return list(dict.fromkeys(each.system for each in [*self.exchanges, *self.layers]))
+        return list(dict.fromkeys([*(each.system for each in self.exchanges), *(each.system for each in self.layers)]))
 
     def matrices(self) -> list[str]:
         """In the order they ran."""

@@ -3,7 +3,7 @@
 Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RANK and WORLD_SIZE. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]], "repetition": r}   fill what is sent                        → {"ready": true}
     {"do": "check"}                                           exchange and compare every byte          → {"wrong": null or [source, place]}
-    {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds"} a call
+    {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds", "held"}
     {"do": "single", "calls": n, "nothing": false}            one call after another, each waited for  → {"seconds": [of each call]}
     {"do": "kernels"}                                         what one call launches                   → {"kernels": [...]}
     {"do": "moe_..."}                                         see railweave.bench.gpus.moe
@@ -90,7 +90,10 @@ class Worker:
         return {"wrong": None}
 
     def queued(self, calls: int) -> dict[str, Any]:
-        """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks start together."""
+        """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks start together.
+
+        `held`: the last call was queued before the first one began, so the time is the device's alone.
+        """
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         torch.cuda._sleep(int((_SLEEP_FACTOR * calls * self._host_seconds + _SLEEP_S) * _SLEEP_HZ))
@@ -101,8 +104,9 @@ class Worker:
             self._exchange()
         self._host_seconds = (time.perf_counter() - begin) / calls
         stop.record()
+        held = not start.query()
         stop.synchronize()
-        return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds}
+        return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds, "held": held}
 
     def single(self, calls: int, nothing: bool) -> dict[str, Any]:
         """Time of a call as a program that waits for it sees it; `nothing`: the same call with 0 bytes for everybody, the floor."""

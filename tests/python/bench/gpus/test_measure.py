@@ -1,0 +1,80 @@
+"""How rounds are put together, with ranks that answer what a test wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from railweave.bench.errors import BenchError
+from railweave.bench.gpus.compare import Effort, Systems, exchange, measure_bound
+from railweave.errors import DemandError
+
+
+class Ranks:
+    """Two ranks; the second takes 1 us longer."""
+
+    def __init__(self, name: str, seconds: float, ctas: int, order: list[str], late: int = 0, wrong: int | None = None) -> None:
+        self.name, self.seconds, self.ctas, self.order, self.late, self.wrong = name, seconds, ctas, order, late, wrong
+        self.prepared: list[list[int]] = []
+
+    def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
+        self.order.append(f"{self.name} {do}")
+        if do == "prepare":
+            self.prepared = command["matrix"]
+        if do == "queued":
+            self.late -= 1
+            times = [self.seconds, self.seconds + 1e-6]
+            return [{"seconds": each, "host_seconds": 2e-5, "held": self.late < 0} for each in times]
+        if do == "single":
+            return [{"seconds": [5e-5 + rank * 1e-6] * command["calls"]} for rank in range(2)]
+        if do == "check":
+            return [{"wrong": None}, {"wrong": None if self.wrong is None else [0, self.wrong]}]
+        if do == "kernels":
+            name = f"void {self.name}::(anonymous namespace)::kernel<4>(unsigned, int)"
+            return [{"kernels": [{"name": name, "ctas": self.ctas - 1 + rank, "threads": 512}]} for rank in range(2)]
+        return [{"seconds": {"copy": 9e-5, "push": 1e-4 if command.get("ctas") == 16 else 8e-5}.get(do, 0.0)}]
+
+
+def measure(matrix: Any, *ranks: Ranks, rounds: int = 3) -> Any:
+    systems = Systems([], 2, lambda _: None)
+    systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
+    probe: Any = Ranks("probe", 0, 1, [])
+    return exchange(systems, probe, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, 4), lambda _: None)
+
+
+def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
+    order: list[str] = []
+    first, second = measure([[0, 10_000], [0, 0]], Ranks("a", 1e-4, 17, order), Ranks("b", 5e-5, 16, order))
+    assert [first.seconds, second.seconds] == [[pytest.approx(1.01e-4)] * 3, [pytest.approx(5.1e-5)] * 3], "the slowest rank counts"
+    assert [each for each in order if each.endswith("queued")][2:] == [f"{name} queued" for name in ("a", "b", "b", "a", "a", "b")]
+    assert (first.ctas, first.kernels[0].name) == (17, "void a::kernel<4>"), "the rank with the most CTAs, without arguments"
+    assert (first.bytes, first.busiest_bytes) == (10_240, 10_240)
+    assert first.call_seconds == [pytest.approx(5.1e-5)] * 12
+    assert first.bound_seconds == 8e-5, "the fastest way of the probe"
+
+
+def test_a_wrong_byte_is_told_with_its_place() -> None:
+    good, bad = measure([[0, 5], [5, 0]], Ranks("a", 1e-4, 17, []), Ranks("b", 1e-4, 16, [], wrong=4))
+    assert good.wrong is None
+    assert bad.wrong == "rank 1 got a wrong byte from rank 0 at 4"
+
+
+def test_a_round_in_which_queueing_came_late_is_measured_again() -> None:
+    order: list[str] = []
+    measure([[0, 5], [5, 0]], Ranks("a", 1e-4, 17, order, late=3), rounds=1)
+    assert order.count("a queued") == 1 + 3
+    with pytest.raises(BenchError, match="a: this machine's processors are too busy"):
+        measure([[0, 5], [5, 0]], Ranks("a", 1e-4, 17, [], late=100), rounds=1)
+
+
+def test_nothing_to_exchange_is_refused() -> None:
+    with pytest.raises(DemandError, match="a: nothing to exchange"):
+        measure([[7, 0], [0, 7]], Ranks("a", 1e-4, 17, []))
+
+
+def test_the_bound_takes_the_matrix_as_it_is() -> None:
+    probe: Any = Ranks("probe", 0, 1, [])
+    measure_bound(probe, np.array([[0, 512], [1024, 0]], dtype=np.uint64))
+    assert probe.prepared == [[0, 512], [1024, 0]]
