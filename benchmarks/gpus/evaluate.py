@@ -65,7 +65,7 @@ SECTIONS = (
         ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB"),
         ("--systems", "nccl,nccl-tuned,railweave"),
     ),
-    Section("moe", "A mixture-of-experts layer", 60),
+    Section("moe", "A mixture-of-experts layer", 150),
 )
 
 

@@ -133,7 +133,8 @@ def now() -> str:
 
 def command_line() -> str:
     """What was typed."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    name = Path(sys.argv[0]).name
+    return shlex.join(["railweave" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def machine() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from railweave.bench.gpus.result import Exchange, Ratio, Run, ratio
+from railweave.bench.gpus.result import Ratio, Run, ratio
 
 
 def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
@@ -108,4 +108,4 @@ def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
 
 
-__all__ = ["Exchange", "call_rows", "exchange_rows", "layer_rows", "markdown", "slowest_gain", "tables"]
+__all__ = ["call_rows", "exchange_rows", "layer_rows", "markdown", "slowest_gain", "tables"]
