@@ -1,9 +1,12 @@
 // Railweave's GPU exchange beside NCCL's send/recv groups: one process a GPU, the same buffers, in turns, device time over queued
 // operations, every byte checked.
 //
-//   gpu_exchange --railweave librailweave_cuda.so --nccl libnccl.so.2 [--rounds 5] [--sizes 0,1024,...] [--check 200] [--graph] [--death]
+//   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--check 200] [--lives 100]
+//                [--threads] [--graph] [--death]
 //
-// --check: random operations first; --graph: replays of captured operations; --death: at the end the last rank is killed while others wait.
+// --check: random operations first; --lives: communicators that come and go, with nothing left of them; --threads: one process for all
+// ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured operations; --death: at the
+// end the last rank is killed while others wait. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.
@@ -21,8 +24,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "railweave/cuda.h"
@@ -53,7 +58,9 @@ struct Nccl {
   int (*recv)(void*, std::size_t, int, int, void*, cudaStream_t) = nullptr;
   int (*get_version)(int*) = nullptr;
 
-  explicit Nccl(const std::string& path) : library(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  explicit Nccl(const std::string& path) {
+    if (path.empty()) return;
+    library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) die(::dlerror());
     find("ncclGetUniqueId", get_unique_id);
     find("ncclCommInitRank", comm_init_rank);
@@ -80,8 +87,8 @@ struct Shared {
 
 struct Options {
   std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0;
-  bool graph = false, death = false;
+  std::uint32_t rounds = 5, checks = 0, lives = 0;
+  bool graph = false, death = false, threads = false;
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
 };
 
@@ -127,7 +134,7 @@ std::uint8_t expected(std::uint32_t source, std::uint32_t destination, std::uint
 class Rank {
  public:
   Rank(std::uint32_t rank, std::uint32_t world, const Options& options, Shared& shared, const std::string& rendezvous)
-      : rank_(rank), world_(world), options_(options), shared_(shared), nccl_(options.nccl) {
+      : rank_(rank), world_(world), options_(options), shared_(shared), rendezvous_(rendezvous), nccl_(options.nccl) {
     check(cudaSetDevice(static_cast<int>(rank)), "cudaSetDevice");
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     check(cudaEventCreate(&start_), "event");
@@ -137,9 +144,8 @@ class Rank {
     const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(library, "railweave_cuda_entry"));
     api_ = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
     if (api_ == nullptr) die("no railweave_cuda_entry for this version");
-    const railweave_setting settings[] = {{"gpu_timeout_ms", "20000"}};
-    const railweave_cuda_config config{sizeof config, rank, world, static_cast<std::int32_t>(rank), 0, rendezvous.c_str(), settings, 1};
-    require(api_->create(&config, &communicator_));
+    create();
+    if (nccl_.library == nullptr) return;
     if (rank == 0 && nccl_.get_unique_id(&shared.id) != 0) die("ncclGetUniqueId");
     barrier();
     if (nccl_.comm_init_rank(&nccl_communicator_, static_cast<int>(world), shared.id, static_cast<int>(rank)) != 0) die("ncclCommInitRank");
@@ -147,10 +153,11 @@ class Rank {
 
   void run() {
     int version = 0;
-    nccl_.get_version(&version);
+    if (nccl_.library != nullptr) nccl_.get_version(&version);
     if (rank_ == 0)
       std::printf("%u GPUs, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds, options_.graph ? "graph replays" : "queued calls");
     if (options_.checks != 0) check_random();
+    if (options_.lives != 0) check_lives();
     for (const std::uint64_t size : options_.sizes) {
       for (const Pattern& pattern : patterns(world_, size)) measure(pattern, size);
     }
@@ -172,6 +179,11 @@ class Rank {
     std::uint64_t bytes;
   };
 
+  void create() {
+    const railweave_setting settings[] = {{"gpu_timeout_ms", "20000"}};
+    const railweave_cuda_config config{sizeof config, rank_, world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings, 1};
+    require(api_->create(&config, &communicator_));
+  }
   void require(railweave_status status) {
     if (status != RAILWEAVE_OK) die("rank " + std::to_string(rank_) + ": " + api_->last_error());
   }
@@ -375,6 +387,8 @@ class Rank {
       }
     }
     check(cudaMemcpy(send_, host.data(), kRoom, cudaMemcpyHostToDevice), "fill");
+    barrier();  // in one process an allocation may wait for every device
+    const Holdings before = holdings();
     std::uint64_t wrong = 0, messages = 0;
     for (std::uint32_t step = 0; step < options_.checks; ++step) {
       struct Came {
@@ -411,11 +425,58 @@ class Rank {
     barrier();
     std::printf("rank %u: %u random operations, %lu messages received, %lu wrong\n", rank_, options_.checks, messages, wrong);
     if (wrong != 0) die("wrong bytes");
+    compare("random operations", before);
+  }
+
+  // What a process holds that could leak.
+  struct Holdings {
+    std::size_t device_bytes, descriptors, shared_memory, mappings;
+  };
+  Holdings holdings() {
+    const auto count = [](const char* folder) {
+      return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator{}));
+    };
+    std::size_t free = 0, total = 0, lines = 0;
+    barrier();
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    std::FILE* maps = std::fopen("/proc/self/maps", "r");
+    for (int c = 0; maps != nullptr && (c = std::fgetc(maps)) != EOF;) lines += c == '\n';
+    if (maps != nullptr) std::fclose(maps);
+    const Holdings now{total - free, count("/proc/self/fd"), count("/dev/shm"), lines};
+    barrier();
+    return now;
+  }
+  void compare(const char* what, const Holdings& before) {
+    const Holdings now = holdings();
+    std::printf("rank %u after %s: device memory %zu -> %zu bytes, descriptors %zu -> %zu, /dev/shm %zu -> %zu, mappings %zu -> %zu\n",
+                rank_, what, before.device_bytes, now.device_bytes, before.descriptors, now.descriptors, before.shared_memory,
+                now.shared_memory, before.mappings, now.mappings);
+    if (now.device_bytes > before.device_bytes || now.descriptors > before.descriptors || now.shared_memory > before.shared_memory)
+      die("something leaks");
+  }
+
+  // The first two lives settle what the driver keeps.
+  void check_lives() {
+    reserve(4u << 20);
+    Holdings before{};
+    for (std::uint32_t life = 0; life < options_.lives + 2; ++life) {
+      if (life == 2) before = holdings();
+      api_->destroy(communicator_);
+      barrier();
+      create();
+      const std::uint32_t peer = (rank_ + 1) % world_, from = (rank_ + world_ - 1) % world_;
+      for (const std::uint64_t bytes : {std::uint64_t{100}, std::uint64_t{300'000}, std::uint64_t{4} << 20})
+        post(System::railweave, {{true, peer, send_, bytes}, {false, from, receive_, bytes}});
+      check(cudaStreamSynchronize(stream_), "operations of a life");
+      require(api_->async_error(communicator_));
+    }
+    compare("lives", before);
   }
 
   std::uint32_t rank_, world_;
   const Options& options_;
   Shared& shared_;
+  std::string rendezvous_;
   Nccl nccl_;
   const railweave_cuda_api* api_ = nullptr;
   railweave_cuda_communicator* communicator_ = nullptr;
@@ -443,8 +504,8 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--graph" || name == "--death") {
-      (name == "--graph" ? options.graph : options.death) = true;
+    if (name == "--graph" || name == "--death" || name == "--threads") {
+      (name == "--graph" ? options.graph : name == "--death" ? options.death : options.threads) = true;
       continue;
     }
     if (i + 1 == argc) die(name + " needs a value");
@@ -457,6 +518,8 @@ Options parse(int argc, char** argv) {
       options.rounds = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--check") {
       options.checks = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--lives") {
+      options.lives = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--sizes") {
       options.sizes.clear();
       for (std::size_t at = 0; at < value.size();) {
@@ -468,7 +531,9 @@ Options parse(int argc, char** argv) {
       die("unknown option " + name);
     }
   }
-  if (options.railweave.empty() || options.nccl.empty()) die("--railweave and --nccl are needed");
+  if (options.railweave.empty()) die("--railweave is needed");
+  if (options.nccl.empty()) options.sizes.clear();
+  if (options.threads && options.death) die("--death ends a process: not with --threads");
   return options;
 }
 
@@ -484,6 +549,12 @@ int main(int argc, char** argv) {
   ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
   ::pthread_barrier_init(&shared->barrier, &attributes, world);
   const std::string rendezvous = "tcp://127.0.0.1:" + std::to_string(20000 + ::getpid() % 20000);
+  if (options.threads) {
+    std::vector<std::jthread> ranks;
+    for (std::uint32_t rank = 0; rank < world; ++rank)
+      ranks.emplace_back([&, rank] { Rank(rank, world, options, *shared, rendezvous).run(); });
+    return 0;
+  }
   std::vector<pid_t> children;
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     const pid_t child = ::fork();

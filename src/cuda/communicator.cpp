@@ -10,8 +10,8 @@
 
 #include "../engine/cluster.hpp"
 #include "../engine/wire.hpp"
+#include "capture.hpp"
 #include "device.hpp"
-#include "kernel.hpp"
 #include "railweave/engine/error.hpp"
 
 namespace railweave::cuda {
@@ -79,11 +79,11 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       world_(world),
       device_(device),
       settings_(settings),
+      kernels_(preload_kernels()),
       region_(rank, world),
       mate_books_(world),
       pages_(world),
       processes_(world) {
-  check(preload_kernels(), "loading the kernels");
   bring_together(rendezvous);
   watcher_ = std::jthread([this] { watch(); });
 }
@@ -156,21 +156,35 @@ Message Communicator::make_message(const Transfer& transfer) {
   return message;
 }
 
-// Operations of a communicator run one after another, in the order of enqueue calls, whatever their streams.
-void Communicator::order_before(cudaStream_t stream, bool capturing) {
-  if (capturing) {
+// Operations of a communicator run one after another, in the order of enqueue calls, whatever their streams. Inside one capture an edge
+// says so; an event before the first and after the last one orders the graph's run among other operations. Event nodes between the
+// operations would cost each of them 1 to 3 us (docs/gpu-probe.md).
+void Communicator::order_before(cudaStream_t stream, const Capture& capture) {
+  if (!capture.active) {
+    if (!ordered_ || last_stream_ != stream) check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitDefault), "ordering an operation");
+  } else if (capture.id != capture_) {
     check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitExternal), "ordering a captured operation");
-  } else if (!ordered_ || last_stream_ != stream) {
-    check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitDefault), "ordering an operation");
+  } else if (last_stream_ != stream) {
+    add_dependency(stream, captured_node_);
   }
 }
 
-void Communicator::order_after(cudaStream_t stream, bool capturing) {
-  check(cudaEventRecordWithFlags(last_.get(), stream, capturing ? cudaEventRecordExternal : cudaEventRecordDefault),
-        "ordering an operation");
+void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
+  if (!capture.active) {
+    check(cudaEventRecord(last_.get(), stream), "ordering an operation");
+  } else {
+    const cudaGraphNode_t node = newest_node(stream);
+    if (capture.id != capture_) {
+      check(cudaGraphAddEventRecordNode(&record_node_, capture.graph, &node, 1, last_.get()), "ordering a captured operation");
+    } else {
+      move_dependency(capture.graph, record_node_, captured_node_, node);
+    }
+    capture_ = capture.id;
+    captured_node_ = node;
+    captured_ = true;
+  }
   last_stream_ = stream;
-  ordered_ = !capturing;
-  if (capturing) captured_ = true;
+  ordered_ = !capture.active;
 }
 
 void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
@@ -204,23 +218,22 @@ void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const 
     }
     messages.push_back(communicator.make_message(transfer));
   }
-  const std::uint32_t blocks =
-      prepare(messages, {static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes});
+  const Plan plan = prepare(messages, {static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes,
+                                       first.kernels_.most_cluster_blocks});
   const OperationHeader header{first.region_.state(), first.settings_.gpu_timeout_ms * 1'000'000,
                                static_cast<std::uint32_t>(messages.size()), 0};
 
-  cudaStreamCaptureStatus status{};
-  check(cudaStreamIsCapturing(streams[0], &status), "asking whether a stream is being captured");
-  const bool capturing = status == cudaStreamCaptureStatusActive;
   for (const cudaStream_t other : streams.subspan(1)) {
     check(cudaEventRecord(first.join_.get(), other), "joining streams");
     check(cudaStreamWaitEvent(streams[0], first.join_.get(), 0), "joining streams");
   }
-  for (Communicator* communicator : communicators) communicator->order_before(streams[0], capturing);
-  check(launch(header, messages, blocks, streams[0]), "launching an operation");
+  // Joining may have brought streams[0] into a capture.
+  const Capture capture = capture_of(streams[0]);
+  for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
+  check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
   for (Communicator* communicator : communicators) {
-    communicator->order_after(streams[0], capturing);
-    communicator->note(transfers, capturing);
+    communicator->order_after(streams[0], capture);
+    communicator->note(transfers, capture.active);
   }
   if (streams.size() > 1) check(cudaEventRecord(first.join_.get(), streams[0]), "splitting streams");
   for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");

@@ -16,14 +16,15 @@
 
 #include "book.hpp"
 #include "device.hpp"
+#include "kernel.hpp"
 #include "operation.hpp"
-#include "prepare.hpp"
 #include "railweave/engine/settings.hpp"
 #include "region.hpp"
 
 namespace railweave::cuda {
 
 class Communicator;
+struct Capture;
 
 struct Transfer {
   Communicator* communicator;
@@ -79,8 +80,8 @@ class Communicator {
 
   void bring_together(const std::string& rendezvous);
   Message make_message(const Transfer& transfer);
-  void order_before(cudaStream_t stream, bool capturing);
-  void order_after(cudaStream_t stream, bool capturing);
+  void order_before(cudaStream_t stream, const Capture& capture);
+  void order_after(cudaStream_t stream, const Capture& capture);
   void note(std::span<const Transfer> transfers, bool capturing);
   void watch();
   void look_around();
@@ -90,6 +91,7 @@ class Communicator {
   const std::uint32_t rank_, world_;
   const int device_;
   const ExchangeSettings settings_;
+  const KernelTraits kernels_;
   Region region_;  // this rank's memory and its mates'
   Book book_;
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for ranks of this process
@@ -100,6 +102,9 @@ class Communicator {
   Event join_ = make_event();                          // other streams of an operation
   cudaStream_t last_stream_ = nullptr;
   bool ordered_ = false;  // last_stream_ is where the last operation was queued
+  // The capture that the last operation was queued in, its node there, and the node that records `last_` after it.
+  unsigned long long capture_ = 0;
+  cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;
   std::atomic<bool> captured_ = false;
   bool drained_ = false;
 

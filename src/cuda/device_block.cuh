@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
+#include "device_words.cuh"
 #include "roles.hpp"
 
 namespace railweave::cuda {
-
-inline constexpr std::uint32_t kThreads = 512;
 
 // 16 bytes from anywhere, read in words as wide as the address allows. L2 only: slots are written by other GPUs while the kernel runs.
 template <typename Word>
@@ -23,7 +22,7 @@ __device__ __forceinline__ uint4 load16(const std::byte* from) {
 
 // `to` is aligned to 16 bytes. Eight loads in flight a thread: one block then moves 46 GB/s (docs/gpu-probe.md).
 template <typename Word>
-__device__ __forceinline__ void copy_vectors(std::byte* to, const std::byte* from, std::uint32_t vectors) {
+__device__ __noinline__ void copy_vectors(std::byte* to, const std::byte* from, std::uint32_t vectors) {
   constexpr std::uint32_t kInFlight = 8;
   auto* out = reinterpret_cast<uint4*>(to);
   std::uint32_t i = threadIdx.x;
@@ -46,88 +45,28 @@ __device__ __forceinline__ void copy_vectors(std::byte* to, const std::byte* fro
   }
 }
 
-class DeviceBlock {
+// With room for so many messages in shared memory: 26 KB of it, as all kMaxMessages need, cost a launch 0.7 us.
+template <std::uint32_t Capacity>
+class DeviceBlock : public DeviceWords {
  public:
   __device__ __forceinline__ std::uint32_t blocks() const { return gridDim.x; }
   __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x; }
 
   // One block has nobody to share the states with: they are in shared memory then.
   __device__ __forceinline__ static MessageState* states(MessageState* in_global) {
-    __shared__ MessageState own[kMaxMessages];
+    __shared__ MessageState own[Capacity];
     if (gridDim.x > 1) return in_global;
-    for (std::uint32_t i = threadIdx.x; i < kMaxMessages; i += kThreads) own[i] = MessageState{};
+    for (std::uint32_t i = threadIdx.x; i < Capacity; i += kThreads) own[i] = MessageState{};
     __syncthreads();
     return own;
   }
   __device__ __forceinline__ static Share* shares() {
-    __shared__ Share own[kMaxMessages];
+    __shared__ Share own[Capacity];
     return own;
   }
   __device__ __forceinline__ static std::uint32_t count_zeros_below(std::uint64_t bits) {
     return static_cast<std::uint32_t>(__ffsll(static_cast<long long>(bits)) - 1);
   }
-
-  // --- Words
-  __device__ __forceinline__ static std::uint64_t relaxed(const std::uint64_t* word) {
-    std::uint64_t value;
-    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-  }
-  __device__ __forceinline__ static std::uint32_t relaxed(const std::uint32_t* word) {
-    std::uint32_t value;
-    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-  }
-  __device__ __forceinline__ static std::uint64_t acquire(const std::uint64_t* word) {
-    std::uint64_t value;
-    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-  }
-  __device__ __forceinline__ static std::uint32_t acquire(const std::uint32_t* word) {
-    std::uint32_t value;
-    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-  }
-  __device__ __forceinline__ static void store(std::uint64_t* word, std::uint64_t value) {
-    asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-  }
-  __device__ __forceinline__ static void store(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-  }
-  __device__ __forceinline__ static void release(std::uint64_t* word, std::uint64_t value) {
-    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-  }
-  __device__ __forceinline__ static void release(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-  }
-  // Nothing that the block reads later depends on these bytes, and the kernel's end makes them visible to what follows.
-  __device__ __forceinline__ static std::uint64_t arrived(const std::uint64_t* word) { return relaxed(word); }
-  __device__ __forceinline__ static void announce(std::uint64_t* word, std::uint64_t value) {
-    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-  }
-  // 16 bytes in one access; whoever changes a mapping writes its base before its name.
-  __device__ __forceinline__ static Mapping pair(const Mapping* mapping) {
-    Mapping value;
-    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(value.buffer), "=l"(value.base) : "l"(mapping) : "memory");
-    return value;
-  }
-  // Atomics are within this GPU: nobody else adds to these words.
-  __device__ __forceinline__ static std::uint32_t add(std::uint32_t* word, std::uint32_t value) { return atomicAdd(word, value); }
-  __device__ __forceinline__ static std::uint64_t add(std::uint64_t* word, std::uint64_t value) {
-    return atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
-  }
-  // The bits that were set before.
-  __device__ __forceinline__ static std::uint64_t take(std::uint64_t* word, std::uint64_t bits) {
-    return atomicOr(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(bits));
-  }
-  __device__ __forceinline__ static bool swap_if(std::uint32_t* word, std::uint32_t old, std::uint32_t value) {
-    return atomicCAS(word, old, value) == old;
-  }
-  __device__ __forceinline__ static bool swap_if(std::uint64_t* word, std::uint64_t old, std::uint64_t value) {
-    return atomicCAS(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(old),
-                     static_cast<unsigned long long>(value)) == old;
-  }
-  __device__ __forceinline__ static void fence() { __threadfence_system(); }
 
   // --- Threads
   __device__ __forceinline__ static void sync() { __syncthreads(); }
@@ -180,11 +119,6 @@ class DeviceBlock {
     if (idle_turns_ > kTurnsBeforeNaps) __nanosleep(500);
     return idle_turns_ % kTurnsBetweenLooks == 0;
   }
-  __device__ __forceinline__ static std::uint64_t now() {
-    std::uint64_t value;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
-    return value;
-  }
 
   // --- Bytes
   __device__ __forceinline__ static void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
@@ -204,75 +138,36 @@ class DeviceBlock {
       copy_vectors<unsigned char>(to, from, vectors);
     }
   }
-  __device__ __forceinline__ static void write_packets(Packet* to, const std::byte* from, std::uint32_t bytes, std::uint32_t flag) {
-    const std::uint64_t mark = static_cast<std::uint64_t>(flag) << 32;
-    std::uint64_t data[kRounds];
-#pragma unroll
-    for (std::uint32_t k = 0; k < kRounds; ++k) {
-      const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
-      if (at < bytes) data[k] = load_up_to_8(from + at, bytes - at);
-    }
-#pragma unroll
-    for (std::uint32_t k = 0; k < kRounds; ++k) {
-      const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
-      if (at >= bytes) break;
-      asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to + at / 8), "l"((data[k] & 0xffffffff) | mark), "l"(data[k] >> 32 | mark)
-                   : "memory");
-    }
+  // A packet a warp. Whoever calls this has seen their credits, or their first lines.
+  __device__ __noinline__ static void write_bundle(Port& to, std::uint64_t number, const std::byte* from, std::uint32_t bytes) {
+    const std::uint32_t at = threadIdx.x / 32 * Packet::kData;
+    if (at >= bytes) return;
+    number += threadIdx.x / 32;
+    write_packet(to.packets[number % kPacketSlots], packet_flag(number), from + at, packet_bytes(bytes - at), [] { return true; });
   }
   template <typename F>
-  __device__ __forceinline__ static void read_packets(const Packet* from, std::byte* to, std::uint32_t bytes, std::uint32_t flag,
-                                                      F&& give_up) {
+  __device__ __noinline__ static void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes,
+                                                  F&& give_up) {
     constexpr std::uint32_t kSpinsBetweenLooks = 1u << 16;
-    std::uint64_t low[kRounds], high[kRounds];
-    for (std::uint32_t spins = 1;; ++spins) {
-      bool all = true;
-#pragma unroll
-      for (std::uint32_t k = 0; k < kRounds; ++k) {
-        const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
-        if (at >= bytes) break;
-        asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(low[k]), "=l"(high[k]) : "l"(from + at / 8) : "memory");
-      }
-#pragma unroll
-      for (std::uint32_t k = 0; k < kRounds; ++k) {
-        if ((threadIdx.x + k * kThreads) * 8 < bytes) all = all && low[k] >> 32 == flag && high[k] >> 32 == flag;
-      }
-      if (all) break;
-      if (spins % kSpinsBetweenLooks == 0 && give_up()) return;
+    const std::uint32_t at = threadIdx.x / 32 * Packet::kData;
+    if (at >= bytes) return;
+    number += threadIdx.x / 32;
+    const std::uint32_t slot = number % kPacketSlots;
+    for (std::uint32_t spins = 1; !read_packet(from.packets[slot], packet_flag(number), to + at, packet_bytes(bytes - at)); ++spins) {
+      if (spins % kSpinsBetweenLooks == 0 && __any_sync(~0u, give_up())) return;
     }
-#pragma unroll
-    for (std::uint32_t k = 0; k < kRounds; ++k) {
-      const std::uint32_t at = (threadIdx.x + k * kThreads) * 8;
-      if (at < bytes) store_up_to_8(to + at, (low[k] & 0xffffffff) | high[k] << 32, bytes - at);
-    }
-  }
-  __device__ __forceinline__ static void wipe(Packet* packets) {
-    for (std::uint32_t i = threadIdx.x; i < kPackets; i += kThreads) packets[i] = Packet{};
+    if ((threadIdx.x & 31) == 0) store(&source.credits[slot], packet_flag(number));
   }
 
  private:
-  static constexpr std::uint32_t kRounds = kPackets / kThreads;  // of packets, for a whole slot
-  static_assert(kRounds * kThreads == kPackets);
-
+  __device__ __forceinline__ static std::uint32_t packet_bytes(std::uint32_t left) { return left < Packet::kData ? left : Packet::kData; }
   __device__ __forceinline__ static std::byte load_byte(const std::byte* from) {
     return static_cast<std::byte>(__ldcg(reinterpret_cast<const unsigned char*>(from)));
   }
-  __device__ __forceinline__ static std::uint64_t load_up_to_8(const std::byte* from, std::uint32_t bytes) {
-    if (bytes >= 8 && reinterpret_cast<std::uintptr_t>(from) % 8 == 0) return *reinterpret_cast<const std::uint64_t*>(from);
-    std::uint64_t value = 0;
-    for (std::uint32_t i = 0; i < 8 && i < bytes; ++i) value |= static_cast<std::uint64_t>(from[i]) << (8 * i);
-    return value;
-  }
-  __device__ __forceinline__ static void store_up_to_8(std::byte* to, std::uint64_t value, std::uint32_t bytes) {
-    if (bytes >= 8 && reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
-      *reinterpret_cast<std::uint64_t*>(to) = value;
-      return;
-    }
-    for (std::uint32_t i = 0; i < 8 && i < bytes; ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
-  }
-
   std::uint32_t turn_ = 0;
   std::uint32_t idle_turns_ = 0;
 };
+
+static_assert(kWarps == kBundlePackets);
 
 }  // namespace railweave::cuda

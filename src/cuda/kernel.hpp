@@ -1,4 +1,4 @@
-// The exchange kernel, as the host sees it.
+// The exchange kernels, as the host sees them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,13 +6,21 @@
 #include <span>
 
 #include "operation.hpp"
+#include "prepare.hpp"
 
 namespace railweave::cuda {
 
+// What the current device can do with them.
+struct KernelTraits {
+  std::uint32_t most_cluster_blocks = 1;  // of the packet kernel: blocks that begin together or not at all
+  bool programmatic = false;              // a kernel's launch may overlap the end of the one before it
+};
+
 // Loads the kernels into the current device's context, so that no launch has to wait for that.
-cudaError_t preload_kernels();
+KernelTraits preload_kernels();
 
 // Queues one operation; the messages are copied into the launch.
-cudaError_t launch(const OperationHeader& header, std::span<const Message> messages, std::uint32_t blocks, cudaStream_t stream);
+cudaError_t launch(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits& traits,
+                   cudaStream_t stream);
 
 }  // namespace railweave::cuda

@@ -9,7 +9,7 @@
 namespace railweave::cuda {
 
 enum class Direction : std::uint8_t { send, receive };
-enum class Path : std::uint8_t { low_latency, granted };
+enum class Path : std::uint8_t { packets, granted };
 
 // Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
 inline constexpr std::uint32_t kMappings = 64;
@@ -58,12 +58,13 @@ struct Message {
   };
   HostView* host;
   Totals* totals;
-  std::uint32_t ordinal;      // messages (granted) or pieces (low latency) of this pair and direction before it in the operation
+  std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation
   std::uint32_t piece_bytes;  // of a push into a mapped buffer
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
   std::uint32_t peer;
   std::uint16_t first_block;  // sends: blocks that begin with it, first to last - 1
   std::uint16_t last_block;
+  std::uint16_t first_warp;  // of an operation in packets alone: has its first packet
   Direction direction;
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on
@@ -76,25 +77,31 @@ inline constexpr std::uint32_t kUngranted = 0, kGranted = 1, kBeingGranted = 2;
 
 // Of a message while its operation runs. All zero before and after.
 struct MessageState {
-  std::uint64_t claimed;  // bytes that blocks have taken on; receives over slots: that are pulled or being pulled
+  std::uint64_t
+      claimed;  // bytes (packets: bundles, a bit each) that blocks have taken on; receives over slots: that are pulled or being pulled
   std::uint32_t granted;
   std::uint32_t complete;  // receives: `placed` of its port is in use for a later message
 };
 
 // What a block keeps of a message. What it owns nobody else moves: it is running, so it gets there.
 struct Share {
-  std::uint64_t number;  // of the message, or of its first low-latency piece
-  std::uint64_t at;      // granted sends: the bytes from here to `end` are the block's; low latency: the block's pieces, a bit each
+  std::uint64_t number;  // of the message, or of its first packet
+  std::uint64_t at;      // granted sends: the bytes from here to `end` are the block's; packets: the block's bundles, a bit each
   std::uint64_t end;
   // Granted sends, once there is work: what the grant says.
   std::uint64_t granted_bytes;
   BufferName granted;
   Totals totals;  // of messages that report: before the operation
 };
-inline constexpr std::uint64_t kMostPieces = 64;
+// What a block of the general kernel sends at once: a packet for each of its warps.
+inline constexpr std::uint32_t kBundlePackets = 16;
+inline constexpr std::uint64_t kBundleBytes = std::uint64_t{kBundlePackets} * Packet::kData;
+inline constexpr std::uint64_t kMostBundles = 64;  // of a message; 3.9 MB
 
 // As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1).
 inline constexpr std::uint32_t kMaxMessages = 256;
+// A warp of the packet kernel looks after one message a lane.
+inline constexpr std::uint32_t kMaxPacketMessages = 32;
 
 // In device memory, one for each communicator. All zero between operations.
 struct OperationState {

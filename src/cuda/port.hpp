@@ -9,25 +9,30 @@ namespace railweave::cuda {
 
 // Granted messages of a pair that may be under way at once; more wait for the first ones.
 inline constexpr std::uint32_t kGrants = 8;
-// Slots of a pair for what cannot be written into the user's buffer. With the low-latency slots they stay under 1 MiB a peer.
+// Slots of a pair for what cannot be written into the user's buffer. With the packets they stay under 1 MiB a peer.
 inline constexpr std::uint32_t kSlots = 8;
-inline constexpr std::uint64_t kSlotBytes = 48u << 10;
-// Low-latency slots of a pair, bytes of data in each; every 4 bytes of data travel with a flag of 4 bytes.
-inline constexpr std::uint32_t kLowLatencySlots = 32;
-inline constexpr std::uint64_t kLowLatencyBytes = 8u << 10;
-// A low-latency slot is wiped once in so many uses: its flags are 31-bit, so that none that an old, longer message left can be taken for
-// new.
-inline constexpr std::uint64_t kUsesBetweenWipes = 1u << 24;
+inline constexpr std::uint64_t kSlotBytes = 32u << 10;
+// Packets of a pair that may be under way at once. 690 KB of data: what a GPU injects within the 2 us that a credit takes to come back.
+inline constexpr std::uint32_t kPacketSlots = 184;
 
 // Names of a receiver's buffers in grants; others are numbers in the receiver's book (book.hpp).
 inline constexpr std::uint64_t kNoBuffer = 0;        // slots only
 inline constexpr std::uint64_t kAbsoluteBuffer = 1;  // `offset` is an address, valid at the source: same process
 
-// 8 bytes of data and their flags: each word has 4 bytes of data below and the flag above, and is written whole.
-struct alignas(16) Packet {
-  std::uint64_t words[2];
+// 120 bytes of data and a flag. Eight threads of a warp write a line in one instruction, and NVLink carries the 128 bytes together: so the
+// flag is there when the data are, without a fence.
+struct alignas(128) Line {
+  static constexpr std::uint32_t kWords = 15;
+  static constexpr std::uint32_t kData = 8 * kWords;
+  std::uint64_t words[kWords];
+  std::uint64_t flag;  // number of the packet, from 1; never used twice, so nothing has to be wiped
 };
-inline constexpr std::uint64_t kPackets = kLowLatencyBytes / 8;
+// What a warp sends at once: four lines an instruction, eight instructions in flight.
+struct Packet {
+  static constexpr std::uint32_t kLines = 32;
+  static constexpr std::uint32_t kData = kLines * Line::kData;
+  Line lines[kLines];
+};
 
 // What a receive tells its source. Each word carries 4 bytes below and the low half of the message's number above, so that the words need
 // no order among themselves: a grant is there when all its words name the message.
@@ -47,9 +52,9 @@ struct SlotRecord {
 // In rank r's memory, at index p: what the pair (r, p) needs at r.
 struct alignas(128) Port {
   // r is the source; p writes.
-  Grant grants[kGrants];                    // of message n at n % kGrants
-  std::uint64_t freed[kSlots];              // how often p has emptied its slot
-  std::uint64_t credits[kLowLatencySlots];  // sequence number + 1 of the last low-latency piece that p took from its slot
+  Grant grants[kGrants];                // of message n at n % kGrants
+  std::uint64_t freed[kSlots];          // how often p has emptied its slot
+  std::uint64_t credits[kPacketSlots];  // flag of the last packet that p took from its slot
   // r is the destination; p writes.
   std::uint64_t placed[kGrants];  // bytes of message n, at n % kGrants, that are in the user's buffer; p adds, r clears
   std::uint64_t filled[kSlots];   // how often the slot was filled; written after slot and record
@@ -57,12 +62,12 @@ struct alignas(128) Port {
   // r's own.
   alignas(128) std::uint64_t sent;  // granted messages to p, all before this operation
   std::uint64_t received;
-  std::uint64_t pieces_sent;  // low-latency pieces
-  std::uint64_t pieces_received;
+  std::uint64_t packets_sent;
+  std::uint64_t packets_received;
   std::uint64_t taken[kSlots];   // how often r has taken the slot at p
   std::uint64_t pulled[kSlots];  // how often r has claimed its own slot for a pull
   // p writes.
-  alignas(128) Packet packets[kLowLatencySlots][kPackets];
+  Packet packets[kPacketSlots];  // packet q at q % kPacketSlots
   alignas(128) std::byte slots[kSlots][kSlotBytes];
 };
 static_assert(sizeof(Port) <= 1u << 20, "a peer costs at most 1 MiB");

@@ -10,11 +10,18 @@ namespace railweave::cuda {
 
 struct LaunchLimits {
   std::uint32_t blocks = 16;
-  std::uint64_t low_latency_bytes = 64u << 10;  // a message of at most that many goes in packets; the same on all ranks
+  std::uint64_t low_latency_bytes = 512u << 10;  // a message of at most that many goes in packets; the same on all ranks
+  std::uint32_t cluster_blocks = 1;            // as many blocks begin together or not at all on this device
 };
 
-// Fills ordinal, piece_bytes, grant_after, first_block, last_block, path, last_of_pair and reports of messages that have all else.
-// Returns the number of blocks to launch.
-std::uint32_t prepare(std::span<Message> messages, const LaunchLimits& limits);
+// How an operation is launched.
+struct Plan {
+  std::uint32_t blocks;
+  bool packets_only;  // by the packet kernel
+};
+
+// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair and reports of messages that have all
+// else.
+Plan prepare(std::span<Message> messages, const LaunchLimits& limits);
 
 }  // namespace railweave::cuda

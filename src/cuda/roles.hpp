@@ -14,7 +14,8 @@
 //   leader(f)                      f() by one thread
 //   sync()                         barrier of the block
 //   fence()                        what the block wrote before the last barrier comes before what this thread writes next, for everybody
-//   copy, write_packets, read_packets, wipe     bytes, by all threads
+//   copy                           bytes, by all threads
+//   write_bundle, read_bundle      packets, one a warp
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
 //
@@ -23,13 +24,7 @@
 // once.
 #pragma once
 
-#include "operation.hpp"
-
-#ifdef __CUDACC__
-#define RAILWEAVE_ROLE __device__ __forceinline__
-#else
-#define RAILWEAVE_ROLE inline
-#endif
+#include "packet_roles.hpp"
 
 namespace railweave::cuda {
 
@@ -40,14 +35,12 @@ enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, 
 struct Work {
   Step step;
   std::uint32_t message;
-  std::uint32_t slot;  // or the piece
+  std::uint32_t slot;  // or the bundle
   std::uint32_t bytes;
   std::uint64_t offset;  // in the message
-  std::uint64_t turn;    // of the slot
+  std::uint64_t turn;    // of the slot; or number of the bundle's first packet
   std::byte* base;       // of a push: the destination's buffer, or null for a slot
 };
-
-RAILWEAVE_ROLE constexpr std::uint32_t packet_flag(std::uint64_t piece) { return static_cast<std::uint32_t>(piece % (1u << 31)) + 1; }
 
 template <typename Block>
 class Roles {
@@ -82,7 +75,7 @@ class Roles {
   RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
   RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
   RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
-  RAILWEAVE_ROLE static bool sends(const Message& m) { return m.direction == Direction::send; }
+  RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
 
   // --- Begin and end
 
@@ -101,13 +94,10 @@ class Roles {
       const Message& m = message(i);
       Share& own = share(i);
       own.at = own.end = 0;
-      if (m.reports) {
-        own.totals = {block_.relaxed(&m.totals->completed), block_.relaxed(&m.totals->bytes_sent),
-                      block_.relaxed(&m.totals->bytes_received)};
-      }
-      if (m.path == Path::low_latency) {
-        own.number = block_.relaxed(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received) + m.ordinal;
-        const std::uint64_t mine = pieces_of_block(m);
+      if (m.reports) own.totals = read_totals(block_, m);
+      if (m.path == Path::packets) {
+        own.number = block_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
+        const std::uint64_t mine = bundles_of_block(m);
         own.at = mine & ~block_.take(&state(i).claimed, mine);
         return;
       }
@@ -120,9 +110,9 @@ class Roles {
     });
   }
 
-  RAILWEAVE_ROLE std::uint64_t pieces_of_block(const Message& m) const {
+  RAILWEAVE_ROLE std::uint64_t bundles_of_block(const Message& m) const {
     std::uint64_t mine = 0;
-    for (std::uint64_t piece = block_.index(); piece < pieces(m); piece += block_.blocks()) mine |= std::uint64_t{1} << piece;
+    for (std::uint64_t bundle = block_.index(); bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
     return mine;
   }
   RAILWEAVE_ROLE static void own_piece(const Message& m, Share& own, std::uint64_t at) {
@@ -148,9 +138,9 @@ class Roles {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
         if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);
       } else if (m.last_of_pair) {
-        block_.store(sends(m) ? &m.local->pieces_sent : &m.local->pieces_received, own.number + pieces(m));
+        block_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, own.number + packets_of(m.bytes));
       }
-      if (m.reports) report(m, own.totals);
+      if (m.reports) report(block_, m, own.totals);
     });
     block_.leader([&] {
       block_.store(&state_.left, 0u);
@@ -158,17 +148,8 @@ class Roles {
     });
   }
 
-  RAILWEAVE_ROLE void report(const Message& m, const Totals& before) {
-    const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
-                     before.bytes_received + m.operation.bytes_received};
-    *m.totals = now;
-    block_.store(&m.host->bytes_sent, now.bytes_sent);
-    block_.store(&m.host->bytes_received, now.bytes_received);
-    block_.store(&m.host->completed, now.completed);
-  }
-
-  RAILWEAVE_ROLE static std::uint64_t pieces(const Message& m) { return (m.bytes + kLowLatencyBytes - 1) / kLowLatencyBytes; }
-  RAILWEAVE_ROLE static std::uint64_t all_pieces(const Message& m) { return ~std::uint64_t{0} >> (kMostPieces - pieces(m)); }
+  RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) { return (m.bytes + kBundleBytes - 1) / kBundleBytes; }
+  RAILWEAVE_ROLE static std::uint64_t all_bundles(const Message& m) { return ~std::uint64_t{0} >> (kMostBundles - bundles(m)); }
 
   // --- Failure
 
@@ -189,14 +170,6 @@ class Roles {
   RAILWEAVE_ROLE bool is_waiting(std::uint32_t i) {
     std::uint32_t slot = 0;
     return look(i, slot) != Step::over;
-  }
-
-  RAILWEAVE_ROLE void stop(const Message& m, KernelError error) {
-    if (block_.relaxed(&m.host->error) == 0) {
-      block_.store(&m.host->error_peer, m.peer);
-      block_.release(&m.host->error, static_cast<std::uint32_t>(error));
-    }
-    block_.store(&state_.stopped, 1u);
   }
 
   // --- What to do next: in one warp of the block
@@ -226,28 +199,35 @@ class Roles {
   // Loads come before decisions, and each load is one for sends and receives, from different addresses: a trip to L2 is what a look costs,
   // and lanes of a warp that take different branches make theirs one after another.
   RAILWEAVE_ROLE Step look(std::uint32_t i, std::uint32_t& slot) const {
-    return message(i).path == Path::low_latency ? look_at_packets(i, slot) : look_at_granted(i, slot);
+    return message(i).path == Path::packets ? look_at_packets(i, slot) : look_at_granted(i, slot);
   }
 
-  // The block's pieces in order, then those of blocks that have not begun.
+  // The block's bundles in order, then those of blocks that have not begun. A bundle is moved when all its packets can be: their writers,
+  // or the readers of those before them, do not wait for this block.
   RAILWEAVE_ROLE Step look_at_packets(std::uint32_t i, std::uint32_t& slot) const {
     const Message& m = message(i);
-    MessageState& s = state(i);
     const Share& own = share(i);
-    const bool has_own = own.at != 0;
-    slot = has_own ? lowest(own.at) : 0;
-    const std::uint64_t piece = own.number + slot;
-    const std::uint64_t* word =
-        sends(m) ? &m.local->credits[piece % kLowLatencySlots] : m.local->packets[piece % kLowLatencySlots][0].words;
-    const std::uint64_t value = block_.relaxed(has_own ? word : &s.claimed);
-    if (!has_own) {
-      const std::uint64_t unclaimed = all_pieces(m) & ~value;
+    if (own.at == 0) {
+      const std::uint64_t unclaimed = all_bundles(m) & ~block_.relaxed(&state(i).claimed);
       if (unclaimed == 0) return Step::over;
       slot = lowest(unclaimed);
       return Step::own_more;
     }
-    if (!sends(m)) return value >> 32 == packet_flag(piece) ? Step::pull_packets : Step::waiting;
-    return piece < kLowLatencySlots || value == piece - kLowLatencySlots + 1 ? Step::push_packets : Step::waiting;
+    slot = lowest(own.at);
+    const std::uint64_t first = std::uint64_t{slot} * kBundlePackets;
+    const std::uint64_t last = first + kBundlePackets < packets_of(m.bytes) ? first + kBundlePackets : packets_of(m.bytes);
+    std::uint64_t values[kBundlePackets];
+    for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
+      const std::uint64_t place = (own.number + (first + k < last ? first + k : first)) % kPacketSlots;
+      values[k] = block_.relaxed(sends(m) ? &m.local->credits[place] : &m.local->packets[place].lines[0].flag);
+    }
+    bool ready = true;
+    for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
+      const std::uint64_t number = own.number + (first + k < last ? first + k : first);
+      ready = ready && (sends(m) ? values[k] >= least_credit(number) : values[k] == packet_flag(number));
+    }
+    if (!ready) return Step::waiting;
+    return sends(m) ? Step::push_packets : Step::pull_packets;
   }
 
   // What a look at a granted message loads.
@@ -326,8 +306,6 @@ class Roles {
   }
 
   RAILWEAVE_ROLE static std::uint32_t lowest(std::uint64_t bits) { return static_cast<std::uint32_t>(Block::count_zeros_below(bits)); }
-  // Whether the slot was wiped after that use of it.
-  RAILWEAVE_ROLE static bool wipes(std::uint64_t piece) { return (piece / kLowLatencySlots + 1) % kUsesBetweenWipes == 0; }
 
   // --- Claims: by one thread
 
@@ -337,7 +315,7 @@ class Roles {
     Share& own = share(work.message);
     switch (work.step) {
       case Step::pull_packets:
-      case Step::push_packets: return claim_piece(work, m, own);
+      case Step::push_packets: return claim_bundle(work, m, own);
       case Step::pull_slot: return claim_pull(work, m);
       case Step::push: return claim_push(work, m, own);
       case Step::grant: return block_.swap_if(&s.granted, kUngranted, kBeingGranted);
@@ -353,15 +331,11 @@ class Roles {
     }
   }
 
-  RAILWEAVE_ROLE bool claim_piece(Work& work, const Message& m, Share& own) {
+  RAILWEAVE_ROLE bool claim_bundle(Work& work, const Message& m, Share& own) {
     own.at &= ~(std::uint64_t{1} << work.slot);
-    work.offset = work.slot * kLowLatencyBytes;
-    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < kLowLatencyBytes ? m.bytes - work.offset : kLowLatencyBytes);
-    work.turn = own.number + work.slot;
-    work.slot = static_cast<std::uint32_t>(work.turn % kLowLatencySlots);
-    // A wipe's stores come before ours.
-    const bool was_wiped = work.turn >= kLowLatencySlots && wipes(work.turn - kLowLatencySlots);
-    if (work.step == Step::push_packets && was_wiped) block_.acquire(&m.local->credits[work.slot]);
+    work.offset = work.slot * kBundleBytes;
+    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < kBundleBytes ? m.bytes - work.offset : kBundleBytes);
+    work.turn = own.number + std::uint64_t{work.slot} * kBundlePackets;
     return true;
   }
 
@@ -424,7 +398,12 @@ class Roles {
   RAILWEAVE_ROLE void perform(const Work& work) {
     const Message& m = message(work.message);
     switch (work.step) {
-      case Step::pull_packets: pull_packets(work, m); break;
+      case Step::pull_packets:
+        // The first line of each packet is there, so their writers are in the middle of their stores: the others come without anybody's
+        // help.
+        block_.read_bundle(*m.local, *m.remote, work.turn, m.data + work.offset, work.bytes,
+                           [&] { return block_.relaxed(&m.host->stop) != 0; });
+        break;
       case Step::pull_slot:
         block_.copy(m.data + work.offset, m.local->slots[work.slot], work.bytes);
         block_.sync();
@@ -433,9 +412,7 @@ class Roles {
           block_.add(&state(work.message).claimed, std::uint64_t{work.bytes});
         });
         break;
-      case Step::push_packets:
-        block_.write_packets(m.remote->packets[work.slot], m.data + work.offset, work.bytes, packet_flag(work.turn));
-        break;
+      case Step::push_packets: block_.write_bundle(*m.remote, work.turn, m.data + work.offset, work.bytes); break;
       case Step::push:
         if (work.base != nullptr) {
           push_to_buffer(work, m);
@@ -446,23 +423,6 @@ class Roles {
       case Step::grant: block_.leader([&] { grant_again(work.message); }); break;
       default: break;
     }
-  }
-
-  RAILWEAVE_ROLE void pull_packets(const Work& work, const Message& m) {
-    Packet* packets = m.local->packets[work.slot];
-    // The first packet is there, so the writer is in the middle of its stores: the others come without anybody's help.
-    block_.read_packets(packets, m.data + work.offset, work.bytes, packet_flag(work.turn),
-                        [&] { return block_.relaxed(&m.host->stop) != 0; });
-    block_.sync();
-    if (wipes(work.turn)) {
-      block_.wipe(packets);
-      block_.sync();
-    }
-    block_.leader([&] {
-      // Every packet's flag has been looked at, so all loads are over; only a wipe's stores have to be ordered before the credit.
-      if (wipes(work.turn)) block_.fence();
-      block_.store(&m.remote->credits[work.slot], work.turn + 1);
-    });
   }
 
   // Several pieces in a row, each taken while the one before is under way. They are announced together: a fence costs as much as 50 KB.

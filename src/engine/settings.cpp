@@ -64,10 +64,9 @@ constexpr std::array kTable{
             "64 Python ranks on 4 cores start within 20 s", &S::bootstrap_ms},
     Setting{"gpu_blocks", "blocks", false, 1, 64, "most blocks (CTAs) of an operation's kernel on a GPU; below 1 MiB half as many",
             "NCCL 2.28.9 has 17 CTAs from 1 MB on and 9 at 64 KB (docs/gpu-probe.md); 8 saturate a GPU's NVLink", &S::gpu_blocks},
-    Setting{"gpu_low_latency_bytes", "bytes", true, 0, 512u << 10,
+    Setting{"gpu_low_latency_bytes", "bytes", true, 0, 3u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant",
-            "2 x H200, graph replays, one pair / both ways: 7.2 / 12.3 us at 64 KiB against 11.6 / 13.2 with grants; 9.2 / 16.3 at 128 KiB "
-            "against 11.6 / 13.3",
+            "2 x H200, docs/cuda.md",
             &S::gpu_low_latency_bytes},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",
             "three times the 10 minutes after which PyTorch's watchdog gives up", &S::gpu_timeout_ms},

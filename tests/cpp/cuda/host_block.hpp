@@ -1,6 +1,8 @@
-// A thread in the place of a GPU block, for the roles of the exchange kernel: words are atomics, and each touch of one may be delayed.
+// A thread in the place of a GPU block, or of a warp, for the roles of the exchange kernels: words are atomics, and each touch of one may
+// be delayed.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -13,14 +15,10 @@
 
 namespace railweave::cuda {
 
-class HostBlock {
+class HostWords {
  public:
   // `delays`: of 1024 touches of a word, how many wait for the other threads first.
-  HostBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays)
-      : index_(index), blocks_(blocks), random_(seed), delays_(delays) {}
-
-  std::uint32_t blocks() const { return blocks_; }
-  std::uint32_t index() const { return index_; }
+  HostWords(std::uint64_t seed, std::uint32_t delays) : random_(seed), delays_(delays) {}
 
   template <typename T>
   T relaxed(const T* word) {
@@ -48,9 +46,6 @@ class HostBlock {
     const std::uint64_t buffer = acquire(&mapping->buffer);
     return {buffer, relaxed(&mapping->base)};
   }
-  MessageState* states(MessageState* in_global) { return in_global; }
-  Share* shares() { return shares_; }
-  static std::uint32_t count_zeros_below(std::uint64_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
   // Atomics carry the order that the fences beside them give on a GPU: the thread sanitizer knows no fences.
   template <typename T>
   T add(T* word, T value) {
@@ -68,6 +63,60 @@ class HostBlock {
   }
   void fence() {}
 
+  bool idle() {
+    std::this_thread::yield();
+    return ++idle_turns_ % 16 == 0;
+  }
+  std::uint64_t now() {
+    return static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  }
+
+  // A line comes whole: its flag after its data.
+  void write_packet(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes) {
+    for (std::uint32_t k = 0; k * Line::kData < bytes; ++k) {
+      std::uint64_t words[Line::kWords] = {};
+      std::memcpy(words, from + k * Line::kData, std::min(Line::kData, bytes - k * Line::kData));
+      for (std::uint32_t w = 0; w < Line::kWords; ++w) atomic(&to.lines[k].words[w]).store(words[w], std::memory_order_relaxed);
+      release(&to.lines[k].flag, flag);
+    }
+  }
+  bool read_packet(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
+    for (std::uint32_t k = 0; k * Line::kData < bytes; ++k) {
+      if (acquire(&from.lines[k].flag) != flag) return false;
+    }
+    for (std::uint32_t k = 0; k * Line::kData < bytes; ++k) {
+      std::uint64_t words[Line::kWords];
+      for (std::uint32_t w = 0; w < Line::kWords; ++w) words[w] = atomic(&from.lines[k].words[w]).load(std::memory_order_relaxed);
+      std::memcpy(to + k * Line::kData, words, std::min(Line::kData, bytes - k * Line::kData));
+    }
+    return true;
+  }
+
+ protected:
+  template <typename T>
+  static std::atomic_ref<T> atomic(const T* word) {
+    return std::atomic_ref<T>(*const_cast<T*>(word));
+  }
+  void delay() {
+    if (random_() % 1024 < delays_) std::this_thread::yield();
+  }
+
+  std::minstd_rand random_;
+  std::uint32_t delays_;
+  std::uint32_t idle_turns_ = 0;
+};
+
+class HostBlock : public HostWords {
+ public:
+  HostBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays)
+      : HostWords(seed, delays), index_(index), blocks_(blocks) {}
+
+  std::uint32_t blocks() const { return blocks_; }
+  std::uint32_t index() const { return index_; }
+  MessageState* states(MessageState* in_global) { return in_global; }
+  Share* shares() { return shares_; }
+  static std::uint32_t count_zeros_below(std::uint64_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
   void sync() {}
   template <typename F>
   auto share(F&& f) {
@@ -91,60 +140,75 @@ class HostBlock {
   void each(std::uint32_t count, F&& f) {
     for (std::uint32_t i = 0; i < count; ++i) f(i);
   }
-  bool idle() {
-    std::this_thread::yield();
-    return ++idle_turns_ % 16 == 0;
-  }
-  std::uint64_t now() {
-    return static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
-  }
-
   void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
     if (to != from) std::memcpy(to, from, bytes);
   }
-  void write_packets(Packet* to, const std::byte* from, std::uint32_t bytes, std::uint32_t flag) {
-    for (std::uint32_t at = 0; at < bytes; at += 4) {
-      std::uint32_t data = 0;
-      std::memcpy(&data, from + at, std::min(4u, bytes - at));
-      store(&to[at / 8].words[at / 4 % 2], std::uint64_t{flag} << 32 | data);
-    }
-    // A packet is 8 bytes of data, and both its words are awaited.
-    if (bytes % 8 != 0 && bytes % 8 <= 4) store(&to[bytes / 8].words[1], std::uint64_t{flag} << 32);
+  void write_bundle(Port& to, std::uint64_t number, const std::byte* from, std::uint32_t bytes) {
+    for (std::uint32_t at = 0; at < bytes; at += Packet::kData, ++number)
+      write_packet(to.packets[number % kPacketSlots], packet_flag(number), from + at, std::min(Packet::kData, bytes - at));
   }
   template <typename F>
-  void read_packets(const Packet* from, std::byte* to, std::uint32_t bytes, std::uint32_t flag, F&& give_up) {
-    for (std::uint32_t at = 0; at < (bytes + 7) / 8 * 8; at += 4) {
-      std::uint64_t word = 0;
-      while ((word = relaxed(&from[at / 8].words[at / 4 % 2])) >> 32 != flag) {
+  void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes, F&& give_up) {
+    for (std::uint32_t at = 0; at < bytes; at += Packet::kData, ++number) {
+      const std::uint32_t slot = number % kPacketSlots;
+      while (!read_packet(from.packets[slot], packet_flag(number), to + at, std::min(Packet::kData, bytes - at))) {
         if (give_up()) return;
         std::this_thread::yield();
       }
-      const auto data = static_cast<std::uint32_t>(word);
-      if (at < bytes) std::memcpy(to + at, &data, std::min(4u, bytes - at));
-    }
-  }
-  void wipe(Packet* packets) {
-    for (std::uint64_t i = 0; i < kPackets; ++i) {
-      for (std::uint64_t& word : packets[i].words) store(&word, std::uint64_t{0});
+      // The thread sanitizer does not see that the packet's loads are over.
+      release(&source.credits[slot], packet_flag(number));
     }
   }
 
  private:
-  template <typename T>
-  static std::atomic_ref<T> atomic(const T* word) {
-    return std::atomic_ref<T>(*const_cast<T*>(word));
-  }
-  void delay() {
-    if (random_() % 1024 < delays_) std::this_thread::yield();
-  }
-
   std::uint32_t index_;
   std::uint32_t blocks_;
-  std::minstd_rand random_;
-  std::uint32_t delays_;
-  std::uint32_t idle_turns_ = 0;
   Share shares_[kMaxMessages] = {};
+};
+
+class HostWarp : public HostWords {
+ public:
+  HostWarp(std::uint32_t index, std::uint32_t warps, std::uint64_t seed, std::uint32_t delays)
+      : HostWords(seed, delays), index_(index), warps_(warps) {}
+
+  std::uint32_t warps() const { return warps_; }
+  std::uint32_t index() const { return index_; }
+  template <typename T>
+  using Lanes = std::array<T, kMaxPacketMessages>;
+  template <typename T>
+  static T& at(std::array<T, kMaxPacketMessages>& lanes, std::uint32_t i) {
+    return lanes[i];
+  }
+  template <typename F>
+  void each(std::uint32_t count, F&& f) {
+    for (std::uint32_t i = 0; i < count; ++i) f(i);
+  }
+  template <typename F>
+  std::uint32_t mask(std::uint32_t count, F&& f) {
+    std::uint32_t bits = 0;
+    for (std::uint32_t i = 0; i < count; ++i) bits |= f(i) ? 1u << i : 0u;
+    return bits;
+  }
+  template <typename F>
+  std::uint64_t from(std::uint32_t, F&& f) {
+    return f();
+  }
+  template <typename F>
+  void leader(F&& f) {
+    f();
+  }
+  static std::uint32_t lowest(std::uint32_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
+  bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes, const std::uint64_t* credit, std::uint64_t least) {
+    if (acquire(credit) < least) return false;
+    write_packet(to, flag, from, bytes);
+    return true;
+  }
+  bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) { return read_packet(from, flag, to, bytes); }
+  bool last(std::uint32_t* left) { return add(left, 1u) == warps_ - 1; }
+
+ private:
+  std::uint32_t index_;
+  std::uint32_t warps_;
 };
 
 }  // namespace railweave::cuda

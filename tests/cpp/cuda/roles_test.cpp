@@ -1,10 +1,11 @@
-// The exchange kernel's roles with threads as blocks: every byte, every order of launches, every failure.
+// The exchange kernels' roles with threads as blocks and warps: every byte, every order of launches, every failure.
 #include "roles.hpp"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "host_block.hpp"
@@ -33,6 +34,8 @@ class Node {
   }
 
   std::uint32_t blocks_at_most = 3;
+  // What a device can begin together. With 1, and with messages for the general kernel, there are other readers and writers of packets.
+  std::uint32_t cluster_blocks = 8;
   std::uint64_t low_latency_bytes = 32u << 10;
   bool mapped = true;
   std::uint32_t delays = 20;
@@ -61,13 +64,23 @@ class Node {
       }
       messages.push_back(m);
     }
-    const std::uint32_t blocks = prepare(messages, {blocks_at_most, low_latency_bytes});
+    const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks});
     const OperationHeader header{states_[rank].get(), timeout_ns, static_cast<std::uint32_t>(messages.size()), 0};
     std::vector<std::jthread> threads;
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
-    for (std::uint32_t b = 0; b < blocks; ++b) {
+    if (plan.packets_only) {
+      const std::uint32_t warps = plan.blocks * kBundlePackets;
+      for (std::uint32_t w = 0; w < warps; ++w) {
+        threads.emplace_back([&, w] {
+          HostWarp warp(w, warps, seed + w + 1, delays);
+          PacketRoles<HostWarp>(warp, header, messages.data()).run();
+        });
+      }
+      return;
+    }
+    for (std::uint32_t b = 0; b < plan.blocks; ++b) {
       threads.emplace_back([&, b] {
-        HostBlock block(b, blocks, seed + b + 1, delays);
+        HostBlock block(b, plan.blocks, seed + b + 1, delays);
         Roles<HostBlock>(block, header, messages.data()).run();
       });
     }
@@ -131,21 +144,22 @@ struct Program {
 
 // Sizes around each border: packets, pieces, paths, slots.
 std::uint64_t random_size(std::mt19937_64& random) {
-  constexpr std::uint64_t kBorders[] = {1, 8, 16, kLowLatencyBytes, 32u << 10, kSlotBytes, 4 * kSlotBytes};
+  constexpr std::uint64_t kBorders[] = {1, 8, Line::kData, Packet::kData, 32u << 10, kBundleBytes, kSlotBytes, 4 * kSlotBytes};
   const std::uint64_t border = kBorders[random() % std::size(kBorders)];
   return std::max<std::uint64_t>(1, border + random() % 33 - 16 + (random() % 4 == 0 ? random() % 100'000 : 0)) % (1u << 20);
 }
 
-class RandomPrograms : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, bool>> {};
+class RandomPrograms : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, bool, std::uint32_t>> {};
 
 TEST_P(RandomPrograms, EveryByteArrives) {
-  const auto [world, blocks, mapped] = GetParam();
+  const auto [world, blocks, mapped, low_latency_bytes] = GetParam();
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed * 31 + world * 7 + blocks);
     Node node(world, seed);
     node.blocks_at_most = blocks;
     node.mapped = mapped;
+    node.low_latency_bytes = low_latency_bytes;
     Program program(world);
     for (std::size_t op = 0; op < 4; ++op) {
       const std::size_t count = 1 + random() % 8;
@@ -162,7 +176,9 @@ TEST_P(RandomPrograms, EveryByteArrives) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Sizes, RandomPrograms, testing::Combine(testing::Values(1u, 2u, 4u), testing::Values(1u, 4u), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(Sizes, RandomPrograms,
+                         testing::Combine(testing::Values(1u, 2u, 4u), testing::Values(1u, 4u), testing::Bool(),
+                                          testing::Values(32u << 10, 128u << 10, 2u << 20)));
 
 // docs/protocol-model.md, program 1 of the kernels: rank 1 receives from 0 only after it has received from 2, which sends only after it
 // has received from 0. With one block, rank 0's push to 1 must not keep it from pushing to 2.
@@ -220,35 +236,42 @@ TEST(Roles, GroupsNeedNotMatch) {
   program.check();
 }
 
-TEST(Roles, SequenceNumbersWrapAndSlotsAreWiped) {
+TEST(Roles, PacketNumbersDoNotWrap) {
   std::mt19937_64 random(9);
-  for (const std::uint64_t start : {kUsesBetweenWipes * kLowLatencySlots - 5, (std::uint64_t{1} << 31) - 3, (std::uint64_t{1} << 40) - 3}) {
-    Node node(2);
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      Port& port = node.port(rank, 1 - rank);
-      port.pieces_sent = port.pieces_received = start;
-      for (std::uint64_t piece = start - kLowLatencySlots; piece < start; ++piece) port.credits[piece % kLowLatencySlots] = piece + 1;
-    }
-    Program program(2);
-    for (std::size_t op = 0; op < 8; ++op) {
-      program.add(random, 0, op, 1, op, 30'000);
-      program.add(random, 1, op, 0, op, 1 + op);
-    }
-    program.run(node);
-    program.check();
-    EXPECT_EQ(node.port(1, 0).pieces_received, start + 8 * 4);
-  }
-  // The slot of the last piece before the border was wiped after its use, and nothing has used it since.
+  constexpr std::uint64_t kStart = (std::uint64_t{1} << 32) - 3;
   Node node(2);
-  const std::uint64_t piece = kUsesBetweenWipes * kLowLatencySlots - 1;
-  node.port(0, 1).pieces_sent = node.port(1, 0).pieces_received = piece;
-  node.port(0, 1).credits[piece % kLowLatencySlots] = piece - kLowLatencySlots + 1;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    Port& port = node.port(rank, 1 - rank);
+    port.packets_sent = port.packets_received = kStart;
+    for (std::uint64_t number = kStart - kPacketSlots; number < kStart; ++number) port.credits[number % kPacketSlots] = packet_flag(number);
+  }
   Program program(2);
-  program.add(random, 0, 0, 1, 0, 100);
+  for (std::size_t op = 0; op < 8; ++op) {
+    program.add(random, 0, op, 1, op, 30'000);
+    program.add(random, 1, op, 0, op, 1 + op);
+  }
   program.run(node);
   program.check();
-  for (const Packet& packet : node.port(1, 0).packets[piece % kLowLatencySlots]) ASSERT_EQ(packet.words[0] | packet.words[1], 0u);
+  EXPECT_EQ(node.port(1, 0).packets_received, kStart + 8 * packets_of(30'000));
 }
+
+// A message of more packets than slots, and operations that run ahead of their receiver until the slots are full.
+class Windows : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {};
+
+TEST_P(Windows, CreditsComeBack) {
+  std::mt19937_64 random(11);
+  Node node(2);
+  std::tie(node.cluster_blocks, node.blocks_at_most) = GetParam();
+  node.low_latency_bytes = 2u << 20;
+  Program program(2);
+  for (std::size_t op = 0; op < 3; ++op) {
+    program.add(random, 0, op, 1, op, kPacketSlots * Packet::kData + 100'001);
+    program.add(random, 1, op, 0, op, 250'000);
+  }
+  program.run(node);
+  program.check();
+}
+INSTANTIATE_TEST_SUITE_P(Kernels, Windows, testing::Values(std::tuple{1u, 4u}, std::tuple{8u, 1u}, std::tuple{8u, 4u}));
 
 TEST(Roles, SizesThatDifferStopTheSource) {
   std::mt19937_64 random(10);
@@ -292,6 +315,7 @@ TEST(Roles, APeerThatNeverComesEndsInATimeOut) {
 // A record that names bytes outside its message is refused, not copied.
 TEST(Roles, ARecordOutsideItsMessageIsRefused) {
   Node node(2);
+  node.low_latency_bytes = 0;
   Bytes came(kSlotBytes);
   SlotRecord& record = node.port(0, 1).records[2];
   record = {1, kSlotBytes - 8, 16, 0};

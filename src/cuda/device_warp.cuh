@@ -1,0 +1,71 @@
+// A warp of GPU threads for the roles of packets (packet_roles.hpp).
+#pragma once
+
+#include <cstdint>
+
+#include "device_words.cuh"
+
+namespace railweave::cuda {
+
+class DeviceWarp : public DeviceWords {
+ public:
+  // Neighbours in this count are warps of different blocks, so that a few packets use many SMs' ports.
+  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x + gridDim.x * (threadIdx.x / 32); }
+  __device__ __forceinline__ std::uint32_t warps() const { return gridDim.x * kWarps; }
+
+  template <typename T>
+  struct Lanes {
+    T own;
+  };
+  template <typename T>
+  __device__ __forceinline__ static T& at(Lanes<T>& lanes, std::uint32_t) {
+    return lanes.own;
+  }
+  template <typename F>
+  __device__ __forceinline__ static void each(std::uint32_t count, F&& f) {
+    if (lane() < count) f(lane());
+    __syncwarp();
+  }
+  template <typename F>
+  __device__ __forceinline__ static std::uint32_t mask(std::uint32_t count, F&& f) {
+    return __ballot_sync(~0u, lane() < count && f(lane()));
+  }
+  template <typename F>
+  __device__ __forceinline__ static std::uint64_t from(std::uint32_t i, F&& f) {
+    return __shfl_sync(~0u, static_cast<unsigned long long>(f()), static_cast<int>(i));
+  }
+  template <typename F>
+  __device__ __forceinline__ static void leader(F&& f) {
+    if (lane() == 0) f();
+  }
+  __device__ __forceinline__ static std::uint32_t lowest(std::uint32_t bits) {
+    return static_cast<std::uint32_t>(__ffs(static_cast<int>(bits)) - 1);
+  }
+
+  __device__ __forceinline__ static bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes,
+                                               const std::uint64_t* credit, std::uint64_t least) {
+    return write_packet(to, flag, from, bytes, [&] { return __all_sync(~0u, relaxed(credit) >= least); });
+  }
+  __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
+    return read_packet(from, flag, to, bytes);
+  }
+  __device__ __forceinline__ static bool last(std::uint32_t* left) {
+    __syncthreads();
+    if (threadIdx.x >= 32) return false;
+    if (gridDim.x == 1) return true;
+    std::uint32_t before = 0;
+    if (lane() == 0) before = add(left, 1u);
+    return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
+  }
+  __device__ __forceinline__ bool idle() {
+    constexpr std::uint32_t kTurnsBetweenLooks = 2048;  // every warp looks
+    return ++idle_turns_ % kTurnsBetweenLooks == 0;
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t lane() { return threadIdx.x & 31; }
+
+  std::uint32_t idle_turns_ = 0;
+};
+
+}  // namespace railweave::cuda

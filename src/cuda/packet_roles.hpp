@@ -1,0 +1,164 @@
+// What a warp does in an operation whose messages all travel in packets: no barriers, no claims, no trip to memory that the data do not
+// need. Written once for GPU warps (device_warp.cuh) and for threads (tests), over a `Warp`:
+//
+//   warps(), index()               the grid: all its warps are resident before the first one begins (kernel.cu)
+//   relaxed(p), store(p, v), release(p, v)
+//   Lanes<T>, at(lanes, i)         a T for each message, kept by lane i
+//   each(n, f)                     f(i) for i < n
+//   mask(n, f)                     bits of i < n where f(i)
+//   from(i, f)                     f(), computed by lane i, at every lane
+//   leader(f)                      f() by one lane
+//   write(packet, flag, from, bytes, credit, least)    stores a packet when *credit has reached `least`; false when it has not
+//   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
+//   last(left)                     true for the last warp that calls it
+//   idle()                         after a turn without work; true when it is time to look at the host's words
+//   now()                          ns
+//
+// A warp owns every warps()-th packet of each message from the start and waits for none of them alone, so whatever can be done now is done
+// by somebody who is running: docs/cuda.md, "Why no operation waits for ever".
+#pragma once
+
+#include "ending.hpp"
+
+namespace railweave::cuda {
+
+RAILWEAVE_ROLE constexpr std::uint32_t packets_of(std::uint64_t bytes) {
+  return static_cast<std::uint32_t>((bytes + Packet::kData - 1) / Packet::kData);
+}
+// The flag of a packet's lines, and its credit.
+RAILWEAVE_ROLE constexpr std::uint64_t packet_flag(std::uint64_t number) { return number + 1; }
+// A packet may be written once the one before it in its slot was taken.
+RAILWEAVE_ROLE constexpr std::uint64_t least_credit(std::uint64_t number) {
+  return number < kPacketSlots ? 0 : packet_flag(number - kPacketSlots);
+}
+
+template <typename Warp>
+class PacketRoles {
+ public:
+  RAILWEAVE_ROLE PacketRoles(Warp& warp, const OperationHeader& header, const Message* messages)
+      : warp_(warp), state_(*header.state), messages_(messages), count_(header.count), timeout_ns_(header.timeout_ns) {}
+
+  RAILWEAVE_ROLE void run() {
+    begin();
+    bool stopped = false;
+    const std::uint64_t start = warp_.now();
+    while (!stopped) {
+      const std::uint32_t open = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i); });
+      if (open == 0) break;
+      const std::uint32_t ready = choose(open);
+      const bool moved = ready != 0 && move(Warp::lowest(ready));
+      if (!moved && warp_.idle()) stopped = look_at_host(start);
+    }
+    end(stopped);
+  }
+
+ private:
+  struct Lane {
+    std::uint64_t number;   // of the message's first packet
+    std::uint32_t next;     // packet of the message that this warp moves next
+    std::uint32_t packets;  // of the message
+    bool lacks_credit;      // when last tried
+    Totals totals;          // of messages that report: before the operation
+  };
+
+  RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
+  RAILWEAVE_ROLE bool is_open(std::uint32_t i) { return lane(i).next < lane(i).packets; }
+
+  // All loads of this are under way at once. Receives are dealt to the warps from the other end, so that one packet each way is two warps'
+  // work.
+  RAILWEAVE_ROLE void begin() {
+    warp_.each(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      Lane& own = lane(i);
+      if (m.reports) own.totals = read_totals(warp_, m);
+      own.number = warp_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
+      own.packets = packets_of(m.bytes);
+      const std::uint32_t place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
+      own.next = place >= m.first_warp ? place - m.first_warp : place + warp_.warps() - m.first_warp;
+      own.lacks_credit = false;
+    });
+    all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(messages_[i]); });
+  }
+
+  // Messages of which a packet can probably be moved; sends alone if there are any. A look is a trip to L2, so there is none where the
+  // attempt itself tells: for sends that have not missed a credit yet, which are most, and for a receive that is all that is left.
+  RAILWEAVE_ROLE std::uint32_t choose(std::uint32_t open) {
+    const std::uint32_t untried = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i) && !lane(i).lacks_credit; }) & all_sends_;
+    if (untried != 0) return untried;
+    const bool last_receive = (open & all_sends_) == 0 && (open & (open - 1)) == 0;
+    if (last_receive) return open;
+    const std::uint32_t ready = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i) && is_ready(i); });
+    return (ready & all_sends_) != 0 ? ready & all_sends_ : ready;
+  }
+
+  RAILWEAVE_ROLE bool is_ready(std::uint32_t i) {
+    const Message& m = messages_[i];
+    const std::uint64_t number = lane(i).number + lane(i).next;
+    const std::uint32_t slot = number % kPacketSlots;
+    const std::uint64_t value = warp_.relaxed(sends(m) ? &m.local->credits[slot] : &m.local->packets[slot].lines[0].flag);
+    return sends(m) ? value >= least_credit(number) : value == packet_flag(number);
+  }
+
+  RAILWEAVE_ROLE bool move(std::uint32_t i) {
+    const Message& m = messages_[i];
+    const std::uint64_t next = warp_.from(i, [&] { return std::uint64_t{lane(i).next}; });
+    const std::uint64_t number = warp_.from(i, [&] { return lane(i).number; }) + next;
+    const std::uint32_t slot = number % kPacketSlots;
+    std::byte* data = m.data + next * Packet::kData;
+    const std::uint64_t left = m.bytes - next * Packet::kData;
+    const std::uint32_t bytes = left < Packet::kData ? static_cast<std::uint32_t>(left) : Packet::kData;
+    bool moved = false;
+    if (sends(m)) {
+      moved = warp_.write(m.remote->packets[slot], packet_flag(number), data, bytes, &m.local->credits[slot], least_credit(number));
+    } else {
+      moved = warp_.read(m.local->packets[slot], packet_flag(number), data, bytes);
+      // All its loads are over, as their values were looked at or stored.
+      if (moved) warp_.leader([&] { warp_.store(&m.remote->credits[slot], packet_flag(number)); });
+    }
+    warp_.each(count_, [&](std::uint32_t k) {
+      if (k != i) return;
+      if (moved) lane(k).next += warp_.warps();
+      lane(k).lacks_credit = sends(m) && !moved;
+    });
+    return moved;
+  }
+
+  // Now and then while nothing can be done.
+  RAILWEAVE_ROLE bool look_at_host(std::uint64_t start) {
+    const bool late = warp_.now() - start > timeout_ns_;
+    warp_.each(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      if (m.reports && warp_.relaxed(&m.host->stop) != 0) {
+        stop_operation(warp_, state_, m, KernelError::aborted);
+      } else if (late && is_open(i)) {
+        stop_operation(warp_, state_, m, KernelError::timed_out);
+      }
+    });
+    return warp_.from(0, [&] { return std::uint64_t{warp_.relaxed(&state_.stopped)}; }) != 0;
+  }
+
+  // The last warp moves the pairs' counts on and tells the host. The kernel's end puts that before the next operation.
+  RAILWEAVE_ROLE void end(bool stopped) {
+    if (!warp_.last(&state_.left)) return;
+    warp_.each(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      if (stopped) return;
+      if (m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, lane(i).number + lane(i).packets);
+      if (m.reports) report(warp_, m, lane(i).totals);
+    });
+    warp_.leader([&] {
+      warp_.store(&state_.left, 0u);
+      warp_.store(&state_.stopped, 0u);
+    });
+  }
+
+  Warp& warp_;
+  OperationState& state_;
+  const Message* messages_;
+  std::uint32_t count_;
+  std::uint32_t all_sends_ = 0;
+  std::uint64_t timeout_ns_;
+  typename Warp::template Lanes<Lane> lanes_;
+};
+
+}  // namespace railweave::cuda
