@@ -115,12 +115,15 @@ def test_explanations_have_doctors_findings_about_the_rank_as_it_starts(advice: 
     assert "doctor" not in start("--advice", str(advice), "--", "true", **job).stderr
 
 
-def test_a_doctor_that_fails_keeps_no_program_from_starting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_doctor_that_fails_keeps_no_program_from_starting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def fail(_: object) -> list[str]:
         raise RuntimeError("what nobody thought of")
 
     monkeypatch.setattr(job, "lines_before_start", fail)
     monkeypatch.setattr(run, "_become", lambda command, _environment: print("became", *command) or 0)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert run.main(["--explain", "--", "program"]) == 0
     said = capsys.readouterr()
     assert said.out == "became program\n"
