@@ -9,8 +9,9 @@ from railweave.machine.facts import Known, Machine, Nic
 
 
 def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic, ...], str]:
-    """The ports, and why these: named ones (`mlx5_0`, `mlx5_0:2`); else physical RDMA ports of the fastest rate here, because slower ones
-    carry storage or management. A rate that a port of a link that is down does not tell counts as fast: a dead rail must not hide itself.
+    """The ports, and why these: named ones (`mlx5_0`, `mlx5_0:2`); else RDMA ports of the fastest rate here, because slower ones carry
+    storage or management; physical ones, unless there are virtual functions alone, as in a pod. A rate that a port of a link that is down
+    does not tell counts as fast: a dead rail must not hide itself.
 
     Raises FabricError for a name that no port has.
     """
@@ -21,7 +22,8 @@ def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic,
         if missing:
             raise FabricError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in nics) or 'none'}")
         return tuple(by_name[name] for name in named), "named"
-    ports = [nic for nic in nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None and not is_virtual_function(machine, nic)]
+    rdma = [nic for nic in nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None]
+    ports = [nic for nic in rdma if not is_virtual_function(machine, nic)] or rdma
     fastest = max((nic.rate_bps.value for nic in ports if isinstance(nic.rate_bps, Known) and is_up(nic)), default=0)
     chosen = [nic for nic in ports if not is_up(nic) or not isinstance(nic.rate_bps, Known) or nic.rate_bps.value == fastest]
     if not ports:

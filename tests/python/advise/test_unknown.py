@@ -23,7 +23,7 @@ from railweave.machine.recording import RecordedSource
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
 from crafted import craft
-from template_machine import TemplateMachine
+from template_machine import PCI, TemplateMachine
 
 MATRIX = """\
 \tGPU0\tGPU1\tmlx5_0\tmlx5_1\tCPU Affinity\tNUMA Affinity
@@ -133,6 +133,18 @@ def test_slower_nics_are_left_to_storage_and_said_so() -> None:
     assert [nic.device for nic in named.network_nics] == ["mlx5_6:1", "mlx5_7:1"] and named.network_why.endswith("named")
     with pytest.raises(FabricError, match="no NIC mlx5_70 here; there are mlx5_0"):
         live.host_of(machine, ["mlx5_70"])
+
+
+def test_virtual_functions_are_the_network_of_a_pod_that_has_nothing_else() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    for nic in made.nics[:2]:
+        made.links[f"{PCI}/{nic.bus_id}/physfn"] = "../0000:ff:00.0"
+    whole = live.host_of(made.machine())[0]
+    assert [nic.device for nic in whole.network_nics] == ["mlx5_2:1", "mlx5_3:1"]
+    for nic in made.nics[2:]:
+        made.links[f"{PCI}/{nic.bus_id}/physfn"] = "../0000:ff:00.0"
+    pod = live.host_of(made.machine())[0]
+    assert [nic.device for nic in pod.network_nics] == [f"mlx5_{n}:1" for n in range(4)]
 
 
 def test_nics_of_a_fabric_are_chosen_alike(cli: Cli, tmp_path: Path) -> None:
