@@ -7,6 +7,7 @@ parser that takes more than ten seconds is a finding too.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import signal
@@ -16,7 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from railweave import fabric as fabrics
+from railweave.advise.advice import advise
+from railweave.advise.errors import AdviceError
+from railweave.advise.facts import with_machine
 from railweave.advise.gdr import decide_measured, parse_measurements
+from railweave.advise.host import read_host
 from railweave.advise.mapping import Workload
 from railweave.doctor.checks import gpus as gpu_checks
 from railweave.doctor.examine import examine
@@ -24,6 +30,8 @@ from railweave.doctor.patient import Patient
 from railweave.errors import FabricError, ParseError
 from railweave.launch import placement
 from railweave.launch.errors import LaunchError
+from railweave.machine import fabric_export
+from railweave.machine.disagreement import descriptions
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine, PciDevice
@@ -76,13 +84,16 @@ def machine_target(parse: Callable[[str, str], Machine]) -> Target:
 
 
 def follow(machine: Machine) -> None:
-    """Shows the machine and makes its fabric."""
+    """Shows the machine, compares it with itself, makes its fabric and advises it."""
     assert render_machine(machine).endswith("\n")
+    assert not list(descriptions(machine, machine))
     try:
         fabric, _ = fabric_of(machine)
     except (FabricError, ParseError):
         return
     assert fabric.gpu_count >= 1
+    with contextlib.suppress(AdviceError):
+        advise(with_machine(read_host(fabric), machine))
 
 
 def nvml(data: bytes) -> None:
@@ -126,12 +137,31 @@ def tools(data: bytes) -> None:
     acs(data), ats(data), express(data)
 
 
-def lint(data: bytes) -> None:
-    """Problems or a refusal."""
-    try:
-        lint_nccl(data.decode("utf-8", errors="replace"), "fuzz", None)
-    except ParseError:
-        return
+def topology_file() -> Target:
+    """Problems or a refusal, also against a machine. What parses is advised, and written again as something that parses."""
+    machine = parse_hwloc((CORPUS / "hwloc" / "small.xml").read_text(), "small.xml")
+    count = 0
+
+    def run(data: bytes) -> None:
+        nonlocal count
+        text = data.decode("utf-8", errors="replace")
+        count += 1
+        try:
+            lint_nccl(text, "fuzz", machine if count % 10 == 0 else None)
+            fabric = fabrics.loads(text, "fuzz.xml")
+        except (ParseError, FabricError):
+            return
+        host = read_host(fabric)
+        if count % FOLLOW_ONE_IN == 0:
+            with contextlib.suppress(AdviceError):
+                advise(host)
+        try:
+            exported = fabric_export.export(fabric)
+        except FabricError:
+            return
+        assert fabrics.loads(exported.text, "again.xml").gpu_count == fabric.gpu_count
+
+    return run
 
 
 def recording() -> Target:
@@ -156,7 +186,7 @@ def recording() -> Target:
 
 
 def measurements(data: bytes) -> None:
-    """Runs with GPUDirect RDMA on and off: each size that was measured, and each between, has one answer."""
+    """Runs with GPUDirect RDMA on and off: each size that was measured has one answer."""
     try:
         found = parse_measurements(data.decode("utf-8", errors="replace"), "fuzz")
     except ParseError:
@@ -186,7 +216,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "nvml": lambda: nvml,
     "topology_places": lambda: topology_places,
     "machine_tools": lambda: tools,
-    "nccl_lint": lambda: lint,
+    "nccl_lint": topology_file,
     "recording": recording,
     "measurements": lambda: measurements,
     "advice": lambda: advice,

@@ -271,8 +271,8 @@ class _Writer:
         counted = 0
         for _, link in _series(attributes, "nvlink"):
             if not link.get("tclass", "").startswith("0x03") or link.get("target", "").lower() in known:
-                counted += int(link["count"])
-        c2c = sum(int(link["count"]) * int(link["bw"]) for _, link in _series(attributes, "c2c"))
+                counted += _integer(link, "count") or 0
+        c2c = sum((_integer(link, "count") or 0) * (_integer(link, "bw") or 0) for _, link in _series(attributes, "c2c"))
         here = [sum(edge.capacity_Bps for edge in self._edges(vertex, kind)) for kind in (EdgeKind.nvlink, EdgeKind.c2c)]
         return bool(attributes) and here == [counted * each, c2c * 1_000_000]
 

@@ -54,7 +54,7 @@ WHOLE = """\
       <pci busid="0002:01:00.0" class="0x030200" vendor="0x10de" device="0x2342" link_speed="32.0 GT/s PCIe" link_width="16">
         <gpu dev="1" sm="90" rank="4" gdr="1">
           <nvlink target="0000:05:00.0" count="9" tclass="0x068000"/>
-          <nvlink target="0000:06:00.0" count="9" tclass="0x068000"/>
+          <nvlink target="0000:06:00.0" count="0x9" tclass="0x068000"/>
         </gpu>
         <gpu dev="1" sm="90" rank="5" gdr="1"/>
       </pci>
@@ -81,7 +81,8 @@ def contents(element: ElementTree.Element, path: str = "") -> list[tuple[str, di
     """Every element by its place among named ones, with its attributes; the order of elements and the fabric's name mean nothing."""
     here = f"{path}/{element.tag}[{element.get('busid') or element.get('numaid') or element.get('dev') or ''}]"
     attributes = {name: value for name, value in element.attrib.items() if here != "/system[]" or name != "name"}
-    return sorted([(here, attributes), *(item for child in element for item in contents(child, here))], key=str)
+    found = [(here, attributes), *(item for child in element for item in contents(child, here))]
+    return sorted(found, key=lambda item: (item[0], sorted(item[1].items())))
 
 
 def topology_files() -> list[Path]:
