@@ -12,6 +12,7 @@ from functools import cached_property
 from railweave.advise.errors import AdviceError
 from railweave.fabric import Edge, EdgeKind, Fabric, ResourceKind, Vertex, VertexKind
 from railweave.machine.fabric import GDR_UNKNOWN, NUMBERS_MADE_UP
+from railweave.machine.fabric_nics import UnknownNicError
 from railweave.machine.reading import cpu_mask
 from railweave.records import dataclass
 
@@ -185,7 +186,7 @@ def choose_network(host: Host, named: Sequence[str] = ()) -> Host:
         names = {name: nic.vertex for nic in host.nics for name in _names(nic, vertices[nic.vertex])}
         missing = [name for name in named if name not in names]
         if missing:
-            raise AdviceError(
+            raise UnknownNicError(
                 f"no NIC {', '.join(missing)} in '{fabric.name}'; there are {', '.join(nic.name for nic in host.nics) or 'none'}"
             )
         chosen = {names[name] for name in named}

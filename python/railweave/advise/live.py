@@ -34,7 +34,7 @@ class _Files(LiveSource):
 
 def host_of(machine: Machine, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """A machine's host, and what was not known about its wiring. `nics` names the NICs of the GPU network, else they are inferred. Raises
-    FabricError for a machine without GPUs, or a NIC that it does not have."""
+    FabricError for a machine without GPUs, UnknownNicError for a NIC that it does not have."""
     fabric, unknown = fabric_of(machine)
     return with_machine(read_host(fabric), machine, nics), unknown
 

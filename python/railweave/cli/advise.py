@@ -66,7 +66,7 @@ def command(
     if override and form not in OVERRIDING:
         raise click.UsageError(f"--override goes with --format {', '.join(OVERRIDING)}: {form} does not run where something is set.")
     advice = advise(
-        _host(source, recording, nodes, node, [word for word in (nics or "").split(",") if word]),
+        _named_host(source, recording, nodes, node, [word for word in (nics or "").split(",") if word]),
         Workload(workload),
         None if size_text is None else parse_size(size_text),
         read_measurements(measured) if measured else (),
@@ -80,6 +80,15 @@ def command(
 
         cache.keep(workload, write(document(advice)))  # `railweave run` on this machine then need not work it out
     click.echo(_render(advice, form, override), nl=False)
+
+
+def _named_host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: Sequence[str]) -> Host:
+    from railweave.machine.fabric_nics import UnknownNicError
+
+    try:
+        return _host(source, recording, nodes, node, nics)
+    except UnknownNicError as error:
+        raise click.UsageError(f"--nics: {error}.") from error
 
 
 def _host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: Sequence[str]) -> Host:

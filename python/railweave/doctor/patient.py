@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from railweave.doctor.check import MissingError
-from railweave.errors import FabricError
-from railweave.machine.fabric_nics import fabric_nics, is_up
+from railweave.machine.fabric_nics import UnknownNicError, fabric_nics, is_up
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
 from railweave.machine.paths import WAYS, pci_way
 from railweave.machine.source import Reason
@@ -112,7 +111,7 @@ class Patient:
         try:
             need(self.machine.nics)
             return fabric_nics(self.machine, self._named_nics)
-        except FabricError as error:
+        except UnknownNicError as error:
             raise MissingError(str(error)) from error
 
     def is_up(self, nic: Nic) -> bool:

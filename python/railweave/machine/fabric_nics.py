@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from railweave.errors import FabricError
+from railweave.errors import Error
 from railweave.machine.facts import Known, Machine, Nic
+
+
+class UnknownNicError(Error):
+    """A NIC was named that is not here; the text has those that are."""
 
 
 def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic, ...], str]:
@@ -13,14 +17,14 @@ def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic,
     storage or management; physical ones, unless there are virtual functions alone, as in a pod. A rate that a port of a link that is down
     does not tell counts as fast: a dead rail must not hide itself.
 
-    Raises FabricError for a name that no port has.
+    Raises UnknownNicError for a name that no port has.
     """
     nics = machine.nics.value if isinstance(machine.nics, Known) else ()
     if named:
         by_name = {nic.name: nic for nic in nics} | {f"{nic.name}:{nic.port}": nic for nic in nics}
         missing = [name for name in named if name not in by_name]
         if missing:
-            raise FabricError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in nics) or 'none'}")
+            raise UnknownNicError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in nics) or 'none'}")
         return tuple(by_name[name] for name in named), "named"
     rdma = [nic for nic in nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None]
     ports = [nic for nic in rdma if not is_virtual_function(machine, nic)] or rdma

@@ -12,11 +12,10 @@ import pytest
 from railweave import fabric
 from railweave.advise import live
 from railweave.advise.advice import advise
-from railweave.advise.errors import AdviceError
 from railweave.advise.host import Core, by_number, choose_network, read_host
 from railweave.advise.text import render
-from railweave.errors import FabricError
 from railweave.machine.discovery import discover
+from railweave.machine.fabric_nics import UnknownNicError
 from railweave.machine.facts import FLAT_TREE
 from railweave.machine.load import parse_machine
 from railweave.machine.recording import RecordedSource
@@ -131,7 +130,7 @@ def test_slower_nics_are_left_to_storage_and_said_so() -> None:
     assert {s.name: s.values for s in advice.settings}["NCCL_IB_HCA"] == ("=" + ",".join(f"mlx5_{n}" for n in range(7)),)
     named, _ = live.host_of(machine, ["mlx5_6", "mlx5_7"])
     assert [nic.device for nic in named.network_nics] == ["mlx5_6:1", "mlx5_7:1"] and named.network_why.endswith("named")
-    with pytest.raises(FabricError, match="no NIC mlx5_70 here; there are mlx5_0"):
+    with pytest.raises(UnknownNicError, match="no NIC mlx5_70 here; there are mlx5_0"):
         live.host_of(machine, ["mlx5_70"])
 
 
@@ -155,8 +154,10 @@ def test_nics_of_a_fabric_are_chosen_alike(cli: Cli, tmp_path: Path) -> None:
     assert [nic.name for nic in host.network_nics] == ["nic0", "nic1", "nic2"]
     assert "nic3 is slower and taken for storage or management" in host.network_why
     assert [nic.name for nic in choose_network(host, ["rail3", "nic0"]).network_nics] == ["nic0", "nic3"]
-    with pytest.raises(AdviceError, match="no NIC rail9"):
+    with pytest.raises(UnknownNicError, match="no NIC rail9"):
         choose_network(host, ["rail9"])
+    typo = cli("advise", str(path), "--nics", "rail4")
+    assert typo.returncode == 2 and "--nics: no NIC rail4 in 'topology'; there are nic0, nic1" in typo.stderr
     done = cli("advise", str(path), "--nics", "rail3")
     assert done.returncode == 0 and "GPU network: nic3: named" in done.stdout
 
