@@ -50,7 +50,7 @@ def decide(gpu: Gpu, distance: Distance | None, why_unknown: str = "") -> list[D
 def _unknown(why: str) -> Decision:
     return Decision(
         Workload.bandwidth, SMALL_B + 1, None, True, True,
-        f"the way between GPU and NIC is not known{f' ({why})' if why else ''}: the libraries' defaults stand", "no rule applies",
+        f"the way between GPU and NIC is not known{f' ({why})' if why else ''}: the libraries' defaults stand", "none: rules hold for ways",
         "a topology file of the host tells the way; or measure",
     )  # fmt: skip
 

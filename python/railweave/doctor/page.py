@@ -8,7 +8,7 @@ from railweave.doctor.compare import Comparison
 from railweave.doctor.examination import Examination
 from railweave.doctor.finding import Answer, Finding
 from railweave.doctor.text import groups, subjects, summary, title
-from railweave.machine.facts import Machine
+from railweave.machine.facts import Known, Machine
 from railweave.report.page import Note, Page
 from railweave.topo.marks import Mark
 
@@ -24,6 +24,8 @@ def marks(examination: Examination, machine: Machine) -> list[Mark]:
         text = title(group[0].check) if subjects(group) == "machine" else f"{title(group[0].check)}: {subjects(group)}"
         near = tuple(bridge.bus_id for device in devices for bridge in machine.ancestors(device))
         found.append(Mark(devices, group[0].severity.value, text, near))
+    if machine.hidden_tree is not None and not isinstance(machine.topology, Known):
+        found.append(Mark((), "info", f"PCIe paths are unknown ({machine.hidden_tree.detail}); devices are drawn below the CPU"))
     return found
 
 

@@ -216,6 +216,14 @@ def test_picture_of_a_machine_has_doctors_findings_on_the_spot(tmp_path: Path) -
     assert any("PCIe link" in text for text in texts) and {f"mlx5_{n}" for n in range(4)} <= set(texts)
 
 
+def test_picture_of_a_guest_that_sees_a_flat_tree_says_so(tmp_path: Path) -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.virtual()
+    recording, target = made.record(tmp_path / "node.tar.zst"), tmp_path / "node.svg"
+    assert run("--from", str(recording), "--svg", str(target)).exit_code == 0
+    assert "machine: PCIe paths are unknown (guest sees a flat tree); devices are drawn below the CPU" in drawn_texts(target.read_text())
+
+
 def test_a_finding_on_what_is_not_drawn_stands_at_the_switch_above(tmp_path: Path) -> None:
     made = TemplateMachine("xe9680-4hca")
     made.files["/sys/class/infiniband/mlx5_1/ports/1/state"] = "1: DOWN"
