@@ -94,12 +94,11 @@ def rail_down(patient: Patient, devices: Sequence[str]) -> str:
 def _compared(patient: Patient, good: Callable[[dict[str, Any]], None], bad: Callable[[dict[str, Any]], None], how: str) -> str:
     """A sentence when the model sees a difference, else nothing: no figure is shown that nothing stands behind."""
     try:
-        fabric = patient.fabric(2)
+        text = patient.fabric_json(2)
     except MissingError:
         return ""
     from railweave.fabric import Fabric
 
-    text = fabric.to_json()
     rates = []
     for change in (good, bad):
         document = json.loads(text)

@@ -61,6 +61,7 @@ class Patient:
         self._named_nics = tuple(named_nics)
         self._ways: dict[tuple[str, str], Way] = {}
         self._fabrics: dict[int, Fabric | MissingError] = {}
+        self._texts: dict[int, str] = {}
         self.exchanges: dict[tuple[str, str], float | None] = {}
         """What exchanges came to, by fabric (JSON) and policy: findings about the same GPUs ask for the same ones."""
         self._by_bus_id = {device.bus_id: device for device in machine.pci.value} if isinstance(machine.pci, Known) else {}
@@ -171,6 +172,12 @@ class Patient:
         if isinstance(made, MissingError):
             raise made
         return made
+
+    def fabric_json(self, nodes: int) -> str:
+        """The same as text, to be changed."""
+        if nodes not in self._texts:
+            self._texts[nodes] = self.fabric(nodes).to_json()
+        return self._texts[nodes]
 
     def _make_fabric(self, nodes: int) -> Fabric | MissingError:
         from railweave.errors import Error

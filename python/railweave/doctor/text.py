@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from railweave.doctor.catalogue import CHECKS
-from railweave.doctor.compare import Comparison
 from railweave.doctor.examination import Examination
 from railweave.doctor.finding import Answer, Finding
+
+if TYPE_CHECKING:
+    from railweave.doctor.compare import Comparison
 
 _WIDTH = 120
 _TITLES = {check.id: check.title for check in CHECKS}

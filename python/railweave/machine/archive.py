@@ -6,9 +6,11 @@ may hold, and takes a fifth of that (1,184 members: 0.04 s against 0.18 s on a b
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 _BLOCK_B = 512
+_ADLER = 65_521  # what Adler-32 counts to (RFC 1950)
 
 
 class ArchiveError(ValueError):
@@ -22,12 +24,12 @@ def members(archive: bytes) -> Iterator[tuple[str, int, bytes]]:
         header = archive[at : at + _BLOCK_B]
         if len(header) < _BLOCK_B:
             raise ArchiveError("damaged: it ends within a header")
-        if not header.strip(b"\0"):
+        if not header[0] and not header.strip(b"\0"):
             return
         name, size, kind = _header(header)
         size = int(pax.get("size", size))
         body = archive[at + _BLOCK_B : at + _BLOCK_B + size]
-        at += _BLOCK_B + -(-size // _BLOCK_B) * _BLOCK_B
+        at += _BLOCK_B + (size + _BLOCK_B - 1) // _BLOCK_B * _BLOCK_B
         if kind == b"x":
             pax = _pax(body)
             continue
@@ -40,7 +42,8 @@ def members(archive: bytes) -> Iterator[tuple[str, int, bytes]]:
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
     stated = _octal(header[148:156])
-    if sum(header) - sum(header[148:156]) + 8 * 0x20 != stated:
+    # The bytes' sum, with blanks where it stands itself. Adler-32 has in its low half 1 more than the sum, and is quicker than adding here.
+    if ((zlib.adler32(header) & 0xFFFF) - (zlib.adler32(header[148:156]) & 0xFFFF) + 8 * 0x20 - stated) % _ADLER:
         raise ArchiveError("damaged: a header's checksum is wrong")
     name = header[:100].partition(b"\0")[0].decode("utf-8", errors="replace")
     if header[345] and header[257:262] == b"ustar":

@@ -10,7 +10,6 @@ from typing import Any
 from railweave.machine.facts import Fact, Gpu, Known, Machine, NvLink, PciDevice, PciLink, Unknown, known
 from railweave.machine.nvml import reason_of
 from railweave.machine.pci import canonical_bus_id
-from railweave.machine.reading import attempt
 from railweave.machine.source import Reason, Source, Unreadable
 
 _PATH = "library:nvml"
@@ -126,15 +125,12 @@ def _answer(entry: Mapping[str, Any], key: str, kind: Any) -> Fact[Any]:
     if "error" in answer:
         return Unknown(reason_of(str(answer["error"])), path, str(answer["error"])[:80])
 
-    def read() -> Any:
-        if "value" not in answer:
-            raise ValueError("neither value nor error")
-        try:
-            return kind(answer["value"])
-        except (TypeError, KeyError, AttributeError) as error:  # the value is of another kind
-            raise ValueError(f"{answer['value']!r:.60}") from error
-
-    return attempt(path, read)
+    if "value" not in answer:
+        return Unknown(Reason.error, path, "neither value nor error")
+    try:
+        return Known(kind(answer["value"]), path)
+    except (TypeError, LookupError, AttributeError, ValueError, OverflowError):  # the value is of another kind
+        return Unknown(Reason.error, path, f"not understood: {answer['value']!r:.60}")
 
 
 def _gpu(entry: Mapping[str, Any]) -> Gpu:

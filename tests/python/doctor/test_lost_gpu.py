@@ -9,6 +9,7 @@ import pytest
 from template_machine import PCI, TemplateMachine
 
 from railweave.advise.live import host_of
+from railweave.doctor.compare import compare
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding
 from railweave.errors import FabricError
@@ -146,6 +147,16 @@ def test_gpus_kept_for_guests_or_not_given_to_a_container_are_no_fault() -> None
     machine = whole()
     not_listed(machine, "")
     assert any(finding.text == "it is on the PCI bus, and no driver has it" for finding in lost(machine))
+
+
+def test_a_gpu_that_left_no_trace_shows_beside_other_machines() -> None:
+    machines = [whole(), whole(), whole()]
+    not_listed(machines[1])
+    gone_from_the_bus(machines[1])
+    assert {finding.answer for finding in lost(machines[1])} == {Answer.clear}
+    comparison = compare([examine(machine.machine(), name) for machine, name in zip(machines, "abc", strict=True)])
+    odd = {difference.what: difference.odd for difference in comparison.differences}
+    assert odd["number of GPUs"] == {"7": ("b",)} and comparison.odd_ones[0][0] == "b"
 
 
 def test_topo_names_a_gpu_that_the_driver_does_not_list() -> None:

@@ -36,20 +36,21 @@ def _ends(patient: Patient) -> tuple[list[tuple[Gpu | Nic, PciDevice]], list[Sub
 
 def _peer_paths(patient: Patient) -> Sequence[Subject]:
     """GPU-NIC and GPU-GPU pairs that meet below the CPU: only there can a bridge send peer traffic a longer way than it needs."""
-    if patient.machine.hidden_tree is not None and isinstance(patient.machine.topology, Unknown):
-        raise MissingError(str(patient.machine.hidden_tree))
     ends, found = _ends(patient)
     gpus = [(end, device) for end, device in ends if isinstance(end, Gpu)]
     nics = [(end, device) for end, device in ends if isinstance(end, Nic)]
     pairs = [(gpu, nic) for gpu in gpus for nic in nics] + [(one, other) for place, one in enumerate(gpus) for other in gpus[place + 1 :]]
-    for (one, device), (other, other_device) in pairs:
+    by_pcie = [(one, other) for one, other in pairs if not (isinstance(other[0], Gpu) and _by_nvlink(one[0], other[0]))]
+    if by_pcie and patient.machine.hidden_tree is not None and isinstance(patient.machine.topology, Unknown):
+        raise MissingError(str(patient.machine.hidden_tree))
+    for (one, device), (other, other_device) in by_pcie:
         name, at = f"{label(one)} - {label(other)}", bus_ids(one, other)
         try:
             way = patient.way(device, other_device)
         except MissingError as missing:
             found.append(Subject(name, (one, other), at, str(missing)))
             continue
-        if way.kind in ("PIX", "PXB") and not (isinstance(other, Gpu) and _by_nvlink(one, other)):
+        if way.kind in ("PIX", "PXB"):
             found.append(Subject(name, (one, other, way), at))
     return found
 
