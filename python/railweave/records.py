@@ -39,6 +39,9 @@ else:
 
         def __init__(self, *args, **keywords):  # noqa: N807 - it is one
             values = self.__dict__
+            if len(args) == count and not keywords:  # as the small ones are made, of which there are thousands
+                values.update(zip(names, args))  # noqa: B905 - as many
+                return
             values.update(blank)
             values.update(zip(names, args))  # noqa: B905 - checked below
             if keywords:

@@ -231,10 +231,16 @@ def _errors(link: Mapping[str, Any]) -> Fact[Mapping[str, int]]:
     listed = link.get("errors")
     if not isinstance(listed, dict) or not listed:
         return Unknown(Reason.not_recorded, f"{_PATH}: gpu {link['index']} errors")
-    answers = {str(name): _answer({"index": link["index"], str(name): answer}, str(name), int) for name, answer in listed.items()}
-    counts = {name: answer.value for name, answer in answers.items() if isinstance(answer, Known)}
-    missing = [answer for answer in answers.values() if isinstance(answer, Unknown)]
-    unread = next((answer for answer in missing if not counts or answer.reason is not Reason.unsupported), None)
+    counts: dict[str, int] = {}
+    missing: list[Unknown] = []
+    for name, answer in listed.items():
+        count = answer.get("value") if isinstance(answer, dict) else None
+        if type(count) is int:
+            counts[str(name)] = count
+        else:
+            told = _answer({"index": link["index"], str(name): answer}, str(name), int)
+            missing += [told] if isinstance(told, Unknown) else []
+    unread = next((told for told in missing if not counts or told.reason is not Reason.unsupported), None)
     return unread if unread is not None else Known(counts, f"{_PATH}: gpu {link['index']} errors")
 
 
