@@ -39,6 +39,8 @@ class Comparison:
 
 
 _OF_A_JOB = {check.id for check in CHECKS if check.needs == "job"}
+# Judged by machines with the same salt: where one has another, the answers say that and nothing of the machine.
+_BY_OTHERS = {"nic.rail"}
 ABSENT = "not there"
 
 
@@ -87,7 +89,7 @@ def _facts(examination: Examination, one_salt: bool) -> dict[str, str]:
         facts = {name: _STAND_IN.sub("*", value) for name, value in facts.items() if not name.startswith(LEAF)}
     for finding in examination.findings:
         # A job is not the machine: some recordings have one, each with a number of its own.
-        if finding.check in _OF_A_JOB:
+        if finding.check in _OF_A_JOB or (finding.check in _BY_OTHERS and not one_salt):
             continue
         facts[f"{finding.check}, {finding.subject}"] = finding.answer.value
     return facts

@@ -246,7 +246,7 @@ def test_recordings_with_different_salts_are_compared_without_their_stand_ins(tm
     same = json.loads(run("--json", *files[:2]).output)["comparison"]
     assert same["differences"] == [] and same["notes"] == []
     other = json.loads(run("--json", *files).output)["comparison"]
-    assert [difference["what"] for difference in other["differences"]] == [f"nic.rail, mlx5_{nic}" for nic in range(4)]
+    assert other["differences"] == [] and other["odd_ones"] == []
     assert "different salts" in other["notes"][0]
     assert "different salts" in run(*files).output
 
