@@ -19,6 +19,7 @@ else:
         assert frozen, "dataclasses.dataclass makes the others"
 
         def make(cls):
+            cls.__doc__ = cls.__doc__ or cls.__name__  # else `dataclasses` writes the signature there, which takes 4 ms
             made = dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
             for name, method in {**_METHODS, "__init__": _initialiser(made)}.items():
                 if name not in cls.__dict__:
