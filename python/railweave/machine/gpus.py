@@ -13,7 +13,7 @@ from railweave.machine.pci import canonical_bus_id
 from railweave.machine.source import Reason, Source, Unreadable
 
 _PATH = "library:nvml"
-_NVIDIA = 0x10DE
+NVIDIA = 0x10DE
 _REMOTES = {0: "gpu", 1: "cpu", 2: "switch", 255: "unknown"}  # nvmlIntNvLinkDeviceType_t: GPU, IBMNPU, SWITCH
 # nvmlNvlinkVersion_t: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0.
 _NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
@@ -85,7 +85,7 @@ def _kind(device: PciDevice) -> tuple[Fact[int], ...]:
 
 def gpus_on_the_bus(devices: Iterable[PciDevice]) -> list[PciDevice]:
     """NVIDIA's display and 3D controllers, by address; not the virtual functions that guests get."""
-    found = [device for device in devices if device.is_class(0x03, 2) and known(device.vendor) == _NVIDIA]
+    found = [device for device in devices if device.is_class(0x03, 2) and known(device.vendor) == NVIDIA]
     return sorted((device for device in found if known(device.physical_function) is None), key=lambda device: device.bus_id)
 
 

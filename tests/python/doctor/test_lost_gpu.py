@@ -175,6 +175,14 @@ def test_registration_is_not_called_clear_where_it_is_not_known() -> None:
     assert finding.answer is Answer.unknown and "nvlinks" in finding.text
 
 
+def test_registration_is_judged_without_a_pci_tree() -> None:
+    machine = whole()
+    machine.links = {path: target for path, target in machine.links.items() if not path.startswith(PCI)}
+    machine.files = {path: content for path, content in machine.files.items() if not path.startswith(PCI)}
+    (finding,) = [finding for finding in of(machine) if finding.check == "gpu.fabric-manager"]
+    assert finding.answer is Answer.clear
+
+
 class _Error(Exception):
     value = 15
 

@@ -10,8 +10,8 @@ from railweave.doctor.check import Check, Subject, Verdict, clear, fires, unknow
 from railweave.doctor.effect import NVLINK_BPS, pcie_GBps
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need, need_all
-from railweave.machine.facts import Gpu, Known, PciDevice
-from railweave.machine.gpus import unlisted_gpus
+from railweave.machine.facts import Gpu, Known, PciDevice, known
+from railweave.machine.gpus import NVIDIA, unlisted_gpus
 
 # NVLinks of a part (data sheets: bandwidth over both directions / bandwidth of a link). Parts that take optional bridges are not listed.
 _NVLINKS = (
@@ -141,14 +141,13 @@ def _lost(gpu: Gpu, links: int) -> str:
 
 
 def _nvswitch_machine(patient: Patient) -> Sequence[Subject]:
-    devices = need(patient.machine.pci)
-    switches = any(
-        device.is_class(_NVSWITCH, 4) and isinstance(device.vendor, Known) and device.vendor.value == 0x10DE for device in devices
-    )
+    devices = known(patient.machine.pci) or ()
+    switches = any(device.is_class(_NVSWITCH, 4) and known(device.vendor) == NVIDIA for device in devices)
     linked = any(any(link.remote == "switch" for link in gpu.nvlinks.value) for gpu in patient.gpus if isinstance(gpu.nvlinks, Known))
     registers = any(isinstance(gpu.fabric_state, Known) and gpu.fabric_state.value != "not_supported" for gpu in patient.gpus)
     if switches or linked or registers:
         return [Subject("machine", (), bus_ids(*patient.gpus))]
+    need(patient.machine.pci)
     need_all(gpu.nvlinks for gpu in patient.gpus)
     return []
 
