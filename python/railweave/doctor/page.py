@@ -57,6 +57,14 @@ def page(examinations: Sequence[Examination], comparison: Comparison | None, pic
     shown = sorted(zip(examinations, pictures, strict=True), key=lambda pair: -_weight(pair[0]))[:_SHOWN_IN_FULL]
     for examination, picture in shown:
         _machine(result, examination, picture, len(examinations) > 1)
+    checks = {finding.check: finding for examination in examinations for finding in examination.findings}
+    result.table(
+        "Checks",
+        "What each reads, and where its rule comes from.",
+        ["check", "finds", "reads", "source"],
+        [[finding.check, title(finding.check), finding.inputs, finding.source] for _, finding in sorted(checks.items())],
+        4,
+    )
     facts = [("machines", ", ".join(examination.name for examination in examinations))]
     result.facts("Where this comes from", facts, command)
     return result.render()
@@ -91,17 +99,17 @@ def _machine(result: Page, examination: Examination, picture: str | None, severa
         result.table(
             f"Unknown{of}",
             "Not readable here, and not guessed.",
-            ["check", "subject", "why", "source"],
-            [[group[0].check, subjects(group), group[0].text, group[0].source] for group in groups(unknown)],
-            4,
+            ["check", "subject", "why"],
+            [[group[0].check, subjects(group), group[0].text] for group in groups(unknown)],
+            3,
         )
     clear = examination.with_answer(Answer.clear)
     result.table(
         f"Clear{of}",
         "Judged, and found as it should be.",
-        ["check", "subject", "found", "read from", "source"],
-        [[group[0].check, subjects(group), group[0].text, group[0].inputs, group[0].source] for group in groups(clear)],
-        5,
+        ["check", "subject", "found"],
+        [[group[0].check, subjects(group), group[0].text] for group in groups(clear)],
+        3,
     )
 
 
@@ -114,5 +122,5 @@ def _note(group: Sequence[Finding]) -> Note:
         first.check,
         f"{subjects(group)}: {first.text}",
         evidence,
-        (("Effect", first.effect), ("Fix", first.fix), ("Read from", first.inputs), ("Source", first.source)),
+        (("Effect", first.effect), ("Fix", first.fix), ("Source", first.source)),
     )
