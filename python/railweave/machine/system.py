@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from railweave.machine.facts import Fact, Host, Kernel, Known, PciDevice, Unknown, known
 from railweave.machine.processors import has_hypervisor_flag
-from railweave.machine.reading import attempt, cpu_list, integer, or_else, or_none, parsed, text_fact
+from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, or_else, or_none, parsed, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
 
 FABRIC_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
+DETECT_VIRT = ("systemd-detect-virt", "--vm")
 IRQBALANCE = ("systemctl", "is-active", "irqbalance")
 _CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
 TOPOLOGYD_FILE = "/var/run/nvidia-topologyd/virtualTopology.xml"
@@ -112,13 +113,29 @@ def read_host(source: Source) -> Host:
         vendor=text_fact(source, "/sys/class/dmi/id/sys_vendor"),
         product=text_fact(source, "/sys/class/dmi/id/product_name"),
         bios=text_fact(source, "/sys/class/dmi/id/bios_version"),
-        hypervisor=has_hypervisor_flag(source),
+        hypervisor=_hypervisor(source),
         container=_container(source),
         infiniband_devices=or_else(attempt("/dev/infiniband", lambda: source.listdir("/dev/infiniband")), ()),
         nvidia_devices=attempt("/dev/nvidia*", lambda: _nvidia_devices(source)),
         fabric_manager=_service_state(source, FABRIC_MANAGER),
         topology_file=_topology_file(source),
     )
+
+
+def _hypervisor(source: Source) -> Fact[bool]:
+    """As an x86 processor says; of others, which do not, systemd looks into firmware tables and device tree."""
+    flag = has_hypervisor_flag(source)
+    if isinstance(flag, Known):
+        return flag
+
+    def read() -> bool:
+        kind = source.command(DETECT_VIRT).stdout.strip()  # the exit status only repeats it
+        if not re.fullmatch(r"[a-z0-9-]+", kind):
+            raise NotGiven(f"{kind[:40]!r}")
+        return kind != "none"
+
+    asked = attempt(" ".join(DETECT_VIRT), read)
+    return asked if isinstance(asked, Known) else flag
 
 
 def _topology_file(source: Source) -> Fact[str | None]:

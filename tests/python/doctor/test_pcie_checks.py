@@ -20,6 +20,8 @@ def grace(machine: TemplateMachine) -> None:
     machine.acs(port_above(machine, 0), "ReqRedir")
     machine.device(machine.nics[0].bus_id, device="0x1023")
     machine.files["/proc/sys/kernel/arch"] = "aarch64"
+    machine.files["/proc/cpuinfo"] = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
+    machine.commands["systemd-detect-virt", "--vm"] = "none\n"
 
 
 def malformed_topology(machine: TemplateMachine) -> None:

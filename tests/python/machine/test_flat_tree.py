@@ -77,6 +77,16 @@ def test_devices_on_root_buses_are_a_guests_even_where_the_processor_was_not_rea
     assert made.machine().hidden_tree is not None
 
 
+@pytest.mark.parametrize(("said", "virtual"), [("none\n", False), ("kvm\n", True), ("", None)])
+def test_where_the_processor_does_not_say_whether_it_is_virtual_systemd_does(said: str, virtual: bool | None) -> None:
+    made = TemplateMachine("kisti-v100-2gpu")
+    made.files["/proc/cpuinfo"] = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
+    made.commands["systemd-detect-virt", "--vm"] = said
+    machine = made.machine()
+    assert known(machine.host.hypervisor) is virtual
+    assert (machine.hidden_tree is not None) == (virtual is True), "root ports alone are a guest's, or a host's"
+
+
 @pytest.mark.parametrize("by", ["topologyd", "nccl.conf", "the job"])
 def test_a_topology_file_tells_the_paths(by: str) -> None:
     made = guest()
