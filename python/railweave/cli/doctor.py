@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
+
+from railweave.records import dataclass
 
 if TYPE_CHECKING:
     from railweave.doctor.compare import Comparison
@@ -87,7 +89,8 @@ def command(
             sys.exit(_FOUND)
 
 
-class _Input(NamedTuple):
+@dataclass(frozen=True)
+class _Input:
     """A machine to examine; `salt` tells which recordings have the same stand-ins."""
 
     name: str
