@@ -202,6 +202,9 @@ def _within(seconds: float, path: str, call: Callable[[], T]) -> T:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
+    if failures and isinstance(failures[0], Exception) and not isinstance(failures[0], Unreadable):
+        # A binding that does not fit its library: what it could have told is unknown, with its words.
+        raise Unreadable(path, Reason.error, f"{type(failures[0]).__name__}: {failures[0]}"[:200]) from failures[0]
     if failures:
         raise failures[0]
     if not results:

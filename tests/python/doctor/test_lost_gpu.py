@@ -16,7 +16,7 @@ from railweave.errors import FabricError
 from railweave.machine import nvml
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Unknown
-from railweave.machine.source import Reason, Unreadable
+from railweave.machine.source import LiveSource, Reason, Unreadable
 from railweave.machine.text import render_machine
 
 LOST = {"error": "NVML_ERROR_GPU_IS_LOST"}
@@ -206,6 +206,15 @@ def test_a_question_that_the_python_package_does_not_know_is_unsupported() -> No
     assert nvml.Reader(_Library()).ask(lambda: _Library().nvmlDeviceGetUUID) == {  # type: ignore[attr-defined]
         "error": "NVML_ERROR_FUNCTION_NOT_FOUND"
     }
+
+
+def test_a_binding_that_fails_in_its_own_way_is_unknown_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> str:
+        raise TypeError("bytes are no JSON")
+
+    monkeypatch.setattr(nvml, "read_json", fails)
+    with pytest.raises(Unreadable, match="library:nvml: error: TypeError: bytes are no JSON"):
+        LiveSource().library("nvml")
 
 
 def test_recorded_answers_of_any_form_stay_answers() -> None:
