@@ -105,6 +105,9 @@ func TestTenantsOfOlderAgents(t *testing.T) {
 	}
 	first = first.boot("node1", first.state, dir, "boot1")
 	first.await("its address waits for node2", func() bool { return first.published(here.Hosts()[0]).Revoked })
+	if entry := first.published(here.Hosts()[0]); entry.Tenant != "namespace/team-a" {
+		t.Errorf("published again without its kind: %+v", entry)
+	}
 	if first.knows(there) || first.flowsWith("nw_src="+here.Hosts()[0].String()+",") > 0 {
 		t.Error("flows for tenants of which nobody can say what they are")
 	}

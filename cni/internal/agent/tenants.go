@@ -34,17 +34,18 @@ func (a *Agent) adoptPublished() {
 		if entry.Node == a.Config.Node {
 			a.own[address] = entry
 			a.generation = max(a.generation, entry.Generation)
-			if entry.Tenant == "" {
+			if !entry.Tenant.Valid() {
 				nobodys = append(nobodys, address)
 			}
 		}
 	}
 	for _, address := range nobodys { // an older agent wrote them: they get their tenant as by a change of it
 		entry := a.own[address]
-		entry.Tenant = view.Namespaces[entry.Namespace]
-		if entry.Tenant == "" {
-			entry.Tenant = tenancy.TenantOf(entry.Namespace, "") // it is gone, and nothing will be granted
+		wanted, exists := view.Namespaces[entry.Namespace]
+		if !exists {
+			wanted = tenancy.TenantOf(entry.Namespace, "") // nothing will be granted
 		}
+		entry.Tenant = wanted
 		entry.Revoked, entry.Changed, entry.Generation = true, true, a.nextGeneration()
 		a.own[address] = entry
 		a.unsettled = true

@@ -20,7 +20,6 @@ const Label = "railweave.io/tenant"
 
 // Tenant says whose an address is, and by what: "namespace/NAME" or "label/VALUE". The kind is a part of it because names and
 // labels are given out by different people: who may create a Namespace must not join a tenant by choosing its label as a name.
-// The zero value is nobody's.
 type Tenant string
 
 // The kinds of tenants.
@@ -37,14 +36,15 @@ func TenantOf(namespace, label string) Tenant {
 	return Tenant(byLabel + label)
 }
 
-// known drops what does not say its kind, as agents before this form published it: whose that is cannot be told.
-func (t Tenant) known() Tenant {
+// Valid tells whether it says its kind. Agents of before tenants had one published bare names, and whose those are cannot be
+// told: no agent has such a tenant any more, so they match none.
+func (t Tenant) Valid() bool {
 	for _, kind := range []string{byNamespace, byLabel} {
 		if rest, is := strings.CutPrefix(string(t), kind); is && rest != "" {
-			return t
+			return true
 		}
 	}
-	return ""
+	return false
 }
 
 // Entry is a published address.
@@ -231,10 +231,8 @@ func (v View) InForce(namespace string, now time.Time) (bool, string) {
 	return true, fmt.Sprintf("tenant %q", wanted)
 }
 
-// merge adds an entry to a view under construction and notices disputes. An entry of nobody's still says that its address is in
-// use, and how far its node's generations have been heard.
+// merge adds an entry to a view under construction and notices disputes.
 func (v *View) merge(entry Entry) {
-	entry.Tenant = entry.Tenant.known()
 	other, there := v.Entries[entry.Address]
 	if nodes, disputed := v.Disputed[entry.Address]; disputed {
 		v.Disputed[entry.Address] = append(nodes, entry.Node)

@@ -28,9 +28,9 @@ func TestTenantOf(t *testing.T) {
 	if name, label := TenantOf("blue", ""), TenantOf("team-b", "blue"); name == label || name != "namespace/blue" || label != "label/blue" {
 		t.Errorf("%s, %s", name, label)
 	}
-	for tenant, want := range map[Tenant]Tenant{"namespace/a": "namespace/a", "label/a": "label/a", "a": "", "": "", "label/": "", "namespace": "", "other/a": "", "/a": ""} {
-		if got := tenant.known(); got != want {
-			t.Errorf("%q: %q, want %q", tenant, got, want)
+	for tenant, want := range map[Tenant]bool{"namespace/a": true, "label/a": true, "a": false, "": false, "label/": false, "namespace": false, "other/a": false, "/a": false} {
+		if got := tenant.Valid(); got != want {
+			t.Errorf("%q: %t", tenant, got)
 		}
 	}
 }
