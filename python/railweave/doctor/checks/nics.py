@@ -215,7 +215,7 @@ def _by_itself(nic: str, switch: str, cables: Cables) -> Verdict:
     if counts[switch] > min(counts.values()):
         sharing = [name for name, other in cables.items() if other == switch and name != nic]
         return fires(f"goes to {switch}, as does {', '.join(sharing)}, while other leafs have fewer")
-    return unknown(f"goes to {switch}; which rail that is takes recordings of other machines with the same salt, or --rails")
+    return unknown("which rail a switch belongs to takes recordings of other machines with the same salt, or --rails")
 
 
 def _lldp_evidence(patient: Patient) -> str:
