@@ -19,7 +19,8 @@ _COLOURS = {"railweave": "#0072b2", "nccl": "#999999", "nccl-tuned": "#e69f00", 
 def page(run: Run) -> str:
     """The HTML document."""
     others = [system for system in run.systems() if system != run.systems()[0]]
-    checked = "Every byte was checked on every rank, and right." if not run.problems() else "Something was wrong: see the end."
+    right = "Every byte was checked on every rank, and right." if run.exchanges else "Results and gradients were equal bit for bit."
+    checked = right if not run.problems() else "Something was wrong: see the end."
     result = Page(
         "Skewed exchanges between GPUs" if run.exchanges else "A mixture-of-experts layer on GPUs",
         f"{run.gpus} × {run.machine['gpu']}, PyTorch {run.versions['torch']}, one process a GPU, "
@@ -109,6 +110,7 @@ def _gains(run: Run, others: list[str]) -> Figure:
         axes.errorbar(middles, at, xerr=np.maximum(ends, 0.0), fmt="o", color=_COLOURS[system], label=system, capsize=3, ms=5)
     axes.axvline(1.0, color="#8a97a5", lw=1)
     axes.set_yticks(-np.arange(len(names)), names, size=9)
+    axes.set_ylim(0.5 - len(names), 0.5)
     axes.set_xlabel("times as fast")
     figure.legend(loc="outside upper left", ncols=len(others))
     return figure
