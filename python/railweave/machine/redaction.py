@@ -28,6 +28,8 @@ _SECRET = re.compile(r"((?:pass(?:word|wd)?|passphrase|secret|token|api_?key|cre
 _SERVER = re.compile(r"\b((?:nfsroot|netroot|hostname|url)=)(\S+)")
 # hwloc's infos from the firmware tables.
 _HWLOC_IDENTITY = re.compile(r"(name=\"DMI\w*(?:Serial|UUID|AssetTag)\" value=\")[^\"]*")
+# NCCL topology files (of nvidia-topologyd, or named in nccl.conf): GUIDs of nets, hashes of the host's name.
+_NCCL_IDENTITY = re.compile(r"(\b(?:guid|host_hash)=\"0x)([0-9a-fA-F]*[1-9a-fA-F][0-9a-fA-F]*)\"")
 _SERIAL = re.compile(r"((?:serial(?:[ _]?(?:number|no))?|chassis_serial|board_serial)\"?\s*[:=]\s*\"?)([^\s\",]+)", re.IGNORECASE)
 
 # Extended capability of the configuration space that holds a device's serial number, and the bytes of the number in it.
@@ -61,6 +63,7 @@ class Redactor:
         text = _SECRET.sub(lambda found: found[1] + "removed", text)
         text = _SERVER.sub(lambda found: found[1] + "removed", text)
         text = _HWLOC_IDENTITY.sub(lambda found: found[1] + "removed", text)
+        text = _NCCL_IDENTITY.sub(lambda found: f'{found[1]}{self._digest(found[2], 8).hex()}"', text)
         text = _SERIAL.sub(lambda found: found[1] + "removed", text)
         text = _UUID.sub(lambda found: self._uuid(found[0]), text)
         text = _GROUPS.sub(lambda found: self._groups(found[0]), text)
