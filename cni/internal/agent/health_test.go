@@ -69,7 +69,7 @@ func TestConditionIsStatus(t *testing.T) {
 		{"one rail's session is down", func(n *node) { n.sessions["rail1"] = frr.Session{} }, corev1.ConditionFalse, "RailDown"},
 		{"BFD is down", func(n *node) { n.sessions["rail0"] = frr.Session{Established: true, BFDDown: true} }, corev1.ConditionFalse, "RailDown"},
 		{"ovs-vswitchd is gone", func(n *node) { n.incarnation = 0 }, corev1.ConditionFalse, "BridgeMissing"},
-		{"ovsdb-server is gone", func(n *node) { n.connected = false }, corev1.ConditionFalse, "NotReady"},
+		{"ovsdb-server is gone", func(n *node) { n.fail["database"] = errors.New("not connected") }, corev1.ConditionFalse, "NotReady"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel() // each waits for a poll
