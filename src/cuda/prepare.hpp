@@ -11,7 +11,7 @@ namespace railweave::cuda {
 struct LaunchLimits {
   std::uint32_t blocks = 16;
   std::uint64_t low_latency_bytes = 512u << 10;  // a message of at most that many goes in packets; the same on all ranks
-  std::uint32_t cluster_blocks = 1;            // as many blocks begin together or not at all on this device
+  std::uint32_t cluster_blocks = 1;              // as many blocks begin together or not at all on this device
 };
 
 // How an operation is launched.
