@@ -6,6 +6,7 @@ from pathlib import Path
 
 from railweave import _native
 from railweave._native import Edge, EdgeKind, Fabric, LinkState, Resource, ResourceKind, Vertex, VertexKind
+from railweave.errors import FabricError
 
 __all__ = [
     "Edge",
@@ -22,6 +23,15 @@ __all__ = [
 ]
 
 TEMPLATE_DIRS = [Path(__file__).parent / "templates"]
+_MOST_NODES = 16_384  # limits::kNodes; more than 32 bits would not even reach that check
+
+
+def _node_count(nodes: int | None) -> int:
+    if nodes is None:
+        return 0
+    if not 0 < nodes <= _MOST_NODES:
+        raise FabricError(f"{nodes} nodes; expected 1 to {_MOST_NODES}")
+    return nodes
 
 
 def load(source: str | Path, nodes: int | None = None) -> Fabric:
@@ -30,12 +40,12 @@ def load(source: str | Path, nodes: int | None = None) -> Fabric:
     `nodes` is how many nodes to make of a template, a topology file, or a cluster file with one group of nodes.
     Raises ParseError (file, line, what was expected) or FabricError.
     """
-    return _native.load_fabric(str(source), nodes or 0, TEMPLATE_DIRS)
+    return _native.load_fabric(str(source), _node_count(nodes), TEMPLATE_DIRS)
 
 
 def loads(text: str, source: str = "<string>", nodes: int | None = None) -> Fabric:
     """Read a fabric from the text of a file; `source` is the name that errors show and where files named in it are looked for."""
-    return _native.parse_fabric(text, source, nodes or 0, TEMPLATE_DIRS)
+    return _native.parse_fabric(text, source, _node_count(nodes), TEMPLATE_DIRS)
 
 
 def templates() -> dict[str, str]:

@@ -227,6 +227,8 @@ def chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
 
 def write(path: Path, text: str) -> None:
     """All of it or nothing."""
+    if not path.name:
+        raise click.BadParameter("an empty name; expected a file to write")
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)

@@ -27,6 +27,8 @@ def command(generator: str, ranks: int, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
+    if not output.name:
+        raise click.BadParameter("an empty name; expected a file to write")
     partial = output.with_name(f".{output.name}.partial")
     try:
         partial.write_text(text)

@@ -54,6 +54,8 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
 
 
 def _write(path: Path, text: str) -> None:
+    if not path.name:
+        raise click.BadParameter("an empty name; expected a file to write")
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)

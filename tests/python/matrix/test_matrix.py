@@ -185,6 +185,12 @@ def test_command_leaves_no_half_written_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_file_name_is_refused() -> None:
+    done = CliRunner().invoke(command, ["balanced:1", "--ranks", "4", "-o", ""])
+    assert done.exit_code == 2
+    assert "an empty name; expected a file to write" in done.output
+
+
 def test_help_lists_every_generator() -> None:
     text = CliRunner().invoke(command, ["--help"]).output
     assert all(generator.usage in text for generator in matrix.GENERATORS.values())

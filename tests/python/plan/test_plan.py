@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from railweave import fabric, matrix
 from railweave.cli.plan import command
-from railweave.errors import DemandError, UnreachableError
+from railweave.errors import DemandError, FabricError, UnreachableError
 from railweave.fabric import LinkState
 from railweave.plan import POLICIES, make
 from railweave.plan.explain import explain
@@ -145,3 +145,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     status, text = run("--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", str(wrong))
     assert status != 0
     assert "8" in text
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 16_385, 1 << 40])
+def test_more_nodes_than_supported_are_refused(nodes: int) -> None:
+    with pytest.raises(FabricError, match=f"{nodes} nodes; expected 1 to 16384"):
+        fabric.load("h100-4gpu-ndr", nodes)
