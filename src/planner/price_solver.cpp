@@ -21,7 +21,7 @@ constexpr double kRiseUnit = 1 << kRiseBits;
 // is not proven to lie within kGoodEnough. Measured on 200 matrices (seeds 1000 to 1199) of the 4-GPU mesh and DGX-1V, nominal and with a
 // pair down: mean gap 0.2% to 0.5%, worst 1.3%. With one pass at first the mesh's hot pair takes three times as long (mice follow it to
 // the host path and have to come back); with two at each stage plans take longer and are no better; with one round the worst is 3.7%.
-// Proof within 1/33 instead of 1/45: worst 2.8% (2.6% of the seeds named); 1/60: no better, and a sixth slower on DGX-1V.
+// With 1, 1 and 3 passes, proof within 1/33 instead of 1/45: worst 2.8% of seeds 2000 to 2199; 1/60: no better, a tenth slower on DGX-1V.
 constexpr std::array<std::array<std::uint32_t, 3>, 4> kRounds{{{16, 64, 256}, {96, 256, 768}, {32, 96, 384}, {64, 192, 768}}};
 constexpr std::array<int, 3> kPasses{2, 1, 2};
 constexpr double kGoodEnough = 1.0 / 45;
