@@ -58,17 +58,17 @@ TEST(Bootstrap, AMissingRankIsNamed) {
 
 TEST(Sizes, ThatDifferFailOnBothEnds) {
   run_job({2, 1}, {}, [](Exchange& exchange) {
-    std::vector<std::byte> data(5000);
+    std::vector<std::byte> data(500'000);  // small ones: eager_test.cpp
     Group group = exchange.group();
     if (exchange.rank() == 0)
-      group.send(data.data(), 5000, 1);
+      group.send(data.data(), 500'000, 1);
     else
-      group.recv(data.data(), 4000, 0);
+      group.recv(data.data(), 400'000, 0);
     try {
       group.end().wait();
       FAIL();
     } catch (const ExchangeError& error) {
-      EXPECT_NE(std::string(error.what()).find("the sender has 5000 bytes, the receiver 4000"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("the sender has 500000 bytes, the receiver 400000"), std::string::npos) << error.what();
     }
     // The next message is not affected.
     Group next = exchange.group();
