@@ -189,7 +189,8 @@ func special() []probe.Kind {
 func (f *field) some() []*probe.Endpoint {
 	taken := map[string]bool{}
 	return slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool {
-		at := fmt.Sprint(e.Rail, f.tenant[e], e.Name[strings.Index(e.Name, "@"):])
+		_, node, _ := strings.Cut(e.Name, "@")
+		at := fmt.Sprint(e.Rail, f.tenant[e], node)
 		defer func() { taken[at] = true }()
 		return taken[at]
 	})

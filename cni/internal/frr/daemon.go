@@ -210,7 +210,7 @@ func (d *Daemon) Sessions(ctx context.Context) (map[string]Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if clients, err := d.ask(ctx, "zebra", "show zebra client summary"); err != nil || !hasClient(clients, "bgp") {
+	if clients, err := d.ask(ctx, "zebra", "show zebra client summary"); err != nil || !hasBGP(clients) {
 		for name, session := range sessions {
 			session.ZebraAway = true
 			sessions[name] = session

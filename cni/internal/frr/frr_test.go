@@ -135,10 +135,10 @@ func TestZebraClients(t *testing.T) {
 		"------------------------------------------------------------------------------------------\n"
 	const bgp = "bgp           00:00:24     00:00:01    00:00:01          0/1                   0/0         \n"
 	const footer = "Routes column shows (added+updated)/deleted\n"
-	if !hasClient(header+bgp+footer, "bgp") {
+	if !hasBGP(header + bgp + footer) {
 		t.Error("bgpd was not found")
 	}
-	if hasClient(header+footer, "bgp") {
+	if hasBGP(header + footer) {
 		t.Error("bgpd was found where it is not")
 	}
 }

@@ -81,7 +81,7 @@ func (d *Daemon) Redistribute(ctx context.Context, ipv4 bool) error {
 	if err != nil {
 		return errors.Join(ErrZebraAway, err)
 	}
-	if !hasClient(clients, "bgp") {
+	if !hasBGP(clients) {
 		return ErrZebraAway
 	}
 	family := "ipv6"
@@ -93,10 +93,10 @@ func (d *Daemon) Redistribute(ctx context.Context, ipv4 bool) error {
 	return err
 }
 
-// hasClient looks for a name in the first column of `show zebra client summary`.
-func hasClient(summary, name string) bool {
+// hasBGP looks for bgpd in the first column of `show zebra client summary`.
+func hasBGP(summary string) bool {
 	for line := range strings.Lines(summary) {
-		if fields := strings.Fields(line); len(fields) > 0 && fields[0] == name {
+		if fields := strings.Fields(line); len(fields) > 0 && fields[0] == "bgp" {
 			return true
 		}
 	}
