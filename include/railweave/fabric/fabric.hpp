@@ -55,7 +55,7 @@ struct Vertex {
   std::string model;                             // "H200", "ConnectX-7"; free text
   std::string bus_id;                            // PCI address where known
   std::string source;                            // where its capacities come from
-  std::shared_ptr<const Attributes> attributes;  // null for none; the nodes made of one template share them
+  std::shared_ptr<const Attributes> attributes{};  // null for none; the nodes made of one template share them
 };
 
 struct Edge {
