@@ -185,6 +185,9 @@ class Patient:
 
         if self.machine.hidden_tree is not None and isinstance(self.machine.topology, Unknown):
             return MissingError(str(self.machine.hidden_tree))
+        for device in (self.device(one.bus_id) for one in (*self.gpus, *self.fabric_nics)):
+            if device is not None and device.unplaced is not None:
+                return MissingError(str(device.unplaced))
 
         try:
             return fabric_of(self.machine, nodes)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from railweave.errors import Error
-from railweave.machine.facts import Known, Machine, Nic
+from railweave.machine.facts import Known, Machine, Nic, Unknown
 
 
 class UnknownNicError(Error):
@@ -33,7 +33,8 @@ def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic,
     if not ports:
         return (), "no RDMA port here"
     if not any(is_up(nic) for nic in chosen):
-        return tuple(ports), "all RDMA ports; none is up"
+        unsure = sum(isinstance(nic.state, Unknown) for nic in chosen)
+        return tuple(ports), f"all RDMA ports; {'none is up' if not unsure else f'none is known to be up, of {unsure} it is unknown'}"
     left = len(ports) - len(chosen)
     slower = f"; {left} slower ones serve something else" if left else ""
     return tuple(chosen), f"RDMA ports of the fastest rate, {fastest / 1e9:g} Gbit/s{slower}; --nics names others"

@@ -75,6 +75,8 @@ class PciDevice:
     """The bridge above it; None on a root bus (for a machine whose tree is hidden, everything is)."""
     root: str
     """The root bus: `pci0000:00`."""
+    unplaced: Unknown | None = None
+    """Why its place in the tree is not known; `parent` and `root` say nothing then."""
     vendor: Fact[int] = NOT_ASKED
     device: Fact[int] = NOT_ASKED
     pci_class: Fact[int] = NOT_ASKED
@@ -393,7 +395,7 @@ class Machine:
             return None
         by_id = {device.bus_id: device for device in known(self.pci) or ()}
         named = [known(gpu.bus_id) for gpu in known(self.gpus) or ()] + [known(nic.bus_id) for nic in known(self.nics) or ()]
-        parents = [by_id[bus_id].parent for bus_id in named if bus_id in by_id]
+        parents = [by_id[bus_id].parent for bus_id in named if bus_id in by_id and by_id[bus_id].unplaced is None]
         if any(parent in by_id and by_id[parent].parent is not None for parent in parents if parent is not None):
             return None
         if known(hypervisor) or None in parents:

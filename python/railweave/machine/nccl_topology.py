@@ -138,6 +138,9 @@ class _Writer:
         given = place_of(self._machine, bus_id)
         if given is not None:
             return self._place_in_file(given)
+        device = self._devices.get(bus_id)
+        if device is not None and device.unplaced is not None:
+            self._note(f"the place of {bus_id} in the PCI tree is not known ({device.unplaced}); written below the CPU")
         ancestors = self._machine.ancestors(bus_id)
         if len(ancestors) < 3:
             return self._cpu(bus_id).children

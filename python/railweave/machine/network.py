@@ -47,7 +47,9 @@ def read_nics(source: Source) -> Fact[tuple[Nic, ...]]:
         return devices
     for device in devices.value:
         bus_id = _device_bus_id(source, f"{RDMA}/{device}")
-        ports = sorted(int(port) for port in folder(source, f"{RDMA}/{device}/ports") if port.isdigit())
+        names = attempt(f"{RDMA}/{device}/ports", lambda device=device: source.listdir(f"{RDMA}/{device}/ports"))  # type: ignore[misc]
+        # A device that went away, or whose ports a cut recording lacks, stays: its first port, of which nothing is known.
+        ports = [1] if isinstance(names, Unknown) else sorted(int(port) for port in names.value if port.isdigit())
         for port in ports:
             own = tuple(
                 n.name for n in netdevs if isinstance(bus_id, Known) and n.bus_id == bus_id.value and (len(ports) == 1 or n.port == port)
@@ -151,7 +153,10 @@ def _rate(text: str) -> int:
 
 def _state(text: str) -> str:
     """`4: ACTIVE` as `active`."""
-    return text.rpartition(":")[2].strip().lower()
+    state = text.rpartition(":")[2].strip().lower()
+    if not state:
+        raise NotGiven("empty")
+    return state
 
 
 def _hardware_type(text: str) -> str:

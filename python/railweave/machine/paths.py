@@ -25,6 +25,9 @@ def pci_way(machine: Machine, a: str, b: str) -> Fact[str]:
             return machine.pci if isinstance(machine.pci, Unknown) else Unknown(Reason.absent, bus_id, "not on the PCI bus")
     assert first is not None
     assert second is not None
+    unplaced = first.unplaced or second.unplaced
+    if unplaced is not None:
+        return _way_in_file(machine, a, b) or unplaced
     hidden = machine.hidden_tree
     if hidden is not None:
         return _way_in_file(machine, a, b) or hidden

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from railweave.machine import facts
 from railweave.machine.facts import Fact, Known, PciDevice, PciLink, Unknown
 from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, link_name, or_none, parsed
 from railweave.machine.source import Reason, Source, Unreadable
+from railweave.records import dataclass
 
 DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -24,14 +25,14 @@ def read_pci(source: Source) -> Fact[tuple[PciDevice, ...]]:
         names = [name for name in source.listdir(DEVICES) if _ADDRESS.fullmatch(name)]
     except Unreadable as error:
         return Unknown(error.reason, error.path, error.detail)
-    places = {name: _place(source, name) for name in names}
+    places = _places(source, names)
     classes = {name: integer(source, f"{DEVICES}/{name}/class") for name in names}
     in_full = {name for name in names if _is_of_interest(classes[name])}
     for name in sorted(in_full):
-        parent = places[name][0]
+        parent = places[name].parent
         while parent is not None and parent in places and parent not in in_full:
             in_full.add(parent)
-            parent = places[parent][0]
+            parent = places[parent].parent
     devices = [_device(source, name, places[name], classes[name], name in in_full) for name in names]
     return Known(tuple(devices), DEVICES)
 
@@ -61,34 +62,48 @@ def _is_of_interest(pci_class: Fact[int]) -> bool:
     return pci_class.value >> 16 in _CLASSES_OF_INTEREST or pci_class.value >> 8 == _NVSWITCH
 
 
-def _place(source: Source, name: str) -> tuple[str | None, str]:
-    try:
-        target = source.readlink(f"{DEVICES}/{name}")
-    except Unreadable:
-        return None, f"pci{name.rsplit(':', 1)[0]}"
-    above = [address for address in path_addresses(target) if address != name]
-    return (above[-1] if above else None), path_root(target)
+@dataclass(frozen=True)
+class _Place:
+    parent: str | None
+    root: str
+    unplaced: Unknown | None = None
 
 
-def _device(source: Source, name: str, place: tuple[str | None, str], pci_class: Fact[int], in_full: bool) -> PciDevice:
+def _places(source: Source, names: Sequence[str]) -> dict[str, _Place]:
+    """Where each function hangs, by its link; a bridge whose own cannot be read, by that of a function below it."""
+    places: dict[str, _Place] = {}
+    below: dict[str, _Place] = {}
+    for name in names:
+        target = attempt(f"{DEVICES}/{name}", lambda name=name: source.readlink(f"{DEVICES}/{name}"))  # type: ignore[misc]
+        if isinstance(target, Unknown):
+            places[name] = _Place(None, f"pci{name.rsplit(':', 1)[0]}", target)
+            continue
+        root, above = path_root(target.value), [address for address in path_addresses(target.value) if address != name]
+        places[name] = _Place(above[-1] if above else None, root)
+        below.update({address: _Place(above[depth - 1] if depth else None, root) for depth, address in enumerate(above)})
+    return {name: place if place.unplaced is None else below.get(name, place) for name, place in places.items()}
+
+
+def _device(source: Source, name: str, place: _Place, pci_class: Fact[int], in_full: bool) -> PciDevice:
     at = f"{DEVICES}/{name}"
     vendor, device = integer(source, f"{at}/vendor"), integer(source, f"{at}/device")
     if not in_full:
         not_read = Unknown(Reason.not_given, at, "read of GPUs, NICs, NVSwitches and the bridges above them only")
         empty = dict.fromkeys(_FULL_FIELDS, not_read)
-        return PciDevice(name, place[0], place[1], vendor, device, pci_class, **empty)
+        return PciDevice(name, place.parent, place.root, place.unplaced, vendor, device, pci_class, **empty)
     group = or_none(attempt(f"{at}/iommu_group", lambda: int(source.readlink(f"{at}/iommu_group").rsplit("/", 1)[-1])))
     return PciDevice(
         bus_id=name,
-        parent=place[0],
-        root=place[1],
+        parent=place.parent,
+        root=place.root,
+        unplaced=place.unplaced,
         vendor=vendor,
         device=device,
         pci_class=pci_class,
         subsystem_vendor=integer(source, f"{at}/subsystem_vendor"),
         subsystem_device=integer(source, f"{at}/subsystem_device"),
         numa=parsed(source, f"{at}/numa_node", _numa),
-        local_cpus=parsed(source, f"{at}/local_cpulist", cpu_list),
+        local_cpus=parsed(source, f"{at}/local_cpulist", _local_cpus),
         link=read_link(source, at, "current"),
         link_max=read_link(source, at, "max"),
         driver=or_none(link_name(source, f"{at}/driver")),
@@ -125,6 +140,13 @@ def _numa(text: str) -> int:
     if number < 0:
         raise NotGiven(f"{number}: the firmware does not say")
     return number
+
+
+def _local_cpus(text: str) -> tuple[int, ...]:
+    cpus = cpu_list(text)
+    if not cpus:
+        raise NotGiven("empty: no CPU is said to be near")
+    return cpus
 
 
 def read_link(source: Source, at: str, which: str) -> Fact[PciLink]:

@@ -170,6 +170,8 @@ def _policies(source: Source, name: str) -> Fact[Mapping[str, tuple[int, ...]]]:
             raise NotGiven("no frequency policy: firmware or hypervisor sets the clock")
         for policy in policies:
             setting = source.read_text(f"{at}/{policy}/{name}").strip()
+            if not setting:
+                raise NotGiven(f"{policy}: empty")
             found.setdefault(setting, []).extend(cpu_list(source.read_text(f"{at}/{policy}/affected_cpus").replace(" ", ",")))
         return {setting: tuple(sorted(cpus)) for setting, cpus in sorted(found.items())}
 

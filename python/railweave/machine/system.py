@@ -19,17 +19,21 @@ TOPOLOGYD_FILE = "/var/run/nvidia-topologyd/virtualTopology.xml"
 _IRQS = 4096
 
 
+def _is_open(text: str) -> bool:
+    """`NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 ...`; proprietary ones have no `Open`."""
+    if "Kernel Module" not in text:
+        raise NotGiven(f"{text[:40]!r}: no line with the kernel module's name")
+    return "Open Kernel Module" in text
+
+
 def read_kernel(source: Source, nvidia_driver: Fact[str], pci: Fact[tuple[PciDevice, ...]]) -> Kernel:
     """Release, command line, modules, and what they offer to GPUs and NICs."""
-    proc_driver = parsed(source, "/proc/driver/nvidia/version", str)
     return Kernel(
         release=text_fact(source, "/proc/sys/kernel/osrelease"),
         cmdline=parsed(source, "/proc/cmdline", lambda text: tuple(text.split())),
         modules=parsed(source, "/proc/modules", lambda text: tuple(sorted(line.split()[0] for line in text.splitlines() if line.strip()))),
         nvidia_driver=nvidia_driver if isinstance(nvidia_driver, Known) else text_fact(source, "/sys/module/nvidia/version"),
-        nvidia_open=proc_driver
-        if isinstance(proc_driver, Unknown)
-        else Known("Open Kernel Module" in proc_driver.value, proc_driver.evidence),
+        nvidia_open=parsed(source, "/proc/driver/nvidia/version", _is_open),
         peermem=_peer_memory_clients(source),
         gdrcopy=text_fact(source, "/sys/module/gdrdrv/version"),
         iommu_groups=_iommu_groups(source),

@@ -1,0 +1,90 @@
+"""What a machine does not tell must not become a finding: links, folders and texts of a healthy machine are taken away one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from template_machine import PCI, TemplateMachine
+
+from railweave.doctor.examine import examine
+from railweave.doctor.finding import Answer
+from railweave.machine import discovery
+from railweave.machine.fabric import fabric_of
+from railweave.machine.paths import pci_way
+from railweave.machine.recording import RecordedSource, Recording
+from railweave.machine.source import Reason, Source
+
+TEMPLATE = "xe9680-4hca"
+EMPTIED = (
+    "/sys/class/infiniband/mlx5_1/ports/1/state",
+    "/sys/devices/system/cpu/cpufreq/policy1/scaling_governor",
+    "/sys/devices/system/cpu/cpufreq/policy1/energy_performance_preference",
+    "/proc/driver/nvidia/version",
+)
+
+
+def whole() -> Recording:
+    return TemplateMachine(TEMPLATE).source.recording
+
+
+def fired(source: Source) -> set[tuple[str, str]]:
+    findings = examine(discovery.discover(source), "machine").with_answer(Answer.fires)
+    return {(finding.check, finding.subject) for finding in findings}
+
+
+def without_one() -> Iterator[tuple[str, Recording]]:
+    """Reason `not_recorded`, as where a recording was cut, and `vanished`, as where a device went away between two reads."""
+    recording = whole()
+    for path in recording.links:
+        links = {name: target for name, target in recording.links.items() if name != path}
+        yield path, replace(recording, links=links)
+        yield path, replace(recording, links=links, unreadable={**recording.unreadable, path: (Reason.vanished, "No such device")})
+    for path in recording.folders:
+        yield path, replace(recording, folders={name: names for name, names in recording.folders.items() if name != path})
+
+
+def test_links_and_folders_that_cannot_be_read_are_no_finding() -> None:
+    healthy = fired(RecordedSource(whole()))
+    false = {path: sorted(new) for path, recording in without_one() if (new := fired(RecordedSource(recording)) - healthy)}
+    assert not false
+
+
+@pytest.mark.parametrize("path", EMPTIED)
+def test_empty_texts_are_no_finding(path: str) -> None:
+    machine = TemplateMachine(TEMPLATE)
+    assert path in machine.files
+    machine.files[path] = "\n"
+    assert fired(machine.source) == fired(TemplateMachine(TEMPLATE).source)
+
+
+def test_no_cpus_near_a_device_is_no_finding() -> None:
+    machine = TemplateMachine(TEMPLATE)
+    machine.device(machine.nics[0].bus_id, local_cpulist="\n")
+    assert fired(machine.source) == fired(TemplateMachine(TEMPLATE).source)
+
+
+def test_a_gpu_without_place_has_no_way_and_its_bridges_keep_theirs() -> None:
+    crafted = TemplateMachine(TEMPLATE)
+    gpu, other, nic = crafted.gpus[0].bus_id, crafted.gpus[1].bus_id, crafted.nics[0].bus_id
+    bridge = crafted.parent(crafted.gpus[1])
+    for bus_id in (gpu, bridge):
+        del crafted.links[f"{PCI}/{bus_id}"]
+        crafted.unreadable[f"{PCI}/{bus_id}"] = (Reason.vanished, "No such device")
+    machine = crafted.machine()
+    way = pci_way(machine, gpu, nic)
+    assert getattr(way, "reason", None) is Reason.vanished
+    assert pci_way(machine, other, nic) == pci_way(TemplateMachine(TEMPLATE).machine(), other, nic)
+    _, notes = fabric_of(machine)
+    assert any(f"the place of {gpu} in the PCI tree is not known" in note for note in notes)
+
+
+def test_ports_of_unknown_state_are_not_said_to_be_down() -> None:
+    crafted = TemplateMachine(TEMPLATE)
+    for nic in range(len(crafted.nics)):
+        path = f"/sys/class/infiniband/mlx5_{nic}/ports/1/state"
+        del crafted.files[path]
+        crafted.unreadable[path] = (Reason.permission, "Permission denied")
+    said = examine(crafted.machine(), "machine").fabric_nics
+    assert "none is known to be up, of 4 it is unknown" in said
