@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from railweave.doctor.check import MissingError
+from railweave.launch.errors import LaunchError
+from railweave.launch.rank import find_rank
 from railweave.machine.fabric_nics import UnknownNicError, fabric_nics, is_up
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
 from railweave.machine.paths import WAYS, pci_way
@@ -185,7 +187,8 @@ class Patient:
 
         if self.machine.hidden_tree is not None and isinstance(self.machine.topology, Unknown):
             return MissingError(str(self.machine.hidden_tree))
-        for device in (self.device(one.bus_id) for one in (*self.gpus, *self.fabric_nics)):
+        for bus_id in bus_ids(*self.gpus, *self.fabric_nics):
+            device = self._by_bus_id.get(bus_id)
             if device is not None and device.unplaced is not None:
                 return MissingError(str(device.unplaced))
 
@@ -207,10 +210,12 @@ class Patient:
             visible = [gpus[int(word)] for word in numbers]
         if len(visible) == 1:
             return visible[0]
-        for variable in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
-            rank = environ.get(variable, "")
-            if rank.isdecimal() and visible:
-                return visible[int(rank) % len(visible)]
+        try:
+            rank = find_rank(environ)
+        except LaunchError as error:
+            raise MissingError(str(error)) from error
+        if visible and not rank.alone:
+            return visible[rank.local % len(visible)]
         raise MissingError("which GPU the process uses: neither CUDA_VISIBLE_DEVICES names one, nor does a launcher's local rank")
 
 

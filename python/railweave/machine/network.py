@@ -47,9 +47,7 @@ def read_nics(source: Source) -> Fact[tuple[Nic, ...]]:
         return devices
     for device in devices.value:
         bus_id = _device_bus_id(source, f"{RDMA}/{device}")
-        names = attempt(f"{RDMA}/{device}/ports", lambda device=device: source.listdir(f"{RDMA}/{device}/ports"))  # type: ignore[misc]
-        # A device that went away, or whose ports a cut recording lacks, stays: its first port, of which nothing is known.
-        ports = [1] if isinstance(names, Unknown) else sorted(int(port) for port in names.value if port.isdigit())
+        ports = _port_numbers(source, device)
         for port in ports:
             own = tuple(
                 n.name for n in netdevs if isinstance(bus_id, Known) and n.bus_id == bus_id.value and (len(ports) == 1 or n.port == port)
@@ -58,6 +56,14 @@ def read_nics(source: Source) -> Fact[tuple[Nic, ...]]:
             found.append(_rdma_nic(source, device, port, bus_id, own))
     found += [_ethernet_nic(source, netdev) for netdev in netdevs if netdev.name not in claimed]
     return Known(tuple(found), f"{RDMA}, {NETDEVS}")
+
+
+def _port_numbers(source: Source, device: str) -> list[int]:
+    """From 1. A device that went away, or whose ports a cut recording lacks, stays: its first port, of which nothing is known."""
+    try:
+        return sorted(int(port) for port in source.listdir(f"{RDMA}/{device}/ports") if port.isdigit())
+    except Unreadable:
+        return [1]
 
 
 def _device_bus_id(source: Source, path: str) -> Fact[str | None]:

@@ -6,6 +6,9 @@ import pytest
 from faults import Break, Case, assert_fires, assert_silent, assert_unknown, unread
 from template_machine import JOB, TemplateMachine
 
+from railweave.doctor.examine import examine
+from railweave.doctor.finding import Answer
+
 STATUS = "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t{}\nMems_allowed_list:\t0\n"
 LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {0}            {0}            bytes\n"
 SHM = "30 1 0:26 / /dev/shm rw,nosuid - tmpfs shm rw,size={}k\n"
@@ -278,3 +281,24 @@ def test_silent_without_the_fault(case: Case) -> None:
 @pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
 def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
     assert_unknown(check, blind, reason)
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpu"),
+    [
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "MPI_LOCALRANKID": "4"}, "GPU 4"),  # Slurm started MPICH's proxy, which is its task 0
+        ({"SLURM_LOCALID": "4", "SLURM_STEP_ID": "0"}, "GPU 4"),
+        ({"SLURM_LOCALID": "0"}, None),  # a batch script is one of no tasks
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, None),  # all GPUs are its own
+        ({"LOCAL_RANK": "first"}, None),
+    ],
+)
+def test_a_process_is_the_rank_that_run_takes_it_for(variables: dict[str, str], gpu: str | None) -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    machine.process("environ", "".join(f"{name}={value}\0" for name, value in variables.items()))
+    machine.process("status", STATUS.format("8-15"))  # near GPU 4
+    (finding,) = (one for one in examine(machine.machine(), "machine").findings if one.check == "job.cpu-affinity")
+    if gpu is None:
+        assert finding.answer is Answer.unknown
+    else:
+        assert (finding.answer, finding.text) == (Answer.clear, f"bound to cores near {gpu}")
