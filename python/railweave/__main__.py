@@ -7,13 +7,16 @@ import sys
 
 def main() -> None:
     """`railweave run` stands before every rank of a job, so it does without what the other commands import."""
-    if sys.argv[1:2] == ["run"]:
-        from railweave.launch.start import main as start
+    try:
+        if sys.argv[1:2] == ["run"]:
+            from railweave.launch.start import main as start
 
-        sys.exit(start(sys.argv[2:]))
-    from railweave.cli import main as commands
+            sys.exit(start(sys.argv[2:]))
+        from railweave.cli import main as commands
 
-    commands()
+        commands()
+    except KeyboardInterrupt:  # also while modules load, before a command could see to it
+        sys.exit(130)
 
 
 if __name__ == "__main__":

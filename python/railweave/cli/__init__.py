@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Any
@@ -54,4 +55,9 @@ def main(argv: list[str] | None = None) -> Any:
         return root.main(args=argv, prog_name="railweave")
     except Error as error:
         click.echo(f"railweave: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo(f"railweave: {error.filename or 'the output'}: cannot be written: {error.strerror}", err=True)
         sys.exit(1)

@@ -1,0 +1,32 @@
+"""What every command does when its output or its user ends it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from railweave import __main__ as command_line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("topo", "--list"), ("topo", "hgx-h200"), ("advise", "hgx-h200")])
+def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "railweave", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "railweave: the output: cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["run", "topo"])
+def test_an_interrupt_before_the_command_runs_is_no_traceback(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("railweave.launch.start.main", interrupted)
+    monkeypatch.setattr("railweave.cli.main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["railweave", command])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 130
