@@ -11,7 +11,8 @@ from railweave.advise.errors import AdviceError
 from railweave.advise.text import headline
 
 # Innermost launcher first, as in railweave.launch.rank.
-_LOCAL_RANK = "${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${SLURM_LOCALID:-}}}}"
+# As `railweave run` finds it: a batch script has SLURM_LOCALID too, but no step, and is no rank.
+_LOCAL_RANK = "${LOCAL_RANK:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-${SLURM_STEP_ID:+${SLURM_LOCALID:-}}}}}"
 
 
 def render(advice: Advice, name: str, override: bool = False) -> str:

@@ -70,12 +70,12 @@ def here(ranks: int) -> Advice:
 REPORT = 'echo "$(taskset -pc $$ | sed "s/.*: //") $UCX_NET_DEVICES $OMPI_MCA_pml"'
 
 
-@pytest.mark.parametrize("variable", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"])
 def test_shell_binds_and_sets_the_rank_that_sources_it(tmp_path: Path, variable: str) -> None:
     advice = here(4)
     script = tmp_path / "advice.sh"
     script.write_text(formats.render(advice, "shell"))
-    environment = {"PATH": os.environ["PATH"], variable: "2"}
+    environment = {"PATH": os.environ["PATH"], "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", variable: "2"}
     done = subprocess.run(["sh", "-c", f". {script}; {REPORT}"], env=environment, capture_output=True, text=True, check=True, timeout=30)
     cpus, device, pml = done.stdout.split()
     assert from_list(cpus) == advice.bindings[2].cpus
@@ -95,6 +95,12 @@ def test_shell_without_a_rank_says_so_and_leaves_the_shell_alive(tmp_path: Path,
     done = run(f'. {script}; echo "status $?"; type railweave_bind', **({"LOCAL_RANK": rank} if rank else {}))
     assert done.stdout.startswith("status 64\n") and "railweave_bind: not found" in done.stdout + done.stderr
     assert "no local rank from 0 to 3" in done.stderr
+
+
+def test_a_batch_script_of_slurm_is_no_rank(tmp_path: Path) -> None:
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(here(4), "shell"))
+    assert run(f'. {script}; echo "status $?"', SLURM_LOCALID="0").stdout == "status 64\n"
 
 
 def test_shell_is_safe_to_evaluate_under_strict_options(tmp_path: Path) -> None:
