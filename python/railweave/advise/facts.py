@@ -38,8 +38,8 @@ def with_machine(host: Host, machine: Machine, named: Sequence[str] = ()) -> Hos
 
 
 def _with_network(host: Host, ports: dict[int, facts.Nic | None], machine: Machine, named: Sequence[str]) -> Host:
-    rdma = any(isinstance(nic.rdma, Known) and nic.rdma.value is not None for nic in known(machine.nics) or ())
-    if not rdma:  # netdevices, or a description that does not tell
+    rates = any(known(nic.rdma) is not None and isinstance(nic.rate_bps, Known) for nic in known(machine.nics) or ())
+    if not rates:  # netdevices, or a description that does not tell
         return choose_network(host, named)
     chosen, why = fabric_nics(machine, named)
     names = {(nic.name, nic.port) for nic in chosen}
@@ -81,7 +81,8 @@ def _numa(gpu: Gpu, host: Host, machine: Machine) -> int | None:
     nodes = known(machine.numa)
     if nodes is None:
         return gpu.numa
-    if len(nodes) == 1:
+    # The only node of a machine; `nvidia-smi topo -m`, which names nodes of GPUs alone, may leave a GPU's out.
+    if len(nodes) == 1 and isinstance(machine.pci, Known):
         return nodes[0].id
     numbered = {numa.number for numa in host.numas if numa.numbered}
     return gpu.numa if gpu.numa in numbered & {node.id for node in nodes} else None
@@ -96,10 +97,11 @@ def _port(host: Host, nic: Nic, machine: Machine) -> facts.Nic | None:
     return None
 
 
-def _device(port: facts.Nic) -> str:
-    """UCX names an RDMA port `mlx5_0:1` and a netdevice by its name."""
-    rdma = known(port.rdma)
-    return f"{rdma}:{port.port}" if rdma else port.name
+def _device(port: facts.Nic) -> str | None:
+    """UCX names an RDMA port `mlx5_0:1` and a netdevice by its name; None where it is not known which of both a NIC is."""
+    if isinstance(port.rdma, facts.Unknown):
+        return None
+    return f"{port.rdma.value}:{port.port}" if port.rdma.value else port.name
 
 
 def _numas(numas: tuple[Numa, ...], machine: Machine) -> tuple[Numa, ...]:

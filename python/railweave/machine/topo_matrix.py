@@ -15,6 +15,7 @@ from railweave.machine.xml_tree import fail
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU(\d{1,4})")
+_NIC = re.compile(r"NIC\d{1,4}")
 _TITLES = re.compile(r"\s+(?:CPU Affinity|NUMA Affinity|GPU NUMA ID)")
 _CELL = re.compile(r"X|NV(?:[1-9]\d{0,2})|N/A|SOC|" + "|".join(WAYS))
 _LEGEND = re.compile(r"\s*(NIC\d{1,4}):\s*(\S+)\s*$")
@@ -111,10 +112,19 @@ def _machine(columns: list[str], rows: Mapping[str, _Row], legend: Mapping[str, 
         )
     no_address: Fact[str | None] = Unknown(Reason.not_given, source, "topo -m has no addresses")
     paths = {name: _nic_paths(rows.get(name), legend, columns, source) for name in nic_columns}
-    nics = tuple(Nic(legend.get(name, name), 1, no_address, nic_paths=paths[name]) for name in nic_columns)
+    nics = tuple(
+        Nic(legend.get(name, name), 1, no_address, rdma=_rdma(name, legend, source), nic_paths=paths[name]) for name in nic_columns
+    )
     nodes = tuple(NumaNode(number, Known(tuple(sorted(cores)), source)) for number, cores in sorted(numa.items()))
     no_node = Unknown(Reason.not_given, source, "no GPU has one NUMA node in its row")
     return Machine(source, gpus=Known(tuple(gpus), source), nics=Known(nics, source), numa=Known(nodes, source) if nodes else no_node)
+
+
+def _rdma(column: str, legend: Mapping[str, str], source: str) -> Fact[str | None]:
+    """RDMA devices are all that it lists as NICs: by number with a legend, or, in older releases, by name."""
+    if column in legend or not _NIC.fullmatch(column):
+        return Known(legend.get(column, column), source)
+    return Unknown(Reason.not_given, source, f"no legend says what {column} is")
 
 
 def _nic_paths(row: _Row | None, legend: Mapping[str, str], columns: list[str], source: str) -> Fact[Mapping[str, str]]:

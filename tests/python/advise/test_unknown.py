@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,12 @@ GPU0\t X \tNV12\tPIX\tSYS\t0-3,16-19\t0
 GPU1\tNV12\t X \tSYS\tNODE\t4-7,20-23\t1
 mlx5_0\tPIX\tSYS\t X \tSYS
 mlx5_1\tSYS\tNODE\tSYS\t X
+"""
+LSPCI = """\
+-[0000:80]-+-00.0  Intel Corporation Device 09a2
+           \\-01.0-[81-84]----00.0-[82-84]--+-00.0-[83]----00.0  NVIDIA Corporation GH100 [H100 SXM5 80GB]
+                                           \\-01.0-[84]--+-00.0  Mellanox Technologies MT2910 Family [ConnectX-7]
+                                                        \\-00.1  Mellanox Technologies MT2910 Family [ConnectX-7]
 """
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -70,7 +77,7 @@ def test_a_matrix_gives_cores_and_its_own_words() -> None:
     assert [binding.cpus for binding in advice.bindings] == [(0, 1, 2, 3, 16, 17, 18, 19), (4, 5, 6, 7, 20, 21, 22, 23)]
     assert [binding.memory for binding in advice.bindings] == [(0,), (1,)]
     assert [None if way is None else way.name for way in advice.distances] == ["PIX", "NODE"]
-    assert [nic.device for nic in host.nics] == ["mlx5_0", "mlx5_1"]
+    assert [nic.device for nic in host.nics] == ["mlx5_0:1", "mlx5_1:1"]  # without the port only since UCX pull request 11142 (2026)
     assert any("which logical CPUs share a core is not in the file" in note for note in advice.notes)
 
 
@@ -81,6 +88,27 @@ def test_a_matrix_without_numa_nodes_gives_cores_but_no_memory() -> None:
     advice = advise(live.host_of(machine)[0])
     assert [binding.cpus for binding in advice.bindings] == [(0, 1, 2, 3, 16, 17, 18, 19), (4, 5, 6, 7, 20, 21, 22, 23)]
     assert [binding.memory for binding in advice.bindings] == [None, None]
+
+
+def test_a_gpu_of_a_matrix_without_numa_node_gets_none_of_another() -> None:
+    rows = [re.sub(r"\t4-7,20-23\t1.*", "\tN/A\tN/A", line) for line in MATRIX.splitlines()]
+    assert rows != MATRIX.splitlines()
+    machine = parse_machine("\n".join(rows) + "\n", "topo.txt")
+    assert machine is not None
+    host, _ = live.host_of(machine)
+    assert [gpu.numa for gpu in host.gpus] == [0, None]
+    assert [binding.cpus for binding in advise(host).bindings] == [(0, 1, 2, 3, 16, 17, 18, 19), None]
+
+
+@pytest.mark.parametrize("text", [MATRIX.split("NIC Legend")[0].replace("mlx5_", "NIC"), LSPCI], ids=["matrix without legend", "lspci"])
+def test_a_nic_without_device_name_is_not_made_a_setting(text: str) -> None:
+    machine = parse_machine(text, "machine.txt")
+    assert machine is not None
+    host, _ = live.host_of(machine)
+    advice = advise(host)
+    assert {nic.device for nic in host.nics} == {None}
+    assert all("UCX_NET_DEVICES" not in advice.environment(rank) for rank in range(len(advice.bindings)))
+    assert "UCX_NET_DEVICES and NCCL_IB_HCA: the RDMA device names of" in render(advice)
 
 
 def test_gpudirect_of_a_matrix_is_unknown(cli: Cli, tmp_path: Path) -> None:
