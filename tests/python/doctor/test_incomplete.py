@@ -65,6 +65,17 @@ def test_no_cpus_near_a_device_is_no_finding() -> None:
     assert fired(machine.source) == fired(TemplateMachine(TEMPLATE).source)
 
 
+def test_counters_that_a_cut_recording_lacks_hide_no_flaps() -> None:
+    crafted = TemplateMachine(TEMPLATE)
+    crafted.infiniband(0, "port/counters/link_downed", "9\n")
+    recording = crafted.source.recording
+    path = "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error"
+    cut = replace(recording, files={name: text for name, text in recording.files.items() if name != path})
+    findings = examine(discovery.discover(RecordedSource(cut)), "machine").findings
+    (flaps,) = (finding for finding in findings if (finding.check, finding.subject) == ("nic.flaps", "mlx5_0"))
+    assert flaps.answer is Answer.unknown and path in flaps.text
+
+
 def test_a_gpu_without_place_has_no_way_and_its_bridges_keep_theirs() -> None:
     crafted = TemplateMachine(TEMPLATE)
     gpu, other, nic = crafted.gpus[0].bus_id, crafted.gpus[1].bus_id, crafted.nics[0].bus_id

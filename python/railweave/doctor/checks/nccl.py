@@ -252,8 +252,9 @@ def _judge_unknown(patient: Patient, subject: Subject) -> Verdict:
     known = table().variables.get(variable)
     if known is None:
         meant = table().close_to(variable)
+        releases = f"{format_version(table().first)} to {format_version(table().last)}"
         return fires(
-            f"no NCCL release reads it{f'; {meant} is meant?' if meant else ''}",
+            f"no NCCL release from {releases} reads it{f'; {meant} is meant?' if meant else ''}",
             _line(patient, subject),
             fix=f"Write {meant}." if meant else "",
         )

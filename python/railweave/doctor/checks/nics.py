@@ -117,6 +117,8 @@ def _downs(nic: Nic) -> tuple[int, Fact[Mapping[str, int]] | Fact[int]]:
     """How often a link went down, and the fact that says so."""
     if isinstance(nic.counters, Known) and "link_downed" in nic.counters.value:
         return nic.counters.value["link_downed"], nic.counters
+    if isinstance(nic.counters, Unknown) and nic.counters.reason is not Reason.absent:
+        raise MissingError(str(nic.counters))  # what the netdevice counts may be less
     return need(nic.carrier_changes) // 2, nic.carrier_changes
 
 
