@@ -16,6 +16,7 @@ import (
 
 // CNI error codes, as docs/cni/interfaces.md lists them.
 const (
+	codeConfig         = 7
 	codeTryAgain       = 11
 	codeUnavailable    = 50
 	codeLimited        = 51
@@ -339,7 +340,8 @@ func TestRepeatedAdd(t *testing.T) {
 	audited(t, c)
 }
 
-// TestRefusedAddress gives the plugins addresses that no pod may have, or not this one, whoever asked for them.
+// TestRefusedAddress gives the plugins addresses that no pod may have, or not this one, whoever asked for them, and settings that
+// are none. Nothing of a refused ADD may be left.
 func TestRefusedAddress(t *testing.T) {
 	c := start(t, cluster.Options{Tenants: map[string]string{"team-a": ""}})
 	r := c.Runtimes[0]
@@ -369,6 +371,18 @@ func TestRefusedAddress(t *testing.T) {
 			audited(t, c)
 		})
 	}
+	t.Run("settings with an unknown key", func(t *testing.T) {
+		right, err := r.ChangeSettings(0, map[string]any{"rail": testnet.Rail(0), "vlan": 7})
+		must(t, err)
+		pod, err := r.NewPod("team-a", "fresh")
+		must(t, err)
+		_, err = r.Attach(pod, 0)
+		wantCode(t, err, codeConfig)
+		must(t, r.Remove(pod)) // with the same settings: ovs-cni and the IPAM must get their turn
+		_, err = r.ChangeSettings(0, right)
+		must(t, err)
+		audited(t, c)
+	})
 	reach(t, other, remote)
 }
 

@@ -129,6 +129,19 @@ func (r *Runtime) RailConfig(rail int) map[string]any {
 	}
 }
 
+// ChangeSettings gives our plugins of a rail other settings, as who edits the network's definition does. It returns those of before.
+func (r *Runtime) ChangeSettings(rail int, settings map[string]any) (before map[string]any, err error) {
+	config := r.RailConfig(rail)
+	for _, plugin := range config["plugins"].([]any) {
+		plugin := plugin.(map[string]any)
+		if own, ours := plugin["railweave"].(map[string]any); ours {
+			before, plugin["railweave"] = own, settings
+		}
+	}
+	r.rails[rail], err = parseList(config)
+	return before, err
+}
+
 func (r *Runtime) ipam(rail int) map[string]any {
 	pool4, pool6 := testnet.Pool(rail)
 	range4, range6 := testnet.NodeRange(rail, r.Node.Index)

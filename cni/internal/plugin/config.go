@@ -88,6 +88,31 @@ func ParseConfig(data []byte) (*Config, error) {
 	return &config, nil
 }
 
+// parseForDelete reads what DEL needs and judges nothing else. A runtime ends the DEL of a chain at the first plugin that fails: if
+// ours refused what its ADD was refused for, the port and the address that the plugins before it had given out would stay for ever.
+func parseForDelete(data []byte) (*Config, error) {
+	var config Config
+	var form *json.UnmarshalTypeError // of a key that DEL may not need; package json goes on with the others
+	if err := json.Unmarshal(data, &config); err != nil && !errors.As(err, &form) {
+		return nil, types.NewError(failure.CNIDecode, "network configuration: it is no JSON of the expected form", err.Error())
+	}
+	if config.Name == "" {
+		return nil, wrong("name is missing")
+	}
+	_ = json.Unmarshal(config.Railweave, &config.Settings) // what cannot be read is as if it were not given
+	settings := &config.Settings
+	if !filepath.IsAbs(settings.Socket) {
+		settings.Socket = nodeconfig.DefaultSocket
+	}
+	if !filepath.IsAbs(settings.StateDir) {
+		settings.StateDir = nodeconfig.DefaultStateDir
+	}
+	if settings.TimeoutSeconds < 1 || settings.TimeoutSeconds > maxTimeout {
+		settings.TimeoutSeconds = defaultTimeout
+	}
+	return &config, nil
+}
+
 const settingsKey = "railweave"
 
 var settingsKeys = []string{"rail", "socket", "stateDir", "timeoutSeconds"}

@@ -199,7 +199,7 @@ type ending func(context.Context, nodev1.NodeClient, *nodev1.AttachmentKey) erro
 // end is a DEL. With the agent away the plugin does what cannot wait: after DEL the IPAM hands the address out again, so the
 // route goes now, and the rest is promised durably.
 func end(args *skel.CmdArgs, verb store.Verb, do ending) error {
-	config, err := ParseConfig(args.StdinData)
+	config, err := parseForDelete(args.StdinData)
 	if err != nil {
 		return err
 	}

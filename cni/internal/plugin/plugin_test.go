@@ -19,6 +19,7 @@ import (
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/failure"
+	"github.com/railweave/railweave/cni/internal/nodeconfig"
 	"github.com/railweave/railweave/cni/internal/store"
 )
 
@@ -287,6 +288,48 @@ func TestDeleteWithoutAgent(t *testing.T) {
 	}
 }
 
+// TestDeleteJudgesNoSettings: an ADD that was refused for its settings is undone by a DEL with the same ones. If that failed, the
+// plugins before ours in the chain would never be asked to give port and address back.
+func TestDeleteJudgesNoSettings(t *testing.T) {
+	a := &agent{}
+	dir := serve(t, a)
+	good := string(configuration(dir, ""))
+	for name, stdin := range map[string]string{
+		"an unknown key":      strings.Replace(good, `"timeoutSeconds":5`, `"timeout":5`, 1),
+		"no rail":             strings.Replace(good, `"rail":"rail0",`, ``, 1),
+		"a rail of no name":   strings.Replace(good, `"rail":"rail0"`, `"rail":0`, 1),
+		"a timeout too long":  strings.Replace(good, `"timeoutSeconds":5`, `"timeoutSeconds":5000`, 1),
+		"a key given twice":   strings.Replace(good, `"timeoutSeconds":5`, `"timeoutSeconds":5,"rail":"rail1"`, 1),
+		"a device of no name": strings.Replace(good, `"railweave"`, `"deviceID":7,"railweave"`, 1),
+	} {
+		if _, err := printed(t, OVS().Add, call([]byte(strings.Replace(stdin, `"railweave":`, previous+`"railweave":`, 1)))); err == nil {
+			t.Errorf("%s: ADD succeeds", name)
+		}
+		for plugin, verbs := range map[string]skel.CNIFuncs{"ovs": OVS(), "frr": FRR()} {
+			a.asked = nil
+			if err := verbs.Del(call([]byte(stdin))); err != nil || a.asked == nil {
+				t.Errorf("%s: DEL of railweave-%s answers %v and asks the agent %v", name, plugin, err, a.asked)
+			}
+		}
+	}
+	// Without a usable object the agent is where it is by default.
+	for name, stdin := range map[string]string{
+		"no railweave object":    `{"cniVersion":"1.1.0","name":"rail0"}`,
+		"railweave is no object": `{"cniVersion":"1.1.0","name":"rail0","railweave":["rail0"]}`,
+		"relative paths":         `{"cniVersion":"1.1.0","name":"rail0","railweave":{"rail":"rail0","socket":"s","stateDir":"d"}}`,
+	} {
+		config, err := parseForDelete([]byte(stdin))
+		if err != nil || config.Settings.Socket != nodeconfig.DefaultSocket || config.Settings.StateDir != nodeconfig.DefaultStateDir {
+			t.Errorf("%s: %v, %+v", name, err, config)
+		}
+	}
+	for _, stdin := range []string{"{", `{"cniVersion":"1.1.0","railweave":{"rail":"rail0"}}`} {
+		if _, err := parseForDelete([]byte(stdin)); codeOf(err) == 0 {
+			t.Errorf("%s: %v", stdin, err)
+		}
+	}
+}
+
 func TestCollectListsWhatIsValid(t *testing.T) {
 	a := &agent{}
 	dir := serve(t, a)
@@ -305,6 +348,9 @@ func FuzzConfig(f *testing.F) {
 	f.Add(configuration("/run/x", ""))
 	f.Add([]byte(`{"name":"n","railweave":{"rail":"r"},"prevResult":null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if _, err := parseForDelete(data); err != nil && codeOf(err) == 0 {
+			t.Errorf("no code: %v", err)
+		}
 		config, err := ParseConfig(data)
 		if err != nil {
 			if codeOf(err) == 0 {
