@@ -4,11 +4,13 @@ package nodeconfig
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -156,6 +158,9 @@ func (c *Config) setDefaults() error {
 		rail := &c.Rails[i]
 		setDefault(&rail.Table, 1000+i)
 		setDefault(&rail.RouterMAC, derivedMAC(c.Node, rail.Name))
+		if mac, err := net.ParseMAC(rail.RouterMAC); err == nil {
+			rail.RouterMAC = mac.String() // one way of writing it: it is compared with what switch, kernel and plugins say
+		}
 	}
 	return nil
 }
@@ -238,7 +243,7 @@ func (r *Rail) validate() *Error {
 		{nameRule.MatchString(r.Name) && len(r.Name) <= 32, "name", "must be a short name in lower case"},
 		{linkRule.MatchString(r.Bridge), "bridge", "must be an interface name (at most 15 characters)"},
 		{linkRule.MatchString(r.Uplink), "uplink", "must be an interface name (at most 15 characters)"},
-		{macErr == nil && len(mac) == 6 && mac[0]&1 == 0, "routerMAC", "must be a unicast MAC address"},
+		{macErr == nil && len(mac) == 6 && mac[0]&1 == 0 && r.RouterMAC != "00:00:00:00:00:00", "routerMAC", "must be a unicast MAC address"},
 		{r.Table > 0 && r.Table < 32766 && (r.Table < 253 || r.Table > 255), "table", "must be 1 to 32765 and none of 253, 254, 255"},
 		{r.MTU == 0 || (r.MTU >= 1280 && r.MTU <= 65535), "mtu", "must be 1280 to 65535"},
 		{len(r.Pools) > 0, "pools", "at least one pool is needed"},
@@ -310,6 +315,9 @@ func (c *Config) validateDistinct() *Error {
 		if rail.Bridge == rail.Uplink {
 			return &Error{Key: fmt.Sprintf("rails[%d].uplink", i), Problem: "is the bridge itself"}
 		}
+		if problem := c.validateFabric(i, owner); problem != nil {
+			return problem
+		}
 		for j := range i + 1 {
 			for a, mine := range rail.Pools {
 				for b, theirs := range c.Rails[j].Pools {
@@ -317,6 +325,35 @@ func (c *Config) validateDistinct() *Error {
 						return &Error{Key: fmt.Sprintf("rails[%d].pools[%d]", i, a), Problem: fmt.Sprintf("overlaps rails[%d].pools[%d]", j, b)}
 					}
 				}
+			}
+		}
+	}
+	return nil
+}
+
+// validateFabric refuses addresses of the node and of leafs that two rails have, or that a pod might be given: other nodes have
+// theirs in the same prefix, and an agent knows only its own.
+func (c *Config) validateFabric(i int, owner map[string]int) *Error {
+	rail := &c.Rails[i]
+	used := map[string]netip.Addr{}
+	for j, prefix := range rail.NodeAddresses() {
+		used[fmt.Sprintf("addresses[%d]", j)] = prefix.Addr()
+	}
+	for j, peer := range rail.Peer.Addresses {
+		used[fmt.Sprintf("peer.addresses[%d]", j)] = peer
+	}
+	for _, key := range slices.Sorted(maps.Keys(used)) {
+		refuse := func(format string, args ...any) *Error {
+			return &Error{Key: fmt.Sprintf("rails[%d].%s", i, key), Problem: fmt.Sprintf(format, args...)}
+		}
+		unique := "address " + used[key].String()
+		if other, taken := owner[unique]; taken {
+			return refuse("%s is given twice, also in rails[%d]", used[key], other)
+		}
+		owner[unique] = i
+		for j := range c.Rails {
+			if pool, inside := c.Rails[j].PoolOf(used[key]); inside {
+				return refuse("must lie outside the pools; %s of rails[%d] contains it", pool.Prefix, j)
 			}
 		}
 	}

@@ -32,6 +32,21 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestRouterMACHasOneForm: flows, the pods' neighbours and the refusal of a pod with the router's MAC compare texts.
+func TestRouterMACHasOneForm(t *testing.T) {
+	for _, text := range []string{"02:52:57:AA:00:01", "02-52-57-aa-00-01", "0252.57aa.0001"} {
+		config, err := Parse("file", []byte(strings.Replace(good, `"uplink":"p0"`, `"uplink":"p0","routerMAC":"`+text+`"`, 1)))
+		if err != nil || config.Rails[0].RouterMAC != "02:52:57:aa:00:01" {
+			t.Errorf("%s: %v, %+v", text, err, config)
+		}
+		same := strings.Replace(good, `"uplink":"p0"`, `"uplink":"p0","routerMAC":"`+text+`"`, 1)
+		same = strings.Replace(same, `"uplink":"p1"`, `"uplink":"p1","routerMAC":"02:52:57:aa:00:01"`, 1)
+		if _, err := Parse("file", []byte(same)); err == nil {
+			t.Errorf("%s and 02:52:57:aa:00:01 on two rails are accepted", text)
+		}
+	}
+}
+
 // TestRefused: one change to the good file, and the key its error must name.
 func TestRefused(t *testing.T) {
 	for _, test := range []struct{ old, new, key string }{
@@ -59,7 +74,11 @@ func TestRefused(t *testing.T) {
 		{`"addresses":["10.255.1.0"]`, `"addresses":["10.255.9.0"]`, "rails[1].peer.addresses[0]"},
 		{`"addresses":["10.255.1.1/31"]`, `"addresses":["10.255.1.1"]`, "rails[1].addresses[0]"},
 		{`"uplink":"p0"`, `"uplink":"p0","routerMAC":"01:00:5e:00:00:01"`, "rails[0].routerMAC"},
+		{`"uplink":"p0"`, `"uplink":"p0","routerMAC":"00-00-00-00-00-00"`, "rails[0].routerMAC"},
 		{`"uplink":"p0"`, `"uplink":"p0","table":254`, "rails[0].table"},
+		{`"addresses":["10.255.1.1/31"]`, `"addresses":["10.255.1.1/31","10.64.9.9/24"]`, "rails[1].addresses[1]"},
+		{`"addresses":["10.255.1.1/31"],"peer":{"addresses":["10.255.1.0"]`, `"addresses":["10.65.1.1/31"],"peer":{"addresses":["10.65.1.0"]`, "rails[1].addresses[0]"},
+		{`"peer":{"unnumbered":true}`, `"addresses":["10.255.1.1/30"],"peer":{"addresses":["10.255.1.2"]}`, "rails[1].addresses[0]"},
 		{`"uplink":"p0"`, `"uplink":"p0","mtu":100`, "rails[0].mtu"},
 	} {
 		if strings.Count(good, test.old) == 0 {
