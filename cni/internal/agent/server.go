@@ -30,16 +30,48 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(dir, 0o700); err != nil { // entered by root alone
-		return nil, err
+	if err := closeDirectory(dir, filepath.Base(path)); err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	if _, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		return nil, fmt.Errorf("socket %s: another agent is serving on it", path)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
 		return nil, err
+	case info.Mode().Type() != os.ModeSocket:
+		return nil, fmt.Errorf("socket %s: there is something else, which is left alone: %s", path, info.Mode())
+	default:
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
 	}
 	return net.Listen("unix", path)
+}
+
+// closeDirectory lets root alone enter the socket's directory. One in which others have files, /run say, is theirs and stays open.
+func closeDirectory(dir, socket string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != os.Getuid() {
+		return fmt.Errorf("its directory %s belongs to user %d, who could put another socket there: name a directory of its own", dir, owner)
+	}
+	if info.Mode().Perm() == 0o700 {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name() != socket {
+			return fmt.Errorf("its directory %s is to be closed to all but root, but %s is in it, too: name a directory of its own", dir, entry.Name())
+		}
+	}
+	return os.Chmod(dir, 0o700) // #nosec G302 -- entered by root alone
 }
 
 // peerCredentials admits connections of root and of the agent's own user, as the kernel names them.
