@@ -228,7 +228,7 @@ func (c *Config) endAlone(args *skel.CmdArgs, verb store.Verb) error {
 	return store.Bury(c.Settings.StateDir, store.Tombstone{Verb: verb, Key: key})
 }
 
-// announcedHosts are the attachment's addresses: by the store, or if that cannot be read by prevResult, which a DEL may lack.
+// announcedHosts are the attachment's addresses: by the store, or if there is none or it cannot be read by prevResult, which a DEL may lack.
 func (c *Config) announcedHosts(args *skel.CmdArgs, key attachment.Key) ([]netip.Addr, error) {
 	state, storeErr := store.Read(c.Settings.StateDir)
 	if storeErr == nil {
@@ -237,15 +237,30 @@ func (c *Config) announcedHosts(args *skel.CmdArgs, key attachment.Key) ([]netip
 				return held.Hosts(), nil
 			}
 		}
-		return nil, nil
+		if state.BootID != "" {
+			return nil, nil // an agent wrote it: the attachment is gone
+		}
 	}
+	hosts, err := c.previousHosts(args)
+	switch {
+	case err == nil:
+		return hosts, nil
+	case storeErr == nil:
+		return nil, nil // there never was an agent, as far as anybody can tell
+	default:
+		return nil, fmt.Errorf("the store cannot be read (%w) and prevResult does not help: %w", storeErr, err)
+	}
+}
+
+// previousHosts are the addresses that prevResult has.
+func (c *Config) previousHosts(args *skel.CmdArgs) ([]netip.Addr, error) {
 	result, err := c.previous()
 	if err != nil {
-		return nil, fmt.Errorf("the store cannot be read (%w) and prevResult does not help: %w", storeErr, err)
+		return nil, err
 	}
 	request, err := c.announceRequest(args, result)
 	if err != nil {
-		return nil, errors.Join(storeErr, err)
+		return nil, err
 	}
 	var hosts []netip.Addr
 	for _, text := range request.GetAddresses() {

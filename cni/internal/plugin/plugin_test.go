@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
+	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
 	"github.com/railweave/railweave/cni/internal/store"
@@ -285,6 +288,44 @@ func TestDeleteWithoutAgent(t *testing.T) {
 	}
 	if err := FRR().Del(call(configuration(damaged, ""))); codeOf(err) != failure.CNIStore {
 		t.Errorf("a damaged store: %v", err)
+	}
+}
+
+// TestWhatToWithdrawWithoutAgent: by the store if there is one, else by prevResult; a late DEL of what the store no longer has
+// must not take a newer pod's route away.
+func TestWhatToWithdrawWithoutAgent(t *testing.T) {
+	key := attachment.Key{Network: "rail0", ContainerID: "c1", Interface: "net1"}
+	held := &attachment.Attachment{
+		Key: key, Netns: "/run/netns/p", BootID: "b", Rail: "rail0", Port: "veth1", MAC: "0a:58:0a:40:00:05", Pod: attachment.Pod{Namespace: "team-a", Name: "pod"},
+		Addresses: []netip.Prefix{netip.MustParsePrefix("10.64.0.9/16")},
+	}
+	for _, test := range []struct {
+		name     string
+		state    *store.State
+		previous string
+		want     string
+	}{
+		{"the store has it", &store.State{BootID: "b", Attachments: []*attachment.Attachment{held}}, previous, "[10.64.0.9]"},
+		{"the store no longer has it", &store.State{BootID: "b"}, previous, "[]"},
+		{"no store", nil, previous, "[10.64.0.5 fd64::5]"},
+		{"no store, no prevResult", nil, "", "[]"},
+		{"no store, prevResult of another interface", nil, strings.ReplaceAll(previous, "net1", "net2"), "[]"},
+	} {
+		dir := t.TempDir()
+		if test.state != nil {
+			if err := store.Write(dir, test.state); err != nil {
+				t.Fatal(err)
+			}
+		}
+		args := call(configuration(dir, test.previous))
+		config, err := parseForDelete(args.StdinData)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts, err := config.announcedHosts(args, key)
+		if err != nil || fmt.Sprint(hosts) != test.want {
+			t.Errorf("%s: %v, %v, want %s", test.name, hosts, err, test.want)
+		}
 	}
 }
 
