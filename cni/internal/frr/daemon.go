@@ -97,11 +97,11 @@ func (d *Daemon) Incarnation() uint64 {
 	return 0
 }
 
-// Version of the running bgpd.
-func (d *Daemon) Version(ctx context.Context) (string, error) {
-	text, err := d.vtysh(ctx, "show version")
-	line, _, _ := strings.Cut(text, "\n")
-	return line, err
+// Version of a daemon, which it must be running to tell: a killed one leaves its socket behind.
+func (d *Daemon) Version(ctx context.Context, daemon string) (string, error) {
+	text, err := d.ask(ctx, daemon, "show version")
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return strings.TrimSpace(line), err
 }
 
 // Ensure makes the rendered configuration the running one. It does nothing if it is already.

@@ -25,6 +25,9 @@ import (
 // databaseTime: a database that runs answers within milliseconds.
 const databaseTime = 3 * time.Second
 
+// daemonTime: one of FRR's daemons that runs answers within milliseconds, a bgpd that takes in thousands of routes within a second.
+const daemonTime = 3 * time.Second
+
 // Gather the facts of this node. What cannot be read is a fact too.
 func Gather(ctx context.Context, config *nodeconfig.Config) *Facts {
 	facts := &Facts{Daemons: map[string]bool{}, Rails: map[string]RailFacts{}}
@@ -66,16 +69,29 @@ func gatherOVS(ctx context.Context, config *nodeconfig.Config, facts *Facts) {
 }
 
 func gatherFRR(ctx context.Context, config *nodeconfig.Config, facts *Facts) {
-	for _, name := range []string{"zebra", "bgpd", "bfdd"} {
-		_, err := os.Stat(filepath.Join(config.FRR.RunDir, config.FRR.Pathspace, name+".vty"))
-		facts.Daemons[name] = err == nil
+	ctx, cancel := context.WithTimeout(ctx, daemonTime)
+	defer cancel()
+	daemons := frr.New(config)
+	type answer struct {
+		daemon, version string
+		err             error
 	}
-	text, err := frr.New(config).Version(ctx)
-	if err != nil {
-		text = err.Error()
+	names := []string{"zebra", "bgpd", "bfdd"}
+	answers := make(chan answer, len(names))
+	for _, name := range names {
+		go func() {
+			text, err := daemons.Version(ctx, name)
+			answers <- answer{name, text, err}
+		}()
 	}
-	facts.FRRVersion = text
-	_, err = os.Stat(filepath.Join(config.FRR.BinDir, "frr-reload.py"))
+	for range names {
+		said := <-answers
+		facts.Daemons[said.daemon] = said.err == nil
+		if said.daemon == "bgpd" {
+			facts.FRRVersion = said.version
+		}
+	}
+	_, err := os.Stat(filepath.Join(config.FRR.BinDir, "frr-reload.py"))
 	facts.Reload = err == nil
 }
 

@@ -61,9 +61,9 @@ type Facts struct {
 	OVSVersion  string // as ovs-vswitchd says it; empty: it does not answer
 	OtherConfig map[string]string
 	Daemons     map[string]bool // FRR daemons that answer in the pathspace
-	FRRVersion  string
-	Reload      bool  // frr-reload.py is there
-	Zebras      []int // process ids in this network namespace
+	FRRVersion  string          // as bgpd says it; empty: it does not answer
+	Reload      bool            // frr-reload.py is there
+	Zebras      []int           // process ids in this network namespace
 	RDMAMode    string
 	RDMADevices int
 	StateErr    error
@@ -176,22 +176,30 @@ func judgeDaemons(config *nodeconfig.Config, facts *Facts) Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return about("frr", Fail, strings.Join(missing, ", ")+" not running in the pathspace", "enable them in FRR's `daemons` file, or correct frr.runDir and frr.pathspace")
+		return about("frr", Fail, strings.Join(missing, ", ")+" not running, or hanging: no answer in the pathspace", "`systemctl status frr`; enable them in FRR's `daemons` file, or correct frr.runDir and frr.pathspace")
 	}
 	return about("frr", OK, strings.Join(needed, ", "), "")
 }
 
 func judgeFRRVersion(facts *Facts) Finding {
-	if found := version(facts.FRRVersion); found < 8004 { // 8.4 is what the tests run
+	switch found := version(facts.FRRVersion); {
+	case found == 0:
+		return about("frr version", Fail, "bgpd does not tell it", "see whether bgpd runs: `systemctl status frr`")
+	case found < 8004: // 8.4 is what the tests run
 		return about("frr version", Fail, facts.FRRVersion, "use FRR 8.4 or newer")
+	default:
+		return about("frr version", OK, facts.FRRVersion, "")
 	}
-	return about("frr version", OK, facts.FRRVersion, "")
 }
 
 func judgeZebras(facts *Facts) Finding {
 	if len(facts.Zebras) > 1 {
 		return about("one zebra", Fail, fmt.Sprintf("processes %v are all zebra in this network namespace", facts.Zebras),
 			"two zebras remove each other's routes: give the other one (an FRR of another CNI, MetalLB) its own namespace, or use its FRR for the rails too")
+	}
+	if len(facts.Zebras) == 0 && facts.Daemons["zebra"] {
+		return about("one zebra", Warn, "zebra answers, but is not among the processes seen here: nobody can tell whether there is a second one",
+			"let the agent see the host's processes (hostPID) and run it in zebra's network namespace")
 	}
 	return about("one zebra", OK, fmt.Sprint(facts.Zebras), "")
 }

@@ -1,7 +1,10 @@
 package preflight
 
 import (
+	"bufio"
 	"errors"
+	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -56,8 +59,9 @@ func TestJudge(t *testing.T) {
 		{func(_ *nodeconfig.Config, f *Facts) { f.OtherConfig["max-idle"] = "500" }, "max-idle", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.Daemons["bfdd"] = false }, "frr", Fail},
 		{func(_ *nodeconfig.Config, f *Facts) { f.FRRVersion = "FRRouting 7.5.1" }, "frr version", Fail},
-		{func(_ *nodeconfig.Config, f *Facts) { f.FRRVersion = "no socket" }, "frr version", Fail},
+		{func(_ *nodeconfig.Config, f *Facts) { f.FRRVersion = "" }, "frr version", Fail},
 		{func(_ *nodeconfig.Config, f *Facts) { f.Zebras = []int{10, 20} }, "one zebra", Fail},
+		{func(_ *nodeconfig.Config, f *Facts) { f.Zebras = nil }, "one zebra", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.RDMAMode = "shared" }, "rdma", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.RDMADevices = 0 }, "rdma", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.StateErr = errors.New("read-only") }, "state directory", Fail},
@@ -104,6 +108,42 @@ func TestZebras(t *testing.T) {
 	process("13", "zebra", "net:[1]")
 	if got := zebras(proc); !slices.Equal(got, []int{10, 13}) {
 		t.Errorf("%v", got)
+	}
+}
+
+// TestDaemonsMustAnswer: the socket of a killed daemon stays, and a stopped one takes connections and is silent.
+func TestDaemonsMustAnswer(t *testing.T) {
+	dir := t.TempDir()
+	listen := func(daemon string) *net.UnixListener {
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, daemon+".vty"), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = listener.Close() })
+		return listener
+	}
+	answering := listen("bgpd")
+	go func() {
+		for {
+			connection, err := answering.Accept()
+			if err != nil {
+				return
+			}
+			questions := bufio.NewReader(connection)
+			for range 2 { // enable, show version
+				_, _ = questions.ReadString(0)
+				_, _ = connection.Write([]byte("FRRouting 8.4.4 (node1) on Linux(6.1).\r\nCopyright\x00\x00\x00\x00"))
+			}
+		}
+	}()
+	killed := listen("zebra")
+	killed.SetUnlinkOnClose(false)
+	_ = killed.Close()
+	listen("bfdd") // stopped: nobody accepts
+	facts := &Facts{Daemons: map[string]bool{}}
+	gatherFRR(t.Context(), &nodeconfig.Config{FRR: nodeconfig.FRR{RunDir: dir, BinDir: dir}}, facts)
+	if want := map[string]bool{"bgpd": true, "zebra": false, "bfdd": false}; !maps.Equal(facts.Daemons, want) || facts.FRRVersion != "FRRouting 8.4.4 (node1) on Linux(6.1)." {
+		t.Errorf("%v, %q", facts.Daemons, facts.FRRVersion)
 	}
 }
 
