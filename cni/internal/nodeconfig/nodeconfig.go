@@ -289,6 +289,12 @@ func (r *Rail) validatePeer() *Error {
 			return &Error{Key: key, Problem: "no prefix in addresses contains it"}
 		}
 	}
+	// A session over IPv6 carries both families (RFC 8950), one over IPv4 its own alone.
+	for i, pool := range r.Pools {
+		if pool.Prefix.Addr().Is6() && !r.Peer.Unnumbered && !seen[false] {
+			return &Error{Key: fmt.Sprintf("pools[%d].prefix", i), Problem: "no session would announce its addresses: give peer.addresses an IPv6 address, too"}
+		}
+	}
 	return nil
 }
 

@@ -32,6 +32,15 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestIPv6PeerCarriesBoth families, as an unnumbered one does.
+func TestIPv6PeerCarriesBoth(t *testing.T) {
+	text := strings.NewReplacer(`{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"}`, `{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"},{"prefix":"fd65::/64","gateway":"fd65::1"}`,
+		`"10.255.1.1/31"`, `"fd20::1/127"`, `"10.255.1.0"`, `"fd20::"`).Replace(good)
+	if _, err := Parse("file", []byte(text)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRouterMACHasOneForm: flows, the pods' neighbours and the refusal of a pod with the router's MAC compare texts.
 func TestRouterMACHasOneForm(t *testing.T) {
 	for _, text := range []string{"02:52:57:AA:00:01", "02-52-57-aa-00-01", "0252.57aa.0001"} {
@@ -74,11 +83,12 @@ func TestRefused(t *testing.T) {
 		{`"addresses":["10.255.1.0"]`, `"addresses":["10.255.9.0"]`, "rails[1].peer.addresses[0]"},
 		{`"addresses":["10.255.1.1/31"]`, `"addresses":["10.255.1.1"]`, "rails[1].addresses[0]"},
 		{`"uplink":"p0"`, `"uplink":"p0","routerMAC":"01:00:5e:00:00:01"`, "rails[0].routerMAC"},
+		{`{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"}`, `{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"},{"prefix":"fd65::/64","gateway":"fd65::1"}`, "rails[1].pools[1].prefix"},
 		{`"uplink":"p0"`, `"uplink":"p0","routerMAC":"00-00-00-00-00-00"`, "rails[0].routerMAC"},
 		{`"uplink":"p0"`, `"uplink":"p0","table":254`, "rails[0].table"},
 		{`"addresses":["10.255.1.1/31"]`, `"addresses":["10.255.1.1/31","10.64.9.9/24"]`, "rails[1].addresses[1]"},
 		{`"addresses":["10.255.1.1/31"],"peer":{"addresses":["10.255.1.0"]`, `"addresses":["10.65.1.1/31"],"peer":{"addresses":["10.65.1.0"]`, "rails[1].addresses[0]"},
-		{`"peer":{"unnumbered":true}`, `"addresses":["10.255.1.1/30"],"peer":{"addresses":["10.255.1.2"]}`, "rails[1].addresses[0]"},
+		{`,{"prefix":"fd64::/64","gateway":"fd64::1"}],"peer":{"unnumbered":true}`, `],"addresses":["10.255.1.1/30"],"peer":{"addresses":["10.255.1.2"]}`, "rails[1].addresses[0]"},
 		{`"uplink":"p0"`, `"uplink":"p0","mtu":100`, "rails[0].mtu"},
 	} {
 		if strings.Count(good, test.old) == 0 {
