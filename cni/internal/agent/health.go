@@ -115,7 +115,8 @@ func (p pulses) told(name string) { p[name].told = true }
 func (p pulses) silent(source tenancy.Source, self string, now time.Time) []string {
 	nodes := source.View().Nodes
 	// Who hears nothing cannot tell who is silent.
-	deaf := !source.Stale().IsZero()
+	since, _ := source.Stale()
+	deaf := !since.IsZero()
 	maps.DeleteFunc(p, func(name string, _ *pulse) bool { _, there := nodes[name]; return deaf || !there })
 	if deaf {
 		return nil

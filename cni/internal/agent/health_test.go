@@ -152,8 +152,8 @@ type heartbeats struct {
 	stale time.Time
 }
 
-func (h *heartbeats) View() tenancy.View { return tenancy.View{Nodes: h.nodes} }
-func (h *heartbeats) Stale() time.Time   { return h.stale }
+func (h *heartbeats) View() tenancy.View        { return tenancy.View{Nodes: h.nodes} }
+func (h *heartbeats) Stale() (time.Time, error) { return h.stale, nil }
 
 // TestSilent: the first living node tells of those that fell silent, by how long it has not heard them, whatever their clocks say.
 func TestSilent(t *testing.T) {

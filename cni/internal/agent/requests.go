@@ -246,8 +246,8 @@ func (a *Agent) Status(ctx context.Context, railName string) error {
 	if err := a.Source.Reached(); err != nil {
 		return failure.New(nodev1.Reason_TENANCY_STALE, "tenancy", "see whether the API server can be reached from the node", "known addresses still work, new ones are denied").Because(err)
 	}
-	if since := a.Source.Stale(); !since.IsZero() && a.Now().Sub(since) > staleLimit {
-		return failure.New(nodev1.Reason_TENANCY_STALE, "tenancy", "see whether the API server can be reached from the node", "nothing was heard since %s; known addresses still work, new ones are denied", since.Format(time.RFC3339))
+	if since, why := a.Source.Stale(); !since.IsZero() && a.Now().Sub(since) > staleLimit {
+		return failure.New(nodev1.Reason_TENANCY_STALE, "tenancy", "see whether the API server can be reached from the node", "nothing was heard since %s; known addresses still work, new ones are denied", since.Format(time.RFC3339)).Because(why)
 	}
 	if err := a.Database.Answers(ctx); err != nil {
 		return failure.New(nodev1.Reason_NOT_READY, r.config.Bridge, "see whether ovsdb-server runs", "the Open vSwitch database does not answer").Because(err)

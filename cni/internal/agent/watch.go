@@ -283,9 +283,9 @@ func (a *Agent) observeTenancy(context.Context) {
 		a.Log.Error("an address is published by several nodes; it is denied everywhere", "address", address, "nodes", nodes)
 	}
 	stale := 0.0
-	if since := a.Source.Stale(); !since.IsZero() {
+	if since, why := a.Source.Stale(); !since.IsZero() {
 		stale = a.Now().Sub(since).Seconds()
-		a.Log.Error("tenancy is stale: new addresses are denied", "since", since)
+		a.Log.Error("tenancy is stale: new addresses are denied", "since", since, "error", why)
 	}
 	a.Metrics.TenancyStale.Set(stale)
 }

@@ -32,6 +32,7 @@ type Directory struct {
 	writes uint64 // of the own file
 	view   View
 	stale  time.Time
+	why    error // it is stale
 }
 
 type namespacesFile struct {
@@ -163,9 +164,10 @@ func (d *Directory) reload() {
 		if d.stale.IsZero() {
 			d.stale = time.Now()
 		}
+		d.why = err
 		return
 	}
-	d.stale = time.Time{}
+	d.stale, d.why = time.Time{}, nil
 	same := maps.Equal(view.Namespaces, d.view.Namespaces) && maps.Equal(view.Entries, d.view.Entries) &&
 		maps.EqualFunc(view.Nodes, d.view.Nodes, func(a, b Node) bool { return a.Barrier == b.Barrier && maps.Equal(a.Acks, b.Acks) }) &&
 		maps.EqualFunc(view.Disputed, d.view.Disputed, slices.Equal)
@@ -192,10 +194,10 @@ func (d *Directory) Changed() <-chan struct{} { return d.changed }
 func (d *Directory) Reached() error { return nil }
 
 // Stale since the directory cannot be read.
-func (d *Directory) Stale() time.Time {
+func (d *Directory) Stale() (time.Time, error) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	return d.stale
+	return d.stale, d.why
 }
 
 // Publish writes an address into this node's file.

@@ -202,14 +202,16 @@ func (k *Kubernetes) Changed() <-chan struct{} { return k.changed }
 const echoLimit = 3 * HeartbeatPeriod
 
 // Stale since this node's own heartbeats are no longer heard.
-func (k *Kubernetes) Stale() time.Time {
+func (k *Kubernetes) Stale() (time.Time, error) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	if time.Since(k.echo) < echoLimit {
-		return time.Time{}
+		return time.Time{}, nil
 	}
-	return k.echo
+	return k.echo, errDeaf
 }
+
+var errDeaf = errors.New("the heartbeats of this node's own RailNode no longer come back: they cannot be written, or the watch is dead")
 
 // Reached: it was when it was opened.
 func (k *Kubernetes) Reached() error { return nil }

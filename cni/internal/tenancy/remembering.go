@@ -167,11 +167,12 @@ func (r *Remembering) VerifyPod(ctx context.Context, pod attachment.Pod) error {
 }
 
 // Stale since the start, if the source was not reached.
-func (r *Remembering) Stale() time.Time {
-	if source, err := r.reached(); err == nil {
+func (r *Remembering) Stale() (time.Time, error) {
+	source, err := r.reached()
+	if err == nil {
 		return source.Stale()
 	}
-	return r.began
+	return r.began, err
 }
 
 // Reached tells why the source does not answer at all; nil if it was heard of since the start.

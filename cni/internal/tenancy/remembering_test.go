@@ -47,7 +47,7 @@ func TestRemembering(t *testing.T) {
 	if _, exists := second.View().Namespaces["team-a"]; !exists || second.View().Entries[address].Node != "node1" {
 		t.Errorf("remembered: %+v", second.View())
 	}
-	if second.Stale().IsZero() || !errors.Is(second.Reached(), ErrNotReached) {
+	if since, why := second.Stale(); since.IsZero() || !errors.Is(why, ErrNotReached) || !errors.Is(second.Reached(), ErrNotReached) {
 		t.Error("it claims to hear of the others")
 	}
 	for what, err := range map[string]error{"Publish": second.Publish(t.Context(), Entry{Address: address}), "Remove": second.Remove(t.Context(), address),
@@ -60,8 +60,9 @@ func TestRemembering(t *testing.T) {
 	away = false
 	mutex.Unlock()
 	<-second.Changed()
-	if err := second.Remove(t.Context(), address); err != nil || second.Reached() != nil || !second.Stale().IsZero() {
-		t.Errorf("after it was reached: %v, %v, %v", err, second.Reached(), second.Stale())
+	err := second.Remove(t.Context(), address)
+	if since, why := second.Stale(); err != nil || second.Reached() != nil || !since.IsZero() || why != nil {
+		t.Errorf("after it was reached: %v, %v, %v, %v", err, second.Reached(), since, why)
 	}
 	await(t, "the view is the source's", func() bool { return len(second.View().Entries) == 0 })
 }

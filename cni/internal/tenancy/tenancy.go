@@ -95,8 +95,8 @@ type Source interface {
 	// VerifyPod asks whoever knows whether that pod exists on this node, and whether its Namespace's tenant is what the view
 	// says: a node that lags must not give a new pod the tenant of before a change that is in force.
 	VerifyPod(ctx context.Context, pod attachment.Pod) error
-	// Stale tells since when nothing could be heard; zero if all is well.
-	Stale() time.Time
+	// Stale tells since when nothing could be heard, and why; zero if all is well.
+	Stale() (since time.Time, why error)
 	// Reached tells why nothing was heard since the start; nil if something was.
 	Reached() error
 }

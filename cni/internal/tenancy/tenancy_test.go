@@ -196,8 +196,8 @@ func contract(t *testing.T, first, second Source) {
 	if err := first.VerifyPod(ctx, attachment.Pod{Namespace: "team-a", Name: "pod", UID: "u1"}); err != nil {
 		t.Errorf("%v", err)
 	}
-	if stale := first.Stale(); !stale.IsZero() {
-		t.Errorf("stale since %v", stale)
+	if stale, why := first.Stale(); !stale.IsZero() || why != nil {
+		t.Errorf("stale since %v: %v", stale, why)
 	}
 }
 
@@ -215,7 +215,10 @@ func TestDirectory(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "nodes", "node9.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "stale", func() bool { return !first.Stale().IsZero() })
+	await(t, "stale, and the file named", func() bool {
+		since, why := first.Stale()
+		return !since.IsZero() && why != nil && strings.Contains(why.Error(), "node9.json")
+	})
 	if first.View().Namespaces["team-b"] != "label/blue" {
 		t.Error("what was known is gone")
 	}
