@@ -236,6 +236,7 @@ func (a *Agent) start(ctx context.Context) error {
 		a.Log.Error("not every rail was applied", "error", err)
 	}
 	a.withdrawStrangers()
+	a.tellWithoutPool()
 	a.inspectNode(ctx)
 	return a.saving.do(ctx)
 }

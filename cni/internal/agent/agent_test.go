@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -516,6 +517,56 @@ func TestStalePortOfOvsCNI(t *testing.T) {
 	if _, there := n.bridges["br-rail0"].Ports["operators"]; !there {
 		t.Error("a port that is not ovs-cni's was purged")
 	}
+}
+
+// events keeps what pods are told.
+type events struct {
+	LogRecorder
+	mutex sync.Mutex
+	told  []string
+}
+
+func (e *events) PodEvent(pod attachment.Pod, _ bool, reason, _ string) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.told = append(e.told, pod.Name+" "+reason)
+}
+
+// TestPoolTakenAway: after a node file that lacks a live pod's pool the address is withdrawn once, not again and again, and the
+// pod is told. With the pool back it is announced again.
+func TestPoolTakenAway(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	both := n.announced()
+	told := &events{LogRecorder: LogRecorder{slog.New(slog.DiscardHandler)}}
+	n.recorder = told
+	n.pools = strings.NewReplacer("10.64.0.0/16", "10.70.0.0/16", "10.64.0.1", "10.70.0.1")
+	n = n.restart("boot1")
+	n.locked(func() { n.history = nil })
+	for range 3 {
+		n.agent.reconcile(t.Context())
+	}
+	if got := n.announced(); len(both) != 2 || len(got) != 1 || !got[0].Is6() {
+		t.Errorf("announced: %v, before %v", got, both)
+	}
+	n.locked(func() {
+		for _, operation := range n.history {
+			if strings.HasPrefix(operation, "announce") || strings.HasPrefix(operation, "withdraw") {
+				t.Errorf("routes come and go: %v", n.history)
+				break
+			}
+		}
+	})
+	told.mutex.Lock()
+	if len(told.told) != 1 || told.told[0] != "pod1 RailAddressWithoutPool" {
+		t.Errorf("told: %v", told.told)
+	}
+	told.mutex.Unlock()
+	n.pools = nil
+	n = n.restart("boot1")
+	n.await("both addresses", func() bool { return len(n.announced()) == 2 })
 }
 
 func TestDamagedStoreIsRebuilt(t *testing.T) {

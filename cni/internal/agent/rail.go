@@ -281,7 +281,8 @@ func agree(bridge *vswitch.Bridge, numbers map[string]int) bool {
 	return true
 }
 
-// served are the addresses to announce: of attachments that asked for it and whose datapath will be in place.
+// served are the addresses to announce: of attachments that asked for it and whose datapath will be in place. One outside the
+// rail's pools (the node file had another one when the pod came) is not: FRR's prefix lists would not let it out.
 func (r *rail) served(state flow.Rail, mine []*attachment.Attachment) map[netip.Addr]bool {
 	ports := map[attachment.Key]int{}
 	for _, pod := range state.Pods {
@@ -291,10 +292,11 @@ func (r *rail) served(state flow.Rail, mine []*attachment.Attachment) map[netip.
 	for _, held := range mine {
 		if held.Announced && ports[held.Key] > 0 && state.UplinkOFPort > 0 {
 			for _, host := range held.Hosts() {
-				wanted[host] = true
+				_, wanted[host] = r.config.PoolOf(host)
 			}
 		}
 	}
+	maps.DeleteFunc(wanted, func(_ netip.Addr, inside bool) bool { return !inside })
 	return wanted
 }
 

@@ -273,6 +273,23 @@ func (a *Agent) replay(ctx context.Context, tombstone store.Tombstone) error {
 	return store.Exhume(a.Config.StateDir, tombstone)
 }
 
+// tellWithoutPool tells of pods whose addresses lie in no pool of the node file any more.
+func (a *Agent) tellWithoutPool() {
+	for _, r := range a.rails {
+		for _, held := range a.onRail(r.config.Name) {
+			for _, host := range held.Hosts() {
+				if _, inside := r.config.PoolOf(host); inside {
+					continue
+				}
+				a.Log.Error("an attachment's address lies in no pool of its rail any more and is not announced; give the node file its pool back, or restart the pod",
+					"rail", r.config.Name, "attachment", held.Key.String(), "address", host)
+				a.Recorder.PodEvent(held.Pod, true, "RailAddressWithoutPool",
+					fmt.Sprintf("%s of %s lies in no pool of the node file any more: it is not announced, nobody reaches it.", host, r.config.Name))
+			}
+		}
+	}
+}
+
 // withdrawStrangers removes announcements that lie in no rail's pool: left by an older node file.
 func (a *Agent) withdrawStrangers() {
 	present, err := a.Kernel.Announcements()

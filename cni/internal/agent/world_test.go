@@ -51,6 +51,7 @@ type world struct {
 	findings []preflight.Finding
 	history  []string
 	source   func(tenancy.Source) tenancy.Source // wraps the agents' source; nil: nothing
+	pools    *strings.Replacer                   // of the node file; nil: as it is
 	recorder Recorder                            // the agents'; nil: the log
 	ahead    atomic.Int64                        // of the agents' clock before the real one, in nanoseconds
 	added    func(flow string)                   // hears of every flow that is installed; nil: nobody does
@@ -498,7 +499,11 @@ const nodeFile = `{"apiVersion":"railweave.io/v1","kind":"NodeConfig","node":"%s
 
 func (w *world) boot(name, state, tenants, bootID string) *node {
 	w.t.Helper()
-	config, err := nodeconfig.Parse("test", []byte(fmt.Sprintf(nodeFile, name, state, tenants)))
+	text := fmt.Sprintf(nodeFile, name, state, tenants)
+	if w.pools != nil {
+		text = w.pools.Replace(text)
+	}
+	config, err := nodeconfig.Parse("test", []byte(text))
 	if err != nil {
 		w.t.Fatal(err)
 	}
