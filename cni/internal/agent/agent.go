@@ -76,6 +76,8 @@ type Agent struct {
 	givenUp bool
 	// findings of the last preflight; refusals are its failures for which nothing new is served.
 	findings, refusals []preflight.Finding
+	// closed are bridges of rails that the node file no longer has, by the switch's incarnation in which their flows were removed.
+	closed map[string]uint64
 	// revived are announced although no pod has them, until the next poll.
 	revived []netip.Addr
 	ready   bool
@@ -93,6 +95,7 @@ func New(s Surroundings) *Agent {
 		tenants:      map[tenancy.Tenant]uint32{},
 		acks:         map[string]uint64{},
 		disputed:     map[netip.Addr]int{},
+		closed:       map[string]uint64{},
 		asking:       map[bool]*asking{true: {}, false: {}},
 	}
 	a.saving = newBatch(a.save)
@@ -236,6 +239,7 @@ func (a *Agent) start(ctx context.Context) error {
 		a.Log.Error("not every rail was applied", "error", err)
 	}
 	a.withdrawStrangers()
+	a.closeAbandoned(ctx)
 	a.tellWithoutPool()
 	a.inspectNode(ctx)
 	return a.saving.do(ctx)

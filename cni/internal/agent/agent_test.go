@@ -569,6 +569,31 @@ func TestPoolTakenAway(t *testing.T) {
 	n.await("both addresses", func() bool { return len(n.announced()) == 2 })
 }
 
+// TestRailTakenAway: nothing passes any more on the bridge of a rail that the node file has lost, and other bridges are left alone.
+func TestRailTakenAway(t *testing.T) {
+	n := start(t)
+	n.attach(n.pod("team-a", 1))
+	n.attach(n.podOn("rail1", "team-a", 2))
+	n.locked(func() {
+		for name, owner := range map[string]string{"br-int": "", "br-other": "node10/rail0"} {
+			n.bridges[name] = &vswitch.Bridge{Name: name, Owner: owner, Ports: map[string]vswitch.Port{}}
+			n.flows[name] = map[string]string{"priority=0": "priority=0,actions=NORMAL"}
+		}
+	})
+	n.pools = strings.NewReplacer(`"name":"rail0"`, `"name":"rail5"`, `"br-rail0"`, `"br-rail5"`)
+	n = n.restart("boot1")
+	n.locked(func() {
+		if flows := n.flows["br-rail0"]; len(flows) != 0 {
+			t.Errorf("left: %v", flows)
+		}
+		for _, name := range []string{"br-rail1", "br-int", "br-other"} {
+			if len(n.flows[name]) == 0 {
+				t.Errorf("%s has lost its flows", name)
+			}
+		}
+	})
+}
+
 func TestDamagedStoreIsRebuilt(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{
 		"damaged": func(path string) error { return os.WriteFile(path, []byte("{\"checksum\":\"x\""), 0o600) },

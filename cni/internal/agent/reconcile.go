@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
@@ -36,6 +37,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 		a.repairPods(r)
 	})
 	a.withdrawStrangers()
+	a.closeAbandoned(ctx)
 	a.observeOffload(ctx)
 }
 
@@ -271,6 +273,32 @@ func (a *Agent) replay(ctx context.Context, tombstone store.Tombstone) error {
 	}
 	a.Log.Info("tombstone replayed", "verb", tombstone.Verb, "attachment", tombstone.Key.String())
 	return store.Exhume(a.Config.StateDir, tombstone)
+}
+
+// closeAbandoned takes all flows off bridges of this node's rails that the node file no longer has. Nobody follows there who may
+// reach whom, so what passes would go on passing after a change of tenants.
+func (a *Agent) closeAbandoned(ctx context.Context) {
+	served := map[string]bool{}
+	for _, r := range a.rails {
+		served[r.owner()+" "+r.config.Bridge] = true
+	}
+	for bridge, owner := range a.Database.Owners(ctx) {
+		incarnation := a.Switch.Incarnation(bridge)
+		a.mutex.Lock()
+		done := incarnation == 0 || a.closed[bridge] == incarnation // a switch that starts has no flows
+		a.mutex.Unlock()
+		if done || served[owner+" "+bridge] || !strings.HasPrefix(owner, a.Config.Node+"/") {
+			continue
+		}
+		if err := errors.Join(a.Switch.Replace(ctx, bridge, ""), a.revalidating.do(ctx)); err != nil {
+			a.Log.Error("the flows of a rail that the node file no longer has were not removed", "bridge", bridge, "rail", owner, "error", err)
+			continue
+		}
+		a.Log.Warn("the node file no longer has this rail: its bridge drops everything", "bridge", bridge, "rail", owner)
+		a.mutex.Lock()
+		a.closed[bridge] = incarnation
+		a.mutex.Unlock()
+	}
 }
 
 // tellWithoutPool tells of pods whose addresses lie in no pool of the node file any more.

@@ -16,6 +16,7 @@ import (
 // Database of Open vSwitch.
 type Database interface {
 	Bridge(ctx context.Context, name string) (*vswitch.Bridge, error)
+	Owners(ctx context.Context) map[string]string
 	EnsureBridge(ctx context.Context, wanted vswitch.Bridge, uplink string) error
 	AddPort(ctx context.Context, bridge, name string, externalIDs map[string]string, number int) error
 	DeletePort(ctx context.Context, bridge, name string) error

@@ -112,6 +112,18 @@ func (w *world) Bridge(_ context.Context, name string) (*vswitch.Bridge, error) 
 	return &copied, w.fail["bridge"]
 }
 
+func (w *world) Owners(context.Context) map[string]string {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	owners := map[string]string{}
+	for name, bridge := range w.bridges {
+		if bridge.Owner != "" {
+			owners[name] = bridge.Owner
+		}
+	}
+	return owners
+}
+
 func (w *world) EnsureBridge(_ context.Context, wanted vswitch.Bridge, uplink string) error {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()

@@ -146,6 +146,17 @@ func (d *Database) Bridge(_ context.Context, name string) (*Bridge, error) {
 	return d.bridges[name], nil
 }
 
+// Owners are the bridges that agents have made, with the rail each is of.
+func (d *Database) Owners(context.Context) map[string]string {
+	owners := map[string]string{}
+	for _, row := range shared[bridgeRow](d, "Bridge") {
+		if owner := row.ExternalIDs[OwnerKey]; owner != "" {
+			owners[row.Name] = owner
+		}
+	}
+	return owners
+}
+
 // shared are a table's rows without copies of them: only to be read.
 func shared[T any](d *Database, table string) map[string]*T {
 	rows := map[string]*T{}

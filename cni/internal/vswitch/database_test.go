@@ -127,6 +127,9 @@ func TestBridge(t *testing.T) {
 	default:
 		t.Error("no change was signalled")
 	}
+	if owners := db.Owners(t.Context()); len(owners) != 1 || owners[wanted.Name] != wanted.Owner {
+		t.Errorf("owners: %v", owners)
+	}
 }
 
 // TestBridgeIsCorrected: what somebody changed is set again, and what is theirs stays.
