@@ -40,6 +40,11 @@ def load(source: str | Path, nodes: int | None = None) -> Fabric:
     `nodes` is how many nodes to make of a template, a topology file, or a cluster file with one group of nodes.
     Raises ParseError (file, line, what was expected) or FabricError.
     """
+    try:
+        str(source).encode()
+    except UnicodeEncodeError as error:
+        shown = str(source).encode(errors="backslashreplace").decode()
+        raise FabricError(f"{shown}: a name that is not UTF-8; expected a file or a template, which can be renamed or linked to") from error
     return _native.load_fabric(str(source), _node_count(nodes), TEMPLATE_DIRS)
 
 

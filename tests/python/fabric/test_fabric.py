@@ -128,3 +128,12 @@ def test_topology_files_of_a_folder_load() -> None:
         pytest.skip("RAILWEAVE_TOPOLOGY_FILES names no folder of NCCL topology files")
     for path in sorted(Path(folder).glob("*.xml")):
         jsonschema.validate(json.loads(fabric.load(path, nodes=2).to_json()), SCHEMA)
+
+
+def test_files_and_names_that_are_no_text_are_errors_as_text(tmp_path: Path) -> None:
+    noise = tmp_path / "noise"
+    noise.write_bytes(bytes(range(128, 256)))
+    with pytest.raises(ParseError, match=r"noise:1:\d+: '?\\x80"):
+        fabric.load(noise)
+    with pytest.raises(FabricError, match=r"\\udcff: a name that is not UTF-8"):
+        fabric.load("\udcff")
