@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from railweave.errors import DemandError
+from railweave.errors import DemandError, ParseError
 from railweave.size import parse_size
 
 Matrix = npt.NDArray[np.uint64]
 
+MOST_RANKS = 16_384  # what the reader of matrix files takes, too
+_ENTRY_BYTES = 64  # of a file, with room for separators and comments
 _MOE_CHOICES = 1 << 26  # memory: 8 bytes each, several times over
 
 
@@ -210,12 +212,12 @@ def generate(text: str, ranks: int) -> Matrix:
     name, *given = text.split(":")
     generator = GENERATORS.get(name)
     if generator is None:
-        raise DemandError(f"matrix '{text}': no generator '{name}'; there are {', '.join(GENERATORS)}, or give a file")
+        raise DemandError(f"matrix '{text}': no generator '{name}' and no such file; generators are {', '.join(GENERATORS)}")
     least, most = len(generator.arguments) - generator.optional, len(generator.arguments)
     if not least <= len(given) <= most:
         raise DemandError(f"matrix '{text}': expected {generator.usage}")
-    if not 1 <= ranks <= 1 << 16:
-        raise DemandError(f"matrix '{text}' for {ranks} ranks: expected 1 to 65536")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise DemandError(f"matrix '{text}' for {ranks} ranks: expected 1 to {MOST_RANKS}")
     values = []
     for (argument, convert), value in zip(generator.arguments, given, strict=False):
         try:
@@ -229,13 +231,24 @@ def generate(text: str, ranks: int) -> Matrix:
 
 
 def load(text: str, ranks: int) -> Matrix:
-    """A matrix from a generator's name or, if there is such a file, from nccl-tests' format. It must fit the number of ranks."""
-    path = Path(text)
-    if text.split(":")[0] in GENERATORS or not path.is_file():
+    """A matrix from a generator's name or from a file (or pipe) in nccl-tests' format. It must fit the number of ranks."""
+    if text.split(":")[0] in GENERATORS:
         return generate(text, ranks)
     from railweave._native import parse_demand
 
-    matrix: Matrix = parse_demand(path.read_text(errors="replace"), text).to_numpy()
+    most = ranks * ranks * _ENTRY_BYTES + (1 << 20)  # or /dev/zero would fill the memory
+    try:
+        with Path(text).open("rb") as file:
+            content = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and "/" not in text:
+            return generate(text, ranks)  # says which generators there are
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ParseError(f"matrix '{text}': cannot be read: {reason}; expected a matrix file, or a generator") from error
+    if len(content) > most:
+        raise ParseError(f"{text}: more than {most} bytes; expected a matrix of {ranks} ranks")
+    shown = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8 either
+    matrix: Matrix = parse_demand(content.decode(errors="backslashreplace"), shown).to_numpy()
     if len(matrix) != ranks:
         raise DemandError(f"{text}: a matrix of {len(matrix)} ranks; expected {ranks}")
     return matrix
@@ -243,7 +256,7 @@ def load(text: str, ranks: int) -> Matrix:
 
 def write(matrix: Matrix) -> str:
     """The matrix in nccl-tests' format: one row a line, bytes separated by spaces."""
-    return "".join(" ".join(map(str, row)) + "\n" for row in matrix.tolist())
+    return "".join(" ".join(map(str, row)) + "\n" for row in map(np.ndarray.tolist, matrix))
 
 
 def _recording(file: str) -> npt.NDArray[np.uint16]:

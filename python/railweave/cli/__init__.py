@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -23,6 +24,9 @@ COMMANDS = {
     "top": "What a running job moves, by rank and kind of path.",
     "bench": "Run an exchange for real and compare policies and peers, every byte checked.",
 }
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Commands(click.Group):
@@ -57,7 +61,9 @@ def main(argv: list[str] | None = None) -> Any:
         click.echo(f"railweave: {error}", err=True)
         sys.exit(1)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _FULL:
             raise
-        click.echo(f"railweave: {error.filename or 'the output'}: cannot be written: {error.strerror}", err=True)
+        # What is still in the buffer would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(f"railweave: {error.filename or 'standard output'}: cannot be written: {error.strerror}", err=True)
         sys.exit(1)

@@ -9,6 +9,9 @@ from pathlib import Path
 import click
 
 from railweave.lab.spec import ISOLATIONS
+from railweave.output import check_writable, write_whole
+
+_OUTPUT = click.Path(path_type=Path)
 
 # The main job: what skew looks like, and what no skew looks like. Two moments of a real model's routing: early, when experts
 # are far from even, and after 200 steps.
@@ -45,8 +48,8 @@ def command() -> None:
 )
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="On GPUs: one more rival's libnccl.so.2.")
 @click.option("--repeat", type=click.IntRange(1, 1000), help="After a warm-up: 5 in the lab, 9 rounds of 50 queued calls on GPUs.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result.")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
+@click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
+@click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
 def alltoallv(
     shape: str | None,
     gpus: int | None,
@@ -67,6 +70,7 @@ def alltoallv(
     """Each rank sends each other rank as many bytes as a matrix says: on emulated rails (--lab), or through PyTorch on GPUs (--gpus)."""
     if (shape is None) == (gpus is None):
         raise click.UsageError("give --lab NODESxGPUS or --gpus")
+    _check(json_file, report)
     if gpus is not None:
         from railweave.cli.bench_gpus import run_exchanges
 
@@ -121,11 +125,11 @@ def _in_lab(
         results,
     )
     if json_file:
-        write(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+        write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if report:
         from railweave.report.exchange import page
 
-        write(report, page(found))
+        write_whole(report, page(found))
     Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
     wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in results if each.wrong]
     if wrong:
@@ -148,8 +152,8 @@ def _in_lab(
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Of a round.")
 @click.option("--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, railweave; the first is the rival.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result.")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
+@click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
+@click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
 def moe(
     gpus: int,
     skews: tuple[str, ...],
@@ -165,6 +169,7 @@ def moe(
     """A mixture-of-experts layer on GPUs: dispatch, experts, combine, forward and backward, through PyTorch."""
     from railweave.cli.bench_gpus import LayerOptions, run_layers
 
+    _check(json_file, report)
     options = LayerOptions(
         skews or ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating"), computes or (0.5, 1.0, 2.0), tokens, width, iterations
     )
@@ -173,7 +178,7 @@ def moe(
 
 @command.command()
 @click.argument("result_file", metavar="RESULT.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("page_file", metavar="PAGE.html", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("page_file", metavar="PAGE.html", type=_OUTPUT)
 def report(result_file: Path, page_file: Path) -> None:
     """Make the page of an earlier run's --json file."""
     from railweave.bench.gpus.result import FORMAT as GPU_FORMAT
@@ -182,7 +187,13 @@ def report(result_file: Path, page_file: Path) -> None:
     from railweave.report import exchange, gpus
 
     on_gpus = f'"{GPU_FORMAT}"' in result_file.read_text()[:200]
-    write(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
+    write_whole(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
+
+
+def _check(*outputs: Path | None) -> None:
+    for output in outputs:
+        if output is not None:
+            check_writable(output)
 
 
 class BenchProgress:
@@ -223,16 +234,3 @@ def chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
         if name not in known:
             raise click.UsageError(f"no {what} '{name}': there are {', '.join(known)}")
     return list(dict.fromkeys(names))
-
-
-def write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    if not path.name:
-        raise click.BadParameter("an empty name; expected a file to write")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise click.FileError(str(path), error.strerror) from error

@@ -16,8 +16,9 @@ from railweave.bench.gpus import compare
 from railweave.bench.gpus.result import Exchange, Layer, Run
 from railweave.bench.gpus.session import SYSTEMS, start_probe, systems
 from railweave.bench.gpus.table import tables
-from railweave.cli.bench import BenchProgress, chosen, write
+from railweave.cli.bench import BenchProgress, chosen
 from railweave.matrix import load
+from railweave.output import write_whole
 
 # What skew looks like from small to large, what a real gate sends, and what no skew looks like.
 DEFAULT_MATRICES = (
@@ -99,11 +100,11 @@ def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:
     from rich.table import Table
 
     if json_file:
-        write(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+        write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if report:
         from railweave.report.gpus import page
 
-        write(report, page(found))
+        write_whole(report, page(found))
     console = Console(width=None if sys.stdout.isatty() else 140)
     for title, head, rows in tables(found):
         table = Table(title=f"{found.gpus} × {found.machine['gpu']}: {title}", title_justify="left", box=None, pad_edge=False)

@@ -75,12 +75,14 @@ def command(
     probes = _probe() if probe else None
     examinations = [_examine(each, named, probes, reference) for each, reference in zip(inputs, references, strict=True)]
     comparison = _compared(examinations) if len(examinations) > 1 else None
+    from railweave.output import write_whole
+
     if html is not None:
-        _write(html, _page([each.machine for each in inputs], examinations, comparison))
+        write_whole(html, _page([each.machine for each in inputs], examinations, comparison))
     if prometheus is not None:
         from railweave.doctor.document import prometheus as textfile
 
-        _write(prometheus, textfile(examinations))
+        write_whole(prometheus, textfile(examinations))
     click.echo(_json(examinations, comparison) if as_json else _text(examinations, comparison), nl=False)
     if fail_on is not None:
         from railweave.doctor.finding import Severity
@@ -222,14 +224,3 @@ def _picture(machine: Machine, examination: Examination) -> str | None:
         return render_svg(fabric_of(machine)[0], marks(examination, machine))
     except Error:
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    """All of the text or, on any failure, nothing: written beside the target and renamed, as textfile collectors ask for."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error

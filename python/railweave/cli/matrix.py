@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from railweave.matrix import GENERATORS, load, write
+from railweave.matrix import GENERATORS, MOST_RANKS, load, write
+from railweave.output import write_whole
 from railweave.size import format_size
 
 
@@ -18,22 +18,14 @@ def _generators() -> str:
 
 @click.command(name="matrix", epilog=_generators())
 @click.argument("generator", metavar="GEN|FILE")
-@click.option("--ranks", type=click.IntRange(1, 65536), required=True, help="Rows and columns.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; by default standard output.")
+@click.option("--ranks", type=click.IntRange(1, MOST_RANKS), required=True, help="Rows and columns.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; by default standard output.")
 def command(generator: str, ranks: int, output: Path | None) -> None:
     """Make a traffic matrix in nccl-tests' format: rows send, columns receive, entries are bytes."""
     matrix = load(generator, ranks)
     text = write(matrix)
     if output is None:
-        sys.stdout.write(text)
+        click.echo(text, nl=False)
         return
-    if not output.name:
-        raise click.BadParameter("an empty name; expected a file to write")
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        partial.write_text(text)
-        partial.replace(output)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise click.FileError(str(output), error.strerror) from error
+    write_whole(output, text)
     click.echo(f"{output}: {ranks} ranks, {format_size(int(matrix.sum()))} bytes in all")

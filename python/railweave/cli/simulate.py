@@ -23,17 +23,20 @@ DEFAULT_POLICIES = "single-path,nccl,railweave"
 )  # fmt: skip
 @click.option("--exact", is_flag=True, help="Also the exact optimum of the routing (a linear program; slow on large fabrics).")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output (schema/simulation.schema.json).")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures (one HTML file).")
+@click.option("--report", type=click.Path(path_type=Path), help="Write a page with pictures (one HTML file).")
 def command(source: str, nodes: int | None, matrix_name: str, policies: str, exact: bool, as_json: bool, report: Path | None) -> None:
     """Predict how long a matrix takes under each policy, how busy each link is, and who waits for what."""
     from rich.console import Console
 
     from railweave import fabric as fabrics
     from railweave import matrix as matrices
+    from railweave.output import check_writable, write_whole
     from railweave.simulate import parse_policy, study
     from railweave.simulate.document import document
     from railweave.simulate.text import render
 
+    if report is not None:
+        check_writable(report)
     chosen = [parse_policy(name.strip()) for name in policies.split(",")]
     fabric = fabrics.load(source, nodes)
     matrix = matrices.load(matrix_name, fabric.gpu_count)
@@ -41,7 +44,7 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
     if report is not None:
         from railweave.simulate.page import page
 
-        _write(report, page(result, f"railweave {shlex.join(sys.argv[1:])}"))
+        write_whole(report, page(result, f"railweave {shlex.join(sys.argv[1:])}"))
     if as_json:
         click.echo(json.dumps(document(result)))
     else:
@@ -51,15 +54,3 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
         console.print(render(result))
         if report is not None:
             click.echo(f"page: {report}")
-
-
-def _write(path: Path, text: str) -> None:
-    if not path.name:
-        raise click.BadParameter("an empty name; expected a file to write")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise click.FileError(str(path), error.strerror) from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from railweave import fabric as fabrics
+from railweave.output import write_whole
 
 if TYPE_CHECKING:
     from railweave.fabric import Fabric
@@ -161,7 +160,7 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
     elif svg is not None:
         from railweave.topo.picture import render_svg
 
-        _write_whole(svg, render_svg(fabric, _findings(machine)))
+        write_whole(svg, render_svg(fabric, _findings(machine)))
         click.echo(f"{svg}: {fabric.name}")
     elif nccl_xml is not None:
         _write_nccl_xml(nccl_xml, machine, fabric)
@@ -188,23 +187,5 @@ def _write_nccl_xml(path: Path, machine: Machine | None, fabric: Fabric) -> None
     if machine is None:
         for note in exported.notes:
             click.echo(f"railweave: {note}", err=True)
-    _write_whole(path, exported.text)
+    write_whole(path, exported.text)
     click.echo(f"{path}: {fabric.name}")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """All of the text or, on any failure, nothing: written beside the target and renamed."""
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(text)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -32,7 +32,7 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 class RecordingError(Error):
-    """A file that is no recording, or one that cannot be written. The text names the file and what was expected."""
+    """A file that is no recording. The text names the file and what was expected."""
 
 
 @dataclass
@@ -169,23 +169,11 @@ def redacted(recording: Recording, redactor: Redactor) -> Recording:
 
 
 def write_recording(recording: Recording, path: Path) -> None:
-    """All of it or, on any failure, nothing: written beside the target and renamed. Raises RecordingError."""
-    import tempfile
+    """All of it or, on any failure, nothing; for its owner alone. Raises OutputError."""
+    from railweave.output import write_whole
 
     members = [(_MANIFEST, _manifest(recording)), *_members(recording)]
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                for part in _compressed(_tar(members)):
-                    file.write(part)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-        temporary.chmod(0o600)
-        temporary.replace(path)
-    except OSError as error:
-        raise RecordingError(f"{path}: cannot be written: {error.strerror}") from error
+    write_whole(path, b"".join(_compressed(_tar(members))), mode=0o600)
 
 
 def _tar(members: Sequence[tuple[str, bytes]]) -> bytes:

@@ -23,6 +23,7 @@ from railweave.doctor.examination import Examination
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding, Severity
 from railweave.machine.discovery import record
+from railweave.output import OutputError
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "schema/doctor.schema.json").read_text())
@@ -184,7 +185,7 @@ def test_bad_input_is_one_line_and_status_1(cli: Cli, healthy: Path, tmp_path: P
         assert file.name in done.stderr
     failed = run(str(healthy), "--html", str(tmp_path / "no" / "page.html"))
     assert failed.exit_code == 1
-    assert "cannot be written" in failed.output
+    assert isinstance(failed.exception, OutputError)
     assert run("--probe", str(healthy)).exit_code == 2
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from railweave import fabric
 from railweave.cli.topo import command
 from railweave.fabric import VertexKind
+from railweave.output import OutputError
 from railweave.topo.hierarchy import alike, port_rate, rate, read_hosts
 from railweave.topo.marks import COLOURS, Mark
 from railweave.topo.picture import render_svg
@@ -195,7 +196,7 @@ def test_command_writes_the_picture_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["fabric.svg"]
     failed = run("dgx-1v", "--svg", str(tmp_path / "missing" / "fabric.svg"))
     assert failed.exit_code == 1
-    assert "cannot be written" in failed.output
+    assert isinstance(failed.exception, OutputError)
 
 
 def test_picture_of_a_machine_has_doctors_findings_on_the_spot(tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""What commands write: all of a file or nothing of it, and devices stay devices."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from railweave.output import OutputError, check_writable, write_whole
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+_WRITERS = [
+    ("matrix", "balanced:1MiB", "--ranks", "64", "-o"),
+    ("simulate", "--fabric", "h100-4gpu-ndr", "--matrix", "balanced:1MiB", "--report"),
+    ("topo", "h100-4gpu-ndr", "--svg"),
+    ("topo", "h100-4gpu-ndr", "--nccl-xml"),
+    ("topo", "--record"),
+]
+_PRINTERS = [
+    ("matrix", "balanced:1", "--ranks", "2"),
+    ("plan", "--fabric", "h100-4gpu-ndr", "--matrix", "balanced:1MiB"),
+    ("simulate", "--fabric", "h100-4gpu-ndr", "--matrix", "balanced:1MiB", "--json"),
+    ("topo", "--list"),
+]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for a name and nothing else."""
+    target = tmp_path / "full"
+    target.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", bytes(target), b"tmpfs", 0, b"size=4k") != 0:
+        pytest.skip(f"a tmpfs cannot be mounted: {os.strerror(ctypes.get_errno())}")
+    yield target
+    assert libc.umount2(bytes(target), 0) == 0
+
+
+def test_a_file_is_replaced_and_keeps_to_the_umask(tmp_path: Path) -> None:
+    target = tmp_path / ("n" * 255)  # the longest name: the one written beside it must not be longer
+    write_whole(target, "first")
+    write_whole(target, b"second")
+    assert target.read_bytes() == b"second"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~umask
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "away").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("away/file")
+    for text in ("new", "again"):
+        write_whole(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "away" / "file").read_text() == text
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(pipe)
+        write_whole(pipe, "text")
+        assert os.read(reader, 99) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", [".", "missing/file", "file/below"])
+def test_targets_that_cannot_be_written_are_told_before_and_after(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    target = tmp_path / name
+    for write in (check_writable, lambda path: write_whole(path, "text")):
+        with pytest.raises(OutputError) as caught:
+            write(target)
+        assert str(caught.value).startswith(f"{target}: cannot be written: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_bytes_of_the_command_line_that_are_no_text_cost_no_page(tmp_path: Path) -> None:
+    write_whole(tmp_path / "page", "titled \udcff")
+    assert (tmp_path / "page").read_text() == "titled ?"
+
+
+@pytest.mark.parametrize("command", _WRITERS, ids=lambda command: f"{command[0]}{command[-1]}")
+def test_a_full_disk_is_an_error_and_leaves_nothing(cli: Cli, full: Path, command: tuple[str, ...]) -> None:
+    (full / "taken").write_bytes(bytes(4096))
+    done = cli(*command, str(full / "out"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"railweave: {full / 'out'}: cannot be written: No space left on device"
+    assert [path.name for path in full.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("command", _PRINTERS, ids=lambda command: command[0])
+def test_standard_output_that_is_full_or_closed_is_no_crash(command: tuple[str, ...]) -> None:
+    run = [sys.executable, "-m", "railweave", *command]
+    with Path("/dev/full").open("w") as target:
+        done = subprocess.run(run, stdout=target, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as broken:
+        done = subprocess.run(run, stdout=broken, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
