@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import math
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,6 +105,17 @@ class Handle:
         return report
 
 
+def _word(number: int, what: str) -> int:
+    """A number that the engine has 32 bits for; it says itself which ranks there are."""
+    try:
+        word = operator.index(number)
+    except TypeError as error:
+        raise ExchangeError(f"{what} {number!r}: {error}; expected a whole number") from error
+    if not 0 <= word < 1 << 32:
+        raise ExchangeError(f"{what} {word}; expected 0 to 4294967295")
+    return word
+
+
 class Group:
     """Sends and receives that start together. As a context manager it posts itself at the end and waits."""
 
@@ -114,13 +127,13 @@ class Group:
     def send(self, array: _Array, peer: int) -> None:
         """Sends all bytes of a contiguous array to `peer`."""
         array = _contiguous(array, f"send to rank {peer}", writable=False)
-        self._native.send(array.ctypes.data, array.nbytes, peer)
+        self._native.send(array.ctypes.data, array.nbytes, _word(peer, "peer"))
         self._arrays.append(array)
 
     def recv(self, array: _Array, peer: int) -> None:
         """Receives as many bytes as the contiguous array has, from `peer`."""
         array = _contiguous(array, f"receive from rank {peer}", writable=True)
-        self._native.recv(array.ctypes.data, array.nbytes, peer)
+        self._native.recv(array.ctypes.data, array.nbytes, _word(peer, "peer"))
         self._arrays.append(array)
 
     def end(self) -> Handle:
@@ -168,7 +181,7 @@ class Exchange:
         chosen = dict(settings)
         if not chosen.get("ucx_library") and not os.environ.get("RAILWEAVE_UCX_LIBRARY"):
             chosen["ucx_library"] = _ucx_library()
-        self._native = _native.Exchange(rank, world, rendezvous, fabric, chosen)
+        self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, chosen)
         self._last: OperationReport | None = None
 
     @property
@@ -220,24 +233,28 @@ class Exchange:
         recv = _contiguous(recv, "receive buffer", writable=True)
         out, out_offsets = self._layout(send, send_counts, "send")
         into, into_offsets = self._layout(recv, recv_counts, "recv")
-        native = self._native.all_to_all_v(send.ctypes.data, out, out_offsets, recv.ctypes.data, into, into_offsets, communicator)
+        native = self._native.all_to_all_v(
+            send.ctypes.data, out, out_offsets, recv.ctypes.data, into, into_offsets, _word(communicator, "communicator")
+        )
         return Handle(self, native, [send, recv])
 
     def _layout(self, array: _Array, counts: Sequence[int], role: str) -> tuple[list[int], list[int]]:
         if len(counts) != self.world:
             raise ExchangeError(f"{role}_counts has {len(counts)} entries; expected one for each of {self.world} ranks")
-        sizes = [int(count) for count in counts]
+        try:
+            sizes = [operator.index(count) for count in counts]
+        except TypeError as error:  # cut to whole numbers, floats would send less than was asked for
+            raise ExchangeError(f"{role}_counts: {error}; expected whole numbers of items") from error
         if any(size < 0 for size in sizes):
             raise ExchangeError(f"{role}_counts has a negative entry ({min(sizes)}); expected items from 0")
         if sum(sizes) > array.size:
             raise ExchangeError(f"{role}_counts add up to {sum(sizes)} items; the {role} buffer has {array.size}")
         bytes_of = [size * array.itemsize for size in sizes]
-        offsets = [sum(bytes_of[:i]) for i in range(len(bytes_of))]
-        return bytes_of, offsets
+        return bytes_of, list(itertools.accumulate(bytes_of[:-1], initial=0))
 
     def group(self, *, communicator: int = 0) -> Group:
         """Begins a group of sends and receives. The k-th send to a rank meets that rank's k-th receive on the same communicator."""
-        return Group(self, self._native.group(communicator))
+        return Group(self, self._native.group(_word(communicator, "communicator")))
 
     def last_operation(self) -> OperationReport | None:
         """The report of the operation that was last waited for."""

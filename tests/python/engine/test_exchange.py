@@ -90,8 +90,20 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path: Path) -> None:
             exchange.all_to_all_v(np.zeros(8), np.zeros(8), [9], [8])
         with pytest.raises(ExchangeError, match="negative"):
             exchange.all_to_all_v(np.zeros(8), np.zeros(8), [-1], [8])
+        with pytest.raises(ExchangeError, match="expected whole numbers of items"):
+            exchange.all_to_all_v(np.zeros(8), np.zeros(8), [1.5], [1])  # type: ignore[list-item]
+        with pytest.raises(ExchangeError, match="peer -1; expected 0 to"):
+            group.send(np.zeros(1), -1)
+        with pytest.raises(ExchangeError, match="communicator 4294967296; expected 0 to"):
+            exchange.group(communicator=1 << 32)
 
     run_ranks(tmp_path, 1, body)
+
+
+def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for rank, world, says in ((-1, 2, "rank -1; expected 0 to"), (0, -2, "world -2"), (2, 2, "rank 2 of 2"), (1.0, 2, "rank 1.0: ")):
+        with pytest.raises(ExchangeError, match=says):
+            Exchange(rank, world, f"file://{tmp_path}")  # type: ignore[arg-type]
 
 
 def test_a_closed_exchange_says_so(tmp_path: Path) -> None:
