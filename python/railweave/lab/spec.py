@@ -17,6 +17,8 @@ _SEGMENT_HEADERS = 20 + 32
 # tbf takes rates up to 2^32 bytes/s in the form that every kernel understands.
 MAX_RATE = 32 * 10**9
 
+MTU = (68, 65535)  # RFC 791's least; veth's most
+
 _RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
@@ -73,7 +75,7 @@ class LabSpec:
         """Fill in defaults that depend on other fields, and refuse what cannot be built."""
         if self.rails == 0:
             object.__setattr__(self, "rails", self.gpus)
-        for name, low, high in (("nodes", 1, 250), ("gpus", 1, 64), ("rails", 1, 64)):
+        for name, low, high in (("nodes", 1, 250), ("gpus", 1, 64), ("rails", 1, 64), ("mtu", *MTU)):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise LabError(f"lab {name} = {value}: expected {low} to {high}")

@@ -38,6 +38,8 @@ def test_shapes() -> None:
         ({"nodes": 2, "gpus": 4, "rails": 3}, "divide"),
         ({"nodes": 2, "gpus": 4, "rails": -1}, "rails = -1"),
         ({"nodes": 100, "gpus": 8}, "800 ranks"),
+        ({"nodes": 2, "gpus": 4, "mtu": 5}, "mtu = 5: expected 68 to 65535"),
+        ({"nodes": 2, "gpus": 4, "mtu": 70_000}, "mtu = 70000"),
         ({"nodes": 2, "gpus": 4, "isolation": "rack"}, "isolation 'rack'"),
     ],
 )
