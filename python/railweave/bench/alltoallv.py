@@ -11,6 +11,7 @@ from pathlib import Path
 
 from railweave._native import Demand, Planner
 from railweave.bench import result
+from railweave.bench.errors import BenchError
 from railweave.bench.session import MpiSession, PolicySession, Session, build_peer
 from railweave.fabric import Fabric, LinkState
 from railweave.lab import Lab, LabSpec
@@ -44,7 +45,15 @@ def run(
     repeat: int,
     step: Callable[[str], None],
 ) -> list[result.Result]:
-    """Bring a lab up, run everything, take it down. `step` hears of each exchange before it starts."""
+    """Bring a lab up, run everything, take it down. `step` hears of each exchange before it starts.
+
+    Raises BenchError, before there is a lab, for a matrix that this machine's memory cannot hold.
+    """
+    memory = int(result.machine()["memory_bytes"])
+    for case in cases:
+        if 0 < memory < 2 * (needed := int(case.matrix.sum())):
+            what = f"matrix '{case.name}': {needed} bytes to send and as many to receive, all on this machine"
+            raise BenchError(f"{what}, which has {memory} bytes of memory; expected at most half of it")
     with contextlib.ExitStack() as stack:
         step("building the lab")
         lab = stack.enter_context(Lab.up(spec))

@@ -186,7 +186,8 @@ def report(result_file: Path, page_file: Path) -> None:
     from railweave.bench.result import Run
     from railweave.report import exchange, gpus
 
-    on_gpus = f'"{GPU_FORMAT}"' in result_file.read_text()[:200]
+    with result_file.open("rb") as file:
+        on_gpus = f'"{GPU_FORMAT}"'.encode() in file.read(200)
     write_whole(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
 
 

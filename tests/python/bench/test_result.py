@@ -7,13 +7,19 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from railweave.bench import result, table
+from railweave.bench.alltoallv import Case
+from railweave.bench.alltoallv import run as run_cases
 from railweave.bench.errors import BenchError
 from railweave.bench.result import RailBytes, Result, Run
+from railweave.cli.bench import command
 from railweave.lab import LabSpec
+from railweave.lab.fabric import of_lab
 
 
 def make_run(wrong: str | None = None) -> Run:
@@ -58,6 +64,19 @@ def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench`"):
         Run.load(path)
+
+
+def test_bytes_that_are_no_result_say_so(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(bytes(range(128, 256)))
+    done = CliRunner().invoke(command, ["report", str(tmp_path / "run.json"), str(tmp_path / "page.html")])
+    assert isinstance(done.exception, BenchError)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_matrix_that_no_memory_holds_is_refused_before_the_lab() -> None:
+    case = Case("all", np.array([[0, 2**62], [2**62, 0]], dtype=np.uint64), 1.0)
+    with pytest.raises(BenchError, match="matrix 'all': 9223372036854775808 bytes to send and as many to receive"):
+        run_cases(LabSpec(2, 1), of_lab(LabSpec(2, 1)), [case], ["railweave"], [], 1, lambda _: None)
 
 
 def render(run: Run) -> str:
