@@ -269,7 +269,8 @@ def _recording(file: str) -> npt.NDArray[np.uint16]:
             run, data = run or "noaux", Path(path).read_bytes()
         counts: npt.NDArray[np.uint16] = np.load(io.BytesIO(data), allow_pickle=False)[f"{run}_counts"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DemandError(f"trace '{file}': {error}; expected noaux, aux, or an .npz with an array noaux_counts") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise DemandError(f"trace '{file}': {reason}; expected noaux, aux, or an .npz with an array noaux_counts") from error
     if counts.ndim != 4 or counts.dtype.kind not in "ui":
         raise DemandError(f"trace '{file}': expected whole numbers of shape [record, layer, shard, expert], found {counts.shape}")
     return counts

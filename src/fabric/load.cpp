@@ -98,8 +98,10 @@ NodeTemplate load_node_template(const std::string& name, const std::vector<fs::p
 }
 
 Fabric load_fabric(const std::string& what, const LoadOptions& options) {
-  std::error_code ignored;
-  if (!fs::exists(what, ignored)) return one_kind_of_node(load_node_template(what, options.template_dirs), options.nodes);
+  std::error_code problem;
+  const bool exists = fs::exists(what, problem);
+  if (problem) throw ParseError({what, 0, 0, ""}, "cannot be read: " + problem.message(), "a readable file");
+  if (!exists) return one_kind_of_node(load_node_template(what, options.template_dirs), options.nodes);
   return parse_fabric(read_file(what), what, options);
 }
 

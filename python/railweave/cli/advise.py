@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +105,7 @@ def _host(source: str | None, recording: Path | None, nodes: int | None, node: i
     else:
         from railweave.machine.load import load_machine
 
-        machine = load_machine(Path(source)) if Path(source).is_file() else None
+        machine = load_machine(Path(source)) if os.path.isfile(source) else None  # noqa: PTH113 - Path raises for some
         if machine is None:
             host = read_host(fabrics.load(source, nodes), node)
             return choose_network(host, nics) if nics else host

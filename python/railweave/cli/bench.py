@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def _in_lab(
     wanted = chosen(policies, _policies(), "policy"), chosen(peers, PEERS, "peer")
     if not any(wanted):
         raise click.UsageError("nothing to run: give --policies or --peer")
-    loaded = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
+    loaded = [(_title(name), load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
     cases = [Case(name, matrix, lower_bound(fabric, matrix)) for name, matrix in loaded]
     date = result.now()
     with BenchProgress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress:
@@ -195,6 +196,10 @@ def _check(*outputs: Path | None) -> None:
     for output in outputs:
         if output is not None:
             check_writable(output)
+
+
+def _title(matrix: str) -> str:
+    return Path(matrix).name if os.path.isfile(matrix) else matrix  # noqa: PTH113 - Path raises for some
 
 
 class BenchProgress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,7 @@ def _machine(source: str | None, recording: Path | None) -> Machine | None:
         from railweave.machine.source import LiveSource
 
         return discover(LiveSource())
-    if not Path(source).is_file():
+    if not os.path.isfile(source):  # noqa: PTH113 - Path raises for some
         return None
     from railweave.machine.load import load_machine
 

@@ -140,6 +140,7 @@ TEST_F(Load, WhatCannotBeLoadedSaysWhatCould) {
   const auto error_of = [](const std::string& what) { return parse_error([&] { load_fabric(what, kOptions); }); };
   EXPECT_NE(error_of("no-such-machine").find("no such file, and no template of that name; expected a file, or one of charisma-ab"),
             std::string::npos);
+  EXPECT_NE(error_of(std::string(300, 'x')).find("x: cannot be read: File name too long; expected a readable file"), std::string::npos);
   EXPECT_NE(error_of("../hgx-h100").find("no such file"), std::string::npos) << "templates come from their folder only";
   EXPECT_NE(error_of(folder_.string()).find("not a file"), std::string::npos);
   EXPECT_NE(error_of(write("empty", "")).find("an empty document"), std::string::npos);

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from railweave import fabric
 from railweave.cli.topo import command
+from railweave.errors import ParseError
 from railweave.fabric import VertexKind
 from railweave.output import OutputError
 from railweave.topo.hierarchy import alike, port_rate, rate, read_hosts
@@ -254,3 +255,9 @@ def test_known_errors_are_one_line_without_traceback() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("railweave: no-such-machine: no such file")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_name_that_no_file_can_have_is_an_error_as_text() -> None:
+    done = run("x" * 300)
+    assert isinstance(done.exception, ParseError)
+    assert "x: cannot be read: File name too long; expected a readable file" in str(done.exception)
