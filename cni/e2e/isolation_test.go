@@ -211,8 +211,9 @@ func (f *field) verdict(t *testing.T, s *probe.Session, overflowBefore uint64) {
 	s.Settle(10 * time.Second)
 	losses, dropped := s.Losses(), f.overflow(t)-overflowBefore
 	if excused := uint64(s.Expected()/oneIn) + dropped; uint64(len(losses)) > excused {
-		t.Errorf("%d losses of %d probes that must arrive, more than the %d that a busy machine excuses:\n%s", len(losses), s.Expected(),
-			excused, probe.Summary(losses))
+		t.Errorf("%d losses of %d probes that must arrive, more than the %d that a busy machine excuses:\n%s\n%s", len(losses), s.Expected(),
+			excused, probe.Summary(losses), s.Timeline())
+		f.diagnose(t)
 	}
 	for try := 1; len(losses) > 0 && !t.Failed(); try++ {
 		if try > tries {

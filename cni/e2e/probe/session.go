@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -57,6 +58,7 @@ type sent struct {
 	expect    Expectation
 	discovery bool
 	outsider  bool // sent off the rails
+	at        time.Time
 }
 
 // Session is a set of endpoints that send to each other and are all watched.
@@ -200,7 +202,7 @@ func (s *Session) Send(kind Kind, from, to *Endpoint) error {
 	// Sending under the lock orders it against SetRelation: a probe expected under the old relation is not sent later.
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := sent{kind: kind.Name, from: from, to: to, expect: Vanish, discovery: kind.Discovery, outsider: from.Rail == OffRails}
+	p := sent{kind: kind.Name, from: from, to: to, expect: Vanish, discovery: kind.Discovery, outsider: from.Rail == OffRails, at: time.Now()}
 	switch s.relation(from, to) {
 	case Friends:
 		p.expect = kind.SameTenant
@@ -447,6 +449,35 @@ func (s *Session) Losses() []string {
 		losses = append(losses, fmt.Sprintf("%s from %s to %s", p.kind, p.from.Name, p.to.Name))
 	}
 	return losses
+}
+
+// Timeline tells when, in tenths of a second from the first probe on, probes that had to arrive were sent, and how many of them
+// were lost: a gap lies together, drops of a busy machine do not.
+func (s *Session) Timeline() string {
+	lost := map[int]int{}
+	var start time.Time
+	s.mu.Lock()
+	if len(s.probes) > 0 {
+		start = s.probes[0].at
+	}
+	s.mu.Unlock()
+	tenth := func(p sent) int { return int(p.at.Sub(start) / (100 * time.Millisecond)) }
+	for _, p := range s.missing() {
+		lost[tenth(p)]++
+	}
+	expected := map[int]int{}
+	s.mu.Lock()
+	for _, p := range s.probes {
+		if p.expect == Arrive {
+			expected[tenth(p)]++
+		}
+	}
+	s.mu.Unlock()
+	var parts []string
+	for _, at := range slices.Sorted(maps.Keys(expected)) {
+		parts = append(parts, fmt.Sprintf("%.1f s: %d of %d", float64(at)/10, lost[at], expected[at]))
+	}
+	return "lost by time of sending: " + strings.Join(parts, ", ")
 }
 
 // Summary shortens a list for a message.

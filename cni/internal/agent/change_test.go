@@ -140,6 +140,13 @@ func TestAttachMeetsAChange(t *testing.T) {
 	attached := make(chan error, 1)
 	go func() { attached <- first.agent.Attach(t.Context(), held.Clone()) }()
 	<-reached
+	// Whatever is heard meanwhile must not wait for that publication, which others of the agent's tasks may be waiting for.
+	heard, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	first.agent.heard(heard)
+	if heard.Err() != nil {
+		t.Fatal("what was heard waits for the publication of an ADD")
+	}
 	writeNamespaces(t, dir, map[string]string{"mover": "blue"})
 	first.await("the address is revoked here", func() bool {
 		first.agent.mutex.Lock()
