@@ -140,7 +140,7 @@ func TestAttachMeetsAChange(t *testing.T) {
 	attached := make(chan error, 1)
 	go func() { attached <- first.agent.Attach(t.Context(), held.Clone()) }()
 	<-reached
-	// Whatever is heard meanwhile must not wait for that publication, which others of the agent's tasks may be waiting for.
+	// What is heard meanwhile must not wait for that publication.
 	heard, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	defer stop()
 	first.agent.heard(heard)
