@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Table, Packets,
                                          PacketCase{{1u << 20}, {}, 16, 8, true, 8}, PacketCase{{1u << 20}, {}, 7, 16, true, 4},
                                          PacketCase{{16 * Packet::kData}, {1}, 16, 1, true, 1},
                                          PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, false, 2},
-                                         PacketCase{{1}, {(2u << 20) + 1}, 16, 16, false, 2},
+                                         PacketCase{{1}, {(2u << 20) + 1}, 16, 16, false, 1},
                                          PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {}, 16, 16, true, 8},
                                          PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, false, 8}));
 
