@@ -19,6 +19,19 @@ void* allocate_zeroed(std::uint64_t bytes, const std::string& what, cudaStream_t
   return data;
 }
 
+// Packets need a link that carries 128 bytes together, and pushes are announced by atomic adds: NVLink does both, PCIe neither. A GPU that
+// this process does not see cannot be asked about.
+void check_link(int own, const std::string& bus, const std::string& who) {
+  int other = 0, atomics = 0;
+  if (cudaDeviceGetByPCIBusId(&other, bus.c_str()) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return;
+  }
+  if (other == own) return;
+  check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, own, other), "asking for the link between GPUs");
+  if (atomics == 0) throw BootstrapError(who + " is not linked to this rank's by NVLink: no atomic operations between them");
+}
+
 }  // namespace
 
 Region::Region(std::uint32_t rank, std::uint32_t world) : rank_(rank), mapped_(world), opened_(world) {
@@ -63,7 +76,9 @@ void Region::map(std::uint32_t rank, const RegionHandle& handle) {
   if (rank == rank_) return;
   int own = 0;
   check(cudaGetDevice(&own), "asking for the current device");
-  const std::string who = "rank " + std::to_string(rank) + "'s GPU " + std::string(handle.bus, ::strnlen(handle.bus, sizeof handle.bus));
+  const std::string bus(handle.bus, ::strnlen(handle.bus, sizeof handle.bus));
+  const std::string who = "rank " + std::to_string(rank) + "'s GPU " + bus;
+  check_link(own, bus, who);
   if (handle.pid == static_cast<std::int32_t>(::getpid())) {
     if (handle.device != own) {
       int reachable = 0;
