@@ -94,7 +94,9 @@ TEST_P(Eager, SizesOnBothSidesOfTheLimitFail) {
         Handle handle = send_one(exchange, data);
         const std::string failure = failure_of(handle);
         // A small one is mostly gone before anybody can know.
-        if (sent == kLarge || !failure.empty()) EXPECT_NE(failure.find(text), std::string::npos) << failure;
+        if (sent == kLarge || !failure.empty()) {
+          EXPECT_NE(failure.find(text), std::string::npos) << failure;
+        }
       } else {
         std::vector<std::byte> data(expected);
         Group group = exchange.group();
