@@ -16,7 +16,7 @@ from railweave import __main__ as command_line
 def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "railweave", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (1, "railweave: the output: cannot be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["run", "topo"])
