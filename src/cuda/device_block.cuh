@@ -22,7 +22,7 @@ __device__ __forceinline__ uint4 load16(const std::byte* from) {
 
 // `to` is aligned to 16 bytes. Eight loads in flight a thread: one block then moves 46 GB/s (docs/gpu-probe.md).
 template <typename Word>
-__device__ __noinline__ void copy_vectors(std::byte* to, const std::byte* from, std::uint32_t vectors) {
+__device__ __forceinline__ void copy_vectors(std::byte* to, const std::byte* from, std::uint32_t vectors) {
   constexpr std::uint32_t kInFlight = 8;
   auto* out = reinterpret_cast<uint4*>(to);
   std::uint32_t i = threadIdx.x;
@@ -145,16 +145,16 @@ class DeviceBlock : public DeviceWords {
     number += threadIdx.x / 32;
     write_packet(to.packets[number % kPacketSlots], packet_flag(number), from + at, packet_bytes(bytes - at), [] { return true; });
   }
-  template <typename F>
+  // Not told by a closure when to give up: one that knows the roles puts what they hold into local memory (64 bytes of the kernel's stack).
   __device__ __noinline__ static void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes,
-                                                  F&& give_up) {
+                                                  const std::uint32_t* stop) {
     constexpr std::uint32_t kSpinsBetweenLooks = 1u << 16;
     const std::uint32_t at = threadIdx.x / 32 * Packet::kData;
     if (at >= bytes) return;
     number += threadIdx.x / 32;
     const std::uint32_t slot = number % kPacketSlots;
     for (std::uint32_t spins = 1; !read_packet(from.packets[slot], packet_flag(number), to + at, packet_bytes(bytes - at)); ++spins) {
-      if (spins % kSpinsBetweenLooks == 0 && __any_sync(~0u, give_up())) return;
+      if (spins % kSpinsBetweenLooks == 0 && __any_sync(~0u, relaxed(stop) != 0)) return;
     }
     if ((threadIdx.x & 31) == 0) store(&source.credits[slot], packet_flag(number));
   }

@@ -26,11 +26,11 @@ __device__ __forceinline__ void wait_for_earlier_work() {
 #endif
 }
 
-template <std::uint32_t Capacity>
+template <std::uint32_t Capacity, bool kPackets>
 __global__ void __launch_bounds__(kThreads) exchange(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   DeviceBlock<Capacity> block;
-  Roles<DeviceBlock<Capacity>>(block, parameters.header, parameters.messages).run();
+  Roles<DeviceBlock<Capacity>, kPackets>(block, parameters.header, parameters.messages).run();
 }
 
 template <std::uint32_t Capacity>
@@ -86,10 +86,15 @@ std::uint32_t most_cluster_blocks() {
 }  // namespace
 
 KernelTraits preload_kernels() {
-  const void* kernels[] = {
-      reinterpret_cast<const void*>(&exchange<kFew>),          reinterpret_cast<const void*>(&exchange<kSome>),
-      reinterpret_cast<const void*>(&exchange<kMaxMessages>),  reinterpret_cast<const void*>(&exchange_packets<kFew>),
-      reinterpret_cast<const void*>(&exchange_packets<kSome>), reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>)};
+  const void* kernels[] = {reinterpret_cast<const void*>(&exchange<kFew, false>),
+                           reinterpret_cast<const void*>(&exchange<kSome, false>),
+                           reinterpret_cast<const void*>(&exchange<kMaxMessages, false>),
+                           reinterpret_cast<const void*>(&exchange<kFew, true>),
+                           reinterpret_cast<const void*>(&exchange<kSome, true>),
+                           reinterpret_cast<const void*>(&exchange<kMaxMessages, true>),
+                           reinterpret_cast<const void*>(&exchange_packets<kFew>),
+                           reinterpret_cast<const void*>(&exchange_packets<kSome>),
+                           reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, kernel), "loading the kernels");
@@ -109,7 +114,8 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     return launch_sized(most, header, messages, plan, traits, stream);
   };
   if (plan.packets_only) return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
-  return sized(&exchange<kFew>, &exchange<kSome>, &exchange<kMaxMessages>);
+  if (plan.has_packets) return sized(&exchange<kFew, true>, &exchange<kSome, true>, &exchange<kMaxMessages, true>);
+  return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
 }
 
 }  // namespace railweave::cuda

@@ -91,18 +91,19 @@ Plan plan_packets(std::span<Message> messages, const LaunchLimits& limits, std::
     m.first_warp = static_cast<std::uint16_t>(first % (blocks * kBundlePackets));
     first += packets_of(m.bytes);
   }
-  return {blocks, true};
+  return {blocks, true, true};
 }
 
 }  // namespace
 
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   std::uint64_t sent = 0, received = 0, push_blocks = 0, pull_blocks = 0;
-  bool packets_only = messages.size() <= kMaxPacketMessages;
+  bool packets_only = messages.size() <= kMaxPacketMessages, has_packets = false;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     Message& m = messages[i];
     m.path = m.bytes <= limits.low_latency_bytes ? Path::packets : Path::granted;
     packets_only = packets_only && m.path == Path::packets;
+    has_packets = has_packets || m.path == Path::packets;
     number(messages, i);
     (m.direction == Direction::send ? sent : received) += m.bytes;
     (m.direction == Direction::send ? push_blocks : pull_blocks) += blocks_worth(m);
@@ -113,7 +114,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   if (packets_only && (limits.cluster_blocks > 1 || std::max(push_blocks, pull_blocks) == 1)) return plan_packets(messages, limits, most);
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(std::max(push_blocks, pull_blocks), 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sent, 1));
-  return {blocks, false};
+  return {blocks, false, has_packets};
 }
 
 }  // namespace railweave::cuda

@@ -18,6 +18,7 @@ struct LaunchLimits {
 struct Plan {
   std::uint32_t blocks;
   bool packets_only;  // by the packet kernel
+  bool has_packets;
 };
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair and reports of messages that have all

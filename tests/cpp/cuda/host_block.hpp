@@ -147,12 +147,11 @@ class HostBlock : public HostWords {
     for (std::uint32_t at = 0; at < bytes; at += Packet::kData, ++number)
       write_packet(to.packets[number % kPacketSlots], packet_flag(number), from + at, std::min(Packet::kData, bytes - at));
   }
-  template <typename F>
-  void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes, F&& give_up) {
+  void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes, const std::uint32_t* stop) {
     for (std::uint32_t at = 0; at < bytes; at += Packet::kData, ++number) {
       const std::uint32_t slot = number % kPacketSlots;
       while (!read_packet(from.packets[slot], packet_flag(number), to + at, std::min(Packet::kData, bytes - at))) {
-        if (give_up()) return;
+        if (relaxed(stop) != 0) return;
         std::this_thread::yield();
       }
       // The thread sanitizer does not see that the packet's loads are over.

@@ -89,6 +89,22 @@ struct PacketCase {
 };
 class Packets : public testing::TestWithParam<PacketCase> {};
 
+TEST(Plan, SaysWhetherTheKernelNeedsPackets) {
+  struct Case {
+    std::vector<std::uint64_t> bytes;
+    bool packets_only, has_packets;
+  };
+  constexpr std::uint64_t kLimit = 512u << 10;
+  for (const Case& c : {Case{{kLimit}, true, true}, Case{{kLimit + 1}, false, false}, Case{{kLimit + 1, 1}, false, true},
+                        Case{{1, kLimit + 1}, false, true}, Case{{kLimit + 1, kLimit + 1}, false, false}}) {
+    std::vector<Message> messages;
+    for (const std::uint64_t bytes : c.bytes) messages.push_back(make(Direction::send, 1, bytes));
+    const Plan plan = prepare(messages, {16, kLimit, 16});
+    EXPECT_EQ(plan.packets_only, c.packets_only);
+    EXPECT_EQ(plan.has_packets, c.has_packets);
+  }
+}
+
 TEST_P(Packets, HaveAKernelOfTheirOwnWhereBlocksBeginTogether) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));

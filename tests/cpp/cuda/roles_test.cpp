@@ -81,7 +81,11 @@ class Node {
     for (std::uint32_t b = 0; b < plan.blocks; ++b) {
       threads.emplace_back([&, b] {
         HostBlock block(b, plan.blocks, seed + b + 1, delays);
-        Roles<HostBlock>(block, header, messages.data()).run();
+        if (plan.has_packets) {
+          Roles<HostBlock, true>(block, header, messages.data()).run();
+        } else {
+          Roles<HostBlock, false>(block, header, messages.data()).run();
+        }
       });
     }
   }
