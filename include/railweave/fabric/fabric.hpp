@@ -48,13 +48,13 @@ struct Vertex {
   std::uint32_t rail = kNone;  // nic, leaf: which rail; kNone when the wiring has no rails
   std::string name;            // unique in the fabric, e.g. "node0/gpu3", "leaf2"
   // Capacities of the vertex itself in bytes/s, beside those of its edges; 0 means it has none of its own.
-  std::uint64_t egress_Bps = 0;                  // sum over all edges that leave it (a GPU's injection)
-  std::uint64_t ingress_Bps = 0;                 // sum over all edges that enter it
-  std::uint64_t through_Bps = 0;                 // each byte that starts, ends or passes here counts once in and once out (host memory)
-  bool gdr = false;                              // gpu: GPUDirect RDMA usable, so a NIC reads and writes its memory
-  std::string model;                             // "H200", "ConnectX-7"; free text
-  std::string bus_id;                            // PCI address where known
-  std::string source;                            // where its capacities come from
+  std::uint64_t egress_Bps = 0;                    // sum over all edges that leave it (a GPU's injection)
+  std::uint64_t ingress_Bps = 0;                   // sum over all edges that enter it
+  std::uint64_t through_Bps = 0;                   // each byte that starts, ends or passes here counts once in and once out (host memory)
+  bool gdr = false;                                // gpu: GPUDirect RDMA usable, so a NIC reads and writes its memory
+  std::string model;                               // "H200", "ConnectX-7"; free text
+  std::string bus_id;                              // PCI address where known
+  std::string source;                              // where its capacities come from
   std::shared_ptr<const Attributes> attributes{};  // null for none; the nodes made of one template share them
 };
 
