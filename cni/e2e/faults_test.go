@@ -302,6 +302,7 @@ func TestDamagedStore(t *testing.T) {
 	} {
 		t.Run(damage.name, func(t *testing.T) {
 			s := f.session(t)
+			s.SetRelation(f.during(f.relation))
 			before := f.overflow(t)
 			stop := stream(t, s, f)
 			err := steps(c.Agents[0].Kill, func() error { return damage.do(filepath.Join(c.Agents[0].StateDir(), "store.json")) },
