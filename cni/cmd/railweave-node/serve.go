@@ -97,10 +97,11 @@ func serve(ctx context.Context, args []string) error {
 		return err
 	}
 	defer database.Close()
-	source, recorder, err := openTenancy(ctx, config, log)
+	source, recorder, finish, err := openTenancy(ctx, config, log)
 	if err != nil {
 		return err
 	}
+	defer func() { cancel(); finish() }()
 	node := agent.New(agent.Surroundings{
 		Config: config, Database: database, Switch: vswitch.NewSwitch(config.OVS.RunDir), Routing: frr.New(config), Kernel: agent.Host{}, Pods: agent.Namespaces{},
 		Source: source, Recorder: recorder, Preflight: func(ctx context.Context) []preflight.Finding {
@@ -146,20 +147,21 @@ func serveWeb(config *nodeconfig.Config, node *agent.Agent, registry *prometheus
 	return web, nil
 }
 
-func openTenancy(ctx context.Context, config *nodeconfig.Config, log *slog.Logger) (tenancy.Source, agent.Recorder, error) {
+// openTenancy returns the source, who says what happens to pods, and what waits for the source's last write once the context ended.
+func openTenancy(ctx context.Context, config *nodeconfig.Config, log *slog.Logger) (tenancy.Source, agent.Recorder, func(), error) {
 	if config.Tenancy.Source == "directory" {
 		source, err := tenancy.OpenDirectory(ctx, config.Tenancy.Directory, config.Node)
-		return source, agent.LogRecorder{Log: log}, err
+		return source, agent.LogRecorder{Log: log}, func() {}, err
 	}
 	core, objects, err := clients()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	open := func(ctx context.Context) (tenancy.Source, error) {
 		return tenancy.OpenKubernetes(ctx, core, objects, config.Node)
 	}
 	source := tenancy.Remember(ctx, config.StateDir, open, func(err error) { log.Warn("tenancy", "error", err) })
-	return source, agent.NewKubeRecorder(ctx, core, config.Node), nil
+	return source, agent.NewKubeRecorder(ctx, core, config.Node), source.Wait, nil
 }
 
 // clients of the cluster: in a pod its own service account, else KUBECONFIG.

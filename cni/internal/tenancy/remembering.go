@@ -23,7 +23,8 @@ const (
 	// openRetry: a cluster that starts, with its nodes, is asked by every agent.
 	openRetry = 2 * time.Second
 	// memoryPeriod is how often the memory is written if something changed: a file of 10,000 addresses takes some 10 ms. What was
-	// published in the last one before a crash is missing from the memory: it is denied to others until the source is reached.
+	// published in the last one before a crash is missing from the memory: it is denied to others until the source is reached. An
+	// orderly end writes what is left.
 	memoryPeriod = time.Second
 )
 
@@ -40,6 +41,7 @@ type Remembering struct {
 	path    string
 	failed  func(error)
 	changed chan struct{}
+	ended   chan struct{} // closed when nothing is written any more
 
 	mutex  sync.Mutex
 	source Source // nil until it could be opened
@@ -50,7 +52,7 @@ type Remembering struct {
 // Remember opens a source in the background, until the context ends, and keeps its view in a directory. failed hears what
 // goes wrong.
 func Remember(ctx context.Context, dir string, open func(context.Context) (Source, error), failed func(error)) *Remembering {
-	r := &Remembering{path: filepath.Join(dir, memoryFile), failed: failed, changed: make(chan struct{}, 1), view: emptyView(), began: time.Now()}
+	r := &Remembering{path: filepath.Join(dir, memoryFile), failed: failed, changed: make(chan struct{}, 1), ended: make(chan struct{}), view: emptyView(), began: time.Now()}
 	var last memory
 	switch err := store.ReadSealed(r.path, &last); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -66,8 +68,12 @@ func Remember(ctx context.Context, dir string, open func(context.Context) (Sourc
 }
 
 func (r *Remembering) run(ctx context.Context, open func(context.Context) (Source, error)) {
+	defer close(r.ended)
 	source, err := open(ctx)
 	for err != nil {
+		if ctx.Err() != nil {
+			return // the end is no failure of the source
+		}
 		r.failed(err)
 		select {
 		case <-ctx.Done():
@@ -81,27 +87,34 @@ func (r *Remembering) run(ctx context.Context, open func(context.Context) (Sourc
 	r.mutex.Unlock()
 	r.notify()
 	outdated := true
+	write := func() {
+		err := store.WriteSealed(r.path, memory{memoryVersion, source.View()})
+		if outdated = err != nil; outdated {
+			r.failed(fmt.Errorf("what was heard of other nodes was not written: %w", err))
+		}
+	}
 	ticker := time.NewTicker(memoryPeriod)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			if outdated {
+				write()
+			}
 			return
 		case <-source.Changed():
 			outdated = true
 			r.notify()
 		case <-ticker.C:
-			if !outdated {
-				continue
-			}
-			outdated = false
-			if err := store.WriteSealed(r.path, memory{memoryVersion, source.View()}); err != nil {
-				outdated = true
-				r.failed(fmt.Errorf("what was heard of other nodes was not written: %w", err))
+			if outdated {
+				write()
 			}
 		}
 	}
 }
+
+// Wait until the context of Remember has ended and the memory is written.
+func (r *Remembering) Wait() { <-r.ended }
 
 func (r *Remembering) notify() {
 	select {

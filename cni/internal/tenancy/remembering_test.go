@@ -29,10 +29,14 @@ func TestRemembering(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the memory is written", func() bool {
-		second := Remember(t.Context(), state, never, failed)
+		ended, end := context.WithCancel(t.Context())
+		second := Remember(ended, state, never, failed)
+		end()
+		second.Wait()
 		return second.View().Entries[address].Generation == 7
 	})
 	stop()
+	first.Wait()
 
 	var mutex sync.Mutex
 	away := true
@@ -44,6 +48,7 @@ func TestRemembering(t *testing.T) {
 		}
 		return open(ctx)
 	}, failed)
+	t.Cleanup(second.Wait) // the test's context has ended then: nothing is said or written after the test
 	if _, exists := second.View().Namespaces["team-a"]; !exists || second.View().Entries[address].Node != "node1" {
 		t.Errorf("remembered: %+v", second.View())
 	}
@@ -88,4 +93,29 @@ func TestDamagedMemory(t *testing.T) {
 			t.Errorf("%s: %v, %+v", name, err, r.View())
 		}
 	}
+}
+
+// TestOrderlyEnd: what was published just before the end is remembered, and the end is not called a failure.
+func TestOrderlyEnd(t *testing.T) {
+	shared, state := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(shared, "namespaces.json"), []byte(`{"namespaces":{"team-a":{"tenant":""}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	failed := func(err error) { t.Error(err) }
+	address := netip.MustParseAddr("10.64.0.5")
+	ctx, end := context.WithCancel(t.Context())
+	r := Remember(ctx, state, func(ctx context.Context) (Source, error) { return OpenDirectory(ctx, shared, "node1") }, failed)
+	await(t, "the source is reached", func() bool { return r.Reached() == nil })
+	if err := r.Publish(ctx, Entry{Address: address, Node: "node1", Rail: "rail0", Namespace: "team-a", Generation: 9}); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	r.Wait()
+	ctx, end = context.WithCancel(t.Context())
+	after := Remember(ctx, state, never, failed)
+	if entry := after.View().Entries[address]; entry.Generation != 9 {
+		t.Errorf("remembered: %+v", after.View())
+	}
+	end()
+	after.Wait()
 }
