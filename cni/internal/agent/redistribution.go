@@ -12,16 +12,21 @@ const (
 	// disputeLimit: a few polls with the same difference, so that what was announced or withdrawn just now does not count.
 	// Numbers of routes would not do: under churn they differ at almost every poll, though never for one address.
 	disputeLimit = 3
+	// agreedLimit: more polls than an address that revive announces agrees for, whatever bgpd does with it afterwards.
+	agreedLimit = 3
 	// Pauses between attempts to settle differences that stay. An attempt may withdraw every route of its family for a moment,
-	// which must not become a habit. The first pause is more than the polls it takes to see that an attempt did not help.
+	// which must not become a habit. The first pause is more than the polls it takes to see that an attempt did not help. Only
+	// attempts that did not help make the pauses longer: when each fault within a pause did, a soak that killed FRR every 20 s
+	// brought it to 4 minutes, for which a node's addresses were then missing at its leafs.
 	firstPause   = 15 * time.Second
 	longestPause = 5 * time.Minute
 )
 
 // asking is how bgpd is made to ask zebra for the announcements of one address family.
 type asking struct {
-	next  time.Time     // not before
-	pause time.Duration // after the next attempt; doubles
+	last  time.Time          // attempt
+	pause time.Duration      // after it, for what it did not settle
+	tried map[netip.Addr]int // what it was for and has not settled: polls without a difference in a row
 }
 
 // observeRedistribution compares the kernel's announcements with bgpd's own routes and with what bgpd told the leafs, and sees
@@ -103,10 +108,18 @@ func (a *Agent) settle(ctx context.Context, ipv4 bool, lasting []netip.Addr, pre
 	now := a.Now()
 	a.mutex.Lock()
 	state := a.asking[ipv4]
-	wait := now.Before(state.next)
-	if len(lasting) == 0 && !wait {
-		state.pause = 0
+	for address := range state.tried {
+		if state.tried[address]++; a.disputed[address] > 0 {
+			state.tried[address] = 0
+		}
 	}
+	maps.DeleteFunc(state.tried, func(_ netip.Addr, agreed int) bool { return agreed >= agreedLimit })
+	again := slices.ContainsFunc(lasting, func(address netip.Addr) bool { _, tried := state.tried[address]; return tried })
+	pause, next := firstPause, firstPause
+	if again {
+		pause, next = state.pause, min(2*state.pause, longestPause)
+	}
+	wait := now.Before(state.last.Add(pause))
 	a.mutex.Unlock()
 	if wait || len(lasting) == 0 {
 		return
@@ -117,14 +130,15 @@ func (a *Agent) settle(ctx context.Context, ipv4 bool, lasting []netip.Addr, pre
 		return
 	}
 	a.Metrics.Repairs.WithLabelValues("redistribution").Inc()
+	tried := map[netip.Addr]int{}
 	for _, address := range lasting {
+		tried[address] = 0
 		if !present[address] {
 			a.revive(address)
 		}
 	}
 	a.mutex.Lock()
-	state.pause = min(max(2*state.pause, firstPause), longestPause)
-	state.next = now.Add(state.pause)
+	*state = asking{last: now, pause: next, tried: tried}
 	a.mutex.Unlock()
 }
 

@@ -176,3 +176,26 @@ func TestDisputeThatStays(t *testing.T) {
 		t.Errorf("%d attempts in an hour", attempts)
 	}
 }
+
+// TestDisputesApart: faults that one attempt each settles do not wait for one another longer than the first pause, however
+// many come, and however often they are the same pod's.
+func TestDisputesApart(t *testing.T) {
+	n, held := announcedPod(t)
+	n.stop() // it would poll too
+	now := time.Now()
+	n.agent.Now = func() time.Time { return now }
+	lost := held.Addresses[0].Addr()
+	for fault := range 20 {
+		n.locked(func() { n.missed[lost] = true })
+		polls := 0
+		for asked := 0; asked == 0; polls++ {
+			asked = len(n.polls(1))
+			now = now.Add(sessionPoll)
+			if polls > int(firstPause/sessionPoll) {
+				t.Fatalf("fault %d: no attempt in %d polls", fault, polls)
+			}
+		}
+		n.polls(agreedLimit)
+		now = now.Add(agreedLimit * sessionPoll)
+	}
+}
