@@ -22,7 +22,6 @@ import (
 
 	"github.com/railweave/railweave/cni/e2e/cluster"
 	"github.com/railweave/railweave/cni/e2e/kube"
-	"github.com/railweave/railweave/cni/e2e/plugins"
 	"github.com/railweave/railweave/cni/e2e/probe"
 	"github.com/railweave/railweave/cni/e2e/runtime"
 	"github.com/railweave/railweave/cni/e2e/testnet"
@@ -38,47 +37,15 @@ var (
 // onKubernetes is a cluster whose agents, and Multus, work with a real API server.
 type onKubernetes struct {
 	*cluster.Cluster
-	api     *kube.API
-	configs map[string]string // of the agents, by node
+	api *kube.ControlPlane
 }
 
 func startKubernetes(t *testing.T) *onKubernetes {
 	t.Helper()
-	bin, err := plugins.BuildKubernetes()
+	options := cluster.Options{Tenants: tenants}
+	api, err := kube.Prepare(&options)
 	must(t, err)
-	root, err := plugins.ModuleDir()
-	must(t, err)
-	k := &onKubernetes{configs: map[string]string{}}
-	ctx := context.Background()
-	prepare := func(network *testnet.Network) error {
-		var err error
-		if k.api, err = kube.Start(network, bin); err != nil {
-			return err
-		}
-		if err := k.api.Install(ctx, filepath.Join(root, "deploy", "chart")); err != nil {
-			return err
-		}
-		for namespace, tenant := range tenants {
-			if err := k.api.CreateNamespace(ctx, namespace, tenant); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	k.Cluster = start(t, cluster.Options{Kubeconfig: func(network *testnet.Network, node *testnet.Node) (string, error) {
-		if k.api == nil {
-			if err := prepare(network); err != nil {
-				return "", err
-			}
-		}
-		if err := k.api.CreateNode(ctx, node.Name); err != nil {
-			return "", err
-		}
-		file, err := k.api.AgentKubeconfig(ctx, node.Name)
-		k.configs[node.Name] = file
-		return file, err
-	}})
-	return k
+	return &onKubernetes{Cluster: start(t, options), api: api}
 }
 
 // run starts a pod through Multus, which reads its networks from the API.
@@ -226,7 +193,7 @@ func (k *onKubernetes) objects(t *testing.T, pods []*runtime.Pod) {
 // relabel moves a Namespace to another tenant by its label, which so far only has the label's value for a name.
 func (k *onKubernetes) relabel(t *testing.T, f *field) {
 	must(t, k.api.SetTenant(context.Background(), "blue", "blue"))
-	cmd := k.Network.Nodes[0].NS.Command("env", "KUBECONFIG="+k.configs["node1"], filepath.Join(k.Bin, "railweave-node"), "tenancy",
+	cmd := k.Network.Nodes[0].NS.Command("env", "KUBECONFIG="+k.api.Kubeconfigs["node1"], filepath.Join(k.Bin, "railweave-node"), "tenancy",
 		"--config", k.Agents[0].ConfigFile(), "--namespace", "blue", "--wait", "60s")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("tenant not in force: %v: %s", err, text)
@@ -418,7 +385,7 @@ func (k *onKubernetes) health(t *testing.T) {
 // as is the API as an agent sees it, from this process.
 func (k *onKubernetes) as(t *testing.T, node string) *rest.Config {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", k.configs[node])
+	config, err := clientcmd.BuildConfigFromFlags("", k.api.Kubeconfigs[node])
 	must(t, err)
 	config.Dial = k.api.Config.Dial
 	return config

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,16 +13,19 @@ import (
 	"time"
 
 	"github.com/railweave/railweave/cni/e2e/cluster"
+	"github.com/railweave/railweave/cni/e2e/kube"
 	"github.com/railweave/railweave/cni/e2e/runtime"
 	"github.com/railweave/railweave/cni/e2e/testnet"
 )
 
 func main() {
 	testnet.RunGuardIfAsked()
-	pods := flag.Int("pods", 100, "pods to start and remove, one after the other")
-	standing := flag.Int("standing", 0, "pods that stand beside them on each node meanwhile")
+	var b bench
+	flag.IntVar(&b.pods, "pods", 100, "pods to start and remove, one after the other")
+	flag.IntVar(&b.standing, "standing", 0, "pods that stand beside them on each node meanwhile")
+	flag.BoolVar(&b.kubernetes, "kubernetes", false, "tenants and pods come from a real API server, not from a directory")
 	flag.Parse()
-	if err := measure(*pods, *standing); err != nil {
+	if err := b.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "addlatency:", err)
 		os.Exit(1)
 	}
@@ -42,72 +46,106 @@ func (s *samples) add(name string, d time.Duration) {
 // ours are this project's plugins, whose sum the target is about.
 var ours = []string{"railweave-ovs", "railweave-frr"}
 
-func measure(pods, standing int) (err error) {
-	s := &samples{all: map[string][]time.Duration{}}
-	recording := false
-	var sum time.Duration
-	c, err := cluster.Start(cluster.Options{
-		Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}, Tenants: map[string]string{"team-a": ""},
-		Observe: func(call runtime.Call) {
-			if !recording {
-				return
-			}
-			s.add(call.Command+" "+call.Plugin, call.Took)
-			if slices.Contains(ours, call.Plugin) {
-				sum += call.Took
-			}
-		}})
-	if err != nil {
-		return err
+// namespace of all pods.
+const namespace = "team-a"
+
+// bench is one measurement.
+type bench struct {
+	pods, standing int
+	kubernetes     bool
+
+	*cluster.Cluster
+	api       *kube.ControlPlane // nil: none
+	samples   samples
+	recording bool
+	sum       time.Duration // of our plugins' calls since it was last set to 0
+}
+
+func (b *bench) observe(call runtime.Call) {
+	if !b.recording {
+		return
 	}
-	defer func() { err = errors.Join(err, c.Stop()) }()
-	for _, r := range c.Runtimes {
-		for i := range standing {
-			if _, err := r.Run("team-a", fmt.Sprintf("standing-%d", i), false); err != nil {
-				return err
-			}
-		}
+	b.samples.add(call.Command+" "+call.Plugin, call.Took)
+	if slices.Contains(ours, call.Plugin) {
+		b.sum += call.Took
 	}
-	recording = true
-	for i := range pods {
-		if err := onePod(c, s, &sum, i); err != nil {
+}
+
+func (b *bench) run() (err error) {
+	b.samples.all = map[string][]time.Duration{}
+	options := cluster.Options{Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}, Tenants: map[string]string{namespace: ""}, Observe: b.observe}
+	if b.kubernetes {
+		if b.api, err = kube.Prepare(&options); err != nil {
 			return err
 		}
 	}
-	s.print(pods, standing)
+	if b.Cluster, err = cluster.Start(options); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Stop()) }()
+	for _, r := range b.Runtimes {
+		for i := range b.standing {
+			pod, err := b.newPod(r, fmt.Sprintf("standing-%s-%d", r.Node.Name, i))
+			if err != nil {
+				return err
+			}
+			for rail := range b.Network.Leaves {
+				if _, err := r.Attach(pod, rail); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	b.recording = true
+	for i := range b.pods {
+		if err := b.onePod(fmt.Sprintf("pod-%d", i)); err != nil {
+			return err
+		}
+	}
+	b.print()
 	return nil
 }
 
+// newPod makes a sandbox, and the pod on the API server if there is one.
+func (b *bench) newPod(r *runtime.Runtime, name string) (*runtime.Pod, error) {
+	pod, err := r.NewPod(namespace, name)
+	if err != nil || b.api == nil {
+		return pod, err
+	}
+	pod.UID, err = b.api.CreatePod(context.Background(), namespace, name, r.Node.Name, nil)
+	return pod, err
+}
+
 // onePod starts and removes a pod, rail by rail.
-func onePod(c *cluster.Cluster, s *samples, sum *time.Duration, i int) error {
-	r := c.Runtimes[0]
-	pod, err := r.NewPod("team-a", fmt.Sprintf("pod-%d", i))
+func (b *bench) onePod(name string) error {
+	r := b.Runtimes[0]
+	pod, err := b.newPod(r, name)
 	if err != nil {
 		return err
 	}
-	for rail, leaf := range c.Network.Leaves {
-		*sum = 0
+	for rail, leaf := range b.Network.Leaves {
+		b.sum = 0
 		if _, err := r.Attach(pod, rail); err != nil {
 			return err
 		}
-		s.add("ADD both of ours", *sum)
+		b.samples.add("ADD both of ours", b.sum)
 		took, err := waitLeaf(leaf, pod.Attachments[rail], true)
 		if err != nil {
 			return err
 		}
-		s.add("leaf learns, after ADD", took)
+		b.samples.add("leaf learns, after ADD", took)
 	}
-	for rail, leaf := range c.Network.Leaves {
-		*sum = 0
+	for rail, leaf := range b.Network.Leaves {
+		b.sum = 0
 		if err := r.Detach(pod, rail); err != nil {
 			return err
 		}
-		s.add("DEL both of ours", *sum)
+		b.samples.add("DEL both of ours", b.sum)
 		took, err := waitLeaf(leaf, pod.Attachments[rail], false)
 		if err != nil {
 			return err
 		}
-		s.add("leaf forgets, after DEL", took)
+		b.samples.add("leaf forgets, after DEL", took)
 	}
 	return r.Discard(pod)
 }
@@ -136,16 +174,20 @@ func waitLeaf(leaf *testnet.Router, a runtime.Attachment, want bool) (time.Durat
 	return time.Since(began), nil
 }
 
-func (s *samples) print(pods, standing int) {
-	fmt.Printf("%d pods with 2 rails, one after the other, beside %d on each of 2 nodes; milliseconds\n\n", pods, standing)
+func (b *bench) print() {
+	tenancy := "a directory"
+	if b.kubernetes {
+		tenancy = "an API server"
+	}
+	fmt.Printf("%d pods with 2 rails, one after the other, beside %d on each of 2 nodes, tenants from %s; milliseconds\n\n", b.pods, b.standing, tenancy)
 	fmt.Printf("| what | n | p50 | p90 | p99 | most |\n|---|---|---|---|---|---|\n")
 	var names []string
-	for name := range s.all {
+	for name := range b.samples.all {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		d := s.all[name]
+		d := b.samples.all[name]
 		slices.Sort(d)
 		at := func(q float64) float64 {
 			return float64(d[min(len(d)-1, int(q*float64(len(d))))]) / float64(time.Millisecond)
