@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -209,8 +210,8 @@ func (c *Config) validate() *Error {
 		{filepath.IsAbs(c.FRR.ConfDir), "frr.confDir", "must be an absolute path"},
 		{filepath.IsAbs(c.FRR.BinDir), "frr.binDir", "must be an absolute path"},
 		{c.FRR.GracefulRestartSeconds >= 1 && c.FRR.GracefulRestartSeconds <= 4095, "frr.gracefulRestartSeconds", "must be 1 to 4095"},
-		{c.FRR.MaximumPrefixes >= 1, "frr.maximumPrefixes", "must be positive"},
-		{c.ReconcileSeconds >= 1, "reconcileSeconds", "must be positive"},
+		{c.FRR.MaximumPrefixes >= 1 && int64(c.FRR.MaximumPrefixes) <= math.MaxUint32, "frr.maximumPrefixes", "must be 1 to 4294967295"}, // FRR's range
+		{c.ReconcileSeconds >= 1 && c.ReconcileSeconds <= 86400, "reconcileSeconds", "must be 1 to 86400, a day"},
 		{len(c.Rails) > 0, "rails", "at least one rail is needed"},
 	})
 	if problem != nil {
