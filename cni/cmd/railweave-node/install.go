@@ -19,6 +19,9 @@ func install(_ context.Context, args []string) error {
 	if err := set.Parse(args); err != nil {
 		return err
 	}
+	if err := noArguments(set); err != nil {
+		return err
+	}
 	for _, name := range plugins {
 		if err := installFile(filepath.Join(*from, name), filepath.Join(*to, name)); err != nil {
 			return err

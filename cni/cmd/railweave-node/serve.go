@@ -36,10 +36,17 @@ func parseFlags(name string, args []string, more func(*flag.FlagSet)) (*nodeconf
 	if err := set.Parse(args); err != nil {
 		return nil, err
 	}
-	if set.NArg() > 0 {
-		return nil, fmt.Errorf("%s: unexpected argument %q", name, set.Arg(0))
+	if err := noArguments(set); err != nil {
+		return nil, err
 	}
 	return nodeconfig.Load(*path)
+}
+
+func noArguments(set *flag.FlagSet) error {
+	if set.NArg() > 0 {
+		return fmt.Errorf("%s: unexpected argument %q", set.Name(), set.Arg(0))
+	}
+	return nil
 }
 
 func renderFRR(_ context.Context, args []string) error {
@@ -54,12 +61,13 @@ func renderFRR(_ context.Context, args []string) error {
 // databaseWait: the database often starts beside the agent.
 const databaseWait = 500 * time.Millisecond
 
-func openDatabase(ctx context.Context, runDir string, log *slog.Logger) (*vswitch.Database, error) {
+// openDatabase waits for the database until the context ends; then it returns nil.
+func openDatabase(ctx context.Context, runDir string, log *slog.Logger) *vswitch.Database {
 	said := false
 	for {
 		database, err := vswitch.OpenDatabase(ctx, runDir)
 		if err == nil {
-			return database, nil
+			return database
 		}
 		if !said {
 			log.Warn("waiting for the Open vSwitch database", "error", err)
@@ -67,7 +75,7 @@ func openDatabase(ctx context.Context, runDir string, log *slog.Logger) (*vswitc
 		}
 		select {
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil
 		case <-time.After(databaseWait):
 		}
 	}
@@ -92,9 +100,9 @@ func serve(ctx context.Context, args []string) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	database, err := openDatabase(ctx, config.OVS.RunDir, log)
-	if err != nil {
-		return err
+	database := openDatabase(ctx, config.OVS.RunDir, log)
+	if database == nil {
+		return nil // asked to end before there was a database
 	}
 	defer database.Close()
 	source, recorder, finish, err := openTenancy(ctx, config, log)

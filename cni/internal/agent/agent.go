@@ -140,9 +140,12 @@ func (a *Agent) revalidate(ctx context.Context) error {
 	return a.Switch.Revalidate(ctx, bridge)
 }
 
-// Run brings everything into the desired state, then keeps it there until the context ends.
+// Run brings everything into the desired state, then keeps it there until the context ends, which is no failure.
 func (a *Agent) Run(ctx context.Context) error {
 	err := a.run(ctx)
+	if ctx.Err() != nil {
+		err = nil // whatever was under way was interrupted
+	}
 	a.farewell(ctx, err)
 	return err
 }
@@ -166,20 +169,12 @@ func (a *Agent) run(ctx context.Context) error {
 	running.Go(func() { a.watchRouting(ctx) })
 	running.Go(func() { a.watchTenancy(ctx) })
 	running.Go(func() { a.watchDatabase(ctx) })
-	running.Go(func() { a.watchSwitch(ctx) })
+	running.Go(func() { every(ctx, answerPoll, a.observeSwitch) })
 	running.Go(func() { a.watchTombstones(ctx) })
 	running.Go(func() { a.watchNode(ctx) })
 	a.setReady()
-	period := time.NewTicker(a.Config.ReconcilePeriod())
-	defer period.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-period.C:
-			a.reconcile(ctx)
-		}
-	}
+	every(ctx, a.Config.ReconcilePeriod(), a.reconcile)
+	return nil
 }
 
 func (a *Agent) setReady() {

@@ -62,22 +62,17 @@ const (
 
 // watchHealth keeps the Node's condition equal to STATUS, also while the agent starts, and tells of agents that fell silent.
 func (a *Agent) watchHealth(ctx context.Context) {
-	ticker := time.NewTicker(healthPoll)
-	defer ticker.Stop()
 	others := pulses{}
-	for {
+	tell := func(ctx context.Context) {
 		a.tell(ctx, a.Config.Node, a.condition(ctx))
 		for _, name := range others.silent(a.Source, a.Config.Node, a.Now()) {
 			if a.tell(ctx, name, Condition{corev1.ConditionUnknown, "AgentSilent", fmt.Sprintf("its agent has not been heard of for %v; its pods keep their rails, new ones wait", tenancy.Lifetime)}) {
 				others.told(name)
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
 	}
+	tell(ctx)
+	every(ctx, healthPoll, tell)
 }
 
 // farewell leaves no condition behind that nobody keeps true. A crash leaves one, until another agent notices.

@@ -53,36 +53,15 @@ func (a *Agent) watchDatabase(ctx context.Context) {
 
 // watchTombstones replays those of DELs that found the agent starting.
 func (a *Agent) watchTombstones(ctx context.Context) {
-	ticker := time.NewTicker(tombstonePoll)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			if err := a.replayTombstones(ctx, nil); err != nil {
-				a.Log.Error("tombstones were not all replayed; trying again", "error", err)
-			}
+	every(ctx, tombstonePoll, func(ctx context.Context) {
+		if err := a.replayTombstones(ctx, nil); err != nil {
+			a.Log.Error("tombstones were not all replayed; trying again", "error", err)
 		}
-	}
+	})
 }
 
-// watchSwitch asks ovs-vswitchd whether it is there: one that was killed leaves its sockets and pid file behind.
-func (a *Agent) watchSwitch(ctx context.Context) {
-	ticker := time.NewTicker(answerPoll)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			a.observeSwitch(ctx)
-		}
-	}
-}
-
-// observeSwitch notes since when ovs-vswitchd has not answered. After switchGrace the rails withdraw what it no longer serves;
-// they are applied again when it answers.
+// observeSwitch asks ovs-vswitchd whether it is there (one that was killed leaves its sockets and pid file behind) and notes since
+// when it has not answered. After switchGrace the rails withdraw what it no longer serves; they are applied again when it answers.
 func (a *Agent) observeSwitch(ctx context.Context) {
 	err := a.Switch.Answers(ctx)
 	now := a.Now()
@@ -137,11 +116,9 @@ func (r *rail) switchAnswers(ctx context.Context) *failure.Error {
 
 // watchRouting keeps FRR's configuration right and follows the sessions and the leafs' MAC addresses.
 func (a *Agent) watchRouting(ctx context.Context) {
-	ticker := time.NewTicker(sessionPoll)
-	defer ticker.Stop()
 	var incarnation uint64
 	ensured := time.Time{}
-	for {
+	look := func(ctx context.Context) {
 		if now := a.Routing.Incarnation(); now != 0 && (now != incarnation || a.Now().Sub(ensured) > a.Config.ReconcilePeriod()) {
 			if err := a.Routing.Ensure(ctx); err != nil {
 				a.Log.Error("FRR's configuration could not be applied", "error", err)
@@ -150,12 +127,9 @@ func (a *Agent) watchRouting(ctx context.Context) {
 			}
 		}
 		a.observeSessions(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
 	}
+	look(ctx)
+	every(ctx, sessionPoll, look)
 }
 
 func (a *Agent) observeSessions(ctx context.Context) {
@@ -203,7 +177,7 @@ func (r *rail) observe(session frr.Session) bool {
 		r.downSince = a.Now()
 	}
 	if session.Established != r.session.Established {
-		a.Log.Info("BGP session", "rail", r.config.Name, "established", session.Established, "peer", session.Peer.String())
+		a.Log.Info("BGP session", "rail", r.config.Name, "established", session.Established, "peer", session.Peer)
 	}
 	r.session = session
 	return changed

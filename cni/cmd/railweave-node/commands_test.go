@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEndWhileWaitingForTheDatabase: who is asked to end before Open vSwitch runs ends in order.
+func TestEndWhileWaitingForTheDatabase(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "node.json")
+	text := fmt.Sprintf(`{"apiVersion":"railweave.io/v1","kind":"NodeConfig","node":"node1","asn":65001,"routerID":"10.255.0.1","ovs":{"runDir":%q},
+"rails":[{"name":"rail0","bridge":"br-rail0","uplink":"p0","pools":[{"prefix":"10.64.0.0/16","gateway":"10.64.0.1"}],"peer":{"unnumbered":true}}]}`, dir)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	if err := serve(ctx, []string{"--config", file}); err != nil {
+		t.Errorf("an orderly end: %v", err)
+	}
+}
+
+func TestInstall(t *testing.T) {
+	from, to := t.TempDir(), t.TempDir()
+	for _, name := range plugins {
+		if err := os.WriteFile(filepath.Join(from, name), []byte("new "+name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(to, name), []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := install(t.Context(), []string{"--from", from, "--to", to, "railweave-ovs"}); err == nil || !strings.Contains(err.Error(), `"railweave-ovs"`) {
+		t.Errorf("an argument too many: %v", err)
+	}
+	if err := install(t.Context(), []string{"--from", from, "--to", to}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(to)
+	if err != nil || len(left) != len(plugins) {
+		t.Errorf("%v, %v", left, err)
+	}
+	for _, name := range plugins {
+		path := filepath.Join(to, name)
+		got, err := os.ReadFile(path)
+		info, statErr := os.Stat(path)
+		if err != nil || statErr != nil || string(got) != "new "+name || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %q, %v, %v, %v", name, got, info, err, statErr)
+		}
+	}
+	// A plugin that is not there leaves what was, and no half file.
+	if err := os.Remove(filepath.Join(from, plugins[1])); err != nil {
+		t.Fatal(err)
+	}
+	if err := install(t.Context(), []string{"--from", from, "--to", to}); err == nil {
+		t.Error("a missing plugin is not told")
+	}
+	if left, err := os.ReadDir(to); err != nil || len(left) != len(plugins) {
+		t.Errorf("%v, %v", left, err)
+	}
+}

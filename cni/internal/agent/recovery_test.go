@@ -1,0 +1,210 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	nodev1 "github.com/railweave/railweave/cni/api/v1"
+	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/failure"
+	"github.com/railweave/railweave/cni/internal/store"
+)
+
+func TestRestartOfTheAgentChangesNothing(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	before, err := n.Flows(t.Context(), "br-rail0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.mutex.Lock()
+	n.history = nil
+	n.mutex.Unlock()
+	n = n.restart("boot1")
+	after, err := n.Flows(t.Context(), "br-rail0")
+	if err != nil || !slices.Equal(before, after) {
+		t.Errorf("%v\nbefore %v\nafter  %v", err, before, after)
+	}
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	for _, operation := range n.history {
+		if strings.HasPrefix(operation, "withdraw") {
+			t.Error(operation)
+		}
+	}
+}
+
+func TestReboot(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	n.stop()
+	n.mutex.Lock()
+	n.routes, n.netns = map[netip.Addr]bool{}, map[string]*fakeNetns{}
+	n.mutex.Unlock()
+	n = n.restart("boot2")
+	n.nothingLeft()
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if _, there := n.bridges["br-rail0"].Ports[held.Port]; there {
+		t.Error("the stale port, which makes ovs-cni's next ADD fail, is still there")
+	}
+}
+
+func TestDamagedStoreIsRebuilt(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("{\"checksum\":\"x\""), 0o600) },
+		"removed": os.Remove,
+		"of another release": func(path string) error {
+			return store.WriteSealed(path, map[string]any{"version": 2, "something": "else"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) { rebuilt(t, damage) })
+	}
+}
+
+func rebuilt(t *testing.T, damage func(path string) error) {
+	n := start(t)
+	first, second := n.pod("team-a", 1), n.pod("team-b", 2)
+	n.attach(first)
+	n.announce(first)
+	n.attach(second)
+	n.stop()
+	want := n.stored()
+	before := n.announced()
+	if err := damage(filepath.Join(n.state, "store.json")); err != nil {
+		t.Fatal(err)
+	}
+	n.mutex.Lock()
+	n.history = nil
+	n.mutex.Unlock()
+	n = n.restart("boot1")
+	got := n.stored()
+	if fmt.Sprintf("%+v", deref(got)) != fmt.Sprintf("%+v", deref(want)) {
+		t.Errorf("rebuilt\n%+v\nwas\n%+v", deref(got), deref(want))
+	}
+	if after := n.announced(); !slices.Equal(before, after) {
+		t.Errorf("announced %v, before %v", after, before)
+	}
+	if err := errors.Join(n.agent.Status(t.Context(), "rail0"), n.agent.CheckAttachment(t.Context(), first), n.agent.CheckAnnouncement(t.Context(), first.Key, "rail0", first.Addresses)); err != nil {
+		t.Errorf("STATUS and CHECK: %v", err)
+	}
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	for _, operation := range n.history {
+		if strings.HasPrefix(operation, "withdraw") {
+			t.Errorf("traffic was touched: %s", operation)
+		}
+	}
+}
+
+func deref(pointers []*attachment.Attachment) []attachment.Attachment {
+	var values []attachment.Attachment
+	for _, pointer := range pointers {
+		values = append(values, *pointer)
+	}
+	return values
+}
+
+// TestTombstones are replayed before the agent serves, and those that come while the agent serves soon after.
+func TestTombstones(t *testing.T) {
+	n := start(t)
+	first, second := n.pod("team-a", 1), n.pod("team-a", 2)
+	for _, held := range []*attachment.Attachment{first, second} {
+		n.attach(held)
+		n.announce(held)
+	}
+	n.stop()
+	if err := store.Bury(n.state, store.Tombstone{Verb: store.Withdraw, Key: first.Key}); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Bury(n.state, store.Tombstone{Verb: store.Detach, Key: first.Key}); err != nil {
+		t.Fatal(err)
+	}
+	n = n.restart("boot1")
+	if stored := n.stored(); len(stored) != 1 || stored[0].Key != second.Key || n.flowsWith(first.MAC) != 0 {
+		t.Errorf("%v", stored)
+	}
+	if err := store.Bury(n.state, store.Tombstone{Verb: store.Detach, Key: second.Key}); err != nil {
+		t.Fatal(err)
+	}
+	n.await("the late tombstone is replayed", func() bool { return len(n.announced()) == 0 && n.flowsWith(second.MAC) == 0 })
+}
+
+// TestTombstoneOfAnUnknownAttachment: the store was lost, cached flows may be left.
+func TestTombstoneOfAnUnknownAttachment(t *testing.T) {
+	n := start(t)
+	n.stop()
+	began := n.operations()
+	gone := store.Tombstone{Verb: store.Detach, Key: attachment.Key{Network: "rail0", ContainerID: "gone", Interface: "net1"}}
+	if err := store.Bury(n.state, gone); err != nil {
+		t.Fatal(err)
+	}
+	n.restart("boot1")
+	n.position("revalidate", began)
+	if store.Buried(n.state, gone) {
+		t.Error("it is still buried")
+	}
+}
+
+// TestTombstonesOfOneRailDoNotHoldUpAnother: rail0's bridge was taken over by a controller; rail1 serves, with its tombstone replayed.
+func TestTombstonesOfOneRailDoNotHoldUpAnother(t *testing.T) {
+	n := start(t)
+	first := n.pod("team-a", 1)
+	n.attach(first)
+	n.announce(first)
+	second := n.podOn("rail1", "team-a", 2)
+	n.attach(second)
+	n.announce(second)
+	n.stop()
+	for _, held := range []*attachment.Attachment{first, second} {
+		if err := store.Bury(n.state, store.Tombstone{Verb: store.Detach, Key: held.Key}); err != nil {
+			t.Fatal(err)
+		}
+		for _, host := range held.Hosts() {
+			delete(n.routes, host) // as the plugin does
+		}
+	}
+	n.bridges["br-rail0"].Controllers = 1
+	began := n.operations()
+	n = n.restart("boot1")
+	if stored := n.stored(); len(stored) != 1 || stored[0].Key != first.Key {
+		t.Errorf("in the store: %v", stored)
+	}
+	third := n.podOn("rail1", "team-a", 3)
+	n.attach(third)
+	if got := failure.ReasonOf(n.agent.Attach(t.Context(), n.pod("team-a", 4))); got != nodev1.Reason_BRIDGE_FOREIGN {
+		t.Errorf("on the rail whose DEL waits: %v", got)
+	}
+	n.locked(func() { n.bridges["br-rail0"].Controllers = 0 })
+	n.await("the tombstone is replayed", func() bool { return len(n.stored()) == 1 })
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	for _, operation := range n.history[began:] {
+		if strings.HasPrefix(operation, "announce") {
+			t.Errorf("an address that the plugin had withdrawn came back: %s", operation)
+		}
+	}
+}
+
+// TestUnreadableTombstones: what DELs wanted is not known, so nothing new is served.
+func TestUnreadableTombstones(t *testing.T) {
+	n := start(t)
+	if err := os.WriteFile(filepath.Join(n.state, "tombstones"), nil, 0o600); err != nil { // a file, not a directory
+		t.Fatal(err)
+	}
+	for verb, err := range map[string]error{"Attach": n.agent.Attach(t.Context(), n.pod("team-a", 1)), "STATUS": n.agent.Status(t.Context(), "rail0")} {
+		if got := failure.ReasonOf(err); got != nodev1.Reason_STORE_FAILED {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
