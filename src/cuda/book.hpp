@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../engine/shared_memory.hpp"
+#include "liveness.hpp"
 #include "operation.hpp"
 
 namespace railweave::cuda {
@@ -19,8 +20,7 @@ struct BookPage {
     std::uint64_t buffer;  // 0 while it is being written
     cudaIpcMemHandle_t handle;
   };
-  std::uint32_t failed;      // this rank's communicator has ended by an error or abort
-  std::uint32_t leaving;     // no kernel of this rank will touch anything any more
+  Liveness life;
   std::uint64_t newest;      // number of the newest entry; the first one is kAbsoluteBuffer + 1
   Entry entries[kMappings];  // buffer n at n % kMappings
 };

@@ -1,6 +1,5 @@
 #include "communicator.hpp"
 
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,11 +25,6 @@ constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
 constexpr std::size_t kMostPending = 4096;
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
-
-bool has_exited(int pidfd) {
-  pollfd poll{pidfd, POLLIN, 0};
-  return ::poll(&poll, 1, 0) == 1;
-}
 
 template <typename T>
 T load_shared(T& word) {
@@ -82,7 +76,6 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       kernels_(preload_kernels()),
       region_(rank, world),
       mate_books_(world),
-      pages_(world),
       processes_(world) {
   bring_together(rendezvous);
   watcher_ = std::jthread([this] { watch(); });
@@ -102,16 +95,15 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
         throw BootstrapError("rank " + std::to_string(rank) + " has gpu_low_latency_bytes " + std::to_string(theirs.low_latency_bytes) +
                              "; expected " + std::to_string(mine.low_latency_bytes) + ", as all ranks must agree");
       region_.map(rank, theirs.region);
-      if (rank == rank_) {
-        pages_[rank] = &book_.page();
-        continue;
-      }
+      if (rank == rank_) continue;
       mate_books_[rank] = std::make_unique<MateBook>(theirs.book, region_.mappings(rank));
-      pages_[rank] = &mate_books_[rank]->page();
-      if (theirs.region.pid == mine.region.pid) continue;
-      processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
-      if (!processes_[rank])
-        throw BootstrapError("rank " + std::to_string(rank) + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) + ")");
+      if (theirs.region.pid != mine.region.pid) {
+        processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
+        if (!processes_[rank])
+          throw BootstrapError("rank " + std::to_string(rank) + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) +
+                               ")");
+      }
+      mates_.push_back({rank, &mate_books_[rank]->page().life, processes_[rank].get()});
     }
   } catch (const Error& error) {
     problem = error.what();
@@ -270,14 +262,9 @@ void Communicator::look_around() {
     const std::scoped_lock lock(mutex_);
     progress = {enqueued_, view().completed, captured_};
   }
-  for (std::uint32_t rank = 0; rank < world_; ++rank) {
-    if (rank == rank_) continue;
-    const bool other_process = static_cast<bool>(processes_[rank]);
-    if (load_shared(pages_[rank]->failed) != 0)
-      fail({"rank " + std::to_string(rank) + "'s side of the communicator has failed", std::nullopt});
-    if (other_process && load_shared(pages_[rank]->leaving) == 0 && has_exited(processes_[rank].get()))
-      fail({"rank " + std::to_string(rank) + " has died", rank});
-    if (other_process) mate_books_[rank]->follow(side_stream_.get(), progress);
+  if (auto failure = find_failure(mates_)) fail(std::move(*failure));
+  for (const Mate& mate : mates_) {
+    if (processes_[mate.rank]) mate_books_[mate.rank]->follow(side_stream_.get(), progress);
   }
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
@@ -304,9 +291,9 @@ void Communicator::fail(Failure failure) {
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
+    tell_failure(book_.page().life, *failure_);
   }
   std::atomic_ref(region_.host().stop).store(1, std::memory_order_release);
-  std::atomic_ref(book_.page().failed).store(1, std::memory_order_release);
 }
 
 HostView Communicator::view() const {
@@ -342,13 +329,8 @@ void Communicator::drain() {
     fail({"operations had not ended when the communicator was drained", std::nullopt});
     while (!ended()) std::this_thread::sleep_for(kBusyLook);  // kernels leave now
   }
-  std::atomic_ref(book_.page().leaving).store(1, std::memory_order_release);
-  wait_until([&] {
-    for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      if (processes_[rank] && load_shared(pages_[rank]->leaving) == 0 && !has_exited(processes_[rank].get())) return false;
-    }
-    return true;
-  });
+  tell_leaving(book_.page().life);
+  wait_until([&] { return std::all_of(mates_.begin(), mates_.end(), [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); }); });
 }
 
 // --- Looking at it

@@ -17,6 +17,7 @@
 #include "book.hpp"
 #include "device.hpp"
 #include "kernel.hpp"
+#include "liveness.hpp"
 #include "operation.hpp"
 #include "railweave/engine/settings.hpp"
 #include "region.hpp"
@@ -39,12 +40,6 @@ struct Counters {
   std::uint64_t completed = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
-};
-
-// What ended a communicator.
-struct Failure {
-  std::string text;
-  std::optional<std::uint32_t> dead_rank;
 };
 
 class Communicator {
@@ -95,8 +90,8 @@ class Communicator {
   Region region_;  // this rank's memory and its mates'
   Book book_;
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for ranks of this process
-  std::vector<BookPage*> pages_;                       // by rank
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process
+  std::vector<Mate> mates_;                            // the other ranks
   Stream side_stream_ = make_stream();                 // of the watching thread
   Event last_ = make_event();                          // after the last operation
   Event join_ = make_event();                          // other streams of an operation

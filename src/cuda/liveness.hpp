@@ -1,0 +1,40 @@
+// What ranks of a node say of themselves in memory that their mates map, and what a rank concludes when one of them fails or dies.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace railweave::cuda {
+
+// What ended a communicator.
+struct Failure {
+  std::string text;
+  std::optional<std::uint32_t> dead_rank;
+};
+
+// One writer: the rank that it is about.
+struct Liveness {
+  std::uint32_t failed;   // kWell; else its communicator has ended: by an error or abort, or because of a death
+  std::uint32_t leaving;  // no kernel of this rank will touch anything any more
+};
+inline constexpr std::uint32_t kWell = 0, kFailed = 1, kDeathOf = 2;  // kDeathOf + r: rank r has died
+
+struct Mate {
+  std::uint32_t rank;
+  Liveness* life;
+  int pidfd;  // -1: a rank of this process
+};
+
+// The first failure that is told stays.
+void tell_failure(Liveness& own, const Failure& failure);
+void tell_leaving(Liveness& own);
+// No kernel of that rank touches anything any more: it said so, or its process has ended.
+bool has_left(const Mate& mate);
+
+// Why the communicator cannot go on, or nothing. A death goes before the failures that it causes: when a rank dies each of its mates fails,
+// and a mate that has seen the death a moment earlier must not hide it from the others.
+std::optional<Failure> find_failure(std::span<const Mate> mates);
+
+}  // namespace railweave::cuda
