@@ -41,7 +41,11 @@ bool is_blocking(const void* config, bool inherited) {
 }
 
 // The communicators of this process that may have a device side; nullptr: every call about it is NCCL's.
-CommunicatorPointer tracked(ncclComm_t handle) { return passes() ? nullptr : Registry::get().find(handle); }
+// The reference is good until the thread's next call.
+const CommunicatorPointer& tracked(ncclComm_t handle) {
+  static const CommunicatorPointer none;
+  return passes() ? none : Registry::get().find(handle);
+}
 
 // Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave.
 ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, CommunicatorPointer parent = nullptr) {
@@ -80,7 +84,8 @@ ncclResult_t check_served(const CommunicatorPointer& communicator) {
   if (communicator == nullptr || communicator->state() == Communicator::State::unserved) return ncclInProgress;
   if (communicator->state() == Communicator::State::settling)
     return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that it is ready");
-  return Group::of_this_thread().fail(communicator->known_error());
+  const ncclResult_t error = communicator->known_error();
+  return error == ncclSuccess ? error : Group::of_this_thread().fail(error);
 }
 
 struct Call {
@@ -105,7 +110,8 @@ ncclResult_t check_bytes(const Call& call, std::size_t times, std::uint64_t& byt
 // A message of 0 bytes moves nothing and waits for nothing at either end.
 void add_message(const CommunicatorPointer& communicator, railweave_cuda_kind kind, int peer, void* data, std::uint64_t bytes,
                  cudaStream_t stream) {
-  if (bytes != 0) Group::of_this_thread().add(Message{communicator, kind, static_cast<std::uint32_t>(peer), data, bytes, stream});
+  if (bytes != 0)
+    Group::of_this_thread().add(communicator, {communicator.get(), kind, static_cast<std::uint32_t>(peer), data, bytes, stream});
 }
 
 ncclResult_t end_unless_grouped() {
@@ -168,7 +174,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclGroupSimulateEnd(void* info) {
 RAILWEAVE_NCCL_API ncclResult_t ncclSend(const void* sendbuff, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                                          cudaStream_t stream) {
   static const Real<ncclResult_t(const void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> real("ncclSend");
-  const CommunicatorPointer communicator = tracked(comm);
+  const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
   if (served == ncclInProgress) return real(sendbuff, count, type, peer, comm, stream);
   return served != ncclSuccess ? served : route(communicator, RAILWEAVE_CUDA_SEND, {"ncclSend", sendbuff, count, type}, peer, stream);
@@ -177,7 +183,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclSend(const void* sendbuff, std::size_t count
 RAILWEAVE_NCCL_API ncclResult_t ncclRecv(void* recvbuff, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                                          cudaStream_t stream) {
   static const Real<ncclResult_t(void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> real("ncclRecv");
-  const CommunicatorPointer communicator = tracked(comm);
+  const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
   if (served == ncclInProgress) return real(recvbuff, count, type, peer, comm, stream);
   return served != ncclSuccess ? served : route(communicator, RAILWEAVE_CUDA_RECV, {"ncclRecv", recvbuff, count, type}, peer, stream);
@@ -186,7 +192,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclRecv(void* recvbuff, std::size_t count, nccl
 RAILWEAVE_NCCL_API ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, std::size_t count, ncclDataType_t type, ncclComm_t comm,
                                              cudaStream_t stream) {
   static const Real<ncclResult_t(const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t)> real("ncclAlltoAll");
-  const CommunicatorPointer communicator = tracked(comm);
+  const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
   if (served == ncclInProgress) return real(sendbuff, recvbuff, count, type, comm, stream);
   return served != ncclSuccess ? served : route_all_to_all(communicator, {"ncclAlltoAll", sendbuff, count, type}, recvbuff, stream);
@@ -196,7 +202,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclAlltoAllConfig(const void* sendbuff, void* r
                                                    ncclComm_t comm, cudaStream_t stream, const void* config) {
   static const Real<ncclResult_t(const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t, const void*)> real(
       "ncclAlltoAllConfig");
-  const CommunicatorPointer communicator = tracked(comm);
+  const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
   if (served == ncclInProgress) return real(sendbuff, recvbuff, count, type, comm, stream, config);
   if (served != ncclSuccess) return served;

@@ -131,8 +131,7 @@ void Communicator::agree() {
                                  ? "rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused
                                  : "a rank went away while it was set up";
   if (device_side_ != nullptr) library.api->abort(device_side_);
-  library.api->destroy(device_side_);
-  device_side_ = nullptr;
+  library.api->destroy(device_side_.exchange(nullptr));
   leave_to_nccl(reason, rank_ == 0);
 }
 
@@ -147,9 +146,12 @@ std::string Communicator::create_device_side(const std::string& rendezvous) {
   config.rendezvous = rendezvous.c_str();
   config.settings = &bootstrap;
   config.setting_count = 1;
-  const auto status = device_library().api->create(&config, &device_side_);
-  if (status == RAILWEAVE_OK) return "";
-  device_side_ = nullptr;
+  railweave_cuda_communicator* made = nullptr;
+  const auto status = device_library().api->create(&config, &made);
+  if (status == RAILWEAVE_OK) {
+    device_side_ = made;
+    return "";
+  }
   const std::string text = device_error(status);
   return text.empty() ? "the device library gave no reason" : text;
 }
@@ -173,6 +175,7 @@ void Communicator::fail(ncclResult_t error, const std::string& reason) {
 
 void Communicator::settled(State state) {
   if (state == State::served) {
+    ranges_ = std::make_unique<const RangeDomain>("Railweave " + label());
     log(LogLevel::info, label() + ": served: sends, receives and all-to-all go over Railweave on device " + std::to_string(device_));
     watch(shared_from_this());
   }
@@ -223,9 +226,11 @@ void Communicator::release() {
   { const std::lock_guard lock(handle_mutex_); }
   in_background([self = shared_from_this()] {
     self->wait_settled();
-    std::unique_lock lock(self->device_mutex_);
-    railweave_cuda_communicator* const device_side = std::exchange(self->device_side_, nullptr);
-    lock.unlock();
+    railweave_cuda_communicator* device_side = nullptr;
+    {
+      const std::scoped_lock lock(self->device_mutex_, self->enqueue_mutex_);
+      device_side = self->device_side_.exchange(nullptr);
+    }
     if (device_side != nullptr) device_library().api->destroy(device_side);
   });
 }
@@ -334,9 +339,25 @@ void Registry::add(CommunicatorPointer communicator) {
   const std::lock_guard lock(mutex_);
   const ncclComm_t handle = communicator->handle();
   entries_[handle] = std::move(communicator);
+  changes_.fetch_add(1, std::memory_order_release);
 }
 
-CommunicatorPointer Registry::find(ncclComm_t handle) {
+const CommunicatorPointer& Registry::find(ncclComm_t handle) {
+  struct Remembered {
+    std::uint64_t changes = 0;
+    ncclComm_t handle = nullptr;
+    CommunicatorPointer communicator;
+  };
+  static thread_local Remembered last;
+  const std::uint64_t changes = changes_.load(std::memory_order_acquire);
+  if (last.changes != changes || last.handle != handle) {
+    last = {changes, handle, look_up(handle)};
+    if (last.communicator == nullptr) last.changes = 0;  // may be followed from the next call on
+  }
+  return last.communicator;
+}
+
+CommunicatorPointer Registry::look_up(ncclComm_t handle) {
   std::unique_lock lock(mutex_);
   if (const auto at = entries_.find(handle); at != entries_.end()) return at->second;
   if (expected_children == 0 || handle == nullptr) return nullptr;
@@ -356,6 +377,7 @@ CommunicatorPointer Registry::remove(ncclComm_t handle) {
   if (at == entries_.end()) return nullptr;
   CommunicatorPointer communicator = at->second;
   entries_.erase(at);
+  changes_.fetch_add(1, std::memory_order_release);
   return communicator;
 }
 

@@ -15,6 +15,7 @@
 #include "metrics.hpp"
 #include "nccl_abi.hpp"
 #include "railweave/cuda.h"
+#include "ranges.hpp"
 
 namespace railweave::nccl {
 
@@ -58,7 +59,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint32_t rank() const noexcept { return rank_; }
   std::uint32_t world() const noexcept { return world_; }
   int device() const noexcept { return device_; }
-  railweave_cuda_communicator* device_side() const noexcept { return device_side_; }
+  // nullptr once release() has freed it, which it does under enqueue_mutex(): another thread may abort while this one queues.
+  railweave_cuda_communicator* device_side() const noexcept { return device_side_.load(std::memory_order_acquire); }
+  const RangeDomain* ranges() const noexcept { return ranges_.get(); }
 
   // ncclSuccess, ncclInProgress while settling or finalizing, or what ended it.
   ncclResult_t async_error();
@@ -113,7 +116,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Origin origin_;
   std::uint32_t rank_ = 0, world_ = 0;
   int device_ = 0;
-  railweave_cuda_communicator* device_side_ = nullptr;
+  std::atomic<railweave_cuda_communicator*> device_side_{nullptr};
+  std::unique_ptr<const RangeDomain> ranges_;
   std::atomic<State> state_{State::settling};
   std::atomic<ncclResult_t> error_{ncclSuccess};
   std::atomic<bool> cancelled_{false};
@@ -144,13 +148,17 @@ class Registry {
  public:
   static Registry& get();
   void add(CommunicatorPointer communicator);
-  // A child that is expected is followed now. nullptr: the shim has no part in it.
-  CommunicatorPointer find(ncclComm_t handle);
+  // A child that is expected is followed now. nullptr: the shim has no part in it. The reference is good until the thread's next call.
+  // Each thread remembers the last one that it found, so that a group's messages take no lock.
+  const CommunicatorPointer& find(ncclComm_t handle);
   CommunicatorPointer remove(ncclComm_t handle);
 
  private:
+  CommunicatorPointer look_up(ncclComm_t handle);
+
   std::mutex mutex_;
   std::map<ncclComm_t, CommunicatorPointer> entries_;  // guarded by mutex_
+  std::atomic<std::uint64_t> changes_{1};              // of entries_: what threads remember is good for one value
 };
 
 }  // namespace railweave::nccl

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "device_library.hpp"
@@ -18,46 +19,67 @@ ncclResult_t refuse(ncclResult_t error, const std::string& text) {
   return error;
 }
 
-// One launch: everything here is connected.
-class Launch {
- public:
-  void add(const Message& message) {
-    railweave_cuda_transfer transfer{};
-    transfer.size = sizeof transfer;
-    transfer.communicator = message.communicator->device_side();
-    transfer.kind = static_cast<std::uint32_t>(message.kind);
-    transfer.peer = message.peer;
-    transfer.data = message.data;
-    transfer.bytes = message.bytes;
-    transfers_.push_back(transfer);
-    const auto stream = static_cast<railweave_cuda_stream>(message.stream);
-    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
-    Communicator* communicator = message.communicator.get();
-    if (std::find(communicators_.begin(), communicators_.end(), communicator) == communicators_.end())
-      communicators_.push_back(communicator);
+RangeFacts facts(const std::vector<railweave_cuda_transfer>& transfers, const railweave_cuda_communicator* communicator) {
+  RangeFacts result;
+  std::set<std::uint32_t> peers;
+  for (const railweave_cuda_transfer& transfer : transfers) {
+    if (transfer.communicator != communicator) continue;
+    (transfer.kind == RAILWEAVE_CUDA_SEND ? result.bytes_sent : result.bytes_received) += transfer.bytes;
+    ++result.messages;
+    peers.insert(transfer.peer);
   }
-
-  ncclResult_t run() {
-    // In one order in all threads.
-    std::sort(communicators_.begin(), communicators_.end(), std::less<>{});
-    std::vector<std::unique_lock<std::mutex>> locks;
-    for (Communicator* communicator : communicators_) locks.emplace_back(communicator->enqueue_mutex());
-    const auto& api = *device_library().api;
-    const auto status = api.enqueue(transfers_.data(), transfers_.size(), streams_.data(), streams_.size());
-    if (status != RAILWEAVE_OK) return refuse(to_nccl(status), "communicator " + communicators_.front()->name() + ": " + api.last_error());
-    if (logs(LogLevel::debug))
-      log(LogLevel::debug, "communicator " + communicators_.front()->name() + ": " + std::to_string(transfers_.size()) + " messages on " +
-                               std::to_string(streams_.size()) + " streams in one launch");
-    return ncclSuccess;
-  }
-
- private:
-  std::vector<railweave_cuda_transfer> transfers_;
-  std::vector<railweave_cuda_stream> streams_;
-  std::vector<Communicator*> communicators_;
-};
+  result.peers = static_cast<std::uint32_t>(peers.size());
+  return result;
+}
 
 }  // namespace
+
+void Launch::add(const Message& message) {
+  railweave_cuda_transfer transfer{};
+  transfer.size = sizeof transfer;
+  transfer.communicator = message.communicator->device_side();
+  transfer.kind = static_cast<std::uint32_t>(message.kind);
+  transfer.peer = message.peer;
+  transfer.data = message.data;
+  transfer.bytes = message.bytes;
+  transfers_.push_back(transfer);
+  const auto stream = static_cast<railweave_cuda_stream>(message.stream);
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+  if (std::find(communicators_.begin(), communicators_.end(), message.communicator) == communicators_.end())
+    communicators_.push_back(message.communicator);
+}
+
+ncclResult_t Launch::run() {
+  // In one order in all threads.
+  std::sort(communicators_.begin(), communicators_.end(), std::less<>{});
+  for (Communicator* communicator : communicators_) locks_.emplace_back(communicator->enqueue_mutex());
+  const auto ended = std::find_if(communicators_.begin(), communicators_.end(),
+                                  [](const Communicator* communicator) { return communicator->device_side() == nullptr; });
+  if (ended != communicators_.end()) {
+    locks_.clear();
+    return refuse(ncclInvalidUsage, "communicator " + (*ended)->name() + " was ended while a group of its messages was open");
+  }
+  for (const Communicator* communicator : communicators_) {
+    if (communicator->ranges()->listens()) communicator->ranges()->push(facts(transfers_, communicator->device_side()));
+  }
+  const auto& api = *device_library().api;
+  const auto status = api.enqueue(transfers_.data(), transfers_.size(), streams_.data(), streams_.size());
+  for (const Communicator* communicator : communicators_) {
+    if (communicator->ranges()->listens()) communicator->ranges()->pop();
+  }
+  locks_.clear();
+  if (status != RAILWEAVE_OK) return refuse(to_nccl(status), "communicator " + communicators_.front()->name() + ": " + api.last_error());
+  if (logs(LogLevel::debug))
+    log(LogLevel::debug, "communicator " + communicators_.front()->name() + ": " + std::to_string(transfers_.size()) + " messages on " +
+                             std::to_string(streams_.size()) + " streams in one launch");
+  return ncclSuccess;
+}
+
+void Launch::clear() noexcept {
+  transfers_.clear();
+  streams_.clear();
+  communicators_.clear();
+}
 
 Group& Group::of_this_thread() {
   static thread_local Group group;
@@ -69,21 +91,55 @@ ncclResult_t Group::fail(ncclResult_t error) noexcept {
   return error;
 }
 
+void Group::add(const CommunicatorPointer& communicator, const Message& message) {
+  if (std::find(communicators_.rbegin(), communicators_.rend(), communicator) == communicators_.rend())
+    communicators_.push_back(communicator);
+  has_self_messages_ = has_self_messages_ || message.peer == communicator->rank();
+  messages_.push_back(message);
+}
+
+void Group::forget_messages() noexcept {
+  messages_.clear();
+  communicators_.clear();
+  has_self_messages_ = false;
+}
+
 ncclResult_t Group::finish(ncclResult_t nccl) {
-  const std::vector<Message> messages = std::exchange(messages_, {});
-  std::vector<GroupBirth> births = std::exchange(births_, {});
   const ncclResult_t error = std::exchange(error_, ncclSuccess);
-  if (nccl != ncclSuccess && nccl != ncclInProgress) return nccl;
-  follow(std::move(births));
-  if (error != ncclSuccess) return error;
-  if (const std::string wrong = check_self_messages(messages); !wrong.empty()) return refuse(ncclInvalidUsage, wrong);
-  const ncclResult_t queued = enqueue(messages);
-  return queued == ncclSuccess ? nccl : queued;
+  ncclResult_t result = nccl;
+  if (nccl == ncclSuccess || nccl == ncclInProgress) {
+    if (!births_.empty()) follow(std::exchange(births_, {}));
+    const ncclResult_t queued = error == ncclSuccess ? enqueue() : error;
+    if (queued != ncclSuccess) result = queued;
+  }
+  births_.clear();
+  forget_messages();
+  return result;
 }
 
 ncclResult_t Group::finish_simulated(ncclResult_t nccl) {
-  messages_.clear();
+  forget_messages();
   return finish(nccl);
+}
+
+// One launch for what is connected.
+ncclResult_t Group::enqueue() {
+  if (messages_.empty()) return ncclSuccess;
+  if (has_self_messages_) {
+    if (const std::string wrong = check_self_messages(messages_); !wrong.empty()) return refuse(ncclInvalidUsage, wrong);
+  }
+  if (communicators_.size() == 1) {
+    launch_.clear();
+    for (const Message& message : messages_) launch_.add(message);
+    return launch_.run();
+  }
+  const std::vector<std::size_t> launch_of = launches(messages_);
+  std::vector<Launch> list(*std::max_element(launch_of.begin(), launch_of.end()) + 1);
+  for (std::size_t i = 0; i < messages_.size(); ++i) list[launch_of[i]].add(messages_[i]);
+  for (Launch& launch : list) {
+    if (const ncclResult_t result = launch.run(); result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
 }
 
 // A handle that is NULL belongs to a child that NCCL is still making (NCCL's call gives ncclSuccess all the same), or to none of this rank.
@@ -114,7 +170,7 @@ std::vector<std::size_t> launches(const std::vector<Message>& messages) {
   std::map<const void*, std::size_t> communicators;
   std::map<std::pair<int, const void*>, std::size_t> streams;  // the default stream has one handle on all devices
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    for (const std::size_t other : {communicators.try_emplace(messages[i].communicator.get(), i).first->second,
+    for (const std::size_t other : {communicators.try_emplace(messages[i].communicator, i).first->second,
                                     streams.try_emplace({messages[i].communicator->device(), messages[i].stream}, i).first->second}) {
       const std::size_t a = root(i), b = root(other);
       parent[std::max(a, b)] = std::min(a, b);
@@ -130,21 +186,10 @@ std::string check_self_messages(const std::vector<Message>& messages) {
   std::map<const Communicator*, std::vector<std::uint64_t>> sends, receives;
   for (const Message& message : messages) {
     if (message.peer == message.communicator->rank())
-      (message.kind == RAILWEAVE_CUDA_SEND ? sends : receives)[message.communicator.get()].push_back(message.bytes);
+      (message.kind == RAILWEAVE_CUDA_SEND ? sends : receives)[message.communicator].push_back(message.bytes);
   }
   if (sends == receives) return "";
   return "a group sends to its own rank without a receive of the same size from it in the same group; such messages have to come in pairs";
-}
-
-ncclResult_t enqueue(const std::vector<Message>& messages) {
-  if (messages.empty()) return ncclSuccess;
-  const std::vector<std::size_t> launch_of = launches(messages);
-  std::vector<Launch> list(*std::max_element(launch_of.begin(), launch_of.end()) + 1);
-  for (std::size_t i = 0; i < messages.size(); ++i) list[launch_of[i]].add(messages[i]);
-  for (Launch& launch : list) {
-    if (const ncclResult_t result = launch.run(); result != ncclSuccess) return result;
-  }
-  return ncclSuccess;
 }
 
 }  // namespace railweave::nccl

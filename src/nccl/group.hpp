@@ -1,6 +1,8 @@
 // Groups: what a thread collects between ncclGroupStart and ncclGroupEnd.
 #pragma once
 
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "communicator.hpp"
@@ -10,7 +12,7 @@
 namespace railweave::nccl {
 
 struct Message {
-  CommunicatorPointer communicator;
+  Communicator* communicator = nullptr;
   railweave_cuda_kind kind = RAILWEAVE_CUDA_SEND;
   std::uint32_t peer = 0;
   void* data = nullptr;
@@ -24,6 +26,23 @@ struct GroupBirth {
   CommunicatorPointer parent;  // nullptr: it has none
 };
 
+// What is queued at once: everything here is connected.
+class Launch {
+ public:
+  void add(const Message& message);
+  ncclResult_t run();
+  // Keeps its memory.
+  void clear() noexcept;
+
+ private:
+  std::vector<railweave_cuda_transfer> transfers_;
+  std::vector<railweave_cuda_stream> streams_;
+  std::vector<Communicator*> communicators_;
+  std::vector<std::unique_lock<std::mutex>> locks_;
+};
+
+// Queueing costs the host time that small exchanges are made of, so a group that is all of one communicator allocates nothing once its
+// thread has queued one as large (docs/nccl.md).
 class Group {
  public:
   static Group& of_this_thread();
@@ -35,7 +54,8 @@ class Group {
 
   // Remembered until the end, which gives the first of them.
   ncclResult_t fail(ncclResult_t error) noexcept;
-  void add(Message message) { messages_.push_back(std::move(message)); }
+  // The communicator lives until the messages are queued.
+  void add(const CommunicatorPointer& communicator, const Message& message);
   void add(GroupBirth birth) { births_.push_back(std::move(birth)); }
 
   // After NCCL's own end of the group: follows the new communicators, queues the messages. `nccl` is what NCCL's end gave.
@@ -45,10 +65,15 @@ class Group {
 
  private:
   static void follow(std::vector<GroupBirth> births);
+  void forget_messages() noexcept;
+  ncclResult_t enqueue();
 
   unsigned depth_ = 0;
   ncclResult_t error_ = ncclSuccess;
   std::vector<Message> messages_;
+  std::vector<CommunicatorPointer> communicators_;  // of the messages, each once
+  bool has_self_messages_ = false;
+  Launch launch_;  // of a group of one communicator
   std::vector<GroupBirth> births_;
 };
 
@@ -58,8 +83,5 @@ std::vector<std::size_t> launches(const std::vector<Message>& messages);
 
 // Messages to oneself: as many sends as receives on each communicator, with equal sizes in order. Else what is wrong, for the error text.
 std::string check_self_messages(const std::vector<Message>& messages);
-
-// Queues them all, one launch for what is connected.
-ncclResult_t enqueue(const std::vector<Message>& messages);
 
 }  // namespace railweave::nccl

@@ -149,7 +149,7 @@ TEST(Agreement, AnyPrefixOfFactsIsARefusal) {
 CommunicatorPointer communicator() { return std::make_shared<Communicator>(nullptr, Origin{}); }
 cudaStream_t stream(std::uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); }
 Message message(const CommunicatorPointer& on, std::uintptr_t stream_number) {
-  return {on, RAILWEAVE_CUDA_SEND, 1, nullptr, 8, stream(stream_number)};
+  return {on.get(), RAILWEAVE_CUDA_SEND, 1, nullptr, 8, stream(stream_number)};
 }
 
 TEST(Group, ConnectedMessagesAreOneLaunch) {
@@ -164,7 +164,7 @@ TEST(Group, ConnectedMessagesAreOneLaunch) {
 
 TEST(Group, MessagesToOneselfComeInPairs) {
   const auto on = communicator();  // rank 0
-  const auto self = [&](railweave_cuda_kind kind, std::uint64_t bytes) { return Message{on, kind, 0, nullptr, bytes, nullptr}; };
+  const auto self = [&](railweave_cuda_kind kind, std::uint64_t bytes) { return Message{on.get(), kind, 0, nullptr, bytes, nullptr}; };
   EXPECT_EQ(check_self_messages({self(RAILWEAVE_CUDA_SEND, 8), self(RAILWEAVE_CUDA_RECV, 8)}), "");
   EXPECT_EQ(check_self_messages(
                 {self(RAILWEAVE_CUDA_RECV, 8), self(RAILWEAVE_CUDA_RECV, 9), self(RAILWEAVE_CUDA_SEND, 8), self(RAILWEAVE_CUDA_SEND, 9)}),

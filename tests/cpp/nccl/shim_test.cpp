@@ -20,10 +20,15 @@ enum class Mode { plain, preload, drop_in };
 struct Outcome {
   int exit_code = -1;
   std::string log;
+  std::string profile;  // what the stand-in profiler saw, of all ranks
 
-  std::size_t count(const std::string& text) const {
+  std::size_t count(const std::string& text) const { return times(log, text); }
+  std::size_t profiled(const std::string& text) const { return times(profile, text); }
+
+ private:
+  static std::size_t times(const std::string& where, const std::string& text) {
     std::size_t found = 0;
-    for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + text.size())) ++found;
+    for (std::size_t at = where.find(text); at != std::string::npos; at = where.find(text, at + text.size())) ++found;
     return found;
   }
 };
@@ -49,11 +54,11 @@ std::string quoted(const std::string& text) { return "'" + text + "'"; }
 Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::vector<std::string>& environment = {},
             const std::string& options = "") {
   const Directory directory;
-  std::vector<std::string> variables{"TMPDIR=" + directory.path().string(), "RAILWEAVE_LOG=info",
-                                     "RAILWEAVE_LOG_FILE=" + directory.path().string() + "/log.%p",
-                                     "RAILWEAVE_CUDA_LIBRARY=" DEVICE_LIBRARY,
-                                     // Ranks of a loaded machine come late; nothing here waits for the end of these.
-                                     "RAILWEAVE_SHIM_WAIT_MS=60000"};
+  std::vector<std::string> variables{
+      "TMPDIR=" + directory.path().string(), "RAILWEAVE_LOG=info", "RAILWEAVE_LOG_FILE=" + directory.path().string() + "/log.%p",
+      "RAILWEAVE_CUDA_LIBRARY=" DEVICE_LIBRARY, "STAND_IN_PROFILER_FILE=" + directory.path().string() + "/profile",
+      // Ranks of a loaded machine come late; nothing here waits for the end of these.
+      "RAILWEAVE_SHIM_WAIT_MS=60000"};
   if (mode == Mode::preload) variables.push_back("LD_PRELOAD=" SANITIZER_RUNTIME SHIM);
   if (mode == Mode::drop_in) {
     variables.push_back("LD_LIBRARY_PATH=" DROP_IN);
@@ -67,9 +72,10 @@ Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::ve
   Outcome outcome;
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   for (const auto& entry : fs::directory_iterator(directory.path())) {
-    if (!entry.path().filename().string().starts_with("log.")) continue;
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("log.") && !name.starts_with("profile.")) continue;
     std::ifstream file(entry.path());
-    outcome.log.append(std::istreambuf_iterator<char>(file), {});
+    (name.starts_with("log.") ? outcome.log : outcome.profile).append(std::istreambuf_iterator<char>(file), {});
   }
   return outcome;
 }
@@ -164,5 +170,28 @@ TEST(Shim, SettingsThatCannotBeReadAreNamedAndTheJobRuns) {
   EXPECT_EQ(outcome.count("RAILWEAVE_STALL_MS='soon'; expected a number"), 2u) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 2u) << outcome.log;
 }
+
+#ifdef PROFILER
+// Each rank queues three groups: rank 0 sends 3,000,001 bytes to rank 1 and some 4 KiB to everybody, itself too.
+TEST(Ranges, AProfilerSeesEachGroupInItsCommunicatorsDomain) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"NVTX_INJECTION64_PATH=" PROFILER});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.profiled("domain Railweave communicator "), 4u) << outcome.profile;
+  EXPECT_EQ(outcome.profiled("(4 ranks, this is rank 2)\n"), 2u) << "made and destroyed: " << outcome.profile;
+  EXPECT_EQ(outcome.profiled("push exchange"), 4u * 3) << outcome.profile;
+  EXPECT_EQ(outcome.profiled("pop\n"), 4u * 3) << outcome.profile;
+  const std::size_t sent = 4096 + 3'000'001 + (4096 + 2) + (4096 + 3), received = 4 * 4096 + 17 * (1 + 2 + 3);
+  EXPECT_EQ(outcome.profiled("push exchange bytes sent=" + std::to_string(sent) + " bytes received=" + std::to_string(received) +
+                             " messages=8 peers=4\n"),
+            3u)
+      << outcome.profile;
+}
+
+TEST(Ranges, AProfilerWithoutStructuresGetsTheBytesSent) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 2, {"NVTX_INJECTION64_PATH=" PROFILER, "STAND_IN_PROFILER_READS_STRUCTURES=0"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.profiled("push exchange payload=" + std::to_string(4096 + 3'000'001) + "\n"), 3u) << outcome.profile;
+}
+#endif
 
 }  // namespace
