@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <random>
+#include <sstream>
 #include <system_error>
 #include <thread>
 
@@ -38,53 +40,99 @@ std::string list_ranks(const std::vector<std::uint32_t>& ranks) {
                        " ms; start all ranks with the same world and rendezvous, or raise RAILWEAVE_BOOTSTRAP_MS");
 }
 
-// One file a rank and round, made visible by rename.
+// One file a rank and round, made visible by rename. Rank 0 draws a name for the run, which is part of the files' names: an earlier run
+// that died may have left files behind. The others learn it from a list that answers what they have drawn themselves.
 class FileRendezvous final : public Rendezvous {
  public:
   FileRendezvous(std::filesystem::path directory, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit)
-      : directory_(std::move(directory)), rank_(rank), world_(world), limit_(limit) {
+      : directory_(std::move(directory)), rank_(rank), world_(world), limit_(limit), token_(draw()) {
     std::error_code error;
     std::filesystem::create_directories(directory_, error);
     if (error) throw BootstrapError("rendezvous directory " + directory_.string() + ": " + error.message());
+    if (rank_ == 0) run_ = token_;
   }
 
   std::vector<Blob> all_gather(const std::string& round, const Blob& mine) override {
-    rounds_.push_back(round);
-    write(round, mine);
-    std::vector<Blob> blobs(world_);
     const auto deadline = Clock::now() + limit_;
+    if (run_.empty()) join(round, deadline);
+    write(of_run(round, rank_), mine);
+    std::vector<Blob> blobs(world_);
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      while (!read(round, rank, blobs[rank])) {
+      while (!read(of_run(round, rank), blobs[rank])) {
+        if (rank_ == 0 && !all_joined_) answer();
         if (Clock::now() > deadline) missing(absent(round), round, limit_);
         std::this_thread::sleep_for(kPollInterval);
       }
     }
+    all_joined_ = true;
     return blobs;
   }
 
-  // A rank may remove its files of all rounds but the last as soon as everybody is in the last; rank 0 removes the last ones when all
-  // ranks have said that they have read them.
+  // Rank 0 removes the files when all ranks have said that they have read them, and what earlier runs left.
   void finish() override {
-    std::error_code ignored;
-    write("finished", {});
+    write(of_run("finished", rank_), {});
     if (rank_ != 0) return;
-    rounds_.push_back("finished");
     const auto deadline = Clock::now() + limit_;
     while (!absent("finished").empty() && Clock::now() < deadline) std::this_thread::sleep_for(kPollInterval);
-    for (const std::string& round : rounds_) {
-      for (std::uint32_t rank = 0; rank < world_; ++rank) std::filesystem::remove(path(round, rank), ignored);
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_, ignored)) {
+      const std::string name = entry.path().filename().string();
+      // A rank of the next run may be writing already: it does again what it finds removed, but not what it is about to rename.
+      if (name.starts_with(kPrefix) && !name.ends_with(kPart)) std::filesystem::remove(entry.path(), ignored);
     }
   }
 
  private:
-  std::filesystem::path path(const std::string& round, std::uint32_t rank) const {
-    return directory_ / (round + "." + std::to_string(rank));
+  static constexpr std::string_view kPrefix = "railweave-", kPart = ".part";
+
+  static std::string draw() {
+    std::random_device random;
+    return std::to_string((std::uint64_t{random()} << 32) | random());
   }
 
-  void write(const std::string& round, const Blob& blob) const {
-    const auto target = path(round, rank_);
+  std::filesystem::path path(const std::string& name) const { return directory_ / (std::string(kPrefix) + name); }
+  std::filesystem::path of_run(const std::string& round, std::uint32_t rank) const {
+    return path(run_ + "-" + round + "." + std::to_string(rank));
+  }
+  std::filesystem::path hello(std::uint32_t rank) const { return path("hello." + std::to_string(rank)); }
+
+  // Says hello until rank 0's list has this rank's answer.
+  void join(const std::string& round, Clock::time_point deadline) {
+    const auto* token = reinterpret_cast<const std::byte*>(token_.data());
+    write(hello(rank_), {token, token + token_.size()});
+    for (Blob list; run_.empty(); list.clear()) {
+      if (read(path("run"), list)) {
+        std::istringstream words(std::string(reinterpret_cast<const char*>(list.data()), list.size()));
+        std::string run, word;
+        words >> run;
+        for (std::uint32_t rank = 1; rank <= rank_ && words >> word; ++rank) {
+          if (rank == rank_ && word == token_) run_ = run;
+        }
+      }
+      std::error_code error;
+      if (!std::filesystem::exists(hello(rank_), error)) write(hello(rank_), {token, token + token_.size()});
+      if (Clock::now() > deadline) missing({0}, round, limit_);
+      if (run_.empty()) std::this_thread::sleep_for(kPollInterval);
+    }
+  }
+
+  // The name of the run, and what each rank that said hello has drawn; a later one may have come instead of a dead run's.
+  void answer() {
+    std::string list = run_;
+    for (std::uint32_t rank = 1; rank < world_; ++rank) {
+      Blob token;
+      const bool came = read(hello(rank), token) && !token.empty();
+      list += " " + (came ? std::string(reinterpret_cast<const char*>(token.data()), token.size()) : "-");
+    }
+    if (list == answered_) return;
+    answered_ = list;
+    const auto* bytes = reinterpret_cast<const std::byte*>(list.data());
+    write(path("run"), {bytes, bytes + list.size()});
+  }
+
+  void write(const std::filesystem::path& target, const Blob& blob) const {
     auto temporary = target;
-    temporary += ".part";
+    temporary += kPart;
     {
       std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
       if (!blob.empty()) file.write(reinterpret_cast<const char*>(blob.data()), static_cast<std::streamsize>(blob.size()));
@@ -95,8 +143,8 @@ class FileRendezvous final : public Rendezvous {
     if (error) throw BootstrapError("cannot rename " + temporary.string() + ": " + error.message());
   }
 
-  bool read(const std::string& round, std::uint32_t rank, Blob& blob) const {
-    std::ifstream file(path(round, rank), std::ios::binary);
+  static bool read(const std::filesystem::path& path, Blob& blob) {
+    std::ifstream file(path, std::ios::binary);
     if (!file) return false;
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     blob.resize(text.size());
@@ -108,7 +156,7 @@ class FileRendezvous final : public Rendezvous {
     std::vector<std::uint32_t> ranks;
     std::error_code error;
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      if (!std::filesystem::exists(path(round, rank), error)) ranks.push_back(rank);
+      if (!std::filesystem::exists(of_run(round, rank), error)) ranks.push_back(rank);
     }
     return ranks;
   }
@@ -116,7 +164,10 @@ class FileRendezvous final : public Rendezvous {
   std::filesystem::path directory_;
   std::uint32_t rank_, world_;
   std::chrono::milliseconds limit_;
-  std::vector<std::string> rounds_;
+  std::string token_;     // what this rank has drawn
+  std::string run_;       // rank 0's; empty until it is known
+  std::string answered_;  // rank 0: the list as it was written last
+  bool all_joined_ = false;
 };
 
 class TcpRendezvous final : public Rendezvous {

@@ -56,6 +56,26 @@ TEST(Bootstrap, AMissingRankIsNamed) {
   }
 }
 
+// A run that died has left its files; rank 1 of the next one comes first and must not take them for rank 0's.
+TEST(Bootstrap, FilesOfADeadRunAreNotTakenForThisOnes) {
+  const ScratchDirectory directory;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ExchangeSettings settings = rank_settings({1, 2}, rank);
+    settings.bootstrap_ms = 50;
+    EXPECT_THROW(Exchange(rank, 2, directory.rendezvous(), settings), BootstrapError);
+  }
+  const auto files = [&] {
+    const std::filesystem::directory_iterator entries(directory.path());
+    return std::distance(begin(entries), end(entries));
+  };
+  ASSERT_NE(files(), 0);
+  std::thread first([&] { Exchange(1, 2, directory.rendezvous(), rank_settings({1, 2}, 1)).close(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // however long: what it finds until then is a dead run's
+  Exchange(0, 2, directory.rendezvous(), rank_settings({1, 2}, 0)).close();
+  first.join();
+  EXPECT_EQ(files(), 0);
+}
+
 TEST(Sizes, ThatDifferFailOnBothEnds) {
   run_job({2, 1}, {}, [](Exchange& exchange) {
     std::vector<std::byte> data(500'000);  // small ones: eager_test.cpp
