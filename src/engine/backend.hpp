@@ -86,6 +86,8 @@ class Backend {
   virtual bool advance() = 0;
   // A link word, lease or rank changed: attempts that cannot be trusted any more go out again.
   virtual void retire_attempts() = 0;
+  // That rank is dead and had ended all its operations well: what it had granted has arrived, though no acknowledgement may have come.
+  virtual void died_with_all(std::uint32_t destination) = 0;
   // Forgets the messages of an operation that failed; nothing of it is touched afterwards.
   virtual void drop(Operation& operation) = 0;
 };

@@ -112,15 +112,16 @@ bool Engine::read_rings() {
   return moved;
 }
 
-bool Engine::read_mail(std::uint64_t now) {
+bool Engine::drain_mail(std::uint32_t mate, std::uint64_t now) {
   std::vector<std::byte> frame;
+  std::size_t taken = 0;
+  for (; taken < kRecordsPerTurn && memory_->next_mail(mate, frame); ++taken) control_->receive(frame, now);
+  return taken != 0;
+}
+
+bool Engine::read_mail(std::uint64_t now) {
   bool moved = false;
-  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
-    for (std::size_t taken = 0; taken < kRecordsPerTurn && memory_->next_mail(mate, frame); ++taken) {
-      control_->receive(frame, now);
-      moved = true;
-    }
-  }
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) moved = drain_mail(mate, now) || moved;
   return moved;
 }
 
@@ -165,10 +166,11 @@ void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload)
     case FrameType::lease_end: on_leaving(source); break;
     case FrameType::dead: {
       const auto rank = payload.get<std::uint32_t>();
+      const bool ended_well = payload.get<std::uint32_t>() != 0;
       const std::string how = payload.text();
       // Only a mate of the dead can know.
-      if (payload.ok() && rank < cluster_.world && rank != cluster_.rank && cluster_.ranks[rank].node == cluster_.ranks[source].node) {
-        on_dead(rank, how);
+      if (payload.ok() && rank < cluster_.world && !cluster_.local(rank) && cluster_.ranks[rank].node == cluster_.ranks[source].node) {
+        on_death_told(rank, ended_well, how);
       }
       break;
     }

@@ -58,11 +58,14 @@ class Engine final : public EngineServices {
   enum class RankState : std::uint8_t { alive, leaving, dead };
   struct Member {
     RankState state = RankState::alive;
-    bool left = false;        // it said goodbye; it may be dead by now
-    bool left_first = false;  // before this rank did: it needs nothing from us, and may be gone
-    bool leased = true;       // mates: shows life
-    Fd pidfd;                 // mates in other processes
-    std::string epitaph;      // why it is not alive
+    bool left = false;          // it said goodbye; it may be dead by now
+    bool left_first = false;    // before this rank did: it needs nothing from us, and may be gone
+    bool leased = true;         // mates: shows life
+    Fd pidfd;                   // mates in other processes
+    bool ended_well = false;    // dead: it had ended all its operations, and well
+    std::uint64_t dies_at = 0;  // ranks of other nodes: held for dead from then on
+    std::string told;           // how it died, by those who saw it
+    std::string epitaph;        // why it is not alive
   };
   using OperationPtr = std::shared_ptr<Operation>;
 
@@ -80,6 +83,7 @@ class Engine final : public EngineServices {
   bool read_rings();
   bool drain_ring(std::uint32_t mate);
   bool read_mail(std::uint64_t now);
+  bool drain_mail(std::uint32_t mate, std::uint64_t now);
   void on_frame(std::uint32_t source, FrameType type, ByteReader& payload);
   void notice_links();
   void settle(std::uint64_t now);
@@ -107,6 +111,8 @@ class Engine final : public EngineServices {
   void check_leases(std::uint64_t now);
   void check_nodes(std::uint64_t now);
   void check_pids();
+  void check_deaths(std::uint64_t now);
+  void on_death_told(std::uint32_t rank, bool ended_well, const std::string& how);
   void on_dead(std::uint32_t rank, const std::string& how);
   void on_leaving(std::uint32_t rank);
   void tell_deaths();

@@ -22,6 +22,7 @@ void Engine::tick(std::uint64_t now) {
   check_pids();
   check_leases(now);
   check_nodes(now);
+  check_deaths(now);
   backend_->ask_late(now - settings_.resend_ms * 1'000'000);
   last_tick_ = now;
   next_tick_ = now + settings_.heartbeat_ms * 1'000'000;
@@ -69,20 +70,38 @@ void Engine::check_pids() {
   if (died) tell_deaths();
 }
 
+// What the dead rank gave to rails before may be behind as much data as they queue, and the message of its death by another rail: its
+// frames are taken until they would count as lost.
+void Engine::on_death_told(std::uint32_t rank, bool ended_well, const std::string& how) {
+  Member& member = members_[rank];
+  if (member.state == RankState::dead || member.dies_at != 0) return;
+  member.dies_at = now_ns() + settings_.resend_ms * 1'000'000;
+  member.ended_well = ended_well;
+  member.told = how;
+}
+
+void Engine::check_deaths(std::uint64_t now) {
+  for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+    if (members_[rank].dies_at != 0 && now >= members_[rank].dies_at) on_dead(rank, members_[rank].told);
+  }
+}
+
 void Engine::on_dead(std::uint32_t rank, const std::string& how) {
   Member& member = members_[rank];
   if (member.state == RankState::dead) return;
-  member.state = RankState::dead;
-  if (!member.left) member.epitaph = "rank " + std::to_string(rank) + " has died: " + how;
   if (cluster_.local(rank)) {
     const std::uint32_t mate = cluster_.ranks[rank].local;
-    while (drain_ring(mate)) {  // what it announced before is complete
+    while (drain_ring(mate) || drain_mail(mate, now_ns())) {  // what it announced and wrote before is whole, and may say that it has left
     }
     memory_->reader_gone(mate);
+    member.ended_well = memory_->ended_well(mate);
   }
+  member.state = RankState::dead;
+  if (!member.left) member.epitaph = "rank " + std::to_string(rank) + " has died: " + how;
+  if (member.ended_well) backend_->died_with_all(rank);
   control_->forget(rank);
   proxy_->abandon(rank, true);
-  fail_operations_with(rank, member.left ? FailureKind::left : FailureKind::died, !member.left);
+  fail_operations_with(rank, member.left ? FailureKind::left : FailureKind::died, !member.left && !member.ended_well);
   backend_->retire_attempts();
 }
 
@@ -94,7 +113,9 @@ void Engine::tell_deaths() {
   for (const std::uint32_t mate : cluster_.mates()) {
     if (members_[mate].state != RankState::dead || members_[mate].left) continue;
     ByteWriter payload;
-    payload.put(mate).text("its process (pid " + std::to_string(cluster_.ranks[mate].pid) + ") has ended");
+    payload.put(mate)
+        .put(std::uint32_t{members_[mate].ended_well})
+        .text("its process (pid " + std::to_string(cluster_.ranks[mate].pid) + ") has ended");
     for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
       if (!cluster_.local(rank) && members_[rank].state != RankState::dead) control_->send(rank, FrameType::dead, payload.bytes());
     }

@@ -35,6 +35,7 @@ void Engine::post(const std::shared_ptr<Operation>& operation) {
     for (SendMessage& message : operation->sends) message.key.number = ++numbers.sends[message.key.destination];
     for (RecvMessage& message : operation->recvs) message.key.number = ++numbers.recvs[message.key.source];
     operation->posted_at = now_ns();
+    memory_->operation_posted();
     posted_.push_back(operation);
   }
   memory_->wake(memory_->self());
@@ -68,8 +69,10 @@ std::optional<Failure> Engine::refusal(const Operation& operation) const {
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     const Member& member = members_[rank];
     if (member.state == RankState::alive) continue;
-    // A rank that left may have ended this collective already, if it has no bytes in it, or they are here; one that died has ended nothing.
-    if (member.left ? needs(operation, rank) : involves(operation, rank, false) || operation.collective) {
+    // A rank that is gone may have ended this operation before, if its bytes are here and it needs none. A collective that has no bytes of
+    // a dead rank at all says nothing of that kind: it fails, or some ranks would never hear of the death.
+    const bool took_part = involves(operation, rank, false);
+    if (needs(operation, rank) || (operation.collective && !member.left && !took_part)) {
       return Failure{member.left ? FailureKind::left : FailureKind::died, rank, member.epitaph};
     }
   }
@@ -290,6 +293,7 @@ void Engine::end(const OperationPtr& operation) {
   for (RecvMessage& message : operation->recvs) message.keep.reset();
   for (const SendMessage& message : operation->sends) cancelled_early_.erase(message.key);
   for (const RecvMessage& message : operation->recvs) cancelled_early_.erase(message.key);
+  memory_->operation_ended(operation->failure.kind != FailureKind::none);
   {
     const std::lock_guard lock(operation->mutex);
     operation->ended = true;

@@ -26,6 +26,7 @@ class HostBackend final : public Backend {
   void ask_late(std::uint64_t posted_before) override { source_.ask_late(posted_before); }
   bool advance() override { return source_.advance(); }
   void retire_attempts() override { source_.retire_attempts(); }
+  void died_with_all(std::uint32_t destination) override { source_.died_with_all(destination); }
   void drop(Operation& operation) override {
     source_.drop(operation);
     destination_.drop(operation);

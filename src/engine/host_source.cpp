@@ -334,6 +334,17 @@ void HostSource::retire_attempts() {
   }
 }
 
+void HostSource::died_with_all(std::uint32_t destination) {
+  std::vector<SendMessage*> arrived;
+  for (const auto& [key, message] : messages_) {
+    if (key.destination == destination && message->granted) arrived.push_back(message);
+  }
+  for (SendMessage* message : arrived) {
+    for (std::uint32_t chunk = 0; chunk < message->chunks.size(); ++chunk) finish_chunk(*message, chunk);
+    finish_if_done(*message);
+  }
+}
+
 SendMessage* HostSource::find(const MessageKey& key) {
   const auto found = messages_.find(key);
   return found == messages_.end() ? nullptr : found->second;

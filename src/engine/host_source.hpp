@@ -20,6 +20,7 @@ class HostSource {
   void on_ack(const Ack& ack);
   bool advance();
   void retire_attempts();
+  void died_with_all(std::uint32_t destination);
   SendMessage* find(const MessageKey& key);
   void drop(Operation& operation);
 

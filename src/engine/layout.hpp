@@ -9,7 +9,7 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 inline constexpr std::uint32_t kRingRecords = 256;
 inline constexpr std::uint32_t kMaxFrameBytes = 24u << 10;  // a row of 1024 ranks fits (8 bytes a rank and the header)
 inline constexpr std::uint64_t kMailBytes = 128u << 10;
@@ -79,7 +79,8 @@ struct RegionHeader {
   std::uint64_t lease_ns = 0;      // CLOCK_MONOTONIC of the last heartbeat: one clock on a node
   std::uint64_t link_changes = 0;  // raised after each change of a link word
   std::uint64_t leaving = 0;
-  std::uint64_t reserved[2] = {};
+  std::uint64_t unended = 0;  // operations that the program has posted and that have not ended
+  std::uint64_t failed = 0;   // 1 once an operation has failed
 };
 static_assert(sizeof(RegionHeader) == 64);
 

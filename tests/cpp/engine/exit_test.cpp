@@ -1,0 +1,293 @@
+// Processes that end without close() when their own operations have ended: what that costs the others (docs/protocol.md §12).
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+#include "engine.hpp"
+#include "fault_transport.hpp"
+#include "job.hpp"
+#include "processes.hpp"
+
+namespace railweave::test {
+namespace {
+
+constexpr std::uint64_t kBytes = 300'000;
+constexpr std::uint64_t kSmall = 1000;
+
+void wait_for(const std::atomic<int>& counter, int value) {
+  while (counter < value) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// Waits until this rank's engine holds the victim for dead: for a message that never comes.
+bool hears_of_the_death(Exchange& exchange, std::uint32_t victim) {
+  std::byte data{};
+  Group group = exchange.group(1);
+  group.recv(&data, 1, victim);
+  try {
+    group.end().wait();
+  } catch (const RankDied& error) {
+    return error.rank() == victim;
+  }
+  return false;
+}
+
+struct Buffers {
+  Buffers(std::uint32_t rank, std::uint32_t world) : send(kBytes * world), recv(kBytes * world), counts(world, kBytes), offsets(world) {
+    for (std::uint32_t peer = 0; peer < world; ++peer) {
+      offsets[peer] = peer * kBytes;
+      fill(send.data() + offsets[peer], kBytes, tag_of(rank, peer, 0));
+    }
+  }
+  bool right(std::uint32_t rank) const {
+    for (std::uint32_t peer = 0; peer < counts.size(); ++peer) {
+      if (first_wrong(recv.data() + offsets[peer], kBytes, tag_of(peer, rank, 0)) != kBytes) return false;
+    }
+    return true;
+  }
+  std::vector<std::byte> send, recv;
+  std::vector<std::uint64_t> counts, offsets;
+};
+
+struct Ending {
+  Shape shape;
+  int signal;  // 0: _exit
+};
+
+// The last rank ends as soon as its part of an all_to_all_v is over, and the others only learn of it in the middle of theirs.
+class EndsAfterItsPart : public testing::TestWithParam<Ending> {};
+
+TEST_P(EndsAfterItsPart, TheOthersEndTheSameOperation) {
+  const Ending ending = GetParam();
+  const std::uint32_t world = ending.shape.world(), victim = world - 1;
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  const auto statuses = run_processes(world, [&](std::uint32_t rank) {
+    ExchangeSettings settings = rank_settings(ending.shape, rank);
+    settings.drain_ms = 500;  // rank 1 has no rail any more when rank 0 has closed first
+    Exchange exchange(rank, world, directory.rendezvous(), settings);
+    Buffers buffers(rank, world);
+    const auto collective = [&] {
+      return exchange.all_to_all_v(buffers.send.data(), buffers.counts, buffers.offsets, buffers.recv.data(), buffers.counts,
+                                   buffers.offsets);
+    };
+    if (rank == victim) {
+      collective().wait();
+      if (ending.signal != 0) ::kill(::getpid(), ending.signal);
+      ::_exit(7);
+    }
+    if (rank == 1) {
+      // Its own part in two groups, so that rank 0 still waits for it when the last rank is dead.
+      const auto with = [&](bool rank_0) {
+        Group group = exchange.group();
+        for (std::uint32_t peer = 0; peer < world; ++peer) {
+          if ((peer == 0) != rank_0) continue;
+          group.send(buffers.send.data() + buffers.offsets[peer], kBytes, peer);
+          group.recv(buffers.recv.data() + buffers.offsets[peer], kBytes, peer);
+        }
+        group.end().wait();
+      };
+      with(false);
+      wait_for(shared[0], 1);
+      with(true);
+    } else {
+      Handle handle = collective();
+      if (rank == 0) {
+        if (!hears_of_the_death(exchange, victim)) return 1;
+        ++shared[0];
+      }
+      handle.wait();
+    }
+    if (!buffers.right(rank)) return 2;
+    ++shared[1];  // nobody leaves while others may need its NIC
+    wait_for(shared[1], static_cast<int>(world) - 1);
+    // The next one names it.
+    if (!hears_of_the_death(exchange, victim)) return 3;
+    try {
+      collective().wait();
+      return 4;
+    } catch (const RankDied& error) {
+      if (error.rank() != victim) return 5;
+    }
+    ++shared[2];
+    wait_for(shared[2], static_cast<int>(world) - 1);
+    return 0;
+  });
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    EXPECT_EQ(statuses[rank], rank != victim ? 0 : ending.signal == 0 ? 7 : -ending.signal) << "rank " << rank;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, EndsAfterItsPart,
+                         testing::Values(Ending{{1, 3}, 0}, Ending{{1, 3}, SIGKILL}, Ending{{2, 2}, 0}, Ending{{2, 2}, SIGKILL}));
+
+// Loses the acknowledgements of chunks, its rank's and those that it carries for mates.
+class LosesAcks final : public FaultTransport {
+ public:
+  explicit LosesAcks(std::unique_ptr<engine::Transport> inner) : FaultTransport(std::move(inner), {}, std::make_shared<RailSwitch>(1), 0) {}
+  void send(std::uint32_t peer, const engine::RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
+    engine::FrameHeader frame;
+    if (header.kind == engine::RailFrame::carry && payload.size() >= sizeof frame) {
+      std::memcpy(&frame, payload.data(), sizeof frame);
+      if (frame.type == engine::FrameType::ack) {
+        if (token != 0) on_sent(token);
+        return;
+      }
+    }
+    FaultTransport::send(peer, header, payload, token);
+  }
+};
+
+std::shared_ptr<engine::Operation> one_message(engine::Engine& engine, std::byte* data, std::uint64_t bytes, std::uint32_t source,
+                                               std::uint32_t destination) {
+  auto operation = std::make_shared<engine::Operation>();
+  const auto chunks = static_cast<std::uint32_t>((bytes + engine.memory().chunk_bytes() - 1) / engine.memory().chunk_bytes());
+  if (engine.cluster().rank == source) {
+    engine::SendMessage send;
+    send.key = {0, source, destination, 0, 0};
+    send.data = data;
+    send.bytes = bytes;
+    send.chunks.resize(chunks);
+    operation->sends.push_back(std::move(send));
+  } else {
+    engine::RecvMessage recv;
+    recv.key = {0, source, destination, 0, 0};
+    recv.data = data;
+    recv.bytes = bytes;
+    recv.chunks = chunks;
+    operation->recvs.push_back(std::move(recv));
+  }
+  engine.post(operation);
+  return operation;
+}
+
+// Rank 3 has all bytes and its program knows it; the acknowledgement dies with it. With `more` it has begun another receive: then nobody
+// can know what it had.
+class LosesItsLastAcknowledgement : public testing::TestWithParam<bool> {};
+
+TEST_P(LosesItsLastAcknowledgement, TheSendEndsIfNothingElseWasUnderWay) {
+  const bool more = GetParam();
+  const Shape shape{2, 2};
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  const auto statuses = run_processes(4, [&](std::uint32_t rank) {
+    engine::Engine engine(rank, 4, directory.rendezvous(), rank_settings(shape, rank), std::nullopt,
+                          [&](std::unique_ptr<engine::Transport> inner, std::uint32_t) -> std::unique_ptr<engine::Transport> {
+                            if (rank < 2) return inner;
+                            return std::make_unique<LosesAcks>(std::move(inner));
+                          });
+    std::vector<std::byte> data(kBytes);
+    int status = 0;
+    if (rank == 0 || rank == 3) {
+      if (rank == 0) fill(data.data(), kBytes, 9);
+      const auto operation = one_message(engine, data.data(), kBytes, 0, 3);
+      std::shared_ptr<engine::Operation> other;
+      std::vector<std::byte> unsent(kBytes);
+      if (rank == 3 && more) other = one_message(engine, unsent.data(), kBytes, 1, 3);
+      std::unique_lock lock(operation->mutex);
+      operation->changed.wait(lock, [&] { return operation->ended; });
+      if (rank == 3) ::_exit(first_wrong(data.data(), kBytes, 9) == kBytes ? 7 : 6);
+      status = operation->failure.kind == (more ? engine::FailureKind::died : engine::FailureKind::none) ? 0 : 1;
+    }
+    ++shared[0];
+    wait_for(shared[0], 3);
+    engine.close();
+    return status;
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0, 0, 7}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, LosesItsLastAcknowledgement, testing::Bool());
+
+// Small messages that have come are received, also when their receives are posted after the death of their source.
+class SmallOnesFromTheDead : public testing::TestWithParam<Shape> {};
+
+TEST_P(SmallOnesFromTheDead, AreReceivedIfTheyHadCome) {
+  const Shape shape = GetParam();
+  const std::uint32_t world = shape.world(), victim = world - 1;
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  const auto statuses = run_processes(world, [&](std::uint32_t rank) {
+    Exchange exchange(rank, world, directory.rendezvous(), rank_settings(shape, rank));
+    std::vector<std::byte> data(kSmall);
+    if (rank == victim) {
+      for (std::uint64_t i = 0; i < 40; ++i) {
+        fill(data.data(), kSmall, i);
+        Group group = exchange.group();
+        group.send(data.data(), kSmall, 0);
+        group.end().wait();
+      }
+      Group last = exchange.group(2);
+      last.send(data.data(), 1, 0);
+      last.end().wait();
+      wait_for(shared[0], 1);
+      ::_exit(7);
+    }
+    if (rank == 0) {
+      Group last = exchange.group(2);  // sent after all others, and the channel keeps their order
+      last.recv(data.data(), 1, victim);
+      last.end().wait();
+      ++shared[0];
+      if (!hears_of_the_death(exchange, victim)) return 1;
+      for (std::uint64_t i = 0; i < 40; ++i) {
+        Group group = exchange.group();
+        group.recv(data.data(), kSmall, victim);
+        group.end().wait();
+        if (first_wrong(data.data(), kSmall, i) != kSmall) return 2;
+      }
+    }
+    ++shared[1];
+    wait_for(shared[1], static_cast<int>(world) - 1);
+    return 0;
+  });
+  for (std::uint32_t rank = 0; rank < world; ++rank) EXPECT_EQ(statuses[rank], rank == victim ? 7 : 0) << "rank " << rank;
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, SmallOnesFromTheDead, testing::Values(Shape{1, 2}, Shape{2, 2}));
+
+// Rank 0 does not run while rank 1 writes more into its mail ring than it reads in one turn, and dies.
+TEST(SmallOnesFromTheDead, AreReadFromTheMailRing) {
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  const auto statuses = run_processes(3, [&](std::uint32_t rank) {
+    Exchange exchange(rank, 3, directory.rendezvous(), rank_settings({1, 3}, rank));
+    std::vector<std::byte> data(kSmall);
+    shared[rank] = ::getpid();
+    wait_for(shared[0], 1);
+    wait_for(shared[1], 1);
+    if (rank == 1) {
+      wait_for(shared[3], 1);
+      ::kill(shared[0], SIGSTOP);
+      for (std::uint64_t i = 0; i < 60; ++i) {
+        fill(data.data(), kSmall, i);
+        Group group = exchange.group();
+        group.send(data.data(), kSmall, 0);
+        group.end().wait();
+      }
+      ::_exit(7);
+    }
+    if (rank == 2) {
+      const int process = static_cast<int>(::syscall(SYS_pidfd_open, shared[1].load(), 0));
+      ++shared[3];
+      pollfd ended{process, POLLIN, 0};
+      ::poll(&ended, 1, -1);
+      ::kill(shared[0], SIGCONT);
+    }
+    if (rank == 0) {
+      if (!hears_of_the_death(exchange, 1)) return 1;
+      for (std::uint64_t i = 0; i < 60; ++i) {
+        Group group = exchange.group();
+        group.recv(data.data(), kSmall, 1);
+        group.end().wait();
+        if (first_wrong(data.data(), kSmall, i) != kSmall) return 2;
+      }
+    }
+    ++shared[4];
+    wait_for(shared[4], 2);
+    return 0;
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 7, 0}));
+}
+
+}  // namespace
+}  // namespace railweave::test
