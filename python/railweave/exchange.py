@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import dataclasses
 import importlib.util
 import itertools
@@ -156,11 +157,14 @@ class _Mapped:
         self.__array_interface__ = {"data": (buffer.address, False), "shape": (buffer.bytes,), "typestr": "|u1", "version": 3}
 
 
-def _ucx_library() -> str:
-    """The libucx wheel's libucp, where it is installed: old systems' UCX cannot connect again after a rail came back.
+def _ucx_library(rdma_devices: Path = Path("/sys/class/infiniband")) -> str:
+    """The UCX to load: "" for the system's, or the libucx wheel's.
 
-    A cluster whose own UCX knows its RDMA devices names that in RAILWEAVE_UCX_LIBRARY.
+    The wheel has no RDMA, so a machine with RDMA devices uses its own UCX where it has one. Others use the wheel's where it is installed:
+    old systems' UCX cannot connect again after a rail came back.
     """
+    if rdma_devices.is_dir() and any(rdma_devices.iterdir()) and ctypes.util.find_library("ucp"):
+        return ""
     spec = importlib.util.find_spec("libucx")
     for root in (spec.submodule_search_locations or []) if spec else []:
         library = Path(root) / "lib" / "libucp.so.0"

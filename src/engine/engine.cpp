@@ -226,7 +226,7 @@ void Engine::settle(std::uint64_t now) {
 }
 
 bool Engine::serves(std::uint32_t rank) const {
-  return rank == cluster_.rank || (members_[rank].state != RankState::dead && members_[rank].leased);
+  return rank == cluster_.rank || (members_[rank].state != RankState::dead && members_[rank].dies_at == 0 && members_[rank].leased);
 }
 
 bool Engine::relays(std::uint32_t rank) const { return serves(rank) && members_[rank].state == RankState::alive; }

@@ -78,6 +78,7 @@ void Engine::on_death_told(std::uint32_t rank, bool ended_well, const std::strin
   member.dies_at = now_ns() + settings_.resend_ms * 1'000'000;
   member.ended_well = ended_well;
   member.told = how;
+  backend_->retire_attempts();  // it relays nothing from now on
 }
 
 void Engine::check_deaths(std::uint64_t now) {
