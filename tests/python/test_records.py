@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pickle
 from typing import Any
 
 import pytest
 
-from railweave.records import dataclass
+from railweave.records import dataclass, field, field_names, replace
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,26 @@ class Quick:
 
     one: int
     two: tuple[str, ...] = ()
-    three: list[int] = dataclasses.field(default_factory=list)
+    three: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Changing:
+    """One that can be changed."""
+
+    one: int = 1
+    two: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """One that works something out and keeps it."""
+
+    value: int
+
+    @functools.cached_property
+    def twice(self) -> int:
+        return 2 * self.value
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,32 @@ def test_nothing_can_be_changed() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             change(quick)
         assert quick == Quick(1)
+
+
+def test_one_that_is_not_frozen_can_be_changed_and_has_no_hash() -> None:
+    changing = Changing()
+    changing.one = 2
+    assert changing == Changing(2) != Changing()
+    assert dataclasses.asdict(changing) == {"one": 2, "two": []}
+    with pytest.raises(TypeError):
+        hash(changing)
+
+
+def test_names_and_copies_without_the_standard_library() -> None:
+    quick = Quick(1, ("a",), [2])
+    assert field_names(quick) == field_names(Quick) == ("one", "two", "three")
+    assert field_names(1) == ()
+    assert replace(quick, one=3) == dataclasses.replace(quick, one=3)
+    assert quick.one == 1
+    with pytest.raises(TypeError, match="has no four"):
+        replace(quick, four=4)
+
+
+def test_what_is_kept_beside_the_fields_is_neither_compared_nor_copied() -> None:
+    keeping = Keeping(2)
+    assert keeping.twice == 4
+    assert keeping == Keeping(2) and hash(keeping) == hash(Keeping(2)) and repr(keeping) == "Keeping(value=2)"
+    assert replace(keeping, value=3).twice == 6
 
 
 def test_methods_of_the_class_stay() -> None:

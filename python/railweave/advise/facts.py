@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from railweave.advise.host import Core, Distance, Gpu, Host, Nic, Numa, choose_network
 from railweave.machine import facts
@@ -11,6 +10,7 @@ from railweave.machine.fabric_nics import fabric_nics
 from railweave.machine.facts import Known, Machine, known
 from railweave.machine.source import Reason
 from railweave.machine.text import nic_way
+from railweave.records import replace
 
 
 def with_machine(host: Host, machine: Machine, named: Sequence[str] = ()) -> Host:

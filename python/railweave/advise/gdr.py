@@ -7,14 +7,13 @@ default stands (both on), and the advice says that it is not measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import log
 from pathlib import Path
 
 from railweave.advise.host import Distance, Gpu
 from railweave.advise.mapping import Workload
 from railweave.errors import ParseError
-from railweave.records import dataclass
+from railweave.records import dataclass, replace
 from railweave.size import format_size
 
 # Up to this size GDRCopy shortened latency on all node types of the study; from there on it made no difference.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from functools import cached_property
 
 from railweave.advise.errors import AdviceError
@@ -14,7 +12,7 @@ from railweave.fabric import Edge, EdgeKind, Fabric, ResourceKind, Vertex, Verte
 from railweave.machine.fabric import GDR_UNKNOWN, NUMBERS_MADE_UP
 from railweave.machine.fabric_nics import UnknownNicError
 from railweave.machine.reading import cpu_mask
-from railweave.records import dataclass
+from railweave.records import dataclass, field, replace
 
 # Compute capability by the part's name, from NVIDIA's list of CUDA GPUs (developer.nvidia.com/cuda-gpus). The first match counts.
 _PARTS = (
@@ -102,7 +100,7 @@ class Path:
     """With repetition where a byte loads something twice."""
 
 
-@dataclasses.dataclass(frozen=True)  # whose equality does without what cached_property keeps
+@dataclass(frozen=True)
 class Host:
     """A node of a fabric with what is known beside the graph."""
 

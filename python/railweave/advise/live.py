@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from railweave.advise.advice import advise
@@ -17,6 +16,7 @@ from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Machine, Unknown, known
 from railweave.machine.source import CommandOutput, LiveSource, Reason, Unreadable
+from railweave.records import replace
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
-import sys
 from typing import Any
 
 import click
+
+from railweave.ending import or_told
 
 # One line each for `railweave --help`, in the order a newcomer meets them; the command itself is loaded only when asked for,
 # so that `railweave --help` stays instant.
@@ -24,9 +23,6 @@ COMMANDS = {
     "top": "What a running job moves, by rank and kind of path.",
     "bench": "Run an exchange for real and compare policies and peers, every byte checked.",
 }
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Commands(click.Group):
@@ -53,17 +49,4 @@ def root() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point. Known errors (bad input, missing permission) end with one line on stderr and exit status 1."""
-    from railweave.errors import Error
-
-    try:
-        return root.main(args=argv, prog_name="railweave")
-    except Error as error:
-        click.echo(f"railweave: {error}", err=True)
-        sys.exit(1)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        # What is still in the buffer would fail again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        click.echo(f"railweave: {error.filename or 'standard output'}: cannot be written: {error.strerror}", err=True)
-        sys.exit(1)
+    return or_told(lambda: root.main(args=argv, prog_name="railweave"))

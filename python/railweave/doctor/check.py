@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 from railweave.doctor.finding import Answer, Finding, Severity
-from railweave.records import dataclass
+from railweave.records import dataclass, field
 
 if TYPE_CHECKING:
     from railweave.doctor.patient import Patient

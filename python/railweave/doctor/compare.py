@@ -65,9 +65,10 @@ def compare(examinations: Sequence[Examination]) -> Comparison:
     return Comparison(tuple(tables), tuple(differences), () if one_salt else note)
 
 
-def names_of(files: Sequence[Path]) -> list[str]:
+def names_of(files: Sequence[str]) -> list[str]:
     """A name for each recording: its file's, with as many folders before it as make it the only one of that name."""
-    parts = [[*file.absolute().parts[1:-1], file.name.removesuffix(".zst").removesuffix(".tar")] for file in files]
+    paths = [Path(file).absolute() for file in files]
+    parts = [[*path.parts[1:-1], path.name.removesuffix(".zst").removesuffix(".tar")] for path in paths]
     count = [1] * len(parts)
     while len(shown := ["/".join(each[-number:]) for each, number in zip(parts, count, strict=True)]) != len(set(shown)):
         twice = {name for name, times in Counter(shown).items() if times > 1}

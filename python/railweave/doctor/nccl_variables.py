@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
-from pathlib import Path
 
 from railweave.records import dataclass
 
 Version = tuple[int, int, int]
 
-_TABLE = Path(__file__).parent / "nccl_variables.tsv"  # made by scripts/nccl-variables from NCCL's release tags
+_TABLE = os.path.join(os.path.dirname(__file__), "nccl_variables.tsv")  # made by scripts/nccl-variables from NCCL's release tags
 
 # Defaults that are words (NCCL user guide, environment variables), since the release named.
 _WORD_DEFAULTS: dict[str, tuple[Version, tuple[str, ...]]] = {
@@ -76,7 +76,8 @@ def format_version(version: Version) -> str:
 @functools.cache
 def table() -> Table:
     """The table that comes with Railweave."""
-    lines = _TABLE.read_text(encoding="utf-8").splitlines()
+    with open(_TABLE, encoding="utf-8") as file:
+        lines = file.read().splitlines()
     covered = re.match(r"# NCCL (\S+) to (\S+);", lines[0])
     assert covered is not None
     first, last = (_version(text) for text in covered.groups())

@@ -66,7 +66,6 @@ class Patient:
         self._texts: dict[int, str] = {}
         self.exchanges: dict[tuple[str, str], float | None] = {}
         """What exchanges came to, by fabric (JSON) and policy: findings about the same GPUs ask for the same ones."""
-        self._by_bus_id = {device.bus_id: device for device in machine.pci.value} if isinstance(machine.pci, Known) else {}
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -123,7 +122,7 @@ class Patient:
 
     def device(self, bus_id: Fact[str] | Fact[str | None]) -> PciDevice | None:
         """The PCI function of a GPU or NIC, where it is known."""
-        return self._by_bus_id.get(bus_id.value) if isinstance(bus_id, Known) and bus_id.value is not None else None
+        return self.machine.pci_device(bus_id.value) if isinstance(bus_id, Known) and bus_id.value is not None else None
 
     def need_device(self, what: Gpu | Nic) -> PciDevice:
         """The PCI function; MissingError when the tree does not have it."""
@@ -131,14 +130,14 @@ class Patient:
         if bus_id is None:
             raise MissingError(f"{label(what)} is not on the PCI bus")
         need(self.machine.pci)
-        device = self._by_bus_id.get(bus_id)
+        device = self.machine.pci_device(bus_id)
         if device is None:
             raise MissingError(f"{label(what)}: no PCI function {bus_id} in the tree")
         return device
 
     def parent(self, device: PciDevice) -> PciDevice | None:
         """The bridge above a function."""
-        return self._by_bus_id.get(device.parent) if device.parent is not None else None
+        return self.machine.pci_device(device.parent) if device.parent is not None else None
 
     def way(self, one: PciDevice, other: PciDevice) -> Way:
         """The path between two functions of the tree."""
@@ -188,7 +187,7 @@ class Patient:
         if self.machine.hidden_tree is not None and isinstance(self.machine.topology, Unknown):
             return MissingError(str(self.machine.hidden_tree))
         for bus_id in bus_ids(*self.gpus, *self.fabric_nics):
-            device = self._by_bus_id.get(bus_id)
+            device = self.machine.pci_device(bus_id)
             if device is not None and device.unplaced is not None:
                 return MissingError(str(device.unplaced))
 

@@ -11,7 +11,6 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from railweave.machine.facts import Fact, Known, PciLink, Unknown
 from railweave.machine.pci import DEVICES, canonical_bus_id, read_link
 from railweave.machine.reading import cpu_list, parsed
 from railweave.machine.source import Reason, Source
+from railweave.records import dataclass, field
 
 _BYTES = 64 << 20
 # Long enough for a GPU to leave its idle clocks (some 10 ms) and for a steady rate; 8 GPUs stay below 2 s with their contexts.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from railweave.errors import ParseError
@@ -17,8 +15,11 @@ from railweave.machine.process import kept, read_process
 from railweave.machine.processors import read_cpus, read_numa
 from railweave.machine.source import LiveSource, Source, Unreadable
 from railweave.machine.system import read_host, read_kernel
+from railweave.records import field_names, replace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from railweave.machine.recording import Recorder, Recording
 
 # What a recording holds beyond what discovery reads: tools' own views, to compare with, and what people ask for next.
@@ -68,7 +69,7 @@ def _filled(machine: Machine, source: Source) -> Machine:
     except (Unreadable, ParseError):
         return machine
     better = {name: fact for name in ("pci", "numa", "gpus", "nics") if _is_better(getattr(machine, name), fact := getattr(seen, name))}
-    of_cpus = {one.name: fact for one in fields(Cpus) if _is_better(getattr(cpus, one.name), fact := getattr(seen.cpus, one.name))}
+    of_cpus = {name: fact for name in field_names(Cpus) if _is_better(getattr(cpus, name), fact := getattr(seen.cpus, name))}
     return replace(machine, **better, cpus=replace(cpus, **of_cpus))
 
 

@@ -8,7 +8,6 @@ template, a fabric file or a topology file; a live machine or a recording is wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from railweave.errors import FabricError
 from railweave.fabric import Edge, EdgeKind, Fabric, Vertex, VertexKind
@@ -27,6 +26,7 @@ from railweave.machine.nccl_document import (
     render,
 )
 from railweave.machine.nccl_topology import RATES_PER_LANE, Export
+from railweave.records import dataclass, field
 
 _MADE_UP_DOMAIN = 0xFFF0
 # Bytes/s of one NVLink in one direction, from this compute capability on (docs/fabric.md has the data sheets); GA102 has slower ones.

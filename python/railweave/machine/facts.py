@@ -6,11 +6,11 @@ Units are in the names: `_B` bytes, `_bps` bit/s, `_GTps` transfers/s, `_MHz`. P
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from functools import cached_property
 from typing import Generic, TypeVar, Union
 
 from railweave.machine.source import Reason
-from railweave.records import dataclass
+from railweave.records import dataclass, field, field_names
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -22,6 +22,11 @@ class Known(Generic[T_co]):
 
     value: T_co
     evidence: str
+
+    def __init__(self, value: T_co, evidence: str) -> None:
+        values = self.__dict__  # of the thousands that a machine has, the quick way
+        values["value"] = value
+        values["evidence"] = evidence
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class Gpu:
     @property
     def lost(self) -> Unknown | None:
         """The answer that says that the driver cannot reach this GPU any more; None while it can."""
-        answers = (getattr(self, name) for name in self.__dataclass_fields__ if name != "peers")
+        answers = (getattr(self, name) for name in field_names(self) if name != "peers")
         return next((fact for fact in answers if isinstance(fact, Unknown) and fact.reason is Reason.vanished), None)
 
 
@@ -367,13 +372,17 @@ class Machine:
     """By PCI address, of the topology file that NCCL is given here; read in guests that see a flat tree only."""
     process: Process | None = None
 
+    @cached_property
+    def _by_bus_id(self) -> dict[str, PciDevice]:
+        return {device.bus_id: device for device in known(self.pci) or ()}
+
     def pci_device(self, bus_id: str) -> PciDevice | None:
         """The function at that address."""
-        return next((device for device in known(self.pci) or () if device.bus_id == bus_id), None)
+        return self._by_bus_id.get(bus_id)
 
     def ancestors(self, bus_id: str) -> tuple[PciDevice, ...]:
         """Bridges above a function, nearest first."""
-        by_id = {device.bus_id: device for device in known(self.pci) or ()}
+        by_id = self._by_bus_id
         found: list[PciDevice] = []
         at = by_id.get(bus_id)
         while at is not None and at.parent is not None and len(found) < len(by_id):
@@ -382,7 +391,7 @@ class Machine:
                 found.append(at)
         return tuple(found)
 
-    @property
+    @cached_property
     def hidden_tree(self) -> Unknown | None:
         """Why PCI paths between GPUs and NICs cannot be told from the tree: a guest that is shown a flat one; None where the tree is real.
         `topology` may tell them then.
@@ -393,7 +402,7 @@ class Machine:
         hypervisor = self.host.hypervisor
         if known(hypervisor) is False:
             return None
-        by_id = {device.bus_id: device for device in known(self.pci) or ()}
+        by_id = self._by_bus_id
         named = [known(gpu.bus_id) for gpu in known(self.gpus) or ()] + [known(nic.bus_id) for nic in known(self.nics) or ()]
         parents = [by_id[bus_id].parent for bus_id in named if bus_id in by_id and by_id[bus_id].unplaced is None]
         if any(parent in by_id and by_id[parent].parent is not None for parent in parents if parent is not None):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, NvLink, PciDevice, PciLink, Unknown, known
 from railweave.machine.nvml import reason_of
 from railweave.machine.pci import canonical_bus_id
 from railweave.machine.source import Reason, Source, Unreadable
+from railweave.records import field_names, replace
 
 _PATH = "library:nvml"
 NVIDIA = 0x10DE
@@ -111,7 +111,7 @@ def unlisted_gpus(machine: Machine) -> tuple[PciDevice, ...]:
     return left if isinstance(machine.gpus, Known) and len(left) > unplaced else ()
 
 
-_ASKED = tuple(name for name in Gpu.__dataclass_fields__ if name not in {"index", "bus_id", "nic_paths"})
+_ASKED = tuple(name for name in field_names(Gpu) if name not in {"index", "bus_id", "nic_paths"})
 
 
 def _answer(entry: Mapping[str, Any], key: str, kind: Any) -> Fact[Any]:

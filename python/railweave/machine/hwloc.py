@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
 
 from railweave.machine.facts import Core, Cpus, Fact, Gpu, Host, Kernel, Known, Machine, Nic, NumaNode, NvLink, PciDevice, Unknown, known
 from railweave.machine.hwloc_distances import Distances, read_distances
@@ -11,6 +10,7 @@ from railweave.machine.pci import canonical_bus_id
 from railweave.machine.reading import cpu_mask
 from railweave.machine.source import Reason
 from railweave.machine.xml_tree import Node, fail, parse_xml
+from railweave.records import dataclass, field, replace
 
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?")
 _WHAT = "a topology that hwloc exported (lstopo --of xml)"

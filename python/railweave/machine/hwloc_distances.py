@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from railweave.machine.xml_tree import Node, fail
+from railweave.records import dataclass
 
 # More objects than any host has; the matrix is their square.
 _OBJECTS = 1024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
@@ -14,6 +13,7 @@ from railweave.machine.load import parse_machine, read_text_file
 from railweave.machine.nccl_contents import WHAT, Contents, read_contents
 from railweave.machine.reading import cpu_mask, ranges
 from railweave.machine.xml_tree import parse_xml
+from railweave.records import dataclass
 
 
 @dataclass(frozen=True)

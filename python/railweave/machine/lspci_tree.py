@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Unknown
 from railweave.machine.source import Reason
 from railweave.machine.xml_tree import fail
+from railweave.records import dataclass, replace
 
 _TEXT_LIMIT = 4 << 20
 _ROOT = re.compile(r"\[([0-9a-f]{4,8}):([0-9a-f]{2})(?:-[0-9a-f]{2})?\]")

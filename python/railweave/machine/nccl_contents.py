@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from railweave.machine.pci import canonical_bus_id
 from railweave.machine.xml_tree import Node
+from railweave.records import dataclass, field
 
 WHAT = "an NCCL topology file, as NCCL_TOPO_DUMP_FILE writes it"
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from railweave.records import dataclass, field
 
 _SPEED_NAMES = {
     2.5: "2.5 GT/s PCIe",

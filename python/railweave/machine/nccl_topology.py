@@ -6,7 +6,6 @@ The project's own reader makes the fabric of it, so a machine found live and one
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from railweave.errors import FabricError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
@@ -26,6 +25,7 @@ from railweave.machine.nccl_document import (
 )
 from railweave.machine.paths import place_of
 from railweave.machine.source import Reason
+from railweave.records import dataclass
 
 _DMABUF_SINCE = (5, 12)  # dma-buf of device memory in the RDMA core
 

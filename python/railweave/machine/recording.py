@@ -9,15 +9,16 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from railweave.errors import Error
 from railweave.machine import archive
 from railweave.machine.source import FILE_LIMIT_B, CommandOutput, Reason, Source, Unreadable
+from railweave.records import dataclass, field
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from railweave.machine.redaction import Redactor
 
 FORMAT, VERSION = "railweave-machine", 1
@@ -56,7 +57,7 @@ class RecordedSource(Source):
     """Replays a recording. What it does not hold is unknown, by the reason that was recorded or as not recorded."""
 
     def __init__(self, recording: Recording | str | Path) -> None:
-        self.recording = recording if isinstance(recording, Recording) else read_recording(Path(recording))
+        self.recording = recording if isinstance(recording, Recording) else read_recording(recording)
 
     def _missing(self, path: str) -> Unreadable:
         reason, detail = self.recording.unreadable.get(path, (Reason.not_recorded, self.recording.damage))
@@ -234,11 +235,11 @@ def _members(recording: Recording) -> list[tuple[str, bytes]]:
 # ---- reading ----
 
 
-def read_recording(path: Path) -> Recording:
+def read_recording(path: str | Path) -> Recording:
     """A recording from its file. One that was cut off, or is damaged behind its manifest, is read as far as it goes and says so in
     `damage`; raises RecordingError for what is no recording at all."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             compressed = file.read(ARCHIVE_LIMIT_B + 1)
     except OSError as error:
         raise RecordingError(f"{path}: cannot be read: {error.strerror}; expected a recording made by `railweave topo --record`") from error

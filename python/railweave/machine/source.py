@@ -11,8 +11,7 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from railweave.errors import Error
 from railweave.records import dataclass
@@ -24,6 +23,9 @@ _READ_B = 64 << 10
 # A tool that has not answered by then waits for hardware that does not answer (nvidia-smi on a lost GPU).
 COMMAND_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 10.0
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -119,16 +121,16 @@ class LiveSource(Source):
     cannot be asked."""
 
     def __init__(self, root: str | Path = "/") -> None:
-        self._root = Path(root)
-        self._is_this_machine = self._root == Path("/")
+        self._root = os.fspath(root).rstrip("/")
+        self._is_this_machine = not self._root
 
-    def _at(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path.lstrip('/')}"
 
     def read_bytes(self, path: str) -> bytes:
         content = bytearray()
         try:
-            with self._at(path).open("rb", buffering=0) as file:
+            with open(self._at(path), "rb", buffering=0) as file:
                 while part := file.read(_READ_B):
                     content += part
                     if len(content) > FILE_LIMIT_B:
@@ -139,13 +141,13 @@ class LiveSource(Source):
 
     def listdir(self, path: str) -> tuple[str, ...]:
         try:
-            return tuple(sorted(os.listdir(self._at(path))))  # noqa: PTH208 - Path.iterdir makes a Path of each of thousands of names
+            return tuple(sorted(os.listdir(self._at(path))))
         except OSError as error:
             raise _unreadable(path, error) from error
 
     def readlink(self, path: str) -> str:
         try:
-            return str(self._at(path).readlink())
+            return os.readlink(self._at(path))
         except OSError as error:
             raise _unreadable(path, error) from error
 

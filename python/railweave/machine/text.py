@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, Unknown, known
@@ -13,6 +12,7 @@ from railweave.machine.paths import MEANING, pci_way
 from railweave.machine.processors import nodes_per_package
 from railweave.machine.reading import ranges
 from railweave.machine.source import Reason
+from railweave.records import field_names
 
 # Reasons that say "there is no such thing here" or "this tool cannot tell" rather than "it could not be read".
 _EXPECTED = {Reason.not_given, Reason.absent, Reason.unsupported}
@@ -195,6 +195,6 @@ def _facts(value: Any) -> Iterable[Any]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _facts(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from _facts(getattr(value, one.name))
+    else:
+        for name in field_names(value):
+            yield from _facts(getattr(value, name))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, NumaNode, Unknown
 from railweave.machine.paths import WAYS
 from railweave.machine.reading import cpu_list
 from railweave.machine.source import Reason
 from railweave.machine.xml_tree import fail
+from railweave.records import dataclass
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU(\d{1,4})")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import xml.parsers.expat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from railweave.errors import ParseError
+from railweave.records import dataclass, field
 
 TEXT_LIMIT_B = 16 << 20  # as the C++ reader of NCCL topology files
 DEPTH_LIMIT = 128  # hwloc nests a PCI device some 20 deep: machine, package, groups, bridges

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from railweave.fabric import Edge, EdgeKind, Fabric, Vertex, VertexKind
+from railweave.records import dataclass, field
 
 
 @dataclass

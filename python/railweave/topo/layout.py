@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from railweave.fabric import VertexKind
+from railweave.records import dataclass, field
 from railweave.topo.hierarchy import Host, Part
 
 CELL = 96.0

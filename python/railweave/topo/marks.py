@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from railweave.fabric import Fabric
+from railweave.records import dataclass
 from railweave.topo.layout import Box
 
 COLOURS = {"error": "#c81e1e", "warning": "#b45309", "info": "#2563eb"}
