@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from typing import TYPE_CHECKING
 
 from railweave import _native
 from railweave._native import Edge, EdgeKind, Fabric, LinkState, Resource, ResourceKind, Vertex, VertexKind
@@ -22,7 +23,10 @@ __all__ = [
     "templates",
 ]
 
-TEMPLATE_DIRS = [Path(__file__).parent / "templates"]
+if TYPE_CHECKING:
+    from pathlib import Path  # which takes longer to import than a fabric takes to make
+
+TEMPLATE_DIRS = [os.path.join(os.path.dirname(__file__), "templates")]
 _MOST_NODES = 16_384  # limits::kNodes; more than 32 bits would not even reach that check
 
 

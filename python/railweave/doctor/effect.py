@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from railweave.doctor.check import MissingError
 from railweave.machine.facts import Known, PciLink
+from railweave.records import dataclass
 
 if TYPE_CHECKING:
     from railweave.doctor.patient import Patient
-    from railweave.fabric import Fabric
+    from railweave.fabric import Fabric, LinkState
 
 # bytes/s of one NVLink, one direction, by version (docs/fabric.md has the data sheets).
 NVLINK_BPS = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
@@ -30,28 +31,38 @@ def pcie_GBps(link: PciLink) -> float:  # noqa: N802 - the unit
 def without_gdr(patient: Patient, devices: Sequence[str] | None = None) -> str:
     """An even exchange of two such machines with GPUDirect RDMA, and with some GPUs (by PCI address; without, all) through host memory."""
 
-    def switch(on: bool) -> Callable[[dict[str, Any]], None]:
-        def change(document: dict[str, Any]) -> None:
+    def switched(on: bool) -> _Exchange:
+        def run() -> float | None:
+            from railweave.fabric import Fabric
+
+            document = json.loads(patient.fabric_json(2))
             for vertex in document["vertices"]:
                 if vertex["kind"] == "gpu":
                     vertex["gdr"] = on or (devices is not None and vertex.get("bus_id") not in devices)
+            return _even_exchange(Fabric.from_json(json.dumps(document)), "nccl")
 
-        return change
+        return _Exchange(f"GPUDirect RDMA {on or devices}", run)
 
-    return _compared(patient, switch(True), switch(False), "through host memory")
+    return _compared(patient, switched(True), switched(False), "through host memory")
 
 
 def with_links_at(patient: Patient, devices: Sequence[str], now: PciLink) -> str:
     """The same exchange with a device's link as it is, and as it should be."""
     able = pcie_GBps(now)
 
-    def narrow(document: dict[str, Any]) -> None:
-        names = {vertex["name"] for vertex in document["vertices"] if vertex.get("bus_id") in devices}
-        for edge in document["edges"]:
-            if edge["kind"] == "pcie" and (edge["from"] in names or edge["to"] in names):
-                edge["capacity_Bps"] = min(edge["capacity_Bps"], int(able * 1e9))
+    def narrow() -> float | None:
+        from railweave.fabric import EdgeKind, LinkState
 
-    return _compared(patient, lambda _: None, narrow, "with the link as it is")
+        fabric = patient.fabric(2)
+        ends = {number for number, vertex in enumerate(fabric.vertices) if vertex.bus_id in devices}
+        links = LinkState(fabric)
+        for number, edge in enumerate(fabric.edges):
+            if edge.kind == EdgeKind.pcie and (edge.src in ends or edge.dst in ends):
+                links.set_rate(number, min(edge.capacity_Bps, int(able * 1e9)))
+        return _even_exchange(fabric, "nccl", links)
+
+    as_it_should = _Exchange("", lambda: _even_exchange(patient.fabric(2), "nccl"))
+    return _compared(patient, as_it_should, _Exchange(f"{devices} at {able}", narrow), "with the link as it is")
 
 
 def nearest_only(patient: Patient) -> str:
@@ -91,30 +102,31 @@ def rail_down(patient: Patient, devices: Sequence[str]) -> str:
     return f"{text}. NCCL stops where a rank counts on the NIC, or loads another twice."
 
 
-def _compared(patient: Patient, good: Callable[[dict[str, Any]], None], bad: Callable[[dict[str, Any]], None], how: str) -> str:
+@dataclass(frozen=True)
+class _Exchange:
+    """An exchange of two machines; those of equal names come to the same."""
+
+    name: str
+    run: Callable[[], float | None]
+
+
+def _compared(patient: Patient, good: _Exchange, bad: _Exchange, how: str) -> str:
     """A sentence when the model sees a difference, else nothing: no figure is shown that nothing stands behind."""
     try:
-        text = patient.fabric_json(2)
+        for exchange in (good, bad):
+            if exchange.name not in patient.exchanges:
+                patient.exchanges[exchange.name] = exchange.run()
     except MissingError:
         return ""
-    from railweave.fabric import Fabric
-
-    rates = []
-    for change in (good, bad):
-        document = json.loads(text)
-        change(document)
-        key = json.dumps(document), "nccl"
-        if key not in patient.exchanges:
-            patient.exchanges[key] = _even_exchange(Fabric.from_json(key[0]), key[1])
-        rates.append(patient.exchanges[key])
-    before, after = rates
+    before, after = patient.exchanges[good.name], patient.exchanges[bad.name]
     if before is None or after is None or after > before * 0.99:
         return ""
     return f" {_EXCHANGE} {after:.1f} GB/s a machine {how}, {before:.1f} GB/s otherwise (model, NCCL's routes)."
 
 
-def _even_exchange(fabric: Fabric, policy: str) -> float | None:
-    """GB/s out of one machine when all its GPUs send as much to each of the other's, both ways. None when they cannot."""
+def _even_exchange(fabric: Fabric, policy: str, links: LinkState | None = None) -> float | None:
+    """GB/s out of one machine when all its GPUs send as much to each of the other's, both ways. None when they cannot. Without `links` all
+    have their nominal rates."""
     from railweave._native import Demand, LinkState, Planner, PlannerSettings, UnreachableError
 
     settings = PlannerSettings()
@@ -126,7 +138,7 @@ def _even_exchange(fabric: Fabric, policy: str) -> float | None:
             demand.set(one, other + len(here), _BYTES)
             demand.set(other + len(here), one, _BYTES)
     try:
-        plan = Planner(fabric, settings).plan(demand, LinkState(fabric))
+        plan = Planner(fabric, settings).plan(demand, links or LinkState(fabric))
     except UnreachableError:
         return None
     return _BYTES * len(here) ** 2 / plan.z_seconds / 1e9 if plan.z_seconds > 0 else None

@@ -64,8 +64,8 @@ class Patient:
         self._ways: dict[tuple[str, str], Way] = {}
         self._fabrics: dict[int, Fabric | MissingError] = {}
         self._texts: dict[int, str] = {}
-        self.exchanges: dict[tuple[str, str], float | None] = {}
-        """What exchanges came to, by fabric (JSON) and policy: findings about the same GPUs ask for the same ones."""
+        self.exchanges: dict[str, float | None] = {}
+        """What exchanges came to, by what was changed on the machine: findings about the same GPUs ask for the same ones."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

@@ -6,10 +6,13 @@ may hold, and takes a fifth of that (1,184 members: 0.04 s against 0.18 s on a b
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
 
 _BLOCK_B = 512
+# Of a header: name, size, checksum, kind, magic, prefix; between them mode, owners, time, a link's target, device numbers.
+_FIELDS = struct.Struct("100s24x12s12x8sc100x5s83x155s12x")
 _ADLER = 65_521  # what Adler-32 counts to (RFC 1950)
 
 
@@ -19,17 +22,26 @@ class ArchiveError(ValueError):
 
 def members(archive: bytes) -> Iterator[tuple[str, int, bytes]]:
     """Name, stated size and content of each; the content is shorter where the archive was cut off. Raises ArchiveError."""
+    whole = memoryview(archive)
     at, pax = 0, dict[str, str]()
     while at < len(archive):
-        header = archive[at : at + _BLOCK_B]
+        header = whole[at : at + _BLOCK_B]
         if len(header) < _BLOCK_B:
             raise ArchiveError("damaged: it ends within a header")
-        if not header[0] and not header.strip(b"\0"):
+        field, digits, stated, kind, magic, prefix = _FIELDS.unpack(header)
+        if not field[0] and not any(header):
             return
-        name, size, kind = _header(header)
-        size = int(pax.get("size", size))
-        body = archive[at + _BLOCK_B : at + _BLOCK_B + size]
-        at += _BLOCK_B + (size + _BLOCK_B - 1) // _BLOCK_B * _BLOCK_B
+        # The bytes' sum, with blanks where it stands itself. Adler-32 has in its low half 1 more than the sum, and is quicker than adding.
+        if ((zlib.adler32(header) & 0xFFFF) - 1 - sum(stated) + 8 * 0x20 - _octal(stated)) % _ADLER:
+            raise ArchiveError("damaged: a header's checksum is wrong")
+        name, size = _text(field), _octal(digits)
+        if prefix[0] and magic == b"ustar":
+            name = f"{_text(prefix)}/{name}"
+        if pax:
+            size = int(pax.get("size", size))
+        begin = at + _BLOCK_B
+        body = archive[begin : begin + size]
+        at = begin + (size + _BLOCK_B - 1) // _BLOCK_B * _BLOCK_B
         if kind == b"x":
             pax = _pax(body)
             continue
@@ -40,15 +52,8 @@ def members(archive: bytes) -> Iterator[tuple[str, int, bytes]]:
         pax = {}
 
 
-def _header(header: bytes) -> tuple[str, int, bytes]:
-    stated = _octal(header[148:156])
-    # The bytes' sum, with blanks where it stands itself. Adler-32 has in its low half 1 more than the sum, and is quicker than adding here.
-    if ((zlib.adler32(header) & 0xFFFF) - (zlib.adler32(header[148:156]) & 0xFFFF) + 8 * 0x20 - stated) % _ADLER:
-        raise ArchiveError("damaged: a header's checksum is wrong")
-    name = header[:100].partition(b"\0")[0].decode("utf-8", errors="replace")
-    if header[345] and header[257:262] == b"ustar":
-        name = f"{header[345:500].partition(bytes(1))[0].decode('utf-8', errors='replace')}/{name}"
-    return name, _octal(header[124:136]), header[156:157]
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", errors="replace")
 
 
 def _octal(digits: bytes) -> int:

@@ -13,6 +13,7 @@ from railweave.records import dataclass
 
 DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 # Display, network and bridge; NVSwitch ("other bridge"). All others only show what they are.
 _CLASSES_OF_INTEREST = {0x02, 0x03, 0x12}
@@ -53,7 +54,7 @@ def path_addresses(target: str) -> list[str]:
 
 def path_root(target: str) -> str:
     """Root bus in such a path, `pci0000:00`; `pci` if there is none."""
-    return next((part for part in target.split("/") if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", part)), "pci")
+    return next((part for part in target.split("/") if _ROOT.fullmatch(part)), "pci")
 
 
 def _is_of_interest(pci_class: Fact[int]) -> bool:

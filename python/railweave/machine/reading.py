@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -20,12 +21,16 @@ def attempt(path: str, read: Callable[[], T]) -> Fact[T]:
     """What `read` gives; `path` is its evidence. `NotGiven` and other ValueErrors of it say what was found."""
     try:
         return Known(read(), path)
-    except Unreadable as error:
+    except (Unreadable, ValueError, LookupError, OverflowError) as error:
+        return _unknown(path, error)
+
+
+def _unknown(path: str, error: Exception) -> Unknown:
+    if isinstance(error, Unreadable):
         return Unknown(error.reason, error.path, error.detail)
-    except NotGiven as error:
+    if isinstance(error, NotGiven):
         return Unknown(Reason.not_given, path, str(error))
-    except (ValueError, LookupError, OverflowError) as error:
-        return Unknown(Reason.error, path, f"not understood: {error}"[:200])
+    return Unknown(Reason.error, path, f"not understood: {error}"[:200])
 
 
 def text_fact(source: Source, path: str) -> Fact[str]:
@@ -42,12 +47,19 @@ def text_fact(source: Source, path: str) -> Fact[str]:
 
 def parsed(source: Source, path: str, parse: Callable[[str], T]) -> Fact[T]:
     """A file's text, parsed."""
-    return attempt(path, lambda: parse(source.read_text(path).strip()))
+    try:  # as `attempt` does, without a function more for each of thousands of files
+        return Known(parse(source.read_text(path).strip()), path)
+    except (Unreadable, ValueError, LookupError, OverflowError) as error:
+        return _unknown(path, error)
 
 
 def integer(source: Source, path: str) -> Fact[int]:
     """A number in any of C's notations."""
-    return parsed(source, path, lambda text: int(text, 0))
+    return parsed(source, path, _any_base)
+
+
+def _any_base(text: str) -> int:
+    return int(text, 0)
 
 
 def or_none(fact: Fact[T]) -> Fact[T | None]:
@@ -90,6 +102,7 @@ MASK_CPUS = 65_536
 _HEX_WORD = re.compile(r"[0-9a-fA-F]{1,256}")
 
 
+@functools.lru_cache(maxsize=256)  # hundreds of CPUs and devices have one of a few lists
 def cpu_list(text: str) -> tuple[int, ...]:
     """`0-3,8` as numbers, as the kernel writes lists of CPUs, nodes and processors. Raises ValueError."""
     numbers: set[int] = set()
