@@ -6,8 +6,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"sort"
 	"syscall"
 )
@@ -32,27 +34,32 @@ func commands() map[string]command {
 	}
 }
 
-func usage() {
+func usage(to io.Writer) {
 	all := commands()
 	names := make([]string, 0, len(all))
 	for name := range all {
 		names = append(names, name)
 	}
 	sort.Strings(names)
-	fmt.Fprintln(os.Stderr, "usage: railweave-node COMMAND [flags]")
+	fmt.Fprintln(to, "usage: railweave-node COMMAND [flags]")
 	for _, name := range names {
-		fmt.Fprintf(os.Stderr, "  %-12s %s\n", name, all[name].help)
+		fmt.Fprintf(to, "  %-12s %s\n", name, all[name].help)
 	}
 }
 
 func main() {
 	if len(os.Args) < 2 {
-		usage()
+		usage(os.Stderr)
 		os.Exit(2)
+	}
+	if slices.Contains([]string{"help", "-h", "-help", "--help"}, os.Args[1]) {
+		usage(os.Stdout)
+		return
 	}
 	chosen, known := commands()[os.Args[1]]
 	if !known {
-		usage()
+		fmt.Fprintf(os.Stderr, "railweave-node: there is no command %q\n", os.Args[1])
+		usage(os.Stderr)
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

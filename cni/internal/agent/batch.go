@@ -42,7 +42,7 @@ func (b *batch) do(ctx context.Context) error {
 	}
 }
 
-// run serves until the context ends. failed hears of errors nobody waits for.
+// run serves until the context ends. failed hears of errors, not of what the end interrupted.
 func (b *batch) run(ctx context.Context, failed func(error)) {
 	for {
 		select {
@@ -58,7 +58,7 @@ func (b *batch) run(ctx context.Context, failed func(error)) {
 		for _, done := range served {
 			done <- err
 		}
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			failed(err)
 		}
 	}

@@ -122,13 +122,13 @@ func TestRailThatStaysDown(t *testing.T) {
 	if failure.ReasonOf(err) != nodev1.Reason_RAIL_DOWN || failure.Codes(nodev1.Reason_RAIL_DOWN).CNI != failure.CNITryAgain || !strings.Contains(err.Error(), "BFD") {
 		t.Errorf("ADD: %v", err)
 	}
+	if events, _ := d.told(); len(events) != 0 {
+		t.Errorf("told before it has lasted: %v", events)
+	}
 	n.await("the condition", func() bool {
 		_, conditions := d.told()
 		return conditions["node1"].Status == corev1.ConditionFalse && strings.Contains(conditions["node1"].Message, "BFD")
 	})
-	if events, _ := d.told(); len(events) != 0 {
-		t.Errorf("told before it has lasted: %v", events)
-	}
 	n.later(2 * downGrace)
 	for range 3 {
 		n.agent.observeSessions(t.Context())

@@ -64,6 +64,9 @@ func (a *Agent) watchTombstones(ctx context.Context) {
 // when it has not answered. After switchGrace the rails withdraw what it no longer serves; they are applied again when it answers.
 func (a *Agent) observeSwitch(ctx context.Context) {
 	err := a.Switch.Answers(ctx)
+	if ctx.Err() != nil {
+		return
+	}
 	now := a.Now()
 	a.mutex.Lock()
 	since, given := a.silent, a.givenUp
@@ -120,10 +123,11 @@ func (a *Agent) watchRouting(ctx context.Context) {
 	ensured := time.Time{}
 	look := func(ctx context.Context) {
 		if now := a.Routing.Incarnation(); now != 0 && (now != incarnation || a.Now().Sub(ensured) > a.Config.ReconcilePeriod()) {
-			if err := a.Routing.Ensure(ctx); err != nil {
-				a.Log.Error("FRR's configuration could not be applied", "error", err)
-			} else {
+			switch err := a.Routing.Ensure(ctx); {
+			case err == nil:
 				incarnation, ensured = now, a.Now()
+			case ctx.Err() == nil:
+				a.Log.Error("FRR's configuration could not be applied", "error", err)
 			}
 		}
 		a.observeSessions(ctx)
@@ -134,6 +138,9 @@ func (a *Agent) watchRouting(ctx context.Context) {
 
 func (a *Agent) observeSessions(ctx context.Context) {
 	sessions, err := a.Routing.Sessions(ctx)
+	if ctx.Err() != nil {
+		return // nobody knows what an interrupted question would have been answered
+	}
 	if err != nil {
 		a.Log.Debug("BGP sessions could not be read", "error", err)
 	}

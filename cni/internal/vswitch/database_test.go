@@ -61,13 +61,7 @@ func memory(t *testing.T) *Database {
 	dir := t.TempDir()
 	go func() { _ = memory.Serve("unix", filepath.Join(dir, "db.sock")) }()
 	t.Cleanup(memory.Close)
-	deadline := time.Now().Add(5 * time.Second)
-	for !memory.Ready() {
-		if time.Now().After(deadline) {
-			t.Fatal("the OVSDB server does not start")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	await(t, "the OVSDB server", memory.Ready)
 	db, err := OpenDatabase(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
@@ -85,10 +79,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// await waits for the cache, which follows the database.
+// await waits for the server, or for the cache, which follows the database.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for !holds() {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s did not come", what)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 )
 
@@ -84,15 +85,32 @@ func TestIncarnationChangesWithTheSocket(t *testing.T) {
 		t.Error("a bridge that is not there has an incarnation")
 	}
 	seen := map[uint64]bool{}
+	var made syscall.Timespec
 	for range 3 {
-		_ = os.Remove(s.Socket("br0"))
-		if err := os.WriteFile(s.Socket("br0"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		made = makeLater(t, s.Socket("br0"), made)
 		now := s.Incarnation("br0")
 		if now == 0 || seen[now] || now != s.Incarnation("br0") {
 			t.Errorf("incarnation %d of %v", now, seen)
 		}
 		seen[now] = true
+	}
+}
+
+// makeLater makes a file anew, at another time than the one before by the file system's clock, which on some kernels ticks every
+// 10 ms only: no daemon restarts that fast.
+func makeLater(t *testing.T, path string, before syscall.Timespec) syscall.Timespec {
+	t.Helper()
+	for {
+		_ = os.Remove(path)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if made := info.Sys().(*syscall.Stat_t).Ctim; made != before {
+			return made
+		}
 	}
 }
