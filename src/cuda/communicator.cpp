@@ -190,30 +190,46 @@ void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
   }
 }
 
+// Each rank begins with the rank after it, so that not all write to rank 0 first. Messages of a pair keep their order.
+std::vector<const Transfer*> Communicator::in_turn(std::span<const Transfer> transfers) {
+  std::vector<const Transfer*> order;
+  order.reserve(transfers.size());
+  for (const Transfer& transfer : transfers) order.push_back(&transfer);
+  const auto distance = [](const Transfer* transfer) {
+    const Communicator& communicator = *transfer->communicator;
+    return (std::uint64_t{transfer->peer} + communicator.world_ - communicator.rank_ - 1) % communicator.world_;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](const Transfer* a, const Transfer* b) { return distance(a) < distance(b); });
+  return order;
+}
+
 void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams) {
   if (transfers.empty()) return;
   if (streams.empty()) throw Error("an operation without a stream");
-  if (transfers.size() > kMaxMessages)
-    throw Error("an operation of " + std::to_string(transfers.size()) + " transfers; at most " + std::to_string(kMaxMessages) +
-                " fit into one launch: use smaller groups");
   Communicator& first = *transfers[0].communicator;
   const DeviceScope scope(first.device_);
   std::vector<Communicator*> communicators;
   std::vector<Message> messages;
   messages.reserve(transfers.size());
-  for (const Transfer& transfer : transfers) {
-    Communicator& communicator = *transfer.communicator;
+  std::uint32_t world = 0;
+  for (const Transfer* transfer : in_turn(transfers)) {
+    Communicator& communicator = *transfer->communicator;
     if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
       if (communicator.device_ != first.device_) throw Error("an operation on two devices; one call serves one device");
       if (const auto failure = communicator.failure()) throw ExchangeError("the communicator has ended: " + failure->text);
       communicators.push_back(&communicator);
+      world = std::max(world, communicator.world_);
     }
-    messages.push_back(communicator.make_message(transfer));
+    messages.push_back(communicator.make_message(*transfer));
   }
   const Plan plan = prepare(messages, {static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes,
-                                       first.kernels_.most_cluster_blocks});
-  const OperationHeader header{first.region_.state(), first.settings_.gpu_timeout_ms * 1'000'000,
-                               static_cast<std::uint32_t>(messages.size()), 0};
+                                       first.kernels_.most_cluster_blocks, world});
+  const OperationHeader header{first.region_.state(),
+                               first.settings_.gpu_timeout_ms * 1'000'000,
+                               static_cast<std::uint32_t>(messages.size()),
+                               plan.packet_messages,
+                               plan.packet_blocks,
+                               0};
 
   for (const cudaStream_t other : streams.subspan(1)) {
     check(cudaEventRecord(first.join_.get(), other), "joining streams");
@@ -244,7 +260,7 @@ void Communicator::watch() {
   cudaThreadExchangeStreamCaptureMode(&mode);
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    const bool busy = captured_ || enqueued_ != view().completed;
+    const bool busy = captured_ || enqueued_ != ended().completed;
     wake_.wait_for(lock, busy ? kBusyLook : kIdleLook);
     lock.unlock();
     try {
@@ -260,7 +276,7 @@ void Communicator::look_around() {
   MateBook::Progress progress{};
   {
     const std::scoped_lock lock(mutex_);
-    progress = {enqueued_, view().completed, captured_};
+    progress = {enqueued_, ended().completed, captured_};
   }
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
   for (const Mate& mate : mates_) {
@@ -302,10 +318,17 @@ HostView Communicator::view() const {
   copy.error = load_shared(host.error);
   copy.error_peer = load_shared(host.error_peer);
   for (int i = 0; i < 2; ++i) copy.error_bytes[i] = load_shared(host.error_bytes[i]);
-  copy.completed = load_shared(host.completed);
-  copy.bytes_sent = load_shared(host.bytes_sent);
-  copy.bytes_received = load_shared(host.bytes_received);
   return copy;
+}
+
+Totals Communicator::ended() const {
+  Totals sum{};
+  for (Totals& totals : region_.host().ended) {
+    sum.completed += load_shared(totals.completed);
+    sum.bytes_sent += load_shared(totals.bytes_sent);
+    sum.bytes_received += load_shared(totals.bytes_received);
+  }
+  return sum;
 }
 
 std::optional<Failure> Communicator::failure() const {
@@ -323,11 +346,11 @@ void Communicator::drain() {
     while (!done() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(kBusyLook);
   };
   // The event covers captured operations as well, which have no count.
-  const auto ended = [&] { return cudaEventQuery(last_.get()) != cudaErrorNotReady; };
-  wait_until(ended);
-  if (!ended()) {
+  const auto all_ended = [&] { return cudaEventQuery(last_.get()) != cudaErrorNotReady; };
+  wait_until(all_ended);
+  if (!all_ended()) {
     fail({"operations had not ended when the communicator was drained", std::nullopt});
-    while (!ended()) std::this_thread::sleep_for(kBusyLook);  // kernels leave now
+    while (!all_ended()) std::this_thread::sleep_for(kBusyLook);  // kernels leave now
   }
   tell_leaving(book_.page().life);
   wait_until([&] { return std::all_of(mates_.begin(), mates_.end(), [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); }); });
@@ -336,13 +359,13 @@ void Communicator::drain() {
 // --- Looking at it
 
 Counters Communicator::counters() const {
-  const HostView now = view();
+  const Totals now = ended();
   const std::scoped_lock lock(mutex_);
   return {std::max(enqueued_, now.completed), now.completed, now.bytes_sent, now.bytes_received};
 }
 
 std::string Communicator::describe() const {
-  const HostView now = view();
+  const Totals now = ended();
   const std::scoped_lock lock(mutex_);
   std::string text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
                      std::to_string(now.completed) + " messages ended";

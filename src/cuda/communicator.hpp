@@ -74,6 +74,7 @@ class Communicator {
   };
 
   void bring_together(const std::string& rendezvous);
+  static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);
   Message make_message(const Transfer& transfer);
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
@@ -82,6 +83,7 @@ class Communicator {
   void look_around();
   void fail(Failure failure);
   HostView view() const;
+  Totals ended() const;
 
   const std::uint32_t rank_, world_;
   const int device_;

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "apart_roles.hpp"
 #include "device_words.cuh"
-#include "roles.hpp"
 
 namespace railweave::cuda {
 
@@ -45,24 +45,42 @@ __device__ __forceinline__ void copy_vectors(std::byte* to, const std::byte* fro
   }
 }
 
-// With room for so many messages in shared memory: 26 KB of it, as all kMaxMessages need, cost a launch 0.7 us.
+// With room for so many messages in shared memory: 26 KB of it, as all kMaxMessages need, cost a launch 0.7 us. Without a capacity the room
+// is in device memory.
 template <std::uint32_t Capacity>
 class DeviceBlock : public DeviceWords {
  public:
+  static constexpr bool kMany = Capacity == 0;
+
+  DeviceBlock() = default;
+  // The grid's first blocks are counted last: those that move packets first (apart_roles.hpp).
+  __device__ __forceinline__ explicit DeviceBlock(std::uint32_t packet_blocks) : packet_blocks_(packet_blocks) {}
+  __device__ __forceinline__ explicit DeviceBlock(Share* shares) : shares_(shares) {}
+
   __device__ __forceinline__ std::uint32_t blocks() const { return gridDim.x; }
-  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x; }
+  __device__ __forceinline__ std::uint32_t index() const {
+    return blockIdx.x >= packet_blocks_ ? blockIdx.x - packet_blocks_ : blockIdx.x + gridDim.x - packet_blocks_;
+  }
 
   // One block has nobody to share the states with: they are in shared memory then.
   __device__ __forceinline__ static MessageState* states(MessageState* in_global) {
-    __shared__ MessageState own[Capacity];
-    if (gridDim.x > 1) return in_global;
-    for (std::uint32_t i = threadIdx.x; i < Capacity; i += kThreads) own[i] = MessageState{};
-    __syncthreads();
-    return own;
+    if constexpr (kMany) {
+      return in_global;
+    } else {
+      __shared__ MessageState own[Capacity];
+      if (gridDim.x > 1) return in_global;
+      for (std::uint32_t i = threadIdx.x; i < Capacity; i += kThreads) own[i] = MessageState{};
+      __syncthreads();
+      return own;
+    }
   }
-  __device__ __forceinline__ static Share* shares() {
-    __shared__ Share own[Capacity];
-    return own;
+  __device__ __forceinline__ Share* shares() const {
+    if constexpr (kMany) {
+      return shares_;
+    } else {
+      __shared__ Share own[Capacity];
+      return own;
+    }
   }
   __device__ __forceinline__ static std::uint32_t count_zeros_below(std::uint64_t bits) {
     return static_cast<std::uint32_t>(__ffsll(static_cast<long long>(bits)) - 1);
@@ -70,6 +88,11 @@ class DeviceBlock : public DeviceWords {
 
   // --- Threads
   __device__ __forceinline__ static void sync() { __syncthreads(); }
+  __device__ __forceinline__ static bool any(bool mine) { return __syncthreads_or(mine) != 0; }
+  template <typename F>
+  __device__ __forceinline__ static auto together(F&& f) {
+    return f();
+  }
   template <typename F>
   __device__ __forceinline__ void lead(F&& f) const {
     if ((threadIdx.x & 31) == 0) f();
@@ -164,6 +187,8 @@ class DeviceBlock : public DeviceWords {
   __device__ __forceinline__ static std::byte load_byte(const std::byte* from) {
     return static_cast<std::byte>(__ldcg(reinterpret_cast<const unsigned char*>(from)));
   }
+  std::uint32_t packet_blocks_ = 0;
+  Share* shares_ = nullptr;
   std::uint32_t turn_ = 0;
   std::uint32_t idle_turns_ = 0;
 };

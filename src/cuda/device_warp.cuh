@@ -9,9 +9,12 @@ namespace railweave::cuda {
 
 class DeviceWarp : public DeviceWords {
  public:
+  // Of the grid's first `blocks` blocks.
+  __device__ __forceinline__ explicit DeviceWarp(std::uint32_t blocks) : blocks_(blocks) {}
+
   // Neighbours in this count are warps of different blocks, so that a few packets use many SMs' ports.
-  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x + gridDim.x * (threadIdx.x / 32); }
-  __device__ __forceinline__ std::uint32_t warps() const { return gridDim.x * kWarps; }
+  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x + blocks_ * (threadIdx.x / 32); }
+  __device__ __forceinline__ std::uint32_t warps() const { return blocks_ * kWarps; }
 
   template <typename T>
   struct Lanes {
@@ -49,13 +52,16 @@ class DeviceWarp : public DeviceWords {
   __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
     return read_packet(from, flag, to, bytes);
   }
-  __device__ __forceinline__ static bool last(std::uint32_t* left) {
-    __syncthreads();
+  __device__ __forceinline__ bool last(std::uint32_t* left, bool& stopped) const {
+    stopped = __syncthreads_or(stopped) != 0;
     if (threadIdx.x >= 32) return false;
-    if (gridDim.x == 1) return true;
-    std::uint32_t before = 0;
-    if (lane() == 0) before = add(left, 1u);
-    return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
+    if (blocks_ == 1) return true;
+    const std::uint32_t own = stopped ? kLeftStopped : kLeft;
+    std::uint32_t now = 0;
+    if (lane() == 0) now = add(left, own) + own;
+    now = __shfl_sync(~0u, now, 0);
+    stopped = any_stopped(now);
+    return blocks_left(now) == blocks_;
   }
   __device__ __forceinline__ bool idle() {
     constexpr std::uint32_t kTurnsBetweenLooks = 2048;  // every warp looks
@@ -65,6 +71,7 @@ class DeviceWarp : public DeviceWords {
  private:
   __device__ __forceinline__ static std::uint32_t lane() { return threadIdx.x & 31; }
 
+  std::uint32_t blocks_;
   std::uint32_t idle_turns_ = 0;
 };
 

@@ -11,27 +11,45 @@
 
 namespace railweave::cuda {
 
+RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
+  return {&header.state->parts[0], header.state->messages, messages, header.count, header.timeout_ns};
+}
+RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
+  return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
+}
+RAILWEAVE_ROLE Part granted_part(const OperationHeader& header, const Message* messages) {
+  return {&header.state->parts[1], header.state->messages, messages + header.packet_messages, header.count - header.packet_messages,
+          header.timeout_ns};
+}
+
 RAILWEAVE_ROLE bool sends(const Message& m) { return m.direction == Direction::send; }
 
 // Of a message that reports.
 template <typename Words>
 RAILWEAVE_ROLE Totals read_totals(Words& words, const Message& m) {
-  return {words.relaxed(&m.totals->completed), words.relaxed(&m.totals->bytes_sent), words.relaxed(&m.totals->bytes_received)};
+  const Totals& totals = m.totals[static_cast<std::uint32_t>(m.path)];
+  return {words.relaxed(&totals.completed), words.relaxed(&totals.bytes_sent), words.relaxed(&totals.bytes_received)};
 }
 
 template <typename Words>
 RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before) {
   const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
                    before.bytes_received + m.operation.bytes_received};
-  *m.totals = now;
-  words.store(&m.host->bytes_sent, now.bytes_sent);
-  words.store(&m.host->bytes_received, now.bytes_received);
-  words.store(&m.host->completed, now.completed);
+  m.totals[static_cast<std::uint32_t>(m.path)] = now;
+  Totals& host = m.host->ended[static_cast<std::uint32_t>(m.path)];
+  words.store(&host.bytes_sent, now.bytes_sent);
+  words.store(&host.bytes_received, now.bytes_received);
+  words.store(&host.completed, now.completed);
 }
+
+// What a block adds to PartState::left when it leaves, so that the last one knows whether all was done.
+inline constexpr std::uint32_t kLeft = 1, kLeftStopped = 1u << 16 | 1u;
+RAILWEAVE_ROLE constexpr std::uint32_t blocks_left(std::uint32_t left) { return left & 0xffff; }
+RAILWEAVE_ROLE constexpr bool any_stopped(std::uint32_t left) { return left >> 16 != 0; }
 
 // The first error of a communicator stays.
 template <typename Words>
-RAILWEAVE_ROLE void stop_operation(Words& words, OperationState& state, const Message& m, KernelError error) {
+RAILWEAVE_ROLE void stop_operation(Words& words, PartState& state, const Message& m, KernelError error) {
   if (words.relaxed(&m.host->error) == 0) {
     words.store(&m.host->error_peer, m.peer);
     words.release(&m.host->error, static_cast<std::uint32_t>(error));

@@ -30,14 +30,90 @@ template <std::uint32_t Capacity, bool kPackets>
 __global__ void __launch_bounds__(kThreads) exchange(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   DeviceBlock<Capacity> block;
-  Roles<DeviceBlock<Capacity>, kPackets>(block, parameters.header, parameters.messages).run();
+  Roles<DeviceBlock<Capacity>, kPackets>(block, whole_part(parameters.header, parameters.messages)).run();
 }
 
 template <std::uint32_t Capacity>
 __global__ void __launch_bounds__(kThreads) exchange_packets(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
-  DeviceWarp warp;
-  PacketRoles<DeviceWarp>(warp, parameters.header, parameters.messages).run();
+  DeviceWarp warp(gridDim.x);
+  PacketRoles<DeviceWarp>(warp, whole_part(parameters.header, parameters.messages)).run();
+}
+
+template <std::uint32_t Capacity>
+__global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
+  wait_for_earlier_work();
+  const OperationHeader& header = parameters.header;
+  DeviceWarp warp(header.packet_blocks);
+  PacketRoles<DeviceWarp> packets(warp, packet_part(header, parameters.messages));
+  DeviceBlock<Capacity> block(header.packet_blocks);
+  Roles<DeviceBlock<Capacity>, false> granted(block, granted_part(header, parameters.messages));
+  run_apart(block, packets, granted, blockIdx.x < header.packet_blocks);
+}
+
+// --- Operations of more messages than parameters can hold: in device memory, written there by kernels before, so that nothing on the host
+// has to outlive the call or a captured graph.
+
+struct List {
+  OperationHeader header;
+  const Message* messages;
+  MessageState* states;
+  Share* shares;  // header.count for each block
+};
+
+__global__ void __launch_bounds__(kThreads) exchange_list(const __grid_constant__ List list) {
+  wait_for_earlier_work();
+  Part part = whole_part(list.header, list.messages);
+  part.states = list.states;
+  DeviceBlock<0> block(list.shares + std::uint64_t{blockIdx.x} * list.header.count);
+  Roles<DeviceBlock<0>, true>(block, part).run();
+}
+
+struct Excerpt {
+  Message* to;
+  MessageState* states;
+  std::uint32_t count;
+  Message messages[kMaxMessages];
+};
+static_assert(sizeof(Excerpt) <= 32764);
+
+__global__ void __launch_bounds__(kMaxMessages) write_list(const __grid_constant__ Excerpt excerpt) {
+  if (threadIdx.x >= excerpt.count) return;
+  excerpt.to[threadIdx.x] = excerpt.messages[threadIdx.x];
+  excerpt.states[threadIdx.x] = MessageState{};
+}
+
+cudaError_t write_out(const List& list, std::span<const Message> messages, cudaStream_t stream) {
+  Excerpt excerpt;
+  for (std::size_t first = 0; first < messages.size(); first += kMaxMessages) {
+    const auto part = messages.subspan(first, std::min<std::size_t>(kMaxMessages, messages.size() - first));
+    excerpt.to = const_cast<Message*>(list.messages) + first;
+    excerpt.states = list.states + first;
+    excerpt.count = static_cast<std::uint32_t>(part.size());
+    std::memcpy(excerpt.messages, part.data(), part.size_bytes());
+    write_list<<<1, kMaxMessages, 0, stream>>>(excerpt);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t launch_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, cudaStream_t stream) {
+  const std::size_t count = messages.size();
+  const std::size_t states_at = count * sizeof(Message), shares_at = states_at + count * sizeof(MessageState);
+  void* memory = nullptr;
+  // From the device's pool and in stream order: neither this nor giving it back waits for a kernel.
+  const cudaError_t error = cudaMallocAsync(&memory, shares_at + count * plan.blocks * sizeof(Share), stream);
+  if (error != cudaSuccess) return error;
+  auto* bytes = static_cast<std::byte*>(memory);
+  const List list{header, reinterpret_cast<Message*>(bytes), reinterpret_cast<MessageState*>(bytes + states_at),
+                  reinterpret_cast<Share*>(bytes + shares_at)};
+  cudaError_t launched = write_out(list, messages, stream);
+  if (launched == cudaSuccess) {
+    exchange_list<<<plan.blocks, kThreads, 0, stream>>>(list);
+    launched = cudaGetLastError();
+  }
+  const cudaError_t freed = cudaFreeAsync(memory, stream);
+  return launched != cudaSuccess ? launched : freed;
 }
 
 template <std::uint32_t Capacity>
@@ -56,9 +132,10 @@ cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHe
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (plan.packets_only && plan.blocks > 1) {
+  const std::uint32_t cluster = plan.kernel == Kernel::packets ? plan.blocks : plan.kernel == Kernel::apart ? plan.packet_blocks : 1;
+  if (cluster > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {plan.blocks, 1, 1};
+    attributes[config.numAttrs++].val.clusterDim = {cluster, 1, 1};
   }
   void* arguments[] = {&parameters};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
@@ -89,9 +166,11 @@ KernelTraits preload_kernels() {
   const void* kernels[] = {reinterpret_cast<const void*>(&exchange<kFew, false>),
                            reinterpret_cast<const void*>(&exchange<kSome, false>),
                            reinterpret_cast<const void*>(&exchange<kMaxMessages, false>),
-                           reinterpret_cast<const void*>(&exchange<kFew, true>),
-                           reinterpret_cast<const void*>(&exchange<kSome, true>),
                            reinterpret_cast<const void*>(&exchange<kMaxMessages, true>),
+                           reinterpret_cast<const void*>(&exchange_apart<kSome>),
+                           reinterpret_cast<const void*>(&exchange_apart<kMaxMessages>),
+                           reinterpret_cast<const void*>(&exchange_list),
+                           reinterpret_cast<const void*>(&write_list),
                            reinterpret_cast<const void*>(&exchange_packets<kFew>),
                            reinterpret_cast<const void*>(&exchange_packets<kSome>),
                            reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>)};
@@ -113,9 +192,14 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     if (messages.size() <= kSome) return launch_sized(some, header, messages, plan, traits, stream);
     return launch_sized(most, header, messages, plan, traits, stream);
   };
-  if (plan.packets_only) return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
-  if (plan.has_packets) return sized(&exchange<kFew, true>, &exchange<kSome, true>, &exchange<kMaxMessages, true>);
-  return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
+  switch (plan.kernel) {
+    case Kernel::packets: return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
+    case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
+    case Kernel::apart: return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
+    case Kernel::any: break;
+  }
+  if (messages.size() > kMaxMessages) return launch_list(header, messages, plan, stream);
+  return launch_sized(&exchange<kMaxMessages, true>, header, messages, plan, traits, stream);
 }
 
 }  // namespace railweave::cuda

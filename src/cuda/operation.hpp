@@ -10,6 +10,7 @@ namespace railweave::cuda {
 
 enum class Direction : std::uint8_t { send, receive };
 enum class Path : std::uint8_t { packets, granted };
+inline constexpr std::uint32_t kPaths = 2;
 
 // Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
 inline constexpr std::uint32_t kMappings = 64;
@@ -26,6 +27,13 @@ struct BufferName {
 
 enum class KernelError : std::uint32_t { none = 0, aborted = 1, timed_out = 2, sizes_differ = 3, bad_record = 4 };
 
+// Messages that have ended, and their bytes.
+struct Totals {
+  std::uint64_t completed;
+  std::uint64_t bytes_sent;
+  std::uint64_t bytes_received;
+};
+
 // Pinned host memory of a communicator: the kernels' only words with the host.
 struct HostView {
   std::uint32_t stop;   // host → kernel: leave
@@ -33,16 +41,7 @@ struct HostView {
   std::uint32_t error_peer;
   std::uint32_t reserved;
   std::uint64_t error_bytes[2];  // sizes_differ: here, at the peer
-  std::uint64_t completed;       // messages, and their bytes
-  std::uint64_t bytes_sent;
-  std::uint64_t bytes_received;
-};
-
-// Counts of a communicator in device memory; copied to the HostView at an operation's end.
-struct Totals {
-  std::uint64_t completed;
-  std::uint64_t bytes_sent;
-  std::uint64_t bytes_received;
+  Totals ended[kPaths];          // each path's blocks write their own
 };
 
 inline constexpr std::int32_t kNone = -1;
@@ -57,7 +56,7 @@ struct Message {
     const Mapping* mappings;  // sends: of the peer's buffers
   };
   HostView* host;
-  Totals* totals;
+  Totals* totals;             // of the communicator, one for each path: copied to the HostView at an operation's end
   std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation
   std::uint32_t piece_bytes;  // of a push into a mapped buffer
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
@@ -68,7 +67,7 @@ struct Message {
   Direction direction;
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on
-  bool reports;       // first of its communicator in the operation: brings the totals up to date
+  bool reports;       // first of its communicator and path in the operation: brings the totals up to date
   Totals operation;   // those that report: what the operation adds
 };
 
@@ -98,15 +97,19 @@ inline constexpr std::uint32_t kBundlePackets = 16;
 inline constexpr std::uint64_t kBundleBytes = std::uint64_t{kBundlePackets} * Packet::kData;
 inline constexpr std::uint64_t kMostBundles = 64;  // of a message; 3.9 MB
 
-// As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1).
+// As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1); longer operations have theirs in device memory.
 inline constexpr std::uint32_t kMaxMessages = 256;
 // A warp of the packet kernel looks after one message a lane.
 inline constexpr std::uint32_t kMaxPacketMessages = 32;
 
-// In device memory, one for each communicator. All zero between operations.
-struct OperationState {
+// Of blocks that share messages.
+struct PartState {
   std::uint32_t left;  // blocks
   std::uint32_t stopped;
+};
+// In device memory, one for each communicator. All zero between operations.
+struct OperationState {
+  PartState parts[kPaths];
   MessageState messages[kMaxMessages];
 };
 
@@ -115,7 +118,19 @@ struct OperationHeader {
   OperationState* state;
   std::uint64_t timeout_ns;
   std::uint32_t count;
+  // Where packets have blocks of their own beside granted messages: the first so many messages, and the first so many blocks.
+  std::uint32_t packet_messages;
+  std::uint32_t packet_blocks;
   std::uint32_t reserved;
+};
+
+// Messages of an operation that the same blocks move: all of them, or those of one path.
+struct Part {
+  PartState* state;
+  MessageState* states;
+  const Message* messages;
+  std::uint32_t count;
+  std::uint64_t timeout_ns;
 };
 
 }  // namespace railweave::cuda

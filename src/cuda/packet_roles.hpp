@@ -1,7 +1,7 @@
 // What a warp does in an operation whose messages all travel in packets: no barriers, no claims, no trip to memory that the data do not
 // need. Written once for GPU warps (device_warp.cuh) and for threads (tests), over a `Warp`:
 //
-//   warps(), index()               the grid: all its warps are resident before the first one begins (kernel.cu)
+//   warps(), index()               those that share the messages: all are resident before the first one begins (kernel.cu)
 //   relaxed(p), store(p, v), release(p, v)
 //   Lanes<T>, at(lanes, i)         a T for each message, kept by lane i
 //   each(n, f)                     f(i) for i < n
@@ -10,7 +10,7 @@
 //   leader(f)                      f() by one lane
 //   write(packet, flag, from, bytes, credit, least)    stores a packet when *credit has reached `least`; false when it has not
 //   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
-//   last(left)                     true for the last warp that calls it
+//   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
 //
@@ -35,34 +35,14 @@ RAILWEAVE_ROLE constexpr std::uint64_t least_credit(std::uint64_t number) {
 template <typename Warp>
 class PacketRoles {
  public:
-  RAILWEAVE_ROLE PacketRoles(Warp& warp, const OperationHeader& header, const Message* messages)
-      : warp_(warp), state_(*header.state), messages_(messages), count_(header.count), timeout_ns_(header.timeout_ns) {}
+  RAILWEAVE_ROLE PacketRoles(Warp& warp, const Part& part)
+      : warp_(warp), state_(*part.state), messages_(part.messages), count_(part.count), timeout_ns_(part.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
-    bool stopped = false;
-    const std::uint64_t start = warp_.now();
-    while (!stopped) {
-      const std::uint32_t open = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i); });
-      if (open == 0) break;
-      const std::uint32_t ready = choose(open);
-      const bool moved = ready != 0 && move(Warp::lowest(ready));
-      if (!moved && warp_.idle()) stopped = look_at_host(start);
-    }
-    end(stopped);
+    while (go_on(~0u)) continue;
+    end();
   }
-
- private:
-  struct Lane {
-    std::uint64_t number;   // of the message's first packet
-    std::uint32_t next;     // packet of the message that this warp moves next
-    std::uint32_t packets;  // of the message
-    bool lacks_credit;      // when last tried
-    Totals totals;          // of messages that report: before the operation
-  };
-
-  RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
-  RAILWEAVE_ROLE bool is_open(std::uint32_t i) { return lane(i).next < lane(i).packets; }
 
   // All loads of this are under way at once. Receives are dealt to the warps from the other end, so that one packet each way is two warps'
   // work.
@@ -78,7 +58,54 @@ class PacketRoles {
       own.lacks_credit = false;
     });
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(messages_[i]); });
+    start_ = warp_.now();
   }
+
+  // Moves packets. False when all of the warp's are moved, or the operation was stopped; true after so many turns in a row in which
+  // nothing could be done.
+  RAILWEAVE_ROLE bool go_on(std::uint32_t patience) {
+    std::uint32_t in_vain = 0;
+    while (!stopped_) {
+      const std::uint32_t open = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i); });
+      if (open == 0) return false;
+      const std::uint32_t ready = choose(open);
+      if (ready != 0 && move(Warp::lowest(ready))) {
+        in_vain = 0;
+        continue;
+      }
+      if (warp_.idle()) stopped_ = look_at_host();
+      if (++in_vain == patience) return true;
+    }
+    return false;
+  }
+
+  // The last warp moves the pairs' counts on and tells the host. The kernel's end puts that before the next operation.
+  RAILWEAVE_ROLE void end() {
+    bool stopped = stopped_;
+    if (!warp_.last(&state_.left, stopped)) return;
+    warp_.each(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      if (stopped) return;
+      if (m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, lane(i).number + lane(i).packets);
+      if (m.reports) report(warp_, m, lane(i).totals);
+    });
+    warp_.leader([&] {
+      warp_.store(&state_.left, 0u);
+      warp_.store(&state_.stopped, 0u);
+    });
+  }
+
+ private:
+  struct Lane {
+    std::uint64_t number;   // of the message's first packet
+    std::uint32_t next;     // packet of the message that this warp moves next
+    std::uint32_t packets;  // of the message
+    bool lacks_credit;      // when last tried
+    Totals totals;          // of messages that report: before the operation
+  };
+
+  RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
+  RAILWEAVE_ROLE bool is_open(std::uint32_t i) { return lane(i).next < lane(i).packets; }
 
   // Messages of which a packet can probably be moved; sends alone if there are any. A look is a trip to L2, so there is none where the
   // attempt itself tells: for sends that have not missed a credit yet, which are most, and for a receive that is all that is left.
@@ -124,8 +151,8 @@ class PacketRoles {
   }
 
   // Now and then while nothing can be done.
-  RAILWEAVE_ROLE bool look_at_host(std::uint64_t start) {
-    const bool late = warp_.now() - start > timeout_ns_;
+  RAILWEAVE_ROLE bool look_at_host() {
+    const bool late = warp_.now() - start_ > timeout_ns_;
     warp_.each(count_, [&](std::uint32_t i) {
       const Message& m = messages_[i];
       if (m.reports && warp_.relaxed(&m.host->stop) != 0) {
@@ -137,27 +164,14 @@ class PacketRoles {
     return warp_.from(0, [&] { return std::uint64_t{warp_.relaxed(&state_.stopped)}; }) != 0;
   }
 
-  // The last warp moves the pairs' counts on and tells the host. The kernel's end puts that before the next operation.
-  RAILWEAVE_ROLE void end(bool stopped) {
-    if (!warp_.last(&state_.left)) return;
-    warp_.each(count_, [&](std::uint32_t i) {
-      const Message& m = messages_[i];
-      if (stopped) return;
-      if (m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, lane(i).number + lane(i).packets);
-      if (m.reports) report(warp_, m, lane(i).totals);
-    });
-    warp_.leader([&] {
-      warp_.store(&state_.left, 0u);
-      warp_.store(&state_.stopped, 0u);
-    });
-  }
-
   Warp& warp_;
-  OperationState& state_;
+  PartState& state_;
   const Message* messages_;
   std::uint32_t count_;
   std::uint32_t all_sends_ = 0;
   std::uint64_t timeout_ns_;
+  std::uint64_t start_ = 0;
+  bool stopped_ = false;
   typename Warp::template Lanes<Lane> lanes_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <vector>
 
 #include "packet_roles.hpp"
 
@@ -10,7 +11,7 @@ namespace {
 
 // What makes a block worth launching beside a bundle of packets: so many bytes of a push.
 constexpr std::uint64_t kBytesPerBlock = 16u << 10;
-// Below this an operation gets half the blocks, as NCCL's kernel has 9 CTAs at 64 KB and 17 from 1 MB on (docs/gpu-probe.md).
+// Below this an operation gets half of 16 blocks, as NCCL's kernel has 9 CTAs at 64 KB and 17 from 1 MB on (docs/gpu-probe.md).
 constexpr std::uint64_t kManyBlocksFrom = 1u << 20;
 // Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
 // A block's share below kLeastPiece is one piece.
@@ -24,35 +25,49 @@ std::uint64_t blocks_worth(const Message& m) {
   return m.direction == Direction::send ? divide_up(m.bytes, kBytesPerBlock) : 1;
 }
 
-void number(std::span<Message> messages, std::size_t i) {
-  Message& m = messages[i];
-  m.ordinal = 0;
-  m.grant_after = kNone;
-  m.last_of_pair = true;
-  m.reports = true;
-  m.operation = {};
-  std::uint32_t same = 0;
-  for (std::size_t k = i; k-- > 0;) {
-    Message& before = messages[k];
-    if (before.host == m.host) m.reports = false;
-    if (before.local != m.local || before.direction != m.direction || before.path != m.path) continue;
-    if (++same == 1) {
-      m.ordinal = before.ordinal + (m.path == Path::granted ? 1 : packets_of(before.bytes));
-      before.last_of_pair = false;
-    }
-    if (same == kGrants && m.path == Path::granted && m.direction == Direction::receive) m.grant_after = static_cast<std::int32_t>(k);
+// Messages of a pair, a direction and a path, as far as they were counted.
+struct Sequence {
+  const Port* pair;
+  Direction direction;
+  Path path;
+  std::uint32_t next = 0;   // ordinal
+  std::uint32_t count = 0;  // messages
+  Message* newest = nullptr;
+  std::int32_t indices[kGrants] = {};  // of the newest messages, the n-th at n % kGrants
+};
+
+// `messages` are those of a part: indices count from its first one.
+void number(std::span<Message> messages) {
+  std::vector<Sequence> sequences;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    Message& m = messages[i];
+    auto at = std::find_if(sequences.begin(), sequences.end(),
+                           [&](const Sequence& s) { return s.pair == m.local && s.direction == m.direction && s.path == m.path; });
+    if (at == sequences.end()) at = sequences.insert(at, Sequence{m.local, m.direction, m.path});
+    m.ordinal = at->next;
+    at->next += m.path == Path::granted ? 1 : packets_of(m.bytes);
+    if (at->newest != nullptr) at->newest->last_of_pair = false;
+    at->newest = &m;
+    m.last_of_pair = true;
+    std::int32_t& index = at->indices[at->count % kGrants];
+    const bool takes_a_place = m.path == Path::granted && m.direction == Direction::receive && at->count >= kGrants;
+    m.grant_after = takes_a_place ? index : kNone;
+    index = static_cast<std::int32_t>(i);
+    ++at->count;
   }
 }
 
-// What the operation adds to each communicator's totals, at its first message.
+// What the operation adds to each communicator's totals of a path, at the first message of both.
 void count(std::span<Message> messages) {
-  for (Message& first : messages) {
-    if (!first.reports) continue;
-    for (const Message& m : messages) {
-      if (m.host != first.host) continue;
-      ++first.operation.completed;
-      (m.direction == Direction::send ? first.operation.bytes_sent : first.operation.bytes_received) += m.bytes;
-    }
+  std::vector<Message*> reporters;
+  for (Message& m : messages) {
+    m.operation = {};
+    auto at = std::find_if(reporters.begin(), reporters.end(), [&](const Message* r) { return r->host == m.host && r->path == m.path; });
+    m.reports = at == reporters.end();
+    if (m.reports) at = reporters.insert(at, &m);
+    Totals& totals = (*at)->operation;
+    ++totals.completed;
+    (m.direction == Direction::send ? totals.bytes_sent : totals.bytes_received) += m.bytes;
   }
 }
 
@@ -79,42 +94,114 @@ void assign(std::span<Message> messages, std::uint32_t blocks, std::uint64_t tot
 // microsecond; a second block costs an operation 0.3 us, so there is one for every 4 packets (docs/gpu-probe.md).
 constexpr std::uint64_t kPacketsPerBlock = 4;
 
-Plan plan_packets(std::span<Message> messages, const LaunchLimits& limits, std::uint32_t most) {
+std::uint64_t packets_of_fuller_direction(std::span<const Message> messages) {
   std::uint64_t packets[2] = {};
   for (const Message& m : messages) packets[static_cast<int>(m.direction)] += packets_of(m.bytes);
-  const std::uint64_t wanted = divide_up(std::max(packets[0], packets[1]), kPacketsPerBlock);
-  const auto blocks =
-      static_cast<std::uint32_t>(std::bit_floor(std::min<std::uint64_t>(std::bit_ceil(wanted), std::min(most, limits.cluster_blocks))));
+  return std::max(packets[0], packets[1]);
+}
+
+// A power of two, as clusters are.
+std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most) {
+  const std::uint64_t wanted = std::bit_ceil(divide_up(packets, kPacketsPerBlock));
+  return std::bit_floor(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, most)));
+}
+
+void deal_to_warps(std::span<Message> messages, std::uint32_t blocks) {
   std::uint64_t before[2] = {};
   for (Message& m : messages) {
     std::uint64_t& first = before[static_cast<int>(m.direction)];
     m.first_warp = static_cast<std::uint16_t>(first % (blocks * kBundlePackets));
     first += packets_of(m.bytes);
   }
-  return {blocks, true, true};
+}
+
+// What the messages of an operation come to.
+struct Sums {
+  std::size_t packets = 0, granted = 0;            // messages
+  std::uint64_t bytes[2] = {};                     // by direction
+  std::uint64_t granted_sent = 0;                  // bytes
+  std::uint64_t packet_bytes[2] = {};              // by direction
+  std::uint64_t worth[2] = {}, granted_worth = 0;  // blocks; by direction, and of granted sends
+  std::uint32_t peers = 0;                         // to which granted messages go
+};
+
+Sums sum_up(std::span<const Message> messages) {
+  Sums sums;
+  std::vector<const Port*> peers;
+  for (const Message& m : messages) {
+    const int direction = static_cast<int>(m.direction);
+    sums.bytes[direction] += m.bytes;
+    sums.worth[direction] += blocks_worth(m);
+    if (m.path == Path::packets) {
+      ++sums.packets;
+      sums.packet_bytes[direction] += m.bytes;
+      continue;
+    }
+    ++sums.granted;
+    if (m.direction != Direction::send) continue;
+    sums.granted_sent += m.bytes;
+    sums.granted_worth += blocks_worth(m);
+    if (std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
+  }
+  sums.peers = static_cast<std::uint32_t>(peers.size());
+  return sums;
+}
+
+// Packets have as much of the blocks as they have of the bytes. Clusters of more than 4 would leave little room for the others: a grid is
+// made of whole clusters.
+constexpr std::uint32_t kMostPacketBlocksApart = 4;
+
+Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const Sums& sums, std::uint32_t most) {
+  const auto first_granted =
+      std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
+  const std::span packets(messages.begin(), first_granted), granted(first_granted, messages.end());
+  const std::uint64_t bytes = std::max(sums.packet_bytes[0], sums.packet_bytes[1]);
+  const std::uint64_t share = std::bit_ceil(divide_up(bytes * most, bytes + sums.granted_sent));
+  const std::uint64_t cap =
+      std::min({share, std::uint64_t{limits.cluster_blocks}, std::uint64_t{kMostPacketBlocksApart}, std::uint64_t{most / 2}});
+  const std::uint32_t cluster = blocks_for_packets(packets_of_fuller_direction(packets), static_cast<std::uint32_t>(cap));
+  const std::uint64_t others = std::clamp<std::uint64_t>(sums.granted_worth, 1, most - cluster);
+  std::uint32_t blocks = static_cast<std::uint32_t>(divide_up(cluster + others, cluster)) * cluster;
+  if (blocks > most) blocks -= cluster;
+  deal_to_warps(packets, cluster);
+  assign(granted, blocks - cluster, std::max<std::uint64_t>(sums.granted_sent, 1));
+  return {Kernel::apart, blocks, cluster, static_cast<std::uint32_t>(packets.size())};
 }
 
 }  // namespace
 
+// NCCL splits its 32 channels between the ranks of a communicator, rounded up to a power of two: 16 for the one peer of two GPUs, 8 for
+// each of three. With as many, four GPUs that all send to all others are to be no slower than it: 16 blocks moved 14.5 GB/s each there, 24
+// of NCCL's 14.2 (docs/cuda.md).
+std::uint32_t most_blocks(const LaunchLimits& limits, std::uint32_t peers, std::uint64_t bytes) {
+  const std::uint32_t each = std::max(1u, 2 * limits.blocks / std::bit_ceil(std::max(limits.world, 1u)));
+  const std::uint32_t most = std::clamp(peers * each, limits.blocks, 2 * limits.blocks);
+  return bytes < kManyBlocksFrom ? std::max(1u, limits.blocks / 2) : most;
+}
+
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
-  std::uint64_t sent = 0, received = 0, push_blocks = 0, pull_blocks = 0;
-  bool packets_only = messages.size() <= kMaxPacketMessages, has_packets = false;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    Message& m = messages[i];
-    m.path = m.bytes <= limits.low_latency_bytes ? Path::packets : Path::granted;
-    packets_only = packets_only && m.path == Path::packets;
-    has_packets = has_packets || m.path == Path::packets;
-    number(messages, i);
-    (m.direction == Direction::send ? sent : received) += m.bytes;
-    (m.direction == Direction::send ? push_blocks : pull_blocks) += blocks_worth(m);
-  }
+  for (Message& m : messages) m.path = m.bytes <= limits.low_latency_bytes ? Path::packets : Path::granted;
+  const Sums sums = sum_up(messages);
+  const std::uint64_t bytes = std::max(sums.bytes[0], sums.bytes[1]), worth = std::max(sums.worth[0], sums.worth[1]);
+  const std::uint32_t most = most_blocks(limits, sums.peers, bytes);
+  const bool warps_can = sums.packets <= kMaxPacketMessages && messages.size() <= kMaxMessages;
   count(messages);
-  const std::uint32_t most = std::max(sent, received) < kManyBlocksFrom ? std::max(1u, limits.blocks / 2) : limits.blocks;
-  // More than a block of them must not wait for each other, so where blocks do not begin together the general kernel claims its bundles.
-  if (packets_only && (limits.cluster_blocks > 1 || std::max(push_blocks, pull_blocks) == 1)) return plan_packets(messages, limits, most);
-  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(std::max(push_blocks, pull_blocks), 1, most));
-  assign(messages, blocks, std::max<std::uint64_t>(sent, 1));
-  return {blocks, false, has_packets};
+  if (sums.packets != 0 && sums.granted != 0 && warps_can && most > 1) {
+    const Plan plan = plan_apart(messages, limits, sums, most);
+    number(messages.first(plan.packet_messages));
+    number(messages.subspan(plan.packet_messages));
+    return plan;
+  }
+  number(messages);
+  // More than a block of them must not wait for each other, so where blocks do not begin together the general roles claim their bundles.
+  if (sums.granted == 0 && warps_can && (limits.cluster_blocks > 1 || worth == 1)) {
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, limits.cluster_blocks));
+    deal_to_warps(messages, blocks);
+    return {Kernel::packets, blocks};
+  }
+  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
+  assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));
+  return {sums.packets == 0 && messages.size() <= kMaxMessages ? Kernel::granted : Kernel::any, blocks};
 }
 
 }  // namespace railweave::cuda

@@ -9,20 +9,33 @@
 namespace railweave::cuda {
 
 struct LaunchLimits {
-  std::uint32_t blocks = 16;
+  std::uint32_t blocks = 16;                     // more for an operation with many peers: most_blocks()
   std::uint64_t low_latency_bytes = 512u << 10;  // a message of at most that many goes in packets; the same on all ranks
   std::uint32_t cluster_blocks = 1;              // as many blocks begin together or not at all on this device
+  std::uint32_t world = 2;                       // ranks of the communicator, of the largest where there are several
+};
+
+// Which kernel it takes: whose roles move the messages.
+enum class Kernel : std::uint8_t {
+  packets,  // packet_roles.hpp alone
+  granted,  // roles.hpp without packets
+  apart,    // apart_roles.hpp: both, by blocks of their own
+  any,      // roles.hpp with packets: where blocks do not begin together, and for more messages than the others take
 };
 
 // How an operation is launched.
 struct Plan {
+  Kernel kernel;
   std::uint32_t blocks;
-  bool packets_only;  // by the packet kernel
-  bool has_packets;
+  std::uint32_t packet_blocks = 0;    // apart: the first of them
+  std::uint32_t packet_messages = 0;  // apart: the first of the messages
 };
 
-// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair and reports of messages that have all
-// else.
+// What an operation that sends so many bytes to so many peers may have.
+std::uint32_t most_blocks(const LaunchLimits& limits, std::uint32_t peers, std::uint64_t bytes);
+
+// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair, reports and operation of messages that
+// have all else, and brings those in packets to the front where the plan says so. Messages of a pair keep their order.
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits);
 
 }  // namespace railweave::cuda

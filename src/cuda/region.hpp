@@ -35,14 +35,14 @@ class Region {
   Port* local(std::uint32_t peer) const { return ports_ + peer; }
   Port* remote(std::uint32_t peer) const { return mapped_[peer] + rank_; }
   OperationState* state() const { return &own_->state; }
-  Totals* totals() const { return &own_->totals; }
+  Totals* totals() const { return own_->totals; }
   Mapping* mappings(std::uint32_t peer) const { return own_->mappings + std::uint64_t{peer} * kMappings; }
   HostView& host() const { return *host_; }
 
  private:
   struct Own {
     OperationState state;
-    Totals totals;
+    Totals totals[kPaths];
     Mapping mappings[1];  // kMappings for each rank
   };
 

@@ -1,8 +1,9 @@
 // What a block of the exchange kernel does: the source's and the destination's side of docs/cuda.md. Written once for GPU blocks
 // (device_block.cuh) and for threads (tests), over a `Block` that has the words, barriers and copies:
 //
-//   blocks(), index()              the grid
-//   states(state), shares()        where the messages' states are, and this block's room for what it keeps of them
+//   blocks(), index()              those that share the messages
+//   kMany                          whether there may be more messages than one look should take
+//   states(states), shares()       where the messages' states are, and this block's room for what it keeps of them
 //   relaxed(p), acquire(p), store(p, v), release(p, v), add(p, v), take(p, bits), swap_if(p, old, new)
 //   arrived(p)                     a load that the kernel's end, or an acquire later on, orders
 //   announce(p, v)                 adds to a peer's word, after all that the block wrote before the last barrier
@@ -46,40 +47,22 @@ struct Work {
 template <typename Block, bool kPackets>
 class Roles {
  public:
-  RAILWEAVE_ROLE Roles(Block& block, const OperationHeader& header, const Message* messages)
+  RAILWEAVE_ROLE Roles(Block& block, const Part& part)
       : block_(block),
-        state_(*header.state),
-        states_(block.states(header.state->messages)),
+        state_(*part.state),
+        states_(block.states(part.states)),
         shares_(block.shares()),
-        messages_(messages),
-        count_(header.count),
-        timeout_ns_(header.timeout_ns) {}
+        messages_(part.messages),
+        count_(part.count),
+        timeout_ns_(part.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
-    bool stopped = false;
-    const std::uint64_t start = block_.now();
-    while (!stopped) {
-      const Work work = block_.share([&] { return next_work(); });
-      if (pushed_ != 0 && (work.step != Step::push || work.message != pushed_message_)) announce_pushes();
-      if (work.step == Step::over) break;
-      if (work.step == Step::waiting) {
-        if (block_.idle()) stopped = look_at_host(start);
-      } else {
-        perform(work);
-      }
-    }
-    end(stopped);
+    while (turn(false)) continue;
+    end();
   }
 
- private:
-  RAILWEAVE_ROLE static bool in_packets(const Message& m) { return kPackets && m.path == Path::packets; }
-  RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
-  RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
-  RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
-  RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
-
-  // --- Begin and end
+  // --- Begin, turn, end
 
   // Each block reads the pairs' counts, which stand still while the operation runs, and takes its first pieces. The first block at a
   // receive grants it. All trips to L2 of this are under way at once.
@@ -92,6 +75,7 @@ class Roles {
       });
     });
     home_ = static_cast<std::uint32_t>(home % count_);
+    if constexpr (Block::kMany) window_ = home_ - home_ % kWindow;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
       Share& own = share(i);
@@ -99,7 +83,7 @@ class Roles {
       if (m.reports) own.totals = read_totals(block_, m);
       if (in_packets(m)) {
         own.number = block_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
-        const std::uint64_t mine = bundles_of_block(m);
+        const std::uint64_t mine = bundles_of_block(m, i);
         own.at = mine & ~block_.take(&state(i).claimed, mine);
         return;
       }
@@ -110,27 +94,37 @@ class Roles {
       own.number = count + m.ordinal + 1;
       if (grants) post_grant(m, own.number);
     });
+    start_ = block_.now();
   }
 
-  RAILWEAVE_ROLE std::uint64_t bundles_of_block(const Message& m) const {
-    std::uint64_t mine = 0;
-    for (std::uint64_t bundle = block_.index(); bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
-    return mine;
-  }
-  RAILWEAVE_ROLE static void own_piece(const Message& m, Share& own, std::uint64_t at) {
-    own.at = at < m.bytes ? at : m.bytes;
-    own.end = m.bytes - own.at < m.piece_bytes ? m.bytes : own.at + m.piece_bytes;
+  // One thing that can be done now; a short one if the block has something else to do. False when all is over or the operation was stopped.
+  RAILWEAVE_ROLE bool turn(bool briefly) {
+    const Work work = block_.share([&] { return next_work(); });
+    const bool goes_on = work.message == pushed_message_ && (work.step == Step::push || work.step == Step::own_more);
+    if (pushed_ != 0 && !goes_on) announce_pushes();
+    if (work.step == Step::over) return false;
+    if (work.step == Step::waiting) {
+      if (block_.idle()) stopped_ = look_at_host();
+    } else {
+      perform(work, briefly);
+    }
+    return !stopped_;
   }
 
   // The last block to leave moves the pairs' counts on, tells the host, and leaves all states as they were found. The kernel's end puts
   // that before the next operation.
-  RAILWEAVE_ROLE void end(bool stopped) {
-    if (block_.blocks() > 1 && block_.share([&] {
-          std::uint32_t before = 0;
-          block_.lead([&] { before = block_.add(&state_.left, 1u); });
-          return before;
-        }) != block_.blocks() - 1)
-      return;
+  RAILWEAVE_ROLE void end() {
+    bool stopped = stopped_;
+    if (block_.blocks() > 1) {
+      const std::uint32_t left = block_.share([&] {
+        const std::uint32_t own = stopped_ ? kLeftStopped : kLeft;
+        std::uint32_t before = 0;
+        block_.lead([&] { before = block_.add(&state_.left, own); });
+        return before + own;
+      });
+      if (blocks_left(left) != block_.blocks()) return;
+      stopped = any_stopped(left);
+    }
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
       const Share& own = share(i);
@@ -150,14 +144,33 @@ class Roles {
     });
   }
 
+ private:
+  RAILWEAVE_ROLE static bool in_packets(const Message& m) { return kPackets && m.path == Path::packets; }
+  RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
+  RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
+  RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
+  RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
+
+  // Dealt to the blocks in turn, each message's from another block on.
+  RAILWEAVE_ROLE std::uint64_t bundles_of_block(const Message& m, std::uint32_t i) const {
+    std::uint64_t mine = 0;
+    const std::uint32_t first = (block_.index() + i) % block_.blocks();
+    for (std::uint64_t bundle = first; bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
+    return mine;
+  }
+  RAILWEAVE_ROLE static void own_piece(const Message& m, Share& own, std::uint64_t at) {
+    own.at = at < m.bytes ? at : m.bytes;
+    own.end = m.bytes - own.at < m.piece_bytes ? m.bytes : own.at + m.piece_bytes;
+  }
+
   RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) { return (m.bytes + kBundleBytes - 1) / kBundleBytes; }
   RAILWEAVE_ROLE static std::uint64_t all_bundles(const Message& m) { return ~std::uint64_t{0} >> (kMostBundles - bundles(m)); }
 
   // --- Failure
 
   // Now and then while nothing can be done: has the host told us to leave, is it time to give up, or has another block found a reason?
-  RAILWEAVE_ROLE bool look_at_host(std::uint64_t start) {
-    const bool late = block_.now() - start > timeout_ns_;
+  RAILWEAVE_ROLE bool look_at_host() {
+    const bool late = block_.now() - start_ > timeout_ns_;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
       if (m.reports && block_.relaxed(&m.host->stop) != 0) {
@@ -176,15 +189,42 @@ class Roles {
 
   // --- What to do next: in one warp of the block
 
-  RAILWEAVE_ROLE Work next_work() {
-    constexpr std::uint32_t kStepBit = 48, kDistanceBit = 16;
-    const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
+  // Messages at which a block looks before it does something.
+  static constexpr std::uint32_t kWindow = 256;
+  static constexpr std::uint32_t kStepBit = 48, kDistanceBit = 16;
+
+  RAILWEAVE_ROLE std::uint64_t most_urgent(std::uint32_t first, std::uint32_t count) {
+    return block_.smallest(count, [&](std::uint32_t k) -> std::uint64_t {
+      const std::uint32_t i = first + k;
       std::uint32_t slot = 0;
       const Step step = look(i, slot);
       // Among equals the block's own send first, then the ones after it, so that blocks spread.
       const std::uint32_t distance = i >= home_ ? i - home_ : i + count_ - home_;
       return static_cast<std::uint64_t>(step) << kStepBit | static_cast<std::uint64_t>(distance) << kDistanceBit | slot;
     });
+  }
+
+  // Window by window until there is something to do. What a window has is finite, so each gets its turn.
+  RAILWEAVE_ROLE std::uint64_t most_urgent_of_many() {
+    std::uint64_t found = ~std::uint64_t{0};
+    for (std::uint32_t seen = 0; seen < count_;) {
+      const std::uint32_t count = count_ - window_ < kWindow ? count_ - window_ : kWindow;
+      const std::uint64_t here = most_urgent(window_, count);
+      if (here < found) found = here;
+      if (static_cast<Step>(found >> kStepBit) < Step::waiting) break;
+      seen += count;
+      window_ = window_ + count == count_ ? 0 : window_ + count;
+    }
+    return found;
+  }
+
+  RAILWEAVE_ROLE Work next_work() {
+    std::uint64_t found;
+    if constexpr (Block::kMany) {
+      found = most_urgent_of_many();
+    } else {
+      found = most_urgent(0, count_);
+    }
     Work work{};
     work.step = static_cast<Step>(found >> kStepBit);
     if (work.step == Step::waiting || work.step == Step::over) return work;
@@ -397,7 +437,7 @@ class Roles {
 
   // --- Doing it: by the whole block
 
-  RAILWEAVE_ROLE void perform(const Work& work) {
+  RAILWEAVE_ROLE void perform(const Work& work, bool briefly) {
     const Message& m = message(work.message);
     switch (work.step) {
       case Step::pull_packets:
@@ -418,7 +458,7 @@ class Roles {
         break;
       case Step::push:
         if (work.base != nullptr) {
-          push_to_buffer(work, m);
+          push_to_buffer(work, m, briefly);
         } else {
           push_to_slot(work, m);
         }
@@ -428,24 +468,26 @@ class Roles {
     }
   }
 
-  // Several pieces in a row, each taken while the one before is under way. They are announced together: a fence costs as much as 50 KB.
-  RAILWEAVE_ROLE void push_to_buffer(const Work& work, const Message& m) {
+  // Several pieces in a row, each taken while the one before is under way. Then the block looks for what is more urgent; if there is
+  // nothing it goes on here. Pieces are announced together, as a fence costs as much as 50 KB.
+  RAILWEAVE_ROLE void push_to_buffer(const Work& work, const Message& m, bool briefly) {
     constexpr std::uint32_t kInARow = 8;
     std::uint64_t offset = work.offset;
     std::uint32_t bytes = work.bytes;
-    for (std::uint32_t k = 1;; ++k) {
+    pushed_message_ = work.message;
+    for (std::uint32_t k = briefly ? kInARow : 1;; ++k) {
       std::uint64_t next = m.bytes;
       if (k < kInARow && m.bytes - offset > bytes) {
         block_.leader([&] { next = block_.add(&state(work.message).claimed, std::uint64_t{m.piece_bytes}); });
       }
       block_.copy(work.base + offset, m.data + offset, bytes);
       pushed_ += bytes;
+      if (k == kInARow && !briefly) return;
       offset = block_.share([&] { return next; });
       if (offset >= m.bytes) break;
       bytes = static_cast<std::uint32_t>(m.bytes - offset < m.piece_bytes ? m.bytes - offset : m.piece_bytes);
     }
-    pushed_message_ = work.message;
-    if (offset >= m.bytes) announce_pushes();  // nothing of it is left to take, as far as this block knows
+    announce_pushes();
   }
 
   RAILWEAVE_ROLE void announce_pushes() {
@@ -485,15 +527,18 @@ class Roles {
   }
 
   Block& block_;
-  OperationState& state_;
+  PartState& state_;
   MessageState* states_;
   Share* shares_;
   const Message* messages_;
   std::uint32_t count_;
   std::uint32_t home_ = 0;
+  std::uint32_t window_ = 0;
   std::uint32_t pushed_message_ = 0;
   std::uint64_t pushed_ = 0;  // bytes in that message's buffer that are not announced yet
   std::uint64_t timeout_ns_;
+  std::uint64_t start_ = 0;
+  bool stopped_ = false;
 };
 
 }  // namespace railweave::cuda

@@ -4,14 +4,16 @@
 
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <random>
 #include <thread>
+#include <vector>
 
-#include "roles.hpp"
+#include "apart_roles.hpp"
 
 namespace railweave::cuda {
 
@@ -109,13 +111,16 @@ class HostWords {
 
 class HostBlock : public HostWords {
  public:
+  static constexpr bool kMany = true;
+
   HostBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays)
       : HostWords(seed, delays), index_(index), blocks_(blocks) {}
 
   std::uint32_t blocks() const { return blocks_; }
   std::uint32_t index() const { return index_; }
   MessageState* states(MessageState* in_global) { return in_global; }
-  Share* shares() { return shares_; }
+  Share* shares() { return shares_.data(); }
+  void make_room(std::uint32_t messages) { shares_.resize(messages); }
   static std::uint32_t count_zeros_below(std::uint64_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
   void sync() {}
   template <typename F>
@@ -162,7 +167,42 @@ class HostBlock : public HostWords {
  private:
   std::uint32_t index_;
   std::uint32_t blocks_;
-  Share shares_[kMaxMessages] = {};
+  std::vector<Share> shares_;
+};
+
+// Threads in the place of the warps of a block.
+class HostTeam {
+ public:
+  struct Shared {
+    explicit Shared(std::uint32_t warps) : barrier(warps) {}
+    std::barrier<> barrier;
+    std::atomic<bool> vote = false;
+    bool result = false;
+  };
+  HostTeam(Shared& shared, bool leads) : shared_(shared), leads_(leads) {}
+
+  bool any(bool mine) {
+    if (mine) shared_.vote = true;
+    shared_.barrier.arrive_and_wait();
+    const bool result = shared_.vote;
+    shared_.barrier.arrive_and_wait();
+    if (leads_) shared_.vote = false;
+    shared_.barrier.arrive_and_wait();
+    return result;
+  }
+  // What a block does with barriers is one thread's work here.
+  template <typename F>
+  bool together(F&& f) {
+    if (leads_) shared_.result = f();
+    shared_.barrier.arrive_and_wait();
+    const bool result = shared_.result;
+    shared_.barrier.arrive_and_wait();
+    return result;
+  }
+
+ private:
+  Shared& shared_;
+  bool leads_;
 };
 
 class HostWarp : public HostWords {
@@ -203,7 +243,11 @@ class HostWarp : public HostWords {
     return true;
   }
   bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) { return read_packet(from, flag, to, bytes); }
-  bool last(std::uint32_t* left) { return add(left, 1u) == warps_ - 1; }
+  bool last(std::uint32_t* left, bool& stopped) {
+    const std::uint32_t own = stopped ? kLeftStopped : kLeft, now = add(left, own) + own;
+    stopped = any_stopped(now);
+    return blocks_left(now) == warps_;
+  }
 
  private:
   std::uint32_t index_;

@@ -7,7 +7,7 @@
 namespace railweave::cuda {
 namespace {
 
-Port ports[3];
+Port ports[16];
 HostView hosts[2];
 
 Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes, HostView* host = &hosts[0]) {
@@ -31,17 +31,27 @@ TEST(Prepare, NumbersCountPerPairDirectionAndPath) {
   std::vector<Message> messages{make(Direction::send, 1, 10'000),    make(Direction::send, 2, 10), make(Direction::send, 1, 100'000),
                                 make(Direction::receive, 1, 10),     make(Direction::send, 1, 1),  make(Direction::send, 1, 200'000),
                                 make(Direction::receive, 1, 100'000)};
-  prepare(messages, {16, 64u << 10});
-  const std::uint32_t ordinals[] = {0, 0, 0, 0, 3, 1, 0};  // 10,000 bytes are three packets
-  const bool last[] = {false, true, false, true, true, true, true};
+  ASSERT_EQ(prepare(messages, {16, 64u << 10}).packet_messages, 4u);
+  struct {
+    std::uint64_t bytes;
+    std::uint32_t ordinal;
+    bool last, reports;
+  } const wanted[] = {{10'000, 0, false, true},  // three packets
+                      {10, 0, true, false},      {10, 0, true, false},      {1, 3, true, false},
+                      {100'000, 0, false, true}, {200'000, 1, true, false}, {100'000, 0, true, false}};
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    EXPECT_EQ(messages[i].ordinal, ordinals[i]) << i;
-    EXPECT_EQ(messages[i].last_of_pair, last[i]) << i;
-    EXPECT_EQ(messages[i].reports, i == 0) << i;
+    EXPECT_EQ(messages[i].bytes, wanted[i].bytes) << i;
+    EXPECT_EQ(messages[i].ordinal, wanted[i].ordinal) << i;
+    EXPECT_EQ(messages[i].last_of_pair, wanted[i].last) << i;
+    EXPECT_EQ(messages[i].reports, wanted[i].reports) << i;
   }
+  EXPECT_EQ(messages[0].operation.completed, 4u);
+  EXPECT_EQ(messages[4].operation.bytes_sent, 300'000u);
+  EXPECT_EQ(messages[4].operation.bytes_received, 100'000u);
 }
 
-TEST(Prepare, OneReportForEachCommunicator) {
+// Packets and granted messages may end at different times, so each has its own.
+TEST(Prepare, OneReportForEachCommunicatorAndPath) {
   std::vector<Message> messages{make(Direction::send, 1, 1), make(Direction::send, 1, 1, &hosts[1]),
                                 make(Direction::send, 2, 1, &hosts[1])};
   prepare(messages, {});
@@ -50,18 +60,78 @@ TEST(Prepare, OneReportForEachCommunicator) {
   EXPECT_FALSE(messages[2].reports);
 }
 
+// By its index among the messages that the same blocks move.
 TEST(Prepare, AGrantWaitsForTheMessageWhosePlaceItTakes) {
-  std::vector<Message> messages;
-  for (std::uint32_t i = 0; i < kGrants + 2; ++i) {
-    messages.push_back(make(Direction::receive, 1, 100'000));
-    messages.push_back(make(Direction::receive, 2, 10));
-  }
-  prepare(messages, {16, 64u << 10});
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const bool waits = i % 2 == 0 && i >= 2 * kGrants;
-    EXPECT_EQ(messages[i].grant_after, waits ? static_cast<std::int32_t>(i - 2 * kGrants) : kNone) << i;
+  for (const std::uint32_t blocks : {1u, 16u}) {
+    std::vector<Message> messages;
+    for (std::uint32_t i = 0; i < kGrants + 2; ++i) {
+      messages.push_back(make(Direction::receive, 1, 100'000));
+      messages.push_back(make(Direction::receive, 2, 10));
+    }
+    const Plan plan = prepare(messages, {blocks, 64u << 10});
+    EXPECT_EQ(plan.kernel, blocks == 1 ? Kernel::any : Kernel::apart);
+    std::vector<std::int32_t> granted;
+    for (std::size_t i = plan.packet_messages; i < messages.size(); ++i) {
+      if (messages[i].path == Path::packets) continue;
+      const bool waits = granted.size() >= kGrants;
+      EXPECT_EQ(messages[i].grant_after, waits ? granted[granted.size() - kGrants] : kNone) << i;
+      granted.push_back(static_cast<std::int32_t>(i - plan.packet_messages));
+    }
   }
 }
+
+struct MostCase {
+  std::uint32_t world, peers;
+  std::uint64_t bytes;
+  std::uint32_t blocks;
+};
+class Most : public testing::TestWithParam<MostCase> {};
+
+TEST_P(Most, FollowsTheNumberOfPeers) {
+  const auto [world, peers, bytes, blocks] = GetParam();
+  std::vector<Message> messages;
+  for (std::uint32_t peer = 0; peer < peers; ++peer) messages.push_back(make(Direction::send, peer, bytes));
+  EXPECT_EQ(prepare(messages, {16, 64u << 10, 1, world}).blocks, blocks);
+}
+// Small, or to few: as NCCL's 9 and 17. Four GPUs that send to all: 8 each.
+INSTANTIATE_TEST_SUITE_P(Table, Most,
+                         testing::Values(MostCase{2, 1, 256u << 20, 16}, MostCase{4, 1, 256u << 20, 16}, MostCase{4, 2, 256u << 20, 16},
+                                         MostCase{4, 3, 256u << 20, 24}, MostCase{4, 3, 1u << 20, 24}, MostCase{4, 3, 256u << 10, 8},
+                                         MostCase{8, 3, 256u << 20, 16}, MostCase{8, 7, 256u << 20, 28}, MostCase{16, 15, 1u << 20, 30},
+                                         MostCase{3, 2, 256u << 20, 16}));
+
+TEST(Prepare, AllPeersOfABalancedOperationHaveAsManyBlocks) {
+  std::vector<Message> messages;
+  for (std::uint32_t peer = 0; peer < 3; ++peer) messages.push_back(make(Direction::send, peer, 16u << 20));
+  prepare(messages, {16, 512u << 10, 16, 4});
+  for (const Message& m : messages) EXPECT_EQ(m.last_block - m.first_block, 8);
+}
+
+// Sent and received packets, granted sends; blocks in all, and those of packets.
+struct ApartCase {
+  std::vector<std::uint64_t> sends, receives;
+  std::uint32_t cluster_blocks, blocks, packet_blocks;
+};
+class Apart : public testing::TestWithParam<ApartCase> {};
+
+TEST_P(Apart, PacketsHaveAsMuchOfTheBlocksAsOfTheBytes) {
+  std::vector<Message> messages;
+  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
+  const Plan plan = prepare(messages, {16, 512u << 10, GetParam().cluster_blocks, 4});
+  ASSERT_EQ(plan.kernel, Kernel::apart);
+  EXPECT_EQ(plan.blocks, GetParam().blocks);
+  EXPECT_EQ(plan.packet_blocks, GetParam().packet_blocks);
+  EXPECT_EQ(plan.blocks % plan.packet_blocks, 0u) << "a grid is made of whole clusters";
+  for (const Message& m : messages) EXPECT_LE(m.last_block, plan.blocks - plan.packet_blocks);
+}
+INSTANTIATE_TEST_SUITE_P(Table, Apart,
+                         testing::Values(ApartCase{{1u << 20}, {64u << 10}, 16, 16, 1},  // the hot pair's source, 1/16 back
+                                         ApartCase{{64u << 10}, {1u << 20}, 16, 8, 4},   // and its destination
+                                         ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 16, 16, 4},
+                                         ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 2, 16, 2},
+                                         ApartCase{{4u << 20, 256u << 10}, {}, 1, 16, 1}, ApartCase{{513u << 10, 1}, {}, 16, 8, 1},
+                                         ApartCase{{1}, {1u << 20}, 16, 2, 1}));
 
 struct BlocksCase {
   std::vector<std::uint64_t> sends, receives;
@@ -84,24 +154,25 @@ INSTANTIATE_TEST_SUITE_P(Table, Blocks,
 struct PacketCase {
   std::vector<std::uint64_t> sends, receives;
   std::uint32_t blocks_at_most, cluster_blocks;
-  bool packets_only;
+  Kernel kernel;
   std::uint32_t blocks;
 };
 class Packets : public testing::TestWithParam<PacketCase> {};
 
-TEST(Plan, SaysWhetherTheKernelNeedsPackets) {
+TEST(Plan, TheMessagesDecideTheKernel) {
   struct Case {
     std::vector<std::uint64_t> bytes;
-    bool packets_only, has_packets;
+    Kernel kernel;
   };
   constexpr std::uint64_t kLimit = 512u << 10;
-  for (const Case& c : {Case{{kLimit}, true, true}, Case{{kLimit + 1}, false, false}, Case{{kLimit + 1, 1}, false, true},
-                        Case{{1, kLimit + 1}, false, true}, Case{{kLimit + 1, kLimit + 1}, false, false}}) {
+  const std::vector<std::uint64_t> many_small(kMaxPacketMessages + 1, 1), many_large(kMaxMessages, kLimit + 1),
+      more_large(kMaxMessages + 1, kLimit + 1);
+  for (const Case& c : {Case{{kLimit}, Kernel::packets}, Case{{kLimit + 1}, Kernel::granted}, Case{{kLimit + 1, 1}, Kernel::apart},
+                        Case{{1, kLimit + 1}, Kernel::apart}, Case{{kLimit + 1, kLimit + 1}, Kernel::granted},
+                        Case{many_small, Kernel::any}, Case{many_large, Kernel::granted}, Case{more_large, Kernel::any}}) {
     std::vector<Message> messages;
     for (const std::uint64_t bytes : c.bytes) messages.push_back(make(Direction::send, 1, bytes));
-    const Plan plan = prepare(messages, {16, kLimit, 16});
-    EXPECT_EQ(plan.packets_only, c.packets_only);
-    EXPECT_EQ(plan.has_packets, c.has_packets);
+    EXPECT_EQ(prepare(messages, {16, kLimit, 16}).kernel, c.kernel) << c.bytes.size() << " messages";
   }
 }
 
@@ -110,20 +181,21 @@ TEST_P(Packets, HaveAKernelOfTheirOwnWhereBlocksBeginTogether) {
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 2, bytes));
   const Plan plan = prepare(messages, {GetParam().blocks_at_most, 2u << 20, GetParam().cluster_blocks});
-  EXPECT_EQ(plan.packets_only, GetParam().packets_only);
+  EXPECT_EQ(plan.kernel, GetParam().kernel);
   EXPECT_EQ(plan.blocks, GetParam().blocks);
 }
-INSTANTIATE_TEST_SUITE_P(Table, Packets,
-                         testing::Values(PacketCase{{1}, {}, 16, 16, true, 1}, PacketCase{{4 * Packet::kData}, {1}, 16, 16, true, 1},
-                                         PacketCase{{4 * Packet::kData}, {4 * Packet::kData + 1}, 16, 16, true, 2},
-                                         PacketCase{{Packet::kData, 8 * Packet::kData}, {}, 16, 16, true, 4},
-                                         PacketCase{{1'000'000}, {}, 16, 16, true, 8}, PacketCase{{1u << 20}, {}, 16, 16, true, 16},
-                                         PacketCase{{1u << 20}, {}, 16, 8, true, 8}, PacketCase{{1u << 20}, {}, 7, 16, true, 4},
-                                         PacketCase{{16 * Packet::kData}, {1}, 16, 1, true, 1},
-                                         PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, false, 2},
-                                         PacketCase{{1}, {(2u << 20) + 1}, 16, 16, false, 1},
-                                         PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {}, 16, 16, true, 8},
-                                         PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, false, 8}));
+INSTANTIATE_TEST_SUITE_P(
+    Table, Packets,
+    testing::Values(PacketCase{{1}, {}, 16, 16, Kernel::packets, 1}, PacketCase{{4 * Packet::kData}, {1}, 16, 16, Kernel::packets, 1},
+                    PacketCase{{4 * Packet::kData}, {4 * Packet::kData + 1}, 16, 16, Kernel::packets, 2},
+                    PacketCase{{Packet::kData, 8 * Packet::kData}, {}, 16, 16, Kernel::packets, 4},
+                    PacketCase{{1'000'000}, {}, 16, 16, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 16, 16, Kernel::packets, 16},
+                    PacketCase{{1u << 20}, {}, 16, 8, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 7, 16, Kernel::packets, 4},
+                    PacketCase{{16 * Packet::kData}, {1}, 16, 1, Kernel::packets, 1},
+                    PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, Kernel::any, 2},
+                    PacketCase{{1}, {(2u << 20) + 1}, 16, 16, Kernel::apart, 2},
+                    PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {}, 16, 16, Kernel::packets, 8},
+                    PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, Kernel::any, 8}));
 
 TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
   std::vector<Message> messages{make(Direction::send, 0, 3 * Packet::kData), make(Direction::receive, 0, 1),
@@ -134,9 +206,9 @@ TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
 }
 
 TEST(Prepare, BlocksGoToSendsByBytes) {
-  std::vector<Message> messages{make(Direction::send, 0, 1u << 20), make(Direction::send, 1, 14u << 20), make(Direction::receive, 1, 5),
-                                make(Direction::send, 2, 1u << 20)};
-  ASSERT_EQ(prepare(messages, {16, 32u << 10}).blocks, 16u);
+  std::vector<Message> messages{make(Direction::send, 0, 1u << 20), make(Direction::send, 1, 14u << 20),
+                                make(Direction::receive, 1, 50'000), make(Direction::send, 2, 1u << 20)};
+  ASSERT_EQ(prepare(messages, {16, 32u << 10, 1, 8}).blocks, 16u);
   EXPECT_EQ(messages[0].first_block, 0);
   EXPECT_EQ(messages[0].last_block, 1);
   EXPECT_EQ(messages[1].first_block, 1);

@@ -1,9 +1,11 @@
 // The exchange kernels' roles with threads as blocks and warps: every byte, every order of launches, every failure.
-#include "roles.hpp"
-
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -26,7 +28,7 @@ struct Transfer {
 // Ranks of one node, each with its region; operations run in threads.
 class Node {
  public:
-  explicit Node(std::uint32_t world, std::uint64_t seed = 1) : seed_(seed), hosts_(world), totals_(world), states_(world) {
+  explicit Node(std::uint32_t world, std::uint64_t seed = 1) : seed_(seed), hosts_(world), totals_(world), states_(world), kernels_(world) {
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       regions_.push_back(std::make_unique<Port[]>(world));
       states_[rank] = std::make_unique<OperationState>();
@@ -38,11 +40,20 @@ class Node {
   std::uint32_t cluster_blocks = 8;
   std::uint64_t low_latency_bytes = 32u << 10;
   bool mapped = true;
+  // Each block, or cluster, begins when the one before it has ended: as if nothing more could be resident.
+  bool one_at_a_time = false;
   std::uint32_t delays = 20;
   std::uint64_t timeout_ns = 3600'000'000'000;
 
   HostView& host(std::uint32_t rank) { return hosts_[rank]; }
+  std::uint64_t completed(std::uint32_t rank) const {
+    std::uint64_t sum = 0;
+    for (const Totals& totals : hosts_[rank].ended) sum += totals.completed;
+    return sum;
+  }
   const OperationState& state(std::uint32_t rank) const { return *states_[rank]; }
+  // Kernels of a rank's operations so far.
+  const std::vector<Kernel>& kernels(std::uint32_t rank) const { return kernels_[rank]; }
   Port& port(std::uint32_t rank, std::uint32_t peer) { return regions_[rank][peer]; }
 
   // Runs one operation of a rank to its end.
@@ -57,45 +68,116 @@ class Node {
       m.direction = t.direction;
       m.peer = t.peer;
       m.host = &hosts_[rank];
-      m.totals = &totals_[rank];
+      m.totals = totals_[rank].data();
       if (t.direction == Direction::receive) {
         m.receive.buffer = mapped ? kAbsoluteBuffer : kNoBuffer;
         m.receive.offset = reinterpret_cast<std::uint64_t>(t.data);
       }
       messages.push_back(m);
     }
-    const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks});
-    const OperationHeader header{states_[rank].get(), timeout_ns, static_cast<std::uint32_t>(messages.size()), 0};
-    std::vector<std::jthread> threads;
+    const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size())});
+    kernels_[rank].push_back(plan.kernel);
+    const OperationHeader header{states_[rank].get(),  timeout_ns,         static_cast<std::uint32_t>(messages.size()),
+                                 plan.packet_messages, plan.packet_blocks, 0};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
-    if (plan.packets_only) {
-      const std::uint32_t warps = plan.blocks * kBundlePackets;
-      for (std::uint32_t w = 0; w < warps; ++w) {
-        threads.emplace_back([&, w] {
-          HostWarp warp(w, warps, seed + w + 1, delays);
-          PacketRoles<HostWarp>(warp, header, messages.data()).run();
-        });
-      }
-      return;
-    }
-    for (std::uint32_t b = 0; b < plan.blocks; ++b) {
-      threads.emplace_back([&, b] {
-        HostBlock block(b, plan.blocks, seed + b + 1, delays);
-        if (plan.has_packets) {
-          Roles<HostBlock, true>(block, header, messages.data()).run();
-        } else {
-          Roles<HostBlock, false>(block, header, messages.data()).run();
-        }
-      });
+    switch (plan.kernel) {
+      case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
+      case Kernel::apart: return run_apart_from_packets(plan, header, messages.data(), seed);
+      case Kernel::granted: return run_blocks<false>(plan, header, messages, seed);
+      case Kernel::any: return run_blocks<true>(plan, header, messages, seed);
     }
   }
 
  private:
+  // Threads of blocks that begin together.
+  using Cluster = std::vector<std::function<void()>>;
+  void run_clusters(const std::vector<Cluster>& clusters) const {
+    std::vector<std::jthread> threads;
+    for (const Cluster& cluster : clusters) {
+      for (const auto& thread : cluster) threads.emplace_back(thread);
+      if (one_at_a_time) threads.clear();
+    }
+  }
+
+  void run_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
+    const std::uint32_t warps = plan.blocks * kBundlePackets;
+    Cluster cluster;
+    for (std::uint32_t w = 0; w < warps; ++w) {
+      cluster.push_back([=, this, &header] {
+        HostWarp warp(w, warps, seed + w + 1, delays);
+        PacketRoles<HostWarp>(warp, whole_part(header, messages)).run();
+      });
+    }
+    run_clusters({cluster});
+  }
+
+  template <bool kPackets>
+  void run_blocks(const Plan& plan, const OperationHeader& header, const std::vector<Message>& messages, std::uint64_t seed) {
+    // What does not fit into a kernel's parameters has its states in memory of its own, too.
+    std::vector<MessageState> states(messages.size() > kMaxMessages ? messages.size() : 0);
+    Part part = whole_part(header, messages.data());
+    if (!states.empty()) part.states = states.data();
+    std::vector<Cluster> clusters;
+    for (std::uint32_t b = 0; b < plan.blocks; ++b) {
+      clusters.push_back({[=, this, &part, blocks = plan.blocks] {
+        HostBlock block(b, blocks, seed + b + 1, delays);
+        block.make_room(part.count);
+        Roles<HostBlock, kPackets>(block, part).run();
+      }});
+    }
+    run_clusters(clusters);
+    for (const MessageState& state : states) EXPECT_EQ(state.claimed, 0u);
+  }
+
+  // The first blocks have a thread for each warp, and one of these does what the block does with granted messages.
+  void run_apart_from_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
+    struct PacketBlock {
+      PacketBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays, const Part& part)
+          : team(kBundlePackets), block(index, blocks, seed, delays) {
+        block.make_room(part.count);
+        granted.emplace(block, part);
+      }
+      HostTeam::Shared team;
+      HostBlock block;
+      std::optional<Roles<HostBlock, false>> granted;
+    };
+    const Part granted = granted_part(header, messages);
+    const std::uint32_t others = plan.blocks - plan.packet_blocks, warps = plan.packet_blocks * kBundlePackets;
+    std::vector<std::unique_ptr<PacketBlock>> packet_blocks;
+    std::vector<Cluster> clusters(1);
+    for (std::uint32_t b = 0; b < plan.packet_blocks; ++b) {
+      packet_blocks.push_back(std::make_unique<PacketBlock>(others + b, plan.blocks, seed + b + 1, delays, granted));
+      for (std::uint32_t w = 0; w < kBundlePackets; ++w) {
+        clusters[0].push_back([=, this, &header, own = packet_blocks.back().get()] {
+          HostWarp warp(b + w * (warps / kBundlePackets), warps, seed + 100 + b * kBundlePackets + w, delays);
+          PacketRoles<HostWarp> packets(warp, packet_part(header, messages));
+          HostTeam team(own->team, w == 0);
+          run_apart(team, packets, *own->granted, true);
+        });
+      }
+    }
+    for (std::uint32_t b = 0; b < others; ++b) {
+      if (b % plan.packet_blocks == 0) clusters.emplace_back();
+      clusters.back().push_back([=, this, &header, blocks = plan.blocks] {
+        HostBlock block(b, blocks, seed + b + 50, delays);
+        block.make_room(granted.count);
+        Roles<HostBlock, false> own(block, granted);
+        HostTeam::Shared alone(1);
+        HostTeam team(alone, true);
+        HostWarp warp(0, 1, 1, 0);
+        PacketRoles<HostWarp> packets(warp, packet_part(header, messages));
+        run_apart(team, packets, own, false);
+      });
+    }
+    run_clusters(clusters);
+  }
+
   std::uint64_t seed_;
   std::vector<HostView> hosts_;
-  std::vector<Totals> totals_;
+  std::vector<std::array<Totals, kPaths>> totals_;
   std::vector<std::unique_ptr<Port[]>> regions_;
   std::vector<std::unique_ptr<OperationState>> states_;
+  std::vector<std::vector<Kernel>> kernels_;
 };
 
 Bytes random_bytes(std::mt19937_64& random, std::uint64_t count) {
@@ -175,7 +257,7 @@ TEST_P(RandomPrograms, EveryByteArrives) {
     program.check();
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       EXPECT_EQ(node.host(rank).error, 0u);
-      EXPECT_EQ(node.state(rank).left, 0u);
+      for (const PartState& part : node.state(rank).parts) EXPECT_EQ(part.left, 0u);
       for (const MessageState& state : node.state(rank).messages) EXPECT_EQ(state.claimed, 0u);
     }
   }
@@ -203,13 +285,74 @@ TEST_P(Orders, AReceiverThatComesLateHoldsNobodyElseUp) {
   program.run(node);
   program.check();
 }
+// What one resident block of a rank can do, all must be able to do: every block, or cluster, begins only when the one before it has ended.
+class OneResidentBlock : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, bool>> {
+ protected:
+  void set_up(Node& node) {
+    std::tie(node.cluster_blocks, node.blocks_at_most, node.mapped) = GetParam();
+    node.one_at_a_time = true;
+  }
+};
+
+TEST_P(OneResidentBlock, CompletesEverything) {
+  std::mt19937_64 random(12);
+  Node node(3);
+  set_up(node);
+  Program program(3);
+  for (std::size_t op = 0; op < 3; ++op) {
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      for (std::uint32_t j = 0; j < 3; ++j) {
+        program.add(random, i, op, j, op, 100'000 + random() % 300'000);
+        program.add(random, i, op, j, op, 1 + random() % 20'000);
+      }
+    }
+  }
+  program.run(node);
+  program.check();
+}
+
+// Rank 1 sends the packets that rank 0 waits for only after it has received what rank 0 pushes in the same operation, and the other way
+// round: neither kind may wait for the other.
+TEST_P(OneResidentBlock, PacketsAndPushesWaitForEachOtherInNoOrder) {
+  std::mt19937_64 random(13);
+  for (const auto& [first, second] : {std::pair{20'000u, 400'000u}, std::pair{400'000u, 20'000u}}) {
+    Node node(2);
+    set_up(node);
+    Program program(2);
+    program.add(random, 0, 0, 1, 0, first);
+    program.add(random, 1, 1, 0, 0, second);
+    program.run(node);
+    program.check();
+    EXPECT_EQ(node.kernels(0).front(), node.blocks_at_most == 1 ? Kernel::any : Kernel::apart);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Grids, OneResidentBlock, testing::Combine(testing::Values(1u, 2u, 8u), testing::Values(1u, 8u), testing::Bool()));
+
+// More than kernel parameters hold: 5,000 transfers a rank in one operation, and then a small one.
+TEST(Roles, AsManyTransfersAsYouLike) {
+  std::mt19937_64 random(14);
+  Node node(2);
+  node.blocks_at_most = 4;
+  node.delays = 0;
+  Program program(2);
+  for (std::uint32_t i = 0; i < 2500; ++i) {
+    program.add(random, 0, 0, 1, 0, i % 100 == 0 ? 40'000 + i : 1 + random() % 500);
+    program.add(random, 1, 0, 0, 0, i % 70 == 0 ? 40'000 + i : 1 + random() % 500);
+  }
+  program.add(random, 0, 1, 1, 1, 100);
+  program.run(node);
+  program.check();
+  EXPECT_EQ(node.kernels(0), (std::vector{Kernel::any, Kernel::packets}));
+  EXPECT_EQ(node.completed(0), 5001u);
+}
+
 // Small messages do not wait for their receiver at all, as long as there are credits.
 TEST(Roles, SmallSendsEndBeforeTheirReceive) {
   std::mt19937_64 random(6);
   Node node(2);
   Bytes data = random_bytes(random, 1000), came(1000);
   node.run(0, {{Direction::send, 1, data.data(), data.size()}});
-  EXPECT_EQ(node.host(0).completed, 1u);
+  EXPECT_EQ(node.completed(0), 1u);
   node.run(1, {{Direction::receive, 0, came.data(), came.size()}});
   EXPECT_TRUE(data == came);
 }
@@ -225,7 +368,7 @@ TEST_P(Orders, ManyMessagesOfAPair) {
   }
   program.run(node);
   program.check();
-  EXPECT_EQ(node.host(0).completed, 10u * kGrants);
+  EXPECT_EQ(node.completed(0), 10u * kGrants);
 }
 INSTANTIATE_TEST_SUITE_P(Paths, Orders, testing::Bool());
 
@@ -303,8 +446,45 @@ TEST(Roles, AnAbortEndsWhatWaits) {
   std::atomic_ref(node.host(0).stop).store(1);
   waiting.join();
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
-  EXPECT_EQ(node.host(0).completed, 0u);
-  EXPECT_EQ(node.state(0).left, 0u);
+  EXPECT_EQ(node.completed(0), 0u);
+  for (const PartState& part : node.state(0).parts) EXPECT_EQ(part.left, 0u);
+}
+
+// Packets and granted messages of an operation wait, in blocks of their own.
+TEST(Roles, AnAbortEndsBothKinds) {
+  Node node(2);
+  node.blocks_at_most = 4;
+  Bytes data(100'000), came(100), more(100'000);
+  std::jthread waiting([&] {
+    node.run(0, {{Direction::send, 1, data.data(), data.size()},
+                 {Direction::receive, 1, came.data(), came.size()},
+                 {Direction::receive, 1, more.data(), more.size()}});
+  });
+  std::atomic_ref(node.host(0).stop).store(1);
+  waiting.join();
+  EXPECT_EQ(node.kernels(0).front(), Kernel::apart);
+  EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
+  EXPECT_EQ(node.completed(0), 0u);
+  for (const PartState& part : node.state(0).parts) EXPECT_EQ(part.left + part.stopped, 0u);
+}
+
+// A push is over, and said to be, while a packet of the same operation is still awaited.
+TEST(Roles, PacketsThatNeverComeHoldNoPushUp) {
+  std::mt19937_64 random(15);
+  Node node(2);
+  node.blocks_at_most = 4;
+  Bytes data = random_bytes(random, 100'000), came(data.size()), never(100);
+  std::jthread waiting([&] {
+    node.run(0, {{Direction::send, 1, data.data(), data.size()}, {Direction::receive, 1, never.data(), never.size()}});
+  });
+  node.run(1, {{Direction::receive, 0, came.data(), came.size()}});
+  EXPECT_TRUE(data == came);
+  std::uint64_t& pushed = node.host(0).ended[static_cast<std::uint32_t>(Path::granted)].completed;
+  while (std::atomic_ref(pushed).load() == 0) std::this_thread::yield();
+  std::atomic_ref(node.host(0).stop).store(1);
+  waiting.join();
+  EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
+  EXPECT_EQ(node.completed(0), 1u);
 }
 
 TEST(Roles, APeerThatNeverComesEndsInATimeOut) {
