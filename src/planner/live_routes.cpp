@@ -271,10 +271,24 @@ bool LiveRoutes::hides(ResourceId narrow, ResourceId wide) const {
   return !both_ways || narrow < wide;  // of two that are always equal the first stays
 }
 
+// Can the edges of a vertex together not exceed the vertex? Then one of them is as busy, whatever the routes.
+bool LiveRoutes::outdone_by_edges(ResourceId resource) const {
+  const Resource& vertex = table_->fabric().resources()[resource];
+  if (vertex.kind == Resource::Kind::edge) return false;
+  std::uint64_t together = 0;
+  const auto add = [&](std::span<const EdgeId> edges) {
+    for (EdgeId e : edges) together += capacity_[e];
+  };
+  if (vertex.kind != Resource::Kind::vertex_ingress) add(table_->fabric().out_edges(vertex.id));
+  if (vertex.kind != Resource::Kind::vertex_egress) add(table_->fabric().in_edges(vertex.id));
+  return together <= capacity_[resource];
+}
+
 void LiveRoutes::find_binding(NodeId node) {
   const Fabric& fabric = table_->fabric();
   const GpuId first = fabric.first_gpu(node), last = first + static_cast<GpuId>(fabric.gpus_of(node).size());
-  const std::uint32_t first_segment = segment_start_[first], segments = (last - first) * nic_count(node);
+  // A node that is alone sends nothing through its NICs.
+  const std::uint32_t first_segment = segment_start_[first], segments = fabric.node_count() == 1 ? 0 : (last - first) * nic_count(node);
   const std::uint32_t pair = node_pair_start_[node], pairs = (last - first) * (last - first);
   units_.clear();
   for (std::uint32_t s = first_segment; s < first_segment + segments; ++s) {
@@ -292,6 +306,7 @@ void LiveRoutes::find_binding(NodeId node) {
     for (std::uint32_t i = full.begin; i < full.begin + full.count; ++i) {
       const ResourceId r = pool_[i];
       const auto list = resources(full);
+      if (outdone_by_edges(r)) continue;
       if (std::any_of(list.begin(), list.end(), [&](ResourceId other) { return other != r && hides(other, r); })) continue;
       pool_.push_back(r);
     }

@@ -27,7 +27,7 @@ struct Segment {
   GpuId relay = kNone;
   bool usable = false;
   PoolRange resources;
-  PoolRange binding;  // those of them that can be the bottleneck: no other one is loaded by the same routes and narrower
+  PoolRange binding;  // those of them that can be the bottleneck: no others are loaded by the same routes and narrower
 };
 
 // From a NIC of one node to a NIC of another; NICs are numbered within their nodes.
@@ -102,6 +102,7 @@ class LiveRoutes {
   void list_columns();
   void list_node_columns();
   void find_binding(NodeId node);
+  bool outdone_by_edges(ResourceId resource) const;
   bool hides(ResourceId narrow, ResourceId wide) const;
   void add_extra_columns(NodeId src, NodeId dst, std::size_t begin);
   void weigh_columns(std::size_t begin, std::size_t end);

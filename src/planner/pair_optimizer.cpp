@@ -86,14 +86,14 @@ void PairOptimizer::add_pair(const LiveRoutes& routes, GpuId src, GpuId dst, std
 void PairOptimizer::round(const PlannerSettings& settings) {
   const std::uint64_t chunk = settings.chunk_bytes;
   used_.clear();
-  for (const ResourceId r : solver_.resources()) used_.push_back({load_[r], static_cast<double>(capacity_[r])});
+  for (const ResourceId r : solver_.resources()) used_.push_back({load_[r], 1.0 / static_cast<double>(capacity_[r])});
   const auto add = [&](std::uint32_t option, std::uint64_t bytes) {
     options_[option].bytes += bytes;
     for (const std::uint32_t r : solver_.column_resources(option)) used_[r].load += bytes;
   };
   for (std::uint32_t o = 0; o < options_.size(); ++o) {
-    const std::uint64_t bytes = solver_.column_bytes(o), whole = bytes - bytes % chunk;
-    if (whole != 0) add(o, whole);
+    const std::uint64_t bytes = solver_.column_bytes(o);
+    if (bytes >= chunk) add(o, bytes - bytes % chunk);
   }
   for (std::size_t p = 0; p < pairs_.size(); ++p) {
     std::uint64_t rest = pairs_[p].bytes;
@@ -106,7 +106,7 @@ void PairOptimizer::round(const PlannerSettings& settings) {
         if (amount < chunk && options_[o].bytes == 0) continue;  // a tail is no part of its own
         double seconds = 0;
         for (const std::uint32_t r : solver_.column_resources(o)) {
-          seconds = std::max(seconds, static_cast<double>(used_[r].load + amount) / used_[r].capacity_Bps);
+          seconds = std::max(seconds, static_cast<double>(static_cast<std::int64_t>(used_[r].load + amount)) * used_[r].seconds_per_byte);
         }
         if (best == first_[p + 1] || seconds < best_seconds) {
           best = o;

@@ -42,7 +42,7 @@ class PairOptimizer {
   std::vector<Option> options_;
   struct Used {
     std::uint64_t load = 0;
-    double capacity_Bps = 0;
+    double seconds_per_byte = 0;
   };
   std::vector<Used> used_;           // while rounding: the solver's resources
   std::vector<std::uint64_t> load_;  // of what is not in pairs_

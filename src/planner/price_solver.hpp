@@ -42,35 +42,37 @@ class PriceSolver {
   double bound_seconds() const noexcept { return bound_seconds_; }
 
  private:
-  struct Resource {
-    std::uint64_t time = 0;     // load * inverse
-    std::uint64_t inverse = 0;  // 0: no capacity
-    std::uint64_t price = 0;
-    std::uint64_t rise = 0;  // inverse * price, 48 bits
-  };
   struct Slope {  // of a column's price, while its demand is balanced
     std::uint64_t price = 0;
-    double level = 0;    // logarithm of the price, base 2, 16 fraction bits
-    double bytes = 0;    // that raise it by one unit
-    bool used = false;   // carries something at the level found
-    bool moved = false;  // gave or took bytes
+    double level = 0;   // logarithm of the price, base 2, 16 fraction bits
+    double bytes = 0;   // that raise it by one unit
+    bool used = false;  // carries something at the level found
   };
   enum class Step : std::uint8_t { none, near, far };
+  // Entries are in groups of kGroup, so that sums over a column have no loop in most cases; what is over stands for no resource.
+  static constexpr std::uint32_t kGroup = 4;
   struct Column {
-    std::uint32_t begin = 0, end = 0;  // its entries
+    std::uint32_t begin = 0, end = 0;  // its entries, without what is over
     std::uint64_t amount = 0;
     std::uint64_t slowest = 0;  // the greatest inverse of its resources
   };
+  // How prices follow from times: exponentially, the top resource's is about 2^30.
+  struct Sharpness {
+    std::uint64_t top = 0;        // time of the most loaded resource when this was set
+    std::uint32_t top_shift = 0;  // brings it to 24 bits
+    std::uint64_t octave = 0;     // octaves (8 fraction bits) per unit of shifted time, 24 fraction bits
+    double step = 0;              // time per octave, without its last 16 bits
+  };
   std::uint32_t use(std::uint32_t resource);
   void finish_input();
+  static std::uint64_t sum(const std::vector<std::uint64_t>& values, const std::vector<std::uint32_t>& entries, const Column& column);
   void set_sharpness(std::uint32_t octaves);
-  void reprice(Resource& resource) const;
-  std::uint64_t column_price(const Column& column) const;
+  void reprice(std::uint32_t resource, const Sharpness& at);
   bool sharpen(std::uint32_t octaves, int passes);
   Step balance(std::uint32_t demand);
-  double find_level(std::span<const Column> columns, std::uint64_t top);
+  double find_level(std::span<const Column> columns, std::int64_t top);
   bool move(std::span<Column> columns, double level);
-  void load(const Column& column, std::uint64_t amount);
+  void load(const Column& column, std::uint64_t amount, const Sharpness& at);
   void find_bound();
   bool proven_within(double part) const;
 
@@ -78,7 +80,11 @@ class PriceSolver {
   std::span<const std::uint64_t> capacities_;  // the caller's
   std::uint64_t slowest_ = 0;                  // capacity of the slowest resource used
   std::vector<std::uint64_t> capacity_;        // by resource used
-  std::vector<Resource> resource_;
+  // By resource used, and one more at the end that stands for none: of no price and never loaded.
+  std::vector<std::uint64_t> time_;     // load * inverse
+  std::vector<std::uint64_t> inverse_;  // 0: none
+  std::vector<std::uint64_t> price_;
+  std::vector<std::uint64_t> rise_;   // inverse * price, 48 bits
   std::vector<std::uint32_t> local_;  // caller's resource -> position here, kUnused
   std::vector<std::uint32_t> used_;   // the other way round
   std::vector<std::uint64_t> demand_bytes_, base_;
@@ -87,10 +93,7 @@ class PriceSolver {
   std::vector<std::uint32_t> entry_;  // resources of columns
   std::vector<Slope> slope_;          // of the columns of the demand at hand
 
-  std::uint64_t top_ = 0;        // time of the most loaded resource at the last set_sharpness
-  std::uint32_t top_shift_ = 0;  // brings top_ to 24 bits
-  std::uint64_t octave_ = 0;     // octaves (8 fraction bits) per unit of shifted time, 24 fraction bits
-  std::uint64_t step_ = 0;       // time per octave
+  Sharpness sharpness_;
   double bound_seconds_ = 0;
 };
 
