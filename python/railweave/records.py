@@ -119,7 +119,11 @@ else:
         return [values[name] for name in self.__record_fields__]
 
     def _equal(self, other):
-        return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        if len(self.__dict__) == len(other.__dict__) == len(self.__record_fields__):  # nothing is kept beside them
+            return self.__dict__ == other.__dict__
+        return _values(self) == _values(other)
 
     def _hash(self):
         return hash(tuple(_values(self)))

@@ -6,6 +6,7 @@
 #include <set>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "railweave/error.hpp"
 #include "railweave/fabric/cluster.hpp"
@@ -21,16 +22,18 @@ namespace fs = std::filesystem;
 std::string read_file(const fs::path& path) {
   const std::string source = path.string();
   std::error_code problem;
-  if (!fs::is_regular_file(path, problem)) throw ParseError({source, 0, 0, ""}, "not a file", "a file to read");
-  const auto size = fs::file_size(path, problem);
-  if (problem) throw ParseError({source, 0, 0, ""}, "cannot be read: " + problem.message(), "a readable file");
-  if (size > limits::kJsonBytes) {
-    throw ParseError({source, 0, 0, ""}, std::to_string(size) + " bytes", "at most " + std::to_string(limits::kJsonBytes));
-  }
+  if (fs::is_directory(path, problem)) throw ParseError({source, 0, 0, ""}, "not a file", "a file to read");
   std::ifstream file(path, std::ios::binary);
-  std::string text(size, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(size));
-  if (!file) throw ParseError({source, 0, 0, ""}, "cannot be read", "a readable file");
+  std::string text;
+  // In blocks, because a pipe has no size.
+  std::vector<char> block(std::size_t{1} << 16);
+  while (file.read(block.data(), static_cast<std::streamsize>(block.size())) || file.gcount() > 0) {
+    text.append(block.data(), static_cast<std::size_t>(file.gcount()));
+    if (text.size() > limits::kJsonBytes) {
+      throw ParseError({source, 0, 0, ""}, "more than " + std::to_string(limits::kJsonBytes) + " bytes", "at most that");
+    }
+  }
+  if (!file.eof()) throw ParseError({source, 0, 0, ""}, "cannot be read", "a readable file");
   return text;
 }
 

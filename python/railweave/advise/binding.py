@@ -36,9 +36,10 @@ def bind(host: Host) -> list[Binding]:
 def _binding(home: int, cores: list[Core] | None, numas: dict[int, Numa]) -> Binding:
     if cores is None:
         return Binding((home,) if home not in numas or numas[home].numbered else None, None)
-    owners = [numa for numa in numas.values() if numa.cores and any(core in numa.cores for core in cores)]
+    cpus = {cpu for core in cores for cpu in core.cpus}
+    owners = [numa for numa in numas.values() if any(not cpus.isdisjoint(core.cpus) for core in numa.cores or ())]
     memory = tuple(sorted(numa.number for numa in owners)) if all(numa.numbered for numa in owners) else None
-    return Binding(memory, tuple(sorted(cpu for core in cores for cpu in core.cpus)))
+    return Binding(memory, tuple(sorted(cpus)))
 
 
 def _pool(home: int, ranks: int, numas: dict[int, Numa], taken: set[int]) -> list[Core] | None:

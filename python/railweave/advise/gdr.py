@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import log
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from railweave.advise.host import Distance, Gpu
 from railweave.advise.mapping import Workload
 from railweave.errors import ParseError
 from railweave.records import dataclass, replace
 from railweave.size import format_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Up to this size GDRCopy shortened latency on all node types of the study; from there on it made no difference.
 SMALL_B = 8192

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from railweave.advise.advice import advise
 from railweave.advise.document import document
@@ -18,12 +19,31 @@ from railweave.machine.facts import Machine, Unknown, known
 from railweave.machine.source import CommandOutput, LiveSource, Reason, Unreadable
 from railweave.records import replace
 
-_DRIVER = Path("/proc/driver/nvidia/gpus")
+_DRIVER = "/proc/driver/nvidia/gpus"
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Folders and files of which nothing is needed for placing ranks; on a large machine they are most of all that there is to read.
+_NOT_NEEDED = re.compile(r"/(cpufreq|msi_irqs|counters|hw_counters|statistics|gids|gid_attrs|ecn)(/|$)|/(config|aer_dev_[a-z]+)$")
 
 
 class _Files(LiveSource):
-    """This machine's files alone. Starting ranks takes no NVLinks, clocks and services, and asking NVML and programs for them takes longer
-    than everything else."""
+    """This machine's files alone. Starting ranks takes no NVLinks, clocks, counters and services, and asking NVML and programs for them
+    takes longer than everything else."""
+
+    def read_bytes(self, path: str) -> bytes:
+        self._check_needed(path)
+        return super().read_bytes(path)
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        self._check_needed(path)
+        return super().listdir(path)
+
+    def _check_needed(self, path: str) -> None:
+        if _NOT_NEEDED.search(path):
+            raise Unreadable(path, Reason.not_given, "not asked")
 
     def command(self, argv: Sequence[str]) -> CommandOutput:
         raise Unreadable(" ".join(argv), Reason.tool_missing, "not asked")
@@ -45,7 +65,7 @@ def this_host(nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     return replace(host, gpus=tuple(_with_driver(gpu) for gpu in host.gpus)), unknown
 
 
-def recorded_host(recording: Path, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
+def recorded_host(recording: str | Path, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for the machine of a recording; damage of the file is among what was not known."""
     from railweave.machine.recording import RecordedSource  # not for those who start a rank
 
@@ -58,7 +78,8 @@ def recorded_host(recording: Path, nics: Sequence[str] = ()) -> tuple[Host, tupl
 def _with_driver(gpu: Gpu) -> Gpu:
     """What /proc/driver/nvidia/gpus/BUS_ID/information says: the N of /dev/nvidiaN, and where NVML was not asked, model and UUID."""
     try:
-        lines = (_DRIVER / gpu.bus_id / "information").read_text().splitlines()
+        with open(f"{_DRIVER}/{gpu.bus_id}/information", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
     except OSError:
         return gpu
     said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -49,11 +49,12 @@ def run(
 
     Raises BenchError, before there is a lab, for a matrix that this machine's memory cannot hold.
     """
-    memory = int(result.machine()["memory_bytes"])
+    memory, systems = int(result.machine()["memory_bytes"]), len(policies) + len(peers)
     for case in cases:
-        if 0 < memory < 2 * (needed := int(case.matrix.sum())):
-            what = f"matrix '{case.name}': {needed} bytes to send and as many to receive, all on this machine"
-            raise BenchError(f"{what}, which has {memory} bytes of memory; expected at most half of it")
+        # Every system keeps its ranks, and they their buffers, until all have had their turns.
+        if 0 < memory < 2 * systems * (size := int(case.matrix.sum())):
+            what = f"matrix '{case.name}': {size} bytes to send and as many to receive, for each of {systems} policies and peers at once"
+            raise BenchError(f"{what}, all on this machine, which has {memory} bytes of memory; expected at most that")
     with contextlib.ExitStack() as stack:
         step("building the lab")
         lab = stack.enter_context(Lab.up(spec))

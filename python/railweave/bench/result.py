@@ -10,13 +10,13 @@ import os
 import platform
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from railweave.bench.errors import BenchError
+from railweave.bench.timed import Timed
 
 FORMAT, VERSION = "railweave-bench", 1
 
@@ -32,7 +32,7 @@ class RailBytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class Result(Timed):
     """One matrix under one policy or peer."""
 
     policy: str
@@ -44,19 +44,9 @@ class Result:
     rails: list[RailBytes]
 
     @property
-    def seconds_median(self) -> float:
-        """Median over the repetitions."""
-        return statistics.median(self.seconds)
-
-    @property
     def gbps(self) -> float:
         """Effective rate: payload over median time, 10^9 bytes per second."""
-        return self.bytes / self.seconds_median / 1e9
-
-    @property
-    def bound_fraction(self) -> float:
-        """1 is as fast as the hardware can be."""
-        return self.bound_seconds / self.seconds_median
+        return self.rate(self.bytes)
 
     def to_json(self) -> dict[str, Any]:
         """An element of `results`."""

@@ -60,16 +60,19 @@ def command(
     from railweave.advise.advice import advise
     from railweave.advise.gdr import read_measurements
     from railweave.advise.mapping import Workload
-    from railweave.size import parse_size
 
     if source is not None and recording is not None:
         raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")
     if override and form not in OVERRIDING:
         raise click.UsageError(f"--override goes with --format {', '.join(OVERRIDING)}: {form} does not run where something is set.")
+    if nccl_topology is not None and not os.path.isfile(nccl_topology):  # noqa: PTH113 - Path raises for some
+        if source is None and recording is None:
+            raise click.BadParameter(f"{nccl_topology} is no file here, where NCCL is to read it.", param_hint="--nccl-topology")
+        click.echo(f"railweave: --nccl-topology {nccl_topology}: no such file here; NCCL goes without one where it is missing", err=True)
     advice = advise(
         _named_host(source, recording, nodes, node, [word for word in (nics or "").split(",") if word]),
         Workload(workload),
-        None if size_text is None else parse_size(size_text),
+        None if size_text is None else _size(size_text),
         read_measurements(measured) if measured else (),
         str(measured or ""),
         nccl_topology,
@@ -81,6 +84,19 @@ def command(
 
         cache.keep(workload, write(document(advice)))  # `railweave run` on this machine then need not work it out
     click.echo(_render(advice, form, override), nl=False)
+
+
+def _size(text: str) -> int:
+    from railweave.errors import DemandError
+    from railweave.size import parse_size
+
+    try:
+        size = parse_size(text)
+    except DemandError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--size") from error
+    if size == 0:
+        raise click.BadParameter("a message has at least 1 byte.", param_hint="--size")
+    return size
 
 
 def _named_host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: Sequence[str]) -> Host:
@@ -103,11 +119,11 @@ def _host(source: str | None, recording: Path | None, nodes: int | None, node: i
     elif source is None:
         host, unknown = live.this_host(nics)
     else:
-        from railweave.machine.load import load_machine
+        from railweave.machine.load import machine_or_text
 
-        machine = load_machine(Path(source)) if os.path.isfile(source) else None  # noqa: PTH113 - Path raises for some
+        machine, text = machine_or_text(source)
         if machine is None:
-            host = read_host(fabrics.load(source, nodes), node)
+            host = read_host(fabrics.load(source, nodes) if text is None else fabrics.loads(text, source, nodes), node)
             return choose_network(host, nics) if nics else host
         host, unknown = live.host_of(machine, nics)
     for note in unknown:

@@ -48,6 +48,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Plan a matrix on a fabric: which bytes take which path, and what bounds them."""
+    if as_json and explained:
+        raise click.UsageError("--json and --explain exclude each other: the one is for programs, the other for people.")
     fabric = fabrics.load(fabric_source, nodes)
     matrix = matrices.load(matrix_source, fabric.gpu_count)
     planned = make(fabric, matrix, policy, links=_link_state(fabric, down, slow), pxn_level=pxn, exact=exact)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,9 +94,9 @@ def _lint(path: Path, recording: Path | None) -> None:
     from railweave.machine.disagreement import not_compared
     from railweave.machine.lint import lint_file
 
-    machine = _machine(None, recording)
+    machine = _machine(recording)
     problems = lint_file(path, machine)
-    skipped = not_compared(machine) if machine is not None else ""
+    skipped = not_compared(machine)
     if skipped:
         click.echo(f"railweave: {skipped}", err=True)
     for problem in problems:
@@ -108,8 +107,8 @@ def _lint(path: Path, recording: Path | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _machine(source: str | None, recording: Path | None) -> Machine | None:
-    """The machine that a recording, a file or this host describes; None for files that describe fabrics."""
+def _machine(recording: Path | None) -> Machine:
+    """The machine of a recording, or this host."""
     if recording is not None:
         from railweave.machine.discovery import discover
         from railweave.machine.recording import RecordedSource
@@ -118,26 +117,21 @@ def _machine(source: str | None, recording: Path | None) -> Machine | None:
         if replay.recording.damage:
             click.echo(f"railweave: {replay.recording.damage}; what is left of it is used", err=True)
         return discover(replay)
-    if source is None:
-        from railweave.machine.discovery import discover
-        from railweave.machine.source import LiveSource
+    from railweave.machine.discovery import discover
+    from railweave.machine.source import LiveSource
 
-        return discover(LiveSource())
-    if not os.path.isfile(source):  # noqa: PTH113 - Path raises for some
-        return None
-    from railweave.machine.load import load_machine
-
-    return load_machine(Path(source))
+    return discover(LiveSource())
 
 
 def _show(source: str | None, recording: Path | None, nodes: int | None, as_json: bool, svg: Path | None, nccl_xml: Path | None) -> None:
     from railweave.errors import FabricError
+    from railweave.machine.load import machine_or_text
 
-    machine = _machine(source, recording)
+    machine, text = (_machine(recording), None) if source is None else machine_or_text(source)
     in_text = not (as_json or svg or nccl_xml)
     if machine is None:
         assert source is not None
-        fabric: Fabric | None = fabrics.load(source, nodes)
+        fabric: Fabric | None = fabrics.load(source, nodes) if text is None else fabrics.loads(text, source, nodes)
         notes: tuple[str, ...] = ()
     else:
         from railweave.machine.fabric import fabric_of

@@ -160,8 +160,11 @@ def _recorded(files: Sequence[str], pid: int | None) -> list[_Input]:
         if source.recording.damage:
             print(f"railweave: {source.recording.damage}; what it lacks is unknown", file=sys.stderr)
         about = source.recording.about
-        recorded = about.get("pid", "")
-        found.append(_Input(name, discover(source, pid or (int(recorded) if recorded.isdecimal() else None)), about.get("salt")))
+        recorded = int(about["pid"]) if about.get("pid", "").isdecimal() else None
+        if pid not in (None, recorded):
+            has = "without a process" if recorded is None else f"with process {recorded}"
+            raise UsageError(f"--pid {pid}: {name} was recorded {has}; railweave topo --record FILE --pid {pid} records it.")
+        found.append(_Input(name, discover(source, recorded), about.get("salt")))
     return found
 
 

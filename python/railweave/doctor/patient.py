@@ -11,7 +11,7 @@ from railweave.launch.errors import LaunchError
 from railweave.launch.rank import find_rank
 from railweave.machine.fabric_nics import UnknownNicError, fabric_nics, is_up
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
-from railweave.machine.paths import WAYS, pci_way
+from railweave.machine.paths import SWITCHED, WAYS, pci_way
 from railweave.machine.source import Reason
 from railweave.records import dataclass
 
@@ -156,13 +156,21 @@ class Patient:
             right = right[: [bridge.bus_id for bridge in right].index(common.bus_id)]
         return Way(kind, (*left, *reversed(right)), common)
 
-    def nearest_nics(self, gpu: Gpu) -> tuple[str, tuple[Nic, ...]]:
-        """The least distance from a GPU to a fabric NIC, and the NICs at it."""
+    def nearest_nics(self, gpu: Gpu, all_of_them: bool = False) -> tuple[str, tuple[Nic, ...]]:
+        """The least distance from a GPU to a fabric NIC, and the NICs at it. MissingError where a NIC of unknown place could be nearer, or
+        with `all_of_them` as near."""
         device = self.need_device(gpu)
-        ways = [(self.way(device, self.need_device(nic)).kind, nic) for nic in self.fabric_nics]
+        ways, missing = [], list[MissingError]()
+        for nic in self.fabric_nics:
+            try:
+                ways.append((self.way(device, self.need_device(nic)).kind, nic))
+            except MissingError as error:
+                missing.append(error)
+        least = min((kind for kind, _ in ways), key=WAYS.index, default=WAYS[-1])
+        if missing and (all_of_them or not ways or least not in SWITCHED):
+            raise missing[0]
         if not ways:
             raise MissingError("there is no fabric NIC")
-        least = min((kind for kind, _ in ways), key=WAYS.index)
         return least, tuple(nic for kind, nic in ways if kind == least)
 
     def fabric(self, nodes: int) -> Fabric:

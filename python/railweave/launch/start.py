@@ -190,6 +190,8 @@ def _set(environment: dict[str, str], gpus: list[Placement], options: _Options, 
         else:
             environment[name] = value
             voice.explain(f"{name}={value}")
+            if name == "NCCL_TOPO_FILE" and not os.path.isfile(value):
+                voice.warn(f"{name}={value}: no such file here; NCCL goes without it")
 
 
 def _preload(environment: dict[str, str], voice: _Voice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from railweave.errors import ParseError
@@ -40,6 +41,20 @@ def parse_machine(text: str, source: str) -> Machine | None:
     if is_lspci_tree(text):
         return parse_lspci_tree(text, source)
     return None
+
+
+def machine_or_text(source: str) -> tuple[Machine | None, str | None]:
+    """The machine that a file describes, and the text of what can be read only once (a pipe, standard input), for who reads fabrics."""
+    try:
+        kind = Path(source).stat().st_mode
+    except (OSError, ValueError):  # a template's name, or for the reader of fabrics to name
+        return None, None
+    if stat.S_ISREG(kind):
+        return load_machine(Path(source)), None
+    if stat.S_ISDIR(kind):
+        return None, None
+    text = read_text_file(Path(source))
+    return parse_machine(text, source), text
 
 
 def load_machine(path: Path) -> Machine | None:

@@ -7,6 +7,8 @@ from railweave.machine.source import Reason
 
 # From near to far.
 WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+SWITCHED = WAYS[:2]
+"""Those that pass PCIe switches alone."""
 MEANING = {
     "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges, not the host's",

@@ -18,8 +18,8 @@ from railweave.records import dataclass
 
 # No file that is read here is larger than some 100 KiB (/proc/interrupts of a large host); what is larger is not what it seems to be.
 FILE_LIMIT_B = 4 << 20
-# /proc/sys allocates what is asked for at once, and refuses megabytes with ENOMEM.
-_READ_B = 64 << 10
+# /proc/sys allocates what is asked for at once, and refuses megabytes with ENOMEM; a file of sysfs has 4 KiB at most.
+_READ_B = 4 << 10
 # A tool that has not answered by then waits for hardware that does not answer (nvidia-smi on a lost GPU).
 COMMAND_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 10.0
@@ -130,11 +130,15 @@ class LiveSource(Source):
     def read_bytes(self, path: str) -> bytes:
         content = bytearray()
         try:
-            with open(self._at(path), "rb", buffering=0) as file:
-                while part := file.read(_READ_B):
+            # Without what `open` asks of each of thousands of files: whether it is a folder, how large it is, where it stands.
+            file = os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while part := os.read(file, _READ_B):
                     content += part
                     if len(content) > FILE_LIMIT_B:
                         raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
+            finally:
+                os.close(file)
         except OSError as error:
             raise _unreadable(path, error) from error
         return bytes(content)

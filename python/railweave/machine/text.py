@@ -13,6 +13,7 @@ from railweave.machine.processors import nodes_per_package
 from railweave.machine.reading import ranges
 from railweave.machine.source import Reason
 from railweave.records import field_names
+from railweave.size import counted
 
 # Reasons that say "there is no such thing here" or "this tool cannot tell" rather than "it could not be read".
 _EXPECTED = {Reason.not_given, Reason.absent, Reason.unsupported}
@@ -35,12 +36,8 @@ def render_machine(machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _count(fact: Fact[Any], noun: str) -> str:
-    return _plural(len(fact.value), noun) if isinstance(fact, Known) else f"{noun}s not known"
+    return counted(len(fact.value), noun) if isinstance(fact, Known) else f"{noun}s not known"
 
 
 def _headline(machine: Machine) -> str:
@@ -57,7 +54,7 @@ def _processor_lines(machine: Machine) -> list[str]:
     cores = known(cpus.cores)
     if cores is not None:
         packages = len({core.package for core in cores})
-        words.append(f"{_plural(packages, 'socket')}, {_plural(len(cores), 'core')}")
+        words.append(f"{counted(packages, 'socket')}, {counted(len(cores), 'core')}")
     if isinstance(cpus.smt, Known):
         words.append(f"SMT {'on' if cpus.smt.value else 'off'}")
     split = nodes_per_package(cpus, machine.numa)

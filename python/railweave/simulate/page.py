@@ -10,6 +10,7 @@ from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
 from railweave.simulate.prediction import Prediction, Study
 from railweave.simulate.text import bound_reason, duration, held_by, size
+from railweave.size import counted
 
 _LINKS = 16
 _TABLE_LINKS = 12
@@ -17,9 +18,10 @@ _TABLE_LINKS = 12
 
 def page(study: Study, command: str) -> str:
     """The HTML document; `command` is what made it."""
+    where = f"{counted(study.nodes, 'node')}, {counted(study.gpus, 'GPU')}"
     result = Page(
         f"Prediction: {study.matrix}",
-        f"{study.fabric}, {study.nodes} nodes, {study.gpus} GPUs; {size(study.bytes)} between GPUs, skew {study.skew:.2f}. "
+        f"{study.fabric}, {where}; {size(study.bytes)} between GPUs, skew {study.skew:.2f}. "
         "A max-min fair fluid simulation; nothing was run.",
     )
     result.cards(_cards(study))

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from railweave.simulate.prediction import LastFlow, LinkUse, Prediction, Study
+from railweave.size import counted
 
 _LINKS = 8
 _FLOWS = 3
@@ -26,8 +27,9 @@ def render(study: Study) -> RenderableType:
 
 def headline(study: Study) -> str:
     """What was studied and what bounds it."""
+    where = f"{counted(study.nodes, 'node')}, {counted(study.gpus, 'GPU')}"
     return (
-        f"{study.matrix} on {study.fabric}: {study.nodes} nodes, {study.gpus} GPUs, {size(study.bytes)}, skew {study.skew:.2f}\n"
+        f"{study.matrix} on {study.fabric}: {where}, {size(study.bytes)}, skew {study.skew:.2f}\n"
         f"bound {duration(study.bound_seconds)}{bound_reason(study)}"
         + (f", optimum of all routings {duration(study.optimum_seconds)}" if study.optimum_seconds is not None else "")
     )

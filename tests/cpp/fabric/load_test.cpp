@@ -1,12 +1,14 @@
 #include "railweave/fabric/load.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "railweave/fabric/fabric_json.hpp"
 #include "reading.hpp"
@@ -127,6 +129,16 @@ TEST_F(Load, KindsAreToldByContentNotByName) {
         "<system version=\"1\"><cpu numaid=\"0\"><pci class=\"0x0302\" busid=\"0:1\" link_speed=\"8 GT/s\" "
         "link_width=\"16\"/></cpu></system>");
   EXPECT_EQ(load_fabric(cluster, kOptions).gpu_count(), 10);
+}
+
+TEST_F(Load, APipeIsReadToItsEnd) {
+  const std::string text = format_fabric_json(load_fabric("dgx-1v", kOptions)) + std::string(200'000, ' ');  // more than a pipe holds
+  const std::string pipe = (folder_ / "pipe").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(pipe) << text; });
+  const Fabric fabric = load_fabric(pipe, kOptions);
+  writer.join();
+  EXPECT_EQ(fabric.gpu_count(), 8);
 }
 
 TEST_F(Load, ErrorsOfANestedFileNameThatFile) {

@@ -133,14 +133,17 @@ class FilesOf(Source):
         self.of = source
 
     def read_bytes(self, path: str) -> bytes:
+        self._check_needed(path)
         return self.of.read_bytes(path)
 
     def listdir(self, path: str) -> tuple[str, ...]:
+        self._check_needed(path)
         return self.of.listdir(path)
 
     def readlink(self, path: str) -> str:
         return self.of.readlink(path)
 
+    _check_needed = live._Files._check_needed
     command = live._Files.command  # type: ignore[assignment]
     library = live._Files.library  # type: ignore[assignment]
 
@@ -153,7 +156,7 @@ def test_files_alone_place_ranks_as_all_facts_do(name: str, tmp_path: Path, monk
         about = tmp_path / (known(gpu.bus_id) or "") / "information"
         about.parent.mkdir()
         about.write_text(f"Model: \t\t {known(gpu.name)}\nGPU UUID: \t {known(gpu.uuid)}\nDevice Minor: \t {gpu.index}\n")
-    monkeypatch.setattr(live, "_DRIVER", tmp_path)
+    monkeypatch.setattr(live, "_DRIVER", str(tmp_path))
     texts = []
     for source in (made.source, FilesOf(made.source)):
         monkeypatch.setattr(live, "LiveSource", lambda source=source: source)
@@ -172,3 +175,19 @@ def test_a_machine_without_gpus_is_placed_as_such() -> None:
 def test_nccl_topology_is_a_setting_for_all(tmp_path: Path) -> None:
     [setting] = [s for s in advise(host_of(craft()), nccl_topology="/etc/topology.xml").settings if s.name == "NCCL_TOPO_FILE"]
     assert setting.values == ("/etc/topology.xml",)
+
+
+def test_a_topology_file_that_is_not_there_is_said(tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    missing = str(tmp_path / "topology.xml")
+    here = cli("advise", "--nccl-topology", missing)
+    assert here.returncode == 2 and "is no file here" in here.stderr
+    elsewhere = cli("advise", "xe9680-4hca", "--nccl-topology", missing)
+    assert elsewhere.returncode == 0 and "no such file here" in elsewhere.stderr
+    assert missing in elsewhere.stdout
+
+
+@pytest.mark.parametrize("size", ["0", "banana", "-1"])
+def test_a_size_that_no_message_has_is_wrong_use(size: str, cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = cli("advise", "xe9680-4hca", f"--size={size}")
+    assert done.returncode == 2
+    assert "--size" in done.stderr

@@ -79,6 +79,13 @@ def test_a_matrix_that_no_memory_holds_is_refused_before_the_lab() -> None:
         run_cases(LabSpec(2, 1), of_lab(LabSpec(2, 1)), [case], ["railweave"], [], 1, lambda _: None)
 
 
+def test_every_policy_and_peer_needs_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("all", np.array([[0, 50], [50, 0]], dtype=np.uint64), 1.0)
+    monkeypatch.setattr(result, "machine", lambda: {"memory_bytes": 599})
+    with pytest.raises(BenchError, match="100 bytes to send and as many to receive, for each of 3 policies and peers"):
+        run_cases(LabSpec(2, 1), of_lab(LabSpec(2, 1)), [case], ["railweave", "single-path"], ["openmpi"], 1, lambda _: None)
+
+
 def render(run: Run) -> str:
     console = Console(file=io.StringIO(), width=80)
     console.print(table.table(run))

@@ -8,6 +8,7 @@ import test_host_checks
 import test_job_checks
 import test_nic_checks
 import test_pcie_checks
+from faults import Break, Case, assert_fires, assert_silent, assert_unknown
 from template_machine import TemplateMachine
 
 from railweave import fabric
@@ -17,10 +18,27 @@ from railweave.doctor.finding import Answer
 from railweave.doctor.rails import NamedRails
 
 ROOMS = (test_pcie_checks, test_gpu_checks, test_nic_checks, test_host_checks, test_job_checks)
+CASES: list[Case] = [case for room in ROOMS for case in room.CASES]
+UNKNOWN: list[tuple[str, Break, str]] = [entry for room in ROOMS for entry in room.UNKNOWN]
 
 
 def test_every_check_has_a_case() -> None:
-    assert {check.id for check in CHECKS if check.needs != "probe"} == {case.check for room in ROOMS for case in room.CASES}
+    assert {check.id for check in CHECKS if check.needs != "probe"} == {case.check for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fires_on_the_fault_and_names_it(case: Case) -> None:
+    assert_fires(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_silent_without_the_fault(case: Case) -> None:
+    assert_silent(case)
+
+
+@pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
+def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
+    assert_unknown(check, blind, reason)
 
 
 # What the wiring of a template is known for; everything else on a healthy machine would be a false finding.

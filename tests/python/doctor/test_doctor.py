@@ -92,6 +92,16 @@ def test_fail_on_decides_the_exit_status(level: str, file: str, status: int, req
     assert run("--fail-on", level, str(request.getfixturevalue(file))).exit_code == status
 
 
+@pytest.mark.parametrize(("file", "has"), [("healthy", "without a process"), ("ill", "with process 4242")])
+def test_a_process_that_a_recording_does_not_have_is_wrong_use(file: str, has: str, request: pytest.FixtureRequest) -> None:
+    recording = str(request.getfixturevalue(file))
+    refused = run("--pid", "7", recording)
+    assert refused.exit_code == 2
+    assert f"--pid 7: {file} was recorded {has}" in refused.output
+    if file == "ill":
+        assert run("--pid", "4242", recording).output == run(recording).output
+
+
 def test_fail_on_counts_what_fires_not_what_is_unknown() -> None:
     def examination(answer: Answer, severity: Severity) -> Examination:
         return Examination("m", (Finding("a.b", answer, severity, "machine", "text"),), "", {})

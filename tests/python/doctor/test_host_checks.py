@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from faults import Break, Case, assert_fires, assert_silent, assert_unknown, unread
+from faults import Break, Case, unread
 from template_machine import TemplateMachine
 
 
@@ -67,18 +66,3 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ("cpu.numa-balancing", lambda machine: unread(machine, "/proc/sys/kernel/numa_balancing"), "permission"),
     ("cpu.hugepages", lambda machine: unread(machine, "/sys/kernel/mm/transparent_hugepage/enabled"), "permission"),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_on_the_fault_and_names_it(case: Case) -> None:
-    assert_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_silent_without_the_fault(case: Case) -> None:
-    assert_silent(case)
-
-
-@pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
-def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
-    assert_unknown(check, blind, reason)

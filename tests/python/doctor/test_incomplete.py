@@ -99,3 +99,27 @@ def test_ports_of_unknown_state_are_not_said_to_be_down() -> None:
         crafted.unreadable[path] = (Reason.permission, "Permission denied")
     said = examine(crafted.machine(), "machine").fabric_nics
     assert "none is known to be up, of 4 it is unknown" in said
+
+
+def without_place(crafted: TemplateMachine, nic: int) -> None:
+    path = f"{PCI}/{crafted.nics[nic].bus_id}"
+    del crafted.links[path]
+    crafted.unreadable[path] = (Reason.vanished, "No such device")
+
+
+def test_a_nic_without_place_leaves_gpus_judged_whose_switch_has_another() -> None:
+    crafted = TemplateMachine(TEMPLATE)  # GPUs 6 and 7 share a switch with NIC 3
+    without_place(crafted, 3)
+    findings = examine(crafted.machine(), "machine").findings
+    distances = {finding.subject: finding.answer for finding in findings if finding.check == "gdr.distance"}
+    assert distances == {f"GPU {gpu}": Answer.clear if gpu < 6 else Answer.unknown for gpu in range(8)}
+    (imbalance,) = (finding for finding in findings if finding.check == "nic.imbalance")
+    assert imbalance.answer is Answer.unknown
+
+
+def test_a_nic_without_place_could_be_the_near_one_of_a_gpu_that_has_only_far_ones() -> None:
+    crafted = TemplateMachine("lineyahoo-2nic")  # GPUs 2 to 7 do not share a switch with a NIC
+    without_place(crafted, 1)
+    findings = examine(crafted.machine(), "machine").findings
+    answers = {finding.answer for finding in findings if finding.check == "gdr.distance"}
+    assert answers == {Answer.clear, Answer.unknown}

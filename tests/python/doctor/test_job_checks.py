@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import Break, Case, assert_fires, assert_silent, assert_unknown, unread
+from faults import Break, Case, unread
 from template_machine import JOB, TemplateMachine
 
 from railweave.doctor.examine import examine
@@ -266,21 +266,6 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ),
     ("nccl.contradiction", lambda machine: machine.environ(NCCL_SOCKET_IFNAME="bond0"), "virtual interface"),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_on_the_fault_and_names_it(case: Case) -> None:
-    assert_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_silent_without_the_fault(case: Case) -> None:
-    assert_silent(case)
-
-
-@pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
-def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
-    assert_unknown(check, blind, reason)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import Break, Case, answers, assert_fires, assert_silent, assert_unknown, unread
+from faults import Break, Case, answers, unread
 from template_machine import PCI, TemplateMachine
 
 
@@ -146,18 +146,3 @@ def test_a_fault_that_is_known_is_not_hidden_by_what_is_unknown() -> None:
     unread(machine, "/sys/class/net/rail1/ecn/roce_np/enable/0")
     finding = answers(machine, "nic.lossless", None)["mlx5_1"]
     assert finding.answer.value == "fires" and "come from pcp" in finding.text
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_on_the_fault_and_names_it(case: Case) -> None:
-    assert_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_silent_without_the_fault(case: Case) -> None:
-    assert_silent(case)
-
-
-@pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
-def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
-    assert_unknown(check, blind, reason)

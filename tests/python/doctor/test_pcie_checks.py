@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from faults import Break, Case, assert_fires, assert_silent, assert_unknown, idle, port_above, short_config, translated, unread
+from faults import Break, Case, idle, port_above, short_config, translated, unread
 from template_machine import PCI, TemplateMachine
 
 from railweave.doctor.examine import examine
@@ -110,21 +109,6 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ("pcie.acs-redirect", TemplateMachine.virtual, "guest sees a flat tree"),
     ("vm.topology-file", lambda machine: (TemplateMachine.virtual(machine), malformed_topology(machine))[0], "not XML"),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_on_the_fault_and_names_it(case: Case) -> None:
-    assert_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_silent_without_the_fault(case: Case) -> None:
-    assert_silent(case)
-
-
-@pytest.mark.parametrize(("check", "blind", "reason"), UNKNOWN, ids=[f"{check}-{place}" for place, (check, _, _) in enumerate(UNKNOWN)])
-def test_unknown_says_why_and_guesses_nothing(check: str, blind: Break, reason: str) -> None:
-    assert_unknown(check, blind, reason)
 
 
 def test_load_settles_what_an_idle_gpu_leaves_open() -> None:

@@ -101,6 +101,16 @@ def test_only_one_rank_of_a_node_warns_unless_all_explain(advice: Path) -> None:
     assert "is kept" in start("--advice", str(advice), "--explain", "true", LOCAL_RANK="1", **options).stderr
 
 
+def test_a_topology_file_that_is_not_there_is_said(advice: Path) -> None:
+    parsed = json.loads(advice.read_text())
+    for rank in parsed["ranks"]:
+        rank["environment"]["NCCL_TOPO_FILE"] = "/no/such/topology.xml"
+    advice.write_text(json.dumps(parsed))
+    done = start("--advice", str(advice), "--", "true", LOCAL_RANK="0", LOCAL_WORLD_SIZE="8")
+    assert done.returncode == 0
+    assert "warning: NCCL_TOPO_FILE=/no/such/topology.xml: no such file here" in done.stderr
+
+
 def test_explanations_have_doctors_findings_about_the_rank_as_it_starts(advice: Path) -> None:
     """Of the variables that the command gets, not those that `run` was started with."""
     parsed = json.loads(advice.read_text())

@@ -140,6 +140,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     status, text = run(*basic, "--slow", "leaf0=2")
     assert status != 0
     assert "VERTEX=PART" in text
+    status, text = run(*basic, "--json", "--explain")
+    assert status == 2
+    assert "exclude each other" in text
     wrong = tmp_path / "matrix.txt"
     wrong.write_text("0 1\n1 0\n")
     status, text = run("--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", str(wrong))

@@ -261,3 +261,18 @@ def test_a_name_that_no_file_can_have_is_an_error_as_text() -> None:
     done = run("x" * 300)
     assert isinstance(done.exception, ParseError)
     assert "x: cannot be read: File name too long; expected a readable file" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n", "2 GPUs"),
+        (fabric.load("hgx-h100").to_json(), "hgx-h100"),
+    ],
+    ids=["machine", "fabric"],
+)
+def test_what_comes_through_a_pipe_is_read(text: str, shown: str) -> None:
+    line = [sys.executable, "-m", "railweave", "topo", "/dev/stdin"]
+    done = subprocess.run(line, input=text, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from railweave.bench.errors import BenchError
+from railweave.bench.timed import Timed
 
 FORMAT, VERSION = "railweave-bench-gpus", 1
 _RESAMPLES = 4000
@@ -45,7 +46,7 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class Exchange(Timed):
     """One matrix under one system. Times in seconds, each of the slowest rank."""
 
     system: str
@@ -61,19 +62,9 @@ class Exchange:
     kernels: list[Kernel]
 
     @property
-    def seconds_median(self) -> float:
-        """Over the rounds."""
-        return statistics.median(self.seconds)
-
-    @property
     def gbps(self) -> float:
         """Of the busiest rank, 10^9 bytes/s."""
-        return self.busiest_bytes / self.seconds_median / 1e9
-
-    @property
-    def bound_fraction(self) -> float:
-        """1 is as fast as GPUs that ask nobody."""
-        return self.bound_seconds / self.seconds_median
+        return self.rate(self.busiest_bytes)
 
     @property
     def ctas(self) -> int:

@@ -11,6 +11,8 @@ from railweave.doctor.effect import nearest_only, port_share, without_gdr
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
 from railweave.machine.facts import Gpu, Known, Unknown
+from railweave.machine.paths import SWITCHED
+from railweave.size import counted
 
 # dma-buf memory regions came to the RDMA core with Linux 5.12 (release notes; NCCL user guide, NCCL_DMABUF_ENABLE).
 _DMABUF_KERNEL = (5, 12)
@@ -43,7 +45,7 @@ def _judge_distance(patient: Patient, subject: Subject) -> Verdict:
         f"/sys/bus/pci/devices: {nic.bus_id.value} below {patient.need_device(nic).root}" for nic in nics if isinstance(nic.bus_id, Known)
     ]
     names = ", ".join(label(nic) for nic in nics)
-    if kind in ("PIX", "PXB"):
+    if kind in SWITCHED:
         return clear(f"{kind} to {names}", *lines)
     return fires(f"its nearest NIC is {kind} away ({names})", *lines, effect=_through_cpu(patient, kind))
 
@@ -63,7 +65,7 @@ def _through_cpu(patient: Patient, kind: str) -> str:
 def _shares_a_switch(patient: Patient, gpu: Gpu) -> bool:
     """Whether it is known to; one that fell off the bus relays nothing."""
     try:
-        return patient.nearest_nics(gpu)[0] in ("PIX", "PXB")
+        return patient.nearest_nics(gpu)[0] in SWITCHED
     except MissingError:
         return False
 
@@ -71,9 +73,10 @@ def _shares_a_switch(patient: Patient, gpu: Gpu) -> bool:
 def _judge_ratio(patient: Patient, _: Subject) -> Verdict:
     gpus, nics = len(patient.gpus), len(patient.fabric_nics)
     line = f"fabric NICs: {patient.fabric_nics_why}"
+    text = f"{counted(gpus, 'GPU')}, {counted(nics, 'fabric NIC')}"
     if gpus == nics:
-        return clear(f"{gpus} GPUs, {nics} fabric NICs", line)
-    return fires(f"{gpus} GPUs, {nics} fabric NICs", line, effect=port_share(patient))
+        return clear(text, line)
+    return fires(text, line, effect=port_share(patient))
 
 
 def _judge_imbalance(patient: Patient, _: Subject) -> Verdict:
@@ -81,7 +84,7 @@ def _judge_imbalance(patient: Patient, _: Subject) -> Verdict:
     unplaced = ""
     for gpu in patient.gpus:
         try:
-            nics = patient.nearest_nics(gpu)[1]
+            nics = patient.nearest_nics(gpu, all_of_them=True)[1]
         except MissingError as missing:
             unplaced = unplaced or f"{label(gpu)}: {missing}"
             continue

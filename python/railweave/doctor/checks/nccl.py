@@ -9,6 +9,7 @@ from railweave.doctor.finding import Severity
 from railweave.doctor.nccl_variables import LEVELS, DeviceList, Version, format_version, parse_devices, table
 from railweave.doctor.patient import Patient, label, need
 from railweave.machine.facts import Known
+from railweave.machine.paths import SWITCHED
 
 # From this release on NCCL chooses the RoCE v2 address itself (NCCL release notes 2.21; NCCL_IB_GID_INDEX default -1).
 _CHOOSES_GID: Version = (2, 21, 5)
@@ -187,7 +188,7 @@ def _has_nvlink(patient: Patient, value: str) -> bool:
 
 
 def _needs_pxn(patient: Patient, value: str) -> bool:
-    return value == "1" and any(patient.nearest_nics(gpu)[0] not in ("PIX", "PXB") for gpu in patient.gpus)
+    return value == "1" and any(patient.nearest_nics(gpu)[0] not in SWITCHED for gpu in patient.gpus)
 
 
 def _contradictable(patient: Patient) -> Sequence[Subject]:

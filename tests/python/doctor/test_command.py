@@ -1,0 +1,122 @@
+"""`railweave doctor` without click: it takes a command line as click does, or leaves it to click."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from template_machine import TemplateMachine
+
+from railweave.cli import doctor as definition
+from railweave.doctor import command
+from railweave.doctor.command import Arguments, plainly
+
+OPTIONS = ["--from", "--json", "--html", "--prometheus", "--fail-on", "--probe", "--pid", "--nics", "--rails"]
+VALUES = [
+    "a.tar.zst",
+    "b",
+    "error",
+    "info",
+    "Error",
+    "12",
+    "0",
+    "-1",
+    "x",
+    "",
+    "/",
+    "=",
+    "²",
+    "1_0",
+    "+5",
+    "leaf(\\d+)",
+    "é",
+    "-",
+    "--",
+    "-h",
+]
+WORDS = st.one_of(
+    st.sampled_from([*OPTIONS, *VALUES, "--help", "--fro", "--jsonx", "-j"]),
+    st.builds("{}={}".format, st.sampled_from(OPTIONS), st.sampled_from(VALUES)),
+)
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def by_click(words: list[str]) -> Arguments | None:
+    """None where click refuses or helps."""
+    try:
+        with definition.command.make_context("doctor", list(words)) as context:
+            given: dict[str, Any] = context.params
+    except (click.UsageError, click.exceptions.Exit):
+        return None
+    files = (*given.pop("recordings"), *given.pop("more"))
+    return Arguments(files=files, **given)
+
+
+@example(["--pid", "12", "--nics=a,b", "x", "--from", "y", "--json", "--fail-on", "error"])
+@example(["--pid=1_0"])
+@example(["/"])
+@example(["--html", "/"])
+@given(st.lists(WORDS, max_size=7))
+def test_plain_command_lines_mean_what_they_mean_to_click(words: list[str]) -> None:
+    arguments = plainly(words)
+    if arguments is not None:
+        assert arguments == by_click(words)
+
+
+def test_every_option_can_be_plain() -> None:
+    """One that the quick reader does not know would take the slow way unnoticed."""
+    for option in definition.command.params:
+        if isinstance(option, click.Option):
+            value = {"fail_on": "error", "pid": "12"}.get(str(option.name), "x")
+            words = [option.opts[0]] if option.is_flag else [option.opts[0], value]
+            assert plainly(words) == by_click(words) != Arguments()
+
+
+def test_a_recording_is_examined_without_click(tmp_path: Path) -> None:
+    recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
+    program = (
+        "import sys; sys.argv[1:] = {}; from railweave import ending, __main__; ending.os._exit = lambda status: print(*sys.modules)\n"
+    )
+    line = program.format(["doctor", str(recording)]) + "__main__.main()"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=120, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "railweave.doctor.examine" in loaded
+    assert not {"click", "inspect", "dataclasses", "pathlib", "textwrap", "tempfile"} & loaded - _editable()
+
+
+def _editable() -> set[str]:
+    """What an editable installation's own finder brings."""
+    told = subprocess.run([sys.executable, "-c", "import sys, railweave; print(*sys.modules)"], capture_output=True, text=True, check=True)
+    return set(told.stdout.split())
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--foo"], 2), (["--nics", "mlx9", "{}"], 2), (["missing.tar.zst"], 1)])
+def test_help_and_errors_are_those_of_click(words: list[str], status: int, cli: Cli, tmp_path: Path) -> None:
+    recording = str(TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst"))
+    words = [word.replace("{}", recording) for word in words]
+    plain = cli("doctor", *words)
+    line = [sys.executable, "-c", "import sys; from railweave.cli import main; main(sys.argv[1:])", "doctor", *words]
+    slow = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert (plain.returncode, plain.stdout, plain.stderr) == (slow.returncode, slow.stdout, slow.stderr)
+    assert plain.returncode == status
+
+
+def test_a_reader_that_leaves_ends_it_in_silence(tmp_path: Path) -> None:
+    recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
+    line = f"{sys.executable} -m railweave doctor --json {recording} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("{", "")
+    assert done.returncode in (0, 1)
+
+
+def test_levels_are_those_of_findings() -> None:
+    from railweave.doctor.finding import Severity
+
+    assert tuple(severity.value for severity in Severity) == command.LEVELS
