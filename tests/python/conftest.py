@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how loaded the machine is, and nothing else.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # A runner in the background of a shell ignores Ctrl-C, and so would every program that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

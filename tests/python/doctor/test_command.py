@@ -81,12 +81,15 @@ def test_every_option_can_be_plain() -> None:
 
 def test_a_recording_is_examined_without_click(tmp_path: Path) -> None:
     recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
-    program = (
-        "import sys; sys.argv[1:] = {}; from railweave import ending, __main__; ending.os._exit = lambda status: print(*sys.modules)\n"
-    )
-    line = program.format(["doctor", str(recording)]) + "__main__.main()"
-    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=120, check=True)
-    loaded = set(done.stdout.splitlines()[-1].split())
+    line = f"""
+import os, sys
+from railweave import __main__
+sys.argv[1:] = ["doctor", {str(recording)!r}]
+os._exit = lambda status: sys.exit(" ".join(sys.modules))
+__main__.main()
+"""
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=120, check=False)
+    loaded = set(done.stderr.split())
     assert "railweave.doctor.examine" in loaded
     assert not {"click", "inspect", "dataclasses", "pathlib", "textwrap", "tempfile"} & loaded - _editable()
 
