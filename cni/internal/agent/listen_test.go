@@ -1,11 +1,16 @@
 package agent
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestListen: the socket's directory is closed, and nothing that is not the agent's is closed or removed for it.
@@ -81,4 +86,47 @@ func TestListen(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPeers: who may call is asked of the kernel. The socket is one without a file, whose mode could keep others out, too.
+func TestPeers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can connect as somebody else")
+	}
+	const nobody = 65534
+	listener, err := net.Listen("unix", fmt.Sprintf("@railweave-peers-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	for uid, refused := range map[int]bool{0: false, nobody: true} {
+		client, err := dialAs(uid, listener.Addr().String())
+		if err != nil {
+			t.Fatalf("user %d: %v", uid, err)
+		}
+		connection, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = peerCredentials{}.ServerHandshake(connection)
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "user 65534") {
+			t.Errorf("user %d: %v", uid, err)
+		}
+		_, _ = client.Close(), connection.Close()
+	}
+}
+
+// dialAs connects with the effective user id of somebody else: the thread's, which is given back or, if that fails, not used again.
+func dialAs(uid int, address string) (net.Conn, error) {
+	runtime.LockOSThread()
+	const keep = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
+		return nil, errno
+	}
+	connection, err := net.Dial("unix", address)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, 0, keep); errno != 0 {
+		return nil, errors.Join(err, errno)
+	}
+	runtime.UnlockOSThread()
+	return connection, err
 }

@@ -3,7 +3,12 @@ package agent
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
@@ -11,6 +16,8 @@ import (
 	"github.com/railweave/railweave/cni/internal/frr"
 	"github.com/railweave/railweave/cni/internal/podnet"
 	"github.com/railweave/railweave/cni/internal/preflight"
+	"github.com/railweave/railweave/cni/internal/tenancy"
+	"github.com/railweave/railweave/cni/internal/vswitch"
 )
 
 // TestTruth: each broken state, and what STATUS and the two CHECKs say of it.
@@ -148,4 +155,91 @@ func TestPreflightRefusesNewAttachments(t *testing.T) {
 	n.locked(func() { n.findings = nil })
 	n.agent.inspectNode(t.Context())
 	n.attach(n.pod("team-a", 3))
+}
+
+// deaf is a source that hears nothing since a time.
+type deaf struct {
+	tenancy.Source
+	mutex sync.Mutex
+	since time.Time
+	why   error
+}
+
+func (d *deaf) Stale() (time.Time, error) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return d.since, d.why
+}
+
+func (d *deaf) set(since time.Time, why error) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	d.since, d.why = since, why
+}
+
+// TestTenancyStale: STATUS and a metric raise the alarm once nothing was heard for long, with the reason; pods that run are well.
+func TestTenancyStale(t *testing.T) {
+	w, source, dir := newWorld(t), &deaf{}, t.TempDir()
+	writeNamespaces(t, dir, map[string]string{"team-a": ""})
+	w.source = func(of tenancy.Source) tenancy.Source {
+		source.Source = of
+		return source
+	}
+	n := w.boot("node1", t.TempDir(), dir, "boot1")
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	source.set(n.now(), errors.New("node9.json is broken"))
+	if err := n.agent.Status(t.Context(), "rail0"); err != nil {
+		t.Errorf("after a moment: %v", err)
+	}
+	n.later(2 * staleLimit)
+	err := n.agent.Status(t.Context(), "rail0")
+	if failure.ReasonOf(err) != nodev1.Reason_TENANCY_STALE || !strings.Contains(err.Error(), "node9.json") {
+		t.Errorf("after %v: %v", 2*staleLimit, err)
+	}
+	if err := errors.Join(n.agent.CheckAttachment(t.Context(), held), n.agent.CheckAnnouncement(t.Context(), held.Key, "rail0", held.Addresses)); err != nil {
+		t.Errorf("a pod that runs: %v", err)
+	}
+	n.agent.observeTenancy(t.Context())
+	if seconds := gauge(t, n.agent.Metrics.TenancyStale); seconds < (2 * staleLimit).Seconds() {
+		t.Errorf("stale for %v s", seconds)
+	}
+	source.set(time.Time{}, nil)
+	n.agent.observeTenancy(t.Context())
+	if err, seconds := n.agent.Status(t.Context(), "rail0"), gauge(t, n.agent.Metrics.TenancyStale); err != nil || seconds != 0 {
+		t.Errorf("heard again: %v, stale for %v s", err, seconds)
+	}
+}
+
+func gauge(t *testing.T, metric prometheus.Gauge) float64 {
+	t.Helper()
+	var now dto.Metric
+	if err := metric.Write(&now); err != nil {
+		t.Fatal(err)
+	}
+	return now.GetGauge().GetValue()
+}
+
+// TestOffloadIsJudgedByTraffic: what is in hardware is told by the cached flows that carry packets of the rail's pods and uplink.
+func TestOffloadIsJudgedByTraffic(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.locked(func() {
+		n.megaflows = []vswitch.Megaflow{
+			{InPort: held.Port, Packets: 7, Offloaded: true}, {InPort: "p0", Packets: 9}, {InPort: "p0", Packets: 1},
+			{InPort: held.Port}, {InPort: "p0", Offloaded: true}, // without traffic
+			{InPort: "p1", Packets: 5, Offloaded: true}, {InPort: "others", Packets: 5}, // of another rail, of nobody
+		}
+	})
+	n.agent.observeOffload(t.Context())
+	for _, test := range []struct {
+		rail, layer string
+		want        float64
+	}{{"rail0", "hardware", 1}, {"rail0", "software", 2}, {"rail1", "hardware", 1}, {"rail1", "software", 0}} {
+		if got := gauge(t, n.agent.Metrics.Megaflows.WithLabelValues(test.rail, test.layer)); got != test.want {
+			t.Errorf("%s in %s: %v, want %v", test.rail, test.layer, got, test.want)
+		}
+	}
 }

@@ -32,21 +32,22 @@ type world struct {
 	nextPort    int
 	changed     chan struct{}
 
-	sessions map[string]frr.Session
-	leafMAC  string
-	routes   map[netip.Addr]bool
-	missed   map[netip.Addr]bool // bgpd did not hear of the last change of these
-	untold   map[netip.Addr]bool // the leafs did not hear that these are gone
-	links    map[string]bool
-	netns    map[string]*fakeNetns
-	fail     map[string]error // by operation
-	findings []preflight.Finding
-	history  []string
-	source   func(tenancy.Source) tenancy.Source // wraps the agents' source; nil: nothing
-	pools    *strings.Replacer                   // of the node file; nil: as it is
-	recorder Recorder                            // the agents'; nil: the log
-	ahead    atomic.Int64                        // of the agents' clock before the real one, in nanoseconds
-	added    func(flow string)                   // hears of every flow that is installed; nil: nobody does
+	sessions  map[string]frr.Session
+	leafMAC   string
+	routes    map[netip.Addr]bool
+	missed    map[netip.Addr]bool // bgpd did not hear of the last change of these
+	untold    map[netip.Addr]bool // the leafs did not hear that these are gone
+	links     map[string]bool
+	netns     map[string]*fakeNetns
+	fail      map[string]error // by operation
+	findings  []preflight.Finding
+	megaflows []vswitch.Megaflow
+	history   []string
+	source    func(tenancy.Source) tenancy.Source // wraps the agents' source; nil: nothing
+	pools     *strings.Replacer                   // of the node file; nil: as it is
+	recorder  Recorder                            // the agents'; nil: the log
+	ahead     atomic.Int64                        // of the agents' clock before the real one, in nanoseconds
+	added     func(flow string)                   // hears of every flow that is installed; nil: nobody does
 }
 
 type fakeNetns struct {
@@ -302,7 +303,11 @@ func (w *world) Revalidate(context.Context, string) error {
 	return w.do("revalidate")
 }
 
-func (w *world) Megaflows(context.Context) ([]vswitch.Megaflow, error) { return nil, nil }
+func (w *world) Megaflows(context.Context) ([]vswitch.Megaflow, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return slices.Clone(w.megaflows), nil
+}
 
 // routing, kernel and pods are the other sides of the same world; their methods' names collide with the database's.
 type routing struct{ *world }
