@@ -72,10 +72,11 @@ type Facts struct {
 
 // Judge all facts. Findings come in a fixed order.
 func Judge(config *nodeconfig.Config, facts *Facts) []Finding {
-	findings := []Finding{
-		judgeTools(facts), judgeDatabase(facts), judgeOVSVersion(facts), judgeOffload(config, facts), judgeMaxIdle(facts),
-		judgeDaemons(config, facts), judgeFRRVersion(facts), judgeZebras(facts), judgeRDMA(facts), judgeState(config, facts),
+	findings := []Finding{judgeTools(facts), judgeDatabase(facts), judgeOVSVersion(facts)}
+	if facts.DatabaseErr == nil { // else nobody knows what is set in it
+		findings = append(findings, judgeOffload(config, facts), judgeMaxIdle(facts))
 	}
+	findings = append(findings, judgeDaemons(config, facts), judgeFRRVersion(facts), judgeZebras(facts), judgeRDMA(facts), judgeState(config, facts))
 	for i := range config.Rails {
 		findings = append(findings, judgeRail(config, &config.Rails[i], facts.Rails[config.Rails[i].Name])...)
 	}

@@ -91,6 +91,17 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestWhatIsNotKnownIsNotJudged: without the database nobody can call its settings right or wrong.
+func TestWhatIsNotKnownIsNotJudged(t *testing.T) {
+	facts := healthy()
+	facts.DatabaseErr, facts.OtherConfig = errors.New("refused"), nil
+	for _, finding := range Judge(config(), facts) {
+		if finding.Check == "max-idle" || finding.Check == "hardware offload" {
+			t.Errorf("%+v", finding)
+		}
+	}
+}
+
 // TestZebras finds those of its own namespace in a process list.
 func TestZebras(t *testing.T) {
 	proc := t.TempDir()
