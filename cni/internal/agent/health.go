@@ -54,7 +54,7 @@ func camelCase(reason string) string {
 }
 
 const (
-	// healthPoll: STATUS asks nobody, it compares what the agent has heard.
+	// healthPoll: STATUS asks ovsdb-server and ovs-vswitchd, which answer within a millisecond; else it compares what the agent has heard.
 	healthPoll = 2 * time.Second
 	// conditionTime bounds one attempt to write a condition. An API server that hangs must hold up nothing else.
 	conditionTime = 10 * time.Second

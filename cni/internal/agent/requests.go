@@ -240,6 +240,13 @@ func (a *Agent) Status(ctx context.Context, railName string) error {
 	if err != nil {
 		return err
 	}
+	// Causes before effects: with the userspace datapath the session dies with the switch.
+	if err := a.Database.Answers(ctx); err != nil {
+		return failure.New(nodev1.Reason_NOT_READY, r.config.Bridge, "see whether ovsdb-server runs", "the Open vSwitch database does not answer").Because(err)
+	}
+	if problem := r.switchAnswers(ctx); problem != nil {
+		return problem
+	}
 	if problem := r.usable(); problem != nil {
 		return problem
 	}
@@ -248,12 +255,6 @@ func (a *Agent) Status(ctx context.Context, railName string) error {
 	}
 	if since, why := a.Source.Stale(); !since.IsZero() && a.Now().Sub(since) > staleLimit {
 		return failure.New(nodev1.Reason_TENANCY_STALE, "tenancy", "see whether the API server can be reached from the node", "nothing was heard since %s; known addresses still work, new ones are denied", since.Format(time.RFC3339)).Because(why)
-	}
-	if err := a.Database.Answers(ctx); err != nil {
-		return failure.New(nodev1.Reason_NOT_READY, r.config.Bridge, "see whether ovsdb-server runs", "the Open vSwitch database does not answer").Because(err)
-	}
-	if problem := r.switchAnswers(ctx); problem != nil {
-		return problem
 	}
 	if problem := a.storeProblem(); problem != nil {
 		return problem

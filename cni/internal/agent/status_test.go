@@ -63,6 +63,10 @@ func TestTruth(t *testing.T) {
 		{"ovs-vswitchd killed or hanging, its sockets still there", func(n *node, _ *attachment.Attachment) {
 			n.fail["answers"], n.fail["flows"], n.fail["differences"] = errors.New("refused"), errors.New("refused"), errors.New("refused")
 		}, nodev1.Reason_BRIDGE_MISSING, nodev1.Reason_DATAPATH_DIFFERS, fine},
+		{"ovs-vswitchd killed, and the session with it", func(n *node, _ *attachment.Attachment) {
+			n.fail["answers"], n.fail["flows"], n.fail["differences"] = errors.New("refused"), errors.New("refused"), errors.New("refused")
+			down(n, frr.Session{})
+		}, nodev1.Reason_BRIDGE_MISSING, nodev1.Reason_DATAPATH_DIFFERS, nodev1.Reason_RAIL_DOWN},
 		{"ovsdb-server gone", func(n *node, _ *attachment.Attachment) { n.fail["database"] = errors.New("not connected") }, nodev1.Reason_NOT_READY, fine, fine},
 		{"a controller on the bridge", func(n *node, _ *attachment.Attachment) { n.bridges["br-rail0"].Controllers = 1 }, nodev1.Reason_BRIDGE_FOREIGN, nodev1.Reason_BRIDGE_FOREIGN, nodev1.Reason_ROUTE_DIFFERS},
 		{"a flow of somebody else", func(n *node, _ *attachment.Attachment) {

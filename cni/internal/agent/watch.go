@@ -108,11 +108,11 @@ func (a *Agent) switchSilence() time.Duration {
 
 // switchAnswers tells why the rail's bridge is not served now; nil if it is.
 func (r *rail) switchAnswers(ctx context.Context) *failure.Error {
-	if r.agent.Switch.Incarnation(r.config.Bridge) == 0 {
-		return r.missing(nil, "ovs-vswitchd is not running")
-	}
 	if err := r.agent.Switch.Answers(ctx); err != nil {
 		return r.missing(err, "ovs-vswitchd does not answer")
+	}
+	if r.agent.Switch.Incarnation(r.config.Bridge) == 0 {
+		return r.missing(nil, "ovs-vswitchd does not have it")
 	}
 	return nil
 }
