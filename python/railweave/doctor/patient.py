@@ -100,6 +100,17 @@ class Patient:
         return self._fabric_nics[0]
 
     @property
+    def sure_fabric_nics(self) -> tuple[Nic, ...]:
+        """The same for who counts them: MissingError where a port is among them only because its state or rate is not known."""
+        rates = [nic.rate_bps.value for nic in self.fabric_nics if isinstance(nic.rate_bps, Known)]
+        for nic in () if self._named_nics else self.fabric_nics:
+            if isinstance(nic.rate_bps, Unknown) or nic.rate_bps.value < max(rates):
+                need(nic.state)
+            if is_up(nic):
+                need(nic.rate_bps)
+        return self.fabric_nics
+
+    @property
     def fabric_nics_why(self) -> str:
         """Which ports were taken for the GPU network, and why."""
         try:

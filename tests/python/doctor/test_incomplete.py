@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from template_machine import PCI, TemplateMachine
@@ -13,7 +15,7 @@ from railweave.doctor.finding import Answer
 from railweave.machine import discovery
 from railweave.machine.fabric import fabric_of
 from railweave.machine.paths import pci_way
-from railweave.machine.recording import RecordedSource, Recording
+from railweave.machine.recording import RecordedSource, Recording, RecordingError, parse_recording
 from railweave.machine.source import Reason, Source
 
 TEMPLATE = "xe9680-4hca"
@@ -123,3 +125,32 @@ def test_a_nic_without_place_could_be_the_near_one_of_a_gpu_that_has_only_far_on
     findings = examine(crafted.machine(), "machine").findings
     answers = {finding.answer for finding in findings if finding.check == "gdr.distance"}
     assert answers == {Answer.clear, Answer.unknown}
+
+
+@pytest.mark.parametrize("missing", ["port/rate", "port/state"])
+def test_nics_that_are_counted_for_want_of_a_rate_make_no_ratio(missing: str) -> None:
+    crafted = TemplateMachine("hgx-h100")
+    crafted.infiniband(7, "port/rate", "100 Gb/sec (2X HDR)")
+    assert ("nic.ratio", "machine") in fired(crafted.source)  # 7 for 8 GPUs
+    path = f"/sys/class/infiniband/mlx5_7/{missing.replace('port/', 'ports/1/')}"
+    del crafted.files[path]
+    crafted.unreadable[path] = (Reason.not_recorded, "")
+    answers = {finding.check: finding for finding in examine(crafted.machine(), "machine").findings}
+    for check in ("nic.ratio", "nic.imbalance"):
+        assert answers[check].answer is Answer.unknown and path in answers[check].text
+    named = examine(crafted.machine(), "machine", [f"mlx5_{nic}" for nic in range(7)]).with_answer(Answer.fires)
+    assert "nic.ratio" in {finding.check for finding in named}
+
+
+@pytest.mark.parametrize("fault", [None, "ill"])
+def test_a_recording_that_was_cut_anywhere_has_no_finding_that_the_whole_one_has_not(fault: str | None, tmp_path: Path) -> None:
+    crafted = TemplateMachine("hgx-h100")
+    crafted.infiniband(7, "port/rate", "100 Gb/sec (2X HDR)")
+    if fault:
+        crafted.netdev(1, "mtu", "1500")
+        crafted.infiniband(2, "port/state", "1: DOWN")
+    whole = crafted.record(tmp_path / "whole.tar.zst").read_bytes()
+    all_of_it = fired(RecordedSource(parse_recording(whole, "whole")))
+    for size in range(len(whole) // 4, len(whole), len(whole) // 24):
+        with contextlib.suppress(RecordingError):
+            assert fired(RecordedSource(parse_recording(whole[:size], "cut"))) <= all_of_it, size

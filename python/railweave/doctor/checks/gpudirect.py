@@ -71,7 +71,7 @@ def _shares_a_switch(patient: Patient, gpu: Gpu) -> bool:
 
 
 def _judge_ratio(patient: Patient, _: Subject) -> Verdict:
-    gpus, nics = len(patient.gpus), len(patient.fabric_nics)
+    gpus, nics = len(patient.gpus), len(patient.sure_fabric_nics)
     line = f"fabric NICs: {patient.fabric_nics_why}"
     text = f"{counted(gpus, 'GPU')}, {counted(nics, 'fabric NIC')}"
     if gpus == nics:
@@ -80,7 +80,7 @@ def _judge_ratio(patient: Patient, _: Subject) -> Verdict:
 
 
 def _judge_imbalance(patient: Patient, _: Subject) -> Verdict:
-    share = dict.fromkeys((label(nic) for nic in patient.fabric_nics), 0.0)
+    share = dict.fromkeys((label(nic) for nic in patient.sure_fabric_nics), 0.0)
     unplaced = ""
     for gpu in patient.gpus:
         try:
