@@ -3,7 +3,7 @@
 .venv/bin/python benchmarks/machine/doctor_time.py [--runs N] [--railweave PATH]... [--keep FOLDER]
 
 The machines are made up: 8 GPUs and 10 NICs (8 of the GPU network and 2 for storage), 224 logical CPUs, 250 PCI functions, healthy, and
-with ten faults whose cost is worked out in GB/s. PATH is a `railweave` command, by default the one of this Python; with several, each
+with faults whose cost is worked out in GB/s. PATH is a `railweave` command, by default the one of this Python; with several, each
 takes its turn. Compiled Python files, as installed packages have.
 """
 
@@ -53,8 +53,8 @@ def full_size(folder: Path) -> TemplateMachine:
     return machine
 
 
-def ten_faults(machine: TemplateMachine) -> None:
-    """Six of them with GB/s."""
+def with_faults(machine: TemplateMachine) -> None:
+    """What they cost is worked out in GB/s where capacities are known; they make eleven findings."""
     machine.acs(machine.parent(machine.nics[1]), "ReqRedir")
     machine.files["/proc/driver/nvidia/version"] = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"
     for nic, name, content in ((2, "port/state", "1: DOWN"), (3, "fw_ver", "28.36.1010"), (4, "port/counters/link_downed", "200")):
@@ -82,7 +82,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         machine = full_size(folder)
         healthy = machine.record(folder / "healthy.tar.zst")
-        ten_faults(machine)
+        with_faults(machine)
         ill = machine.record(folder / "ill.tar.zst")
         commands = {
             "doctor, live": ["doctor"],

@@ -1,0 +1,81 @@
+"""What the first rank of a node takes that has no advice kept: Python, and working out the placement from the files of a made-up machine.
+
+.venv/bin/python benchmarks/launch/first_start.py [STARTS] [PYTHON]...
+
+The machine is that of benchmarks/machine/doctor_time.py, its files laid out in a temporary folder. Several PYTHONs, each with a version of
+Railweave installed, take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
+
+from doctor_time import full_size
+
+PROGRAM = """
+import sys
+import railweave.launch.start
+from railweave.advise import live
+
+class Files(live._Files):
+    def __init__(self):
+        super().__init__(sys.argv[1])
+
+live._Files, live._DRIVER = Files, type(live._DRIVER)(f"{sys.argv[1]}{live._DRIVER}")
+assert live.placement_text("bandwidth").count("uuid GPU-") == 8
+"""
+
+
+def lay_out(root: Path) -> None:
+    """The machine's files and links, and what the driver says of its GPUs."""
+    root.mkdir()
+    machine = full_size(root.parent)
+    for path, target in machine.links.items():
+        link = root / path.lstrip("/")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        (link.parent / target).resolve().mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    for gpu, port in enumerate(machine.gpus):
+        about = f"Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-{gpu:08x}-0000-0000-0000-000000000000\nDevice Minor: \t {gpu}\n"
+        machine.files[f"/proc/driver/nvidia/gpus/{port.bus_id}/information"] = about
+    for path, content in machine.files.items():
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def main() -> None:
+    """Prints milliseconds: median, least and most."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    pythons = sys.argv[2:] or [sys.executable]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "machine"
+        lay_out(root)
+        commands = {
+            (name, python): [python, "-c", program, str(root)]
+            for python in pythons
+            for name, program in (("python", "pass"), ("first start", PROGRAM))
+        }
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
+        for start in range(starts + 1):
+            for key, command in commands.items():
+                begin = time.perf_counter()
+                subprocess.run(command, check=True)
+                if start:
+                    times[key].append(1e3 * (time.perf_counter() - begin))
+    for (name, python), taken in times.items():
+        print(f"{name:<12} {statistics.median(taken):6.0f} ({min(taken):.0f} to {max(taken):.0f}) ms  {python}")
+    print(f"load {os.getloadavg()[0]:.1f}, {starts} starts each, in turn")
+
+
+if __name__ == "__main__":
+    main()
