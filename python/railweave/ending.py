@@ -40,5 +40,6 @@ def at_once(status: int) -> NoReturn:
     """Ends the process without taking its objects apart, which for the facts of a machine takes 5 ms. What was written is out."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # told where it was written
-            stream.flush()
+            if stream is not None:
+                stream.flush()
     os._exit(status)

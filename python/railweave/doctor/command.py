@@ -240,9 +240,10 @@ def _write_files(
 
 
 def _show(text: str) -> None:
-    """On standard output, at once, so that a full disk is an error of this command."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """On standard output, at once, so that a full disk is an error of this command; a closed one (`>&-`) is told nothing."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def _text(examinations: Sequence[Examination], comparison: Comparison | None) -> str:

@@ -119,6 +119,13 @@ def test_a_reader_that_leaves_ends_it_in_silence(tmp_path: Path) -> None:
     assert done.returncode in (0, 1)
 
 
+def test_a_closed_standard_output_is_no_traceback(tmp_path: Path) -> None:
+    recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
+    line = f"{sys.executable} -m railweave doctor --fail-on error {recording} >&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_levels_are_those_of_findings() -> None:
     from railweave.doctor.finding import Severity
 
