@@ -241,9 +241,13 @@ def _write_files(
 
 def _show(text: str) -> None:
     """On standard output, at once, so that a full disk is an error of this command; a closed one (`>&-`) is told nothing."""
-    if sys.stdout is not None:
+    if sys.stdout is None:
+        return
+    try:
         sys.stdout.write(text)
-        sys.stdout.flush()
+    except UnicodeEncodeError:  # in another encoding, or of a file's name that is not in this one
+        sys.stdout.write(text.encode(sys.stdout.encoding, errors="backslashreplace").decode(sys.stdout.encoding))
+    sys.stdout.flush()
 
 
 def _text(examinations: Sequence[Examination], comparison: Comparison | None) -> str:

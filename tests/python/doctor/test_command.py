@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,6 +125,13 @@ def test_a_closed_standard_output_is_no_traceback(tmp_path: Path) -> None:
     line = f"{sys.executable} -m railweave doctor --fail-on error {recording} >&-"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_name_that_cannot_be_written_is_escaped(tmp_path: Path, cli: Cli) -> None:
+    recording = TemplateMachine("xe9680-4hca").record(tmp_path / "caf\udce9.tar.zst")
+    done = cli("doctor", str(recording), env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("caf\\udce9\n")
 
 
 def test_levels_are_those_of_findings() -> None:
