@@ -53,6 +53,21 @@ def test_links_and_folders_that_cannot_be_read_are_no_finding() -> None:
     assert not false
 
 
+def test_files_and_commands_that_cannot_be_read_are_no_finding() -> None:
+    whole = TemplateMachine("kisti-v100-2gpu").source.recording
+    healthy = fired(RecordedSource(whole))
+    false = {}
+    for path in whole.files:
+        files = {name: content for name, content in whole.files.items() if name != path}
+        without = replace(whole, files=files, unreadable={**whole.unreadable, path: (Reason.permission, "Permission denied")})
+        false[path] = fired(RecordedSource(without)) - healthy
+    for argv in whole.commands:
+        commands = {other: output for other, output in whole.commands.items() if other != argv}
+        false[" ".join(argv)] = fired(RecordedSource(replace(whole, commands=commands))) - healthy
+    false["nvml"] = fired(RecordedSource(replace(whole, libraries={}))) - healthy
+    assert not {path: found for path, found in false.items() if found}
+
+
 @pytest.mark.parametrize("path", EMPTIED)
 def test_empty_texts_are_no_finding(path: str) -> None:
     machine = TemplateMachine(TEMPLATE)
