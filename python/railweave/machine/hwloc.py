@@ -55,6 +55,7 @@ class _Reader:
     source: str
     distances: list[Distances]
     pci: list[PciDevice] = field(default_factory=list)
+    addresses: set[str] = field(default_factory=set)
     numa: list[NumaNode] = field(default_factory=list)
     cores: list[Core] = field(default_factory=list)
     l3: list[tuple[int, ...]] = field(default_factory=list)
@@ -161,6 +162,9 @@ class _Reader:
             bus_id = canonical_bus_id(node.get("pci_busid"))
         except ValueError as error:
             raise self._fail(node, "pci_busid", "a PCI address, such as 0000:1b:00.0") from error
+        if bus_id in self.addresses:
+            raise self._fail(node, "pci_busid", "an address that no other device has")
+        self.addresses.add(bus_id)
         found = _PCI_TYPE.match(node.get("pci_type"))
         if found is None:
             raise self._fail(node, "pci_type", "class and ids, such as '0302 [10de:2335] [10de:18bf] a1'")

@@ -352,6 +352,7 @@ def test_hwloc_distances_that_cannot_be(old: str, new: str, found: str) -> None:
     ("change", "found"),
     [
         (("0000:11:00.0", "0000:11:0"), "pci_busid='0000:11:0'"),
+        (('"0000:12:00.0"', '"0000:11:00.0"'), "pci_busid='0000:11:00.0'"),
         (("0302 [10de", "3D [10de"), "pci_type="),
         (('cpuset="0x00000003" nodeset="0x00000001" local', 'cpuset="0xf...f" nodeset="0x00000001" local'), "cpuset='0xf...f'"),
         (('os_index="1" cpuset="0x0000000c"', 'os_index="-" cpuset="0x0000000c"'), "os_index='-'"),
