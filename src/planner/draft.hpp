@@ -29,6 +29,20 @@ class LoadCounter {
   // `load`: bytes by resource.
   void count(const LiveRoutes& routes, const Fabric& fabric, const Draft& draft, std::vector<std::uint64_t>& load);
 
+  // The same while the draft is made: begin, bytes added where the following point to, finish.
+  void begin(const LiveRoutes& routes);
+  // Bytes from and to each NIC of a GPU's node.
+  std::uint64_t* from(const LiveRoutes& routes, GpuId src) { return source_.data() + routes.first_segment(src); }
+  std::uint64_t* to(const LiveRoutes& routes, GpuId dst) { return destination_.data() + routes.first_segment(dst); }
+  // Bytes on each of these columns, which are a part of those of `routes`.
+  std::uint64_t* on(const LiveRoutes& routes, std::span<const RailColumn> columns) {
+    return column_.data() + (columns.data() - routes.columns().data());
+  }
+  std::uint64_t* on(const LiveRoutes& routes, std::span<const NodeColumn> columns) {
+    return node_column_.data() + (columns.data() - routes.node_columns().data());
+  }
+  void finish(const LiveRoutes& routes, const Fabric& fabric, std::vector<std::uint64_t>& load) const;
+
  private:
   std::vector<std::uint64_t> source_, destination_, column_, node_column_;
 };

@@ -119,6 +119,12 @@ void LiveRoutes::choose_segments() {
   };
   choose(out_choices_, source_);
   choose(in_choices_, destination_);
+  const auto pack = [](const std::vector<Segment>& segments, std::vector<GpuId>& relays) {
+    relays.resize(segments.size());
+    std::transform(segments.begin(), segments.end(), relays.begin(), [](const Segment& s) { return s.relay; });
+  };
+  pack(source_, source_relay_);
+  pack(destination_, destination_relay_);
 }
 
 // The narrowest of the resources that every GPU's segment to this NIC loads.
@@ -323,11 +329,6 @@ void LiveRoutes::find_binding(NodeId node) {
   for (const PoolRange& unit : units_) {
     for (ResourceId r : resources(unit)) unit_of_[r].clear();
   }
-}
-
-std::span<const RailColumn> LiveRoutes::columns(NodeId src, NodeId dst) const {
-  const std::size_t pair = std::size_t{src} * table_->fabric().node_count() + dst;
-  return std::span(columns_).subspan(column_start_[pair], column_start_[pair + 1] - column_start_[pair]);
 }
 
 Route LiveRoutes::route(const RailColumn& column, GpuId src, GpuId dst) const {

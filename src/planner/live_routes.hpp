@@ -68,13 +68,19 @@ class LiveRoutes {
   std::uint32_t first_segment(GpuId gpu) const { return segment_start_[gpu]; }
   const Segment& source(GpuId gpu, std::uint32_t nic) const { return source_[segment_start_[gpu] + nic]; }
   const Segment& destination(std::uint32_t nic, GpuId gpu) const { return destination_[segment_start_[gpu] + nic]; }
+  // The relays of these, packed: a plan of a thousand GPUs asks for millions of them.
+  const GpuId* source_relays(GpuId gpu) const { return source_relay_.data() + segment_start_[gpu]; }            // by NIC
+  const GpuId* destination_relays(GpuId gpu) const { return destination_relay_.data() + segment_start_[gpu]; }  // by NIC
   // Rate of a NIC (numbered within its node) towards and from its rail, counting what every byte through it passes on its node.
   std::uint64_t nic_out_Bps(NodeId node, std::uint32_t nic) const { return out_Bps_[nic_start_[node] + nic]; }
   std::uint64_t nic_in_Bps(NodeId node, std::uint32_t nic) const { return in_Bps_[nic_start_[node] + nic]; }
   // Every GPU of the node reaches every live NIC of it, so that its demands may be planned together.
   bool uniform(NodeId node) const { return uniform_[node] != 0; }
 
-  std::span<const RailColumn> columns(NodeId src, NodeId dst) const;
+  std::span<const RailColumn> columns(NodeId src, NodeId dst) const {
+    const std::size_t pair = std::size_t{src} * uniform_.size() + dst;
+    return std::span(columns_).subspan(column_start_[pair], column_start_[pair + 1] - column_start_[pair]);
+  }
   // Of two GPUs of one node.
   std::span<const NodeColumn> node_columns(GpuId src, GpuId dst) const {
     const std::size_t pair = std::size_t{node_row_[src]} + dst;
@@ -132,6 +138,7 @@ class LiveRoutes {
   // By link state.
   std::vector<ResourceId> pool_;
   std::vector<Segment> source_, destination_;
+  std::vector<GpuId> source_relay_, destination_relay_;
   std::vector<std::uint64_t> out_Bps_, in_Bps_;  // by NIC
   std::vector<std::uint8_t> uniform_;
   std::vector<RailColumn> columns_;

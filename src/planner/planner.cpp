@@ -175,7 +175,8 @@ class Planner::Impl {
 
   void make_balanced(const Demand& demand, Plan& plan, Draft& draft) {
     share_out(demand, draft);
-    count(draft, plan);
+    counter_.finish(live_, *fabric_, plan.load);
+    rate(plan);
     if (plan.z_seconds > plan.bound.seconds * kGoodEnough &&
         optimizer_.improve(live_, *fabric_, demand, settings_, sums_.rail_pairs, draft, plan.load, plan.bound.seconds, improved_)) {
       if (optimizer_.bound_seconds() > plan.bound.seconds) plan.bound = {Bound::Kind::prices, optimizer_.bound_seconds(), kNone};
@@ -205,6 +206,7 @@ class Planner::Impl {
     for (GpuId src = 0; src < fabric_->gpu_count(); ++src) {
       const NodeId a = fabric_->node_of(src);
       const auto nics_src = fabric_->nics_of(a);
+      const GpuId* const relays_src = live_.source_relays(src);
       for (NodeId b = 0; b < fabric_->node_count(); ++b) {
         const GpuId first = fabric_->first_gpu(b), last = first + static_cast<GpuId>(fabric_->gpus_of(b).size());
         const auto columns = a == b ? std::span<const RailColumn>{} : live_.columns(a, b);
@@ -222,8 +224,8 @@ class Planner::Impl {
               share->route = {column.kind,
                               src,
                               dst,
-                              live_.source(src, column.nic_src).relay,
-                              live_.destination(column.nic_dst, dst).relay,
+                              relays_src[column.nic_src],
+                              live_.destination_relays(dst)[column.nic_dst],
                               nics_src[column.nic_src],
                               nics_dst[column.nic_dst]};
             }
@@ -237,18 +239,18 @@ class Planner::Impl {
   }
 
   // Inside a node every demand takes its first route; between nodes each node pair fills its rails in proportion to their rates.
+  // Adds up in counter_ what that loads.
   void share_out(const Demand& demand, Draft& draft) {
     const std::uint32_t ranks = demand.ranks(), nodes = fabric_->node_count();
     draft.clear(ranks);
-    rows_.resize(std::max(rows_.size(), std::size_t{1}));
+    counter_.begin(live_);
+    owed_out_.assign(live_.first_nic(nodes), 0);
+    owed_in_.assign(live_.first_nic(nodes), 0);
     for (NodeId a = 0; a < nodes; ++a) {
       const GpuId first = fabric_->first_gpu(a);
       const auto count = static_cast<std::uint32_t>(fabric_->gpus_of(a).size());
       if (rows_.size() < count) rows_.resize(count);
-      for (std::uint32_t g = 0; g < count; ++g) {
-        rows_[g].bytes.clear();
-        rows_[g].column.clear();
-      }
+      for (std::uint32_t g = 0; g < count; ++g) rows_[g].size = 0;
       for (NodeId b = 0; b < nodes; ++b) {
         if (a == b) {
           share_out_inside(demand, a, draft);
@@ -257,10 +259,12 @@ class Planner::Impl {
         }
       }
       for (std::uint32_t g = 0; g < count; ++g) {
+        const Row& row = rows_[g];
         const auto base = static_cast<std::uint32_t>(draft.bytes.size());
-        for (GpuId dst = 0; dst < ranks; ++dst) draft.start[std::size_t{first + g} * ranks + dst] += base;
-        draft.bytes.insert(draft.bytes.end(), rows_[g].bytes.begin(), rows_[g].bytes.end());
-        draft.column.insert(draft.column.end(), rows_[g].column.begin(), rows_[g].column.end());
+        std::uint32_t* const start = draft.start.data() + std::size_t{first + g} * ranks;
+        for (GpuId dst = 0; dst < ranks; ++dst) start[dst] += base;
+        draft.bytes.insert(draft.bytes.end(), row.bytes.data(), row.bytes.data() + row.size);
+        draft.column.insert(draft.column.end(), row.column.data(), row.column.data() + row.size);
       }
     }
     draft.start.back() = static_cast<std::uint32_t>(draft.bytes.size());
@@ -270,14 +274,15 @@ class Planner::Impl {
     const GpuId first = fabric_->first_gpu(node), last = first + static_cast<GpuId>(fabric_->gpus_of(node).size());
     for (GpuId src = first; src < last; ++src) {
       Row& row = rows_[src - first];
+      row.make_room(last - first);
       for (GpuId dst = first; dst < last; ++dst) {
-        draft.start[std::size_t{src} * demand.ranks() + dst] = static_cast<std::uint32_t>(row.bytes.size());
+        draft.start[std::size_t{src} * demand.ranks() + dst] = row.size;
         const std::uint64_t bytes = demand.at(src, dst);
         if (src == dst || bytes == 0) continue;
         const auto columns = live_.node_columns(src, dst);
         if (columns.empty()) throw_unreachable(src, dst, bytes);
-        row.bytes.push_back(bytes);
-        row.column.push_back(0);
+        row.add(bytes, 0);
+        *counter_.on(live_, columns) += bytes;
       }
     }
   }
@@ -289,34 +294,64 @@ class Planner::Impl {
     const auto dst_count = static_cast<std::uint32_t>(fabric_->gpus_of(b).size());
     const auto columns = live_.columns(a, b);
     const std::uint64_t bytes = sums_.between[std::size_t{a} * fabric_->node_count() + b];
-    block_.clear();
-    for (GpuId src = first_src; src < first_src + src_count; ++src) {
-      const auto row = std::span(demand.bytes()).subspan(std::size_t{src} * ranks + first_dst, dst_count);
-      block_.insert(block_.end(), row.begin(), row.end());
+    block_.resize(std::size_t{src_count} * dst_count);
+    for (std::uint32_t g = 0; g < src_count; ++g) {
+      std::copy_n(demand.bytes().data() + std::size_t{first_src + g} * ranks + first_dst, dst_count, block_.data() + g * dst_count);
     }
     const bool together = live_.uniform(a) && live_.uniform(b) && !columns.empty();
-    if (together && bytes != 0) {
-      std::uint64_t rest = bytes;
-      for (std::size_t c = 0; c < columns.size(); ++c) {
-        const auto part = static_cast<std::uint64_t>((Wide{bytes} * columns[c].weight) >> 32);
-        quota_[c] = static_cast<std::int64_t>(part);
-        rest -= part;
+    if (together && bytes != 0) split_together(a, b, bytes, columns);
+    for (std::uint32_t g = 0; g < src_count; ++g) {
+      const GpuId src = first_src + g;
+      Row& row = rows_[g];
+      row.make_room(dst_count * columns.size());
+      std::uint64_t* part_bytes = row.bytes.data() + row.size;
+      std::uint16_t* part_column = row.column.data() + row.size;
+      std::uint32_t* const start = draft.start.data() + std::size_t{src} * ranks + first_dst;
+      std::uint64_t *const from = counter_.from(live_, src), *const on = counter_.on(live_, columns);
+      for (std::uint32_t h = 0; h < dst_count; ++h) {
+        start[h] = static_cast<std::uint32_t>(part_bytes - row.bytes.data());
+        const std::uint32_t p = g * dst_count + h;
+        if (block_[p] == 0) continue;
+        if (!together) split_alone(src, first_dst + h, block_[p], columns);
+        std::uint64_t* const to = counter_.to(live_, first_dst + h);
+        for (std::uint64_t mask = split_.mask(together ? p : 0); mask != 0; mask &= mask - 1) {
+          const auto c = static_cast<std::uint32_t>(std::countr_zero(mask));
+          const std::uint64_t part = split_.bytes_on(together ? p : 0, c);
+          *part_bytes++ = part;
+          *part_column++ = static_cast<std::uint16_t>(c);
+          from[columns[c].nic_src] += part;
+          to[columns[c].nic_dst] += part;
+          on[c] += part;
+        }
       }
-      quota_[0] += static_cast<std::int64_t>(rest);
-      split_.split(live_, first_src, src_count, first_dst, dst_count, columns, block_, std::span(quota_).first(columns.size()),
-                   {settings_.multipath_min_bytes, settings_.chunk_bytes});
+      row.size = static_cast<std::uint32_t>(part_bytes - row.bytes.data());
     }
-    for (std::uint32_t p = 0; p < src_count * dst_count; ++p) {
-      const GpuId src = first_src + p / dst_count, dst = first_dst + p % dst_count;
-      Row& row = rows_[p / dst_count];
-      draft.start[std::size_t{src} * ranks + dst] = static_cast<std::uint32_t>(row.bytes.size());
-      if (block_[p] == 0) continue;
-      if (!together) split_alone(src, dst, block_[p], columns);
-      for (std::uint64_t mask = split_.mask(together ? p : 0); mask != 0; mask &= mask - 1) {
-        const auto c = static_cast<std::uint32_t>(std::countr_zero(mask));
-        row.bytes.push_back(split_.bytes_on(together ? p : 0, c));
-        row.column.push_back(static_cast<std::uint16_t>(c));
-      }
+  }
+
+  // Whole demands and chunks seldom fit a rail's part of a node pair's bytes. What a NIC got too much or too little of is made up for in
+  // the next pairs of its node, half at each end: else the same rails would get too much in each pair.
+  void split_together(NodeId a, NodeId b, std::uint64_t bytes, std::span<const RailColumn> columns) {
+    std::int64_t* const owed_out = owed_out_.data() + live_.first_nic(a);
+    std::int64_t* const owed_in = owed_in_.data() + live_.first_nic(b);
+    std::uint64_t rest = bytes;
+    std::int64_t owed_rest = 0;
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const auto part = static_cast<std::uint64_t>((Wide{bytes} * columns[c].weight) >> 32);
+      const std::int64_t owed = columns[c].weight == 0 ? 0 : (owed_out[columns[c].nic_src] + owed_in[columns[c].nic_dst]) / 2;
+      quota_[c] = static_cast<std::int64_t>(part) + owed;
+      owed_[c] = owed;
+      owed_rest -= owed;
+      rest -= part;
+    }
+    quota_[0] += static_cast<std::int64_t>(rest) + owed_rest;
+    owed_[0] += owed_rest;
+    const auto src_count = static_cast<std::uint32_t>(fabric_->gpus_of(a).size());
+    const auto dst_count = static_cast<std::uint32_t>(fabric_->gpus_of(b).size());
+    split_.split(live_, fabric_->first_gpu(a), src_count, fabric_->first_gpu(b), dst_count, columns, block_,
+                 std::span(quota_).first(columns.size()), {settings_.multipath_min_bytes, settings_.chunk_bytes});
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      owed_out[columns[c].nic_src] += quota_[c] - owed_[c];
+      owed_in[columns[c].nic_dst] += quota_[c] - owed_[c];
     }
   }
 
@@ -362,13 +397,25 @@ class Planner::Impl {
   PairOptimizer optimizer_;
   WorstEdge worst_edge_;
   LoadCounter counter_;
-  struct Row {  // of one sender, until its turn comes in the draft
+  struct Row {  // parts of one sender, until its turn comes in the draft
     std::vector<std::uint64_t> bytes;
     std::vector<std::uint16_t> column;
+    std::uint32_t size = 0;
+
+    void make_room(std::size_t parts) {
+      if (size + parts <= bytes.size()) return;
+      bytes.resize(std::max(size + parts, 2 * bytes.size()));
+      column.resize(bytes.size());
+    }
+    void add(std::uint64_t part, std::uint16_t on) {
+      bytes[size] = part;
+      column[size++] = on;
+    }
   };
   std::vector<Row> rows_;
   std::vector<std::uint64_t> block_;
-  std::array<std::int64_t, LiveRoutes::kMaxColumns> quota_{};
+  std::array<std::int64_t, LiveRoutes::kMaxColumns> quota_{}, owed_{};
+  std::vector<std::int64_t> owed_out_, owed_in_;  // by NIC: bytes that it is short of its part so far
   std::vector<EdgeId> edges_;
   std::vector<ResourceId> loaded_;
 

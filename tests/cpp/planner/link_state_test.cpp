@@ -45,6 +45,29 @@ TEST(Links, CrossingsServeNodesThatLackDifferentRails) {
   EXPECT_NEAR(plan.z_seconds * (spine ? 350e9 : 300e9) / (4096.0 * kMiB), 1, 0.02);
 }
 
+// More GPU pairs than are improved one by one, each too small to be split: the rails of one pair of nodes cannot all carry their parts,
+// those of all pairs together can. (With each pair of nodes on its own the first rails would get 5.5% too much.)
+TEST(Links, WholeDemandsEvenOutOverManyNodesBesideASlowNic) {
+  const Fabric fabric = machine("hgx-h100", 32);
+  LinkState links(fabric);
+  const VertexId nic = fabric.nics_of(5)[0];
+  for (const auto& edges : {fabric.out_edges(nic), fabric.in_edges(nic)}) {
+    for (EdgeId e : edges) {
+      if (fabric.edge(e).kind == EdgeKind::rail) links.set_rate(e, fabric.edge(e).capacity_Bps / 2);
+    }
+  }
+  Demand demand(fabric.gpu_count());
+  for (GpuId src = 0; src < demand.ranks(); ++src) {
+    for (GpuId dst = 0; dst < demand.ranks(); ++dst) {
+      if (src != dst) demand.set(src, dst, kMiB);
+    }
+  }
+  Planner planner(fabric, {});
+  const Plan& plan = planner.plan(demand, links);
+  EXPECT_LE(plan.z_seconds, plan.bound.seconds * 1.01);
+  EXPECT_EQ(planner.shares(40, 0).size(), 1u);
+}
+
 TEST(Reuse, ARepeatedDemandKeepsItsPlan) {
   const Fabric fabric = machine("hgx-h100", 2);
   Planner planner(fabric, {});
