@@ -28,4 +28,4 @@ def command(generator: str, ranks: int, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     write_whole(output, text)
-    click.echo(f"{output}: {ranks} ranks, {format_size(int(matrix.sum()))} bytes in all")
+    click.echo(f"{output}: {ranks} ranks, {format_size(int(matrix.sum()))} in all")
