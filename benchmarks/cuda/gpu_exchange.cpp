@@ -1,10 +1,11 @@
 // Railweave's GPU exchange beside NCCL's send/recv groups: one process a GPU, the same buffers, in turns, device time over queued
 // operations, every byte checked.
 //
-//   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--check 200] [--lives 100]
-//                [--threads] [--graph] [--death]
+//   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
+//                [--check 200] [--lives 100] [--threads] [--graph] [--death]
 //
-// --check: random operations first; --lives: communicators that come and go, with nothing left of them; --threads: one process for all
+// --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
+// each 50th of 5,000 messages; --lives: communicators that come and go, with nothing left of them; --threads: one process for all
 // ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured operations; --death: at the
 // end the last rank is killed while others wait. Without --nccl nothing is measured.
 //
@@ -89,18 +90,20 @@ struct Options {
   std::string railweave, nccl;
   std::uint32_t rounds = 5, checks = 0, lives = 0;
   bool graph = false, death = false, threads = false;
+  std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
 };
 
 using Matrix = std::vector<std::vector<std::uint64_t>>;
 struct Pattern {
   const char* name;
+  const char* option;
   Matrix bytes;
 };
 
 std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
   const Matrix none(world, std::vector<std::uint64_t>(world));
-  Matrix balanced = none, pair = none, both = none, hot = none;
+  Matrix balanced = none, pair = none, both = none, hot = none, incast = none, outcast = none;
   for (std::uint32_t i = 0; i < world; ++i) {
     for (std::uint32_t j = 0; j < world; ++j) {
       if (i == j) continue;
@@ -109,8 +112,13 @@ std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
     }
   }
   pair[0][1] = both[0][1] = both[1][0] = hot[0][1] = size;
-  std::vector<Pattern> all{{"one pair", pair}, {"hot pair + 1/16", hot}, {"balanced", balanced}};
-  if (world > 2) all.push_back({"pair both ways", both});
+  for (std::uint32_t i = 1; i < world; ++i) incast[i][0] = outcast[0][i] = size;
+  std::vector<Pattern> all{{"one pair", "pair", pair}, {"hot pair + 1/16", "hot", hot}, {"balanced", "balanced", balanced}};
+  if (world > 2) {
+    all.push_back({"pair both ways", "both", both});
+    all.push_back({"incast", "incast", incast});
+    all.push_back({"outcast", "outcast", outcast});
+  }
   return all;
 }
 
@@ -159,7 +167,10 @@ class Rank {
     if (options_.checks != 0) check_random();
     if (options_.lives != 0) check_lives();
     for (const std::uint64_t size : options_.sizes) {
-      for (const Pattern& pattern : patterns(world_, size)) measure(pattern, size);
+      for (const Pattern& pattern : patterns(world_, size)) {
+        const bool wanted = ("," + options_.patterns + ",").find("," + std::string(pattern.option) + ",") != std::string::npos;
+        if (options_.patterns.empty() || wanted) measure(pattern, size);
+      }
     }
     check(cudaStreamSynchronize(stream_), "end");
     if (options_.death) {
@@ -398,11 +409,13 @@ class Rank {
       std::vector<Flow> flows;
       std::vector<Came> came;
       std::vector<std::uint64_t> out(world_), in(world_);
-      const std::uint32_t count = 1 + static_cast<std::uint32_t>(random() % 24);
+      // Now and then more messages than kernel parameters hold.
+      const bool many = step % 50 == 49;
+      const std::uint32_t count = many ? 5000 : 1 + static_cast<std::uint32_t>(random() % 24);
       for (std::uint32_t i = 0; i < count; ++i) {
         const auto source = static_cast<std::uint32_t>(random() % world_), destination = static_cast<std::uint32_t>(random() % world_);
         constexpr std::uint64_t kLimits[] = {17, 9000, 33'000, 70'000, 300'000, 2'500'000};
-        const std::uint64_t bytes = 1 + random() % kLimits[random() % std::size(kLimits)];
+        const std::uint64_t bytes = 1 + random() % kLimits[random() % (many ? 3 : std::size(kLimits))];
         const std::uint64_t from = out[source] + random() % 33, to = in[destination] + random() % 33;
         out[source] = from + bytes;
         in[destination] = to + bytes;
@@ -437,6 +450,9 @@ class Rank {
       return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator{}));
     };
     std::size_t free = 0, total = 0, lines = 0;
+    cudaMemPool_t pool = nullptr;  // what it keeps is not lost
+    check(cudaDeviceGetDefaultMemPool(&pool, static_cast<int>(rank_)), "the device's pool");
+    check(cudaMemPoolTrimTo(pool, 0), "trimming the device's pool");
     barrier();
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     std::FILE* maps = std::fopen("/proc/self/maps", "r");
@@ -516,6 +532,8 @@ Options parse(int argc, char** argv) {
       options.nccl = value;
     } else if (name == "--rounds") {
       options.rounds = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--patterns") {
+      options.patterns = value;
     } else if (name == "--check") {
       options.checks = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--lives") {

@@ -18,10 +18,11 @@ namespace railweave::cuda {
 // whose peers are there are not held up; short beside the pushes that may be waiting for this block.
 inline constexpr std::uint32_t kPacketPatience = 64;
 
+// A block of the first kind. The others run the roles of granted messages alone.
 template <typename Team, typename Packets, typename Granted>
-RAILWEAVE_ROLE void run_apart(Team& team, Packets& packets, Granted& granted, bool has_packets) {
-  bool packets_left = has_packets, begun = false, granted_left = true;
-  if (has_packets) packets.begin();
+RAILWEAVE_ROLE void run_apart(Team& team, Packets& packets, Granted& granted) {
+  bool packets_left = true, begun = false, granted_left = true;
+  packets.begin();
   while (packets_left || granted_left) {
     if (packets_left) {
       packets_left = team.any(packets.go_on(kPacketPatience));
@@ -31,6 +32,7 @@ RAILWEAVE_ROLE void run_apart(Team& team, Packets& packets, Granted& granted, bo
     granted_left = team.together([&] {
       if (!begun) granted.begin();
       begun = true;
+      // One piece at a time while packets may come meanwhile.
       const bool left = granted.turn(packets_left);
       if (!left) granted.end();
       return left;

@@ -44,11 +44,12 @@ template <std::uint32_t Capacity>
 __global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   const OperationHeader& header = parameters.header;
-  DeviceWarp warp(header.packet_blocks);
-  PacketRoles<DeviceWarp> packets(warp, packet_part(header, parameters.messages));
   DeviceBlock<Capacity> block(header.packet_blocks);
   Roles<DeviceBlock<Capacity>, false> granted(block, granted_part(header, parameters.messages));
-  run_apart(block, packets, granted, blockIdx.x < header.packet_blocks);
+  if (blockIdx.x >= header.packet_blocks) return granted.run();
+  DeviceWarp warp(header.packet_blocks);
+  PacketRoles<DeviceWarp> packets(warp, packet_part(header, parameters.messages));
+  run_apart(block, packets, granted);
 }
 
 // --- Operations of more messages than parameters can hold: in device memory, written there by kernels before, so that nothing on the host

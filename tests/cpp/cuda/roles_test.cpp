@@ -152,21 +152,16 @@ class Node {
           HostWarp warp(b + w * (warps / kBundlePackets), warps, seed + 100 + b * kBundlePackets + w, delays);
           PacketRoles<HostWarp> packets(warp, packet_part(header, messages));
           HostTeam team(own->team, w == 0);
-          run_apart(team, packets, *own->granted, true);
+          run_apart(team, packets, *own->granted);
         });
       }
     }
     for (std::uint32_t b = 0; b < others; ++b) {
       if (b % plan.packet_blocks == 0) clusters.emplace_back();
-      clusters.back().push_back([=, this, &header, blocks = plan.blocks] {
+      clusters.back().push_back([=, this, blocks = plan.blocks] {
         HostBlock block(b, blocks, seed + b + 50, delays);
         block.make_room(granted.count);
-        Roles<HostBlock, false> own(block, granted);
-        HostTeam::Shared alone(1);
-        HostTeam team(alone, true);
-        HostWarp warp(0, 1, 1, 0);
-        PacketRoles<HostWarp> packets(warp, packet_part(header, messages));
-        run_apart(team, packets, own, false);
+        Roles<HostBlock, false>(block, granted).run();
       });
     }
     run_clusters(clusters);
