@@ -131,6 +131,11 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("leaving-cut-short", "leaving", _defines("EXPIRE=1"), "the drain time ends while a slot is in use"),
     Configuration("leaving-peer-stopped", "leaving", _defines("STOP=1"), "a peer is stopped for ever; the leaving rank gets away"),
     Configuration("dying", "dying", (), "a destination dies when its operation has ended, or before; its last frames are lost or not"),
+    Configuration("kernels-late", "kernels", _defines("PROGRAM=1"), "GPU kernels: a receiver launches only after others got theirs"),
+    Configuration("kernels-exchange", "kernels", _defines("PROGRAM=2"), "GPU kernels: both ways at once, twice"),
+    Configuration(
+        "kernels-packets", "kernels", _defines("PROGRAM=3"), "GPU kernels: packets and pushes that wait for each other, either way"
+    ),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("endpoints", "endpoints", _defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
     Configuration(
@@ -636,6 +641,30 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a kernel waits for a host call that the runtime holds back until the kernel has ended",
         "assertion",
         "neither ever comes",
+    ),
+    Mutation(
+        "kernel-packets-first",
+        "kernels",
+        _defines("PROGRAM=3 MUT_PACKETS_FIRST"),
+        "a block moves its operation's packets to the end before it turns to granted messages",
+        "assertion",
+        "the packets come from a rank that has yet to receive what this operation pushes",
+    ),
+    Mutation(
+        "kernel-granted-first",
+        "kernels",
+        _defines("PROGRAM=3 MUT_GRANTED_FIRST"),
+        "a block completes granted messages before it turns to packets",
+        "assertion",
+        "the peer grants only in an operation after the one that waits for the packets",
+    ),
+    Mutation(
+        "kernel-credit-first",
+        "kernels",
+        _defines("PROGRAM=3 MUT_CREDIT_FIRST"),
+        "a packet is credited before it was read",
+        "assertion",
+        "the next one is written over it",
     ),
     Mutation(
         "deaf-to-numbers",
