@@ -44,9 +44,9 @@ class Step:
 
 
 def _steps(options: argparse.Namespace) -> list[Step]:
-    first, *others = (str(path) for path in options.railweave)
-    exchange = str(options.exchange)
-    measure = (exchange, "--nccl", str(options.nccl), "--rounds", "3", "--railweave")
+    first, *others = (str(path.resolve()) for path in options.railweave)
+    exchange = str(options.exchange.resolve())
+    measure = (exchange, "--nccl", str(options.nccl.resolve()), "--rounds", "3", "--railweave")
     key = ("--patterns", "hot,balanced", "--sizes")
     steps = [Step("bytes of 300 random operations, 6 of 5,000 messages", (exchange, "--railweave", first, "--check", "300"), 20, 60)]
     for path in others:
@@ -56,7 +56,7 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
     steps.append(Step("a rank dies", (exchange, "--railweave", first, "--death"), 6, 30))
     if options.shim:
-        shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim), "--gpus", str(options.gpus))
+        shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--gpus", str(options.gpus))
         steps.append(Step("a rank dies under the shim", (*shim, "death"), 25, 110))
         steps.append(Step("PyTorch's collectives and random groups", (*shim, "--groups", "500", "collectives", "random_groups"), 90, 300))
     rest = ("--patterns", "pair,both,incast,outcast", "--sizes")
@@ -86,7 +86,10 @@ def _steps(options: argparse.Namespace) -> list[Step]:
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
     """Status, None where the limit ended it, and what it said. Nothing that it started is left running."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    except OSError as error:
+        return 127, str(error)
     try:
         text, _ = process.communicate(timeout=limit_s)
         return process.returncode, text

@@ -185,7 +185,9 @@ void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
   for (const Transfer& transfer : transfers) {
     if (transfer.communicator != this) continue;
     ++enqueued_;
-    pending_.push_back({transfer.direction, transfer.peer, transfer.bytes});
+    const Path path = transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
+    ++noted_[static_cast<std::size_t>(path)];
+    pending_.push_back({transfer.direction, path, transfer.peer, transfer.bytes});
     if (pending_.size() > kMostPending) pending_.pop_front();
   }
 }
@@ -322,13 +324,13 @@ HostView Communicator::view() const {
 }
 
 Totals Communicator::ended() const {
-  Totals sum{};
-  for (Totals& totals : region_.host().ended) {
-    sum.completed += load_shared(totals.completed);
-    sum.bytes_sent += load_shared(totals.bytes_sent);
-    sum.bytes_received += load_shared(totals.bytes_received);
-  }
-  return sum;
+  const Totals packets = ended(Path::packets), granted = ended(Path::granted);
+  return {packets.completed + granted.completed, packets.bytes_sent + granted.bytes_sent, packets.bytes_received + granted.bytes_received};
+}
+
+Totals Communicator::ended(Path path) const {
+  Totals& totals = region_.host().ended[static_cast<std::size_t>(path)];
+  return {load_shared(totals.completed), load_shared(totals.bytes_sent), load_shared(totals.bytes_received)};
 }
 
 std::optional<Failure> Communicator::failure() const {
@@ -371,9 +373,20 @@ std::string Communicator::describe() const {
                      std::to_string(now.completed) + " messages ended";
   if (failure_) text += "; failed: " + failure_->text;
   text += '\n';
-  const std::uint64_t waiting = enqueued_ > now.completed ? enqueued_ - now.completed : 0;
-  for (std::size_t i = pending_.size() - std::min<std::size_t>(waiting, pending_.size()); i < pending_.size(); ++i) {
-    const Pending& pending = pending_[i];
+  // Messages in packets and granted ones end each in their order.
+  std::uint64_t over[kPaths] = {};
+  for (const Pending& pending : pending_) ++over[static_cast<std::size_t>(pending.path)];
+  for (const Path path : {Path::packets, Path::granted}) {
+    const auto at = static_cast<std::size_t>(path);
+    const std::uint64_t completed = ended(path).completed;
+    over[at] -= std::min(over[at], noted_[at] > completed ? noted_[at] - completed : 0);
+  }
+  for (const Pending& pending : pending_) {
+    std::uint64_t& left = over[static_cast<std::size_t>(pending.path)];
+    if (left != 0) {
+      --left;
+      continue;
+    }
     text +=
         name(pending.direction, pending.bytes, pending.peer) + (processes_[pending.peer] ? " (another process)\n" : " (this process)\n");
   }

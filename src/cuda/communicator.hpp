@@ -69,6 +69,7 @@ class Communicator {
  private:
   struct Pending {
     Direction direction;
+    Path path;
     std::uint32_t peer;
     std::uint64_t bytes;
   };
@@ -84,6 +85,7 @@ class Communicator {
   void fail(Failure failure);
   HostView view() const;
   Totals ended() const;
+  Totals ended(Path path) const;
 
   const std::uint32_t rank_, world_;
   const int device_;
@@ -109,7 +111,8 @@ class Communicator {
   std::condition_variable wake_;
   bool ending_ = false;
   std::uint64_t enqueued_ = 0;
-  std::deque<Pending> pending_;  // newest last; those before `enqueued_ - completed` have ended
+  std::uint64_t noted_[kPaths] = {};  // of those, by path
+  std::deque<Pending> pending_;       // newest last; of each path the oldest end first
   std::optional<Failure> failure_;
   std::jthread watcher_;
 };
