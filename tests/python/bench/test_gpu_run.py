@@ -1,0 +1,57 @@
+"""benchmarks/cuda/gpu_run.py with a program in gpu_exchange's place: no GPU is needed to see that no step is lost and no failure hidden."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = Path(__file__).parents[3] / "benchmarks" / "cuda" / "gpu_run.py"
+
+_EXCHANGE = """#!/bin/sh
+case "$*" in
+  *--check*) echo 'rank 0: 300 random operations, 900 messages received, 0 wrong'; exit {check} ;;
+  *--nccl*)
+    echo '4 GPUs, NCCL 22809, 3 rounds, queued calls'
+    echo 'hot pair + 1/16     1048576  nccl     13.00 us [    12.90     13.20]   90.1 GB/s  railweave     47.20 us [    47.00     48.00]   24.0 GB/s  ratio 0.28'
+    echo 'balanced            1048576  nccl     23.00 us [    22.90     23.20]  134.1 GB/s  railweave     20.00 us [    19.00     20.20]  157.0 GB/s  ratio 1.15'
+    ;;
+esac
+"""  # noqa: E501
+
+
+def _run(folder: Path, check: int, *more: str) -> tuple[int, str]:
+    program = folder / "gpu_exchange"
+    program.write_text(_EXCHANGE.format(check=check))
+    program.chmod(0o755)
+    command = [sys.executable, str(_SCRIPT), "--exchange", "gpu_exchange", "--nccl", "n.so", "--railweave", "a.so", *more]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=dict(os.environ))
+    return ended.returncode, ended.stdout
+
+
+def test_tables_in_microseconds_and_rates(tmp_path: Path) -> None:
+    status, text = _run(tmp_path, 0, "--railweave", "b.so", "--keep", "kept")
+    assert status == 0
+    assert "| bytes | hot pair + 1/16 | balanced |" in text
+    assert "| 1 MiB | 13.0 / 47.2 us, **0.28×** | 23.0 / 20.0 us, 1.15× |" in text
+    assert "| 1 MiB | 90.1 / 24.0 GB/s, **0.28×** | 134.1 / 157.0 GB/s, 1.15× |" in text
+    assert text.count("b.so: status 0") == 3  # its bytes, its replays, its queued calls
+    assert len(list((tmp_path / "kept").iterdir())) == text.count("\n## ") + 1
+
+
+@pytest.mark.parametrize(("check", "arguments", "said"), [(1, (), "status 1"), (0, ("--sanitizer", "no-such-program"), "status 127")])
+def test_a_step_that_fails_does_not_end_the_run(tmp_path: Path, check: int, arguments: tuple[str, ...], said: str) -> None:
+    status, text = _run(tmp_path, check, *arguments)
+    assert status == 1
+    assert said in text
+    assert "queued calls, other patterns: status 0" in text
+
+
+def test_no_step_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
+    status, text = _run(tmp_path, 0, "--seconds", "1")
+    assert status == 0
+    assert "status" not in text
+    assert text.count("not begun") == text.count("## ")
