@@ -1,8 +1,10 @@
-// Who pushes and pulls. The host backend does it in the engine thread; a GPU backend does it in kernels that see the same regions,
-// records and flags (layout.hpp), and tells the engine what it did through the same calls.
+// Who pushes and pulls: the roles of docs/protocol.md §5 and §6, over a Copier. The host backend's copies in the engine thread; a backend
+// for GPUs (src/cuda/rail_backend.hpp) takes its operations from kernels, and has them copy.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 
@@ -63,6 +65,8 @@ class EngineServices {
   virtual std::uint64_t eager_bytes() const = 0;
   virtual void message_over(Operation& operation) = 0;
   virtual void fail(Operation& operation, const Failure& failure) = 0;
+  // An operation of the backend's own making; as from a program's thread.
+  virtual void post(const std::shared_ptr<Operation>& operation) = 0;
 };
 
 class Backend {
@@ -90,8 +94,11 @@ class Backend {
   virtual void died_with_all(std::uint32_t destination) = 0;
   // Forgets the messages of an operation that failed; nothing of it is touched afterwards.
   virtual void drop(Operation& operation) = 0;
+  // When advance() wants to be called at the latest although nothing has woken the engine thread.
+  virtual std::uint64_t next_look(std::uint64_t /*now*/) const { return std::numeric_limits<std::uint64_t>::max(); }
 };
 
+using BackendMaker = std::function<std::unique_ptr<Backend>(EngineServices& services)>;
 std::unique_ptr<Backend> make_host_backend(EngineServices& services);
 
 }  // namespace railweave::engine

@@ -62,7 +62,7 @@ bool Engine::turn(std::uint64_t now) {
 }
 
 std::uint64_t Engine::next_deadline() const {
-  std::uint64_t deadline = std::min({next_tick_, proxy_->next_deadline(), control_->next_deadline()});
+  std::uint64_t deadline = std::min({next_tick_, proxy_->next_deadline(), control_->next_deadline(), backend_->next_look(last_turn_)});
   for (const OperationPtr& operation : operations_) {
     if (operation->phase == OperationPhase::rows) deadline = std::min(deadline, operation->rows_until);
     if (operation->phase == OperationPhase::failing) deadline = std::min(deadline, operation->fail_until);
@@ -215,7 +215,8 @@ void Engine::settle(std::uint64_t now) {
     const OperationPtr operation = operations_[i];
     const bool failed = operation->failure.kind != FailureKind::none;
     if (failed && operation->phase != OperationPhase::failing && operation->unfinished != 0) begin_failing(*operation, now);
-    const bool revoked = operation->phase == OperationPhase::failing && (operation->revoking.empty() || now >= operation->fail_until);
+    const bool revoked = operation->phase == OperationPhase::failing && !operation->copies_under_way() &&
+                         (operation->revoking.empty() || now >= operation->fail_until);
     if (revoked || (operation->phase != OperationPhase::failing && operation->unfinished == 0)) {
       end(operation);
       operations_.erase(operations_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -283,14 +284,18 @@ std::vector<std::string> Engine::links_down() const {
   return names;
 }
 
-void Engine::close() {
+void Engine::begin_close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  if (!thread_.joinable()) return;
   close_requested_.store(true);
   memory_->wake(memory_->self());
+}
+
+void Engine::close() {
+  if (!thread_.joinable()) return;
+  begin_close();
   thread_.join();
 }
 

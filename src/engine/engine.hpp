@@ -28,15 +28,22 @@ class Engine final : public EngineServices {
  public:
   Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
          std::optional<Fabric> fabric, const TransportWrapper& wrap = {});
+  // Where the ranks have met already: these are the last rounds of that rendezvous.
+  Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
+         const TransportWrapper& wrap, const BackendMaker& make_backend);
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // --- program threads
   // Numbers the operation's messages in program order and hands it to the engine thread. Throws ExchangeError when closed.
-  void post(const std::shared_ptr<Operation>& operation);
+  void post(const std::shared_ptr<Operation>& operation) override;
   std::shared_ptr<SharedMemory> allocate(std::uint64_t bytes);
   std::vector<std::string> links_down() const;
+  // Has the engine thread look at everything, if it sleeps.
+  void wake() const { memory_->wake(memory_->self()); }
+  // close() in two steps: the first does not wait.
+  void begin_close();
   void close();
 
   // --- EngineServices
@@ -70,7 +77,7 @@ class Engine final : public EngineServices {
   using OperationPtr = std::shared_ptr<Operation>;
 
   // engine_setup.cpp
-  void set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap);
+  void set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend);
   std::vector<std::unique_ptr<Transport>> open_transports(const TransportWrapper& wrap) const;
   void watch_mates();
   void bring_links_up();

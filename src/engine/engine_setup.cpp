@@ -22,21 +22,28 @@ std::string problem_of(Step&& step) {
   }
 }
 
-}  // namespace
-
-Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-               std::optional<Fabric> fabric, const TransportWrapper& wrap)
-    : settings_(settings) {
+std::unique_ptr<Rendezvous> meet(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& settings) {
   check(settings);
   if (world == 0 || world > kMaxRanks)
     throw ExchangeError("world " + std::to_string(world) + "; expected 1 to " + std::to_string(kMaxRanks));
   if (rank >= world) throw ExchangeError("rank " + std::to_string(rank) + " of " + std::to_string(world) + "; expected less than world");
-  const auto meeting = make_rendezvous(rendezvous, rank, world, std::chrono::milliseconds(settings.bootstrap_ms));
-  cluster_ = exchange_identity(*meeting, rank, world, settings);
-  set_up(*meeting, std::move(fabric), wrap);
+  return make_rendezvous(address, rank, world, std::chrono::milliseconds(settings.bootstrap_ms));
 }
 
-void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap) {
+}  // namespace
+
+Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
+               std::optional<Fabric> fabric, const TransportWrapper& wrap)
+    : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap, make_host_backend) {}
+
+Engine::Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings,
+               std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend)
+    : settings_(settings) {
+  cluster_ = exchange_identity(rendezvous, rank, world, settings);
+  set_up(rendezvous, std::move(fabric), wrap, make_backend);
+}
+
+void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend) {
   std::vector<std::unique_ptr<Transport>> transports;
   Resources mine;
   const std::string resources = problem_of([&] {
@@ -58,11 +65,11 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
     control_ = std::make_unique<ControlChannel>(
         cluster_, *memory_, *proxy_, settings_,
         [this](std::uint32_t source, FrameType type, ByteReader& payload) { on_frame(source, type, payload); });
-    backend_ = make_host_backend(*this);
     members_ = std::vector<Member>(cluster_.world);
     silent_ns_.assign(cluster_.nodes.size(), 0);
     heard_.assign(cluster_.nodes.size(), 0);
     watch_mates();
+    backend_ = make_backend(*this);
   });
   agree(rendezvous, "mapped", mapping);
   links_settled_.store(proxy_->all_links_up());

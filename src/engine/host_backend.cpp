@@ -1,40 +1,28 @@
 // The host backend: this process's memory is the ranks' memory, the engine thread copies.
-#include "backend.hpp"
-#include "host_destination.hpp"
-#include "host_source.hpp"
+#include <cstring>
+
+#include "copying_backend.hpp"
 
 namespace railweave::engine {
 namespace {
 
-class HostBackend final : public Backend {
+class HostCopier : public Copier {
  public:
-  explicit HostBackend(EngineServices& services)
-      : source_(services), destination_(services, [this](const Grant& grant, std::byte* buffer) { source_.on_grant(grant, buffer); }) {}
-
-  void start(Operation& operation) override {
-    destination_.receive(operation);
-    source_.send_eager(operation);
+  bool has_room() const override { return true; }
+  bool push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t) override {
+    std::memcpy(to, from, bytes);
+    return true;
   }
-  void send(Operation& operation) override { source_.send(operation); }
-  void on_record(const Record& record) override { destination_.on_record(record); }
-  void on_grant(const Grant& grant) override { source_.on_grant(grant, nullptr); }
-  void on_ack(const Ack& ack) override { source_.on_ack(ack); }
-  void on_eager(const MessageKey& message, std::span<const std::byte> data) override { destination_.on_eager(message, data); }
-  void on_ask(const Ask& ask) override { destination_.on_ask(ask); }
-  void on_credit(std::uint32_t destination, std::uint64_t taken) override { source_.on_credit(destination, taken); }
-  bool has_come(const MessageKey& message) const override { return destination_.has_come(message); }
-  void ask_late(std::uint64_t posted_before) override { source_.ask_late(posted_before); }
-  bool advance() override { return source_.advance(); }
-  void retire_attempts() override { source_.retire_attempts(); }
-  void died_with_all(std::uint32_t destination) override { source_.died_with_all(destination); }
-  void drop(Operation& operation) override {
-    source_.drop(operation);
-    destination_.drop(operation);
+  bool pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t) override {
+    std::memcpy(to, from, bytes);
+    return true;
   }
+  void take_ended(std::vector<Ended>&) override {}
+};
 
- private:
-  HostSource source_;
-  HostDestination destination_;
+class HostBackend final : HostCopier, public CopyingBackend {
+ public:
+  explicit HostBackend(EngineServices& services) : CopyingBackend(services, static_cast<Copier&>(*this)) {}
 };
 
 }  // namespace

@@ -10,8 +10,12 @@ constexpr std::uint32_t kAckEvery = 8;  // arrived chunks; acknowledgements only
 
 }  // namespace
 
-HostDestination::HostDestination(EngineServices& services, std::function<void(const Grant&, std::byte*)> self_grant)
-    : services_(services), memory_(services.memory()), self_grant_(std::move(self_grant)), eager_(services.cluster().world) {}
+HostDestination::HostDestination(EngineServices& services, Copier& copier, std::function<void(const Grant&, std::byte*)> self_grant)
+    : services_(services),
+      memory_(services.memory()),
+      copier_(copier),
+      self_grant_(std::move(self_grant)),
+      eager_(services.cluster().world) {}
 
 std::uint32_t HostDestination::length(const RecvMessage& message, std::uint32_t chunk) const {
   const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
@@ -95,29 +99,56 @@ void HostDestination::on_record(const Record& record) {
   RecvMessage* message = find(record.message);
   const bool fits = message != nullptr && record.chunk < message->chunks && record.length == length(*message, record.chunk);
   if (record.kind == RecordKind::placed) {
-    if (fits && message->mapped && mark(*message, record.chunk)) after_arrival(*message);
+    if (fits && message->mapped && !has(*message, record.chunk)) {
+      mark(*message, record.chunk);
+      ++message->arrived;
+      after_arrival(*message);
+    }
     return;
   }
   if (!memory_.holds(record.owner, record.pool, record.slot, record.turn)) return;
-  bool arrived = false;
-  if (fits && (message->bits[record.chunk / 64] >> (record.chunk % 64) & 1) == 0) {
-    std::memcpy(message->data + std::uint64_t{record.chunk} * memory_.chunk_bytes(), memory_.data(record.owner, record.pool, record.slot),
-                record.length);
-    arrived = mark(*message, record.chunk);
-  }
-  memory_.release(record.owner, record.pool, record.slot, record.turn);
-  if (arrived) after_arrival(*message);
+  if (fits && !has(*message, record.chunk))
+    pull(*message, record);
+  else
+    memory_.release(record.owner, record.pool, record.slot, record.turn);
 }
 
-bool HostDestination::mark(RecvMessage& message, std::uint32_t chunk) {
-  std::uint64_t& word = message.bits[chunk / 64];
-  const std::uint64_t bit = std::uint64_t{1} << (chunk % 64);
-  if ((word & bit) != 0) return false;
-  word |= bit;
+// The bit is set before the copy is made: the same chunk may come again meanwhile, and must not be copied into a buffer that is the
+// program's again by then. Only the operation's failure can keep the copy from being made.
+void HostDestination::pull(RecvMessage& message, const Record& record) {
+  mark(message, record.chunk);
+  ++message.copies;
+  const Pull copy{&message, record};
+  const std::uint64_t ticket = next_ticket_;
+  next_ticket_ += 2;
+  if (copier_.pull(message.data + std::uint64_t{record.chunk} * memory_.chunk_bytes(), memory_.data(record.owner, record.pool, record.slot),
+                   record.length, ticket))
+    pulled(copy, true);
+  else
+    pulls_.emplace(ticket, copy);
+}
+
+void HostDestination::on_copied(const Copier::Ended& copy) {
+  if (const auto found = pulls_.extract(copy.ticket)) pulled(found.mapped(), copy.made);
+}
+
+void HostDestination::pulled(const Pull& pull, bool made) {
+  RecvMessage& message = *pull.message;
+  memory_.release(pull.record.owner, pull.record.pool, pull.record.slot, pull.record.turn);
+  --message.copies;
+  if (!made || message.over) return;
   ++message.arrived;
+  after_arrival(message);
+}
+
+bool HostDestination::has(const RecvMessage& message, std::uint32_t chunk) const {
+  return (message.bits[chunk / 64] >> (chunk % 64) & 1) != 0;
+}
+
+void HostDestination::mark(RecvMessage& message, std::uint32_t chunk) {
+  message.bits[chunk / 64] |= std::uint64_t{1} << (chunk % 64);
   ++message.unacked;
-  while (message.base < message.chunks && (message.bits[message.base / 64] >> (message.base % 64) & 1) != 0) ++message.base;
-  return true;
+  while (message.base < message.chunks && has(message, message.base)) ++message.base;
 }
 
 void HostDestination::after_arrival(RecvMessage& message) {

@@ -9,17 +9,19 @@
 #include <vector>
 
 #include "backend.hpp"
+#include "copier.hpp"
 
 namespace railweave::engine {
 
 class HostDestination {
  public:
   // `self_grant`: how a grant reaches this rank's own source.
-  HostDestination(EngineServices& services, std::function<void(const Grant&, std::byte*)> self_grant);
+  HostDestination(EngineServices& services, Copier& copier, std::function<void(const Grant&, std::byte*)> self_grant);
   void receive(Operation& operation);
   void on_record(const Record& record);
   void on_eager(const MessageKey& key, std::span<const std::byte> data);
   void on_ask(const Ask& ask);
+  void on_copied(const Copier::Ended& copy);
   bool has_come(const MessageKey& key) const { return kept_.contains(key); }
   RecvMessage* find(const MessageKey& key);
   void drop(Operation& operation);
@@ -29,13 +31,21 @@ class HostDestination {
   void take(RecvMessage& message, std::span<const std::byte> data);
   void give_credit(std::uint32_t source);
   void finish(RecvMessage& message);
-  bool mark(RecvMessage& message, std::uint32_t chunk);
+  struct Pull {
+    RecvMessage* message;  // kept until it has ended
+    Record record;
+  };
+  bool has(const RecvMessage& message, std::uint32_t chunk) const;
+  void mark(RecvMessage& message, std::uint32_t chunk);
+  void pull(RecvMessage& message, const Record& record);
+  void pulled(const Pull& pull, bool made);
   void acknowledge(RecvMessage& message);
   void after_arrival(RecvMessage& message);
   std::uint32_t length(const RecvMessage& message, std::uint32_t chunk) const;
 
   EngineServices& services_;
   NodeMemory& memory_;
+  Copier& copier_;
   std::function<void(const Grant&, std::byte*)> self_grant_;
   std::unordered_map<MessageKey, RecvMessage*, MessageKeyHash> messages_;
   // Before their receives are posted: eager messages, and asks.
@@ -45,7 +55,9 @@ class HostDestination {
     std::uint32_t kept = 0;
     std::uint64_t taken = 0, told = 0;
   };
-  std::vector<Eager> eager_;  // by source
+  std::vector<Eager> eager_;                       // by source
+  std::unordered_map<std::uint64_t, Pull> pulls_;  // by ticket: under way
+  std::uint64_t next_ticket_ = 1;                  // odd
 };
 
 }  // namespace railweave::engine

@@ -11,8 +11,8 @@ constexpr int kChunksPerTurn = 8;
 
 }  // namespace
 
-HostSource::HostSource(EngineServices& services)
-    : services_(services), memory_(services.memory()), eager_(services.cluster().world), tx_use_(memory_.mates()) {}
+HostSource::HostSource(EngineServices& services, Copier& copier)
+    : services_(services), memory_(services.memory()), copier_(copier), eager_(services.cluster().world), tx_use_(memory_.mates()) {}
 
 std::uint32_t HostSource::length(const SendMessage& message, std::uint32_t chunk) const {
   const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
@@ -137,7 +137,7 @@ void HostSource::took(SendMessage& message, std::uint32_t chunk) {
 
 bool HostSource::push_one(SendMessage& message) {
   const std::uint32_t chunk = take_next(message);
-  if (chunk == message.chunks.size()) return false;
+  if (chunk == message.chunks.size() || !copier_.has_room()) return false;
   if (message.mapped != nullptr) return push_mapped(message, chunk);
   return push_routed(message, chunk);
 }
@@ -145,24 +145,17 @@ bool HostSource::push_one(SendMessage& message) {
 bool HostSource::push_mapped(SendMessage& message, std::uint32_t chunk) {
   const std::uint32_t mate = services_.cluster().ranks[message.key.destination].local;
   if (memory_.crowded(mate)) return false;
-  const std::uint32_t bytes = length(message, chunk);
-  const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
-  std::memcpy(message.mapped + at, message.data + at, bytes);
   took(message, chunk);
-  Record record;
+  message.chunks[chunk].state = ChunkState::copying;
+  Record record = record_of(message, chunk);
   record.kind = RecordKind::placed;
   record.owner = static_cast<std::uint16_t>(mate);
-  record.message = message.key;
-  record.chunk = chunk;
-  record.length = bytes;
-  record.attempt = message.chunks[chunk].attempt;
-  memory_.announce(mate, record);
   OperationReport& report = message.operation->report;
   if (mate != memory_.self()) {
-    report.mapped_bytes += bytes;
-    report.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] += bytes;
+    report.mapped_bytes += record.length;
+    report.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] += record.length;
   }
-  finish_chunk(message, chunk);
+  push({&message, mate, record}, message.mapped + std::uint64_t{chunk} * memory_.chunk_bytes());
   return true;
 }
 
@@ -218,20 +211,54 @@ bool HostSource::try_share(SendMessage& message, std::uint32_t chunk, const Rout
   return push_to_link(message, chunk, share, word);
 }
 
-// Copies the chunk into the slot; gives the record that announces it.
-Record HostSource::fill(SendMessage& message, std::uint32_t chunk, const SlotRef& slot) {
+Record HostSource::record_of(SendMessage& message, std::uint32_t chunk) const {
   Record record;
+  record.message = message.key;
+  record.chunk = chunk;
+  record.length = length(message, chunk);
+  record.attempt = message.chunks[chunk].attempt;
+  return record;
+}
+
+Record HostSource::record_of(SendMessage& message, std::uint32_t chunk, const SlotRef& slot) const {
+  Record record = record_of(message, chunk);
   record.pool = slot.pool;
   record.owner = static_cast<std::uint16_t>(slot.owner);
   record.slot = slot.slot;
   record.turn = slot.turn;
-  record.message = message.key;
-  record.chunk = chunk;
-  record.length = length(message, chunk);
-  std::memcpy(memory_.data(slot.owner, slot.pool, slot.slot), message.data + std::uint64_t{chunk} * memory_.chunk_bytes(), record.length);
-  took(message, chunk);
-  record.attempt = message.chunks[chunk].attempt;
   return record;
+}
+
+void HostSource::push(const Push& push, std::byte* to) {
+  SendMessage& message = *push.message;
+  ++message.copies;
+  const std::uint64_t ticket = next_ticket_;
+  next_ticket_ += 2;
+  if (copier_.push(to, message.data + std::uint64_t{push.record.chunk} * memory_.chunk_bytes(), push.record.length, ticket))
+    pushed(push, true);
+  else
+    pushes_.emplace(ticket, push);
+}
+
+void HostSource::on_copied(const Copier::Ended& copy) {
+  const auto found = pushes_.extract(copy.ticket);
+  if (!found) return;
+  pushed(found.mapped(), copy.made);
+  SendMessage& message = *found.mapped().message;
+  if (!message.over) finish_if_done(message);
+}
+
+// A chunk that has been retired, or whose operation has failed, while it was copied is announced like one that was so a moment later: the
+// record says which attempt it was.
+void HostSource::pushed(const Push& push, bool made) {
+  SendMessage& message = *push.message;
+  const Record& record = push.record;
+  --message.copies;
+  if (made)
+    memory_.announce(push.mate, record);
+  else if (record.kind != RecordKind::placed)
+    memory_.release(record.owner, record.pool, record.slot, record.turn);
+  if (message.chunks[record.chunk].state == ChunkState::copying) finish_chunk(message, record.chunk);
 }
 
 bool HostSource::push_to_slot(SendMessage& message, std::uint32_t chunk, const RouteShare& share) {
@@ -239,10 +266,11 @@ bool HostSource::push_to_slot(SendMessage& message, std::uint32_t chunk, const R
   if (memory_.crowded(reader)) return false;
   const auto slot = memory_.take(share.owner, Pool::direct, reader);
   if (!slot) return false;
-  const Record record = fill(message, chunk, *slot);
-  memory_.announce(reader, record);
+  took(message, chunk);
+  message.chunks[chunk].state = ChunkState::copying;
+  const Record record = record_of(message, chunk, *slot);
   message.operation->report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += record.length;
-  finish_chunk(message, chunk);
+  push({&message, reader, record}, memory_.data(slot->owner, slot->pool, slot->slot));
   return true;
 }
 
@@ -267,7 +295,8 @@ bool HostSource::push_to_link(SendMessage& message, std::uint32_t chunk, const R
   if (!slot) return false;
   std::erase_if(tx_use_[share.owner], [this](const TxUse& use) { return memory_.is_free(use.slot); });
   tx_use_[share.owner].push_back({link, *slot});
-  Record record = fill(message, chunk, *slot);
+  took(message, chunk);
+  Record record = record_of(message, chunk, *slot);
   record.kind = RecordKind::forward;
   record.link = link;
   record.word = word;
@@ -276,10 +305,10 @@ bool HostSource::push_to_link(SendMessage& message, std::uint32_t chunk, const R
   state.link = link;
   state.word = word;
   ++message.out;
-  memory_.announce(share.owner, record);
   OperationReport& report = message.operation->report;
   report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += record.length;
   report.bytes_by_nic[services_.cluster().nics[share.nic].position] += record.length;
+  push({&message, share.owner, record}, memory_.data(slot->owner, slot->pool, slot->slot));
   return true;
 }
 
@@ -292,7 +321,7 @@ void HostSource::finish_chunk(SendMessage& message, std::uint32_t chunk) {
 }
 
 void HostSource::finish_if_done(SendMessage& message) {
-  if (message.over || message.done != message.chunks.size()) return;
+  if (message.over || message.done != message.chunks.size() || message.copies != 0) return;
   message.over = true;
   messages_.erase(message.key);
   std::erase(active_, &message);

@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "backend.hpp"
+#include "copier.hpp"
 
 namespace railweave::engine {
 
 class HostSource {
  public:
-  explicit HostSource(EngineServices& services);
+  HostSource(EngineServices& services, Copier& copier);
   void send(Operation& operation);
   // Messages that fit into a control frame, as far as there are credits (docs/protocol.md §6a).
   void send_eager(Operation& operation);
@@ -18,6 +19,8 @@ class HostSource {
   void ask_late(std::uint64_t posted_before);
   void on_grant(const Grant& grant, std::byte* local_buffer);
   void on_ack(const Ack& ack);
+  static bool owns(std::uint64_t ticket) { return ticket % 2 == 0; }
+  void on_copied(const Copier::Ended& copy);
   bool advance();
   void retire_attempts();
   void died_with_all(std::uint32_t destination);
@@ -34,7 +37,16 @@ class HostSource {
   bool push_to_link(SendMessage& message, std::uint32_t chunk, const RouteShare& share, std::uint64_t word);
   bool link_has_room(std::uint32_t owner, std::uint32_t link) const;
   bool try_share(SendMessage& message, std::uint32_t chunk, const RouteShare& share, bool& live);
-  Record fill(SendMessage& message, std::uint32_t chunk, const SlotRef& slot);
+  // What a copy announces once it has been made.
+  struct Push {
+    SendMessage* message;  // kept until it has ended
+    std::uint32_t mate;
+    Record record;
+  };
+  Record record_of(SendMessage& message, std::uint32_t chunk) const;
+  Record record_of(SendMessage& message, std::uint32_t chunk, const SlotRef& slot) const;
+  void push(const Push& push, std::byte* to);
+  void pushed(const Push& push, bool made);
   std::uint32_t take_next(SendMessage& message) const;
   void took(SendMessage& message, std::uint32_t chunk);
   void finish_chunk(SendMessage& message, std::uint32_t chunk);
@@ -48,6 +60,7 @@ class HostSource {
   };
   EngineServices& services_;
   NodeMemory& memory_;
+  Copier& copier_;
   std::unordered_map<MessageKey, SendMessage*, MessageKeyHash> messages_;
   std::unordered_map<MessageKey, Early, MessageKeyHash> early_;
   struct Eager {
@@ -62,6 +75,8 @@ class HostSource {
   };
   std::vector<std::vector<TxUse>> tx_use_;  // by owner
   std::size_t fallback_ = 0;
+  std::unordered_map<std::uint64_t, Push> pushes_;  // by ticket: under way
+  std::uint64_t next_ticket_ = 0;                   // even
 };
 
 }  // namespace railweave::engine

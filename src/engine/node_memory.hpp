@@ -38,6 +38,8 @@ class NodeMemory {
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint32_t slots_per_writer() const noexcept { return slots_; }
 
+  std::span<std::byte> region(std::uint32_t mate) const { return {regions_[mate].data(), regions_[mate].bytes()}; }
+
   // --- slots
   // A free slot of the part of that pool that this rank writes; rx: of own NIC `owner_nic`. `reader` (local index) will free it.
   std::optional<SlotRef> take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic = 0);

@@ -1,6 +1,7 @@
 // Operations and their messages, as the engine keeps them.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -37,7 +38,8 @@ Failure sizes_differ(const MessageKey& message, std::uint32_t peer, std::uint64_
 struct Operation;
 struct Routes;
 
-enum class ChunkState : std::uint8_t { todo, out, done };
+// copying: into memory of this node, which needs no acknowledgement. out: over a link, or being copied to its slot.
+enum class ChunkState : std::uint8_t { todo, copying, out, done };
 
 struct SendChunk {
   ChunkState state = ChunkState::todo;
@@ -54,7 +56,8 @@ struct SendMessage {
   std::uint32_t next = 0;              // first chunk never sent
   std::vector<std::uint32_t> retries;  // retired attempts
   std::uint32_t out = 0, done = 0;
-  std::uint32_t acked = 0;  // all chunks below have been acknowledged
+  std::uint32_t copies = 0;  // under way
+  std::uint32_t acked = 0;   // all chunks below have been acknowledged
   bool granted = false;
   bool asked = false;           // for a grant
   std::byte* mapped = nullptr;  // the destination's buffer, where this rank may write it
@@ -69,10 +72,11 @@ struct RecvMessage {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
   std::uint32_t chunks = 0;
-  std::vector<std::uint64_t> bits;
-  std::uint32_t arrived = 0;
-  std::uint32_t base = 0;     // all chunks below have arrived
-  std::uint32_t unacked = 0;  // newly arrived since the last acknowledgement
+  std::vector<std::uint64_t> bits;  // chunks that are here: in the buffer, or in a slot out of which they are being copied
+  std::uint32_t arrived = 0;        // in the buffer
+  std::uint32_t copies = 0;         // under way
+  std::uint32_t base = 0;           // all bits below are set
+  std::uint32_t unacked = 0;        // newly arrived since the last acknowledgement
   bool granted = false;
   bool mapped = false;         // the source may write the buffer
   std::shared_ptr<void> keep;  // registered memory that holds the buffer
@@ -104,6 +108,13 @@ struct Operation {
   std::vector<SendMessage> sends;
   std::vector<RecvMessage> recvs;
   std::unordered_map<std::uint32_t, Routes> routes;  // by destination
+
+  bool copies_under_way() const {
+    const auto any = [](const auto& messages) {
+      return std::any_of(messages.begin(), messages.end(), [](const auto& message) { return message.copies != 0; });
+    };
+    return any(sends) || any(recvs);
+  }
 
   // Engine thread.
   OperationPhase phase = OperationPhase::posted;
