@@ -136,6 +136,24 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration(
         "kernels-packets", "kernels", _defines("PROGRAM=3"), "GPU kernels: packets and pushes that wait for each other, either way"
     ),
+    Configuration(
+        "gpu-rails",
+        "gpu_rails",
+        (),
+        "a GPU's blocks list two operations to their engine and make its copies",
+    ),
+    Configuration(
+        "gpu-rails-one-block",
+        "gpu_rails",
+        _defines("BLOCKS=1 PLACES=1"),
+        "one resident block, one place for copies",
+    ),
+    Configuration(
+        "gpu-rails-failing",
+        "gpu_rails",
+        _defines("FAIL=1"),
+        "the communicator fails at any moment, with a launch still queued",
+    ),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("endpoints", "endpoints", _defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
     Configuration(
@@ -745,5 +763,53 @@ MUTATIONS: tuple[Mutation, ...] = (
         "receives from a rank that has left are refused, also when their bytes are here",
         "assertion",
         "the source has completed its send and left, the receive fails",
+    ),
+    Mutation(
+        "gpu-rails-all-list",
+        "gpu_rails",
+        _defines("MUT_ALL_LIST"),
+        "every block lists the operation's messages, not the first alone",
+        "assertion",
+        "the engine reads a list that a late block is writing again",
+    ),
+    Mutation(
+        "gpu-rails-begun-first",
+        "gpu_rails",
+        _defines("MUT_BEGUN_BEFORE_LIST"),
+        "a kernel says that it has listed its messages before it has",
+        "assertion",
+        "the engine reads the list of the operation before",
+    ),
+    Mutation(
+        "gpu-rails-number-first",
+        "gpu_rails",
+        _defines("MUT_NUMBER_BEFORE_JOB"),
+        "the engine writes a copy's number before its addresses",
+        "assertion",
+        "a block makes the copy that stood there before",
+    ),
+    Mutation(
+        "gpu-rails-reuse-place",
+        "gpu_rails",
+        _defines("MUT_REUSE_PLACE"),
+        "the engine uses a place again before its copy was made",
+        "assertion",
+        "the copy is lost, blocks wait for its number for ever",
+    ),
+    Mutation(
+        "gpu-rails-end-before-made",
+        "gpu_rails",
+        _defines("MUT_END_BEFORE_MADE"),
+        "the engine ends an operation while copies of it are under way (a chunk that was sent twice has two)",
+        "assertion",
+        "the kernel leaves, and the next one makes a copy into a buffer of an operation that is over",
+    ),
+    Mutation(
+        "gpu-rails-no-look-at-begin",
+        "gpu_rails",
+        _defines("MUT_NO_LOOK_AT_BEGIN FAIL=1"),
+        "a kernel does not look whether its communicator has failed before it takes copies",
+        "assertion",
+        "a launch that was queued makes a copy that the operation before it has left",
     ),
 )

@@ -11,6 +11,7 @@
 #include "../engine/wire.hpp"
 #include "capture.hpp"
 #include "device.hpp"
+#include "rail_prepare.hpp"
 #include "railweave/engine/error.hpp"
 
 namespace railweave::cuda {
@@ -31,34 +32,68 @@ T load_shared(T& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
 
+// Who runs where, and what all have to agree on.
 struct Hello {
   std::string node;
   std::uint64_t low_latency_bytes = 0;
-  RegionHandle region{};
-  engine::MemoryHandle book;
+  std::uint64_t most_nodes = 0;
 };
 
 Blob encode(const Hello& hello, std::uint32_t world) {
   engine::ByteWriter out;
-  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.region).put(hello.book);
+  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes);
   return out.take();
 }
 
-Hello decode(const Blob& blob, std::uint32_t rank, std::uint32_t world) {
+[[noreturn]] void refuse_version(const std::string& who) {
+  throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol");
+}
+
+Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world) {
   engine::ByteReader in(blob);
-  const std::string who = "rank " + std::to_string(rank);
   const auto magic = in.get<std::uint32_t>();
   const auto peer_world = in.get<std::uint32_t>();
   Hello hello;
   hello.node = in.text();
   hello.low_latency_bytes = in.get<std::uint64_t>();
-  hello.region = in.get<RegionHandle>();
-  hello.book = in.get<engine::MemoryHandle>();
-  if (!in.ok() || magic != kHello) throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol");
+  hello.most_nodes = in.get<std::uint64_t>();
+  if (!in.ok() || magic != kHello) refuse_version(who);
   if (peer_world != world)
     throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
   return hello;
 }
+
+void check_equal(const std::string& who, const std::string& setting, std::uint64_t theirs, std::uint64_t mine) {
+  if (theirs == mine) return;
+  throw BootstrapError(who + " has " + setting + " " + std::to_string(theirs) + "; expected " + std::to_string(mine) +
+                       ", as all ranks must agree");
+}
+
+// What a rank has for its mates, or why it has nothing.
+struct Offer {
+  std::string problem;
+  RegionHandle region{};
+  engine::MemoryHandle book;
+};
+
+Blob encode(const Offer& offer) {
+  engine::ByteWriter out;
+  out.text(offer.problem).put(offer.region).put(offer.book);
+  return out.take();
+}
+
+Offer decode_offer(const Blob& blob, const std::string& who) {
+  engine::ByteReader in(blob);
+  Offer offer;
+  offer.problem = in.text();
+  offer.region = in.get<RegionHandle>();
+  offer.book = in.get<engine::MemoryHandle>();
+  if (!in.ok()) refuse_version(who);
+  if (!offer.problem.empty()) throw BootstrapError(who + ": " + offer.problem);
+  return offer;
+}
+
+std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
@@ -74,7 +109,7 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       device_(device),
       settings_(settings),
       kernels_(preload_kernels()),
-      region_(rank, world),
+      mate_of_(world, kFar),
       mate_books_(world),
       processes_(world) {
   bring_together(rendezvous);
@@ -83,33 +118,66 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
 
 void Communicator::bring_together(const std::string& rendezvous_address) {
   const auto rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
-  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, region_.handle(), book_.handle()};
-  const std::vector<Blob> blobs = rendezvous->all_gather("gpu-hello", encode(mine, world_));
+  find_mates(*rendezvous);
+  meet_mates(*rendezvous);
+  if (nodes_ == 1) return rendezvous->finish();
+  rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, [this](const engine::Failure& failure) {
+    if (failure.kind == engine::FailureKind::died)
+      fail({failure.text, failure.rank});
+    else
+      fail({failure.text, std::nullopt});
+  });
+}
+
+void Communicator::find_mates(engine::Rendezvous& rendezvous) {
+  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes};
+  const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
+  std::set<std::string> nodes;
+  std::uint32_t mates = 0;
+  for (std::uint32_t rank = 0; rank < world_; ++rank) {
+    const std::string who = rank_name(rank);
+    const Hello theirs = decode_hello(blobs[rank], who, world_);
+    check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, mine.low_latency_bytes);
+    check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
+    nodes.insert(theirs.node);
+    if (theirs.node == mine.node) mate_of_[rank] = mates++;
+  }
+  nodes_ = static_cast<std::uint32_t>(nodes.size());
+  if (nodes_ > settings_.gpu_nodes)
+    throw BootstrapError("its ranks run on " + std::to_string(nodes_) + " nodes; RAILWEAVE_GPU_NODES allows " +
+                         std::to_string(settings_.gpu_nodes));
+}
+
+void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
+  const auto mates = static_cast<std::uint32_t>(std::count_if(mate_of_.begin(), mate_of_.end(), [](auto mate) { return mate != kFar; }));
+  Offer mine;
+  try {
+    region_.emplace(mate_of_[rank_], mates);
+    mine.region = region_->handle();
+    mine.book = book_.handle();
+  } catch (const Error& error) {
+    mine.problem = error.what();
+  }
+  const std::vector<Blob> blobs = rendezvous.all_gather("gpu-memory", encode(mine));
   std::string problem;
   try {
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      const Hello theirs = decode(blobs[rank], rank, world_);
-      if (theirs.node != mine.node)
-        throw BootstrapError("rank " + std::to_string(rank) + " runs on another node; GPU communicators span one node so far");
-      if (theirs.low_latency_bytes != mine.low_latency_bytes)
-        throw BootstrapError("rank " + std::to_string(rank) + " has gpu_low_latency_bytes " + std::to_string(theirs.low_latency_bytes) +
-                             "; expected " + std::to_string(mine.low_latency_bytes) + ", as all ranks must agree");
-      region_.map(rank, theirs.region);
+      const std::string who = rank_name(rank);
+      const Offer theirs = decode_offer(blobs[rank], who);
+      if (!near(rank)) continue;
+      region_->map(mate_of_[rank], who, theirs.region);
       if (rank == rank_) continue;
-      mate_books_[rank] = std::make_unique<MateBook>(theirs.book, region_.mappings(rank));
+      mate_books_[rank] = std::make_unique<MateBook>(theirs.book, region_->mappings(mate_of_[rank]));
       if (theirs.region.pid != mine.region.pid) {
         processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
-        if (!processes_[rank])
-          throw BootstrapError("rank " + std::to_string(rank) + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) +
-                               ")");
+        if (!processes_[rank]) throw BootstrapError(who + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) + ")");
       }
       mates_.push_back({rank, &mate_books_[rank]->page().life, processes_[rank].get()});
     }
   } catch (const Error& error) {
     problem = error.what();
   }
-  engine::agree(*rendezvous, "gpu-mapped", problem);
-  rendezvous->finish();
+  engine::agree(rendezvous, "gpu-mapped", problem);
 }
 
 Communicator::~Communicator() {
@@ -129,17 +197,24 @@ Message Communicator::make_message(const Transfer& transfer) {
     throw Error("peer " + std::to_string(transfer.peer) + " of a transfer; the communicator has ranks 0 to " + std::to_string(world_ - 1));
   if (transfer.data == nullptr || transfer.bytes == 0)
     throw Error(name(transfer.direction, transfer.bytes, transfer.peer) + ": expected memory and at least 1 byte");
-  Message message{};
-  message.local = region_.local(transfer.peer);
-  message.remote = region_.remote(transfer.peer);
+  Message message = near(transfer.peer) ? make_near_message(transfer) : Message{};
+  if (!near(transfer.peer)) message.rail = rails_->side();
   message.data = transfer.data;
   message.bytes = transfer.bytes;
   message.direction = transfer.direction;
   message.peer = transfer.peer;
-  message.host = &region_.host();
-  message.totals = region_.totals();
+  message.host = &region_->host();
+  message.totals = region_->totals();
+  return message;
+}
+
+Message Communicator::make_near_message(const Transfer& transfer) {
+  const std::uint32_t mate = mate_of_[transfer.peer];
+  Message message{};
+  message.local = region_->local(mate);
+  message.remote = region_->remote(mate);
   if (transfer.direction == Direction::send) {
-    message.mappings = region_.mappings(transfer.peer);
+    message.mappings = region_->mappings(mate);
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
     const Book::Place place = book_.name(transfer.data, transfer.bytes);
     const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
@@ -180,12 +255,15 @@ void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
 }
 
 void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
+  const bool far =
+      std::any_of(transfers.begin(), transfers.end(), [this](const Transfer& t) { return t.communicator == this && !near(t.peer); });
+  if (far) rails_->expect(capturing);
   if (capturing) return;
   const std::scoped_lock lock(mutex_);
   for (const Transfer& transfer : transfers) {
     if (transfer.communicator != this) continue;
     ++enqueued_;
-    const Path path = transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
+    const Path path = !near(transfer.peer) ? Path::rail : transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
     ++noted_[static_cast<std::size_t>(path)];
     pending_.push_back({transfer.direction, path, transfer.peer, transfer.bytes});
     if (pending_.size() > kMostPending) pending_.pop_front();
@@ -211,7 +289,7 @@ void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const 
   Communicator& first = *transfers[0].communicator;
   const DeviceScope scope(first.device_);
   std::vector<Communicator*> communicators;
-  std::vector<Message> messages;
+  std::vector<Message> messages, rails;
   messages.reserve(transfers.size());
   std::uint32_t world = 0;
   for (const Transfer* transfer : in_turn(transfers)) {
@@ -222,16 +300,21 @@ void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const 
       communicators.push_back(&communicator);
       world = std::max(world, communicator.world_);
     }
-    messages.push_back(communicator.make_message(*transfer));
+    const Message message = communicator.make_message(*transfer);
+    (communicator.near(transfer->peer) ? messages : rails).push_back(message);
   }
-  const Plan plan = prepare(messages, {static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes,
-                                       first.kernels_.most_cluster_blocks, world});
-  const OperationHeader header{first.region_.state(),
-                               first.settings_.gpu_timeout_ms * 1'000'000,
-                               static_cast<std::uint32_t>(messages.size()),
-                               plan.packet_messages,
-                               plan.packet_blocks,
-                               0};
+  if (!rails.empty() && transfers.size() > kMaxMessages)
+    throw Error("an operation of " + std::to_string(transfers.size()) + " transfers, some with other nodes; expected at most " +
+                std::to_string(kMaxMessages) + ": use smaller groups");
+  const LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes,
+                            first.kernels_.most_cluster_blocks, world, !rails.empty()};
+  Plan plan{Kernel::rails, 1};
+  if (!messages.empty()) plan = prepare(messages, limits);
+  if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
+  const OperationHeader header{
+      first.region_->state(), first.settings_.gpu_timeout_ms * 1'000'000, static_cast<std::uint32_t>(messages.size()), plan.packet_messages,
+      plan.packet_blocks,     static_cast<std::uint32_t>(rails.size())};
+  messages.insert(messages.end(), rails.begin(), rails.end());
 
   for (const cudaStream_t other : streams.subspan(1)) {
     check(cudaEventRecord(first.join_.get(), other), "joining streams");
@@ -311,11 +394,12 @@ void Communicator::fail(Failure failure) {
     if (!failure_) failure_ = std::move(failure);
     tell_failure(book_.page().life, *failure_);
   }
-  std::atomic_ref(region_.host().stop).store(1, std::memory_order_release);
+  std::atomic_ref(region_->host().stop).store(1, std::memory_order_release);
+  if (rails_ != nullptr) rails_->stop();
 }
 
 HostView Communicator::view() const {
-  HostView& host = region_.host();
+  HostView& host = region_->host();
   HostView copy{};
   copy.error = load_shared(host.error);
   copy.error_peer = load_shared(host.error_peer);
@@ -324,12 +408,18 @@ HostView Communicator::view() const {
 }
 
 Totals Communicator::ended() const {
-  const Totals packets = ended(Path::packets), granted = ended(Path::granted);
-  return {packets.completed + granted.completed, packets.bytes_sent + granted.bytes_sent, packets.bytes_received + granted.bytes_received};
+  Totals sum{};
+  for (std::size_t path = 0; path < kPaths; ++path) {
+    const Totals totals = ended(static_cast<Path>(path));
+    sum.completed += totals.completed;
+    sum.bytes_sent += totals.bytes_sent;
+    sum.bytes_received += totals.bytes_received;
+  }
+  return sum;
 }
 
 Totals Communicator::ended(Path path) const {
-  Totals& totals = region_.host().ended[static_cast<std::size_t>(path)];
+  Totals& totals = region_->host().ended[static_cast<std::size_t>(path)];
   return {load_shared(totals.completed), load_shared(totals.bytes_sent), load_shared(totals.bytes_received)};
 }
 
@@ -356,6 +446,7 @@ void Communicator::drain() {
   }
   tell_leaving(book_.page().life);
   wait_until([&] { return std::all_of(mates_.begin(), mates_.end(), [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); }); });
+  if (rails_ != nullptr) rails_->close();
 }
 
 // --- Looking at it
@@ -363,7 +454,15 @@ void Communicator::drain() {
 Counters Communicator::counters() const {
   const Totals now = ended();
   const std::scoped_lock lock(mutex_);
-  return {std::max(enqueued_, now.completed), now.completed, now.bytes_sent, now.bytes_received};
+  Counters counters{std::max(enqueued_, now.completed), now.completed, now.bytes_sent, now.bytes_received, {}};
+  std::uint64_t far = 0;
+  for (const PathKind kind : {PathKind::rail, PathKind::cross_rail}) {
+    const std::uint64_t bytes = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
+    counters.bytes_by_kind[static_cast<std::size_t>(kind)] = bytes;
+    far += bytes;
+  }
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] = now.bytes_sent - std::min(far, now.bytes_sent);
+  return counters;
 }
 
 std::string Communicator::describe() const {
@@ -373,12 +472,11 @@ std::string Communicator::describe() const {
                      std::to_string(now.completed) + " messages ended";
   if (failure_) text += "; failed: " + failure_->text;
   text += '\n';
-  // Messages in packets and granted ones end each in their order.
+  // Messages of each path end in their order.
   std::uint64_t over[kPaths] = {};
   for (const Pending& pending : pending_) ++over[static_cast<std::size_t>(pending.path)];
-  for (const Path path : {Path::packets, Path::granted}) {
-    const auto at = static_cast<std::size_t>(path);
-    const std::uint64_t completed = ended(path).completed;
+  for (std::size_t at = 0; at < kPaths; ++at) {
+    const std::uint64_t completed = ended(static_cast<Path>(at)).completed;
     over[at] -= std::min(over[at], noted_[at] > completed ? noted_[at] - completed : 0);
   }
   for (const Pending& pending : pending_) {
@@ -387,10 +485,16 @@ std::string Communicator::describe() const {
       --left;
       continue;
     }
-    text +=
-        name(pending.direction, pending.bytes, pending.peer) + (processes_[pending.peer] ? " (another process)\n" : " (this process)\n");
+    text += name(pending.direction, pending.bytes, pending.peer) + " (" + where(pending.peer) + ")\n";
   }
+  if (rails_ == nullptr) return text;
+  for (const std::string& link : rails_->links_down()) text += "link down: " + link + '\n';
   return text;
+}
+
+const char* Communicator::where(std::uint32_t rank) const {
+  if (!near(rank)) return "another node";
+  return processes_[rank] ? "another process" : "this process";
 }
 
 }  // namespace railweave::cuda

@@ -1,4 +1,5 @@
-// A rank of a communicator between GPUs of one node: its memory, its mates', and the operations it queues.
+// A rank of a communicator between GPUs: its memory, that of its mates (the ranks of its node), its part in the rails, and the operations
+// it queues.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,6 +20,7 @@
 #include "kernel.hpp"
 #include "liveness.hpp"
 #include "operation.hpp"
+#include "rails.hpp"
 #include "railweave/engine/settings.hpp"
 #include "region.hpp"
 
@@ -40,6 +42,7 @@ struct Counters {
   std::uint64_t completed = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
+  std::uint64_t bytes_by_kind[5] = {};  // by PathKind
 };
 
 class Communicator {
@@ -75,8 +78,13 @@ class Communicator {
   };
 
   void bring_together(const std::string& rendezvous);
+  void find_mates(engine::Rendezvous& rendezvous);
+  void meet_mates(engine::Rendezvous& rendezvous);
+  bool near(std::uint32_t rank) const { return mate_of_[rank] != kFar; }
   static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);
   Message make_message(const Transfer& transfer);
+  Message make_near_message(const Transfer& transfer);
+  const char* where(std::uint32_t rank) const;
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
   void note(std::span<const Transfer> transfers, bool capturing);
@@ -91,11 +99,14 @@ class Communicator {
   const int device_;
   const ExchangeSettings settings_;
   const KernelTraits kernels_;
-  Region region_;  // this rank's memory and its mates'
+  static constexpr std::uint32_t kFar = ~0u;
+  std::uint32_t nodes_ = 0;
+  std::vector<std::uint32_t> mate_of_;  // by rank: its number among the ranks of this node, or kFar
+  std::optional<Region> region_;        // this rank's memory and its mates'
   Book book_;
-  std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for ranks of this process
-  std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process
-  std::vector<Mate> mates_;                            // the other ranks
+  std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
+  std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
+  std::vector<Mate> mates_;                            // the other ranks of the node
   Stream side_stream_ = make_stream();                 // of the watching thread
   Event last_ = make_event();                          // after the last operation
   Event join_ = make_event();                          // other streams of an operation
@@ -114,6 +125,7 @@ class Communicator {
   std::uint64_t noted_[kPaths] = {};  // of those, by path
   std::deque<Pending> pending_;       // newest last; of each path the oldest end first
   std::optional<Failure> failure_;
+  std::unique_ptr<Rails> rails_;  // where there are far ranks
   std::jthread watcher_;
 };
 

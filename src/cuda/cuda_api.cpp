@@ -170,7 +170,7 @@ railweave_status counters(railweave_cuda_communicator* communicator, railweave_c
     all.completed = now.completed;
     all.bytes_sent = now.bytes_sent;
     all.bytes_received = now.bytes_received;
-    all.bytes_by_kind[0] = now.bytes_sent;
+    std::copy(std::begin(now.bytes_by_kind), std::end(now.bytes_by_kind), all.bytes_by_kind);
     std::memcpy(counters, &all, std::min(counters->size, sizeof all));
   });
 }

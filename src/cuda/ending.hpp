@@ -22,6 +22,10 @@ RAILWEAVE_ROLE Part granted_part(const OperationHeader& header, const Message* m
           header.timeout_ns};
 }
 
+RAILWEAVE_ROLE Part rail_part(const OperationHeader& header, const Message* messages) {
+  return {&header.state->parts[2], nullptr, messages + header.count, header.rails, header.timeout_ns};
+}
+
 RAILWEAVE_ROLE bool sends(const Message& m) { return m.direction == Direction::send; }
 
 // Of a message that reports.

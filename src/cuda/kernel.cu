@@ -5,6 +5,7 @@
 #include "device_block.cuh"
 #include "device_warp.cuh"
 #include "kernel.hpp"
+#include "rail_roles.hpp"
 
 namespace railweave::cuda {
 namespace {
@@ -50,6 +51,16 @@ __global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant
   DeviceWarp warp(header.packet_blocks);
   PacketRoles<DeviceWarp> packets(warp, packet_part(header, parameters.messages));
   run_apart(block, packets, granted);
+}
+
+// With messages to other nodes. One for all operations: what goes over rails takes longer than parameters and code cost.
+__global__ void __launch_bounds__(kThreads) exchange_rails(const __grid_constant__ Parameters<kMaxMessages> parameters) {
+  wait_for_earlier_work();
+  const OperationHeader& header = parameters.header;
+  DeviceBlock<kMaxMessages> block;
+  RailRoles<DeviceBlock<kMaxMessages>> rails(block, rail_part(header, parameters.messages));
+  Roles<DeviceBlock<kMaxMessages>, true> near(block, whole_part(header, parameters.messages));
+  run_beside_rails(block, rails, near, header.count != 0);
 }
 
 // --- Operations of more messages than parameters can hold: in device memory, written there by kernels before, so that nothing on the host
@@ -170,6 +181,7 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange<kMaxMessages, true>),
                            reinterpret_cast<const void*>(&exchange_apart<kSome>),
                            reinterpret_cast<const void*>(&exchange_apart<kMaxMessages>),
+                           reinterpret_cast<const void*>(&exchange_rails),
                            reinterpret_cast<const void*>(&exchange_list),
                            reinterpret_cast<const void*>(&write_list),
                            reinterpret_cast<const void*>(&exchange_packets<kFew>),
@@ -197,6 +209,7 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     case Kernel::packets: return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
     case Kernel::apart: return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
+    case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;
   }
   if (messages.size() > kMaxMessages) return launch_list(header, messages, plan, stream);

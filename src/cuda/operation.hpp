@@ -9,8 +9,8 @@
 namespace railweave::cuda {
 
 enum class Direction : std::uint8_t { send, receive };
-enum class Path : std::uint8_t { packets, granted };
-inline constexpr std::uint32_t kPaths = 2;
+enum class Path : std::uint8_t { packets, granted, rail };
+inline constexpr std::uint32_t kPaths = 3;
 
 // Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
 inline constexpr std::uint32_t kMappings = 64;
@@ -46,14 +46,23 @@ struct HostView {
 
 inline constexpr std::int32_t kNone = -1;
 
+struct RailPort;
+struct RailCounts;
+// What a communicator's messages to and from other nodes need (rail_port.hpp).
+struct RailSide {
+  RailPort* port;
+  RailCounts* counts;
+};
+
 struct Message {
-  Port* local;   // this rank's memory for the peer
+  Port* local;   // this rank's memory for the peer; none for peers on other nodes
   Port* remote;  // the peer's memory for this rank
   std::byte* data;
   std::uint64_t bytes;
   union {
     BufferName receive;       // receives: for the grant
     const Mapping* mappings;  // sends: of the peer's buffers
+    RailSide rail;            // peers on other nodes
   };
   HostView* host;
   Totals* totals;             // of the communicator, one for each path: copied to the HostView at an operation's end
@@ -121,7 +130,7 @@ struct OperationHeader {
   // Where packets have blocks of their own beside granted messages: the first so many messages, and the first so many blocks.
   std::uint32_t packet_messages;
   std::uint32_t packet_blocks;
-  std::uint32_t reserved;
+  std::uint32_t rails;  // messages to and from other nodes, after those that are counted
 };
 
 // Messages of an operation that the same blocks move: all of them, or those of one path.

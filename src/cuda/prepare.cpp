@@ -184,7 +184,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const Sums sums = sum_up(messages);
   const std::uint64_t bytes = std::max(sums.bytes[0], sums.bytes[1]), worth = std::max(sums.worth[0], sums.worth[1]);
   const std::uint32_t most = most_blocks(limits, sums.peers, bytes);
-  const bool warps_can = sums.packets <= kMaxPacketMessages && messages.size() <= kMaxMessages;
+  const bool warps_can = !limits.beside_rails && sums.packets <= kMaxPacketMessages && messages.size() <= kMaxMessages;
   count(messages);
   if (sums.packets != 0 && sums.granted != 0 && warps_can && most > 1) {
     const Plan plan = plan_apart(messages, limits, sums, most);

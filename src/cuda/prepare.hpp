@@ -13,6 +13,7 @@ struct LaunchLimits {
   std::uint64_t low_latency_bytes = 512u << 10;  // a message of at most that many goes in packets; the same on all ranks
   std::uint32_t cluster_blocks = 1;              // as many blocks begin together or not at all on this device
   std::uint32_t world = 2;                       // ranks of the communicator, of the largest where there are several
+  bool beside_rails = false;                     // with messages to other nodes, whose kernel has the general roles for the others
 };
 
 // Which kernel it takes: whose roles move the messages.
@@ -21,6 +22,7 @@ enum class Kernel : std::uint8_t {
   granted,  // roles.hpp without packets
   apart,    // apart_roles.hpp: both, by blocks of their own
   any,      // roles.hpp with packets: where blocks do not begin together, and for more messages than the others take
+  rails,    // rail_roles.hpp beside roles.hpp with packets
 };
 
 // How an operation is launched.

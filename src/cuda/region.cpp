@@ -34,12 +34,12 @@ void check_link(int own, const std::string& bus, const std::string& who) {
 
 }  // namespace
 
-Region::Region(std::uint32_t rank, std::uint32_t world) : rank_(rank), mapped_(world), opened_(world) {
+Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), mapped_(mates), opened_(mates) {
   // A stream of its own: to wait for the device would be to wait for kernels that may wait for peers.
   const Stream stream = make_stream();
   try {
-    ports_ = static_cast<Port*>(allocate_zeroed(sizeof(Port) * world, "the communicator's slots", stream.get()));
-    own_ = static_cast<Own*>(allocate_zeroed(sizeof(Own) + sizeof(Mapping) * kMappings * world, "the communicator's state", stream.get()));
+    ports_ = static_cast<Port*>(allocate_zeroed(sizeof(Port) * mates, "the communicator's slots", stream.get()));
+    own_ = static_cast<Own*>(allocate_zeroed(sizeof(Own) + sizeof(Mapping) * kMappings * mates, "the communicator's state", stream.get()));
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
@@ -48,14 +48,14 @@ Region::Region(std::uint32_t rank, std::uint32_t world) : rank_(rank), mapped_(w
     release();
     throw;
   }
-  mapped_[rank] = ports_;
+  mapped_[own] = ports_;
 }
 
 Region::~Region() { release(); }
 
 void Region::release() noexcept {
-  for (std::size_t rank = 0; rank < mapped_.size(); ++rank) {
-    if (opened_[rank]) cudaIpcCloseMemHandle(mapped_[rank]);
+  for (std::size_t mate = 0; mate < mapped_.size(); ++mate) {
+    if (opened_[mate]) cudaIpcCloseMemHandle(mapped_[mate]);
   }
   cudaFree(ports_);
   cudaFree(own_);
@@ -72,33 +72,33 @@ RegionHandle Region::handle() const {
   return handle;
 }
 
-void Region::map(std::uint32_t rank, const RegionHandle& handle) {
-  if (rank == rank_) return;
+void Region::map(std::uint32_t mate, const std::string& name, const RegionHandle& handle) {
+  if (mate == mate_) return;
   int own = 0;
   check(cudaGetDevice(&own), "asking for the current device");
   const std::string bus(handle.bus, ::strnlen(handle.bus, sizeof handle.bus));
-  const std::string who = "rank " + std::to_string(rank) + "'s GPU " + bus;
+  const std::string who = name + "'s GPU " + bus;
   check_link(own, bus, who);
   if (handle.pid == static_cast<std::int32_t>(::getpid())) {
     if (handle.device != own) {
       int reachable = 0;
       check(cudaDeviceCanAccessPeer(&reachable, own, handle.device), "asking whether GPUs reach each other");
-      if (reachable == 0) throw BootstrapError(who + " cannot be reached from rank " + std::to_string(rank_) + "'s: no peer access");
+      if (reachable == 0) throw BootstrapError(who + " cannot be reached from this rank's: no peer access");
       const cudaError_t error = cudaDeviceEnablePeerAccess(handle.device, 0);
       static_cast<void>(cudaGetLastError());
       if (error != cudaErrorPeerAccessAlreadyEnabled) check(error, "enabling peer access to " + who);
     }
-    mapped_[rank] = reinterpret_cast<Port*>(handle.address);
+    mapped_[mate] = reinterpret_cast<Port*>(handle.address);
     return;
   }
   void* base = nullptr;
   const cudaError_t error = cudaIpcOpenMemHandle(&base, handle.memory, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    throw BootstrapError(who + ": its memory cannot be mapped from rank " + std::to_string(rank_) + "'s: " + cudaGetErrorString(error));
+    throw BootstrapError(who + ": its memory cannot be mapped from this rank's: " + cudaGetErrorString(error));
   }
-  mapped_[rank] = static_cast<Port*>(base);
-  opened_[rank] = true;
+  mapped_[mate] = static_cast<Port*>(base);
+  opened_[mate] = true;
 }
 
 }  // namespace railweave::cuda

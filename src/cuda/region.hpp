@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "operation.hpp"
@@ -22,38 +23,38 @@ struct RegionHandle {
 
 class Region {
  public:
-  // On the current device, zeroed. Throws DeviceError.
-  Region(std::uint32_t rank, std::uint32_t world);
+  // On the current device, zeroed. Ranks are counted among those of the node here and below: `own` of `mates`. Throws DeviceError.
+  Region(std::uint32_t own, std::uint32_t mates);
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   ~Region();
 
   RegionHandle handle() const;
-  // Throws BootstrapError saying why that rank's GPU cannot be reached from this one.
-  void map(std::uint32_t rank, const RegionHandle& handle);
+  // `name`: the mate's in errors. Throws BootstrapError saying why that rank's GPU cannot be reached from this one.
+  void map(std::uint32_t mate, const std::string& name, const RegionHandle& handle);
 
-  Port* local(std::uint32_t peer) const { return ports_ + peer; }
-  Port* remote(std::uint32_t peer) const { return mapped_[peer] + rank_; }
+  Port* local(std::uint32_t mate) const { return ports_ + mate; }
+  Port* remote(std::uint32_t mate) const { return mapped_[mate] + mate_; }
   OperationState* state() const { return &own_->state; }
   Totals* totals() const { return own_->totals; }
-  Mapping* mappings(std::uint32_t peer) const { return own_->mappings + std::uint64_t{peer} * kMappings; }
+  Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
   HostView& host() const { return *host_; }
 
  private:
   struct Own {
     OperationState state;
     Totals totals[kPaths];
-    Mapping mappings[1];  // kMappings for each rank
+    Mapping mappings[1];  // kMappings for each mate
   };
 
   void release() noexcept;
 
-  const std::uint32_t rank_;
+  const std::uint32_t mate_;  // its own number
   Port* ports_ = nullptr;
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
-  std::vector<Port*> mapped_;  // by rank
-  std::vector<bool> opened_;   // by rank: mapped_ is to be closed
+  std::vector<Port*> mapped_;  // by mate
+  std::vector<bool> opened_;   // by mate: mapped_ is to be closed
 };
 
 }  // namespace railweave::cuda

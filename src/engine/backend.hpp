@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "cluster.hpp"
@@ -65,6 +66,8 @@ class EngineServices {
   virtual std::uint64_t eager_bytes() const = 0;
   virtual void message_over(Operation& operation) = 0;
   virtual void fail(Operation& operation, const Failure& failure) = 0;
+  // A rank whose process has ended, as far as this one knows: why other ranks leave, or fail.
+  virtual std::optional<Failure> death() const = 0;
   // An operation of the backend's own making; as from a program's thread.
   virtual void post(const std::shared_ptr<Operation>& operation) = 0;
 };

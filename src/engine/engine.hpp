@@ -60,6 +60,7 @@ class Engine final : public EngineServices {
   std::uint64_t eager_bytes() const override { return settings_.eager_bytes; }
   void message_over(Operation& operation) override;
   void fail(Operation& operation, const Failure& failure) override;
+  std::optional<Failure> death() const override;
 
  private:
   enum class RankState : std::uint8_t { alive, leaving, dead };

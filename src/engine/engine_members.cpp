@@ -87,6 +87,16 @@ void Engine::check_deaths(std::uint64_t now) {
   }
 }
 
+std::optional<Failure> Engine::death() const {
+  for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
+    const Member& member = members_[rank];
+    if (member.left || (member.state != RankState::dead && member.dies_at == 0)) continue;
+    return Failure{FailureKind::died, rank,
+                   member.state == RankState::dead ? member.epitaph : "rank " + std::to_string(rank) + " has died: " + member.told};
+  }
+  return std::nullopt;
+}
+
 void Engine::on_dead(std::uint32_t rank, const std::string& how) {
   Member& member = members_[rank];
   if (member.state == RankState::dead) return;
@@ -161,6 +171,7 @@ void Engine::advance_closing(std::uint64_t now) {
     }
     settle(now);
     if (!operations_.empty() && now - closing_since_ < 2 * drain) return;
+    check_pids();  // others hear of a death before they hear that ranks leave because of it
     leaving_since_ = now;
     memory_->set_leaving();
     for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {

@@ -8,6 +8,9 @@ namespace {
 
 constexpr std::uint32_t kAckEvery = 8;  // arrived chunks; acknowledgements only spare resends, the last one ends the send
 
+bool has(const std::vector<std::uint64_t>& bits, std::uint32_t chunk) { return (bits[chunk / 64] >> (chunk % 64) & 1) != 0; }
+void set(std::vector<std::uint64_t>& bits, std::uint32_t chunk) { bits[chunk / 64] |= std::uint64_t{1} << (chunk % 64); }
+
 }  // namespace
 
 HostDestination::HostDestination(EngineServices& services, Copier& copier, std::function<void(const Grant&, std::byte*)> self_grant)
@@ -25,6 +28,7 @@ std::uint32_t HostDestination::length(const RecvMessage& message, std::uint32_t 
 void HostDestination::receive(Operation& operation) {
   for (RecvMessage& message : operation.recvs) {
     message.bits.assign((message.chunks + 63) / 64, 0);
+    message.copying = message.bits;
     messages_.emplace(message.key, &message);
     const bool own = message.key.source == services_.cluster().rank;
     if (auto kept = kept_.extract(message.key)) {
@@ -99,24 +103,19 @@ void HostDestination::on_record(const Record& record) {
   RecvMessage* message = find(record.message);
   const bool fits = message != nullptr && record.chunk < message->chunks && record.length == length(*message, record.chunk);
   if (record.kind == RecordKind::placed) {
-    if (fits && message->mapped && !has(*message, record.chunk)) {
-      mark(*message, record.chunk);
-      ++message->arrived;
-      after_arrival(*message);
-    }
+    if (fits && message->mapped && !has(message->bits, record.chunk)) arrive(*message, record.chunk);
     return;
   }
   if (!memory_.holds(record.owner, record.pool, record.slot, record.turn)) return;
-  if (fits && !has(*message, record.chunk))
+  // A chunk that comes again while it is copied needs no second copy, which might be made when the buffer is the program's again.
+  if (fits && !has(message->bits, record.chunk) && !has(message->copying, record.chunk))
     pull(*message, record);
   else
     memory_.release(record.owner, record.pool, record.slot, record.turn);
 }
 
-// The bit is set before the copy is made: the same chunk may come again meanwhile, and must not be copied into a buffer that is the
-// program's again by then. Only the operation's failure can keep the copy from being made.
 void HostDestination::pull(RecvMessage& message, const Record& record) {
-  mark(message, record.chunk);
+  set(message.copying, record.chunk);
   ++message.copies;
   const Pull copy{&message, record};
   const std::uint64_t ticket = next_ticket_;
@@ -136,22 +135,14 @@ void HostDestination::pulled(const Pull& pull, bool made) {
   RecvMessage& message = *pull.message;
   memory_.release(pull.record.owner, pull.record.pool, pull.record.slot, pull.record.turn);
   --message.copies;
-  if (!made || message.over) return;
+  if (made && !message.over) arrive(message, pull.record.chunk);
+}
+
+void HostDestination::arrive(RecvMessage& message, std::uint32_t chunk) {
+  set(message.bits, chunk);
   ++message.arrived;
-  after_arrival(message);
-}
-
-bool HostDestination::has(const RecvMessage& message, std::uint32_t chunk) const {
-  return (message.bits[chunk / 64] >> (chunk % 64) & 1) != 0;
-}
-
-void HostDestination::mark(RecvMessage& message, std::uint32_t chunk) {
-  message.bits[chunk / 64] |= std::uint64_t{1} << (chunk % 64);
   ++message.unacked;
-  while (message.base < message.chunks && has(message, message.base)) ++message.base;
-}
-
-void HostDestination::after_arrival(RecvMessage& message) {
+  while (message.base < message.chunks && has(message.bits, message.base)) ++message.base;
   const bool complete = message.arrived == message.chunks;
   const bool remote = !services_.cluster().local(message.key.source);
   if (remote && (complete || message.unacked >= kAckEvery)) acknowledge(message);
@@ -172,7 +163,7 @@ void HostDestination::acknowledge(RecvMessage& message) {
   ack.base = message.base;
   for (std::uint32_t bit = 0; bit < Ack::kBits && ack.base + bit < message.chunks; ++bit) {
     const std::uint32_t chunk = ack.base + bit;
-    if ((message.bits[chunk / 64] >> (chunk % 64) & 1) != 0) ack.bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
+    if (has(message.bits, chunk)) ack.bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
   }
   services_.control().send(message.key.source, FrameType::ack, std::as_bytes(std::span(&ack, 1)));
 }

@@ -35,12 +35,10 @@ class HostDestination {
     RecvMessage* message;  // kept until it has ended
     Record record;
   };
-  bool has(const RecvMessage& message, std::uint32_t chunk) const;
-  void mark(RecvMessage& message, std::uint32_t chunk);
   void pull(RecvMessage& message, const Record& record);
   void pulled(const Pull& pull, bool made);
   void acknowledge(RecvMessage& message);
-  void after_arrival(RecvMessage& message);
+  void arrive(RecvMessage& message, std::uint32_t chunk);
   std::uint32_t length(const RecvMessage& message, std::uint32_t chunk) const;
 
   EngineServices& services_;

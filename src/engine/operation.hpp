@@ -72,11 +72,12 @@ struct RecvMessage {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
   std::uint32_t chunks = 0;
-  std::vector<std::uint64_t> bits;  // chunks that are here: in the buffer, or in a slot out of which they are being copied
-  std::uint32_t arrived = 0;        // in the buffer
-  std::uint32_t copies = 0;         // under way
-  std::uint32_t base = 0;           // all bits below are set
-  std::uint32_t unacked = 0;        // newly arrived since the last acknowledgement
+  std::vector<std::uint64_t> bits;     // of chunks that have arrived
+  std::vector<std::uint64_t> copying;  // of chunks that are being copied out of slots
+  std::uint32_t arrived = 0;
+  std::uint32_t copies = 0;   // under way
+  std::uint32_t base = 0;     // all chunks below have arrived
+  std::uint32_t unacked = 0;  // newly arrived since the last acknowledgement
   bool granted = false;
   bool mapped = false;         // the source may write the buffer
   std::shared_ptr<void> keep;  // registered memory that holds the buffer

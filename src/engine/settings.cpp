@@ -68,6 +68,8 @@ constexpr std::array kTable{
     Setting{"gpu_low_latency_bytes", "bytes", true, 0, 3u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant", "2 x H200, docs/cuda.md",
             &S::gpu_low_latency_bytes},
+    Setting{"gpu_nodes", "nodes", true, 1, 1024, "most nodes of a communicator between GPUs; one over more is left to NCCL",
+            "over rails nothing has been measured on GPUs yet", &S::gpu_nodes},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",
             "three times the 10 minutes after which PyTorch's watchdog gives up", &S::gpu_timeout_ms},
     Setting{"node_id", "", false, 0, 0,

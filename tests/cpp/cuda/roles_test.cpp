@@ -85,6 +85,7 @@ class Node {
       case Kernel::apart: return run_apart_from_packets(plan, header, messages.data(), seed);
       case Kernel::granted: return run_blocks<false>(plan, header, messages, seed);
       case Kernel::any: return run_blocks<true>(plan, header, messages, seed);
+      case Kernel::rails: FAIL() << "no message goes to another node";
     }
   }
 

@@ -1,0 +1,184 @@
+#include "rail_backend.hpp"
+
+#include <sys/prctl.h>
+
+#include <cstdlib>
+#include <limits>
+#include <string>
+
+#include "railweave/error.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+using engine::load_flag;
+using engine::store_flag;
+
+// How long the engine thread sleeps at most while a kernel may have something to say, as a GPU cannot wake it: a copy of a chunk of 128 KiB
+// takes a block about 4 us, and 24 of them may be under way to a NIC. Not measured.
+constexpr std::uint64_t kNapNs = 10'000;
+// Of the places: the others are for pulls.
+constexpr std::uint32_t kMostPushes = kRailCopies / 2;
+
+}  // namespace
+
+RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control)
+    : CopyingBackend(services, static_cast<Copier&>(*this)),
+      services_(services),
+      port_(port),
+      regions_(std::move(regions)),
+      control_(control) {}
+
+bool RailBackend::advance() {
+  thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns: naps are that short
+  static_cast<void>(slack);
+  bool moved = false;
+  if (control_.stopped.load(std::memory_order_acquire))
+    give_up();
+  else
+    moved = take_listed();
+  moved = CopyingBackend::advance() || moved;
+  if (operation_ != nullptr) end_operation();
+  return moved;
+}
+
+std::uint64_t RailBackend::next_look(std::uint64_t now) const {
+  if (control_.stopped.load(std::memory_order_acquire)) return std::numeric_limits<std::uint64_t>::max();
+  const bool expects = operation_ != nullptr || control_.captured.load() || begun_ < control_.enqueued.load();
+  return expects ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
+}
+
+// --- Operations. The kernels of a communicator run one after another, and none ends before the engine has said that its operation has: so
+// there is one at a time, and its list stands still.
+
+bool RailBackend::take_listed() {
+  if (operation_ != nullptr || load_flag(port_.begun) == begun_) return false;
+  ++begun_;
+  operation_ = read_list(load_flag(port_.listed));
+  if (operation_ == nullptr) {
+    fail({engine::FailureKind::closed, services_.cluster().rank, "a kernel listed messages that cannot be"});
+    return true;
+  }
+  try {
+    services_.post(operation_);
+  } catch (const Error& error) {
+    operation_.reset();
+    fail({engine::FailureKind::closed, services_.cluster().rank, error.what()});
+  }
+  return true;
+}
+
+std::shared_ptr<engine::Operation> RailBackend::read_list(std::uint64_t listed) const {
+  const engine::Cluster& cluster = services_.cluster();
+  const std::uint64_t chunk_bytes = services_.memory().chunk_bytes();
+  auto operation = std::make_shared<engine::Operation>();
+  if (listed == 0 || listed > kMaxMessages) return nullptr;
+  for (std::uint64_t i = 0; i < listed; ++i) {
+    const RailMessage& message = port_.messages[i];
+    const std::uint64_t chunks = message.bytes / chunk_bytes + (message.bytes % chunk_bytes != 0 ? 1 : 0);
+    if (message.peer >= cluster.world || cluster.local(message.peer) || chunks == 0 || chunks > std::numeric_limits<std::uint32_t>::max())
+      return nullptr;
+    auto* const data = reinterpret_cast<std::byte*>(message.data);
+    if (message.direction == Direction::send) {
+      engine::SendMessage& send = operation->sends.emplace_back();
+      send.key = {0, cluster.rank, message.peer, 0, 0};
+      send.data = data;
+      send.bytes = message.bytes;
+      send.chunks.resize(chunks);
+    } else {
+      engine::RecvMessage& receive = operation->recvs.emplace_back();
+      receive.key = {0, message.peer, cluster.rank, 0, 0};
+      receive.data = data;
+      receive.bytes = message.bytes;
+      receive.chunks = static_cast<std::uint32_t>(chunks);
+    }
+  }
+  return operation;
+}
+
+void RailBackend::end_operation() {
+  if (operation_->failure.kind != engine::FailureKind::none) fail(operation_->failure);
+  if (operation_->phase != engine::OperationPhase::ended) return;
+  for (std::size_t kind = 0; kind < control_.bytes_by_kind.size(); ++kind)
+    control_.bytes_by_kind[kind] += operation_->report.bytes_by_kind[kind];
+  if (operation_->failure.kind == engine::FailureKind::none) store_flag(port_.ended, begun_);
+  operation_.reset();
+}
+
+// The kernel does not leave by itself: the communicator sends it away.
+void RailBackend::fail(const engine::Failure& failure) {
+  if (told_) return;
+  told_ = true;
+  // When a rank dies, others leave because of it, and may be heard of earlier.
+  control_.on_failure(services_.death().value_or(failure));
+}
+
+void RailBackend::give_up() {
+  told_ = true;
+  if (operation_ == nullptr || operation_->failure.kind != engine::FailureKind::none) return;
+  const std::uint32_t rank = services_.cluster().rank;
+  services_.fail(*operation_, {engine::FailureKind::closed, rank, "rank " + std::to_string(rank) + "'s communicator has ended"});
+}
+
+// --- Copies
+
+bool RailBackend::has_room() const {
+  return open_pushes_ < kMostPushes && place_is_free() && waiting_.empty() && !control_.stopped.load(std::memory_order_relaxed);
+}
+
+bool RailBackend::push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) {
+  ask({on_device(to), reinterpret_cast<std::uint64_t>(from), bytes, ticket, true});
+  return false;
+}
+
+bool RailBackend::pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) {
+  const Copy copy{reinterpret_cast<std::uint64_t>(to), on_device(from), bytes, ticket, false};
+  if (place_is_free() && waiting_.empty())
+    ask(copy);
+  else
+    waiting_.push_back(copy);
+  return false;
+}
+
+void RailBackend::ask(const Copy& copy) {
+  const std::uint64_t number = ++asked_;
+  places_[number % kRailCopies] = {copy, number, true};
+  ++open_;
+  if (copy.pushes) ++open_pushes_;
+  RailCopy& place = port_.copies[number % kRailCopies];
+  store_flag(place.to, copy.to);
+  store_flag(place.from, copy.from);
+  store_flag(place.bytes, copy.bytes);
+  store_flag(place.number, number);
+}
+
+void RailBackend::take_ended(std::vector<Ended>& ended) {
+  // A kernel that has been sent away makes some of them still, but its slots are nobody else's: a writer's are its own, and what is read
+  // out of a slot that has been given away goes into a buffer of an operation that has failed.
+  const bool stopped = control_.stopped.load(std::memory_order_acquire);
+  for (std::size_t i = 0; open_ != 0 && i < places_.size(); ++i) {
+    Place& place = places_[i];
+    if (!place.used) continue;
+    const bool made = load_flag(port_.made[i]) == place.number;
+    if (!made && !stopped) continue;
+    place.used = false;
+    --open_;
+    if (place.copy.pushes) --open_pushes_;
+    ended.push_back({place.copy.ticket, made});
+  }
+  for (; !waiting_.empty() && (stopped || place_is_free()); waiting_.pop_front()) {
+    if (stopped)
+      ended.push_back({waiting_.front().ticket, false});
+    else
+      ask(waiting_.front());
+  }
+}
+
+std::uint64_t RailBackend::on_device(const std::byte* slot) const {
+  for (const Mapped& region : regions_) {
+    if (slot >= region.host && slot < region.host + region.bytes) return region.device + static_cast<std::uint64_t>(slot - region.host);
+  }
+  std::abort();  // the engine's own slots lie in the regions of its node
+}
+
+}  // namespace railweave::cuda

@@ -1,0 +1,83 @@
+// The engine of a rank whose messages lie on a GPU: its operations are those that kernels list in the RailPort, and its copies are made by
+// their blocks. Everything else (routes, relays, rails, resending, leases) is the engine's (docs/engine.md).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../engine/copying_backend.hpp"
+#include "rail_port.hpp"
+
+namespace railweave::cuda {
+
+// What the communicator's other threads and its engine thread tell each other.
+struct RailControl {
+  std::atomic<std::uint64_t> enqueued{0};  // operations with messages to other nodes
+  std::atomic<bool> captured{false};       // operations run that were not counted
+  // The communicator has ended and its kernels leave: what they had been asked to copy is given up.
+  std::atomic<bool> stopped{false};
+  // An operation has failed. Called on the engine thread.
+  std::function<void(const engine::Failure&)> on_failure;
+  // Sent by operations that have ended; repeated ones included.
+  std::array<std::atomic<std::uint64_t>, 5> bytes_by_kind{};
+};
+
+class RailBackend final : engine::Copier, public engine::CopyingBackend {
+ public:
+  // A mate's region, as this process and as the GPU see it.
+  struct Mapped {
+    const std::byte* host;
+    std::uint64_t bytes;
+    std::uint64_t device;
+    std::shared_ptr<void> keep = nullptr;  // what makes it so
+  };
+  RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control);
+
+  bool advance() override;
+  std::uint64_t next_look(std::uint64_t now) const override;
+
+ private:
+  // --- Copier
+  bool has_room() const override;
+  bool push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) override;
+  bool pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) override;
+  void take_ended(std::vector<Ended>& ended) override;
+
+  struct Copy {
+    std::uint64_t to = 0, from = 0, bytes = 0, ticket = 0;
+    bool pushes = false;
+  };
+  struct Place {
+    Copy copy;
+    std::uint64_t number = 0;
+    bool used = false;
+  };
+
+  bool take_listed();
+  std::shared_ptr<engine::Operation> read_list(std::uint64_t listed) const;
+  void end_operation();
+  void fail(const engine::Failure& failure);
+  void give_up();
+  bool place_is_free() const { return !places_[(asked_ + 1) % kRailCopies].used; }
+  void ask(const Copy& copy);
+  std::uint64_t on_device(const std::byte* slot) const;
+
+  engine::EngineServices& services_;
+  RailPort& port_;
+  const std::vector<Mapped> regions_;
+  RailControl& control_;
+  std::uint64_t begun_ = 0;  // operations taken from the port
+  std::shared_ptr<engine::Operation> operation_;
+  bool told_ = false;        // of a failure
+  std::uint64_t asked_ = 0;  // copies
+  std::uint32_t open_ = 0, open_pushes_ = 0;
+  std::array<Place, kRailCopies> places_;
+  std::deque<Copy> waiting_;  // pulls for which there was no place
+};
+
+}  // namespace railweave::cuda

@@ -1,0 +1,49 @@
+// Between the kernels of a communicator and its rank's engine (rail_backend.hpp), in pinned host memory that both map: what goes to and
+// comes from ranks of other nodes. The kernel lists an operation's messages; the engine, which routes them, has it copy between the
+// messages' buffers and slots in host memory. docs/cuda.md, "Several nodes".
+#pragma once
+
+#include <cstdint>
+
+#include "operation.hpp"
+
+namespace railweave::cuda {
+
+// Copies that may be under way at once. A NIC's owner has 24 slots for each writer, and 64 for what arrives (docs/engine.md).
+inline constexpr std::uint32_t kRailCopies = 64;
+
+// A message as its kernel lists it.
+struct RailMessage {
+  std::uint64_t data;  // address on the GPU
+  std::uint64_t bytes;
+  std::uint32_t peer;  // rank of the communicator
+  Direction direction;
+};
+
+// Copy c, counted from 1 over the communicator's life, stands at c % kRailCopies.
+struct RailCopy {
+  std::uint64_t number;  // written last
+  std::uint64_t to;      // addresses on the GPU
+  std::uint64_t from;
+  std::uint64_t bytes;
+};
+
+struct RailPort {
+  // The kernel writes.
+  alignas(128) std::uint64_t begun;  // operations with messages to other nodes; the list below is the newest one's, written before
+  std::uint64_t listed;
+  RailMessage messages[kMaxMessages];
+  alignas(128) std::uint64_t made[kRailCopies];  // number of the last copy that was made at this place
+  // The engine writes.
+  alignas(128) std::uint64_t ended;  // operations whose messages have all arrived, here and there
+  alignas(128) RailCopy copies[kRailCopies];
+};
+
+// Device memory of the communicator, for its kernels alone.
+struct RailCounts {
+  std::uint64_t begun;   // operations before the one that runs
+  std::uint64_t listed;  // operations that some block has listed, or is listing
+  std::uint64_t taken;   // copies that blocks have taken on
+};
+
+}  // namespace railweave::cuda

@@ -1,0 +1,40 @@
+#include "rail_prepare.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "rail_roles.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+// Two chunks of the default size.
+constexpr std::uint64_t kBytesPerRailBlock = 256u << 10;
+
+}  // namespace
+
+Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimits& limits) {
+  std::vector<const HostView*> communicators;
+  for (const Message& m : rails) {
+    if (std::find(communicators.begin(), communicators.end(), m.host) == communicators.end()) communicators.push_back(m.host);
+  }
+  const auto place = [&](const Message& m) { return std::find(communicators.begin(), communicators.end(), m.host); };
+  std::stable_sort(rails.begin(), rails.end(), [&](const Message& a, const Message& b) { return place(a) < place(b); });
+
+  std::uint64_t bytes = 0;
+  Message* reporter = nullptr;
+  for (Message& m : rails) {
+    m.path = Path::rail;
+    m.operation = {};
+    m.reports = reporter == nullptr || reporter->host != m.host;
+    if (m.reports) reporter = &m;
+    Totals& totals = reporter->operation;
+    ++totals.completed;
+    (m.direction == Direction::send ? totals.bytes_sent : totals.bytes_received) += m.bytes;
+    bytes += m.bytes;
+  }
+  const auto wanted = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(bytes / kBytesPerRailBlock, 1, kRailBlocks));
+  return {Kernel::rails, std::max(near.blocks, std::min(wanted, limits.blocks))};
+}
+
+}  // namespace railweave::cuda

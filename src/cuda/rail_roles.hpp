@@ -1,0 +1,206 @@
+// What a block does for messages to and from ranks of other nodes: it lists them to the rank's engine, copies what the engine asks for, and
+// leaves when the engine says that all are over. Beside the roles of roles.hpp, in the same launch, over the same `Block`.
+#pragma once
+
+#include "ending.hpp"
+#include "rail_port.hpp"
+
+namespace railweave::cuda {
+
+// Blocks that stay for rails when they have nothing else to do, so that one copies while another waits for its next copy; more would only
+// ask the host's memory for news. A block that keeps 64 KiB under way moves about 30 GB/s over PCIe if a trip takes 2 us. Not measured.
+inline constexpr std::uint32_t kRailBlocks = 4;
+// Turns inside the node after which another block looks for copies, too: it may be the only one that runs. Not measured.
+inline constexpr std::uint32_t kTurnsBetweenRails = 16;
+
+template <typename Block>
+class RailRoles {
+ public:
+  RAILWEAVE_ROLE RailRoles(Block& block, const Part& part)
+      : block_(block), state_(*part.state), messages_(part.messages), count_(part.count), timeout_ns_(part.timeout_ns) {}
+
+  // Whichever block comes first lists the messages, once a communicator. None does for a communicator that has ended: copies that its
+  // engine had asked for are not for this operation. False then: nothing is left to do.
+  RAILWEAVE_ROLE bool begin() {
+    for (std::uint32_t first = 0; first < count_; first = end_of(first)) {
+      const Message& m = messages_[first];
+      const Entry entry = block_.share([&] {
+        Entry found = Entry::others;
+        block_.lead([&] {
+          if (block_.relaxed(&m.host->stop) != 0) {
+            found = Entry::ended;
+          } else {
+            const std::uint64_t before = block_.relaxed(&m.rail.counts->begun);
+            if (block_.swap_if(&m.rail.counts->listed, before, before + 1)) found = Entry::own;
+          }
+        });
+        return found;
+      });
+      if (entry == Entry::own) list(first);
+      if (entry == Entry::ended) {
+        block_.leader([&] { stop_operation(block_, state_, m, KernelError::aborted); });
+        stopped_ = true;
+      }
+    }
+    start_ = block_.now();
+    return !stopped_;
+  }
+
+  // One copy, if one is wanted. False when all messages are over, the operation was stopped, or others see to the rest: `idle` says that
+  // the block has nothing else to do.
+  RAILWEAVE_ROLE bool turn(bool idle) {
+    const Errand errand = block_.share([&] { return find(); });
+    if (errand.step == RailStep::over) return false;
+    if (errand.step == RailStep::waiting) {
+      if (idle && block_.index() >= kRailBlocks) return false;
+      if (block_.idle()) stopped_ = look_at_host();
+      return !stopped_;
+    }
+    block_.copy(reinterpret_cast<std::byte*>(errand.to), reinterpret_cast<const std::byte*>(errand.from),
+                static_cast<std::uint32_t>(errand.bytes));
+    block_.sync();
+    block_.leader([&] { block_.release(&messages_[errand.message].rail.port->made[errand.number % kRailCopies], errand.number); });
+    return true;
+  }
+
+  // The last block to leave moves the communicators' counts on and tells the host.
+  RAILWEAVE_ROLE void end() {
+    const std::uint32_t left = block_.share([&] {
+      const std::uint32_t own = stopped_ ? kLeftStopped : kLeft;
+      std::uint32_t before = 0;
+      block_.lead([&] { before = block_.add(&state_.left, own); });
+      return before + own;
+    });
+    if (blocks_left(left) != block_.blocks()) return;
+    block_.each(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      if (!m.reports || any_stopped(left)) return;
+      block_.store(&m.rail.counts->begun, number_of(m));
+      report(block_, m, read_totals(block_, m));
+    });
+    block_.leader([&] {
+      block_.store(&state_.left, 0u);
+      block_.store(&state_.stopped, 0u);
+    });
+  }
+
+ private:
+  enum class Entry : std::uint32_t { own, others, ended };
+  // The most urgent first.
+  enum class RailStep : std::uint32_t { copy, waiting, over };
+  struct Errand {
+    RailStep step;
+    std::uint32_t message;
+    std::uint64_t number, to, from, bytes;
+  };
+
+  // Messages of a communicator stand together.
+  RAILWEAVE_ROLE std::uint32_t end_of(std::uint32_t first) const {
+    std::uint32_t i = first + 1;
+    while (i < count_ && !messages_[i].reports) ++i;
+    return i;
+  }
+  // Of this operation, on the message's communicator. The count stands still while the operation runs.
+  RAILWEAVE_ROLE std::uint64_t number_of(const Message& m) const { return block_.relaxed(&m.rail.counts->begun) + 1; }
+  // Nothing that a block reads depends on it: what came for the messages was written by blocks of this kernel.
+  RAILWEAVE_ROLE bool is_over(const Message& m) const { return block_.arrived(&m.rail.port->ended) >= number_of(m); }
+
+  RAILWEAVE_ROLE void list(std::uint32_t first) {
+    RailPort& port = *messages_[first].rail.port;
+    const std::uint32_t listed = end_of(first) - first;
+    block_.each(listed, [&](std::uint32_t i) {
+      const Message& m = messages_[first + i];
+      RailMessage& place = port.messages[i];
+      place.data = reinterpret_cast<std::uint64_t>(m.data);
+      place.bytes = m.bytes;
+      place.peer = m.peer;
+      place.direction = m.direction;
+    });
+    block_.leader([&] {
+      block_.store(&port.listed, std::uint64_t{listed});
+      block_.release(&port.begun, number_of(messages_[first]));
+    });
+  }
+
+  // By one warp. Copies are taken in the engine's order.
+  RAILWEAVE_ROLE Errand find() const {
+    constexpr std::uint64_t kStepBit = 32;
+    const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
+      const Message& m = messages_[i];
+      RailStep step = RailStep::over;
+      if (m.reports) {
+        // Both words lie behind PCIe: one trip for both.
+        const std::uint64_t next = block_.relaxed(&m.rail.counts->taken) + 1;
+        const std::uint64_t number = block_.relaxed(&m.rail.port->copies[next % kRailCopies].number);
+        const bool over = is_over(m);
+        step = number == next ? RailStep::copy : over ? RailStep::over : RailStep::waiting;
+      }
+      return static_cast<std::uint64_t>(step) << kStepBit | i;
+    });
+    Errand errand{};
+    errand.step = static_cast<RailStep>(found >> kStepBit);
+    errand.message = static_cast<std::uint32_t>(found);
+    if (errand.step == RailStep::copy) {
+      bool taken = false;
+      block_.lead([&] { taken = take(errand); });
+      if (!taken) errand.step = RailStep::waiting;
+    }
+    return errand;
+  }
+
+  RAILWEAVE_ROLE bool take(Errand& errand) const {
+    const Message& m = messages_[errand.message];
+    const std::uint64_t taken = block_.relaxed(&m.rail.counts->taken);
+    const RailCopy& copy = m.rail.port->copies[(taken + 1) % kRailCopies];
+    if (block_.acquire(&copy.number) != taken + 1) return false;
+    if (!block_.swap_if(&m.rail.counts->taken, taken, taken + 1)) return false;
+    errand.number = taken + 1;
+    errand.to = block_.relaxed(&copy.to);
+    errand.from = block_.relaxed(&copy.from);
+    errand.bytes = block_.relaxed(&copy.bytes);
+    return true;
+  }
+
+  // Now and then while nothing can be done.
+  RAILWEAVE_ROLE bool look_at_host() {
+    const bool late = block_.now() - start_ > timeout_ns_;
+    block_.each(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      if (!m.reports) return;
+      if (block_.relaxed(&m.host->stop) != 0) {
+        stop_operation(block_, state_, m, KernelError::aborted);
+      } else if (late && !is_over(m)) {
+        stop_operation(block_, state_, m, KernelError::timed_out);
+      }
+    });
+    return block_.share([&] { return block_.relaxed(&state_.stopped) != 0; });
+  }
+
+  Block& block_;
+  PartState& state_;
+  const Message* messages_;
+  std::uint32_t count_;
+  bool stopped_ = false;
+  std::uint64_t timeout_ns_;
+  std::uint64_t start_ = 0;
+};
+
+// An operation with messages to other nodes, and perhaps others. A block does what it can for the one kind and for the other, in turn, and
+// waits in neither; what goes over rails is slower, so few blocks look after that at every turn.
+template <typename Block, typename Near>
+RAILWEAVE_ROLE void run_beside_rails(Block& block, RailRoles<Block>& rails, Near& near, bool has_near) {
+  bool rails_left = rails.begin(), near_left = has_near;
+  if (!rails_left) rails.end();
+  if (near_left) near.begin();
+  for (std::uint32_t turns = 0; rails_left || near_left; ++turns) {
+    if (near_left) {
+      near_left = near.turn(rails_left && block.index() < kRailBlocks);
+      if (!near_left) near.end();
+    }
+    if (!rails_left || (near_left && block.index() >= kRailBlocks && turns % kTurnsBetweenRails != 0)) continue;
+    rails_left = rails.turn(!near_left);
+    if (!rails_left) rails.end();
+  }
+}
+
+}  // namespace railweave::cuda

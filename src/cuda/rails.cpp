@@ -1,0 +1,64 @@
+#include "rails.hpp"
+
+#include <new>
+#include <utility>
+
+#include "device.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+// Makes a mate's region memory that kernels of the current device read and write, as long as `keep` lives. The network library sees host
+// memory only.
+RailBackend::Mapped map_region(std::span<std::byte> region) {
+  check(cudaHostRegister(region.data(), region.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
+        "pinning " + std::to_string(region.size()) + " bytes of slots (slots_per_writer and rx_slots set how many)");
+  std::shared_ptr<void> keep(region.data(), [](void* data) {
+    cudaHostUnregister(data);
+    static_cast<void>(cudaGetLastError());
+  });
+  void* device = nullptr;
+  check(cudaHostGetDevicePointer(&device, region.data(), 0), "mapping pinned slots for the GPU");
+  return {region.data(), region.size(), reinterpret_cast<std::uint64_t>(device), std::move(keep)};
+}
+
+}  // namespace
+
+Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings,
+             std::function<void(const engine::Failure&)> on_failure) {
+  control_.on_failure = std::move(on_failure);
+  ExchangeSettings own = settings;
+  own.eager_bytes = 0;  // the engine thread cannot read a GPU's memory, so no message goes in a control frame
+  const auto make_backend = [this](engine::EngineServices& services) -> std::unique_ptr<engine::Backend> {
+    void* port = nullptr;
+    check(cudaHostAlloc(&port, sizeof(RailPort), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
+    port_.reset(new (port) RailPort{});
+    void* counts = nullptr;
+    check(cudaMalloc(&counts, sizeof(RailCounts)), "allocating counts on the GPU");
+    counts_.reset(static_cast<RailCounts*>(counts));
+    const Stream stream = make_stream();
+    check(cudaMemsetAsync(counts, 0, sizeof(RailCounts), stream.get()), "clearing counts on the GPU");
+    check(cudaStreamSynchronize(stream.get()), "clearing counts on the GPU");
+    std::vector<RailBackend::Mapped> regions;
+    for (std::uint32_t mate = 0; mate < services.memory().mates(); ++mate) regions.push_back(map_region(services.memory().region(mate)));
+    return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_);
+  };
+  engine_ = std::make_unique<engine::Engine>(rank, world, rendezvous, own, std::nullopt, engine::TransportWrapper{}, make_backend);
+}
+
+Rails::~Rails() { engine_->close(); }
+
+void Rails::expect(bool captured) {
+  if (captured)
+    control_.captured = true;
+  else
+    ++control_.enqueued;
+  engine_->wake();
+}
+
+void Rails::stop() {
+  control_.stopped = true;
+  engine_->begin_close();
+}
+
+}  // namespace railweave::cuda

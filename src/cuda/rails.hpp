@@ -1,0 +1,52 @@
+// What a communicator over several nodes has beside its mates: an engine, whose thread serves the node's rails, and the memory between it
+// and the kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../engine/engine.hpp"
+#include "rail_backend.hpp"
+
+namespace railweave::cuda {
+
+class Rails {
+ public:
+  // With the rank's device current. Takes the last rounds of the rendezvous. Throws BootstrapError (on every rank). `on_failure` is called
+  // on the engine's thread.
+  Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings,
+        std::function<void(const engine::Failure&)> on_failure);
+  Rails(const Rails&) = delete;
+  Rails& operator=(const Rails&) = delete;
+  ~Rails();
+
+  // For the messages of an operation.
+  RailSide side() const { return {port_.get(), counts_.get()}; }
+  // An operation with messages to other nodes was queued, or captured.
+  void expect(bool captured);
+  // The communicator has ended. Does not wait.
+  void stop();
+  // Once its own operations have ended: relays for others until nobody needs it, at most drain_ms.
+  void close() { engine_->close(); }
+
+  std::uint64_t bytes_sent(PathKind kind) const { return control_.bytes_by_kind[static_cast<std::size_t>(kind)].load(); }
+  std::vector<std::string> links_down() const { return engine_->links_down(); }
+
+ private:
+  struct HostDeleter {
+    void operator()(RailPort* port) const noexcept { cudaFreeHost(port); }
+  };
+  struct DeviceDeleter {
+    void operator()(RailCounts* counts) const noexcept { cudaFree(counts); }
+  };
+  RailControl control_;
+  std::unique_ptr<RailPort, HostDeleter> port_;
+  std::unique_ptr<RailCounts, DeviceDeleter> counts_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+}  // namespace railweave::cuda

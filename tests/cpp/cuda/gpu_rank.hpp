@@ -1,0 +1,206 @@
+// Ranks whose kernels are threads, on nodes that reach each other over loopback: the roles, the engines and the rails are the real ones.
+#pragma once
+
+#include <atomic>
+#include <barrier>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine.hpp"
+#include "fault_transport.hpp"
+#include "host_block.hpp"
+#include "job.hpp"
+#include "prepare.hpp"
+#include "rail_backend.hpp"
+#include "rail_prepare.hpp"
+#include "rail_roles.hpp"
+#include "roles.hpp"
+
+namespace railweave::test {
+
+using cuda::Direction;
+
+struct GpuTransfer {
+  Direction direction;
+  std::uint32_t peer;
+  std::byte* data;
+  std::uint64_t bytes;
+};
+
+// What a rank did before a launch comes before all that the launch does, also to what its peers do once they hear of it. A GPU sees to that
+// at a kernel's begin; threads whose grants are relaxed stores would not.
+class LaunchedBlock : public cuda::HostBlock {
+ public:
+  using HostBlock::HostBlock;
+  template <typename T>
+  void store(T* word, T value) {
+    release(word, value);
+  }
+};
+
+// What the ranks of a job share: their ports for each other inside the nodes, and the plugs of their rails.
+struct GpuJob {
+  explicit GpuJob(const Shape& shaped) : shape(shaped), rails(std::make_shared<RailSwitch>(shaped.world())) {
+    for (std::uint32_t rank = 0; rank < shape.world(); ++rank) ports.push_back(std::make_unique<cuda::Port[]>(shape.ranks));
+  }
+  Shape shape;
+  std::shared_ptr<RailSwitch> rails;
+  std::vector<std::unique_ptr<cuda::Port[]>> ports;  // by rank, for each mate
+  cuda::LaunchLimits limits{2, 8u << 10, 1, 4};
+  std::uint32_t delays = 20;  // of 1024 touches of a word
+  std::uint64_t timeout_ns = 3600'000'000'000;
+};
+
+class GpuRank {
+ public:
+  GpuRank(GpuJob& job, std::uint32_t rank, const std::string& rendezvous, ExchangeSettings settings) : job_(job), rank_(rank) {
+    settings = rank_settings(job.shape, rank, settings);
+    settings.eager_bytes = 0;
+    control_.on_failure = [this](const engine::Failure& failure) { fail(failure.text); };
+    const auto meeting = engine::make_rendezvous(rendezvous, rank, job.shape.world(), std::chrono::milliseconds(settings.bootstrap_ms));
+    engine_ = std::make_unique<engine::Engine>(
+        rank, job.shape.world(), *meeting, settings, std::nullopt,
+        [&](std::unique_ptr<engine::Transport> inner, std::uint32_t) -> std::unique_ptr<engine::Transport> {
+          return std::make_unique<FaultTransport>(std::move(inner), FaultPolicy{}, job.rails, rank);
+        },
+        [this](engine::EngineServices& services) {
+          std::vector<cuda::RailBackend::Mapped> regions;
+          for (std::uint32_t mate = 0; mate < services.memory().mates(); ++mate) {
+            const auto region = services.memory().region(mate);
+            regions.push_back({region.data(), region.size(), reinterpret_cast<std::uint64_t>(region.data())});
+          }
+          return std::make_unique<cuda::RailBackend>(services, *port_, std::move(regions), control_);
+        });
+  }
+  ~GpuRank() { engine_->close(); }
+
+  // An operation as a launch keeps it: a graph may run it several times.
+  struct Launch {
+    std::vector<cuda::Message> messages;
+    std::uint32_t near;
+    cuda::Plan plan;
+  };
+  Launch prepare(const std::vector<GpuTransfer>& transfers) {
+    std::vector<cuda::Message> near, far;
+    const std::uint32_t node = rank_ / job_.shape.ranks;
+    for (const GpuTransfer& t : transfers) {
+      cuda::Message m{};
+      m.data = t.data;
+      m.bytes = t.bytes;
+      m.direction = t.direction;
+      m.peer = t.peer;
+      m.host = &host_;
+      m.totals = totals_;
+      if (t.peer / job_.shape.ranks != node) {
+        m.rail = {port_.get(), &counts_};
+        far.push_back(m);
+        continue;
+      }
+      m.local = &job_.ports[rank_][t.peer % job_.shape.ranks];
+      m.remote = &job_.ports[t.peer][rank_ % job_.shape.ranks];
+      if (t.direction == Direction::receive) {
+        m.receive.buffer = cuda::kAbsoluteBuffer;
+        m.receive.offset = reinterpret_cast<std::uint64_t>(t.data);
+      }
+      near.push_back(m);
+    }
+    cuda::LaunchLimits limits = job_.limits;
+    limits.beside_rails = true;
+    cuda::Plan plan{cuda::Kernel::any, 1};
+    if (!near.empty()) plan = cuda::prepare(near, limits);
+    if (!far.empty()) plan = cuda::prepare_rails(far, plan, limits);
+    Launch launch{near, static_cast<std::uint32_t>(near.size()), plan};
+    launch.messages.insert(launch.messages.end(), far.begin(), far.end());
+    return launch;
+  }
+
+  // Runs it to its end. A captured one is not counted before.
+  void run(const Launch& launch, bool captured = false) {
+    const auto rails = static_cast<std::uint32_t>(launch.messages.size()) - launch.near;
+    if (rails != 0) {
+      if (captured)
+        control_.captured = true;
+      else
+        ++control_.enqueued;
+      engine_->wake();
+    }
+    const cuda::OperationHeader header{&state_, job_.timeout_ns, launch.near, 0, 0, rails};
+    const std::uint32_t blocks = launch.plan.blocks;
+    std::vector<std::jthread> threads;
+    for (std::uint32_t b = 0; b < blocks; ++b) {
+      threads.emplace_back([&, b] {
+        LaunchedBlock block(b, blocks, seed_ + rank_ * 100 + b, job_.delays);
+        block.make_room(launch.near);
+        cuda::Roles<LaunchedBlock, true> near(block, cuda::whole_part(header, launch.messages.data()));
+        if (rails == 0) return near.run();
+        cuda::RailRoles<LaunchedBlock> far(block, cuda::rail_part(header, launch.messages.data()));
+        cuda::run_beside_rails(block, far, near, launch.near != 0);
+      });
+    }
+    threads.clear();
+    ++seed_;
+  }
+  void run(const std::vector<GpuTransfer>& transfers) { run(prepare(transfers)); }
+
+  // What Communicator::fail() does.
+  void fail(const std::string& text) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_.empty()) failure_ = text;
+    }
+    std::atomic_ref(host_.stop).store(1);
+    control_.stopped = true;
+    engine_->begin_close();
+  }
+  std::string failure() {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  std::uint32_t rank() const { return rank_; }
+  const cuda::HostView& host() const { return host_; }
+  std::uint64_t completed() const {
+    std::uint64_t sum = 0;
+    for (const cuda::Totals& totals : host_.ended) sum += totals.completed;
+    return sum;
+  }
+  const cuda::RailCounts& counts() const { return counts_; }
+  // Copies that its kernels have taken on; while they run.
+  std::uint64_t taken() { return std::atomic_ref(counts_.taken).load(); }
+  const cuda::RailPort& port() const { return *port_; }
+  engine::Engine& engine() { return *engine_; }
+
+ private:
+  GpuJob& job_;
+  const std::uint32_t rank_;
+  std::uint64_t seed_ = 1;
+  cuda::HostView host_{};
+  cuda::Totals totals_[cuda::kPaths]{};
+  cuda::OperationState state_{};
+  cuda::RailCounts counts_{};
+  std::unique_ptr<cuda::RailPort> port_ = std::make_unique<cuda::RailPort>();
+  cuda::RailControl control_;
+  std::mutex mutex_;
+  std::string failure_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+// Runs `body` on every rank in a thread of its own. No rank closes before all bodies have ended.
+inline void run_gpu_job(GpuJob& job, const ExchangeSettings& settings, const std::function<void(GpuRank&)>& body) {
+  const ScratchDirectory directory;
+  std::barrier bodies_ended(job.shape.world());
+  std::vector<std::jthread> threads;
+  for (std::uint32_t rank = 0; rank < job.shape.world(); ++rank) {
+    threads.emplace_back([&, rank] {
+      GpuRank instance(job, rank, directory.rendezvous(), settings);
+      body(instance);
+      bodies_ended.arrive_and_wait();
+    });
+  }
+}
+
+}  // namespace railweave::test

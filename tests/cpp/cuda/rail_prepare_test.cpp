@@ -1,0 +1,74 @@
+// What a launch with messages to other nodes is made of.
+#include "rail_prepare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace railweave::cuda {
+namespace {
+
+Message message(Direction direction, HostView* host, std::uint64_t bytes) {
+  Message m{};
+  m.direction = direction;
+  m.host = host;
+  m.bytes = bytes;
+  return m;
+}
+
+TEST(PrepareRails, TheFirstOfEachCommunicatorReportsAndMessagesOfAPairKeepTheirOrder) {
+  HostView a{}, b{};
+  std::vector<Message> rails{message(Direction::send, &a, 1), message(Direction::send, &b, 2), message(Direction::send, &a, 3),
+                             message(Direction::receive, &b, 4)};
+  prepare_rails(rails, {Kernel::any, 1}, {});
+  const std::vector<std::uint64_t> bytes{1, 3, 2, 4};
+  const std::vector<bool> reports{true, false, true, false};
+  for (std::size_t i = 0; i < rails.size(); ++i) {
+    EXPECT_EQ(rails[i].bytes, bytes[i]) << i;
+    EXPECT_EQ(rails[i].reports, reports[i]) << i;
+    EXPECT_EQ(rails[i].path, Path::rail) << i;
+  }
+  EXPECT_EQ(rails[0].operation.completed, 2u);
+  EXPECT_EQ(rails[0].operation.bytes_sent, 4u);
+  EXPECT_EQ(rails[2].operation.bytes_sent, 2u);
+  EXPECT_EQ(rails[2].operation.bytes_received, 4u);
+}
+
+// The kernel for rails has the general roles: they number and deal messages in packets and granted ones together.
+TEST(PrepareRails, MessagesInsideTheNodeAreLeftToTheGeneralRoles) {
+  HostView a{};
+  Port ports[2];
+  std::vector<Message> near{message(Direction::send, &a, 4u << 20), message(Direction::send, &a, 16),
+                            message(Direction::send, &a, 2u << 20)};
+  for (std::size_t i = 0; i < near.size(); ++i) near[i].local = &ports[i % 2];
+  LaunchLimits limits;
+  limits.cluster_blocks = 8;
+  EXPECT_EQ(prepare(near, limits).kernel, Kernel::apart);
+  limits.beside_rails = true;
+  std::vector<Message> rails{message(Direction::send, &a, 9)};
+  const Plan plan = prepare_rails(rails, prepare(near, limits), limits);
+  EXPECT_EQ(plan.kernel, Kernel::rails);
+  EXPECT_EQ(plan.packet_messages, 0u);
+  EXPECT_GT(plan.blocks, 4u);
+}
+
+struct Case {
+  std::uint64_t bytes;
+  std::uint32_t near_blocks, limit, blocks;
+};
+class Blocks : public testing::TestWithParam<Case> {};
+
+TEST_P(Blocks, RailsHaveFewOfTheirOwn) {
+  const Case& c = GetParam();
+  HostView a{};
+  std::vector<Message> rails{message(Direction::send, &a, c.bytes)};
+  LaunchLimits limits;
+  limits.blocks = c.limit;
+  EXPECT_EQ(prepare_rails(rails, {Kernel::any, c.near_blocks}, limits).blocks, c.blocks);
+}
+INSTANTIATE_TEST_SUITE_P(Table, Blocks,
+                         testing::Values(Case{1, 1, 16, 1}, Case{512u << 10, 1, 16, 2}, Case{1u << 30, 1, 16, 4}, Case{1u << 30, 1, 2, 2},
+                                         Case{1u << 30, 8, 16, 8}));
+
+}  // namespace
+}  // namespace railweave::cuda

@@ -1,0 +1,270 @@
+// Exchanges of GPUs on two nodes with threads as blocks: each byte, each failure, and relays that run no kernel.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+
+#include "gpu_rank.hpp"
+
+namespace railweave::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Small chunks and few slots: everything that can be full, is.
+ExchangeSettings cramped() {
+  ExchangeSettings settings;
+  settings.chunk_bytes = 4096;
+  settings.multipath_min_bytes = 8192;
+  settings.slots_per_writer = 3;
+  settings.rx_slots = 4;
+  settings.link_window = 2;
+  return settings;
+}
+
+// The messages of a rank in a random operation that all ranks draw alike.
+struct Buffers {
+  std::vector<GpuTransfer> transfers;
+  std::vector<std::unique_ptr<std::byte[]>> memory;
+  struct Expected {
+    const std::byte* data;
+    std::uint64_t bytes, tag;
+  };
+  std::vector<Expected> expected;
+
+  void add(std::uint32_t rank, std::uint32_t source, std::uint32_t destination, std::uint64_t bytes, std::uint64_t tag) {
+    if (source == rank) {
+      memory.push_back(std::make_unique<std::byte[]>(bytes));
+      fill(memory.back().get(), bytes, tag);
+      transfers.push_back({Direction::send, destination, memory.back().get(), bytes});
+    }
+    if (destination == rank) {
+      memory.push_back(std::make_unique<std::byte[]>(bytes));
+      transfers.push_back({Direction::receive, source, memory.back().get(), bytes});
+      expected.push_back({memory.back().get(), bytes, tag});
+    }
+  }
+  void check(std::uint32_t rank) const {
+    for (const Expected& e : expected) EXPECT_EQ(first_wrong(e.data, e.bytes, e.tag), e.bytes) << "rank " << rank << ", tag " << e.tag;
+  }
+};
+
+std::uint64_t random_size(std::mt19937_64& random) {
+  constexpr std::uint64_t kBorders[] = {1, 8, 4096, 8192, 8u << 10, 20'000, 100'000, 300'000};
+  return std::max<std::uint64_t>(1, kBorders[random() % std::size(kBorders)] + random() % 33 - 16) % (1u << 20);
+}
+
+struct RandomCase {
+  std::uint32_t blocks, delays, operations;
+};
+class RandomOperations : public testing::TestWithParam<RandomCase> {};
+
+TEST_P(RandomOperations, EveryByteArrives) {
+  const RandomCase& c = GetParam();
+  GpuJob job({2, 2});
+  job.limits.blocks = c.blocks;
+  job.delays = c.delays;
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    std::mt19937_64 random(c.blocks * 100 + c.delays);
+    std::uint64_t messages = 0;
+    for (std::uint32_t op = 0; op < c.operations; ++op) {
+      Buffers buffers;
+      const std::size_t count = 1 + random() % 10;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::uint32_t source = random() % 4, destination = random() % 4;
+        buffers.add(rank.rank(), source, destination, random_size(random), op * 100 + i);
+      }
+      if (buffers.transfers.empty()) continue;
+      rank.run(buffers.transfers);
+      messages += buffers.transfers.size();
+      buffers.check(rank.rank());
+      ASSERT_EQ(rank.failure(), "");
+    }
+    EXPECT_EQ(rank.host().error, 0u);
+    EXPECT_EQ(rank.completed(), messages);
+    EXPECT_EQ(rank.counts().taken, rank.port().copies[rank.counts().taken % cuda::kRailCopies].number) << "a copy that nobody made";
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomOperations, testing::Values(RandomCase{1, 20, 20}, RandomCase{2, 200, 12}, RandomCase{6, 0, 20}));
+
+// Rank 0 sends to rank 1 beside it, which receives only after bytes have gone 0 → 2 → 3 → 1. With one block rank 0's push to 1 must not
+// keep it from what its engine asks for, and the other way round.
+TEST(Rails, AReceiverThatComesLateHoldsNobodyElseUp) {
+  for (const bool near_is_late : {true, false}) {
+    GpuJob job({2, 2});
+    job.limits.blocks = 1;
+    // Ranks in the roles of the text, so that the late receiver is a mate once and on the other node once.
+    const std::array<std::uint32_t, 4> role =
+        near_is_late ? std::array<std::uint32_t, 4>{0, 1, 2, 3} : std::array<std::uint32_t, 4>{0, 2, 1, 3};
+    run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+      constexpr std::uint64_t kBytes = 200'000;
+      const auto run = [&](std::vector<std::array<std::uint32_t, 2>> messages) {
+        Buffers buffers;
+        for (const auto& [source, destination] : messages)
+          buffers.add(rank.rank(), source, destination, kBytes, tag_of(source, destination, 0));
+        rank.run(buffers.transfers);
+        buffers.check(rank.rank());
+      };
+      const std::uint32_t a = role[0], b = role[1], c = role[2], d = role[3];
+      if (rank.rank() == a) run({{a, b}, {a, c}});
+      if (rank.rank() == b) run({{d, b}});
+      if (rank.rank() == b) run({{a, b}});
+      if (rank.rank() == c) run({{a, c}});
+      if (rank.rank() == c) run({{c, d}});
+      if (rank.rank() == d) run({{c, d}});
+      if (rank.rank() == d) run({{d, b}});
+      EXPECT_EQ(rank.failure(), "");
+    });
+  }
+}
+
+// A graph's launches come without a word to the engine, and with the same parameters each time.
+TEST(Rails, ACapturedLaunchRunsAgainAndAgain) {
+  GpuJob job({2, 2});
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    constexpr std::uint64_t kBytes = 50'000;
+    const std::uint32_t mate = rank.rank() ^ 1, far = rank.rank() ^ 2;
+    std::vector<std::byte> send(2 * kBytes), receive(2 * kBytes);
+    const auto launch = rank.prepare({{Direction::send, far, send.data(), kBytes},
+                                      {Direction::send, mate, send.data() + kBytes, kBytes},
+                                      {Direction::receive, far, receive.data(), kBytes},
+                                      {Direction::receive, mate, receive.data() + kBytes, kBytes}});
+    for (std::uint64_t replay = 0; replay < 20; ++replay) {
+      fill(send.data(), kBytes, tag_of(rank.rank(), far, replay));
+      fill(send.data() + kBytes, kBytes, tag_of(rank.rank(), mate, replay));
+      rank.run(launch, true);
+      EXPECT_EQ(first_wrong(receive.data(), kBytes, tag_of(far, rank.rank(), replay)), kBytes) << "replay " << replay;
+      EXPECT_EQ(first_wrong(receive.data() + kBytes, kBytes, tag_of(mate, rank.rank(), replay)), kBytes) << "replay " << replay;
+    }
+    EXPECT_EQ(rank.completed(), 80u);
+  });
+}
+
+ExchangeSettings impatient() {
+  ExchangeSettings settings = cramped();
+  settings.multipath_min_bytes = 0;
+  settings.resend_ms = 50;
+  settings.rail_timeout_ms = 300;
+  settings.heartbeat_ms = 20;
+  settings.reconnect_ms = 50;
+  settings.death_ms = 2000;
+  settings.drain_ms = 1000;
+  return settings;
+}
+
+// Ranks 1 and 3 lend their NICs and launch nothing. Rank 0's own NIC dies in the middle of an operation, and comes back.
+TEST(Rails, ARailThatDiesLosesNothingAndMatesRelayWithoutKernels) {
+  GpuJob job({2, 2});
+  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+    if (rank.rank() % 2 != 0) return;
+    constexpr std::uint64_t kBytes = 2'000'000;
+    const std::uint32_t far = rank.rank() ^ 2;
+    for (std::uint64_t round = 0; round < 4; ++round) {
+      Buffers buffers;
+      buffers.add(rank.rank(), 0, 2, kBytes, round);
+      buffers.add(rank.rank(), 2, 0, kBytes, 100 + round);
+      std::jthread plug;
+      if (rank.rank() == 0 && round == 1) {
+        plug = std::jthread([&, before = rank.taken()] {
+          while (rank.taken() < before + 20) std::this_thread::sleep_for(1ms);
+          job.rails->set_dead(0, true);
+        });
+      }
+      if (rank.rank() == 0 && round == 3) job.rails->set_dead(0, false);
+      rank.run(buffers.transfers);
+      buffers.check(rank.rank());
+      ASSERT_EQ(rank.failure(), "") << "round " << round << " with rank " << far;
+    }
+  });
+}
+
+// --- Failures
+
+// Waits for bytes that the rank never sends.
+void wait_in_vain(GpuRank& rank, std::uint32_t source) {
+  std::vector<std::byte> data(100'000, std::byte{7});
+  rank.run({{Direction::receive, source, data.data(), data.size()}});
+}
+
+TEST(Rails, ARankThatAbortsFailsThoseThatWaitForIt) {
+  GpuJob job({2, 2});
+  std::atomic<int> waiting{0};
+  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+    if (rank.rank() >= 2) {
+      if (rank.rank() == 2) return;
+      while (waiting < 2) std::this_thread::sleep_for(1ms);
+      rank.fail("aborted");
+      // Launched after it: leaves, and takes nothing that was meant for another.
+      std::vector<std::byte> data(10'000, std::byte{7});
+      rank.run({{Direction::receive, 0, data.data(), data.size()}});
+      EXPECT_EQ(data, std::vector<std::byte>(10'000, std::byte{7}));
+      return;
+    }
+    ++waiting;
+    wait_in_vain(rank, 3);
+    EXPECT_EQ(rank.failure(), "rank 3 has left: it has closed its exchange");
+    EXPECT_EQ(rank.host().error, static_cast<std::uint32_t>(cuda::KernelError::aborted));
+  });
+}
+
+// In the middle of an operation: copies are under way on both sides.
+TEST(Rails, AnAbortWhileBytesMoveEndsBothSides) {
+  for (const std::uint32_t aborts : {0u, 1u}) {
+    GpuJob job({2, 1});
+    run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+      Buffers buffers;
+      buffers.add(rank.rank(), 0, 1, 8'000'000, 1);
+      buffers.add(rank.rank(), 1, 0, 8'000'000, 2);
+      std::jthread plug;
+      if (rank.rank() == aborts) {
+        plug = std::jthread([&] {
+          while (rank.taken() < 50) std::this_thread::sleep_for(1ms);
+          rank.fail("aborted");
+        });
+      }
+      rank.run(buffers.transfers);
+      EXPECT_NE(rank.failure(), "");
+    });
+  }
+}
+
+TEST(Rails, SizesThatDifferFailBothSides) {
+  GpuJob job({2, 1});
+  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+    std::vector<std::byte> data(20'000);
+    const bool sends = rank.rank() == 0;
+    rank.run({{sends ? Direction::send : Direction::receive, 1 - rank.rank(), data.data(), sends ? 20'000u : 10'000u}});
+    EXPECT_NE(rank.failure().find("the sender has 20000 bytes, the receiver 10000"), std::string::npos) << rank.failure();
+  });
+}
+
+TEST(Rails, ANodeThatIsCutOffFailsTheOthers) {
+  GpuJob job({2, 2});
+  std::atomic<int> waiting{0};
+  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+    ++waiting;
+    if (rank.rank() == 0) {
+      while (waiting < 4) std::this_thread::sleep_for(1ms);
+      job.rails->set_dead(2, true);
+      job.rails->set_dead(3, true);
+    }
+    if (rank.rank() >= 2) return;
+    wait_in_vain(rank, 2);
+    EXPECT_EQ(rank.failure(), "rank 2 has died: its node has not answered on any link for 2000 ms");
+  });
+}
+
+TEST(Rails, AnOperationThatWaitsTooLongGivesUp) {
+  GpuJob job({2, 1});
+  job.timeout_ns = 50'000'000;
+  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+    if (rank.rank() == 1) return;
+    wait_in_vain(rank, 1);
+    EXPECT_EQ(rank.host().error, static_cast<std::uint32_t>(cuda::KernelError::timed_out));
+    EXPECT_EQ(rank.host().error_peer, 1u);
+    rank.fail("timed out");
+  });
+}
+
+}  // namespace
+}  // namespace railweave::test
