@@ -1,7 +1,9 @@
 """The evaluation on GPUs: correctness, exchanges and layers, in sections of at most 8 minutes that need not run at one time.
 
-    python benchmarks/gpus/evaluate.py OUT [--gpus N] [--limit SECONDS] [SECTION ...]     # what OUT has already is not run again
-    python benchmarks/gpus/evaluate.py OUT --tables                                       # OUT/results.md from what is there
+    python benchmarks/gpus/evaluate.py OUT [--gpus N] [--nccl FILE] [--limit SECONDS] [SECTION ...]
+    python benchmarks/gpus/evaluate.py OUT --tables        # OUT/results.md from what is there
+
+What OUT has already is not run again.
 
 Run by the Python that has PyTorch and Railweave. Each section leaves OUT/SECTION.json, and OUT/SECTION.html where there is something to
 see. With --limit no section begins that is not expected to end in time.
@@ -66,6 +68,14 @@ SECTIONS = (
         ("--systems", "nccl,nccl-tuned,railweave"),
     ),
     Section("moe", "A mixture-of-experts layer", 150),
+    Section("beside", "Other work beside exchanges", 60),
+    # Needs root; ranks of two nodes, which share no GPU.
+    Section(
+        "rails",
+        "Two nodes on four rails of 8 Gbit/s",
+        240,
+        arguments=("--rails", "4", "--rate", "8gbit", "--systems", "nccl,nccl-tuned,railweave"),
+    ),
 )
 
 
@@ -80,7 +90,7 @@ def _matrices(section: Section, gpus: int) -> list[str]:
     return [name for owner, name in found.values() if owner == section.name]
 
 
-def _command(section: Section, gpus: int, out: Path) -> list[str]:
+def _command(section: Section, gpus: int, out: Path, other_nccl: Path | None) -> list[str]:
     if section.name == "check":
         script = str(_ROOT / "benchmarks/nccl/check_on_gpus.py")
         return [
@@ -95,17 +105,21 @@ def _command(section: Section, gpus: int, out: Path) -> list[str]:
             "--json",
             str(out / "check.json"),
         ]
-    files = ["--json", str(out / f"{section.name}.json"), "--report", str(out / f"{section.name}.html")]
-    head = [sys.executable, "-m", "railweave", "bench", "moe" if section.name == "moe" else "alltoallv", "--gpus", str(gpus)]
+    command = section.name if section.name in ("moe", "beside") else "alltoallv"
+    files = ["--json", str(out / f"{section.name}.json")]
+    if command != "beside":
+        files += ["--report", str(out / f"{section.name}.html")]
+    place = ["--lab", f"2x{gpus // 2}", "--gpus"] if section.name == "rails" else ["--gpus", str(gpus)]
+    rival = ["--nccl", str(other_nccl)] if other_nccl and command != "moe" else []
     matrices = [word for name in _matrices(section, gpus) for word in ("--matrix", name)]
-    return [*head, *section.arguments, *matrices, *files]
+    return [sys.executable, "-m", "railweave", "bench", command, *place, *section.arguments, *rival, *matrices, *files]
 
 
-def _run(section: Section, gpus: int, out: Path) -> bool:
+def _run(section: Section, gpus: int, out: Path, other_nccl: Path | None) -> bool:
     print(f"== {section.name}: {section.title}", flush=True)
     begin = time.monotonic()
     try:
-        status = subprocess.run(_command(section, gpus, out), timeout=_SECTION_LIMIT_S).returncode
+        status = subprocess.run(_command(section, gpus, out, other_nccl), timeout=_SECTION_LIMIT_S).returncode
     except subprocess.TimeoutExpired:
         status = -1
     print(f"== {section.name}: {'done' if status == 0 else f'STATUS {status}'} after {time.monotonic() - begin:.0f} s", flush=True)
@@ -142,7 +156,7 @@ def _summary(out: Path) -> str:
     gains = []
     for section in SECTIONS:
         path = out / f"{section.name}.json"
-        if section.name in ("check", "moe", "tuned") or section.name.startswith("small") or not path.exists():
+        if section.name in ("check", "moe", "tuned", "beside", "rails") or section.name.startswith("small") or not path.exists():
             continue
         run = Run.load(path)
         gains += [ratio(run.find(m, "nccl").seconds, run.find(m, "railweave").seconds) for m in run.matrices()]
@@ -161,6 +175,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all sections together")
+    parser.add_argument("--nccl", type=Path, help="libnccl.so.2 of a newer release: one more rival in every exchange")
     parser.add_argument("--tables", action="store_true", help="only write OUT/results.md")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(section.name for section in SECTIONS))
     options = parser.parse_intermixed_args()
@@ -175,7 +190,7 @@ def main() -> int:
             if time.monotonic() + section.seconds > end:
                 print(f"== {section.name}: left for later", flush=True)
                 continue
-            good = _run(section, options.gpus, options.out) and good
+            good = _run(section, options.gpus, options.out, options.nccl) and good
     text = _summary(options.out) + "".join(_text(section, options.gpus, options.out) for section in SECTIONS)
     (options.out / "results.md").write_text(text)
     return 0 if good else 1

@@ -106,7 +106,8 @@ typedef struct railweave_cuda_api {
   railweave_status (*counters)(railweave_cuda_communicator* communicator, railweave_cuda_counters* counters);
 
   /* What the communicator waits for, a line each: message, chunk, path, peer, state. Writes at most `bytes` with a final 0 and returns
-   * the length that the whole text has. Reads host memory only: works while kernels hang. */
+   * the length that the whole text has. Works while kernels wait: it copies words from the GPU, and goes without them when that does not
+   * answer within half a second. */
   size_t (*describe)(railweave_cuda_communicator* communicator, char* text, size_t bytes);
 } railweave_cuda_api;
 

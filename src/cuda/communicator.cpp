@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+#include <map>
+#include <tuple>
 
 #include "../engine/cluster.hpp"
 #include "../engine/wire.hpp"
 #include "capture.hpp"
+#include "checksum.hpp"
 #include "device.hpp"
+#include "packet_roles.hpp"
 #include "rail_prepare.hpp"
 #include "railweave/engine/error.hpp"
 
@@ -37,11 +40,12 @@ struct Hello {
   std::string node;
   std::uint64_t low_latency_bytes = 0;
   std::uint64_t most_nodes = 0;
+  std::uint64_t checksum = 0;
 };
 
 Blob encode(const Hello& hello, std::uint32_t world) {
   engine::ByteWriter out;
-  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes);
+  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes).put(hello.checksum);
   return out.take();
 }
 
@@ -57,6 +61,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   hello.node = in.text();
   hello.low_latency_bytes = in.get<std::uint64_t>();
   hello.most_nodes = in.get<std::uint64_t>();
+  hello.checksum = in.get<std::uint64_t>();
   if (!in.ok() || magic != kHello) refuse_version(who);
   if (peer_world != world)
     throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
@@ -95,6 +100,13 @@ Offer decode_offer(const Blob& blob, const std::string& who) {
 
 std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
+// The identity ends with the PID namespace (engine::node_identity), by whose numbers ranks find each other's memory.
+std::string other_namespace(const std::string& theirs, const std::string& mine) {
+  const std::size_t place = mine.rfind(' ');
+  if (place == std::string::npos || theirs.compare(0, place, mine, 0, place) != 0) return "";
+  return ", or in another PID namespace of this one (start containers in one: --pid=host, shareProcessNamespace)";
+}
+
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
          (direction == Direction::send ? "to" : "from") + " rank " + std::to_string(peer);
@@ -112,6 +124,7 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       mate_of_(world, kFar),
       mate_books_(world),
       processes_(world) {
+  if (settings_.checksum != 0) checker_.emplace(world);
   bring_together(rendezvous);
   watcher_ = std::jthread([this] { watch(); });
 }
@@ -130,21 +143,26 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
 }
 
 void Communicator::find_mates(engine::Rendezvous& rendezvous) {
-  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes};
+  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes, settings_.checksum};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::set<std::string> nodes;
   std::uint32_t mates = 0;
+  std::string far;  // the first that is no mate, for an error
   for (std::uint32_t rank = 0; rank < world_; ++rank) {
     const std::string who = rank_name(rank);
     const Hello theirs = decode_hello(blobs[rank], who, world_);
     check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, mine.low_latency_bytes);
     check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
+    check_equal(who, "checksum", theirs.checksum, mine.checksum);
     nodes.insert(theirs.node);
-    if (theirs.node == mine.node) mate_of_[rank] = mates++;
+    if (theirs.node == mine.node)
+      mate_of_[rank] = mates++;
+    else if (far.empty())
+      far = who + " runs on another node" + other_namespace(theirs.node, mine.node);
   }
   nodes_ = static_cast<std::uint32_t>(nodes.size());
   if (nodes_ > settings_.gpu_nodes)
-    throw BootstrapError("its ranks run on " + std::to_string(nodes_) + " nodes; RAILWEAVE_GPU_NODES allows " +
+    throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
                          std::to_string(settings_.gpu_nodes));
 }
 
@@ -263,11 +281,12 @@ void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
   for (const Transfer& transfer : transfers) {
     if (transfer.communicator != this) continue;
     ++enqueued_;
-    const Path path = !near(transfer.peer) ? Path::rail : transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
-    ++noted_[static_cast<std::size_t>(path)];
-    pending_.push_back({transfer.direction, path, transfer.peer, transfer.bytes});
+    const Path path = path_of(transfer);
+    ++enqueued_by_path_[static_cast<std::size_t>(path)];
+    pending_.push_back({transfer.direction, path, transfer.peer, transfer.bytes, operations_});
     if (pending_.size() > kMostPending) pending_.pop_front();
   }
+  ++operations_;
 }
 
 // Each rank begins with the rank after it, so that not all write to rank 0 first. Messages of a pair keep their order.
@@ -283,8 +302,37 @@ std::vector<const Transfer*> Communicator::in_turn(std::span<const Transfer> tra
   return order;
 }
 
-void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams) {
-  if (transfers.empty()) return;
+std::vector<Transfer> Communicator::with_sums(std::span<const Transfer> transfers, Checks& checks) {
+  std::vector<Transfer> result;
+  result.reserve(2 * transfers.size());
+  for (const Transfer& transfer : transfers) {
+    if (transfer.communicator->checker_) transfer.communicator->checker_->begin();
+  }
+  for (const Transfer& transfer : transfers) {
+    result.push_back(transfer);
+    std::optional<Checker>& checker = transfer.communicator->checker_;
+    if (!checker) continue;
+    Sums* const sums = checker->room();
+    if (transfer.direction == Direction::send)
+      checks.add_send(*checker, transfer.peer, transfer.data, transfer.bytes, sums);
+    else
+      checks.add_receive(transfer.communicator->region_.host(), *checker, transfer.peer, transfer.data, transfer.bytes, sums);
+    result.push_back({transfer.communicator, transfer.direction, transfer.peer, reinterpret_cast<std::byte*>(sums), sizeof(Sums)});
+  }
+  return result;
+}
+
+void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cudaStream_t> streams) {
+  if (asked.empty()) return;
+  Checks checks;
+  std::vector<Transfer> checked;
+  if (std::any_of(asked.begin(), asked.end(), [](const Transfer& transfer) { return transfer.communicator->checker_.has_value(); })) {
+    if (asked.size() > kMostChecked)
+      throw Error("an operation of " + std::to_string(asked.size()) + " transfers; in the checksum mode at most " +
+                  std::to_string(kMostChecked) + ": use smaller groups");
+    checked = with_sums(asked, checks);
+  }
+  const std::span<const Transfer> transfers = checked.empty() ? asked : checked;
   if (streams.empty()) throw Error("an operation without a stream");
   Communicator& first = *transfers[0].communicator;
   const DeviceScope scope(first.device_);
@@ -323,7 +371,9 @@ void Communicator::enqueue(std::span<const Transfer> transfers, std::span<const 
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);
   for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
+  checks.launch_sums(streams[0]);
   check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
+  checks.launch_comparison(streams[0]);
   for (Communicator* communicator : communicators) {
     communicator->order_after(streams[0], capture);
     communicator->note(transfers, capture.active);
@@ -384,6 +434,9 @@ void Communicator::look_around() {
     case KernelError::bad_record:
       fail({"rank " + std::to_string(now.error_peer) + " announced bytes outside its message", std::nullopt});
       break;
+    case KernelError::damaged:
+      fail({damage_text({now.error_peer, now.error_message, now.error_bytes[0], now.error_bytes[1], now.error_chunk}), std::nullopt, true});
+      break;
   }
 }
 
@@ -403,6 +456,8 @@ HostView Communicator::view() const {
   HostView copy{};
   copy.error = load_shared(host.error);
   copy.error_peer = load_shared(host.error_peer);
+  copy.error_chunk = load_shared(host.error_chunk);
+  copy.error_message = load_shared(host.error_message);
   for (int i = 0; i < 2; ++i) copy.error_bytes[i] = load_shared(host.error_bytes[i]);
   return copy;
 }
@@ -465,19 +520,86 @@ Counters Communicator::counters() const {
   return counters;
 }
 
+Path Communicator::path_of(const Transfer& transfer) const {
+  if (!near(transfer.peer)) return Path::rail;
+  return transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
+}
+
+// The newest of each path, as many as have not ended, oldest first: an operation's paths end each for itself.
+std::vector<Communicator::Pending> Communicator::waiting_messages() const {
+  std::uint64_t left[kPaths];
+  for (std::size_t path = 0; path < kPaths; ++path) {
+    const std::uint64_t completed = ended(static_cast<Path>(path)).completed;
+    left[path] = enqueued_by_path_[path] > completed ? enqueued_by_path_[path] - completed : 0;
+  }
+  std::vector<Pending> waiting;
+  for (auto pending = pending_.rbegin(); pending != pending_.rend(); ++pending) {
+    std::uint64_t& of_path = left[static_cast<std::size_t>(pending->path)];
+    if (of_path == 0) continue;
+    --of_path;
+    waiting.push_back(*pending);
+  }
+  std::reverse(waiting.begin(), waiting.end());
+  return waiting;
+}
+
+// Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
+bool Communicator::read_words(const std::set<std::uint32_t>& mates, std::vector<const Port*>& words) const {
+  constexpr auto kAnswerTime = 500ms;
+  const DeviceScope scope(device_);
+  for (const std::uint32_t mate : mates) words[mate] = region_->copy_words(mate, side_stream_.get());
+  const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
+  cudaError_t status = cudaErrorNotReady;
+  while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(kBusyLook);
+  return status == cudaSuccess;
+}
+
 std::string Communicator::describe() const {
-  const Totals now = ended();
-  const std::scoped_lock lock(mutex_);
-  std::string text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
-                     std::to_string(now.completed) + " messages ended";
-  if (failure_) text += "; failed: " + failure_->text;
-  text += '\n';
-  // Messages of each path end in their order.
-  std::uint64_t over[kPaths] = {};
-  for (const Pending& pending : pending_) ++over[static_cast<std::size_t>(pending.path)];
-  for (std::size_t at = 0; at < kPaths; ++at) {
-    const std::uint64_t completed = ended(static_cast<Path>(at)).completed;
-    over[at] -= std::min(over[at], noted_[at] > completed ? noted_[at] - completed : 0);
+  const std::scoped_lock words_lock(words_mutex_);
+  std::vector<Pending> waiting;
+  std::string text;
+  {
+    const std::scoped_lock lock(mutex_);
+    text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
+           std::to_string(ended().completed) + " messages ended";
+    if (failure_) text += "; failed: " + failure_->text;
+    text += '\n';
+    waiting = waiting_messages();
+  }
+  if (!waiting.empty()) text += describe(waiting);
+  if (rails_ == nullptr) return text;
+  for (const std::string& link : rails_->links_down()) text += "link down: " + link + '\n';
+  return text;
+}
+
+std::string Communicator::describe(const std::vector<Pending>& waiting) const {
+  std::string text;
+  std::set<std::uint32_t> mates;
+  for (const Pending& pending : waiting) {
+    if (near(pending.peer)) mates.insert(mate_of_[pending.peer]);
+  }
+  std::vector<const Port*> words(mates_.size() + 1);  // by mate
+  bool readable = false;
+  try {
+    readable = read_words(mates, words);
+  } catch (const DeviceError& error) {
+    text += std::string("the GPU cannot be asked: ") + error.what() + '\n';
+  }
+  std::map<std::tuple<std::uint32_t, Direction, Path>, std::uint64_t> before;
+  for (const Pending& pending : waiting) {
+    std::uint64_t& earlier = before[{pending.peer, pending.direction, pending.path}];
+    const Waiting message{pending.direction, pending.path, pending.peer, pending.bytes, earlier};
+    earlier += pending.path == Path::packets ? packets_of(pending.bytes) : 1;
+    if (pending.operation != waiting.front().operation)
+      text += name(pending.direction, pending.bytes, pending.peer) + ": queued behind";
+    else if (pending.path == Path::rail)
+      text += name(pending.direction, pending.bytes, pending.peer) + ": over rails";
+    else if (readable)
+      text += waiting_text(message, *words[mate_of_[pending.peer]]);
+    else
+      text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
+    text += std::string(" (") + where(pending.peer) + ")\n";
   }
   for (const Pending& pending : pending_) {
     std::uint64_t& left = over[static_cast<std::size_t>(pending.path)];

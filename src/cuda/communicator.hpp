@@ -10,12 +10,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "book.hpp"
+#include "checker.hpp"
 #include "device.hpp"
 #include "kernel.hpp"
 #include "liveness.hpp"
@@ -75,6 +77,7 @@ class Communicator {
     Path path;
     std::uint32_t peer;
     std::uint64_t bytes;
+    std::uint64_t operation;  // number of its enqueue call
   };
 
   void bring_together(const std::string& rendezvous);
@@ -85,6 +88,8 @@ class Communicator {
   Message make_message(const Transfer& transfer);
   Message make_near_message(const Transfer& transfer);
   const char* where(std::uint32_t rank) const;
+  // With the sums of each message behind it, where its communicator is in the checksum mode.
+  static std::vector<Transfer> with_sums(std::span<const Transfer> transfers, Checks& checks);
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
   void note(std::span<const Transfer> transfers, bool capturing);
@@ -94,6 +99,10 @@ class Communicator {
   HostView view() const;
   Totals ended() const;
   Totals ended(Path path) const;
+  Path path_of(const Transfer& transfer) const;
+  std::vector<Pending> waiting_messages() const;  // under mutex_
+  std::string describe(const std::vector<Pending>& waiting) const;
+  bool read_words(const std::set<std::uint32_t>& mates, std::vector<const Port*>& words) const;
 
   const std::uint32_t rank_, world_;
   const int device_;
@@ -104,6 +113,7 @@ class Communicator {
   std::vector<std::uint32_t> mate_of_;  // by rank: its number among the ranks of this node, or kFar
   std::optional<Region> region_;        // this rank's memory and its mates'
   Book book_;
+  std::optional<Checker> checker_;                     // in the checksum mode
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
   std::vector<Mate> mates_;                            // the other ranks of the node
@@ -122,10 +132,12 @@ class Communicator {
   std::condition_variable wake_;
   bool ending_ = false;
   std::uint64_t enqueued_ = 0;
-  std::uint64_t noted_[kPaths] = {};  // of those, by path
-  std::deque<Pending> pending_;       // newest last; of each path the oldest end first
+  std::uint64_t enqueued_by_path_[kPaths] = {};
+  std::uint64_t operations_ = 0;
+  std::deque<Pending> pending_;  // newest last; see waiting_messages()
   std::optional<Failure> failure_;
-  std::unique_ptr<Rails> rails_;  // where there are far ranks
+  std::unique_ptr<Rails> rails_;    // where there are far ranks
+  mutable std::mutex words_mutex_;  // held by who reads words of ports
   std::jthread watcher_;
 };
 

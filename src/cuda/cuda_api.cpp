@@ -46,6 +46,11 @@ railweave_status probe(int32_t device) {
     if (device < 0 || device >= count) throw Error("device " + std::to_string(device) + "; there are " + std::to_string(count));
     int major = 0;
     cuda::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's architecture");
+    cudaDeviceProp properties{};
+    cuda::check(cudaGetDeviceProperties(&properties, device), "asking for a GPU's name");
+    // "NVIDIA H200 MIG 1g.18gb"
+    if (const std::string name = properties.name; name.find(" MIG ") != std::string::npos)
+      throw Error("device " + std::to_string(device) + " is a MIG slice (" + name + "), which no other can reach");
     if (major < 7)
       throw Error("device " + std::to_string(device) + " has compute capability " + std::to_string(major) + ".x; expected 7.0 or newer");
   });
@@ -114,6 +119,7 @@ railweave_status async_error(railweave_cuda_communicator* communicator) {
     const auto failure = communicator->communicator.failure();
     if (!failure) return;
     if (failure->dead_rank) throw RankDied(*failure->dead_rank, failure->text);
+    if (failure->damaged) throw TransportError(failure->text);
     throw ExchangeError(failure->text);
   });
 }

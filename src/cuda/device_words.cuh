@@ -11,13 +11,13 @@ inline constexpr std::uint32_t kThreads = 512;
 inline constexpr std::uint32_t kWarps = kThreads / 32;
 
 // At most 8 bytes from anywhere. Not inlined, as little code as possible: what a kernel of a few microseconds runs it has to fetch first.
-__device__ __noinline__ std::uint64_t load_bytes(const std::byte* from, std::uint32_t bytes) {
+inline __device__ __noinline__ std::uint64_t load_bytes(const std::byte* from, std::uint32_t bytes) {
   std::uint64_t value = 0;
 #pragma unroll 1
   for (std::uint32_t i = 0; i < 8 && i < bytes; ++i) value |= static_cast<std::uint64_t>(from[i]) << (8 * i);
   return value;
 }
-__device__ __noinline__ void store_bytes(std::byte* to, std::uint64_t value, std::uint32_t bytes) {
+inline __device__ __noinline__ void store_bytes(std::byte* to, std::uint64_t value, std::uint32_t bytes) {
 #pragma unroll 1
   for (std::uint32_t i = 0; i < 8 && i < bytes; ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
 }

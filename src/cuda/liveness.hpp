@@ -12,6 +12,7 @@ namespace railweave::cuda {
 struct Failure {
   std::string text;
   std::optional<std::uint32_t> dead_rank;
+  bool damaged = false;  // bytes arrived that nobody sent
 };
 
 // One writer: the rank that it is about.

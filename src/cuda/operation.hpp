@@ -25,7 +25,7 @@ struct BufferName {
   std::uint64_t offset;
 };
 
-enum class KernelError : std::uint32_t { none = 0, aborted = 1, timed_out = 2, sizes_differ = 3, bad_record = 4 };
+enum class KernelError : std::uint32_t { none = 0, aborted = 1, timed_out = 2, sizes_differ = 3, bad_record = 4, damaged = 5 };
 
 // Messages that have ended, and their bytes.
 struct Totals {
@@ -39,8 +39,9 @@ struct HostView {
   std::uint32_t stop;   // host → kernel: leave
   std::uint32_t error;  // kernel → host: KernelError, written last
   std::uint32_t error_peer;
-  std::uint32_t reserved;
-  std::uint64_t error_bytes[2];  // sizes_differ: here, at the peer
+  std::uint32_t error_chunk;     // damaged: the first one that differs
+  std::uint64_t error_bytes[2];  // sizes_differ, damaged: here, at the peer
+  std::uint64_t error_message;   // damaged: number of the message from that peer
   Totals ended[kPaths];          // each path's blocks write their own
 };
 

@@ -43,6 +43,8 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), mapped_(mat
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
+    check(cudaHostAlloc(&host, kPortWordsBytes * mates, cudaHostAllocPortable), "allocating pinned host memory");
+    words_ = static_cast<std::byte*>(host);
     check(cudaStreamSynchronize(stream.get()), "clearing the communicator's memory");
   } catch (...) {
     release();
@@ -60,6 +62,13 @@ void Region::release() noexcept {
   cudaFree(ports_);
   cudaFree(own_);
   cudaFreeHost(host_);
+  cudaFreeHost(words_);
+}
+
+const Port* Region::copy_words(std::uint32_t mate, cudaStream_t stream) const {
+  std::byte* const copy = words_ + kPortWordsBytes * mate;
+  check(cudaMemcpyAsync(copy, ports_ + mate, kPortWordsBytes, cudaMemcpyDeviceToHost, stream), "reading the words of a port");
+  return reinterpret_cast<const Port*>(copy);
 }
 
 RegionHandle Region::handle() const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "operation.hpp"
+#include "waiting.hpp"
 
 namespace railweave::cuda {
 
@@ -39,6 +40,8 @@ class Region {
   Totals* totals() const { return own_->totals; }
   Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
   HostView& host() const { return *host_; }
+  // Copies the words of the own port for that mate on the stream, into memory of the host that the next call for it reuses.
+  const Port* copy_words(std::uint32_t mate, cudaStream_t stream) const;
 
  private:
   struct Own {
@@ -53,8 +56,9 @@ class Region {
   Port* ports_ = nullptr;
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
-  std::vector<Port*> mapped_;  // by mate
-  std::vector<bool> opened_;   // by mate: mapped_ is to be closed
+  std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for each mate
+  std::vector<Port*> mapped_;   // by mate
+  std::vector<bool> opened_;    // by mate: mapped_ is to be closed
 };
 
 }  // namespace railweave::cuda

@@ -72,6 +72,8 @@ constexpr std::array kTable{
             "over rails nothing has been measured on GPUs yet", &S::gpu_nodes},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",
             "three times the 10 minutes after which PyTorch's watchdog gives up", &S::gpu_timeout_ms},
+    Setting{"checksum", "", true, 0, 1,
+            "1: receivers of messages between GPUs compare them with their senders' sums; reads all bytes twice", "", &S::checksum},
     Setting{"node_id", "", false, 0, 0,
             "identity of the node; ranks with equal identities share memory (default: boot id, host name and PID namespace)", "",
             &S::node_id},

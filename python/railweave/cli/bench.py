@@ -38,7 +38,9 @@ def command() -> None:
 @click.option("--rate", default="400mbit", show_default=True, help="Of each NIC, each way.")
 @click.option("--spine-rate", metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
 @click.option(
-    "--isolation", type=click.Choice(ISOLATIONS), default="gpu", show_default=True, help="Does a rank see its node's NICs, or only its own?"
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    help="Does a rank see its node's NICs (node, the default on GPUs), or only its own (gpu, the default else)?",
 )
 @click.option("--fabric", "source", metavar="FILE|TEMPLATE", help="Wire each node as this says: topology XML, cluster or template.")
 @click.option("--matrix", "matrices", multiple=True, metavar="GEN|FILE", help="Repeatable; see `railweave matrix --help`. By default six.")
@@ -57,7 +59,7 @@ def alltoallv(
     rails: int,
     rate: str,
     spine_rate: str | None,
-    isolation: str,
+    isolation: str | None,
     source: str | None,
     matrices: tuple[str, ...],
     policies: str,
@@ -68,16 +70,30 @@ def alltoallv(
     json_file: Path | None,
     report: Path | None,
 ) -> None:
-    """Each rank sends each other rank as many bytes as a matrix says: on emulated rails (--lab), or through PyTorch on GPUs (--gpus)."""
-    if (shape is None) == (gpus is None):
-        raise click.UsageError("give --lab NODESxGPUS or --gpus")
+    """Each rank sends each other rank as many bytes as a matrix says: on emulated rails (--lab), through PyTorch on GPUs (--gpus), or
+    through PyTorch on GPUs of emulated nodes (both)."""
+    if shape is None and gpus is None:
+        raise click.UsageError("give --lab NODESxGPUS, --gpus, or both")
     _check(json_file, report)
+    if gpus is not None and shape is not None:
+        from railweave.cli.bench_gpus import run_on_rails
+        from railweave.lab import LabSpec
+        from railweave.lab.spec import parse_rate, parse_shape
+
+        if gpus or source:
+            raise click.UsageError(
+                "--lab with --gpus takes the GPUs that CUDA_VISIBLE_DEVICES names, each beside its own rails: no number, no --fabric"
+            )
+        nodes, a_node = parse_shape(shape)
+        spine = parse_rate(spine_rate) if spine_rate else 0
+        spec = LabSpec(nodes, a_node, rails or a_node, parse_rate(rate), spine, isolation or "node")
+        return run_on_rails(spec, matrices, systems, other_nccl, repeat or 5, json_file, report)
     if gpus is not None:
         from railweave.cli.bench_gpus import run_exchanges
 
         return run_exchanges(gpus, matrices, systems, other_nccl, repeat or 9, json_file, report)
     assert shape is not None
-    return _in_lab(shape, rails, rate, spine_rate, isolation, source, matrices, policies, peers, repeat or 5, json_file, report)
+    return _in_lab(shape, rails, rate, spine_rate, isolation or "gpu", source, matrices, policies, peers, repeat or 5, json_file, report)
 
 
 def _in_lab(
@@ -175,6 +191,32 @@ def moe(
         skews or ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating"), computes or (0.5, 1.0, 2.0), tokens, width, iterations
     )
     run_layers(gpus, options, systems, repeat, json_file, report)
+
+
+@command.command()
+@click.option(
+    "--gpus", is_flag=False, flag_value=0, default=0, type=click.IntRange(0), metavar="[N]", help="By default all of this machine."
+)
+@click.option("--work", "works", multiple=True, type=click.Choice(("gemm", "all-reduce")), help="Repeatable; by default both.")
+@click.option("--matrix", "matrices", multiple=True, metavar="GEN|FILE", help="Repeatable; by default a hot pair and a balanced one.")
+@click.option("--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, railweave; the first is the rival.")
+@click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="One more rival's libnccl.so.2.")
+@click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
+@click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
+def beside(
+    gpus: int,
+    works: tuple[str, ...],
+    matrices: tuple[str, ...],
+    systems: str,
+    other_nccl: Path | None,
+    repeat: int,
+    json_file: Path | None,
+) -> None:
+    """What an exchange does to other work on the GPUs: matrix products, or NCCL's all-reduce on another communicator."""
+    from railweave.cli.bench_gpus import run_beside
+
+    _check(json_file)
+    run_beside(gpus, works or ("gemm", "all-reduce"), matrices, systems, other_nccl, repeat, json_file)
 
 
 @command.command()

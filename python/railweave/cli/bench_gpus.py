@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ import click
 
 from railweave.bench import result
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus import compare
+from railweave.bench.gpus import beside, compare
 from railweave.bench.gpus.result import Exchange, Layer, Run
-from railweave.bench.gpus.session import SYSTEMS, start_probe, systems
+from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems
 from railweave.bench.gpus.table import tables
 from railweave.cli.bench import BenchProgress, chosen
+from railweave.lab import LabSpec
 from railweave.matrix import load
 from railweave.output import write_whole
 
@@ -52,12 +54,62 @@ def run_exchanges(
     date = result.now()
     running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
     steps = 2 + len(running) * len(cases) * (1 + rounds) + len(cases)
-    with BenchProgress(steps) as progress, start_probe(gpus) as probe, compare.Systems(running, gpus, progress.step) as all_of_them:
+    with (
+        BenchProgress(steps) as progress,
+        start_probe(gpus) as probe,
+        compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+    ):
         progress.step("starting the probe")
         probe.ready()
-        exchanges = compare.exchange(all_of_them, probe, cases, effort, progress.step)
+        exchanges = compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step)
         found = _run(date, all_of_them, gpus, dataclasses.asdict(effort), exchanges, [])
     _finish(found, json_file, report)
+
+
+DEFAULT_RAIL_MATRICES = ("hot-pair:256MiB", "bidir-pair:256MiB", "incast:64MiB", "hot-pair:256MiB:2MiB", "balanced:16MiB")
+
+
+def run_on_rails(
+    spec: LabSpec, matrices: tuple[str, ...], names: str, other_nccl: Path | None, rounds: int, json_file: Path | None, report: Path | None
+) -> None:
+    """`bench alltoallv --lab --gpus`: the same shaped rails for all systems."""
+    from railweave.bench.gpus.rails import on_rails
+
+    gpus = _gpus(0)
+    cases = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_RAIL_MATRICES]
+    effort = compare.Effort(rounds)
+    date = result.now()
+    running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    steps = 3 + len(running) * len(cases) * (1 + rounds) + len(cases)
+    with (
+        BenchProgress(steps) as progress,
+        on_rails(spec, gpus, systems(["nccl"], None)[0], progress.step) as rails,
+        compare.Systems(running, rails.place, progress.step) as all_of_them,
+    ):
+        exchanges = compare.exchange(all_of_them, rails.bound, cases, effort, progress.step)
+        settings = {**dataclasses.asdict(effort), "nodes": spec.nodes, "rails": spec.rails, "rate_bps": spec.rate}
+        found = _run(date, all_of_them, min(gpus, spec.world), settings, exchanges, [])
+    _finish(found, json_file, report)
+
+
+DEFAULT_BESIDE_MATRICES = ("hot-pair:64MiB:4MiB", "balanced:64MiB")
+
+
+def run_beside(
+    gpus: int, works: tuple[str, ...], matrices: tuple[str, ...], names: str, other_nccl: Path | None, rounds: int, json_file: Path | None
+) -> None:
+    """`bench beside`."""
+    gpus = _gpus(gpus)
+    cases = [(Path(name).name if Path(name).is_file() else name, load(name, gpus)) for name in matrices or DEFAULT_BESIDE_MATRICES]
+    date = result.now()
+    running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    with (
+        BenchProgress(1 + len(running) * len(cases) * len(works) * (1 + rounds)) as progress,
+        compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+    ):
+        found = beside.beside(all_of_them, works, cases, rounds, progress.step)
+        run = _run(date, all_of_them, gpus, {"rounds": rounds}, [], [])
+    _finish(dataclasses.replace(run, beside=found), json_file, None)
 
 
 def run_layers(gpus: int, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None) -> None:
@@ -70,7 +122,7 @@ def run_layers(gpus: int, options: LayerOptions, names: str, rounds: int, json_f
     running = systems(chosen(names, SYSTEMS, "system"), None)
     steps = 2 + len(running) * len(cases) * (1 + rounds)
     effort = compare.Effort(rounds)
-    with BenchProgress(steps) as progress, compare.Systems(running, gpus, progress.step) as all_of_them:
+    with BenchProgress(steps) as progress, compare.Systems(running, Place(gpus), progress.step) as all_of_them:
         layers = compare.layers(all_of_them, gpus, options.tokens, options.width, cases, effort, options.iterations, progress.step)
         settings = {"rounds": rounds, "iterations": options.iterations, "tokens": options.tokens, "width": options.width}
         found = _run(date, all_of_them, gpus, settings, [], layers)
@@ -109,7 +161,7 @@ def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:
     for title, head, rows in tables(found):
         table = Table(title=f"{found.gpus} × {found.machine['gpu']}: {title}", title_justify="left", box=None, pad_edge=False)
         for name in head:
-            table.add_column(name, justify="left" if name in ("matrix", "system", "skew", "results") else "right", no_wrap=True)
+            table.add_column(name, justify="left" if name in ("matrix", "system", "skew", "results", "work") else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -12,6 +12,7 @@
 
 #include "host_block.hpp"
 #include "prepare.hpp"
+#include "waiting.hpp"
 
 namespace railweave::cuda {
 namespace {
@@ -503,6 +504,44 @@ TEST(Roles, ARecordOutsideItsMessageIsRefused) {
   node.run(0, {{Direction::receive, 1, came.data(), came.size()}});
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::bad_record));
   EXPECT_EQ(came, Bytes(kSlotBytes));
+}
+
+// As the GPU library copies it while kernels run.
+std::unique_ptr<Port> copy_words(const Port& port) {
+  auto copy = std::make_unique<Port>();
+  auto* to = reinterpret_cast<std::uint64_t*>(copy.get());
+  auto* from = reinterpret_cast<std::uint64_t*>(const_cast<Port*>(&port));
+  for (std::size_t i = 0; i < kPortWordsBytes / 8; ++i) to[i] = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
+  return copy;
+}
+
+// Four ranks of which each waits for all three others, which do something else: each rank's dump says for whom, and in which state.
+TEST(Roles, AStallOfFourRanksIsToldWhole) {
+  Node node(4);
+  Bytes data(100'000), came[4] = {Bytes(200'000), Bytes(200'000), Bytes(200'000), Bytes(200'000)};
+  Bytes small[4] = {Bytes(500), Bytes(500), Bytes(500), Bytes(500)};
+  std::vector<std::jthread> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank] {
+      node.run(rank, {{Direction::send, (rank + 1) % 4, data.data(), data.size()},
+                      {Direction::receive, (rank + 2) % 4, came[rank].data(), came[rank].size()},
+                      {Direction::receive, (rank + 3) % 4, small[rank].data(), small[rank].size()}});
+    });
+  }
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    const auto text = [&](Direction direction, Path path, std::uint32_t distance, std::uint64_t bytes) {
+      const std::uint32_t peer = (rank + distance) % 4;
+      return waiting_text({direction, path, peer, bytes, 0}, *copy_words(node.port(rank, peer)));
+    };
+    const auto name = [&](std::uint32_t distance) { return "rank " + std::to_string((rank + distance) % 4); };
+    EXPECT_EQ(text(Direction::send, Path::granted, 1, 100'000),
+              "send of 100000 bytes to " + name(1) + ": waits for " + name(1) + "'s grant: its receive has not begun");
+    EXPECT_EQ(text(Direction::receive, Path::granted, 2, 200'000),
+              "receive of 200000 bytes from " + name(2) + ": " + name(2) + " has written 0 bytes into the buffer");
+    EXPECT_EQ(text(Direction::receive, Path::packets, 3, 500),
+              "receive of 500 bytes from " + name(3) + ": in 1 packet from number 0, of which not all have come");
+  }
+  for (std::uint32_t rank = 0; rank < 4; ++rank) std::atomic_ref(node.host(rank).stop).store(1);
 }
 
 }  // namespace

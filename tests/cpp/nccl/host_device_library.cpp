@@ -1,14 +1,17 @@
 // librailweave_cuda.so's interface over host memory: the engine's host backend behind stand-in streams. With it the shim's groups,
 // streams and communicators are tested where there is no GPU.
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <thread>
 #include <vector>
 
+#include "checksum.hpp"
 #include "railweave/cuda.h"
 #include "railweave/engine/exchange.hpp"
 #include "stand_in_cuda.hpp"
@@ -17,10 +20,14 @@
 using namespace railweave;
 
 struct railweave_cuda_communicator {
-  railweave_cuda_communicator(Exchange made, int on) : exchange(std::move(made)), device(on) {}
+  railweave_cuda_communicator(Exchange made, const railweave_cuda_config& config, bool checks)
+      : exchange(std::move(made)), rank(config.rank), device(config.device), checksums(checks), sent_to(config.world) {}
 
   Exchange exchange;
+  const std::uint32_t rank;
   const int device;
+  const bool checksums;
+  std::vector<std::uint64_t> sent_to;  // messages, by rank; operations of a communicator touch it one after another
   std::atomic<bool> aborted{false};
   std::atomic<std::uint64_t> enqueued{0}, completed{0}, sent{0}, received{0};
 
@@ -48,7 +55,52 @@ struct Part {
   railweave_cuda_communicator* communicator;
   std::vector<railweave_cuda_transfer> transfers;
   std::uint64_t ticket = 0;
+  std::vector<cuda::Sums> sums;  // in the checksum mode, one a transfer
 };
+
+// --- The checksum mode, as librailweave_cuda.so has it
+
+std::uint64_t chunk_sum(const railweave_cuda_transfer& transfer, std::uint32_t chunk) {
+  const std::uint64_t size = cuda::checked_chunk_bytes(transfer.bytes), begin = chunk * size;
+  return cuda::partial_sum(static_cast<const std::byte*>(transfer.data), begin, std::min(begin + size, transfer.bytes), 0, 1);
+}
+
+void sum_up(Part& part) {
+  part.sums.resize(part.transfers.size());
+  for (std::size_t i = 0; i < part.transfers.size(); ++i) {
+    const railweave_cuda_transfer& transfer = part.transfers[i];
+    if (transfer.kind != RAILWEAVE_CUDA_SEND) continue;
+    cuda::Sums& sums = part.sums[i];
+    sums.number = part.communicator->sent_to[transfer.peer]++;
+    sums.bytes = transfer.bytes;
+    for (std::uint32_t chunk = 0; chunk < cuda::checked_chunks(transfer.bytes); ++chunk) sums.chunks[chunk] = chunk_sum(transfer, chunk);
+  }
+}
+
+// STAND_IN_FLIPS="RANK PEER NUMBER BYTE": a bit of that message is another one when it has come to the rank.
+void damage(std::uint32_t rank, const railweave_cuda_transfer& transfer, std::uint64_t number) {
+  const char* flips = std::getenv("STAND_IN_FLIPS");
+  if (flips == nullptr) return;
+  std::istringstream words(flips);
+  std::uint64_t of_rank = 0, peer = 0, message = 0, byte = 0;
+  words >> of_rank >> peer >> message >> byte;
+  if (of_rank == rank && peer == transfer.peer && message == number && byte < transfer.bytes) static_cast<char*>(transfer.data)[byte] ^= 4;
+}
+
+// What is wrong with the part's receives; empty: nothing.
+std::string compare(const Part& part) {
+  for (std::size_t i = 0; i < part.sums.size(); ++i) {
+    const railweave_cuda_transfer& transfer = part.transfers[i];
+    const cuda::Sums& sums = part.sums[i];
+    if (transfer.kind != RAILWEAVE_CUDA_RECV) continue;
+    damage(part.communicator->rank, transfer, sums.number);
+    for (std::uint32_t chunk = 0; chunk < cuda::checked_chunks(transfer.bytes); ++chunk) {
+      if (sums.bytes != transfer.bytes || sums.chunks[chunk] != chunk_sum(transfer, chunk))
+        return cuda::damage_text({transfer.peer, sums.number, transfer.bytes, sums.bytes, chunk});
+    }
+  }
+  return "";
+}
 
 void take_ticket(Part& part) {
   const std::lock_guard lock(part.communicator->mutex);
@@ -63,12 +115,18 @@ Handle post(Part& part) {
   std::unique_lock lock(communicator.mutex);
   communicator.changed.wait(lock, [&] { return communicator.turn == part.ticket; });
   lock.unlock();
+  if (communicator.checksums) sum_up(part);
   Group group = communicator.exchange.group();
-  for (const auto& transfer : part.transfers) {
-    if (transfer.kind == RAILWEAVE_CUDA_SEND)
-      group.send(transfer.data, transfer.bytes, transfer.peer);
+  const auto add = [&](std::uint32_t kind, void* data, std::uint64_t bytes, std::uint32_t peer) {
+    if (kind == RAILWEAVE_CUDA_SEND)
+      group.send(data, bytes, peer);
     else
-      group.recv(transfer.data, transfer.bytes, transfer.peer);
+      group.recv(data, bytes, peer);
+  };
+  for (std::size_t i = 0; i < part.transfers.size(); ++i) {
+    const railweave_cuda_transfer& transfer = part.transfers[i];
+    add(transfer.kind, transfer.data, transfer.bytes, transfer.peer);
+    if (communicator.checksums) add(transfer.kind, &part.sums[i], sizeof(cuda::Sums), transfer.peer);
   }
   Handle handle = group.end();
   lock.lock();
@@ -84,6 +142,7 @@ void finish(Part& part, Handle handle) {
       // Closing ends the operations, so that nothing touches their buffers when the stream goes on.
       if (communicator.aborted.load()) communicator.exchange.close();
     }
+    if (const std::string wrong = compare(part); !wrong.empty()) throw TransportError(wrong);
   });
   const std::lock_guard lock(communicator.mutex);
   for (const auto& transfer : part.transfers) {
@@ -122,7 +181,8 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
         if (setting.name == config->settings[i].name) setting.set(chosen, config->settings[i].value);
       }
     }
-    *communicator = new railweave_cuda_communicator(Exchange(config->rank, config->world, config->rendezvous, chosen), config->device);
+    *communicator =
+        new railweave_cuda_communicator(Exchange(config->rank, config->world, config->rendezvous, chosen), *config, chosen.checksum != 0);
   });
 }
 
@@ -138,7 +198,7 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
     }
     if (communicator->aborted.load()) return note(RAILWEAVE_ERROR_EXCHANGE, "the communicator was aborted");
     const auto [at, fresh] = index.try_emplace(communicator, parts.size());
-    if (fresh) parts.push_back({communicator, {}, 0});
+    if (fresh) parts.push_back({communicator, {}, 0, {}});
     parts[at->second].transfers.push_back(transfers[i]);
   }
   const int device = transfers[0].communicator->device;

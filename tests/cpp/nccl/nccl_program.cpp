@@ -1,5 +1,6 @@
 // nccl_program SCENARIO RANKS DIRECTORY: runs the scenario with so many processes; 0 when all were content.
 // --bare RANK: that rank is started without LD_PRELOAD. Started by itself: nccl_program SCENARIO RANKS DIRECTORY --rank RANK.
+// RANK_WRAPPER: shell words in front of every second rank's command, which get the same environment.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,14 +25,20 @@ int be_rank(const std::string& scenario, int rank, int world, const std::string&
   }
 }
 
-pid_t start(const std::vector<std::string>& words, bool bare) {
+pid_t start(std::vector<std::string> words, bool bare, bool wrapped) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   if (bare) ::unsetenv("LD_PRELOAD");
+  std::string program = "/proc/self/exe";
+  if (const char* wrapper = std::getenv("RANK_WRAPPER"); wrapper != nullptr && wrapped) {
+    const std::vector<std::string> shell{"sh", "-c", std::string("exec ") + wrapper + " \"$@\"", "sh"};
+    words.insert(words.begin(), shell.begin(), shell.end());
+    program = "/bin/sh";
+  }
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  ::execv("/proc/self/exe", arguments.data());
+  ::execv(program.c_str(), arguments.data());
   ::_exit(127);
 }
 
@@ -47,7 +54,7 @@ int main(int count, char** words) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < world; ++rank)
     children.push_back(start({arguments[0], arguments[1], arguments[2], arguments[3], "--rank", std::to_string(rank)},
-                             option == "--bare" && rank == number));
+                             option == "--bare" && rank == number, rank % 2 == 1));
   int failed = 0;
   for (const pid_t child : children) {
     int status = 0;

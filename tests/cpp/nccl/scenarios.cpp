@@ -433,27 +433,56 @@ void missing_function(Rank& self) {
   destroy(comm);
 }
 
-// Only under the shim: a receive that no send meets is told in the log.
+// Only under the shim: receives that no send meets are told in each rank's log.
 void stall(Rank& self) {
   const ncclComm_t comm = self.connect();
-  if (self.rank != 1) {
-    self.hear("told", 1);
-  } else {
-    const Stream stream;
-    Messages messages(comm);
-    messages.receive(0, std::size_t{100'000}, stream);
-    std::string file = std::getenv("RAILWEAVE_LOG_FILE");
-    file.replace(file.find("%p"), 2, std::to_string(::getpid()));
-    const auto told = [&] {
-      std::ifstream log(file);
-      const std::string text{std::istreambuf_iterator<char>(log), {}};
-      return text.find("stalled") != std::string::npos && text.find("receive from rank 0, 100000 bytes") != std::string::npos;
-    };
-    while (!told()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    self.say("told");
-    must(ncclCommAbort(comm), "ncclCommAbort");
+  const Stream stream;
+  Messages messages(comm);
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) {
+    if (peer != self.rank) messages.receive(peer, std::size_t{100'000}, stream);
+  }
+  end();
+  std::string file = std::getenv("RAILWEAVE_LOG_FILE");
+  file.replace(file.find("%p"), 2, std::to_string(::getpid()));
+  const auto told = [&] {
+    std::ifstream log(file);
+    const std::string text{std::istreambuf_iterator<char>(log), {}};
+    return text.find("stalled") != std::string::npos;
+  };
+  while (!told()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  self.say("told");
+  for (int peer = 0; peer < self.world; ++peer) self.hear("told", peer);  // an abort ends the others' operations too
+  must(ncclCommAbort(comm), "ncclCommAbort");
+  stream.synchronize();
+}
+
+// Only under the shim, in the checksum mode: the last message from rank 0 to rank 1, of a graph's third replay, comes with
+// another bit.
+void damaged(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);  // three messages of each pair
+  const Stream stream;
+  std::vector<char> data(300'001, 'd');
+  if (self.rank < 2) {
+    stand_in::begin_capture(stream);
+    if (self.rank == 0)
+      must(ncclSend(data.data(), data.size(), ncclInt8, 1, comm, stream), "ncclSend");
+    else
+      must(ncclRecv(data.data(), data.size(), ncclInt8, 0, comm, stream), "ncclRecv");
+    const auto captured = stand_in::end_capture(stream);
+    for (int replay = 0; replay < 3; ++replay) stand_in::launch(*captured, stream);
     stream.synchronize();
-    return;
+  }
+  ncclResult_t error = ncclSuccess;
+  must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+  require(error == (self.rank == 1 ? ncclSystemError : ncclSuccess), "the receiver alone has an error, and it is ncclSystemError");
+  if (self.rank == 1) {
+    const std::string text = ncclGetLastError(comm);
+    require(text.find("communicator ") == 0 && text.find(" (4 ranks, this is rank 1): message 5 from rank 0") != std::string::npos, text);
+    self.say("found");
+  } else {
+    self.hear("found", 1);
   }
   must(ncclCommAbort(comm), "ncclCommAbort");
 }
@@ -484,6 +513,7 @@ const std::map<std::string, Scenario>& scenarios() {
       {"random_groups", random_groups},
       {"missing_function", missing_function},
       {"stall", stall},
+      {"damaged", damaged},
   };
   return all;
 }

@@ -49,10 +49,14 @@ class Directory {
   fs::path path_;
 };
 
-std::string quoted(const std::string& text) { return "'" + text + "'"; }
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? "'\\''" : std::string(1, c);
+  return result + "'";
+}
 
 Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::vector<std::string>& environment = {},
-            const std::string& options = "") {
+            const std::string& options = "", const std::string& rank_wrapper = "") {
   const Directory directory;
   std::vector<std::string> variables{
       "TMPDIR=" + directory.path().string(), "RAILWEAVE_LOG=info", "RAILWEAVE_LOG_FILE=" + directory.path().string() + "/log.%p",
@@ -64,6 +68,7 @@ Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::ve
     variables.push_back("LD_LIBRARY_PATH=" DROP_IN);
     variables.push_back("RAILWEAVE_NCCL_LIBRARY=" STAND_IN);
   }
+  if (!rank_wrapper.empty()) variables.push_back("RANK_WRAPPER=" + rank_wrapper);
   variables.insert(variables.end(), environment.begin(), environment.end());
   std::string command = "env";
   for (const std::string& variable : variables) command += " " + quoted(variable);
@@ -159,9 +164,35 @@ TEST(Shim, FunctionsThatNcclLacksGiveAnErrorWithText) {
 }
 
 TEST(Shim, AStallIsDescribedInTheLog) {
-  const Outcome outcome = run(Mode::preload, "stall", 4, {"RAILWEAVE_STALL_MS=100"});
+  const Outcome outcome = run(Mode::preload, "stall", 4, {"RAILWEAVE_STALL_MS=100", "RAILWEAVE_DRAIN_MS=300"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
-  EXPECT_EQ(outcome.count("stalled"), 1u) << outcome.log;
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string head = "(4 ranks, this is rank " + std::to_string(rank) + ") waits:";
+    EXPECT_EQ(outcome.count(head), 1u) << outcome.log;
+    EXPECT_EQ(outcome.count("receive from rank " + std::to_string(rank) + ", 100000 bytes"), 3u) << "by all others: " << outcome.log;
+  }
+  EXPECT_EQ(outcome.count("stalled for 100 ms: communicator "), 4u) << outcome.log;
+}
+
+// A command that gives the ranks other namespaces, as containers have them.
+bool works(const std::string& command) { return std::system((command + " true >/dev/null 2>&1").c_str()) == 0; }
+
+// Nothing of Railweave lies in /dev/shm.
+TEST(Namespaces, RanksWithAPrivateDevShmAreServed) {
+  const std::string wrapper = "unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec \"$@\"' sh";
+  if (!works(wrapper)) GTEST_SKIP() << "needs root";
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {}, "", wrapper);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+}
+
+// With the engine, ranks of another PID namespace are on another node: reached over the network.
+TEST(Namespaces, ARankInAnotherPidNamespaceIsServed) {
+  const std::string wrapper = "unshare --pid --fork --mount-proc --kill-child";
+  if (!works(wrapper)) GTEST_SKIP() << "needs root";
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_NICS=lo"}, "", wrapper);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
 }
 
 TEST(Shim, SettingsThatCannotBeReadAreNamedAndTheJobRuns) {
@@ -169,6 +200,25 @@ TEST(Shim, SettingsThatCannotBeReadAreNamedAndTheJobRuns) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count("RAILWEAVE_STALL_MS='soon'; expected a number"), 2u) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 2u) << outcome.log;
+}
+
+// 300,001 bytes are five chunks of 64 KiB; byte 140,000 is in the third.
+TEST(Checksums, ABitThatChangedOnItsWayIsAnErrorThatNamesMessageAndChunk) {
+  const Outcome outcome = run(Mode::preload, "damaged", 4, {"RAILWEAVE_CHECKSUM=1", "STAND_IN_FLIPS=1 0 5 140000"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(
+      outcome.count(": message 5 from rank 0 (300001 bytes) was damaged on its way: chunk 2 of 5, bytes 131072 to 196607, is the first "
+                    "whose checksum is not its sender's"),
+      1u)
+      << outcome.log;
+}
+
+TEST(Checksums, WhatArrivesAsItWasSentIsNoError) {
+  for (const char* scenario : {"alltoallv", "random_groups", "graph", "two_communicators"}) {
+    const Outcome outcome = run(Mode::preload, scenario, 4, {"RAILWEAVE_CHECKSUM=1"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
+  }
 }
 
 #ifdef PROFILER

@@ -14,7 +14,7 @@ import numpy as np
 
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Exchange, Kernel, Layer
-from railweave.bench.gpus.session import Processes, System, start, start_probe
+from railweave.bench.gpus.session import Place, Processes, System, check_served, start, start_probe
 from railweave.errors import DemandError
 from railweave.matrix import Matrix
 
@@ -28,6 +28,7 @@ _HOT_SHARE = 0.75
 _CALIBRATION_CALLS = 20
 _COLD_CALLS = 10
 _ATTEMPTS = 8
+_ENOUGH_S = 1.0  # of a system's calls in a round, at the bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +57,18 @@ def busiest(matrix: Matrix) -> int:
 class Systems:
     """All systems' ranks, up at the same time; and what they said when they started."""
 
-    def __init__(self, systems: Sequence[System], gpus: int, step: Callable[[str], None]) -> None:
+    def __init__(self, systems: Sequence[System], place: Place, step: Callable[[str], None]) -> None:
         self._stack = contextlib.ExitStack()
         self.running: dict[str, Processes] = {}
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
             step(f"starting {', '.join(each.name for each in systems)}")
             for each in systems:
-                self.running[each.name] = self._stack.enter_context(start(each, gpus, folder))
+                self.running[each.name] = self._stack.enter_context(start(each, place, folder))
             for ranks in self.running.values():
                 ranks.ready()
+            if "railweave" in self.running:
+                check_served("railweave", folder)
         except BaseException:
             self._stack.close()
             raise
@@ -97,15 +100,18 @@ class Systems:
         return [[all_of_them[(place + number) % len(all_of_them)] for place in range(len(all_of_them))] for number in range(rounds)]
 
 
+Bound = Callable[[Matrix], float]  # seconds
+
+
 def exchange(
-    systems: Systems, probe: Processes, cases: Sequence[tuple[str, Matrix]], effort: Effort, step: Callable[[str], None]
+    systems: Systems, bound_of: Bound, cases: Sequence[tuple[str, Matrix]], effort: Effort, step: Callable[[str], None]
 ) -> list[Exchange]:
     """Every matrix under every system."""
-    return [result for name, matrix in cases for result in _exchange_one(systems, probe, name, rows_of(matrix), effort, step)]
+    return [result for name, matrix in cases for result in _exchange_one(systems, bound_of, name, rows_of(matrix), effort, step)]
 
 
 def _exchange_one(
-    systems: Systems, probe: Processes, name: str, matrix: Matrix, effort: Effort, step: Callable[[str], None]
+    systems: Systems, bound_of: Bound, name: str, matrix: Matrix, effort: Effort, step: Callable[[str], None]
 ) -> list[Exchange]:
     total = int(matrix.sum())
     if total == 0:
@@ -116,31 +122,38 @@ def _exchange_one(
     single: dict[str, list[float]] = {system: [] for system in systems.running}
     floor: dict[str, list[float]] = {system: [] for system in systems.running}
     kernels: dict[str, list[Kernel]] = {}
+    step(f"{name}, bound")
+    bound = bound_of(matrix)
+    calls = _affordable(effort.calls, bound)
     for system, ranks in systems.running.items():
         step(f"{name}, {system}: first")
         for repetition in range(3):  # buffers are mapped after the first
             ranks.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist(), repetition=repetition)
             _note_wrong(wrong, ranks)
-        ranks.ask(_TIMEOUT_S, "queued", calls=effort.calls)
+        ranks.ask(_TIMEOUT_S, "queued", calls=calls)
         kernels[system] = _largest(ranks.ask(_TIMEOUT_S, "kernels"))
-    step(f"{name}, probe")
-    bound = measure_bound(probe, matrix)
     for turn in systems.turns(effort.rounds):
         for ranks in turn:
             step(f"{name}, {ranks.name}")
-            answers = _queued(ranks, effort.calls)
+            answers = _queued(ranks, calls)
             times[ranks.name].append(max(each["seconds"] for each in answers))
             host[ranks.name].append(max(each["host_seconds"] for each in answers))
             for nothing, kept in ((False, single), (True, floor)):
                 # The first calls find the processors asleep and caches cold.
-                answers = ranks.ask(_TIMEOUT_S, "single", calls=_COLD_CALLS + effort.single_calls, nothing=nothing)
-                kept[ranks.name] += _slowest(answers)[_COLD_CALLS:]
+                cold, warm = (_affordable(count, bound) for count in (_COLD_CALLS, effort.single_calls))
+                answers = ranks.ask(_TIMEOUT_S, "single", calls=cold + warm, nothing=nothing)
+                kept[ranks.name] += _slowest(answers)[cold:]
     for ranks in systems.running.values():
         _note_wrong(wrong, ranks)
     return [
         Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s])
         for s in systems.running
     ]
+
+
+def _affordable(calls: int, bound: float) -> int:
+    """Over slow rails fewer calls are as exact."""
+    return calls if calls * bound <= _ENOUGH_S else max(3, int(_ENOUGH_S / bound))
 
 
 def _queued(ranks: Processes, calls: int) -> list[dict[str, Any]]:

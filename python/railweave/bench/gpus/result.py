@@ -106,6 +106,22 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Beside:
+    """Other work under one system, alone and while exchanges of a matrix run."""
+
+    system: str
+    work: str  # gemm, or all-reduce by NCCL on another communicator
+    matrix: str
+    alone_seconds: list[float]  # of a piece, by round
+    beside_seconds: list[float]
+
+    @property
+    def slowed(self) -> float:
+        """How many times as long it takes beside the exchanges."""
+        return statistics.median(self.beside_seconds) / statistics.median(self.alone_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """A whole benchmark with its circumstances."""
 
@@ -117,13 +133,15 @@ class Run:
     settings: dict[str, Any]  # how much was measured
     exchanges: list[Exchange]
     layers: list[Layer]
+    beside: list[Beside] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document."""
         head = {"format": FORMAT, "version": VERSION}
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         layers = [{**dataclasses.asdict(each), "seconds_median": each.seconds_median} for each in self.layers]
-        return {**head, **body, "exchanges": [each.to_json() for each in self.exchanges], "layers": layers}
+        others = [{**dataclasses.asdict(each), "slowed": each.slowed} for each in self.beside]
+        return {**head, **body, "exchanges": [each.to_json() for each in self.exchanges], "layers": layers, "beside": others}
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -134,13 +152,15 @@ class Run:
                 raise ValueError(f"expected format {FORMAT}, version {VERSION}")
             exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
             layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer)}) for each in value.pop("layers")]
-            return cls(**value, exchanges=exchanges, layers=layers)
+            others = [Beside(**{f.name: each[f.name] for f in dataclasses.fields(Beside)}) for each in value.pop("beside", [])]
+            return cls(**value, exchanges=exchanges, layers=layers, beside=others)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {error}") from error
 
     def systems(self) -> list[str]:
         """In the order they were asked for; the first is the rival of the others."""
-        return list(dict.fromkeys([*(each.system for each in self.exchanges), *(each.system for each in self.layers)]))
+        names = [each.system for each in self.exchanges], [each.system for each in self.layers], [each.system for each in self.beside]
+        return list(dict.fromkeys(name for some in names for name in some))
 
     def matrices(self) -> list[str]:
         """In the order they ran."""

@@ -14,11 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, Protocol
 
 from railweave.bench.errors import BenchError
+from railweave.lab import Lab, Program
 from railweave.nccl import preloaded
 
+_LOOK_S = 0.2  # how often silent ranks are looked after
 _START_S = 120.0  # PyTorch loads 3 GB of libraries, from a cold disk once
 
 # More channels for sends and receives than NCCL takes by itself: what helped most where NCCL starves NVLink (docs/results.md).
@@ -51,35 +53,100 @@ def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
     return result
 
 
-class Processes:
-    """Ranks that answer commands, a line of JSON each; the first after ready()."""
+class Ranks(Protocol):
+    """Processes, one a rank."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
-        self.name = name
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the processes)
-        self._doing = "starting"
-        self._controls: list[socket.socket] = []
+    def ended(self) -> dict[int, int]:
+        """Exit statuses of those that have ended."""
+
+    def kill(self) -> None:
+        """All at once."""
+
+
+class LocalRanks:
+    """Children of this process."""
+
+    def __init__(self, words: Sequence[str], environments: Sequence[Mapping[str, str]], controls: Sequence[int], log: int) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.hello: dict[str, Any] = {}
         try:
-            for environment in environments:
-                ours, theirs = socket.socketpair()
-                self._controls.append(ours)
-                with theirs:
-                    command = [sys.executable, "-m", module, str(theirs.fileno()), *arguments]
-                    self._processes.append(
-                        subprocess.Popen(
-                            command,
-                            env=dict(environment),
-                            stdout=self._log,
-                            stderr=self._log,
-                            stdin=subprocess.DEVNULL,
-                            pass_fds=[theirs.fileno()],
-                        )
+            for environment, control in zip(environments, controls, strict=True):
+                self._processes.append(
+                    subprocess.Popen(
+                        [*words[:3], str(control), *words[3:]],
+                        env=dict(environment),
+                        stdout=log,
+                        stderr=log,
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[control],
                     )
+                )
         except BaseException:
             self.kill()
             raise
+
+    def ended(self) -> dict[int, int]:
+        """Exit statuses of those that have ended."""
+        return {rank: status for rank, process in enumerate(self._processes) if (status := process.poll()) is not None}
+
+    def kill(self) -> None:
+        """All at once."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+class LabRanks:
+    """Programs in a lab, each where its rank is; environments come on top of what the lab gives them."""
+
+    _CONTROL = 3
+
+    def __init__(
+        self, lab: Lab, words: Sequence[str], environments: Sequence[Mapping[str, str]], controls: Sequence[int], log: int
+    ) -> None:
+        argv = [*words[:3], str(self._CONTROL), *words[3:]]
+        self._job = lab.start(
+            [
+                Program(argv, rank=rank, env=dict(environment), fds={1: log, 2: log, self._CONTROL: control})
+                for rank, (environment, control) in enumerate(zip(environments, controls, strict=True))
+            ]
+        )
+
+    def ended(self) -> dict[int, int]:
+        """Exit statuses of those that have ended."""
+        if self._job.running:
+            self._job.poll()
+        return self._job.statuses
+
+    def kill(self) -> None:
+        """All at once."""
+        self._job.close()
+
+
+class Processes:
+    """Ranks that answer commands, a line of JSON each; the first after ready()."""
+
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], lab: Lab | None = None
+    ) -> None:
+        """In a lab, or here; the module's first argument is the number of its control socket."""
+        self.name = name
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the processes)
+        self._doing = "starting"
+        self.hello: dict[str, Any] = {}
+        pairs = [socket.socketpair() for _ in environments]
+        self._controls = [ours for ours, _ in pairs]
+        words = [sys.executable, "-m", module, *arguments]
+        common = (environments, [theirs.fileno() for _, theirs in pairs], self._log.fileno())
+        try:
+            self._ranks: Ranks = LabRanks(lab, words, *common) if lab else LocalRanks(words, *common)
+        except BaseException:
+            for ours in self._controls:
+                ours.close()
+            self._log.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
 
     def ready(self) -> None:
         """Waits until all are up; rank 0 says what it runs on."""
@@ -98,15 +165,13 @@ class Processes:
         for control in self._controls:
             control.close()
         end = time.monotonic() + 20.0
-        while time.monotonic() < end and any(process.poll() is None for process in self._processes):
+        while time.monotonic() < end and len(self._ranks.ended()) < len(self._controls):
             time.sleep(0.02)
         self.kill()
 
     def kill(self) -> None:
         """At once."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        self._ranks.kill()
         for control in self._controls:
             control.close()
         self._log.close()
@@ -130,17 +195,23 @@ class Processes:
             for rank, control in enumerate(self._controls):
                 selector.register(control, selectors.EVENT_READ, rank)
             while len(answers) < len(self._controls):
-                ready = selector.select(max(0.0, end - time.monotonic()))
-                if not ready and time.monotonic() >= end:
-                    missing = [rank for rank in range(len(self._controls)) if rank not in answers]
-                    raise self._failed(f"no answer from rank {', '.join(map(str, missing[:8]))} within {timeout:.0f} s")
+                ready = selector.select(min(_LOOK_S, max(0.0, end - time.monotonic())))
                 for key, _ in ready:
-                    data = self._controls[key.data].recv(1 << 20)
-                    if not data:
-                        raise self._failed(f"rank {key.data} ended with status {self._processes[key.data].wait()}")
-                    partial[key.data] += data
+                    if data := self._controls[key.data].recv(1 << 20):
+                        partial[key.data] += data
+                    else:
+                        selector.unregister(key.fileobj)
                     if partial[key.data].endswith(b"\n"):
                         answers[key.data] = json.loads(partial[key.data])
+                if ready:
+                    continue
+                # In a lab a process that starts the ranks holds the sockets as well, so they do not say it.
+                for rank, status in self._ranks.ended().items():
+                    if rank not in answers:
+                        raise self._failed(f"rank {rank} ended with status {status}")
+                if time.monotonic() >= end:
+                    missing = [rank for rank in range(len(self._controls)) if rank not in answers]
+                    raise self._failed(f"no answer from rank {', '.join(map(str, missing[:8]))} within {timeout:.0f} s")
         return [answers[rank] for rank in range(len(self._controls))]
 
     def _failed(self, what: str) -> BenchError:
@@ -151,12 +222,36 @@ class Processes:
         return BenchError(f"{self.name}, {self._doing}: {what}" + (f"; the last they said:{output}" if said else "; they said nothing"))
 
 
-def start(chosen: System, gpus: int, folder: Path) -> Processes:
-    """The ranks of a system. `folder` holds the file by which they meet, which ends with the run."""
-    store = folder / f"store-{chosen.name}"
-    base = {**os.environ, **chosen.environment}
-    ranks = [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(gpus)} for rank in range(gpus)]
-    return Processes(chosen.name, "railweave.bench.gpus.worker", [str(store)], ranks)
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where ranks run: on this machine, one a GPU, or in a lab."""
+
+    world: int
+    lab: Lab | None = None
+    # What each rank gets in a lab, by rank: which GPUs it sees, and how NCCL finds the rails.
+    environments: tuple[Mapping[str, str], ...] = ()
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Of a rank, before what its system wants."""
+        if self.lab:
+            return dict(self.environments[rank])
+        return {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
+
+
+def start(chosen: System, place: Place, folder: Path) -> Processes:
+    """The ranks of a system. `folder` holds the file by which they meet and what the shim logs; both end with the run."""
+    log = {"RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(folder / f"{chosen.name}.log.%p")}
+    ranks = [{**place.environment(rank), **log, **chosen.environment} for rank in range(place.world)]
+    return Processes(chosen.name, "railweave.bench.gpus.worker", [str(folder / f"store-{chosen.name}")], ranks, place.lab)
+
+
+def check_served(name: str, folder: Path) -> None:
+    """Raises BenchError with the shim's reason where it has left a communicator of the system to NCCL."""
+    for path in sorted(folder.glob(f"{name}.log.*")):
+        for line in path.read_text().splitlines():
+            _, left, reason = line.partition(": left to NCCL: ")
+            if left and reason != "it has one rank":
+                raise BenchError(f"{name}: NCCL serves its exchanges, not Railweave: {reason}")
 
 
 def start_probe(gpus: int) -> Processes:

@@ -69,6 +69,20 @@ def layer_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
+def beside_rows(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of other work: how much each system slows it, and how much faster it is than beside the rival."""
+    head = ["work", "matrix", "system", "alone us", "beside us", "slowed", "gain", "95%"]
+    rows = []
+    for each in run.beside:
+        rival = next(o for o in run.beside if (o.work, o.matrix, o.system) == (each.work, each.matrix, run.systems()[0]))
+        gain, interval = _gain(ratio(rival.beside_seconds, each.beside_seconds), each.system == rival.system)
+        first = each.system == rival.system
+        times = [_microseconds(statistics.median(times)) for times in (each.alone_seconds, each.beside_seconds)]
+        name = [each.work, each.matrix] if first else ["", ""]
+        rows.append([*name, each.system, *times, f"{each.slowed:.2f}×", gain, interval])
+    return head, rows
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for the documentation."""
     lines = [head, ["---"] * len(head), *rows]
@@ -85,6 +99,8 @@ def tables(run: Run) -> list[tuple[str, list[str], list[list[str]]]]:
         found.append(("single calls, each waited for", *call_rows(run)))
     if run.layers:
         found.append(("mixture-of-experts layer, forward and backward", *layer_rows(run)))
+    if run.beside:
+        found.append(("other work beside exchanges", *beside_rows(run)))
     return found
 
 
@@ -108,4 +124,4 @@ def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
 
 
-__all__ = ["call_rows", "exchange_rows", "layer_rows", "markdown", "slowest_gain", "tables"]
+__all__ = ["beside_rows", "call_rows", "exchange_rows", "layer_rows", "markdown", "slowest_gain", "tables"]

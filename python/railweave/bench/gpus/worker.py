@@ -1,10 +1,12 @@
 """One rank on its GPU: does what the driver says, over torch.distributed with whatever NCCL its environment brings.
 
-Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RANK and WORLD_SIZE. One JSON line each way:
+Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RANK, LOCAL_RANK and WORLD_SIZE. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]], "repetition": r}   fill what is sent                        → {"ready": true}
     {"do": "check"}                                           exchange and compare every byte          → {"wrong": null or [source, place]}
     {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds", "held"}
     {"do": "single", "calls": n, "nothing": false}            one call after another, each waited for  → {"seconds": [of each call]}
+    {"do": "beside", "work": "gemm", "pieces": n, "exchanges": m}
+                                                              other work while exchanges run           → {"seconds", "covered", "held"}
     {"do": "kernels"}                                         what one call launches                   → {"kernels": [...]}
     {"do": "moe_..."}                                         see railweave.bench.gpus.moe
 """
@@ -33,6 +35,7 @@ from railweave.bench.gpus.moe import MoeWorker
 
 _G = pattern.STEP - (1 << 64)  # as a signed word
 _POISON = 0xA5
+_PIECE_HOST_S = 100e-6  # at most what queueing a piece of other work takes
 _PR_SET_PDEATHSIG = 1
 _TIMEOUT = datetime.timedelta(seconds=120)
 # The stream is held by a sleep while calls are queued, for this much longer than queueing took the last time. It is counted in cycles: on
@@ -49,6 +52,23 @@ def words(count: int, first: int) -> Any:
     return torch.arange(count, dtype=torch.int64, device="cuda") * _G + _signed(first)
 
 
+class OtherWork:
+    """What exchanges run beside: a product of matrices, or an all-reduce on a communicator of its own."""
+
+    def __init__(self, world: int) -> None:
+        self.stream = torch.cuda.Stream()
+        self._left, self._right, self._product = (torch.ones(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        self._gradients = torch.ones(16 << 20, dtype=torch.bfloat16, device="cuda")
+        self._group = dist.new_group(range(world))
+        self.pieces: dict[str, Callable[[], None]] = {"gemm": self._gemm, "all-reduce": self._all_reduce}
+
+    def _gemm(self) -> None:
+        torch.mm(self._left, self._right, out=self._product)
+
+    def _all_reduce(self) -> None:
+        dist.all_reduce(self._gradients, op=dist.ReduceOp.MAX, group=self._group)
+
+
 class Worker:
     """A rank's buffers and its exchange."""
 
@@ -59,6 +79,7 @@ class Worker:
         self._send = self._recv = torch.empty(0, dtype=torch.uint8, device="cuda")
         self._tick = torch.zeros(1, device="cuda")
         self._host_seconds = 200e-6  # of a call, until one was measured
+        self._other_work: OtherWork | None = None
 
     def prepare(self, matrix: list[list[int]], repetition: int) -> dict[str, Any]:
         """Fills what is sent, spoils what is received."""
@@ -124,6 +145,33 @@ class Worker:
             times.append(time.perf_counter() - begin)
         return {"seconds": times}
 
+    def beside(self, work: str, pieces: int, exchanges: int) -> dict[str, Any]:
+        """Device time of a piece of other work, on a stream of its own, while exchanges run; 0 of them: alone.
+
+        `covered`: the exchanges ended after the work. `held`: as for queued().
+        """
+        if self._other_work is None:
+            self._other_work = OtherWork(self.world)
+        do_piece, side = self._other_work.pieces[work], self._other_work.stream
+        start, stop, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        torch.cuda.synchronize()
+        queueing = _SLEEP_FACTOR * (exchanges * self._host_seconds + pieces * _PIECE_HOST_S)
+        torch.cuda._sleep(int((queueing + _SLEEP_S) * _SLEEP_HZ))
+        dist.all_reduce(self._tick)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            start.record()
+            for _ in range(pieces):
+                do_piece()
+            stop.record()
+        for _ in range(exchanges):
+            self._exchange()
+        last.record()
+        held = not start.query()
+        torch.cuda.synchronize()
+        covered = exchanges == 0 or stop.elapsed_time(last) >= 0
+        return {"seconds": start.elapsed_time(stop) / 1e3 / pieces, "covered": covered, "held": held}
+
     def kernels(self) -> dict[str, Any]:
         """Name, CTAs and threads of each kernel that one call launches, as CUPTI sees them."""
         from torch.profiler import ProfilerActivity, profile
@@ -177,16 +225,18 @@ def main(control_fd: str, store: str) -> None:
     """A rank."""
     die_with_parent()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(rank)
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
     with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", local)
         dist.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=world, timeout=_TIMEOUT, device_id=device)
         worker, moe = Worker(rank, world), MoeWorker(rank, world)
         dist.all_reduce(torch.zeros(1, device="cuda"))
         torch.cuda.synchronize()
         say(lines, {"gpu": torch.cuda.get_device_name(), **versions()})
-        own = (worker.prepare, worker.check, worker.queued, worker.single, worker.kernels, moe.moe_prepare, moe.moe_calibrate, moe.moe_run)
-        serve(lines, {action.__name__: action for action in own})
+        own = (worker.prepare, worker.check, worker.queued, worker.single, worker.beside, worker.kernels)
+        layer = (moe.moe_prepare, moe.moe_calibrate, moe.moe_run)
+        serve(lines, {action.__name__: action for action in (*own, *layer)})
         dist.destroy_process_group()
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from railweave.bench.errors import BenchError
+from railweave.bench.gpus.beside import beside
 from railweave.bench.gpus.compare import Effort, Systems, exchange, measure_bound
+from railweave.bench.gpus.session import Place
 from railweave.errors import DemandError
 
 
@@ -38,10 +41,11 @@ class Ranks:
 
 
 def measure(matrix: Any, *ranks: Ranks, rounds: int = 3) -> Any:
-    systems = Systems([], 2, lambda _: None)
+    systems = Systems([], Place(2), lambda _: None)
     systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
     probe: Any = Ranks("probe", 0, 1, [])
-    return exchange(systems, probe, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, 4), lambda _: None)
+    bound_of = functools.partial(measure_bound, probe)
+    return exchange(systems, bound_of, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, 4), lambda _: None)
 
 
 def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
@@ -78,3 +82,44 @@ def test_the_bound_takes_the_matrix_as_it_is() -> None:
     probe: Any = Ranks("probe", 0, 1, [])
     measure_bound(probe, np.array([[0, 512], [1024, 0]], dtype=np.uint64))
     assert probe.prepared == [[0, 512], [1024, 0]]
+
+
+class Beside(Ranks):
+    """Other work takes 1 ms alone and 1.5 ms beside exchanges; so many exchanges outlast it."""
+
+    needed = 60
+
+    def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
+        if do != "beside":
+            return super().ask(timeout, do, **command)
+        self.order.append(f"{self.name} {command['work']} {command['pieces']} {command['exchanges']}")
+        slow = 1.0 if command["exchanges"] == 0 else 1.5
+        covered = command["exchanges"] == 0 or command["exchanges"] >= self.needed
+        return [{"seconds": 1e-3 * slow, "covered": covered, "held": True}, {"seconds": 1.1e-3 * slow, "covered": True, "held": True}]
+
+
+def test_other_work_is_measured_alone_and_while_exchanges_outlast_it() -> None:
+    order: list[str] = []
+    systems = Systems([], Place(2), lambda _: None)
+    systems.running = {name: Beside(name, 1e-3, 16, order) for name in ("a", "b")}  # type: ignore[misc]
+    found = beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 2, lambda _: None)
+    assert [(each.system, each.work, each.matrix) for each in found] == [("a", "gemm", "m"), ("b", "gemm", "m")]
+    assert found[0].alone_seconds == [pytest.approx(1.1e-3)] * 2, "the slowest rank counts"
+    assert found[0].slowed == pytest.approx(1.5)
+    # 19 pieces are 20 ms; 32 exchanges of 1 ms are half as long again, but here 60 are needed.
+    assert [each for each in order if each.startswith("a gemm 19")] == [
+        "a gemm 19 0",
+        "a gemm 19 32",
+        "a gemm 19 64",
+        "a gemm 19 0",
+        "a gemm 19 64",
+    ]
+
+
+def test_exchanges_that_never_outlast_the_work_are_an_error() -> None:
+    systems = Systems([], Place(2), lambda _: None)
+    endless = Beside("a", 1e-3, 16, [])
+    endless.needed = 10**9
+    systems.running = {"a": endless}  # type: ignore[misc]
+    with pytest.raises(BenchError, match="a: 4096 exchanges end before 19 pieces of gemm beside them"):
+        beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 1, lambda _: None)

@@ -10,7 +10,7 @@ import pytest
 
 from railweave.bench import result as lab_result
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.result import Exchange, Kernel, Layer, Run, ratio
+from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Run, ratio
 from railweave.bench.gpus.table import markdown, tables
 from railweave.report.gpus import page
 
@@ -35,7 +35,11 @@ def make_run(own: Kernel = OWN, wrong: str | None = None, digest: int = 7, layer
     ]
     machine = {**lab_result.machine(), "gpu": "A GPU"}
     versions = {"railweave": "0", "python": "3", "torch": "2", "cuda": "13.0", "driver": "1", "nccl (nccl)": "2.28.9"}
-    return Run(lab_result.now(), "railweave bench", machine, versions, 2, {"rounds": 3}, exchanges, found if layers else [])
+    others = [
+        Beside("nccl", "gemm", "balanced:64MiB", [1e-4, 1.1e-4], [2e-4, 2.2e-4]),
+        Beside("railweave", "gemm", "balanced:64MiB", [1e-4, 1e-4], [1.5e-4, 1.5e-4]),
+    ]
+    return Run(lab_result.now(), "railweave bench", machine, versions, 2, {"rounds": 3}, exchanges, found if layers else [], others)
 
 
 def test_ratio_is_of_medians_and_its_interval_holds_it() -> None:
@@ -65,7 +69,9 @@ def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tm
 
 def make_run_at(date: str) -> Run:
     run = make_run()
-    return Run(date, *(getattr(run, name) for name in ("command", "machine", "versions", "gpus", "settings", "exchanges", "layers")))
+    return Run(
+        date, *(getattr(run, name) for name in ("command", "machine", "versions", "gpus", "settings", "exchanges", "layers", "beside"))
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "railweave-bench", "version": 1}'])
@@ -102,6 +108,8 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     assert rows[0][head.index("gain")] == ""
     layers = found["mixture-of-experts layer, forward and backward"][1]
     assert layers[1][-1] == "equal"
+    others = dict(zip(found["other work beside exchanges"][0], found["other work beside exchanges"][1][1], strict=True))
+    assert (others["slowed"], others["gain"]) == ("1.50×", "1.40×"), "210 us over 150"
     text = markdown(head, rows)
     assert text.count("\n") == len(rows) + 2
     assert "| `hot-pair:64MiB:4MiB` | nccl |" in text

@@ -1,0 +1,107 @@
+"""GPUs on a lab's shaped rails: which rank has which GPU, and a topology file that puts each GPU's own rails next to it for NCCL."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from railweave.bench.alltoallv import lower_bound
+from railweave.bench.errors import BenchError
+from railweave.bench.gpus.compare import Bound
+from railweave.bench.gpus.session import Place, System, start
+from railweave.lab import Lab, LabSpec
+from railweave.lab.fabric import of_lab
+
+# NCCL calls two GPUs one switch apart when their paths meet below the CPU. Bus numbers of a domain that no machine has.
+_SWITCH = {
+    "class": "0x060400",
+    "vendor": "0x1000",
+    "device": "0xc010",
+    "subsystem_vendor": "0x1000",
+    "subsystem_device": "0xa064",
+    "link_speed": "32.0 GT/s PCIe",
+    "link_width": "16",
+}
+_NIC = {**_SWITCH, "class": "0x020000", "vendor": "0x15b3", "device": "0x1021", "subsystem_vendor": "0x15b3", "subsystem_device": "0x0041"}
+
+
+def visible_gpus(spec: LabSpec, available: Sequence[str]) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each node. Ranks of different nodes share a GPU, by time slices, when there are fewer GPUs than ranks."""
+    if spec.gpus > len(available):
+        raise BenchError(f"a node of {spec.gpus} GPUs; this machine has {len(available)}, and two ranks of a node cannot share one")
+    return [",".join(available[(node * spec.gpus + gpu) % len(available)] for gpu in range(spec.gpus)) for node in range(spec.nodes)]
+
+
+def aligned(dump: str, rails: Sequence[str]) -> str:
+    """The topology that NCCL wrote for a node, with each GPU under a PCIe switch of its own beside its share of the rails."""
+    root = ET.fromstring(dump)
+    parents = {child: parent for parent in root.iter() for child in parent}
+    gpus = [pci for pci in root.iter("pci") if (gpu := pci.find("gpu")) is not None and gpu.get("rank") is not None]
+    nets = {net.get("name"): net for net in root.iter("net")}
+    if not gpus or not set(rails) <= set(nets):
+        raise BenchError(
+            f"NCCL's topology of a node has {len(gpus)} GPUs and the networks {', '.join(map(str, nets))}; expected {', '.join(rails)}"
+        )
+    if len(rails) % len(gpus):
+        raise BenchError(f"{len(rails)} rails for {len(gpus)} GPUs of a node; expected as many for each GPU")
+    for nic in list(root.iter("nic")):
+        parents[nic].remove(nic)
+    each = len(rails) // len(gpus)
+    for number, pci in enumerate(sorted(gpus, key=lambda pci: int(pci.find("gpu").get("dev", "0")))):  # type: ignore[union-attr]
+        cpu = parents[pci]
+        while cpu.tag != "cpu":
+            cpu = parents[cpu]
+        parents[pci].remove(pci)
+        switch = ET.SubElement(cpu, "pci", {"busid": f"fff0:{number:02x}:00.0", **_SWITCH})
+        switch.append(pci)
+        for place, rail in enumerate(rails[number * each : (number + 1) * each]):
+            nic = ET.SubElement(ET.SubElement(switch, "pci", {"busid": f"fff0:{number:02x}:{place + 1:02x}.0", **_NIC}), "nic")
+            nic.append(nets[rail])
+    return ET.tostring(root, encoding="unicode")
+
+
+@dataclasses.dataclass(frozen=True)
+class RailsRun:
+    """Where ranks run, and what no routing on those rails can beat."""
+
+    place: Place
+    bound: Bound
+
+
+@contextlib.contextmanager
+def on_rails(spec: LabSpec, gpus: int, bare: System, step: Callable[[str], None]) -> Iterator[RailsRun]:
+    """A lab with GPUs. `bare` is NCCL alone, which writes what it sees of a node before the topology is made from it."""
+    available = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")[:gpus]
+    visible = visible_gpus(spec, available)
+    fabric = of_lab(spec)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
+        step("building the lab")
+        lab = stack.enter_context(Lab.up(spec))
+
+        def place(variables: Callable[[int], dict[str, str]]) -> Place:
+            nodes = [spec.node_of(rank) for rank in range(spec.world)]
+            return Place(spec.world, lab, tuple({"CUDA_VISIBLE_DEVICES": visible[node], **variables(node)} for node in nodes))
+
+        # All ranks of a node have to ask for the file, or they wait for one another; the first one of the node writes it.
+        dumps = [folder / f"seen-{node}.xml" for node in range(spec.nodes)]
+        step("asking NCCL for the topology")
+        asked = place(lambda node: {"NCCL_TOPO_DUMP_FILE": str(dumps[node]), "NCCL_TOPO_DUMP_FILE_RANK": str(node * spec.gpus)})
+        with start(dataclasses.replace(bare, name="topology"), asked, folder) as ranks:
+            ranks.ready()
+        rails = [f"rail{rail}" for rail in range(spec.rails)]
+        files = [folder / f"topology-{node}.xml" for node in range(spec.nodes)]
+        for dump, file in zip(dumps, files, strict=True):
+            if not dump.exists():
+                raise BenchError("NCCL wrote no topology (NCCL_TOPO_DUMP_FILE); NCCL_DEBUG=INFO says what it did")
+            file.write_text(aligned(dump.read_text(), rails))
+        yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node])}), functools.partial(lower_bound, fabric))
+
+
+__all__ = ["RailsRun", "aligned", "on_rails", "visible_gpus"]

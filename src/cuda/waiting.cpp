@@ -1,0 +1,62 @@
+#include "waiting.hpp"
+
+#include <algorithm>
+
+#include "packet_roles.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+std::string counted(std::uint64_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
+
+std::string send_granted(const Waiting& m, const Port& port, const std::string& peer) {
+  const std::uint64_t number = port.sent + 1 + m.before;
+  const std::uint64_t* words = port.grants[number % kGrants].words;
+  if (!std::all_of(words, words + Grant::kWords, [&](std::uint64_t word) { return word >> 32 == (number & 0xffffffff); }))
+    return "waits for " + peer + "'s grant: its receive has not begun";
+  std::string full;
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+    if (port.taken[slot] != port.freed[slot]) full += (full.empty() ? "" : ", ") + std::to_string(slot);
+  }
+  const bool nameless = (words[2] & 0xffffffff) == kNoBuffer;
+  const std::string way = nameless ? "granted, over slots" : "granted, into " + peer + "'s buffer, or over slots until that is mapped";
+  return way + (full.empty() ? "" : "; slots that " + peer + " has not emptied: " + full);
+}
+
+std::string receive_granted(const Waiting& m, const Port& port, const std::string& peer) {
+  // The place still counts the message before it there.
+  if (m.before >= kGrants) return "not granted yet: " + std::to_string(kGrants) + " messages from " + peer + " are under way before it";
+  const std::uint64_t number = port.received + 1 + m.before;
+  std::string text = peer + " has written " + counted(port.placed[number % kGrants], "byte") + " into the buffer";
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+    const SlotRecord& record = port.records[slot];
+    if (port.filled[slot] == port.pulled[slot] || record.number != number) continue;
+    text += "; slot " + std::to_string(slot) + " has bytes " + std::to_string(record.offset) + " to " +
+            std::to_string(record.offset + record.bytes - 1);
+  }
+  return text;
+}
+
+std::string send_packets(const Waiting& m, const Port& port, const std::string& peer) {
+  const std::uint64_t first = port.packets_sent + m.before, count = packets_of(m.bytes);
+  std::uint64_t taken = 0;
+  while (taken < count && port.credits[(first + taken) % kPacketSlots] >= least_credit(first + taken)) ++taken;
+  const std::string text = "in " + counted(count, "packet") + " from number " + std::to_string(first);
+  if (taken == count) return text + ", for which " + peer + " has room";
+  return text + ": number " + std::to_string(first + taken) + " waits for " + peer + " to take number " +
+         std::to_string(first + taken - kPacketSlots);
+}
+
+}  // namespace
+
+std::string waiting_text(const Waiting& m, const Port& port) {
+  const std::string peer = "rank " + std::to_string(m.peer);
+  const bool send = m.direction == Direction::send;
+  const std::string what = (send ? "send of " : "receive of ") + counted(m.bytes, "byte") + (send ? " to " : " from ") + peer + ": ";
+  if (m.path == Path::granted) return what + (send ? send_granted(m, port, peer) : receive_granted(m, port, peer));
+  if (send) return what + send_packets(m, port, peer);
+  return what + "in " + counted(packets_of(m.bytes), "packet") + " from number " + std::to_string(port.packets_received + m.before) +
+         ", of which not all have come";
+}
+
+}  // namespace railweave::cuda

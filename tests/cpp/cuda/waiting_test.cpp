@@ -1,0 +1,80 @@
+// The lines of a stall's dump, from words as they are found.
+#include "waiting.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "packet_roles.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+constexpr auto kSend = Direction::send, kReceive = Direction::receive;
+
+void grant(Port& port, std::uint64_t number, std::uint64_t buffer) {
+  for (std::uint64_t& word : port.grants[number % kGrants].words) word = number << 32;
+  port.grants[number % kGrants].words[2] |= buffer;
+}
+
+struct Waits : testing::Test {
+  std::unique_ptr<Port> port = std::make_unique<Port>();
+};
+
+TEST_F(Waits, ForAGrant) {
+  port->sent = 8;
+  grant(*port, 1, 7);  // of a message that is over, in the place of number 9
+  EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 0}, *port),
+            "send of 600000 bytes to rank 3: waits for rank 3's grant: its receive has not begun");
+}
+
+TEST_F(Waits, ForItsReceiverToEmptySlots) {
+  port->sent = 8;
+  grant(*port, 10, kNoBuffer);
+  port->taken[2] = 4;
+  port->freed[2] = 3;
+  port->taken[5] = 1;
+  EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 1}, *port),
+            "send of 600000 bytes to rank 3: granted, over slots; slots that rank 3 has not emptied: 2, 5");
+}
+
+TEST_F(Waits, InTheMiddleOfAPush) {
+  grant(*port, 1, 7);
+  EXPECT_EQ(waiting_text({kSend, Path::granted, 0, 600'000, 0}, *port),
+            "send of 600000 bytes to rank 0: granted, into rank 0's buffer, or over slots until that is mapped");
+}
+
+TEST_F(Waits, ForBytesOfItsSender) {
+  port->received = 4;
+  port->placed[5] = 65'536;
+  port->filled[1] = 9;
+  port->pulled[1] = 8;
+  port->records[1] = {5, 98'304, 32'768, 0};
+  port->filled[2] = port->pulled[2] = 3;
+  port->records[2] = {5, 0, 32'768, 0};  // pulled already
+  port->filled[3] = 1;
+  port->records[3] = {6, 0, 32'768, 0};  // of the next message
+  EXPECT_EQ(waiting_text({kReceive, Path::granted, 2, 600'000, 0}, *port),
+            "receive of 600000 bytes from rank 2: rank 2 has written 65536 bytes into the buffer; slot 1 has bytes 98304 to 131071");
+  EXPECT_EQ(waiting_text({kReceive, Path::granted, 2, 600'000, 8}, *port),
+            "receive of 600000 bytes from rank 2: not granted yet: 8 messages from rank 2 are under way before it");
+}
+
+TEST_F(Waits, ForRoomForPackets) {
+  port->packets_sent = 200;
+  for (std::uint64_t number = 0; number < 203; ++number) port->credits[number % kPacketSlots] = packet_flag(number);
+  // Packets to 202 were taken, so 386 may be written, and 387 waits for 203.
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 185}, *port),
+            "send of 7680 bytes to rank 1: in 2 packets from number 385, for which rank 1 has room");
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 185}, *port),
+            "send of 7681 bytes to rank 1: in 3 packets from number 385: number 387 waits for rank 1 to take number 203");
+}
+
+TEST_F(Waits, ForPackets) {
+  port->packets_received = 12;
+  EXPECT_EQ(waiting_text({kReceive, Path::packets, 1, 1, 3}, *port),
+            "receive of 1 byte from rank 1: in 1 packet from number 15, of which not all have come");
+}
+
+}  // namespace
+}  // namespace railweave::cuda
