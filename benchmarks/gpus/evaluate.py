@@ -47,7 +47,7 @@ class Section:
 _LARGE = ("16MiB", "64MiB", "256MiB")
 
 SECTIONS = (
-    Section("check", "Correctness", 110),
+    Section("check", "Correctness", 150),
     Section("hot", "A hot pair with 1/16 of it between all others", 40, tuple(f"hot-pair:{size}:{rest}" for size, rest in _SIZES)),
     Section("pair", "One pair alone", 45, tuple(f"hot-pair:{size}" for size in ("4MiB", *_LARGE, "1GiB"))),
     Section("balanced", "Balanced", 40, tuple(f"balanced:{size}" for size, _ in _SIZES)),

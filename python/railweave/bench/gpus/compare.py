@@ -293,7 +293,13 @@ def _layer(
             answers = ranks.ask(_TIMEOUT_S, "moe_run", iterations=iterations)
             times[ranks.name].append(max(each["seconds"] for each in answers))
             digests[ranks.name] = [each["digest"] for each in answers]
-    return [Layer(s, case.skew, case.compute, hidden, times[s], digests[s]) for s in systems.running]
+    shares = {
+        system: max(ranks.ask(_TIMEOUT_S, "moe_trace", iterations=iterations), key=lambda each: float(each["busy"]))
+        for system, ranks in systems.running.items()
+    }
+    return [
+        Layer(s, case.skew, case.compute, hidden, times[s], digests[s], shares[s]["busy"], shares[s]["exchange"]) for s in systems.running
+    ]
 
 
 __all__ = ["Effort", "LayerCase", "Systems", "exchange", "layers", "measure_bound", "rows_of", "schedule", "start_probe"]

@@ -5,6 +5,7 @@ by the driver, so that both systems do the same work; counts are exchanged and r
     {"do": "moe_prepare", "tokens", "width", "hidden", "schedule": [[[tokens]]]}     a matrix for each iteration, own tokens on its diagonal
     {"do": "moe_calibrate", "calls"}    → {"dispatch_seconds", "expert_seconds"}     device time without skew, forward
     {"do": "moe_run", "iterations"}     → {"seconds" an iteration, "digest"}         the digest is of results and gradients, bit for bit
+    {"do": "moe_trace", "iterations"}   → {"span", "busy", "exchange"}               seconds of an iteration (railweave.bench.gpus.trace)
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.nn.functional import all_to_all_single
+
+from railweave.bench.gpus.trace import shares, trace
 
 _DTYPE = torch.bfloat16
 
@@ -85,6 +88,15 @@ class MoeWorker:
             places = torch.arange(len(bits), device="cuda") % 65521 + 1
             digest = (digest * 1000003 + int((bits * places).sum())) % (1 << 61)
         return {"seconds": seconds, "digest": digest}
+
+    def moe_trace(self, iterations: int) -> dict[str, Any]:
+        """How much of an iteration the GPU works, and exchanges: the rest is the host's, or other ranks'."""
+
+        def run() -> None:
+            for place in range(iterations):
+                self._iteration(place)
+
+        return {name: seconds / iterations for name, seconds in shares(trace(run)).items()}
 
     def _iteration(self, place: int) -> Any:
         order, inverse, counts = self._rounds[place % len(self._rounds)]

@@ -98,6 +98,9 @@ class Layer:
     hidden: int
     seconds: list[float]  # of an iteration, by round
     digests: list[int]  # of results and gradients on each rank: equal where both systems computed the same bits
+    # Of a traced iteration, on the rank that was busy longest: the GPU had any work, and exchanges. None: of a run before this was kept.
+    busy_seconds: float | None = None
+    exchange_seconds: float | None = None
 
     @property
     def seconds_median(self) -> float:
@@ -151,7 +154,7 @@ class Run:
             if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
                 raise ValueError(f"expected format {FORMAT}, version {VERSION}")
             exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
-            layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer)}) for each in value.pop("layers")]
+            layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer) if f.name in each}) for each in value.pop("layers")]
             others = [Beside(**{f.name: each[f.name] for f in dataclasses.fields(Beside)}) for each in value.pop("beside", [])]
             return cls(**value, exchanges=exchanges, layers=layers, beside=others)
         except (OSError, ValueError, KeyError, TypeError) as error:

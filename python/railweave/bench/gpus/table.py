@@ -56,7 +56,7 @@ def call_rows(run: Run) -> tuple[list[str], list[list[str]]]:
 
 def layer_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     """Head and rows of layers."""
-    head = ["skew", "compute", "system", "iteration us", "±", "gain", "95%", "results"]
+    head = ["skew", "compute", "system", "iteration us", "±", "GPU busy us", "exchanges us", "gain", "95%", "results"]
     rows = []
     for each in run.layers:
         rival = next(o for o in run.layers if (o.skew, o.compute, o.system) == (each.skew, each.compute, run.systems()[0]))
@@ -65,7 +65,8 @@ def layer_rows(run: Run) -> tuple[list[str], list[list[str]]]:
         same = "equal" if each.digests == rival.digests else "DIFFER"
         first = each.system == rival.system
         name = [each.skew, f"{each.compute:g}×"] if first else ["", ""]
-        rows.append([*name, each.system, _microseconds(each.seconds_median), f"{spread:.1%}", gain, interval, same])
+        traced = ["" if seconds is None else _microseconds(seconds) for seconds in (each.busy_seconds, each.exchange_seconds)]
+        rows.append([*name, each.system, _microseconds(each.seconds_median), f"{spread:.1%}", *traced, gain, interval, same])
     return head, rows
 
 

@@ -21,7 +21,6 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ import torch.distributed as dist
 
 from railweave.bench import pattern
 from railweave.bench.gpus.moe import MoeWorker
+from railweave.bench.gpus.trace import trace
 
 _G = pattern.STEP - (1 << 64)  # as a signed word
 _POISON = 0xA5
@@ -174,18 +174,8 @@ class Worker:
 
     def kernels(self) -> dict[str, Any]:
         """Name, CTAs and threads of each kernel that one call launches, as CUPTI sees them."""
-        from torch.profiler import ProfilerActivity, profile
-
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            self._exchange()
-            torch.cuda.synchronize()
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "trace.json"
-            profiler.export_chrome_trace(str(path))
-            events = json.loads(path.read_text())["traceEvents"]
         found = []
-        for event in events:
+        for event in trace(self._exchange):
             if event.get("cat") == "kernel":
                 grid, block = event["args"]["grid"], event["args"]["block"]
                 found.append({"name": event["name"], "ctas": grid[0] * grid[1] * grid[2], "threads": block[0] * block[1] * block[2]})
@@ -235,7 +225,7 @@ def main(control_fd: str, store: str) -> None:
         torch.cuda.synchronize()
         say(lines, {"gpu": torch.cuda.get_device_name(), **versions()})
         own = (worker.prepare, worker.check, worker.queued, worker.single, worker.beside, worker.kernels)
-        layer = (moe.moe_prepare, moe.moe_calibrate, moe.moe_run)
+        layer = (moe.moe_prepare, moe.moe_calibrate, moe.moe_run, moe.moe_trace)
         serve(lines, {action.__name__: action for action in (*own, *layer)})
         dist.destroy_process_group()
 

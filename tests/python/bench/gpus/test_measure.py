@@ -10,8 +10,9 @@ import pytest
 
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.beside import beside
-from railweave.bench.gpus.compare import Effort, Systems, exchange, measure_bound
+from railweave.bench.gpus.compare import Effort, LayerCase, Systems, exchange, layers, measure_bound
 from railweave.bench.gpus.session import Place
+from railweave.bench.gpus.trace import shares
 from railweave.errors import DemandError
 
 
@@ -123,3 +124,47 @@ def test_exchanges_that_never_outlast_the_work_are_an_error() -> None:
     systems.running = {"a": endless}  # type: ignore[misc]
     with pytest.raises(BenchError, match="a: 4096 exchanges end before 19 pieces of gemm beside them"):
         beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 1, lambda _: None)
+
+
+class Layers(Ranks):
+    """A dispatch takes 1 ms, an expert of width 1024 2 ms; the second rank is busier."""
+
+    def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
+        self.order.append(f"{self.name} {do}")
+        answers: dict[str, dict[str, Any]] = {
+            "moe_prepare": {"ready": True, "hidden": command.get("hidden")},
+            "moe_calibrate": {"dispatch_seconds": 1e-3, "expert_seconds": 2e-3},
+            "moe_run": {"seconds": self.seconds, "digest": 7},
+            "moe_trace": {"span": 3e-3, "busy": 1e-3, "exchange": 5e-4},
+        }
+        if do == "moe_prepare":
+            self.prepared = [[command["hidden"]]]
+        answer = answers[do]
+        return [answer, {**answer, **{name: value * 1.1 for name, value in answer.items() if isinstance(value, float)}}]
+
+
+def test_layers_are_as_wide_as_the_rival_says_and_measured_in_turns() -> None:
+    order: list[str] = []
+    systems = Systems([], Place(2), lambda _: None)
+    systems.running = {"a": Layers("a", 2e-3, 17, order), "b": Layers("b", 1e-3, 16, order)}  # type: ignore[dict-item]
+    found = layers(systems, 2, 64, 1024, [LayerCase("zipf:1.0", 0.5)], Effort(3), 4, lambda _: None)
+    assert [(each.system, each.hidden, each.skew) for each in found] == [("a", 256, "zipf:1.0"), ("b", 256, "zipf:1.0")]
+    assert found[1].seconds == [pytest.approx(1.1e-3)] * 3, "the slowest rank counts"
+    assert (found[0].busy_seconds, found[0].exchange_seconds) == (pytest.approx(1.1e-3), pytest.approx(5.5e-4))
+    assert [each for each in order if each.endswith("run")][4:] == [f"{name} moe_run" for name in ("a", "b", "b", "a", "a", "b")]
+
+
+def test_a_trace_tells_when_the_gpu_worked() -> None:
+    def event(name: str, begin: float, microseconds: float, kind: str = "kernel") -> dict[str, Any]:
+        return {"cat": kind, "name": name, "ts": begin, "dur": microseconds}
+
+    events = [
+        event("ncclDevKernel_SendRecv", 100, 50),
+        event("void gemm", 120, 50),  # beside it
+        event("copy", 300, 10, "gpu_memcpy"),
+        event("void railweave::cuda::exchange<4>", 400, 20),
+        event("cudaLaunchKernel", 0, 1000, "cuda_runtime"),
+        {"ph": "M", "name": "process_name"},
+    ]
+    assert shares(events) == {"span": pytest.approx(320e-6), "busy": pytest.approx(100e-6), "exchange": pytest.approx(70e-6)}
+    assert shares([]) == {"span": 0.0, "busy": 0.0, "exchange": 0.0}

@@ -31,7 +31,7 @@ def make_run(own: Kernel = OWN, wrong: str | None = None, digest: int = 7, layer
     ]
     found = [
         Layer("nccl", "zipf:1.2", 1.0, 640, [2.8e-3, 2.9e-3], [7, 8]),
-        Layer("railweave", "zipf:1.2", 1.0, 640, [2.6e-3, 2.7e-3], [digest, 8]),
+        Layer("railweave", "zipf:1.2", 1.0, 640, [2.6e-3, 2.7e-3], [digest, 8], 1.2e-3, 4e-4),
     ]
     machine = {**lab_result.machine(), "gpu": "A GPU"}
     versions = {"railweave": "0", "python": "3", "torch": "2", "cuda": "13.0", "driver": "1", "nccl (nccl)": "2.28.9"}
@@ -108,6 +108,7 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     assert rows[0][head.index("gain")] == ""
     layers = found["mixture-of-experts layer, forward and backward"][1]
     assert layers[1][-1] == "equal"
+    assert (layers[0][5:7], layers[1][5:7]) == (["", ""], ["1200", "400.0"]), "of a run that has no trace, and of one that has"
     others = dict(zip(found["other work beside exchanges"][0], found["other work beside exchanges"][1][1], strict=True))
     assert (others["slowed"], others["gain"]) == ("1.50×", "1.40×"), "210 us over 150"
     text = markdown(head, rows)
