@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -79,15 +80,21 @@ SECTIONS = (
 )
 
 
-def _matrices(section: Section, gpus: int) -> list[str]:
-    """Those of a section that no section before has: on few GPUs many patterns are the same."""
-    if section.name == "tuned":
-        return list(section.matrices)
+@functools.cache
+def _owners(gpus: int) -> dict[str, str]:
+    """The section that measures each matrix: on few GPUs many patterns are the same, and the first one has them."""
     found: dict[bytes, tuple[str, str]] = {}
     for each in SECTIONS:
-        for name in each.matrices:
-            found.setdefault(rows_of(load(name, gpus)).tobytes(), (each.name, name))
-    return [name for owner, name in found.values() if owner == section.name]
+        for name in () if each.name == "tuned" else each.matrices:
+            found.setdefault(rows_of(load(name, gpus)).tobytes(), (name, each.name))
+    return dict(found.values())
+
+
+def _matrices(section: Section, gpus: int) -> list[str]:
+    """Those of a section that no section before has."""
+    if section.name == "tuned":
+        return list(section.matrices)
+    return [name for name in section.matrices if _owners(gpus).get(name) == section.name]
 
 
 def _command(section: Section, gpus: int, out: Path, other_nccl: Path | None) -> list[str]:

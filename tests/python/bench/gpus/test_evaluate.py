@@ -26,6 +26,12 @@ def evaluate() -> ModuleType:
     return module
 
 
+def test_on_two_gpus_a_pattern_is_measured_once(evaluate: ModuleType) -> None:
+    fans = next(section for section in evaluate.SECTIONS if section.name == "fans")
+    assert evaluate._matrices(fans, 2) == [], "an incast of one is a pair"
+    assert evaluate._matrices(fans, 4) == list(fans.matrices)
+
+
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_every_section_is_a_command_that_parses(evaluate: ModuleType, gpus: int, tmp_path: Path) -> None:
     newest = tmp_path / "libnccl.so.2"
