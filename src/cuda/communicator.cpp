@@ -100,13 +100,6 @@ Offer decode_offer(const Blob& blob, const std::string& who) {
 
 std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
-// The identity ends with the PID namespace (engine::node_identity), by whose numbers ranks find each other's memory.
-std::string other_namespace(const std::string& theirs, const std::string& mine) {
-  const std::size_t place = mine.rfind(' ');
-  if (place == std::string::npos || theirs.compare(0, place, mine, 0, place) != 0) return "";
-  return ", or in another PID namespace of this one (start containers in one: --pid=host, shareProcessNamespace)";
-}
-
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
          (direction == Direction::send ? "to" : "from") + " rank " + std::to_string(peer);

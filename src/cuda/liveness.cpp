@@ -19,6 +19,12 @@ Failure death_of(std::uint32_t rank) { return {"rank " + std::to_string(rank) + 
 
 }  // namespace
 
+std::string other_namespace(const std::string& theirs, const std::string& mine) {
+  const std::size_t place = mine.rfind(' ');
+  if (place == std::string::npos || theirs.compare(0, place, mine, 0, place) != 0) return "";
+  return ", or in another PID namespace of this one (start containers in one: --pid=host, shareProcessNamespace)";
+}
+
 void tell_failure(Liveness& own, const Failure& failure) {
   std::uint32_t well = kWell;
   const std::uint32_t said = failure.dead_rank ? kDeathOf + *failure.dead_rank : kFailed;

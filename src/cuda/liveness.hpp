@@ -15,6 +15,10 @@ struct Failure {
   bool damaged = false;  // bytes arrived that nobody sent
 };
 
+// What to add to "runs on another node" when that node is this machine. Identities are those of engine::node_identity: they end with the
+// PID namespace, by whose numbers ranks find each other's memory.
+std::string other_namespace(const std::string& theirs, const std::string& mine);
+
 // One writer: the rank that it is about.
 struct Liveness {
   std::uint32_t failed;   // kWell; else its communicator has ended: by an error or abort, or because of a death

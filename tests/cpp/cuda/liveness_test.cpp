@@ -126,5 +126,13 @@ TEST(Liveness, ARankOfTheSameProcessCanOnlyFail) {
   EXPECT_TRUE(find_failure(mates).has_value());
 }
 
+TEST(Nodes, AnotherPidNamespaceOfThisMachineIsNamed) {
+  const std::string mine = "host 8c1f-boot 4026531836";
+  EXPECT_EQ(other_namespace("host 8c1f-boot 4026532577", mine),
+            ", or in another PID namespace of this one (start containers in one: --pid=host, shareProcessNamespace)");
+  EXPECT_EQ(other_namespace("other 77aa-boot 4026531836", mine), "");
+  EXPECT_EQ(other_namespace("rack1", "rack2"), "") << "as RAILWEAVE_NODE_ID gives them";
+}
+
 }  // namespace
 }  // namespace railweave::cuda
