@@ -309,7 +309,7 @@ std::vector<Transfer> Communicator::with_sums(std::span<const Transfer> transfer
     if (transfer.direction == Direction::send)
       checks.add_send(*checker, transfer.peer, transfer.data, transfer.bytes, sums);
     else
-      checks.add_receive(transfer.communicator->region_.host(), *checker, transfer.peer, transfer.data, transfer.bytes, sums);
+      checks.add_receive(transfer.communicator->region_->host(), *checker, transfer.peer, transfer.data, transfer.bytes, sums);
     result.push_back({transfer.communicator, transfer.direction, transfer.peer, reinterpret_cast<std::byte*>(sums), sizeof(Sums)});
   }
   return result;
@@ -594,16 +594,6 @@ std::string Communicator::describe(const std::vector<Pending>& waiting) const {
       text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
     text += std::string(" (") + where(pending.peer) + ")\n";
   }
-  for (const Pending& pending : pending_) {
-    std::uint64_t& left = over[static_cast<std::size_t>(pending.path)];
-    if (left != 0) {
-      --left;
-      continue;
-    }
-    text += name(pending.direction, pending.bytes, pending.peer) + " (" + where(pending.peer) + ")\n";
-  }
-  if (rails_ == nullptr) return text;
-  for (const std::string& link : rails_->links_down()) text += "link down: " + link + '\n';
   return text;
 }
 
