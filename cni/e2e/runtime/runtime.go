@@ -293,8 +293,28 @@ func (r *Runtime) ForgetResults() error {
 	return os.RemoveAll(filepath.Join(r.Node.Dir, cacheDir))
 }
 
-// Run starts a pod on the default network, if wanted, and all rails. On failure everything is undone, as a runtime does.
+// How long, and how often, Run starts a pod once more whose ADD was answered "try again later", as a kubelet does (for ever): on a
+// machine that stands still for seconds, a node's daemons do not answer for as long.
+const (
+	laterLimit = time.Minute
+	laterPause = time.Second
+)
+
+// Run starts a pod on the default network, if wanted, and all rails. On failure everything is undone, as a runtime does; and
+// begun again for a minute, if it was told to try later.
 func (r *Runtime) Run(namespace, name string, withDefault bool) (*Pod, error) {
+	deadline := time.Now().Add(laterLimit)
+	for {
+		pod, err := r.try(namespace, name, withDefault)
+		var answer *types.Error
+		if !errors.As(err, &answer) || answer.Code != types.ErrTryAgainLater || time.Now().After(deadline) {
+			return pod, err
+		}
+		time.Sleep(laterPause)
+	}
+}
+
+func (r *Runtime) try(namespace, name string, withDefault bool) (*Pod, error) {
 	pod, err := r.NewPod(namespace, name)
 	if err != nil {
 		return nil, err
