@@ -306,7 +306,7 @@ func (r *Runtime) Run(namespace, name string, withDefault bool) (*Pod, error) {
 	deadline := time.Now().Add(laterLimit)
 	for {
 		pod, err := r.try(namespace, name, withDefault)
-		var answer *types.Error
+		var answer *PluginError
 		if !errors.As(err, &answer) || answer.Code != types.ErrTryAgainLater || time.Now().After(deadline) {
 			return pod, err
 		}
