@@ -101,7 +101,8 @@ def on_rails(spec: LabSpec, gpus: int, bare: System, step: Callable[[str], None]
             if not dump.exists():
                 raise BenchError("NCCL wrote no topology (NCCL_TOPO_DUMP_FILE); NCCL_DEBUG=INFO says what it did")
             file.write_text(aligned(dump.read_text(), rails))
-        yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node])}), functools.partial(lower_bound, fabric))
+        served = {"RAILWEAVE_GPU_NODES": str(spec.nodes)}
+        yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node]), **served}), functools.partial(lower_bound, fabric))
 
 
 __all__ = ["RailsRun", "aligned", "on_rails", "visible_gpus"]

@@ -139,6 +139,7 @@ def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: 
         assert [each["CUDA_VISIBLE_DEVICES"] for each in run.place.environments] == ["0,1", "0,1", "2,3", "2,3"]
         for each in run.place.environments:
             assert "rail1" in Path(each["NCCL_TOPO_FILE"]).read_text()
+            assert each["RAILWEAVE_GPU_NODES"] == "2"
         matrix = np.zeros((4, 4), dtype=np.uint64)
         matrix[0, 2] = 1_000_000
         assert run.bound(matrix) == pytest.approx(0.1, rel=0.02), "both rails of 5 MB/s"
