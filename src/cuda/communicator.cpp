@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "../engine/cluster.hpp"
@@ -273,7 +274,6 @@ void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
   const std::scoped_lock lock(mutex_);
   for (const Transfer& transfer : transfers) {
     if (transfer.communicator != this) continue;
-    ++enqueued_;
     const Path path = path_of(transfer);
     ++enqueued_by_path_[static_cast<std::size_t>(path)];
     pending_.push_back({transfer.direction, path, transfer.peer, transfer.bytes, operations_});
@@ -388,7 +388,7 @@ void Communicator::watch() {
   cudaThreadExchangeStreamCaptureMode(&mode);
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    const bool busy = captured_ || enqueued_ != ended().completed;
+    const bool busy = captured_ || enqueued() != ended().completed;
     wake_.wait_for(lock, busy ? kBusyLook : kIdleLook);
     lock.unlock();
     try {
@@ -404,7 +404,7 @@ void Communicator::look_around() {
   MateBook::Progress progress{};
   {
     const std::scoped_lock lock(mutex_);
-    progress = {enqueued_, ended().completed, captured_};
+    progress = {enqueued(), ended().completed, captured_};
   }
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
   for (const Mate& mate : mates_) {
@@ -455,6 +455,8 @@ HostView Communicator::view() const {
   return copy;
 }
 
+std::uint64_t Communicator::enqueued() const { return std::accumulate(enqueued_by_path_, enqueued_by_path_ + kPaths, std::uint64_t{0}); }
+
 Totals Communicator::ended() const {
   Totals sum{};
   for (std::size_t path = 0; path < kPaths; ++path) {
@@ -502,7 +504,7 @@ void Communicator::drain() {
 Counters Communicator::counters() const {
   const Totals now = ended();
   const std::scoped_lock lock(mutex_);
-  Counters counters{std::max(enqueued_, now.completed), now.completed, now.bytes_sent, now.bytes_received, {}};
+  Counters counters{std::max(enqueued(), now.completed), now.completed, now.bytes_sent, now.bytes_received, {}};
   std::uint64_t far = 0;
   for (const PathKind kind : {PathKind::rail, PathKind::cross_rail}) {
     const std::uint64_t bytes = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);

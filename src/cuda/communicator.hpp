@@ -97,6 +97,7 @@ class Communicator {
   void look_around();
   void fail(Failure failure);
   HostView view() const;
+  std::uint64_t enqueued() const;  // under mutex_
   Totals ended() const;
   Totals ended(Path path) const;
   Path path_of(const Transfer& transfer) const;
@@ -131,7 +132,6 @@ class Communicator {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool ending_ = false;
-  std::uint64_t enqueued_ = 0;
   std::uint64_t enqueued_by_path_[kPaths] = {};
   std::uint64_t operations_ = 0;
   std::deque<Pending> pending_;  // newest last; see waiting_messages()
