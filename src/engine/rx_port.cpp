@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu_wait.hpp"
+
 namespace railweave::engine {
 namespace {
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <ctime>
 #include <system_error>
 #include <utility>
@@ -122,15 +121,6 @@ void Doorbell::clear() const noexcept {
   char bytes[256];
   while (::read(read_.get(), bytes, sizeof bytes) > 0) {
   }
-}
-
-std::uint64_t cpu_wait_ns() noexcept {
-  thread_local const Fd file(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
-  char text[96] = {};
-  if (!file || ::pread(file.get(), text, sizeof text - 1, 0) <= 0) return 0;
-  char* end = nullptr;
-  std::strtoull(text, &end, 10);  // time on a CPU
-  return std::strtoull(end, nullptr, 10);
 }
 
 std::uint64_t now_ns() noexcept {

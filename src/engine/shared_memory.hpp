@@ -80,8 +80,6 @@ class Doorbell {
   Fd read_, write_;
 };
 
-// How long the calling thread has been runnable without a CPU, all its life; 0 where the kernel does not count it (CONFIG_SCHED_INFO).
-std::uint64_t cpu_wait_ns() noexcept;
 // CLOCK_MONOTONIC, one clock for all processes of a node.
 std::uint64_t now_ns() noexcept;
 

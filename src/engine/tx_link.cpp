@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu_wait.hpp"
+
 namespace railweave::engine {
 namespace {
 
