@@ -5,8 +5,10 @@
 #ifndef RAILWEAVE_RAILWEAVE_H
 #define RAILWEAVE_RAILWEAVE_H
 
+/* NOLINTBEGIN(modernize-deprecated-headers): C programs include this. */
 #include <stddef.h>
 #include <stdint.h>
+/* NOLINTEND(modernize-deprecated-headers) */
 
 #ifdef __cplusplus
 extern "C" {
