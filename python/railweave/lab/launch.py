@@ -54,10 +54,15 @@ def _first_process(lab: str, programs: list[Program], events: int) -> None:
     for fd in {here for program in programs for here in program.fds.values()}:
         os.close(fd)
     while running:
-        pid, status = os.wait()
-        if pid in running:
-            code = os.waitstatus_to_exitcode(status)
-            os.write(events, json.dumps({"index": running.pop(pid), "status": code}).encode() + b"\n")
+        ended = [os.wait()]
+        with contextlib.suppress(ChildProcessError):  # there is none any more
+            while (another := os.waitpid(-1, os.WNOHANG))[0]:
+                ended.append(another)
+        codes = [(running.pop(pid), os.waitstatus_to_exitcode(status)) for pid, status in ended if pid in running]
+        # The kernel gives those that wait to be collected in the order of their start. A killed one is why others ended, not the other
+        # way round, and the owner names the first.
+        codes.sort(key=lambda each: each[1] >= 0)
+        os.write(events, b"".join(json.dumps({"index": index, "status": code}).encode() + b"\n" for index, code in codes))
     os._exit(0)
 
 
