@@ -106,7 +106,7 @@ class PolicySession(Session):
 
     def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
         """Exchange once and check."""
-        self._ask(timeout, "filling the buffers", do="prepare", repetition=repetition, matrix=matrix.tolist())
+        self._ask(max(timeout, _START_S), "filling the buffers", do="prepare", repetition=repetition, matrix=matrix.tolist())
         times = self._ask(timeout, "exchanging", do="go", at=time.monotonic() + _LEAD_S)
         checks = self._ask(timeout, "checking", do="check")
         wrong = None

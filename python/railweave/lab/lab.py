@@ -20,7 +20,7 @@ from railweave.lab.errors import LabError
 from railweave.lab.program import Program
 from railweave.lab.spec import LabSpec
 
-_DOWN_S = 10.0  # the kernel kills the programs and frees the namespaces within milliseconds; this is for a machine on its knees
+_DOWN_S = 60.0  # the kernel kills the programs and frees the namespaces within milliseconds; this is for a machine on its knees
 
 _numbers = itertools.count(1)
 

@@ -119,7 +119,7 @@ def _pids(text: str) -> list[int]:
 def test_worker_that_dies_is_named(lab: Lab) -> None:
     with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
         matrix = generate("balanced:64KiB", 4)
-        assert session.exchange(matrix, 0, 30.0).wrong is None
+        assert session.exchange(matrix, 0, 120.0).wrong is None
         victim = next(
             pid
             for pid in _pids("railweave.bench.worker")
@@ -128,7 +128,7 @@ def test_worker_that_dies_is_named(lab: Lab) -> None:
         )
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(BenchError, match=r"railweave, .*rank 3 \(node1\) was killed by signal 9"):
-            session.exchange(matrix, 1, 30.0)
+            session.exchange(matrix, 1, 120.0)
 
 
 @pytest.mark.root
@@ -150,7 +150,7 @@ def test_time_limit_names_the_ranks(lab: Lab) -> None:
 def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
     program = build_peer(tmp_path)
     with MpiSession("openmpi", lab, program) as session, pytest.raises(BenchError, match="rank 0 sends 3221225472 bytes"):
-        session.exchange(generate("hot-pair:3GiB", 4), 0, 30.0)
+        session.exchange(generate("hot-pair:3GiB", 4), 0, 120.0)
     program.unlink()  # a rank that is still ending may have it open
     program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
     program.chmod(0o755)
@@ -158,7 +158,7 @@ def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
         MpiSession("openmpi", lab, program) as session,
         pytest.raises(BenchError, match=r"(?s)openmpi, filling.*mpirun ended with status 3.*no luck"),
     ):
-        session.exchange(generate("balanced:1KiB", 4), 0, 30.0)
+        session.exchange(generate("balanced:1KiB", 4), 0, 120.0)
 
 
 @pytest.mark.root
@@ -181,11 +181,13 @@ def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
     before = set(labs())
     command = [sys.executable, "-m", "railweave", "bench", "alltoallv", "--lab", "2x2", "--matrix", "balanced:1MiB", "--repeat", "1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while not set(labs()) - before:
+    while not (new := set(labs()) - before):
         time.sleep(0.05)
-    time.sleep(1.0)
+    lab = Lab.find(new.pop())
+    while max(link["tx_bytes"] for link in lab.links()) < 1 << 20:  # exchanges have begun
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "Traceback" not in output
 
