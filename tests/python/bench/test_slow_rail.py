@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from lost_time import Span
 
 from railweave.bench.session import PolicySession, Session
 from railweave.lab import Lab, LabSpec
@@ -17,8 +16,8 @@ from railweave.matrix import generate
 RATE = 40_000_000
 SPEC = LabSpec(2, 2, rate=RATE)
 FOLLOWS = 3  # operations after the change
-# Of an operation's time in which some thread of the machine had no CPU. The engine believes no rate that it measured so: such operations
-# do not count.
+# Of an operation's time in which some thread of the machine had no CPU. The engine believes no rate that it measured so, and may have lost
+# a link in it: only where all operations since the change were quieter can the machine not be what keeps the plan.
 BUSY = 0.5
 MOST = 20  # operations, of any kind
 
@@ -27,12 +26,6 @@ MOST = 20  # operations, of any kind
 def lab(nothing_stays: None) -> Iterator[Lab]:
     with Lab.up(SPEC) as lab:
         yield lab
-
-
-def cpu_stall_s() -> float:
-    """Seconds, since some time, in which a thread had to wait for a CPU."""
-    pressure = Path("/proc/pressure/cpu")
-    return int(pressure.read_text().split("total=")[1].split()[0]) * 1e-6 if pressure.exists() else 0.0
 
 
 class HotPair:
@@ -52,32 +45,27 @@ class HotPair:
         }
         return float(sent[1] / (sent[0] + sent[1]))
 
-    def parts_until(self, low: float, high: float) -> list[float]:
-        """Until a part lies between the two, and once more, whether it stays there."""
+    def follows(self, low: float, high: float) -> None:
+        """The part comes to lie between the two, and stays there for one more operation."""
         parts: list[float] = []
-        counted = 0
-        while counted <= FOLLOWS and len(parts) < MOST:
-            start, stalled = time.monotonic(), cpu_stall_s()
+        quiet = True
+        while not all(low < part < high for part in parts[-2:]) or len(parts) < 2:
+            if quiet:  # the first was planned before anything was measured
+                assert len(parts) < 1 + FOLLOWS or low < parts[-1] < high, parts
+            elif len(parts) >= MOST:
+                pytest.skip(f"this machine is too busy to measure a rail: {parts}; the logic is in tests/cpp/engine/slow_rail_test.cpp")
+            span = Span()
             parts.append(self.part_of_rail_1())
-            counted += len(parts) == 1 or cpu_stall_s() - stalled < BUSY * (time.monotonic() - start)
-            if low < parts[-1] < high:
-                return [*parts, self.part_of_rail_1()]
-        if counted <= FOLLOWS:
-            pytest.skip("this machine is too busy to measure a rail")
-        return parts
+            quiet = quiet and span.quiet(BUSY)
 
 
 @pytest.mark.root
 def test_the_plan_follows_a_rail_that_becomes_slow_and_fast_again(lab: Lab) -> None:
     with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
         pair = HotPair(session)
-        even = pair.part_of_rail_1()
-        assert 0.45 < even < 0.55
+        pair.follows(0.45, 0.55)
         for node in (0, 1):  # at the sender, at the receiver
             lab.set_link(node, 1, rate=RATE // 2)
-            slow = pair.parts_until(0.28, 0.42)  # a third is right; rates are rounded
-            assert slow[0] > 0.45, "planned before anything was measured"
-            assert all(0.28 < part < 0.42 for part in slow[-2:]), (node, slow)
+            pair.follows(0.28, 0.42)  # a third is right; rates are rounded
             lab.set_link(node, 1, rate=RATE)
-            fast = pair.parts_until(0.45, 0.55)
-            assert all(0.45 < part < 0.55 for part in fast[-2:]), (node, fast)
+            pair.follows(0.45, 0.55)
