@@ -1,10 +1,12 @@
 """What ranks in a lab get when one of them, a relay or a rail goes away in the middle of an operation.
 
-Rails are slow, so that an operation lasts long enough on any machine; what has moved is read from the kernel's counters.
+What has moved is read from the kernel's counters. However late this process comes to read them, the operation is still under way: it
+cannot end without what is about to happen, or it is done again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lost_time import Span
 
 from railweave.bench.session import PolicySession
 from railweave.lab import Lab, LabSpec, Program
@@ -26,7 +29,8 @@ pytestmark = pytest.mark.root
 
 SPEC = LabSpec(2, 2, rate=40_000_000)
 BEGUN = 500_000  # bytes on a rail, a tenth of what an operation gives it
-PATIENCE_S = 60.0
+ITS_PART = 3 << 20  # and a bit: of 8 MiB over two rails
+PATIENCE_S = 120.0
 
 # Ranks make an exchange over all pairs, say so, and do what their mode says; descriptor 3 gets a byte when it is time to die.
 RANKS = """
@@ -48,15 +52,23 @@ def die_when_told():
 def collective(exchange, size):
     data = np.full(size * world, rank, np.uint8)
     into = exchange.empty(size * world, np.uint8)
-    handle = exchange.all_to_all_v_async(data, into, [size] * world, [size] * world)
-    if mode == "rank" and rank == 3 and size == bytes_each:
-        die_when_told()
-    handle.wait()
+    exchange.all_to_all_v(data, into, [size] * world, [size] * world)
+
+def send_and_die(exchange):  # its part of a collective without the receives: no other rank's ends before the death
+    group = exchange.group()
+    data = np.full(bytes_each, rank, np.uint8)
+    for peer in range(world):
+        if peer != rank:
+            group.send(data, peer)
+    handle = group.end()
+    die_when_told()
 
 with Exchange(rank, world, rendezvous, fabric=open(fabric).read()) as exchange:
     collective(exchange, 100)
     tell(up=True)
-    if mode == "rank":
+    if mode == "rank" and rank == 3:
+        send_and_die(exchange)
+    elif mode == "rank":
         try:
             collective(exchange, bytes_each)
         except RankDied as error:
@@ -94,7 +106,7 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
 class Ranks:
     """The program above on all ranks of a lab."""
 
-    def __init__(self, lab: Lab, mode: str, victim: int, directory: Path) -> None:
+    def __init__(self, lab: Lab, mode: str, victim: int, directory: Path, **environment: str) -> None:
         fabric = directory / "fabric.json"
         fabric.write_text(of_lab(lab.spec).to_json())
         (directory / "rendezvous").mkdir()
@@ -103,7 +115,8 @@ class Ranks:
         end, self.end = os.pipe()
         argv = [sys.executable, "-c", RANKS, mode, f"file://{directory / 'rendezvous'}", str(fabric)]
         programs = [
-            Program(argv, rank=rank, fds={1: says, 2: says, 4: end, **({3: die} if rank == victim else {})}) for rank in range(SPEC.world)
+            Program(argv, rank=rank, env=environment, fds={1: says, 2: says, 4: end, **({3: die} if rank == victim else {})})
+            for rank in range(SPEC.world)
         ]
         self.job = lab.start(programs)
         for fd in (says, die, end):
@@ -128,23 +141,24 @@ class Ranks:
 def test_a_rank_that_dies_is_named_by_all_others_within_10_seconds(lab: Lab, tmp_path: Path) -> None:
     ranks = Ranks(lab, "rank", 3, tmp_path)
     ranks.hear(SPEC.world)
-    before = sent(lab, 1, 1)
-    wait_for("rank 3 sends", lambda: sent(lab, 1, 1) - before > BEGUN)
-    died = time.monotonic()
+    wait_for("rank 3 sends", lambda: sent(lab, 1, 1) > BEGUN)
+    since_death = Span()
     os.write(ranks.kill, b"x")
     errors = ranks.hear(SPEC.world - 1)
-    heard = time.monotonic()
+    took = since_death.ran()
     ranks.close()
     assert sorted(error["rank"] for error in errors) == [0, 1, 2]
     assert all(error["died"] == 3 and "rank 3 has died" in error["text"] for error in errors), errors
-    assert heard - died < 10  # the contract: death_ms and what is left for the rest
+    assert took < 10  # the contract: death_ms and what is left for the rest
 
 
 def test_the_death_of_a_relay_loses_nothing(lab: Lab, tmp_path: Path) -> None:
-    ranks = Ranks(lab, "relay", 1, tmp_path)
+    # The relay's rail needs more than a minute for what is planned for it, and is not given up for that.
+    lab.set_link(0, 1, rate=400_000)
+    ranks = Ranks(lab, "relay", 1, tmp_path, RAILWEAVE_RAIL_TIMEOUT_MS="600000", RAILWEAVE_CHUNK_BYTES="4096")
     ranks.hear(SPEC.world)
     before = sent(lab, 0, 1)
-    wait_for("rank 1 relays", lambda: sent(lab, 0, 1) - before > BEGUN)
+    wait_for("rank 1 relays", lambda: sent(lab, 0, 1) - before > 20_000)
     os.write(ranks.kill, b"x")
     results = ranks.hear(2)
     ranks.close()
@@ -155,26 +169,33 @@ def test_the_death_of_a_relay_loses_nothing(lab: Lab, tmp_path: Path) -> None:
 def test_a_rail_that_goes_down_in_the_middle_loses_nothing_and_is_used_again(lab: Lab) -> None:
     matrix = generate("hot-pair:8MiB", SPEC.world)
     with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
+        repetitions = itertools.count()
 
-        def exchange(repetition: int) -> int:
+        def exchange() -> int:
             """Bytes that rail 1 has carried."""
             before = sent(lab, 0, 1)
-            assert session.exchange(matrix, repetition, PATIENCE_S).wrong is None
+            assert session.exchange(matrix, next(repetitions), PATIENCE_S).wrong is None
             return sent(lab, 0, 1) - before
 
-        assert exchange(0) > 3 << 20
-        before = sent(lab, 0, 1)
+        def broken() -> bool:
+            """An operation in whose middle rail 1 goes down, if this process sees it in time."""
+            lab.set_link(0, 1, up=True)
+            wait_for("rail 1 is used", lambda: exchange() > ITS_PART)
+            before, over = sent(lab, 0, 1), threading.Event()
 
-        def cut() -> None:
-            wait_for("rail 1 carries", lambda: sent(lab, 0, 1) - before > BEGUN)
-            lab.set_link(0, 1, up=False)
+            def cut() -> None:
+                while sent(lab, 0, 1) - before < BEGUN and not over.is_set():
+                    time.sleep(0.01)
+                lab.set_link(0, 1, up=False)
 
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        carried = exchange(1)
-        cutter.join()
-        assert BEGUN < carried < 3 << 20
-        assert exchange(2) < BEGUN
+            cutter = threading.Thread(target=cut)
+            cutter.start()
+            carried = exchange()
+            over.set()
+            cutter.join()
+            return BEGUN // 2 < carried < ITS_PART
+
+        wait_for("rail 1 goes down in the middle", broken)
+        assert exchange() < BEGUN
         lab.set_link(0, 1, up=True)
-        repetitions = iter(range(3, 40))
-        wait_for("rail 1 is used again", lambda: exchange(next(repetitions)) > 3 << 20)
+        wait_for("rail 1 is used again", lambda: exchange() > ITS_PART)
