@@ -32,10 +32,19 @@ def run(lab: Lab, *argv: str, rank: int | None = None, node: int | None = None) 
     return job.wait(), text
 
 
-def reaches(lab: Lab, rank: int, address: str) -> bool:
-    """Whether a TCP connection attempt gets an answer (refused is one)."""
-    code = f"import socket,sys; s=socket.socket(); s.settimeout(3); sys.exit(0 if s.connect_ex(({address!r}, 9)) == 111 else 1)"
-    return run(lab, sys.executable, "-c", code, rank=rank)[0] == 0
+def unreached(lab: Lab, rank: int, *addresses: str, patience_s: float = 60.0) -> list[str]:
+    """Those of the addresses at which a TCP connection attempt gets no answer (refused is one)."""
+    code = (
+        "import socket,sys\n"
+        "for address in sys.argv[2:]:\n"
+        "    s = socket.socket(); s.settimeout(float(sys.argv[1]))\n"
+        "    try: answer = s.connect_ex((address, 9))\n"
+        "    except OSError: answer = 0\n"
+        "    if answer != 111: print(address)\n"
+    )
+    status, text = run(lab, sys.executable, "-c", code, str(patience_s), *addresses, rank=rank)
+    assert status == 0, text
+    return text.split()
 
 
 def send(lab: Lab, source: int, destination: int, size: int) -> None:
@@ -48,7 +57,7 @@ def send(lab: Lab, source: int, destination: int, size: int) -> None:
     )
     connect = (
         "import socket,time\n"
-        "for _ in range(200):\n"
+        "while True:\n"
         f"    try: c=socket.create_connection(({address!r}, 7000)); break\n"
         "    except OSError: time.sleep(0.05)\n"
         f"c.sendall(bytes({size}))"
@@ -82,13 +91,12 @@ def test_what_a_rank_sees(isolation: str, nothing_stays: Check) -> None:
 def test_every_rank_reaches_every_rank(spec: LabSpec, nothing_stays: Check) -> None:
     with Lab.up(spec) as lab:
         for rank in range(spec.world):
-            for other in range(spec.world):
-                assert reaches(lab, rank, spec.rank_address(other)), f"{rank} does not reach {other}"
+            assert unreached(lab, rank, *map(spec.rank_address, range(spec.world))) == [], f"from rank {rank}"
 
 
 def test_names_of_nodes_are_addresses_on_the_rails(nothing_stays: Check) -> None:
     with Lab.up(LabSpec(2, 2)) as lab:
-        assert reaches(lab, 0, "node1")
+        assert unreached(lab, 0, "node1") == []
         assert "10.1.1.1 node1" in run(lab, "cat", "/etc/hosts", rank=0)[1]
 
 
@@ -124,20 +132,21 @@ def test_counters_say_which_rail_carried_what(nothing_stays: Check) -> None:
             (a["node"], a["rail"]): (a["tx_bytes"] - b["tx_bytes"], a["rx_bytes"] - b["rx_bytes"])
             for b, a in zip(before, lab.links(), strict=True)
         }
-        assert 2_000_000 < moved[0, 1][0] < 2_100_000
-        assert 2_000_000 < moved[1, 1][1] < 2_100_000
+        # Once, with headers, and what TCP sends again when a CPU stands still in between.
+        assert 2_000_000 < moved[0, 1][0] < 3_000_000
+        assert 2_000_000 < moved[1, 1][1] < 3_000_000
         assert max(moved[0, 0] + moved[1, 0]) < 10_000
 
 
 def test_links_break_and_mend(nothing_stays: Check) -> None:
     with Lab.up(LabSpec(2, 2)) as lab:
         there = lab.spec.rank_address(3)
-        assert reaches(lab, 1, there)
+        assert unreached(lab, 1, there) == []
         lab.set_link(1, 1, up=False)
         assert [link["up"] for link in lab.links()] == [True, True, True, False]
-        assert not reaches(lab, 1, there)
+        assert unreached(lab, 1, there, patience_s=1.0) == [there]
         lab.set_link(1, 1, up=True)
-        assert any(reaches(lab, 1, there) for _ in range(5))  # a neighbour that was given up is asked for again after a second
+        assert any(unreached(lab, 1, there) == [] for _ in range(20))  # a neighbour that was given up is asked for again after a second
         lab.set_link(0, 0, rate=100_000_000)
         assert [link["rate"] for link in lab.links()] == [100_000_000, 400_000_000, 400_000_000, 400_000_000]
         with pytest.raises(LabError, match="no NIC at node 7, rail 0"):
@@ -147,9 +156,9 @@ def test_links_break_and_mend(nothing_stays: Check) -> None:
 def test_two_labs_at_once(nothing_stays: Check) -> None:
     with Lab.up(LabSpec(2, 1), "first") as first, Lab.up(LabSpec(2, 1), "second") as second:
         assert {"first", "second"} <= set(labs())
-        assert reaches(first, 0, "10.1.1.1")
+        assert unreached(first, 0, "10.1.1.1") == []
         first.set_link(1, 0, up=False)
-        assert reaches(second, 0, "10.1.1.1")
+        assert unreached(second, 0, "10.1.1.1") == []
         with pytest.raises(LabError, match="'first' is up already"):
             Lab.up(LabSpec(2, 1), "first")
 
@@ -196,8 +205,12 @@ def owner(code: str) -> subprocess.Popen[str]:
     setup = (
         "import os,signal,sys,time\nfrom railweave.lab import Lab,LabSpec,Program\n"
         "lab = Lab.up(LabSpec(2, 2), f'doomed-{os.getpid()}')\n"
-        "job = lab.start([Program(['sh','-c','echo > /dev/shm/left; sleep 1000 & sleep 1000'], rank=r) for r in range(4)])\n"
-        "time.sleep(0.5)\nprint('up', flush=True)\n"
+        "up, says = os.pipe()\n"
+        "script = 'echo > /dev/shm/left; sleep 1000 & echo up; exec sleep 1000'\n"
+        "job = lab.start([Program(['sh', '-c', script], rank=r, fds={1: says}) for r in range(4)])\n"
+        "heard = b''\n"
+        "while heard.count(b'up') < 4: heard += os.read(up, 100)\n"
+        "print('up', flush=True)\n"
     )
     return subprocess.Popen([sys.executable, "-c", setup + code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -237,8 +250,7 @@ def test_owner_killed_while_it_builds(nothing_stays: Check) -> None:
         time.sleep(delay)
         process.kill()
         process.wait()
-        time.sleep(0.1)
-        take_down("halfway")  # it may have been faster
+        take_down("halfway")  # it may have been faster; one that is not released yet ends by itself
     nothing_stays()
 
 
@@ -265,26 +277,26 @@ def test_command_line(cli: Cli, nothing_stays: Check) -> None:
 
 def test_exec_killed_takes_its_programs_along(cli: Cli, nothing_stays: Check) -> None:
     name = f"test-{os.getpid()}"
+    sleep = f"sleep 4242.{os.getpid()}"
     cli("lab", "up", name, "2x1")
     try:
-        command = [sys.executable, "-m", "railweave", "lab", "exec", name, "--", "sh", "-c", "sleep 4242 & sleep 4242"]
+        command = [sys.executable, "-m", "railweave", "lab", "exec", name, "--", "sh", "-c", f"{sleep} & {sleep}"]
         process = subprocess.Popen(command)
-        while _sleepers() < 4:
+        while _running(sleep) < 4:
             assert process.poll() is None
             time.sleep(0.05)
         process.kill()
         process.wait()
-        for _ in range(100):
-            if _sleepers() == 0:
-                break
+        end = time.monotonic() + 120
+        while _running(sleep) > 0 and time.monotonic() < end:
             time.sleep(0.05)
-        assert _sleepers() == 0
+        assert _running(sleep) == 0
     finally:
         cli("lab", "down", name)
 
 
-def _sleepers() -> int:
-    return len(subprocess.run(["pgrep", "-f", "^sleep 4242"], capture_output=True, text=True, check=False).stdout.split())
+def _running(command: str) -> int:
+    return len(subprocess.run(["pgrep", "-f", f"^{command}"], capture_output=True, text=True, check=False).stdout.split())
 
 
 def test_down_all_removes_strays(cli: Cli, nothing_stays: Check) -> None:
