@@ -76,7 +76,7 @@ def test_shell_binds_and_sets_the_rank_that_sources_it(tmp_path: Path, variable:
     script = tmp_path / "advice.sh"
     script.write_text(formats.render(advice, "shell"))
     environment = {"PATH": os.environ["PATH"], "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", variable: "2"}
-    done = subprocess.run(["sh", "-c", f". {script}; {REPORT}"], env=environment, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["sh", "-c", f". {script}; {REPORT}"], env=environment, capture_output=True, text=True, check=True, timeout=120)
     cpus, device, pml = done.stdout.split()
     assert from_list(cpus) == advice.bindings[2].cpus
     assert (device, pml) == (advice.environment(2)["UCX_NET_DEVICES"], "ucx")
@@ -84,7 +84,7 @@ def test_shell_binds_and_sets_the_rank_that_sources_it(tmp_path: Path, variable:
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", "-c", program], env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=30, check=False
+        ["sh", "-c", program], env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -156,7 +156,7 @@ def test_torchrun_wrapper_passes_arguments_and_status(tmp_path: Path) -> None:
     script.write_text(formats.render(advice, "torchrun"))
     program = 'printf "%s|" "$@"; grep Cpus_allowed_list /proc/self/status; exit 7'
     command = ["sh", str(script), "sh", "-c", program, "name", "a b", "$x"]
-    done = subprocess.run(command, env={"PATH": os.environ["PATH"], "LOCAL_RANK": "1"}, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"], "LOCAL_RANK": "1"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 7, done.stderr
     assert done.stdout.startswith("a b|$x|")
     assert from_list(done.stdout.split()[-1]) == advice.bindings[1].cpus
@@ -166,7 +166,7 @@ def test_slurm_prolog_prints_what_slurm_takes(tmp_path: Path) -> None:
     advice = here(4)
     script = tmp_path / "prolog.sh"
     script.write_text(formats.render(advice, "slurm"))
-    done = subprocess.run(["sh", str(script)], env={"SLURM_LOCALID": "3"}, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["sh", str(script)], env={"SLURM_LOCALID": "3"}, capture_output=True, text=True, check=True, timeout=120)
     printed = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
     assert printed == advice.environment(3)
 
@@ -190,7 +190,7 @@ def test_open_mpi_binds_as_the_rankfile_says(tmp_path: Path) -> None:
     ]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     program = 'echo "$OMPI_COMM_WORLD_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f 2)"'
-    done = subprocess.run(["mpirun", *root, *options, "sh", "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["mpirun", *root, *options, "sh", "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     bound = {int(rank): from_list(cpus) for rank, cpus in (line.split() for line in done.stdout.splitlines())}
     assert bound == {rank: binding.cpus for rank, binding in enumerate(advice.bindings)}

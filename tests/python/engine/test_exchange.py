@@ -26,7 +26,7 @@ def run_ranks(directory: Path, world: int, body: Callable[[Exchange], None], **c
             node = f"node{2 * rank // world}"
             with Exchange(rank, world, f"file://{directory}", node_id=node, nics="lo", **chosen) as exchange:
                 body(exchange)
-                ended.wait(60)
+                ended.wait(240)
         except BaseException as error:
             failures.append(error)
             ended.abort()

@@ -32,7 +32,7 @@ print("\\n".join(said))
 
 def bind_in_a_process(steps: Sequence[tuple[list[int], bool]]) -> tuple[int, list[str]]:
     """The mode that is left, and what was said."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(steps=steps)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(steps=steps)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     mode, *said = done.stdout.splitlines()
     return int(mode), said

@@ -42,7 +42,7 @@ def start(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> 
     command = [*prefix, sys.executable, "-m", "railweave", "run", *arguments]
     # A runtime folder of its own, so that advice is not kept for all users of this machine.
     base = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "XDG_RUNTIME_DIR": "/tmp"}
-    return subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, timeout=120, check=False)
 
 
 AFFINITY = ("grep", "Cpus_allowed_list", "/proc/self/status")
@@ -163,7 +163,7 @@ def test_the_program_takes_over_the_process(advice: Path) -> None:
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(120) == -signal.SIGTERM
 
 
 def test_python_leaves_nothing_of_itself_behind(advice: Path) -> None:
@@ -188,7 +188,7 @@ def test_an_inherited_descriptor_stays_open(advice: Path) -> None:
         "-c",
         f"import os; os.write({write_end}, b'through\\n')",
     ]
-    subprocess.run(command, pass_fds=[write_end], check=True, timeout=60)
+    subprocess.run(command, pass_fds=[write_end], check=True, timeout=120)
     os.close(write_end)
     with os.fdopen(read_end) as file:
         assert file.read() == "through\n"
@@ -252,7 +252,7 @@ def test_under_mpirun(advice: Path) -> None:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     program = f"echo $OMPI_COMM_WORLD_RANK $({' '.join(AFFINITY)})"
     run = [sys.executable, "-m", "railweave", "run", "--advice", str(advice), "--", "sh", "-c", program]
-    done = subprocess.run(["mpirun", *root, "--bind-to", "none", "-np", "2", *run], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["mpirun", *root, "--bind-to", "none", "-np", "2", *run], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     bound = {int(line.split()[0]): cpu_set(line.split()[-1]) for line in done.stdout.splitlines()}
     assert bound == {0: {CPUS[0]}, 1: {CPUS[1]}}

@@ -62,7 +62,7 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=120) as answer:
                 assert answer.read().decode() == joined
         finally:
             server.shutdown()
