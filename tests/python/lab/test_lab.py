@@ -169,6 +169,37 @@ def test_job_ends_with_its_first_failure(nothing_stays: Check) -> None:
         assert lab.start(programs).wait() == 7
 
 
+def children(process: int) -> dict[int, str]:
+    """A process's children, with their states."""
+    listed = subprocess.run(["ps", "--ppid", str(process), "-o", "pid=,stat="], capture_output=True, text=True, check=False).stdout
+    return {int(pid): state for pid, state in (line.split() for line in listed.splitlines())}
+
+
+def test_a_killed_program_is_told_before_one_that_ended_because_of_it(nothing_stays: Check) -> None:
+    """Also when the process that starts programs had no CPU, and finds both dead."""
+    with Lab.up(LabSpec(1, 2)) as lab:
+        ends = [os.pipe() for _ in range(2)]
+        programs = [
+            Program(["sh", "-c", f"read _; {how}"], rank=rank, fds={0: ends[rank][0]})
+            for rank, how in enumerate(("exit 1", "kill -KILL $$"))
+        ]
+        with lab.start(programs) as job:
+            for read, _ in ends:
+                os.close(read)
+            while not (starters := children(job._process.pid)):
+                time.sleep(0.01)
+            (starter,) = starters
+            while len(children(starter)) < 2:
+                time.sleep(0.01)
+            os.kill(starter, signal.SIGSTOP)
+            for _, write in reversed(ends):
+                os.close(write)
+            while sum(state.startswith("Z") for state in children(starter).values()) < 2:
+                time.sleep(0.01)
+            os.kill(starter, signal.SIGCONT)
+            assert job.wait() == -signal.SIGKILL
+
+
 def test_program_that_does_not_exist(nothing_stays: Check) -> None:
     with Lab.up(LabSpec(1, 1)) as lab:
         status, text = run(lab, "/no/such/program", rank=0)
