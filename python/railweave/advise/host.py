@@ -130,9 +130,10 @@ class Host:
     def paths(self) -> dict[tuple[int, int], Path]:
         """By GPU and NIC vertex: every pair of the GPU network that PCIe joins."""
         found = {}
+        ways, nics = _Ways(self.fabric), self.network_nics
         for gpu in self.gpus:
-            for nic in self.network_nics:
-                path = _path(self.fabric, gpu, nic)
+            for nic in nics:
+                path = ways.path(gpu, nic)
                 if path is not None:
                     ends = (gpu.vertex, nic.vertex)
                     found[ends] = replace(path, distance=self.ways[ends]) if ends in self.ways else path
@@ -292,75 +293,99 @@ _INNER = (VertexKind.pcie_switch, VertexKind.numa)
 _DOMAIN = (EdgeKind.pcie, EdgeKind.c2c, EdgeKind.socket)
 
 
-def _walk(fabric: Fabric, start: int, goal: int) -> list[int] | None:
-    """Edges of the shortest way through switches and CPUs, the widest first among equals; None where there is none."""
-    if start == goal:
-        return []
-    came: dict[int, int] = {}  # vertex: edge that led there
-    level = [start]
-    seen = {start}
-    while level and goal not in came:
-        edges = [e for v in level for e in fabric.out_edges(v) if fabric.edge(e).kind in _DOMAIN]
-        level = []
-        for e in sorted(edges, key=lambda e: -fabric.edge(e).capacity_Bps):
-            edge = fabric.edge(e)
-            if edge.dst in seen or (edge.dst != goal and fabric.vertex(edge.dst).kind not in _INNER):
-                continue
-            seen.add(edge.dst)
-            came[edge.dst] = e
-            level.append(edge.dst)
-    if goal not in came:
-        return None
-    way = []
-    at = goal
-    while at != start:
-        way.append(came[at])
-        at = fabric.edge(came[at]).src
-    return way[::-1]
+class _Ways:
+    """Ways of a fabric through switches and CPUs. Each vertex and edge is asked of the fabric once: a host has hundreds of ways."""
 
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self._kinds: dict[int, VertexKind] = {}
+        self._out: dict[int, list[tuple[int, Edge]]] = {}
+        self._trees: dict[int, dict[int, tuple[int, Edge]]] = {}
+        self._loaded: dict[int, tuple[int, ...]] = {}
 
-def _path(fabric: Fabric, gpu: Gpu, nic: Nic) -> Path | None:
-    """Without GPUDirect RDMA the bytes are staged in the rank's own memory, which is that of the GPU's NUMA node."""
-    direct = _walk(fabric, gpu.vertex, nic.vertex)
-    if direct is None:
-        return None
-    there, back = direct, _walk(fabric, nic.vertex, gpu.vertex) or []
-    memory = _numa_above(fabric, gpu.vertex)
-    if not gpu.gdr and memory is not None:
-        there = _staged(fabric, gpu.vertex, memory, nic.vertex) or there
-        back = _staged(fabric, nic.vertex, memory, gpu.vertex) or back
-    port_out = [e for e in fabric.out_edges(nic.vertex) if fabric.edge(e).kind == EdgeKind.rail]
-    port_in = [e for e in fabric.in_edges(nic.vertex) if fabric.edge(e).kind == EdgeKind.rail]
-    edges = [*there, *port_out[:1], *port_in[:1], *back]
-    return Path(
-        distance=_distance(fabric, direct),
-        latency_ns=sum(fabric.edge(e).latency_ns for e in there),
-        resources=tuple(resource for e in edges for resource in _loaded(fabric, e)),
-    )
+    def path(self, gpu: Gpu, nic: Nic) -> Path | None:
+        """Without GPUDirect RDMA the bytes are staged in the rank's own memory, which is that of the GPU's NUMA node."""
+        direct = self._walk(gpu.vertex, nic.vertex)
+        if direct is None:
+            return None
+        there, back = direct, self._walk(nic.vertex, gpu.vertex) or []
+        memory = None if gpu.gdr else _numa_above(self.fabric, gpu.vertex)
+        if memory is not None:
+            there = self._staged(gpu.vertex, memory, nic.vertex) or there
+            back = self._staged(nic.vertex, memory, gpu.vertex) or back
+        port_out = [e for e in self.fabric.out_edges(nic.vertex) if self.fabric.edge(e).kind == EdgeKind.rail]
+        port_in = [e for e in self.fabric.in_edges(nic.vertex) if self.fabric.edge(e).kind == EdgeKind.rail]
+        edges = [*(e for e, _ in there), *port_out[:1], *port_in[:1], *(e for e, _ in back)]
+        return Path(
+            distance=self._distance(direct),
+            latency_ns=sum(edge.latency_ns for _, edge in there),
+            resources=tuple(resource for e in edges for resource in self._loads(e)),
+        )
 
+    def _kind(self, vertex: int) -> VertexKind:
+        if vertex not in self._kinds:
+            self._kinds[vertex] = self.fabric.vertex(vertex).kind
+        return self._kinds[vertex]
 
-def _staged(fabric: Fabric, start: int, memory: int, goal: int) -> list[int] | None:
-    first, second = _walk(fabric, start, memory), _walk(fabric, memory, goal)
-    return None if first is None or second is None else first + second
+    def _steps(self, vertex: int) -> list[tuple[int, Edge]]:
+        if vertex not in self._out:
+            edges = ((e, self.fabric.edge(e)) for e in self.fabric.out_edges(vertex))
+            self._out[vertex] = [(e, edge) for e, edge in edges if edge.kind in _DOMAIN]
+        return self._out[vertex]
 
+    def _tree(self, start: int) -> dict[int, tuple[int, Edge]]:
+        """By vertex, the last edge of the shortest way to it, the widest first among equals."""
+        if start in self._trees:
+            return self._trees[start]
+        came: dict[int, tuple[int, Edge]] = {}
+        level = [start]
+        while level:
+            steps = [step for vertex in level for step in self._steps(vertex)]
+            level = []
+            for step in sorted(steps, key=lambda step: -step[1].capacity_Bps):
+                vertex = step[1].dst
+                if vertex in came or vertex == start:
+                    continue
+                came[vertex] = step
+                if self._kind(vertex) in _INNER:
+                    level.append(vertex)
+        self._trees[start] = came
+        return came
 
-def _distance(fabric: Fabric, edges: list[int]) -> Distance:
-    inner = [fabric.vertex(fabric.edge(e).dst).kind for e in edges[:-1]]
-    if any(fabric.edge(e).kind == EdgeKind.socket for e in edges):
-        return Distance.SYS
-    if VertexKind.numa in inner:
-        return Distance.PHB
-    return Distance.PIX if len(inner) <= 1 else Distance.PXB
+    def _walk(self, start: int, goal: int) -> list[tuple[int, Edge]] | None:
+        """Edges of the way; None where there is none."""
+        came = self._tree(start)
+        if start != goal and goal not in came:
+            return None
+        way = []
+        at = goal
+        while at != start:
+            way.append(came[at])
+            at = came[at][1].src
+        return way[::-1]
 
+    def _staged(self, start: int, memory: int, goal: int) -> list[tuple[int, Edge]] | None:
+        first, second = self._walk(start, memory), self._walk(memory, goal)
+        return None if first is None or second is None else first + second
 
-def _loaded(fabric: Fabric, edge_id: int) -> list[int]:
-    """An edge and the capacities of its ends, counted as the planner counts them."""
-    edge = fabric.edge(edge_id)
-    ends = (
-        (edge.src, ResourceKind.vertex_egress),
-        (edge.src, ResourceKind.vertex_through),
-        (edge.dst, ResourceKind.vertex_ingress),
-        (edge.dst, ResourceKind.vertex_through),
-    )
-    capacities = (fabric.vertex_resource(vertex, kind) for vertex, kind in ends)
-    return [edge_id, *(resource for resource in capacities if resource is not None)]
+    def _distance(self, way: Sequence[tuple[int, Edge]]) -> Distance:
+        inner = [self._kind(edge.dst) for _, edge in way[:-1]]
+        if any(edge.kind == EdgeKind.socket for _, edge in way):
+            return Distance.SYS
+        if VertexKind.numa in inner:
+            return Distance.PHB
+        return Distance.PIX if len(inner) <= 1 else Distance.PXB
+
+    def _loads(self, edge_id: int) -> tuple[int, ...]:
+        """An edge and the capacities of its ends, counted as the planner counts them."""
+        if edge_id not in self._loaded:
+            edge = self.fabric.edge(edge_id)
+            ends = (
+                (edge.src, ResourceKind.vertex_egress),
+                (edge.src, ResourceKind.vertex_through),
+                (edge.dst, ResourceKind.vertex_ingress),
+                (edge.dst, ResourceKind.vertex_through),
+            )
+            capacities = (self.fabric.vertex_resource(vertex, kind) for vertex, kind in ends)
+            self._loaded[edge_id] = (edge_id, *(resource for resource in capacities if resource is not None))
+        return self._loaded[edge_id]

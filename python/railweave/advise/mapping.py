@@ -221,6 +221,7 @@ class _Symmetry:
         self.tree = len(sockets) <= 1 and all(len(above) == 1 for above in self.parents.values()) and self._switches_hang()
         self.gpus = {gpu.vertex: gpu for gpu in host.gpus}
         self.nics = {nic.vertex: nic for nic in host.network_nics}
+        self.own = {v: self._own(v) for v in self.members} if self.tree else {}
         # Facts that the fabric does not have break its symmetry: PCIe roots, of which it knows the NUMA node alone.
         self.told = {ends: way for ends, way in host.ways.items() if way == Distance.NODE}
 
@@ -245,18 +246,20 @@ class _Symmetry:
         return {nic: "/".join([*self._lineage(nic, shapes), *(str(self.told.get((gpu, nic))) for gpu in waiting)]) for nic in self.nics}
 
     def _shape(self, vertex: int, fixed: set[int], shapes: dict[int, str]) -> str:
+        below = sorted(self._shape(child, fixed, shapes) for child in self.children.get(vertex, []))
+        shapes[vertex] = f"({self.own[vertex]}{vertex if vertex in fixed else ''}{below})"
+        return shapes[vertex]
+
+    def _own(self, vertex: int) -> str:
+        """What parts of one shape have alike, but for those below."""
         info = self.host.fabric.vertex(vertex)
         own: list[object] = [info.kind.value, info.egress_Bps, info.ingress_Bps, info.through_Bps]
         own.append([link for _, link in self.parents.get(vertex, [])])
-        if vertex in fixed:
-            own.append(vertex)
         if vertex in self.gpus:
             own.append(info.gdr)
         if vertex in self.nics:
             own.append(self.nics[vertex].capacity_Bps)
-        below = sorted(self._shape(child, fixed, shapes) for child in self.children.get(vertex, []))
-        shapes[vertex] = repr((own, below))
-        return shapes[vertex]
+        return repr(own)
 
     def _lineage(self, vertex: int, shapes: dict[int, str]) -> Iterator[str]:
         yield shapes[vertex]
