@@ -131,9 +131,31 @@ func (d *Daemon) write(ctx context.Context, path string) error {
 	if err := Validate(ctx, d.config, d.confDir()); err != nil {
 		return err
 	}
-	candidate := path + ".candidate"
-	if err := os.WriteFile(candidate, []byte(Render(d.config)), 0o640); err != nil { // FRR's group reads its configuration
+	return replace(path, Render(d.config))
+}
+
+// replace writes a configuration in one step, for the directory's owner, which is FRR's user: who reads its configuration is of its
+// group. One that is not the agent's, of a node where FRR had another task before, is kept beside it.
+func replace(path, text string) error {
+	before, err := os.ReadFile(path) // #nosec G304 -- the node file's
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
+	}
+	if err == nil && !strings.HasPrefix(string(before), header) {
+		if err := os.Link(path, path+".before-railweave"); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	var owner syscall.Stat_t
+	if err := syscall.Stat(filepath.Dir(path), &owner); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Dir(path), err)
+	}
+	candidate := path + ".candidate"
+	if err := os.WriteFile(candidate, []byte(text), 0o640); err != nil {
+		return err
+	}
+	if err := os.Chown(candidate, int(owner.Uid), int(owner.Gid)); err != nil {
+		return errors.Join(err, os.Remove(candidate))
 	}
 	return os.Rename(candidate, path)
 }

@@ -80,6 +80,41 @@ func TestRealDaemonAccepts(t *testing.T) {
 	}
 }
 
+// TestReplace: what somebody else configured is kept, once, and the agent's own is not.
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "frr.conf")
+	for step, test := range []struct{ write, text, kept string }{
+		{"", header + "a", ""}, // a new node
+		{"", header + "b", ""}, // ours by ours
+		{"router ospf\n", header + "c", "router ospf\n"},
+		{"", header + "d", "router ospf\n"},
+		{"by hand\n", header + "e", "router ospf\n"}, // FRR's configuration is the agent's by now: what was before it counts
+	} {
+		if test.write != "" {
+			if err := os.WriteFile(path, []byte(test.write), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := replace(path, test.text); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != test.text {
+			t.Errorf("step %d: frr.conf is %q, %v", step, got, err)
+		}
+		kept, err := os.ReadFile(path + ".before-railweave")
+		if string(kept) != test.kept || (err == nil) != (test.kept != "") {
+			t.Errorf("step %d: kept is %q, %v", step, kept, err)
+		}
+	}
+	if left, err := filepath.Glob(path + ".candidate"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	if err := replace(filepath.Join(dir, "missing", "frr.conf"), header); err == nil {
+		t.Error("a directory that is not there was accepted")
+	}
+}
+
 // TestOnlyItsOwnRail: a rail's route map names that rail's prefix list, and no other rail's.
 func TestOnlyItsOwnRail(t *testing.T) {
 	for _, name := range goldens {
