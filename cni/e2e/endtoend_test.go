@@ -14,6 +14,7 @@ import (
 // TestEndToEnd starts pods of one tenant on two nodes, reaches every one from every other over every rail, and removes
 // them; the leafs have exactly the pods' routes meanwhile, and nothing is left afterwards.
 func TestEndToEnd(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name    string
 		options cluster.Options

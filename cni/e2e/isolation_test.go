@@ -239,6 +239,7 @@ func (f *field) verdict(t *testing.T, s *probe.Session, overflowBefore uint64) {
 // TestIsolationMatrix sends every kind of probe between every ordered pair of 18 pods of three tenants on two nodes, and
 // between them and the hosts, the leafs and pods of the default network.
 func TestIsolationMatrix(t *testing.T) {
+	t.Parallel()
 	for _, peering := range []testnet.Peering{testnet.Unnumbered, testnet.Numbered} {
 		t.Run(string(peering), func(t *testing.T) {
 			if peering != testnet.Unnumbered {
