@@ -6,11 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from railweave.lab.spec import ISOLATIONS
 from railweave.output import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from railweave.lab import LabSpec
 
 _OUTPUT = click.Path(path_type=Path)
 
@@ -77,16 +81,12 @@ def alltoallv(
     _check(json_file, report)
     if gpus is not None and shape is not None:
         from railweave.cli.bench_gpus import run_on_rails
-        from railweave.lab import LabSpec
-        from railweave.lab.spec import parse_rate, parse_shape
 
         if gpus or source:
             raise click.UsageError(
                 "--lab with --gpus takes the GPUs that CUDA_VISIBLE_DEVICES names, each beside its own rails: no number, no --fabric"
             )
-        nodes, a_node = parse_shape(shape)
-        spine = parse_rate(spine_rate) if spine_rate else 0
-        spec = LabSpec(nodes, a_node, rails or a_node, parse_rate(rate), spine, isolation or "node")
+        spec = _gpu_lab(shape, rails, rate, spine_rate, isolation)
         return run_on_rails(spec, matrices, systems, other_nccl, repeat or 5, json_file, report)
     if gpus is not None:
         from railweave.cli.bench_gpus import run_exchanges
@@ -94,6 +94,14 @@ def alltoallv(
         return run_exchanges(gpus, matrices, systems, other_nccl, repeat or 9, json_file, report)
     assert shape is not None
     return _in_lab(shape, rails, rate, spine_rate, isolation or "gpu", source, matrices, policies, peers, repeat or 5, json_file, report)
+
+
+def _gpu_lab(shape: str, rails: int, rate: str, spine_rate: str | None, isolation: str | None) -> LabSpec:
+    from railweave.lab import LabSpec
+    from railweave.lab.spec import parse_rate, parse_shape
+
+    nodes, gpus = parse_shape(shape)
+    return LabSpec(nodes, gpus, rails or gpus, parse_rate(rate), parse_rate(spine_rate) if spine_rate else 0, isolation or "node")
 
 
 def _in_lab(
@@ -155,9 +163,12 @@ def _in_lab(
 
 
 @command.command()
+@click.option("--lab", "shape", metavar="NODESxGPUS", help="GPUs of emulated nodes, on shaped rails; needs root.")
 @click.option(
     "--gpus", is_flag=False, flag_value=0, default=0, type=click.IntRange(0), metavar="[N]", help="By default all of this machine."
 )
+@click.option("--rails", default=0, metavar="N", help="Of the lab; by default one a GPU.")
+@click.option("--rate", default="8gbit", show_default=True, help="Of each NIC of the lab, each way.")
 @click.option(
     "--skew", "skews", multiple=True, metavar="none|zipf:S|rotating", help="Repeatable; by default none, zipf:0.6, 1.0, 1.2, rotating."
 )
@@ -172,7 +183,10 @@ def _in_lab(
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
 @click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
 def moe(
+    shape: str | None,
     gpus: int,
+    rails: int,
+    rate: str,
     skews: tuple[str, ...],
     computes: tuple[float, ...],
     tokens: int,
@@ -190,7 +204,10 @@ def moe(
     options = LayerOptions(
         skews or ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating"), computes or (0.5, 1.0, 2.0), tokens, width, iterations
     )
-    run_layers(gpus, options, systems, repeat, json_file, report)
+    if shape and gpus:
+        raise click.UsageError("--lab takes the GPUs that CUDA_VISIBLE_DEVICES names: no --gpus N")
+    spec = _gpu_lab(shape, rails, rate, None, None) if shape else None
+    run_layers(gpus, spec, options, systems, repeat, json_file, report)
 
 
 @command.command()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import click
 from railweave.bench import result
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus import beside, compare
-from railweave.bench.gpus.result import Exchange, Layer, Run
+from railweave.bench.gpus.rails import on_rails
+from railweave.bench.gpus.result import Beside, Exchange, Layer, Run
 from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems
 from railweave.bench.gpus.table import tables
 from railweave.cli.bench import BenchProgress, chosen
@@ -61,9 +64,10 @@ def run_exchanges(
     ):
         progress.step("starting the probe")
         probe.ready()
-        exchanges = compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step)
-        found = _run(date, all_of_them, gpus, dataclasses.asdict(effort), exchanges, [])
-    _finish(found, json_file, report)
+        found = _run(date, all_of_them, gpus, dataclasses.asdict(effort))
+        for results in compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step):
+            _keep(found, json_file, exchanges=results)
+    _finish(found, report)
 
 
 DEFAULT_RAIL_MATRICES = ("hot-pair:256MiB", "bidir-pair:256MiB", "incast:64MiB", "hot-pair:256MiB:2MiB", "balanced:16MiB")
@@ -73,23 +77,28 @@ def run_on_rails(
     spec: LabSpec, matrices: tuple[str, ...], names: str, other_nccl: Path | None, rounds: int, json_file: Path | None, report: Path | None
 ) -> None:
     """`bench alltoallv --lab --gpus`: the same shaped rails for all systems."""
-    from railweave.bench.gpus.rails import on_rails
-
     gpus = _gpus(0)
     cases = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_RAIL_MATRICES]
     effort = compare.Effort(rounds)
     date = result.now()
     running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
-    steps = 3 + len(running) * len(cases) * (1 + rounds) + len(cases)
+    steps = 4 + len(running) * len(cases) * (1 + rounds) + len(cases)
     with (
         BenchProgress(steps) as progress,
-        on_rails(spec, gpus, systems(["nccl"], None)[0], progress.step) as rails,
+        start_probe(gpus) as probe,
+        on_rails(spec, gpus, systems(["nccl"], None)[0], probe, progress.step) as rails,
         compare.Systems(running, rails.place, progress.step) as all_of_them,
     ):
-        exchanges = compare.exchange(all_of_them, rails.bound, cases, effort, progress.step)
-        settings = {**dataclasses.asdict(effort), "nodes": spec.nodes, "rails": spec.rails, "rate_bps": spec.rate}
-        found = _run(date, all_of_them, min(gpus, spec.world), settings, exchanges, [])
-    _finish(found, json_file, report)
+        progress.step("starting the probe")
+        probe.ready()
+        found = _run(date, all_of_them, min(gpus, spec.world), {**dataclasses.asdict(effort), **_rails(spec)})
+        for results in compare.exchange(all_of_them, rails.bound, cases, effort, progress.step):
+            _keep(found, json_file, exchanges=results)
+    _finish(found, report)
+
+
+def _rails(spec: LabSpec) -> dict[str, int]:
+    return {"nodes": spec.nodes, "rails": spec.rails, "rate_bps": spec.rate}
 
 
 DEFAULT_BESIDE_MATRICES = ("hot-pair:64MiB:4MiB", "balanced:64MiB")
@@ -107,26 +116,44 @@ def run_beside(
         BenchProgress(1 + len(running) * len(cases) * len(works) * (1 + rounds)) as progress,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
     ):
-        found = beside.beside(all_of_them, works, cases, rounds, progress.step)
-        run = _run(date, all_of_them, gpus, {"rounds": rounds}, [], [])
-    _finish(dataclasses.replace(run, beside=found), json_file, None)
+        found = _run(date, all_of_them, gpus, {"rounds": rounds})
+        for results in beside.beside(all_of_them, works, cases, rounds, progress.step):
+            _keep(found, json_file, beside=results)
+    _finish(found, None)
 
 
-def run_layers(gpus: int, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None) -> None:
-    """`bench moe`."""
+def run_layers(
+    gpus: int, spec: LabSpec | None, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None
+) -> None:
+    """`bench moe`, on this machine's GPUs, or on a lab's shaped rails."""
     gpus = _gpus(gpus)
+    world = spec.world if spec else gpus
     cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
     for skew in options.skews:
-        compare.schedule(skew, gpus, options.tokens, 1)  # refuses what it does not know before anything starts
+        compare.schedule(skew, world, options.tokens, 1)  # refuses what it does not know before anything starts
     date = result.now()
     running = systems(chosen(names, SYSTEMS, "system"), None)
-    steps = 2 + len(running) * len(cases) * (1 + rounds)
+    steps = (4 if spec else 2) + len(running) * len(cases) * (1 + rounds)
     effort = compare.Effort(rounds)
-    with BenchProgress(steps) as progress, compare.Systems(running, Place(gpus), progress.step) as all_of_them:
-        layers = compare.layers(all_of_them, gpus, options.tokens, options.width, cases, effort, options.iterations, progress.step)
+    with (
+        BenchProgress(steps) as progress,
+        _place(spec, gpus, progress) as place,
+        compare.Systems(running, place, progress.step) as all_of_them,
+    ):
         settings = {"rounds": rounds, "iterations": options.iterations, "tokens": options.tokens, "width": options.width}
-        found = _run(date, all_of_them, gpus, settings, [], layers)
-    _finish(found, json_file, report)
+        found = _run(date, all_of_them, min(gpus, world), {**settings, **(_rails(spec) if spec else {})})
+        for results in compare.layers(all_of_them, world, options.tokens, options.width, cases, effort, options.iterations, progress.step):
+            _keep(found, json_file, layers=results)
+    _finish(found, report)
+
+
+@contextlib.contextmanager
+def _place(spec: LabSpec | None, gpus: int, progress: BenchProgress) -> Iterator[Place]:
+    if spec is None:
+        yield Place(gpus)
+        return
+    with on_rails(spec, gpus, systems(["nccl"], None)[0], None, progress.step) as rails:
+        yield rails.place
 
 
 def _gpus(wanted: int) -> int:
@@ -141,18 +168,32 @@ def _gpus(wanted: int) -> int:
     return wanted or int(found)
 
 
-def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any], exchanges: list[Exchange], layers: list[Layer]) -> Run:
+def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any]) -> Run:
+    """A run that has measured nothing yet."""
     machine = {**result.machine(), "gpu": running.gpu()}
     versions = {**result.versions(peers=False), **running.versions()}
-    return Run(date, result.command_line(), machine, versions, gpus, settings, exchanges, layers)
+    return Run(date, result.command_line(), machine, versions, gpus, settings, [], [])
 
 
-def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:
+def _keep(
+    run: Run,
+    json_file: Path | None,
+    exchanges: Sequence[Exchange] = (),
+    layers: Sequence[Layer] = (),
+    beside: Sequence[Beside] = (),
+) -> None:
+    """Adds results and writes the file: a run that is ended early has left what it measured."""
+    run.exchanges.extend(exchanges)
+    run.layers.extend(layers)
+    run.beside.extend(beside)
+    if json_file:
+        write_whole(json_file, json.dumps(run.to_json(), indent=1) + "\n")
+
+
+def _finish(found: Run, report: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    if json_file:
-        write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if report:
         from railweave.report.gpus import page
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from railweave.bench.errors import BenchError
@@ -12,16 +12,18 @@ from railweave.bench.gpus.result import Beside
 from railweave.bench.gpus.session import Processes
 from railweave.matrix import Matrix
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 60.0  # the longest measurement takes seconds; what hangs should not use up the machine
 _WORK_S = 0.02  # a measurement is so long, so that its ends do not matter
 _ATTEMPTS = 8
 
 
 def beside(
     systems: Systems, works: Sequence[str], cases: Sequence[tuple[str, Matrix]], rounds: int, step: Callable[[str], None]
-) -> list[Beside]:
-    """Each kind of work beside each matrix under each system."""
-    return [each for work in works for name, matrix in cases for each in _one(systems, work, name, rows_of(matrix), rounds, step)]
+) -> Iterator[list[Beside]]:
+    """Each kind of work beside each matrix under each system, as soon as it is measured."""
+    for work in works:
+        for name, matrix in cases:
+            yield _one(systems, work, name, rows_of(matrix), rounds, step)
 
 
 def _one(systems: Systems, work: str, name: str, matrix: Matrix, rounds: int, step: Callable[[str], None]) -> list[Beside]:

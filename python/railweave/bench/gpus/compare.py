@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from railweave.bench.gpus.session import Place, Processes, System, check_served,
 from railweave.errors import DemandError
 from railweave.matrix import Matrix
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 60.0  # the longest measurement takes seconds; what hangs should not use up the machine
 _ROW = 512  # bytes: real exchanges move rows of a few KiB; entries of a matrix are made multiples of this
 _PROBE_CTAS = (16, 64)  # as many as NCCL's kernel has, and more than any GPU needs to fill its links
 _PROBE_CALLS, _PROBE_ROUNDS = 20, 5
@@ -105,9 +105,10 @@ Bound = Callable[[Matrix], float]  # seconds
 
 def exchange(
     systems: Systems, bound_of: Bound, cases: Sequence[tuple[str, Matrix]], effort: Effort, step: Callable[[str], None]
-) -> list[Exchange]:
-    """Every matrix under every system."""
-    return [result for name, matrix in cases for result in _exchange_one(systems, bound_of, name, rows_of(matrix), effort, step)]
+) -> Iterator[list[Exchange]]:
+    """Every matrix under every system; the results of a matrix as soon as they are there."""
+    for name, matrix in cases:
+        yield _exchange_one(systems, bound_of, name, rows_of(matrix), effort, step)
 
 
 def _exchange_one(
@@ -121,6 +122,7 @@ def _exchange_one(
     host: dict[str, list[float]] = {system: [] for system in systems.running}
     single: dict[str, list[float]] = {system: [] for system in systems.running}
     floor: dict[str, list[float]] = {system: [] for system in systems.running}
+    busy: dict[str, list[float]] = {system: [] for system in systems.running}
     kernels: dict[str, list[Kernel]] = {}
     step(f"{name}, bound")
     bound = bound_of(matrix)
@@ -138,6 +140,7 @@ def _exchange_one(
             answers = _queued(ranks, calls)
             times[ranks.name].append(max(each["seconds"] for each in answers))
             host[ranks.name].append(max(each["host_seconds"] for each in answers))
+            busy[ranks.name].append(max(each["busy_cores"] for each in answers))
             for nothing, kept in ((False, single), (True, floor)):
                 # The first calls find the processors asleep and caches cold.
                 cold, warm = (_affordable(count, bound) for count in (_COLD_CALLS, effort.single_calls))
@@ -146,7 +149,7 @@ def _exchange_one(
     for ranks in systems.running.values():
         _note_wrong(wrong, ranks)
     return [
-        Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s])
+        Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s], busy[s])
         for s in systems.running
     ]
 
@@ -252,8 +255,8 @@ def layers(
     effort: Effort,
     iterations: int,
     step: Callable[[str], None],
-) -> list[Layer]:
-    """Every layer under every system. The first system, NCCL, says how large experts are."""
+) -> Iterator[list[Layer]]:
+    """Every layer under every system, as soon as it is measured. The first system, NCCL, says how large experts are."""
     reference = next(iter(systems.running.values()))
     step("calibrating")
     even = schedule("none", gpus, tokens, 1)
@@ -261,12 +264,10 @@ def layers(
     reference.ask(_TIMEOUT_S, "moe_calibrate", calls=_CALIBRATION_CALLS)
     answers = reference.ask(_TIMEOUT_S, "moe_calibrate", calls=_CALIBRATION_CALLS)
     dispatch, expert = (max(each[key] for each in answers) for key in ("dispatch_seconds", "expert_seconds"))
-    result = []
     for case in cases:
         hidden = max(128, round(width * case.compute * dispatch / expert / 128) * 128)
         plan = schedule(case.skew, gpus, tokens, max(iterations, gpus))
-        result += _layer(systems, tokens, width, hidden, plan, case, effort, iterations, step)
-    return result
+        yield _layer(systems, tokens, width, hidden, plan, case, effort, iterations, step)
 
 
 def _layer(

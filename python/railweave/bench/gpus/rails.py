@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from railweave.bench.alltoallv import lower_bound
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.compare import Bound
-from railweave.bench.gpus.session import Place, System, start
+from railweave.bench.gpus.compare import Bound, measure_bound
+from railweave.bench.gpus.session import Place, Processes, System, start
 from railweave.lab import Lab, LabSpec
 from railweave.lab.fabric import of_lab
+from railweave.matrix import Matrix
 
 # NCCL calls two GPUs one switch apart when their paths meet below the CPU. Bus numbers of a domain that no machine has.
 _SWITCH = {
@@ -66,20 +68,38 @@ def aligned(dump: str, rails: Sequence[str]) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
+def near_and_far(matrix: Matrix, spec: LabSpec, gpus: int) -> tuple[Matrix, Matrix]:
+    """What stays inside nodes, by GPUs of this machine, and what goes over the rails, by ranks."""
+    ranks = np.arange(spec.world)
+    inside = ranks[:, None] // spec.gpus == ranks[None, :] // spec.gpus
+    near = np.zeros((gpus, gpus), dtype=np.uint64)
+    np.add.at(near, (ranks[:, None] % gpus, ranks[None, :] % gpus), np.where(inside, matrix, np.uint64(0)))
+    return near, np.where(inside, np.uint64(0), matrix)
+
+
 @dataclasses.dataclass(frozen=True)
 class RailsRun:
-    """Where ranks run, and what no routing on those rails can beat."""
+    """Where ranks run, and what no routing there can beat."""
 
     place: Place
     bound: Bound
 
 
 @contextlib.contextmanager
-def on_rails(spec: LabSpec, gpus: int, bare: System, step: Callable[[str], None]) -> Iterator[RailsRun]:
-    """A lab with GPUs. `bare` is NCCL alone, which writes what it sees of a node before the topology is made from it."""
+def on_rails(spec: LabSpec, gpus: int, bare: System, probe: Processes | None, step: Callable[[str], None]) -> Iterator[RailsRun]:
+    """A lab with GPUs. `bare` is NCCL alone, which writes what it sees of a node before the topology is made from it.
+
+    The bound is the slower one of the planner's, for what goes over the shaped rails, and of the probe's, for what stays inside nodes;
+    without a probe only the former.
+    """
     available = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")[:gpus]
     visible = visible_gpus(spec, available)
     fabric = of_lab(spec)
+
+    def bound(matrix: Matrix) -> float:
+        near, far = near_and_far(matrix, spec, len(available))
+        return max(lower_bound(fabric, far) if far.any() else 0.0, measure_bound(probe, near) if probe and near.any() else 0.0)
+
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
         step("building the lab")
@@ -102,7 +122,7 @@ def on_rails(spec: LabSpec, gpus: int, bare: System, step: Callable[[str], None]
                 raise BenchError("NCCL wrote no topology (NCCL_TOPO_DUMP_FILE); NCCL_DEBUG=INFO says what it did")
             file.write_text(aligned(dump.read_text(), rails))
         served = {"RAILWEAVE_GPU_NODES": str(spec.nodes)}
-        yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node]), **served}), functools.partial(lower_bound, fabric))
+        yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node]), **served}), bound)
 
 
-__all__ = ["RailsRun", "aligned", "on_rails", "visible_gpus"]
+__all__ = ["RailsRun", "aligned", "near_and_far", "on_rails", "visible_gpus"]

@@ -60,6 +60,7 @@ class Exchange(Timed):
     bound_seconds: float  # the fastest that the probe saw in the same run
     wrong: str | None
     kernels: list[Kernel]
+    busy_cores: list[float] = dataclasses.field(default_factory=list)  # of a rank's threads beside the one that queues, by round
 
     @property
     def gbps(self) -> float:
@@ -84,8 +85,9 @@ class Exchange(Timed):
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Exchange:
         """The inverse of `to_json`."""
-        kept = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name != "kernels"}
-        return cls(**kept, kernels=[Kernel(**kernel) for kernel in value["kernels"]])
+        kept = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name not in ("kernels", "busy_cores")}
+        kernels = [Kernel(**kernel) for kernel in value["kernels"]]
+        return cls(**kept, kernels=kernels, busy_cores=value.get("busy_cores", []))
 
 
 @dataclasses.dataclass(frozen=True)

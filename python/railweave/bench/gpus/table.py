@@ -35,19 +35,20 @@ def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
 
 
 def call_rows(run: Run) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: single calls that are waited for, beside the floor, and what a call takes the host."""
-    head = ["matrix", "system", "call p50 us", "p99 us", "floor p50 us", "p99 us", "host us", "gain p50", "gain p99"]
+    """Head and rows: single calls that are waited for, beside the floor, what a call takes the host, and what its threads take."""
+    head = ["matrix", "system", "call p50 us", "p99 us", "floor p50 us", "p99 us", "host us", "busy cores", "gain p50", "gain p99"]
     rows = []
     for matrix in run.matrices():
         rival = run.find(matrix, run.systems()[0])
         for number, system in enumerate(run.systems()):
             each = run.find(matrix, system)
-            own, theirs = _quantiles(each.call_seconds), _quantiles(rival.call_seconds)
+            own, theirs = quantiles(each.call_seconds), quantiles(rival.call_seconds)
             rows.append(
                 [
                     matrix if number == 0 else "",
                     system,
-                    *map(_microseconds, (*own, *_quantiles(each.floor_seconds), statistics.median(each.host_seconds))),
+                    *map(_microseconds, (*own, *quantiles(each.floor_seconds), statistics.median(each.host_seconds))),
+                    f"{statistics.median(each.busy_cores):.2f}" if each.busy_cores else "",
                     *("" if system == rival.system else f"{a / b:.2f}" for a, b in zip(theirs, own, strict=True)),
                 ]
             )
@@ -112,7 +113,8 @@ def slowest_gain(run: Run, system: str) -> tuple[str, Ratio]:
     return least, gains[least]
 
 
-def _quantiles(times: Sequence[float]) -> tuple[float, float]:
+def quantiles(times: Sequence[float]) -> tuple[float, float]:
+    """p50 and p99."""
     ordered = sorted(times)
     return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
 
@@ -125,4 +127,4 @@ def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
 
 
-__all__ = ["beside_rows", "call_rows", "exchange_rows", "layer_rows", "markdown", "slowest_gain", "tables"]
+__all__ = ["beside_rows", "call_rows", "exchange_rows", "layer_rows", "markdown", "quantiles", "slowest_gain", "tables"]

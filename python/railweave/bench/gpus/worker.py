@@ -3,7 +3,8 @@
 Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RANK, LOCAL_RANK and WORLD_SIZE. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]], "repetition": r}   fill what is sent                        → {"ready": true}
     {"do": "check"}                                           exchange and compare every byte          → {"wrong": null or [source, place]}
-    {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds", "held"}
+    {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds", "held",
+                                                                                                          "busy_cores"}
     {"do": "single", "calls": n, "nothing": false}            one call after another, each waited for  → {"seconds": [of each call]}
     {"do": "beside", "work": "gemm", "pieces": n, "exchanges": m}
                                                               other work while exchanges run           → {"seconds", "covered", "held"}
@@ -50,6 +51,11 @@ def _signed(word: int) -> int:
 def words(count: int, first: int) -> Any:
     """The pattern's words on this GPU (railweave.bench.pattern)."""
     return torch.arange(count, dtype=torch.int64, device="cuda") * _G + _signed(first)
+
+
+def _cpu_of_other_threads() -> float:
+    """Seconds that threads of this process other than this one have run: NCCL's, CUDA's, PyTorch's, Railweave's."""
+    return time.process_time() - time.thread_time()
 
 
 class OtherWork:
@@ -113,13 +119,15 @@ class Worker:
     def queued(self, calls: int) -> dict[str, Any]:
         """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks start together.
 
-        `held`: the last call was queued before the first one began, so the time is the device's alone.
+        `held`: the last call was queued before the first one began, so the time is the device's alone. `busy_cores`: what the process's
+        other threads took of the processors meanwhile, from the first call's queueing to the last one's end.
         """
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         torch.cuda._sleep(int((_SLEEP_FACTOR * calls * self._host_seconds + _SLEEP_S) * _SLEEP_HZ))
         dist.all_reduce(self._tick)
         start.record()
+        others = -_cpu_of_other_threads()
         begin = time.perf_counter()
         for _ in range(calls):
             self._exchange()
@@ -127,7 +135,8 @@ class Worker:
         stop.record()
         held = not start.query()
         stop.synchronize()
-        return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds, "held": held}
+        busy = (others + _cpu_of_other_threads()) / (time.perf_counter() - begin)
+        return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds, "held": held, "busy_cores": busy}
 
     def single(self, calls: int, nothing: bool) -> dict[str, Any]:
         """Time of a call as a program that waits for it sees it; `nothing`: the same call with 0 bytes for everybody, the floor."""

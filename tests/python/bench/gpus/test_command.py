@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from railweave.bench.errors import BenchError
+from railweave.bench.gpus.result import Exchange, Kernel, Run
+from railweave.cli import bench_gpus
 from railweave.cli.bench import command
 
 
@@ -41,6 +46,49 @@ def test_what_cannot_be_measured_is_refused() -> None:
     assert "1 of 2 GPUs that PyTorch sees" in refused("moe", "--gpus", "1")
     assert "no system 'ucx'" in refused("alltoallv", "--gpus", "--systems", "ucx")
     assert "skew 'steep': expected none, zipf:S or rotating" in refused("moe", "--skew", "steep")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_layer_runs_on_this_machines_gpus_or_in_a_lab() -> None:
+    assert "--lab takes the GPUs that CUDA_VISIBLE_DEVICES names: no --gpus N" in refused("moe", "--lab", "2x2", "--gpus", "2")
+    assert "skew 'steep'" in refused("moe", "--lab", "2x2", "--skew", "steep")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Nothing:
+        running: tuple[()] = ()
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def __enter__(self) -> Nothing:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ready(self) -> None:
+            pass
+
+        def gpu(self) -> str:
+            return "A GPU"
+
+        def versions(self) -> dict[str, str]:
+            return {}
+
+    def measures_two_and_hangs(*_: Any) -> Iterator[list[Exchange]]:
+        for matrix in ("hot-pair:1MiB", "balanced:1MiB"):
+            yield [Exchange("nccl", matrix, 8, 8, [1e-3], [1e-5], [1e-3], [1e-5], 1e-4, None, [Kernel("nccl", 9, 512)], [0.1])]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_gpus, "start_probe", lambda _: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(bench_gpus.compare, "Systems", Nothing)
+    monkeypatch.setattr(bench_gpus.compare, "exchange", measures_two_and_hangs)
+    path = tmp_path / "run.json"
+    done = CliRunner().invoke(command, ["alltoallv", "--gpus", "--systems", "nccl", "--json", str(path)])
+    assert done.exit_code != 0
+    assert Run.load(path).matrices() == ["hot-pair:1MiB", "balanced:1MiB"]
 
 
 def test_the_page_of_an_earlier_run_is_made_by_what_the_file_is(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Ranks:
         if do == "queued":
             self.late -= 1
             times = [self.seconds, self.seconds + 1e-6]
-            return [{"seconds": each, "host_seconds": 2e-5, "held": self.late < 0} for each in times]
+            return [{"seconds": each, "host_seconds": 2e-5, "held": self.late < 0, "busy_cores": 0.5} for each in times]
         if do == "single":
             return [{"seconds": [5e-5 + rank * 1e-6] * command["calls"]} for rank in range(2)]
         if do == "check":
@@ -46,7 +46,8 @@ def measure(matrix: Any, *ranks: Ranks, rounds: int = 3) -> Any:
     systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
     probe: Any = Ranks("probe", 0, 1, [])
     bound_of = functools.partial(measure_bound, probe)
-    return exchange(systems, bound_of, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, 4), lambda _: None)
+    (results,) = exchange(systems, bound_of, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, 4), lambda _: None)
+    return results
 
 
 def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
@@ -57,6 +58,7 @@ def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
     assert (first.ctas, first.kernels[0].name) == (17, "void a::kernel<4>"), "the rank with the most CTAs, without arguments"
     assert (first.bytes, first.busiest_bytes) == (10_240, 10_240)
     assert first.call_seconds == [pytest.approx(5.1e-5)] * 12
+    assert first.busy_cores == [0.5] * 3
     assert first.bound_seconds == 8e-5, "the fastest way of the probe"
 
 
@@ -103,7 +105,7 @@ def test_other_work_is_measured_alone_and_while_exchanges_outlast_it() -> None:
     order: list[str] = []
     systems = Systems([], Place(2), lambda _: None)
     systems.running = {name: Beside(name, 1e-3, 16, order) for name in ("a", "b")}  # type: ignore[misc]
-    found = beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 2, lambda _: None)
+    (found,) = beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 2, lambda _: None)
     assert [(each.system, each.work, each.matrix) for each in found] == [("a", "gemm", "m"), ("b", "gemm", "m")]
     assert found[0].alone_seconds == [pytest.approx(1.1e-3)] * 2, "the slowest rank counts"
     assert found[0].slowed == pytest.approx(1.5)
@@ -123,7 +125,7 @@ def test_exchanges_that_never_outlast_the_work_are_an_error() -> None:
     endless.needed = 10**9
     systems.running = {"a": endless}  # type: ignore[misc]
     with pytest.raises(BenchError, match="a: 4096 exchanges end before 19 pieces of gemm beside them"):
-        beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 1, lambda _: None)
+        list(beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 1, lambda _: None))
 
 
 class Layers(Ranks):
@@ -147,7 +149,7 @@ def test_layers_are_as_wide_as_the_rival_says_and_measured_in_turns() -> None:
     order: list[str] = []
     systems = Systems([], Place(2), lambda _: None)
     systems.running = {"a": Layers("a", 2e-3, 17, order), "b": Layers("b", 1e-3, 16, order)}  # type: ignore[dict-item]
-    found = layers(systems, 2, 64, 1024, [LayerCase("zipf:1.0", 0.5)], Effort(3), 4, lambda _: None)
+    (found,) = layers(systems, 2, 64, 1024, [LayerCase("zipf:1.0", 0.5)], Effort(3), 4, lambda _: None)
     assert [(each.system, each.hidden, each.skew) for each in found] == [("a", 256, "zipf:1.0"), ("b", 256, "zipf:1.0")]
     assert found[1].seconds == [pytest.approx(1.1e-3)] * 3, "the slowest rank counts"
     assert (found[0].busy_seconds, found[0].exchange_seconds) == (pytest.approx(1.1e-3), pytest.approx(5.5e-4))

@@ -77,6 +77,15 @@ def test_each_gpu_has_its_rails_beside_it(gpus: int, nets: int, tmp_path: Path) 
     assert (kinds.count(VertexKind.gpu), kinds.count(VertexKind.nic)) == (gpus, nets), "and Railweave reads it as NCCL does"
 
 
+def test_what_stays_inside_nodes_is_told_from_what_goes_over_rails() -> None:
+    matrix = np.arange(16, dtype=np.uint64).reshape(4, 4)
+    near, far = rails.near_and_far(matrix, LabSpec(2, 2), 4)
+    assert near.tolist() == [[0, 1, 0, 0], [4, 5, 0, 0], [0, 0, 10, 11], [0, 0, 14, 15]]
+    assert (near + far).tolist() == matrix.tolist()
+    shared, _ = rails.near_and_far(matrix, LabSpec(2, 2), 2)
+    assert shared.tolist() == [[10, 12], [18, 20]], "both nodes on the same two GPUs"
+
+
 def test_a_topology_without_the_rails_is_refused() -> None:
     with pytest.raises(BenchError, match="2 GPUs and the networks rail0, rail1; expected rail0, rail1, rail2, rail3"):
         rails.aligned(dump(2, 2), ["rail0", "rail1", "rail2", "rail3"])
@@ -135,7 +144,9 @@ def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: 
     monkeypatch.setattr(rails, "start", writes_dumps)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     spec = LabSpec(2, 2, rate=40_000_000, isolation="node")
-    with rails.on_rails(spec, 4, System("nccl", {}), lambda _: None) as run:
+    monkeypatch.setattr(rails, "measure_bound", lambda probe, matrix: float(matrix.sum()) / 4e8)
+    probe: Any = "a probe"
+    with rails.on_rails(spec, 4, System("nccl", {}), probe, lambda _: None) as run:
         assert [each["CUDA_VISIBLE_DEVICES"] for each in run.place.environments] == ["0,1", "0,1", "2,3", "2,3"]
         for each in run.place.environments:
             assert "rail1" in Path(each["NCCL_TOPO_FILE"]).read_text()
@@ -143,3 +154,7 @@ def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: 
         matrix = np.zeros((4, 4), dtype=np.uint64)
         matrix[0, 2] = 1_000_000
         assert run.bound(matrix) == pytest.approx(0.1, rel=0.02), "both rails of 5 MB/s"
+        matrix[0, 1] = 4_000_000
+        assert run.bound(matrix) == pytest.approx(0.1, rel=0.02), "inside the node it takes 10 ms meanwhile"
+        matrix[0, 1] = 80_000_000
+        assert run.bound(matrix) == pytest.approx(0.2), "which only the probe knows"

@@ -19,7 +19,7 @@ NCCL, OWN = Kernel("ncclDevKernel_SendRecv", 17, 640), Kernel("railweave::cuda::
 
 def make_exchange(system: str, matrix: str, seconds: list[float], kernel: Kernel, wrong: str | None = None) -> Exchange:
     calls = [each + 30e-6 for each in seconds]
-    return Exchange(system, matrix, 68 << 20, 64 << 20, seconds, [4e-5] * 3, calls, [3e-5] * 3, 182e-6, wrong, [kernel])
+    return Exchange(system, matrix, 68 << 20, 64 << 20, seconds, [4e-5] * 3, calls, [3e-5] * 3, 182e-6, wrong, [kernel], [0.25] * 3)
 
 
 def make_run(own: Kernel = OWN, wrong: str | None = None, digest: int = 7, layers: bool = True) -> Run:
@@ -82,6 +82,16 @@ def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
         Run.load(path)
 
 
+def test_a_run_from_before_threads_were_watched_is_read(tmp_path: Path) -> None:
+    value = make_run().to_json()
+    for each in value["exchanges"]:
+        del each["busy_cores"]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(value))
+    assert Run.load(path).exchanges[0].busy_cores == []
+    assert tables(Run.load(path))[1][2][0][7] == ""
+
+
 def test_a_good_run_has_no_problems() -> None:
     assert make_run().problems() == []
 
@@ -106,6 +116,8 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     row = dict(zip(head, rows[1], strict=True))
     assert (row["system"], row["gain"], row["of bound"], row["CTAs"]) == ("railweave", "1.12×", "0.94", "16")
     assert rows[0][head.index("gain")] == ""
+    calls = found["single calls, each waited for"]
+    assert dict(zip(calls[0], calls[1][1], strict=True))["busy cores"] == "0.25"
     layers = found["mixture-of-experts layer, forward and backward"][1]
     assert layers[1][-1] == "equal"
     assert (layers[0][5:7], layers[1][5:7]) == (["", ""], ["1200", "400.0"]), "of a run that has no trace, and of one that has"
