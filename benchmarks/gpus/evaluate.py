@@ -1,205 +1,248 @@
-"""The evaluation on GPUs: correctness, exchanges and layers, in sections of at most 8 minutes that need not run at one time.
+"""The evaluation on GPUs: correctness, exchanges and layers, on NVLink and on shaped rails; it goes on where it stopped.
 
-    python benchmarks/gpus/evaluate.py OUT [--gpus N] [--nccl FILE] [--limit SECONDS] [SECTION ...]
+    python benchmarks/gpus/evaluate.py OUT [--gpus N] [--nccl FILE] [--exchange FILE] [--limit SECONDS] [NAME ...]
     python benchmarks/gpus/evaluate.py OUT --tables        # OUT/results.md from what is there
 
-What OUT has already is not run again.
-
-Run by the Python that has PyTorch and Railweave. Each section leaves OUT/SECTION.json, and OUT/SECTION.html where there is something to
-see. With --limit no section begins that is not expected to end in time.
+Run by the Python that has PyTorch and Railweave; labs need root. What OUT has is not run again; what failed, or took too long, is tried
+once in each call, and the rest goes on without it. A command of `railweave bench` measures all that is missing of a group of sections,
+writes each result when it has it, and is ended after 8 minutes, or when --limit is used up: nothing that was measured is lost. All programs
+that it starts end with it. OUT/results.md begins with a line for each aim of the project.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import functools
-import json
+import importlib.util
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from railweave.bench.gpus.compare import rows_of
-from railweave.bench.gpus.result import Run, ratio
+import aims
+from sections import CHECKS, LATE_CHECKS, Check, Group, Section, argument_of, groups, sections
+
+from railweave.bench.gpus.result import Run
 from railweave.bench.gpus.table import markdown, tables
-from railweave.matrix import load
 from railweave.nccl import library
 
 _ROOT = Path(__file__).parents[2]
-_SECTION_LIMIT_S = 480
-
-_SIZES = (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB"))
-_SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "16KiB"), ("1MiB", "64KiB"), ("2MiB", "128KiB"))
-_SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A part of the evaluation; seconds as it took 2 GPUs."""
-
-    name: str
-    title: str
-    seconds: int
-    matrices: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
+_COMMAND_LIMIT_S = 480.0
+_LEAST_S = 45.0  # to start PyTorch on all ranks and measure something
+_GOODBYE_S = 20.0  # for a program that was asked to end
+_FAILURES = 3  # of a group in one call
 
 
-_LARGE = ("16MiB", "64MiB", "256MiB")
+class Evaluation:
+    """What is there, what is missing, and how much time is left."""
 
-SECTIONS = (
-    Section("check", "Correctness", 150),
-    Section("hot", "A hot pair with 1/16 of it between all others", 40, tuple(f"hot-pair:{size}:{rest}" for size, rest in _SIZES)),
-    Section("pair", "One pair alone", 45, tuple(f"hot-pair:{size}" for size in ("4MiB", *_LARGE, "1GiB"))),
-    Section("balanced", "Balanced", 40, tuple(f"balanced:{size}" for size, _ in _SIZES)),
-    Section("both-ways", "A pair both ways", 40, tuple(f"bidir-pair:{size}" for size in _LARGE)),
-    Section("fans", "Incast, outcast", 60, tuple(f"{name}:{size}" for name in ("incast", "outcast") for size in _LARGE)),
-    Section(
-        "skewed", "Zipf, rotating hotspot", 60, (*(f"zipf:{size}:1.0" for size in _LARGE), *(f"rotating-hotspot:{size}" for size in _LARGE))
-    ),
-    Section("gates", "What gates send", 50, (*(f"moe:8192:4096:64:8:{s}" for s in ("0.6", "1.0", "1.2")), "trace:noaux:5:5:8192")),
-    Section("small-pair", "Small messages, one pair", 60, tuple(f"hot-pair:{size}" for size in _SMALL)),
-    Section("small-hot", "Small messages, a hot pair with 1/16 back", 60, tuple(f"hot-pair:{size}:{rest}" for size, rest in _SMALL_HOT)),
-    Section("small-balanced", "Small messages, balanced", 60, tuple(f"balanced:{size}" for size in _SMALL)),
-    Section(
-        "tuned",
-        "NCCL with more channels for messages",
-        45,
-        ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB"),
-        ("--systems", "nccl,nccl-tuned,railweave"),
-    ),
-    Section("moe", "A mixture-of-experts layer", 150),
-    Section("beside", "Other work beside exchanges", 60),
-    # Needs root; ranks of two nodes, which share no GPU.
-    Section(
-        "rails",
-        "Two nodes on four rails of 8 Gbit/s",
-        240,
-        arguments=("--rails", "4", "--rate", "8gbit", "--systems", "nccl,nccl-tuned,railweave"),
-    ),
-)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.out: Path = options.out
+        self.gpus: int = options.gpus
+        self.options = options
+        self.groups = groups(self.gpus)
+        self.sections = sections(self.gpus)
+        self._end = time.monotonic() + options.limit
+
+    def left(self) -> float:
+        """Seconds of a command that begins now."""
+        return min(_COMMAND_LIMIT_S, self._end - time.monotonic())
+
+    def runs(self, group: str) -> list[Run]:
+        """All that was measured of a group, in the order of time."""
+        return [Run.load(path) for path in sorted((self.out / "parts").glob(f"{group}.*.json"))]
+
+    def missing(self, group: Group, wanted: Sequence[str]) -> list[str]:
+        """Cases without all of their results."""
+        cases = dict.fromkeys(
+            case for section in self.sections if section.group == group.name and section.name in wanted for case in section.cases
+        )
+        runs = self.runs(group.name)
+        return [case for case in cases if len({key for run in runs for key in _keys(run, case)}) < group.needs]
+
+    # --- Running
+
+    def run(self, wanted: Sequence[str]) -> bool:
+        """Everything that is wanted and missing. False when something failed."""
+        good = True
+        for check in CHECKS:
+            good = self._check(check, wanted) and good
+        for name in dict.fromkeys(section.group for section in self.sections):
+            good = self._measure(self.groups[name], wanted) and good
+        for check in LATE_CHECKS:
+            good = self._check(check, wanted) and good
+        return good
+
+    def _measure(self, group: Group, wanted: Sequence[str]) -> bool:
+        """Runs the group's command until nothing is missing but what failed in it."""
+        failed: list[str] = []
+        good = True
+        while cases := [case for case in self.missing(group, wanted) if case not in failed]:
+            if self.left() < _LEAST_S or len(failed) == _FAILURES:
+                print(f"== {group.name}: left for later: {', '.join(cases)}", flush=True)
+                break
+            part = self.out / "parts" / f"{group.name}.{len(list((self.out / 'parts').glob(f'{group.name}.*.log'))):02}"
+            status = self._program(group.name, self.command(group, cases, part), Path(f"{part}.log"), self.left())
+            good = good and status in (0, None)
+            still = [case for case in self.missing(group, wanted) if case not in failed]
+            # The first case without its results ended the command; where time did, it is one that takes too long only if it was the first.
+            if still and (status is not None or still[0] == cases[0]):
+                failed.append(still[0])
+                print(f"== {group.name}: nothing of {still[0]}", flush=True)
+        return good and not failed
+
+    def command(self, group: Group, cases: Sequence[str], part: Path) -> list[str]:
+        """Of `railweave bench`."""
+        other = self.options.nccl
+        rival = ["--nccl", str(other.resolve())] if other and group.words[0] != "moe" else []
+        words = [word for case in cases for word in (group.option, argument_of(case, group, self.out / "matrices"))]
+        return [sys.executable, "-m", "railweave", "bench", *group.words, *rival, *words, "--json", f"{part}.json"]
+
+    def _check(self, check: Check, wanted: Sequence[str]) -> bool:
+        result = self.out / f"{check.name}.txt"
+        if check.name not in wanted or result.exists():
+            return True
+        if check.needs_exchange and not self.options.exchange:
+            print(f"== {check.name}: needs --exchange", flush=True)
+            return True
+        if self.left() < check.seconds:
+            print(f"== {check.name}: left for later", flush=True)
+            return True
+        log = self.out / "parts" / f"{check.name}.log"
+        status = self._program(check.name, self.check_command(check), log, min(check.limit, self.left()))
+        if status is not None:  # one that was ended is begun again by the next call
+            shutil.copyfile(log, result)
+        return status == 0
+
+    def check_command(self, check: Check) -> list[str]:
+        """Of a program that checks."""
+        here = Path(__file__).parent
+        shim = library()
+        if check.name == "kernels":
+            own = shim.parent / "librailweave_cuda.so"
+            words = ["--exchange", str(self.options.exchange), "--railweave", str(own), "--nccl", str(_nccl_of_pytorch())]
+            limit = min(check.limit, self.left()) - 10
+            return [
+                sys.executable,
+                str(_ROOT / "benchmarks/cuda/gpu_run.py"),
+                *words,
+                "--gpus",
+                str(self.gpus),
+                "--seconds",
+                f"{limit:.0f}",
+            ]
+        if check.name == "rail-down":
+            return [sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus)]
+        name = check.name.removeprefix("check-")
+        words = [str(_ROOT / "benchmarks/nccl/check_on_gpus.py"), "--shim", str(shim), "--gpus", str(self.gpus), "--groups", "2000"]
+        if name == "mps":
+            return [sys.executable, str(here / "under_mps.py"), sys.executable, *words, "--ways", "shim", "collectives", "random_groups"]
+        return [sys.executable, *words, name]
+
+    def _program(self, name: str, command: Sequence[str], log: Path, limit: float) -> int | None:
+        """Its exit status, None where the time ended it. What it says goes to the log; its end to the terminal as well."""
+        print(f"== {name}: {limit:.0f} s at most", flush=True)
+        begin = time.monotonic()
+        with log.open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+            status = None
+            try:
+                status = process.wait(max(1.0, limit - _GOODBYE_S))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GOODBYE_S)
+            finally:
+                # Ranks die with the program that started them, labs as well.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said = log.read_text(errors="replace").splitlines()
+        print("\n".join(said[-60:]))
+        print(f"== {name}: {'ended by its limit' if status is None else f'status {status}'}, {time.monotonic() - begin:.0f} s", flush=True)
+        return status
+
+    # --- Telling
+
+    def results(self) -> str:
+        """The document."""
+        by_group = {name: self.runs(name) for name in self.groups}
+        text = f"## Aims, {self.gpus} GPUs\n\n{aims.table(by_group, self.gpus)}\n"
+        for check in (*CHECKS, *LATE_CHECKS):
+            path = self.out / f"{check.name}.txt"
+            text += f"## {check.title}\n\n" + (f"```\n{path.read_text().strip()}\n```\n\n" if path.exists() else "Not run.\n\n")
+        return text + "".join(self._section(section, by_group[section.group]) for section in self.sections)
+
+    def _section(self, section: Section, runs: Sequence[Run]) -> str:
+        head = f"## {section.title}\n\n"
+        if not section.cases:
+            return f"{head}Nothing with {self.gpus} GPUs that is not above.\n\n"
+        text, told = "", set()
+        for run in reversed(runs):  # what was measured twice counts as it was the last time
+            keys = {key for case in section.cases for key in _keys(run, case)} - told
+            told |= keys
+            if keys:
+                text = _part(run, keys) + text
+        untold = [case for case in section.cases if not any(_keys(run, case) for run in runs)]
+        return head + text + (f"Not run: {', '.join(f'`{case}`' for case in untold)}.\n\n" if untold else "")
 
 
-@functools.cache
-def _owners(gpus: int) -> dict[str, str]:
-    """The section that measures each matrix: on few GPUs many patterns are the same, and the first one has them."""
-    found: dict[bytes, tuple[str, str]] = {}
-    for each in SECTIONS:
-        for name in () if each.name == "tuned" else each.matrices:
-            found.setdefault(rows_of(load(name, gpus)).tobytes(), (name, each.name))
-    return dict(found.values())
+Key = tuple[str, ...]
 
 
-def _matrices(section: Section, gpus: int) -> list[str]:
-    """Those of a section that no section before has."""
-    if section.name == "tuned":
-        return list(section.matrices)
-    return [name for name in section.matrices if _owners(gpus).get(name) == section.name]
+def _keys(run: Run, case: str) -> set[Key]:
+    """What a run has of a case: a matrix, layers of a share of expert compute, a kind of work."""
+    found: set[Key] = {(each.matrix,) for each in run.exchanges if each.matrix == case}
+    found |= {(str(each.compute), each.skew) for each in run.layers if f"{each.compute:g}" == case}
+    return found | {(each.work, each.matrix) for each in run.beside if each.work == case}
 
 
-def _command(section: Section, gpus: int, out: Path, other_nccl: Path | None) -> list[str]:
-    if section.name == "check":
-        script = str(_ROOT / "benchmarks/nccl/check_on_gpus.py")
-        return [
-            sys.executable,
-            script,
-            "--shim",
-            str(library()),
-            "--gpus",
-            str(gpus),
-            "--groups",
-            "3000",
-            "--json",
-            str(out / "check.json"),
-        ]
-    command = section.name if section.name in ("moe", "beside") else "alltoallv"
-    files = ["--json", str(out / f"{section.name}.json")]
-    if command != "beside":
-        files += ["--report", str(out / f"{section.name}.html")]
-    place = ["--lab", f"2x{gpus // 2}", "--gpus"] if section.name == "rails" else ["--gpus", str(gpus)]
-    rival = ["--nccl", str(other_nccl)] if other_nccl and command != "moe" else []
-    matrices = [word for name in _matrices(section, gpus) for word in ("--matrix", name)]
-    return [sys.executable, "-m", "railweave", "bench", command, *place, *section.arguments, *rival, *matrices, *files]
-
-
-def _run(section: Section, gpus: int, out: Path, other_nccl: Path | None) -> bool:
-    print(f"== {section.name}: {section.title}", flush=True)
-    begin = time.monotonic()
-    try:
-        status = subprocess.run(_command(section, gpus, out, other_nccl), timeout=_SECTION_LIMIT_S).returncode
-    except subprocess.TimeoutExpired:
-        status = -1
-    print(f"== {section.name}: {'done' if status == 0 else f'STATUS {status}'} after {time.monotonic() - begin:.0f} s", flush=True)
-    return status == 0
-
-
-def _text(section: Section, gpus: int, out: Path) -> str:
-    path = out / f"{section.name}.json"
-    if not path.exists():
-        doubles = section.matrices and not _matrices(section, gpus)
-        return f"### {section.title}\n\nNot run{f': {gpus} GPUs make them the same as those above' if doubles else ''}.\n\n"
-    if section.name == "check":
-        rows = [
-            [str(each["way"]), str(each["section"]), "right" if each["right"] else "WRONG", _facts(each)]
-            for each in json.loads(path.read_text())
-        ]
-        return f"### {section.title}\n\n" + markdown(["how", "what", "bytes", "seen"], rows) + "\n"
-    run = Run.load(path)
-    text = f"### {section.title}\n\n{run.date}, `{run.command}`, {run.gpus} × {run.machine['gpu']}, driver {run.versions['driver']}, "
-    text += f"PyTorch {run.versions['torch']}, NCCL {run.versions['nccl (nccl)']}; " + ", ".join(
-        f"{k} {v}" for k, v in run.settings.items()
+def _part(run: Run, keys: set[Key]) -> str:
+    kept = dataclasses.replace(
+        run,
+        exchanges=[each for each in run.exchanges if (each.matrix,) in keys],
+        layers=[each for each in run.layers if (str(each.compute), each.skew) in keys],
+        beside=[each for each in run.beside if (each.work, each.matrix) in keys],
     )
-    text += ".\n\n" + "".join(markdown(head, rows) + "\n" for _, head, rows in tables(run))
-    return text + "".join(f"- wrong: {problem}\n" for problem in run.problems())
+    nccl = ", ".join(f"{version} ({name[6:-1]})" for name, version in run.versions.items() if name.startswith("nccl"))
+    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in run.settings.items())
+    text = f"{run.date}, {run.gpus} × {run.machine['gpu']}, driver {run.versions['driver']}, PyTorch {run.versions['torch']}, "
+    text += f"NCCL {nccl}; {settings}.\n\n"
+    text += "".join(f"{title[0].upper()}{title[1:]}:\n\n{markdown(head, rows)}\n" for title, head, rows in tables(kept))
+    return text + "".join(f"- wrong: {problem}\n" for problem in kept.problems())
 
 
-def _facts(result: dict[str, object]) -> str:
-    hidden = {"way", "section", "right", "section_seconds"}
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result.items() if name not in hidden)
-
-
-def _summary(out: Path) -> str:
-    """Gains of all exchanges from 4 MiB on: their geometric mean, and the lowest end of an interval."""
-    gains = []
-    for section in SECTIONS:
-        path = out / f"{section.name}.json"
-        if section.name in ("check", "moe", "tuned", "beside", "rails") or section.name.startswith("small") or not path.exists():
-            continue
-        run = Run.load(path)
-        gains += [ratio(run.find(m, "nccl").seconds, run.find(m, "railweave").seconds) for m in run.matrices()]
-    if not gains:
-        return ""
-    mean = 1.0
-    for gain in gains:
-        mean *= gain.value ** (1.0 / len(gains))
-    least = min(gain.low for gain in gains)
-    return f"{len(gains)} exchanges of 4 MiB and more: geometric mean {mean:.2f}× NCCL, lowest interval from {least:.2f}×.\n\n"
+def _nccl_of_pytorch() -> Path:
+    found = importlib.util.find_spec("nvidia.nccl")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return next((path for place in places if (path := Path(place) / "lib" / "libnccl.so.2").exists()), Path("libnccl.so.2"))
 
 
 def main() -> int:
     """Runs what is missing, then writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all sections together")
+    parser.add_argument("--gpus", type=int, default=4, help="all of them are used; an even number")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all of this call")
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 of a newer release: one more rival in every exchange")
+    parser.add_argument("--exchange", type=Path, help="the program gpu_exchange (make cuda), for the section kernels")
     parser.add_argument("--tables", action="store_true", help="only write OUT/results.md")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(section.name for section in SECTIONS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="sections and checks; by default all")
     options = parser.parse_intermixed_args()
-    if unknown := set(options.sections) - {section.name for section in SECTIONS}:
-        parser.error(f"no section {', '.join(sorted(unknown))}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    end, good = time.monotonic() + options.limit, True
-    for section in SECTIONS:
-        wanted = not options.tables and (not options.sections or section.name in options.sections)
-        empty = section.matrices and not _matrices(section, options.gpus)
-        if wanted and not empty and not (options.out / f"{section.name}.json").exists():
-            if time.monotonic() + section.seconds > end:
-                print(f"== {section.name}: left for later", flush=True)
-                continue
-            good = _run(section, options.gpus, options.out, options.nccl) and good
-    text = _summary(options.out) + "".join(_text(section, options.gpus, options.out) for section in SECTIONS)
-    (options.out / "results.md").write_text(text)
+    if options.gpus < 2 or options.gpus % 2:
+        parser.error("--gpus: expected an even number, as labs have nodes of half of them")
+    evaluation = Evaluation(options)
+    known = [*(each.name for each in (*CHECKS, *LATE_CHECKS)), *(section.name for section in evaluation.sections)]
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no section or check {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    (options.out / "parts").mkdir(parents=True, exist_ok=True)
+    good = options.tables or evaluation.run(options.names or known)
+    (options.out / "results.md").write_text(evaluation.results())
     return 0 if good else 1
 
 

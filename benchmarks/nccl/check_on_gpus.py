@@ -125,6 +125,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, help="a folder for what the shim says")
+    parser.add_argument(
+        "--ways", action="append", choices=[way.name for way in WAYS], help="of running PyTorch; repeatable, by default all"
+    )
     parser.add_argument("sections", nargs="*", help="by default all")
     options = parser.parse_intermixed_args()
     results, status = [], 0
@@ -133,7 +136,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for way in WAYS:
             for section in way.sections:
-                if options.sections and section not in options.sections:
+                if (options.sections and section not in options.sections) or (options.ways and way.name not in options.ways):
                     continue
                 result, problem = _run(way, section, options, folder)
                 results.append(result)

@@ -1,65 +1,256 @@
-"""The evaluation's command lines, for each number of GPUs: all of them parse, and no section is longer than its limit."""
+"""The evaluation: its command lines for each number of GPUs, what it does when something fails, and what it tells. No GPU."""
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
+import importlib
+import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 
+from railweave.bench import result as lab_result
+from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Run
 from railweave.cli.bench import command
+from railweave.matrix import load
 
-SCRIPT = Path(__file__).parents[4] / "benchmarks/gpus/evaluate.py"
-
-
-@pytest.fixture(scope="module")
-def evaluate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evaluate", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["evaluate"] = module
-    spec.loader.exec_module(module)
-    return module
+SCRIPTS = Path(__file__).parents[4] / "benchmarks/gpus"
 
 
-def test_on_two_gpus_a_pattern_is_measured_once(evaluate: ModuleType) -> None:
-    fans = next(section for section in evaluate.SECTIONS if section.name == "fans")
-    assert evaluate._matrices(fans, 2) == [], "an incast of one is a pair"
-    assert evaluate._matrices(fans, 4) == list(fans.matrices)
+def script(name: str) -> ModuleType:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(SCRIPTS))
 
 
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-def test_every_section_is_a_command_that_parses(evaluate: ModuleType, gpus: int, tmp_path: Path) -> None:
+evaluate, sections, aims = script("evaluate"), script("sections"), script("aims")
+
+
+def evaluation(out: Path, gpus: int = 4, **options: Any) -> Any:
+    (out / "parts").mkdir(exist_ok=True)
+    return evaluate.Evaluation(argparse.Namespace(**{"out": out, "gpus": gpus, "limit": 1000.0, "nccl": None, "exchange": None, **options}))
+
+
+# --- What runs
+
+
+def test_on_two_gpus_a_pattern_is_measured_once() -> None:
+    fans = {gpus: next(each for each in sections.sections(gpus) if each.name == "fans") for gpus in (2, 4)}
+    assert fans[2].cases == (), "an incast of one is a pair"
+    assert len(fans[4].cases) == 6
+    assert sections.sections(4) == sections.sections(4)
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 6, 8])
+def test_every_group_is_a_command_that_parses_and_every_check_exists(gpus: int, tmp_path: Path) -> None:
     newest = tmp_path / "libnccl.so.2"
     newest.touch()
-    seen = set()
-    for section in evaluate.SECTIONS:
-        assert section.seconds <= evaluate._SECTION_LIMIT_S
-        words = evaluate._command(section, gpus, tmp_path, newest)
-        if section.name == "check":
-            assert subprocess.run([*words, "no-such-section"]).returncode == 0, "which runs nothing"
-            continue
+    found = evaluation(tmp_path, gpus, nccl=newest, exchange=newest)
+    assert {each.group for each in found.sections} == set(found.groups)
+    for group in found.groups.values():
+        cases = found.missing(group, [each.name for each in found.sections])
+        words = found.command(group, cases, tmp_path / "parts" / f"{group.name}.00")
         assert words[1:4] == ["-m", "railweave", "bench"]
         chosen = command.commands[words[4]]  # type: ignore[attr-defined]
         context = chosen.make_context(words[4], words[5:])
-        assert context.params["json_file"] == tmp_path / f"{section.name}.json"
-        assert context.params["gpus"] == (0 if section.name == "rails" else gpus)
         assert isinstance(context, click.Context)
-        seen.add(words[4])
-    assert seen == {"alltoallv", "moe", "beside"}
+        assert context.params["json_file"] == tmp_path / "parts" / f"{group.name}.00.json"
+        assert bool(context.params.get("shape")) == bool(group.gpus_a_node)
+        for name in context.params.get("matrices", ()):
+            assert load(name, group.ranks).shape == (group.ranks, group.ranks)
+            assert (Path(name).name if Path(name).is_file() else name) in cases, "the name that results have"
+    for check in (*evaluate.CHECKS, *evaluate.LATE_CHECKS):
+        assert Path(found.check_command(check)[1]).exists()
 
 
-def test_what_is_there_is_not_run_again_and_what_does_not_fit_is_left(
-    evaluate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
-    monkeypatch.setattr(evaluate, "_run", lambda section, *_: bool(ran.append(section.name)) or True)
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(tmp_path), "--gpus", "4", "--limit", "100"])
-    assert evaluate.main() == 0
-    assert "hot" in ran
-    assert "check" not in ran, "150 s"
-    assert "moe" not in ran, "150 s"
+@pytest.mark.parametrize("check", [*evaluate.CHECKS, *evaluate.LATE_CHECKS], ids=lambda check: str(check.name))
+def test_every_check_takes_its_arguments(check: Any, tmp_path: Path) -> None:
+    words = evaluation(tmp_path, exchange=tmp_path).check_command(check)
+    if check.name == "check-mps":
+        words = [sys.executable, *words[3:]]
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "unrecognized" not in done.stderr
+
+
+def test_matrices_of_nodes() -> None:
+    def made(name: str) -> Any:
+        return sections.own_matrix(name, 4, 2).tolist()
+
+    assert made("two-pairs-16") == [[0, 0, 16, 0], [0, 0, 0, 16], [16, 0, 0, 0], [0, 16, 0, 0]]
+    assert made("inside-pair-16") == [[0, 16, 0, 0], *[[0] * 4] * 3]
+    assert made("inside-all-to-all-16") == [[0, 16, 0, 0], [16, 0, 0, 0], [0, 0, 0, 16], [0, 0, 16, 0]]
+    mostly = sections.own_matrix("mostly-inside-20000", 8, 4)
+    assert mostly[0].tolist() == [0, 6000, 6000, 6000, 500, 500, 500, 500]
+    assert sections.own_matrix("hot-pair:16", 4, 2) is None
+
+
+# --- What is there, what failed, what is tried again
+
+_NCCL, _OWN = Kernel("ncclDevKernel_SendRecv", 17, 640), Kernel("railweave::cuda::exchange", 16, 512)
+
+
+def exchanges(matrix: str, theirs: float, own: float, bound: float = 1e-3) -> list[Exchange]:
+    return [
+        Exchange(system, matrix, 1 << 20, 1 << 20, [time] * 5, [1e-5] * 5, [time] * 50, [1e-5] * 50, bound, None, [kernel], [0.5] * 5)
+        for system, time, kernel in (("nccl", theirs, _NCCL), ("railweave", own, _OWN))
+    ]
+
+
+def run_of(found: list[Exchange], layers: list[Layer] | None = None, beside: list[Beside] | None = None) -> Run:
+    versions = {"torch": "2", "cuda": "13.0", "driver": "1", "nccl (nccl)": "2.28.9"}
+    return Run(
+        lab_result.now(), "bench", {**lab_result.machine(), "gpu": "A GPU"}, versions, 4, {"rounds": 5}, found, layers or [], beside or []
+    )
+
+
+class Program:
+    """In the place of `railweave bench`: measures until a case breaks it, or until it is ended (None)."""
+
+    def __init__(self, breaks: dict[str, int | None]) -> None:
+        self.breaks, self.calls = breaks, []
+
+    def __call__(self, name: str, words: list[str], log: Path, limit: float) -> int | None:
+        log.touch()
+        cases = [Path(words[at + 1]).name for at, word in enumerate(words) if word == "--matrix"]
+        self.calls.append(cases)
+        done: list[Exchange] = []
+        status: int | None = 0
+        for case in cases:
+            if case in self.breaks:
+                status = self.breaks[case]
+                break
+            done += exchanges(case, 2e-3, 1e-3)
+        if done:
+            Path(words[words.index("--json") + 1]).write_text(json.dumps(run_of(done).to_json()))
+        return status
+
+
+def test_what_fails_costs_itself_alone_and_is_tried_once_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path)
+    program = Program({"hot-pair:16MiB:1MiB": 1, "balanced:4MiB": 1})
+    monkeypatch.setattr(found, "_program", program)
+    assert not found.run(["hot", "balanced"])
+    assert [len(cases) for cases in program.calls] == [8, 6, 3], "each goes on behind what failed"
+    assert found.missing(found.groups["exchanges"], ["hot", "balanced"]) == ["hot-pair:16MiB:1MiB", "balanced:4MiB"]
+    again = evaluation(tmp_path)
+    better = Program({"balanced:4MiB": 1})
+    monkeypatch.setattr(again, "_program", better)
+    assert not again.run(["hot", "balanced"])
+    assert better.calls == [["hot-pair:16MiB:1MiB", "balanced:4MiB"]], "what is there is not run again"
+    text = again.results()
+    assert "Not run: `balanced:4MiB`" in text
+    assert text.count("| `hot-pair:16MiB:1MiB` | nccl |") == 2, "device time and single calls, once"
+
+
+def test_a_case_that_used_up_the_time_does_not_keep_the_others_from_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path)
+    program = Program({"hot-pair:64MiB:4MiB": None})
+    monkeypatch.setattr(found, "_program", program)
+    assert not found.run(["hot"])
+    assert program.calls == [["hot-pair:4MiB:256KiB", "hot-pair:16MiB:1MiB", "hot-pair:64MiB:4MiB", "hot-pair:256MiB:16MiB"],
+                             ["hot-pair:64MiB:4MiB", "hot-pair:256MiB:16MiB"], ["hot-pair:256MiB:16MiB"]]  # fmt: skip
+
+
+def test_nothing_begins_that_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path, limit=10.0)
+    program = Program({})
+    monkeypatch.setattr(found, "_program", program)
+    assert found.run([each.name for each in (*evaluate.CHECKS, *found.sections)])
+    assert program.calls == []
+    assert "not run" in found.results()
+
+
+def test_a_check_that_time_ended_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path)
+    statuses: list[int | None] = [None, 1]
+
+    def program(name: str, words: list[str], log: Path, limit: float) -> int | None:
+        log.write_text('{"section": "graphs"}\n')
+        return statuses.pop(0)
+
+    monkeypatch.setattr(found, "_program", program)
+    for _ in range(3):
+        found.run(["check-graphs"])
+    assert statuses == [], "twice: what failed has said what it had to say"
+    assert '{"section": "graphs"}' in found.results()
+
+
+def test_a_program_ends_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "_GOODBYE_S", 0.5)
+    held = tmp_path / "fifo"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # A child that takes no notice of Ctrl-C and holds the pipe as long as it lives.
+        words = ["sh", "-c", f"trap '' INT; sleep 1000 > {held} & echo begun > {held}; wait"]
+        assert evaluation(tmp_path)._program("hangs", words, tmp_path / "log", 1.5) is None
+        while True:
+            try:
+                if os.read(reader, 100) == b"":
+                    break  # no writer is left
+            except BlockingIOError:
+                time.sleep(0.01)
+    finally:
+        os.close(reader)
+
+
+# --- What is told
+
+
+def test_aims_are_told_as_reached_missed_or_not_run() -> None:
+    layers = [Layer(system, "zipf:1.0", 0.5, 640, [time] * 5, [1]) for system, time in (("nccl", 2e-3), ("railweave", 1e-3))]
+    others = [Beside(system, "gemm", "balanced:64MiB", [1e-3] * 5, [time] * 5) for system, time in (("nccl", 2e-3), ("railweave", 3e-3))]
+    found = {
+        "exchanges": [
+            run_of([*exchanges("hot-pair:4MiB:256KiB", 3e-3, 1e-3), *exchanges("hot-pair:16MiB:1MiB", 1.3e-3, 1e-3)]),
+            run_of(
+                [
+                    *exchanges("hot-pair:1KiB", 1e-3, 1e-3),
+                    *exchanges("incast:16MiB", 1.2e-3, 1e-3),
+                    *exchanges("hot-pair:1MiB", 1.4e-3, 1e-3),
+                ]
+            ),
+        ],
+        "rails": [run_of(exchanges("hot-pair:64MiB", 1e-3, (1 << 20) / 3.85e9))],
+        "moe-rails": [run_of([], layers)],
+        "beside": [run_of([], None, others)],
+    }
+    told = {each.what: each for each in aims.lines(found, 4)}
+
+    def became(what: str) -> bool | None:
+        return told[what].reached
+
+    assert became("hot pair + 1/16, `hot-pair:4MiB:256KiB`") is True
+    assert became("hot pair + 1/16, `hot-pair:16MiB:1MiB`") is False
+    assert became("hot pair + 1/16, `hot-pair:64MiB:4MiB`") is None
+    assert became("any pattern, 64KiB to 2MiB: least gain") is False
+    assert told["any pattern, 64KiB to 2MiB: least gain"].seen == "1.40×, `hot-pair:1MiB`, of 1"
+    assert became("any pattern, to 64KiB: p99 of single calls, least gain") is True
+    assert became("0 bytes: p50 of single calls") is True
+    assert became("incast, outcast, Zipf 1.0, rotating hotspots, 16 to 256 MiB") is True
+    assert became("rails 2×4, one pair") is True
+    assert {each.what: each for each in aims.lines(found, 8)}["rails 2×4, one pair"].reached is False, "3.9 GB/s on eight"
+    assert became("mixture-of-experts layer over the rails, Zipf 1.0") is True
+    assert became("gemm beside `balanced:64MiB`") is False
+    assert became("processors that a rank's threads take beside the one that queues") is True
+    assert "| rails 2×4, one pair | ≥ 3.8 GB/s | 3.85 GB/s; NCCL 1.05 | reached |" in aims.table(found, 4)
+
+
+def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:
+    found = exchanges("balanced:16MiB", 2e-3, 1e-3)
+    for system, seconds in (("nccl-other", 1.1e-3), ("nccl-tuned", 0.5e-3)):
+        found.append(Exchange(system, "balanced:16MiB", 1, 1, [seconds] * 5, [1e-5] * 5, [seconds], [1e-5], 1e-3, None, [_NCCL]))
+    told = {each.what: each for each in aims.lines({"exchanges": [run_of(found)]}, 4)}
+    assert told["balanced, `balanced:16MiB`"].seen.startswith("1.10×")
+    assert not np.isnan(run_of(found).exchanges[0].gbps)

@@ -1,0 +1,221 @@
+"""What the project wants of exchanges on GPUs, beside what was seen: a line for each aim, from the evaluation's results."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from railweave.bench.gpus.result import Exchange, Ratio, Run, ratio
+from railweave.bench.gpus.table import markdown, quantiles
+from railweave.size import parse_size
+
+Results = Mapping[str, Sequence[Run]]  # by group
+
+_OWN = "railweave"
+_TUNED = "nccl-tuned"  # not NCCL's defaults: beside the rival, not one
+_LARGE = ("16MiB", "64MiB", "256MiB")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """An aim and what became of it; `reached` is None where nothing was measured."""
+
+    what: str
+    wanted: str
+    seen: str = ""
+    reached: bool | None = None
+
+
+def lines(results: Results, gpus: int) -> list[Line]:
+    """All aims that this many GPUs can be held against."""
+    exchanges = _Exchanges(results.get("exchanges", ()))
+    found = [
+        *_gains(exchanges, "hot pair + 1/16", {f"hot-pair:{a}:{b}": wanted for a, b, wanted in _HOT}),
+        *(exchanges.bound(f"hot pair + 1/16, {a}", f"hot-pair:{a}:{b}", 0.95) for a, b, _ in _HOT),
+        exchanges.rate("one pair, 256MiB", "hot-pair:256MiB", 380),
+        exchanges.rate("one pair, 1GiB", "hot-pair:1GiB", 400),
+        *_gains(exchanges, "two pairs both ways", {f"two-pairs-{size}": 1.4 for size in _LARGE}),
+        _together(exchanges),
+        *_gains(exchanges, "balanced", {"balanced:16MiB": 1.15, "balanced:64MiB": 1.05, "balanced:256MiB": 1.0}),
+        _least(exchanges, "any pattern, 64KiB to 2MiB: least gain", 1.5, lambda e: 1 << 16 <= _size(e.matrix) <= 2 << 20, _device),
+        _least(exchanges, "any pattern, to 64KiB: p50 of single calls, least gain", 0.98, lambda e: _size(e.matrix) <= 1 << 16, _call(0)),
+        _least(exchanges, "any pattern, to 64KiB: p99 of single calls, least gain", 0.98, lambda e: _size(e.matrix) <= 1 << 16, _call(1)),
+        *_floors(exchanges),
+    ]
+    nodes = _Exchanges(results.get("nodes" if gpus < 8 else "rails", ()))
+    found += _gains(
+        nodes, "within a node of several", {"inside-pair-256MiB": 4, "inside-both-ways-256MiB": 4, "inside-all-to-all-256MiB": 5}
+    )
+    found.append(nodes.bound("90% within the node, 10% over rails", "mostly-inside-64MiB", 0.9))
+    rails = _Exchanges(results.get("rails", ()))
+    found += [
+        rails.rate("rails 2×4, one pair", "hot-pair:64MiB", 3.8 if gpus < 8 else 3.9),
+        rails.rate("rails 2×4, incast", "incast:16MiB", 3.8),
+        rails.rate("rails 2×4, both ways, each", "bidir-pair:64MiB", 3.5),
+        rails.rate("rails 2×4, hot pair + background", "hot-pair:64MiB:512KiB", 3.5),
+        *_gains(rails, "rails 2×4, balanced", {"balanced:4MiB": 0.98}),
+    ]
+    found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _cores(exchanges, nodes, rails)]
+    return found
+
+
+_HOT = (("4MiB", "256KiB", 2.0), ("16MiB", "1MiB", 1.4), ("64MiB", "4MiB", 1.35), ("256MiB", "16MiB", 1.1))
+
+
+def table(results: Results, gpus: int) -> str:
+    """Markdown."""
+    words = {None: "not run", True: "reached", False: "**missed**"}
+    return markdown(
+        ["what", "wanted", "seen", ""], [[each.what, each.wanted, each.seen, words[each.reached]] for each in lines(results, gpus)]
+    )
+
+
+class _Exchanges:
+    """The runs of a group; what was measured twice counts as it was the last time."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self.by_matrix: dict[str, list[Exchange]] = {}
+        for run in runs:
+            for matrix in run.matrices():
+                self.by_matrix[matrix] = [each for each in run.exchanges if each.matrix == matrix]
+
+    def own(self, matrix: str) -> Exchange | None:
+        return next((each for each in self.by_matrix.get(matrix, ()) if each.system == _OWN), None)
+
+    def rival(self, matrix: str) -> Exchange | None:
+        """The best NCCL with its defaults."""
+        rivals = [each for each in self.by_matrix.get(matrix, ()) if each.system not in (_OWN, _TUNED)]
+        return min(rivals, key=lambda each: each.seconds_median, default=None)
+
+    def pairs(self) -> list[tuple[Exchange, Exchange]]:
+        """Rival and Railweave of every matrix that has both."""
+        both = ((self.rival(matrix), self.own(matrix)) for matrix in self.by_matrix)
+        return [(theirs, own) for theirs, own in both if theirs and own]
+
+    def rate(self, what: str, matrix: str, wanted: float) -> Line:
+        """GB/s of the busiest rank."""
+        own, theirs = self.own(matrix), self.rival(matrix)
+        text = f"≥ {wanted:g} GB/s"
+        if own is None:
+            return Line(what, text)
+        return Line(what, text, f"{own.gbps:.2f} GB/s" + (f"; NCCL {theirs.gbps:.2f}" if theirs else ""), own.gbps >= wanted)
+
+    def bound(self, what: str, matrix: str, wanted: float) -> Line:
+        """Share of the independent bound."""
+        own, text = self.own(matrix), f"≥ {wanted:g} of the bound"
+        return Line(what, text, f"{own.bound_fraction:.2f}", own.bound_fraction >= wanted) if own else Line(what, text)
+
+
+def _gains(exchanges: _Exchanges, what: str, wanted: Mapping[str, float]) -> list[Line]:
+    found = []
+    for matrix, least in wanted.items():
+        theirs, own, text = exchanges.rival(matrix), exchanges.own(matrix), f"≥ {least:g}×"
+        if theirs is None or own is None:
+            found.append(Line(f"{what}, `{matrix}`", text))
+            continue
+        gain = _device(theirs, own)
+        seen = f"{_shown(gain)}; {own.gbps:.1f} against {theirs.gbps:.1f} GB/s"
+        found.append(Line(f"{what}, `{matrix}`", text, seen, gain.value >= least))
+    return found
+
+
+Gain = Callable[[Exchange, Exchange], Ratio]
+
+
+def _device(theirs: Exchange, own: Exchange) -> Ratio:
+    return ratio(theirs.seconds, own.seconds)
+
+
+def _call(quantile: int) -> Gain:
+    def gain(theirs: Exchange, own: Exchange) -> Ratio:
+        value = quantiles(theirs.call_seconds)[quantile] / quantiles(own.call_seconds)[quantile]
+        return Ratio(value, value, value)  # of one sample each: no interval
+
+    return gain
+
+
+def _shown(gain: Ratio) -> str:
+    return f"{gain.value:.2f}×" + (f" ({gain.low:.2f}–{gain.high:.2f})" if gain.low < gain.high else "")
+
+
+def _together(exchanges: _Exchanges) -> Line:
+    names = [
+        f"{name}:{size}{rest}"
+        for name, rest in (("incast", ""), ("outcast", ""), ("zipf", ":1.0"), ("rotating-hotspot", ""))
+        for size in _LARGE
+    ]
+    gains = [_device(theirs, own) for theirs, own in exchanges.pairs() if theirs.matrix in names]
+    what, wanted = "incast, outcast, Zipf 1.0, rotating hotspots, 16 to 256 MiB", "geometric mean ≥ 1.15×, no interval from below 0.98×"
+    if not gains:
+        return Line(what, wanted)
+    mean, low = statistics.geometric_mean(gain.value for gain in gains), min(gain.low for gain in gains)
+    return Line(what, wanted, f"{mean:.2f}×, intervals from {low:.2f}× ({len(gains)} of {len(names)})", mean >= 1.15 and low >= 0.98)
+
+
+def _least(exchanges: _Exchanges, what: str, wanted: float, chosen: Callable[[Exchange], bool], gain_of: Gain) -> Line:
+    gains = {own.matrix: gain_of(theirs, own) for theirs, own in exchanges.pairs() if chosen(own)}
+    if not gains:
+        return Line(what, f"≥ {wanted:g}×")
+    least = min(gains, key=lambda matrix: gains[matrix].value)
+    return Line(what, f"≥ {wanted:g}×", f"{_shown(gains[least])}, `{least}`, of {len(gains)}", gains[least].value >= wanted)
+
+
+def _floors(exchanges: _Exchanges) -> list[Line]:
+    """Calls with nothing to move, which every matrix was measured beside."""
+    theirs, own = ([time for pair in exchanges.pairs() for time in pair[side].floor_seconds] for side in (0, 1))
+    found = []
+    for name, number in (("p50", 0), ("p99", 1)):
+        what, wanted = f"0 bytes: {name} of single calls", "≥ 0.98×"
+        if not own:
+            found.append(Line(what, wanted))
+            continue
+        gain = quantiles(theirs)[number] / quantiles(own)[number]
+        found.append(Line(what, wanted, f"{gain:.2f}×", gain >= 0.98))
+    return found
+
+
+def _size(matrix: str) -> float:
+    """Bytes of the largest message, by the name; what gates send is large."""
+    name, _, rest = matrix.partition(":")
+    if name in ("moe", "trace"):
+        return math.inf
+    return parse_size(rest.partition(":")[0] if rest else matrix.rpartition("-")[2])
+
+
+def _layer(runs: Sequence[Run]) -> Line:
+    what, wanted = "mixture-of-experts layer over the rails, Zipf 1.0", "≥ 1.35× an iteration"
+    gains = {}
+    for run in runs:
+        layers = {(each.system, each.compute): each for each in run.layers if each.skew == "zipf:1.0"}
+        for (system, compute), own in layers.items():
+            if system == _OWN and ("nccl", compute) in layers:
+                gains[compute] = ratio(layers["nccl", compute].seconds, own.seconds)
+    if not gains:
+        return Line(what, wanted)
+    seen = "; ".join(f"{_shown(gain)} with experts of {compute:g} dispatches" for compute, gain in gains.items())
+    return Line(what, wanted, seen, all(gain.value >= 1.35 for gain in gains.values()))
+
+
+def _beside(runs: Sequence[Run]) -> list[Line]:
+    found = {}
+    for run in runs:
+        for own in (each for each in run.beside if each.system == _OWN):
+            theirs = next((each for each in run.beside if (each.system, each.work, each.matrix) == ("nccl", own.work, own.matrix)), None)
+            if theirs:
+                gain = ratio(theirs.beside_seconds, own.beside_seconds)
+                seen = f"{own.slowed:.2f}× its time alone, under NCCL {theirs.slowed:.2f}×: {_shown(gain)}"
+                found[own.work, own.matrix] = Line(
+                    f"{own.work} beside `{own.matrix}`", "not slower than beside NCCL", seen, gain.high >= 1.0
+                )
+    return list(found.values()) or [Line("other work beside exchanges", "not slower than beside NCCL")]
+
+
+def _cores(*groups: _Exchanges) -> Line:
+    what, wanted = "processors that a rank's threads take beside the one that queues", "≤ 1"
+    busy = {(own.matrix): statistics.median(own.busy_cores) for each in groups for _, own in each.pairs() if own.busy_cores}
+    if not busy:
+        return Line(what, wanted)
+    most = max(busy, key=lambda matrix: busy[matrix])
+    return Line(what, wanted, f"{busy[most]:.2f} at most, `{most}`", busy[most] <= 1.0)

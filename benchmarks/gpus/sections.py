@@ -1,0 +1,198 @@
+"""What the evaluation on GPUs measures, for each number of them. A section is a table of its results; a task is what it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from railweave.bench.gpus.compare import rows_of
+from railweave.matrix import Matrix, load, write
+from railweave.size import parse_size
+
+RATE_GBPS = 1.0  # of a rail of the lab, 8 Gbit/s
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Cases of `railweave bench`: matrices, or skews × what experts take, or kinds of other work. Sections of equal `group` run as one
+    command, as starting PyTorch on all ranks takes as long as measuring some matrices."""
+
+    name: str
+    title: str
+    group: str
+    cases: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A command of `railweave bench`."""
+
+    name: str
+    words: tuple[str, ...]  # the subcommand and where it runs
+    option: str  # that names a case
+    needs: int  # results of a case
+    ranks: int
+    gpus_a_node: int = 0  # of a lab
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A program that says right or wrong; seconds as four GPUs should take, and may take."""
+
+    name: str
+    title: str
+    seconds: int
+    limit: int
+    needs_exchange: bool = False
+
+
+_LARGE = ("16MiB", "64MiB", "256MiB")
+_SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "16KiB"), ("1MiB", "64KiB"), ("2MiB", "128KiB"))
+_SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
+
+# The most telling first: a lease may end.
+CHECKS = (
+    Check("kernels", "The exchange without PyTorch", 60, 400, needs_exchange=True),
+    Check("check-collectives", "PyTorch's collectives", 60, 240),
+    Check("check-random_groups", "Random groups", 60, 200),
+    Check("check-death", "A rank dies", 15, 60),
+    Check("check-graphs", "Captured graphs", 30, 120),
+    Check("check-torch_interface", "railweave.torch", 20, 90),
+    Check("check-stall", "A receive that comes late", 15, 60),
+    Check("check-lives", "Communicators that come and go", 20, 90),
+    Check("check-host_cost", "What queueing takes the host", 30, 120),
+    Check("check-memory", "Memory of a communicator", 20, 90),
+)
+LATE_CHECKS = (
+    Check("rail-down", "A rail that goes down in the middle of an exchange", 90, 240),
+    Check("check-mps", "Under MPS", 40, 120),
+)
+
+
+def groups(gpus: int) -> dict[str, Group]:
+    """By name. Labs with as many ranks as GPUs, and the 2 × 4 of the paper with several ranks a GPU where there are fewer than eight."""
+    here = ("--gpus", str(gpus))
+    found = [
+        Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
+        Group("tuned", ("alltoallv", *here, "--systems", "nccl,nccl-tuned,railweave"), "--matrix", 1, gpus),
+        Group("moe", ("moe", *here), "--compute", 5, gpus),
+        Group("beside", ("beside", *here), "--work", 2, gpus),
+    ]
+    for name, nodes, a_node, rails in _labs(gpus):
+        lab = ("--lab", f"{nodes}x{a_node}", "--rails", str(rails), "--rate", "8gbit")
+        found.append(Group(name, ("alltoallv", *lab, "--gpus"), "--matrix", 1, nodes * a_node, a_node))
+    a_node = gpus // 2
+    lab = ("--lab", f"2x{a_node}", "--rails", str(_rails(a_node)), "--rate", "8gbit")
+    # 16 MiB a rank and dispatch: what four rails carry within some milliseconds.
+    layer = ("--tokens", "2048", "--width", "4096", "--iterations", "4", "--repeat", "5", "--skew", "none", "--skew", "zipf:1.0")
+    found.append(Group("moe-rails", ("moe", *lab, *layer, "--skew", "rotating"), "--compute", 3, gpus, a_node))
+    return {group.name: group for group in found}
+
+
+def _labs(gpus: int) -> list[tuple[str, int, int, int]]:
+    """Name, nodes, GPUs of a node, rails of those that this machine's GPUs make."""
+    if gpus >= 8:
+        return [("rails", 2, 4, 4), ("rails-8", 2, 4, 8), ("rails-4x2", 4, 2, 4)]
+    nodes = ("nodes", 2, gpus // 2, _rails(gpus // 2))
+    return [nodes, ("rails", 2, 4, 4)] if gpus >= 4 else [nodes]
+
+
+def _rails(gpus_a_node: int) -> int:
+    """Four as the paper has, or one a GPU where four are not as many for each."""
+    return 4 if 4 % gpus_a_node == 0 else gpus_a_node
+
+
+def sections(gpus: int) -> tuple[Section, ...]:
+    """In the order in which they are told and run."""
+    hot = tuple(f"hot-pair:{size}:{rest}" for size, rest in (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB")))
+    gates = (*(f"moe:8192:4096:64:8:{s}" for s in ("0.6", "1.0", "1.2")), "trace:noaux:5:5:8192")
+    found = [
+        Section("hot", "A hot pair with 1/16 of it between all others", "exchanges", hot),
+        Section("balanced", "Balanced", "exchanges", tuple(f"balanced:{size}" for size in ("4MiB", *_LARGE))),
+        Section("pair", "One pair alone", "exchanges", tuple(f"hot-pair:{size}" for size in ("4MiB", *_LARGE, "1GiB"))),
+        Section("both-ways", "Two pairs both ways", "exchanges", tuple(f"two-pairs-{size}" for size in _LARGE)),
+        Section("small-balanced", "Small messages, balanced", "exchanges", tuple(f"balanced:{size}" for size in _SMALL)),
+        Section("small-hot", "Small messages, a hot pair with 1/16 back", "exchanges", tuple(f"hot-pair:{a}:{b}" for a, b in _SMALL_HOT)),
+        Section("fans", "Incast, outcast", "exchanges", tuple(f"{name}:{size}" for name in ("incast", "outcast") for size in _LARGE)),
+        Section(
+            "skewed",
+            "Zipf, rotating hotspot",
+            "exchanges",
+            (*(f"zipf:{size}:1.0" for size in _LARGE), *(f"rotating-hotspot:{size}" for size in _LARGE)),
+        ),
+        Section("small-pair", "Small messages, one pair", "exchanges", tuple(f"hot-pair:{size}" for size in _SMALL)),
+        Section("gates", "What gates send", "exchanges", gates if 64 % gpus == 0 else ()),  # experts
+    ]
+    over_rails = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
+    inside = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
+    for name, nodes, a_node, rails in _labs(gpus):
+        # Ranks that share a GPU by time slices say nothing about NVLink.
+        alone = nodes * a_node <= gpus
+        cases = (*(inside if alone and a_node > 1 else ()), *over_rails)
+        title = f"{nodes} nodes × {a_node} GPUs on {rails} rails of 8 Gbit/s"
+        found.append(Section(name, title if alone else f"{title}; ranks of both nodes share GPUs by time slices", name, cases))
+    found += [
+        Section("moe-rails", "A mixture-of-experts layer over rails", "moe-rails", ("0.5", "1")),
+        Section("moe", "A mixture-of-experts layer", "moe", ("0.5", "1", "2")),
+        Section("beside", "Other work beside exchanges", "beside", ("gemm", "all-reduce")),
+        Section("tuned", "NCCL with more channels for messages", "tuned", ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB")),
+    ]
+    seen: dict[bytes, str] = {}
+    return tuple(dataclasses.replace(each, cases=_once(each, gpus, seen)) for each in found)
+
+
+def _once(section: Section, gpus: int, seen: dict[bytes, str]) -> tuple[str, ...]:
+    """Cases that no section before has: on few GPUs many patterns are the same."""
+    if section.group != "exchanges":
+        return section.cases
+    return tuple(case for case in section.cases if seen.setdefault(_bytes(case, gpus), case) == case)
+
+
+@functools.cache
+def _bytes(case: str, gpus: int) -> bytes:
+    return rows_of(matrix_of(case, gpus, 0)).tobytes()
+
+
+def matrix_of(case: str, ranks: int, gpus_a_node: int) -> Matrix:
+    """Of a generator of `railweave matrix`, or one of those that need to know the nodes."""
+    made = own_matrix(case, ranks, gpus_a_node)
+    return load(case, ranks) if made is None else made
+
+
+def own_matrix(case: str, ranks: int, gpus_a_node: int) -> Matrix | None:
+    """Those that no generator makes; they go to `railweave bench` as files."""
+    name, _, text = case.rpartition("-")
+    if ":" in case or name not in ("two-pairs", "inside-pair", "inside-both-ways", "inside-all-to-all", "mostly-inside"):
+        return None
+    size, matrix = np.uint64(parse_size(text)), np.zeros((ranks, ranks), dtype=np.uint64)
+    if name == "two-pairs":
+        for a in range(min(2, ranks // 2)):
+            matrix[a, a + ranks // 2] = matrix[a + ranks // 2, a] = size
+        return matrix
+    node = np.arange(ranks) // gpus_a_node
+    inside = node[:, None] == node[None, :]
+    np.fill_diagonal(inside, val=False)
+    if name == "inside-pair":
+        matrix[0, 1] = size
+    elif name == "inside-both-ways":
+        matrix[0, 1] = matrix[1, 0] = size
+    elif name == "inside-all-to-all":
+        matrix[inside] = size
+    else:  # 90% of what a rank sends goes to its own node, equal shares to all on either side
+        matrix[inside] = size * np.uint64(9) // np.uint64(10 * (gpus_a_node - 1))
+        matrix[node[:, None] != node[None, :]] = size // np.uint64(10 * (ranks - gpus_a_node))
+    return matrix
+
+
+def argument_of(case: str, group: Group, folder: Path) -> str:
+    """What `railweave bench` is given: the case's name, or a file of that name in the folder."""
+    made = own_matrix(case, group.ranks, group.gpus_a_node) if group.option == "--matrix" else None
+    if made is None:
+        return case
+    path = folder / group.name / case
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(write(made))
+    return str(path)

@@ -1,0 +1,79 @@
+"""Runs a program under a Multi-Process Service (MPS) of its own, which ends with it.
+
+    python benchmarks/gpus/under_mps.py PROGRAM [ARGUMENT ...]
+
+The service's pipes and logs are in a folder of its own, so it meets no other one of the machine; no setting of a GPU is changed. Status:
+the program's; 3 where the service does not start or does not serve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_CONTROL = "nvidia-cuda-mps-control"
+_START_S, _END_S = 15.0, 15.0
+_NOT_THERE = 3
+
+
+@contextlib.contextmanager
+def service(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of its clients. It is this process's child, in the foreground: no daemon outlives anybody."""
+    environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipes"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    for name in ("pipes", "log"):
+        (folder / name).mkdir()
+    control = subprocess.Popen([_CONTROL, "-f"], env=environment, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + _START_S
+        while _ask("get_default_active_thread_percentage", environment) is None:
+            if control.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{_CONTROL} does not answer (status {control.poll()})")
+            time.sleep(0.2)
+        yield environment
+    finally:
+        _ask("quit -t 5", environment)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            control.wait(_END_S)
+        control.kill()
+        control.wait()
+
+
+def _ask(command: str, environment: dict[str, str]) -> str | None:
+    """The service's answer, None where it gives none."""
+    try:
+        done = subprocess.run(
+            [_CONTROL], input=f"{command}\n", capture_output=True, text=True, timeout=_END_S, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def main(command: list[str]) -> int:
+    """The program's status."""
+    if not command:
+        print(__doc__)
+        return _NOT_THERE
+    with tempfile.TemporaryDirectory(prefix="mps-") as scratch:
+        try:
+            with service(Path(scratch)) as environment:
+                status = subprocess.run(command, env=environment, check=False).returncode
+                served = (Path(scratch) / "log" / "server.log").exists()
+        except (OSError, RuntimeError) as error:
+            print(f"no MPS here: {error}")
+            return _NOT_THERE
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+    print("under MPS" if served else "no server log: MPS served nobody")
+    return status if served else _NOT_THERE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
