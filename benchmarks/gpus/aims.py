@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from railweave.bench.gpus.result import Exchange, Ratio, Run, ratio
-from railweave.bench.gpus.table import markdown, quantiles
+from railweave.bench.gpus.table import quantiles
 from railweave.size import parse_size
 
 Results = Mapping[str, Sequence[Run]]  # by group
@@ -67,9 +67,8 @@ _HOT = (("4MiB", "256KiB", 2.0), ("16MiB", "1MiB", 1.4), ("64MiB", "4MiB", 1.35)
 def table(results: Results, gpus: int) -> str:
     """Markdown."""
     words = {None: "not run", True: "reached", False: "**missed**"}
-    return markdown(
-        ["what", "wanted", "seen", ""], [[each.what, each.wanted, each.seen, words[each.reached]] for each in lines(results, gpus)]
-    )
+    rows = [f"| {each.what} | {each.wanted} | {each.seen} | {words[each.reached]} |" for each in lines(results, gpus)]
+    return "\n".join(["| what | wanted | seen | |", "|---|---|---|---|", *rows]) + "\n"
 
 
 class _Exchanges:

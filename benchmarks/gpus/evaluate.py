@@ -1,12 +1,13 @@
 """The evaluation on GPUs: correctness, exchanges and layers, on NVLink and on shaped rails; it goes on where it stopped.
 
     python benchmarks/gpus/evaluate.py OUT [--gpus N] [--nccl FILE] [--exchange FILE] [--limit SECONDS] [NAME ...]
-    python benchmarks/gpus/evaluate.py OUT --tables        # OUT/results.md from what is there
+    python benchmarks/gpus/evaluate.py OUT --tables        # OUT/results.md and pages with pictures from what is there; needs no GPU
 
-Run by the Python that has PyTorch and Railweave; labs need root. What OUT has is not run again; what failed, or took too long, is tried
-once in each call, and the rest goes on without it. A command of `railweave bench` measures all that is missing of a group of sections,
-writes each result when it has it, and is ended after 8 minutes, or when --limit is used up: nothing that was measured is lost. All programs
-that it starts end with it. OUT/results.md begins with a line for each aim of the project.
+Run by the Python that has PyTorch and Railweave; labs need root. What OUT has is not run again. A matrix or layer that failed, or took
+too long, is tried once in each call, and the rest goes on without it; a check that failed has told why, and runs again when its file is
+gone. A command of `railweave bench` measures all that is missing of a group of sections, writes each result when it has it, and is ended
+after 8 minutes, or when --limit is used up: nothing that was measured is lost. All programs that it starts end with it. OUT/results.md
+begins with a line for each aim of the project.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sections import CHECKS, LATE_CHECKS, Check, Group, Section, argument_of, gr
 
 from railweave.bench.gpus.result import Run
 from railweave.bench.gpus.table import markdown, tables
+from railweave.exchange import ucx_library
 from railweave.nccl import library
 
 _ROOT = Path(__file__).parents[2]
@@ -148,8 +150,11 @@ class Evaluation:
         """Its exit status, None where the time ended it. What it says goes to the log; its end to the terminal as well."""
         print(f"== {name}: {limit:.0f} s at most", flush=True)
         begin = time.monotonic()
+        environment = {"RAILWEAVE_UCX_LIBRARY": ucx_library(), **os.environ, "PYTHONUNBUFFERED": "1"}
         with log.open("w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+            )
             status = None
             try:
                 status = process.wait(max(1.0, limit - _GOODBYE_S))
@@ -177,6 +182,15 @@ class Evaluation:
             path = self.out / f"{check.name}.txt"
             text += f"## {check.title}\n\n" + (f"```\n{path.read_text().strip()}\n```\n\n" if path.exists() else "Not run.\n\n")
         return text + "".join(self._section(section, by_group[section.group]) for section in self.sections)
+
+    def draw(self) -> None:
+        """A page with pictures for each command of `railweave bench`."""
+        from railweave.report.gpus import page
+
+        for path in sorted((self.out / "parts").glob("*.json")):
+            run = Run.load(path)
+            if run.exchanges or run.layers:
+                path.with_suffix(".html").write_text(page(run))
 
     def _section(self, section: Section, runs: Sequence[Run]) -> str:
         head = f"## {section.title}\n\n"
@@ -231,7 +245,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all of this call")
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 of a newer release: one more rival in every exchange")
     parser.add_argument("--exchange", type=Path, help="the program gpu_exchange (make cuda), for the section kernels")
-    parser.add_argument("--tables", action="store_true", help="only write OUT/results.md")
+    parser.add_argument("--tables", action="store_true", help="only write OUT/results.md, and a page for each command")
     parser.add_argument("names", nargs="*", metavar="NAME", help="sections and checks; by default all")
     options = parser.parse_intermixed_args()
     if options.gpus < 2 or options.gpus % 2:
@@ -243,6 +257,8 @@ def main() -> int:
     (options.out / "parts").mkdir(parents=True, exist_ok=True)
     good = options.tables or evaluation.run(options.names or known)
     (options.out / "results.md").write_text(evaluation.results())
+    if options.tables:
+        evaluation.draw()
     return 0 if good else 1
 
 

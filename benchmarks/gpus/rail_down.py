@@ -21,7 +21,7 @@ from typing import Any
 
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.rails import on_rails
-from railweave.bench.gpus.session import Processes, System, check_served, start, systems
+from railweave.bench.gpus.session import Place, Processes, System, check_served, start, systems
 from railweave.lab import Lab, LabSpec
 from railweave.matrix import hot_pair
 
@@ -82,21 +82,16 @@ def _sent(lab: Lab) -> list[int]:
     return [int(link["tx_bytes"]) for link in sorted(lab.links(), key=lambda link: int(link["rail"])) if link["node"] == 0]
 
 
-def _one(chosen: System, gpus: int, rails: int) -> dict[str, Any]:
-    spec = LabSpec(2, gpus // 2, rails, _RATE, isolation="node")
-    with (
-        tempfile.TemporaryDirectory(prefix="railweave-") as scratch,
-        on_rails(spec, gpus, systems(["nccl"], None)[0], None, lambda _: None) as run,
-    ):
-        assert run.place.lab is not None
-        try:
-            with start(chosen, run.place, Path(scratch)) as ranks:
-                ranks.ready()
-                if chosen.name == "railweave":
-                    check_served("railweave", Path(scratch))
-                return measure(ranks, run.place.lab, rails, int(_EXCHANGE_S * rails * _RATE / 8) // 512 * 512)
-        except BenchError as error:
-            return {"system": chosen.name, "error": str(error)}
+def _one(chosen: System, place: Place, lab: Lab) -> dict[str, Any]:
+    rails = lab.spec.rails
+    try:
+        with tempfile.TemporaryDirectory(prefix="railweave-") as scratch, start(chosen, place, Path(scratch)) as ranks:
+            ranks.ready()
+            if chosen.name == "railweave":
+                check_served("railweave", Path(scratch))
+            return measure(ranks, lab, rails, int(_EXCHANGE_S * rails * _RATE / 8) // 512 * 512)
+    except BenchError as error:
+        return {"system": chosen.name, "error": str(error)}
 
 
 def main() -> int:
@@ -105,13 +100,16 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--systems", default="nccl,railweave")
     options = parser.parse_args()
-    status = 0
-    for chosen in systems(options.systems.split(","), None):
-        found = _one(chosen, options.gpus, 4 if options.gpus >= 4 else 2)
-        print(json.dumps(found), flush=True)
-        right = not found.get("wrong", "nothing") and found.get("ended_while_the_rail_was_down") and found.get("used_again")
-        if chosen.name == "railweave" and not right:
-            status = 1
+    status, a_node = 0, options.gpus // 2
+    spec = LabSpec(2, a_node, 4 if 4 % a_node == 0 else a_node, _RATE, isolation="node")
+    with on_rails(spec, options.gpus, systems(["nccl"], None)[0], None, lambda _: None) as run:
+        assert run.place.lab is not None
+        for chosen in systems(options.systems.split(","), None):
+            found = _one(chosen, run.place, run.place.lab)
+            print(json.dumps(found), flush=True)
+            right = not found.get("wrong", "nothing") and found.get("ended_while_the_rail_was_down") and found.get("used_again")
+            if chosen.name == "railweave" and not right:
+                status = 1
     return status
 
 

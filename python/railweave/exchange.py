@@ -157,7 +157,7 @@ class _Mapped:
         self.__array_interface__ = {"data": (buffer.address, False), "shape": (buffer.bytes,), "typestr": "|u1", "version": 3}
 
 
-def _ucx_library(rdma_devices: Path = Path("/sys/class/infiniband")) -> str:
+def ucx_library(rdma_devices: Path = Path("/sys/class/infiniband")) -> str:
     """The UCX to load: "" for the system's, or the libucx wheel's.
 
     The wheel has no RDMA, so a machine with RDMA devices uses its own UCX where it has one. Others use the wheel's where it is installed:
@@ -184,7 +184,7 @@ class Exchange:
     def __init__(self, rank: int, world: int, rendezvous: str, *, fabric: str | None = None, **settings: object) -> None:
         chosen = dict(settings)
         if not chosen.get("ucx_library") and not os.environ.get("RAILWEAVE_UCX_LIBRARY"):
-            chosen["ucx_library"] = _ucx_library()
+            chosen["ucx_library"] = ucx_library()
         self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, chosen)
         self._last: OperationReport | None = None
 

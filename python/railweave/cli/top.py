@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 from rich.console import Console
@@ -12,11 +14,12 @@ from rich.live import Live
 from rich.table import Table
 
 from railweave.errors import Error
+from railweave.nccl import ShimError
 from railweave.nccl.metrics import PATHS, Rates, merged, rates, read
 
 
 def _table(rows: list[Rates]) -> Table:
-    table = Table(title="GB/s of each rank")
+    table = Table(title="GB/s of each rank", caption=None if rows else "no rank that Railweave serves, yet")
     for name in ("communicator", "rank", "host"):
         table.add_column(name)
     for name in ("sent", "received", *PATHS, "messages waiting"):
@@ -31,7 +34,7 @@ def _table(rows: list[Rates]) -> Table:
 def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path != "/metrics":
+            if urlsplit(self.path).path != "/metrics":
                 self.send_error(404, "only /metrics")
                 return
             try:
@@ -48,7 +51,10 @@ def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
         def log_message(self, *arguments: object) -> None:
             """Scrapes are not logged."""
 
-    return http.server.ThreadingHTTPServer(("", port), Handler)
+    try:
+        return http.server.ThreadingHTTPServer(("", port), Handler)
+    except OSError as error:
+        raise ShimError(f"port {port}: {error.strerror}; expected a free one to serve /metrics on (0: any)") from error
 
 
 @click.command(name="top")
@@ -61,7 +67,9 @@ def command(directory: Path, interval: float, count: int, listen: int | None) ->
     if listen is not None:
         with _server(directory, listen) as server:
             click.echo(f"http://0.0.0.0:{server.server_address[1]}/metrics")
-            server.serve_forever()
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
+        return
     console = Console()
     if not console.is_terminal:
         console.width = 130  # all columns in full, for files and pipes

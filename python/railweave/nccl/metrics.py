@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from pathlib import Path
 
 from railweave.nccl import ShimError
 
 __all__ = ["PATHS", "RankCounters", "Rates", "merged", "parse", "rates", "read"]
+
+# Written each second; a process that has not for so long has died without taking its file along, or does not run.
+_SILENT_S = 15.0
 
 PATHS = ("direct", "relay", "host", "rail", "cross_rail")
 _LINE = re.compile(r'^(\w+)\{((?:\w+="[^"]*",?)+)\} (\d+)$')
@@ -74,9 +78,17 @@ def parse(text: str, source: str = "<string>") -> dict[tuple[str, int], RankCoun
 
 
 def _files(directory: Path) -> list[Path]:
+    """Of processes that are alive."""
     if not directory.is_dir():
         raise ShimError(f"{directory} is no directory; expected what RAILWEAVE_METRICS names in the job")
-    return sorted(directory.glob("railweave-*.prom"))
+    return sorted(path for path in directory.glob("railweave-*.prom") if _age(path) < _SILENT_S)
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")  # its process has just ended
 
 
 def _text(path: Path) -> str:
@@ -87,7 +99,7 @@ def _text(path: Path) -> str:
 
 
 def read(directory: Path) -> dict[tuple[str, int], RankCounters]:
-    """Of all processes of the job."""
+    """Of all processes of the job that are alive."""
     found: dict[tuple[str, int], RankCounters] = {}
     for path in _files(directory):
         found.update(parse(_text(path), str(path)))

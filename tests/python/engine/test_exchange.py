@@ -155,4 +155,4 @@ def test_which_ucx_is_loaded(
     spec = types.SimpleNamespace(submodule_search_locations=[str(package)]) if wheel else None
     monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
     monkeypatch.setattr("ctypes.util.find_library", lambda _: system)
-    assert exchange_module._ucx_library(rdma) == (str(library) if chosen == "wheel" else "")
+    assert exchange_module.ucx_library(rdma) == (str(library) if chosen == "wheel" else "")

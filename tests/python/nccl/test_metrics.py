@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import urllib.request
 from pathlib import Path
@@ -62,11 +63,24 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=120) as answer:
-                assert answer.read().decode() == joined
+            port = server.server_address[1]
+            for path in ("/metrics", "/metrics?by=hand"):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
+                    assert answer.read().decode() == joined
+            with pytest.raises(ShimError, match=f"port {port}: Address already in use; expected a free one"):
+                top._server(tmp_path, port)
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
+    for number, rank in ((1, 0), (2, 1)):
+        (tmp_path / f"railweave-n1-{number}.prom").write_text(text(rank, 5))
+    long_ago = (tmp_path / "railweave-n1-1.prom").stat().st_mtime - 60
+    os.utime(tmp_path / "railweave-n1-1.prom", (long_ago, long_ago))
+    assert [counters.rank for counters in read(tmp_path).values()] == [1]
+    assert 'rank="0"' not in merged(tmp_path)
 
 
 def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> None:
@@ -74,5 +88,8 @@ def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> Non
     shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
     assert shown.exit_code == 0, shown.output
     assert "0 of 2" in shown.output
+    (tmp_path / "railweave-n1-1.prom").unlink()
+    nobody = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert "no rank that Railweave serves, yet" in nobody.output
     failed = CliRunner().invoke(top.command, [str(tmp_path / "none")])
     assert isinstance(failed.exception, ShimError)

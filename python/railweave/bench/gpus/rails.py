@@ -16,6 +16,7 @@ from railweave.bench.alltoallv import lower_bound
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.compare import Bound, measure_bound
 from railweave.bench.gpus.session import Place, Processes, System, start
+from railweave.exchange import ucx_library
 from railweave.lab import Lab, LabSpec
 from railweave.lab.fabric import of_lab
 from railweave.matrix import Matrix
@@ -121,7 +122,7 @@ def on_rails(spec: LabSpec, gpus: int, bare: System, probe: Processes | None, st
             if not dump.exists():
                 raise BenchError("NCCL wrote no topology (NCCL_TOPO_DUMP_FILE); NCCL_DEBUG=INFO says what it did")
             file.write_text(aligned(dump.read_text(), rails))
-        served = {"RAILWEAVE_GPU_NODES": str(spec.nodes)}
+        served = {"RAILWEAVE_GPU_NODES": str(spec.nodes), "RAILWEAVE_UCX_LIBRARY": os.environ.get("RAILWEAVE_UCX_LIBRARY") or ucx_library()}
         yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node]), **served}), bound)
 
 

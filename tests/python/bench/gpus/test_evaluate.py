@@ -148,6 +148,8 @@ def test_what_fails_costs_itself_alone_and_is_tried_once_a_call(tmp_path: Path, 
     monkeypatch.setattr(again, "_program", better)
     assert not again.run(["hot", "balanced"])
     assert better.calls == [["hot-pair:16MiB:1MiB", "balanced:4MiB"]], "what is there is not run again"
+    again.draw()
+    assert len(list((tmp_path / "parts").glob("*.html"))) == 4, "of commands that measured something"
     text = again.results()
     assert "Not run: `balanced:4MiB`" in text
     assert text.count("| `hot-pair:16MiB:1MiB` | nccl |") == 2, "device time and single calls, once"
@@ -244,6 +246,7 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     assert became("mixture-of-experts layer over the rails, Zipf 1.0") is True
     assert became("gemm beside `balanced:64MiB`") is False
     assert became("processors that a rank's threads take beside the one that queues") is True
+    assert "| hot pair + 1/16, `hot-pair:4MiB:256KiB` | ≥ 2× | 3.00×; 1.0 against 0.3 GB/s | reached |" in aims.table(found, 4)
     assert "| rails 2×4, one pair | ≥ 3.8 GB/s | 3.85 GB/s; NCCL 1.05 | reached |" in aims.table(found, 4)
 
 

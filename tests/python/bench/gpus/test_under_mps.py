@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).parents[4] / "benchmarks/gpus/under_mps.py"
 _CONTROL = """#!/bin/sh
 if [ "$1" = -f ]; then
   [ -n "$REFUSES" ] && exit 1
-  touch "$CUDA_MPS_PIPE_DIRECTORY/up"
   [ -z "$SERVES_NOBODY" ] && touch "$CUDA_MPS_LOG_DIRECTORY/server.log"
+  touch "$CUDA_MPS_PIPE_DIRECTORY/up"
   while [ -e "$CUDA_MPS_PIPE_DIRECTORY/up" ]; do sleep 0.05; done
   exit 0
 fi
