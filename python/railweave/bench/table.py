@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 
 from railweave.bench.result import Result, Run
+from railweave.bench.stolen import warning
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -16,9 +17,12 @@ def table(run: Run) -> Table:
     checked = (
         "Every byte on every rank was right" if all(each.wrong is None for each in run.results) else "[red]THERE WERE WRONG BYTES[/red]"
     )
+    notes = [f"Speed-up over {base}; bound: share of it reached; NICs: bytes through those of the busiest node.", f"{checked}."]
+    if stolen := warning(run.machine):
+        notes.append(f"[yellow]{stolen}[/yellow]")
     result = Table(
         title=f"all-to-allv, {spec['nodes']} nodes × {spec['gpus']} ranks, {spec['rails']} rails of {spec['rate'] / 1e6:g} mbit each way",
-        caption=f"Speed-up over {base}; bound: share of it reached; NICs: bytes through those of the busiest node.\n{checked}.",
+        caption="\n".join(notes),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from railweave.bench.result import Result, Run
+from railweave.bench.stolen import warning
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
 
@@ -22,7 +23,8 @@ def page(run: Run) -> str:
     result = Page(
         "A skewed exchange over all rails" if "railweave" in policies else "An exchange over rails",
         f"All-to-allv between {lab['nodes'] * lab['gpus']} ranks on {lab['nodes']} nodes with {lab['rails']} rails of "
-        f"{lab['rate'] / 1e6:g} Mbit/s each way, wired as {run.fabric}; each rank sees {_sight(run)}. {_checked(run)}",
+        f"{lab['rate'] / 1e6:g} Mbit/s each way, wired as {run.fabric}; each rank sees {_sight(run)}. {_checked(run)} "
+        f"{warning(run.machine)}".rstrip(),
     )
     result.cards(_cards(run))
     with mpl.rc_context(STYLE):
