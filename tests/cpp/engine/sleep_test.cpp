@@ -48,14 +48,14 @@ class Posts {
     return posted != 0 && posted < operations_.size() && operations_[posted - 1]->ended;
   }
   void post() {
-    const std::size_t next = posted_.load();
+    // Counted first: the engine thread may be through with the first one, and asleep, before this thread goes on.
+    const std::size_t next = posted_++;
     engine_->post(operations_[next]);
-    posted_.store(next + 1);
   }
   bool all_end() {
     engine::Operation& last = *operations_.back();
     std::unique_lock lock(last.mutex);
-    return last.changed.wait_for(lock, std::chrono::seconds(30), [&] { return last.ended; });
+    return last.changed.wait_for(lock, std::chrono::seconds(120), [&] { return last.ended; });
   }
 
  private:
