@@ -147,7 +147,6 @@ ExchangeSettings impatient() {
   settings.rail_timeout_ms = 300;
   settings.heartbeat_ms = 20;
   settings.reconnect_ms = 50;
-  settings.death_ms = 2000;
   settings.drain_ms = 1000;
   return settings;
 }
@@ -241,7 +240,9 @@ TEST(Rails, SizesThatDifferFailBothSides) {
 TEST(Rails, ANodeThatIsCutOffFailsTheOthers) {
   GpuJob job({2, 2});
   std::atomic<int> waiting{0};
-  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+  ExchangeSettings settings = impatient();
+  settings.death_ms = 2000;
+  run_gpu_job(job, settings, [&](GpuRank& rank) {
     ++waiting;
     if (rank.rank() == 0) {
       while (waiting < 4) std::this_thread::sleep_for(1ms);

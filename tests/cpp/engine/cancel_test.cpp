@@ -27,7 +27,7 @@ TEST(Cancel, ReachesASendWhoseOperationStillWaitsForRows) {
       group.send(far.data(), kFar, 2);
       Handle handle = group.end();
       try {
-        EXPECT_TRUE(handle.wait_for(10)) << "the cancel was not heard";
+        EXPECT_TRUE(handle.wait_for(120)) << "the cancel was not heard";
         ADD_FAILURE() << "the operation succeeded";
       } catch (const ExchangeError& error) {
         EXPECT_NE(std::string(error.what()).find("the sender has 100000 bytes, the receiver 200000"), std::string::npos) << error.what();

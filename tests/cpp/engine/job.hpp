@@ -57,7 +57,9 @@ inline std::string test_ucx_library() {
 inline ExchangeSettings rank_settings(const Shape& shape, std::uint32_t rank, ExchangeSettings base = {}) {
   base.node_id = "node" + std::to_string(rank / shape.ranks);
   base.nics = "lo";
-  base.bootstrap_ms = 20000;
+  // A busy machine may keep a node's threads from its CPUs for seconds; tests of deaths say themselves when they are due.
+  base.bootstrap_ms = 120'000;
+  if (base.death_ms == ExchangeSettings{}.death_ms) base.death_ms = 600'000;
   base.ucx_library = test_ucx_library();
   return base;
 }

@@ -14,7 +14,6 @@ std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSetti
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       ExchangeSettings settings = rank_settings({1, 2}, rank);
-      settings.bootstrap_ms = 1500;
       if (rank == 1) change(settings);
       try {
         Exchange exchange(rank, rank == 1 ? world_of_rank_1 : 2, directory.rendezvous(), settings);

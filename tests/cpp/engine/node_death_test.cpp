@@ -22,7 +22,7 @@ std::string wait_in_vain(engine::Engine& engine, std::uint32_t rank, std::uint32
   operation->recvs.push_back(std::move(recv));
   engine.post(operation);
   std::unique_lock lock(operation->mutex);
-  if (!operation->changed.wait_for(lock, std::chrono::seconds(20), [&] { return operation->ended; })) return "never ended";
+  if (!operation->changed.wait_for(lock, std::chrono::seconds(120), [&] { return operation->ended; })) return "never ended";
   return operation->failure.text;
 }
 
