@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatience = std::chrono::seconds(120);
 
 void wait_a_moment() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
