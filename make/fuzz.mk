@@ -15,7 +15,7 @@ fuzz: fuzz-build fuzz-python ## a million inputs for each parser, under sanitize
 	@set -e; for target in $(FUZZ_TARGETS); do \
 	  mkdir -p build/fuzz/found/$$target; \
 	  echo "fuzz: $$target, $(FUZZ_RUNS) inputs"; \
-	  build/fuzz/tests/fuzz/fuzz_$$target -runs=$(FUZZ_RUNS) -timeout=10 -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1 \
+	  build/fuzz/tests/fuzz/fuzz_$$target -runs=$(FUZZ_RUNS) -timeout=60 -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1 \
 	    -verbosity=0 -artifact_prefix=build/fuzz/found/$$target- build/fuzz/found/$$target tests/fuzz/corpus/$$target; \
 	done
 
