@@ -1,11 +1,13 @@
 #include "metrics.hpp"
 
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
-#include <functional>
+#include <iterator>
+#include <mutex>
 
 namespace railweave::nccl {
 namespace {
@@ -29,13 +31,17 @@ std::string head(const std::string& name, const std::string& help) {
   return "# HELP " + name + " " + help + "\n# TYPE " + name + " counter\n";
 }
 
-// The file of this process, removed at its end: a rank that has left is not shown as one that stands still.
+// The file of this process, removed at its end: a rank that has left is not shown as one that stands still. Leaked, as the thread that
+// writes it runs on while static objects are destroyed.
 class File {
  public:
-  ~File() {
-    if (!path_.empty() && ::getpid() == process_) ::unlink(path_.c_str());  // not in a forked child
+  static File& get() {
+    static File* const file = new File();
+    return *file;
   }
   bool write(const std::string& path, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return true;
     const std::string part = path + ".part";
     {
       std::ofstream file(part, std::ios::trunc);
@@ -44,10 +50,22 @@ class File {
     path_ = path;
     return std::rename(part.c_str(), path.c_str()) == 0;
   }
+  void end() {
+    if (::getpid() != process_) return;  // a forked child
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
 
  private:
   const pid_t process_ = ::getpid();
-  std::string path_;
+  std::mutex mutex_;
+  bool ended_ = false;  // guarded by mutex_
+  std::string path_;    // guarded by mutex_
+};
+
+struct AtExit {
+  ~AtExit() { File::get().end(); }
 };
 
 }  // namespace
@@ -75,11 +93,12 @@ std::string metrics_text(std::span<const Sample> samples, const std::string& hos
 }
 
 bool write_metrics(const std::string& directory, std::span<const Sample> samples) {
-  static File file;
+  static const AtExit at_exit;
+  ::mkdir(directory.c_str(), 0755);  // where it is there already, or cannot be made, the file says so
   char host[HOST_NAME_MAX + 1] = "?";
   ::gethostname(host, HOST_NAME_MAX);
   const std::string path = directory + "/railweave-" + host + "-" + std::to_string(::getpid()) + ".prom";
-  return file.write(path, metrics_text(samples, host, ::getpid()));
+  return File::get().write(path, metrics_text(samples, host, ::getpid()));
 }
 
 }  // namespace railweave::nccl

@@ -30,11 +30,12 @@ const Setting kTable[] = {
     {"log_file", "", "where it goes, %p and %h become process id and host name; default standard error", &S::log_file},
 };
 
+// The only switch is the one that an operator throws in trouble: what cannot be read throws it, too.
 bool parse(bool& value, std::string_view text) {
-  const bool on = text == "on" || text == "1";
-  if (!on && text != "off" && text != "0") return false;
-  value = on;
-  return true;
+  std::string lower;
+  for (const char c : text) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  value = lower == "on" || lower == "1" || lower == "true" || lower == "yes";
+  return value || lower == "off" || lower == "0" || lower == "false" || lower == "no";
 }
 
 bool parse(std::uint64_t& value, std::string_view text) {
@@ -79,7 +80,8 @@ Settings read_settings(const char* (*lookup)(const char* name), std::string& err
       wanted = "off, warn, info or debug";
       result.log = Settings{}.log;
     }
-    if (!good) errors += variable + "='" + text + "'; expected " + std::string(wanted) + ", the default is used\n";
+    const std::string_view taken = std::holds_alternative<bool S::*>(setting.member) ? ": off is taken" : ", the default is used";
+    if (!good) errors += variable + "='" + text + "'; expected " + std::string(wanted) + std::string(taken) + "\n";
   }
   return result;
 }
@@ -90,6 +92,7 @@ const Settings& settings() {
   static const bool told = [] {
     open_log(value.log, value.log_file);
     if (!errors.empty()) log(LogLevel::warn, errors.substr(0, errors.size() - 1));
+    if (!value.shim) log(LogLevel::info, "switched off (RAILWEAVE_SHIM): every call goes to NCCL");
     return true;
   }();
   static_cast<void>(told);

@@ -31,8 +31,8 @@ struct Setting {
 
 std::span<const Setting> settings_table();
 
-// `lookup` gives a variable's text, or nullptr. A value that cannot be read is named in `errors` and the default stays: a shim that is
-// preloaded into a job must not end it.
+// `lookup` gives a variable's text, or nullptr. A value that cannot be read is named in `errors` and the default stays, but for the switch,
+// which is off then: a shim that is preloaded into a job must not end it, nor stay in it against an operator's will.
 Settings read_settings(const char* (*lookup)(const char* name), std::string& errors);
 
 // Of this process; the first call reads the environment.

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -220,10 +223,50 @@ TEST(Settings, WhatCannotBeReadKeepsItsDefault) {
             "RAILWEAVE_LOG='loud'; expected off, warn, info or debug, the default is used\n");
 }
 
+TEST(Settings, TheSwitchIsOffUnlessItIsSurelyOn) {
+  static const char* given = nullptr;
+  for (const char* on : {"on", "1", "true", "YES", "On", ""}) {
+    given = on;
+    std::string errors;
+    EXPECT_TRUE(read_settings([](const char* name) { return name == std::string("RAILWEAVE_SHIM") ? given : nullptr; }, errors).shim) << on;
+    EXPECT_EQ(errors, "");
+  }
+  for (const char* off : {"off", "0", "false", "no", "OFF", "disable", "onn"}) {
+    given = off;
+    std::string errors;
+    EXPECT_FALSE(read_settings([](const char* name) { return name == std::string("RAILWEAVE_SHIM") ? given : nullptr; }, errors).shim)
+        << off;
+    const bool readable = std::string(off).size() < 6 && std::string(off) != "onn";
+    EXPECT_EQ(errors, readable ? "" : "RAILWEAVE_SHIM='" + std::string(off) + "'; expected on or off: off is taken\n");
+  }
+}
+
 TEST(Settings, TheDocumentHasTheTable) {
   std::ifstream file(DOCUMENT);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   EXPECT_NE(text.find(settings_markdown()), std::string::npos) << "docs/nccl.md should have:\n" << settings_markdown();
+}
+
+// Keeps counters while a thread writes them on and on, and ends as programs do.
+[[noreturn]] void write_and_exit(const std::string& folder) {
+  const std::vector<Sample> samples{{"ab", 1, 2, 0, {}}};
+  if (!write_metrics(folder, samples) || std::filesystem::is_empty(folder)) std::_Exit(1);
+  std::thread([folder, samples] {
+    for (;;) write_metrics(folder, samples);
+  }).detach();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::exit(0);
+}
+
+// Nothing of a process that has ended is left for readers to take for one that stands still.
+TEST(Metrics, TheFileEndsWithItsProcess) {
+  std::string folder = (std::filesystem::temp_directory_path() / "metricsXXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string made = folder + "/made";
+  EXPECT_EXIT(write_and_exit(made), testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(std::filesystem::is_directory(made)) << "made where it was missing";
+  EXPECT_TRUE(std::filesystem::is_empty(made));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Metrics, AreInPrometheusTextFormat) {
