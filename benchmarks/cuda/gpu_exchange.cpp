@@ -2,12 +2,13 @@
 // operations, every byte checked.
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
-//                [--check 200] [--lives 100] [--threads] [--graph] [--death]
+//                [--check 200] [--lives 100] [--threads] [--graph] [--death] [--nodes 2]
 //
 // --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
 // each 50th of 5,000 messages; --lives: communicators that come and go, with nothing left of them; --threads: one process for all
 // ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured operations; --death: at the
-// end the last rank is killed while others wait. Without --nccl nothing is measured.
+// end the last rank is killed while others wait; --nodes: the ranks say that they are on so many nodes, which reach each other over
+// loopback (bytes and failures; the rates of rails are `railweave bench`'s business). Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.
@@ -88,7 +89,7 @@ struct Shared {
 
 struct Options {
   std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0, lives = 0;
+  std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1;
   bool graph = false, death = false, threads = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
@@ -152,7 +153,10 @@ class Rank {
     const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(library, "railweave_cuda_entry"));
     api_ = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
     if (api_ == nullptr) die("no railweave_cuda_entry for this version");
+    const std::size_t before = holdings().device_bytes;
     create();
+    if (const std::size_t now = holdings().device_bytes; rank == 0)
+      std::printf("a communicator of %u ranks takes %.1f MiB of the device\n", world, static_cast<double>(now - before) / (1 << 20));
     if (nccl_.library == nullptr) return;
     if (rank == 0 && nccl_.get_unique_id(&shared.id) != 0) die("ncclGetUniqueId");
     barrier();
@@ -191,8 +195,12 @@ class Rank {
   };
 
   void create() {
-    const railweave_setting settings[] = {{"gpu_timeout_ms", "20000"}};
-    const railweave_cuda_config config{sizeof config, rank_, world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings, 1};
+    const std::string nodes = std::to_string(options_.nodes), node = "node" + std::to_string(rank_ * options_.nodes / world_);
+    const railweave_setting settings[] = {
+        {"gpu_timeout_ms", "20000"}, {"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}};
+    const std::size_t count = options_.nodes > 1 ? std::size(settings) : 1;
+    const railweave_cuda_config config{sizeof config,       rank_,    world_, static_cast<std::int32_t>(rank_), 0,
+                                       rendezvous_.c_str(), settings, count};
     require(api_->create(&config, &communicator_));
   }
   void require(railweave_status status) {
@@ -409,8 +417,8 @@ class Rank {
       std::vector<Flow> flows;
       std::vector<Came> came;
       std::vector<std::uint64_t> out(world_), in(world_);
-      // Now and then more messages than kernel parameters hold.
-      const bool many = step % 50 == 49;
+      // Now and then more messages than kernel parameters hold, which an operation over several nodes may not have.
+      const bool many = options_.nodes == 1 && step % 50 == 49;
       const std::uint32_t count = many ? 5000 : 1 + static_cast<std::uint32_t>(random() % 24);
       for (std::uint32_t i = 0; i < count; ++i) {
         const auto source = static_cast<std::uint32_t>(random() % world_), destination = static_cast<std::uint32_t>(random() % world_);
@@ -536,6 +544,8 @@ Options parse(int argc, char** argv) {
       options.patterns = value;
     } else if (name == "--check") {
       options.checks = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--nodes") {
+      options.nodes = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--lives") {
       options.lives = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--sizes") {
@@ -561,6 +571,7 @@ int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const std::uint32_t world = std::min(count_gpus(), kMostRanks);
   if (world < 2) die("two GPUs are needed");
+  if (options.nodes == 0 || world % options.nodes != 0) die("--nodes: expected one that divides the GPUs");
   auto* shared = static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   pthread_barrierattr_t attributes;
   ::pthread_barrierattr_init(&attributes);
