@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,15 @@ from railweave.launch.placement import write, write_none
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Machine, Unknown, known
+from railweave.machine.processors import CPUINFO
 from railweave.machine.source import CommandOutput, LiveSource, Reason, Unreadable
+from railweave.machine.wiring import DRIVER, read_wiring
 from railweave.records import replace
 
-_DRIVER = "/proc/driver/nvidia/gpus"
-
+_DRIVER = DRIVER
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-# Folders and files of which nothing is needed for placing ranks; on a large machine they are most of all that there is to read.
-_NOT_NEEDED = re.compile(r"/(cpufreq|msi_irqs|counters|hw_counters|statistics|gids|gid_attrs|ecn)(/|$)|/(config|aer_dev_[a-z]+)$")
 
 
 class _Files(LiveSource):
@@ -34,16 +31,7 @@ class _Files(LiveSource):
     takes longer than everything else."""
 
     def read_bytes(self, path: str) -> bytes:
-        self._check_needed(path)
-        return super().read_bytes(path)
-
-    def listdir(self, path: str) -> tuple[str, ...]:
-        self._check_needed(path)
-        return super().listdir(path)
-
-    def _check_needed(self, path: str) -> None:
-        if _NOT_NEEDED.search(path):
-            raise Unreadable(path, Reason.not_given, "not asked")
+        return self._read(path, b"\n\n" if path == CPUINFO else None)  # the kernel takes milliseconds to list hundreds of CPUs
 
     def command(self, argv: Sequence[str]) -> CommandOutput:
         raise Unreadable(" ".join(argv), Reason.tool_missing, "not asked")
@@ -102,7 +90,7 @@ def placement_text(workload: str) -> str:
 
 
 def _host_by_files() -> Host | None:
-    machine = discover(_Files())
+    machine = read_wiring(_Files())
     if any(isinstance(fact, Unknown) for fact in (machine.pci, machine.numa, machine.cpus.cores)) or not known(machine.gpus):
         return None
     host, _ = host_of(machine)

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown
+from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown, known
 from railweave.machine.pci import path_addresses
 from railweave.machine.reading import NotGiven, attempt, folder, integer, link_name, or_else, or_none, parsed, ran, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
-from railweave.records import dataclass
+from railweave.records import dataclass, replace
 
 RDMA = "/sys/class/infiniband"
 NETDEVS = "/sys/class/net"
@@ -34,7 +34,16 @@ class _Netdev:
 
 
 def read_nics(source: Source) -> Fact[tuple[Nic, ...]]:
-    """RDMA ports, then netdevices on the PCI bus that are no RDMA device's."""
+    """RDMA ports, then netdevices on the PCI bus that are no RDMA device's, with all that is known of them."""
+    ports = read_ports(source)
+    if isinstance(ports, Unknown):
+        return ports
+    in_full = (_rdma_nic(source, port) if known(port.rdma) else _ethernet_nic(source, port) for port in ports.value)
+    return Known(tuple(in_full), ports.evidence)
+
+
+def read_ports(source: Source) -> Fact[tuple[Nic, ...]]:
+    """The same ports: where they are, their rate and state."""
     try:
         names = source.listdir(NETDEVS)
     except Unreadable as error:
@@ -53,8 +62,8 @@ def read_nics(source: Source) -> Fact[tuple[Nic, ...]]:
                 n.name for n in netdevs if isinstance(bus_id, Known) and n.bus_id == bus_id.value and (len(ports) == 1 or n.port == port)
             )
             claimed.update(own)
-            found.append(_rdma_nic(source, device, port, bus_id, own))
-    found += [_ethernet_nic(source, netdev) for netdev in netdevs if netdev.name not in claimed]
+            found.append(_rdma_port(source, device, port, bus_id, own))
+    found += [_ethernet_port(source, netdev) for netdev in netdevs if netdev.name not in claimed]
     return Known(tuple(found), f"{RDMA}, {NETDEVS}")
 
 
@@ -85,24 +94,31 @@ def _netdev(source: Source, name: str) -> _Netdev | None:
     return _Netdev(name, bus_id.value, port.value + 1 if isinstance(port, Known) else 1)
 
 
-def _rdma_nic(source: Source, device: str, port: int, bus_id: Fact[str | None], netdevs: tuple[str, ...]) -> Nic:
-    at = f"{RDMA}/{device}"
-    port_at = f"{at}/ports/{port}"
-    link_layer = text_fact(source, f"{port_at}/link_layer")
-    netdev = netdevs[0] if netdevs else None
-    roce = isinstance(link_layer, Known) and link_layer.value == "Ethernet"
-    none = Unknown(Reason.absent, f"{NETDEVS}/*", f"{device} has no netdevice here")
-    not_roce = Unknown(Reason.unsupported, f"{port_at}/link_layer", "of RoCE only")
-    trust, pfc = _priorities(source, netdev) if roce and netdev else (not_roce, not_roce)
+def _rdma_port(source: Source, device: str, port: int, bus_id: Fact[str | None], netdevs: tuple[str, ...]) -> Nic:
+    at = f"{RDMA}/{device}/ports/{port}"
     return Nic(
         name=device,
         port=port,
         bus_id=bus_id,
-        rdma=Known(device, at),
+        rdma=Known(device, f"{RDMA}/{device}"),
         netdevs=Known(netdevs, f"{NETDEVS}/*"),
-        link_layer=link_layer,
-        rate_bps=parsed(source, f"{port_at}/rate", _rate),
-        state=parsed(source, f"{port_at}/state", _state),
+        link_layer=text_fact(source, f"{at}/link_layer"),
+        rate_bps=parsed(source, f"{at}/rate", _rate),
+        state=parsed(source, f"{at}/state", _state),
+    )
+
+
+def _rdma_nic(source: Source, nic: Nic) -> Nic:
+    at = f"{RDMA}/{nic.name}"
+    port_at = f"{at}/ports/{nic.port}"
+    netdevs = known(nic.netdevs) or ()
+    netdev = netdevs[0] if netdevs else None
+    roce = known(nic.link_layer) == "Ethernet"
+    none = Unknown(Reason.absent, f"{NETDEVS}/*", f"{nic.name} has no netdevice here")
+    not_roce = Unknown(Reason.unsupported, f"{port_at}/link_layer", "of RoCE only")
+    trust, pfc = _priorities(source, netdev) if roce and netdev else (not_roce, not_roce)
+    return replace(
+        nic,
         physical_state=parsed(source, f"{port_at}/phys_state", _state),
         mtu=integer(source, f"{NETDEVS}/{netdev}/mtu") if netdev else none,
         firmware=text_fact(source, f"{at}/fw_ver"),
@@ -116,13 +132,12 @@ def _rdma_nic(source: Source, device: str, port: int, bus_id: Fact[str | None], 
         trust=trust,
         pfc=pfc,
         ecn=_ecn(source, netdev) if roce and netdev else not_roce,
-        traffic_class=_traffic_class(source, device, port) if roce else not_roce,
+        traffic_class=_traffic_class(source, nic.name, nic.port) if roce else not_roce,
     )
 
 
-def _ethernet_nic(source: Source, netdev: _Netdev) -> Nic:
+def _ethernet_port(source: Source, netdev: _Netdev) -> Nic:
     at = f"{NETDEVS}/{netdev.name}"
-    no_rdma = Unknown(Reason.absent, RDMA, f"{netdev.name} has no RDMA device")
     return Nic(
         name=netdev.name,
         port=netdev.port,
@@ -132,6 +147,14 @@ def _ethernet_nic(source: Source, netdev: _Netdev) -> Nic:
         link_layer=parsed(source, f"{at}/type", _hardware_type),
         rate_bps=parsed(source, f"{at}/speed", _speed),
         state=text_fact(source, f"{at}/operstate"),
+    )
+
+
+def _ethernet_nic(source: Source, nic: Nic) -> Nic:
+    at = f"{NETDEVS}/{nic.name}"
+    no_rdma = Unknown(Reason.absent, RDMA, f"{nic.name} has no RDMA device")
+    return replace(
+        nic,
         physical_state=parsed(source, f"{at}/carrier", lambda text: "linkup" if int(text) else "no carrier"),
         mtu=integer(source, f"{at}/mtu"),
         firmware=no_rdma,
@@ -139,7 +162,7 @@ def _ethernet_nic(source: Source, netdev: _Netdev) -> Nic:
         guid=no_rdma,
         gids=no_rdma,
         counters=no_rdma,
-        statistics=_statistics(source, (netdev.name,)),
+        statistics=_statistics(source, (nic.name,)),
         carrier_changes=integer(source, f"{at}/carrier_changes"),
         bond=or_none(link_name(source, f"{at}/master")),
         trust=no_rdma,

@@ -9,7 +9,7 @@ from railweave.machine import facts
 from railweave.machine.facts import Fact, Known, PciDevice, PciLink, Unknown
 from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, link_name, or_none, parsed
 from railweave.machine.source import Reason, Source, Unreadable
-from railweave.records import dataclass
+from railweave.records import dataclass, replace
 
 DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -36,6 +36,43 @@ def read_pci(source: Source) -> Fact[tuple[PciDevice, ...]]:
             parent = places[parent].parent
     devices = [_device(source, name, places[name], classes[name], name in in_full) for name in names]
     return Known(tuple(devices), DEVICES)
+
+
+def read_wiring(source: Source, names: Sequence[str]) -> Fact[tuple[PciDevice, ...]]:
+    """These functions, the first ones of their cards, and the bridges above them: where they hang, what their links can do, NUMA nodes."""
+    places: dict[str, _Place] = {}
+    for name in names:
+        try:
+            target = source.readlink(f"{DEVICES}/{name}")
+        except Unreadable as error:
+            return Unknown(error.reason, error.path, error.detail)
+        root, way = path_root(target), path_addresses(target)
+        places[name] = _Place(way[-2] if len(way) > 1 else None, root)
+        places.update({address: _Place(way[depth - 1] if depth else None, root) for depth, address in enumerate(way)})
+        card = name.rsplit(".", 1)[0] + ".0"
+        if card not in places and isinstance(integer(source, f"{DEVICES}/{card}/class"), Known):
+            places[card] = places[name]
+    return Known(tuple(_wired(source, name, place, name in names) for name, place in sorted(places.items())), DEVICES)
+
+
+def _wired(source: Source, name: str, place: _Place, is_end: bool) -> PciDevice:
+    at = f"{DEVICES}/{name}"
+    device = PciDevice(
+        bus_id=name,
+        parent=place.parent,
+        root=place.root,
+        pci_class=integer(source, f"{at}/class"),
+        numa=parsed(source, f"{at}/numa_node", _numa),
+        link_max=read_link(source, at, "max"),
+    )
+    if not is_end:
+        return device
+    return replace(
+        device,
+        vendor=integer(source, f"{at}/vendor"),
+        device=integer(source, f"{at}/device"),
+        physical_function=or_none(link_name(source, f"{at}/physfn")),
+    )
 
 
 def canonical_bus_id(text: str) -> str:

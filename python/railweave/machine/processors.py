@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from railweave.machine.facts import Core, Cpus, Fact, Known, NumaNode, Unknown, known
 from railweave.machine.reading import NotGiven, attempt, cpu_list, parsed
 from railweave.machine.source import Source, Unreadable
+from railweave.records import replace
 
 NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
@@ -14,20 +15,28 @@ CPUINFO = "/proc/cpuinfo"
 
 
 def read_numa(source: Source) -> Fact[tuple[NumaNode, ...]]:
-    """The NUMA nodes, ascending."""
+    """The NUMA nodes, ascending, with all that is known of them."""
+    nodes = read_nodes(source)
+    if isinstance(nodes, Unknown):
+        return nodes
+    numbers = [node.id for node in nodes.value]
+    return Known(tuple(_node(source, node, numbers) for node in nodes.value), nodes.evidence)
+
+
+def read_nodes(source: Source) -> Fact[tuple[NumaNode, ...]]:
+    """The same nodes: which CPUs they have."""
     try:
         names = source.listdir(NODES)
     except Unreadable as error:
         return Unknown(error.reason, error.path, error.detail)
     numbers = sorted(int(name[4:]) for name in names if name.startswith("node") and name[4:].isdigit())
-    return Known(tuple(_node(source, number, numbers) for number in numbers), NODES)
+    return Known(tuple(NumaNode(number, parsed(source, f"{NODES}/node{number}/cpulist", cpu_list)) for number in numbers), NODES)
 
 
-def _node(source: Source, number: int, numbers: list[int]) -> NumaNode:
-    at = f"{NODES}/node{number}"
-    return NumaNode(
-        id=number,
-        cpus=parsed(source, f"{at}/cpulist", cpu_list),
+def _node(source: Source, node: NumaNode, numbers: list[int]) -> NumaNode:
+    at = f"{NODES}/node{node.id}"
+    return replace(
+        node,
         memory_B=parsed(source, f"{at}/meminfo", _memory),
         distances=parsed(source, f"{at}/distance", lambda text: _distances(text, numbers)),
         hugepages=attempt(f"{at}/hugepages", lambda: _hugepages(source, f"{at}/hugepages")),
@@ -57,7 +66,19 @@ def _hugepages(source: Source, at: str) -> Mapping[int, int]:
 
 
 def read_cpus(source: Source) -> Cpus:
-    """Kind, cores, simultaneous multithreading, clock policies."""
+    """Kind, cores, caches, simultaneous multithreading, clock policies."""
+    cpus = read_cores(source)
+    return replace(
+        cpus,
+        l3=_caches(source, cpus.online),
+        smt=parsed(source, f"{CPUS}/smt/active", lambda text: bool(int(text))),
+        governors=_policies(source, "scaling_governor"),
+        energy_preferences=_policies(source, "energy_performance_preference"),
+    )
+
+
+def read_cores(source: Source) -> Cpus:
+    """Kind and cores."""
     info = attempt(CPUINFO, lambda: _cpuinfo(source.read_text(CPUINFO)))
     online = parsed(source, f"{CPUS}/online", cpu_list)
     return Cpus(
@@ -68,10 +89,6 @@ def read_cpus(source: Source) -> Cpus:
         model=_number(info, "model"),
         online=online,
         cores=_cores(source, online),
-        l3=_caches(source, online),
-        smt=parsed(source, f"{CPUS}/smt/active", lambda text: bool(int(text))),
-        governors=_policies(source, "scaling_governor"),
-        energy_preferences=_policies(source, "energy_performance_preference"),
     )
 
 

@@ -128,6 +128,10 @@ class LiveSource(Source):
         return f"{self._root}/{path.lstrip('/')}"
 
     def read_bytes(self, path: str) -> bytes:
+        return self._read(path)
+
+    def _read(self, path: str, until: bytes | None = None) -> bytes:
+        """A file; with `until`, as much of it as has that."""
         content = bytearray()
         try:
             # Without what `open` asks of each of thousands of files: whether it is a folder, how large it is, where it stands.
@@ -137,6 +141,8 @@ class LiveSource(Source):
                     content += part
                     if len(content) > FILE_LIMIT_B:
                         raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
+                    if until is not None and until in content:
+                        break
             finally:
                 os.close(file)
         except OSError as error:

@@ -9,6 +9,7 @@ from railweave.machine.facts import Fact, Host, Kernel, Known, PciDevice, Unknow
 from railweave.machine.processors import has_hypervisor_flag
 from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, or_else, or_none, parsed, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
+from railweave.records import replace
 
 FABRIC_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
 DETECT_VIRT = ("systemd-detect-virt", "--vm")
@@ -28,19 +29,26 @@ def _is_open(text: str) -> bool:
 
 def read_kernel(source: Source, nvidia_driver: Fact[str], pci: Fact[tuple[PciDevice, ...]]) -> Kernel:
     """Release, command line, modules, and what they offer to GPUs and NICs."""
-    return Kernel(
-        release=text_fact(source, "/proc/sys/kernel/osrelease"),
+    return replace(
+        read_peer_access(source),
         cmdline=parsed(source, "/proc/cmdline", lambda text: tuple(text.split())),
         modules=parsed(source, "/proc/modules", lambda text: tuple(sorted(line.split()[0] for line in text.splitlines() if line.strip()))),
         nvidia_driver=nvidia_driver if isinstance(nvidia_driver, Known) else text_fact(source, "/sys/module/nvidia/version"),
-        nvidia_open=parsed(source, "/proc/driver/nvidia/version", _is_open),
-        peermem=_peer_memory_clients(source),
-        gdrcopy=text_fact(source, "/sys/module/gdrdrv/version"),
         iommu_groups=_iommu_groups(source),
         numa_balancing=integer(source, "/proc/sys/kernel/numa_balancing"),
         transparent_hugepages=parsed(source, "/sys/kernel/mm/transparent_hugepage/enabled", _chosen),
         irq_affinity=_irq_affinity(source, pci),
         irqbalance=_service(source, IRQBALANCE),
+    )
+
+
+def read_peer_access(source: Source) -> Kernel:
+    """What decides whether NICs and CPUs reach the memory of GPUs."""
+    return Kernel(
+        release=text_fact(source, "/proc/sys/kernel/osrelease"),
+        nvidia_open=parsed(source, "/proc/driver/nvidia/version", _is_open),
+        peermem=_peer_memory_clients(source),
+        gdrcopy=text_fact(source, "/sys/module/gdrdrv/version"),
     )
 
 
@@ -113,17 +121,21 @@ def _service(source: Source, argv: Sequence[str]) -> Fact[bool]:
 
 def read_host(source: Source) -> Host:
     """Hypervisor, container, devices, services."""
-    return Host(
+    return replace(
+        read_guest(source),
         vendor=text_fact(source, "/sys/class/dmi/id/sys_vendor"),
         product=text_fact(source, "/sys/class/dmi/id/product_name"),
         bios=text_fact(source, "/sys/class/dmi/id/bios_version"),
-        hypervisor=_hypervisor(source),
         container=_container(source),
         infiniband_devices=or_else(attempt("/dev/infiniband", lambda: source.listdir("/dev/infiniband")), ()),
         nvidia_devices=attempt("/dev/nvidia*", lambda: _nvidia_devices(source)),
         fabric_manager=_service_state(source, FABRIC_MANAGER),
-        topology_file=_topology_file(source),
     )
+
+
+def read_guest(source: Source) -> Host:
+    """Whether this is a virtual machine, and what tells NCCL the wiring that it may hide."""
+    return Host(hypervisor=_hypervisor(source), topology_file=_topology_file(source))
 
 
 def _hypervisor(source: Source) -> Fact[bool]:

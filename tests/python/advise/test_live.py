@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from railweave.machine.paths import WAYS
 from railweave.machine.recording import RecordedSource, write_recording
 from railweave.machine.source import Reason, Source
 from railweave.machine.text import nic_way
+from railweave.machine.wiring import DRIVER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
 from crafted import Crafted, Switch, craft
@@ -127,42 +128,54 @@ def test_a_recording_of_a_templates_machine_is_advised_as_the_template(name: str
 
 
 class FilesOf(Source):
-    """A recording's files, as `railweave run` reads them: no libraries, no programs."""
+    """A recording's files, as `railweave run` reads them: no libraries, no programs; and the driver's folder of GPUs."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, gpus: Sequence[str]) -> None:
         self.of = source
+        self.gpus = tuple(gpus)
 
     def read_bytes(self, path: str) -> bytes:
-        self._check_needed(path)
         return self.of.read_bytes(path)
 
     def listdir(self, path: str) -> tuple[str, ...]:
-        self._check_needed(path)
-        return self.of.listdir(path)
+        return self.gpus if path == DRIVER else self.of.listdir(path)
 
     def readlink(self, path: str) -> str:
         return self.of.readlink(path)
 
-    _check_needed = live._Files._check_needed
     command = live._Files.command  # type: ignore[assignment]
     library = live._Files.library  # type: ignore[assignment]
 
 
+@pytest.mark.parametrize("workload", ["bandwidth", "latency"])
 @pytest.mark.parametrize("name", fabric.templates())
-def test_files_alone_place_ranks_as_all_facts_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_alone_place_ranks_as_all_facts_do(name: str, workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = TemplateMachine(name)
     machine = made.machine()
+    addresses = [known(gpu.bus_id) or "" for gpu in known(machine.gpus) or ()]
     for gpu in known(machine.gpus) or ():
         about = tmp_path / (known(gpu.bus_id) or "") / "information"
         about.parent.mkdir()
         about.write_text(f"Model: \t\t {known(gpu.name)}\nGPU UUID: \t {known(gpu.uuid)}\nDevice Minor: \t {gpu.index}\n")
     monkeypatch.setattr(live, "_DRIVER", str(tmp_path))
-    texts = []
-    for source in (made.source, FilesOf(made.source)):
-        monkeypatch.setattr(live, "LiveSource", lambda source=source: source)
-        monkeypatch.setattr(live, "_Files", lambda source=source: source)
-        texts.append(live.placement_text("bandwidth"))
-    assert texts[0] == texts[1] and texts[0].count("\nuuid GPU-") == len(known(machine.gpus) or ())
+    monkeypatch.setattr(live, "LiveSource", lambda: made.source)
+    monkeypatch.setattr(live, "_Files", lambda: FilesOf(made.source, ()))
+    assert live._host_by_files() is None  # the driver's folder is not there: all facts are asked
+    by_facts = live.placement_text(workload)
+    monkeypatch.setattr(live, "_Files", lambda: FilesOf(made.source, addresses))
+    assert live._host_by_files() is not None
+    by_files = live.placement_text(workload)
+    assert by_files == by_facts and by_files.count("\nuuid GPU-") == len(addresses)
+
+
+def test_of_the_processors_files_alone_read_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "proc").mkdir()
+    first = "processor\t: 0\nflags\t\t: " + "x" * 5000 + " hypervisor\n\n"
+    (tmp_path / "proc/cpuinfo").write_text(first + "processor\t: 1\n\n" * 10_000)
+    files = live._Files()
+    monkeypatch.setattr(files, "_root", str(tmp_path))
+    read = files.read_bytes("/proc/cpuinfo")
+    assert read.startswith(first.encode()) and len(read) < 10_000
 
 
 def test_a_machine_without_gpus_is_placed_as_such() -> None:
