@@ -31,8 +31,9 @@ test: setup test-cpp cuda test-python protocol test-cni fuzz-short ## all tests;
 test-cpp: build ## C++ tests
 	@RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true) ctest --preset $(PRESET) -j 2
 
+# Labs mostly wait, one after the other, while other tests run.
 test-python: ## Python tests
-	@.venv/bin/python -m pytest -q
+	@.venv/bin/python -m pytest -q -n 3 --dist loadgroup
 
 lint: ## formatters, linters, type checker
 	@scripts/lint
