@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html.parser
 import re
 import shutil
@@ -31,6 +32,12 @@ def make_run(nodes: int = 2, matrices: int = 4, wrong: str | None = None) -> Run
     return Run("2026-01-02T03:04:05+00:00", "railweave bench --lab '2x4'", machine, {"railweave": "0"}, spec.to_json(), "lab", results)
 
 
+@functools.cache
+def a_page() -> str:
+    """Drawing one takes a second."""
+    return page(make_run())
+
+
 class Balanced(html.parser.HTMLParser):
     """Fails on a tag that is not closed, or closed without having been opened."""
 
@@ -47,7 +54,7 @@ class Balanced(html.parser.HTMLParser):
 
 
 def test_page_needs_nothing_else() -> None:
-    text = page(make_run())
+    text = a_page()
     # names of XML namespaces are no addresses to fetch
     assert not re.findall(r"https?://(?!www\.w3\.org/)", text)
     assert not re.findall(r"<(?:script|link|img|iframe)\b", text)
@@ -56,7 +63,7 @@ def test_page_needs_nothing_else() -> None:
 
 
 def test_page_is_well_formed_with_unique_ids() -> None:
-    text = page(make_run())
+    text = a_page()
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
@@ -66,7 +73,7 @@ def test_page_is_well_formed_with_unique_ids() -> None:
 
 
 def test_page_says_what_was_found() -> None:
-    text = page(make_run())
+    text = a_page()
     assert "4.01×" in text  # 0.69 s over 0.172 s
     assert "98%–98%" in text or "98%" in text
     assert "A &lt;CPU&gt; &amp; more" in text
@@ -75,12 +82,13 @@ def test_page_says_what_was_found() -> None:
 
 
 def test_wrong_bytes_cannot_be_overlooked() -> None:
-    assert 'class="bad">WRONG: rank 2' in page(make_run(wrong="rank 2 got a wrong byte"))
-    assert "Not every byte was right" in page(make_run(wrong="rank 2 got a wrong byte"))
+    text = page(make_run(wrong="rank 2 got a wrong byte"))
+    assert 'class="bad">WRONG: rank 2' in text
+    assert "Not every byte was right" in text
 
 
 def test_equal_results_give_equal_pages() -> None:
-    assert page(make_run()) == page(make_run())
+    assert page(make_run()) == a_page()
 
 
 @pytest.mark.parametrize(("nodes", "matrices"), [(2, 1), (1, 2), (16, 7)])
@@ -94,7 +102,7 @@ def test_browser_shows_it(tmp_path: Path) -> None:
     from matplotlib import image
 
     path, picture = tmp_path / "page.html", tmp_path / "page.png"
-    path.write_text(page(make_run()))
+    path.write_text(a_page())
     assert _CHROMIUM is not None
     command = [_CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--window-size=1280,1600"]
     shown = subprocess.run([*command, f"--screenshot={picture}", path.as_uri()], capture_output=True, text=True, timeout=120, check=False)
