@@ -246,7 +246,7 @@ def load_fabric(what: str, nodes: int, template_dirs: Sequence[str | os.PathLike
     A file of any kind, or a node template by name; nodes 0: as the file says.
     """
 
-def parse_fabric(text: str, source: str, nodes: int, template_dirs: Sequence[str | os.PathLike]) -> Fabric:
+def parse_fabric(text: str, source: str, nodes: int, template_dirs: Sequence[str | os.PathLike], described_by: str) -> Fabric:
     """The same from the text of a file."""
 
 def template_names(template_dirs: Sequence[str | os.PathLike]) -> list[str]: ...

@@ -52,9 +52,12 @@ def load(source: str | Path, nodes: int | None = None) -> Fabric:
     return _native.load_fabric(str(source), _node_count(nodes), TEMPLATE_DIRS)
 
 
-def loads(text: str, source: str = "<string>", nodes: int | None = None) -> Fabric:
-    """Read a fabric from the text of a file; `source` is the name that errors show and where files named in it are looked for."""
-    return _native.parse_fabric(text, source, _node_count(nodes), TEMPLATE_DIRS)
+def loads(text: str, source: str = "<string>", nodes: int | None = None, described_by: str = "topology file") -> Fabric:
+    """Read a fabric from the text of a file; `source` is the name that errors show and where files named in it are looked for.
+
+    `described_by` is what the sources of a topology file's figures begin with.
+    """
+    return _native.parse_fabric(text, source, _node_count(nodes), TEMPLATE_DIRS, described_by)
 
 
 def templates() -> dict[str, str]:

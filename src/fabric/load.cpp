@@ -113,7 +113,7 @@ Fabric parse_fabric(std::string_view text, const std::string& source, const Load
     case Form::json:
       if (options.nodes != 0) throw FabricError(source + ": a JSON fabric has its nodes in it; a number of nodes does not apply");
       return parse_fabric_json(text, source);
-    case Form::xml: return one_kind_of_node(parse_nccl_topology(text, source), options.nodes);
+    case Form::xml: return one_kind_of_node(parse_nccl_topology(text, source, options.described_by), options.nodes);
     case Form::yaml: break;
   }
   if (!is_cluster(text)) return one_kind_of_node(parse_node_template(text, source), options.nodes);

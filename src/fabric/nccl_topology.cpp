@@ -39,7 +39,8 @@ std::string lower(std::string_view text) {
 
 class TopologyReader {
  public:
-  TopologyReader(const XmlText& text, NodeTemplate& node) : text_(text), node_(node) {}
+  TopologyReader(const XmlText& text, NodeTemplate& node, const std::string& described_by)
+      : text_(text), node_(node), described_by_(described_by) {}
   void read(const pugi::xml_node& system);
 
  private:
@@ -86,6 +87,7 @@ class TopologyReader {
 
   const XmlText& text_;
   NodeTemplate& node_;
+  const std::string& described_by_;
   std::vector<Found> gpus_, nics_;
   std::map<long long, VertexId> numa_;
   std::map<std::string, VertexId> gpu_by_bus_, bridge_by_bus_;
@@ -162,7 +164,7 @@ LinkClass TopologyReader::pcie_link(const pugi::xml_node& pci) const {
       if (speed == GTps) generation = gen;
     }
   }
-  link.source = "topology file: ";
+  link.source = described_by_ + ": ";
   if (generation == 0) {
     generation = kDefaultGeneration;
     link.source += "no known link_speed, 8 GT/s assumed as NCCL does";
@@ -335,7 +337,7 @@ void TopologyReader::read_nets(const pugi::xml_node& nic, VertexId parent, const
     const long long written = integer(net, "speed").value_or(0);
     if (written > kMaxMbps) fail(net, "speed=\"" + std::to_string(written) + "\"", "Mbit/s, at most " + std::to_string(kMaxMbps));
     const long long Mbps = written > 0 ? written : kNcclDefaultMbps;
-    LinkClass port{static_cast<std::uint64_t>(Mbps) * 125'000, kPortLatencyNs, "topology file: " + std::to_string(Mbps) + " Mbit/s"};
+    LinkClass port{static_cast<std::uint64_t>(Mbps) * 125'000, kPortLatencyNs, described_by_ + ": " + std::to_string(Mbps) + " Mbit/s"};
     if (written <= 0) port.source = "no speed in the topology file, 10000 Mbit/s assumed as NCCL does";
     const double latency_us = net.attribute("latency").as_double();
     if (latency_us > 0 && latency_us <= 1e6) port.latency_ns = static_cast<std::uint64_t>(std::llround(latency_us * 1000));
@@ -378,7 +380,7 @@ void TopologyReader::read_nvlinks(const Found& gpu) {
            std::to_string(count) + " NVLinks of a GPU with sm=\"" + std::string(element.attribute("sm").value()).substr(0, 60) + "\"",
            "a count of 1 to 1024, and an sm of 60 or more");
     }
-    const std::string source = "topology file: " + std::to_string(count) + " NVLinks of sm " + std::to_string(sm);
+    const std::string source = described_by_ + ": " + std::to_string(count) + " NVLinks of sm " + std::to_string(sm);
     const std::string_view target_class = nvlink.attribute("tclass").value();
     if (target_class.empty()) fail(nvlink, "no attribute 'tclass'", "the PCI class of the other end, such as 0x068000 for an NVSwitch");
     VertexId target = kNone;
@@ -409,7 +411,7 @@ void TopologyReader::read_c2c(const Found& gpu) {
       fail(c2c, "count=\"" + std::to_string(count) + "\" bw=\"" + std::to_string(MBps) + "\"", "a count of 1 to 1024 and MB/s above 0");
     }
     const std::uint64_t Bps = static_cast<std::uint64_t>(count) * static_cast<std::uint64_t>(MBps) * 1'000'000;
-    const std::string source = "topology file: " + std::to_string(count) + " C2C links of " + std::to_string(MBps) + " MB/s";
+    const std::string source = described_by_ + ": " + std::to_string(count) + " C2C links of " + std::to_string(MBps) + " MB/s";
     add_nvlinks(gpu.vertex, gpu.numa, EdgeKind::c2c, Bps, source);
     add_nvlinks(gpu.numa, gpu.vertex, EdgeKind::c2c, Bps, source);
   }
@@ -492,7 +494,7 @@ void TopologyReader::settle_gdr() {
 
 }  // namespace
 
-NodeTemplate parse_nccl_topology(std::string_view text, const std::string& source) {
+NodeTemplate parse_nccl_topology(std::string_view text, const std::string& source, const std::string& described_by) {
   if (text.size() > limits::kXmlBytes) {
     throw ParseError({source, 0, 0, ""}, std::to_string(text.size()) + " bytes", "at most " + std::to_string(limits::kXmlBytes));
   }
@@ -510,7 +512,7 @@ NodeTemplate parse_nccl_topology(std::string_view text, const std::string& sourc
   const std::string file = source.substr(source.find_last_of('/') + 1);
   node.name = system.attribute("name") ? system.attribute("name").value() : file.substr(0, file.rfind(".xml"));
   node.description = "from the NCCL topology file " + file;
-  TopologyReader(xml, node).read(system);
+  TopologyReader(xml, node, described_by).read(system);
   return node;
 }
 

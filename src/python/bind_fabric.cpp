@@ -172,10 +172,11 @@ void bind_sources(nb::module_& m) {
       "what"_a, "nodes"_a, "template_dirs"_a, "A file of any kind, or a node template by name; nodes 0: as the file says.");
   m.def(
       "parse_fabric",
-      [](std::string_view text, const std::string& source, std::uint32_t nodes, const Folders& template_dirs) {
-        return parse_fabric(text, source, {nodes, template_dirs});
+      [](std::string_view text, const std::string& source, std::uint32_t nodes, const Folders& template_dirs,
+         const std::string& described_by) {
+        return parse_fabric(text, source, {nodes, template_dirs, described_by});
       },
-      "text"_a, "source"_a, "nodes"_a, "template_dirs"_a, "The same from the text of a file.");
+      "text"_a, "source"_a, "nodes"_a, "template_dirs"_a, "described_by"_a, "The same from the text of a file.");
   m.def("template_names", &template_names, "template_dirs"_a);
   m.def(
       "template_description",

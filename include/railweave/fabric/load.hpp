@@ -17,6 +17,8 @@ struct LoadOptions {
   std::uint32_t nodes = 0;
   // Folders with node templates, NAME.yaml, searched in this order.
   std::vector<std::filesystem::path> template_dirs;
+  // What the sources of a topology file's figures begin with: "this machine" where it was written from a machine's own facts.
+  std::string described_by = "topology file";
 };
 
 // `what` is a path to fabric JSON, a cluster file, a node template or an NCCL topology XML (told apart by their content), or the

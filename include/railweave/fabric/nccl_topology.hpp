@@ -12,6 +12,7 @@ namespace railweave {
 // written by hand for cloud machines, from their PCI class alone. GPUs are numbered by `dev` where all have it, else by bus
 // id, as CUDA does; NICs likewise. Where the file leaves a rate open, NCCL's default is taken and the edge's source says so
 // (docs/fabric.md, "NCCL topology files"). Throws ParseError with line, column and path ("/system/cpu[2]/pci[1]").
-NodeTemplate parse_nccl_topology(std::string_view text, const std::string& source);
+// `described_by` is what the sources of its figures begin with.
+NodeTemplate parse_nccl_topology(std::string_view text, const std::string& source, const std::string& described_by = "topology file");
 
 }  // namespace railweave

@@ -7,15 +7,12 @@ import json
 from railweave import fabric as fabrics
 from railweave.fabric import Fabric
 from railweave.machine import nccl_topology
-from railweave.machine.facts import Machine, Unknown, known
+from railweave.machine.facts import Fact, Machine, Unknown, known
 from railweave.machine.ways_topology import MADE_UP_DOMAIN, export_ways
 
 # Attributes of parts, beside those of the topology file that a machine is written as: why it is not known of a GPU whether GPUDirect RDMA
 # is usable, and of a NUMA node that its number is not the operating system's.
 GDR_UNKNOWN, NUMBERS_MADE_UP = "railweave.gdr_unknown", "railweave.numa_made_up"
-
-# What the reader calls its source, in the sources of a fabric's figures.
-_READ_FROM = "topology file: "
 
 
 def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple[str, ...]]:
@@ -23,14 +20,18 @@ def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple
     gpus = known(machine.gpus) or ()
     by_ways = bool(gpus) and all(known(gpu.bus_id) is None for gpu in gpus)
     exported = export_ways(machine) if by_ways else nccl_topology.export(machine, name=machine.origin)
-    fabric = fabrics.loads(exported.text, machine.origin, nodes)
-    document = json.loads(fabric.to_json())
+    fabric = fabrics.loads(exported.text, machine.origin, nodes, machine.origin)
     gdr = nccl_topology.gpudirect_rdma(machine)
+    if by_ways or isinstance(gdr, Unknown):
+        fabric = _annotated(fabric, machine, gdr, by_ways)
+    return fabric, exported.notes
+
+
+def _annotated(fabric: Fabric, machine: Machine, gdr: Fact[bool], by_ways: bool) -> Fabric:
+    """With what a topology file has no place for: what is not known, and what was made up."""
+    document = json.loads(fabric.to_json())
     stated = {node.id for node in known(machine.numa) or ()}
     for part in (*document["edges"], *document["vertices"]):
-        source = part.get("source", "")
-        if source.startswith(_READ_FROM):
-            part["source"] = f"{machine.origin}: {source.removeprefix(_READ_FROM)}"
         if part.get("kind") == "gpu" and isinstance(gdr, Unknown):
             part["attributes"][GDR_UNKNOWN] = str(gdr)
         if by_ways and part.get("kind") == "numa" and int(part["attributes"]["cpu.numaid"]) not in stated:
@@ -39,4 +40,4 @@ def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple
             part["source"] += " (generation assumed)"
         if by_ways and part.get("bus_id", "").startswith(MADE_UP_DOMAIN):
             del part["bus_id"]
-    return Fabric.from_json(json.dumps(document), machine.origin), exported.notes
+    return Fabric.from_json(json.dumps(document), machine.origin)
