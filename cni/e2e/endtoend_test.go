@@ -47,7 +47,7 @@ func TestEndToEnd(t *testing.T) {
 			for i, r := range c.Runtimes {
 				for _, pod := range r.Pods() {
 					for rail := range test.options.Network.Rails {
-						if err := r.Check(pod, rail); err != nil {
+						if err := eventually(func() error { return r.Check(pod, rail) }); err != nil {
 							t.Errorf("CHECK of %v on rail %d of node %d: %v", pod, rail, i+1, err)
 						}
 					}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/railweave/railweave/cni/e2e/cluster"
 	"github.com/railweave/railweave/cni/e2e/runtime"
 	"github.com/railweave/railweave/cni/e2e/testnet"
@@ -56,8 +58,8 @@ func TestTruthOfStatusAndCheck(t *testing.T) {
 	r, node, agent := c.Runtimes[0], c.Network.Nodes[0], c.Agents[0]
 	pod := run(t, c, 1, "team-a", "pod")
 	audited(t, c)
-	must(t, r.Status(0))
-	must(t, r.Check(pod, 0))
+	must(t, eventually(func() error { return r.Status(0) }))
+	must(t, eventually(func() error { return r.Check(pod, 0) }))
 	a := pod.Attachments[0]
 	gateway4, _ := testnet.Gateway(0)
 	// What agent and daemons notice after a while is asked about until it is. The agent repairs what it sees, every 5 s or at
@@ -154,6 +156,28 @@ func eventually(f func() error) error {
 	}
 }
 
+// patiently calls again what is answered "try again later", as a kubelet does: on a machine that stands still for seconds a session
+// falls now and then.
+func patiently(call func() error) error {
+	deadline := time.Now().Add(settleLimit)
+	for {
+		err := call()
+		if !runtime.IsLater(err) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// attachOwn runs this project's plugins for the first rail, on the given previous result.
+func attachOwn(r *runtime.Runtime, pod *runtime.Pod, previous map[string]any) (result *types100.Result, err error) {
+	err = patiently(func() error {
+		result, err = r.AttachOwn(pod, 0, previous)
+		return err
+	})
+	return result, err
+}
+
 // agentRepairs waits until CHECK is satisfied again without anybody's help.
 func agentRepairs(r *runtime.Runtime, pod *runtime.Pod) error {
 	return eventually(func() error { return r.Check(pod, 0) })
@@ -179,10 +203,17 @@ func TestDeleteWithoutAgent(t *testing.T) {
 	must(t, r.Detach(second, 0))
 	must(t, agent.Start())
 	must(t, agent.WaitReady(cluster.ReadyLimit))
-	must(t, reuseAddresses(c.Network.Nodes[0]))
 	for rail := range c.Network.Leaves {
-		_, err := r.Attach(second, rail)
-		must(t, err)
+		must(t, patiently(func() error {
+			if err := reuseAddresses(c.Network.Nodes[0]); err != nil {
+				return err
+			}
+			_, err := r.Attach(second, rail)
+			if err != nil {
+				return errors.Join(err, r.Detach(second, rail))
+			}
+			return nil
+		}))
 	}
 	if got := second.Attachments[0].Address(false); got != address {
 		t.Fatalf("the second pod has %v and not the first's %v: this test shows nothing", got, address)
@@ -328,14 +359,14 @@ func TestRepeatedAdd(t *testing.T) {
 
 	previous, err := r.Previous(pod, 0)
 	must(t, err)
-	again, err := r.AttachOwn(pod, 0, previous)
+	again, err := attachOwn(r, pod, previous)
 	must(t, err)
 	if got := again.IPs[0].Address.IP.String(); got != pod.Attachments[0].Addresses[0].String() {
 		t.Errorf("the same ADD again answers with %s instead of %s", got, pod.Attachments[0].Addresses[0])
 	}
 	must(t, pod.NS.Run("ip", "addr", "add", "10.100.1.99/16", "dev", pod.Attachments[0].Interface))
 	swapAddress(previous, "10.100.1.99/16")
-	_, err = r.AttachOwn(pod, 0, previous)
+	_, err = attachOwn(r, pod, previous)
 	wantCode(t, err, codeDiffers)
 	must(t, pod.NS.Run("ip", "addr", "del", "10.100.1.99/16", "dev", pod.Attachments[0].Interface))
 	audited(t, c)
@@ -366,7 +397,7 @@ func TestRefusedAddress(t *testing.T) {
 			must(t, err)
 			swapAddress(previous, test.address)
 			must(t, pod.NS.Run("ip", "addr", "add", test.address, "dev", runtime.RailInterface(0)))
-			_, err = r.AttachOwn(pod, 0, previous)
+			_, err = attachOwn(r, pod, previous)
 			wantCode(t, err, test.code)
 			must(t, r.Remove(pod))
 			audited(t, c)

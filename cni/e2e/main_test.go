@@ -129,13 +129,14 @@ func endpoints(t *testing.T, pods []*runtime.Pod) []*probe.Endpoint {
 	return all
 }
 
-// reach checks that two pods exchange data over every rail in both families, with the kernels' own stacks.
+// reach checks that two pods exchange data over every rail in both families, with the kernels' own stacks. It has the time that a
+// machine takes which stands still for seconds; tests of what must not be lost meanwhile send probes.
 func reach(t *testing.T, from, to *runtime.Pod) {
 	t.Helper()
 	for rail := range from.Attachments {
 		for _, v6 := range []bool{false, true} {
 			src, dst := from.Attachments[rail].Address(v6), to.Attachments[rail].Address(v6)
-			if err := probe.ExchangeTCP(from.NS, to.NS, src, dst, 10*time.Second); err != nil {
+			if err := eventually(func() error { return probe.ExchangeTCP(from.NS, to.NS, src, dst, 10*time.Second) }); err != nil {
 				t.Errorf("%v to %v on rail %d: %v", from, to, rail, err)
 			}
 		}

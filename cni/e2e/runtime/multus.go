@@ -3,11 +3,15 @@ package runtime
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
 	"github.com/railweave/railweave/cni/e2e/testnet"
@@ -48,16 +52,18 @@ func (m *Multus) config() map[string]any {
 }
 
 // Run starts a pod on all its networks and reads from the system what it was given, because Multus's result tells of
-// the default network only.
+// the default network only. Like the runtime's Run it begins again for a minute if it was told to try later.
 func (m *Multus) Run(pod *Pod) error {
-	list, err := parseList(m.config())
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
-	defer cancel()
-	if _, err := m.cni.AddNetworkList(ctx, list, m.Config(pod, "eth0")); err != nil {
-		return err
+	deadline := time.Now().Add(laterLimit)
+	for {
+		err := m.call(m.add, pod)
+		if err == nil {
+			break
+		}
+		if undone := m.call(m.cni.DelNetworkList, pod); undone != nil || !multusSaysLater(err) || time.Now().After(deadline) {
+			return errors.Join(err, undone)
+		}
+		time.Sleep(laterPause)
 	}
 	pod.Attachments = nil
 	for rail := range m.network.Config.Rails {
@@ -73,15 +79,30 @@ func (m *Multus) Run(pod *Pod) error {
 	return nil
 }
 
-// Remove stops a pod.
-func (m *Multus) Remove(pod *Pod) error {
+// later are the reasons whose code is "try again later" (docs/cni/interfaces.md). Multus passes on a plugin's words, not its code.
+var later = regexp.MustCompile(`\b(NOT_READY|RAIL_DOWN|RDMA_NOT_READY|TENANCY_STALE)\b|the node agent does not answer`)
+
+func multusSaysLater(err error) bool { return IsLater(err) || later.MatchString(err.Error()) }
+
+// call has Multus do one thing for a pod.
+func (m *Multus) call(do func(context.Context, *libcni.NetworkConfigList, *libcni.RuntimeConf) error, pod *Pod) error {
 	list, err := parseList(m.config())
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
-	if err := m.cni.DelNetworkList(ctx, list, m.Config(pod, "eth0")); err != nil {
+	return do(ctx, list, m.Config(pod, "eth0"))
+}
+
+func (m *Multus) add(ctx context.Context, list *libcni.NetworkConfigList, config *libcni.RuntimeConf) error {
+	_, err := m.cni.AddNetworkList(ctx, list, config)
+	return err
+}
+
+// Remove stops a pod.
+func (m *Multus) Remove(pod *Pod) error {
+	if err := m.call(m.cni.DelNetworkList, pod); err != nil {
 		return err
 	}
 	return m.Discard(pod)

@@ -306,12 +306,17 @@ func (r *Runtime) Run(namespace, name string, withDefault bool) (*Pod, error) {
 	deadline := time.Now().Add(laterLimit)
 	for {
 		pod, err := r.try(namespace, name, withDefault)
-		var answer *PluginError
-		if !errors.As(err, &answer) || answer.Code != types.ErrTryAgainLater || time.Now().After(deadline) {
+		if !IsLater(err) || time.Now().After(deadline) {
 			return pod, err
 		}
 		time.Sleep(laterPause)
 	}
+}
+
+// IsLater tells whether a plugin answered "try again later".
+func IsLater(err error) bool {
+	var answer *PluginError
+	return errors.As(err, &answer) && answer.Code == types.ErrTryAgainLater
 }
 
 func (r *Runtime) try(namespace, name string, withDefault bool) (*Pod, error) {

@@ -32,7 +32,7 @@ type neighbor struct {
 	maxRoute int
 }
 
-// routerConfig renders a leaf's or spine's frr.conf: eBGP to each neighbour, IPv4 and IPv6, BFD, graceful restart. From
+// routerConfig renders a leaf's or spine's frr.conf: eBGP to each neighbour, IPv4 and IPv6, graceful restart, BFD towards nodes. From
 // nodes only host routes of the rail's pool are accepted, as a careful operator would have it.
 func routerConfig(r Router, id netip.Addr, pool4, pool6 netip.Prefix, neighbors []neighbor) string {
 	var b strings.Builder
@@ -64,7 +64,12 @@ func routerConfig(r Router, id netip.Addr, pool4, pool6 netip.Prefix, neighbors 
 			}
 			line(" neighbor %s timers connect 1", peer)
 			line(" neighbor %s advertisement-interval 0", peer)
-			line(" neighbor %s bfd", peer)
+			if n.isNode {
+				line(" neighbor %s bfd", peer)
+			} else {
+				// Between leafs and spine nothing ever fails; a machine that stands still for seconds must not look like it.
+				line(" neighbor %s timers 20 60", peer)
+			}
 		}
 	}
 	for _, family := range []string{"4", "6"} {

@@ -11,6 +11,7 @@ import (
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
 	"github.com/railweave/railweave/cni/internal/podnet"
+	"github.com/railweave/railweave/cni/internal/vswitch"
 )
 
 func TestLifeOfAnAttachment(t *testing.T) {
@@ -116,7 +117,8 @@ func TestRefused(t *testing.T) {
 		{"RDMA not isolated", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrRDMANotIsolated }, nodev1.Reason_RDMA_NOT_ISOLATED},
 		{"no GID", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrNoGID }, nodev1.Reason_RDMA_NOT_READY},
 		{"the pod cannot be configured", func(n *node, _ *attachment.Attachment) { n.fail["configure"] = errors.New("full") }, nodev1.Reason_POD_SETUP_FAILED},
-		{"the port cannot be marked", func(n *node, _ *attachment.Attachment) { n.fail["mark-port"] = errors.New("down") }, nodev1.Reason_DATAPATH_FAILED},
+		{"the port cannot be marked", func(n *node, _ *attachment.Attachment) { n.fail["mark-port"] = errors.New("refused") }, nodev1.Reason_DATAPATH_FAILED},
+		{"the database does not answer", func(n *node, _ *attachment.Attachment) { n.fail["mark-port"] = vswitch.ErrSilent }, nodev1.Reason_NOT_READY},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := start(t)

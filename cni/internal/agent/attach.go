@@ -291,7 +291,7 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 	}
 	parts := []func() error{
 		func() error {
-			return wrap(r.applying.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "the flows were not installed")
+			return datapathFailure(r.applying.do(ctx), r.config.Bridge, "the flows were not installed")
 		},
 		func() error {
 			return wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written")
@@ -304,7 +304,7 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 			return nil
 		},
 		func() error {
-			return wrap(a.Database.MarkPort(ctx, r.config.Bridge, held.Port, markKey, mark(held)), nodev1.Reason_DATAPATH_FAILED, held.Port, "the port could not be marked")
+			return datapathFailure(a.Database.MarkPort(ctx, r.config.Bridge, held.Port, markKey, mark(held)), held.Port, "the port could not be marked")
 		},
 	}
 	results := make(chan error, len(parts))
@@ -332,6 +332,15 @@ func wrap(err error, reason nodev1.Reason, subject, problem string) error {
 		return err
 	}
 	return failure.New(reason, subject, "see the agent's log", "%s", problem).Because(err)
+}
+
+// datapathFailure of an Attach: Open vSwitch refused it, or is busy or away, which passes. (A Detach fails in both cases: it has to be
+// called again while the agent runs.)
+func datapathFailure(err error, subject, problem string) error {
+	if errors.Is(err, vswitch.ErrSilent) {
+		return failure.New(nodev1.Reason_NOT_READY, subject, "the runtime tries again; if it stays so see whether ovsdb-server and ovs-vswitchd answer", "%s", problem).Because(err)
+	}
+	return wrap(err, nodev1.Reason_DATAPATH_FAILED, subject, problem)
 }
 
 func publishFailure(err error) error {

@@ -52,6 +52,9 @@ type Database struct {
 	bridges map[string]*Bridge
 }
 
+// ErrSilent says that Open vSwitch did not answer in time, or is not there to: nothing of what was asked is known to be wrong.
+var ErrSilent = errors.New("no answer of Open vSwitch")
+
 // transactTimeout: a transaction takes about a millisecond; a database that needs seconds is down.
 const transactTimeout = 5 * time.Second
 
@@ -262,6 +265,9 @@ func (d *Database) transact(ctx context.Context, parts ...operations) error {
 		all = append(all, ops...)
 	}
 	results, err := d.client.Transact(ctx, all...)
+	if err != nil && (ctx.Err() != nil || errors.Is(err, client.ErrNotConnected)) {
+		return fmt.Errorf("%w: %w", ErrSilent, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,9 @@
 package vswitch
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -206,4 +208,20 @@ func TestOtherConfig(t *testing.T) {
 	db := memory(t)
 	must(t, db.SetOtherConfig(t.Context(), "hw-offload", "true"))
 	await(t, "the setting", func() bool { c, err := db.OtherConfig(t.Context()); return err == nil && c["hw-offload"] == "true" })
+}
+
+// TestSilentDatabase: no answer is another error than a refusal.
+func TestSilentDatabase(t *testing.T) {
+	db := memory(t)
+	must(t, db.EnsureBridge(t.Context(), wanted, "p0"))
+	await(t, "the bridge", func() bool { return len(bridgeOf(t, db).Ports) == 2 })
+	if err := db.MarkPort(t.Context(), wanted.Name, "none", "key", "value"); err == nil || errors.Is(err, ErrSilent) {
+		t.Errorf("a port that is not there: %v", err)
+	}
+	db.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := db.MarkPort(ctx, wanted.Name, "p0", "key", "value"); !errors.Is(err, ErrSilent) {
+		t.Errorf("a database that is away: %v", err)
+	}
 }

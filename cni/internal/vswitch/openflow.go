@@ -51,12 +51,15 @@ func (e *ExitError) Unwrap() error { return e.Cause }
 func (s *Switch) ofctl(ctx context.Context, input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ofctlTimeout)
 	defer cancel()
-	command := exec.CommandContext(ctx, s.program, append([]string{"-O", "OpenFlow14", "--timeout=10", "--no-names"}, args...)...) // #nosec G204 -- constant verbs, checked bridge name
+	command := exec.CommandContext(ctx, s.program, append([]string{"-O", "OpenFlow14", "--timeout=15", "--no-names"}, args...)...) // #nosec G204 -- constant verbs, checked bridge name
 	command.Env = append(os.Environ(), "OVS_RUNDIR="+s.runDir)
 	command.Stdin = strings.NewReader(input)
 	var out, said bytes.Buffer
 	command.Stdout, command.Stderr = &out, &said
 	if err := command.Run(); err != nil {
+		if ctx.Err() != nil { // before ovs-ofctl's own limit, which is for one that has outlived its agent
+			err = fmt.Errorf("%w: %w", ErrSilent, ctx.Err())
+		}
 		return out.String(), &ExitError{s.program + " " + args[len(args)-1], said.String(), err}
 	}
 	return out.String(), nil

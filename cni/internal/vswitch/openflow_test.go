@@ -1,13 +1,16 @@
 package vswitch
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestMegaflows reads a dump in the form ovs-dpctl(8) documents for `dump-flows -m --names`; no machine with an offloading
@@ -75,6 +78,26 @@ func TestCommand(t *testing.T) {
 	}
 	if _, err := NewSwitch(t.TempDir()).Command(t.Context(), "x"); err == nil {
 		t.Error("no daemon answered")
+	}
+}
+
+// TestSilentSwitch: no answer is another error than a refusal.
+func TestSilentSwitch(t *testing.T) {
+	for script, silent := range map[string]bool{"exec sleep 60": true, "echo unknown field >&2; exit 1": false} {
+		s := NewSwitch(t.TempDir())
+		s.program = filepath.Join(t.TempDir(), "ovs-ofctl")
+		if err := os.WriteFile(s.program, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		if silent {
+			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			defer cancel()
+			ctx = short
+		}
+		if err := s.Apply(ctx, "br0", "add flow"); err == nil || errors.Is(err, ErrSilent) != silent {
+			t.Errorf("%s: %v", script, err)
+		}
 	}
 }
 
