@@ -2,13 +2,14 @@
 // operations, every byte checked.
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
-//                [--check 200] [--lives 100] [--threads] [--graph] [--death] [--nodes 2]
+//                [--check 200] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--virtual]
 //
 // --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
 // each 50th of 5,000 messages; --lives: communicators that come and go, with nothing left of them; --threads: one process for all
 // ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured operations; --death: at the
 // end the last rank is killed while others wait; --nodes: the ranks say that they are on so many nodes, which reach each other over
-// loopback (bytes and failures; the rates of rails are `railweave bench`'s business). Without --nccl nothing is measured.
+// loopback (bytes and failures; the rates of rails are `railweave bench`'s business); --virtual: buffers as PyTorch's expandable segments
+// are, which are to be mapped. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.
@@ -27,11 +28,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "device_buffer.hpp"
 #include "railweave/cuda.h"
 
 namespace {
@@ -90,7 +94,7 @@ struct Shared {
 struct Options {
   std::string railweave, nccl;
   std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1;
-  bool graph = false, death = false, threads = false;
+  bool graph = false, death = false, threads = false, in_pieces = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
 };
@@ -196,11 +200,13 @@ class Rank {
 
   void create() {
     const std::string nodes = std::to_string(options_.nodes), node = "node" + std::to_string(rank_ * options_.nodes / world_);
-    const railweave_setting settings[] = {
-        {"gpu_timeout_ms", "20000"}, {"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}};
-    const std::size_t count = options_.nodes > 1 ? std::size(settings) : 1;
-    const railweave_cuda_config config{sizeof config,       rank_,    world_, static_cast<std::int32_t>(rank_), 0,
-                                       rendezvous_.c_str(), settings, count};
+    std::vector<railweave_setting> settings{{"gpu_timeout_ms", "20000"}};
+    if (options_.nodes > 1) settings.insert(settings.end(), {{"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}});
+    if (options_.in_pieces) settings.push_back({"gpu_virtual_memory", "1"});  // which builds of before it do not know
+    const auto log = [](void*, const char* text) { std::fprintf(stderr, "gpu_exchange: %s\n", text); };
+    const railweave_cuda_config config{
+        sizeof config,   rank_, world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings.data(),
+        settings.size(), log,   nullptr};
     require(api_->create(&config, &communicator_));
   }
   void require(railweave_status status) {
@@ -211,10 +217,11 @@ class Rank {
   void reserve(std::uint64_t bytes) {
     if (bytes <= capacity_) return;
     check(cudaStreamSynchronize(stream_), "synchronize");
-    cudaFree(send_);
-    cudaFree(receive_);
-    check(cudaMalloc(reinterpret_cast<void**>(&send_), bytes), "cudaMalloc");
-    check(cudaMalloc(reinterpret_cast<void**>(&receive_), bytes), "cudaMalloc");
+    for (auto [buffer, data] : {std::pair(&send_buffer_, &send_), std::pair(&receive_buffer_, &receive_)}) {
+      *buffer = DeviceBuffer();
+      *buffer = DeviceBuffer(bytes, options_.in_pieces);
+      *data = buffer->data();
+    }
     capacity_ = bytes;
   }
 
@@ -507,6 +514,7 @@ class Rank {
   void* nccl_communicator_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t start_ = nullptr, stop_ = nullptr;
+  DeviceBuffer send_buffer_, receive_buffer_;
   std::byte *send_ = nullptr, *receive_ = nullptr;
   std::uint64_t capacity_ = 0;
   std::vector<railweave_cuda_transfer> transfers_;
@@ -528,8 +536,11 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--graph" || name == "--death" || name == "--threads") {
-      (name == "--graph" ? options.graph : name == "--death" ? options.death : options.threads) = true;
+    const std::pair<const char*, bool*> switches[] = {
+        {"--graph", &options.graph}, {"--death", &options.death}, {"--threads", &options.threads}, {"--virtual", &options.in_pieces}};
+    const auto found = std::find_if(std::begin(switches), std::end(switches), [&](const auto& each) { return name == each.first; });
+    if (found != std::end(switches)) {
+      *found->second = true;
       continue;
     }
     if (i + 1 == argc) die(name + " needs a value");

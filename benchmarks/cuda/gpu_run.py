@@ -2,7 +2,7 @@
 
     python3 benchmarks/cuda/gpu_run.py --exchange build/cuda/benchmarks/cuda/gpu_exchange --nccl .../libnccl.so.2 \\
         --railweave build/cuda/src/cuda/librailweave_cuda.so [--railweave other/librailweave_cuda.so ...] \\
-        [--shim .../librailweave_nccl.so] [--sanitizer compute-sanitizer] [--seconds 400] [--keep FOLDER]
+        [--shim .../librailweave_nccl.so] [--calibrate FILE] [--sanitizer compute-sanitizer] [--seconds 400] [--keep FOLDER]
 
 Needs Python and the built files; --shim needs PyTorch too. Each step has a time limit of its own and none begins that would not end in
 time, the most telling ones first. Of several builds the first gets every step, the others what they are compared by: their tables
@@ -49,11 +49,14 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     measure = (exchange, "--nccl", str(options.nccl.resolve()), "--rounds", "3", "--railweave")
     key = ("--patterns", "hot,balanced", "--sizes")
     steps = [Step("bytes of 300 random operations, 6 of 5,000 messages", (exchange, "--railweave", first, "--check", "300"), 20, 60)]
+    virtual = (exchange, "--virtual", "--railweave", first)
+    steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
     for path in others:
         steps.append(Step(f"bytes of 100 random operations, {path}", (exchange, "--railweave", path, "--check", "100"), 10, 40))
     for path in (first, *others):
         steps.append(Step(f"graph replays, {path}", (*measure, path, "--graph", *key, _MIDDLE), 25, 60))
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
+    steps.append(Step("queued calls, virtual memory", (*virtual, *measure[1:-1], *key, _LARGE), 40, 90, rates=True))
     steps.append(Step("a rank dies", (exchange, "--railweave", first, "--death"), 6, 30))
     if options.shim:
         shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--gpus", str(options.gpus))
@@ -68,7 +71,12 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         Step("graph replays, other patterns", (*measure, first, "--graph", *rest, _MIDDLE), 30, 70),
         Step("queued calls, other patterns", (*measure, first, *rest, _LARGE), 50, 120, rates=True),
         Step("lives", (exchange, "--railweave", first, "--lives", "30"), 20, 60),
+        Step("lives with virtual memory", (*virtual, "--lives", "30"), 20, 60),
     ]
+    if options.calibrate:
+        library = f"RAILWEAVE_CUDA_LIBRARY={first}"
+        calibrate = ("env", library, sys.executable, "-m", "railweave", "calibrate", "--output", str(options.calibrate.resolve()))
+        steps.append(Step("calibration", calibrate, 30, 90))
     if options.sanitizer:
         memcheck = (
             options.sanitizer,
@@ -133,6 +141,7 @@ def main() -> int:
     parser.add_argument("--nccl", type=Path, required=True)
     parser.add_argument("--shim", type=Path)
     parser.add_argument("--gpus", type=int, default=4, help="of the steps under the shim; the others take what is there, up to 8")
+    parser.add_argument("--calibrate", type=Path, metavar="FILE", help="where `railweave calibrate` writes; needs the Python package")
     parser.add_argument("--sanitizer", help="compute-sanitizer")
     parser.add_argument("--seconds", type=float, default=400.0)
     parser.add_argument("--keep", type=Path, help="a folder for what each step printed")

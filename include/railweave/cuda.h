@@ -37,6 +37,9 @@ typedef struct railweave_cuda_config {
   /* Settings of docs/engine.md by name; they override RAILWEAVE_* variables. */
   const railweave_setting* settings;
   size_t setting_count;
+  /* Told what was decided and why, a line each, once each, on any thread, until destroy has returned; may be NULL. */
+  void (*log)(void* context, const char* text);
+  void* log_context;
 } railweave_cuda_config;
 
 typedef enum railweave_cuda_kind { RAILWEAVE_CUDA_SEND = 0, RAILWEAVE_CUDA_RECV = 1 } railweave_cuda_kind;

@@ -1,16 +1,10 @@
 #include "communicator.hpp"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <tuple>
 
-#include "../engine/cluster.hpp"
-#include "../engine/wire.hpp"
 #include "capture.hpp"
 #include "checksum.hpp"
 #include "device.hpp"
@@ -22,84 +16,16 @@ namespace railweave::cuda {
 namespace {
 
 using namespace std::chrono_literals;
-using engine::Blob;
 
-constexpr std::uint32_t kHello = 0x52574355;  // "RWCU"
 // How often the watching thread looks: while operations are under way, and else. An error or a new buffer is seen within that time.
 constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
 constexpr std::size_t kMostPending = 4096;
-
-int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
+constexpr std::size_t kMostMail = 8;  // of one look; a mail is some milliseconds of work
 
 template <typename T>
 T load_shared(T& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
-
-// Who runs where, and what all have to agree on.
-struct Hello {
-  std::string node;
-  std::uint64_t low_latency_bytes = 0;
-  std::uint64_t most_nodes = 0;
-  std::uint64_t checksum = 0;
-};
-
-Blob encode(const Hello& hello, std::uint32_t world) {
-  engine::ByteWriter out;
-  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes).put(hello.checksum);
-  return out.take();
-}
-
-[[noreturn]] void refuse_version(const std::string& who) {
-  throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol");
-}
-
-Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world) {
-  engine::ByteReader in(blob);
-  const auto magic = in.get<std::uint32_t>();
-  const auto peer_world = in.get<std::uint32_t>();
-  Hello hello;
-  hello.node = in.text();
-  hello.low_latency_bytes = in.get<std::uint64_t>();
-  hello.most_nodes = in.get<std::uint64_t>();
-  hello.checksum = in.get<std::uint64_t>();
-  if (!in.ok() || magic != kHello) refuse_version(who);
-  if (peer_world != world)
-    throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
-  return hello;
-}
-
-void check_equal(const std::string& who, const std::string& setting, std::uint64_t theirs, std::uint64_t mine) {
-  if (theirs == mine) return;
-  throw BootstrapError(who + " has " + setting + " " + std::to_string(theirs) + "; expected " + std::to_string(mine) +
-                       ", as all ranks must agree");
-}
-
-// What a rank has for its mates, or why it has nothing.
-struct Offer {
-  std::string problem;
-  RegionHandle region{};
-  engine::MemoryHandle book;
-};
-
-Blob encode(const Offer& offer) {
-  engine::ByteWriter out;
-  out.text(offer.problem).put(offer.region).put(offer.book);
-  return out.take();
-}
-
-Offer decode_offer(const Blob& blob, const std::string& who) {
-  engine::ByteReader in(blob);
-  Offer offer;
-  offer.problem = in.text();
-  offer.region = in.get<RegionHandle>();
-  offer.book = in.get<engine::MemoryHandle>();
-  if (!in.ok()) refuse_version(who);
-  if (!offer.problem.empty()) throw BootstrapError(who + ": " + offer.problem);
-  return offer;
-}
-
-std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
@@ -109,87 +35,19 @@ std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
 }  // namespace
 
 Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous,
-                           const ExchangeSettings& settings)
+                           const ExchangeSettings& settings, Remarks::Say say)
     : rank_(rank),
       world_(world),
       device_(device),
       settings_(settings),
       kernels_(preload_kernels()),
       mate_of_(world, kFar),
+      remarks_(std::move(say)),
       mate_books_(world),
       processes_(world) {
   if (settings_.checksum != 0) checker_.emplace(world);
   bring_together(rendezvous);
   watcher_ = std::jthread([this] { watch(); });
-}
-
-void Communicator::bring_together(const std::string& rendezvous_address) {
-  const auto rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
-  find_mates(*rendezvous);
-  meet_mates(*rendezvous);
-  if (nodes_ == 1) return rendezvous->finish();
-  rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, [this](const engine::Failure& failure) {
-    if (failure.kind == engine::FailureKind::died)
-      fail({failure.text, failure.rank});
-    else
-      fail({failure.text, std::nullopt});
-  });
-}
-
-void Communicator::find_mates(engine::Rendezvous& rendezvous) {
-  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes, settings_.checksum};
-  const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
-  std::set<std::string> nodes;
-  std::uint32_t mates = 0;
-  std::string far;  // the first that is no mate, for an error
-  for (std::uint32_t rank = 0; rank < world_; ++rank) {
-    const std::string who = rank_name(rank);
-    const Hello theirs = decode_hello(blobs[rank], who, world_);
-    check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, mine.low_latency_bytes);
-    check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
-    check_equal(who, "checksum", theirs.checksum, mine.checksum);
-    nodes.insert(theirs.node);
-    if (theirs.node == mine.node)
-      mate_of_[rank] = mates++;
-    else if (far.empty())
-      far = who + " runs on another node" + other_namespace(theirs.node, mine.node);
-  }
-  nodes_ = static_cast<std::uint32_t>(nodes.size());
-  if (nodes_ > settings_.gpu_nodes)
-    throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
-                         std::to_string(settings_.gpu_nodes));
-}
-
-void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
-  const auto mates = static_cast<std::uint32_t>(std::count_if(mate_of_.begin(), mate_of_.end(), [](auto mate) { return mate != kFar; }));
-  Offer mine;
-  try {
-    region_.emplace(mate_of_[rank_], mates);
-    mine.region = region_->handle();
-    mine.book = book_.handle();
-  } catch (const Error& error) {
-    mine.problem = error.what();
-  }
-  const std::vector<Blob> blobs = rendezvous.all_gather("gpu-memory", encode(mine));
-  std::string problem;
-  try {
-    for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      const std::string who = rank_name(rank);
-      const Offer theirs = decode_offer(blobs[rank], who);
-      if (!near(rank)) continue;
-      region_->map(mate_of_[rank], who, theirs.region);
-      if (rank == rank_) continue;
-      mate_books_[rank] = std::make_unique<MateBook>(theirs.book, region_->mappings(mate_of_[rank]));
-      if (theirs.region.pid != mine.region.pid) {
-        processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
-        if (!processes_[rank]) throw BootstrapError(who + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) + ")");
-      }
-      mates_.push_back({rank, &mate_books_[rank]->page().life, processes_[rank].get()});
-    }
-  } catch (const Error& error) {
-    problem = error.what();
-  }
-  engine::agree(rendezvous, "gpu-mapped", problem);
 }
 
 Communicator::~Communicator() {
@@ -407,9 +265,7 @@ void Communicator::look_around() {
     progress = {enqueued(), ended().completed, captured_};
   }
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
-  for (const Mate& mate : mates_) {
-    if (processes_[mate.rank]) mate_books_[mate.rank]->follow(side_stream_.get(), progress);
-  }
+  follow_books(progress);
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
     case KernelError::none:
@@ -431,6 +287,26 @@ void Communicator::look_around() {
       fail({damage_text({now.error_peer, now.error_message, now.error_bytes[0], now.error_bytes[1], now.error_chunk}), std::nullopt, true});
       break;
   }
+}
+
+void Communicator::follow_books(const MateBook::Progress& progress) {
+  std::deque<Mail> mail;
+  while (mailbox_ != nullptr && mail.size() < kMostMail) {
+    auto next = mailbox_->receive();
+    if (!next) break;
+    mail.push_back(std::move(*next));
+  }
+  for (const Mate& mate : mates_) {
+    if (!processes_[mate.rank] && virtual_memory_ == nullptr) continue;
+    std::vector<const Mail*> of_mate;
+    for (const Mail& each : mail) {
+      if (ExtentArrivals::sender(each) == mate.rank) of_mate.push_back(&each);
+    }
+    mate_books_[mate.rank]->follow(progress, of_mate);
+  }
+  if (extents_ == nullptr) return;
+  extents_->deliver();
+  extents_->look_for_freed();
 }
 
 // Kernels leave, mates hear of it, later calls fail. The first reason stays.

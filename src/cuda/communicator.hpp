@@ -21,10 +21,13 @@
 #include "device.hpp"
 #include "kernel.hpp"
 #include "liveness.hpp"
+#include "mailbox.hpp"
+#include "mate_book.hpp"
 #include "operation.hpp"
 #include "rails.hpp"
 #include "railweave/engine/settings.hpp"
 #include "region.hpp"
+#include "virtual_memory.hpp"
 
 namespace railweave::cuda {
 
@@ -49,8 +52,10 @@ struct Counters {
 
 class Communicator {
  public:
-  // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError.
-  Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings);
+  // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError. `say` is told, on
+  // any thread, what was decided and why.
+  Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings,
+               Remarks::Say say);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
@@ -83,6 +88,9 @@ class Communicator {
   void bring_together(const std::string& rendezvous);
   void find_mates(engine::Rendezvous& rendezvous);
   void meet_mates(engine::Rendezvous& rendezvous);
+  MailboxHandle open_virtual_memory();
+  void add_mailbox(const MailboxHandle& mailbox);
+  MappingTable table_of(std::uint32_t mate, bool other_process);
   bool near(std::uint32_t rank) const { return mate_of_[rank] != kFar; }
   static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);
   Message make_message(const Transfer& transfer);
@@ -95,6 +103,7 @@ class Communicator {
   void note(std::span<const Transfer> transfers, bool capturing);
   void watch();
   void look_around();
+  void follow_books(const MateBook::Progress& progress);
   void fail(Failure failure);
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
@@ -113,7 +122,11 @@ class Communicator {
   std::uint32_t nodes_ = 0;
   std::vector<std::uint32_t> mate_of_;  // by rank: its number among the ranks of this node, or kFar
   std::optional<Region> region_;        // this rank's memory and its mates'
-  Book book_;
+  Remarks remarks_;
+  std::unique_ptr<VirtualMemory> virtual_memory_;  // where the setting asks for it and the driver has it; with it the two below
+  std::unique_ptr<Mailbox> mailbox_;
+  ExtentBook* extents_ = nullptr;  // the book's
+  Book book_{remarks_};
   std::optional<Checker> checker_;                     // in the checksum mode
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones

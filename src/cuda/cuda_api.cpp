@@ -71,19 +71,24 @@ ExchangeSettings read_settings(const railweave_cuda_config& config) {
   return settings;
 }
 
+cuda::Remarks::Say teller(const railweave_cuda_config& config) {
+  if (config.size < sizeof config || config.log == nullptr) return [](const std::string&) {};
+  return [log = config.log, context = config.log_context](const std::string& text) { log(context, text.c_str()); };
+}
+
 railweave_status create(const railweave_cuda_config* config, railweave_cuda_communicator** communicator) {
   return guarded([&] {
     require(config, "config");
     require(communicator, "communicator");
     *communicator = nullptr;
-    if (config->size < sizeof(railweave_cuda_config))
+    if (config->size < offsetof(railweave_cuda_config, log))
       throw Error("config of " + std::to_string(config->size) + " bytes: of an older version");
     require(config->rendezvous, "rendezvous");
     if (config->world == 0 || config->rank >= config->world)
       throw Error("rank " + std::to_string(config->rank) + " of " + std::to_string(config->world));
     const cuda::DeviceScope scope(config->device);
     *communicator = new railweave_cuda_communicator{
-        Communicator(config->rank, config->world, config->device, config->rendezvous, read_settings(*config))};
+        Communicator(config->rank, config->world, config->device, config->rendezvous, read_settings(*config), teller(*config))};
   });
 }
 

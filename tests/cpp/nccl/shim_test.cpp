@@ -145,6 +145,14 @@ TEST(Shim, ADeviceThatIsRefusedLeavesAllRanksAndSaysWhoAndWhyOnce) {
   EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
 }
 
+TEST(Shim, WhatTheDeviceLibraryDecidedIsLoggedWithItsCommunicator) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"STAND_IN_TELLS=a receive buffer is reached through slots"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(outcome.count("(4 ranks, this is rank " + std::to_string(rank) + "): a receive buffer is reached through slots"), 1u)
+        << outcome.log;
+}
+
 TEST(Shim, WithoutADeviceLibraryNcclServes) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_CUDA_LIBRARY=/nowhere.so"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;

@@ -1,0 +1,41 @@
+// What a rank tells its mates outside the kernels, in host memory that they map: that it is alive and well, and which buffers grants may
+// name. One writer, any number of readers, no locks.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "liveness.hpp"
+#include "operation.hpp"
+
+namespace railweave::cuda {
+
+// How mates map a buffer.
+enum class BufferKind : std::uint32_t {
+  ipc,      // by the handle of the entry (cudaIpcOpenMemHandle)
+  virtual_  // by file descriptors that come to their mailboxes (extent_book.hpp)
+};
+
+struct BookPage {
+  struct Entry {
+    std::uint64_t buffer;  // 0: being written, or withdrawn
+    BufferKind kind;
+    std::uint32_t reserved;
+    std::byte handle[64];  // a cudaIpcMemHandle_t
+  };
+  Liveness life;
+  std::uint64_t newest;      // number of the newest entry; the first one is kAbsoluteBuffer + 1
+  Entry entries[kMappings];  // buffer n at n % kMappings
+};
+
+// The entry of buffer `number`, or what has taken its place.
+inline BookPage::Entry& entry_of(BookPage& page, std::uint64_t number) { return page.entries[number % kMappings]; }
+inline bool is_listed(BookPage& page, std::uint64_t number) { return std::atomic_ref(entry_of(page, number).buffer).load() == number; }
+
+// Lists one more buffer, in the place of the oldest, and returns its number. `handle`: 64 bytes, or none.
+std::uint64_t list_buffer(BookPage& page, BufferKind kind, const void* handle);
+// Unless its place has been taken.
+void withdraw_buffer(BookPage& page, std::uint64_t number);
+
+}  // namespace railweave::cuda

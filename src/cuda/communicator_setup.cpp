@@ -1,0 +1,222 @@
+// How the ranks of a communicator find each other, and each other's memory.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "../engine/cluster.hpp"
+#include "../engine/wire.hpp"
+#include "communicator.hpp"
+#include "railweave/engine/error.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+using engine::Blob;
+
+constexpr std::uint32_t kHello = 0x52574356;  // "RWCV"
+
+int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
+
+// Who runs where, and what all have to agree on.
+struct Hello {
+  std::string node;
+  std::uint64_t low_latency_bytes = 0;
+  std::uint64_t most_nodes = 0;
+  std::uint64_t checksum = 0;
+};
+
+Blob encode(const Hello& hello, std::uint32_t world) {
+  engine::ByteWriter out;
+  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes).put(hello.checksum);
+  return out.take();
+}
+
+[[noreturn]] void refuse_version(const std::string& who) {
+  throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol");
+}
+
+Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world) {
+  engine::ByteReader in(blob);
+  const auto magic = in.get<std::uint32_t>();
+  const auto peer_world = in.get<std::uint32_t>();
+  Hello hello;
+  hello.node = in.text();
+  hello.low_latency_bytes = in.get<std::uint64_t>();
+  hello.most_nodes = in.get<std::uint64_t>();
+  hello.checksum = in.get<std::uint64_t>();
+  if (!in.ok() || magic != kHello) refuse_version(who);
+  if (peer_world != world)
+    throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
+  return hello;
+}
+
+void check_equal(const std::string& who, const std::string& setting, std::uint64_t theirs, std::uint64_t mine) {
+  if (theirs == mine) return;
+  throw BootstrapError(who + " has " + setting + " " + std::to_string(theirs) + "; expected " + std::to_string(mine) +
+                       ", as ranks must agree");
+}
+
+// What a rank has for its mates, or why it has nothing.
+struct Offer {
+  std::string problem;
+  RegionHandle region{};
+  engine::MemoryHandle book;
+  MailboxHandle mailbox;  // none where virtual memory is not mapped
+};
+
+Blob encode(const Offer& offer) {
+  engine::ByteWriter out;
+  out.text(offer.problem).put(offer.region).put(offer.book).put(offer.mailbox);
+  return out.take();
+}
+
+Offer decode_offer(const Blob& blob, const std::string& who) {
+  engine::ByteReader in(blob);
+  Offer offer;
+  offer.problem = in.text();
+  offer.region = in.get<RegionHandle>();
+  offer.book = in.get<engine::MemoryHandle>();
+  offer.mailbox = in.get<MailboxHandle>();
+  if (!in.ok()) refuse_version(who);
+  if (!offer.problem.empty()) throw BootstrapError(who + ": " + offer.problem);
+  return offer;
+}
+
+std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+void Communicator::bring_together(const std::string& rendezvous_address) {
+  const auto rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
+  find_mates(*rendezvous);
+  meet_mates(*rendezvous);
+  if (nodes_ == 1) return rendezvous->finish();
+  rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, [this](const engine::Failure& failure) {
+    if (failure.kind == engine::FailureKind::died)
+      fail({failure.text, failure.rank});
+    else
+      fail({failure.text, std::nullopt});
+  });
+}
+
+void Communicator::find_mates(engine::Rendezvous& rendezvous) {
+  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes, settings_.checksum};
+  const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
+  std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
+  std::uint32_t mates = 0;
+  std::string far;  // the first that is no mate, for an error
+  for (std::uint32_t rank = 0; rank < world_; ++rank) {
+    const std::string who = rank_name(rank);
+    const Hello theirs = decode_hello(blobs[rank], who, world_);
+    // Packets stay inside a node, and nodes may have been calibrated differently. All ranks check all nodes, so all fail or none.
+    const auto first = of_node.try_emplace(theirs.node, theirs.low_latency_bytes).first;
+    check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, first->second);
+    check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
+    check_equal(who, "checksum", theirs.checksum, mine.checksum);
+    if (theirs.node == mine.node)
+      mate_of_[rank] = mates++;
+    else if (far.empty())
+      far = who + " runs on another node" + other_namespace(theirs.node, mine.node);
+  }
+  nodes_ = static_cast<std::uint32_t>(of_node.size());
+  if (nodes_ > settings_.gpu_nodes)
+    throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
+                         std::to_string(settings_.gpu_nodes));
+}
+
+void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
+  const auto mates = static_cast<std::uint32_t>(std::count_if(mate_of_.begin(), mate_of_.end(), [](auto mate) { return mate != kFar; }));
+  Offer mine;
+  try {
+    region_.emplace(mate_of_[rank_], mates);
+    mine.region = region_->handle();
+    mine.book = book_.handle();
+    mine.mailbox = open_virtual_memory();
+  } catch (const Error& error) {
+    mine.problem = error.what();
+  }
+  const std::vector<Blob> blobs = rendezvous.all_gather("gpu-memory", encode(mine));
+  std::vector<MailboxHandle> mailboxes;
+  std::vector<int> reached;
+  std::string problem;
+  try {
+    for (std::uint32_t rank = 0; rank < world_; ++rank) {
+      const std::string who = rank_name(rank);
+      const Offer theirs = decode_offer(blobs[rank], who);
+      if (!near(rank)) continue;
+      region_->map(mate_of_[rank], who, theirs.region);
+      if (rank == rank_) continue;
+      const bool other_process = theirs.region.pid != mine.region.pid;
+      mate_books_[rank] =
+          std::make_unique<MateBook>(theirs.book, table_of(mate_of_[rank], other_process), virtual_memory_.get(), who, remarks_);
+      if (theirs.mailbox.fd >= 0) mailboxes.push_back(theirs.mailbox);
+      if (!other_process) reached.push_back(theirs.region.device);
+      if (other_process) {
+        processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
+        if (!processes_[rank]) throw BootstrapError(who + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) + ")");
+      }
+      mates_.push_back({rank, &mate_books_[rank]->page().life, processes_[rank].get()});
+    }
+    if (virtual_memory_ != nullptr) {
+      extents_ = &book_.add_extents(*virtual_memory_, rank_, std::move(reached));
+      for (const MailboxHandle& mailbox : mailboxes) add_mailbox(mailbox);
+    }
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  engine::agree(rendezvous, "gpu-mapped", problem);
+}
+
+// Without it virtual memory is reached through slots, so what is refused here is no reason to end.
+MailboxHandle Communicator::open_virtual_memory() {
+  if (settings_.gpu_virtual_memory == 0) return {};
+  try {
+    virtual_memory_ = make_virtual_memory(device_);
+    mailbox_ = std::make_unique<Mailbox>();
+    return mailbox_->handle();
+  } catch (const Error& error) {
+    virtual_memory_.reset();
+    remarks_.once(std::string("receive buffers in virtual memory are reached through slots: ") + error.what());
+    return {};
+  }
+}
+
+void Communicator::add_mailbox(const MailboxHandle& mailbox) {
+  try {
+    extents_->add_mate(mailbox);
+  } catch (const Error& error) {
+    remarks_.once(std::string("a rank reaches receive buffers in virtual memory through slots: ") + error.what());
+  }
+}
+
+MappingTable Communicator::table_of(std::uint32_t mate, bool other_process) {
+  MappingTable table;
+  Mapping* const entries = region_->mappings(mate);
+  table.write = [this, entries](std::uint32_t index, Mapping mapping) {
+    const std::uint64_t none = 0;
+    const cudaStream_t stream = side_stream_.get();
+    check(cudaMemcpyAsync(&entries[index].buffer, &none, sizeof none, cudaMemcpyHostToDevice, stream), "taking a mapping out of use");
+    check(cudaMemcpyAsync(&entries[index].base, &mapping.base, sizeof mapping.base, cudaMemcpyHostToDevice, stream), "writing a mapping");
+    check(cudaMemcpyAsync(&entries[index].buffer, &mapping.buffer, sizeof mapping.buffer, cudaMemcpyHostToDevice, stream),
+          "putting a mapping into use");
+  };
+  if (!other_process) return table;
+  table.open = [](const std::byte* bytes) -> std::shared_ptr<void> {
+    cudaIpcMemHandle_t handle;
+    std::memcpy(&handle, bytes, sizeof handle);
+    void* base = nullptr;
+    if (cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess)
+      return {base, [](void* opened) { cudaIpcCloseMemHandle(opened); }};
+    static_cast<void>(cudaGetLastError());
+    return nullptr;
+  };
+  return table;
+}
+
+}  // namespace railweave::cuda

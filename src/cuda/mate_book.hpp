@@ -1,0 +1,64 @@
+// A mate's book, and the mappings of its buffers here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../engine/shared_memory.hpp"
+#include "book_page.hpp"
+#include "extent_book.hpp"
+
+namespace railweave::cuda {
+
+// What the book needs of the GPU.
+struct MappingTable {
+  // Writes the table in device memory at an index, the name last: a kernel that reads it finds the base. In order with earlier writes.
+  std::function<void(std::uint32_t index, Mapping mapping)> write;
+  // Maps by an entry's handle; nothing where that is refused. None: a mate of this process, whose memory is reached where it lies.
+  std::function<std::shared_ptr<void>(const std::byte* handle)> open;
+};
+
+class MateBook {
+ public:
+  // `memory`: to map what the mate has in virtual memory, or none. `mate`: its name in remarks.
+  MateBook(const engine::MemoryHandle& handle, MappingTable table, VirtualMemory* memory, const std::string& mate, Remarks& remarks);
+  MateBook(const MateBook&) = delete;
+  MateBook& operator=(const MateBook&) = delete;
+  BookPage& page() const { return memory_.at<BookPage>(0); }
+
+  // Counts of operations, for deciding when an old mapping is no longer in use.
+  struct Progress {
+    std::uint64_t enqueued;
+    std::uint64_t completed;
+    bool captured;  // operations may run that were not counted: nothing is unmapped
+  };
+  // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
+  void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});
+
+ private:
+  struct Mapped {
+    std::uint64_t number = 0;
+    std::shared_ptr<const void> base;
+    bool withdrawable = false;
+  };
+  struct Retired {
+    std::shared_ptr<const void> base;
+    std::uint64_t enqueued;
+  };
+  void map(std::uint64_t number, const Progress& progress);
+  void retire(std::uint32_t index, const Progress& progress);
+
+  engine::SharedMemory memory_;
+  const MappingTable table_;
+  std::optional<ExtentArrivals> arrivals_;
+  std::uint64_t seen_ = kAbsoluteBuffer;
+  Mapped mapped_[kMappings];
+  std::vector<Retired> retired_;
+};
+
+}  // namespace railweave::cuda

@@ -1,0 +1,436 @@
+// Buffers in virtual memory, named by their owner and mapped by its mates, over real mailboxes.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "extent_book.hpp"
+#include "host_virtual_memory.hpp"
+#include "mailbox.hpp"
+#include "mate_book.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+using test::HostSegment;
+using test::HostVirtualMemory;
+constexpr std::uint64_t kChunk = HostVirtualMemory::kChunk;
+
+// A rank that has buffers.
+struct Owner {
+  explicit Owner(std::vector<int> reached = {}) : book(memory, shared.at<BookPage>(0), 3, std::move(reached), remarks) {
+    page().newest = kAbsoluteBuffer;
+  }
+  BookPage& page() { return shared.at<BookPage>(0); }
+
+  HostVirtualMemory memory;
+  engine::SharedMemory shared = engine::SharedMemory::create("book", sizeof(BookPage));
+  std::vector<std::string> said;
+  Remarks remarks{[this](const std::string& text) { said.push_back(text); }};
+  ExtentBook book;
+};
+
+// A rank that writes into them.
+struct Writer {
+  explicit Writer(const engine::MemoryHandle& book_handle) {
+    MappingTable table;
+    table.write = [this](std::uint32_t index, Mapping mapping) { entries[index] = mapping; };
+    book = std::make_unique<MateBook>(book_handle, table, &memory, "rank 3", remarks);
+  }
+  void look(bool captured = false) {
+    std::vector<Mail> mail;
+    while (auto next = mailbox.receive()) mail.push_back(std::move(*next));
+    std::vector<const Mail*> pointers;
+    for (const Mail& each : mail) {
+      EXPECT_EQ(ExtentArrivals::sender(each), 3u);
+      pointers.push_back(&each);
+    }
+    book->follow({enqueued, completed, captured}, pointers);
+  }
+  // What a kernel does with a grant: the address to write to, or none, which is to use slots.
+  std::byte* find(const BufferName& name) const {
+    const Mapping& mapping = entries[name.buffer % kMappings];
+    return mapping.buffer == name.buffer ? reinterpret_cast<std::byte*>(mapping.base + name.offset) : nullptr;
+  }
+
+  HostVirtualMemory memory;
+  Mailbox mailbox;
+  std::vector<std::string> said;
+  Remarks remarks{[this](const std::string& text) { said.push_back(text); }};
+  Mapping entries[kMappings]{};
+  std::uint64_t enqueued = 0, completed = 0;
+  std::unique_ptr<MateBook> book;
+};
+
+// As often as it takes for all mail to arrive, and none to be on its way.
+void exchange_mail(Owner& owner, Writer& writer) {
+  for (int turn = 0; turn < 64; ++turn) {
+    owner.book.deliver();
+    writer.look();
+  }
+}
+
+std::byte* pointer(std::uint64_t address) { return reinterpret_cast<std::byte*>(address); }
+
+TEST(Buffers, AMessageOverSeveralChunksArrivesWhereItBelongs) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 5);
+  for (std::size_t place = 0; place < 5; ++place) segment.fill(place);
+  const std::uint64_t address = segment.at(1) + 100, bytes = 3 * kChunk;
+  const auto name = owner.book.name(address, bytes);
+  ASSERT_TRUE(name);
+  EXPECT_EQ(writer.find(name->buffer), nullptr);
+  exchange_mail(owner, writer);
+  std::byte* const there = writer.find(name->buffer);
+  ASSERT_NE(there, nullptr);
+  ASSERT_NE(there, pointer(address));
+  for (std::uint64_t i = 0; i < bytes; ++i) there[i] = static_cast<std::byte>(i * 7 / 3);
+  for (std::uint64_t i = 0; i < bytes; ++i) ASSERT_EQ(pointer(address)[i], static_cast<std::byte>(i * 7 / 3)) << i;
+  EXPECT_EQ(pointer(address)[-1], std::byte{0});
+  EXPECT_EQ(pointer(address)[bytes], std::byte{0});
+}
+
+TEST(Buffers, OneNameForAllOfASegment) {
+  Owner owner;
+  HostSegment segment(owner.memory, 8);
+  for (std::size_t place = 0; place < 8; ++place) segment.fill(place);
+  const auto first = owner.book.name(segment.at(5), 10);
+  const auto second = owner.book.name(segment.at(0) + 1, 8 * kChunk - 1);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->buffer.buffer, second->buffer.buffer);
+  EXPECT_EQ(first->buffer.offset, 5 * kChunk);
+  EXPECT_EQ(second->buffer.offset, 1u);
+}
+
+TEST(Buffers, ASegmentThatGrewHasANewNameForWhatIsNew) {
+  Owner owner;
+  HostSegment segment(owner.memory, 4);
+  segment.fill(0);
+  const auto before = owner.book.name(segment.at(0), kChunk);
+  segment.fill(1);
+  EXPECT_EQ(owner.book.name(segment.at(0), kChunk)->buffer.buffer, before->buffer.buffer);
+  EXPECT_NE(owner.book.name(segment.at(0), 2 * kChunk)->buffer.buffer, before->buffer.buffer);
+}
+
+TEST(Buffers, ANameGoesWithTheMemoryAndNotWithItsAddress) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 2);
+  segment.fill(0);
+  segment.fill(1);
+  const auto old = owner.book.name(segment.at(1), kChunk);
+  exchange_mail(owner, writer);
+  ASSERT_NE(writer.find(old->buffer), nullptr);
+  // Same address, other memory; the driver would give it the same handle, were that free.
+  segment.empty(1);
+  segment.fill(1);
+  const auto fresh = owner.book.name(segment.at(1), kChunk);
+  ASSERT_TRUE(fresh);
+  EXPECT_NE(fresh->buffer.buffer, old->buffer.buffer);
+  exchange_mail(owner, writer);
+  *writer.find(fresh->buffer) = std::byte{9};
+  EXPECT_EQ(*pointer(segment.at(1)), std::byte{9});
+}
+
+TEST(Buffers, FreedMemoryIsKeptByNobodyOnceItsOperationsHaveEnded) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  {
+    HostSegment segment(owner.memory, 20);
+    for (std::size_t place = 0; place < 20; ++place) segment.fill(place);
+    const auto name = owner.book.name(segment.at(0), kChunk);
+    writer.enqueued = 5;
+    exchange_mail(owner, writer);
+    EXPECT_EQ(writer.memory.mappings(), 20u);
+    EXPECT_EQ(writer.memory.handles(), 20u);
+    segment.empty(17);
+    for (int look = 0; look < 8; ++look) owner.book.look_for_freed();
+    EXPECT_EQ(owner.memory.handles(), 19u) << "the owner's book holds a chunk that its program freed";
+    writer.look();
+    EXPECT_EQ(writer.find(name->buffer), nullptr);
+    EXPECT_EQ(writer.memory.mappings(), 20u) << "operations may be writing there";
+    writer.completed = 5;
+    writer.look(true);
+    EXPECT_EQ(writer.memory.mappings(), 20u) << "a captured operation may be writing there";
+    writer.look();
+    EXPECT_EQ(writer.memory.mappings(), 0u);
+    EXPECT_EQ(writer.memory.handles(), 0u);
+    EXPECT_EQ(writer.memory.reserved, 0);
+  }
+  for (int look = 0; look < 8; ++look) owner.book.look_for_freed();
+  EXPECT_EQ(owner.memory.handles(), 0u);
+}
+
+TEST(Buffers, OldNamesMakeRoom) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  // Every other place stays empty, so each chunk is an extent of its own.
+  HostSegment segment(owner.memory, 2 * kMappings + 40);
+  std::vector<BufferName> names;
+  for (std::size_t place = 0; place < segment.places(); place += 2) {
+    segment.fill(place);
+    names.push_back(owner.book.name(segment.at(place), kChunk)->buffer);
+    exchange_mail(owner, writer);
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(writer.find(names[i]) != nullptr, i + kMappings >= names.size()) << i;
+  writer.completed = writer.enqueued = 1;
+  writer.look();
+  EXPECT_EQ(writer.memory.mappings(), kMappings);
+  // One whose entry is gone is listed anew.
+  const auto again = owner.book.name(segment.at(0), kChunk);
+  exchange_mail(owner, writer);
+  EXPECT_NE(again->buffer.buffer, names[0].buffer);
+  ASSERT_NE(writer.find(again->buffer), nullptr);
+}
+
+TEST(Buffers, MemoryThatCannotBeSharedIsSaidOnce) {
+  Owner owner;
+  HostSegment segment(owner.memory, 3);
+  segment.fill(0, false);
+  EXPECT_FALSE(owner.book.name(segment.at(0), 10));
+  EXPECT_FALSE(owner.book.name(segment.at(0), 20));
+  ASSERT_EQ(owner.said.size(), 1u);
+  EXPECT_NE(owner.said[0].find("not made to be shared"), std::string::npos) << owner.said[0];
+  // Nor is a message that begins in memory that can be; what lies beside it is.
+  segment.fill(1);
+  EXPECT_FALSE(owner.book.name(segment.at(0), 2 * kChunk));
+  EXPECT_TRUE(owner.book.name(segment.at(1), kChunk));
+  EXPECT_FALSE(owner.book.name(segment.at(2), 1));
+  EXPECT_EQ(owner.said.size(), 2u);
+}
+
+TEST(Buffers, AMateThatMayNotImportUsesSlotsAndSaysSo) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  writer.memory.refuse_imports = true;
+  HostSegment segment(owner.memory, 70);
+  for (std::size_t place = 0; place < 70; ++place) segment.fill(place);
+  const auto name = owner.book.name(segment.at(0), kChunk);
+  exchange_mail(owner, writer);
+  EXPECT_EQ(writer.find(name->buffer), nullptr);
+  ASSERT_EQ(writer.said.size(), 1u);
+  EXPECT_NE(writer.said[0].find("rank 3"), std::string::npos) << writer.said[0];
+  EXPECT_NE(writer.said[0].find("importing is refused"), std::string::npos) << writer.said[0];
+  EXPECT_EQ(writer.memory.mappings(), 0u);
+  EXPECT_EQ(writer.memory.reserved, 0);
+}
+
+TEST(Buffers, OtherRanksOfTheProcessUseItWhereItLiesIfTheirDevicesMay) {
+  Owner owner({1, 2});
+  HostSegment segment(owner.memory, 2);
+  segment.fill(0);
+  owner.memory.devices = {1};
+  EXPECT_FALSE(owner.book.name(segment.at(0), 10)->reached);
+  segment.empty(0);
+  segment.fill(0);
+  owner.memory.devices = {1, 2};
+  EXPECT_TRUE(owner.book.name(segment.at(0), 10)->reached);
+}
+
+TEST(Buffers, AMateThatDoesNotReadItsMailGetsItLater) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 120);
+  std::vector<BufferName> names;
+  for (std::size_t place = 0; place < segment.places(); place += 2) {
+    segment.fill(place);
+    names.push_back(owner.book.name(segment.at(place), kChunk)->buffer);
+  }
+  for (int turn = 0; turn < 100; ++turn) owner.book.deliver();
+  exchange_mail(owner, writer);
+  for (const BufferName& name : names) EXPECT_NE(writer.find(name), nullptr) << name.buffer;
+}
+
+TEST(Buffers, WhatIsFreedBeforeItHasArrivedIsNotKept) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 70);
+  for (std::size_t place = 0; place < 70; ++place) segment.fill(place);
+  ASSERT_TRUE(owner.book.name(segment.at(0), kChunk));
+  owner.book.deliver();
+  ExtentArrivals arrivals(writer.memory, owner.page(), "rank 3", writer.remarks);
+  EXPECT_FALSE(arrivals.take(*writer.mailbox.receive()));
+  EXPECT_EQ(writer.memory.mappings(), kMostDescriptors);
+  segment.empty(3);
+  owner.book.look_for_freed();
+  arrivals.tidy();
+  EXPECT_EQ(writer.memory.mappings(), 0u);
+  EXPECT_EQ(writer.memory.reserved, 0);
+  EXPECT_FALSE(arrivals.take(*writer.mailbox.receive()));
+  EXPECT_EQ(writer.memory.mappings(), 0u);
+}
+
+TEST(Buffers, AMailThatDoesNotFitIsRefused) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 2);
+  segment.fill(0);
+  segment.fill(1);
+  const auto name = owner.book.name(segment.at(0), 2 * kChunk);
+  owner.book.deliver();
+  const auto mail = writer.mailbox.receive();
+  ASSERT_TRUE(mail);
+  // Every byte in turn, and every length: whatever it says then, no more is mapped than what was reserved, and nothing stays.
+  for (std::size_t at = 0; at <= mail->bytes.size(); ++at) {
+    for (const int change : {1, 0x80, 0xff}) {
+      Mail other;
+      other.bytes = mail->bytes;
+      if (at < other.bytes.size())
+        other.bytes[at] ^= static_cast<std::byte>(change);
+      else
+        other.bytes.resize(static_cast<std::size_t>(change) % at);
+      for (const auto& fd : mail->descriptors) other.descriptors.emplace_back(::dup(fd.get()));
+      ExtentArrivals arrivals(writer.memory, owner.page(), "rank 3", writer.remarks);
+      const auto arrived = arrivals.take(other);
+      if (arrived) {
+        EXPECT_EQ(arrived->number, name->buffer.buffer);
+        EXPECT_EQ(arrived->extent->bytes(), 2 * kChunk);
+      }
+    }
+  }
+  EXPECT_EQ(writer.memory.mappings(), 0u);
+  EXPECT_EQ(writer.memory.handles(), 0u);
+  EXPECT_EQ(writer.memory.reserved, 0);
+}
+
+TEST(Buffers, TooFewDescriptorsAreSaidAndLeaveNothing) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 30);
+  for (std::size_t place = 0; place < 30; ++place) segment.fill(place);
+  const auto name = owner.book.name(segment.at(0), 30 * kChunk);
+  owner.book.deliver();
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  // A few more than are open.
+  const auto open =
+      static_cast<rlim_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()));
+  const rlimit low{std::min(limit.rlim_cur, open + 10), limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  writer.look();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(writer.find(name->buffer), nullptr);
+  ASSERT_EQ(writer.said.size(), 1u);
+  EXPECT_NE(writer.said[0].find("ulimit -n"), std::string::npos) << writer.said[0];
+  EXPECT_EQ(writer.memory.handles(), 0u);
+}
+
+TEST(Buffers, AMateInAnotherProcessWritesIntoThem) {
+  Owner owner;
+  HostSegment segment(owner.memory, 200);
+  for (std::size_t place = 0; place < 200; ++place) segment.fill(place);
+  // The child's mailbox, told through shared memory; it must not leave the test's process half forked on an error, so it ends by _exit.
+  const auto words = engine::SharedMemory::create("words", 4096);
+  struct Words {
+    std::uint32_t open;
+    std::uint32_t named;
+    MailboxHandle mailbox;
+    BufferName name;
+  };
+  auto& shared = words.at<Words>(0);
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Writer writer(owner.shared.handle());
+    shared.mailbox = writer.mailbox.handle();
+    std::atomic_ref(shared.open).store(1);
+    std::byte* at = nullptr;
+    while (at == nullptr && ::getppid() == parent) {
+      writer.look();
+      if (std::atomic_ref(shared.named).load() == 1) at = writer.find(shared.name);
+      ::usleep(100);
+    }
+    if (at != nullptr) std::memset(at, 0x5a, 150 * kChunk);
+    ::_exit(at == nullptr ? 1 : 0);
+  }
+  ASSERT_GT(child, 0);
+  int status = 0;
+  pid_t ended = 0;
+  const auto alive = [&] { return (ended = ended == 0 ? ::waitpid(child, &status, WNOHANG) : ended) == 0; };
+  while (std::atomic_ref(shared.open).load() == 0 && alive()) ::usleep(100);
+  owner.book.add_mate(shared.mailbox);
+  shared.name = owner.book.name(segment.at(30), 150 * kChunk)->buffer;
+  std::atomic_ref(shared.named).store(1);
+  while (alive()) {
+    owner.book.deliver();
+    ::usleep(100);
+  }
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  const auto wrong = [&](std::size_t from, std::size_t to, std::byte expected) {
+    return std::count_if(pointer(segment.at(from)), pointer(segment.at(to)), [&](std::byte byte) { return byte != expected; });
+  };
+  EXPECT_EQ(wrong(0, 30, std::byte{0}), 0);
+  EXPECT_EQ(wrong(30, 180, std::byte{0x5a}), 0);
+  EXPECT_EQ(wrong(180, 199, std::byte{0}), 0);
+}
+
+// A program that fills and empties places at random and receives into what is there. Whatever a name says when it is given, writing through
+// it reaches the program's memory as it is then.
+TEST(Buffers, RandomSegments) {
+  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](std::size_t limit) { return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random); };
+    Owner owner;
+    Writer writer(owner.shared.handle());
+    owner.book.add_mate(writer.mailbox.handle());
+    int direct = 0;
+    {
+      HostSegment segment(owner.memory, 90, 4096);
+      for (int step = 0; step < 300; ++step) {
+        const std::size_t place = below(segment.places());
+        if (below(4) == 0) {
+          if (segment.filled(place))
+            segment.empty(place);
+          else
+            segment.fill(place, below(8) != 0);
+          continue;
+        }
+        std::size_t end = place;
+        while (end < segment.places() && segment.filled(end) && end - place < 6) ++end;
+        if (end == place) continue;
+        const std::uint64_t skip = below(4096), bytes = 1 + below((end - place) * 4096 - skip);
+        const auto name = owner.book.name(segment.at(place) + skip, bytes);
+        if (!name) continue;
+        ++writer.enqueued;
+        if (below(2) == 0) exchange_mail(owner, writer);
+        if (below(3) == 0) owner.book.look_for_freed();
+        if (below(3) == 0) writer.look();
+        if (std::byte* const there = writer.find(name->buffer)) {
+          const auto mark = static_cast<std::byte>(step);
+          there[0] = there[bytes - 1] = mark;
+          ASSERT_EQ(pointer(segment.at(place) + skip)[0], mark) << "seed " << seed << " step " << step;
+          ASSERT_EQ(pointer(segment.at(place) + skip)[bytes - 1], mark) << "seed " << seed << " step " << step;
+          ++direct;
+        }
+        writer.completed = writer.enqueued;
+      }
+    }
+    EXPECT_GT(direct, 20) << seed;
+    for (int look = 0; look < 600; ++look) owner.book.look_for_freed();
+    exchange_mail(owner, writer);
+    EXPECT_EQ(owner.memory.handles(), 0u) << seed;
+    EXPECT_EQ(writer.memory.mappings(), 0u) << seed;
+    EXPECT_EQ(writer.memory.reserved, 0) << seed;
+  }
+}
+
+}  // namespace
+}  // namespace railweave::cuda
