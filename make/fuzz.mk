@@ -2,7 +2,7 @@
 FUZZ_TARGETS ?= cluster fabric_json matrix nccl_topology node_template
 FUZZ_RUNS ?= 1000000
 # Parsers in Python, with a mutation fuzzer of their own.
-FUZZ_PYTHON_TARGETS ?= advice hwloc lspci_tree machine_tools measurements nccl_lint nvml recording topo_matrix topology_places
+FUZZ_PYTHON_TARGETS ?= advice calibration hwloc lspci_tree machine_tools measurements nccl_lint nvml recording topo_matrix topology_places
 
 .PHONY: fuzz fuzz-build fuzz-short fuzz-python
 

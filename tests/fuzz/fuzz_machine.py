@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from railweave import calibrate
 from railweave import fabric as fabrics
 from railweave.advise.advice import advise
 from railweave.advise.errors import AdviceError
@@ -209,6 +210,16 @@ def advice(data: bytes) -> None:
             assert placement.cpu_set(placement.cpu_text(gpu.cpus)) == gpu.cpus
 
 
+def calibration(data: bytes) -> None:
+    """A calibration says the same after it was written, and settings follow from it."""
+    try:
+        found = calibrate.parse(data.decode("utf-8", errors="replace"), "fuzz")
+    except calibrate.CalibrationError:
+        return
+    assert calibrate.parse(found.text(), "fuzz") == found
+    assert calibrate.settings(found).keys() == {"gpu_blocks", "gpu_low_latency_bytes"}
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "hwloc": lambda: machine_target(parse_hwloc),
     "topo_matrix": lambda: machine_target(parse_topo_matrix),
@@ -220,6 +231,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "recording": recording,
     "measurements": lambda: measurements,
     "advice": lambda: advice,
+    "calibration": lambda: calibration,
 }
 # Corpora that several targets start from.
 CORPORA = {"nccl_lint": "nccl_topology", "topology_places": "nccl_topology"}

@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": "Find what is wrong with this machine, or with recorded ones, and how to mend it.",
     "advise": "Which cores, memory, NICs and settings each rank of a node should use, and why.",
     "run": "Run a command as one rank of a job, bound and set as `advise` says.",
+    "calibrate": "Measure what this machine's GPUs do, for the GPU exchange and for plans.",
     "matrix": "Make a traffic matrix with one of the generators.",
     "plan": "Plan a matrix on a fabric: which bytes take which path, and what bounds them.",
     "simulate": "Predict how long a matrix takes under one or several policies.",

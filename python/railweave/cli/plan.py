@@ -10,6 +10,7 @@ from rich.table import Table
 
 from railweave import fabric as fabrics
 from railweave import matrix as matrices
+from railweave.calibrate import link_state, read
 from railweave.errors import FabricError
 from railweave.fabric import Fabric, LinkState
 from railweave.plan import POLICIES, Planned, make
@@ -32,6 +33,7 @@ from railweave.plan.explain import explain, size_text, time_text
 @click.option("--pxn", type=click.IntRange(0, 2), default=2, show_default=True, help="Level of NCCL's send-side relay, for policy nccl.")
 @click.option("--down", multiple=True, metavar="VERTEX", help="Take down all links of a vertex, e.g. leaf0 or node0/nic1; repeatable.")
 @click.option("--slow", multiple=True, metavar="VERTEX=PART", help="Slow the links of a vertex to a part of their rate, e.g. leaf0=0.5.")
+@click.option("--calibration", "calibrated", metavar="FILE", help="What railweave calibrate measured on the fabric's nodes (--output).")
 @click.option("--exact", is_flag=True, help="Also solve the linear program, for the gap to the optimum.")
 @click.option("--explain", "explained", is_flag=True, help="Say for each demand which paths it takes and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema/plan.schema.json).")
@@ -43,6 +45,7 @@ def command(
     pxn: int,
     down: tuple[str, ...],
     slow: tuple[str, ...],
+    calibrated: str | None,
     exact: bool,
     explained: bool,
     as_json: bool,
@@ -52,7 +55,7 @@ def command(
         raise click.UsageError("--json and --explain exclude each other: the one is for programs, the other for people.")
     fabric = fabrics.load(fabric_source, nodes)
     matrix = matrices.load(matrix_source, fabric.gpu_count)
-    planned = make(fabric, matrix, policy, links=_link_state(fabric, down, slow), pxn_level=pxn, exact=exact)
+    planned = make(fabric, matrix, policy, links=_link_state(fabric, calibrated, down, slow), pxn_level=pxn, exact=exact)
     if as_json:
         click.echo(json.dumps(planned.document(), indent=1))
     elif explained:
@@ -62,8 +65,8 @@ def command(
         _show(planned)
 
 
-def _link_state(fabric: Fabric, down: tuple[str, ...], slow: tuple[str, ...]) -> LinkState:
-    links = LinkState(fabric)
+def _link_state(fabric: Fabric, calibrated: str | None, down: tuple[str, ...], slow: tuple[str, ...]) -> LinkState:
+    links = link_state(read(calibrated), fabric) if calibrated else LinkState(fabric)
     for name in down:
         for edge in _edges_of(fabric, name):
             links.set_down(edge, True)

@@ -1,0 +1,267 @@
+"""Calibrations: made of a model's times, written, read, refused, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from railweave import fabric as fabrics
+from railweave.calibrate import BlockRate, Calibration, CalibrationError, Gpu, SizeTime, link_state, parse, settings
+from railweave.calibrate.kept import keep, kept
+from railweave.calibrate.measure import Matrix, measure
+from railweave.cli import root
+from railweave.fabric import VertexKind
+from railweave.launch import cache, start
+from railweave.records import replace
+
+GB = 10**9
+PAIR = {8: 292, 10: 357, 12: 366, 14: 366, 16: 366}  # GB/s of one pair by blocks (docs/cuda.md); below 8, 45 a block
+PER_BLOCK = 14.5  # GB/s a block with three peers, which get half as many blocks again
+LIMIT = 350
+
+
+class ModelBench:
+    """GPUs on an endpoint-bound switch: rates of H200 from docs/cuda.md and docs/gpu-probe.md, as far as they were measured."""
+
+    driver = "CUDA 13.0"
+
+    def __init__(self, world: int = 4) -> None:
+        self.gpus = tuple(Gpu("NVIDIA H200", f"0000:{i:02x}:00.0") for i in range(world))
+        self.asked: list[str] = []
+
+    def exchange(self, matrix: Matrix, settings: Mapping[str, str], mapped: bool = True) -> float:
+        sent = [sum(row) for row in matrix]
+        busiest, peers = max(sent), max(sum(count > 0 for count in row) for row in matrix)
+        if settings.get("gpu_low_latency_bytes") != "0" and busiest <= 2 << 20:
+            return 2.3e-6 + busiest / (100 * GB)
+        blocks = int(settings.get("gpu_blocks", "16"))
+        one = PAIR.get(blocks, 45 * blocks)
+        rate = one if peers == 1 else min(LIMIT, PER_BLOCK * blocks * 1.5)
+        return 7e-6 + busiest / (rate * GB * (1 if mapped else 0.5))
+
+    def copy(self, source: int, destination: int, nbytes: int) -> float:
+        assert source != destination
+        return nbytes / (396 * GB)
+
+    def copy_over_host(self, source: int, destination: int, nbytes: int) -> float:
+        assert source != destination
+        return nbytes / (52.9 * GB)
+
+
+@pytest.fixture(scope="module")
+def four() -> Calibration:
+    return measure(ModelBench(4), lambda what: None)
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing of this machine's own is read or written."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "for-all"))
+    return tmp_path
+
+
+def test_what_is_measured_is_what_the_bench_did(four: Calibration) -> None:
+    assert four.launch_ns == 2300
+    assert [round(row.pair_Bps / 1e9) for row in four.blocks] == [45, 90, 179, 268, 290, 354, 363, 363, 363]
+    assert [row.blocks for row in four.blocks] == [1, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert round(four.blocks[-1].balanced_Bps / 1e9) == 345
+    assert len(four.pairs) == 12
+    pair = four.pairs[0]
+    assert (pair.source, pair.destination) == (0, 1)
+    assert [round(rate / 1e9, 1) for rate in (pair.push_Bps, pair.slots_Bps, pair.copy_Bps, pair.host_Bps)] == [362.5, 182.1, 396.0, 52.9]
+
+
+def test_a_file_says_all_of_it(four: Calibration) -> None:
+    assert parse(four.text(), "file") == four
+    assert parse(four.text(), "file").text() == four.text()
+
+
+def test_blocks_are_the_fewest_that_suffice_for_a_pair_and_for_all(four: Calibration) -> None:
+    # A pair has its rate with 12; between all GPUs 16 are needed.
+    assert settings(four)["gpu_blocks"] == "16"
+    assert settings(measure(ModelBench(2), lambda what: None))["gpu_blocks"] == "12"
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks"),
+    [
+        ([(1, 100, 100)], 1),
+        ([(8, 100, 100), (16, 100, 100)], 8),
+        ([(8, 98, 100), (16, 100, 100)], 16),
+        ([(8, 99, 99), (16, 100, 100)], 8),
+        ([(8, 100, 98), (16, 100, 100)], 16),
+        ([(8, 50, 50), (16, 100, 100), (32, 200, 200)], 16),  # no more than NCCL has
+        ([(32, 100, 100)], 32),  # nothing else was measured
+        ([(4, 200, 200), (8, 100, 100)], 4),
+    ],
+)
+def test_blocks(four: Calibration, rows: list[tuple[int, int, int]], blocks: int) -> None:
+    assert settings(replace(four, blocks=tuple(BlockRate(*row) for row in rows)))["gpu_blocks"] == str(blocks)
+
+
+@pytest.mark.parametrize(
+    ("rows", "limit"),
+    [
+        ([(1, 5, 5)], 1),
+        ([(1, 6, 5)], 0),
+        ([(1, 1, 5), (2, 6, 5), (4, 1, 5)], 1),  # one fast size beyond is no reason
+        ([(1, 1, 5), (2, 4, 5), (4, 6, 5)], 2),
+    ],
+)
+def test_packets_go_as_far_as_they_are_no_slower(four: Calibration, rows: list[tuple[int, int, int]], limit: int) -> None:
+    assert settings(replace(four, sizes=tuple(SizeTime(*row) for row in rows)))["gpu_low_latency_bytes"] == str(limit)
+
+
+def test_links_of_a_mesh_have_their_pairs_rate(four: Calibration) -> None:
+    fabric = fabrics.load("h100-4gpu-ndr", 2)
+    rates = tuple(replace(row, push_Bps=10**9 * (1 + 10 * row.source + row.destination)) for row in four.pairs)
+    links = link_state(replace(four, pairs=rates), fabric)
+    for node in range(2):
+        gpus = fabric.gpus_of(node)
+        for i, a in enumerate(gpus):
+            for j, b in enumerate(gpus):
+                edge = fabric.find_edge(a, b)
+                if i != j:
+                    assert edge is not None
+                    assert links.rate_Bps(edge) == 10**9 * (1 + 10 * i + j)
+    others = [number for number, edge in enumerate(fabric.edges) if fabric.vertex(edge.src).kind == VertexKind.nic]
+    assert all(links.rate_Bps(edge) == fabric.edge(edge).capacity_Bps for edge in others)
+
+
+def test_links_to_a_switch_carry_the_most_of_their_pairs() -> None:
+    eight = measure(ModelBench(8), lambda what: None)
+    fabric = fabrics.load("hgx-h200")
+    rates = tuple(replace(row, push_Bps=10**9 * (1 + 10 * row.source + row.destination)) for row in eight.pairs)
+    links = link_state(replace(eight, pairs=rates), fabric)
+    gpus = fabric.gpus_of(0)
+    switch = next(number for number, vertex in enumerate(fabric.vertices) if vertex.kind == VertexKind.nvswitch)
+    out, into = fabric.find_edge(gpus[2], switch), fabric.find_edge(switch, gpus[2])
+    assert out is not None and into is not None
+    assert links.rate_Bps(out) == 10**9 * 28
+    assert links.rate_Bps(into) == 10**9 * 73
+
+
+def test_a_fabric_of_other_machines_is_refused(four: Calibration) -> None:
+    with pytest.raises(CalibrationError, match="has 8 GPUs; expected 4, as the calibration has"):
+        link_state(four, fabrics.load("hgx-h200"))
+
+
+def _without(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.pop(name)
+
+
+def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(document: Any) -> None:
+        *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
+        for step in steps:
+            document = document[step]
+        document[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_set("format", "railweave-fabric"), "no format railweave-calibration"),
+        (_set("version", 2), "version: 2; expected 1; calibrate again"),
+        (_without("sizes"), "no sizes; expected format, version"),
+        (_set("extra", 1), 'the whole: "extra"; expected only format'),
+        (_set("date", 5), "date: 5; expected printable text"),
+        (_set("driver", "a\nb"), "driver: "),
+        (_set("launch_ns", 0), "launch_ns: 0; expected a whole number from 1"),
+        (_set("launch_ns", True), "launch_ns: true; expected a whole number"),
+        (_set("launch_ns", 1.5), "launch_ns: 1.5; expected a whole number"),
+        (_set("gpus", []), r"gpus: \[\]; expected a list of 2 to 64"),
+        (_set("gpus.1.name", None), r"gpus\[1\].name: null; expected printable text"),
+        (_set("blocks.0", 3), r"blocks\[0\]: 3; expected an object"),
+        (_set("blocks.1.blocks", 1), "blocks: 1; expected more than 1, which stands before it"),
+        (_set("blocks.1.pair_Bps", -1), r"blocks\[1\].pair_Bps: -1; expected a whole number"),
+        (_set("sizes.2.bytes", 1), "sizes: 1; expected more than"),
+        (_set("pairs", []), r"pairs: \[\]; expected a list of 12 to 12"),
+        (_set("pairs.0.to", 0), r"pairs\[0\].to: 0; expected another GPU"),
+        (_set("pairs.0.from", 4), r"pairs\[0\].from: 4; expected a whole number from 0 to 3"),
+        (_set("pairs.1.to", 1), "pairs: one stands twice"),
+        (_set("pairs.3.host_Bps", 2**61), r"pairs\[3\].host_Bps: "),
+    ],
+)
+def test_a_damaged_file_says_where_and_what(four: Calibration, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    document = json.loads(four.text())
+    change(document)
+    with pytest.raises(CalibrationError, match=f"^FILE: .*{says}"):
+        parse(json.dumps(document), "FILE")
+
+
+@pytest.mark.parametrize("text", ["", "[1", "null", "[" * 100_000, '"railweave-calibration"', " " * (1 << 20) + "{}", "NaN"])
+def test_what_is_no_calibration_is_refused(text: str) -> None:
+    with pytest.raises(CalibrationError, match=r"^FILE: .*railweave calibrate"):
+        parse(text, "FILE")
+
+
+def test_it_is_kept_for_the_machine_as_it_is(four: Calibration, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept() is None
+    place = keep(four)
+    assert place is not None and kept() == four
+    monkeypatch.setattr(cache, "key", lambda name: "another boot")
+    assert kept() is None
+    monkeypatch.undo()
+
+
+def test_a_rank_that_starts_has_what_follows_from_it(four: Calibration, own_folder: Path) -> None:
+    said: list[str] = []
+
+    class Voice:
+        def explain(self, text: str) -> None:
+            said.append(text)
+
+        def warn(self, text: str) -> None:
+            said.append(f"warning: {text}")
+
+    options = start._Options()
+    environment = {"RAILWEAVE_GPU_BLOCKS": "4"}
+    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
+    assert (environment, said) == ({"RAILWEAVE_GPU_BLOCKS": "4"}, [])
+    place = keep(four)
+    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
+    assert environment == {"RAILWEAVE_GPU_BLOCKS": "4", "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "524288"}
+    assert said[0].startswith("warning: RAILWEAVE_GPU_BLOCKS=4 was set before and is kept (calibration: 16)")
+    assert said[1] == "RAILWEAVE_GPU_LOW_LATENCY_BYTES=524288 (calibration of this machine)"
+    options.override = True
+    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
+    assert environment["RAILWEAVE_GPU_BLOCKS"] == "16"
+    # A damaged file costs its settings, not the job.
+    Path(str(place)).write_text(cache.key("calibration") + "\n{}")
+    said.clear()
+    environment = {}
+    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
+    assert environment == {}
+    assert len(said) == 1 and said[0].startswith(f"warning: {place}: no format")
+
+
+def test_the_command_shows_a_file_and_plans_by_it(four: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(four.text())
+    shown = CliRunner().invoke(root, ["calibrate", "--from", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert "4 x NVIDIA H200, CUDA 13.0" in shown.output
+    assert "gpu_blocks 16" in shown.output and "gpu_low_latency_bytes 524288" in shown.output
+    arguments = ["plan", "--fabric", "h100-4gpu-ndr", "--nodes", "1", "--matrix", "hot-pair:256MiB", "--policy", "single-path", "--json"]
+    times = []
+    for more in ([], ["--calibration", str(path)]):
+        planned = CliRunner().invoke(root, [*arguments, *more])
+        assert planned.exit_code == 0, planned.output
+        times.append(json.loads(planned.output)["z_seconds"])
+    assert times[0] != times[1]
+
+
+def test_the_command_needs_gpus_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("railweave.calibrate.gpus._LIBRARY", "libno-such-driver.so")
+    result = CliRunner().invoke(root, ["calibrate"])
+    assert isinstance(result.exception, CalibrationError)
+    assert "no NVIDIA driver" in str(result.exception)
