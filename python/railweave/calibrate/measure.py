@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import statistics
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from railweave.calibrate.effect import MOST_BLOCKS
 _LARGE = 256 << 20  # rates no longer grow beyond it (docs/cuda.md)
 _BLOCKS = (1, 2, 4, 6, 8, 10, 12, 14, MOST_BLOCKS)
 _SIZES = tuple(1 << power for power in range(14, 22))  # 16 KiB to 2 MiB, around today's limit of 512 KiB
+_REPEATS = 3
 _ALL_GRANTED, _ALL_PACKETS = {"gpu_low_latency_bytes": "0"}, {"gpu_low_latency_bytes": str(2 << 20)}
 
 Matrix = list[list[int]]
@@ -42,21 +44,24 @@ def measure(bench: Bench, tell: Callable[[str], None]) -> Calibration:
         matrix[source][destination] = nbytes
         return matrix
 
+    def exchange(matrix: Matrix, settings: Mapping[str, str], mapped: bool = True) -> float:
+        return statistics.median(bench.exchange(matrix, settings, mapped) for _ in range(_REPEATS))
+
     tell("time of the smallest operation")
-    launch = bench.exchange(pair(0, 1, 8), {})
+    launch = exchange(pair(0, 1, 8), {})
     blocks = []
     balanced = [[0 if row == column else _LARGE // (world - 1) // 16 * 16 for column in range(world)] for row in range(world)]
     sent = sum(balanced[0])
     for count in _BLOCKS:
         tell(f"rates with {count} blocks")
         chosen = {**_ALL_GRANTED, "gpu_blocks": str(count)}
-        one, all_ = bench.exchange(pair(0, 1, _LARGE), chosen), bench.exchange(balanced, chosen)
+        one, all_ = exchange(pair(0, 1, _LARGE), chosen), exchange(balanced, chosen)
         blocks.append(BlockRate(count, _rate(_LARGE, one), _rate(sent, all_)))
-    sizes = []
-    for size in _SIZES:
-        tell(f"time of {size >> 10} KiB")
-        packets, granted = (bench.exchange(pair(0, 1, size), chosen) for chosen in (_ALL_PACKETS, _ALL_GRANTED))
-        sizes.append(SizeTime(size, _ns(packets), _ns(granted)))
+    times: list[list[int]] = []
+    for way, chosen in (("in packets", _ALL_PACKETS), ("after a grant", _ALL_GRANTED)):  # each settings' ranks are made once
+        tell(f"times by size, {way}")
+        times.append([_ns(exchange(pair(0, 1, size), chosen)) for size in _SIZES])
+    sizes = [SizeTime(*row) for row in zip(_SIZES, *times, strict=True)]
     pairs = []
     for source in range(world):
         for destination in range(world):
@@ -65,8 +70,8 @@ def measure(bench: Bench, tell: Callable[[str], None]) -> Calibration:
             tell(f"GPU {source} to GPU {destination}")
             matrix = pair(source, destination, _LARGE)
             seconds = (
-                bench.exchange(matrix, _ALL_GRANTED),
-                bench.exchange(matrix, _ALL_GRANTED, mapped=False),
+                exchange(matrix, _ALL_GRANTED),
+                exchange(matrix, _ALL_GRANTED, mapped=False),
                 bench.copy(source, destination, _LARGE),
                 bench.copy_over_host(source, destination, _LARGE),
             )
