@@ -72,11 +72,12 @@ void check_attributes(const Attributes& attributes, const std::string& vertex) {
     throw FabricError("'" + vertex + "' has " + found + "; at most " + std::to_string(limit));
   };
   if (attributes.size() > limits::kAttributes) fail(std::to_string(attributes.size()) + " attributes", limits::kAttributes);
+  const std::string of_vertex = "' of '" + vertex + "'";
   for (const auto& [key, value] : attributes) {
     const std::size_t bytes = std::max(key.size(), value.size());
     if (bytes > limits::kAttributeBytes) fail("an attribute of " + std::to_string(bytes) + " bytes", limits::kAttributeBytes);
     check_text(key, "an attribute of '" + vertex + "'");
-    check_text(value, "attribute '" + key + "' of '" + vertex + "'");
+    check_text(value, std::string("attribute '").append(key).append(of_vertex));
   }
 }
 
