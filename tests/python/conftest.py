@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes says how loaded the machine is, and nothing else.
-settings.register_profile("untimed", deadline=None)
+# How long an example takes, to be drawn or to be tested, says how loaded the machine is, and nothing else.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 # A runner in the background of a shell ignores Ctrl-C, and so would every program that the tests start and interrupt.
