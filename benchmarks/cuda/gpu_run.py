@@ -49,13 +49,13 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     measure = (exchange, "--nccl", str(options.nccl.resolve()), "--rounds", "3", "--railweave")
     key = ("--patterns", "hot,balanced", "--sizes")
     steps = [Step("bytes of 300 random operations, 6 of 5,000 messages", (exchange, "--railweave", first, "--check", "300"), 20, 60)]
-    virtual = (exchange, "--virtual", "--railweave", first)
-    steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
     for path in others:
         steps.append(Step(f"bytes of 100 random operations, {path}", (exchange, "--railweave", path, "--check", "100"), 10, 40))
     for path in (first, *others):
         steps.append(Step(f"graph replays, {path}", (*measure, path, "--graph", *key, _MIDDLE), 25, 60))
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
+    virtual = (exchange, "--virtual", "--railweave", first)
+    steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
     steps.append(Step("queued calls, virtual memory", (*virtual, *measure[1:-1], *key, _LARGE), 40, 90, rates=True))
     steps.append(Step("a rank dies", (exchange, "--railweave", first, "--death"), 6, 30))
     if options.shim:

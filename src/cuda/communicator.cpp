@@ -47,7 +47,8 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       processes_(world) {
   if (settings_.checksum != 0) checker_.emplace(world);
   bring_together(rendezvous);
-  watcher_ = std::jthread([this] { watch(); });
+  if (virtual_memory_ != nullptr) mapper_ = std::jthread([this] { watch(&Communicator::follow_books); });
+  watcher_ = std::jthread([this] { watch(&Communicator::look_around); });
 }
 
 Communicator::~Communicator() {
@@ -57,7 +58,9 @@ Communicator::~Communicator() {
     ending_ = true;
   }
   wake_.notify_all();
-  if (watcher_.joinable()) watcher_.join();
+  for (std::jthread* thread : {&watcher_, &mapper_}) {
+    if (thread->joinable()) thread->join();
+  }
 }
 
 // --- Operations
@@ -240,7 +243,7 @@ void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
 
 // --- Watching
 
-void Communicator::watch() {
+void Communicator::watch(void (Communicator::*look)()) {
   check(cudaSetDevice(device_), "selecting a device");
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -250,7 +253,7 @@ void Communicator::watch() {
     wake_.wait_for(lock, busy ? kBusyLook : kIdleLook);
     lock.unlock();
     try {
-      look_around();
+      (this->*look)();
     } catch (const Error& error) {
       fail({error.what(), std::nullopt});
     }
@@ -259,13 +262,8 @@ void Communicator::watch() {
 }
 
 void Communicator::look_around() {
-  MateBook::Progress progress{};
-  {
-    const std::scoped_lock lock(mutex_);
-    progress = {enqueued(), ended().completed, captured_};
-  }
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
-  follow_books(progress);
+  if (virtual_memory_ == nullptr) follow_books();
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
     case KernelError::none:
@@ -289,7 +287,14 @@ void Communicator::look_around() {
   }
 }
 
-void Communicator::follow_books(const MateBook::Progress& progress) {
+// With virtual memory on a thread of its own: mapping takes many calls of the driver, and who watches must hear of a death while one of
+// them waits for something.
+void Communicator::follow_books() {
+  MateBook::Progress progress{};
+  {
+    const std::scoped_lock lock(mutex_);
+    progress = {enqueued(), ended().completed, captured_};
+  }
   std::deque<Mail> mail;
   while (mailbox_ != nullptr && mail.size() < kMostMail) {
     auto next = mailbox_->receive();

@@ -101,9 +101,9 @@ class Communicator {
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
   void note(std::span<const Transfer> transfers, bool capturing);
-  void watch();
+  void watch(void (Communicator::*look)());
   void look_around();
-  void follow_books(const MateBook::Progress& progress);
+  void follow_books();
   void fail(Failure failure);
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
@@ -151,7 +151,7 @@ class Communicator {
   std::optional<Failure> failure_;
   std::unique_ptr<Rails> rails_;    // where there are far ranks
   mutable std::mutex words_mutex_;  // held by who reads words of ports
-  std::jthread watcher_;
+  std::jthread watcher_, mapper_;
 };
 
 }  // namespace railweave::cuda

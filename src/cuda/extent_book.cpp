@@ -11,7 +11,7 @@ namespace railweave::cuda {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x52574558;  // "RWEX"
-// What one call of deliver() sends at most, so that the watching thread gets to its other work: a parcel is some milliseconds of its time.
+// What one call of deliver() sends at most, so that the thread gets to what others sent: a parcel is some milliseconds of its time.
 constexpr int kParcelsPerCall = 4;
 // Chunks that one call of look_for_freed() looks at; three calls of the driver each.
 constexpr std::size_t kLooksPerCall = 8;

@@ -35,7 +35,7 @@ class Remarks {
   std::set<std::string> said_;
 };
 
-// The owner's side. `name` is called by the thread that queues operations, the rest by the one that watches.
+// The owner's side. `name` is called by the thread that queues operations, the rest by the one that maps.
 class ExtentBook {
  public:
   // `reached`: devices of this process' other ranks; memory that all of them can use where it lies needs no mapping there.
@@ -94,7 +94,7 @@ class ExtentBook {
   std::vector<MailSender> mates_;
   std::mutex mutex_;
   std::vector<Named> named_;     // listed, newest last
-  std::deque<Parcel> outgoing_;  // the first one is the watching thread's
+  std::deque<Parcel> outgoing_;  // the first one is the mapping thread's
   std::uint64_t looked_at_ = 0;
 };
 

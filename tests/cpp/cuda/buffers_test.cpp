@@ -4,12 +4,14 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "extent_book.hpp"
@@ -429,6 +431,50 @@ TEST(Buffers, RandomSegments) {
     EXPECT_EQ(owner.memory.handles(), 0u) << seed;
     EXPECT_EQ(writer.memory.mappings(), 0u) << seed;
     EXPECT_EQ(writer.memory.reserved, 0) << seed;
+  }
+}
+
+// The program's thread names while another one sends and looks for what is gone, as in a communicator.
+TEST(Buffers, NamesAreGivenWhileOthersAreSent) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 30, 4096);
+  std::atomic<bool> done = false;
+  std::jthread mapper([&] {
+    while (!done) {
+      owner.book.deliver();
+      owner.book.look_for_freed();
+      std::this_thread::yield();
+    }
+  });
+  std::jthread mate([&] {
+    while (!done) {
+      writer.look();
+      std::this_thread::yield();
+    }
+  });
+  std::mt19937 random(7);
+  for (int step = 0; step < 600; ++step) {
+    const std::size_t place = random() % segment.places();
+    if (!segment.filled(place)) {
+      segment.fill(place);
+    } else if (random() % 3 == 0) {
+      segment.empty(place);
+    } else {
+      EXPECT_TRUE(owner.book.name(segment.at(place), 4096));
+    }
+  }
+  done = true;
+  mapper.join();
+  mate.join();
+  for (std::size_t place = 0; place < segment.places(); ++place) {
+    if (!segment.filled(place)) continue;
+    const auto name = owner.book.name(segment.at(place), 4096);
+    exchange_mail(owner, writer);
+    ASSERT_NE(writer.find(name->buffer), nullptr) << place;
+    *writer.find(name->buffer) = std::byte{42};
+    EXPECT_EQ(*pointer(segment.at(place)), std::byte{42}) << place;
   }
 }
 
