@@ -138,6 +138,8 @@ class Evaluation:
                 "--seconds",
                 f"{limit:.0f}",
             ]
+        if check.name == "calibrate":
+            return [sys.executable, "-m", "railweave", "calibrate", "--output", str(self.out / "calibration.json")]
         if check.name == "rail-down":
             return [sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus)]
         name = check.name.removeprefix("check-")

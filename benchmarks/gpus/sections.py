@@ -62,6 +62,7 @@ CHECKS = (
 LATE_CHECKS = (
     Check("check-death", "A rank dies", 15, 60),
     Check("rail-down", "A rail that goes down in the middle of an exchange", 90, 240),
+    Check("calibrate", "Calibration", 30, 120),
     Check("check-graphs", "Captured graphs", 30, 120),
     Check("check-torch_interface", "railweave.torch", 20, 90),
     Check("check-mps", "Under MPS", 40, 120),
