@@ -143,7 +143,7 @@ ncclResult_t Group::enqueue() {
 }
 
 // A handle that is NULL belongs to a child that NCCL is still making (NCCL's call gives ncclSuccess all the same), or to none of this rank.
-void Group::follow(std::vector<GroupBirth> births) {
+void Group::follow(std::vector<GroupBirth>&& births) {
   std::vector<CommunicatorPointer> born;
   for (auto& [birth, parent] : births) {
     if (const ncclComm_t handle = birth.made(); handle != nullptr) {

@@ -64,7 +64,7 @@ class Group {
   ncclResult_t finish_simulated(ncclResult_t nccl);
 
  private:
-  static void follow(std::vector<GroupBirth> births);
+  static void follow(std::vector<GroupBirth>&& births);
   void forget_messages() noexcept;
   ncclResult_t enqueue();
 

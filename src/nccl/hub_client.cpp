@@ -125,9 +125,7 @@ bool HubClient::send(const std::string& bytes, Clock::time_point deadline) const
     const ssize_t count = ::send(socket_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
     if (count >= 0)
       done += static_cast<std::size_t>(count);
-    else if (errno != EAGAIN && errno != EINTR)
-      return false;
-    else if (!wait(POLLOUT, deadline))
+    else if ((errno != EAGAIN && errno != EINTR) || !wait(POLLOUT, deadline))
       return false;
   }
   return true;
@@ -141,9 +139,7 @@ bool HubClient::receive(void* data, std::size_t bytes, Clock::time_point deadlin
     if (count > 0) {
       at += count;
       bytes -= static_cast<std::size_t>(count);
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return false;
-    } else if (!wait(POLLIN, deadline)) {
+    } else if ((errno != EAGAIN && errno != EINTR) || !wait(POLLIN, deadline)) {
       return false;
     }
   }
