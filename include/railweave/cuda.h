@@ -11,8 +11,10 @@
 #ifndef RAILWEAVE_CUDA_H
 #define RAILWEAVE_CUDA_H
 
+/* NOLINTBEGIN(modernize-deprecated-headers): C programs include this. */
 #include <stddef.h>
 #include <stdint.h>
+/* NOLINTEND(modernize-deprecated-headers) */
 
 #include "railweave/railweave.h"
 
