@@ -1,6 +1,7 @@
 #include "railweave/fabric/load.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <optional>
 #include <set>
@@ -23,6 +24,7 @@ std::string read_file(const fs::path& path) {
   const std::string source = path.string();
   std::error_code problem;
   if (fs::is_directory(path, problem)) throw ParseError({source, 0, 0, ""}, "not a file", "a file to read");
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text;
   // In blocks, because a pipe has no size.
@@ -33,7 +35,7 @@ std::string read_file(const fs::path& path) {
       throw ParseError({source, 0, 0, ""}, "more than " + std::to_string(limits::kJsonBytes) + " bytes", "at most that");
     }
   }
-  if (!file.eof()) throw ParseError({source, 0, 0, ""}, "cannot be read", "a readable file");
+  if (!file.eof()) throw ParseError({source, 0, 0, ""}, "cannot be read" + (errno == 0 ? "" : ": " + std::generic_category().message(errno)), "a readable file");
   return text;
 }
 
