@@ -155,8 +155,13 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
     elif svg is not None:
         from railweave.topo.picture import render_svg
 
-        write_whole(svg, render_svg(fabric, _findings(machine)))
-        click.echo(f"{svg}: {fabric.name}")
+        title = fabric.name
+        if machine is not None:
+            from railweave.machine.text import titled
+
+            title = titled(machine, recording.name if recording is not None else Path(source).name if source else machine.origin)
+        write_whole(svg, render_svg(fabric, _findings(machine), title))
+        click.echo(f"{svg}: {title}")
     elif nccl_xml is not None:
         _write_nccl_xml(nccl_xml, machine, fabric)
     else:

@@ -275,9 +275,10 @@ def _page(machines: Sequence[Machine], examinations: Sequence[Examination], comp
 def _picture(machine: Machine, examination: Examination) -> str | None:
     from railweave.doctor.page import marks
     from railweave.machine.fabric import fabric_of
+    from railweave.machine.text import titled
     from railweave.topo.picture import render_svg
 
     try:
-        return render_svg(fabric_of(machine)[0], marks(examination, machine))
+        return render_svg(fabric_of(machine)[0], marks(examination, machine), titled(machine, examination.name))
     except Error:
         return None

@@ -36,6 +36,12 @@ def render_machine(machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
+def titled(machine: Machine, name: str) -> str:
+    """A name with the machine's maker and model, where they are known."""
+    words = [word for word in (known(machine.host.vendor), known(machine.host.product)) if word]
+    return f"{name}: {' '.join(words)}" if words else name
+
+
 def _count(fact: Fact[Any], noun: str) -> str:
     return counted(len(fact.value), noun) if isinstance(fact, Known) else f"{noun}s not known"
 

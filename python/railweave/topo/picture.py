@@ -27,9 +27,9 @@ SHOWN_HOSTS = 4
 LEAF_HEIGHT, SPINE_HEIGHT = 34.0, 30.0
 
 
-def render_svg(fabric: Fabric, marks: Sequence[Mark] = ()) -> str:
-    """The whole picture as one SVG text; `marks` are findings, shown at the parts they are on."""
-    return _Picture(fabric, marks).svg()
+def render_svg(fabric: Fabric, marks: Sequence[Mark] = (), title: str = "") -> str:
+    """The whole picture as one SVG text; `marks` are findings, shown at the parts they are on. `title` stands for the fabric's name."""
+    return _Picture(fabric, marks, title or fabric.name).svg()
 
 
 def _shown(kinds: list[Kind]) -> list[tuple[Host, int]]:
@@ -45,8 +45,9 @@ def _stroke(capacity_Bps: int, scale: float) -> float:
 
 
 class _Picture:
-    def __init__(self, fabric: Fabric, marks: Sequence[Mark]) -> None:
+    def __init__(self, fabric: Fabric, marks: Sequence[Mark], title: str) -> None:
         self.fabric = fabric
+        self.title = title
         self.marks = Numbered(fabric, marks)
         self.vertices = fabric.vertices
         self.hosts = read_hosts(fabric)
@@ -93,12 +94,12 @@ class _Picture:
         self._draw_title(len(drawn) < len(self.leafs))
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
-            f'font-family={quoteattr(FONT)} role="img">\n<title>{escape(self.fabric.name)}</title>\n'
+            f'font-family={quoteattr(FONT)} role="img">\n<title>{escape(self.title)}</title>\n'
             f'<rect width="100%" height="100%" fill="{PAPER}"/>\n' + "\n".join(self.lines + self.boxes + self.badges) + "\n</svg>\n"
         )
 
     def _draw_title(self, leafs_left_out: bool) -> None:
-        self._text(MARGIN, 44, self.fabric.name, size=24, weight=650, anchor="start")
+        self._text(MARGIN, 44, self.title, size=24, weight=650, anchor="start")
         nodes, gpus = self.fabric.node_count, self.fabric.gpu_count
         nics = sum(len(host.nics) for host in self.hosts)
         rails = {leaf.rail for _, leaf in self.leafs if leaf.rail is not None}
