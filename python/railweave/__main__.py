@@ -27,7 +27,9 @@ def main() -> None:
 
         commands()
     except KeyboardInterrupt:  # also while modules load, before a command could see to it
-        sys.exit(130)
+        from railweave.ending import interrupted
+
+        interrupted()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ def or_told(command: Callable[[], T]) -> T:
         sys.exit(1)
 
 
+def interrupted() -> NoReturn:
+    """Ends the process as shells do for Ctrl-C."""
+    print("railweave: interrupted", file=sys.stderr)
+    sys.exit(130)
+
+
 def at_once(status: int) -> NoReturn:
     """Ends the process without taking its objects apart, which for the facts of a machine takes 5 ms. What was written is out."""
     for stream in (sys.stdout, sys.stderr):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from railweave import __main__ as command_line
@@ -30,3 +31,17 @@ def test_an_interrupt_before_the_command_runs_is_no_traceback(command: str, monk
     with pytest.raises(SystemExit) as ended:
         command_line.main()
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("command", [("topo", "--list"), ("matrix", "balanced:1MiB", "--ranks", "2"), ("bench", "report", "a", "b")])
+def test_an_interrupted_command_says_so_in_one_line(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Command, "invoke", interrupted)
+    monkeypatch.setattr(sys, "argv", ["railweave", *command])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "railweave: interrupted\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from railweave.ending import or_told
+from railweave.ending import interrupted, or_told
 
 # One line each for `railweave --help`, in the order a newcomer meets them; the command itself is loaded only when asked for,
 # so that `railweave --help` stays instant.
@@ -36,6 +36,12 @@ class _Commands(click.Group):
         command = importlib.import_module(f"railweave.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # for which click has exit status 1
+            interrupted()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

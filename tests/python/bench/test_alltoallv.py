@@ -188,7 +188,8 @@ def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
+    assert process.returncode == 130
+    assert output.splitlines()[-1] == "railweave: interrupted"
     assert "Traceback" not in output
 
 

@@ -87,7 +87,7 @@ def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(bench_gpus.compare, "exchange", measures_two_and_hangs)
     path = tmp_path / "run.json"
     done = CliRunner().invoke(command, ["alltoallv", "--gpus", "--systems", "nccl", "--json", str(path)])
-    assert done.exit_code != 0
+    assert done.exit_code != 0  # what the command line as a whole makes of it: test_command_line.py
     assert Run.load(path).matrices() == ["hot-pair:1MiB", "balanced:1MiB"]
 
 
