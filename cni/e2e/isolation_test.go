@@ -208,6 +208,7 @@ func kindsNamed(prefixes ...string) []probe.Kind {
 func (f *field) verdict(t *testing.T, s *probe.Session, overflowBefore uint64) {
 	t.Helper()
 	const tries, oneIn = 3, 1000
+	must(t, f.AwaitRead())
 	s.Settle(10 * time.Second)
 	losses, dropped := s.Losses(), f.overflow(t)-overflowBefore
 	if excused := uint64(s.Expected()/oneIn) + dropped; uint64(len(losses)) > excused {
@@ -457,6 +458,7 @@ func TestProbesFindALeak(t *testing.T) {
 	must(t, err)
 	s := f.session(t)
 	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
+	must(t, f.AwaitRead())
 	s.Settle(5 * time.Second)
 	found := map[string]bool{}
 	for _, leak := range s.Leaks() {

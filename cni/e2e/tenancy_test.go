@@ -15,7 +15,7 @@ import (
 func inForce(t *testing.T, c *cluster.Cluster, node int, namespace string) {
 	t.Helper()
 	cmd := c.Network.Nodes[node-1].NS.Command(filepath.Join(c.Bin, "railweave-node"), "tenancy",
-		"--config", c.Agents[node-1].ConfigFile(), "--namespace", namespace, "--wait", "30s")
+		"--config", c.Agents[node-1].ConfigFile(), "--namespace", namespace, "--wait", settleLimit.String())
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: tenant not in force: %v: %s", namespace, err, text)
 	}

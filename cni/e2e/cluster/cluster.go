@@ -202,15 +202,30 @@ func (c *Cluster) compareRoutes(pods []*runtime.Pod) error {
 // read for seconds is left to the caller, who counts what it drops.
 func (c *Cluster) AwaitRoom() error {
 	// Sockets hold 212,992 bytes by default, a short frame takes 768: with this left over, 200 more fit.
-	const little = 48 << 10
-	deadline := time.Now().Add(5 * time.Second)
+	return c.awaitBacklog(48<<10, 5*time.Second)
+}
+
+// AwaitRead waits until the switches have read everything that was sent before, what they sent each other included: on a machine
+// that stands still, frames may wait for seconds. One that does not read for longer is left to the caller.
+func (c *Cluster) AwaitRead() error {
+	for range 2 { // the sender's node, and after it the receiver's
+		if err := c.awaitBacklog(0, 30*time.Second); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitBacklog waits until each switch has had no more than so many bytes to read.
+func (c *Cluster) awaitBacklog(most int, limit time.Duration) error {
+	deadline := time.Now().Add(limit)
 	for _, node := range c.Network.Nodes {
 		for {
 			backlog, err := node.OVS.Backlog()
 			if err != nil {
 				return err
 			}
-			if backlog < little || time.Now().After(deadline) {
+			if backlog <= most || time.Now().After(deadline) {
 				break
 			}
 			time.Sleep(time.Millisecond)

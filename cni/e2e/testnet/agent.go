@@ -193,8 +193,8 @@ func (a *Agent) signal(sig os.Signal) error {
 	case <-a.ended:
 		a.process = nil
 		return nil
-	case <-time.After(10 * time.Second):
-		return fmt.Errorf("agent of %s did not end within 10 s of signal %v", a.node.Name, sig)
+	case <-time.After(answerLimit):
+		return fmt.Errorf("agent of %s did not end within %v of signal %v", a.node.Name, answerLimit, sig)
 	}
 }
 

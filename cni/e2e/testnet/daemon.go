@@ -11,6 +11,10 @@ import (
 	"time"
 )
 
+// answerLimit bounds how long a program may take to answer or to end. All do so within milliseconds; the machine may stand still for
+// seconds, several times in a row.
+const answerLimit = 30 * time.Second
+
 // daemon is a program that puts itself into the background and leaves a pid file.
 type daemon struct {
 	ns      Namespace
@@ -67,8 +71,8 @@ func (d daemon) stop(sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("stop %s: %w", filepath.Base(d.program), err)
 	}
-	if !waitGone([]int{pid}, 10*time.Second) {
-		return fmt.Errorf("%s (pid %d) did not end within 10 s of signal %v", filepath.Base(d.program), pid, sig)
+	if !waitGone([]int{pid}, answerLimit) {
+		return fmt.Errorf("%s (pid %d) did not end within %v of signal %v", filepath.Base(d.program), pid, answerLimit, sig)
 	}
 	return nil
 }

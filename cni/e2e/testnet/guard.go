@@ -40,7 +40,7 @@ func reclaim(id string) error {
 	var lock *instanceLock
 	var err error
 	// The lock goes with the owner's last thread, which may be a moment after its pipe.
-	waitUntil(5*time.Second, 20*time.Millisecond, func() bool {
+	waitUntil(answerLimit, 20*time.Millisecond, func() bool {
 		lock, err = lockInstance(id)
 		return err == nil || errors.Is(err, os.ErrNotExist)
 	})

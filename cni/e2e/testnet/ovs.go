@@ -63,9 +63,11 @@ func (o OpenVSwitch) create() error {
 	return o.vswitchd().start()
 }
 
-// VSCtl runs ovs-vsctl. It gives up after ten seconds, so that a dead vswitchd makes an error and not a hang.
+var ovsTimeout = fmt.Sprintf("--timeout=%.0f", answerLimit.Seconds())
+
+// VSCtl runs ovs-vsctl. It gives up after a while, so that a dead vswitchd makes an error and not a hang.
 func (o OpenVSwitch) VSCtl(args ...string) (string, error) {
-	cmd := o.ns.Command("ovs-vsctl", append([]string{"--timeout=10"}, args...)...)
+	cmd := o.ns.Command("ovs-vsctl", append([]string{ovsTimeout}, args...)...)
 	cmd.Env = append(os.Environ(), o.Environment()...)
 	out, err := output(cmd)
 	return strings.TrimSpace(out), err
@@ -73,14 +75,14 @@ func (o OpenVSwitch) VSCtl(args ...string) (string, error) {
 
 // OFCtl runs ovs-ofctl.
 func (o OpenVSwitch) OFCtl(args ...string) (string, error) {
-	cmd := o.ns.Command("ovs-ofctl", append([]string{"--timeout=10", "-O", "OpenFlow15"}, args...)...)
+	cmd := o.ns.Command("ovs-ofctl", append([]string{ovsTimeout, "-O", "OpenFlow15"}, args...)...)
 	cmd.Env = append(os.Environ(), o.Environment()...)
 	return output(cmd)
 }
 
 // AppCtl runs ovs-appctl against vswitchd.
 func (o OpenVSwitch) AppCtl(args ...string) (string, error) {
-	cmd := o.ns.Command("ovs-appctl", append([]string{"--timeout=10"}, args...)...)
+	cmd := o.ns.Command("ovs-appctl", append([]string{ovsTimeout}, args...)...)
 	cmd.Env = append(os.Environ(), o.Environment()...)
 	return output(cmd)
 }

@@ -136,7 +136,7 @@ func TestTwoInstancesAtOnce(t *testing.T) {
 		}
 	}()
 	for _, n := range []*Network{first, second} {
-		if err := n.WaitFabric(30 * time.Second); err != nil {
+		if err := n.WaitFabric(3 * answerLimit); err != nil {
 			t.Error(err)
 		}
 		for _, node := range n.Nodes {
@@ -149,7 +149,7 @@ func TestTwoInstancesAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	assertGone(t, first.ID)
-	if err := second.WaitFabric(time.Second); err != nil {
+	if err := second.WaitFabric(answerLimit); err != nil {
 		t.Errorf("taking one network down hurt the other: %v", err)
 	}
 }
@@ -177,7 +177,7 @@ func TestGuardCleansUpAfterKill(t *testing.T) {
 	if err != nil || instanceOf(id+"-") != id {
 		t.Fatalf("the victim said %q (%v)", id, err)
 	}
-	waitUntil(20*time.Second, 50*time.Millisecond, func() bool {
+	waitUntil(2*answerLimit, 50*time.Millisecond, func() bool {
 		ids, err := List()
 		return err == nil && !slices.Contains(ids, id)
 	})
