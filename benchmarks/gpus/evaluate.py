@@ -38,6 +38,7 @@ _COMMAND_LIMIT_S = 480.0
 _LEAST_S = 45.0  # to start PyTorch on all ranks and measure something
 _GOODBYE_S = 20.0  # for a program that was asked to end
 _FAILURES = 3  # of a group in one call
+_IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the case, nothing starts
 
 
 class Evaluation:
@@ -76,22 +77,28 @@ class Evaluation:
             good = self._check(check, wanted) and good
         for name in dict.fromkeys(section.group for section in self.sections):
             good = self._measure(self.groups[name], wanted) and good
+            self.write()  # whoever ends this finds it
         for check in LATE_CHECKS:
             good = self._check(check, wanted) and good
         return good
 
+    def write(self) -> None:
+        """OUT/results.md."""
+        (self.out / "results.md").write_text(self.results())
+
     def _measure(self, group: Group, wanted: Sequence[str]) -> bool:
         """Runs the group's command until nothing is missing but what failed in it."""
         failed: list[str] = []
-        good = True
+        good, in_vain = True, 0
         while cases := [case for case in self.missing(group, wanted) if case not in failed]:
-            if self.left() < _LEAST_S or len(failed) == _FAILURES:
+            if self.left() < _LEAST_S or len(failed) == _FAILURES or in_vain == _IN_VAIN:
                 print(f"== {group.name}: left for later: {', '.join(cases)}", flush=True)
                 break
             part = self.out / "parts" / f"{group.name}.{len(list((self.out / 'parts').glob(f'{group.name}.*.log'))):02}"
             status = self._program(group.name, self.command(group, cases, part), Path(f"{part}.log"), self.left())
             good = good and status in (0, None)
             still = [case for case in self.missing(group, wanted) if case not in failed]
+            in_vain = in_vain + 1 if still == cases else 0
             # The first case without its results ended the command; where time did, it is one that takes too long only if it was the first.
             if still and (status is not None or still[0] == cases[0]):
                 failed.append(still[0])
@@ -258,7 +265,7 @@ def main() -> int:
         parser.error(f"no section or check {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     (options.out / "parts").mkdir(parents=True, exist_ok=True)
     good = options.tables or evaluation.run(options.names or known)
-    (options.out / "results.md").write_text(evaluation.results())
+    evaluation.write()
     if options.tables:
         evaluation.draw()
     return 0 if good else 1

@@ -165,6 +165,14 @@ def test_a_case_that_used_up_the_time_does_not_keep_the_others_from_theirs(tmp_p
                              ["hot-pair:64MiB:4MiB", "hot-pair:256MiB:16MiB"], ["hot-pair:256MiB:16MiB"]]  # fmt: skip
 
 
+def test_where_nothing_starts_two_commands_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path)
+    program = Program({f"hot-pair:{size}:{rest}": 1 for size, rest in (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"))})
+    monkeypatch.setattr(found, "_program", program)
+    assert not found.run(["hot"])
+    assert [len(cases) for cases in program.calls] == [4, 3]
+
+
 def test_nothing_begins_that_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = evaluation(tmp_path, limit=10.0)
     program = Program({})
