@@ -316,3 +316,13 @@ def test_command_line_records_and_replays(cli: Callable[..., subprocess.Complete
     path.write_bytes(b"no recording")
     bad = cli("topo", "--from", str(path))
     assert bad.returncode == 1 and bad.stdout == "" and bad.stderr.startswith(f"railweave: {path}: not compressed")
+
+
+def test_a_recordings_picture_is_titled_by_file_and_model(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    recording = craft().recording
+    recording.files["/sys/class/dmi/id/sys_vendor"] = b"Dell Inc.\n"
+    recording.files["/sys/class/dmi/id/product_name"] = b"PowerEdge XE9680\n"
+    path, picture = tmp_path / "node7.tar.zst", tmp_path / "node7.svg"
+    write_recording(recording, path)
+    assert cli("topo", "--from", str(path), "--svg", str(picture)).returncode == 0
+    assert "<title>node7.tar.zst: Dell Inc. PowerEdge XE9680</title>" in picture.read_text()
