@@ -1,8 +1,8 @@
 """Keeps the placement of this machine between starts: the first rank works it out, the others wait for it and read it.
 
 It is kept per user and boot in the runtime folder or /tmp, under a key of what is quick to read and changes when the advice could: boot,
-PCI devices, RDMA devices, online CPUs and NUMA nodes, driver, and the installed version of Railweave. What root keeps without a runtime
-folder, as a service or a job's prolog, is for all users.
+PCI devices, RDMA devices and which of their ports are up, online CPUs and NUMA nodes, drivers, and the installed version of Railweave. What
+root keeps without a runtime folder, as a service or a job's prolog, is for all users.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def key(workload: str) -> str:
         "/sys/devices/system/node/online",
         "/proc/driver/nvidia/version",
     )
-    folders = ("/sys/bus/pci/devices", "/sys/class/infiniband", "/proc/driver/nvidia/gpus")
+    folders = ("/sys/bus/pci/devices", "/proc/driver/nvidia/gpus", "/sys/kernel/mm/memory_peers")
     installed = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     parts = [workload, *(_text(path) for path in files), *(",".join(_names(path)) for path in folders)]
+    parts += [f"{module}: {os.path.isdir(f'/sys/module/{module}')}" for module in ("nvidia_peermem", "gdrdrv")]
+    parts += [f"{device}: {_ports(f'/sys/class/infiniband/{device}/ports')}" for device in _names("/sys/class/infiniband")]
     parts += [str(os.stat(os.path.join(installed, room)).st_mtime_ns) for room in ("advise", "launch", "machine")]
     return "; ".join(parts)
 
@@ -45,6 +47,11 @@ def _text(path: str) -> str:
             return " ".join(file.read().split())
     except OSError:
         return ""
+
+
+def _ports(path: str) -> str:
+    """Their states: at boot they come up after much else, and advice counts on those that are up."""
+    return ",".join(_text(f"{path}/{port}/state") for port in _names(path))
 
 
 def _names(path: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,3 +182,27 @@ def test_ranks_that_start_together_work_it_out_once(tmp_path: Path) -> None:
         rank.join(60)
     assert [rank.exitcode for rank in ranks] == [0] * 8
     assert log.read_text() == "worked\n"
+
+
+def test_a_port_or_driver_that_comes_up_later_makes_new_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {"/sys/class/infiniband": ["mlx5_0"], "/sys/class/infiniband/mlx5_0/ports": ["1"]}
+    state = "1: DOWN"
+    monkeypatch.setattr(cache, "_names", lambda path: folders.get(path, []))
+    monkeypatch.setattr(cache, "_text", lambda path: state if path == "/sys/class/infiniband/mlx5_0/ports/1/state" else "")
+    at_boot = cache.key("bandwidth")
+    assert cache.key("bandwidth") == at_boot
+    state = "4: ACTIVE"
+    up = cache.key("bandwidth")
+    assert up != at_boot
+    monkeypatch.setattr(cache.os.path, "isdir", lambda path: path == "/sys/module/nvidia_peermem")
+    assert cache.key("bandwidth") != up
+
+
+def test_the_boot_services_commands_are_ones_that_keep_advice(
+    cli: Callable[..., subprocess.CompletedProcess[str]], request: pytest.FixtureRequest
+) -> None:
+    unit = (request.config.rootpath / "examples" / "railweave-advise.service").read_text()
+    commands = [line.partition("=")[2].split() for line in unit.splitlines() if line.startswith("ExecStart=")]
+    assert [command[1] for command in commands] == ["advise", "advise"]
+    for _, *arguments in commands:
+        assert cli(*arguments, "--help").returncode == 0
