@@ -12,7 +12,6 @@ from railweave.advise.host import Gpu, Host, compute_capability, read_host
 from railweave.advise.mapping import Workload
 from railweave.errors import Error
 from railweave.launch.placement import write, write_none
-from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Machine, Unknown, known
 from railweave.machine.processors import CPUINFO
@@ -49,13 +48,16 @@ def host_of(machine: Machine, nics: Sequence[str] = ()) -> tuple[Host, tuple[str
 
 def this_host(nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for this machine, with the device files of its GPUs, which tell a rank what it may open."""
+    from railweave.machine.discovery import discover  # takes longer to import than a machine's wiring to read
+
     host, unknown = host_of(discover(LiveSource()), nics)
     return replace(host, gpus=tuple(_with_driver(gpu) for gpu in host.gpus)), unknown
 
 
 def recorded_host(recording: str | Path, nics: Sequence[str] = ()) -> tuple[Host, tuple[str, ...]]:
     """The same for the machine of a recording; damage of the file is among what was not known."""
-    from railweave.machine.recording import RecordedSource  # not for those who start a rank
+    from railweave.machine.discovery import discover
+    from railweave.machine.recording import RecordedSource
 
     source = RecordedSource(recording)
     host, unknown = host_of(discover(source), nics)

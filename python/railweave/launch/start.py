@@ -166,6 +166,9 @@ def _node(options: _Options, voice: _Voice) -> list[Placement]:
 
 
 def _work_out(workload: str) -> str:
+    import gc
+
+    gc.disable()  # of a machine's facts almost nothing is garbage, looking for it takes time, and the program takes the process over soon
     from railweave.advise.live import placement_text
 
     return placement_text(workload)
