@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import time
 from pathlib import Path
@@ -67,9 +66,7 @@ def command(directory: Path, interval: float, count: int, listen: int | None) ->
     if listen is not None:
         with _server(directory, listen) as server:
             click.echo(f"http://0.0.0.0:{server.server_address[1]}/metrics")
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
-        return
+            server.serve_forever()
     console = Console()
     if not console.is_terminal:
         console.width = 130  # all columns in full, for files and pipes
