@@ -11,6 +11,7 @@ import importlib.resources
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,10 +268,14 @@ def _recording(file: str) -> npt.NDArray[np.uint16]:
         else:
             path, _, run = file.partition("#")
             run, data = run or "noaux", Path(path).read_bytes()
+        if not data.startswith(b"PK"):  # NumPy would read other forms, too
+            raise ValueError("not an .npz file")
         counts: npt.NDArray[np.uint16] = np.load(io.BytesIO(data), allow_pickle=False)[f"{run}_counts"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DemandError(f"trace '{file}': {reason}; expected noaux, aux, or an .npz with an array noaux_counts") from error
+    if counts.ndim == 4 and counts.dtype.kind == "i" and counts.min(initial=0) < 0:
+        raise DemandError(f"trace '{file}': a count of {counts.min()}; expected counts from 0 on")
     if counts.ndim != 4 or counts.dtype.kind not in "ui":
         raise DemandError(f"trace '{file}': expected whole numbers of shape [record, layer, shard, expert], found {counts.shape}")
     return counts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 from pathlib import Path
@@ -132,6 +134,25 @@ def test_trace_reads_files(tmp_path: Path) -> None:
     np.savez(path, noaux_counts=counts, aux_counts=counts + 1)
     assert matrix.generate(f"trace:{path}:1:0:1", 2).tolist() == [[0, 10 + 11], [12 + 13, 0]]
     assert matrix.generate(f"trace:{path}#aux:1:0:1", 2).tolist() == [[0, 11 + 12], [13 + 14, 0]]
+
+
+def test_damaged_recordings_are_errors(tmp_path: Path) -> None:
+    counts = np.arange(2 * 1 * 2 * 4, dtype=np.int64).reshape(2, 1, 2, 4)
+    whole = io.BytesIO()
+    np.savez_compressed(whole, noaux_counts=counts)
+    path = tmp_path / "damaged.npz"
+    for place in range(len(whole.getvalue())):
+        damaged = bytearray(whole.getvalue())
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        with contextlib.suppress(DemandError):
+            matrix.generate(f"trace:{path}:1:0:1", 2)
+    np.save(tmp_path / "one.npy", counts)
+    with pytest.raises(DemandError, match=r"not an \.npz file"):
+        matrix.generate(f"trace:{tmp_path / 'one.npy'}:1:0:1", 2)
+    np.savez(path, noaux_counts=-counts)
+    with pytest.raises(DemandError, match="a count of -15"):
+        matrix.generate(f"trace:{path}:1:0:1", 2)
 
 
 @pytest.mark.parametrize(
