@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from railweave.lab import syscalls, wire
-from railweave.lab.errors import LabError
+from railweave.lab.errors import LabError, what_rights_it_needs
 from railweave.lab.program import Program
 from railweave.lab.spec import LabSpec
 
@@ -36,7 +36,7 @@ class Lab:
     @classmethod
     def up(cls, spec: LabSpec, name: str | None = None) -> Lab:
         """Build a lab that belongs to this process."""
-        name = name or f"lab-{os.getpid()}-{next(_numbers)}"
+        name = f"lab-{os.getpid()}-{next(_numbers)}" if name is None else name
         owner_read, owner_write = os.pipe()
         ready_read, ready_write = os.pipe()
         command = [sys.executable, "-m", "railweave.lab.supervisor", name, json.dumps(spec.to_json()), str(owner_read), str(ready_write)]
@@ -218,15 +218,6 @@ def _start_as_init(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen
         finally:
             syscalls.setns(home, syscalls.CLONE_NEWPID)
     except PermissionError as error:
-        raise LabError(_need_root()) from error
+        raise LabError(what_rights_it_needs()) from error
     finally:
         os.close(home)
-
-
-def _need_root() -> str:
-    if os.geteuid() != 0:
-        return "a lab needs root to make network namespaces: run the command with sudo"
-    return (
-        "a lab needs the capabilities SYS_ADMIN and NET_ADMIN, which this root lacks (a container?): "
-        "run it with `docker run --privileged`, or with --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt apparmor=unconfined"
-    )

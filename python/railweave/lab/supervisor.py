@@ -9,6 +9,7 @@ owner has released it; taking a lab down is killing this process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,9 +19,11 @@ import socket
 import sys
 from typing import Any
 
+from pyroute2.netlink.exceptions import NetlinkError
+
 from railweave.lab import syscalls, wire
 from railweave.lab.environment import hosts_file, node_name
-from railweave.lab.errors import LabError
+from railweave.lab.errors import LabError, what_rights_it_needs
 from railweave.lab.network import Network
 from railweave.lab.spec import LabSpec
 
@@ -161,8 +164,12 @@ def main(name: str, spec_json: str, owner: str, ready: str) -> None:
             raise LabError(f"lab name '{name}': expected letters, digits, '.', '_', '-', at most 63 of them")
         supervisor = Supervisor(name, LabSpec.from_json(json.loads(spec_json)), int(owner))
     except Exception as error:  # whatever it was, the owner has to hear of it
-        text = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        os.write(ready_fd, text.encode())
+        if isinstance(error, PermissionError) or (isinstance(error, NetlinkError) and error.code == errno.EPERM):
+            text = what_rights_it_needs()
+        else:
+            text = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(BrokenPipeError):  # an owner that lacks rights, too, has said so and gone
+            os.write(ready_fd, text.encode())
         os._exit(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno())  # whoever reads the owner's output must not wait for a lab that lives on

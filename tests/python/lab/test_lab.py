@@ -306,6 +306,13 @@ def test_command_line(cli: Cli, nothing_stays: Check) -> None:
     assert "no lab named" in cli("lab", "exec", name, "true").stderr
 
 
+def test_a_lab_without_a_name_is_not_given_one(cli: Cli, nothing_stays: Check) -> None:
+    done = cli("lab", "up", "", "1x1")
+    assert done.returncode == 1
+    assert "lab name ''" in done.stderr
+    nothing_stays()
+
+
 def test_exec_killed_takes_its_programs_along(cli: Cli, nothing_stays: Check) -> None:
     name = f"test-{os.getpid()}"
     sleep = f"sleep 4242.{os.getpid()}"
@@ -357,12 +364,13 @@ def test_without_root_it_says_what_is_missing() -> None:
     assert "sudo" in done.stderr
 
 
-def test_without_capabilities_it_says_which() -> None:
+@pytest.mark.parametrize("capability", ["sys_admin", "net_admin"])
+def test_without_capabilities_it_says_which(capability: str) -> None:
     done = subprocess.run(
-        ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", "from railweave.lab import Lab,LabSpec; Lab.up(LabSpec(2,2))"],
+        ["setpriv", f"--bounding-set=-{capability}", sys.executable, "-c", "from railweave.lab import Lab,LabSpec; Lab.up(LabSpec(2,2))"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "SYS_ADMIN" in done.stderr
+    assert capability.upper() in done.stderr
     assert "--privileged" in done.stderr
