@@ -93,6 +93,7 @@ std::vector<GpuId> RouteTable::relay_choices(GpuId gpu, VertexId nic) const {
     by_width.emplace_back(narrowest, relay);
   }
   std::stable_sort(by_width.begin(), by_width.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  choices.reserve(by_width.size() + 2);
   for (const auto& [narrowest, relay] : by_width) choices.push_back(relay);
   if (choices.empty() && !owning.empty()) choices.push_back(owning[turn % owning.size()]);  // through host memory
   choices.push_back(kNone);                                                                 // its own program drives a far NIC
