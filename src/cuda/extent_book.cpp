@@ -79,11 +79,15 @@ bool ExtentBook::still_there(const Extent& extent, std::uint64_t address, std::u
 std::shared_ptr<ExtentBook::Extent> ExtentBook::find_extent(std::uint64_t address, std::uint64_t bytes) {
   std::deque<Chunk> chunks;
   std::string refused;
+  int home = -1;  // device of them all: addresses of another device's memory may lie beside them
   const auto retain = [&](std::uint64_t at) -> std::optional<Chunk> {
     refused = "it was neither allocated by cudaMalloc nor mapped by cuMemMap (a memory pool's?)";
     const auto chunk = memory_.retain(at);
     if (!chunk) return std::nullopt;
-    refused = memory_.refusal(chunk->handle);
+    const Terms terms = memory_.terms(chunk->handle);
+    refused = terms.refusal;
+    if (refused.empty() && !chunks.empty() && terms.device != home) refused = "a message lies in memory of several devices";
+    home = chunks.empty() ? terms.device : home;
     if (refused.empty()) return chunk;
     memory_.release(chunk->handle);
     return std::nullopt;

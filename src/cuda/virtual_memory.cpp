@@ -29,14 +29,15 @@ class DriverMemory final : public VirtualMemory {
 
   void release(std::uint64_t handle) noexcept override { calls_.release(handle); }
 
-  std::string refusal(std::uint64_t handle) override {
+  Terms terms(std::uint64_t handle) override {
     CUmemAllocationProp properties{};
     if (const CUresult error = calls_.properties(&properties, handle); error != CUDA_SUCCESS)
-      return "asking for its properties: " + text(error);
-    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return "it is host memory";
-    if ((properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return "";
-    if ((properties.requestedHandleTypes & kFabric) != 0) return "it was made to be shared by fabric handles alone";
-    return "it was not made to be shared (PyTorch's expandable segments are, unless TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0)";
+      return {-1, "asking for its properties: " + text(error)};
+    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return {-1, "it is host memory"};
+    const int device = properties.location.id;
+    if ((properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return {device, ""};
+    if ((properties.requestedHandleTypes & kFabric) != 0) return {device, "it was made to be shared by fabric handles alone"};
+    return {device, "it was not made to be shared (PyTorch's expandable segments are, unless TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0)"};
   }
 
   bool accessible(const Chunk& chunk, int device) override {

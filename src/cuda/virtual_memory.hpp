@@ -18,6 +18,12 @@ struct Chunk {
   std::uint64_t handle;
 };
 
+// Of a chunk's memory.
+struct Terms {
+  int device = -1;      // whose memory it is
+  std::string refusal;  // why other processes cannot have it as a file descriptor; empty where they can
+};
+
 // Calls may run beside each other. Those that fail throw Error with what the driver said.
 class VirtualMemory {
  public:
@@ -26,8 +32,7 @@ class VirtualMemory {
   // The mapping that `address` lies in, its handle retained; nothing where there is none. A handle that is retained names no other memory.
   virtual std::optional<Chunk> retain(std::uint64_t address) = 0;
   virtual void release(std::uint64_t handle) noexcept = 0;
-  // Why other processes cannot have it as a file descriptor; empty where they can.
-  virtual std::string refusal(std::uint64_t handle) = 0;
+  virtual Terms terms(std::uint64_t handle) = 0;
   virtual bool accessible(const Chunk& chunk, int device) = 0;
 
   virtual engine::Fd export_memory(std::uint64_t handle) = 0;

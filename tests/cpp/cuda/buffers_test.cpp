@@ -214,6 +214,20 @@ TEST(Buffers, MemoryThatCannotBeSharedIsSaidOnce) {
   EXPECT_EQ(owner.said.size(), 2u);
 }
 
+TEST(Buffers, AnExtentIsOfOneDevice) {
+  Owner owner;
+  HostSegment segment(owner.memory, 4);
+  for (std::size_t place = 0; place < 4; ++place) segment.fill(place, true, place < 2 ? 0 : 1);
+  const auto first = owner.book.name(segment.at(1), kChunk), second = owner.book.name(segment.at(2), kChunk);
+  ASSERT_TRUE(first && second);
+  EXPECT_NE(first->buffer.buffer, second->buffer.buffer);
+  EXPECT_EQ(first->buffer.offset, kChunk);
+  EXPECT_EQ(second->buffer.offset, 0u);
+  EXPECT_FALSE(owner.book.name(segment.at(1), 2 * kChunk));
+  ASSERT_EQ(owner.said.size(), 1u);
+  EXPECT_NE(owner.said[0].find("several devices"), std::string::npos) << owner.said[0];
+}
+
 TEST(Buffers, AMateThatMayNotImportUsesSlotsAndSaysSo) {
   Owner owner;
   Writer writer(owner.shared.handle());

@@ -22,10 +22,10 @@ class HostVirtualMemory final : public cuda::VirtualMemory {
   static constexpr std::uint64_t kChunk = 64u << 10;
 
   // --- What a program does.
-  std::uint64_t create(std::uint64_t bytes, bool shareable = true) {
+  std::uint64_t create(std::uint64_t bytes, bool shareable = true, int device = 0) {
     engine::Fd fd(::memfd_create("chunk", MFD_CLOEXEC));
     if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw Error("no memory for a chunk");
-    return keep(std::move(fd), shareable);
+    return keep(std::move(fd), shareable, device);
   }
   std::set<int> devices;  // that may touch what is mapped here
 
@@ -43,9 +43,10 @@ class HostVirtualMemory final : public cuda::VirtualMemory {
     const std::lock_guard lock(mutex_);
     drop(handle);
   }
-  std::string refusal(std::uint64_t handle) override {
+  cuda::Terms terms(std::uint64_t handle) override {
     const std::lock_guard lock(mutex_);
-    return memories_.at(handle).shareable ? "" : "it was not made to be shared";
+    const Memory& memory = memories_.at(handle);
+    return {memory.device, memory.shareable ? "" : "it was not made to be shared"};
   }
   bool accessible(const cuda::Chunk&, int device) override { return devices.contains(device); }
   engine::Fd export_memory(std::uint64_t handle) override {
@@ -54,7 +55,7 @@ class HostVirtualMemory final : public cuda::VirtualMemory {
   }
   std::uint64_t import_memory(const engine::Fd& fd) override {
     if (refuse_imports) throw Error("importing is refused");
-    return keep(engine::Fd(::dup(fd.get())), true);
+    return keep(engine::Fd(::dup(fd.get())), true, 0);
   }
   std::uint64_t reserve(std::uint64_t bytes) override {
     void* at = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -101,15 +102,16 @@ class HostVirtualMemory final : public cuda::VirtualMemory {
   struct Memory {
     engine::Fd fd;
     bool shareable;
+    int device;
     int holders = 1;
   };
 
   // The least number that is free: as a driver may, it uses a handle again as soon as nobody holds it.
-  std::uint64_t keep(engine::Fd fd, bool shareable) {
+  std::uint64_t keep(engine::Fd fd, bool shareable, int device) {
     const std::lock_guard lock(mutex_);
     std::uint64_t handle = 1;
     while (memories_.contains(handle)) ++handle;
-    memories_.emplace(handle, Memory{std::move(fd), shareable});
+    memories_.emplace(handle, Memory{std::move(fd), shareable, device});
     return handle;
   }
   void drop(std::uint64_t handle) {
@@ -137,8 +139,8 @@ class HostSegment {
     }
     memory_.unreserve(base_, handles_.size() * chunk_);
   }
-  void fill(std::size_t place, bool shareable = true) {
-    handles_[place] = memory_.create(chunk_, shareable);
+  void fill(std::size_t place, bool shareable = true, int device = 0) {
+    handles_[place] = memory_.create(chunk_, shareable, device);
     memory_.map({at(place), chunk_, handles_[place]});
     memory_.allow(at(place), chunk_);
   }
