@@ -35,7 +35,9 @@ std::string read_file(const fs::path& path) {
       throw ParseError({source, 0, 0, ""}, "more than " + std::to_string(limits::kJsonBytes) + " bytes", "at most that");
     }
   }
-  if (!file.eof()) throw ParseError({source, 0, 0, ""}, "cannot be read" + (errno == 0 ? "" : ": " + std::generic_category().message(errno)), "a readable file");
+  if (!file.eof())
+    throw ParseError({source, 0, 0, ""}, "cannot be read" + (errno == 0 ? "" : ": " + std::generic_category().message(errno)),
+                     "a readable file");
   return text;
 }
 
