@@ -48,8 +48,8 @@ func TestCollect(t *testing.T) {
 	}
 	audited(t, c)
 	reach(t, unlisted, peer)
-	must(t, r.Remove(unlisted))
-	must(t, r.Remove(listed))
+	must(t, r.Stop(unlisted))
+	must(t, r.Stop(listed))
 	audited(t, c)
 }
 

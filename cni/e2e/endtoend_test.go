@@ -54,7 +54,7 @@ func TestEndToEnd(t *testing.T) {
 				}
 			}
 			for _, pod := range pods {
-				must(t, c.Runtimes[pod.Node.Index-1].Remove(pod))
+				must(t, c.Runtimes[pod.Node.Index-1].Stop(pod))
 			}
 			if err := c.WaitRoutes(nil, routesLimit); err != nil {
 				t.Error(err)
@@ -140,7 +140,7 @@ func TestManyAtOnce(t *testing.T) {
 	audited(t, c)
 	pods := c.Pods()
 	for _, pod := range pods {
-		go func() { errs <- c.Runtimes[pod.Node.Index-1].Remove(pod) }()
+		go func() { errs <- c.Runtimes[pod.Node.Index-1].Stop(pod) }()
 	}
 	for range pods {
 		if err := <-errs; err != nil {

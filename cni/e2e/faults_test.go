@@ -192,7 +192,7 @@ func TestDeleteWithoutAgent(t *testing.T) {
 	address := first.Attachments[0].Address(false)
 	must(t, c.WaitRoutes(c.Pods(), routesLimit))
 	must(t, agent.Kill())
-	must(t, r.Remove(first))
+	must(t, r.Stop(first))
 	if err := c.WaitRoutes(c.Pods(), routesLimit); err != nil {
 		t.Errorf("after a DEL without agent: %v", err)
 	}
@@ -253,7 +253,7 @@ func TestPortDeletedByLateDelete(t *testing.T) {
 	must(t, err)
 	audited(t, c)
 	reach(t, one, two)
-	must(t, c.Runtimes[0].Remove(one))
+	must(t, c.Runtimes[0].Stop(one))
 	audited(t, c)
 }
 
@@ -399,7 +399,7 @@ func TestRefusedAddress(t *testing.T) {
 			must(t, pod.NS.Run("ip", "addr", "add", test.address, "dev", runtime.RailInterface(0)))
 			_, err = attachOwn(r, pod, previous)
 			wantCode(t, err, test.code)
-			must(t, r.Remove(pod))
+			must(t, r.Stop(pod))
 			audited(t, c)
 		})
 	}
@@ -410,7 +410,7 @@ func TestRefusedAddress(t *testing.T) {
 		must(t, err)
 		_, err = r.Attach(pod, 0)
 		wantCode(t, err, codeConfig)
-		must(t, r.Remove(pod)) // with the same settings: ovs-cni and the IPAM must get their turn
+		must(t, r.Stop(pod)) // with the same settings: ovs-cni and the IPAM must get their turn
 		_, err = r.ChangeSettings(0, right)
 		must(t, err)
 		audited(t, c)
@@ -452,7 +452,7 @@ func TestDeleteWhileZebraIsDead(t *testing.T) {
 	audited(t, c)
 	frr := c.Network.Nodes[1].FRR
 	must(t, frr.KillDaemon("zebra"))
-	must(t, c.Runtimes[1].Remove(gone))
+	must(t, c.Runtimes[1].Stop(gone))
 	must(t, frr.Start())
 	must(t, c.WaitReady())
 	audited(t, c)

@@ -135,7 +135,7 @@ func TestKubernetes(t *testing.T) {
 		must(t, err)
 		_, err = k.Runtimes[0].Attach(pod, 0) // the name of a pod there is, with another UID
 		wantCode(t, err, codeUnknownPod)
-		must(t, k.Runtimes[0].Remove(pod))
+		must(t, k.Runtimes[0].Stop(pod))
 	})
 	t.Run("the API server is away", func(t *testing.T) { k.away(t, pods[0], pods[1]) })
 	for _, pod := range pods {

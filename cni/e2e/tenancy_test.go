@@ -94,7 +94,7 @@ func TestUnknownNamespace(t *testing.T) {
 	must(t, err)
 	_, err = c.Runtimes[0].Attach(pod, 0)
 	wantCode(t, err, codeUnknownPod)
-	must(t, c.Runtimes[0].Remove(pod))
+	must(t, c.Runtimes[0].Stop(pod))
 	audited(t, c)
 }
 

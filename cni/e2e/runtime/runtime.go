@@ -326,12 +326,12 @@ func (r *Runtime) try(namespace, name string, withDefault bool) (*Pod, error) {
 	}
 	if withDefault {
 		if err := r.AttachDefault(pod); err != nil {
-			return nil, errors.Join(err, r.Remove(pod))
+			return nil, errors.Join(err, r.Stop(pod))
 		}
 	}
 	for rail := range r.rails {
 		if _, err := r.Attach(pod, rail); err != nil {
-			return nil, errors.Join(fmt.Errorf("%v, rail %d: %w", pod, rail, err), r.Remove(pod))
+			return nil, errors.Join(fmt.Errorf("%v, rail %d: %w", pod, rail, err), r.Stop(pod))
 		}
 	}
 	return pod, nil
@@ -359,6 +359,23 @@ func (r *Runtime) Remove(pod *Pod) error {
 		return fmt.Errorf("%v, default network: DEL: %w", pod, err)
 	}
 	return r.Discard(pod)
+}
+
+// codeDatapath is DATAPATH_FAILED (docs/cni/interfaces.md): what a DEL answers while Open vSwitch does not answer, too.
+const codeDatapath = 109
+
+// Stop is Remove, repeated for a minute, as a kubelet does for ever, while Open vSwitch does not answer in time.
+func (r *Runtime) Stop(pod *Pod) error {
+	deadline := time.Now().Add(laterLimit)
+	for {
+		err := r.Remove(pod)
+		var answer *PluginError
+		passes := errors.As(err, &answer) && (answer.Code == codeDatapath || IsLater(err))
+		if !passes || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(laterPause)
+	}
 }
 
 // Discard removes a pod's namespace and forgets the pod without any DEL, as a reboot does.
