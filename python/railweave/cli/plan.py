@@ -30,7 +30,7 @@ from railweave.plan.explain import explain, size_text, time_text
     "--matrix", "matrix_source", required=True, metavar="FILE|GEN", help="nccl-tests matrix file, or a generator (railweave matrix -h)."
 )
 @click.option("--policy", type=click.Choice(POLICIES), default="railweave", show_default=True)
-@click.option("--pxn", type=click.IntRange(0, 2), default=2, show_default=True, help="Level of NCCL's send-side relay, for policy nccl.")
+@click.option("--pxn", type=click.IntRange(0, 2), help="Level of NCCL's send-side relay, for policy nccl; by default 2.")
 @click.option("--down", multiple=True, metavar="VERTEX", help="Take down all links of a vertex, e.g. leaf0 or node0/nic1; repeatable.")
 @click.option("--slow", multiple=True, metavar="VERTEX=PART", help="Slow the links of a vertex to a part of their rate, e.g. leaf0=0.5.")
 @click.option("--calibration", "calibrated", metavar="FILE", help="What railweave calibrate measured on the fabric's nodes (--output).")
@@ -42,7 +42,7 @@ def command(
     nodes: int | None,
     matrix_source: str,
     policy: str,
-    pxn: int,
+    pxn: int | None,
     down: tuple[str, ...],
     slow: tuple[str, ...],
     calibrated: str | None,
@@ -53,9 +53,13 @@ def command(
     """Plan a matrix on a fabric: which bytes take which path, and what bounds them."""
     if as_json and explained:
         raise click.UsageError("--json and --explain exclude each other: the one is for programs, the other for people.")
+    if pxn is not None and policy != "nccl":
+        raise click.UsageError(f"--pxn is for --policy nccl, not {policy}.")
     fabric = fabrics.load(fabric_source, nodes)
     matrix = matrices.load(matrix_source, fabric.gpu_count)
-    planned = make(fabric, matrix, policy, links=_link_state(fabric, calibrated, down, slow), pxn_level=pxn, exact=exact)
+    planned = make(
+        fabric, matrix, policy, links=_link_state(fabric, calibrated, down, slow), pxn_level=2 if pxn is None else pxn, exact=exact
+    )
     if as_json:
         click.echo(json.dumps(planned.document(), indent=1))
     elif explained:

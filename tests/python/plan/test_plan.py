@@ -140,6 +140,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     status, text = run(*basic, "--slow", "leaf0=2")
     assert status != 0
     assert "VERTEX=PART" in text
+    status, text = run(*basic, "--pxn", "1")
+    assert status == 2
+    assert "--pxn is for --policy nccl" in text
     status, text = run(*basic, "--json", "--explain")
     assert status == 2
     assert "exclude each other" in text
