@@ -215,9 +215,13 @@ class Exchange:
         """An array in memory that ranks of the same node write to directly; zeroed."""
         kind = np.dtype(dtype)
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
-        count = math.prod(dimensions)
-        memory = np.asarray(_Mapped(self._native.allocate(max(1, count * kind.itemsize))))
-        array: _Array = memory[: count * kind.itemsize].view(kind).reshape(dimensions)
+        size = math.prod(dimensions) * kind.itemsize
+        if kind.hasobject:
+            raise ExchangeError(f"an array of dtype {kind}, which holds Python objects; expected plain data")
+        if min(dimensions, default=0) < 0 or size >= 2**63:
+            raise ExchangeError(f"an array of shape {dimensions} and {size} bytes; expected sizes from 0 and less than 2^63 bytes in all")
+        memory = np.asarray(_Mapped(self._native.allocate(max(1, size))))
+        array: _Array = memory[:size].view(kind).reshape(dimensions)
         return array
 
     def all_to_all_v(

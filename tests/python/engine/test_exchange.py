@@ -102,6 +102,15 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path: Path) -> None:
     run_ranks(tmp_path, 1, body)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "says"),
+    [(-1, np.uint8, "sizes from 0"), ((2, -2), np.uint8, "sizes from 0"), (2**62, np.float64, "2\\^63"), (3, object, "objects")],
+)
+def test_arrays_that_cannot_be_are_refused(tmp_path: Path, shape: Any, dtype: Any, says: str) -> None:
+    with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange, pytest.raises(ExchangeError, match=says):
+        exchange.empty(shape, dtype)
+
+
 def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for rank, world, says in ((-1, 2, "rank -1; expected 0 to"), (0, -2, "world -2"), (2, 2, "rank 2 of 2"), (1.0, 2, "rank 1.0: ")):
         with pytest.raises(ExchangeError, match=says):
