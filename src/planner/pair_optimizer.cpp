@@ -99,7 +99,7 @@ void PairOptimizer::round(const PlannerSettings& settings) {
     std::uint64_t rest = pairs_[p].bytes;
     for (std::uint32_t o = first_[p]; o < first_[p + 1]; ++o) rest -= options_[o].bytes;
     while (rest != 0) {
-      const std::uint64_t amount = rest < 2 * chunk ? rest : chunk;
+      const std::uint64_t amount = std::min(rest, chunk);
       std::uint32_t best = first_[p + 1];
       double best_seconds = 0;
       for (std::uint32_t o = first_[p]; o < first_[p + 1]; ++o) {
