@@ -1,6 +1,8 @@
 #include "json_document.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <set>
 #include <utility>
 #include <vector>
@@ -88,6 +90,33 @@ class Scanner {
   std::size_t at_ = 0;
 };
 
+// The text's characters, noting the last one that the parser took.
+class Reading {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  Reading(const char* at, const char** last) noexcept : at_(at), last_(last) {}
+  reference operator*() const noexcept { return *at_; }
+  Reading& operator++() noexcept {
+    *last_ = at_++;
+    return *this;
+  }
+  Reading operator++(int) noexcept {
+    const Reading before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const Reading& other) const noexcept { return at_ == other.at_; }
+
+ private:
+  const char* at_;
+  const char** last_;
+};
+
 std::string name_of(const json& value) { return std::string("a JSON ") + value.type_name(); }
 
 std::string shown(const json& value) {
@@ -113,31 +142,36 @@ JsonDocument::JsonDocument(std::string_view text, std::string source) : text_(te
   if (text.size() > limits::kJsonBytes) {
     throw ParseError({source_, 0, 0, ""}, std::to_string(text.size()) + " bytes", "at most " + std::to_string(limits::kJsonBytes));
   }
+  const char* last = text.data();
+  const auto here = [&](const std::string& found, const std::string& expected) {
+    const TextPosition where = position_of(text, static_cast<std::size_t>(last - text.data()));
+    return ParseError({source_, where.line, where.column, ""}, found, expected);
+  };
   std::vector<std::set<std::string>> keys;  // of the objects that are open, by depth
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
     const auto level = static_cast<std::size_t>(std::max(depth, 0));
     if (level > limits::kDepth) {
-      throw ParseError({source_, 0, 0, ""}, "values nested more than " + std::to_string(limits::kDepth) + " deep", "a flatter document");
+      throw here("values nested more than " + std::to_string(limits::kDepth) + " deep", "a flatter document");
     }
     if (event == json::parse_event_t::object_start) {
       if (keys.size() <= level) keys.resize(level + 1);
       keys[level].clear();
     }
     if (event == json::parse_event_t::key && !keys[level - 1].insert(parsed.get<std::string>()).second) {
-      throw ParseError({source_, 0, 0, ""}, "the key '" + parsed.get<std::string>() + "' stands twice in one object", "each key once");
+      throw here("the key '" + parsed.get<std::string>() + "' stands twice in one object", "each key once");
     }
     return true;
   };
   try {
-    root_ = json::parse(text.begin(), text.end(), check);
+    root_ = json::parse(Reading(text.data(), &last), Reading(text.data() + text.size(), &last), check);
   } catch (const json::parse_error& error) {
     const TextPosition where = position_of(text, error.byte == 0 ? 0 : error.byte - 1);
     std::string found = error.what();
     if (const std::size_t colon = found.rfind("; "); colon != std::string::npos) found = found.substr(0, colon);
     if (const std::size_t said = found.find(": "); said != std::string::npos) found = found.substr(said + 2);
     throw ParseError({source_, where.line, where.column, ""}, "not JSON: " + found, "");
-  } catch (const json::exception& error) {
-    throw ParseError({source_, 0, 0, ""}, std::string("not JSON: ") + error.what(), "");
+  } catch (const json::out_of_range&) {
+    throw here("a number too large to read", "a smaller one");
   }
 }
 

@@ -80,8 +80,12 @@ std::optional<fs::path> find_template(const std::string& name, const std::vector
   return std::nullopt;
 }
 
-Fabric one_kind_of_node(const NodeTemplate& node, std::uint32_t nodes) {
-  return make_cluster(nodes > 1 ? std::to_string(nodes) + " x " + node.name : node.name, {{node, std::max(nodes, 1U)}}, node.network);
+Fabric one_kind_of_node(const NodeTemplate& node, const std::string& source, std::uint32_t nodes) {
+  try {
+    return make_cluster(nodes > 1 ? std::to_string(nodes) + " x " + node.name : node.name, {{node, std::max(nodes, 1U)}}, node.network);
+  } catch (const FabricError& error) {
+    throw ParseError({source, 0, 0, ""}, error.what(), "a fabric that can exist");
+  }
 }
 
 }  // namespace
@@ -108,7 +112,7 @@ Fabric load_fabric(const std::string& what, const LoadOptions& options) {
   std::error_code problem;
   const bool exists = fs::exists(what, problem);
   if (problem) throw ParseError({what, 0, 0, ""}, "cannot be read: " + problem.message(), "a readable file");
-  if (!exists) return one_kind_of_node(load_node_template(what, options.template_dirs), options.nodes);
+  if (!exists) return one_kind_of_node(load_node_template(what, options.template_dirs), what, options.nodes);
   return parse_fabric(read_file(what), what, options);
 }
 
@@ -117,10 +121,10 @@ Fabric parse_fabric(std::string_view text, const std::string& source, const Load
     case Form::json:
       if (options.nodes != 0) throw FabricError(source + ": a JSON fabric has its nodes in it; a number of nodes does not apply");
       return parse_fabric_json(text, source);
-    case Form::xml: return one_kind_of_node(parse_nccl_topology(text, source, options.described_by), options.nodes);
+    case Form::xml: return one_kind_of_node(parse_nccl_topology(text, source, options.described_by), source, options.nodes);
     case Form::yaml: break;
   }
-  if (!is_cluster(text)) return one_kind_of_node(parse_node_template(text, source), options.nodes);
+  if (!is_cluster(text)) return one_kind_of_node(parse_node_template(text, source), source, options.nodes);
   const TemplateLookup lookup = [&](const std::string& name) -> std::optional<NodeTemplate> {
     std::error_code ignored;
     if (const fs::path beside = fs::path(source).parent_path() / name; beside.has_extension() && fs::is_regular_file(beside, ignored)) {

@@ -113,7 +113,8 @@ TEST(FabricJson, ErrorsNameLineColumnPathAndWhatWasExpected) {
        ":9:91: vertices[1].attributes.net.port: 1; expected a string"},
       {"[\"a\", \"b\"]", "\"a\"", ":5:12: nodes: a JSON string; expected an array"},
       {"\"index\": 0, \"gdr\"", "\"index\": 0, \"index\": 1, \"gdr\"",
-       ": the key 'index' stands twice in one object; expected each key once"},
+       ":7:70: the key 'index' stands twice in one object; expected each key once"},
+      {"\"index\": 0, \"gdr\"", "\"index\": 1e999, \"gdr\"", ":7:66: a number too large to read; expected a smaller one"},
   };
   for (const Fault& fault : kFaults) {
     const std::string text = replaced(kText, fault.from, fault.to);
@@ -131,7 +132,7 @@ TEST(FabricJson, WhatIsNotJsonNamesTheLine) {
 TEST(FabricJson, DeepNestingIsRefusedNotFollowed) {
   const std::string text(1'000'000, '[');
   EXPECT_EQ(parse_error([&] { parse_fabric_json(text, "deep.json"); }),
-            "deep.json: values nested more than 32 deep; expected a flatter document");
+            "deep.json:1:34: values nested more than 32 deep; expected a flatter document");
 }
 
 TEST(FabricJson, AFabricWithoutGpuIsAnError) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "railweave/fabric/fabric_json.hpp"
+#include "railweave/fabric/limits.hpp"
 #include "reading.hpp"
 
 namespace railweave {
@@ -139,6 +140,15 @@ TEST_F(Load, APipeIsReadToItsEnd) {
   const Fabric fabric = load_fabric(pipe, kOptions);
   writer.join();
   EXPECT_EQ(fabric.gpu_count(), 8);
+}
+
+TEST_F(Load, WhatMakesNoFabricNamesItsFile) {
+  const std::string xml =
+      write("topology.xml", "<system version=\"1\"><cpu numaid=\"0\" arch=\"\xE9\"><pci class=\"0x0302\" busid=\"0:1\"/></cpu></system>");
+  EXPECT_EQ(parse_error([&] { load_fabric(xml, {}); }),
+            xml + ": attribute 'cpu.arch' of 'node0/numa0': byte 0 is not UTF-8; expected a fabric that can exist");
+  const std::string error = parse_error([&] { load_fabric("hgx-h100", {limits::kNodes, kOptions.template_dirs}); });
+  EXPECT_EQ(error.rfind("hgx-h100: 131072 GPUs", 0), 0) << error;
 }
 
 TEST_F(Load, ErrorsOfANestedFileNameThatFile) {
