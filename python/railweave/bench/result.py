@@ -97,8 +97,10 @@ class Run:
         """Read the JSON document. Raises BenchError naming the file."""
         try:
             value = json.loads(path.read_text())
-            if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
+            if not isinstance(value, dict) or (value.pop("format", None), value.pop("version", None)) != (FORMAT, VERSION):
                 raise ValueError(f"expected format {FORMAT}, version {VERSION}")
+            if not value.get("results"):
+                raise ValueError("expected at least one entry in 'results'")
             return cls(**{**value, "results": [Result.from_json(each) for each in value["results"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{path}: not a result of `railweave bench`: {error}") from error

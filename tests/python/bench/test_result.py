@@ -57,7 +57,16 @@ def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tm
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "railweave-bench", "version": 2}', '{"format": "railweave-bench", "version": 1}']
+    "text",
+    [
+        "",
+        "[]",
+        '"text"',
+        "{}",
+        '{"format": "railweave-bench", "version": 2}',
+        '{"format": "railweave-bench", "version": 1}',
+        json.dumps({**make_run().to_json(), "results": []}),
+    ],
 )
 def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
