@@ -43,7 +43,38 @@ def test_the_optimum_is_what_arithmetic_says(machine: str, nodes: int, generator
     assert 0 <= planned.gap < 0.01
 
 
-@settings(max_examples=25, deadline=None)
+# What these left above 3% once: 67 chunks whose last two went onto one path, and prices that sharp stages could not move any more.
+@pytest.mark.parametrize(
+    ("machine", "rows"),
+    [
+        ("h100-4gpu-ndr", [[0, 0, 0, 0], [17_458_086, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+        (
+            "h100-4gpu-ndr",
+            [[0, 0, 0, 0], [489_833_142, 0, 0, 338_705_489], [0, 503_071_214, 0, 170_707_620], [456_163_772, 287_468_128, 0, 0]],
+        ),
+        (
+            "dgx-1v",
+            [
+                [0, 0, 0, 428_138_207, 0, 0, 0, 0],
+                [0, 0, 0, 221_624_851, 0, 0, 0, 0],
+                [477_594_642, 119_220_498, 0, 0, 0, 0, 0, 0],
+                [0, 0, 493_498_831, 0, 0, 0, 42_185_978, 0],
+                [55_177_439, 16_838_995, 0, 0, 0, 390_718_363, 393_575_359, 0],
+                [0, 0, 360_156_909, 0, 0, 0, 116_304_400, 0],
+                [0, 0, 0, 150_627_509, 0, 0, 0, 157_360_391],
+                [0, 0, 0, 0, 0, 360_997_514, 0, 0],
+            ],
+        ),
+    ],
+)
+def test_sparse_matrices_come_near_the_optimum_too(machine: str, rows: list[list[int]]) -> None:
+    planned = make(fabric.load(machine, 1), np.array(rows), exact=True)
+    assert planned.gap is not None
+    assert 0 <= planned.gap <= 0.03
+
+
+# The same seeds each time: worse ones are looked for by benchmarks/planner/sweep.py, not by whoever runs the tests next.
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
     density=st.floats(0.1, 1),
