@@ -124,7 +124,7 @@ def _machine(recording: Path | None) -> Machine:
 
 
 def _show(source: str | None, recording: Path | None, nodes: int | None, as_json: bool, svg: Path | None, nccl_xml: Path | None) -> None:
-    from railweave.errors import FabricError
+    from railweave.errors import FabricError, ParseError
     from railweave.machine.load import machine_or_text
 
     machine, text = (_machine(recording), None) if source is None else machine_or_text(source)
@@ -142,7 +142,7 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
             click.echo(render_machine(machine), nl=False)
         try:
             fabric, notes = fabric_of(machine, nodes)
-        except FabricError as error:
+        except (FabricError, ParseError) as error:
             if not in_text:
                 raise
             click.echo(f"\nno fabric: {error}")

@@ -16,7 +16,7 @@ GDR_UNKNOWN, NUMBERS_MADE_UP = "railweave.gdr_unknown", "railweave.numa_made_up"
 
 
 def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple[str, ...]]:
-    """The fabric, and what was not known. Raises FabricError where there is none to make: no GPU, GPUs without addresses."""
+    """The fabric, and what was not known. Raises FabricError where there is none (no GPU, GPUs without addresses), ParseError."""
     gpus = known(machine.gpus) or ()
     by_ways = bool(gpus) and all(known(gpu.bus_id) is None for gpu in gpus)
     exported = export_ways(machine) if by_ways else nccl_topology.export(machine, name=machine.origin)

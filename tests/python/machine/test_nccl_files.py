@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from railweave import fabric as fabrics
 from railweave.errors import FabricError
 from railweave.machine import fabric_export, nccl_topology
 from railweave.machine.discovery import discover
-from railweave.machine.facts import Machine, known
+from railweave.machine.facts import Known, Machine, known
 from railweave.machine.lint import lint_file, lint_nccl
 from railweave.machine.nccl_document import Cpu, mask, render
 from railweave.machine.reading import cpu_mask, ranges
@@ -173,7 +174,9 @@ def test_file_is_written_as_nccl_reads_it() -> None:
 
 def test_machine_without_gpus_has_no_topology() -> None:
     with pytest.raises(FabricError, match="has no GPU"):
-        nccl_topology.export(machine_of(craft((Switch(0, 0, 2),))))
+        machine = machine_of(craft((Switch(0, 2, 2),)))
+        assert isinstance(machine.gpus, Known)
+        nccl_topology.export(dataclasses.replace(machine, gpus=dataclasses.replace(machine.gpus, value=())))
 
 
 @pytest.mark.parametrize("cpus", [(0,), (31, 32), (0, 63, 64), tuple(range(192))])
