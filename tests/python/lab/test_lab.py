@@ -192,6 +192,9 @@ def test_a_killed_program_is_told_before_one_that_ended_because_of_it(nothing_st
             while len(children(starter)) < 2:
                 time.sleep(0.01)
             os.kill(starter, signal.SIGSTOP)
+            # A signal is not there when it has been sent: in its wait for children the starter would still collect one that dies first.
+            while not children(job._process.pid)[starter].startswith("T"):
+                time.sleep(0.01)
             for _, write in reversed(ends):
                 os.close(write)
             while sum(state.startswith("Z") for state in children(starter).values()) < 2:
