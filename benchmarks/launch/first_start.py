@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
 
 from doctor_time import full_size
 
+from railweave.bench.stolen import StolenTime
+
 PROGRAM = """
 import sys
 import railweave.launch.start
@@ -52,11 +54,6 @@ def lay_out(root: Path) -> None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _cpu_times() -> list[int]:
-    """/proc/stat's first line: what all CPUs did, in ticks; the eighth is what the hypervisor gave to others (steal)."""
-    return [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-
-
 def main() -> None:
     """Prints milliseconds: median, least and most."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -71,17 +68,16 @@ def main() -> None:
             for name, program in (("python", "pass"), ("first start", PROGRAM))
         }
         times: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
-        began = _cpu_times()
-        for start in range(starts + 1):
-            for key, command in commands.items():
-                begin = time.perf_counter()
-                subprocess.run(command, check=True)
-                if start:
-                    times[key].append(1e3 * (time.perf_counter() - begin))
+        with StolenTime() as stolen:
+            for start in range(starts + 1):
+                for key, command in commands.items():
+                    begin = time.perf_counter()
+                    subprocess.run(command, check=True)
+                    if start:
+                        times[key].append(1e3 * (time.perf_counter() - begin))
     for (name, python), taken in times.items():
         print(f"{name:<12} {statistics.median(taken):6.0f} ({min(taken):.0f} to {max(taken):.0f}) ms  {python}")
-    ticks = [after - before for before, after in zip(began, _cpu_times(), strict=True)]
-    print(f"load {os.getloadavg()[0]:.1f}, {100 * ticks[7] / sum(ticks):.0f}% stolen, {starts} starts each, in turn")
+    print(f"load {os.getloadavg()[0]:.1f}, {stolen.share:.0%} of the wanted CPU time stolen, {starts} starts each, in turn")
 
 
 if __name__ == "__main__":
