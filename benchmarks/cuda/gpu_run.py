@@ -54,6 +54,9 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     for path in (first, *others):
         steps.append(Step(f"graph replays, {path}", (*measure, path, "--graph", *key, _MIDDLE), 25, 60))
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
+    nodes = ("--nodes", "2", "--check", "100")
+    steps.append(Step("bytes of 100 random operations over two nodes", (exchange, "--railweave", first, *nodes), 20, 60))
+    steps.append(Step("a rank dies, two nodes", (exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
     virtual = (exchange, "--virtual", "--railweave", first)
     steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
     steps.append(Step("queued calls, virtual memory", (*virtual, *measure[1:-1], *key, _LARGE), 40, 90, rates=True))
@@ -63,9 +66,6 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         steps.append(Step("a rank dies under the shim", (*shim, "death"), 25, 110))
         steps.append(Step("PyTorch's collectives and random groups", (*shim, "--groups", "500", "collectives", "random_groups"), 90, 300))
     rest = ("--patterns", "pair,both,incast,outcast", "--sizes")
-    nodes = ("--nodes", "2", "--check", "100")
-    steps.append(Step("bytes of 100 random operations over two nodes", (exchange, "--railweave", first, *nodes), 20, 60))
-    steps.append(Step("a rank dies, two nodes", (exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
     steps += [
         Step("graph replays, small", (*measure, first, "--graph", "--sizes", _SMALL), 30, 70),
         Step("graph replays, other patterns", (*measure, first, "--graph", *rest, _MIDDLE), 30, 70),

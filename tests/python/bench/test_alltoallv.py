@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -111,8 +112,15 @@ def lab(nothing_stays: None) -> Iterator[Lab]:
         yield lab
 
 
-def _pids(text: str) -> list[int]:
-    return [int(pid) for pid in subprocess.run(["pgrep", "-f", text], capture_output=True, text=True, check=False).stdout.split()]
+def _worker_of_rank(rank: int) -> int:
+    """Its pid. Tests that run beside this one have workers as well, and those end while one looks at them."""
+    wanted = {f"RANK={rank}".encode(), f"RAILWEAVE_TEST={os.environ['RAILWEAVE_TEST']}".encode()}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            started = b"railweave.bench.worker" in (folder / "cmdline").read_bytes()
+            if started and wanted <= set((folder / "environ").read_bytes().split(b"\0")):
+                return int(folder.name)
+    raise AssertionError(f"no worker of rank {rank}")
 
 
 @pytest.mark.root
@@ -120,13 +128,7 @@ def test_worker_that_dies_is_named(lab: Lab) -> None:
     with PolicySession("railweave", lab, of_lab(SPEC), 0) as session:
         matrix = generate("balanced:64KiB", 4)
         assert session.exchange(matrix, 0, 120.0).wrong is None
-        victim = next(
-            pid
-            for pid in _pids("railweave.bench.worker")
-            if {b"RANK=3", f"RAILWEAVE_TEST={os.environ['RAILWEAVE_TEST']}".encode()}
-            <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-        )
-        os.kill(victim, signal.SIGKILL)
+        os.kill(_worker_of_rank(3), signal.SIGKILL)
         with pytest.raises(BenchError, match=r"railweave, .*rank 3 \(node1\) was killed by signal 9"):
             session.exchange(matrix, 1, 120.0)
 
