@@ -135,16 +135,17 @@ class DeviceBlock : public DeviceWords {
     for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) f(i);
     __syncthreads();
   }
-  // The host's words lie behind PCIe: a look costs more than a turn, and nobody needs an abort within microseconds.
+  // The host's words lie behind PCIe: a look costs more than a turn, and nobody needs an abort within microseconds. Naps are for blocks
+  // that have nothing to do for long: any bytes that the block moves end them, but not the count to the next look.
   __device__ __forceinline__ bool idle() {
-    constexpr std::uint32_t kTurnsBetweenLooks = 512, kTurnsBeforeNaps = 4096;
     ++idle_turns_;
     if (idle_turns_ > kTurnsBeforeNaps) __nanosleep(500);
     return idle_turns_ % kTurnsBetweenLooks == 0;
   }
 
   // --- Bytes
-  __device__ __forceinline__ static void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+  __device__ __forceinline__ void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+    idle_turns_ %= kTurnsBetweenLooks;
     const auto misaligned = static_cast<std::uint32_t>(-reinterpret_cast<std::uintptr_t>(to) & 15);
     const std::uint32_t head = misaligned < bytes ? misaligned : bytes;
     const std::uint32_t vectors = (bytes - head) / 16, tail = (bytes - head) % 16;
@@ -183,6 +184,8 @@ class DeviceBlock : public DeviceWords {
   }
 
  private:
+  static constexpr std::uint32_t kTurnsBetweenLooks = 512, kTurnsBeforeNaps = 4096;
+
   __device__ __forceinline__ static std::uint32_t packet_bytes(std::uint32_t left) { return left < Packet::kData ? left : Packet::kData; }
   __device__ __forceinline__ static std::byte load_byte(const std::byte* from) {
     return static_cast<std::byte>(__ldcg(reinterpret_cast<const unsigned char*>(from)));

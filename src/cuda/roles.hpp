@@ -306,13 +306,8 @@ class Roles {
     if (glance.granted == kUngranted) return place_is_free(static_cast<std::uint32_t>(m.grant_after)) ? Step::grant : Step::waiting;
     if (glance.granted == kBeingGranted) return Step::waiting;
     if (glance.words[0] + glance.claimed >= m.bytes) return Step::over;
-    Step step = Step::waiting;
-    for (std::uint32_t k = 0; k < kSlots; ++k) {
-      if (glance.theirs[k] != glance.ours[k] + 1) continue;
-      slot = k;  // of this message, or of another of the pair: claim_pull() finds out
-      step = Step::pull_slot;
-    }
-    return step;
+    slot = nearest_slot(glance, 1);  // filled for this message, or for another of the pair: claim_pull() finds out
+    return slot == kSlots ? Step::waiting : Step::pull_slot;
   }
 
   RAILWEAVE_ROLE Step judge_send(const Message& m, Share& own, const Glance& glance, std::uint32_t& slot) const {
@@ -323,17 +318,21 @@ class Roles {
     if (own.at == own.end) return Step::own_more;
     own.granted_bytes = (glance.words[0] & 0xffffffff) | glance.words[1] << 32;
     own.granted = {glance.words[2] & 0xffffffff, (glance.words[3] & 0xffffffff) | glance.words[4] << 32};
-    // A slot is only needed where the buffer is not mapped. A block begins with the slot of its own index, so that blocks do not race.
-    slot = kSlots;
-    std::uint32_t least = kSlots;
+    slot = nearest_slot(glance, 0);  // needed only where the buffer is not mapped
+    return Step::push;
+  }
+
+  // A slot of which the peer's count is so much ahead of the own one, or kSlots. Each block begins with the slot of its own index, or all
+  // would be after the same one: of those that lose a race for it, each loses a turn, longer than a slot of 32 KiB takes to copy.
+  RAILWEAVE_ROLE std::uint32_t nearest_slot(const Glance& glance, std::uint64_t ahead) const {
+    std::uint32_t slot = kSlots, least = kSlots;
     for (std::uint32_t k = 0; k < kSlots; ++k) {
       const std::uint32_t distance = (k + kSlots - block_.index() % kSlots) % kSlots;
-      if (glance.theirs[k] == glance.ours[k] && distance < least) {
-        slot = k;
-        least = distance;
-      }
+      if (glance.theirs[k] != glance.ours[k] + ahead || distance >= least) continue;
+      slot = k;
+      least = distance;
     }
-    return Step::push;
+    return slot;
   }
 
   // Whether that message is over, so that its place in the port can be used for another.
@@ -381,13 +380,13 @@ class Roles {
 
   RAILWEAVE_ROLE bool claim_pull(Work& work, const Message& m) {
     const std::uint64_t filled = block_.acquire(&m.local->filled[work.slot]);
-    if (filled != block_.relaxed(&m.local->pulled[work.slot]) + 1) return false;
-    if (!block_.swap_if(&m.local->pulled[work.slot], filled - 1, filled)) return false;
+    // The record, too, before it is certain that it is this block's, so that one trip serves both: it stands still until the slot is freed.
     const SlotRecord& record = m.local->records[work.slot];
     const std::uint64_t number = block_.relaxed(&record.number);
     work.turn = filled;
     work.offset = block_.relaxed(&record.offset);
     const std::uint64_t bytes = block_.relaxed(&record.bytes);
+    if (!block_.swap_if(&m.local->pulled[work.slot], filled - 1, filled)) return false;
     for (std::uint32_t i = 0; i < count_ && number != share(work.message).number; ++i) {
       const Message& other = message(i);
       const bool same_pair = other.direction == Direction::receive && other.path == Path::granted && other.local == m.local;
@@ -414,9 +413,9 @@ class Roles {
     std::uint64_t bytes = own.end - own.at;
     if (work.base == nullptr) {
       if (work.slot == kSlots) return false;
-      const std::uint64_t turn = block_.relaxed(&m.local->taken[work.slot]);
-      if (block_.acquire(&m.local->freed[work.slot]) != turn || !block_.swap_if(&m.local->taken[work.slot], turn, turn + 1)) return false;
-      work.turn = turn + 1;
+      const std::uint64_t freed = block_.acquire(&m.local->freed[work.slot]);
+      if (!block_.swap_if(&m.local->taken[work.slot], freed, freed + 1)) return false;
+      work.turn = freed + 1;
       if (bytes > kSlotBytes) bytes = kSlotBytes;
     }
     own.at += bytes;

@@ -506,6 +506,68 @@ TEST(Roles, ARecordOutsideItsMessageIsRefused) {
   EXPECT_EQ(came, Bytes(kSlotBytes));
 }
 
+// Blocks that look at the same time are after slots of their own, at both ends, and take what there is when that is another one.
+class SlotsOfABlock : public testing::TestWithParam<Direction> {
+ protected:
+  // The slots that a block of so many, beginning with a message of as many slots, uses in its first turns, when these are ready.
+  static std::vector<std::uint32_t> used(std::uint32_t index, const std::vector<std::uint32_t>& ready) {
+    const auto here = std::make_unique<Port>(), there = std::make_unique<Port>();
+    const bool sends = GetParam() == Direction::send;
+    Bytes data(kSlots * kSlotBytes);
+    HostView host{};
+    OperationState state{};
+    Message m{};
+    m.local = here.get();
+    m.remote = there.get();
+    m.data = data.data();
+    m.bytes = data.size();
+    m.host = &host;
+    m.direction = GetParam();
+    m.path = Path::granted;
+    m.piece_bytes = static_cast<std::uint32_t>(data.size());
+    m.grant_after = kNone;
+    m.last_block = 2 * kSlots;
+    if (sends) {
+      const std::uint64_t said[Grant::kWords] = {m.bytes, 0, kNoBuffer};
+      for (std::uint32_t k = 0; k < Grant::kWords; ++k) here->grants[1].words[k] = said[k] | std::uint64_t{1} << 32;
+    }
+    for (std::uint32_t k = 0; k < kSlots; ++k) {
+      const bool is_ready = std::ranges::find(ready, k) != ready.end();
+      here->taken[k] = sends && !is_ready ? 1 : 0;
+      here->filled[k] = !sends && is_ready ? 1 : 0;
+      here->records[k] = {1, k * kSlotBytes, kSlotBytes, 0};
+    }
+    HostBlock block(index, 2 * kSlots, index + 1, 0);
+    block.make_room(1);
+    Roles<HostBlock, false> roles(block, {&state.parts[0], state.messages, &m, 1, 3600'000'000'000});
+    roles.begin();
+    std::vector<std::uint32_t> order;
+    std::vector<bool> before(kSlots);
+    for (std::uint32_t turn = 0; turn < ready.size(); ++turn) {
+      EXPECT_TRUE(roles.turn(false));
+      for (std::uint32_t k = 0; k < kSlots; ++k) {
+        const bool now = sends ? there->filled[k] == 1 : there->freed[k] == 1;
+        if (now && !before[k]) order.push_back(k);
+        before[k] = now;
+      }
+    }
+    return order;
+  }
+};
+
+TEST_P(SlotsOfABlock, BeginWithItsOwn) {
+  for (std::uint32_t index = 0; index < 2 * kSlots; ++index) {
+    std::vector<std::uint32_t> all(kSlots), wanted;
+    for (std::uint32_t k = 0; k < kSlots; ++k) {
+      all[k] = k;
+      wanted.push_back((index + k) % kSlots);
+    }
+    EXPECT_EQ(used(index, all), wanted);
+    EXPECT_EQ(used(index, {3}), std::vector{3u});
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ends, SlotsOfABlock, testing::Values(Direction::send, Direction::receive));
+
 // As the GPU library copies it while kernels run.
 std::unique_ptr<Port> copy_words(const Port& port) {
   auto copy = std::make_unique<Port>();
