@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ _MOST_BPS = 1 << 60
 _MOST_BYTES = 1 << 40
 _HOUR_NS = 3600 * 10**9
 _MOST_TEXT = 1 << 20
+_PAIR_TIMES = ("packets_ns", "granted_ns")
+_BALANCED_TIMES = ("balanced_packets_ns", "balanced_granted_ns")
+_TIMES = _PAIR_TIMES + _BALANCED_TIMES
 
 
 class CalibrationError(Error):
@@ -43,11 +47,22 @@ class BlockRate:
 
 @dataclass(frozen=True)
 class SizeTime:
-    """A message of one pair alone, in packets and after a grant."""
+    """A message of so many bytes in packets and after a grant: of one pair alone, and of each pair at once.
+
+    The latter is None in a file that was made before it was measured.
+    """
 
     bytes: int
     packets_ns: int
     granted_ns: int
+    balanced_packets_ns: int | None = None
+    balanced_granted_ns: int | None = None
+
+    def times(self) -> Iterator[tuple[int, int]]:
+        """In packets and after a grant, of each kind of traffic that was measured."""
+        yield self.packets_ns, self.granted_ns
+        if self.balanced_packets_ns is not None and self.balanced_granted_ns is not None:
+            yield self.balanced_packets_ns, self.balanced_granted_ns
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,9 @@ class Calibration:
             "gpus": [{"name": gpu.name, "bus_id": gpu.bus_id} for gpu in self.gpus],
             "launch_ns": self.launch_ns,
             "blocks": [{"blocks": row.blocks, "pair_Bps": row.pair_Bps, "balanced_Bps": row.balanced_Bps} for row in self.blocks],
-            "sizes": [{"bytes": row.bytes, "packets_ns": row.packets_ns, "granted_ns": row.granted_ns} for row in self.sizes],
+            "sizes": [
+                {"bytes": row.bytes} | {name: time for name in _TIMES if (time := getattr(row, name)) is not None} for row in self.sizes
+            ],
             "pairs": [
                 {
                     "from": row.source,
@@ -204,9 +221,11 @@ class _Reader:
         return BlockRate(blocks, self._rate(at, row, "pair_Bps"), self._rate(at, row, "balanced_Bps"))
 
     def _size(self, at: str, found: object) -> SizeTime:
-        row = self._keys(at, found, ("bytes", "packets_ns", "granted_ns"))
+        balanced = isinstance(found, dict) and any(name in found for name in _BALANCED_TIMES)
+        names = _TIMES if balanced else _PAIR_TIMES
+        row = self._keys(at, found, ("bytes", *names))
         size = self._number(f"{at}.bytes", row["bytes"], 1, _MOST_BYTES)
-        times = (self._number(f"{at}.{name}", row[name], 1, _HOUR_NS) for name in ("packets_ns", "granted_ns"))
+        times = (self._number(f"{at}.{name}", row[name], 1, _HOUR_NS) for name in names)
         return SizeTime(size, *times)
 
     def _pair(self, at: str, found: object, gpus: int) -> PairRate:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from railweave.calibrate.document import Calibration, CalibrationError
+from railweave.calibrate.document import BlockRate, Calibration, CalibrationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from railweave.fabric import Fabric, LinkState
 
 _ENOUGH = 0.99
@@ -15,21 +17,30 @@ MOST_BLOCKS = 16
 """As many as NCCL's kernel has for a pair (17 CTAs, docs/gpu-probe.md): more would take more of the GPU from the program than NCCL does."""
 
 
+def enough_blocks(rows: Sequence[BlockRate]) -> int:
+    """The fewest blocks with which the worse off of both, one pair and all pairs, has what it can have.
+
+    A pair and all pairs want different numbers: on 4 x H200 a pair 14 to 16, all pairs 6 to 12. So of each rate it is the share of its
+    best that counts, and of both shares the smaller one.
+    """
+    allowed = [row for row in rows if row.blocks <= MOST_BLOCKS] or [rows[0]]
+    pair, balanced = max(row.pair_Bps for row in allowed), max(row.balanced_Bps for row in allowed)
+    shares = [min(row.pair_Bps / pair, row.balanced_Bps / balanced) for row in allowed]
+    return next(row.blocks for row, share in zip(allowed, shares, strict=True) if share >= _ENOUGH * max(shares))
+
+
 def settings(calibration: Calibration) -> dict[str, str]:
     """Settings of docs/engine.md that follow from it, by name.
 
-    `gpu_blocks`: the fewest that move what the most do, both for one pair and between all GPUs. `gpu_low_latency_bytes`: the largest
-    size up to which packets were never slower.
+    `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were never slower, for one pair and
+    between all GPUs.
     """
-    allowed = [row for row in calibration.blocks if row.blocks <= MOST_BLOCKS] or [calibration.blocks[0]]
-    pair, balanced = (max(getattr(row, name) for row in allowed) for name in ("pair_Bps", "balanced_Bps"))
-    enough = next(row for row in allowed if row.pair_Bps >= _ENOUGH * pair and row.balanced_Bps >= _ENOUGH * balanced)
     limit = 0
     for row in calibration.sizes:
-        if row.packets_ns > row.granted_ns:
+        if any(packets > granted for packets, granted in row.times()):
             break
         limit = row.bytes
-    return {"gpu_blocks": str(enough.blocks), "gpu_low_latency_bytes": str(limit)}
+    return {"gpu_blocks": str(enough_blocks(calibration.blocks)), "gpu_low_latency_bytes": str(limit)}
 
 
 def link_state(calibration: Calibration, fabric: Fabric) -> LinkState:

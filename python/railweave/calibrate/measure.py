@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import statistics
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from railweave.calibrate.document import BlockRate, Calibration, Gpu, PairRate, SizeTime
-from railweave.calibrate.effect import MOST_BLOCKS
+from railweave.calibrate.effect import MOST_BLOCKS, enough_blocks
 
 _LARGE = 256 << 20  # rates no longer grow beyond it (docs/cuda.md)
+_SLOTS = 64 << 20  # over slots, of which a pair has 256 KiB, the rate stands long before
 _BLOCKS = (1, 2, 4, 6, 8, 10, 12, 14, MOST_BLOCKS)
 _SIZES = tuple(1 << power for power in range(14, 22))  # 16 KiB to 2 MiB, around today's limit of 512 KiB
-_REPEATS = 3
-_ALL_GRANTED, _ALL_PACKETS = {"gpu_low_latency_bytes": "0"}, {"gpu_low_latency_bytes": str(2 << 20)}
+_PACKETS, _GRANTED = str(2 << 20), "0"  # of gpu_low_latency_bytes: all of those sizes in packets, or none
 
 Matrix = list[list[int]]
 
@@ -26,7 +26,10 @@ class Bench(Protocol):
     driver: str
 
     def exchange(self, matrix: Matrix, settings: Mapping[str, str], mapped: bool = True) -> float:
-        """Seconds of one exchange, of many that were queued, on the slowest GPU. Not `mapped`: into memory that others cannot map."""
+        """Seconds of one exchange, of many that were queued, on the slowest GPU; the median of several measurements.
+
+        Not `mapped`: into memory that others cannot map.
+        """
 
     def copy(self, source: int, destination: int, nbytes: int) -> float:
         """Seconds of a copy by a copy engine."""
@@ -36,7 +39,7 @@ class Bench(Protocol):
 
 
 def measure(bench: Bench, tell: Callable[[str], None]) -> Calibration:
-    """Runs all of it: seconds for a machine of eight GPUs. `tell` hears what is measured next."""
+    """Runs all of it; docs/calibrate.md says how long that takes. `tell` hears what is measured next."""
     world = len(bench.gpus)
 
     def pair(source: int, destination: int, nbytes: int) -> Matrix:
@@ -44,40 +47,47 @@ def measure(bench: Bench, tell: Callable[[str], None]) -> Calibration:
         matrix[source][destination] = nbytes
         return matrix
 
-    def exchange(matrix: Matrix, settings: Mapping[str, str], mapped: bool = True) -> float:
-        return statistics.median(bench.exchange(matrix, settings, mapped) for _ in range(_REPEATS))
+    def balanced(nbytes: int) -> Matrix:
+        return [[0 if row == column else nbytes for column in range(world)] for row in range(world)]
 
-    tell("time of the smallest operation")
-    launch = exchange(pair(0, 1, 8), {})
+    def chosen(blocks: int, low_latency: str) -> dict[str, str]:
+        return {"gpu_blocks": str(blocks), "gpu_low_latency_bytes": low_latency}
+
+    def times(settings: Mapping[str, str]) -> list[tuple[int, int]]:
+        """By size: of one pair, and of all pairs at once."""
+        matrices = ((pair(0, 1, size), balanced(size)) for size in _SIZES)
+        return [(_ns(bench.exchange(one, settings)), _ns(bench.exchange(all_, settings))) for one, all_ in matrices]
+
+    # Ranks are made anew whenever the settings change, so what has the same ones stands together.
     blocks = []
-    balanced = [[0 if row == column else _LARGE // (world - 1) // 16 * 16 for column in range(world)] for row in range(world)]
-    sent = sum(balanced[0])
+    share = _LARGE // (world - 1) // 16 * 16
     for count in _BLOCKS:
         tell(f"rates with {count} blocks")
-        chosen = {**_ALL_GRANTED, "gpu_blocks": str(count)}
-        one, all_ = exchange(pair(0, 1, _LARGE), chosen), exchange(balanced, chosen)
-        blocks.append(BlockRate(count, _rate(_LARGE, one), _rate(sent, all_)))
-    times: list[list[int]] = []
-    for way, chosen in (("in packets", _ALL_PACKETS), ("after a grant", _ALL_GRANTED)):  # each settings' ranks are made once
-        tell(f"times by size, {way}")
-        times.append([_ns(exchange(pair(0, 1, size), chosen)) for size in _SIZES])
-    sizes = [SizeTime(*row) for row in zip(_SIZES, *times, strict=True)]
+        seconds = [bench.exchange(matrix, chosen(count, _GRANTED)) for matrix in (pair(0, 1, _LARGE), balanced(share))]
+        blocks.append(BlockRate(count, _rate(_LARGE, seconds[0]), _rate(share * (world - 1), seconds[1])))
     pairs = []
-    for source in range(world):
-        for destination in range(world):
-            if source == destination:
-                continue
-            tell(f"GPU {source} to GPU {destination}")
-            matrix = pair(source, destination, _LARGE)
-            seconds = (
-                exchange(matrix, _ALL_GRANTED),
-                exchange(matrix, _ALL_GRANTED, mapped=False),
-                bench.copy(source, destination, _LARGE),
-                bench.copy_over_host(source, destination, _LARGE),
-            )
-            pairs.append(PairRate(source, destination, *(_rate(_LARGE, each) for each in seconds)))
+    most = chosen(_BLOCKS[-1], _GRANTED)
+    for source, destination in itertools.permutations(range(world), 2):
+        tell(f"GPU {source} to GPU {destination}")
+        rates = (
+            _rate(_LARGE, bench.exchange(pair(source, destination, _LARGE), most)),
+            _rate(_SLOTS, bench.exchange(pair(source, destination, _SLOTS), most, mapped=False)),
+            _rate(_LARGE, bench.copy(source, destination, _LARGE)),
+            _rate(_LARGE, bench.copy_over_host(source, destination, _LARGE)),
+        )
+        pairs.append(PairRate(source, destination, *rates))
+    # Which way is faster depends on the blocks, so with those that exchanges will have.
+    enough = enough_blocks(blocks)
+    tell("times by size, after a grant")
+    granted = times(chosen(enough, _GRANTED))
+    tell("times by size, in packets")
+    packets = times(chosen(enough, _PACKETS))
+    rows = zip(_SIZES, packets, granted, strict=True)
+    sizes = tuple(SizeTime(size, one[0], other[0], one[1], other[1]) for size, one, other in rows)
+    tell("time of the smallest operation")
+    launch = bench.exchange(pair(0, 1, 8), chosen(enough, _PACKETS))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return Calibration(today, bench.driver, bench.gpus, _ns(launch), tuple(blocks), tuple(sizes), tuple(pairs))
+    return Calibration(today, bench.driver, bench.gpus, _ns(launch), tuple(blocks), sizes, tuple(pairs))
 
 
 def _rate(nbytes: int, seconds: float) -> int:

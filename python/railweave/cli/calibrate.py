@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from railweave.calibrate import Calibration, CalibrationError, read, settings
 from railweave.calibrate.kept import keep, kept
+from railweave.size import format_size
 
 
 @click.command(name="calibrate")
@@ -63,20 +65,37 @@ def _write(path: Path, calibration: Calibration) -> None:
 
 
 def _show(calibration: Calibration) -> None:
-    console = Console()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     models = ", ".join(dict.fromkeys(gpu.name for gpu in calibration.gpus))
-    console.print(f"{len(calibration.gpus)} x {models}, {calibration.driver}, {calibration.date}", highlight=False)
-    table = Table(title="GB/s of a pair", title_justify="left")
-    for name in ("from", "to", "push", "slots", "copy engine", "over the host"):
-        table.add_column(name, justify="right")
-    for row in calibration.pairs:
-        rates = (row.push_Bps, row.slots_Bps, row.copy_Bps, row.host_Bps)
-        table.add_row(str(row.source), str(row.destination), *(f"{rate / 1e9:.1f}" for rate in rates))
-    console.print(table)
-    blocks = ", ".join(f"{row.blocks}: {row.pair_Bps / 1e9:.0f}, {row.balanced_Bps / 1e9:.0f}" for row in calibration.blocks)
-    console.print(f"GB/s by blocks (a pair, all pairs)   {blocks}", highlight=False)
-    sizes = ", ".join(f"{row.bytes >> 10} KiB: {row.packets_ns / 1e3:.1f}, {row.granted_ns / 1e3:.1f}" for row in calibration.sizes)
-    console.print(f"us by size (packets, granted)        {sizes}", highlight=False)
-    console.print(f"us of the smallest operation         {calibration.launch_ns / 1e3:.1f}", highlight=False)
+    console.print(f"{len(calibration.gpus)} x {models}, {calibration.driver}, {calibration.date}")
+    rates = (
+        (row.source, row.destination, *map(_gigabytes, (row.push_Bps, row.slots_Bps, row.copy_Bps, row.host_Bps)))
+        for row in calibration.pairs
+    )
+    _print(console, "GB/s of a pair", ("from", "to", "push", "slots", "copy engine", "over the host"), rates)
+    by_blocks = ((row.blocks, _gigabytes(row.pair_Bps), _gigabytes(row.balanced_Bps)) for row in calibration.blocks)
+    _print(console, "GB/s by blocks", ("blocks", "a pair", "all pairs"), by_blocks)
+    by_size = ((format_size(row.bytes), *(_us(time) for times in row.times() for time in times)) for row in calibration.sizes)
+    of_kind = ("a pair: packets", "granted", "all pairs: packets", "granted")
+    kinds = max(len(list(row.times())) for row in calibration.sizes)
+    _print(console, "us by size", ("message", *of_kind[: 2 * kinds]), by_size)
+    console.print(f"us of the smallest operation: {_us(calibration.launch_ns)}")
     for name, value in settings(calibration).items():
-        console.print(f"{name} {value}", highlight=False)
+        console.print(f"{name} {value}")
+
+
+def _print(console: Console, title: str, columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(str, row))
+    console.print(table)
+
+
+def _gigabytes(Bps: int) -> str:
+    return f"{Bps / 1e9:.1f}"
+
+
+def _us(ns: int) -> str:
+    return f"{ns / 1e3:.1f}"
