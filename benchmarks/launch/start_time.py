@@ -1,6 +1,6 @@
 """What `railweave run` adds to the start of a rank: starts of `true` with and without it, in turn, binding and variables included.
 
-.venv/bin/python benchmarks/launch/start_time.py [STARTS]
+.venv/bin/python benchmarks/launch/start_time.py [STARTS] [RAILWEAVE]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     """Prints milliseconds: median, 90th percentile, least."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
     starts = int(sys.argv[1]) if len(sys.argv) > 1 else 60
-    bin_folder = Path(sys.executable).parent
+    railweave = sys.argv[2] if len(sys.argv) > 2 else str(Path(sys.executable).parent / "railweave")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
         cache.placements("bandwidth", placement)
@@ -41,7 +41,7 @@ def main() -> None:
         commands = {
             "true": ["true"],
             "python -c pass": [sys.executable, "-c", "pass"],
-            "railweave run -- true": [str(bin_folder / "railweave"), "run", "--", "true"],
+            "railweave run -- true": [railweave, "run", "--", "true"],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(starts):

@@ -18,11 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/python"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/python"))
 
-import template_machine  # noqa: E402
-from template_machine import PCI, TemplateMachine  # noqa: E402
+import template_machine
+from template_machine import PCI, TemplateMachine
+
+import railweave
 
 CPUS, FUNCTIONS = 224, 250
 STORAGE = """  - {model: ConnectX-6, link: pcie5, port: hdr, at: [numa0, numa1]}
@@ -31,7 +32,7 @@ STORAGE = """  - {model: ConnectX-6, link: pcie5, port: hdr, at: [numa0, numa1]}
 
 def node() -> str:
     """The template of an HGX H100 with two NICs of 200 Gbit/s more, on the CPUs."""
-    lines = (ROOT / "python/railweave/templates/hgx-h100.yaml").read_text().splitlines(keepends=True)
+    lines = (Path(railweave.__file__).parent / "templates/hgx-h100.yaml").read_text().splitlines(keepends=True)
     ndr = next(place for place, line in enumerate(lines) if line.startswith("  ndr:"))
     nvlink = lines.index("nvlink:\n")
     lines.insert(nvlink, STORAGE)

@@ -20,6 +20,7 @@ cat "$out/topo.txt" "$out/topo.err"
 echo "== record, replay"
 $RAILWEAVE topo --record "$out/machine.tar.zst"
 $RAILWEAVE topo --json > "$out/live.json"
+$RAILWEAVE topo --svg "$out/machine.svg"
 $RAILWEAVE topo --from "$out/machine.tar.zst" --json > "$out/replayed.json"
 
 echo "== what other tools say"

@@ -13,8 +13,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 from table import Row, link_text, report
@@ -79,11 +81,13 @@ def doctor_rows(out: Path) -> list[Row]:
         output(*RAILWEAVE, "doctor", "--html", str(out / "doctor.html"), "--prometheus", str(out / "doctor.prom"))
     )
     rows: list[Row] = []
-    fields = smi("index,pci.bus_id,clocks_event_reasons.active,pcie.link.width.max")
-    for index, bus_id, reasons, _ in fields:
+    fields = smi("index,pci.bus_id,clocks_event_reasons.active")
+    links_by_gpu, all_by_gpu = (by_gpu(output("nvidia-smi", *words)) for words in (("nvlink", "--status"), ("-q",)))
+    loaded = links_under_load()
+    for (index, bus_id, reasons), link_lines, lines in zip(fields, links_by_gpu, all_by_gpu, strict=True):
         gpu, at = f"GPU {index}", f"/sys/bus/pci/devices/{bus_id.lower()[-12:]}"
-        links = output("nvidia-smi", "nvlink", "--status", "-i", index).count("GB/s")
-        fabric = re.search(r"Fabric\s+State\s+: (\S+)", output("nvidia-smi", "-q", "-i", index))
+        links = link_lines.count("GB/s")
+        fabric = re.search(r"Fabric\s+State\s+: (\S+)", lines)
         rows += [
             (f"{gpu} held back", "nvidia-smi", answers.said("gpu.throttle", gpu), "fires" if int(reasons, 16) & HELD_BACK else "clear"),
             (f"{gpu} NVLinks active", "nvidia-smi nvlink", *contains(answers.evidence("gpu.nvlinks", gpu), f"{links} active")),
@@ -94,7 +98,7 @@ def doctor_rows(out: Path) -> list[Row]:
             ),
             (f"{gpu} IOMMU", "/sys", answers.said("pcie.iommu", gpu), iommu(at)),
             (f"{gpu} AER", "/sys", answers.said("pcie.aer", gpu), aer(at)),
-            (f"{gpu} link under load", "nvidia-smi", *contains(answers.evidence("pcie.link", gpu), link_under_load(index))),
+            (f"{gpu} link under load", "nvidia-smi", *contains(answers.evidence("pcie.link", gpu), loaded[index])),
         ]
     cpus = dict(re.findall(r"^\s*([^:]+):\s+(.+)$", output("lscpu", LC_ALL="C"), re.MULTILINE))
     nodes = int(cpus["NUMA node(s)"])
@@ -140,15 +144,24 @@ def aer(at: str) -> str:
     return "fires" if any(counts) else "clear"
 
 
-def link_under_load(gpu: str) -> str:
-    """As nvidia-smi has it while PyTorch copies."""
-    load = subprocess.Popen([TORCH, str(HERE / "torch_copies.py"), "load", gpu, "4"], stdout=subprocess.PIPE, text=True)
-    assert load.stdout is not None
-    load.stdout.readline()
-    time.sleep(1)
-    generation, width = smi("pcie.link.gen.current,pcie.link.width.current")[int(gpu)]
-    load.wait()
-    return link_text(generation, width)
+def by_gpu(text: str) -> list[str]:
+    """nvidia-smi's text of all GPUs, in its order; each begins with `GPU` on the margin."""
+    return re.split(r"^GPU ", text, flags=re.MULTILINE)[1:]
+
+
+def links_under_load() -> dict[str, str]:
+    """As nvidia-smi has them while PyTorch copies, GPU by GPU."""
+    found = {}
+    with subprocess.Popen([TORCH, str(HERE / "torch_copies.py"), "load"], stdin=PIPE, stdout=PIPE, text=True) as load:
+        assert load.stdin is not None and load.stdout is not None
+        for line in load.stdout:
+            index = line.strip()
+            time.sleep(0.5)  # a link that idled takes a moment to train again
+            generation, width = smi("pcie.link.gen.current,pcie.link.width.current")[int(index)]
+            found[index] = link_text(generation, width)
+            load.stdin.write("next\n")
+            load.stdin.flush()
+    return found
 
 
 def probe_rows(out: Path, answers: Answers) -> list[Row]:
@@ -194,6 +207,7 @@ def job_rows(out: Path) -> list[Row]:
     job.kill()
     process = f"process {job.pid}"
     shm = os.statvfs("/dev/shm")
+    one_node = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) < 2
     expected = "clear" if shm.f_blocks * shm.f_frsize >= 1 << 30 else "fires"
     said = [answers.of(check, subject) for check, subject in (("nccl.default", "NCCL_IB_TIMEOUT=20"), ("nccl.unknown", "NCCL_NO_SUCH=1"))]
     print(f"NCCL {release}: {said}")
@@ -202,7 +216,7 @@ def job_rows(out: Path) -> list[Row]:
         ("NCCL_IB_TIMEOUT=20 is the default", f"NCCL {release}", str(said[0]["answer"]), "fires"),
         ("NCCL_NO_SUCH=1", f"NCCL {release}", str(said[1]["answer"]), "fires"),
         ("NCCL's release", "PyTorch", *contains(json.dumps(said), release)),
-        ("cores of a process that is not bound, one NUMA node", "lscpu", answers.said("job.cpu-affinity", process), "clear"),
+        ("cores of a process that is not bound", "/sys", answers.said("job.cpu-affinity", process), "clear" if one_node else "fires"),
     ]
 
 
@@ -289,23 +303,36 @@ def torchrun_rows(ranks: list[str]) -> list[Row]:
     ]
 
 
-def times(name: str, count: int, *argv: str, **variables: str) -> None:
-    """Wall clock of a whole command."""
+def times(name: str, count: int, *argv: str, nothing_kept: bool = False, **variables: str) -> None:
+    """Wall clock of a whole command. With `nothing_kept` each finds an empty folder where advice would be kept."""
     taken = []
     for _ in range(count):
-        begin = time.perf_counter()
-        output(*argv, **variables)
-        taken.append(1e3 * (time.perf_counter() - begin))
+        with tempfile.TemporaryDirectory() as empty:
+            runtime = {"XDG_RUNTIME_DIR": empty} if nothing_kept else {}
+            begin = time.perf_counter()
+            output(*argv, **variables, **runtime)
+            taken.append(1e3 * (time.perf_counter() - begin))
     print(f"{name:<44} {statistics.median(taken):7.1f} ms median of {count}, {min(taken):.1f} to {max(taken):.1f}")
+
+
+def start_times(gpus: int) -> None:
+    """Of a rank: with advice that is kept, and of the first one, that works it out. Before anything of root's is kept for all users."""
+    run, rank = [*RAILWEAVE, "run", "--", "true"], {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(gpus)}
+    times("true", 20, "true")
+    times("python -c pass", 20, sys.executable, "-c", "pass")
+    times("first start of a rank, advice worked out", 20, *run, nothing_kept=True, **rank)
+    with tempfile.TemporaryDirectory() as kept:
+        rank["XDG_RUNTIME_DIR"] = kept
+        output(*run, **rank)
+        times("start of a rank, advice kept", 20, *run, **rank)
 
 
 def main() -> int:
     """Prints times and the table; the exit status."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    begin = time.perf_counter()
-    output(*RAILWEAVE, "run", "--", "true")
-    print(f"first start of a rank, advice worked out: {1e3 * (time.perf_counter() - begin):.0f} ms")
+    gpus = len(smi("index"))
+    start_times(gpus)
     rows: list[Row] = []
     for section in (run_rows, doctor_rows, job_rows):
         try:
@@ -313,12 +340,9 @@ def main() -> int:
         except (SystemExit, OSError, ValueError, LookupError) as error:  # the others are still worth their time on the machine
             rows.append((section.__name__, "this script", f"{type(error).__name__}: {error}", "a table"))
     output(*RAILWEAVE, "topo", "--record", str(out / "machine.tar.zst"))
-    times("true", 40, "true")
-    times("python -c pass", 40, sys.executable, "-c", "pass")
-    times("railweave run -- true, advice kept", 40, *RAILWEAVE, "run", "--", "true", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
-    times("railweave run --explain -- true", 3, *RAILWEAVE, "run", "--explain", "--", "true", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    times("railweave run --explain -- true", 2, *RAILWEAVE, "run", "--explain", "--", "true", LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(gpus))
     times("railweave doctor", 5, *RAILWEAVE, "doctor")
-    times("railweave doctor --probe", 3, *RAILWEAVE, "doctor", "--probe")
+    times("railweave doctor --probe", 2, *RAILWEAVE, "doctor", "--probe")
     times("railweave doctor RECORDING", 5, *RAILWEAVE, "doctor", str(out / "machine.tar.zst"))
     times("railweave advise", 5, *RAILWEAVE, "advise")
     for form in ("shell", "slurm", "torchrun", "kubernetes", "rankfile"):

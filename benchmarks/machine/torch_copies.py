@@ -1,12 +1,14 @@
 """Copies between pinned memory and each GPU, and the export of GPU memory as dma-buf, with PyTorch: what --probe is compared with.
 
-Prints JSON. `torch_copies.py load GPU SECONDS` only keeps a link busy; `torch_copies.py wait` loads NCCL and waits to be ended.
+Prints JSON. `torch_copies.py load` only keeps the links busy: it names a GPU and loads its link until a line comes on standard input, GPU
+by GPU. `torch_copies.py wait` loads NCCL and waits to be ended.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import select
 import sys
 import time
 
@@ -35,21 +37,34 @@ def exports_dma_buf(tensor: torch.Tensor) -> bool:
     return call(ctypes.byref(file), ctypes.c_uint64(at), ctypes.c_size_t(2 << 20), ctypes.c_int(1), ctypes.c_uint64(0)) == 0
 
 
+def buffers(gpu: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the GPU, and pinned on the host."""
+    torch.cuda.set_device(gpu)
+    return torch.empty(BYTES, dtype=torch.uint8, device=f"cuda:{gpu}"), torch.empty(BYTES, dtype=torch.uint8, pin_memory=True)
+
+
+def load_links() -> None:
+    """GPU by GPU, as long as whoever reads wants it."""
+    for gpu in range(torch.cuda.device_count()):
+        there, here = buffers(gpu)
+        print(gpu, flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            rate(there, here, 0.05)
+        sys.stdin.readline()
+
+
 def main() -> None:
     """See above."""
     if sys.argv[1:2] == ["wait"]:
         print(json.dumps({"nccl": torch.cuda.nccl.version()}), flush=True)
         time.sleep(60)
         return
+    if sys.argv[1:2] == ["load"]:
+        load_links()
+        return
     found = {}
-    for gpu in [int(sys.argv[2])] if sys.argv[1:2] == ["load"] else range(torch.cuda.device_count()):
-        torch.cuda.set_device(gpu)
-        there = torch.empty(BYTES, dtype=torch.uint8, device=f"cuda:{gpu}")
-        here = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True)
-        if sys.argv[1:2] == ["load"]:
-            print("loading", flush=True)
-            rate(there, here, float(sys.argv[3]))
-            continue
+    for gpu in range(torch.cuda.device_count()):
+        there, here = buffers(gpu)
         found[gpu] = {"to": rate(there, here, 0.5), "from": rate(here, there, 0.5), "dma_buf": exports_dma_buf(there)}
     print(json.dumps(found))
 
