@@ -328,7 +328,7 @@ def start_times(gpus: int) -> None:
 
 
 def main() -> int:
-    """Prints times and the table; the exit status."""
+    """Prints the table and times; the exit status."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     gpus = len(smi("index"))
@@ -339,15 +339,16 @@ def main() -> int:
             rows += section(out)
         except (SystemExit, OSError, ValueError, LookupError) as error:  # the others are still worth their time on the machine
             rows.append((section.__name__, "this script", f"{type(error).__name__}: {error}", "a table"))
+    status = report(rows)
     output(*RAILWEAVE, "topo", "--record", str(out / "machine.tar.zst"))
+    for form in ("shell", "slurm", "torchrun", "kubernetes", "rankfile"):
+        (out / f"advice.{form}").write_text(output(*RAILWEAVE, "advise", "--format", form))
     times("railweave run --explain -- true", 2, *RAILWEAVE, "run", "--explain", "--", "true", LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(gpus))
     times("railweave doctor", 5, *RAILWEAVE, "doctor")
     times("railweave doctor --probe", 2, *RAILWEAVE, "doctor", "--probe")
     times("railweave doctor RECORDING", 5, *RAILWEAVE, "doctor", str(out / "machine.tar.zst"))
     times("railweave advise", 5, *RAILWEAVE, "advise")
-    for form in ("shell", "slurm", "torchrun", "kubernetes", "rankfile"):
-        (out / f"advice.{form}").write_text(output(*RAILWEAVE, "advise", "--format", form))
-    return report(rows)
+    return status
 
 
 if __name__ == "__main__":
