@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from railweave import _native
 from railweave._native import Edge, EdgeKind, Fabric, LinkState, Resource, ResourceKind, Vertex, VertexKind
@@ -23,6 +22,7 @@ __all__ = [
     "templates",
 ]
 
+TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
     from pathlib import Path  # which takes longer to import than a fabric takes to make
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from railweave.advise.advice import Advice
 from railweave.advise.cpulist import to_list
 from railweave.advise.gdr import Decision
 from railweave.advise.settings import Setting
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from typing import Any
 
 FORMAT = "railweave-advice"
 VERSION = 1

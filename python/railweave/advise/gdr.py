@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import log
-from typing import TYPE_CHECKING
 
 from railweave.advise.host import Distance, Gpu
 from railweave.advise.mapping import Workload
@@ -16,6 +15,7 @@ from railweave.errors import ParseError
 from railweave.records import dataclass, replace
 from railweave.size import format_size
 
+TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
     from pathlib import Path
 

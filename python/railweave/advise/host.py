@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -14,18 +13,18 @@ from railweave.machine.fabric_nics import UnknownNicError
 from railweave.machine.reading import cpu_mask
 from railweave.records import dataclass, field, replace
 
-# Compute capability by the part's name, from NVIDIA's list of CUDA GPUs (developer.nvidia.com/cuda-gpus). The first match counts.
-_PARTS = (
-    (re.compile(r"\bP100\b"), 60),
-    (re.compile(r"\bV100"), 70),
-    (re.compile(r"\bT4\b"), 75),
-    (re.compile(r"\b(A100|A800|A30)\b"), 80),
-    (re.compile(r"\b(A40|A10|A16|A2)\b"), 86),
-    (re.compile(r"\b(L4|L40S?)\b"), 89),
-    (re.compile(r"\b(GH200|H100|H200|H800|H20)\b"), 90),
-    (re.compile(r"\b(GB200|B200|B100)\b"), 100),
-    (re.compile(r"\b(GB300|B300)\b"), 103),
-)
+# Compute capability by the part's name, from NVIDIA's list of CUDA GPUs (developer.nvidia.com/cuda-gpus).
+_PARTS = {
+    "P100": 60,
+    **dict.fromkeys(("V100", "V100S"), 70),
+    "T4": 75,
+    **dict.fromkeys(("A100", "A800", "A30"), 80),
+    **dict.fromkeys(("A40", "A10", "A16", "A2"), 86),
+    **dict.fromkeys(("L4", "L40", "L40S"), 89),
+    **dict.fromkeys(("GH200", "H100", "H200", "H800", "H20"), 90),
+    **dict.fromkeys(("GB200", "B200", "B100"), 100),
+    **dict.fromkeys(("GB300", "B300"), 103),
+}
 
 
 class Distance(enum.IntEnum):
@@ -265,7 +264,7 @@ def by_number(cpus: Sequence[int]) -> tuple[Core, ...]:
 
 def compute_capability(model: str) -> int | None:
     """90 for an H100; None for a name that is not in the list."""
-    return next((sm for pattern, sm in _PARTS if pattern.search(model)), None)
+    return next((sm for word in model.replace("-", " ").split() if (sm := _PARTS.get(word))), None)
 
 
 def _numa_above(fabric: Fabric, vertex: int) -> int | None:

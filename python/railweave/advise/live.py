@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from railweave.advise.advice import advise
 from railweave.advise.document import document
@@ -21,6 +20,7 @@ from railweave.records import replace
 
 _DRIVER = DRIVER
 
+TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from railweave import fabric as fabrics
 from railweave.fabric import Fabric
 from railweave.machine import nccl_topology
@@ -29,6 +27,8 @@ def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple
 
 def _annotated(fabric: Fabric, machine: Machine, gdr: Fact[bool], by_ways: bool) -> Fabric:
     """With what a topology file has no place for: what is not known, and what was made up."""
+    import json  # most machines need none of this
+
     document = json.loads(fabric.to_json())
     stated = {node.id for node in known(machine.numa) or ()}
     for part in (*document["edges"], *document["vertices"]):

@@ -5,15 +5,27 @@ Units are in the names: `_B` bytes, `_bps` bit/s, `_GTps` transfers/s, `_MHz`. P
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Generic, TypeVar, Union
 
 from railweave.machine.source import Reason
 from railweave.records import dataclass, field, field_names
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Generic, TypeVar, Union
+
+    T = TypeVar("T")
+    T_co = TypeVar("T_co", covariant=True)
+else:
+
+    class Generic:
+        """What type checkers alone look at, without `typing`, whose import takes a tenth of a rank's first start."""
+
+        def __class_getitem__(cls, _):
+            return cls
+
+    T_co = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,10 @@ class Unknown:
         return f"{self.path}: {why}" if self.path else why
 
 
-Fact = Union[Known[T], Unknown]  # noqa: UP007 - Python 3.10 cannot apply | to generic classes here
+if TYPE_CHECKING:
+    Fact = Union[Known[T], Unknown]  # noqa: UP007 - Python 3.10 cannot apply | to generic classes here
+else:
+    Fact = (Known, Unknown)
 FLAT_TREE = "guest sees a flat tree"
 NOT_ASKED = Unknown(Reason.not_given, "", "this source of the machine's description does not have it")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, NvLink, PciDevice, PciLink, Unknown, known
-from railweave.machine.nvml import reason_of
 from railweave.machine.pci import canonical_bus_id
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import field_names, replace
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from typing import Any
 
 _PATH = "library:nvml"
 NVIDIA = 0x10DE
@@ -51,6 +52,8 @@ def read_gpus(source: Source, pci: Fact[tuple[PciDevice, ...]]) -> tuple[Fact[tu
 
 def parse_nvml(text: str) -> dict[str, Any]:
     """NVML's answers from their JSON form. Raises ValueError."""
+    import json  # not for those who only start ranks
+
     try:
         document = json.loads(text)
     except RecursionError as error:
@@ -112,6 +115,19 @@ def unlisted_gpus(machine: Machine) -> tuple[PciDevice, ...]:
 
 
 _ASKED = tuple(name for name in field_names(Gpu) if name not in {"index", "bus_id", "nic_paths"})
+
+
+def reason_of(name: str) -> Reason:
+    """Why, of the name of an error of NVML."""
+    return {
+        "NVML_ERROR_NOT_SUPPORTED": Reason.unsupported,
+        "NVML_ERROR_FUNCTION_NOT_FOUND": Reason.unsupported,
+        "NVML_ERROR_NO_PERMISSION": Reason.permission,
+        "NVML_ERROR_GPU_IS_LOST": Reason.vanished,
+        "NVML_ERROR_DRIVER_NOT_LOADED": Reason.absent,
+        "NVML_ERROR_NOT_FOUND": Reason.absent,
+        "NVML_ERROR_TIMEOUT": Reason.timed_out,
+    }.get(name, Reason.error)
 
 
 def _answer(entry: Mapping[str, Any], key: str, kind: Any) -> Fact[Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown, known
 from railweave.machine.pci import path_addresses
 from railweave.machine.reading import NotGiven, attempt, folder, integer, link_name, or_else, or_none, parsed, ran, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import dataclass, replace
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from typing import Any
 
 RDMA = "/sys/class/infiniband"
 NETDEVS = "/sys/class/net"
@@ -21,7 +23,7 @@ _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors")
 _PRIORITIES = range(8)
 # Ports that a NIC in switch mode shows for the virtual functions behind it, and for its uplink's other half: not ports to the network.
-_REPRESENTOR = re.compile(r"(?:c\d+)?pf\d+(?:vf|sf)\d+|c\d+pf\d+.*")
+_REPRESENTOR = r"(?:c\d+)?pf\d+(?:vf|sf)\d+|c\d+pf\d+.*"
 LLDP = ("lldpcli", "-f", "json", "show", "neighbors")
 
 
@@ -88,7 +90,7 @@ def _netdev(source: Source, name: str) -> _Netdev | None:
     if isinstance(bus_id, Unknown) or bus_id.value is None:
         return None
     port_name = text_fact(source, f"{NETDEVS}/{name}/phys_port_name")
-    if isinstance(port_name, Known) and _REPRESENTOR.fullmatch(port_name.value):
+    if isinstance(port_name, Known) and re.fullmatch(_REPRESENTOR, port_name.value):
         return None
     port = integer(source, f"{NETDEVS}/{name}/dev_port")
     return _Netdev(name, bus_id.value, port.value + 1 if isinstance(port, Known) else 1)
@@ -267,6 +269,8 @@ def parse_mlnx_pfc(text: str) -> tuple[int, ...]:
 
 def parse_dcb_pfc(text: str) -> tuple[int, ...]:
     """Priorities with flow control of `dcb -j pfc show`'s output. Raises ValueError."""
+    import json
+
     document = json.loads(text)
     priorities = document.get("prio-pfc") if isinstance(document, dict) else None
     if not isinstance(priorities, dict):
@@ -301,6 +305,8 @@ def read_lldp(source: Source) -> Fact[tuple[LldpNeighbour, ...]]:
 
 def parse_lldp(text: str) -> tuple[LldpNeighbour, ...]:
     """From lldpcli's JSON, which writes a list of one as its member. Raises ValueError."""
+    import json
+
     try:
         document = json.loads(text)
     except RecursionError as error:

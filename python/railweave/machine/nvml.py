@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from railweave.machine.gpus import reason_of
 from railweave.machine.source import Reason, Unreadable
 
 VERSION = 1
@@ -42,19 +43,6 @@ def error_name(error: Any) -> str:
 
     names: dict[Any, str] = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
     return names.get(getattr(error, "value", None)) or str(error)
-
-
-def reason_of(name: str) -> Reason:
-    """Reason for an error of NVML."""
-    return {
-        "NVML_ERROR_NOT_SUPPORTED": Reason.unsupported,
-        "NVML_ERROR_FUNCTION_NOT_FOUND": Reason.unsupported,
-        "NVML_ERROR_NO_PERMISSION": Reason.permission,
-        "NVML_ERROR_GPU_IS_LOST": Reason.vanished,
-        "NVML_ERROR_DRIVER_NOT_LOADED": Reason.absent,
-        "NVML_ERROR_NOT_FOUND": Reason.absent,
-        "NVML_ERROR_TIMEOUT": Reason.timed_out,
-    }.get(name, Reason.error)
 
 
 class Reader:

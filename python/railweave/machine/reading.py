@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from railweave.machine.facts import Fact, Known, Unknown
 from railweave.machine.source import CommandOutput, Reason, Source, Unreadable
 
-T = TypeVar("T")
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class NotGiven(ValueError):  # noqa: N818 - named for what it says

@@ -11,7 +11,6 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
 
 from railweave.errors import Error
 from railweave.records import dataclass
@@ -24,10 +23,12 @@ _READ_B = 4 << 10
 COMMAND_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 10.0
 
+TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import TypeVar
 
-T = TypeVar("T")
+    T = TypeVar("T")
 
 
 class Reason(enum.Enum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, Unknown, known
 from railweave.machine.gpus import unlisted_gpus
@@ -14,6 +13,10 @@ from railweave.machine.reading import ranges
 from railweave.machine.source import Reason
 from railweave.records import field_names
 from railweave.size import counted
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from typing import Any
 
 # Reasons that say "there is no such thing here" or "this tool cannot tell" rather than "it could not be read".
 _EXPECTED = {Reason.not_given, Reason.absent, Reason.unsupported}
