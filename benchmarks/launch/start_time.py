@@ -40,7 +40,7 @@ def main() -> None:
         environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(GPUS)}
         commands = {
             "true": ["true"],
-            "python -c pass": [sys.executable, "-c", "pass"],
+            "python -c exec": [sys.executable, "-c", "import os; os.execvp('true', ['true'])"],
             "railweave run -- true": [railweave, "run", "--", "true"],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}

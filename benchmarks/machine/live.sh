@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # What `railweave topo` says of a GPU machine, against nvidia-smi, NCCL and hwloc there, field by field. Needs NVIDIA GPUs and libnccl.so.2.
-# usage: live.sh [FOLDER]   RAILWEAVE and PYTHON name the command and an interpreter that has it; NCCL_PYTHON one that finds NCCL.
+# usage: live.sh [FOLDER]   RAILWEAVE and PYTHON name the command and an interpreter that has it; TORCH_PYTHON one that finds NCCL.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-out/machine-live}
 RAILWEAVE=${RAILWEAVE:-.venv/bin/railweave}
 PYTHON=${PYTHON:-.venv/bin/python}
-NCCL_PYTHON=${NCCL_PYTHON:-python3}
+TORCH_PYTHON=${TORCH_PYTHON:-python3}
 mkdir -p "$out"
 
 echo "== topo, live"
@@ -31,8 +31,8 @@ $RAILWEAVE topo --lint "$out/exported.xml"
 
 echo "== NCCL: its own topology, then ours"
 export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH,INIT
-NCCL_TOPO_DUMP_FILE="$out/nccl-own.xml" timeout 60 "$NCCL_PYTHON" "$here/nccl_init.py" > "$out/nccl-own.log" 2>&1 || tail -5 "$out/nccl-own.log"
-NCCL_TOPO_FILE="$out/exported.xml" NCCL_TOPO_DUMP_FILE="$out/nccl-read.xml" timeout 60 "$NCCL_PYTHON" "$here/nccl_init.py" > "$out/nccl-read.log" 2>&1 ||
+NCCL_TOPO_DUMP_FILE="$out/nccl-own.xml" timeout 60 "$TORCH_PYTHON" "$here/nccl_init.py" > "$out/nccl-own.log" 2>&1 || tail -5 "$out/nccl-own.log"
+NCCL_TOPO_FILE="$out/exported.xml" NCCL_TOPO_DUMP_FILE="$out/nccl-read.xml" timeout 60 "$TORCH_PYTHON" "$here/nccl_init.py" > "$out/nccl-read.log" 2>&1 ||
   tail -5 "$out/nccl-read.log"
 
 echo "== field by field"

@@ -33,6 +33,7 @@ CHANGING = {
     "carrier_changes": "the netdevice counts on",
     "irq_affinity": "irqbalance moves interrupts",
     "hugepages": "the kernel reserves and frees",
+    "memory_B": "a hypervisor gives a guest memory and takes it back",
 }
 # What recordings hold a stand-in of (docs/machine.md, Recordings).
 REPLACED = {"uuid", "guid", "gid", "switch", "port", "cmdline", "environ"}

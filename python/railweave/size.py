@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from railweave.errors import DemandError
 
 _UNITS = {"": 1, "B": 1} | {
@@ -15,6 +13,8 @@ _UNITS = {"": 1, "B": 1} | {
 
 def parse_size(text: str) -> int:
     """Bytes from `16MiB`, `4096`, `1.5GB`, `64k` (a bare letter is a power of two)."""
+    import re  # not for those who only write sizes
+
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?(?:i?B)?)", text.strip())
     unit = match and match[2].replace("k", "K")
     if match is None or unit not in _UNITS:

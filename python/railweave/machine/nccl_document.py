@@ -5,7 +5,6 @@ Elements and attributes as in NCCL `src/graph/xml.cc` and `topo.cc`; what NCCL r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from railweave.records import dataclass, field
@@ -20,7 +19,7 @@ _SPEED_NAMES = {
 }
 # All planes of the NVSwitches are one for NCCL, which knows them by class; this address it writes where a guest sees none.
 ANY_NVSWITCH = "fffffff:ff:ff.0"
-_UNWRITABLE = re.compile(r"[^A-Za-z0-9 ._:,;/()+#-]")
+_WRITABLE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 ._:,;/()+#-")
 _VALUE_LIMIT = 254
 # Links to a processor end at that of the GPU, whatever their target.
 ANY_CPU = "0000:00:00.0"
@@ -115,14 +114,19 @@ def render(cpus: Sequence[Cpu], name: str, notes: Sequence[str] = ()) -> str:
 
 
 def _comment(text: str) -> str:
-    return re.sub("-{2,}", "-", _UNWRITABLE.sub("_", text)).strip("-")
+    written = _written(text)
+    while "--" in written:
+        written = written.replace("--", "-")
+    return written.strip("-")
+
+
+def _written(text: str) -> str:
+    return text if _WRITABLE.issuperset(text) else "".join(character if character in _WRITABLE else "_" for character in text)
 
 
 def _attributes(attributes: dict[str, object]) -> str:
     """NCCL's reader knows no character references and has room for 255 bytes a value, so what could need either is replaced or cut."""
-    return "".join(
-        f' {name}="{_UNWRITABLE.sub("_", str(value))[:_VALUE_LIMIT]}"' for name, value in attributes.items() if value is not None
-    )
+    return "".join(f' {name}="{_written(str(value))[:_VALUE_LIMIT]}"' for name, value in attributes.items() if value is not None)
 
 
 def _element(tag: str, attributes: dict[str, object], inside: Sequence[str] = ()) -> list[str]:

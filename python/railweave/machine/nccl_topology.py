@@ -5,8 +5,6 @@ The project's own reader makes the fabric of it, so a machine found live and one
 
 from __future__ import annotations
 
-import re
-
 from railweave.errors import FabricError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
 from railweave.machine.gpus import unlisted_gpus
@@ -24,6 +22,7 @@ from railweave.machine.nccl_document import (
     render,
 )
 from railweave.machine.paths import place_of
+from railweave.machine.reading import is_hex
 from railweave.machine.source import Reason
 from railweave.records import dataclass
 
@@ -62,7 +61,8 @@ def _dmabuf(machine: Machine) -> Fact[bool]:
         return kernel.nvidia_open
     if isinstance(kernel.release, Unknown):
         return kernel.release
-    version = tuple(int(part) for part in re.findall(r"\d+", kernel.release.value)[:2])
+    numbers = kernel.release.value.replace("-", ".").split(".")[:2]  # 6.8.0-45-generic
+    version = tuple(int(part) for part in numbers if part.isascii() and part.isdigit())
     evidence = f"{kernel.nvidia_open.evidence}, {kernel.release.evidence}"
     return Known(kernel.nvidia_open.value and version >= _DMABUF_SINCE, evidence)
 
@@ -257,7 +257,7 @@ class _Writer:
             self._note(f"the rate of {nic.name} is not known ({nic.rate_bps}); left out, readers take 10 Gbit/s")
         net = Net(nic.name, number, nic.port, None if rate is None else rate // 1_000_000, gdr and known(nic.rdma) is not None)
         guid = known(nic.guid)
-        if guid is not None and re.fullmatch(r"(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}", guid):
+        if guid is not None and guid.count(":") == 3 and all(is_hex(word, 4, 4) for word in guid.split(":")):
             net.guid = "0x" + guid.replace(":", "").lstrip("0").rjust(1, "0")
         device = self._devices.get(bus_id or "")
         if device is None:

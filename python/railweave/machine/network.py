@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown, known
 from railweave.machine.pci import path_addresses
-from railweave.machine.reading import NotGiven, attempt, folder, integer, link_name, or_else, or_none, parsed, ran, text_fact
+from railweave.machine.reading import (
+    NotGiven,
+    attempt,
+    decimal_before,
+    folder,
+    integer,
+    link_name,
+    or_else,
+    or_none,
+    parsed,
+    ran,
+    text_fact,
+)
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import dataclass, replace
 
@@ -22,8 +33,6 @@ _GIDS = 16
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors")
 _PRIORITIES = range(8)
-# Ports that a NIC in switch mode shows for the virtual functions behind it, and for its uplink's other half: not ports to the network.
-_REPRESENTOR = r"(?:c\d+)?pf\d+(?:vf|sf)\d+|c\d+pf\d+.*"
 LLDP = ("lldpcli", "-f", "json", "show", "neighbors")
 
 
@@ -90,7 +99,7 @@ def _netdev(source: Source, name: str) -> _Netdev | None:
     if isinstance(bus_id, Unknown) or bus_id.value is None:
         return None
     port_name = text_fact(source, f"{NETDEVS}/{name}/phys_port_name")
-    if isinstance(port_name, Known) and re.fullmatch(_REPRESENTOR, port_name.value):
+    if isinstance(port_name, Known) and _is_representor(port_name.value):
         return None
     port = integer(source, f"{NETDEVS}/{name}/dev_port")
     return _Netdev(name, bus_id.value, port.value + 1 if isinstance(port, Known) else 1)
@@ -174,12 +183,21 @@ def _ethernet_nic(source: Source, nic: Nic) -> Nic:
     )
 
 
+def _is_representor(port_name: str) -> bool:
+    """Of ports that a NIC in switch mode shows for the virtual functions behind it, and for its uplink's other half: not to the network."""
+    if "pf" not in port_name:
+        return False
+    import re  # most NICs are in no switch mode, and those who only start ranks need it for nothing else
+
+    return re.fullmatch(r"(?:c\d+)?pf\d+(?:vf|sf)\d+|c\d+pf\d+.*", port_name) is not None
+
+
 def _rate(text: str) -> int:
     """`400 Gb/sec (4X NDR)` in bit/s."""
-    found = re.match(r"(\d+(?:\.\d+)?) Gb/sec", text)
-    if found is None:
+    rate = decimal_before(text, " Gb/sec")
+    if rate is None:
         raise ValueError(f"{text[:40]!r}, expected a rate in Gb/sec")
-    return round(float(found[1]) * 1e9)
+    return round(rate * 1e9)
 
 
 def _state(text: str) -> str:
@@ -253,6 +271,8 @@ def _priorities(source: Source, netdev: str) -> tuple[Fact[str], Fact[tuple[int,
 
 def parse_mlnx_trust(text: str) -> str:
     """`dscp` or `pcp` of mlnx_qos's output. Raises ValueError."""
+    import re
+
     found = re.search(r"^Priority trust state:\s*(\w+)", text, re.MULTILINE)
     if found is None:
         raise ValueError("no line 'Priority trust state'")
@@ -261,6 +281,8 @@ def parse_mlnx_trust(text: str) -> str:
 
 def parse_mlnx_pfc(text: str) -> tuple[int, ...]:
     """Priorities with flow control of mlnx_qos's output. Raises ValueError."""
+    import re
+
     found = re.search(r"^PFC configuration:.*?^\s*enabled\s+((?:[01]\s+)*[01])\s*$", text, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ValueError("no line 'enabled' below 'PFC configuration'")
@@ -289,6 +311,8 @@ def _ecn(source: Source, netdev: str) -> Fact[tuple[int, ...]]:
 
 def _traffic_class(source: Source, device: str, port: int) -> Fact[int]:
     def parse(text: str) -> int:
+        import re
+
         found = re.search(r"Global tclass=(\d+)", text)
         return int(found[1]) if found else 0
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from railweave.machine import facts
 from railweave.machine.facts import Fact, Known, PciDevice, PciLink, Unknown
-from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, link_name, or_none, parsed
+from railweave.machine.reading import NotGiven, attempt, cpu_list, decimal_before, integer, is_hex, link_name, or_none, parsed
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import dataclass, replace
 
 DEVICES = "/sys/bus/pci/devices"
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 # Display, network and bridge; NVSwitch ("other bridge"). All others only show what they are.
 _CLASSES_OF_INTEREST = {0x02, 0x03, 0x12}
 _NVSWITCH = 0x0680
@@ -23,7 +19,7 @@ _NVSWITCH = 0x0680
 def read_pci(source: Source) -> Fact[tuple[PciDevice, ...]]:
     """All functions: GPUs, NICs, NVSwitches and the bridges above them in full, of the others only what they are and where."""
     try:
-        names = [name for name in source.listdir(DEVICES) if _ADDRESS.fullmatch(name)]
+        names = [name for name in source.listdir(DEVICES) if _is_address(name)]
     except Unreadable as error:
         return Unknown(error.reason, error.path, error.detail)
     places = _places(source, names)
@@ -77,6 +73,8 @@ def _wired(source: Source, name: str, place: _Place, is_end: bool) -> PciDevice:
 
 def canonical_bus_id(text: str) -> str:
     """A PCI address as Linux writes it: NVML writes the domain with 8 digits and capitals. Raises ValueError."""
+    import re
+
     found = re.fullmatch(r"(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text.strip())
     if found is None:
         raise ValueError(f"{text[:40]!r} is no PCI address")
@@ -86,12 +84,24 @@ def canonical_bus_id(text: str) -> str:
 
 def path_addresses(target: str) -> list[str]:
     """PCI addresses in the path of a sysfs link, from the root port down."""
-    return [part for part in target.split("/") if _ADDRESS.fullmatch(part)]
+    return [part for part in target.split("/") if _is_address(part)]
 
 
 def path_root(target: str) -> str:
     """Root bus in such a path, `pci0000:00`; `pci` if there is none."""
-    return next((part for part in target.split("/") if _ROOT.fullmatch(part)), "pci")
+    return next((part for part in target.split("/") if part.startswith("pci") and _is_bus(part[3:])), "pci")
+
+
+def _is_address(text: str) -> bool:
+    """`0000:1b:00.0`"""
+    bus, _, device = text.rpartition(":")
+    return len(device) == 4 and device[2] == "." and device[3] in "01234567" and is_hex(device[:2], 2, 2) and _is_bus(bus)
+
+
+def _is_bus(text: str) -> bool:
+    """`0000:1b`; domains of virtual buses have more digits."""
+    domain, _, bus = text.partition(":")
+    return is_hex(domain, 8, 4) and is_hex(bus, 2, 2)
 
 
 def _is_of_interest(pci_class: Fact[int]) -> bool:
@@ -200,10 +210,10 @@ def read_link(source: Source, at: str, which: str) -> Fact[PciLink]:
 
 def link_speed(text: str) -> float:
     """`32.0 GT/s PCIe` in GT/s. Raises ValueError."""
-    found = _SPEED.match(text)
-    if found is None:
+    speed = decimal_before(text, " GT/s")
+    if speed is None:
         raise NotGiven(f"{text[:40]!r}")
-    return float(found[1])
+    return speed
 
 
 def _width(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 
 from railweave.machine.facts import Fact, Known, Unknown
@@ -102,7 +101,8 @@ def ran(source: Source, argv: Sequence[str]) -> CommandOutput:
 
 
 MASK_CPUS = 65_536
-_HEX_WORD = re.compile(r"[0-9a-fA-F]{1,256}")
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+_WORD_DIGITS = 256
 
 
 @functools.lru_cache(maxsize=256)  # hundreds of CPUs and devices have one of a few lists
@@ -120,11 +120,24 @@ def cpu_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def decimal_before(text: str, unit: str) -> float | None:
+    """The number that stands in front of the first such unit and at the beginning: `32.0 GT/s PCIe`."""
+    number, found, _ = text.partition(unit)
+    whole, point, part = number.partition(".")
+    digits = (whole, part) if point else (whole,)
+    return float(number) if found and all(word.isascii() and word.isdigit() for word in digits) else None
+
+
+def is_hex(text: str, most: int, least: int = 1) -> bool:
+    """Hexadecimal digits and nothing else, so many. Without `re`, which takes longer to import than a machine's wiring to read."""
+    return least <= len(text) <= most and _HEX_DIGITS.issuperset(text)
+
+
 def cpu_mask(text: str) -> tuple[int, ...]:
     """`ff,00000000` (also `0x000000ff,,0x0`, as hwloc writes) as numbers. hwloc's infinite sets, `0xf...f`, are no mask of CPUs. Raises
     ValueError."""
     words = [word.strip().removeprefix("0x") or "0" for word in text.split(",")]
-    if len(words) * 32 > MASK_CPUS or not all(_HEX_WORD.fullmatch(word) for word in words) or any(len(word) > 8 for word in words[1:]):
+    if len(words) * 32 > MASK_CPUS or not all(is_hex(word, _WORD_DIGITS) for word in words) or any(len(word) > 8 for word in words[1:]):
         raise ValueError(f"{text[:40]!r} in a CPU mask")
     bits = int("".join([words[0], *(word.rjust(8, "0") for word in words[1:])]), 16)
     return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)

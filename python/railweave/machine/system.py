@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from railweave.machine.facts import Fact, Host, Kernel, Known, PciDevice, Unknown, known
@@ -54,6 +53,8 @@ def read_peer_access(source: Source) -> Kernel:
 
 def _chosen(text: str) -> str:
     """The word in brackets: `always [madvise] never`."""
+    import re  # here and below: not for those who only start ranks
+
     found = re.search(r"\[(\w+)\]", text)
     if found is None:
         raise ValueError(f"{text[:40]!r}, expected one word in brackets")
@@ -145,6 +146,8 @@ def _hypervisor(source: Source) -> Fact[bool]:
         return flag
 
     def read() -> bool:
+        import re
+
         kind = source.command(DETECT_VIRT).stdout.strip()  # the exit status only repeats it
         if not re.fullmatch(r"[a-z0-9-]+", kind):
             raise NotGiven(f"{kind[:40]!r}")
@@ -156,7 +159,13 @@ def _hypervisor(source: Source) -> Fact[bool]:
 
 def _topology_file(source: Source) -> Fact[str | None]:
     """NCCL takes NCCL_TOPO_FILE, which /etc/nccl.conf may set, else the file of nvidia-topologyd (NCCL src/graph/topo.cc)."""
-    named = parsed(source, "/etc/nccl.conf", lambda text: re.findall(r"^\s*NCCL_TOPO_FILE=(\S+)", text, re.MULTILINE))
+
+    def settings(text: str) -> list[str]:
+        import re
+
+        return re.findall(r"^\s*NCCL_TOPO_FILE=(\S+)", text, re.MULTILINE)
+
+    named = parsed(source, "/etc/nccl.conf", settings)
     if isinstance(named, Known) and named.value:
         return Known(named.value[-1], named.evidence)
     written = or_none(parsed(source, TOPOLOGYD_FILE, lambda _: TOPOLOGYD_FILE))
@@ -181,6 +190,8 @@ def _container(source: Source) -> Fact[str | None]:
     cgroup = text_fact(source, "/proc/1/cgroup")
     if isinstance(cgroup, Unknown):
         return cgroup
+    import re
+
     found = re.search(r"kubepods|docker|containerd|lxc|libpod", cgroup.value)
     kinds = {"kubepods": "kubernetes", "libpod": "podman"}
     return Known(kinds.get(found[0], found[0]) if found else None, cgroup.evidence)
