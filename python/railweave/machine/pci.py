@@ -95,13 +95,20 @@ def path_root(target: str) -> str:
 def _is_address(text: str) -> bool:
     """`0000:1b:00.0`"""
     bus, _, device = text.rpartition(":")
-    return len(device) == 4 and device[2] == "." and device[3] in "01234567" and is_hex(device[:2], 2, 2) and _is_bus(bus)
+    return (
+        len(device) == 4
+        and device[2] == "."
+        and device[3] in "01234567"
+        and is_hex(device[:2], 2, 2)
+        and device == device.lower()
+        and _is_bus(bus)
+    )
 
 
 def _is_bus(text: str) -> bool:
     """`0000:1b`; domains of virtual buses have more digits."""
     domain, _, bus = text.partition(":")
-    return is_hex(domain, 8, 4) and is_hex(bus, 2, 2)
+    return text == text.lower() and is_hex(domain, 8, 4) and is_hex(bus, 2, 2)
 
 
 def _is_of_interest(pci_class: Fact[int]) -> bool:
