@@ -50,14 +50,15 @@ Form form_of(std::string_view text) {
   return text[first] == '{' ? Form::json : Form::yaml;
 }
 
-bool is_cluster(std::string_view text) {
+// The line that says which of this project's files a text is; empty where none does.
+std::string_view format_line(std::string_view text) {
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view line = text.substr(begin, end - begin);
-    if (line.starts_with("format:")) return line.find("railweave-cluster") != std::string_view::npos;
+    if (line.substr(line.find_first_not_of("'\"") == 1 ? 1 : 0).starts_with("format")) return line;
     begin = end + 1;
   }
-  return false;  // the node template's reader says what is missing
+  return {};
 }
 
 NodeTemplate read_node_file(const fs::path& path) {
@@ -124,7 +125,14 @@ Fabric parse_fabric(std::string_view text, const std::string& source, const Load
     case Form::xml: return one_kind_of_node(parse_nccl_topology(text, source, options.described_by), source, options.nodes);
     case Form::yaml: break;
   }
-  if (!is_cluster(text)) return one_kind_of_node(parse_node_template(text, source), source, options.nodes);
+  const std::string_view format = format_line(text);
+  if (format.empty() && text.find_first_not_of(" \t\r\n") != std::string_view::npos) {
+    throw ParseError({source, 0, 0, ""}, "not of a kind that is read here",
+                     "an NCCL topology file (XML), fabric JSON, or a cluster or node template (YAML with a line 'format: ...')");
+  }
+  if (format.find("railweave-cluster") == std::string_view::npos) {
+    return one_kind_of_node(parse_node_template(text, source), source, options.nodes);
+  }
   const TemplateLookup lookup = [&](const std::string& name) -> std::optional<NodeTemplate> {
     std::error_code ignored;
     if (const fs::path beside = fs::path(source).parent_path() / name; beside.has_extension() && fs::is_regular_file(beside, ignored)) {

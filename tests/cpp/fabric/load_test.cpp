@@ -168,6 +168,11 @@ TEST_F(Load, WhatCannotBeLoadedSaysWhatCould) {
   EXPECT_NE(error_of("../hgx-h100").find("no such file"), std::string::npos) << "templates come from their folder only";
   EXPECT_NE(error_of(folder_.string()).find("not a file"), std::string::npos);
   EXPECT_NE(error_of(write("empty", "")).find("an empty document"), std::string::npos);
+  for (const char* other : {"root:x:0:0:root:/root:/bin/bash\n", "PK\x03\x04\n- *a\n", "# nThread 1\n 8  16  float\n"}) {
+    EXPECT_NE(error_of(write("other", other)).find("other: not of a kind that is read here; expected an NCCL topology file"),
+              std::string::npos);
+  }
+  EXPECT_NE(error_of(write("quoted", "'format': railweave-node\n")).find("is missing"), std::string::npos);
   const std::string json = write("a.json", format_fabric_json(load_fabric("dgx-1v", kOptions)));
   EXPECT_THROW(load_fabric(json, {2, {}}), FabricError);
 }
