@@ -115,7 +115,8 @@ def _numas(numas: tuple[Numa, ...], machine: Machine) -> tuple[Numa, ...]:
         if cpus is None:
             found.append(Numa(node.id))
             continue
-        own = [core for core in cores if set(core.cpus) & set(cpus)]
+        here = frozenset(cpus)
+        own = [core for core in cores if not here.isdisjoint(core.cpus)]
         packages = {core.package for core in own}
         found.append(Numa(node.id, packages.pop() if len(packages) == 1 else None, tuple(Core(core.cpus) for core in own)))
     return tuple(found)

@@ -298,6 +298,7 @@ class _Ways:
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self._kinds: dict[int, VertexKind] = {}
+        self._ports: dict[int, list[int]] = {}
         self._out: dict[int, list[tuple[int, Edge]]] = {}
         self._trees: dict[int, dict[int, tuple[int, Edge]]] = {}
         self._loaded: dict[int, tuple[int, ...]] = {}
@@ -312,14 +313,19 @@ class _Ways:
         if memory is not None:
             there = self._staged(gpu.vertex, memory, nic.vertex) or there
             back = self._staged(nic.vertex, memory, gpu.vertex) or back
-        port_out = [e for e in self.fabric.out_edges(nic.vertex) if self.fabric.edge(e).kind == EdgeKind.rail]
-        port_in = [e for e in self.fabric.in_edges(nic.vertex) if self.fabric.edge(e).kind == EdgeKind.rail]
-        edges = [*(e for e, _ in there), *port_out[:1], *port_in[:1], *(e for e, _ in back)]
+        edges = [*(e for e, _ in there), *self._port(nic.vertex), *(e for e, _ in back)]
         return Path(
             distance=self._distance(direct),
             latency_ns=sum(edge.latency_ns for _, edge in there),
             resources=tuple(resource for e in edges for resource in self._loads(e)),
         )
+
+    def _port(self, nic: int) -> list[int]:
+        """A NIC's edges to and from the network, where it has them."""
+        if nic not in self._ports:
+            ends = (self.fabric.out_edges(nic), self.fabric.in_edges(nic))
+            self._ports[nic] = [e for edges in ends for e in [e for e in edges if self.fabric.edge(e).kind == EdgeKind.rail][:1]]
+        return self._ports[nic]
 
     def _kind(self, vertex: int) -> VertexKind:
         if vertex not in self._kinds:

@@ -92,13 +92,16 @@ class _Search:
         self.capacity = [resource.capacity_Bps for resource in host.fabric.resources]
         # Several NICs a rank only where there are more NICs than ranks; else ranks share.
         self.width = max(1, len(host.network_nics) // len(host.gpus))
+        self.nic_capacity = {nic.vertex: nic.capacity_Bps for nic in host.network_nics}
         self.options = [self._options(gpu) for gpu in host.gpus]
         # Bytes are counted in this part of a rank's, so that loads are integers and equal ones compare equal.
         self.unit = lcm(*(len(options[0]) for options in self.options))
         self.least_cost = [0] * (len(host.gpus) + 1)  # of the ranks from here on
         for rank in reversed(range(len(host.gpus))):
             self.least_cost[rank] = self.least_cost[rank + 1] + min(self.cost(host.gpus[rank], choice) for choice in self.options[rank])
-        self.unavoidable = [self._unavoidable(gpu, options) for gpu, options in zip(host.gpus, self.options, strict=True)]
+        self.even = self._even()
+        self.loads = [[self._loads(gpu, choice) for choice in options] for gpu, options in zip(host.gpus, self.options, strict=True)]
+        self.unavoidable = [self._unavoidable(loads) for loads in self.loads]
         self.best_key: Key | None = None
         self.best_choice: list[Choice] = []
         self.steps = 0
@@ -127,9 +130,8 @@ class _Search:
                 loads[resource] = loads.get(resource, 0) + self.unit // len(choice)
         return loads
 
-    def _unavoidable(self, gpu: Gpu, options: list[Choice]) -> dict[int, int]:
+    def _unavoidable(self, all_loads: list[dict[int, int]]) -> dict[int, int]:
         """What a rank loads whichever NICs it takes: its own link, its switch's uplink, memory."""
-        all_loads = [self._loads(gpu, choice) for choice in options]
         shared = set.intersection(*(set(loads) for loads in all_loads))
         return {resource: min(loads[resource] for loads in all_loads) for resource in shared}
 
@@ -153,7 +155,7 @@ class _Search:
             for resource, units in unavoidable.items():
                 load[resource] = load.get(resource, 0) + units
         bound = max((units / self.capacity[resource] for resource, units in load.items()), default=0.0)
-        self._descend([], load, max(bound, self._even()), {}, 0)
+        self._descend([], load, max(bound, self.even), {}, 0)
 
     def _even(self) -> float:
         """The busiest NIC's time if all were used evenly: no assignment does better."""
@@ -163,17 +165,17 @@ class _Search:
             return self.unit * -(-len(self.host.gpus) // len(nics)) / nics[0].capacity_Bps
         return total / sum(nic.capacity_Bps for nic in nics)
 
-    def _descend(self, chosen: list[Choice], load: dict[int, int], bound: float, users: dict[Nic, int], cost: int) -> None:
-        """`load` has what is chosen, and what the other ranks cannot avoid; `bound` is its time, `users` the units on each NIC."""
+    def _descend(self, chosen: list[Choice], load: dict[int, int], bound: float, users: dict[int, int], cost: int) -> None:
+        """`load` has what is chosen, and what the other ranks cannot avoid; `bound` is its time, `users` the units by NIC vertex."""
         rank = len(chosen)
         if rank == len(self.host.gpus):
-            self.best_key = self.key(bound, max(units / nic.capacity_Bps for nic, units in users.items()), cost)
+            self.best_key = self.key(bound, max(units / self.nic_capacity[nic] for nic, units in users.items()), cost)
             self.best_choice = list(chosen)
             return
         gpu = self.host.gpus[rank]
         tried: set[tuple[str, ...]] = set()
         orbit = self.symmetry.orbits(chosen)
-        for choice in self.options[rank]:
+        for choice, loads in zip(self.options[rank], self.loads[rank], strict=True):
             alike = tuple(sorted(orbit[nic.vertex] for nic in choice))
             if len(choice) == 1 and alike in tried:
                 continue
@@ -182,14 +184,14 @@ class _Search:
                 return
             self.steps += 1
             new_load, new_bound = dict(load), bound
-            for resource, units in self._loads(gpu, choice).items():
+            for resource, units in loads.items():
                 new_load[resource] = new_load.get(resource, 0) + units - self.unavoidable[rank].get(resource, 0)
                 new_bound = max(new_bound, new_load[resource] / self.capacity[resource])
             new_users = dict(users)
             for nic in choice:
-                new_users[nic] = new_users.get(nic, 0) + self.unit // len(choice)
+                new_users[nic.vertex] = new_users.get(nic.vertex, 0) + self.unit // len(choice)
             new_cost = cost + self.cost(gpu, choice)
-            busiest_nic = max(self._even(), *(units / nic.capacity_Bps for nic, units in new_users.items()))
+            busiest_nic = max(self.even, *(units / self.nic_capacity[nic] for nic, units in new_users.items()))
             least = self.key(new_bound, busiest_nic, new_cost + self.least_cost[rank + 1])
             if self.best_key is not None and least >= self.best_key:
                 continue
