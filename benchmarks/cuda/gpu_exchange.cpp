@@ -2,14 +2,14 @@
 // operations, every byte checked.
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
-//                [--check 200] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--virtual]
+//                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--virtual]
 //
 // --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
-// each 50th of 5,000 messages; --lives: communicators that come and go, with nothing left of them; --threads: one process for all
-// ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured operations; --death: at the
-// end the last rank is killed while others wait; --nodes: the ranks say that they are on so many nodes, which reach each other over
-// loopback (bytes and failures; the rates of rails are `railweave bench`'s business); --virtual: buffers as PyTorch's expandable segments
-// are, which are to be mapped. Without --nccl nothing is measured.
+// each 50th of 5,000 messages; --large: of few and large messages instead, as those are that take several paths; --lives: communicators
+// that come and go, with nothing left of them; --threads: one process for all ranks (for compute-sanitizer, which does not know memory of
+// other processes); --graph: replays of captured operations; --death: at the end the last rank is killed while others wait; --nodes: the
+// ranks say that they are on so many nodes, which reach each other over loopback (bytes and failures; the rates of rails are `railweave
+// bench`'s business); --virtual: buffers as PyTorch's expandable segments are, which are to be mapped. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.
@@ -95,7 +95,7 @@ struct Shared {
 struct Options {
   std::string railweave, nccl;
   std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1;
-  bool graph = false, death = false, threads = false, in_pieces = false;
+  bool graph = false, death = false, threads = false, in_pieces = false, large = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
 };
@@ -395,25 +395,25 @@ class Rank {
 
   // Random groups: several messages a pair, any size and alignment, the own rank too.
   void check_random() {
-    constexpr std::uint64_t kRoom = 64u << 20;
-    reserve(kRoom);
+    const std::uint64_t room = (options_.large ? 256u : 64u) << 20;
+    reserve(room);
     std::mt19937_64 random(7);
-    std::vector<std::uint8_t> host(kRoom), result(kRoom);
+    std::vector<std::uint8_t> host(room), result(room);
     std::mt19937_64 noise(rank_ + 1);
-    for (std::uint64_t i = 0; i < kRoom; i += 8) {
+    for (std::uint64_t i = 0; i < room; i += 8) {
       const std::uint64_t word = noise();
       std::memcpy(&host[i], &word, 8);
     }
     // Every rank knows every rank's bytes, so that what came can be compared.
-    std::vector<std::vector<std::uint8_t>> all(world_, std::vector<std::uint8_t>(kRoom));
+    std::vector<std::vector<std::uint8_t>> all(world_, std::vector<std::uint8_t>(room));
     for (std::uint32_t r = 0; r < world_; ++r) {
       std::mt19937_64 other(r + 1);
-      for (std::uint64_t i = 0; i < kRoom; i += 8) {
+      for (std::uint64_t i = 0; i < room; i += 8) {
         const std::uint64_t word = other();
         std::memcpy(&all[r][i], &word, 8);
       }
     }
-    check(cudaMemcpy(send_, host.data(), kRoom, cudaMemcpyHostToDevice), "fill");
+    check(cudaMemcpy(send_, host.data(), room, cudaMemcpyHostToDevice), "fill");
     barrier();  // in one process an allocation may wait for every device
     Holdings before{};
     std::uint64_t wrong = 0, messages = 0;
@@ -428,12 +428,13 @@ class Rank {
       std::vector<Came> came;
       std::vector<std::uint64_t> out(world_), in(world_);
       // Now and then more messages than kernel parameters hold, which an operation over several nodes may not have.
-      const bool many = options_.nodes == 1 && step % 50 == 49;
-      const std::uint32_t count = many ? 5000 : 1 + static_cast<std::uint32_t>(random() % 24);
+      const bool many = options_.nodes == 1 && !options_.large && step % 50 == 49;
+      const std::uint32_t count = many ? 5000 : 1 + static_cast<std::uint32_t>(random() % (options_.large ? 4 : 24));
       for (std::uint32_t i = 0; i < count; ++i) {
         const auto source = static_cast<std::uint32_t>(random() % world_), destination = static_cast<std::uint32_t>(random() % world_);
         constexpr std::uint64_t kLimits[] = {17, 9000, 33'000, 70'000, 300'000, 2'500'000};
-        const std::uint64_t bytes = 1 + random() % kLimits[random() % (many ? 3 : std::size(kLimits))];
+        const std::uint64_t limit = options_.large ? 60'000'000 : kLimits[random() % (many ? 3 : std::size(kLimits))];
+        const std::uint64_t bytes = 1 + random() % limit;
         const std::uint64_t from = out[source] + random() % 33, to = in[destination] + random() % 33;
         out[source] = from + bytes;
         in[destination] = to + bytes;
@@ -539,8 +540,11 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    const std::pair<const char*, bool*> switches[] = {
-        {"--graph", &options.graph}, {"--death", &options.death}, {"--threads", &options.threads}, {"--virtual", &options.in_pieces}};
+    const std::pair<const char*, bool*> switches[] = {{"--graph", &options.graph},
+                                                      {"--death", &options.death},
+                                                      {"--threads", &options.threads},
+                                                      {"--virtual", &options.in_pieces},
+                                                      {"--large", &options.large}};
     const auto found = std::find_if(std::begin(switches), std::end(switches), [&](const auto& each) { return name == each.first; });
     if (found != std::end(switches)) {
       *found->second = true;

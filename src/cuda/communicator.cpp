@@ -86,6 +86,8 @@ Message Communicator::make_near_message(const Transfer& transfer) {
   Message message{};
   message.local = region_->local(mate);
   message.remote = region_->remote(mate);
+  message.paths = transfer.direction == Direction::send ? indirect_->paths_to(mate) : indirect_->paths_from(mate);
+  message.relay_slots = indirect_->relay_slots();
   if (transfer.direction == Direction::send) {
     message.mappings = region_->mappings(mate);
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
@@ -208,14 +210,23 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   if (!rails.empty() && transfers.size() > kMaxMessages)
     throw Error("an operation of " + std::to_string(transfers.size()) + " transfers, some with other nodes; expected at most " +
                 std::to_string(kMaxMessages) + ": use smaller groups");
-  const LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks), first.settings_.gpu_low_latency_bytes,
-                            first.kernels_.most_cluster_blocks, world, !rails.empty()};
+  const LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks),
+                            first.settings_.gpu_low_latency_bytes,
+                            first.kernels_.most_cluster_blocks,
+                            world,
+                            !rails.empty(),
+                            static_cast<std::uint32_t>(first.settings_.gpu_host_share),
+                            static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000)};
   Plan plan{Kernel::rails, 1};
   if (!messages.empty()) plan = prepare(messages, limits);
   if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
-  const OperationHeader header{
-      first.region_->state(), first.settings_.gpu_timeout_ms * 1'000'000, static_cast<std::uint32_t>(messages.size()), plan.packet_messages,
-      plan.packet_blocks,     static_cast<std::uint32_t>(rails.size())};
+  const OperationHeader header{first.region_->state(),
+                               first.settings_.gpu_timeout_ms * 1'000'000,
+                               static_cast<std::uint32_t>(messages.size()),
+                               plan.packet_messages,
+                               plan.packet_blocks,
+                               static_cast<std::uint32_t>(rails.size()),
+                               limits.link_MBps};
   messages.insert(messages.end(), rails.begin(), rails.end());
 
   for (const cudaStream_t other : streams.subspan(1)) {

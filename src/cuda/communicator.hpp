@@ -19,6 +19,7 @@
 #include "book.hpp"
 #include "checker.hpp"
 #include "device.hpp"
+#include "indirect_memory.hpp"
 #include "kernel.hpp"
 #include "liveness.hpp"
 #include "mailbox.hpp"
@@ -123,6 +124,7 @@ class Communicator {
   std::vector<std::uint32_t> mate_of_;  // by rank: its number among the ranks of this node, or kFar
   std::optional<Region> region_;        // this rank's memory and its mates'
   Remarks remarks_;
+  std::optional<IndirectMemory> indirect_;
   std::unique_ptr<VirtualMemory> virtual_memory_;  // where the setting asks for it and the driver has it; with it the two below
   std::unique_ptr<Mailbox> mailbox_;
   ExtentBook* extents_ = nullptr;  // the book's

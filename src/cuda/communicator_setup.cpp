@@ -19,7 +19,7 @@ namespace {
 
 using engine::Blob;
 
-constexpr std::uint32_t kHello = 0x52574356;  // "RWCV"
+constexpr std::uint32_t kHello = 0x52574357;  // "RWCW"
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -29,11 +29,13 @@ struct Hello {
   std::uint64_t low_latency_bytes = 0;
   std::uint64_t most_nodes = 0;
   std::uint64_t checksum = 0;
+  std::uint64_t emulated_mesh = 0;
 };
 
 Blob encode(const Hello& hello, std::uint32_t world) {
   engine::ByteWriter out;
   out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes).put(hello.checksum);
+  out.put(hello.emulated_mesh);
   return out.take();
 }
 
@@ -50,6 +52,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   hello.low_latency_bytes = in.get<std::uint64_t>();
   hello.most_nodes = in.get<std::uint64_t>();
   hello.checksum = in.get<std::uint64_t>();
+  hello.emulated_mesh = in.get<std::uint64_t>();
   if (!in.ok() || magic != kHello) refuse_version(who);
   if (peer_world != world)
     throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
@@ -66,13 +69,14 @@ void check_equal(const std::string& who, const std::string& setting, std::uint64
 struct Offer {
   std::string problem;
   RegionHandle region{};
+  IndirectHandle indirect{};
   engine::MemoryHandle book;
   MailboxHandle mailbox;  // none where virtual memory is not mapped
 };
 
 Blob encode(const Offer& offer) {
   engine::ByteWriter out;
-  out.text(offer.problem).put(offer.region).put(offer.book).put(offer.mailbox);
+  out.text(offer.problem).put(offer.region).put(offer.indirect).put(offer.book).put(offer.mailbox);
   return out.take();
 }
 
@@ -81,6 +85,7 @@ Offer decode_offer(const Blob& blob, const std::string& who) {
   Offer offer;
   offer.problem = in.text();
   offer.region = in.get<RegionHandle>();
+  offer.indirect = in.get<IndirectHandle>();
   offer.book = in.get<engine::MemoryHandle>();
   offer.mailbox = in.get<MailboxHandle>();
   if (!in.ok()) refuse_version(who);
@@ -106,7 +111,8 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
 }
 
 void Communicator::find_mates(engine::Rendezvous& rendezvous) {
-  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes, settings_.checksum};
+  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes, settings_.checksum,
+                   settings_.gpu_emulated_mesh};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
   std::uint32_t mates = 0;
@@ -119,6 +125,7 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous) {
     check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, first->second);
     check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
     check_equal(who, "checksum", theirs.checksum, mine.checksum);
+    check_equal(who, "gpu_emulated_mesh", theirs.emulated_mesh, mine.emulated_mesh);
     if (theirs.node == mine.node)
       mate_of_[rank] = mates++;
     else if (far.empty())
@@ -135,7 +142,9 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
   Offer mine;
   try {
     region_.emplace(mate_of_[rank_], mates);
+    indirect_.emplace(mate_of_[rank_], mates, settings_, remarks_);
     mine.region = region_->handle();
+    mine.indirect = indirect_->handle();
     mine.book = book_.handle();
     mine.mailbox = open_virtual_memory();
   } catch (const Error& error) {
@@ -151,8 +160,9 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
       const Offer theirs = decode_offer(blobs[rank], who);
       if (!near(rank)) continue;
       region_->map(mate_of_[rank], who, theirs.region);
-      if (rank == rank_) continue;
       const bool other_process = theirs.region.pid != mine.region.pid;
+      indirect_->map(mate_of_[rank], who, !other_process, theirs.indirect);
+      if (rank == rank_) continue;
       mate_books_[rank] =
           std::make_unique<MateBook>(theirs.book, table_of(mate_of_[rank], other_process), virtual_memory_.get(), who, remarks_);
       if (theirs.mailbox.fd >= 0) mailboxes.push_back(theirs.mailbox);
@@ -163,6 +173,7 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
       }
       mates_.push_back({rank, &mate_books_[rank]->page().life, processes_[rank].get()});
     }
+    indirect_->write_paths(*region_);
     if (virtual_memory_ != nullptr) {
       extents_ = &book_.add_extents(*virtual_memory_, rank_, std::move(reached));
       for (const MailboxHandle& mailbox : mailboxes) add_mailbox(mailbox);

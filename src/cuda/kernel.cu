@@ -27,11 +27,11 @@ __device__ __forceinline__ void wait_for_earlier_work() {
 #endif
 }
 
-template <std::uint32_t Capacity, bool kPackets>
+template <std::uint32_t Capacity, bool kPackets, bool kIndirect = false>
 __global__ void __launch_bounds__(kThreads) exchange(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   DeviceBlock<Capacity> block;
-  Roles<DeviceBlock<Capacity>, kPackets>(block, whole_part(parameters.header, parameters.messages)).run();
+  Roles<DeviceBlock<Capacity>, kPackets, kIndirect>(block, whole_part(parameters.header, parameters.messages)).run();
 }
 
 template <std::uint32_t Capacity>
@@ -179,6 +179,8 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange<kSome, false>),
                            reinterpret_cast<const void*>(&exchange<kMaxMessages, false>),
                            reinterpret_cast<const void*>(&exchange<kMaxMessages, true>),
+                           reinterpret_cast<const void*>(&exchange<kSome, false, true>),
+                           reinterpret_cast<const void*>(&exchange<kMaxMessages, false, true>),
                            reinterpret_cast<const void*>(&exchange_apart<kSome>),
                            reinterpret_cast<const void*>(&exchange_apart<kMaxMessages>),
                            reinterpret_cast<const void*>(&exchange_rails),
@@ -208,6 +210,7 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
   switch (plan.kernel) {
     case Kernel::packets: return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
+    case Kernel::indirect: return sized(&exchange<kSome, false, true>, &exchange<kSome, false, true>, &exchange<kMaxMessages, false, true>);
     case Kernel::apart: return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
     case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;

@@ -78,7 +78,12 @@ struct Message {
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on
   bool reports;       // first of its communicator and path in the operation: brings the totals up to date
-  Totals operation;   // those that report: what the operation adds
+  // Where the operation's kernel knows indirect paths:
+  std::uint8_t paths;        // those that may be used, a bit each
+  std::uint8_t relay_slots;  // of each path over a relay, also where there is none
+  std::uint8_t host_blocks;  // sends: the last ones of its blocks, which send over the host
+  std::uint16_t host_tail;   // sends: with fewer pieces (kIndirectBytes) left, nothing goes over the host any more
+  Totals operation;          // those that report: what the operation adds
 };
 
 // MessageState::granted. While it is being granted the word `placed` of its place still counts the message before it there.
@@ -131,7 +136,8 @@ struct OperationHeader {
   // Where packets have blocks of their own beside granted messages: the first so many messages, and the first so many blocks.
   std::uint32_t packet_messages;
   std::uint32_t packet_blocks;
-  std::uint32_t rails;  // messages to and from other nodes, after those that are counted
+  std::uint32_t rails;      // messages to and from other nodes, after those that are counted
+  std::uint32_t link_MBps;  // of the links of an emulated mesh, or 0
 };
 
 // Messages of an operation that the same blocks move: all of them, or those of one path.
@@ -141,6 +147,7 @@ struct Part {
   const Message* messages;
   std::uint32_t count;
   std::uint64_t timeout_ns;
+  std::uint32_t link_MBps = 0;
 };
 
 }  // namespace railweave::cuda

@@ -4,6 +4,7 @@
 #include <bit>
 #include <vector>
 
+#include "indirect_prepare.hpp"
 #include "packet_roles.hpp"
 
 namespace railweave::cuda {
@@ -22,6 +23,7 @@ std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) /
 
 std::uint64_t blocks_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
+  if (m.direction == Direction::receive && m.paths != 0) return indirect_blocks_worth(m);
   return m.direction == Direction::send ? divide_up(m.bytes, kBytesPerBlock) : 1;
 }
 
@@ -181,6 +183,7 @@ std::uint32_t most_blocks(const LaunchLimits& limits, std::uint32_t peers, std::
 
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   for (Message& m : messages) m.path = m.bytes <= limits.low_latency_bytes ? Path::packets : Path::granted;
+  const bool indirect = choose_indirect(messages, limits);
   const Sums sums = sum_up(messages);
   const std::uint64_t bytes = std::max(sums.bytes[0], sums.bytes[1]), worth = std::max(sums.worth[0], sums.worth[1]);
   const std::uint32_t most = most_blocks(limits, sums.peers, bytes);
@@ -201,7 +204,9 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));
-  return {sums.packets == 0 && messages.size() <= kMaxMessages ? Kernel::granted : Kernel::any, blocks};
+  if (indirect) assign_indirect(messages, limits);
+  const Kernel granted = indirect ? Kernel::indirect : Kernel::granted;
+  return {sums.packets == 0 && messages.size() <= kMaxMessages ? granted : Kernel::any, blocks};
 }
 
 }  // namespace railweave::cuda

@@ -14,15 +14,18 @@ struct LaunchLimits {
   std::uint32_t cluster_blocks = 1;              // as many blocks begin together or not at all on this device
   std::uint32_t world = 2;                       // ranks of the communicator, of the largest where there are several
   bool beside_rails = false;                     // with messages to other nodes, whose kernel has the general roles for the others
+  std::uint32_t host_share = 0;  // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
+  std::uint32_t link_MBps = 0;   // of the links of an emulated mesh; 0: links are what they are
 };
 
 // Which kernel it takes: whose roles move the messages.
 enum class Kernel : std::uint8_t {
-  packets,  // packet_roles.hpp alone
-  granted,  // roles.hpp without packets
-  apart,    // apart_roles.hpp: both, by blocks of their own
-  any,      // roles.hpp with packets: where blocks do not begin together, and for more messages than the others take
-  rails,    // rail_roles.hpp beside roles.hpp with packets
+  packets,   // packet_roles.hpp alone
+  granted,   // roles.hpp without packets
+  indirect,  // the same with indirect paths
+  apart,     // apart_roles.hpp: both, by blocks of their own
+  any,       // roles.hpp with packets: where blocks do not begin together, and for more messages than the others take
+  rails,     // rail_roles.hpp beside roles.hpp with packets
 };
 
 // How an operation is launched.
@@ -37,7 +40,8 @@ struct Plan {
 std::uint32_t most_blocks(const LaunchLimits& limits, std::uint32_t peers, std::uint64_t bytes);
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair, reports and operation of messages that
-// have all else, and brings those in packets to the front where the plan says so. Messages of a pair keep their order.
+// have all else (`paths` and `relay_slots`: those that there are), takes away the paths that they are not to use, and brings those in
+// packets to the front where the plan says so. Messages of a pair keep their order.
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits);
 
 }  // namespace railweave::cuda

@@ -25,6 +25,7 @@
 // once.
 #pragma once
 
+#include "indirect_roles.hpp"
 #include "packet_roles.hpp"
 
 namespace railweave::cuda {
@@ -36,15 +37,19 @@ enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, 
 struct Work {
   Step step;
   std::uint32_t message;
-  std::uint32_t slot;  // or the bundle
+  std::uint32_t slot;  // or the bundle; from kFirstIndirect on, an indirect path
   std::uint32_t bytes;
   std::uint64_t offset;  // in the message
-  std::uint64_t turn;    // of the slot; or number of the bundle's first packet
+  std::uint64_t turn;    // of the slot; or number of the piece; or of the bundle's first packet
   std::byte* base;       // of a push: the destination's buffer, or null for a slot
 };
 
-// An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more (docs/cuda.md).
-template <typename Block, bool kPackets>
+// Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
+inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
+
+// An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more (docs/cuda.md). The
+// same goes for indirect paths, which only large messages take.
+template <typename Block, bool kPackets, bool kIndirect = false>
 class Roles {
  public:
   RAILWEAVE_ROLE Roles(Block& block, const Part& part)
@@ -54,7 +59,8 @@ class Roles {
         shares_(block.shares()),
         messages_(part.messages),
         count_(part.count),
-        timeout_ns_(part.timeout_ns) {}
+        timeout_ns_(part.timeout_ns),
+        indirect_(block, part.link_MBps) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
@@ -143,6 +149,8 @@ class Roles {
   }
 
  private:
+  using Indirect = IndirectRoles<Block>;
+
   RAILWEAVE_ROLE static bool in_packets(const Message& m) { return kPackets && m.path == Path::packets; }
   RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
   RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
@@ -298,7 +306,16 @@ class Roles {
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) glance.words[k] = block_.arrived(words + k * stride);
     for (std::uint32_t k = 0; k < kSlots; ++k) glance.theirs[k] = block_.relaxed(theirs + k);
     for (std::uint32_t k = 0; k < kSlots; ++k) glance.ours[k] = block_.relaxed(ours + k);
-    return sends(m) ? judge_send(m, own, glance, slot) : judge_receive(m, glance, slot);
+    if (sends(m)) return judge_send(m, own, glance, slot);
+    const Step step = judge_receive(m, glance, slot);
+    if constexpr (kIndirect) {
+      if (step != Step::waiting || glance.granted != kGranted) return step;
+      const std::uint32_t path = indirect_.find_piece(m);
+      if (path == Indirect::kStraight) return step;
+      slot = kFirstIndirect + path;
+      return Step::pull_slot;
+    }
+    return step;
   }
 
   RAILWEAVE_ROLE Step judge_receive(const Message& m, const Glance& glance, std::uint32_t& slot) const {
@@ -379,21 +396,31 @@ class Roles {
   }
 
   RAILWEAVE_ROLE bool claim_pull(Work& work, const Message& m) {
+    if constexpr (kIndirect) {
+      if (work.slot >= kFirstIndirect) {
+        SlotRecord record;
+        return indirect_.take_piece(m, work.slot - kFirstIndirect, work.turn, record) && accept(work, record, kIndirectBytes);
+      }
+    }
     const std::uint64_t filled = block_.acquire(&m.local->filled[work.slot]);
     // The record, too, before it is certain that it is this block's, so that one trip serves both: it stands still until the slot is freed.
-    const SlotRecord& record = m.local->records[work.slot];
-    const std::uint64_t number = block_.relaxed(&record.number);
+    const SlotRecord record = read_record(block_, m.local->records[work.slot]);
     work.turn = filled;
-    work.offset = block_.relaxed(&record.offset);
-    const std::uint64_t bytes = block_.relaxed(&record.bytes);
-    if (!block_.swap_if(&m.local->pulled[work.slot], filled - 1, filled)) return false;
+    return block_.swap_if(&m.local->pulled[work.slot], filled - 1, filled) && accept(work, record, kSlotBytes);
+  }
+
+  // Which message of the pair the record names: the one that was looked at, or another. Not where it names bytes outside of it.
+  RAILWEAVE_ROLE bool accept(Work& work, const SlotRecord& record, std::uint64_t most) {
+    const Message& m = message(work.message);
+    const std::uint64_t number = record.number, bytes = record.bytes;
+    work.offset = record.offset;
     for (std::uint32_t i = 0; i < count_ && number != share(work.message).number; ++i) {
       const Message& other = message(i);
       const bool same_pair = other.direction == Direction::receive && other.path == Path::granted && other.local == m.local;
       if (same_pair && share(i).number == number) work.message = i;
     }
     const Message& owner = message(work.message);
-    if (number != share(work.message).number || bytes > kSlotBytes || work.offset > owner.bytes || bytes > owner.bytes - work.offset) {
+    if (number != share(work.message).number || bytes > most || work.offset > owner.bytes || bytes > owner.bytes - work.offset) {
       stop(owner, KernelError::bad_record);
       return false;
     }
@@ -411,6 +438,11 @@ class Roles {
     work.base = find_buffer(m, own.granted.buffer, own.granted.offset);
     work.offset = own.at;
     std::uint64_t bytes = own.end - own.at;
+    if constexpr (kIndirect) {
+      const std::uint32_t path = indirect_.path_of(m, own.number, block_.relaxed(&state(work.message).claimed));
+      if (path != Indirect::kStraight) return claim_path(work, m, own, path);
+      if (!indirect_.straight_is_free(m)) return false;
+    }
     if (work.base == nullptr) {
       if (work.slot == kSlots) return false;
       const std::uint64_t freed = block_.acquire(&m.local->freed[work.slot]);
@@ -418,8 +450,19 @@ class Roles {
       work.turn = freed + 1;
       if (bytes > kSlotBytes) bytes = kSlotBytes;
     }
+    if constexpr (kIndirect) indirect_.use_straight(m, bytes);
     own.at += bytes;
     work.bytes = static_cast<std::uint32_t>(bytes);
+    return true;
+  }
+
+  RAILWEAVE_ROLE bool claim_path(Work& work, const Message& m, Share& own, std::uint32_t path) {
+    const std::uint64_t bytes = own.end - own.at < kIndirectBytes ? own.end - own.at : kIndirectBytes;
+    if (!indirect_.take_slot(m, path, bytes, work.turn)) return false;
+    work.slot = kFirstIndirect + path;
+    work.offset = own.at;
+    work.bytes = static_cast<std::uint32_t>(bytes);
+    own.at += bytes;
     return true;
   }
 
@@ -443,6 +486,13 @@ class Roles {
         if constexpr (kPackets) block_.read_bundle(*m.local, *m.remote, work.turn, m.data + work.offset, work.bytes, &m.host->stop);
         break;
       case Step::pull_slot:
+        if constexpr (kIndirect) {
+          if (work.slot >= kFirstIndirect) {
+            indirect_.empty_slot(m, work.slot - kFirstIndirect, work.turn, work.offset, work.bytes);
+            block_.leader([&] { block_.add(&state(work.message).claimed, std::uint64_t{work.bytes}); });
+            break;
+          }
+        }
         block_.copy(m.data + work.offset, m.local->slots[work.slot], work.bytes);
         block_.sync();
         block_.leader([&] {
@@ -454,6 +504,13 @@ class Roles {
         if constexpr (kPackets) block_.write_bundle(*m.remote, work.turn, m.data + work.offset, work.bytes);
         break;
       case Step::push:
+        if constexpr (kIndirect) {
+          if (work.slot >= kFirstIndirect) {
+            push_over_path(work, briefly);
+            break;
+          }
+          briefly = briefly || indirect_.paced();  // each piece waits for its link
+        }
         if (work.base != nullptr) {
           push_to_buffer(work, m, briefly || helps_early(work.message));
         } else {
@@ -471,10 +528,11 @@ class Roles {
     return i != home_ && sends(message(home_)) && share(home_).granted_bytes == 0;
   }
 
+  static constexpr std::uint32_t kInARow = 16;
+
   // Several pieces in a row, each taken while the one before is under way, and announced together, as a fence costs as much as 50 KB. Then
   // the block looks for what is more urgent. Bytes that wait for their announcement from one turn to the next would cost 48 bytes of stack.
   RAILWEAVE_ROLE void push_to_buffer(const Work& work, const Message& m, bool briefly) {
-    constexpr std::uint32_t kInARow = 16;
     std::uint64_t offset = work.offset;
     std::uint32_t bytes = work.bytes;
     std::uint64_t pushed = 0;
@@ -492,6 +550,31 @@ class Roles {
     block_.leader([&] { block_.announce(&m.remote->placed[share(work.message).number % kGrants], pushed); });
   }
 
+  // In a row, too: the next piece and its slot are taken while one is copied, and one is announced while the next is copied, as a fence
+  // waits for the bytes' way there.
+  RAILWEAVE_ROLE void push_over_path(Work work, bool briefly) {
+    const Message& m = message(work.message);
+    Share& own = share(work.message);
+    for (std::uint32_t k = briefly ? kInARow : 1;; ++k) {
+      Work next = work;
+      next.step = Step::waiting;
+      block_.leader([&] {
+        if (k == kInARow) return;
+        std::uint64_t* const claimed = &state(work.message).claimed;
+        if (own.at == own.end) own_piece(m, own, block_.add(claimed, std::uint64_t{m.piece_bytes}));
+        if (own.at == own.end) return;
+        const std::uint32_t path = indirect_.path_of(m, own.number, block_.relaxed(claimed));
+        if (path != Indirect::kStraight && claim_path(next, m, own, path)) next.step = Step::push;
+      });
+      const std::uint32_t path = work.slot - kFirstIndirect;
+      indirect_.fill_slot(m, path, work.turn, work.offset, work.bytes);
+      next = block_.share([&] { return next; });
+      block_.leader([&] { indirect_.announce(m, path, work.turn, {own.number, work.offset, work.bytes, 0}); });
+      if (next.step != Step::push) break;
+      work = next;
+    }
+  }
+
   RAILWEAVE_ROLE void push_to_slot(const Work& work, const Message& m) {
     block_.copy(m.remote->slots[work.slot], m.data + work.offset, work.bytes);
     block_.sync();
@@ -504,9 +587,10 @@ class Roles {
     });
   }
 
+  // Pieces come over the indirect paths that it names; only a kernel that knows them names some.
   RAILWEAVE_ROLE void post_grant(const Message& m, std::uint64_t number) {
     const std::uint64_t payload[Grant::kWords] = {m.bytes,          m.bytes >> 32,          m.receive.buffer,
-                                                  m.receive.offset, m.receive.offset >> 32, std::uint64_t{0}};
+                                                  m.receive.offset, m.receive.offset >> 32, kIndirect ? m.paths : std::uint64_t{0}};
     Grant& grant = m.remote->grants[number % kGrants];
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) block_.store(&grant.words[k], (payload[k] & 0xffffffff) | number << 32);
   }
@@ -533,6 +617,7 @@ class Roles {
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
+  Indirect indirect_;
 };
 
 }  // namespace railweave::cuda

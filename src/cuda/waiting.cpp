@@ -9,6 +9,33 @@ namespace {
 
 std::string counted(std::uint64_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
+std::string over(std::uint32_t path) { return path == kHostPath ? " over the host" : " over relay " + std::to_string(path - kFirstRelay); }
+
+// What the peer has not taken of the pieces sent to it. Pieces of a path are freed out of turn, each in its own slot.
+std::string pieces_under_way(const Port& port, const std::string& peer) {
+  std::string text;
+  for (std::uint32_t path = 0; path < kIndirectPaths; ++path) {
+    const IndirectPath& own = port.indirect[path];
+    const std::uint64_t freed = *std::max_element(own.freed, own.freed + kIndirectSlots);
+    if (own.taken > freed) text += (text.empty() ? "" : ", ") + std::to_string(own.taken - freed) + over(path);
+  }
+  return text.empty() ? text : "; pieces that " + peer + " has not taken: " + text;
+}
+
+std::string pieces_that_came(const Port& port, std::uint64_t number) {
+  std::string text;
+  for (std::uint32_t path = 0; path < kIndirectPaths; ++path) {
+    const IndirectPath& own = port.indirect[path];
+    for (std::uint32_t slot = 0; slot < kIndirectSlots; ++slot) {
+      const SlotRecord& record = own.records[slot];
+      if (own.filled[slot] <= own.pulled || record.number != number) continue;
+      text += "; bytes " + std::to_string(record.offset) + " to " + std::to_string(record.offset + record.bytes - 1) + " have come" +
+              over(path);
+    }
+  }
+  return text;
+}
+
 std::string send_granted(const Waiting& m, const Port& port, const std::string& peer) {
   const std::uint64_t number = port.sent + 1 + m.before;
   const std::uint64_t* words = port.grants[number % kGrants].words;
@@ -20,7 +47,7 @@ std::string send_granted(const Waiting& m, const Port& port, const std::string& 
   }
   const bool nameless = (words[2] & 0xffffffff) == kNoBuffer;
   const std::string way = nameless ? "granted, over slots" : "granted, into " + peer + "'s buffer, or over slots until that is mapped";
-  return way + (full.empty() ? "" : "; slots that " + peer + " has not emptied: " + full);
+  return way + (full.empty() ? "" : "; slots that " + peer + " has not emptied: " + full) + pieces_under_way(port, peer);
 }
 
 std::string receive_granted(const Waiting& m, const Port& port, const std::string& peer) {
@@ -34,7 +61,7 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
     text += "; slot " + std::to_string(slot) + " has bytes " + std::to_string(record.offset) + " to " +
             std::to_string(record.offset + record.bytes - 1);
   }
-  return text;
+  return text + pieces_that_came(port, number);
 }
 
 std::string send_packets(const Waiting& m, const Port& port, const std::string& peer) {

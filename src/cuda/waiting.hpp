@@ -11,7 +11,7 @@ namespace railweave::cuda {
 
 // The words of a port: all in front of its packets.
 inline constexpr std::size_t kPortWordsBytes = offsetof(Port, packets);
-static_assert(kPortWordsBytes <= 4096);
+static_assert(kPortWordsBytes <= 12 << 10);
 
 struct Waiting {
   Direction direction;

@@ -79,6 +79,20 @@ constexpr std::array kTable{
         "1: receive buffers in virtual memory (PyTorch's expandable segments, ncclMemAlloc) are mapped by the other ranks of the node; 0: "
         "they are reached through slots",
         "not run on a GPU yet (docs/cuda.md)", &S::gpu_virtual_memory},
+    Setting{
+        "gpu_host_share", "thousandths", false, 0, 500,
+        "of a large message to one GPU, what goes over pinned host memory (PCIe) beside NVLink: the part that PCIe has of both rates; 0: "
+        "nothing does",
+        "`railweave calibrate` measures it", &S::gpu_host_share},
+    Setting{"gpu_relays", "", false, 0, 1,
+            "1: large messages between GPUs go through the node's other GPUs, too, which pays where each pair has NVLinks of its own, "
+            "not behind an NVSwitch; at most 8 GPUs",
+            "a pair behind an NVSwitch has all of a GPU's bandwidth already (docs/cuda.md)", &S::gpu_relays},
+    Setting{
+        "gpu_emulated_mesh", "GB/s", true, 0, 1000,
+        "for measurements behind an NVSwitch: messages that wait for a grant use each ordered pair's NVLink at no more than this rate, as "
+        "if the GPUs were a mesh; 0: no limit",
+        "", &S::gpu_emulated_mesh},
     Setting{"checksum", "", true, 0, 1,
             "1: receivers of messages between GPUs compare them with their senders' sums; reads all bytes twice", "", &S::checksum},
     Setting{"node_id", "", false, 0, 0,

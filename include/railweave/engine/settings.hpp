@@ -34,6 +34,9 @@ struct ExchangeSettings {
   std::uint64_t gpu_nodes = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;
   std::uint64_t gpu_virtual_memory = 0;
+  std::uint64_t gpu_host_share = 0;
+  std::uint64_t gpu_relays = 0;
+  std::uint64_t gpu_emulated_mesh = 0;
   std::uint64_t checksum = 0;
   std::string node_id;
   std::string nics;

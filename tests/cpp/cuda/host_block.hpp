@@ -63,6 +63,7 @@ class HostWords {
     delay();
     return atomic(word).compare_exchange_strong(old, value, std::memory_order_acq_rel);
   }
+  bool swap_between(std::uint64_t* word, std::uint64_t old, std::uint64_t value) { return swap_if(word, old, value); }
   void fence() {}
 
   bool idle() {

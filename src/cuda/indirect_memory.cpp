@@ -1,0 +1,191 @@
+#include "indirect_memory.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include "device.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+constexpr std::uint64_t kHostBytes = kHostSlots * kIndirectBytes;  // of a pair
+// What a rank lends at most, so that a communicator takes less than 64 MiB of a GPU with its ports.
+constexpr std::uint64_t kMostLent = 42u << 20;
+
+std::uint32_t pairs_without(std::uint32_t mates) { return mates < 3 ? 0 : (mates - 1) * (mates - 2); }
+
+// A rank's number among those that remain without another.
+std::uint32_t without(std::uint32_t other, std::uint32_t rank) { return rank - (rank > other ? 1 : 0); }
+
+// Lent memory of this process, which other ranks in it use as it is: it stays until the last one has let go of it.
+class LentHere {
+ public:
+  void add(const std::shared_ptr<void>& memory) {
+    const std::scoped_lock lock(mutex_);
+    memory_[reinterpret_cast<std::uint64_t>(memory.get())] = memory;
+  }
+  std::shared_ptr<void> find(std::uint64_t address) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = memory_.find(address);
+    return found == memory_.end() ? nullptr : found->second.lock();
+  }
+  void forget(void* memory) {
+    const std::scoped_lock lock(mutex_);
+    memory_.erase(reinterpret_cast<std::uint64_t>(memory));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<void>> memory_;
+};
+LentHere& lent_here() {
+  static LentHere instance;
+  return instance;
+}
+
+std::shared_ptr<void> pin(std::span<std::byte> memory, std::uint64_t& address) {
+  check(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
+        "pinning " + std::to_string(memory.size()) + " bytes of slots");
+  std::shared_ptr<void> keep(memory.data(), [](void* data) {
+    cudaHostUnregister(data);
+    static_cast<void>(cudaGetLastError());
+  });
+  void* device = nullptr;
+  check(cudaHostGetDevicePointer(&device, memory.data(), 0), "mapping pinned slots for the GPU");
+  address = reinterpret_cast<std::uint64_t>(device);
+  return keep;
+}
+
+}  // namespace
+
+std::uint8_t relay_slots(std::uint32_t mates) {
+  const std::uint32_t pairs = pairs_without(mates);
+  if (pairs == 0 || mates > kMostRelays + 2) return 0;
+  return static_cast<std::uint8_t>(std::bit_floor(std::min<std::uint64_t>(kIndirectSlots, kMostLent / (pairs * kIndirectBytes))));
+}
+
+IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const ExchangeSettings& settings, Remarks& remarks)
+    : own_(own),
+      mates_(mates),
+      relay_slots_(settings.gpu_relays != 0 ? cuda::relay_slots(mates) : std::uint8_t{0}),
+      remarks_(remarks),
+      lent_(mates),
+      pinned_(mates),
+      pairs_(mates) {
+  try {
+    if (relay_slots_ != 0) lend();
+  } catch (const Error& error) {
+    remarks_.once(std::string("no messages of others pass through this rank's GPU: ") + error.what());
+  }
+  try {
+    if (settings.gpu_host_share != 0 && mates > 1) pin_own();
+  } catch (const Error& error) {
+    pinned_[own_] = {};
+    remarks_.once(std::string("no messages reach this rank over host memory: ") + error.what());
+  }
+}
+
+void IndirectMemory::lend() {
+  void* memory = nullptr;
+  const std::uint64_t bytes = pairs_without(mates_) * relay_slots_ * kIndirectBytes;
+  check(cudaMalloc(&memory, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for them");
+  lent_[own_] = std::shared_ptr<void>(memory, [](void* lent) {
+    lent_here().forget(lent);
+    cudaFree(lent);
+  });
+  lent_here().add(lent_[own_]);
+}
+
+// Before mates have it, so that it is memory of this process's NUMA node.
+void IndirectMemory::pin_own() {
+  Pinned& own = pinned_[own_];
+  own.memory = engine::SharedMemory::create("railweave-host-path", (mates_ - 1) * kHostBytes);
+  own.pin = pin({own.memory.data(), own.memory.bytes()}, own.address);
+}
+
+IndirectHandle IndirectMemory::handle() const {
+  IndirectHandle handle{};
+  handle.host.fd = -1;
+  if (pinned_[own_].address != 0) handle.host = pinned_[own_].memory.handle();
+  if (lent_[own_] == nullptr) return handle;
+  check(cudaIpcGetMemHandle(&handle.memory, lent_[own_].get()), "exporting GPU memory to other processes");
+  handle.address = reinterpret_cast<std::uint64_t>(lent_[own_].get());
+  return handle;
+}
+
+void IndirectMemory::map(std::uint32_t mate, const std::string& name, bool same_process, const IndirectHandle& handle) {
+  if (mate == own_) return;
+  if (relay_slots_ != 0 && handle.address != 0) {
+    if (same_process) {
+      lent_[mate] = lent_here().find(handle.address);
+    } else {
+      void* base = nullptr;
+      const cudaError_t error = cudaIpcOpenMemHandle(&base, handle.memory, cudaIpcMemLazyEnablePeerAccess);
+      static_cast<void>(cudaGetLastError());
+      if (error == cudaSuccess)
+        lent_[mate] = std::shared_ptr<void>(base, [](void* opened) { cudaIpcCloseMemHandle(opened); });
+      else
+        remarks_.once("no messages pass through " + name + "'s GPU: its memory cannot be mapped: " + cudaGetErrorString(error));
+    }
+  }
+  if (pinned_[own_].address == 0 || handle.host.fd < 0) return;
+  try {
+    Pinned& there = pinned_[mate];
+    there.memory = engine::SharedMemory::open(handle.host);
+    const std::uint64_t offset = without(mate, own_) * kHostBytes;
+    if (there.memory.bytes() < offset + kHostBytes) throw Error("it is " + std::to_string(there.memory.bytes()) + " bytes");
+    there.pin = pin({there.memory.data() + offset, kHostBytes}, there.address);
+  } catch (const Error& error) {
+    pinned_[mate] = {};
+    remarks_.once("no messages reach " + name + " over host memory: " + error.what());
+  }
+}
+
+// Each relay has slots for every pair of the others.
+std::uint64_t IndirectMemory::lent_slots(std::uint32_t relay, std::uint32_t source, std::uint32_t destination) const {
+  if (lent_[relay] == nullptr) return 0;
+  const std::uint32_t from = without(relay, source), to = without(from, without(relay, destination));
+  return reinterpret_cast<std::uint64_t>(lent_[relay].get()) + (from * (mates_ - 2) + to) * relay_slots_ * kIndirectBytes;
+}
+
+// The destination has slots for each source, which has mapped its own ones only.
+std::uint64_t IndirectMemory::host_slots(std::uint32_t source, std::uint32_t destination) const {
+  const std::uint64_t address = pinned_[destination].address;
+  return address == 0 || destination != own_ ? address : address + without(destination, source) * kHostBytes;
+}
+
+void IndirectMemory::write_paths(const Region& region) {
+  const Stream stream = make_stream();
+  // Of IndirectPath, from `to` on.
+  struct Addresses {
+    std::uint64_t to, from, link_to, link_in;
+  };
+  static_assert(sizeof(Addresses) == sizeof(IndirectPath) - offsetof(IndirectPath, to));
+  std::vector<Addresses> written(std::size_t{mates_} * kIndirectPaths);
+  const auto write = [&](std::uint32_t mate, std::uint32_t path, const Addresses& addresses) {
+    if (addresses.to != 0) pairs_[mate].to |= static_cast<std::uint8_t>(1u << path);
+    if (addresses.from != 0) pairs_[mate].from |= static_cast<std::uint8_t>(1u << path);
+    Addresses& copy = written[std::size_t{mate} * kIndirectPaths + path];
+    copy = addresses;
+    check(cudaMemcpyAsync(&region.local(mate)->indirect[path].to, &copy, sizeof copy, cudaMemcpyHostToDevice, stream.get()),
+          "writing the paths of a pair");
+  };
+  for (std::uint32_t mate = 0; mate < mates_; ++mate) {
+    if (mate == own_) continue;
+    write(mate, kHostPath, {host_slots(own_, mate), host_slots(mate, own_), 0, 0});
+    std::uint32_t path = kFirstRelay;
+    for (std::uint32_t relay = 0; relay < mates_ && relay_slots_ != 0; ++relay) {
+      if (relay == own_ || relay == mate) continue;
+      write(mate, path++,
+            {lent_slots(relay, own_, mate), lent_slots(relay, mate, own_), reinterpret_cast<std::uint64_t>(&region.local(relay)->link_free),
+             reinterpret_cast<std::uint64_t>(&region.remote(relay)->link_free)});
+    }
+  }
+  check(cudaStreamSynchronize(stream.get()), "writing the paths of pairs");
+}
+
+}  // namespace railweave::cuda

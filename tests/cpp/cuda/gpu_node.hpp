@@ -1,0 +1,286 @@
+// Ranks of one node whose kernels' blocks and warps are threads, and programs of operations for them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "host_block.hpp"
+#include "prepare.hpp"
+#include "waiting.hpp"
+
+namespace railweave::cuda {
+
+using Bytes = std::vector<std::byte>;
+
+struct Transfer {
+  Direction direction;
+  std::uint32_t peer;
+  std::byte* data;
+  std::uint64_t bytes;
+};
+
+// Ranks of one node, each with its region; operations run in threads.
+class Node {
+ public:
+  explicit Node(std::uint32_t world, std::uint64_t seed = 1) : seed_(seed), hosts_(world), totals_(world), states_(world), kernels_(world) {
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      regions_.push_back(std::make_unique<Port[]>(world));
+      states_[rank] = std::make_unique<OperationState>();
+    }
+  }
+
+  // Gives every pair a path over the host, and one over each third rank, with so many slots; as IndirectMemory does.
+  void add_paths(bool host, std::uint8_t slots_of_relays) {
+    relay_slots = slots_of_relays;
+    const auto world = static_cast<std::uint32_t>(hosts_.size());
+    for (std::uint32_t source = 0; source < world; ++source) {
+      for (std::uint32_t destination = 0; destination < world; ++destination) {
+        if (source == destination) continue;
+        if (host) add_path(source, destination, kHostPath, kHostSlots, source);
+        std::uint32_t path = kFirstRelay;
+        for (std::uint32_t relay = 0; relay < world && relay_slots != 0; ++relay) {
+          if (relay != source && relay != destination) add_path(source, destination, path++, relay_slots, relay);
+        }
+      }
+    }
+  }
+  // As if a rank had not mapped it.
+  void refuse_path(std::uint32_t rank, std::uint32_t peer, std::uint32_t path) {
+    regions_[rank][peer].indirect[path].to = regions_[rank][peer].indirect[path].from = 0;
+  }
+
+  std::uint32_t blocks_at_most = 3;
+  // What a device can begin together. With 1, and with messages for the general kernel, there are other readers and writers of packets.
+  std::uint32_t cluster_blocks = 8;
+  std::uint64_t low_latency_bytes = 32u << 10;
+  bool mapped = true;
+  // Each block, or cluster, begins when the one before it has ended: as if nothing more could be resident.
+  bool one_at_a_time = false;
+  bool last_first = false;  // blocks in the order of their numbers, or the other way round
+  std::uint32_t delays = 20;
+  std::uint64_t timeout_ns = 3600'000'000'000;
+  std::uint32_t host_share = 0, link_MBps = 0;
+  std::uint8_t relay_slots = 0;
+
+  HostView& host(std::uint32_t rank) { return hosts_[rank]; }
+  std::uint64_t completed(std::uint32_t rank) const {
+    std::uint64_t sum = 0;
+    for (const Totals& totals : hosts_[rank].ended) sum += totals.completed;
+    return sum;
+  }
+  const OperationState& state(std::uint32_t rank) const { return *states_[rank]; }
+  // Kernels of a rank's operations so far.
+  const std::vector<Kernel>& kernels(std::uint32_t rank) const { return kernels_[rank]; }
+  Port& port(std::uint32_t rank, std::uint32_t peer) { return regions_[rank][peer]; }
+
+  // Runs one operation of a rank to its end.
+  void run(std::uint32_t rank, const std::vector<Transfer>& transfers) {
+    std::vector<Message> messages;
+    for (const Transfer& t : transfers) {
+      Message m{};
+      m.local = &regions_[rank][t.peer];
+      m.remote = &regions_[t.peer][rank];
+      m.data = t.data;
+      m.bytes = t.bytes;
+      m.direction = t.direction;
+      m.peer = t.peer;
+      m.host = &hosts_[rank];
+      m.totals = totals_[rank].data();
+      m.relay_slots = relay_slots;
+      for (std::uint32_t path = 0; path < kIndirectPaths; ++path) {
+        const IndirectPath& way = m.local->indirect[path];
+        if ((t.direction == Direction::send ? way.to : way.from) != 0) m.paths |= static_cast<std::uint8_t>(1u << path);
+      }
+      if (t.direction == Direction::receive) {
+        m.receive.buffer = mapped ? kAbsoluteBuffer : kNoBuffer;
+        m.receive.offset = reinterpret_cast<std::uint64_t>(t.data);
+      }
+      messages.push_back(m);
+    }
+    const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size()),
+                                         false, host_share, link_MBps});
+    kernels_[rank].push_back(plan.kernel);
+    const OperationHeader header{states_[rank].get(),
+                                 timeout_ns,
+                                 static_cast<std::uint32_t>(messages.size()),
+                                 plan.packet_messages,
+                                 plan.packet_blocks,
+                                 0,
+                                 link_MBps};
+    const std::uint64_t seed = seed_ * 1000 + rank * 10;
+    switch (plan.kernel) {
+      case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
+      case Kernel::apart: return run_apart_from_packets(plan, header, messages.data(), seed);
+      case Kernel::granted: return run_blocks<false>(plan, header, messages, seed);
+      case Kernel::indirect: return run_blocks<false, true>(plan, header, messages, seed);
+      case Kernel::any: return run_blocks<true>(plan, header, messages, seed);
+      case Kernel::rails: FAIL() << "no message goes to another node";
+    }
+  }
+
+ private:
+  void add_path(std::uint32_t source, std::uint32_t destination, std::uint32_t path, std::uint32_t slots, std::uint32_t relay) {
+    slots_.push_back(std::make_unique<std::byte[]>(slots * kIndirectBytes));
+    IndirectPath& at_source = regions_[source][destination].indirect[path];
+    IndirectPath& at_destination = regions_[destination][source].indirect[path];
+    at_source.to = at_destination.from = reinterpret_cast<std::uint64_t>(slots_.back().get());
+    if (relay == source) return;
+    at_source.link_to = reinterpret_cast<std::uint64_t>(&regions_[source][relay].link_free);
+    at_destination.link_in = reinterpret_cast<std::uint64_t>(&regions_[relay][destination].link_free);
+  }
+
+  // Threads of blocks that begin together.
+  using Cluster = std::vector<std::function<void()>>;
+  void run_clusters(std::vector<Cluster> clusters) const {
+    if (last_first) std::reverse(clusters.begin(), clusters.end());
+    std::vector<std::jthread> threads;
+    for (const Cluster& cluster : clusters) {
+      for (const auto& thread : cluster) threads.emplace_back(thread);
+      if (one_at_a_time) threads.clear();
+    }
+  }
+
+  void run_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
+    const std::uint32_t warps = plan.blocks * kBundlePackets;
+    Cluster cluster;
+    for (std::uint32_t w = 0; w < warps; ++w) {
+      cluster.push_back([=, this, &header] {
+        HostWarp warp(w, warps, seed + w + 1, delays);
+        PacketRoles<HostWarp>(warp, whole_part(header, messages)).run();
+      });
+    }
+    run_clusters({cluster});
+  }
+
+  template <bool kPackets, bool kIndirect = false>
+  void run_blocks(const Plan& plan, const OperationHeader& header, const std::vector<Message>& messages, std::uint64_t seed) {
+    // What does not fit into a kernel's parameters has its states in memory of its own, too.
+    std::vector<MessageState> states(messages.size() > kMaxMessages ? messages.size() : 0);
+    Part part = whole_part(header, messages.data());
+    if (!states.empty()) part.states = states.data();
+    std::vector<Cluster> clusters;
+    for (std::uint32_t b = 0; b < plan.blocks; ++b) {
+      clusters.push_back({[=, this, &part, blocks = plan.blocks] {
+        HostBlock block(b, blocks, seed + b + 1, delays);
+        block.make_room(part.count);
+        Roles<HostBlock, kPackets, kIndirect>(block, part).run();
+      }});
+    }
+    run_clusters(clusters);
+    for (const MessageState& state : states) EXPECT_EQ(state.claimed, 0u);
+  }
+
+  // The first blocks have a thread for each warp, and one of these does what the block does with granted messages.
+  void run_apart_from_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
+    struct PacketBlock {
+      PacketBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays, const Part& part)
+          : team(kBundlePackets), block(index, blocks, seed, delays) {
+        block.make_room(part.count);
+        granted.emplace(block, part);
+      }
+      HostTeam::Shared team;
+      HostBlock block;
+      std::optional<Roles<HostBlock, false>> granted;
+    };
+    const Part granted = granted_part(header, messages);
+    const std::uint32_t others = plan.blocks - plan.packet_blocks, warps = plan.packet_blocks * kBundlePackets;
+    std::vector<std::unique_ptr<PacketBlock>> packet_blocks;
+    std::vector<Cluster> clusters(1);
+    for (std::uint32_t b = 0; b < plan.packet_blocks; ++b) {
+      packet_blocks.push_back(std::make_unique<PacketBlock>(others + b, plan.blocks, seed + b + 1, delays, granted));
+      for (std::uint32_t w = 0; w < kBundlePackets; ++w) {
+        clusters[0].push_back([=, this, &header, own = packet_blocks.back().get()] {
+          HostWarp warp(b + w * (warps / kBundlePackets), warps, seed + 100 + b * kBundlePackets + w, delays);
+          PacketRoles<HostWarp> packets(warp, packet_part(header, messages));
+          HostTeam team(own->team, w == 0);
+          run_apart(team, packets, *own->granted);
+        });
+      }
+    }
+    for (std::uint32_t b = 0; b < others; ++b) {
+      if (b % plan.packet_blocks == 0) clusters.emplace_back();
+      clusters.back().push_back([=, this, blocks = plan.blocks] {
+        HostBlock block(b, blocks, seed + b + 50, delays);
+        block.make_room(granted.count);
+        Roles<HostBlock, false>(block, granted).run();
+      });
+    }
+    run_clusters(clusters);
+  }
+
+  std::uint64_t seed_;
+  std::vector<HostView> hosts_;
+  std::vector<std::array<Totals, kPaths>> totals_;
+  std::vector<std::unique_ptr<Port[]>> regions_;
+  std::vector<std::unique_ptr<OperationState>> states_;
+  std::vector<std::vector<Kernel>> kernels_;
+  std::vector<std::unique_ptr<std::byte[]>> slots_;  // of indirect paths
+};
+
+inline Bytes random_bytes(std::mt19937_64& random, std::uint64_t count) {
+  Bytes bytes(count);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  return bytes;
+}
+
+// A message of a program: its bytes at the source, and what came.
+struct Sent {
+  std::uint32_t source, destination;
+  Bytes data, came;
+};
+// Operations in the order in which each rank runs them; a message is in one operation of its source and in one of its destination.
+struct Program {
+  std::vector<std::unique_ptr<Sent>> messages;
+  std::vector<std::vector<std::vector<Transfer>>> operations;  // by rank
+
+  explicit Program(std::uint32_t world) : operations(world) {}
+  void add(std::mt19937_64& random, std::uint32_t source, std::size_t send_op, std::uint32_t destination, std::size_t receive_op,
+           std::uint64_t bytes) {
+    messages.push_back(std::make_unique<Sent>(Sent{source, destination, random_bytes(random, bytes), Bytes(bytes)}));
+    Sent& m = *messages.back();
+    at(source, send_op).push_back({Direction::send, destination, m.data.data(), bytes});
+    at(destination, receive_op).push_back({Direction::receive, source, m.came.data(), bytes});
+  }
+  void run(Node& node) const {
+    std::vector<std::jthread> ranks;
+    for (std::uint32_t rank = 0; rank < operations.size(); ++rank) {
+      ranks.emplace_back([&, rank] {
+        for (const auto& operation : operations[rank]) {
+          if (!operation.empty()) node.run(rank, operation);
+        }
+      });
+    }
+  }
+  void check() const {
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      const Sent& m = *messages[i];
+      EXPECT_TRUE(m.data == m.came) << "message " << i << ", " << m.source << " to " << m.destination << ", " << m.data.size() << " bytes";
+    }
+  }
+
+ private:
+  std::vector<Transfer>& at(std::uint32_t rank, std::size_t op) {
+    if (operations[rank].size() <= op) operations[rank].resize(op + 1);
+    return operations[rank][op];
+  }
+};
+
+// As the GPU library copies it while kernels run.
+inline std::unique_ptr<Port> copy_words(const Port& port) {
+  auto copy = std::make_unique<Port>();
+  auto* to = reinterpret_cast<std::uint64_t*>(copy.get());
+  auto* from = reinterpret_cast<std::uint64_t*>(const_cast<Port*>(&port));
+  for (std::size_t i = 0; i < kPortWordsBytes / 8; ++i) to[i] = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
+  return copy;
+}
+
+}  // namespace railweave::cuda
