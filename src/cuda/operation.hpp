@@ -136,8 +136,8 @@ struct OperationHeader {
   // Where packets have blocks of their own beside granted messages: the first so many messages, and the first so many blocks.
   std::uint32_t packet_messages;
   std::uint32_t packet_blocks;
-  std::uint32_t rails;      // messages to and from other nodes, after those that are counted
-  std::uint32_t link_MBps;  // of the links of an emulated mesh, or 0
+  std::uint32_t rails;          // messages to and from other nodes, after those that are counted
+  std::uint32_t link_MBps = 0;  // of the links of an emulated mesh, or 0
 };
 
 // Messages of an operation that the same blocks move: all of them, or those of one path.
