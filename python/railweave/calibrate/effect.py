@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 from railweave.calibrate.document import BlockRate, Calibration, CalibrationError
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 _ENOUGH = 0.99
 """Of the best rate. Two passes of the same build differed by less than 1% at 256 MiB (docs/cuda.md)."""
+_MESH = 1.5
+"""Times a pair's rate. Behind an NVSwitch 0.75 times were measured (docs/calibrate.md); in a mesh of 3 GPUs 2 times are the limit."""
+_MOST_RELAYING, _MOST_SHARE = 8, 500
+"""Of the settings gpu_relays and gpu_host_share."""
 MOST_BLOCKS = 16
 """As many as NCCL's kernel has for a pair (17 CTAs, docs/gpu-probe.md): more would take more of the GPU from the program than NCCL does."""
 
@@ -33,14 +38,36 @@ def settings(calibration: Calibration) -> dict[str, str]:
     """Settings of docs/engine.md that follow from it, by name.
 
     `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were never slower, for one pair and
-    between all GPUs.
+    between all GPUs. `gpu_host_share`: the part of a lone pair's bytes that goes over the host when both paths end together.
+    `gpu_relays`: see `has_links_of_its_own`.
     """
     limit = 0
     for row in calibration.sizes:
         if any(packets > granted for packets, granted in row.times()):
             break
         limit = row.bytes
-    return {"gpu_blocks": str(enough_blocks(calibration.blocks)), "gpu_low_latency_bytes": str(limit)}
+    return {
+        "gpu_blocks": str(enough_blocks(calibration.blocks)),
+        "gpu_low_latency_bytes": str(limit),
+        "gpu_host_share": str(host_share(calibration)),
+        "gpu_relays": str(int(has_links_of_its_own(calibration))),
+    }
+
+
+def host_share(calibration: Calibration) -> int:
+    """Thousandths: PCIe's part of the rates of both paths, medians over the pairs."""
+    push, host = (statistics.median(getattr(row, name) for row in calibration.pairs) for name in ("push_Bps", "host_Bps"))
+    return min(_MOST_SHARE, round(1000 * host / (push + host)))
+
+
+def has_links_of_its_own(calibration: Calibration) -> bool:
+    """Does each pair have links that no other pair uses? Then paths through other GPUs add to its own.
+
+    Behind an NVSwitch a pair alone has all that a GPU sends, so all pairs together get no more. In a mesh of n GPUs they get up to n - 1
+    times as much.
+    """
+    pair, balanced = (max(getattr(row, name) for row in calibration.blocks) for name in ("pair_Bps", "balanced_Bps"))
+    return 3 <= len(calibration.gpus) <= _MOST_RELAYING and balanced >= _MESH * pair
 
 
 def link_state(calibration: Calibration, fabric: Fabric) -> LinkState:

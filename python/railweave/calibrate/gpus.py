@@ -26,6 +26,7 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _STALL_MS = "20000"
+_STRAIGHT = {"gpu_host_share": "0", "gpu_relays": "0", "gpu_emulated_mesh": "0"}  # whatever the environment says: links are measured
 
 _Graph = tuple[int, ctypes.c_void_p]
 """Of a rank."""
@@ -147,7 +148,7 @@ class GpuBench:
             place.bind(("127.0.0.1", 0))
             rendezvous = f"tcp://127.0.0.1:{place.getsockname()[1]}"
         world = len(self._devices)
-        chosen = {"gpu_timeout_ms": _STALL_MS, **settings}
+        chosen = {"gpu_timeout_ms": _STALL_MS, **_STRAIGHT, **settings}
         with ThreadPoolExecutor(world) as threads:  # each waits for the others
             made = [threads.submit(DeviceCommunicator, rank, world, rank, rendezvous, chosen) for rank in range(world)]
             try:

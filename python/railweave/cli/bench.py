@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from railweave.lab.spec import ISOLATIONS
 from railweave.output import check_writable, write_whole
@@ -54,6 +55,13 @@ def command() -> None:
     "--systems", default="nccl,railweave", show_default=True, help="On GPUs: nccl, nccl-tuned, railweave; the first is the rival."
 )
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="On GPUs: one more rival's libnccl.so.2.")
+@click.option(
+    "--emulate-mesh",
+    "mesh",
+    type=click.IntRange(1, 1000),
+    metavar="GB/s",
+    help="On GPUs behind an NVSwitch: as if each pair had an NVLink of that rate; Railweave with paths through other GPUs against without.",
+)
 @click.option("--repeat", type=click.IntRange(1, 1000), help="After a warm-up: 5 in the lab, 9 rounds of 50 queued calls on GPUs.")
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
 @click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
@@ -70,15 +78,24 @@ def alltoallv(
     peers: str,
     systems: str,
     other_nccl: Path | None,
+    mesh: int | None,
     repeat: int | None,
     json_file: Path | None,
     report: Path | None,
 ) -> None:
     """Each rank sends each other rank as many bytes as a matrix says: on emulated rails (--lab), through PyTorch on GPUs (--gpus), or
     through PyTorch on GPUs of emulated nodes (both)."""
-    if shape is None and gpus is None:
+    if shape is None and gpus is None and mesh is None:
         raise click.UsageError("give --lab NODESxGPUS, --gpus, or both")
     _check(json_file, report)
+    if mesh is not None:
+        from railweave.cli.bench_gpus import run_on_mesh
+
+        context = click.get_current_context()
+        compared = any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("systems", "other_nccl"))
+        if gpus is None or shape is not None or compared:
+            raise click.UsageError("--emulate-mesh takes --gpus and compares Railweave with itself: no --lab, --systems, --nccl")
+        return run_on_mesh(gpus, mesh, matrices, repeat or 9, json_file, report)
     if gpus is not None and shape is not None:
         from railweave.cli.bench_gpus import run_on_rails
 

@@ -16,6 +16,7 @@ import click
 from railweave.bench import result
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus import beside, compare
+from railweave.bench.gpus.mesh import MOST_GPUS, mesh_bound, mesh_systems
 from railweave.bench.gpus.rails import on_rails
 from railweave.bench.gpus.result import Beside, Exchange, Layer, Run
 from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems
@@ -66,6 +67,29 @@ def run_exchanges(
         probe.ready()
         found = _run(date, all_of_them, gpus, dataclasses.asdict(effort))
         for results in compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step):
+            _keep(found, json_file, exchanges=results)
+    _finish(found, report)
+
+
+DEFAULT_MESH_MATRICES = ("hot-pair:64MiB", "hot-pair:256MiB", "hot-pair:256MiB:16MiB", "bidir-pair:256MiB", "balanced:64MiB")
+
+
+def run_on_mesh(gpus: int, rate_GBps: int, matrices: tuple[str, ...], rounds: int, json_file: Path | None, report: Path | None) -> None:
+    """`bench alltoallv --gpus --emulate-mesh`."""
+    gpus = _gpus(gpus)
+    if not 3 <= gpus <= MOST_GPUS:
+        raise BenchError(f"a mesh of {gpus} GPUs; messages go through others from 3 to {MOST_GPUS} on")
+    cases = [(Path(name).name if Path(name).is_file() else name, load(name, gpus)) for name in matrices or DEFAULT_MESH_MATRICES]
+    effort = compare.Effort(rounds)
+    date = result.now()
+    running = mesh_systems(rate_GBps)
+    with (
+        BenchProgress(1 + len(running) * len(cases) * (1 + rounds) + len(cases)) as progress,
+        compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+    ):
+        found = _run(date, all_of_them, gpus, {**dataclasses.asdict(effort), "emulated_mesh_GBps": rate_GBps})
+        bound = functools.partial(mesh_bound, gpus, rate_GBps)
+        for results in compare.exchange(all_of_them, bound, cases, effort, progress.step):
             _keep(found, json_file, exchanges=results)
     _finish(found, report)
 
@@ -200,7 +224,7 @@ def _finish(found: Run, report: Path | None) -> None:
         write_whole(report, page(found))
     console = Console(width=None if sys.stdout.isatty() else 140)
     for title, head, rows in tables(found):
-        table = Table(title=f"{found.gpus} × {found.machine['gpu']}: {title}", title_justify="left", box=None, pad_edge=False)
+        table = Table(title=f"{found.place}: {title}", title_justify="left", box=None, pad_edge=False)
         for name in head:
             table.add_column(name, justify="left" if name in ("matrix", "system", "skew", "results", "work") else "right", no_wrap=True)
         for row in rows:

@@ -13,18 +13,20 @@ from railweave.bench.gpus.table import slowest_gain, tables
 from railweave.report.page import Page
 from railweave.report.plots import STYLE, svg
 
-_COLOURS = {"railweave": "#0072b2", "nccl": "#999999", "nccl-tuned": "#e69f00", "nccl-other": "#cc79a7"}
+_COLOURS = {"railweave": "#0072b2", "nccl": "#999999", "single-path": "#999999", "nccl-tuned": "#e69f00", "nccl-other": "#cc79a7"}
 
 
 def page(run: Run) -> str:
     """The HTML document."""
+    limit = "what a kernel or copy engine reaches that asks nobody whether it may write"
+    if "emulated_mesh_GBps" in run.settings:
+        limit = "what links of that rate allow"
     others = [system for system in run.systems() if system != run.systems()[0]]
     right = "Every byte was checked on every rank, and right." if run.exchanges else "Results and gradients were equal bit for bit."
     checked = right if not run.problems() else "Something was wrong: see the end."
     result = Page(
         "Skewed exchanges between GPUs" if run.exchanges else "A mixture-of-experts layer on GPUs",
-        f"{run.gpus} × {run.machine['gpu']}, PyTorch {run.versions['torch']}, one process a GPU, "
-        f"{', '.join(run.systems())} in turns. {checked}",
+        f"{run.place}, PyTorch {run.versions['torch']}, one process a GPU, {', '.join(run.systems())} in turns. {checked}",
     )
     result.cards(_cards(run, others))
     with mpl.rc_context(STYLE):
@@ -32,7 +34,7 @@ def page(run: Run) -> str:
             result.figure(
                 "Rate of the busiest GPU",
                 "Bytes through the busiest GPU over the median device time of a queued call; thin lines span the rounds. The black mark is "
-                "what a kernel or copy engine reaches that asks nobody whether it may write.",
+                f"{limit}.",
                 svg(_rates(run), f"Rates of {', '.join(run.systems())}", "rates"),
             )
         if others:

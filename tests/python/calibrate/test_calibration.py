@@ -105,7 +105,12 @@ def test_sizes_are_measured_with_the_blocks_that_follow() -> None:
 
 def test_what_follows_from_four_h200() -> None:
     # No blocks are within 1% of the best both for a pair and for all pairs: with 12 the worse off has 98.8%, with 14 95.4%.
-    assert settings(read(str(MEASURED))) == {"gpu_blocks": "12", "gpu_low_latency_bytes": str(2 << 20)}
+    assert settings(read(str(MEASURED))) == {
+        "gpu_blocks": "12",
+        "gpu_low_latency_bytes": str(2 << 20),
+        "gpu_host_share": "118",
+        "gpu_relays": "0",
+    }
 
 
 RATES = st.integers(1, 1 << 60)
@@ -158,6 +163,31 @@ def test_blocks_are_the_fewest_that_suffice_for_a_pair_and_for_all(four: Calibra
 )
 def test_blocks(four: Calibration, rows: list[tuple[int, int, int]], blocks: int) -> None:
     assert settings(replace(four, blocks=tuple(BlockRate(*row) for row in rows)))["gpu_blocks"] == str(blocks)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pair", "balanced", "relays"),
+    [
+        (4, 369, 275, "0"),  # behind an NVSwitch
+        (4, 120, 350, "1"),  # a mesh
+        (3, 100, 149, "0"),
+        (3, 100, 150, "1"),
+        (2, 100, 200, "0"),  # no third one
+        (8, 50, 300, "1"),
+        (9, 50, 300, "0"),  # more than lend each other memory
+    ],
+)
+def test_relays_where_pairs_have_links_of_their_own(four: Calibration, gpus: int, pair: int, balanced: int, relays: str) -> None:
+    machine = replace(four, gpus=(four.gpus[0],) * gpus, blocks=(BlockRate(16, pair * GB, balanced * GB),))
+    assert settings(machine)["gpu_relays"] == relays
+
+
+@pytest.mark.parametrize(("push", "host", "share"), [(369, 50, "119"), (300, 0, "0"), (10, 10, "500"), (10, 30, "500"), (999, 1, "1")])
+def test_the_host_gets_its_part_of_both_rates(four: Calibration, push: int, host: int, share: str) -> None:
+    # One pair that is far off changes nothing.
+    pairs = [replace(row, push_Bps=push * GB, host_Bps=host * GB) for row in four.pairs]
+    pairs[0] = replace(pairs[0], push_Bps=GB, host_Bps=400 * GB)
+    assert settings(replace(four, pairs=tuple(pairs)))["gpu_host_share"] == share
 
 
 @pytest.mark.parametrize(
@@ -294,7 +324,12 @@ def test_a_rank_that_starts_has_what_follows_from_it(four: Calibration, own_fold
     assert (environment, said) == ({"RAILWEAVE_GPU_BLOCKS": "4"}, [])
     place = keep(four)
     start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
-    assert environment == {"RAILWEAVE_GPU_BLOCKS": "4", "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "524288"}
+    assert environment == {
+        "RAILWEAVE_GPU_BLOCKS": "4",
+        "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "524288",
+        "RAILWEAVE_GPU_HOST_SHARE": settings(four)["gpu_host_share"],
+        "RAILWEAVE_GPU_RELAYS": "0",
+    }
     assert said[0].startswith("warning: RAILWEAVE_GPU_BLOCKS=4 was set before and is kept (calibration: 16)")
     assert said[1] == "RAILWEAVE_GPU_LOW_LATENCY_BYTES=524288 (calibration of this machine)"
     options.override = True
@@ -337,7 +372,8 @@ def test_the_command_shows_tables(tmp_path: Path, sizes: tuple[SizeTime, ...] | 
     assert (["512KiB", "5.8", "8.6", "11.5", "15.9"] if sizes else ["2MiB", "12.4", "12.7"]) in rows
     # Every number of a row stands in one line.
     assert len(rows) == len(measured.pairs) + len(measured.blocks) + len(sizes or measured.sizes)
-    assert lines[-3:-1] == ["us of the smallest operation: 2.3", "gpu_blocks 12"]
+    assert lines[-5:-3] == ["us of the smallest operation: 2.3", "gpu_blocks 12"]
+    assert lines[-2:] == ["gpu_host_share 118", "gpu_relays 0"]
 
 
 def test_the_command_needs_gpus_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

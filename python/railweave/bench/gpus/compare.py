@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.result import Exchange, Kernel, Layer
+from railweave.bench.gpus.result import Exchange, Kernel, Layer, serves_itself
 from railweave.bench.gpus.session import Place, Processes, System, check_served, start, start_probe
 from railweave.errors import DemandError
 from railweave.matrix import Matrix
@@ -67,8 +67,9 @@ class Systems:
                 self.running[each.name] = self._stack.enter_context(start(each, place, folder))
             for ranks in self.running.values():
                 ranks.ready()
-            if "railweave" in self.running:
-                check_served("railweave", folder)
+            for each in systems:
+                if serves_itself(each.name):
+                    check_served(each.name, folder)
         except BaseException:
             self._stack.close()
             raise

@@ -36,6 +36,11 @@ def ratio(rival: Sequence[float], own: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(pairs[0]) / np.median(pairs[1])), float(low), float(high))
 
 
+def serves_itself(system: str) -> bool:
+    """Is it Railweave that exchanges, and not one of NCCL's builds?"""
+    return not system.startswith("nccl")
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """A kernel that a call launches, on the rank where it is largest."""
@@ -162,6 +167,13 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {error}") from error
 
+    @property
+    def place(self) -> str:
+        """The GPUs, and what they stood for."""
+        gpus = f"{self.gpus} × {self.machine['gpu']}"
+        mesh = self.settings.get("emulated_mesh_GBps")
+        return f"{gpus}, EMULATED NVLink mesh of {mesh} GB/s a link" if mesh else gpus
+
     def systems(self) -> list[str]:
         """In the order they were asked for; the first is the rival of the others."""
         names = [each.system for each in self.exchanges], [each.system for each in self.layers], [each.system for each in self.beside]
@@ -181,10 +193,10 @@ class Run:
         for each in self.exchanges:
             if each.wrong:
                 found.append(f"{each.matrix}, {each.system}: {each.wrong}")
-            if each.system == "railweave" and any("nccl" in kernel.name for kernel in each.kernels):
+            if serves_itself(each.system) and any("nccl" in kernel.name for kernel in each.kernels):
                 found.append(f"{each.matrix}: NCCL ran the exchange, not Railweave; RAILWEAVE_LOG=info says why")
             other = self.find(each.matrix, rival)
-            if not each.system.startswith("nccl") and each.ctas > other.ctas:
+            if serves_itself(each.system) and each.ctas > other.ctas:
                 found.append(f"{each.matrix}, {each.system}: {each.ctas} CTAs; {rival} has {other.ctas}")
         for layer in self.layers:
             same = next(each for each in self.layers if (each.skew, each.compute, each.system) == (layer.skew, layer.compute, rival))

@@ -38,14 +38,19 @@ class System:
 SYSTEMS = ("nccl", "nccl-tuned", "railweave")
 
 
+def shimmed() -> str:
+    """LD_PRELOAD with the shim first."""
+    return preloaded(os.environ)["LD_PRELOAD"]
+
+
 def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
     """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other."""
-    shimmed = preloaded(os.environ)["LD_PRELOAD"]
-    bare = shimmed.partition(":")[2]
+    own = shimmed()
+    bare = own.partition(":")[2]
     found = {
         "nccl": System("nccl", {"LD_PRELOAD": bare}),
         "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **_TUNED}),
-        "railweave": System("railweave", {"LD_PRELOAD": shimmed}),
+        "railweave": System("railweave", {"LD_PRELOAD": own}),
     }
     result = [found[name] for name in names]
     if other_nccl:

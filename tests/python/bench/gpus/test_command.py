@@ -49,6 +49,17 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("more", [(), ("--gpus", "--lab", "2x2"), ("--gpus", "--systems", "nccl"), ("--gpus", "--nccl", __file__)])
+def test_a_mesh_compares_railweave_with_itself_on_gpus(more: tuple[str, ...]) -> None:
+    assert "--emulate-mesh takes --gpus and compares Railweave with itself" in refused("alltoallv", "--emulate-mesh", "120", *more)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_mesh_has_three_gpus() -> None:
+    assert "a mesh of 2 GPUs; messages go through others from 3 to 8 on" in refused("alltoallv", "--gpus", "--emulate-mesh", "120")
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_a_layer_runs_on_this_machines_gpus_or_in_a_lab() -> None:
     assert "--lab takes the GPUs that CUDA_VISIBLE_DEVICES names: no --gpus N" in refused("moe", "--lab", "2x2", "--gpus", "2")
     assert "skew 'steep'" in refused("moe", "--lab", "2x2", "--skew", "steep")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -126,6 +127,22 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     text = markdown(head, rows)
     assert text.count("\n") == len(rows) + 2
     assert "| `hot-pair:64MiB:4MiB` | nccl |" in text
+
+
+def test_an_emulated_mesh_is_called_so_everywhere() -> None:
+    run = make_run(layers=False)
+    exchanges = [replace(each, system={"nccl": "single-path"}.get(each.system, each.system), kernels=[OWN]) for each in run.exchanges]
+    mesh = replace(run, settings={"rounds": 3, "emulated_mesh_GBps": 120}, exchanges=exchanges, beside=[])
+    assert mesh.problems() == []
+    assert mesh.place == "2 × A GPU, EMULATED NVLink mesh of 120 GB/s a link"
+    assert run.place == "2 × A GPU"
+    text = page(mesh)
+    assert mesh.place in text
+    assert "what links of that rate allow" in text and "asks nobody" not in text
+    assert '"emulated_mesh_GBps": 120' in json.dumps(mesh.to_json())
+    # NCCL's kernel is wrong under either name of Railweave's.
+    beside = replace(mesh, exchanges=[replace(exchanges[0], kernels=[NCCL]), *exchanges[1:]])
+    assert any("NCCL ran the exchange" in problem for problem in beside.problems())
 
 
 def test_page_needs_nothing_else_and_shows_both_kinds() -> None:
