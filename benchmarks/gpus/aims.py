@@ -7,6 +7,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from sections import MESH_GBPS
+
+from railweave.bench.gpus.mesh import MOST_GPUS
 from railweave.bench.gpus.result import Exchange, Ratio, Run, ratio
 from railweave.bench.gpus.table import quantiles
 from railweave.size import parse_size
@@ -57,6 +60,9 @@ def lines(results: Results, gpus: int) -> list[Line]:
         rails.rate("rails 2×4, hot pair + background", "hot-pair:64MiB:512KiB", 3.5),
         *_gains(rails, "rails 2×4, balanced", {"balanced:4MiB": 0.98}),
     ]
+    if 3 <= gpus <= MOST_GPUS:
+        mesh = _Exchanges(results.get("mesh", ()))
+        found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
     found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _cores(exchanges, nodes, rails)]
     return found
 
@@ -93,13 +99,13 @@ class _Exchanges:
         both = ((self.rival(matrix), self.own(matrix)) for matrix in self.by_matrix)
         return [(theirs, own) for theirs, own in both if theirs and own]
 
-    def rate(self, what: str, matrix: str, wanted: float) -> Line:
+    def rate(self, what: str, matrix: str, wanted: float, rival: str = "NCCL") -> Line:
         """GB/s of the busiest rank."""
         own, theirs = self.own(matrix), self.rival(matrix)
         text = f"≥ {wanted:g} GB/s"
         if own is None:
             return Line(what, text)
-        return Line(what, text, f"{own.gbps:.2f} GB/s" + (f"; NCCL {theirs.gbps:.2f}" if theirs else ""), own.gbps >= wanted)
+        return Line(what, text, f"{own.gbps:.2f} GB/s" + (f"; {rival} {theirs.gbps:.2f}" if theirs else ""), own.gbps >= wanted)
 
     def bound(self, what: str, matrix: str, wanted: float) -> Line:
         """Share of the independent bound."""

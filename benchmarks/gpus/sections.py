@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from railweave.bench.gpus.compare import rows_of
+from railweave.bench.gpus.mesh import MOST_GPUS
 from railweave.matrix import Matrix, load, write
 from railweave.size import parse_size
 
+MESH_GBPS = 120  # of a link, as the boards of the NIMBLE paper have
 RATE_GBPS = 1.0  # of a rail of the lab, 8 Gbit/s
 
 
@@ -82,6 +84,8 @@ def groups(gpus: int) -> dict[str, Group]:
         Group("moe", ("moe", *here), "--compute", 5, gpus),
         Group("beside", ("beside", *here), "--work", 2, gpus),
     ]
+    if 3 <= gpus <= MOST_GPUS:
+        found.append(Group("mesh", ("alltoallv", *here, "--emulate-mesh", str(MESH_GBPS)), "--matrix", 1, gpus))
     for name, nodes, a_node, rails in _labs(gpus):
         lab = ("--lab", f"{nodes}x{a_node}", "--rails", str(rails), "--rate", "8gbit")
         found.append(Group(name, ("alltoallv", *lab, "--gpus"), "--matrix", 1, nodes * a_node, a_node))
@@ -141,6 +145,9 @@ def sections(gpus: int) -> tuple[Section, ...]:
         Section("beside", "Other work beside exchanges", "beside", ("gemm", "all-reduce")),
         Section("tuned", "NCCL with more channels for messages", "tuned", ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB")),
     ]
+    if 3 <= gpus <= MOST_GPUS:
+        title = f"EMULATED NVLink mesh of {MESH_GBPS} GB/s a link: with paths through other GPUs, and without"
+        found.append(Section("mesh", title, "mesh", ("hot-pair:256MiB", "hot-pair:64MiB", "bidir-pair:256MiB", "balanced:64MiB")))
     seen: dict[bytes, str] = {}
     return tuple(dataclasses.replace(each, cases=_once(each, gpus, seen)) for each in found)
 

@@ -56,7 +56,7 @@ def settings(calibration: Calibration) -> dict[str, str]:
 
 def host_share(calibration: Calibration) -> int:
     """Thousandths: PCIe's part of the rates of both paths, medians over the pairs."""
-    push, host = (statistics.median(getattr(row, name) for row in calibration.pairs) for name in ("push_Bps", "host_Bps"))
+    push, host = statistics.median(row.push_Bps for row in calibration.pairs), statistics.median(row.host_Bps for row in calibration.pairs)
     return min(_MOST_SHARE, round(1000 * host / (push + host)))
 
 
