@@ -403,7 +403,11 @@ Counters Communicator::counters() const {
     counters.bytes_by_kind[static_cast<std::size_t>(kind)] = bytes;
     far += bytes;
   }
-  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] = now.bytes_sent - std::min(far, now.bytes_sent);
+  const IndirectSent indirect = indirect_->sent();
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::host)] = indirect.over_host;
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::relay)] = indirect.over_relays;
+  const std::uint64_t others = far + indirect.over_host + indirect.over_relays;
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] = now.bytes_sent - std::min(others, now.bytes_sent);
   return counters;
 }
 

@@ -66,7 +66,7 @@ struct DeviceWords {
     asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(value.buffer), "=l"(value.base) : "l"(mapping) : "memory");
     return value;
   }
-  // Atomics are within this GPU, as nobody else changes these words; swap_between is not.
+  // Atomics are within this GPU, as nobody else changes these words; the two below are not.
   __device__ __forceinline__ static std::uint32_t add(std::uint32_t* word, std::uint32_t value) { return atomicAdd(word, value); }
   __device__ __forceinline__ static std::uint64_t add(std::uint64_t* word, std::uint64_t value) {
     return atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
@@ -82,9 +82,11 @@ struct DeviceWords {
     return atomicCAS(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(old),
                      static_cast<unsigned long long>(value)) == old;
   }
-  __device__ __forceinline__ static bool swap_between(std::uint64_t* word, std::uint64_t old, std::uint64_t value) {
-    return atomicCAS_system(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(old),
-                            static_cast<unsigned long long>(value)) == old;
+  __device__ __forceinline__ static void raise_between(std::uint64_t* word, std::uint64_t value) {
+    asm volatile("red.relaxed.sys.global.max.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  __device__ __forceinline__ static void add_between(std::uint64_t* word, std::uint64_t value) {
+    asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
   __device__ __forceinline__ static void fence() { __threadfence_system(); }
   __device__ __forceinline__ static std::uint64_t now() {

@@ -1,8 +1,10 @@
 #include "indirect_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -159,7 +161,14 @@ std::uint64_t IndirectMemory::host_slots(std::uint32_t source, std::uint32_t des
 }
 
 void IndirectMemory::write_paths(const Region& region) {
+  if (relay_slots_ == 0 && pinned_[own_].address == 0) return;
   const Stream stream = make_stream();
+  void* counts = nullptr;
+  check(cudaHostAlloc(&counts, mates_ * sizeof(IndirectSent), cudaHostAllocPortable | cudaHostAllocMapped),
+        "allocating pinned host memory");
+  std::uninitialized_value_construct_n(static_cast<IndirectSent*>(counts), mates_);
+  sent_.reset(static_cast<IndirectSent*>(counts));
+  std::vector<std::uint64_t> sent_at(mates_);
   // Of IndirectPath, from `to` on.
   struct Addresses {
     std::uint64_t to, from, link_to, link_in;
@@ -176,6 +185,9 @@ void IndirectMemory::write_paths(const Region& region) {
   };
   for (std::uint32_t mate = 0; mate < mates_; ++mate) {
     if (mate == own_) continue;
+    sent_at[mate] = reinterpret_cast<std::uint64_t>(&sent_[mate]);
+    check(cudaMemcpyAsync(&region.local(mate)->sent_at, &sent_at[mate], sizeof sent_at[mate], cudaMemcpyHostToDevice, stream.get()),
+          "writing where a pair counts");
     write(mate, kHostPath, {host_slots(own_, mate), host_slots(mate, own_), 0, 0});
     std::uint32_t path = kFirstRelay;
     for (std::uint32_t relay = 0; relay < mates_ && relay_slots_ != 0; ++relay) {
@@ -186,6 +198,15 @@ void IndirectMemory::write_paths(const Region& region) {
     }
   }
   check(cudaStreamSynchronize(stream.get()), "writing the paths of pairs");
+}
+
+IndirectSent IndirectMemory::sent() const {
+  IndirectSent sum{};
+  for (std::uint32_t mate = 0; mate < mates_ && sent_ != nullptr; ++mate) {
+    sum.over_host += std::atomic_ref(sent_[mate].over_host).load(std::memory_order_relaxed);
+    sum.over_relays += std::atomic_ref(sent_[mate].over_relays).load(std::memory_order_relaxed);
+  }
+  return sum;
 }
 
 }  // namespace railweave::cuda

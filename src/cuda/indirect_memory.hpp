@@ -38,12 +38,17 @@ class IndirectMemory {
   std::uint8_t paths_to(std::uint32_t mate) const { return pairs_[mate].to; }
   std::uint8_t paths_from(std::uint32_t mate) const { return pairs_[mate].from; }
   std::uint8_t relay_slots() const { return relay_slots_; }
+  // By this rank, in operations that have ended.
+  IndirectSent sent() const;
 
  private:
   struct Pinned {
     engine::SharedMemory memory;
     std::shared_ptr<void> pin;
     std::uint64_t address = 0;  // for kernels; 0: none
+  };
+  struct FreePinned {
+    void operator()(IndirectSent* sent) const noexcept { cudaFreeHost(sent); }
   };
   struct Pair {
     std::uint8_t to = 0, from = 0;
@@ -60,6 +65,8 @@ class IndirectMemory {
   std::vector<std::shared_ptr<void>> lent_;  // by mate, the own one too
   std::vector<Pinned> pinned_;               // by destination
   std::vector<Pair> pairs_;                  // by mate
+  // By mate: what kernels say. Pinned; none where there are no paths.
+  std::unique_ptr<IndirectSent[], FreePinned> sent_;
 };
 
 // Of each path over a relay in a node of so many ranks; 0 where there are none, or too many for what they may lend.

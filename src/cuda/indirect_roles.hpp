@@ -1,7 +1,7 @@
 // What a block does with pieces that go over an indirect path (port.hpp): in pinned host memory, or in the memory of another GPU. Written
 // once for GPU blocks and for threads, over a `Block` as roles.hpp has it, and
 //
-//   swap_between(p, old, new)   swap_if on a word that two GPUs change
+//   raise_between(p, v), add_between(p, v)   the larger one of the word and v, and a sum, of a word that two GPUs change
 //
 // The source takes the path's next slot, fills it, and announces record and number at the destination, whose blocks pull the pieces of a
 // path in their order, add their bytes to `claimed`, and free the slot. So a path is a ring, and a look costs two trips to L2 however many
@@ -32,7 +32,7 @@ class IndirectRoles {
 
   // --- At the source
 
-  // What this block sends a piece of the message over. A path is only used while what is left is more than what would be in its slots, so
+  // What this block sends a piece of the message over. A path is only used while what is left is more than what half its slots hold, so
   // that the others are not over long before it; the last pieces go straight.
   RAILWEAVE_ROLE std::uint32_t path_of(const Message& m, std::uint64_t number, std::uint64_t claimed) const {
     const std::uint32_t blocks = m.last_block - m.first_block;
@@ -44,7 +44,7 @@ class IndirectRoles {
       const bool early = left >= m.host_tail * kIndirectBytes;
       return early && (granted >> kHostPath & 1) != 0 ? kHostPath : kStraight;
     }
-    if (left < m.relay_slots * kIndirectBytes) return kStraight;
+    if (left < m.relay_slots / 2 * kIndirectBytes) return kStraight;
     std::uint32_t relays = 0;
     for (std::uint32_t path = kFirstRelay; path < kIndirectPaths; ++path) relays += granted >> path & 1;
     std::uint32_t turn = place % (1 + relays);
@@ -62,9 +62,11 @@ class IndirectRoles {
     std::uint64_t taken = block_.relaxed(&own.taken);
     for (std::uint32_t tries = 0; tries < kTries; ++tries, ++taken) {
       const std::uint64_t before = taken < slots ? 0 : taken - slots + 1;
-      if (block_.acquire(&own.freed[taken & (slots - 1)]) != before || !is_free(own.link_to)) return false;
+      const std::uint64_t free = free_at(own.link_to);
+      if (block_.acquire(&own.freed[taken & (slots - 1)]) != before || !is_past(free)) return false;
       if (!block_.swap_if(&own.taken, taken, taken + 1)) continue;
       use(own.link_to, bytes);
+      block_.add(&own.sent, bytes);
       number = taken + 1;
       return true;
     }
@@ -83,6 +85,16 @@ class IndirectRoles {
     block_.store(&there.records[slot].offset, record.offset);
     block_.store(&there.records[slot].bytes, record.bytes);
     block_.release(&there.filled[slot], piece);
+  }
+
+  // At an operation's end, for the last message of the pair.
+  RAILWEAVE_ROLE void report(const Message& m) const {
+    auto* const sent = reinterpret_cast<IndirectSent*>(block_.relaxed(&m.local->sent_at));
+    if (m.paths == 0 || sent == nullptr) return;
+    std::uint64_t over_relays = 0;
+    for (std::uint32_t path = kFirstRelay; path < kIndirectPaths; ++path) over_relays += block_.relaxed(&m.local->indirect[path].sent);
+    block_.store(&sent->over_host, block_.relaxed(&m.local->indirect[kHostPath].sent));
+    block_.store(&sent->over_relays, over_relays);
   }
 
   // --- At the destination
@@ -107,13 +119,14 @@ class IndirectRoles {
   // free.
   RAILWEAVE_ROLE bool take_piece(const Message& m, std::uint32_t path, std::uint64_t& number, SlotRecord& record) {
     IndirectPath& own = m.local->indirect[path];
+    const std::uint64_t link = block_.relaxed(&own.link_in), free = free_at(link);
     std::uint64_t pulled = block_.relaxed(&own.pulled);
     for (std::uint32_t tries = 0; tries < kTries; ++tries, ++pulled) {
       const std::uint64_t slot = pulled & (slots_of(m, path) - 1);
-      if (block_.acquire(&own.filled[slot]) != pulled + 1 || !is_free(own.link_in)) return false;
+      if (block_.acquire(&own.filled[slot]) != pulled + 1 || !is_past(free)) return false;
       record = read_record(block_, own.records[slot]);
       if (!block_.swap_if(&own.pulled, pulled, pulled + 1)) continue;
-      use(own.link_in, record.bytes);
+      use(link, record.bytes);
       number = pulled + 1;
       return true;
     }
@@ -128,7 +141,9 @@ class IndirectRoles {
 
   // --- Links of an emulated mesh. Two who look at once may both find a link free; what they use is added up, so its rate holds.
 
-  RAILWEAVE_ROLE bool straight_is_free(const Message& m) const { return is_free(reinterpret_cast<std::uint64_t>(&m.local->link_free)); }
+  RAILWEAVE_ROLE bool straight_is_free(const Message& m) const {
+    return is_past(free_at(reinterpret_cast<std::uint64_t>(&m.local->link_free)));
+  }
   RAILWEAVE_ROLE void use_straight(const Message& m, std::uint64_t bytes) {
     use(reinterpret_cast<std::uint64_t>(&m.local->link_free), bytes);
   }
@@ -148,20 +163,20 @@ class IndirectRoles {
     return reinterpret_cast<std::byte*>(slots + slot_of(m, path, piece) * kIndirectBytes);
   }
 
-  RAILWEAVE_ROLE bool is_free(std::uint64_t link) const {
-    if (link_MBps_ == 0 || link == 0) return true;
-    const std::uint64_t free = block_.relaxed(reinterpret_cast<const std::uint64_t*>(link)), now = block_.now();
+  RAILWEAVE_ROLE std::uint64_t free_at(std::uint64_t link) const {
+    return link_MBps_ == 0 || link == 0 ? 0 : block_.relaxed(reinterpret_cast<const std::uint64_t*>(link));
+  }
+  RAILWEAVE_ROLE bool is_past(std::uint64_t free) const {
+    if (free == 0) return true;
+    const std::uint64_t now = block_.now();
     return free <= now || free > now + kLinkAhead_ns;
   }
+  // Nobody waits for the words of a link to change: the relay's are a trip over NVLink away.
   RAILWEAVE_ROLE void use(std::uint64_t link, std::uint64_t bytes) {
     if (link_MBps_ == 0 || link == 0) return;
     auto* const word = reinterpret_cast<std::uint64_t*>(link);
-    const std::uint64_t now = block_.now(), takes = bytes * 1000 / link_MBps_;
-    for (;;) {
-      const std::uint64_t free = block_.relaxed(word);
-      const bool behind = free + kLinkSlack_ns < now || free > now + kLinkAhead_ns;
-      if (block_.swap_between(word, free, (behind ? now - kLinkSlack_ns : free) + takes)) return;
-    }
+    block_.raise_between(word, block_.now() - kLinkSlack_ns);
+    block_.add_between(word, bytes * 1000 / link_MBps_);
   }
 
   Block& block_;

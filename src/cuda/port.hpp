@@ -68,9 +68,15 @@ struct IndirectPath {
   // r's own.
   std::uint64_t taken;   // pieces that r has begun to send
   std::uint64_t pulled;  // pieces that r has begun to pull
+  std::uint64_t sent;    // bytes of those that were taken
   // Addresses at r, written when the communicator is made; zero where there is no such path.
   std::uint64_t to, from;          // the slots for what r sends, and for what it receives
   std::uint64_t link_to, link_in;  // relays of an emulated mesh: Port::link_free of r to the relay, and of the relay to r
+};
+
+// What the host is told at an operation's end: bytes that a pair has sent since it was made.
+struct IndirectSent {
+  std::uint64_t over_host, over_relays;
 };
 
 // In rank r's memory, at index p: what the pair (r, p) needs at r.
@@ -91,6 +97,7 @@ struct alignas(128) Port {
   std::uint64_t taken[kSlots];   // how often r has taken the slot at p
   std::uint64_t pulled[kSlots];  // how often r has claimed its own slot for a pull
   IndirectPath indirect[kIndirectPaths];
+  std::uint64_t sent_at;    // address at r of an IndirectSent of the host's, or zero
   std::uint64_t link_free;  // emulated mesh: ns at which the link from r to p is free; whoever moves bytes over it adds what they take
   // p writes.
   Packet packets[kPacketSlots];  // packet q at q % kPacketSlots

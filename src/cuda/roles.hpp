@@ -81,6 +81,7 @@ class Roles {
       });
     });
     home_ = static_cast<std::uint32_t>(home % count_);
+    has_home_ = home != count_;
     if constexpr (Block::kMany) window_ = home_ - home_ % kWindow;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
@@ -107,6 +108,8 @@ class Roles {
   RAILWEAVE_ROLE bool turn(bool briefly) {
     const Work work = block_.share([&] { return next_work(); });
     if (work.step == Step::over) return false;
+    // A piece that has come, but whose link is not free yet, keeps the block from pushing every other turn only.
+    if constexpr (kIndirect) passed_over_ = has_home_ && work.step == Step::waiting && work.slot >= kFirstIndirect;
     if (work.step == Step::waiting) {
       if (block_.idle()) stopped_ = look_at_host();
     } else {
@@ -137,6 +140,9 @@ class Roles {
       if (!in_packets(m)) {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
         if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);
+        if constexpr (kIndirect) {
+          if (m.last_of_pair && sends(m)) indirect_.report(m);
+        }
       } else if (m.last_of_pair) {
         block_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, own.number + packets_of(m.bytes));
       }
@@ -309,7 +315,7 @@ class Roles {
     if (sends(m)) return judge_send(m, own, glance, slot);
     const Step step = judge_receive(m, glance, slot);
     if constexpr (kIndirect) {
-      if (step != Step::waiting || glance.granted != kGranted) return step;
+      if (step != Step::waiting || glance.granted != kGranted || passed_over_) return step;
       const std::uint32_t path = indirect_.find_piece(m);
       if (path == Indirect::kStraight) return step;
       slot = kFirstIndirect + path;
@@ -617,6 +623,8 @@ class Roles {
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
+  bool has_home_ = false;
+  bool passed_over_ = false;
   Indirect indirect_;
 };
 

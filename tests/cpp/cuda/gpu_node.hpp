@@ -53,6 +53,10 @@ class Node {
       }
     }
   }
+  // Where the kernel of a rank says what went over the paths to a peer.
+  void count_at(std::uint32_t rank, std::uint32_t peer, IndirectSent& sent) {
+    regions_[rank][peer].sent_at = reinterpret_cast<std::uint64_t>(&sent);
+  }
   // As if a rank had not mapped it.
   void refuse_path(std::uint32_t rank, std::uint32_t peer, std::uint32_t path) {
     regions_[rank][peer].indirect[path].to = regions_[rank][peer].indirect[path].from = 0;

@@ -63,7 +63,10 @@ class HostWords {
     delay();
     return atomic(word).compare_exchange_strong(old, value, std::memory_order_acq_rel);
   }
-  bool swap_between(std::uint64_t* word, std::uint64_t old, std::uint64_t value) { return swap_if(word, old, value); }
+  void raise_between(std::uint64_t* word, std::uint64_t value) {
+    for (std::uint64_t old = relaxed(word); old < value && !swap_if(word, old, value);) old = relaxed(word);
+  }
+  void add_between(std::uint64_t* word, std::uint64_t value) { add(word, value); }
   void fence() {}
 
   bool idle() {

@@ -55,9 +55,26 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
            {"just long enough for relays", {{kSend, 1, 2 * kMiB}}, 118, 0, {over_relays}, Kernel::indirect},
            {"too short for relays", {{kSend, 1, 2 * kMiB - 1}}, 118, 0, {none}, Kernel::granted},
            {"too short, links paced", {{kSend, 1, kMiB}}, 118, 1000, {none}, Kernel::indirect},
-           {"background of a quarter", {{kSend, 1, 3 * kEnough}, {kSend, 2, kEnough}}, 118, 0, {both, over_relays}, Kernel::indirect},
-           {"two that are as large", {{kSend, 1, kEnough}, {kSend, 2, kEnough}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
-           {"receives beside each other", {{kReceive, 1, kEnough}, {kReceive, 2, kEnough}}, 118, 0, {both, both}, Kernel::indirect},
+           {"background of a quarter", {{kSend, 1, 3 * kEnough}, {kSend, 2, kEnough}}, 118, 0, {both, none}, Kernel::indirect},
+           {"background of a third", {{kSend, 1, 3 * kEnough}, {kSend, 2, kEnough + 4}}, 118, 0, {over_relays, none}, Kernel::indirect},
+           {"background of a half", {{kSend, 1, 2 * kEnough}, {kSend, 2, kEnough}}, 118, 0, {over_relays, none}, Kernel::indirect},
+           {"of more than a half", {{kSend, 1, 2 * kEnough}, {kSend, 2, kEnough + 1}}, 118, 0, {none, none}, Kernel::granted},
+           {"two to a peer",
+            {{kSend, 1, kEnough}, {kSend, 1, kEnough}, {kSend, 2, kEnough}},
+            118,
+            0,
+            {over_relays, over_relays, none},
+            Kernel::indirect},
+           {"balanced", {{kSend, 1, kEnough}, {kSend, 2, kEnough}, {kSend, 3, kEnough}}, 118, 0, {none, none, none}, Kernel::granted},
+           {"incast",
+            {{kReceive, 1, kEnough}, {kReceive, 2, kEnough}, {kReceive, 3, kEnough}},
+            118,
+            0,
+            {none, none, none},
+            Kernel::granted},
+           {"a quarter comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough}}, 118, 0, {both, over_relays}, Kernel::indirect},
+           {"more comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough + 1}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
+           {"as much comes back", {{kSend, 1, kEnough}, {kReceive, 1, kEnough}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
            {"packets beside it", {{kSend, 1, kEnough}, {kSend, 2, 100}}, 118, 1000, {none, none}, Kernel::apart},
            {"packets alone", {{kSend, 2, 100}}, 118, 1000, {none}, Kernel::packets},
        }) {
@@ -210,7 +227,7 @@ TEST(Indirect, AClockThatIsFarAheadIsNotWaitedFor) {
 // Where the last block alone is resident, it is known what goes which way: all of the message but its tail.
 class LastBlock : public testing::Test {
  protected:
-  static constexpr std::uint64_t kBytes = 8 * kMiB, kPieces = kBytes / kIndirectBytes, kHostTail = 8, kRelayTail = 2;
+  static constexpr std::uint64_t kBytes = 8 * kMiB, kPieces = kBytes / kIndirectBytes, kHostTail = 8, kRelayTail = 1;
   void exchange(Node& node, std::uint32_t world = 4) {
     std::mt19937_64 random(25);
     node.one_at_a_time = node.last_first = true;
@@ -226,8 +243,11 @@ TEST_F(LastBlock, SendsOverTheHostUntilTheTail) {
   node.blocks_at_most = 8;
   node.host_share = kHalf;
   node.add_paths(true, 2);
+  IndirectSent sent{};
+  node.count_at(0, 1, sent);
   exchange(node);
   EXPECT_EQ(pieces(node, 0, 1, kHostPath), kPieces - kHostTail);
+  EXPECT_EQ(sent.over_host, (kPieces - kHostTail) * kIndirectBytes);
   EXPECT_EQ(pieces(node, 0, 1, kFirstRelay), 0u);
 }
 
@@ -237,7 +257,10 @@ TEST_F(LastBlock, SendsOverItsRelayUntilTheTail) {
     Node node(4);
     node.blocks_at_most = blocks;
     node.add_paths(false, 2);
+    IndirectSent sent{};
+    node.count_at(0, 1, sent);
     exchange(node);
+    EXPECT_EQ(sent.over_relays, path == kHostPath ? 0 : (kPieces - kRelayTail) * kIndirectBytes);
     for (const std::uint32_t relay : {kFirstRelay, kFirstRelay + 1})
       EXPECT_EQ(pieces(node, 0, 1, relay), relay == path ? kPieces - kRelayTail : 0) << blocks << " blocks, path " << relay;
   }
