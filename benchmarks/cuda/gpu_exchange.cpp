@@ -203,7 +203,6 @@ class Rank {
     const std::string nodes = std::to_string(options_.nodes), node = "node" + std::to_string(rank_ * options_.nodes / world_);
     std::vector<railweave_setting> settings{{"gpu_timeout_ms", "20000"}};
     if (options_.nodes > 1) settings.insert(settings.end(), {{"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}});
-    if (options_.in_pieces) settings.push_back({"gpu_virtual_memory", "1"});  // which builds of before it do not know
     const auto log = [](void*, const char* text) { std::fprintf(stderr, "gpu_exchange: %s\n", text); };
     const railweave_cuda_config config{
         sizeof config,   rank_, world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings.data(),

@@ -36,12 +36,12 @@ class Way:
 
 WAYS = (
     Way("shim", ("collectives", "graphs", "lives", "random_groups", "host_cost", "memory"), True),
-    Way("shim, expandable segments", ("collectives",), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    Way("shim, expandable segments", ("collectives", "graphs", "freed"), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Way(
-        "shim, expandable segments, mapped",
+        "shim, expandable segments, over slots",
         ("collectives",),
         True,
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "1"},
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"},
     ),
     Way("shim, non-blocking communicators", ("collectives",), True, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}),
     Way("shim, checksums", ("collectives", "graphs", "random_groups"), True, {"RAILWEAVE_CHECKSUM": "1"}),

@@ -180,6 +180,38 @@ def lives(rank: int, world: int) -> dict[str, object]:
     return {"communicators": rounds, "bytes_lost_after_the_third": free[2] - free[-1]}
 
 
+def freed(rank: int, world: int) -> dict[str, object]:
+    """Receive buffers that the program gives back to the GPU are free again soon, also once an operation has been captured."""
+    nbytes, limit_s = 1 << 30, 10.0
+    wanted = 2 * nbytes - (80 << 20)  # the first and the last of each one's pieces of 20 MiB may hold other tensors, too
+    small = torch.zeros(2, world << 20, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    result: dict[str, object] = {}
+    for state in ("before", "after"):
+        if state == "after":
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                dist.all_to_all_single(small[0], small[1])
+        output, send = (torch.zeros(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2))
+        for _ in range(2):  # mapped between the first and the second
+            dist.all_to_all_single(output, send)
+            torch.cuda.synchronize()
+            time.sleep(0.5)
+        if state == "after":
+            graph.replay()
+            torch.cuda.synchronize()
+        dist.barrier()
+        free = torch.cuda.mem_get_info()[0]
+        del output, send
+        torch.cuda.empty_cache()
+        begin = time.monotonic()
+        while (back := torch.cuda.mem_get_info()[0] - free) < wanted and time.monotonic() < begin + limit_s:
+            time.sleep(0.001)
+        _require(back >= wanted, f"{state} a capture: {back >> 20} MiB of {2 * nbytes >> 20} are free {limit_s:.0f} s after")
+        result[f"seconds, {state} a capture"] = round(time.monotonic() - begin, 3)
+        dist.barrier()
+    return result
+
+
 def random_groups(rank: int, world: int) -> dict[str, object]:
     """See random_groups.py."""
     nccl = Nccl()
@@ -334,7 +366,7 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
     return {"exchanges": done + 2}
 
 
-SECTIONS = {f.__name__: f for f in (collectives, graphs, lives, random_groups, host_cost, memory, stall, death, torch_interface)}
+SECTIONS = {f.__name__: f for f in (collectives, graphs, freed, lives, random_groups, host_cost, memory, stall, death, torch_interface)}
 
 
 def main(arguments: Sequence[str]) -> None:

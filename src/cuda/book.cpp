@@ -54,8 +54,8 @@ Book::Place Book::name(const void* data, std::uint64_t bytes) {
   if (!allocation.shareable) {
     if (extents_ == nullptr && allocation.on_device && !std::exchange(remarked_, true))
       remarks_.once(
-          "a receive buffer is reached through slots: it was not allocated by cudaMalloc (RAILWEAVE_GPU_VIRTUAL_MEMORY=1 maps "
-          "PyTorch's expandable segments and other virtual memory)");
+          "a receive buffer is reached through slots: it was not allocated by cudaMalloc, and virtual memory (PyTorch's "
+          "expandable segments) is not mapped here");
     if (extents_ == nullptr || !allocation.on_device) return {};
     const auto extent = extents_->name(address, bytes);
     if (!extent) return {};

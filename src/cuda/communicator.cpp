@@ -304,8 +304,11 @@ void Communicator::follow_books() {
   MateBook::Progress progress{};
   {
     const std::scoped_lock lock(mutex_);
-    progress = {enqueued(), ended().completed, captured_};
+    progress = {enqueued(), ended().completed, captured_, false};
   }
+  // A graph's launch records the event, as later operations that wait for it need. So a replay that is not over by this look, of which
+  // nobody tells, is seen.
+  if (progress.captured) progress.quiet = cudaStreamQuery(side_stream_.get()) == cudaSuccess && cudaEventQuery(last_.get()) == cudaSuccess;
   std::deque<Mail> mail;
   while (mailbox_ != nullptr && mail.size() < kMostMail) {
     auto next = mailbox_->receive();

@@ -21,6 +21,7 @@ void MateBook::retire(std::uint32_t index, const Progress& progress) {
 }
 
 void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& mail) {
+  if (progress.quiet) retired_.clear();
   const std::uint64_t newest = std::atomic_ref(page().newest).load();
   if (newest - seen_ > kMappings) seen_ = newest - kMappings;
   while (seen_ < newest) map(++seen_, progress);

@@ -35,7 +35,8 @@ class MateBook {
   struct Progress {
     std::uint64_t enqueued;
     std::uint64_t completed;
-    bool captured;  // operations may run that were not counted: nothing is unmapped
+    bool captured;  // operations may run that were not counted
+    bool quiet;     // after all of the table's changes of earlier calls, none ran at some time
   };
   // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
   void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});

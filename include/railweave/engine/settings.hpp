@@ -33,7 +33,7 @@ struct ExchangeSettings {
   std::uint64_t gpu_low_latency_bytes = 512u << 10;
   std::uint64_t gpu_nodes = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;
-  std::uint64_t gpu_virtual_memory = 0;
+  std::uint64_t gpu_virtual_memory = 1;
   std::uint64_t gpu_host_share = 0;
   std::uint64_t gpu_relays = 0;
   std::uint64_t gpu_emulated_mesh = 0;
