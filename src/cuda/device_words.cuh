@@ -60,6 +60,8 @@ struct DeviceWords {
   __device__ __forceinline__ static void announce(std::uint64_t* word, std::uint64_t value) {
     asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
+  // What was read has been stored elsewhere before the barrier, so it had come. No fence, which would wait for those stores.
+  __device__ __forceinline__ static void vacate(std::uint64_t* word, std::uint64_t value) { store(word, value); }
   // 16 bytes in one access; whoever changes a mapping writes its base before its name.
   __device__ __forceinline__ static Mapping pair(const Mapping* mapping) {
     Mapping value;

@@ -7,6 +7,7 @@
 //   relaxed(p), acquire(p), store(p, v), release(p, v), add(p, v), take(p, bits), swap_if(p, old, new)
 //   arrived(p)                     a load that the kernel's end, or an acquire later on, orders
 //   announce(p, v)                 adds to a peer's word, after all that the block wrote before the last barrier
+//   vacate(p, v)                   stores to a peer's word, after all that the block read before the last barrier
 //   pair(p)                        both words of a Mapping
 //   share(f)                       f's result, computed by one warp, at every thread of the block; inside it:
 //     lead(f)                      f() by one thread
@@ -502,7 +503,7 @@ class Roles {
         block_.copy(m.data + work.offset, m.local->slots[work.slot], work.bytes);
         block_.sync();
         block_.leader([&] {
-          block_.release(&m.remote->freed[work.slot], work.turn);
+          block_.vacate(&m.remote->freed[work.slot], work.turn);
           block_.add(&state(work.message).claimed, std::uint64_t{work.bytes});
         });
         break;
