@@ -325,7 +325,8 @@ void Communicator::follow_books() {
   }
   if (extents_ == nullptr) return;
   extents_->deliver();
-  extents_->look_for_freed();
+  const bool busy = progress.captured || progress.enqueued != progress.completed;
+  extents_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
 }
 
 // Kernels leave, mates hear of it, later calls fail. The first reason stays.

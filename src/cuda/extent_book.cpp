@@ -13,8 +13,6 @@ namespace {
 constexpr std::uint32_t kMagic = 0x52574558;  // "RWEX"
 // What one call of deliver() sends at most, so that the thread gets to what others sent: a parcel is some milliseconds of its time.
 constexpr int kParcelsPerCall = 4;
-// Chunks that one call of look_for_freed() looks at; three calls of the driver each.
-constexpr std::size_t kLooksPerCall = 8;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 47;  // of an extent: more than there are addresses
 
 // In front of the sizes of the chunks whose descriptors come with it.
@@ -188,7 +186,7 @@ void ExtentBook::deliver() {
   }
 }
 
-void ExtentBook::look_for_freed() {
+void ExtentBook::look_for_freed(std::size_t most) {
   Named named{};
   std::size_t first = 0;
   {
@@ -204,10 +202,10 @@ void ExtentBook::look_for_freed() {
       if (at < each.extent->chunks.size()) break;
       at -= each.extent->chunks.size();
     }
-    looked_at_ = looked_at_ % chunks + std::min(kLooksPerCall, named.extent->chunks.size() - first);
+    looked_at_ = looked_at_ % chunks + std::min(most, named.extent->chunks.size() - first);
   }
   const auto& chunks = named.extent->chunks;
-  const Chunk& last = chunks[std::min(first + kLooksPerCall, chunks.size()) - 1];
+  const Chunk& last = chunks[std::min(first + most, chunks.size()) - 1];
   if (still_there(*named.extent, chunks[first].base, last.base + last.bytes)) return;
   const std::lock_guard lock(mutex_);
   withdraw(named.number);
