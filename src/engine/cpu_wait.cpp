@@ -12,17 +12,27 @@
 namespace railweave::engine {
 namespace {
 
-constexpr std::uint64_t kTickNs = 10'000'000;  // what USER_HZ counts in; more often there is nothing new
-constexpr std::uint64_t kReadShare = 100;      // reading takes at most a hundredth of the time: 10 us here, 1 ms with hundreds of CPUs
+constexpr std::uint64_t kTurnsEveryNs = 100'000;  // a fiftieth of the shortest span that is measured
+constexpr std::uint64_t kTickNs = 10'000'000;     // what USER_HZ counts in; more often there is nothing new
+constexpr std::uint64_t kReadShare = 100;         // reading takes at most a hundredth of the time: 10 us here, 1 ms with hundreds of CPUs
 constexpr std::uint64_t kUnstolenNs = 1'000'000'000;  // where nothing was ever stolen, as on hardware
 
-std::uint64_t turn_wait_ns() noexcept {
+std::uint64_t read_turn_wait_ns() noexcept {
   thread_local const Fd file(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
   char text[96] = {};
   if (!file || ::pread(file.get(), text, sizeof text - 1, 0) <= 0) return 0;
   char* end = nullptr;
   std::strtoull(text, &end, 10);  // time on a CPU
   return std::strtoull(end, nullptr, 10);
+}
+
+std::uint64_t turn_wait_ns() noexcept {
+  thread_local std::uint64_t next = 0, last = 0;
+  if (const std::uint64_t now = now_ns(); now >= next) {
+    next = now + kTurnsEveryNs;
+    last = read_turn_wait_ns();
+  }
+  return last;
 }
 
 // What was stolen, up to the last reading.

@@ -90,7 +90,7 @@ std::vector<std::unique_ptr<Transport>> Engine::open_transports(const TransportW
   if (cluster_.nodes.size() < 2 || cluster_.self().nics.empty()) return transports;
   const auto library = UcxLibrary::load(settings_.ucx_library);
   for (const std::uint32_t nic : cluster_.self().nics) {
-    auto transport = make_ucx_transport(library, cluster_.nics[nic].device, settings_.ucx_tls);
+    auto transport = make_ucx_transport(library, cluster_.nics[nic].device, settings_.ucx_tls, settings_.chunk_bytes);
     const auto own = static_cast<std::uint32_t>(transports.size());
     transports.push_back(wrap ? wrap(std::move(transport), own) : std::move(transport));
   }

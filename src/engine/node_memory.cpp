@@ -34,7 +34,6 @@ NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
   direct_use_.assign(count, std::vector<SlotUse>(slots_));
   rx_use_.assign(cluster.self().nics.size(), std::vector<SlotUse>(rx_slots_));
   gone_.assign(count, false);
-  cursor_.resize(3 * std::max(count, cluster.self().nics.size()));
   regions_[self_] = SharedMemory::create("railweave-rank" + std::to_string(cluster.rank), layouts_[self_].bytes());
   RegionHeader& own = header(self_);
   own.size = layouts_[self_].bytes();
@@ -62,15 +61,13 @@ std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uin
   const bool rx = pool == Pool::rx;
   const std::uint32_t count = rx ? rx_slots_ : slots_;
   const std::uint32_t first = rx ? own_nic * rx_slots_ : self_ * slots_;
-  std::uint32_t& cursor = cursor_[3 * (rx ? own_nic : owner) + static_cast<std::uint32_t>(pool)];
-  for (std::uint32_t tried = 0; tried < count; ++tried) {
-    const std::uint32_t position = (cursor + tried) % count;
+  // The first free one, not the one that has been free for longest: what few slots carry stays in the cache.
+  for (std::uint32_t position = 0; position < count; ++position) {
     const std::uint32_t slot = first + position;
     std::uint64_t& word = flag(owner, pool, slot);
     const std::uint64_t now = load_flag(word);
     if ((now & 1) != 0) continue;
     store_flag(word, now + 1);
-    cursor = position + 1;
     if (pool == Pool::direct) direct_use_[owner][position] = {reader, now + 1, false};
     if (rx) rx_use_[own_nic][position] = {reader, now + 1, false};
     return SlotRef{owner, pool, slot, now + 1};

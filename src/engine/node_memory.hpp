@@ -136,7 +136,6 @@ class NodeMemory {
   std::vector<std::deque<Record>> backlog_;
   std::vector<std::vector<SlotUse>> direct_use_, rx_use_;  // readers of the slots this rank filled: by owner; by own NIC
   std::vector<bool> gone_;                                 // by mate
-  std::vector<std::uint32_t> cursor_;
   std::uint64_t bad_records_ = 0;
 };
 

@@ -79,6 +79,8 @@ class RailProxy::Port final : public TransportListener {
       if (link->advance(now, proxy_.cluster_.nics[peer].address)) moved = true;
     }
     send_answers();  // after the links: one of them may have connected again
+    for (auto& [peer, link] : links_) link->send_accepted(now);
+    transport_->flush();
     return moved;
   }
 

@@ -56,7 +56,9 @@ class Transport {
   // Whether connect() may be tried again after a connection was lost.
   virtual bool reconnects() const = 0;
   // Copies the header; the payload must stay until on_sent(token), which is called exactly once (maybe from inside send) if token is not 0.
+  // A header without a payload may wait for the next one that has a payload, and goes out with it, or for flush().
   virtual void send(std::uint32_t peer_nic, const RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) = 0;
+  virtual void flush() = 0;
   // Moves things along; true if anything happened.
   virtual bool progress() = 0;
   // For sleeping: arm() is true when `event_fd` will become readable on the next event.

@@ -177,7 +177,6 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   transfer.rx_slot = frame.slot;
   transfer.rx_turn = frame.turn;
   transfer.phase = Phase::accepted;
-  send_accepted(now);
 }
 
 void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
@@ -188,7 +187,6 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   port_.tx_bytes += length;
   port_.holds.finish(found->second.token);
   active_.erase(found);
-  send_accepted(now);
   // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes.
   const bool steady = data_under_way() >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
   if (!steady)
@@ -197,7 +195,6 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
     rate_ = rate;
 }
 
-// Oldest first, a window of data at a time: more would only queue in front of everything else that the rail carries.
 void TxLink::send_accepted(std::uint64_t now) {
   std::uint32_t sent = data_under_way();
   for (auto& [t, transfer] : active_) {

@@ -100,6 +100,9 @@ class TxLink {
   void abandon(bool at_once);
   // Timers and window. Gives true if it sent something.
   bool advance(std::uint64_t now, std::span<const std::byte> address);
+  // Data for which there are slots, oldest first, a window of it at a time: more would only queue in front of everything else that the rail
+  // carries. After all small frames of the turn, which it takes along.
+  void send_accepted(std::uint64_t now);
   std::uint64_t next_deadline() const;
   // The engine thread did not run for that long: answers may be waiting unread.
   void excuse(std::uint64_t ns);
@@ -130,7 +133,6 @@ class TxLink {
   void on_over(std::uint64_t now);
   void drop(const Record& record);
   void on_got(const RailHeader& header, std::uint64_t now);
-  void send_accepted(std::uint64_t now);
   std::uint32_t data_under_way() const;
 
   Port port_;

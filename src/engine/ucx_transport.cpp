@@ -1,7 +1,11 @@
 #include "ucx_transport.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "railweave/engine/error.hpp"
@@ -10,12 +14,16 @@ namespace railweave::engine {
 namespace {
 
 constexpr unsigned kFrameId = 1;
-constexpr std::uint32_t kMaxCatchUp = 64;  // endpoints made at once to draw level with a peer
+constexpr std::size_t kMostFrames = 8;     // in one message: 704 bytes, which fit into a packet of InfiniBand's smallest MTU in use, 1024
+constexpr std::size_t kHeaderRoom = 1024;  // of a message: the rail's headers and UCX's
+constexpr std::size_t kLeastPiece = 64u << 10;  // UCX's own; less than its buffers for sending (8 KiB) it refuses
+constexpr std::uint32_t kMaxCatchUp = 64;       // endpoints made at once to draw level with a peer
 
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls) : ucx_(std::move(library)) {
-    open_context(device, tls);
+  UcxTransport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls, std::size_t largest)
+      : ucx_(std::move(library)) {
+    open_context(device, tls, largest);
     open_worker(device);
   }
 
@@ -55,6 +63,7 @@ class UcxTransport final : public Transport {
   void disconnect(std::uint32_t peer_nic) override {
     const auto found = endpoints_.find(peer_nic);
     if (found == endpoints_.end()) return;
+    if (Send* unsent = std::exchange(found->second->next, nullptr)) give_back(unsent);
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     params.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -71,17 +80,24 @@ class UcxTransport final : public Transport {
       if (token != 0) listener_->on_sent(token);
       return;
     }
-    Send* send = take_send();
-    send->header = header;
-    send->header.endpoint = found->second->number;
-    send->token = token;
-    ucp_request_param_t params{};
-    params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-    params.cb.send = &UcxTransport::on_send_done;
-    params.user_data = send;
-    const ucs_status_ptr_t request = ucx_->am_send_nbx(found->second->handle, kFrameId, &send->header, sizeof send->header,
-                                                       payload.empty() ? nullptr : payload.data(), payload.size(), &params);
-    if (!UCS_PTR_IS_PTR(request)) finish(send);  // done at once, or refused
+    Endpoint& endpoint = *found->second;
+    if (endpoint.next == nullptr) endpoint.next = take_send();
+    Send& send = *endpoint.next;
+    send.frames[send.count] = header;
+    send.frames[send.count++].endpoint = endpoint.number;
+    send.token = token;
+    if (!payload.empty() || token != 0 || send.count == kMostFrames)
+      post(endpoint, payload);
+    else if (send.count == 1)
+      held_.push_back(peer_nic);
+  }
+
+  void flush() override {
+    for (const std::uint32_t peer : held_) {
+      const auto found = endpoints_.find(peer);
+      if (found != endpoints_.end() && found->second->next != nullptr) post(*found->second, {});
+    }
+    held_.clear();
   }
 
   bool progress() override {
@@ -102,11 +118,19 @@ class UcxTransport final : public Transport {
   bool arm() override { return ucx_->worker_arm(worker_) == UCS_OK; }
 
  private:
+  // Frames that go out as one message; a payload belongs to the last one.
+  struct Send {
+    UcxTransport* owner = nullptr;
+    std::array<RailHeader, kMostFrames> frames;
+    std::size_t count = 0;
+    std::uint64_t token = 0;
+  };
   struct Endpoint {
     UcxTransport* owner = nullptr;
     std::uint32_t peer = 0;
     std::uint32_t number = 0;
     ucp_ep_h handle = nullptr;
+    Send* next = nullptr;  // frames that have not gone out
     bool failed = false;
     bool closed = false;
   };
@@ -122,11 +146,6 @@ class UcxTransport final : public Transport {
     void* request = nullptr;
     std::unique_ptr<Endpoint> endpoint;
   };
-  struct Send {
-    UcxTransport* owner = nullptr;
-    RailHeader header;
-    std::uint64_t token = 0;
-  };
   struct Receive {
     UcxTransport* owner = nullptr;
     RailHeader header;
@@ -138,7 +157,7 @@ class UcxTransport final : public Transport {
     if (status != UCS_OK) throw TransportError("UCX " + ucx_->version() + ": " + what + ": " + ucx_->describe(status));
   }
 
-  void open_context(const std::string& device, const std::string& tls) {
+  void open_context(const std::string& device, const std::string& tls, std::size_t largest) {
     const bool rdma = device.find(':') != std::string::npos;
     ucp_config_t* config = nullptr;
     require(ucx_->config_read(nullptr, nullptr, &config), "configuration");
@@ -147,6 +166,9 @@ class UcxTransport final : public Transport {
     if (status == UCS_OK) status = set("TLS", !tls.empty() ? tls : rdma ? "rc,dc,ud" : "tcp");
     // Over TCP a rendezvous only adds round trips, and its half-done receives outlive a dead link; slots are offered by our own protocol.
     if (status == UCS_OK && !rdma) status = set("RNDV_THRESH", "inf");
+    // A chunk in one piece of UCX's TCP, so that it is not put together first. A UCX that does not know the setting does without.
+    if (!rdma && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr)
+      static_cast<void>(set("TCP_RX_SEG_SIZE", std::to_string(std::max(largest, kLeastPiece) + kHeaderRoom)));
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -226,9 +248,26 @@ class UcxTransport final : public Transport {
     return send;
   }
 
+  void give_back(Send* send) {
+    send->count = 0;
+    free_sends_.push_back(send);
+  }
+
+  void post(Endpoint& endpoint, std::span<const std::byte> payload) {
+    Send* send = std::exchange(endpoint.next, nullptr);
+    if (endpoint.failed) return finish(send);
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    params.cb.send = &UcxTransport::on_send_done;
+    params.user_data = send;
+    const ucs_status_ptr_t request = ucx_->am_send_nbx(endpoint.handle, kFrameId, send->frames.data(), send->count * sizeof(RailHeader),
+                                                       payload.empty() ? nullptr : payload.data(), payload.size(), &params);
+    if (!UCS_PTR_IS_PTR(request)) finish(send);  // done at once, or refused
+  }
+
   void finish(Send* send) {
     const std::uint64_t token = send->token;
-    free_sends_.push_back(send);
+    give_back(send);
     if (token != 0 && listener_ != nullptr) listener_->on_sent(token);
   }
 
@@ -243,15 +282,23 @@ class UcxTransport final : public Transport {
   static ucs_status_t on_frame(void* argument, const void* header, std::size_t header_bytes, void* data, std::size_t bytes,
                                const ucp_am_recv_param_t* param) {
     auto* self = static_cast<UcxTransport*>(argument);
-    if (header_bytes != sizeof(RailHeader) || self->listener_ == nullptr) return UCS_OK;
+    if (header_bytes == 0 || header_bytes % sizeof(RailHeader) != 0) return UCS_OK;
     RailHeader frame;
-    std::memcpy(&frame, header, sizeof frame);
-    self->notice_endpoint(frame);
-    std::byte* where = bytes == 0 ? nullptr : self->listener_->on_incoming(frame, bytes);
+    for (std::size_t at = 0; self->listener_ != nullptr; at += sizeof frame) {
+      std::memcpy(&frame, static_cast<const std::byte*>(header) + at, sizeof frame);
+      self->notice_endpoint(frame);
+      if (at + sizeof frame == header_bytes) return self->take(frame, data, bytes, param);
+      self->listener_->on_delivered(frame, nullptr, 0, true);
+    }
+    return UCS_OK;
+  }
+
+  ucs_status_t take(const RailHeader& frame, void* data, std::size_t bytes, const ucp_am_recv_param_t* param) {
+    std::byte* where = bytes == 0 ? nullptr : listener_->on_incoming(frame, bytes);
     if (bytes != 0 && where == nullptr) return UCS_OK;
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return self->receive(frame, where, data, bytes);
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return receive(frame, where, data, bytes);
     if (bytes != 0) std::memcpy(where, data, bytes);
-    self->listener_->on_delivered(frame, where, bytes, true);
+    listener_->on_delivered(frame, where, bytes, true);
     return UCS_OK;
   }
 
@@ -288,14 +335,15 @@ class UcxTransport final : public Transport {
   std::vector<Closing> closing_;
   std::vector<std::unique_ptr<Send>> sends_;
   std::vector<Send*> free_sends_;
+  std::vector<std::uint32_t> held_;  // peers for which frames may wait
   std::vector<std::uint32_t> lost_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device,
-                                              const std::string& tls) {
-  return std::make_unique<UcxTransport>(std::move(library), device, tls);
+std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls,
+                                              std::size_t largest) {
+  return std::make_unique<UcxTransport>(std::move(library), device, tls, largest);
 }
 
 }  // namespace railweave::engine

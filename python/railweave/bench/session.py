@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -32,10 +33,14 @@ PEERS = ("openmpi", "ucx")
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One exchange: from the first rank's start to the last one's end, and where a byte was wrong, if any."""
+    """One exchange: from the first rank's start to the last one's end, and where a byte was wrong, if any.
+
+    `cpu`: what each rank's process took meanwhile, seconds in user mode and in the kernel; nothing of peers.
+    """
 
     seconds: float
     wrong: str | None
+    cpu: tuple[tuple[float, float], ...] = ()
 
 
 class Session(abc.ABC):
@@ -75,8 +80,8 @@ class Session(abc.ABC):
 class PolicySession(Session):
     """The engine under one policy: a Python process for each rank."""
 
-    def __init__(self, policy: str, lab: Lab, fabric: Fabric, index: int) -> None:
-        """`index` keeps the rendezvous of several sessions apart."""
+    def __init__(self, policy: str, lab: Lab, fabric: Fabric, index: int, environment: Mapping[str, str] | None = None) -> None:
+        """`index` keeps the rendezvous of several sessions apart; `environment` is added to that of the lab's ranks."""
         super().__init__(policy, lab)
         description = os.memfd_create("fabric")
         os.write(description, fabric.to_json().encode())
@@ -88,6 +93,7 @@ class PolicySession(Session):
             Program(
                 [sys.executable, "-m", "railweave.bench.worker", policy, rendezvous, "3", "4"],
                 rank=rank,
+                env=dict(environment or {}),
                 fds={1: log, 2: log, 3: theirs.fileno(), 4: description},
             )
             for rank, (_, theirs) in enumerate(pairs)
@@ -114,7 +120,8 @@ class PolicySession(Session):
             if check["wrong"] is not None:
                 wrong = f"rank {rank} got a wrong byte from rank {check['wrong'][0]} at {check['wrong'][1]}"
                 break
-        return Sample(max(each["end"] for each in times) - min(each["start"] for each in times), wrong)
+        seconds = max(each["end"] for each in times) - min(each["start"] for each in times)
+        return Sample(seconds, wrong, tuple((each["cpu"][0], each["cpu"][1]) for each in times))
 
     def close(self) -> None:
         """End the processes."""

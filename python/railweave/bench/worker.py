@@ -2,7 +2,7 @@
 
 The driver and its workers talk over a socket, one JSON line each way:
     {"do": "prepare", "repetition": r, "matrix": [[bytes]]}  fill the buffers                    → {"ready": true}
-    {"do": "go", "at": t}                                    exchange, starting at CLOCK_MONOTONIC t → {"start", "end", "operation"}
+    {"do": "go", "at": t}                                    exchange, starting at CLOCK_MONOTONIC t → {"start", "end", "cpu"}
     {"do": "check"}                                          compare every byte received          → {"wrong": null or [source, place]}
     {"do": "quit"}
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import time
@@ -50,12 +51,12 @@ class Worker:
         return {"ready": True}
 
     def go(self, at: float) -> dict[str, Any]:
-        """One exchange."""
+        """One exchange. `cpu` is what the process took meanwhile, seconds in user mode and in the kernel: the engine's thread, mostly."""
         time.sleep(max(0.0, at - time.monotonic()))
-        start = time.monotonic()
+        start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         self.exchange.all_to_all_v(self.send, self.recv, self.send_counts, self.recv_counts)
-        end = time.monotonic()
-        return {"start": start, "end": end}
+        end, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+        return {"start": start, "end": end, "cpu": [after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime]}
 
     def check(self) -> dict[str, Any]:
         """Compare what was received, byte by byte."""

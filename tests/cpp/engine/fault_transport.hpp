@@ -71,6 +71,7 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
     inner_->send(peer, header, payload, token);
   }
 
+  void flush() override { inner_->flush(); }
   bool progress() override {
     bool moved = inner_->progress();
     const std::uint64_t now = engine::now_ns();

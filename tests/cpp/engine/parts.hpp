@@ -94,6 +94,7 @@ class NotedTransport final : public engine::Transport {
     sent.push_back(header);
     if (token != 0) tokens.push_back(token);
   }
+  void flush() override {}
   bool progress() override { return false; }
   int event_fd() const override { return -1; }
   bool arm() override { return true; }

@@ -16,31 +16,46 @@ namespace {
 using engine::RailFrame;
 using engine::RailHeader;
 
-constexpr std::size_t kLarge = 256u << 10;  // several fragments for every transport of UCX
+constexpr std::size_t kPiece = 64u << 10;
+constexpr std::size_t kLarge = 4 * kPiece;  // several fragments
 
 class Nic final : public engine::TransportListener {
  public:
-  explicit Nic(std::uint32_t id) : id_(id), transport_(engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", "")) {
+  explicit Nic(std::uint32_t id)
+      : id_(id), transport_(engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", "", kPiece)) {
     transport_->set_listener(this);
   }
   engine::Transport& transport() { return *transport_; }
   void connect(const Nic& peer) { transport_->connect(peer.id_, peer.transport_->address()); }
+  // A frame that waits for one with a payload, or for a flush.
+  void hold(const Nic& peer, std::uint64_t number) {
+    RailHeader header;
+    header.from_nic = id_;
+    header.to_nic = peer.id_;
+    header.transfer = number;
+    transport_->send(peer.id_, header, {}, 0);
+  }
   void send(const Nic& peer, std::span<const std::byte> payload) {
     RailHeader header;
     header.kind = payload.empty() ? RailFrame::ping : RailFrame::data;
     header.from_nic = id_;
     header.to_nic = peer.id_;
     transport_->send(peer.id_, header, payload, 0);
+    transport_->flush();
   }
 
   std::byte* on_incoming(const RailHeader&, std::size_t bytes) override { return bytes <= inbox_.size() ? inbox_.data() : nullptr; }
   void on_delivered(const RailHeader& header, std::byte*, std::size_t, bool ok) override {
     if (ok) ++received[header.kind];
+    if (header.transfer != 0) numbers.push_back(header.transfer);
+    if (header.kind == RailFrame::data) numbers_before_data = numbers.size();
   }
   void on_sent(std::uint64_t) override {}
   void on_peer_lost(std::uint32_t) override { lost = true; }
 
   std::map<RailFrame, int> received;
+  std::vector<std::uint64_t> numbers;  // of frames that were held
+  std::size_t numbers_before_data = 0;
   bool lost = false;
 
  private:
@@ -80,6 +95,22 @@ class UcxTransport : public testing::Test {
   Nic a_{0}, b_{1};
   std::vector<std::byte> large_ = std::vector<std::byte>(kLarge);
 };
+
+TEST_F(UcxTransport, SmallFramesGoAlongWithAPayloadInTheirOrder) {
+  constexpr std::size_t kFrames = 21;  // more than one message takes
+  std::vector<std::uint64_t> numbers;
+  for (std::uint64_t number = 1; number <= kFrames; ++number) {
+    a_.hold(b_, number);
+    numbers.push_back(number);
+  }
+  a_.send(b_, large_);
+  ASSERT_TRUE(until([&] { return b_.received[RailFrame::data] == 2; }));
+  EXPECT_EQ(b_.numbers, numbers);
+  EXPECT_EQ(b_.numbers_before_data, kFrames);
+  a_.hold(b_, kFrames + 1);
+  a_.transport().flush();
+  EXPECT_TRUE(until([&] { return b_.numbers.size() == kFrames + 1; }));
+}
 
 // Both ends do as a link does: what was lost is connected again, and a small frame and large ones go out.
 TEST_F(UcxTransport, EndsThatWereMadeAnewOnOneSideOnlyComeTogetherAgain) {
