@@ -59,7 +59,12 @@ class StolenTime {
   std::uint64_t read_ = 0, next_ = 0, total_ = 0;
 };
 
+thread_local std::uint64_t worked_ns = 0;
+
 }  // namespace
+
+std::uint64_t work_ns() noexcept { return worked_ns; }
+void add_work(std::uint64_t ns) noexcept { worked_ns += ns; }
 
 std::optional<CpuTicks> parse_cpu_ticks(std::string_view stat) {
   constexpr std::string_view kName = "cpu ";

@@ -23,4 +23,8 @@ std::uint64_t stolen_ns(const CpuTicks& before, const CpuTicks& after, std::uint
 // CONFIG_SCHED_INFO), and, in a virtual machine, what the hypervisor took.
 std::uint64_t cpu_wait_ns() noexcept;
 
+// Time that the calling thread's turns took that found work, all its life.
+std::uint64_t work_ns() noexcept;
+void add_work(std::uint64_t ns) noexcept;
+
 }  // namespace railweave::engine

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <limits>
 
+#include "cpu_wait.hpp"
 #include "railweave/engine/error.hpp"
 
 namespace railweave::engine {
@@ -34,10 +35,12 @@ void Engine::run() {
     if (now - last_turn_ > kStallNs) proxy_->excuse(now - last_turn_);
     const bool moved = turn(now);
     last_turn_ = now_ns();
-    if (moved)
+    if (moved) {
       idle_since = 0;
-    else if (idle_since == 0)
+      add_work(last_turn_ - now);
+    } else if (idle_since == 0) {
       idle_since = now;
+    }
     if (!moved && now - idle_since >= settings_.spin_us * 1000) {
       if (sleep()) idle_since = 0;
       last_turn_ = now_ns();

@@ -18,7 +18,7 @@ struct RailHeader {
   RailFrame kind = RailFrame::ping;
   std::uint32_t from_nic = 0;
   std::uint32_t to_nic = 0;
-  std::uint32_t length = 0;  // of the payload (data, carry) or of the chunk (offer)
+  std::uint32_t length = 0;  // of the payload (data, carry) or of the chunk (offer); got: how long the rx thread has had work, in us
   std::uint64_t generation = 0;
   std::uint64_t transfer = 0;
   std::uint64_t base = 0;  // offer: lowest unfinished transfer; ping, pong: number; got: bytes the rx NIC has received

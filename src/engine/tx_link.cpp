@@ -59,7 +59,11 @@ std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
   // What the threads waited for a CPU was not the link's time; too much of it leaves too little to measure.
   const std::uint64_t waited = sample.tx_wait_ns - first_.tx_wait_ns + (sample.rx_wait_ns - first_.rx_wait_ns);
   if (!alone || waited > span / 4) return std::nullopt;
-  return believe(static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span - waited)));
+  const auto rate = static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span - waited));
+  // A thread that always had work may be what was slow. It gets time when the link is: then there are spans in which it waited.
+  const std::uint64_t worked = std::max(sample.tx_work_ns - first_.tx_work_ns, std::uint64_t{sample.rx_work_us - first_.rx_work_us} * 1000);
+  if (rate < believed_ && worked > span - span / 4) return std::nullopt;
+  return believe(rate);
 }
 
 // A link that was fast once can be fast; one that is slow twice in a row is slow.
@@ -191,7 +195,8 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   const bool steady = data_under_way() >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
   if (!steady)
     meter_.interrupt();
-  else if (const auto rate = meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn}))
+  else if (const auto rate =
+               meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn, work_ns(), frame.length}))
     rate_ = rate;
 }
 

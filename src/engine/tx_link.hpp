@@ -45,7 +45,7 @@ class TxSlotHolds {
 };
 
 // Rate of a link, from spans in which data was under way all the time, no transfer waited for a slot, nothing else used its NICs, and
-// neither end's thread lacked a CPU (docs/protocol.md §11).
+// neither end's thread lacked a CPU, or had too much to do (docs/protocol.md §11).
 class RateMeter {
  public:
   // Counters at the moment when a transfer was confirmed.
@@ -56,6 +56,8 @@ class RateMeter {
     std::uint64_t rx_nic_bytes = 0;  // all links of the rx NIC
     std::uint64_t tx_wait_ns = 0;    // for a CPU, of the tx and rx threads
     std::uint64_t rx_wait_ns = 0;
+    std::uint64_t tx_work_ns = 0;  // of the threads, in which they had something to do
+    std::uint32_t rx_work_us = 0;  // begins anew after 2^32
   };
   // Gives a rate in bytes/s when there is a new one to believe.
   std::optional<std::uint64_t> confirmed(const Sample& sample);

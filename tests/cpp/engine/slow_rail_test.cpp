@@ -36,6 +36,8 @@ class SlowRail : public testing::Test {
       const auto span = static_cast<std::uint64_t>(static_cast<double>(chunk) * 1e9 / rail.Bps / (1 - rail.cpu_wait));
       rail.sample.now += span;
       rail.sample.rx_wait_ns += static_cast<std::uint64_t>(static_cast<double>(span) * rail.cpu_wait);
+      rail.sample.tx_work_ns += static_cast<std::uint64_t>(static_cast<double>(span) * rail.tx_work);
+      rail.sample.rx_work_us += static_cast<std::uint32_t>(static_cast<double>(span) * rail.rx_work / 1000);
       rail.sample.link_bytes += chunk;
       rail.sample.tx_nic_bytes += chunk;
       rail.sample.rx_nic_bytes += chunk;
@@ -56,6 +58,7 @@ class SlowRail : public testing::Test {
   struct Rail {
     double Bps = static_cast<double>(kRailBps) * 0.99;  // headers take their part
     double cpu_wait = 0;
+    double tx_work = 0, rx_work = 0;  // parts of the time in which the threads have work
     engine::RateMeter meter;
     engine::RateMeter::Sample sample;
   };
@@ -71,6 +74,30 @@ TEST_F(SlowRail, ThePlanFollowsWithinThreeOperationsAndBack) {
   rails_[1].Bps /= 2;  // the plan's optimum: 4/7 of an even share
   EXPECT_LE(operations_until(1, 0.45, 0.70), 3);
   rails_[1].Bps *= 2;
+  EXPECT_LE(operations_until(1, 0.9, 1.1), 3);
+}
+
+// What the threads of one rail cannot carry is not missing from its link.
+TEST_F(SlowRail, ThreadsWithTooMuchToDoDoNotMoveThePlan) {
+  exchange();
+  const std::uint64_t before = plan_id_;
+  for (double Rail::*work : {&Rail::tx_work, &Rail::rx_work}) {
+    rails_[1].*work = 0.95;
+    rails_[1].Bps /= 3;
+    for (int operation = 0; operation < 3; ++operation) exchange();
+    EXPECT_EQ(plan_id_, before);
+    rails_[1].Bps *= 3;
+    rails_[1].*work = 0;
+  }
+}
+
+TEST_F(SlowRail, OneThatIsFastAgainIsUsedAgainByBusyThreads) {
+  exchange();
+  rails_[1].Bps /= 2;
+  rails_[1].tx_work = rails_[1].rx_work = 0.5;
+  EXPECT_LE(operations_until(1, 0.45, 0.70), 3);
+  rails_[1].Bps *= 2;
+  rails_[1].tx_work = rails_[1].rx_work = 1;
   EXPECT_LE(operations_until(1, 0.9, 1.1), 3);
 }
 
