@@ -16,7 +16,7 @@ constexpr std::uint64_t kBytesPerBlock = 16u << 10;
 constexpr std::uint64_t kManyBlocksFrom = 1u << 20;
 // Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
 // A block's share below kLeastPiece is one piece.
-constexpr std::uint64_t kLeastPiece = 64u << 10, kMostPiece = 128u << 10;
+constexpr std::uint64_t kLeastPiece = 64u << 10, kMostPiece = 256u << 10;
 constexpr std::uint64_t kPiecesPerBlock = 4;
 
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }

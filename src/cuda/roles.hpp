@@ -535,7 +535,7 @@ class Roles {
     return i != home_ && sends(message(home_)) && share(home_).granted_bytes == 0;
   }
 
-  static constexpr std::uint32_t kInARow = 16;
+  static constexpr std::uint32_t kInARow = 8;
 
   // Several pieces in a row, each taken while the one before is under way, and announced together, as a fence costs as much as 50 KB. Then
   // the block looks for what is more urgent. Bytes that wait for their announcement from one turn to the next would cost 48 bytes of stack.

@@ -215,8 +215,8 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
   EXPECT_EQ(messages[1].last_block, 15);
   EXPECT_EQ(messages[3].first_block, 15);
   EXPECT_EQ(messages[3].last_block, 16);
-  EXPECT_EQ(messages[0].piece_bytes, 128u << 10);  // less than a quarter of a block's share
-  EXPECT_EQ(messages[1].piece_bytes, 128u << 10);
+  EXPECT_EQ(messages[0].piece_bytes, 256u << 10);  // a quarter of a block's share
+  EXPECT_EQ(messages[1].piece_bytes, 256u << 10);
 }
 
 TEST(Prepare, AShortShareIsOnePiece) {
