@@ -210,18 +210,17 @@ def _preload(environment: dict[str, str], voice: _Voice) -> None:
 
 def _calibrate(environment: dict[str, str], options: _Options, voice: _Voice) -> None:
     """Settings that follow from what `railweave calibrate` measured here, if it did."""
-    found = cache.kept_text("calibration")
-    if found is None:
+    if cache.kept_text("calibration") is None:
         return
-    from railweave.calibrate import CalibrationError, parse, settings
+    from railweave.calibrate import CalibrationError
+    from railweave.calibrate.kept import kept_settings
 
     try:
-        measured = settings(parse(*found))
+        measured = kept_settings()
     except CalibrationError as error:
         voice.warn(f"{error}; nothing is set by it")
         return
-    for setting, value in measured.items():
-        name = f"RAILWEAVE_{setting.upper()}"
+    for name, value in measured.items():
         if name in environment and environment[name] != value and not options.override:
             voice.warn(f"{name}={environment[name]} was set before and is kept (calibration: {value}); --override replaces it")
         else:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol
 
 from railweave.bench.errors import BenchError
+from railweave.calibrate.kept import kept_settings
 from railweave.lab import Lab, Program
 from railweave.nccl import preloaded
 
@@ -43,14 +44,20 @@ def shimmed() -> str:
     return preloaded(os.environ)["LD_PRELOAD"]
 
 
+def from_calibration() -> dict[str, str]:
+    """Settings of a kept calibration that nobody has set otherwise. Raises CalibrationError."""
+    return {name: value for name, value in kept_settings().items() if name not in os.environ}
+
+
 def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
-    """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other."""
+    """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other. Railweave as `railweave run --shim nccl` starts it: with what a
+    kept calibration sets, unless the user has set it."""
     own = shimmed()
     bare = own.partition(":")[2]
     found = {
         "nccl": System("nccl", {"LD_PRELOAD": bare}),
         "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **_TUNED}),
-        "railweave": System("railweave", {"LD_PRELOAD": own}),
+        "railweave": System("railweave", {"LD_PRELOAD": own, **from_calibration()}),
     }
     result = [found[name] for name in names]
     if other_nccl:

@@ -9,6 +9,7 @@ import pytest
 
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.session import SYSTEMS, Processes, systems
+from railweave.launch import cache
 from railweave.nccl import library
 
 
@@ -52,3 +53,13 @@ def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeyp
     assert found["nccl-other"]["LD_PRELOAD"] == "/newest/libnccl.so.2:/other.so"
     monkeypatch.delenv("LD_PRELOAD")
     assert [each.environment["LD_PRELOAD"] for each in systems(["nccl", "railweave"], None)] == ["", shim]
+
+
+def test_railweave_runs_with_what_was_calibrated_unless_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = (Path(__file__).parents[2] / "calibrate" / "4xH200-2026-11-22.json").read_text()
+    monkeypatch.setattr(cache, "kept_text", lambda name: (measured, "calibration") if name == "calibration" else None)
+    monkeypatch.setenv("RAILWEAVE_GPU_BLOCKS", "4")
+    theirs, own = (each.environment for each in systems(["nccl", "railweave"], None))
+    assert "RAILWEAVE_GPU_HOST_SHARE" not in theirs
+    assert own["RAILWEAVE_GPU_HOST_SHARE"] == "118"  # 49.5 of 49.5 + 368.8 GB/s
+    assert "RAILWEAVE_GPU_BLOCKS" not in own
