@@ -22,7 +22,7 @@ from railweave.machine.source import Reason, Source
 from railweave.records import dataclass, field
 
 _BYTES = 64 << 20
-# Long enough for a GPU to leave its idle clocks (some 10 ms) and for a steady rate; 8 GPUs stay below 2 s with their contexts.
+# Long enough for a GPU to leave its idle clocks (some 10 ms) and for a steady rate; with its context an H200 takes 0.4 s.
 _SECONDS = 0.1
 _DMA_BUF_SUPPORTED = 124  # CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 _LIBRARY = "libcuda.so.1"

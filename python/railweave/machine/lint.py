@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from railweave import fabric as fabrics
+from railweave.errors import ParseError
 from railweave.machine import disagreement
 from railweave.machine.facts import Known, Machine, known
 from railweave.machine.load import parse_machine, read_text_file
@@ -35,10 +36,17 @@ def lint_file(path: Path, machine: Machine | None) -> list[Problem]:
     if described is not None:
         differing = disagreement.descriptions(described, machine) if _has_gpus(machine) else ()
         return [*_lint_machine(described), *(Problem(described.origin, 0, text) for text in differing)]
-    fabrics.loads(text, str(path))
-    if not text.lstrip("\ufeff \t\r\n").startswith("<"):
-        return []
-    return lint_nccl(text, str(path), machine)
+    is_xml = text.lstrip("\ufeff \t\r\n").startswith("<")
+    try:
+        fabrics.loads(text, str(path))
+    except ParseError as error:  # a contradiction that leaves no fabric, such as two GPUs of one address, hides no other one
+        found = lint_nccl(text, str(path), machine) if is_xml else []
+        if not found:
+            raise
+        line, _, what = str(error).removeprefix(f"{path}:").partition(":")
+        told = any(str(problem.line) == line for problem in found)
+        return found if told or not line.isdecimal() else sorted([*found, Problem(str(path), int(line), what)], key=lambda one: one.line)
+    return lint_nccl(text, str(path), machine) if is_xml else []
 
 
 def lint_nccl(text: str, source: str, machine: Machine | None) -> list[Problem]:

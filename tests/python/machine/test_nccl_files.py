@@ -15,7 +15,7 @@ from crafted import Crafted, Switch, craft, host
 from template_machine import TemplateMachine, WholeSource
 
 from railweave import fabric as fabrics
-from railweave.errors import FabricError
+from railweave.errors import FabricError, ParseError
 from railweave.machine import fabric_export, nccl_topology
 from railweave.machine.discovery import discover
 from railweave.machine.facts import Known, Machine, known
@@ -238,6 +238,22 @@ def test_each_contradiction_is_found_at_its_line(old: str, new: str, line: int, 
     assert old in CLEAN
     problems = lint_nccl(CLEAN.replace(old, new, 1), "x.xml", None)
     assert any(problem.line == line and found in problem.text for problem in problems), problems
+
+
+def test_contradictions_that_leave_no_fabric_hide_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_text(CLEAN.replace("000000f0", "000000e0").replace('busid="0000:21:00.0"', 'busid="0000:11:00.0"'))
+    with pytest.raises(ParseError, match="of a second GPU"):
+        fabrics.load(path)
+    problems = [str(problem) for problem in lint_file(path, None)]
+    assert f"{path}:13: busid 0000:11:00.0 a second time; first in line 4" in problems
+    assert any(problem.startswith(f"{path}:2: no mask has cores 4") for problem in problems)
+    # What only the reader of fabrics minds stands among the others, in its line.
+    path.write_text(CLEAN.replace("000000f0", "000000e0").replace('dev="1" sm="90"', 'dev="1" sm="many"'))
+    assert [problem.line for problem in lint_file(path, None)] == [2, 14]
+    path.write_text(CLEAN.replace('dev="1" sm="90"', 'dev="1" sm="many"'))
+    with pytest.raises(ParseError, match=r"x\.xml:14:"):
+        lint_file(path, None)
 
 
 def test_unequal_nvlinks_to_the_switch() -> None:
