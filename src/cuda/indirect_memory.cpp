@@ -1,8 +1,6 @@
 #include "indirect_memory.hpp"
 
-#include <algorithm>
 #include <atomic>
-#include <bit>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,18 +8,10 @@
 #include <utility>
 
 #include "device.hpp"
+#include "indirect_layout.hpp"
 
 namespace railweave::cuda {
 namespace {
-
-constexpr std::uint64_t kHostBytes = kHostSlots * kIndirectBytes;  // of a pair
-// What a rank lends at most, so that a communicator takes less than 64 MiB of a GPU with its ports.
-constexpr std::uint64_t kMostLent = 42u << 20;
-
-std::uint32_t pairs_without(std::uint32_t mates) { return mates < 3 ? 0 : (mates - 1) * (mates - 2); }
-
-// A rank's number among those that remain without another.
-std::uint32_t without(std::uint32_t other, std::uint32_t rank) { return rank - (rank > other ? 1 : 0); }
 
 // Lent memory of this process, which other ranks in it use as it is: it stays until the last one has let go of it.
 class LentHere {
@@ -44,8 +34,9 @@ class LentHere {
   std::mutex mutex_;
   std::map<std::uint64_t, std::weak_ptr<void>> memory_;
 };
+// Never destroyed: programs destroy communicators as late as when the process ends.
 LentHere& lent_here() {
-  static LentHere instance;
+  static LentHere& instance = *new LentHere;
   return instance;
 }
 
@@ -63,12 +54,6 @@ std::shared_ptr<void> pin(std::span<std::byte> memory, std::uint64_t& address) {
 }
 
 }  // namespace
-
-std::uint8_t relay_slots(std::uint32_t mates) {
-  const std::uint32_t pairs = pairs_without(mates);
-  if (pairs == 0 || mates > kMostRelays + 2) return 0;
-  return static_cast<std::uint8_t>(std::bit_floor(std::min<std::uint64_t>(kIndirectSlots, kMostLent / (pairs * kIndirectBytes))));
-}
 
 IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const ExchangeSettings& settings, Remarks& remarks)
     : own_(own),
@@ -93,7 +78,7 @@ IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const Exc
 
 void IndirectMemory::lend() {
   void* memory = nullptr;
-  const std::uint64_t bytes = pairs_without(mates_) * relay_slots_ * kIndirectBytes;
+  const std::uint64_t bytes = lent_bytes(mates_);
   check(cudaMalloc(&memory, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for them");
   lent_[own_] = std::shared_ptr<void>(memory, [](void* lent) {
     lent_here().forget(lent);
@@ -105,7 +90,7 @@ void IndirectMemory::lend() {
 // Before mates have it, so that it is memory of this process's NUMA node.
 void IndirectMemory::pin_own() {
   Pinned& own = pinned_[own_];
-  own.memory = engine::SharedMemory::create("railweave-host-path", (mates_ - 1) * kHostBytes);
+  own.memory = engine::SharedMemory::create("railweave-host-path", host_bytes(mates_));
   own.pin = pin({own.memory.data(), own.memory.bytes()}, own.address);
 }
 
@@ -138,7 +123,7 @@ void IndirectMemory::map(std::uint32_t mate, const std::string& name, bool same_
   try {
     Pinned& there = pinned_[mate];
     there.memory = engine::SharedMemory::open(handle.host);
-    const std::uint64_t offset = without(mate, own_) * kHostBytes;
+    const std::uint64_t offset = host_offset(own_, mate);
     if (there.memory.bytes() < offset + kHostBytes) throw Error("it is " + std::to_string(there.memory.bytes()) + " bytes");
     there.pin = pin({there.memory.data() + offset, kHostBytes}, there.address);
   } catch (const Error& error) {
@@ -147,17 +132,15 @@ void IndirectMemory::map(std::uint32_t mate, const std::string& name, bool same_
   }
 }
 
-// Each relay has slots for every pair of the others.
 std::uint64_t IndirectMemory::lent_slots(std::uint32_t relay, std::uint32_t source, std::uint32_t destination) const {
   if (lent_[relay] == nullptr) return 0;
-  const std::uint32_t from = without(relay, source), to = without(from, without(relay, destination));
-  return reinterpret_cast<std::uint64_t>(lent_[relay].get()) + (from * (mates_ - 2) + to) * relay_slots_ * kIndirectBytes;
+  return reinterpret_cast<std::uint64_t>(lent_[relay].get()) + lent_offset(mates_, relay, source, destination);
 }
 
 // The destination has slots for each source, which has mapped its own ones only.
 std::uint64_t IndirectMemory::host_slots(std::uint32_t source, std::uint32_t destination) const {
   const std::uint64_t address = pinned_[destination].address;
-  return address == 0 || destination != own_ ? address : address + without(destination, source) * kHostBytes;
+  return address == 0 || destination != own_ ? address : address + host_offset(source, destination);
 }
 
 void IndirectMemory::write_paths(const Region& region) {

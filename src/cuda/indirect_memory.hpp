@@ -69,7 +69,4 @@ class IndirectMemory {
   std::unique_ptr<IndirectSent[], FreePinned> sent_;
 };
 
-// Of each path over a relay in a node of so many ranks; 0 where there are none, or too many for what they may lend.
-std::uint8_t relay_slots(std::uint32_t mates);
-
 }  // namespace railweave::cuda

@@ -87,7 +87,9 @@ std::uint64_t indirect_blocks_worth(const Message& message) {
 
 void assign_indirect(std::span<Message> messages, const LaunchLimits& limits) {
   for (Message& m : messages) {
-    if (m.direction != Direction::send || (m.paths & kOverHost) == 0) continue;
+    if (m.direction != Direction::send || m.paths == 0) continue;
+    m.piece_bytes = kIndirectBytes;  // a slot's
+    if ((m.paths & kOverHost) == 0) continue;
     // As many blocks of the message's as the path has of its bytes. A quarter at most, and none where there are too few.
     const std::uint32_t blocks = m.last_block - m.first_block;
     m.host_blocks = static_cast<std::uint8_t>(std::min((blocks * limits.host_share + 500) / 1000, blocks / 4));

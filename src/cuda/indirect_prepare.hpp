@@ -16,7 +16,7 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits);
 // Blocks that a message with paths is worth.
 std::uint64_t indirect_blocks_worth(const Message& message);
 
-// For messages that have their blocks: which of them send over the host, and until when.
+// For messages that have their blocks: how large pieces are, which blocks send over the host, and until when.
 void assign_indirect(std::span<Message> messages, const LaunchLimits& limits);
 
 }  // namespace railweave::cuda

@@ -99,15 +99,15 @@ class IndirectRoles {
 
   // --- At the destination
 
-  // A path on which a piece has come, or kStraight. Each block looks for its own path first, so that they spread.
-  RAILWEAVE_ROLE std::uint32_t find_piece(const Message& m) const {
+  // A path on which a piece has come, or kStraight: the first one from `first` on.
+  RAILWEAVE_ROLE std::uint32_t find_piece(const Message& m, std::uint32_t first) const {
     std::uint64_t pulled[kIndirectPaths], filled[kIndirectPaths];
     for (std::uint32_t path = 0; path < kIndirectPaths; ++path) pulled[path] = block_.relaxed(&m.local->indirect[path].pulled);
     for (std::uint32_t path = 0; path < kIndirectPaths; ++path)
       filled[path] = block_.relaxed(&m.local->indirect[path].filled[pulled[path] & (slots_of(m, path) - 1)]);
     std::uint32_t found = kStraight, least = kIndirectPaths;
     for (std::uint32_t path = 0; path < kIndirectPaths; ++path) {
-      const std::uint32_t distance = (path + kIndirectPaths - block_.index() % kIndirectPaths) % kIndirectPaths;
+      const std::uint32_t distance = (path + kIndirectPaths - first % kIndirectPaths) % kIndirectPaths;
       if ((m.paths >> path & 1) == 0 || filled[path] != pulled[path] + 1 || distance >= least) continue;
       found = path;
       least = distance;
@@ -136,7 +136,7 @@ class IndirectRoles {
   RAILWEAVE_ROLE void empty_slot(const Message& m, std::uint32_t path, std::uint64_t piece, std::uint64_t offset, std::uint32_t bytes) {
     block_.copy(m.data + offset, slot_at(m, path, block_.relaxed(&m.local->indirect[path].from), piece), bytes);
     block_.sync();
-    block_.leader([&] { block_.release(&m.remote->indirect[path].freed[slot_of(m, path, piece)], piece); });
+    block_.leader([&] { block_.vacate(&m.remote->indirect[path].freed[slot_of(m, path, piece)], piece); });
   }
 
   // --- Links of an emulated mesh. Two who look at once may both find a link free; what they use is added up, so its rate holds.

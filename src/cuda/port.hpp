@@ -16,7 +16,7 @@ inline constexpr std::uint64_t kSlotBytes = 32u << 10;
 // of the node (a relay each, from kFirstRelay on). The words that tell of them stay at the pair's two ends, as those of kSlots do.
 inline constexpr std::uint32_t kHostPath = 0, kFirstRelay = 1, kMostRelays = 6;
 inline constexpr std::uint32_t kIndirectPaths = kFirstRelay + kMostRelays;
-// As large as the largest piece of a push, as filling a slot costs a fence and a handshake beside its copy.
+// As large as the largest piece of other pushes, as filling a slot costs a fence and a handshake beside its copy.
 inline constexpr std::uint64_t kIndirectBytes = 256u << 10;
 // A path's slots are a ring: piece n (from 1) lies in slot n - 1 modulo their number, a power of two. Relay paths have fewer than most
 // where many pairs share a GPU's memory. A slot's turn (filled, seen, pulled, seen) is estimated at 23 us over NVLink and 30 us over PCIe;

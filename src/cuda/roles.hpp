@@ -82,7 +82,10 @@ class Roles {
       });
     });
     home_ = static_cast<std::uint32_t>(home % count_);
-    has_home_ = home != count_;
+    if constexpr (kIndirect) {
+      has_home_ = home != count_;
+      first_path_ = block_.index();
+    }
     if constexpr (Block::kMany) window_ = home_ - home_ % kWindow;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
@@ -109,8 +112,12 @@ class Roles {
   RAILWEAVE_ROLE bool turn(bool briefly) {
     const Work work = block_.share([&] { return next_work(); });
     if (work.step == Step::over) return false;
-    // A piece that has come, but whose link is not free yet, keeps the block from pushing every other turn only.
-    if constexpr (kIndirect) passed_over_ = has_home_ && work.step == Step::waiting && work.slot >= kFirstIndirect;
+    if constexpr (kIndirect) {
+      // A piece that has come, but whose link is not free yet, keeps the block from pushing every other turn only, and from other paths
+      // never: blocks begin with different ones, and go on with the one after the last.
+      passed_over_ = has_home_ && work.step == Step::waiting && work.slot >= kFirstIndirect;
+      if (work.slot >= kFirstIndirect) first_path_ = work.slot - kFirstIndirect + 1;
+    }
     if (work.step == Step::waiting) {
       if (block_.idle()) stopped_ = look_at_host();
     } else {
@@ -317,7 +324,7 @@ class Roles {
     const Step step = judge_receive(m, glance, slot);
     if constexpr (kIndirect) {
       if (step != Step::waiting || glance.granted != kGranted || passed_over_) return step;
-      const std::uint32_t path = indirect_.find_piece(m);
+      const std::uint32_t path = indirect_.find_piece(m, first_path_);
       if (path == Indirect::kStraight) return step;
       slot = kFirstIndirect + path;
       return Step::pull_slot;
@@ -531,9 +538,7 @@ class Roles {
 
   // Before its own send is granted a block helps with another one a piece at a time. With rows of 2 MiB, all blocks of a rank were stuck
   // for 400 us where they had been granted first, at 5 GB/s each, while its other destinations waited (docs/cuda.md).
-  RAILWEAVE_ROLE bool helps_early(std::uint32_t i) const {
-    return i != home_ && sends(message(home_)) && share(home_).granted_bytes == 0;
-  }
+  RAILWEAVE_ROLE bool helps_early(std::uint32_t i) const { return i != home_ && sends(message(home_)) && share(home_).granted_bytes == 0; }
 
   static constexpr std::uint32_t kInARow = 8;
 
@@ -624,6 +629,7 @@ class Roles {
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
+  std::uint32_t first_path_ = 0;
   bool has_home_ = false;
   bool passed_over_ = false;
   Indirect indirect_;

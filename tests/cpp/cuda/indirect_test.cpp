@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <random>
+#include <set>
 #include <tuple>
 #include <vector>
 
 #include "gpu_node.hpp"
+#include "indirect_layout.hpp"
 #include "indirect_prepare.hpp"
 #include "waiting.hpp"
 
@@ -108,6 +111,7 @@ TEST(PrepareIndirect, BlocksForTheHost) {
     ASSERT_EQ(prepare(messages, {c.blocks, 0, 1, 4, false, c.share, 0}).kernel, Kernel::indirect);
     EXPECT_EQ(messages[0].host_blocks, c.host_blocks) << c.blocks << " blocks, " << c.share;
     EXPECT_EQ(messages[0].host_tail, c.tail);
+    EXPECT_EQ(messages[0].piece_bytes, kIndirectBytes);
   }
 }
 
@@ -117,6 +121,34 @@ TEST(PrepareIndirect, BlocksThatPull) {
     std::vector<Message> messages{make(Direction::receive, 1, 256 * kMiB)};
     messages[0].paths = static_cast<std::uint8_t>(paths);
     EXPECT_EQ(prepare(messages, {16, 0, 1, 4, false, 118, 0}).blocks, blocks);
+  }
+}
+
+// --- Where
+
+// In each relay's memory, and in each destination's, every pair has slots of its own, and all fit.
+TEST(IndirectLayout, NoTwoPairsShareASlot) {
+  for (std::uint32_t mates = 2; mates <= 9; ++mates) {
+    const std::uint64_t bytes = relay_slots(mates) * kIndirectBytes;
+    EXPECT_EQ(relay_slots(mates) == 0, mates < 3 || mates > 8);
+    EXPECT_TRUE(relay_slots(mates) == 0 || std::has_single_bit(relay_slots(mates)));
+    EXPECT_LE(lent_bytes(mates) + mates * sizeof(Port), 64 * kMiB);
+    for (std::uint32_t rank = 0; rank < mates; ++rank) {
+      std::set<std::uint64_t> lent, over_host;
+      for (std::uint32_t source = 0; source < mates; ++source) {
+        if (source != rank) {
+          EXPECT_TRUE(over_host.insert(host_offset(source, rank)).second);
+          EXPECT_EQ(host_offset(source, rank) % kHostBytes, 0u);
+        }
+        for (std::uint32_t destination = 0; destination < mates && bytes != 0; ++destination) {
+          if (source == destination || source == rank || destination == rank) continue;
+          EXPECT_TRUE(lent.insert(lent_offset(mates, rank, source, destination)).second);
+          EXPECT_EQ(lent_offset(mates, rank, source, destination) % bytes, 0u);
+        }
+      }
+      EXPECT_EQ(*over_host.rbegin() + kHostBytes, host_bytes(mates));
+      EXPECT_EQ(lent.empty() ? 0 : *lent.rbegin() + bytes, lent_bytes(mates));
+    }
   }
 }
 
