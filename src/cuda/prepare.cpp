@@ -21,10 +21,17 @@ constexpr std::uint64_t kPiecesPerBlock = 4;
 
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
+// What cannot be named comes through slots and has to be pulled, by a block for each: one alone moved 11 GB/s (docs/cuda.md).
+std::uint64_t pulls_worth(const Message& m) {
+  if (m.direction == Direction::send || m.receive.buffer != kNoBuffer) return 0;
+  return std::min<std::uint64_t>(divide_up(m.bytes, kSlotBytes), kSlots);
+}
+
 std::uint64_t blocks_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
-  if (m.direction == Direction::receive && m.paths != 0) return indirect_blocks_worth(m);
-  return m.direction == Direction::send ? divide_up(m.bytes, kBytesPerBlock) : 1;
+  if (m.direction == Direction::send) return divide_up(m.bytes, kBytesPerBlock);
+  const std::uint64_t pulls = pulls_worth(m) + (m.paths != 0 ? indirect_blocks_worth(m) : 0);
+  return std::max<std::uint64_t>(pulls, 1);  // which grants
 }
 
 // Messages of a pair, a direction and a path, as far as they were counted.
@@ -119,12 +126,13 @@ void deal_to_warps(std::span<Message> messages, std::uint32_t blocks) {
 
 // What the messages of an operation come to.
 struct Sums {
-  std::size_t packets = 0, granted = 0;            // messages
-  std::uint64_t bytes[2] = {};                     // by direction
-  std::uint64_t granted_sent = 0;                  // bytes
-  std::uint64_t packet_bytes[2] = {};              // by direction
-  std::uint64_t worth[2] = {}, granted_worth = 0;  // blocks; by direction, and of granted sends
-  std::uint32_t peers = 0;                         // to which granted messages go
+  std::size_t packets = 0, granted = 0;               // messages
+  std::uint64_t bytes[2] = {};                        // by direction
+  std::uint64_t granted_sent = 0;                     // bytes
+  std::uint64_t packet_bytes[2] = {};                 // by direction
+  std::uint64_t worth[2] = {};                        // blocks; by direction
+  std::uint64_t granted_worth = 0, pulled_worth = 0;  // of granted sends; of granted receives through slots
+  std::uint32_t peers = 0;                            // to which granted messages go
 };
 
 Sums sum_up(std::span<const Message> messages) {
@@ -140,6 +148,7 @@ Sums sum_up(std::span<const Message> messages) {
       continue;
     }
     ++sums.granted;
+    sums.pulled_worth += pulls_worth(m);
     if (m.direction != Direction::send) continue;
     sums.granted_sent += m.bytes;
     sums.granted_worth += blocks_worth(m);
@@ -162,7 +171,7 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
   const std::uint64_t cap =
       std::min({share, std::uint64_t{limits.cluster_blocks}, std::uint64_t{kMostPacketBlocksApart}, std::uint64_t{most / 2}});
   const std::uint32_t cluster = blocks_for_packets(packets_of_fuller_direction(packets), static_cast<std::uint32_t>(cap));
-  const std::uint64_t others = std::clamp<std::uint64_t>(sums.granted_worth, 1, most - cluster);
+  const std::uint64_t others = std::clamp<std::uint64_t>(std::max(sums.granted_worth, sums.pulled_worth), 1, most - cluster);
   std::uint32_t blocks = static_cast<std::uint32_t>(divide_up(cluster + others, cluster)) * cluster;
   if (blocks > most) blocks -= cluster;
   deal_to_warps(packets, cluster);

@@ -35,6 +35,7 @@ Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes) {
   m.host = &host;
   m.paths = kOverHost | kOverTwoRelays;
   m.relay_slots = 4;
+  if (direction == Direction::receive) m.receive = {kAbsoluteBuffer + 1, 0};
   return m;
 }
 
@@ -115,12 +116,16 @@ TEST(PrepareIndirect, BlocksForTheHost) {
   }
 }
 
-// Its destination has blocks enough to pull: one for a plain receive.
+// Its destination has blocks enough to pull: one for a plain receive, eight more where the straight path is slots.
 TEST(PrepareIndirect, BlocksThatPull) {
-  for (const auto& [paths, blocks] : {std::pair{0u, 1u}, std::pair{unsigned{kOverHost}, 4u}, std::pair{unsigned{kOverTwoRelays}, 16u}}) {
+  for (const auto& [paths, mapped, in_slots] :
+       {std::tuple{0u, 1u, 8u}, std::tuple{unsigned{kOverHost}, 4u, 12u}, std::tuple{unsigned{kOverTwoRelays}, 16u, 16u}}) {
     std::vector<Message> messages{make(Direction::receive, 1, 256 * kMiB)};
     messages[0].paths = static_cast<std::uint8_t>(paths);
-    EXPECT_EQ(prepare(messages, {16, 0, 1, 4, false, 118, 0}).blocks, blocks);
+    EXPECT_EQ(prepare(messages, {16, 0, 1, 4, false, 118, 0}).blocks, mapped);
+    messages[0].paths = static_cast<std::uint8_t>(paths);
+    messages[0].receive = {};
+    EXPECT_EQ(prepare(messages, {16, 0, 1, 4, false, 118, 0}).blocks, in_slots);
   }
 }
 

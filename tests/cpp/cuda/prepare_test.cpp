@@ -17,6 +17,7 @@ Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes, HostV
   m.direction = direction;
   m.bytes = bytes;
   m.host = host;
+  if (direction == Direction::receive) m.receive = {kAbsoluteBuffer + 1, 0};
   return m;
 }
 
@@ -150,6 +151,28 @@ INSTANTIATE_TEST_SUITE_P(Table, Blocks,
                          testing::Values(BlocksCase{{1}, {}, 1}, BlocksCase{{32768}, {32768}, 1}, BlocksCase{{}, {1u << 30}, 1},
                                          BlocksCase{{65537}, {65537}, 5}, BlocksCase{{1'000'000}, {}, 8}, BlocksCase{{1u << 20}, {}, 16},
                                          BlocksCase{{256u << 20}, {256u << 20}, 16}));
+
+// Receives into memory that has no name, beside sends; a block for each of the slots that they are pulled from.
+TEST(Prepare, WhatComesThroughSlotsHasBlocksToPullIt) {
+  struct Case {
+    std::vector<std::uint64_t> sends, receives;
+    Kernel kernel;
+    std::uint32_t blocks;
+  };
+  for (const Case& c : {Case{{}, {256u << 20}, Kernel::granted, 8}, Case{{}, {2 * kSlotBytes + 1}, Kernel::granted, 3},
+                        Case{{}, {1u << 20, 1u << 20, 1u << 20}, Kernel::granted, 16}, Case{{1u << 20}, {256u << 20}, Kernel::granted, 16},
+                        Case{{1}, {256u << 20}, Kernel::apart, 9}, Case{{1, 70'000}, {256u << 20}, Kernel::apart, 9}}) {
+    std::vector<Message> messages;
+    for (const std::uint64_t bytes : c.sends) messages.push_back(make(Direction::send, 1, bytes));
+    for (const std::uint64_t bytes : c.receives) {
+      messages.push_back(make(Direction::receive, 1, bytes));
+      messages.back().receive = {};
+    }
+    const Plan plan = prepare(messages, {16, 32u << 10, 16});
+    EXPECT_EQ(plan.kernel, c.kernel);
+    EXPECT_EQ(plan.blocks, c.blocks) << c.sends.size() << " sends, " << c.receives.size() << " receives";
+  }
+}
 
 struct PacketCase {
   std::vector<std::uint64_t> sends, receives;
