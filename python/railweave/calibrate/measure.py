@@ -12,7 +12,7 @@ from railweave.calibrate.effect import MOST_BLOCKS, enough_blocks
 
 _LARGE = 256 << 20  # rates no longer grow beyond it (docs/cuda.md)
 _SLOTS = 64 << 20  # over slots, of which a pair has 256 KiB, the rate stands long before
-_BLOCKS = (1, 2, 4, 6, 8, 10, 12, 14, MOST_BLOCKS)
+_BLOCKS = (1, 2, 4, 8, MOST_BLOCKS)  # see enough_blocks()
 _SIZES = tuple(1 << power for power in range(14, 22))  # 16 KiB to 2 MiB, around today's limit of 512 KiB
 _PACKETS, _GRANTED = str(2 << 20), "0"  # of gpu_low_latency_bytes: all of those sizes in packets, or none
 
@@ -76,7 +76,7 @@ def measure(bench: Bench, tell: Callable[[str], None]) -> Calibration:
             _rate(_LARGE, bench.copy_over_host(source, destination, _LARGE)),
         )
         pairs.append(PairRate(source, destination, *rates))
-    # Which way is faster depends on the blocks, so with those that exchanges will have.
+    # Which way is faster depends on the blocks: with those that exchanges will have.
     enough = enough_blocks(blocks)
     tell("times by size, after a grant")
     granted = times(chosen(enough, _GRANTED))

@@ -176,7 +176,7 @@ def test_a_whole_calibration(cuda: AccountingCuda, ranks: Ranks) -> None:
     bench.close()
     assert ranks.open == 0
     # Each communicator lives alone; only settings that differ from the one before make another.
-    assert len(ranks.settings) == 9 + 2
+    assert len(ranks.settings) == 5 + 2
     assert all(chosen["gpu_timeout_ms"] for chosen in ranks.settings)
     # What was made for a measurement is gone: of each GPU a stream, two events and its three buffers stay.
     assert [cuda.kept(kind) for kind in ("graph", "launchable graph", "stream", "event", "memory")] == [0, 0, 3, 6, 9]
