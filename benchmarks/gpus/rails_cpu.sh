@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the engine's threads take to fill rails, from what benchmarks/gpus/pack made, in one call of at most 100 s; no GPU is used:
 #   benchmarks/gpus/rails_cpu.sh FOLDER [rails_cpu.py's arguments]
-# By the machine's python3; the settings compared are those of the first lines of docs/engine.md, "What a byte over a rail costs".
+# By the machine's python3. Without arguments it compares the settings of docs/engine.md, "What a byte over a rail costs".
 set -uo pipefail
 folder=$(realpath "$1")
 shift

@@ -67,7 +67,7 @@ TEST_P(Blocks, RailsHaveFewOfTheirOwn) {
   EXPECT_EQ(prepare_rails(rails, {Kernel::any, c.near_blocks}, limits).blocks, c.blocks);
 }
 INSTANTIATE_TEST_SUITE_P(Table, Blocks,
-                         testing::Values(Case{1, 1, 16, 1}, Case{512u << 10, 1, 16, 2}, Case{1u << 30, 1, 16, 4}, Case{1u << 30, 1, 2, 2},
+                         testing::Values(Case{1, 1, 16, 1}, Case{512u << 10, 1, 16, 2}, Case{1u << 30, 1, 16, 2}, Case{1u << 30, 1, 1, 1},
                                          Case{1u << 30, 8, 16, 8}));
 
 }  // namespace
