@@ -191,8 +191,10 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   port_.tx_bytes += length;
   port_.holds.finish(found->second.token);
   active_.erase(found);
-  // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes.
-  const bool steady = data_under_way() >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
+  // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes. What was accepted goes
+  // out in this turn.
+  const bool steady =
+      in_phase(Phase::sent) + in_phase(Phase::accepted) >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
   if (!steady)
     meter_.interrupt();
   else if (const auto rate =
@@ -201,7 +203,7 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
 }
 
 void TxLink::send_accepted(std::uint64_t now) {
-  std::uint32_t sent = data_under_way();
+  std::uint32_t sent = in_phase(Phase::sent);
   for (auto& [t, transfer] : active_) {
     if (sent >= window_) return;
     if (transfer.phase != Phase::accepted) continue;
@@ -210,9 +212,9 @@ void TxLink::send_accepted(std::uint64_t now) {
   }
 }
 
-std::uint32_t TxLink::data_under_way() const {
+std::uint32_t TxLink::in_phase(Phase phase) const {
   return static_cast<std::uint32_t>(
-      std::count_if(active_.begin(), active_.end(), [](const auto& entry) { return entry.second.phase == Phase::sent; }));
+      std::count_if(active_.begin(), active_.end(), [phase](const auto& entry) { return entry.second.phase == phase; }));
 }
 
 void TxLink::raise_generation() {

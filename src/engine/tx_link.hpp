@@ -135,7 +135,7 @@ class TxLink {
   void on_over(std::uint64_t now);
   void drop(const Record& record);
   void on_got(const RailHeader& header, std::uint64_t now);
-  std::uint32_t data_under_way() const;
+  std::uint32_t in_phase(Phase phase) const;
 
   Port port_;
   Names names_;

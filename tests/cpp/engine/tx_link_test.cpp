@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "parts.hpp"
 
 namespace railweave::test {
@@ -25,6 +27,32 @@ class TxLinkTest : public testing::Test {
     frame.from_nic = 1;
     frame.generation = generation;
     link_.on_answer(frame, now_);
+  }
+  void answer(RailFrame kind, const RailHeader& asked) {
+    RailHeader frame = asked;
+    frame.kind = kind;
+    frame.from_nic = 1;
+    frame.base = 0;
+    link_.on_answer(frame, now_);
+  }
+  void forward(std::uint32_t bytes) {
+    const auto slot = memory_.take(0, engine::Pool::tx, 0);
+    if (!slot) return;
+    engine::Record record;
+    record.slot = slot->slot;
+    record.turn = slot->turn;
+    record.length = bytes;
+    record.word = word();
+    link_.forward(record);
+  }
+  // A turn of the engine's: what was asked and sent in it.
+  std::vector<RailHeader> turn() {
+    transport_.sent.clear();
+    link_.advance(now_, {});
+    link_.send_accepted(now_);
+    for (const std::uint64_t token : transport_.tokens) holds_.sent(token);
+    transport_.tokens.clear();
+    return transport_.sent;
   }
   void bring_up() {
     link_.advance(now_, {});
@@ -80,6 +108,44 @@ TEST_F(TxLinkTest, OverOfAnOlderGenerationSaysNothingNew) {
   const std::uint64_t before = word();
   answer(RailFrame::over, 1);
   EXPECT_EQ(word(), before);
+}
+
+TEST_F(TxLinkTest, DataWaitsForTheEndOfTheTurn) {
+  bring_up();
+  forward(100);
+  const std::vector<RailHeader> asked = turn();
+  ASSERT_EQ(asked.back().kind, RailFrame::offer);
+  transport_.sent.clear();
+  answer(RailFrame::accept, asked.back());
+  EXPECT_TRUE(transport_.sent.empty());
+  EXPECT_EQ(turn().back().kind, RailFrame::data);
+}
+
+// Slow rails have windows of two. The other transfer is under way, and the next one goes out in the same turn.
+TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
+  const auto bytes = static_cast<std::uint32_t>(memory_.chunk_bytes());
+  constexpr std::uint64_t kChunkNs = 1'000'000;
+  bring_up();
+  std::deque<RailHeader> on_the_rail;
+  std::optional<std::uint64_t> rate;
+  for (int turns = 0; turns < 1000 && !rate; ++turns) {
+    now_ += kChunkNs;
+    if (!on_the_rail.empty()) {
+      answer(RailFrame::got, on_the_rail.front());
+      on_the_rail.pop_front();
+    }
+    forward(bytes);
+    forward(bytes);
+    for (const RailHeader& frame : turn()) {
+      if (frame.kind == RailFrame::offer) answer(RailFrame::accept, frame);
+      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
+    }
+    rate = link_.take_rate();
+  }
+  ASSERT_TRUE(rate);
+  const std::uint64_t paced = std::uint64_t{bytes} * 1'000'000'000 / kChunkNs;
+  EXPECT_GE(*rate, paced);
+  EXPECT_LE(*rate, paced * 4 / 3);  // time for which this thread lacked a CPU does not count
 }
 
 }  // namespace
