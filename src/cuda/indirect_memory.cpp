@@ -66,6 +66,7 @@ IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const Exc
   try {
     if (relay_slots_ != 0) lend();
   } catch (const Error& error) {
+    lent_[own_].reset();
     remarks_.once(std::string("no messages of others pass through this rank's GPU: ") + error.what());
   }
   try {
@@ -85,6 +86,7 @@ void IndirectMemory::lend() {
     cudaFree(lent);
   });
   lent_here().add(lent_[own_]);
+  check(cudaIpcGetMemHandle(&lent_handle_, memory), "exporting GPU memory to other processes");
 }
 
 // Before mates have it, so that it is memory of this process's NUMA node.
@@ -98,8 +100,7 @@ IndirectHandle IndirectMemory::handle() const {
   IndirectHandle handle{};
   handle.host.fd = -1;
   if (pinned_[own_].address != 0) handle.host = pinned_[own_].memory.handle();
-  if (lent_[own_] == nullptr) return handle;
-  check(cudaIpcGetMemHandle(&handle.memory, lent_[own_].get()), "exporting GPU memory to other processes");
+  handle.memory = lent_handle_;
   handle.address = reinterpret_cast<std::uint64_t>(lent_[own_].get());
   return handle;
 }

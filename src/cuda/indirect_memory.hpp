@@ -63,6 +63,7 @@ class IndirectMemory {
   const std::uint8_t relay_slots_;
   Remarks& remarks_;
   std::vector<std::shared_ptr<void>> lent_;  // by mate, the own one too
+  cudaIpcMemHandle_t lent_handle_{};         // to the own one
   std::vector<Pinned> pinned_;               // by destination
   std::vector<Pair> pairs_;                  // by mate
   // By mate: what kernels say. Pinned; none where there are no paths.
