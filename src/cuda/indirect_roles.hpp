@@ -23,6 +23,20 @@ RAILWEAVE_ROLE SlotRecord read_record(Block& block, const SlotRecord& record) {
   return {block.relaxed(&record.number), block.relaxed(&record.offset), block.relaxed(&record.bytes), 0};
 }
 
+// Bytes of a granted send that are this block's to push.
+RAILWEAVE_ROLE void own_piece(const Message& m, Share& own, std::uint64_t at) {
+  own.at = at < m.bytes ? at : m.bytes;
+  own.end = m.bytes - own.at < m.piece_bytes ? m.bytes : own.at + m.piece_bytes;
+}
+
+// Of a send, on its way over an indirect path.
+struct Piece {
+  std::uint32_t path;
+  std::uint32_t bytes = 0;
+  std::uint64_t offset = 0;  // in the message
+  std::uint64_t number = 0;  // of the path
+};
+
 template <typename Block>
 class IndirectRoles {
  public:
@@ -55,36 +69,48 @@ class IndirectRoles {
     return kStraight;
   }
 
-  // Takes the path's next slot, by one thread. False when it is not free, or the link to the relay is not.
-  RAILWEAVE_ROLE bool take_slot(const Message& m, std::uint32_t path, std::uint64_t bytes, std::uint64_t& number) {
-    IndirectPath& own = m.local->indirect[path];
-    const std::uint32_t slots = slots_of(m, path);
-    std::uint64_t taken = block_.relaxed(&own.taken);
+  // Takes the next slot of `piece.path` for what the block owns of the message, by one thread. False when it is not free, or the link to
+  // the relay is not.
+  RAILWEAVE_ROLE bool take_slot(const Message& m, Share& own, Piece& piece) {
+    IndirectPath& path = m.local->indirect[piece.path];
+    const std::uint32_t slots = slots_of(m, piece.path);
+    const std::uint64_t bytes = own.end - own.at < kIndirectBytes ? own.end - own.at : kIndirectBytes;
+    std::uint64_t taken = block_.relaxed(&path.taken);
     for (std::uint32_t tries = 0; tries < kTries; ++tries, ++taken) {
       const std::uint64_t before = taken < slots ? 0 : taken - slots + 1;
-      const std::uint64_t free = free_at(own.link_to);
-      if (block_.acquire(&own.freed[taken & (slots - 1)]) != before || !is_past(free)) return false;
-      if (!block_.swap_if(&own.taken, taken, taken + 1)) continue;
-      use(own.link_to, bytes);
-      block_.add(&own.sent, bytes);
-      number = taken + 1;
+      const std::uint64_t free = free_at(path.link_to);
+      if (block_.acquire(&path.freed[taken & (slots - 1)]) != before || !is_past(free)) return false;
+      if (!block_.swap_if(&path.taken, taken, taken + 1)) continue;
+      use(path.link_to, bytes);
+      block_.add(&path.sent, bytes);
+      piece.bytes = static_cast<std::uint32_t>(bytes);
+      piece.offset = own.at;
+      piece.number = taken + 1;
+      own.at += bytes;
       return true;
     }
     return false;
   }
 
-  RAILWEAVE_ROLE void fill_slot(const Message& m, std::uint32_t path, std::uint64_t piece, std::uint64_t offset, std::uint32_t bytes) {
-    block_.copy(slot_at(m, path, block_.relaxed(&m.local->indirect[path].to), piece), m.data + offset, bytes);
-  }
-
-  // By one thread, after a barrier.
-  RAILWEAVE_ROLE void announce(const Message& m, std::uint32_t path, std::uint64_t piece, const SlotRecord& record) {
-    const std::uint64_t slot = slot_of(m, path, piece);
-    IndirectPath& there = m.remote->indirect[path];
-    block_.store(&there.records[slot].number, record.number);
-    block_.store(&there.records[slot].offset, record.offset);
-    block_.store(&there.records[slot].bytes, record.bytes);
-    block_.release(&there.filled[slot], piece);
+  // So many pieces in a row, by the whole block: the next one and its slot are taken while one is copied, and one is announced while the
+  // next is copied, as a fence waits for the bytes' way there.
+  RAILWEAVE_ROLE void push(const Message& m, Share& own, std::uint64_t* claimed, Piece piece, std::uint32_t row) {
+    for (std::uint32_t k = 1;; ++k) {
+      Piece next{kStraight};
+      block_.leader([&] {
+        if (k == row) return;
+        if (own.at == own.end) own_piece(m, own, block_.add(claimed, std::uint64_t{m.piece_bytes}));
+        if (own.at == own.end) return;
+        Piece wanted{path_of(m, own.number, block_.relaxed(claimed))};
+        if (wanted.path != kStraight && take_slot(m, own, wanted)) next = wanted;
+      });
+      const std::uint64_t slots = block_.relaxed(&m.local->indirect[piece.path].to);
+      block_.copy(slot_at(m, piece.path, slots, piece.number), m.data + piece.offset, piece.bytes);
+      next = block_.share([&] { return next; });
+      block_.leader([&] { announce(m, own.number, piece); });
+      if (next.path == kStraight) return;
+      piece = next;
+    }
   }
 
   // At an operation's end, for the last message of the pair.
@@ -150,6 +176,16 @@ class IndirectRoles {
   RAILWEAVE_ROLE bool paced() const { return link_MBps_ != 0; }
 
  private:
+  // By one thread, after a barrier.
+  RAILWEAVE_ROLE void announce(const Message& m, std::uint64_t message, const Piece& piece) {
+    IndirectPath& there = m.remote->indirect[piece.path];
+    const std::uint64_t slot = slot_of(m, piece.path, piece.number);
+    block_.store(&there.records[slot].number, message);
+    block_.store(&there.records[slot].offset, piece.offset);
+    block_.store(&there.records[slot].bytes, std::uint64_t{piece.bytes});
+    block_.release(&there.filled[slot], piece.number);
+  }
+
   // All blocks are after a path's next slot; one that loses the race for it looks at the one behind it instead of losing a turn.
   static constexpr std::uint32_t kTries = 4;
 

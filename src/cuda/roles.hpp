@@ -178,11 +178,6 @@ class Roles {
     for (std::uint64_t bundle = first; bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
     return mine;
   }
-  RAILWEAVE_ROLE static void own_piece(const Message& m, Share& own, std::uint64_t at) {
-    own.at = at < m.bytes ? at : m.bytes;
-    own.end = m.bytes - own.at < m.piece_bytes ? m.bytes : own.at + m.piece_bytes;
-  }
-
   RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) { return (m.bytes + kBundleBytes - 1) / kBundleBytes; }
   RAILWEAVE_ROLE static std::uint64_t all_bundles(const Message& m) { return ~std::uint64_t{0} >> (kMostBundles - bundles(m)); }
 
@@ -454,7 +449,15 @@ class Roles {
     std::uint64_t bytes = own.end - own.at;
     if constexpr (kIndirect) {
       const std::uint32_t path = indirect_.path_of(m, own.number, block_.relaxed(&state(work.message).claimed));
-      if (path != Indirect::kStraight) return claim_path(work, m, own, path);
+      if (path != Indirect::kStraight) {
+        Piece piece{path};
+        if (!indirect_.take_slot(m, own, piece)) return false;
+        work.slot = kFirstIndirect + path;
+        work.turn = piece.number;
+        work.offset = piece.offset;
+        work.bytes = piece.bytes;
+        return true;
+      }
       if (!indirect_.straight_is_free(m)) return false;
     }
     if (work.base == nullptr) {
@@ -467,16 +470,6 @@ class Roles {
     if constexpr (kIndirect) indirect_.use_straight(m, bytes);
     own.at += bytes;
     work.bytes = static_cast<std::uint32_t>(bytes);
-    return true;
-  }
-
-  RAILWEAVE_ROLE bool claim_path(Work& work, const Message& m, Share& own, std::uint32_t path) {
-    const std::uint64_t bytes = own.end - own.at < kIndirectBytes ? own.end - own.at : kIndirectBytes;
-    if (!indirect_.take_slot(m, path, bytes, work.turn)) return false;
-    work.slot = kFirstIndirect + path;
-    work.offset = own.at;
-    work.bytes = static_cast<std::uint32_t>(bytes);
-    own.at += bytes;
     return true;
   }
 
@@ -520,7 +513,8 @@ class Roles {
       case Step::push:
         if constexpr (kIndirect) {
           if (work.slot >= kFirstIndirect) {
-            push_over_path(work, briefly);
+            const Piece piece{work.slot - kFirstIndirect, work.bytes, work.offset, work.turn};
+            indirect_.push(m, share(work.message), &state(work.message).claimed, piece, briefly ? 1 : kInARow);
             break;
           }
           briefly = briefly || indirect_.paced();  // each piece waits for its link
@@ -560,31 +554,6 @@ class Roles {
       bytes = static_cast<std::uint32_t>(m.bytes - offset < m.piece_bytes ? m.bytes - offset : m.piece_bytes);
     }
     block_.leader([&] { block_.announce(&m.remote->placed[share(work.message).number % kGrants], pushed); });
-  }
-
-  // In a row, too: the next piece and its slot are taken while one is copied, and one is announced while the next is copied, as a fence
-  // waits for the bytes' way there.
-  RAILWEAVE_ROLE void push_over_path(Work work, bool briefly) {
-    const Message& m = message(work.message);
-    Share& own = share(work.message);
-    for (std::uint32_t k = briefly ? kInARow : 1;; ++k) {
-      Work next = work;
-      next.step = Step::waiting;
-      block_.leader([&] {
-        if (k == kInARow) return;
-        std::uint64_t* const claimed = &state(work.message).claimed;
-        if (own.at == own.end) own_piece(m, own, block_.add(claimed, std::uint64_t{m.piece_bytes}));
-        if (own.at == own.end) return;
-        const std::uint32_t path = indirect_.path_of(m, own.number, block_.relaxed(claimed));
-        if (path != Indirect::kStraight && claim_path(next, m, own, path)) next.step = Step::push;
-      });
-      const std::uint32_t path = work.slot - kFirstIndirect;
-      indirect_.fill_slot(m, path, work.turn, work.offset, work.bytes);
-      next = block_.share([&] { return next; });
-      block_.leader([&] { indirect_.announce(m, path, work.turn, {own.number, work.offset, work.bytes, 0}); });
-      if (next.step != Step::push) break;
-      work = next;
-    }
   }
 
   RAILWEAVE_ROLE void push_to_slot(const Work& work, const Message& m) {
