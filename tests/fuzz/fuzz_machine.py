@@ -217,7 +217,12 @@ def calibration(data: bytes) -> None:
     except calibrate.CalibrationError:
         return
     assert calibrate.parse(found.text(), "fuzz") == found
-    assert calibrate.settings(found).keys() == {"gpu_blocks", "gpu_low_latency_bytes"}
+    settings = {name: int(value) for name, value in calibrate.settings(found).items()}
+    assert settings.keys() == {"gpu_blocks", "gpu_low_latency_bytes", "gpu_host_share", "gpu_relays"}
+    # Within what the library takes (src/engine/settings.cpp).
+    assert 1 <= settings["gpu_blocks"] <= 64
+    assert 0 <= settings["gpu_host_share"] <= 500
+    assert settings["gpu_relays"] in (0, 1)
 
 
 TARGETS: dict[str, Callable[[], Target]] = {
