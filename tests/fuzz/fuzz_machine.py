@@ -104,7 +104,10 @@ def nvml(data: bytes) -> None:
         parse_nvml(text)
     except ValueError:
         return
-    pci = Known(tuple(PciDevice(f"0000:{bus:02x}:00.0", None, "pci", NVIDIA, NVIDIA, DISPLAY) for bus in (0x1B, 0x43)), "fuzz")
+    pci = Known(
+        tuple(PciDevice(f"0000:{bus:02x}:00.0", None, "pci", vendor=NVIDIA, device=NVIDIA, pci_class=DISPLAY) for bus in (0x1B, 0x43)),
+        "fuzz",
+    )
     gpus, _ = read_gpus(RecordedSource(Recording(libraries={"nvml": text})), pci)
     machine = Machine("fuzz", pci=pci, gpus=gpus)
     assert isinstance(gpus, Known) and len(unlisted_gpus(machine)) <= 2
