@@ -70,8 +70,10 @@ constexpr std::array kTable{
     Setting{"gpu_low_latency_bytes", "bytes", false, 0, 3u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree",
             "2 x H200, docs/cuda.md; `railweave calibrate` measures it", &S::gpu_low_latency_bytes},
-    Setting{"gpu_nodes", "nodes", true, 1, 1024, "most nodes of a communicator between GPUs; one over more is left to NCCL",
-            "over rails nothing has been measured on GPUs yet", &S::gpu_nodes},
+    Setting{
+        "gpu_nodes", "nodes", true, 1, 1024, "most nodes of a communicator between GPUs; one over more is left to NCCL",
+        "labs of 4 x H200: more than NCCL inside nodes and for skewed traffic, less where traffic over rails is balanced (docs/results.md)",
+        &S::gpu_nodes},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",
             "three times the 10 minutes after which PyTorch's watchdog gives up", &S::gpu_timeout_ms},
     Setting{
