@@ -76,20 +76,21 @@ def _cards(run: Run, others: list[str]) -> list[tuple[str, str]]:
 
 def _rates(run: Run) -> Figure:
     matrices, systems = run.matrices(), run.systems()
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(11, 1.1 + 0.22 * len(matrices) * len(systems)), layout="constrained")
     axes = figure.subplots()
-    width, places = 0.8 / len(systems), np.arange(len(matrices))
+    width, places = 0.8 / len(systems), -np.arange(len(matrices))
     for number, system in enumerate(systems):
         found = [run.find(matrix, system) for matrix in matrices]
         rates = np.array([each.gbps for each in found])
         ends = np.array([[each.busiest_bytes / end(each.seconds) / 1e9 for each in found] for end in (max, min)])
-        at = places + (number - (len(systems) - 1) / 2) * width
-        axes.bar(at, rates, width * 0.92, color=_COLOURS[system], yerr=np.abs(ends - rates), error_kw={"lw": 0.8, "ecolor": "#1c2733"})
+        at = places - (number - (len(systems) - 1) / 2) * width
+        axes.barh(at, rates, width * 0.92, color=_COLOURS[system], xerr=np.abs(ends - rates), error_kw={"lw": 0.8, "ecolor": "#1c2733"})
     for place, matrix in zip(places, matrices, strict=True):
         first = run.find(matrix, systems[0])
-        axes.hlines(first.busiest_bytes / first.bound_seconds / 1e9, place - 0.44, place + 0.44, color="black", lw=2)
-    axes.set_xticks(places, [matrix.replace(":", "\n") for matrix in matrices], size=8)
-    axes.set_ylabel("GB/s")
+        axes.vlines(first.busiest_bytes / first.bound_seconds / 1e9, place - 0.44, place + 0.44, color="black", lw=2)
+    axes.set_yticks(places, matrices, size=9)
+    axes.set_ylim(0.5 - len(matrices), 0.5)
+    axes.set_xlabel("GB/s")
     axes.margins(x=0.02)
     handles: list[Patch | Line2D] = [Patch(color=_COLOURS[system], label=system) for system in systems]
     handles.append(Line2D([], [], color="black", lw=2, label="bound"))
