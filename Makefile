@@ -31,9 +31,10 @@ test: setup test-cpp cuda test-python protocol test-cni fuzz-short ## all tests;
 test-cpp: build ## C++ tests
 	@RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true) ctest --preset $(PRESET) -j 2
 
-# Labs mostly wait, one after the other, while other tests run.
+# Tests with labs one after the other: `lab down --all` is tested too, and rates on rails. pytest 9 and xdist 3.8 do not agree on its groups.
 test-python: ## Python tests
-	@.venv/bin/python -m pytest -q -n 3 --dist loadgroup
+	@.venv/bin/python -m pytest -q -n 3 -m 'not root'
+	@.venv/bin/python -m pytest -q -m root
 
 lint: ## formatters, linters, type checker
 	@scripts/lint

@@ -23,13 +23,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if not item.get_closest_marker("root"):
-            continue
-        # One lab at a time: `lab down --all` is tested too, and rates on rails.
-        item.add_marker(pytest.mark.xdist_group("labs"))
-        if os.geteuid() != 0:
-            item.add_marker(pytest.mark.skip(reason="needs root and network namespaces"))
+    if os.geteuid() != 0:
+        for item in items:
+            if item.get_closest_marker("root"):
+                item.add_marker(pytest.mark.skip(reason="needs root and network namespaces"))
 
 
 def _marked(mark: str) -> set[str]:

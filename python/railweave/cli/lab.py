@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import click
 
@@ -83,9 +84,10 @@ def down(name: str | None, all_: bool) -> None:
     if (name is None) != all_:
         raise click.UsageError("give the name of a lab, or --all")
     for each in labs() if name is None else [name]:
-        if not take_down(each):
+        if take_down(each):
+            click.echo(f"{each} is down")
+        elif name is not None:  # of all of them, one may have gone by itself meanwhile
             raise LabError(f"no lab named '{each}': see `railweave lab status`")
-        click.echo(f"{each} is down")
 
 
 @command.command()
@@ -93,7 +95,7 @@ def down(name: str | None, all_: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="With each NIC's state, rate and the kernel's byte counters.")
 def status(name: str | None, as_json: bool) -> None:
     """Show the labs that are up."""
-    found = [Lab.find(each).describe() for each in ([name] if name else labs())]
+    found = [Lab.find(name).describe()] if name else _all_that_stay()
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -114,6 +116,18 @@ def fabric(name: str) -> None:
     from railweave.lab.fabric import of_lab
 
     click.echo(of_lab(Lab.find(name).spec).to_json())
+
+
+def _all_that_stay() -> list[dict[str, Any]]:
+    """Descriptions of all labs but those that go down meanwhile."""
+    found = []
+    for each in labs():
+        try:
+            found.append(Lab.find(each).describe())
+        except LabError:
+            if each in labs():
+                raise
+    return found
 
 
 def _summary(spec: LabSpec) -> str:
