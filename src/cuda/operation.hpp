@@ -102,7 +102,7 @@ struct Share {
   std::uint64_t number;  // of the message, or of its first packet
   std::uint64_t at;      // granted sends: the bytes from here to `end` are the block's; packets: the block's bundles, a bit each
   std::uint64_t end;
-  // Granted sends, once there is work: what the grant says. No bytes: not granted yet.
+  // Granted sends, once there is work: what the grant says.
   std::uint64_t granted_bytes;
   BufferName granted;
   Totals totals;  // of messages that report: before the operation

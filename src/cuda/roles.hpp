@@ -90,7 +90,7 @@ class Roles {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
       Share& own = share(i);
-      own.at = own.end = own.granted_bytes = 0;
+      own.at = own.end = 0;
       if (m.reports) own.totals = read_totals(block_, m);
       if (in_packets(m)) {
         own.number = block_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
@@ -530,9 +530,10 @@ class Roles {
     }
   }
 
-  // Before its own send is granted a block helps with another one a piece at a time. With rows of 2 MiB, all blocks of a rank were stuck
-  // for 400 us where they had been granted first, at 5 GB/s each, while its other destinations waited (docs/cuda.md).
-  RAILWEAVE_ROLE bool helps_early(std::uint32_t i) const { return i != home_ && sends(message(home_)) && share(home_).granted_bytes == 0; }
+  // A block that still holds a piece of its own send, which has not been granted, helps with another one a piece at a time. With rows of
+  // 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other destinations
+  // waited (docs/cuda.md).
+  RAILWEAVE_ROLE bool helps_early(std::uint32_t i) const { return i != home_ && share(home_).at != share(home_).end; }
 
   static constexpr std::uint32_t kInARow = 8;
 
