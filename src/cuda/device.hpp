@@ -3,7 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "railweave/error.hpp"
@@ -41,6 +44,24 @@ inline Event make_event() {
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
   return Event(event);
+}
+
+// Host memory that kernels of the current device read and write at `address`, as long as `keep` lives.
+struct PinnedMemory {
+  std::shared_ptr<void> keep;
+  std::uint64_t address = 0;
+};
+inline PinnedMemory pin(std::span<std::byte> memory, const std::string& what) {
+  check(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
+        "pinning " + std::to_string(memory.size()) + " bytes of " + what);
+  PinnedMemory pinned{std::shared_ptr<void>(memory.data(), [](void* data) {
+    cudaHostUnregister(data);
+    static_cast<void>(cudaGetLastError());
+  })};
+  void* device = nullptr;
+  check(cudaHostGetDevicePointer(&device, memory.data(), 0), "mapping pinned slots for the GPU");
+  pinned.address = reinterpret_cast<std::uint64_t>(device);
+  return pinned;
 }
 
 // Makes a device current, and, while the scope lasts, allows this thread what a capture under way elsewhere forbids: our calls touch no

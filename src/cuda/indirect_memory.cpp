@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <utility>
 
 #include "device.hpp"
@@ -38,19 +37,6 @@ class LentHere {
 LentHere& lent_here() {
   static LentHere& instance = *new LentHere;
   return instance;
-}
-
-std::shared_ptr<void> pin(std::span<std::byte> memory, std::uint64_t& address) {
-  check(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
-        "pinning " + std::to_string(memory.size()) + " bytes of slots");
-  std::shared_ptr<void> keep(memory.data(), [](void* data) {
-    cudaHostUnregister(data);
-    static_cast<void>(cudaGetLastError());
-  });
-  void* device = nullptr;
-  check(cudaHostGetDevicePointer(&device, memory.data(), 0), "mapping pinned slots for the GPU");
-  address = reinterpret_cast<std::uint64_t>(device);
-  return keep;
 }
 
 }  // namespace
@@ -93,13 +79,13 @@ void IndirectMemory::lend() {
 void IndirectMemory::pin_own() {
   Pinned& own = pinned_[own_];
   own.memory = engine::SharedMemory::create("railweave-host-path", host_bytes(mates_));
-  own.pin = pin({own.memory.data(), own.memory.bytes()}, own.address);
+  own.pin = pin({own.memory.data(), own.memory.bytes()}, "slots");
 }
 
 IndirectHandle IndirectMemory::handle() const {
   IndirectHandle handle{};
   handle.host.fd = -1;
-  if (pinned_[own_].address != 0) handle.host = pinned_[own_].memory.handle();
+  if (pinned_[own_].pin.address != 0) handle.host = pinned_[own_].memory.handle();
   handle.memory = lent_handle_;
   handle.address = reinterpret_cast<std::uint64_t>(lent_[own_].get());
   return handle;
@@ -120,13 +106,13 @@ void IndirectMemory::map(std::uint32_t mate, const std::string& name, bool same_
         remarks_.once("no messages pass through " + name + "'s GPU: its memory cannot be mapped: " + cudaGetErrorString(error));
     }
   }
-  if (pinned_[own_].address == 0 || handle.host.fd < 0) return;
+  if (pinned_[own_].pin.address == 0 || handle.host.fd < 0) return;
   try {
     Pinned& there = pinned_[mate];
     there.memory = engine::SharedMemory::open(handle.host);
     const std::uint64_t offset = host_offset(own_, mate);
     if (there.memory.bytes() < offset + kHostBytes) throw Error("it is " + std::to_string(there.memory.bytes()) + " bytes");
-    there.pin = pin({there.memory.data() + offset, kHostBytes}, there.address);
+    there.pin = pin({there.memory.data() + offset, kHostBytes}, "slots");
   } catch (const Error& error) {
     pinned_[mate] = {};
     remarks_.once("no messages reach " + name + " over host memory: " + error.what());
@@ -140,12 +126,12 @@ std::uint64_t IndirectMemory::lent_slots(std::uint32_t relay, std::uint32_t sour
 
 // The destination has slots for each source, which has mapped its own ones only.
 std::uint64_t IndirectMemory::host_slots(std::uint32_t source, std::uint32_t destination) const {
-  const std::uint64_t address = pinned_[destination].address;
+  const std::uint64_t address = pinned_[destination].pin.address;
   return address == 0 || destination != own_ ? address : address + host_offset(source, destination);
 }
 
 void IndirectMemory::write_paths(const Region& region) {
-  if (relay_slots_ == 0 && pinned_[own_].address == 0) return;
+  if (relay_slots_ == 0 && pinned_[own_].pin.address == 0) return;
   const Stream stream = make_stream();
   void* counts = nullptr;
   check(cudaHostAlloc(&counts, mates_ * sizeof(IndirectSent), cudaHostAllocPortable | cudaHostAllocMapped),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../engine/shared_memory.hpp"
+#include "device.hpp"
 #include "mate_book.hpp"
 #include "port.hpp"
 #include "railweave/engine/settings.hpp"
@@ -44,8 +45,7 @@ class IndirectMemory {
  private:
   struct Pinned {
     engine::SharedMemory memory;
-    std::shared_ptr<void> pin;
-    std::uint64_t address = 0;  // for kernels; 0: none
+    PinnedMemory pin;  // at address 0: none
   };
   struct FreePinned {
     void operator()(IndirectSent* sent) const noexcept { cudaFreeHost(sent); }

@@ -8,18 +8,10 @@
 namespace railweave::cuda {
 namespace {
 
-// Makes a mate's region memory that kernels of the current device read and write, as long as `keep` lives. The network library sees host
-// memory only.
+// A mate's region for kernels. The network library sees host memory only.
 RailBackend::Mapped map_region(std::span<std::byte> region) {
-  check(cudaHostRegister(region.data(), region.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
-        "pinning " + std::to_string(region.size()) + " bytes of slots (slots_per_writer and rx_slots set how many)");
-  std::shared_ptr<void> keep(region.data(), [](void* data) {
-    cudaHostUnregister(data);
-    static_cast<void>(cudaGetLastError());
-  });
-  void* device = nullptr;
-  check(cudaHostGetDevicePointer(&device, region.data(), 0), "mapping pinned slots for the GPU");
-  return {region.data(), region.size(), reinterpret_cast<std::uint64_t>(device), std::move(keep)};
+  PinnedMemory pinned = pin(region, "slots (slots_per_writer and rx_slots set how many)");
+  return {region.data(), region.size(), pinned.address, std::move(pinned.keep)};
 }
 
 }  // namespace
