@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "apart_roles.hpp"
 #include "device_words.cuh"
+#include "roles.hpp"
 
 namespace railweave::cuda {
 
@@ -53,14 +53,12 @@ class DeviceBlock : public DeviceWords {
   static constexpr bool kMany = Capacity == 0;
 
   DeviceBlock() = default;
-  // The grid's first blocks are counted last: those that move packets first (apart_roles.hpp).
+  // Beside so many first blocks of the grid, which move packets.
   __device__ __forceinline__ explicit DeviceBlock(std::uint32_t packet_blocks) : packet_blocks_(packet_blocks) {}
   __device__ __forceinline__ explicit DeviceBlock(Share* shares) : shares_(shares) {}
 
-  __device__ __forceinline__ std::uint32_t blocks() const { return gridDim.x; }
-  __device__ __forceinline__ std::uint32_t index() const {
-    return blockIdx.x >= packet_blocks_ ? blockIdx.x - packet_blocks_ : blockIdx.x + gridDim.x - packet_blocks_;
-  }
+  __device__ __forceinline__ std::uint32_t blocks() const { return gridDim.x - packet_blocks_; }
+  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x - packet_blocks_; }
 
   // One block has nobody to share the states with: they are in shared memory then.
   __device__ __forceinline__ static MessageState* states(MessageState* in_global) {
@@ -88,11 +86,6 @@ class DeviceBlock : public DeviceWords {
 
   // --- Threads
   __device__ __forceinline__ static void sync() { __syncthreads(); }
-  __device__ __forceinline__ static bool any(bool mine) { return __syncthreads_or(mine) != 0; }
-  template <typename F>
-  __device__ __forceinline__ static auto together(F&& f) {
-    return f();
-  }
   template <typename F>
   __device__ __forceinline__ void lead(F&& f) const {
     if ((threadIdx.x & 31) == 0) f();

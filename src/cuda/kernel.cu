@@ -45,12 +45,13 @@ template <std::uint32_t Capacity>
 __global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   const OperationHeader& header = parameters.header;
-  DeviceBlock<Capacity> block(header.packet_blocks);
-  Roles<DeviceBlock<Capacity>, false> granted(block, granted_part(header, parameters.messages));
-  if (blockIdx.x >= header.packet_blocks) return granted.run();
-  DeviceWarp warp(header.packet_blocks);
-  PacketRoles<DeviceWarp> packets(warp, packet_part(header, parameters.messages));
-  run_apart(block, packets, granted);
+  if (blockIdx.x < header.packet_blocks) {
+    DeviceWarp warp(header.packet_blocks);
+    PacketRoles<DeviceWarp>(warp, packet_part(header, parameters.messages)).run();
+  } else {
+    DeviceBlock<Capacity> block(header.packet_blocks);
+    Roles<DeviceBlock<Capacity>, false>(block, granted_part(header, parameters.messages)).run();
+  }
 }
 
 // With messages to other nodes. One for all operations: what goes over rails takes longer than parameters and code cost.
@@ -144,19 +145,19 @@ cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHe
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  const std::uint32_t cluster = plan.kernel == Kernel::packets ? plan.blocks : plan.kernel == Kernel::apart ? plan.packet_blocks : 1;
-  if (cluster > 1) {
+  if (plan.cluster > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {cluster, 1, 1};
+    attributes[config.numAttrs++].val.clusterDim = {plan.cluster, 1, 1};
   }
   void* arguments[] = {&parameters};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
 
+// Up to `most`; every device with clusters allows 8.
 template <std::uint32_t Capacity>
-std::uint32_t most_cluster_blocks() {
-  check(cudaFuncSetAttribute(exchange_packets<Capacity>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "allowing large clusters");
-  for (std::uint32_t blocks = 16; blocks > 1; blocks /= 2) {
+std::uint32_t most_cluster_blocks(void (*kernel)(Parameters<Capacity>), std::uint32_t most) {
+  if (most > 8) check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "allowing large clusters");
+  for (std::uint32_t blocks = most; blocks > 1; blocks /= 2) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {blocks, 1, 1};
@@ -166,7 +167,7 @@ std::uint32_t most_cluster_blocks() {
     config.attrs = &attribute;
     config.numAttrs = 1;
     int clusters = 0;
-    if (cudaOccupancyMaxActiveClusters(&clusters, exchange_packets<Capacity>, &config) == cudaSuccess && clusters > 0) return blocks;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0) return blocks;
     static_cast<void>(cudaGetLastError());
   }
   return 1;
@@ -197,7 +198,13 @@ KernelTraits preload_kernels() {
   check(cudaGetDevice(&device), "asking for the current device");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
   if (major < 9) return {};
-  return {std::min({most_cluster_blocks<kFew>(), most_cluster_blocks<kSome>(), most_cluster_blocks<kMaxPacketMessages>()}), true};
+  constexpr std::uint32_t kMost = 16;
+  const std::uint32_t packets =
+      std::min({most_cluster_blocks(&exchange_packets<kFew>, kMost), most_cluster_blocks(&exchange_packets<kSome>, kMost),
+                most_cluster_blocks(&exchange_packets<kMaxPacketMessages>, kMost)});
+  const std::uint32_t apart = std::min(most_cluster_blocks(&exchange_apart<kSome>, kMostApartCluster),
+                                       most_cluster_blocks(&exchange_apart<kMaxMessages>, kMostApartCluster));
+  return {apart < kMostApartCluster ? std::min(packets, apart) : packets, true};
 }
 
 cudaError_t launch(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits& traits,

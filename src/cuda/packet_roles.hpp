@@ -40,10 +40,11 @@ class PacketRoles {
 
   RAILWEAVE_ROLE void run() {
     begin();
-    while (go_on(~0u)) continue;
+    while (!stopped_ && go_on()) continue;
     end();
   }
 
+ private:
   // All loads of this are under way at once. Receives are dealt to the warps from the other end, so that one packet each way is two warps'
   // work.
   RAILWEAVE_ROLE void begin() {
@@ -61,22 +62,14 @@ class PacketRoles {
     start_ = warp_.now();
   }
 
-  // Moves packets. False when all of the warp's are moved, or the operation was stopped; true after so many turns in a row in which
-  // nothing could be done.
-  RAILWEAVE_ROLE bool go_on(std::uint32_t patience) {
-    std::uint32_t in_vain = 0;
-    while (!stopped_) {
-      const std::uint32_t open = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i); });
-      if (open == 0) return false;
-      const std::uint32_t ready = choose(open);
-      if (ready != 0 && move(Warp::lowest(ready))) {
-        in_vain = 0;
-        continue;
-      }
-      if (warp_.idle()) stopped_ = look_at_host();
-      if (++in_vain == patience) return true;
-    }
-    return false;
+  // Moves a packet if one can be. False when all of the warp's are moved.
+  RAILWEAVE_ROLE bool go_on() {
+    const std::uint32_t open = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i); });
+    if (open == 0) return false;
+    const std::uint32_t ready = choose(open);
+    if (ready != 0 && move(Warp::lowest(ready))) return true;
+    if (warp_.idle()) stopped_ = look_at_host();
+    return true;
   }
 
   // The last warp moves the pairs' counts on and tells the host. The kernel's end puts that before the next operation.
@@ -95,7 +88,6 @@ class PacketRoles {
     });
   }
 
- private:
   struct Lane {
     std::uint64_t number;   // of the message's first packet
     std::uint32_t next;     // packet of the message that this warp moves next

@@ -133,15 +133,22 @@ struct Sums {
   std::uint64_t worth[2] = {};                        // blocks; by direction
   std::uint64_t granted_worth = 0, pulled_worth = 0;  // of granted sends; of granted receives through slots
   std::uint32_t peers = 0;                            // to which granted messages go
+  std::uint32_t partners = 0;                         // to or from which any message goes
+  std::uint64_t largest = 0;                          // message
 };
 
 Sums sum_up(std::span<const Message> messages) {
   Sums sums;
-  std::vector<const Port*> peers;
+  std::vector<const Port*> peers, partners;
+  const auto add = [](std::vector<const Port*>& ports, const Port* port) {
+    if (std::find(ports.begin(), ports.end(), port) == ports.end()) ports.push_back(port);
+  };
   for (const Message& m : messages) {
     const int direction = static_cast<int>(m.direction);
     sums.bytes[direction] += m.bytes;
     sums.worth[direction] += blocks_worth(m);
+    sums.largest = std::max(sums.largest, m.bytes);
+    add(partners, m.local);
     if (m.path == Path::packets) {
       ++sums.packets;
       sums.packet_bytes[direction] += m.bytes;
@@ -152,53 +159,59 @@ Sums sum_up(std::span<const Message> messages) {
     if (m.direction != Direction::send) continue;
     sums.granted_sent += m.bytes;
     sums.granted_worth += blocks_worth(m);
-    if (std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
+    add(peers, m.local);
   }
   sums.peers = static_cast<std::uint32_t>(peers.size());
+  sums.partners = static_cast<std::uint32_t>(partners.size());
   return sums;
 }
 
-// Packets have as much of the blocks as they have of the bytes. Clusters of more than 4 would leave little room for the others: a grid is
-// made of whole clusters.
-constexpr std::uint32_t kMostPacketBlocksApart = 4;
+// NCCL splits its 32 channels between the ranks of a communicator, rounded up to a power of two: 16 for the one peer of two GPUs, 8 for
+// each of three. With as many, four GPUs that all send to all others are to be no slower than it: 16 blocks moved 14.5 GB/s each there, 24
+// of NCCL's 14.2. Never more than its kernel has: one for each channel to or from a peer and one for each other rank (11, 18 and 25 for
+// one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda.md.
+constexpr std::uint32_t kNcclChannels = 32;
+constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 
+// What the operation may have.
+std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
+  if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) return std::max(1u, limits.blocks / 2);
+  const std::uint32_t world = std::max({limits.world, sums.partners, 1u}), shared_by = std::bit_ceil(world);
+  const std::uint32_t each = std::max(1u, 2 * limits.blocks / shared_by), of_nccl = std::max(1u, kNcclChannels / shared_by);
+  const std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
+  if (sums.largest > of_nccl * kNcclMostBytesPerChannel) return most;
+  return std::min(most, sums.partners * of_nccl + world - sums.partners);
+}
+
+// Packets have as much of the blocks as they have of the bytes. Half of each cluster is theirs, so that blocks of both kinds are running,
+// or none: neither kind does the other's work.
 Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const Sums& sums, std::uint32_t most) {
   const auto first_granted =
       std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
   const std::span packets(messages.begin(), first_granted), granted(first_granted, messages.end());
   const std::uint64_t bytes = std::max(sums.packet_bytes[0], sums.packet_bytes[1]);
   const std::uint64_t share = std::bit_ceil(divide_up(bytes * most, bytes + sums.granted_sent));
-  const std::uint64_t cap =
-      std::min({share, std::uint64_t{limits.cluster_blocks}, std::uint64_t{kMostPacketBlocksApart}, std::uint64_t{most / 2}});
-  const std::uint32_t cluster = blocks_for_packets(packets_of_fuller_direction(packets), static_cast<std::uint32_t>(cap));
-  const std::uint64_t others = std::clamp<std::uint64_t>(std::max(sums.granted_worth, sums.pulled_worth), 1, most - cluster);
-  std::uint32_t blocks = static_cast<std::uint32_t>(divide_up(cluster + others, cluster)) * cluster;
+  const std::uint64_t cap = std::min<std::uint64_t>(share, std::min({limits.cluster_blocks, kMostApartCluster, most}) / 2);
+  const std::uint32_t own = blocks_for_packets(packets_of_fuller_direction(packets), static_cast<std::uint32_t>(cap)), cluster = 2 * own;
+  const std::uint64_t others = std::clamp<std::uint64_t>(std::max(sums.granted_worth, sums.pulled_worth), 1, most - own);
+  std::uint32_t blocks = static_cast<std::uint32_t>(divide_up(own + others, cluster)) * cluster;
   if (blocks > most) blocks -= cluster;
-  deal_to_warps(packets, cluster);
-  assign(granted, blocks - cluster, std::max<std::uint64_t>(sums.granted_sent, 1));
-  return {Kernel::apart, blocks, cluster, static_cast<std::uint32_t>(packets.size())};
+  deal_to_warps(packets, own);
+  assign(granted, blocks - own, std::max<std::uint64_t>(sums.granted_sent, 1));
+  return {Kernel::apart, blocks, own, static_cast<std::uint32_t>(packets.size()), cluster};
 }
 
 }  // namespace
-
-// NCCL splits its 32 channels between the ranks of a communicator, rounded up to a power of two: 16 for the one peer of two GPUs, 8 for
-// each of three. With as many, four GPUs that all send to all others are to be no slower than it: 16 blocks moved 14.5 GB/s each there, 24
-// of NCCL's 14.2 (docs/cuda.md).
-std::uint32_t most_blocks(const LaunchLimits& limits, std::uint32_t peers, std::uint64_t bytes) {
-  const std::uint32_t each = std::max(1u, 2 * limits.blocks / std::bit_ceil(std::max(limits.world, 1u)));
-  const std::uint32_t most = std::clamp(peers * each, limits.blocks, 2 * limits.blocks);
-  return bytes < kManyBlocksFrom ? std::max(1u, limits.blocks / 2) : most;
-}
 
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   for (Message& m : messages) m.path = m.bytes <= limits.low_latency_bytes ? Path::packets : Path::granted;
   const bool indirect = choose_indirect(messages, limits);
   const Sums sums = sum_up(messages);
-  const std::uint64_t bytes = std::max(sums.bytes[0], sums.bytes[1]), worth = std::max(sums.worth[0], sums.worth[1]);
-  const std::uint32_t most = most_blocks(limits, sums.peers, bytes);
+  const std::uint64_t worth = std::max(sums.worth[0], sums.worth[1]);
+  const std::uint32_t most = most_blocks(limits, sums);
   const bool warps_can = !limits.beside_rails && sums.packets <= kMaxPacketMessages && messages.size() <= kMaxMessages;
   count(messages);
-  if (sums.packets != 0 && sums.granted != 0 && warps_can && most > 1) {
+  if (sums.packets != 0 && sums.granted != 0 && warps_can && most > 1 && limits.cluster_blocks > 1) {
     const Plan plan = plan_apart(messages, limits, sums, most);
     number(messages.first(plan.packet_messages));
     number(messages.subspan(plan.packet_messages));
@@ -209,7 +222,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   if (sums.granted == 0 && warps_can && (limits.cluster_blocks > 1 || worth == 1)) {
     const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, limits.cluster_blocks));
     deal_to_warps(messages, blocks);
-    return {Kernel::packets, blocks};
+    return {Kernel::packets, blocks, 0, 0, blocks};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));

@@ -9,13 +9,13 @@
 namespace railweave::cuda {
 
 struct LaunchLimits {
-  std::uint32_t blocks = 16;                     // more for an operation with many peers: most_blocks()
-  std::uint64_t low_latency_bytes = 512u << 10;  // a message of at most that many goes in packets; the same on all ranks
-  std::uint32_t cluster_blocks = 1;              // as many blocks begin together or not at all on this device
-  std::uint32_t world = 2;                       // ranks of the communicator, of the largest where there are several
-  bool beside_rails = false;                     // with messages to other nodes, whose kernel has the general roles for the others
-  std::uint32_t host_share = 0;  // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
-  std::uint32_t link_MBps = 0;   // of the links of an emulated mesh; 0: links are what they are
+  std::uint32_t blocks = 16;                   // more for an operation with many peers: most_blocks()
+  std::uint64_t low_latency_bytes = 1u << 20;  // a message of at most that many goes in packets; the same on all ranks
+  std::uint32_t cluster_blocks = 1;            // as many blocks begin together or not at all on this device
+  std::uint32_t world = 2;                     // ranks of the communicator, of the largest where there are several
+  bool beside_rails = false;                   // with messages to other nodes, whose kernel has the general roles for the others
+  std::uint32_t host_share = 0;                // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
+  std::uint32_t link_MBps = 0;                 // of the links of an emulated mesh; 0: links are what they are
 };
 
 // Which kernel it takes: whose roles move the messages.
@@ -23,7 +23,7 @@ enum class Kernel : std::uint8_t {
   packets,   // packet_roles.hpp alone
   granted,   // roles.hpp without packets
   indirect,  // the same with indirect paths
-  apart,     // apart_roles.hpp: both, by blocks of their own
+  apart,     // packet_roles.hpp and roles.hpp, by blocks of their own
   any,       // roles.hpp with packets: where blocks do not begin together, and for more messages than the others take
   rails,     // rail_roles.hpp beside roles.hpp with packets
 };
@@ -34,10 +34,11 @@ struct Plan {
   std::uint32_t blocks;
   std::uint32_t packet_blocks = 0;    // apart: the first of them
   std::uint32_t packet_messages = 0;  // apart: the first of the messages
+  std::uint32_t cluster = 1;          // blocks that begin together or not at all; the grid is made of whole ones
 };
 
-// What an operation that sends so many bytes to so many peers may have.
-std::uint32_t most_blocks(const LaunchLimits& limits, std::uint32_t peers, std::uint64_t bytes);
+// Of an operation apart: 1 to 4 blocks for packets, and as many for granted messages, so that one of either kind is running or none.
+inline constexpr std::uint32_t kMostApartCluster = 8;
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair, reports and operation of messages that
 // have all else (`paths` and `relay_slots`: those that there are), takes away the paths that they are not to use, and brings those in

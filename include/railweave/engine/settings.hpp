@@ -30,7 +30,7 @@ struct ExchangeSettings {
   std::uint64_t drain_ms = 5000;
   std::uint64_t bootstrap_ms = 60000;
   std::uint64_t gpu_blocks = 16;
-  std::uint64_t gpu_low_latency_bytes = 512u << 10;
+  std::uint64_t gpu_low_latency_bytes = 1u << 20;
   std::uint64_t gpu_nodes = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;
   std::uint64_t gpu_virtual_memory = 1;

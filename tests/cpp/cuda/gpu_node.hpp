@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -183,37 +182,20 @@ class Node {
     for (const MessageState& state : states) EXPECT_EQ(state.claimed, 0u);
   }
 
-  // The first blocks have a thread for each warp, and one of these does what the block does with granted messages.
+  // Half of the first cluster's blocks have a thread for each warp, the others are one thread each.
   void run_apart_from_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
-    struct PacketBlock {
-      PacketBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays, const Part& part)
-          : team(kBundlePackets), block(index, blocks, seed, delays) {
-        block.make_room(part.count);
-        granted.emplace(block, part);
-      }
-      HostTeam::Shared team;
-      HostBlock block;
-      std::optional<Roles<HostBlock, false>> granted;
-    };
-    const Part granted = granted_part(header, messages);
     const std::uint32_t others = plan.blocks - plan.packet_blocks, warps = plan.packet_blocks * kBundlePackets;
-    std::vector<std::unique_ptr<PacketBlock>> packet_blocks;
-    std::vector<Cluster> clusters(1);
-    for (std::uint32_t b = 0; b < plan.packet_blocks; ++b) {
-      packet_blocks.push_back(std::make_unique<PacketBlock>(others + b, plan.blocks, seed + b + 1, delays, granted));
-      for (std::uint32_t w = 0; w < kBundlePackets; ++w) {
-        clusters[0].push_back([=, this, &header, own = packet_blocks.back().get()] {
-          HostWarp warp(b + w * (warps / kBundlePackets), warps, seed + 100 + b * kBundlePackets + w, delays);
-          PacketRoles<HostWarp> packets(warp, packet_part(header, messages));
-          HostTeam team(own->team, w == 0);
-          run_apart(team, packets, *own->granted);
-        });
-      }
+    std::vector<Cluster> clusters(plan.blocks / plan.cluster);
+    for (std::uint32_t w = 0; w < warps; ++w) {
+      clusters[0].push_back([=, this, &header] {
+        HostWarp warp(w, warps, seed + 100 + w, delays);
+        PacketRoles<HostWarp>(warp, packet_part(header, messages)).run();
+      });
     }
     for (std::uint32_t b = 0; b < others; ++b) {
-      if (b % plan.packet_blocks == 0) clusters.emplace_back();
-      clusters.back().push_back([=, this, blocks = plan.blocks] {
-        HostBlock block(b, blocks, seed + b + 50, delays);
+      clusters[(plan.packet_blocks + b) / plan.cluster].push_back([=, this, &header] {
+        const Part granted = granted_part(header, messages);
+        HostBlock block(b, others, seed + b + 50, delays);
         block.make_room(granted.count);
         Roles<HostBlock, false>(block, granted).run();
       });

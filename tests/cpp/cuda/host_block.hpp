@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <barrier>
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -13,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "apart_roles.hpp"
+#include "roles.hpp"
 
 namespace railweave::cuda {
 
@@ -174,41 +173,6 @@ class HostBlock : public HostWords {
   std::uint32_t index_;
   std::uint32_t blocks_;
   std::vector<Share> shares_;
-};
-
-// Threads in the place of the warps of a block.
-class HostTeam {
- public:
-  struct Shared {
-    explicit Shared(std::uint32_t warps) : barrier(warps) {}
-    std::barrier<> barrier;
-    std::atomic<bool> vote = false;
-    bool result = false;
-  };
-  HostTeam(Shared& shared, bool leads) : shared_(shared), leads_(leads) {}
-
-  bool any(bool mine) {
-    if (mine) shared_.vote = true;
-    shared_.barrier.arrive_and_wait();
-    const bool result = shared_.vote;
-    shared_.barrier.arrive_and_wait();
-    if (leads_) shared_.vote = false;
-    shared_.barrier.arrive_and_wait();
-    return result;
-  }
-  // What a block does with barriers is one thread's work here.
-  template <typename F>
-  bool together(F&& f) {
-    if (leads_) shared_.result = f();
-    shared_.barrier.arrive_and_wait();
-    const bool result = shared_.result;
-    shared_.barrier.arrive_and_wait();
-    return result;
-  }
-
- private:
-  Shared& shared_;
-  bool leads_;
 };
 
 class HostWarp : public HostWords {

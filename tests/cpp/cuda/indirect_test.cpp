@@ -85,7 +85,7 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
     SCOPED_TRACE(c.what);
     std::vector<Message> messages;
     for (const auto& [direction, peer, bytes] : c.messages) messages.push_back(make(direction, peer, bytes));
-    EXPECT_EQ(prepare(messages, {16, 64u << 10, 1, 4, false, c.host_share, c.link_MBps}).kernel, c.kernel);
+    EXPECT_EQ(prepare(messages, {16, 64u << 10, 16, 4, false, c.host_share, c.link_MBps}).kernel, c.kernel);
     for (std::size_t i = 0; i < messages.size(); ++i) EXPECT_EQ(messages[i].paths, c.paths[i]) << "message " << i;
   }
 }
