@@ -1,4 +1,4 @@
-"""Everything that a machine with GPUs is needed for, in one call that builds nothing: bytes first, then the tables of docs/cuda.md.
+"""Everything that a machine with GPUs is needed for, in one call that builds nothing: bytes, then the tables of docs/cuda-measured.md.
 
     python3 benchmarks/cuda/gpu_run.py --exchange build/cuda/benchmarks/cuda/gpu_exchange --nccl .../libnccl.so.2 \\
         --railweave build/cuda/src/cuda/librailweave_cuda.so [--railweave other/librailweave_cuda.so ...] \\

@@ -21,7 +21,7 @@ constexpr std::uint64_t kPiecesPerBlock = 4;
 
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
-// What cannot be named comes through slots and has to be pulled, by a block for each: one alone moved 11 GB/s (docs/cuda.md).
+// What cannot be named comes through slots and has to be pulled, by a block for each: one alone moved 11 GB/s (docs/cuda-measured.md).
 std::uint64_t pulls_worth(const Message& m) {
   if (m.direction == Direction::send || m.receive.buffer != kNoBuffer) return 0;
   return std::min<std::uint64_t>(divide_up(m.bytes, kSlotBytes), kSlots);
@@ -169,7 +169,7 @@ Sums sum_up(std::span<const Message> messages) {
 // NCCL splits its 32 channels between the ranks of a communicator, rounded up to a power of two: 16 for the one peer of two GPUs, 8 for
 // each of three. With as many, four GPUs that all send to all others are to be no slower than it: 16 blocks moved 14.5 GB/s each there, 24
 // of NCCL's 14.2. Never more than its kernel has: one for each channel to or from a peer and one for each other rank (11, 18 and 25 for
-// one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda.md.
+// one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md.
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 

@@ -48,8 +48,8 @@ struct Work {
 // Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
 inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
 
-// An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more (docs/cuda.md). The
-// same goes for indirect paths, which only large messages take.
+// An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more
+// (docs/cuda-measured.md). The same goes for indirect paths, which only large messages take.
 template <typename Block, bool kPackets, bool kIndirect = false>
 class Roles {
  public:
@@ -532,7 +532,7 @@ class Roles {
 
   // A block that still holds a piece of its own send, which has not been granted, helps with another one a piece at a time. With rows of
   // 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other destinations
-  // waited (docs/cuda.md).
+  // waited (docs/cuda-measured.md).
   RAILWEAVE_ROLE bool helps_early(std::uint32_t i) const { return i != home_ && share(home_).at != share(home_).end; }
 
   static constexpr std::uint32_t kInARow = 8;

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from railweave.fabric import Fabric, LinkState
 
 _ENOUGH = 0.99
-"""Of the best rate. Two passes of the same build differed by less than 1% at 256 MiB (docs/cuda.md)."""
+"""Of the best rate. Two passes of the same build differed by less than 1% at 256 MiB (docs/cuda-measured.md)."""
 _MESH = 1.5
 """Times a pair's rate. Behind an NVSwitch 0.75 times were measured (docs/calibrate.md); in a mesh of 3 GPUs 2 times are the limit."""
 _MOST_RELAYING, _MOST_SHARE = 8, 500

@@ -22,7 +22,7 @@ from railweave.launch import cache, start
 from railweave.records import replace
 
 GB = 10**9
-PAIR = {8: 292, 10: 357, 12: 366, 14: 366, 16: 366}  # GB/s of one pair by blocks (docs/cuda.md); below 8, 45 a block
+PAIR = {8: 292, 10: 357, 12: 366, 14: 366, 16: 366}  # GB/s of one pair by blocks (docs/cuda-measured.md); below 8, 45 a block
 PER_BLOCK = 14.5  # GB/s a block with three peers, which get half as many blocks again
 LIMIT = 350
 MEASURED = Path(__file__).parent / "4xH200-2026-11-22.json"
@@ -30,7 +30,7 @@ MEASURED = Path(__file__).parent / "4xH200-2026-11-22.json"
 
 
 class ModelBench:
-    """GPUs on an endpoint-bound switch: rates of H200 from docs/cuda.md and docs/gpu-probe.md, as far as they were measured."""
+    """GPUs on an endpoint-bound switch: rates of H200 from docs/cuda-measured.md and docs/gpu-probe.md, as far as they were measured."""
 
     driver = "CUDA 13.0"
 
