@@ -1,45 +1,13 @@
 #include "indirect_memory.hpp"
 
 #include <atomic>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "device.hpp"
 #include "indirect_layout.hpp"
 
 namespace railweave::cuda {
-namespace {
-
-// Lent memory of this process, which other ranks in it use as it is: it stays until the last one has let go of it.
-class LentHere {
- public:
-  void add(const std::shared_ptr<void>& memory) {
-    const std::scoped_lock lock(mutex_);
-    memory_[reinterpret_cast<std::uint64_t>(memory.get())] = memory;
-  }
-  std::shared_ptr<void> find(std::uint64_t address) {
-    const std::scoped_lock lock(mutex_);
-    const auto found = memory_.find(address);
-    return found == memory_.end() ? nullptr : found->second.lock();
-  }
-  void forget(void* memory) {
-    const std::scoped_lock lock(mutex_);
-    memory_.erase(reinterpret_cast<std::uint64_t>(memory));
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::weak_ptr<void>> memory_;
-};
-// Never destroyed: programs destroy communicators as late as when the process ends.
-LentHere& lent_here() {
-  static LentHere& instance = *new LentHere;
-  return instance;
-}
-
-}  // namespace
 
 IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const ExchangeSettings& settings, Remarks& remarks)
     : own_(own),
@@ -50,9 +18,12 @@ IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const Exc
       pinned_(mates),
       pairs_(mates) {
   try {
-    if (relay_slots_ != 0) lend();
+    if (relay_slots_ != 0) {
+      const LentMemory mine = lend(lent_bytes(mates), "them");
+      lent_[own_] = mine.memory;
+      lent_handle_ = mine.handle;
+    }
   } catch (const Error& error) {
-    lent_[own_].reset();
     remarks_.once(std::string("no messages of others pass through this rank's GPU: ") + error.what());
   }
   try {
@@ -61,18 +32,6 @@ IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const Exc
     pinned_[own_] = {};
     remarks_.once(std::string("no messages reach this rank over host memory: ") + error.what());
   }
-}
-
-void IndirectMemory::lend() {
-  void* memory = nullptr;
-  const std::uint64_t bytes = lent_bytes(mates_);
-  check(cudaMalloc(&memory, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for them");
-  lent_[own_] = std::shared_ptr<void>(memory, [](void* lent) {
-    lent_here().forget(lent);
-    cudaFree(lent);
-  });
-  lent_here().add(lent_[own_]);
-  check(cudaIpcGetMemHandle(&lent_handle_, memory), "exporting GPU memory to other processes");
 }
 
 // Before mates have it, so that it is memory of this process's NUMA node.
@@ -86,25 +45,16 @@ IndirectHandle IndirectMemory::handle() const {
   IndirectHandle handle{};
   handle.host.fd = -1;
   if (pinned_[own_].pin.address != 0) handle.host = pinned_[own_].memory.handle();
-  handle.memory = lent_handle_;
-  handle.address = reinterpret_cast<std::uint64_t>(lent_[own_].get());
+  handle.lent = lent_handle_;
   return handle;
 }
 
 void IndirectMemory::map(std::uint32_t mate, const std::string& name, bool same_process, const IndirectHandle& handle) {
   if (mate == own_) return;
-  if (relay_slots_ != 0 && handle.address != 0) {
-    if (same_process) {
-      lent_[mate] = lent_here().find(handle.address);
-    } else {
-      void* base = nullptr;
-      const cudaError_t error = cudaIpcOpenMemHandle(&base, handle.memory, cudaIpcMemLazyEnablePeerAccess);
-      static_cast<void>(cudaGetLastError());
-      if (error == cudaSuccess)
-        lent_[mate] = std::shared_ptr<void>(base, [](void* opened) { cudaIpcCloseMemHandle(opened); });
-      else
-        remarks_.once("no messages pass through " + name + "'s GPU: its memory cannot be mapped: " + cudaGetErrorString(error));
-    }
+  try {
+    if (relay_slots_ != 0 && handle.lent.address != 0) lent_[mate] = map_lent(handle.lent, same_process);
+  } catch (const Error& error) {
+    remarks_.once("no messages pass through " + name + "'s GPU: " + error.what());
   }
   if (pinned_[own_].pin.address == 0 || handle.host.fd < 0) return;
   try {

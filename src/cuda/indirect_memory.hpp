@@ -10,6 +10,7 @@
 
 #include "../engine/shared_memory.hpp"
 #include "device.hpp"
+#include "lent_memory.hpp"
 #include "mate_book.hpp"
 #include "port.hpp"
 #include "railweave/engine/settings.hpp"
@@ -19,8 +20,7 @@ namespace railweave::cuda {
 
 // What a mate needs to reach it.
 struct IndirectHandle {
-  std::uint64_t address;  // of the lent memory in its process; 0: none is lent
-  cudaIpcMemHandle_t memory;
+  LentHandle lent;
   engine::MemoryHandle host;  // none where fd is below 0
 };
 
@@ -54,7 +54,6 @@ class IndirectMemory {
     std::uint8_t to = 0, from = 0;
   };
 
-  void lend();
   void pin_own();
   std::uint64_t lent_slots(std::uint32_t relay, std::uint32_t source, std::uint32_t destination) const;
   std::uint64_t host_slots(std::uint32_t source, std::uint32_t destination) const;
@@ -63,7 +62,7 @@ class IndirectMemory {
   const std::uint8_t relay_slots_;
   Remarks& remarks_;
   std::vector<std::shared_ptr<void>> lent_;  // by mate, the own one too
-  cudaIpcMemHandle_t lent_handle_{};         // to the own one
+  LentHandle lent_handle_{};                 // to the own one
   std::vector<Pinned> pinned_;               // by destination
   std::vector<Pair> pairs_;                  // by mate
   // By mate: what kernels say. Pinned; none where there are no paths.
