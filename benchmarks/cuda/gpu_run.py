@@ -29,6 +29,7 @@ _ROW = re.compile(
 )
 _SMALL = "16,1024,8192,65536,131072,262144,524288"
 _MIDDLE = "1048576,2097152,4194304,16777216"
+_DIRECT = "lie in the GPU's memory (GPUDirect)"
 _LARGE = "4194304,16777216,67108864,268435456"
 
 
@@ -41,6 +42,7 @@ class Step:
     expected_s: float
     limit_s: float
     rates: bool = False  # rows in GB/s of the busiest rank instead of microseconds
+    says: str = ""  # or the step has failed
 
 
 def _steps(options: argparse.Namespace) -> list[Step]:
@@ -56,6 +58,8 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
     nodes = ("--nodes", "2", "--check", "100")
     steps.append(Step("bytes of 100 random operations over two nodes", (exchange, "--railweave", first, *nodes), 20, 60))
+    direct = ("env", "RAILWEAVE_GPU_DIRECT=2", exchange, "--railweave", first, *nodes)
+    steps.append(Step("the same with the NICs' slots on the GPUs (UCX with CUDA)", direct, 20, 60, says=_DIRECT))
     steps.append(Step("a rank dies, two nodes", (exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
     virtual = (exchange, "--virtual", "--railweave", first)
     steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
@@ -154,6 +158,8 @@ def main() -> int:
             continue
         begin = time.monotonic()
         ended, text = _run(step.command, min(step.limit_s, left))
+        if ended == 0 and step.says not in text:
+            ended, text = 1, f"{text}\nnothing said: {step.says}"
         print(f"## {step.name}: {'ended by its limit' if ended is None else f'status {ended}'}, {time.monotonic() - begin:.0f} s\n")
         print(markdown(text, step.rates) or text[-3000:], flush=True)
         if ended != 0:

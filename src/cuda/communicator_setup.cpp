@@ -102,7 +102,7 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
   find_mates(*rendezvous);
   meet_mates(*rendezvous);
   if (nodes_ == 1) return rendezvous->finish();
-  rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, [this](const engine::Failure& failure) {
+  rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, remarks_, [this](const engine::Failure& failure) {
     if (failure.kind == engine::FailureKind::died)
       fail({failure.text, failure.rank});
     else

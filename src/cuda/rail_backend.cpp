@@ -178,7 +178,7 @@ std::uint64_t RailBackend::on_device(const std::byte* slot) const {
   for (const Mapped& region : regions_) {
     if (slot >= region.host && slot < region.host + region.bytes) return region.device + static_cast<std::uint64_t>(slot - region.host);
   }
-  std::abort();  // the engine's own slots lie in the regions of its node
+  std::abort();  // the engine's own slots lie in the memory of its node
 }
 
 }  // namespace railweave::cuda

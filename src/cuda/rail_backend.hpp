@@ -29,7 +29,7 @@ struct RailControl {
 
 class RailBackend final : engine::Copier, public engine::CopyingBackend {
  public:
-  // A mate's region, as this process and as the GPU see it.
+  // A mate's region, or the slots of its NICs that lie elsewhere, as the engine and as the GPU see it.
   struct Mapped {
     const std::byte* host;
     std::uint64_t bytes;

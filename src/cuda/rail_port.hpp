@@ -1,6 +1,6 @@
 // Between the kernels of a communicator and its rank's engine (rail_backend.hpp), in pinned host memory that both map: what goes to and
 // comes from ranks of other nodes. The kernel lists an operation's messages; the engine, which routes them, has it copy between the
-// messages' buffers and slots in host memory. docs/cuda.md, "Several nodes".
+// messages' buffers and slots. docs/cuda.md, "Several nodes".
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 namespace railweave::cuda {
 namespace {
 
-// A mate's region for kernels. The network library sees host memory only.
+// A mate's region for kernels.
 RailBackend::Mapped map_region(std::span<std::byte> region) {
   PinnedMemory pinned = pin(region, "slots (slots_per_writer and rx_slots set how many)");
   return {region.data(), region.size(), pinned.address, std::move(pinned.keep)};
@@ -16,8 +16,9 @@ RailBackend::Mapped map_region(std::span<std::byte> region) {
 
 }  // namespace
 
-Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings,
-             std::function<void(const engine::Failure&)> on_failure) {
+Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings, Remarks& remarks,
+             std::function<void(const engine::Failure&)> on_failure)
+    : slots_(settings.gpu_direct, remarks) {
   control_.on_failure = std::move(on_failure);
   ExchangeSettings own = settings;
   own.eager_bytes = 0;  // the engine thread cannot read a GPU's memory, so no message goes in a control frame
@@ -32,10 +33,14 @@ Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendez
     check(cudaMemsetAsync(counts, 0, sizeof(RailCounts), stream.get()), "clearing counts on the GPU");
     check(cudaStreamSynchronize(stream.get()), "clearing counts on the GPU");
     std::vector<RailBackend::Mapped> regions;
-    for (std::uint32_t mate = 0; mate < services.memory().mates(); ++mate) regions.push_back(map_region(services.memory().region(mate)));
+    for (std::uint32_t mate = 0; mate < services.memory().mates(); ++mate) {
+      regions.push_back(map_region(services.memory().region(mate)));
+      const std::span<std::byte> moved = services.memory().moved_nic_slots(mate);
+      regions.push_back({moved.data(), moved.size(), reinterpret_cast<std::uint64_t>(moved.data())});
+    }
     return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_);
   };
-  engine_ = std::make_unique<engine::Engine>(rank, world, rendezvous, own, std::nullopt, engine::TransportWrapper{}, make_backend);
+  engine_ = std::make_unique<engine::Engine>(rank, world, rendezvous, own, std::nullopt, engine::TransportWrapper{}, make_backend, &slots_);
 }
 
 Rails::~Rails() { engine_->close(); }

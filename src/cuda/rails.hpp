@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../engine/engine.hpp"
+#include "gpu_slots.hpp"
 #include "rail_backend.hpp"
 
 namespace railweave::cuda {
@@ -18,7 +19,7 @@ class Rails {
  public:
   // With the rank's device current. Takes the last rounds of the rendezvous. Throws BootstrapError (on every rank). `on_failure` is called
   // on the engine's thread.
-  Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings,
+  Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings, Remarks& remarks,
         std::function<void(const engine::Failure&)> on_failure);
   Rails(const Rails&) = delete;
   Rails& operator=(const Rails&) = delete;
@@ -44,6 +45,7 @@ class Rails {
     void operator()(RailCounts* counts) const noexcept { cudaFree(counts); }
   };
   RailControl control_;
+  GpuSlots slots_;
   std::unique_ptr<RailPort, HostDeleter> port_;
   std::unique_ptr<RailCounts, DeviceDeleter> counts_;
   std::unique_ptr<engine::Engine> engine_;

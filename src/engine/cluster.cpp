@@ -231,8 +231,14 @@ Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint3
 
 void exchange_resources(Rendezvous& rendezvous, Cluster& cluster, const Resources& mine, const std::string& problem) {
   ByteWriter out;
-  out.text(problem).put(mine.region).put(mine.doorbell_fd).put(static_cast<std::uint32_t>(mine.nic_addresses.size()));
-  for (const auto& address : mine.nic_addresses) out.text({reinterpret_cast<const char*>(address.data()), address.size()});
+  const auto put = [&out](const std::vector<std::byte>& bytes) { out.text({reinterpret_cast<const char*>(bytes.data()), bytes.size()}); };
+  out.text(problem).put(mine.region).put(mine.doorbell_fd);
+  put(mine.slot_memory);
+  out.put(static_cast<std::uint32_t>(mine.nics.size()));
+  for (const Resources::Nic& nic : mine.nics) {
+    put(nic.address);
+    out.put(static_cast<std::uint8_t>(nic.moved));
+  }
   const std::vector<Blob> blobs = rendezvous.all_gather("resources", out.take());
   for (std::uint32_t peer = 0; peer < cluster.world; ++peer) {
     ByteReader in(blobs[peer]);
@@ -241,13 +247,19 @@ void exchange_resources(Rendezvous& rendezvous, Cluster& cluster, const Resource
     RankInfo& info = cluster.ranks[peer];
     info.region = in.get<MemoryHandle>();
     info.doorbell_fd = in.get<std::int32_t>();
-    const auto addresses = in.get<std::uint32_t>();
-    for (std::uint32_t i = 0; i < addresses && i < info.nics.size(); ++i) {
-      const std::string address = in.text();
-      const auto* first = reinterpret_cast<const std::byte*>(address.data());
-      cluster.nics[info.nics[i]].address.assign(first, first + address.size());
+    const auto get = [&in](std::vector<std::byte>& bytes) {
+      const std::string text = in.text();
+      const auto* first = reinterpret_cast<const std::byte*>(text.data());
+      bytes.assign(first, first + text.size());
+    };
+    get(info.slot_memory);
+    const auto nics = in.get<std::uint32_t>();
+    for (std::uint32_t i = 0; i < nics && i < info.nics.size(); ++i) {
+      NicInfo& nic = cluster.nics[info.nics[i]];
+      get(nic.address);
+      nic.moved = in.get<std::uint8_t>() != 0;
     }
-    if (!in.ok() || addresses != info.nics.size()) throw BootstrapError("rank " + std::to_string(peer) + " sent a damaged resource record");
+    if (!in.ok() || nics != info.nics.size()) throw BootstrapError("rank " + std::to_string(peer) + " sent a damaged resource record");
   }
 }
 

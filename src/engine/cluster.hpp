@@ -20,6 +20,7 @@ struct NicInfo {
   std::string device;
   std::uint64_t rate_Bps = 0;      // 0: unknown
   std::vector<std::byte> address;  // of its transport
+  bool moved = false;              // its slots may lie in its owner's slot_memory
 };
 
 struct RankInfo {
@@ -28,6 +29,7 @@ struct RankInfo {
   std::int32_t pid = 0;
   std::int32_t doorbell_fd = -1;
   MemoryHandle region;
+  std::vector<std::byte> slot_memory;  // handle of what slot_memory.hpp is about; empty: none
   std::vector<std::uint32_t> nics;
 };
 
@@ -60,7 +62,12 @@ Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint3
 struct Resources {
   MemoryHandle region;
   std::int32_t doorbell_fd = -1;
-  std::vector<std::vector<std::byte>> nic_addresses;
+  std::vector<std::byte> slot_memory;
+  struct Nic {
+    std::vector<std::byte> address;
+    bool moved = false;
+  };
+  std::vector<Nic> nics;
 };
 // Second round. `problem`: why this rank could not make its resources, or empty; any problem is thrown on every rank.
 void exchange_resources(Rendezvous& rendezvous, Cluster& cluster, const Resources& mine, const std::string& problem);

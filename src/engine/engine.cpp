@@ -26,6 +26,7 @@ void Engine::run() {
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  if (!memory_->moved_nic_slots(memory_->self()).empty()) slots_->enter();
   const std::uint64_t start = now_ns();
   for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) memory_->hear(node, start);
   last_turn_ = last_tick_ = start;

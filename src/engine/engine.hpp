@@ -18,8 +18,11 @@
 #include "operation.hpp"
 #include "rail_proxy.hpp"
 #include "router.hpp"
+#include "slot_memory.hpp"
 
 namespace railweave::engine {
+
+class UcxLibrary;
 
 // Wraps the transport of each NIC, by its position among this rank's; tests inject faults with it.
 using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, std::uint32_t own_nic)>;
@@ -28,9 +31,10 @@ class Engine final : public EngineServices {
  public:
   Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
          std::optional<Fabric> fabric, const TransportWrapper& wrap = {});
-  // Where the ranks have met already: these are the last rounds of that rendezvous.
+  // Where the ranks have met already: these are the last rounds of that rendezvous. `slots`: where slots of NICs may lie beside the ranks'
+  // regions, for as long as the engine lives; all ranks have one, or none.
   Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
-         const TransportWrapper& wrap, const BackendMaker& make_backend);
+         const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots = nullptr);
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -79,7 +83,16 @@ class Engine final : public EngineServices {
 
   // engine_setup.cpp
   void set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend);
-  std::vector<std::unique_ptr<Transport>> open_transports(const TransportWrapper& wrap) const;
+  // A NIC's transport, and why its slots lie in the region.
+  struct OpenNic {
+    std::unique_ptr<Transport> transport;
+    std::string objection;
+  };
+  std::vector<OpenNic> open_nics(const TransportWrapper& wrap) const;
+  OpenNic open_nic(std::uint32_t nic, const std::shared_ptr<const UcxLibrary>& library, const TransportWrapper& wrap) const;
+  Resources resources(const std::vector<OpenNic>& nics) const;
+  void move_nic_slots();
+  void settle_nic_slots(const std::vector<std::string>& objections);
   void watch_mates();
   void bring_links_up();
 
@@ -129,6 +142,7 @@ class Engine final : public EngineServices {
   void advance_closing(std::uint64_t now);
 
   ExchangeSettings settings_;
+  SlotMemory* slots_ = nullptr;
   Cluster cluster_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<NodeMemory> memory_;

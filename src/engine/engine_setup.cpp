@@ -2,6 +2,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 
 #include "engine.hpp"
@@ -37,26 +38,30 @@ Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rende
     : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap, make_host_backend) {}
 
 Engine::Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings,
-               std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend)
-    : settings_(settings) {
+               std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots)
+    : settings_(settings), slots_(slots) {
   cluster_ = exchange_identity(rendezvous, rank, world, settings);
   set_up(rendezvous, std::move(fabric), wrap, make_backend);
 }
 
 void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend) {
   std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::string> objections;
   Resources mine;
-  const std::string resources = problem_of([&] {
+  const std::string making = problem_of([&] {
     router_ = std::make_unique<Router>(cluster_, fabric ? std::move(*fabric) : derive_fabric(cluster_), settings_);
     memory_ = std::make_unique<NodeMemory>(cluster_, settings_);
-    mine.region = memory_->region();
-    mine.doorbell_fd = memory_->doorbell_fd();
-    transports = open_transports(wrap);
-    for (const auto& transport : transports) mine.nic_addresses.push_back(transport->address());
+    std::vector<OpenNic> nics = open_nics(wrap);
+    mine = resources(nics);
+    for (OpenNic& nic : nics) {
+      transports.push_back(std::move(nic.transport));
+      objections.push_back(std::move(nic.objection));
+    }
   });
-  exchange_resources(rendezvous, cluster_, mine, resources);
+  exchange_resources(rendezvous, cluster_, mine, making);
   const std::string mapping = problem_of([&] {
     memory_->map_mates(cluster_);
+    move_nic_slots();
     proxy_ = std::make_unique<RailProxy>(
         cluster_, *memory_, settings_, std::move(transports),
         [this](std::uint32_t nic, std::uint32_t peer) { return router_->connected(nic, peer); },
@@ -72,6 +77,7 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
     backend_ = make_backend(*this);
   });
   agree(rendezvous, "mapped", mapping);
+  settle_nic_slots(objections);
   links_settled_.store(proxy_->all_links_up());
   // From here mates may write into the region and rails may carry; the thread must serve them even if a later round fails.
   thread_ = std::thread([this] { run(); });
@@ -85,16 +91,83 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
   }
 }
 
-std::vector<std::unique_ptr<Transport>> Engine::open_transports(const TransportWrapper& wrap) const {
-  std::vector<std::unique_ptr<Transport>> transports;
-  if (cluster_.nodes.size() < 2 || cluster_.self().nics.empty()) return transports;
+std::vector<Engine::OpenNic> Engine::open_nics(const TransportWrapper& wrap) const {
+  std::vector<OpenNic> nics;
+  if (cluster_.nodes.size() < 2 || cluster_.self().nics.empty()) return nics;
   const auto library = UcxLibrary::load(settings_.ucx_library);
-  for (const std::uint32_t nic : cluster_.self().nics) {
-    auto transport = make_ucx_transport(library, cluster_.nics[nic].device, settings_.ucx_tls, settings_.chunk_bytes);
-    const auto own = static_cast<std::uint32_t>(transports.size());
-    transports.push_back(wrap ? wrap(std::move(transport), own) : std::move(transport));
+  for (const std::uint32_t nic : cluster_.self().nics) nics.push_back(open_nic(nic, library, wrap));
+  if (slots_ != nullptr && std::none_of(nics.begin(), nics.end(), [](const OpenNic& nic) { return nic.objection.empty(); })) slots_->drop();
+  return nics;
+}
+
+Engine::OpenNic Engine::open_nic(std::uint32_t nic, const std::shared_ptr<const UcxLibrary>& library, const TransportWrapper& wrap) const {
+  const NicInfo& info = cluster_.nics[nic];
+  const auto open = [&](bool cuda) {
+    UcxOptions options{settings_.ucx_tls, settings_.chunk_bytes};
+    options.cuda = cuda;
+    // On every NIC of such a job, so that both ends of a rail ask UCX for the same.
+    options.reads_back = slots_ != nullptr && is_rdma(info.device);
+    auto transport = make_ucx_transport(library, info.device, options);
+    return wrap ? wrap(std::move(transport), info.own_position) : std::move(transport);
+  };
+  if (slots_ == nullptr) return {open(false), {}};
+  std::string objection = slots_->objection(info.device);
+  if (objection.empty()) {
+    try {
+      const std::span<std::byte> memory = slots_->make(memory_->nic_slot_bytes(memory_->self()));
+      auto transport = open(slots_->kind() == MemoryKind::cuda);
+      transport->use_memory(memory, slots_->kind());
+      return {std::move(transport), {}};
+    } catch (const Error& error) {
+      objection = error.what();
+    }
   }
-  return transports;
+  return {open(false), objection};
+}
+
+Resources Engine::resources(const std::vector<OpenNic>& nics) const {
+  Resources mine;
+  mine.region = memory_->region();
+  mine.doorbell_fd = memory_->doorbell_fd();
+  for (const OpenNic& nic : nics) {
+    const bool moved = slots_ != nullptr && nic.objection.empty();
+    if (moved) mine.slot_memory = slots_->handle();
+    mine.nics.push_back({nic.transport->address(), moved});
+  }
+  return mine;
+}
+
+// What this rank does not reach is no reason to end: its mates hear of it, and all use the owner's region.
+void Engine::move_nic_slots() {
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
+    const std::uint32_t rank = cluster_.mates()[mate];
+    const RankInfo& info = cluster_.ranks[rank];
+    if (info.slot_memory.empty() || slots_ == nullptr) continue;
+    std::vector<bool> nics;
+    for (const std::uint32_t nic : info.nics) nics.push_back(cluster_.nics[nic].moved);
+    std::byte* base = nullptr;
+    try {
+      base = rank == cluster_.rank ? slots_->make(memory_->nic_slot_bytes(mate)).data() : slots_->map(rank, info);
+    } catch (const Error& error) {
+      slots_->say("the slots of rank " + std::to_string(rank) + "'s NICs stay in host memory: " + error.what());
+    }
+    memory_->move_nic_slots(mate, base, std::move(nics));
+  }
+}
+
+void Engine::settle_nic_slots(const std::vector<std::string>& objections) {
+  bool reached = true;
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
+    if (cluster_.ranks[cluster_.mates()[mate]].slot_memory.empty()) continue;
+    const bool settled = memory_->settle_nic_slots(mate);
+    if (mate == memory_->self()) reached = settled;
+  }
+  for (std::size_t own = 0; own < objections.size() && slots_ != nullptr; ++own) {
+    std::string objection = objections[own];
+    if (objection.empty() && !reached) objection = "another rank of the node does not reach the GPU's";
+    slots_->say("the slots of NIC " + cluster_.nics[cluster_.self().nics[own]].device +
+                (objection.empty() ? " lie in the GPU's memory (GPUDirect)" : " lie in host memory: " + objection));
+  }
 }
 
 // Mates in other processes are watched through pidfds; ranks that are threads of this process end with it.

@@ -307,8 +307,9 @@ bool HostSource::push_to_link(SendMessage& message, std::uint32_t chunk, const R
   ++message.out;
   OperationReport& report = message.operation->report;
   report.bytes_by_kind[static_cast<std::size_t>(share.kind)] += record.length;
-  report.bytes_by_nic[services_.cluster().nics[share.nic].position] += record.length;
-  push({&message, share.owner, record}, memory_.data(slot->owner, slot->pool, slot->slot));
+  const NicInfo& nic = services_.cluster().nics[share.nic];
+  report.bytes_by_nic[nic.position] += record.length;
+  push({&message, share.owner, record}, memory_.data(slot->owner, slot->pool, slot->slot, nic.own_position));
   return true;
 }
 

@@ -9,7 +9,7 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 inline constexpr std::uint32_t kRingRecords = 256;
 inline constexpr std::uint32_t kMaxFrameBytes = 24u << 10;  // a row of 1024 ranks fits (8 bytes a rank and the header)
 inline constexpr std::uint64_t kMailBytes = 128u << 10;
@@ -110,6 +110,7 @@ class RegionLayout {
     at_ = sizeof(RegionHeader);
     heard_ = take(8ull * shape.nodes);
     words_ = take(8ull * shape.own_nics * shape.all_nics);
+    maps_ = take(8ull * shape.mates);
     row_bytes_ = align(sizeof(RowHeader) + 8ull * shape.world);
     rows_ = take(row_bytes_ * shape.world);
     ring_bytes_ = sizeof(RingHeader) + sizeof(Record) * kRingRecords;
@@ -137,6 +138,8 @@ class RegionLayout {
   }
   std::uint64_t heard(std::uint32_t node) const noexcept { return heard_ + 8ull * node; }
   std::uint64_t word(std::uint32_t own_nic, std::uint32_t nic) const noexcept { return words_ + 8ull * (own_nic * shape_.all_nics + nic); }
+  // Whether the region's rank reaches the slots of that mate's NICs where they lie.
+  std::uint64_t maps(std::uint32_t mate) const noexcept { return maps_ + 8ull * mate; }
   std::uint64_t row(std::uint32_t rank) const noexcept { return rows_ + row_bytes_ * rank; }
   std::uint64_t ring(std::uint32_t writer) const noexcept { return rings_ + ring_bytes_ * writer; }
   std::uint64_t mail(std::uint32_t writer) const noexcept { return mail_ + (sizeof(MailHeader) + kMailBytes) * writer; }
@@ -146,6 +149,9 @@ class RegionLayout {
   std::uint64_t data(Pool pool, std::uint32_t slot) const noexcept {
     return (pool == Pool::direct ? direct_ : pool == Pool::tx ? tx_ : rx_) + shape_.chunk_bytes * slot;
   }
+  // tx and rx slots, from the first one's place on.
+  std::uint64_t nic_slots() const noexcept { return tx_; }
+  std::uint64_t nic_slot_bytes() const noexcept { return at_ - tx_; }
 
  private:
   static std::uint64_t align(std::uint64_t bytes) { return (bytes + 63) & ~std::uint64_t{63}; }
@@ -156,7 +162,7 @@ class RegionLayout {
   }
 
   RegionShape shape_;
-  std::uint64_t at_ = 0, heard_ = 0, words_ = 0, row_bytes_ = 0, rows_ = 0, ring_bytes_ = 0, rings_ = 0, mail_ = 0;
+  std::uint64_t at_ = 0, heard_ = 0, words_ = 0, maps_ = 0, row_bytes_ = 0, rows_ = 0, ring_bytes_ = 0, rings_ = 0, mail_ = 0;
   std::uint64_t direct_flags_ = 0, tx_flags_ = 0, rx_flags_ = 0, direct_ = 0, tx_ = 0, rx_ = 0;
 };
 

@@ -26,6 +26,7 @@ NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
     layouts_.emplace_back(shape);
   }
   regions_.resize(count);
+  nic_slots_.resize(count);
   bells_.resize(count);
   written_.resize(count);
   consumed_.resize(count);
@@ -54,6 +55,18 @@ void NodeMemory::map_mates(const Cluster& cluster) {
     }
     bells_[mate] = Doorbell::open(info.pid, info.doorbell_fd);
   }
+}
+
+void NodeMemory::move_nic_slots(std::uint32_t owner, std::byte* base, std::vector<bool> nics) {
+  nic_slots_[owner] = {base, std::move(nics)};
+  if (base != nullptr) store_flag(regions_[self_].at<std::uint64_t>(layouts_[self_].maps(owner)), 1);
+}
+
+bool NodeMemory::settle_nic_slots(std::uint32_t owner) {
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    if (load_flag(regions_[mate].at<std::uint64_t>(layouts_[mate].maps(owner))) == 0) nic_slots_[owner].base = nullptr;
+  }
+  return nic_slots_[owner].base != nullptr;
 }
 
 std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic) {

@@ -43,8 +43,13 @@ class NodeMemory {
   // --- slots
   // A free slot of the part of that pool that this rank writes; rx: of own NIC `owner_nic`. `reader` (local index) will free it.
   std::optional<SlotRef> take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic = 0);
-  std::byte* data(std::uint32_t owner, Pool pool, std::uint32_t slot) const {
-    return regions_[owner].data() + layouts_[owner].data(pool, slot);
+  // What a copier or transport is given for a slot, which nobody else reads or writes. tx: when it is for that one of the owner's NICs.
+  std::byte* data(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint32_t own_nic = 0) const {
+    const RegionLayout& layout = layouts_[owner];
+    const NicSlots& moved = nic_slots_[owner];
+    if (pool != Pool::direct && moved.base != nullptr && moved.nics[pool == Pool::rx ? slot / rx_slots_ : own_nic])
+      return moved.base + (layout.data(pool, slot) - layout.nic_slots());
+    return regions_[owner].data() + layout.data(pool, slot);
   }
   // Whether the slot still holds what was announced with `turn`.
   bool holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) const;
@@ -56,6 +61,17 @@ class NodeMemory {
   // no slot for that reader, and what is announced to it is freed.
   void reader_gone(std::uint32_t mate);
   bool reads(std::uint32_t mate) const { return !gone_[mate]; }
+
+  // --- slots of NICs that lie in a GPU's memory (slot_memory.hpp); while the engine is made
+  std::uint64_t nic_slot_bytes(std::uint32_t owner) const { return layouts_[owner].nic_slot_bytes(); }
+  // Those of these NICs of the owner's, at an address of this rank's; nullptr: it does not reach them.
+  void move_nic_slots(std::uint32_t owner, std::byte* base, std::vector<bool> nics);
+  // Once every mate has called that: whether all reach them. Otherwise they lie in the owner's region, for all.
+  bool settle_nic_slots(std::uint32_t owner);
+  // As far as this rank reaches them; else empty.
+  std::span<std::byte> moved_nic_slots(std::uint32_t owner) const {
+    return {nic_slots_[owner].base, nic_slots_[owner].base == nullptr ? 0 : nic_slot_bytes(owner)};
+  }
 
   // --- announcement rings
   void announce(std::uint32_t mate, const Record& record);
@@ -117,6 +133,10 @@ class NodeMemory {
     std::uint64_t turn = 0;
     bool announced = false;
   };
+  struct NicSlots {
+    std::byte* base = nullptr;
+    std::vector<bool> nics;
+  };
   RegionHeader& header(std::uint32_t mate) const { return regions_[mate].at<RegionHeader>(0); }
   std::uint64_t& flag(std::uint32_t owner, Pool pool, std::uint32_t slot) const {
     return regions_[owner].at<std::uint64_t>(layouts_[owner].flag(pool, slot));
@@ -131,6 +151,7 @@ class NodeMemory {
   std::uint64_t chunk_bytes_ = 0;
   std::vector<RegionLayout> layouts_;  // by mate
   std::vector<SharedMemory> regions_;  // by mate
+  std::vector<NicSlots> nic_slots_;    // by mate
   std::vector<Doorbell> bells_;        // by mate
   std::vector<std::uint64_t> written_, consumed_, mail_taken_;
   std::vector<std::deque<Record>> backlog_;

@@ -74,6 +74,10 @@ constexpr std::array kTable{
         "gpu_nodes", "nodes", true, 1, 1024, "most nodes of a communicator between GPUs; one over more is left to NCCL",
         "labs of 4 x H200: more than NCCL inside nodes and for skewed traffic, less where traffic over rails is balanced (docs/results.md)",
         &S::gpu_nodes},
+    Setting{"gpu_direct", "", false, 0, 2,
+            "slots of NICs in the memory of their owner's GPU, which the NICs read and write (GPUDirect): 0: never; 1: where the hardware "
+            "has it and the way from NIC to GPU is short; 2: wherever UCX can do it, also over TCP",
+            "the ways are NCCL's; not measured (docs/cuda.md)", &S::gpu_direct},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",
             "three times the 10 minutes after which PyTorch's watchdog gives up", &S::gpu_timeout_ms},
     Setting{
@@ -104,7 +108,9 @@ constexpr std::array kTable{
             "network interfaces that this rank owns, separated by commas; without it a node's interfaces are dealt to its ranks in order",
             "", &S::nics},
     Setting{"ucx_tls", "", true, 0, 0,
-            "UCX transports between nodes (UCX_TLS); default tcp for network interfaces, rc,dc,ud for RDMA devices", "", &S::ucx_tls},
+            "UCX transports between nodes (UCX_TLS); default tcp for network interfaces, rc,dc,ud for RDMA devices, and cuda_copy for "
+            "slots on a GPU",
+            "", &S::ucx_tls},
     Setting{"ucx_library", "", false, 0, 0, "libucp.so.0 to load; default the system's, else the one of the libucx wheel", "",
             &S::ucx_library},
 };

@@ -13,6 +13,9 @@ namespace railweave::engine {
 
 enum class RailFrame : std::uint32_t { hello = 1, hello_back, offer, accept, data, got, ping, pong, carry, over };
 
+// What the network library is told of the memory that payloads lie in.
+enum class MemoryKind : std::uint8_t { host, cuda };
+
 // What goes in front of every payload between two NICs (docs/protocol.md §7).
 struct RailHeader {
   RailFrame kind = RailFrame::ping;
@@ -34,7 +37,8 @@ static_assert(sizeof(RailHeader) == 88);
 class TransportListener {
  public:
   virtual ~TransportListener() = default;
-  // A payload is coming: where it shall be written, or nullptr to throw it away. Not called for empty payloads.
+  // A payload is coming: where it shall be written, or nullptr to throw it away. Not called for empty payloads. Memory of use_memory() is
+  // for `data` alone.
   virtual std::byte* on_incoming(const RailHeader& header, std::size_t bytes) = 0;
   // A header with its whole payload has arrived (`ok`), or its payload will never be complete and `where` is no longer written.
   virtual void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) = 0;
@@ -50,6 +54,9 @@ class Transport {
   // What peers need to connect to this NIC.
   virtual std::vector<std::byte> address() const = 0;
   virtual void set_listener(TransportListener* listener) = 0;
+  // Payloads of `data` frames may lie there as well, where no CPU looks. Before address(). Throws TransportError where the NIC does not
+  // reach it.
+  virtual void use_memory(std::span<std::byte> memory, MemoryKind kind) = 0;
   // A fresh connection to a peer NIC; a previous one is closed first, which ends its sends.
   virtual void connect(std::uint32_t peer_nic, std::span<const std::byte> address) = 0;
   virtual void disconnect(std::uint32_t peer_nic) = 0;

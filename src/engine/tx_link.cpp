@@ -148,8 +148,8 @@ void TxLink::send_data(std::uint64_t t, Transfer& transfer, std::uint64_t now) {
   transfer.reoffered = false;
   if (asked_since_ == 0) asked_since_ = now;
   port_.holds.sending(transfer.token);
-  port_.transport.send(names_.peer, frame, {port_.memory.data(port_.memory.self(), Pool::tx, transfer.record.slot), transfer.record.length},
-                       transfer.token);
+  const std::byte* data = port_.memory.data(port_.memory.self(), Pool::tx, transfer.record.slot, names_.own_nic);
+  port_.transport.send(names_.peer, frame, {data, transfer.record.length}, transfer.token);
 }
 
 void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {

@@ -47,7 +47,15 @@ std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
   bind(handle, "ucp_config_modify", ucx->config_modify);
   bind(handle, "ucp_config_release", ucx->config_release);
   bind(handle, "ucp_init_version", ucx->init_version);
+  bind(handle, "ucp_context_query", ucx->context_query);
   bind(handle, "ucp_cleanup", ucx->cleanup);
+  bind(handle, "ucp_mem_map", ucx->mem_map);
+  bind(handle, "ucp_mem_unmap", ucx->mem_unmap);
+  bind(handle, "ucp_rkey_pack", ucx->rkey_pack);
+  bind(handle, "ucp_rkey_buffer_release", ucx->rkey_buffer_release);
+  bind(handle, "ucp_ep_rkey_unpack", ucx->ep_rkey_unpack);
+  bind(handle, "ucp_rkey_destroy", ucx->rkey_destroy);
+  bind(handle, "ucp_get_nbx", ucx->get_nbx);
   bind(handle, "ucp_worker_create", ucx->worker_create);
   bind(handle, "ucp_worker_destroy", ucx->worker_destroy);
   bind(handle, "ucp_worker_get_address", ucx->worker_get_address);

@@ -23,7 +23,15 @@ class UcxLibrary {
   decltype(&::ucp_config_modify) config_modify = nullptr;
   decltype(&::ucp_config_release) config_release = nullptr;
   decltype(&::ucp_init_version) init_version = nullptr;
+  decltype(&::ucp_context_query) context_query = nullptr;
   decltype(&::ucp_cleanup) cleanup = nullptr;
+  decltype(&::ucp_mem_map) mem_map = nullptr;
+  decltype(&::ucp_mem_unmap) mem_unmap = nullptr;
+  decltype(&::ucp_rkey_pack) rkey_pack = nullptr;
+  decltype(&::ucp_rkey_buffer_release) rkey_buffer_release = nullptr;
+  decltype(&::ucp_ep_rkey_unpack) ep_rkey_unpack = nullptr;
+  decltype(&::ucp_rkey_destroy) rkey_destroy = nullptr;
+  decltype(&::ucp_get_nbx) get_nbx = nullptr;
   decltype(&::ucp_worker_create) worker_create = nullptr;
   decltype(&::ucp_worker_destroy) worker_destroy = nullptr;
   decltype(&::ucp_worker_get_address) worker_get_address = nullptr;

@@ -4,11 +4,13 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "railweave/engine/error.hpp"
+#include "ucx_memory.hpp"
 
 namespace railweave::engine {
 namespace {
@@ -18,12 +20,14 @@ constexpr std::size_t kMostFrames = 8;     // in one message: 704 bytes, which f
 constexpr std::size_t kHeaderRoom = 1024;  // of a message: the rail's headers and UCX's
 constexpr std::size_t kLeastPiece = 64u << 10;  // UCX's own; less than its buffers for sending (8 KiB) it refuses
 constexpr std::uint32_t kMaxCatchUp = 64;       // endpoints made at once to draw level with a peer
+// In front of a worker's address: how peers are to send data.
+constexpr std::byte kAnyWay{0}, kRendezvous{1};
 
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls, std::size_t largest)
-      : ucx_(std::move(library)) {
-    open_context(device, tls, largest);
+  UcxTransport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const UcxOptions& options)
+      : ucx_(std::move(library)), reads_back_(options.reads_back) {
+    open_context(device, options);
     open_worker(device);
   }
 
@@ -34,6 +38,7 @@ class UcxTransport final : public Transport {
       ucx_->worker_progress(worker_);
       reap();
     }
+    memory_.reset();
     ucx_->worker_destroy(worker_);
     ucx_->cleanup(context_);
   }
@@ -45,12 +50,18 @@ class UcxTransport final : public Transport {
     std::size_t bytes = 0;
     require(ucx_->worker_get_address(worker_, &address, &bytes), "worker address");
     const auto* first = reinterpret_cast<const std::byte*>(address);
-    std::vector<std::byte> copy(first, first + bytes);
+    std::vector<std::byte> copy;
+    copy.reserve(bytes + 1);
+    copy.push_back(memory_ ? kRendezvous : kAnyWay);
+    copy.insert(copy.end(), first, first + bytes);
     ucx_->worker_release_address(worker_, address);
     return copy;
   }
 
   void set_listener(TransportListener* listener) override { listener_ = listener; }
+  void use_memory(std::span<std::byte> memory, MemoryKind kind) override {
+    memory_.emplace(ucx_, context_, worker_, memory, kind, reads_back_);
+  }
 
   void connect(std::uint32_t peer_nic, std::span<const std::byte> address) override {
     Pairing& pairing = pairings_[peer_nic];
@@ -102,7 +113,12 @@ class UcxTransport final : public Transport {
 
   bool progress() override {
     const bool moved = ucx_->worker_progress(worker_) != 0;
+    if (is_reading()) memory_->progress();
     if (!closing_.empty()) reap();
+    if (!arrived_.empty() && !is_reading()) {
+      read_back();
+      return true;
+    }
     // Reported here, not from the error handler: the listener may close endpoints, which UCX's callbacks may not.
     if (!lost_.empty()) {
       const std::vector<std::uint32_t> lost = std::move(lost_);
@@ -115,7 +131,7 @@ class UcxTransport final : public Transport {
 
   bool reconnects() const override { return ucx_->survives_failed_connects(); }
   int event_fd() const override { return event_fd_; }
-  bool arm() override { return ucx_->worker_arm(worker_) == UCS_OK; }
+  bool arm() override { return !is_reading() && ucx_->worker_arm(worker_) == UCS_OK; }
 
  private:
   // Frames that go out as one message; a payload belongs to the last one.
@@ -130,7 +146,8 @@ class UcxTransport final : public Transport {
     std::uint32_t peer = 0;
     std::uint32_t number = 0;
     ucp_ep_h handle = nullptr;
-    Send* next = nullptr;  // frames that have not gone out
+    bool rendezvous = false;  // what the peer wants for data, as it may go to memory of use_memory()
+    Send* next = nullptr;     // frames that have not gone out
     bool failed = false;
     bool closed = false;
   };
@@ -157,21 +174,26 @@ class UcxTransport final : public Transport {
     if (status != UCS_OK) throw TransportError("UCX " + ucx_->version() + ": " + what + ": " + ucx_->describe(status));
   }
 
-  void open_context(const std::string& device, const std::string& tls, std::size_t largest) {
-    const bool rdma = device.find(':') != std::string::npos;
+  void open_context(const std::string& device, const UcxOptions& options) {
+    const bool rdma = is_rdma(device);
+    const std::string tls =
+        !options.tls.empty() ? options.tls : std::string(rdma ? "rc,dc,ud" : "tcp") + (options.cuda ? ",cuda_copy" : "");
     ucp_config_t* config = nullptr;
     require(ucx_->config_read(nullptr, nullptr, &config), "configuration");
     const auto set = [&](const char* name, const std::string& value) { return ucx_->config_modify(config, name, value.c_str()); };
     ucs_status_t status = set("NET_DEVICES", device);
-    if (status == UCS_OK) status = set("TLS", !tls.empty() ? tls : rdma ? "rc,dc,ud" : "tcp");
+    if (status == UCS_OK) status = set("TLS", tls);
     // Over TCP a rendezvous only adds round trips, and its half-done receives outlive a dead link; slots are offered by our own protocol.
     if (status == UCS_OK && !rdma) status = set("RNDV_THRESH", "inf");
+    // The receiver's NIC reads the one memory and writes the other. Other schemes may go through host memory, by calls of CUDA.
+    if (status == UCS_OK && rdma && options.cuda) status = set("RNDV_SCHEME", "get_zcopy");
     // A chunk in one piece of UCX's TCP, so that it is not put together first. A UCX that does not know the setting does without.
     if (!rdma && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr)
-      static_cast<void>(set("TCP_RX_SEG_SIZE", std::to_string(std::max(largest, kLeastPiece) + kHeaderRoom)));
+      static_cast<void>(set("TCP_RX_SEG_SIZE", std::to_string(std::max(options.largest, kLeastPiece) + kHeaderRoom)));
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+    if (options.reads_back) params.features |= UCP_FEATURE_RMA;
     params.name = "railweave";
     if (status == UCS_OK) status = ucx_->init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
     ucx_->config_release(config);
@@ -199,13 +221,15 @@ class UcxTransport final : public Transport {
   }
 
   void make_endpoint(std::uint32_t peer_nic, std::span<const std::byte> address) {
+    if (address.empty()) return;
     auto link = std::make_unique<Endpoint>();
     link->owner = this;
     link->peer = peer_nic;
     link->number = ++pairings_[peer_nic].made;  // UCX counts it, too, when it fails
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    link->rendezvous = address.front() == kRendezvous;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data() + 1);
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = &UcxTransport::on_error;
     params.err_handler.arg = link.get();
@@ -260,6 +284,11 @@ class UcxTransport final : public Transport {
     params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     params.cb.send = &UcxTransport::on_send_done;
     params.user_data = send;
+    describe(params, payload.data());
+    if (send->frames[send->count - 1].kind == RailFrame::data && (endpoint.rendezvous || is_elsewhere(payload.data()))) {
+      params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+      params.flags = UCP_AM_SEND_FLAG_RNDV;
+    }
     const ucs_status_ptr_t request = ucx_->am_send_nbx(endpoint.handle, kFrameId, send->frames.data(), send->count * sizeof(RailHeader),
                                                        payload.empty() ? nullptr : payload.data(), payload.size(), &params);
     if (!UCS_PTR_IS_PTR(request)) finish(send);  // done at once, or refused
@@ -297,8 +326,10 @@ class UcxTransport final : public Transport {
     std::byte* where = bytes == 0 ? nullptr : listener_->on_incoming(frame, bytes);
     if (bytes != 0 && where == nullptr) return UCS_OK;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return receive(frame, where, data, bytes);
-    if (bytes != 0) std::memcpy(where, data, bytes);
-    listener_->on_delivered(frame, where, bytes, true);
+    // A sender that was told to use rendezvous has not.
+    const bool reached = bytes == 0 || !is_elsewhere(where);
+    if (bytes != 0 && reached) std::memcpy(where, data, bytes);
+    listener_->on_delivered(frame, where, bytes, reached);
     return UCS_OK;
   }
 
@@ -309,6 +340,7 @@ class UcxTransport final : public Transport {
     params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     params.cb.recv_am = &UcxTransport::on_received;
     params.user_data = receive.get();
+    describe(params, where);
     const ucs_status_ptr_t request = ucx_->am_recv_data_nbx(worker_, descriptor, where, bytes, &params);
     if (UCS_PTR_IS_PTR(request)) {
       static_cast<void>(receive.release());  // on_received takes it back
@@ -322,7 +354,34 @@ class UcxTransport final : public Transport {
     const std::unique_ptr<Receive> receive(static_cast<Receive*>(user_data));
     UcxTransport* self = receive->owner;
     self->ucx_->request_free(request);
-    if (self->listener_ != nullptr) self->listener_->on_delivered(receive->header, receive->where, receive->bytes, status == UCS_OK);
+    if (status == UCS_OK && self->reads_back_ && self->is_elsewhere(receive->where))
+      self->arrived_.push_back(*receive);
+    else
+      self->deliver(*receive, status == UCS_OK);
+  }
+
+  void deliver(const Receive& receive, bool ok) const {
+    if (listener_ != nullptr) listener_->on_delivered(receive.header, receive.where, receive.bytes, ok);
+  }
+
+  // One reading is behind the writes of all that arrived before it.
+  void read_back() {
+    const std::byte* last = arrived_.back().where;
+    memory_->read_back(last, [this, arrived = std::exchange(arrived_, {})](bool ok) {
+      for (const Receive& receive : arrived) deliver(receive, ok);
+    });
+  }
+
+  bool is_reading() const { return memory_ && memory_->reading(); }
+  bool is_elsewhere(const std::byte* payload) const { return memory_ && memory_->holds(payload); }
+  // So that UCX need not find out what memory it is.
+  void describe(ucp_request_param_t& params, const std::byte* payload) const {
+    if (is_elsewhere(payload)) {
+      memory_->describe(params);
+    } else {
+      params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+      params.memory_type = UCS_MEMORY_TYPE_HOST;
+    }
   }
 
   std::shared_ptr<const UcxLibrary> ucx_;
@@ -337,13 +396,16 @@ class UcxTransport final : public Transport {
   std::vector<Send*> free_sends_;
   std::vector<std::uint32_t> held_;  // peers for which frames may wait
   std::vector<std::uint32_t> lost_;
+  const bool reads_back_;
+  std::optional<UcxMemory> memory_;
+  std::vector<Receive> arrived_;  // there, and not read back
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device, const std::string& tls,
-                                              std::size_t largest) {
-  return std::make_unique<UcxTransport>(std::move(library), device, tls, largest);
+std::unique_ptr<Transport> make_ucx_transport(std::shared_ptr<const UcxLibrary> library, const std::string& device,
+                                              const UcxOptions& options) {
+  return std::make_unique<UcxTransport>(std::move(library), device, options);
 }
 
 }  // namespace railweave::engine

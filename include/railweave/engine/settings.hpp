@@ -32,6 +32,7 @@ struct ExchangeSettings {
   std::uint64_t gpu_blocks = 16;
   std::uint64_t gpu_low_latency_bytes = 1u << 20;
   std::uint64_t gpu_nodes = 1;
+  std::uint64_t gpu_direct = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;
   std::uint64_t gpu_virtual_memory = 1;
   std::uint64_t gpu_host_share = 0;

@@ -12,6 +12,7 @@
 
 #include "engine.hpp"
 #include "fault_transport.hpp"
+#include "hidden_slots.hpp"
 #include "host_block.hpp"
 #include "job.hpp"
 #include "prepare.hpp"
@@ -19,6 +20,7 @@
 #include "rail_prepare.hpp"
 #include "rail_roles.hpp"
 #include "roles.hpp"
+#include "ucx_transport.hpp"
 
 namespace railweave::test {
 
@@ -53,6 +55,10 @@ struct GpuJob {
   cuda::LaunchLimits limits{2, 8u << 10, 1, 4};
   std::uint32_t delays = 20;  // of 1024 touches of a word
   std::uint64_t timeout_ns = 3600'000'000'000;
+  // What a rank's GPU and NIC can; by default slots lie in host memory.
+  std::function<void(std::uint32_t rank, HiddenSlots& slots)> prepare_slots = [](std::uint32_t, HiddenSlots&) {};
+  std::vector<std::uint32_t> refuse_registration;  // ranks whose NICs do
+  std::string nics = "lo";                         // of each rank
 };
 
 class GpuRank {
@@ -60,21 +66,32 @@ class GpuRank {
   GpuRank(GpuJob& job, std::uint32_t rank, const std::string& rendezvous, ExchangeSettings settings) : job_(job), rank_(rank) {
     settings = rank_settings(job.shape, rank, settings);
     settings.eager_bytes = 0;
+    settings.nics = job.nics;
     control_.on_failure = [this](const engine::Failure& failure) { fail(failure.text); };
+    job.prepare_slots(rank, slots_);
     const auto meeting = engine::make_rendezvous(rendezvous, rank, job.shape.world(), std::chrono::milliseconds(settings.bootstrap_ms));
     engine_ = std::make_unique<engine::Engine>(
         rank, job.shape.world(), *meeting, settings, std::nullopt,
-        [&](std::unique_ptr<engine::Transport> inner, std::uint32_t) -> std::unique_ptr<engine::Transport> {
-          return std::make_unique<FaultTransport>(std::move(inner), FaultPolicy{}, job.rails, rank);
+        [&](std::unique_ptr<engine::Transport>, std::uint32_t) -> std::unique_ptr<engine::Transport> {
+          // As over an RDMA device, what has arrived is read back before it is announced.
+          engine::UcxOptions options{"", settings.chunk_bytes};
+          options.reads_back = true;
+          auto nic = engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", options);
+          const bool refuses = std::count(job.refuse_registration.begin(), job.refuse_registration.end(), rank) != 0;
+          nic = std::make_unique<HiddenTransport>(std::move(nic), slots_, moved_, refuses);
+          return std::make_unique<FaultTransport>(std::move(nic), FaultPolicy{}, job.rails, rank);
         },
         [this](engine::EngineServices& services) {
           std::vector<cuda::RailBackend::Mapped> regions;
           for (std::uint32_t mate = 0; mate < services.memory().mates(); ++mate) {
             const auto region = services.memory().region(mate);
             regions.push_back({region.data(), region.size(), reinterpret_cast<std::uint64_t>(region.data())});
+            const auto moved = services.memory().moved_nic_slots(mate);
+            regions.push_back({moved.data(), moved.size(), reinterpret_cast<std::uint64_t>(slots_.show(moved.data()))});
           }
           return std::make_unique<cuda::RailBackend>(services, *port_, std::move(regions), control_);
-        });
+        },
+        &slots_);
   }
   ~GpuRank() { engine_->close(); }
 
@@ -173,6 +190,8 @@ class GpuRank {
   std::uint64_t taken() { return std::atomic_ref(counts_.taken).load(); }
   const cuda::RailPort& port() const { return *port_; }
   engine::Engine& engine() { return *engine_; }
+  const HiddenSlots& slots() const { return slots_; }
+  const HiddenTransport::Counts& moved() const { return moved_; }
 
  private:
   GpuJob& job_;
@@ -186,6 +205,8 @@ class GpuRank {
   cuda::RailControl control_;
   std::mutex mutex_;
   std::string failure_;
+  HiddenSlots slots_;
+  HiddenTransport::Counts moved_;
   std::unique_ptr<engine::Engine> engine_;
 };
 

@@ -11,8 +11,9 @@ namespace {
 using namespace std::chrono_literals;
 
 // Every rank exchanges with the two of the other node, round after round; rank 3 dies in the middle of one. Nobody waits for ever: neither
-// those who wait for its bytes, nor its mate, which exchanges nothing with it.
-TEST(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
+// those who wait for its bytes, nor its mate, which exchanges nothing with it. With slots in host memory, and where NICs reach them.
+class RailProcesses : public testing::TestWithParam<bool> {};
+TEST_P(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
   const Shape shape{2, 2};
   constexpr std::uint32_t kVictim = 3;
   constexpr std::uint64_t kBytes = 400'000;
@@ -20,6 +21,7 @@ TEST(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
   SharedCounters rounds;
   const auto statuses = run_processes(shape.world(), [&](std::uint32_t rank) {
     GpuJob job(shape);
+    if (GetParam()) job.prepare_slots = [](std::uint32_t, HiddenSlots& slots) { slots.objections = {""}; };
     ExchangeSettings settings;
     settings.chunk_bytes = 4096;
     settings.drain_ms = 1000;
@@ -42,6 +44,7 @@ TEST(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
       }
       instance.run(transfers);
       if (!instance.failure().empty()) break;
+      if ((instance.moved().received != 0) != GetParam()) return 3;
       for (std::uint64_t i = 0; i < 2; ++i) {
         if (first_wrong(receive.data() + i * kBytes, kBytes, tag_of(peers[i], rank, round)) != kBytes) return 1;
       }
@@ -56,6 +59,7 @@ TEST(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
     EXPECT_GE(rounds[rank], 1) << "rank " << rank;
   }
 }
+INSTANTIATE_TEST_SUITE_P(Slots, RailProcesses, testing::Bool());
 
 }  // namespace
 }  // namespace railweave::test

@@ -54,8 +54,17 @@ std::uint64_t random_size(std::mt19937_64& random) {
   return std::max<std::uint64_t>(1, kBorders[random() % std::size(kBorders)] + random() % 33 - 16) % (1u << 20);
 }
 
+// Which ranks' NICs have their slots in their GPUs' memory.
+using Moved = std::vector<std::uint32_t>;
+void move_slots(GpuJob& job, const Moved& ranks) {
+  job.prepare_slots = [ranks](std::uint32_t rank, HiddenSlots& slots) {
+    if (std::count(ranks.begin(), ranks.end(), rank) != 0) slots.objections = {""};
+  };
+}
+
 struct RandomCase {
   std::uint32_t blocks, delays, operations;
+  Moved moved = {};
 };
 class RandomOperations : public testing::TestWithParam<RandomCase> {};
 
@@ -64,6 +73,7 @@ TEST_P(RandomOperations, EveryByteArrives) {
   GpuJob job({2, 2});
   job.limits.blocks = c.blocks;
   job.delays = c.delays;
+  move_slots(job, c.moved);
   run_gpu_job(job, cramped(), [&](GpuRank& rank) {
     std::mt19937_64 random(c.blocks * 100 + c.delays);
     std::uint64_t messages = 0;
@@ -83,9 +93,16 @@ TEST_P(RandomOperations, EveryByteArrives) {
     EXPECT_EQ(rank.host().error, 0u);
     EXPECT_EQ(rank.completed(), messages);
     EXPECT_EQ(rank.counts().taken, rank.port().copies[rank.counts().taken % cuda::kRailCopies].number) << "a copy that nobody made";
+    const bool moved = std::count(c.moved.begin(), c.moved.end(), rank.rank()) != 0;
+    EXPECT_EQ(rank.moved().sent != 0, moved);
+    EXPECT_EQ(rank.moved().received != 0, moved);
   });
 }
 INSTANTIATE_TEST_SUITE_P(Blocks, RandomOperations, testing::Values(RandomCase{1, 20, 20}, RandomCase{2, 200, 12}, RandomCase{6, 0, 20}));
+// Everywhere; on one node; on one of each.
+INSTANTIATE_TEST_SUITE_P(Direct, RandomOperations,
+                         testing::Values(RandomCase{1, 20, 20, {0, 1, 2, 3}}, RandomCase{2, 200, 12, {0, 1, 2, 3}},
+                                         RandomCase{2, 20, 12, {0, 1}}, RandomCase{2, 20, 12, {1, 2}}));
 
 // Rank 0 sends to rank 1 beside it, which receives only after bytes have gone 0 → 2 → 3 → 1. With one block rank 0's push to 1 must not
 // keep it from what its engine asks for, and the other way round.
@@ -152,8 +169,10 @@ ExchangeSettings impatient() {
 }
 
 // Ranks 1 and 3 lend their NICs and launch nothing. Rank 0's own NIC dies in the middle of an operation, and comes back.
-TEST(Rails, ARailThatDiesLosesNothingAndMatesRelayWithoutKernels) {
+class DyingRail : public testing::TestWithParam<Moved> {};
+TEST_P(DyingRail, LosesNothingAndMatesRelayWithoutKernels) {
   GpuJob job({2, 2});
+  move_slots(job, GetParam());
   run_gpu_job(job, impatient(), [&](GpuRank& rank) {
     if (rank.rank() % 2 != 0) return;
     constexpr std::uint64_t kBytes = 2'000'000;
@@ -175,6 +194,72 @@ TEST(Rails, ARailThatDiesLosesNothingAndMatesRelayWithoutKernels) {
       ASSERT_EQ(rank.failure(), "") << "round " << round << " with rank " << far;
     }
   });
+}
+INSTANTIATE_TEST_SUITE_P(Slots, DyingRail, testing::Values(Moved{}, Moved{0, 1, 2, 3}, Moved{0, 3}));
+
+// --- What is decided when the communicator is made
+
+// Two nodes of two ranks exchange a message; gives what each rank said of its NIC's slots.
+std::vector<std::string> said_by_ranks(GpuJob& job) {
+  std::vector<std::string> said(4);
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    Buffers buffers;
+    for (std::uint32_t source = 0; source < 4; ++source) buffers.add(rank.rank(), source, source ^ 2, 100'000, source);
+    rank.run(buffers.transfers);
+    buffers.check(rank.rank());
+    EXPECT_EQ(rank.failure(), "");
+    for (const std::string& text : rank.slots().said) said[rank.rank()] += text + '\n';
+    const bool moved = said[rank.rank()].find("lie in the GPU's memory") != std::string::npos;
+    EXPECT_EQ(rank.moved().received != 0, moved);
+    EXPECT_EQ(rank.slots().entered, moved);
+    if (said[rank.rank()].find("could not register") != std::string::npos) {
+      EXPECT_EQ(rank.slots().own(), nullptr) << "kept for nothing";
+    }
+  });
+  return said;
+}
+constexpr const char* kDirect = "the slots of NIC lo lie in the GPU's memory (GPUDirect)\n";
+
+TEST(SlotsOfNics, EachOwnerDecidesAlone) {
+  GpuJob job({2, 2});
+  job.prepare_slots = [](std::uint32_t rank, HiddenSlots& slots) { slots.objections = {rank == 3 ? "it is far" : ""}; };
+  EXPECT_EQ(said_by_ranks(job),
+            (std::vector<std::string>{kDirect, kDirect, kDirect, "the slots of NIC lo lie in host memory: it is far\n"}));
+}
+
+// Slots of both NICs are in use, and their owner's mate sends through them.
+TEST(SlotsOfNics, EachNicOfARankHasItsOwn) {
+  GpuJob job({2, 2});
+  job.nics = "lo,lo";
+  job.prepare_slots = [](std::uint32_t rank, HiddenSlots& slots) {
+    slots.objections = rank % 2 == 0 ? std::vector<std::string>{"it is far", ""} : std::vector<std::string>{"", "it is far"};
+  };
+  const std::string far = "the slots of NIC lo lie in host memory: it is far\n";
+  EXPECT_EQ(said_by_ranks(job), (std::vector<std::string>{far + kDirect, kDirect + far, far + kDirect, kDirect + far}));
+}
+
+TEST(SlotsOfNics, WhatIsRefusedLeavesThemInHostMemory) {
+  GpuJob job({2, 2});
+  job.prepare_slots = [](std::uint32_t rank, HiddenSlots& slots) {
+    slots.objections = {""};
+    slots.refuses_memory = rank == 0;
+  };
+  job.refuse_registration = {3};
+  EXPECT_EQ(said_by_ranks(job), (std::vector<std::string>{"the slots of NIC lo lie in host memory: out of memory\n", kDirect, kDirect,
+                                                          "the slots of NIC lo lie in host memory: the NIC could not register it\n"}));
+}
+
+TEST(SlotsOfNics, AMateThatDoesNotReachThemLeavesThemInHostMemoryForAll) {
+  GpuJob job({2, 2});
+  job.prepare_slots = [](std::uint32_t rank, HiddenSlots& slots) {
+    slots.objections = {""};
+    slots.refuses_mates = rank == 1;
+  };
+  const auto said = said_by_ranks(job);
+  EXPECT_EQ(said[0], "the slots of NIC lo lie in host memory: another rank of the node does not reach the GPU's\n");
+  EXPECT_EQ(said[1], std::string("the slots of rank 0's NICs stay in host memory: no IPC\n") + kDirect);
+  EXPECT_EQ(said[2], kDirect);
+  EXPECT_EQ(said[3], kDirect);
 }
 
 // --- Failures

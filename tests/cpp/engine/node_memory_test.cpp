@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
 
 #include "parts.hpp"
 
@@ -62,6 +63,64 @@ TEST_F(RecordChecks, CoverEveryField) {
   EXPECT_FALSE(forged([this](Record& record) { record.slot = 2 * reader_.slots_per_writer(); }));
   EXPECT_FALSE(forged([](Record& record) { record.turn = 0; }));  // what the flag of a slot never used is
   EXPECT_FALSE(forged([](Record& record) { record.kind = RecordKind::forward; }));
+}
+
+// Rank 0 has two NICs; the slots of the second lie elsewhere, at an address of each rank's own.
+TEST(SlotsThatLieElsewhere, AreFoundByTheirNicWhereAllMatesReachThem) {
+  ExchangeSettings settings;
+  settings.chunk_bytes = 4096;
+  settings.slots_per_writer = 2;
+  settings.rx_slots = 4;
+  engine::Cluster shared = small_cluster(2);
+  shared.ranks[0].nics = {0, 3};
+  shared.nics.push_back(shared.nics[0]);
+  std::vector<engine::Cluster> clusters(2, shared);
+  clusters[1].rank = 1;
+  engine::NodeMemory a(clusters[0], settings), b(clusters[1], settings);
+  for (engine::Cluster& cluster : clusters) {
+    cluster.ranks[0].region = a.region();
+    cluster.ranks[0].doorbell_fd = a.doorbell_fd();
+    cluster.ranks[1].region = b.region();
+    cluster.ranks[1].doorbell_fd = b.doorbell_fd();
+  }
+  a.map_mates(clusters[0]);
+  b.map_mates(clusters[1]);
+  std::vector<std::byte> at_a(a.nic_slot_bytes(0)), at_b(b.nic_slot_bytes(0));
+  EXPECT_EQ(at_a.size(), 4096u * (2 * 2 + 4 * 2));
+  const auto inside = [](const std::byte* slot, const std::vector<std::byte>& memory) {
+    return slot >= memory.data() && slot + 4096 <= memory.data() + memory.size();
+  };
+
+  a.move_nic_slots(0, at_a.data(), {false, true});
+  b.move_nic_slots(0, at_b.data(), {false, true});
+  EXPECT_TRUE(a.settle_nic_slots(0));
+  EXPECT_TRUE(b.settle_nic_slots(0));
+  std::set<std::ptrdiff_t> places;
+  for (std::uint32_t slot = 0; slot < 4; ++slot) {
+    EXPECT_FALSE(inside(b.data(0, Pool::tx, slot, 0), at_b));
+    EXPECT_FALSE(inside(b.data(0, Pool::rx, slot), at_b));
+    EXPECT_FALSE(inside(b.data(0, Pool::direct, slot), at_b));
+    EXPECT_TRUE(inside(b.data(0, Pool::tx, slot, 1), at_b));
+    EXPECT_TRUE(inside(b.data(0, Pool::rx, 4 + slot), at_b));
+    places.insert(b.data(0, Pool::tx, slot, 1) - at_b.data());
+    places.insert(b.data(0, Pool::rx, 4 + slot) - at_b.data());
+    EXPECT_EQ(a.data(0, Pool::tx, slot, 1) - at_a.data(), b.data(0, Pool::tx, slot, 1) - at_b.data());
+    EXPECT_EQ(a.data(0, Pool::rx, 4 + slot) - at_a.data(), b.data(0, Pool::rx, 4 + slot) - at_b.data());
+  }
+  EXPECT_EQ(places.size(), 8u) << "slots share a place";
+}
+
+TEST(SlotsThatLieElsewhere, LieInTheRegionForAllWhenOneDoesNotReachThem) {
+  NodeParts node(2, {});
+  std::vector<std::byte> memory(node.memories[0]->nic_slot_bytes(0));
+  node.memories[0]->move_nic_slots(0, memory.data(), {true});
+  node.memories[1]->move_nic_slots(0, nullptr, {true});
+  for (const auto& seen : node.memories) {
+    EXPECT_FALSE(seen->settle_nic_slots(0));
+    const auto region = seen->region(0);
+    const std::byte* slot = seen->data(0, Pool::tx, 0, 0);
+    EXPECT_TRUE(slot >= region.data() && slot < region.data() + region.size());
+  }
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ import pytest
 _SCRIPT = Path(__file__).parents[3] / "benchmarks" / "cuda" / "gpu_run.py"
 
 _EXCHANGE = """#!/bin/sh
-case "$*" in
+case "$RAILWEAVE_GPU_DIRECT $*" in
+  2*) echo "{direct}" ;;
   *--check*) echo 'rank 0: 300 random operations, 900 messages received, 0 wrong'; exit {check} ;;
   *--nccl*)
     echo '4 GPUs, NCCL 22809, 3 rounds, queued calls'
@@ -23,9 +24,12 @@ esac
 """  # noqa: E501
 
 
-def _run(folder: Path, check: int, *more: str) -> tuple[int, str]:
+_DIRECT = "gpu_exchange: the slots of NIC lo lie in the GPU's memory (GPUDirect)"
+
+
+def _run(folder: Path, check: int, *more: str, direct: str = _DIRECT) -> tuple[int, str]:
     program = folder / "gpu_exchange"
-    program.write_text(_EXCHANGE.format(check=check))
+    program.write_text(_EXCHANGE.format(check=check, direct=direct))
     program.chmod(0o755)
     command = [sys.executable, str(_SCRIPT), "--exchange", "gpu_exchange", "--nccl", "n.so", "--railweave", "a.so", *more]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=dict(os.environ))
@@ -48,6 +52,13 @@ def test_a_step_that_fails_does_not_end_the_run(tmp_path: Path, check: int, argu
     assert status == 1
     assert said in text
     assert "queued calls, other patterns: status 0" in text
+
+
+def test_slots_that_stayed_in_host_memory_are_a_failure(tmp_path: Path) -> None:
+    status, text = _run(tmp_path, 0, direct="gpu_exchange: the slots of NIC lo lie in host memory: no CUDA")
+    assert status == 1
+    assert text.count("status 1") == 1
+    assert "nothing said: lie in the GPU's memory" in text
 
 
 def test_no_step_begins_that_would_not_end_in_time(tmp_path: Path) -> None:

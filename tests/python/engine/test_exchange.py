@@ -126,7 +126,14 @@ def test_a_closed_exchange_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
-    [("chunk_bytes", "1", "4096"), ("chunk_bytes", "64kb", "bytes"), ("policy", "best", "single-path"), ("colour", "blue", "no setting")],
+    [
+        ("chunk_bytes", "1", "4096"),
+        ("chunk_bytes", "64kb", "bytes"),
+        ("gpu_direct", "auto", "from 0 to 2"),
+        ("gpu_direct", "3", "from 0 to 2"),
+        ("policy", "best", "single-path"),
+        ("colour", "blue", "no setting"),
+    ],
 )
 def test_settings_are_checked(tmp_path: Path, name: str, value: str, text: str) -> None:
     with pytest.raises(SettingsError, match=text):
