@@ -123,12 +123,31 @@ class Beside:
     work: str  # gemm, or all-reduce by NCCL on another communicator
     matrix: str
     alone_seconds: list[float]  # of a piece, by round
-    beside_seconds: list[float]
+    beside_seconds: list[float]  # of a piece, while so many exchanges run that they outlast the work
+    # Beside as many exchanges as the rival completes while the work runs. None and empty: of a run before this was measured.
+    equal_exchanges: int | None = None
+    equal_seconds: list[float] = dataclasses.field(default_factory=list)  # of a piece
+    both_seconds: list[float] = dataclasses.field(default_factory=list)  # until all pieces and those exchanges are over
 
     @property
     def slowed(self) -> float:
-        """How many times as long it takes beside the exchanges."""
+        """How many times as long it takes beside exchanges that outlast it."""
         return statistics.median(self.beside_seconds) / statistics.median(self.alone_seconds)
+
+    @property
+    def equal_slowed(self) -> float:
+        """How many times as long it takes beside the equal number of exchanges, where that was measured."""
+        return statistics.median(self.equal_seconds) / statistics.median(self.alone_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """An element of `beside`, with what follows from it."""
+        equal = {"equal_slowed": self.equal_slowed} if self.equal_seconds else {}
+        return {**dataclasses.asdict(self), "slowed": self.slowed, **equal}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Beside:
+        """The inverse of `to_json`."""
+        return cls(**{field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +169,8 @@ class Run:
         head = {"format": FORMAT, "version": VERSION}
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         layers = [{**dataclasses.asdict(each), "seconds_median": each.seconds_median} for each in self.layers]
-        others = [{**dataclasses.asdict(each), "slowed": each.slowed} for each in self.beside]
-        return {**head, **body, "exchanges": [each.to_json() for each in self.exchanges], "layers": layers, "beside": others}
+        own = {"exchanges": [each.to_json() for each in self.exchanges], "beside": [each.to_json() for each in self.beside]}
+        return {**head, **body, **own, "layers": layers}
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -162,7 +181,7 @@ class Run:
                 raise ValueError(f"expected format {FORMAT}, version {VERSION}")
             exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
             layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer) if f.name in each}) for each in value.pop("layers")]
-            others = [Beside(**{f.name: each[f.name] for f in dataclasses.fields(Beside)}) for each in value.pop("beside", [])]
+            others = [Beside.from_json(each) for each in value.pop("beside", [])]
             return cls(**value, exchanges=exchanges, layers=layers, beside=others)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {error}") from error

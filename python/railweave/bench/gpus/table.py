@@ -71,8 +71,28 @@ def layer_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
+def equal_rows(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of other work beside the same number of exchanges: its time, and that until both are over."""
+    head = ["work", "matrix", "system", "exchanges", "alone us", "beside us", "slowed", "gain", "95%"]
+    head += ["both over us", "both gain", "both 95%"]
+    rows = []
+    for each in (each for each in run.beside if each.equal_seconds):
+        rival = next(o for o in run.beside if (o.work, o.matrix, o.system) == (each.work, each.matrix, run.systems()[0]))
+        first = each.system == rival.system
+        name = [each.work, each.matrix] if first else ["", ""]
+        times = [_microseconds(statistics.median(times)) for times in (each.alone_seconds, each.equal_seconds)]
+        gain, both_gain = (
+            _gain(ratio(theirs, own), first)
+            for theirs, own in ((rival.equal_seconds, each.equal_seconds), (rival.both_seconds, each.both_seconds))
+        )
+        both = [_microseconds(statistics.median(each.both_seconds)), *both_gain]
+        rows.append([*name, each.system, str(each.equal_exchanges), *times, f"{each.equal_slowed:.2f}×", *gain, *both])
+    return head, rows
+
+
 def beside_rows(run: Run) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of other work: how much each system slows it, and how much faster it is than beside the rival."""
+    """Head and rows of other work beside exchanges that outlast it: how much each system slows it, and how much faster it is than beside
+    the rival."""
     head = ["work", "matrix", "system", "alone us", "beside us", "slowed", "gain", "95%"]
     rows = []
     for each in run.beside:
@@ -102,7 +122,9 @@ def tables(run: Run) -> list[tuple[str, list[str], list[list[str]]]]:
     if run.layers:
         found.append(("mixture-of-experts layer, forward and backward", *layer_rows(run)))
     if run.beside:
-        found.append(("other work beside exchanges", *beside_rows(run)))
+        if any(each.equal_seconds for each in run.beside):
+            found.append(("other work beside the same number of exchanges", *equal_rows(run)))
+        found.append(("other work beside exchanges that outlast it", *beside_rows(run)))
     return found
 
 
@@ -127,4 +149,4 @@ def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
 
 
-__all__ = ["beside_rows", "call_rows", "exchange_rows", "layer_rows", "markdown", "quantiles", "slowest_gain", "tables"]
+__all__ = ["beside_rows", "call_rows", "equal_rows", "exchange_rows", "layer_rows", "markdown", "quantiles", "slowest_gain", "tables"]

@@ -7,7 +7,8 @@ Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RA
                                                                                                           "busy_cores"}
     {"do": "single", "calls": n, "nothing": false}            one call after another, each waited for  → {"seconds": [of each call]}
     {"do": "beside", "work": "gemm", "pieces": n, "exchanges": m}
-                                                              other work while exchanges run           → {"seconds", "covered", "held"}
+                                                              other work while exchanges run           → {"seconds", "exchanges_seconds",
+                                                                                                          "held"}
     {"do": "kernels"}                                         what one call launches                   → {"kernels": [...]}
     {"do": "moe_..."}                                         see railweave.bench.gpus.moe
 """
@@ -157,7 +158,7 @@ class Worker:
     def beside(self, work: str, pieces: int, exchanges: int) -> dict[str, Any]:
         """Device time of a piece of other work, on a stream of its own, while exchanges run; 0 of them: alone.
 
-        `covered`: the exchanges ended after the work. `held`: as for queued().
+        `exchanges_seconds`: from the same begin to the end of all exchanges. `held`: as for queued().
         """
         if self._other_work is None:
             self._other_work = OtherWork(self.world)
@@ -178,8 +179,9 @@ class Worker:
         last.record()
         held = not start.query()
         torch.cuda.synchronize()
-        covered = exchanges == 0 or stop.elapsed_time(last) >= 0
-        return {"seconds": start.elapsed_time(stop) / 1e3 / pieces, "covered": covered, "held": held}
+        # Both streams begin with the all-reduce's end; where there are no exchanges, `last` may be the earlier one.
+        took = max(0.0, start.elapsed_time(last)) / 1e3
+        return {"seconds": start.elapsed_time(stop) / 1e3 / pieces, "exchanges_seconds": took, "held": held}
 
     def kernels(self) -> dict[str, Any]:
         """Name, CTAs and threads of each kernel that one call launches, as CUPTI sees them."""

@@ -221,7 +221,12 @@ def test_a_program_ends_with_all_that_it_started(tmp_path: Path, monkeypatch: py
 
 def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     layers = [Layer(system, "zipf:1.0", 0.5, 640, [time] * 5, [1]) for system, time in (("nccl", 2e-3), ("railweave", 1e-3))]
-    others = [Beside(system, "gemm", "balanced:64MiB", [1e-3] * 5, [time] * 5) for system, time in (("nccl", 2e-3), ("railweave", 3e-3))]
+    others = [
+        Beside(system, work, "balanced:64MiB", [1e-3] * 5, [time] * 5, 9, [equal] * 5, [9e-3] * 5)
+        for work, own in (("gemm", 1.9e-3), ("all-reduce", 2.1e-3))
+        for system, time, equal in (("nccl", 2e-3, 2e-3), ("railweave", 3e-3, own))
+    ]
+    others += [Beside(system, "gemm", "incast:64MiB", [1e-3] * 5, [1e-3] * 5) for system in ("nccl", "railweave")]
     found = {
         "exchanges": [
             run_of([*exchanges("hot-pair:4MiB:256KiB", 3e-3, 1e-3), *exchanges("hot-pair:16MiB:1MiB", 1.3e-3, 1e-3)]),
@@ -253,7 +258,12 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     assert became("rails 2×4, one pair") is True
     assert {each.what: each for each in aims.lines(found, 8)}["rails 2×4, one pair"].reached is False, "3.9 GB/s on eight"
     assert became("mixture-of-experts layer over the rails, Zipf 1.0") is True
-    assert became("gemm beside `balanced:64MiB`") is False
+    assert became("gemm beside `balanced:64MiB`") is True, "though exchanges that outlast it slow it more"
+    assert told["gemm beside `balanced:64MiB`"].seen == (
+        "1.90× its time alone, under NCCL 2.00×: 1.05×, 1.00× until both are over; beside exchanges that outlast it 3.00×, under NCCL 2.00×"
+    )
+    assert became("all-reduce beside `balanced:64MiB`") is False
+    assert became("gemm beside `incast:64MiB`") is None, "of a run from before the equal number was measured"
     assert became("processors that a rank's threads take beside the one that queues") is True
     assert "| hot pair + 1/16, `hot-pair:4MiB:256KiB` | ≥ 2× | 3.00×; 1.0 against 0.3 GB/s | reached |" in aims.table(found, 4)
     assert "| rails 2×4, one pair | ≥ 3.8 GB/s | 3.85 GB/s; NCCL 1.05 | reached |" in aims.table(found, 4)

@@ -88,44 +88,63 @@ def test_the_bound_takes_the_matrix_as_it_is() -> None:
 
 
 class Beside(Ranks):
-    """Other work takes 1 ms alone and 1.5 ms beside exchanges; so many exchanges outlast it."""
+    """Other work takes 1 ms alone; beside exchanges it and they take half as long again, until one of both is over.
 
-    needed = 60
+    `share`: of what they do alone, exchanges do so much beside the work.
+    """
+
+    share = 1 / 1.5
 
     def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
         if do != "beside":
             return super().ask(timeout, do, **command)
         self.order.append(f"{self.name} {command['work']} {command['pieces']} {command['exchanges']}")
-        slow = 1.0 if command["exchanges"] == 0 else 1.5
-        covered = command["exchanges"] == 0 or command["exchanges"] >= self.needed
-        return [{"seconds": 1e-3 * slow, "covered": covered, "held": True}, {"seconds": 1.1e-3 * slow, "covered": True, "held": True}]
+        work, exchanges = command["pieces"] * 1e-3, command["exchanges"] * (self.seconds + 1e-6)
+        together = min(work * 1.5, exchanges / self.share)  # until the first of both is over
+        took, whole = together + work - together / 1.5, together + exchanges - together * self.share
+        first = {"seconds": took / command["pieces"], "exchanges_seconds": whole, "held": True}
+        return [first, {**first, "seconds": first["seconds"] + 1e-5 * (command["exchanges"] > 0)}]
 
 
-def test_other_work_is_measured_alone_and_while_exchanges_outlast_it() -> None:
-    order: list[str] = []
+def measure_beside(*ranks: Beside, rounds: int = 2) -> Any:
     systems = Systems([], Place(2), lambda _: None)
-    systems.running = {name: Beside(name, 1e-3, 16, order) for name in ("a", "b")}  # type: ignore[misc]
-    (found,) = beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 2, lambda _: None)
+    systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
+    (found,) = beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], rounds, lambda _: None)
+    return found
+
+
+def test_other_work_is_measured_alone_beside_exchanges_that_outlast_it_and_beside_as_many_as_the_first_system_completes() -> None:
+    order: list[str] = []
+    first, second = Beside("a", 1e-3, 16, order), Beside("b", 0.8e-3, 16, order)
+    second.share = 0.9
+    found = measure_beside(first, second)
     assert [(each.system, each.work, each.matrix) for each in found] == [("a", "gemm", "m"), ("b", "gemm", "m")]
-    assert found[0].alone_seconds == [pytest.approx(1.1e-3)] * 2, "the slowest rank counts"
-    assert found[0].slowed == pytest.approx(1.5)
-    # 19 pieces are 20 ms; 32 exchanges of 1 ms are half as long again, but here 60 are needed.
-    assert [each for each in order if each.startswith("a gemm 19")] == [
-        "a gemm 19 0",
-        "a gemm 19 32",
-        "a gemm 19 64",
-        "a gemm 19 0",
-        "a gemm 19 64",
-    ]
+    assert found[0].alone_seconds == [pytest.approx(1e-3)] * 2
+    assert [each.slowed for each in found] == [pytest.approx(1.51)] * 2, "the slowest rank counts"
+    # 20 pieces are 20 ms, 30 beside exchanges; 30 exchanges of 1 ms are half as long again, and 20 of them end while the work runs.
+    rounds = ["a gemm 20 0", "a gemm 20 30", "a gemm 20 20"]
+    assert [each for each in order if each.startswith("a gemm 20")] == ["a gemm 20 30"] * 3 + rounds * 2
+    assert [each.equal_exchanges for each in found] == [20, 20]
+    assert found[0].equal_slowed == pytest.approx(1.51)
+    # 20 exchanges of 0.801 ms at 0.9 of their speed take 17.8 ms, in which the work loses a third.
+    assert found[1].equal_seconds == [pytest.approx((20e-3 + 17.8e-3 / 3) / 20 + 1e-5)] * 2
+    assert [each.both_seconds for each in found] == [[pytest.approx(30.2e-3)] * 2, [pytest.approx(20 * found[1].equal_seconds[0])] * 2]
+
+
+def test_more_exchanges_are_queued_until_they_outlast_the_work() -> None:
+    order: list[str] = []
+    faster = Beside("a", 1e-3, 16, order)
+    faster.share = 1.6
+    (found,) = measure_beside(faster, rounds=1)
+    assert [each for each in order if each.startswith("a gemm 20")][:3] == ["a gemm 20 30", "a gemm 20 60", "a gemm 20 60"]
+    assert found.equal_exchanges == 48, "1.6 a ms for 30 ms"
 
 
 def test_exchanges_that_never_outlast_the_work_are_an_error() -> None:
-    systems = Systems([], Place(2), lambda _: None)
     endless = Beside("a", 1e-3, 16, [])
-    endless.needed = 10**9
-    systems.running = {"a": endless}  # type: ignore[misc]
-    with pytest.raises(BenchError, match="a: 4096 exchanges end before 19 pieces of gemm beside them"):
-        list(beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], 1, lambda _: None))
+    endless.share = 1e9
+    with pytest.raises(BenchError, match="a: 3840 exchanges end before 20 pieces of gemm beside them"):
+        measure_beside(endless)
 
 
 class Layers(Ranks):

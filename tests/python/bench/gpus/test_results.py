@@ -37,8 +37,8 @@ def make_run(own: Kernel = OWN, wrong: str | None = None, digest: int = 7, layer
     machine = {**lab_result.machine(), "gpu": "A GPU"}
     versions = {"railweave": "0", "python": "3", "torch": "2", "cuda": "13.0", "driver": "1", "nccl (nccl)": "2.28.9"}
     others = [
-        Beside("nccl", "gemm", "balanced:64MiB", [1e-4, 1.1e-4], [2e-4, 2.2e-4]),
-        Beside("railweave", "gemm", "balanced:64MiB", [1e-4, 1e-4], [1.5e-4, 1.5e-4]),
+        Beside("nccl", "gemm", "balanced:64MiB", [1e-4, 1.1e-4], [2e-4, 2.2e-4], 60, [2e-4, 2e-4], [2.4e-2, 2.4e-2]),
+        Beside("railweave", "gemm", "balanced:64MiB", [1e-4, 1e-4], [1.5e-4, 1.5e-4], 60, [1.25e-4, 1.25e-4], [2e-2, 2e-2]),
     ]
     return Run(lab_result.now(), "railweave bench", machine, versions, 2, {"rounds": 3}, exchanges, found if layers else [], others)
 
@@ -93,6 +93,21 @@ def test_a_run_from_before_threads_were_watched_is_read(tmp_path: Path) -> None:
     assert tables(Run.load(path))[1][2][0][7] == ""
 
 
+def test_a_run_from_before_the_equal_number_of_exchanges_is_read(tmp_path: Path) -> None:
+    value = make_run().to_json()
+    for each in value["beside"]:
+        for name in ("equal_exchanges", "equal_seconds", "equal_slowed", "both_seconds"):
+            del each[name]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(value))
+    run = Run.load(path)
+    assert run.beside[0] == Beside("nccl", "gemm", "balanced:64MiB", [1e-4, 1.1e-4], [2e-4, 2.2e-4])
+    assert [title for title, _, _ in tables(run)][-2:] == [
+        "mixture-of-experts layer, forward and backward",
+        "other work beside exchanges that outlast it",
+    ]
+
+
 def test_a_good_run_has_no_problems() -> None:
     assert make_run().problems() == []
 
@@ -122,8 +137,12 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     layers = found["mixture-of-experts layer, forward and backward"][1]
     assert layers[1][-1] == "equal"
     assert (layers[0][5:7], layers[1][5:7]) == (["", ""], ["1200", "400.0"]), "of a run that has no trace, and of one that has"
-    others = dict(zip(found["other work beside exchanges"][0], found["other work beside exchanges"][1][1], strict=True))
+    outlasting, equal = (found[f"other work beside {what}"] for what in ("exchanges that outlast it", "the same number of exchanges"))
+    others = dict(zip(outlasting[0], outlasting[1][1], strict=True))
     assert (others["slowed"], others["gain"]) == ("1.50×", "1.40×"), "210 us over 150"
+    others = dict(zip(equal[0], equal[1][1], strict=True))
+    assert (others["exchanges"], others["slowed"], others["gain"]) == ("60", "1.25×", "1.60×"), "200 us over 125"
+    assert (others["both over us"], others["both gain"], others["both 95%"]) == ("20000", "1.20×", "1.20–1.20")
     text = markdown(head, rows)
     assert text.count("\n") == len(rows) + 2
     assert "| `hot-pair:64MiB:4MiB` | nccl |" in text
