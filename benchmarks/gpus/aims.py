@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sections import MESH_GBPS
+from sections import MESH_GBPS, groups
 
 from railweave.bench.gpus.mesh import MOST_GPUS
 from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, ratio
@@ -52,13 +52,14 @@ def lines(results: Results, gpus: int) -> list[Line]:
         nodes, "within a node of several", {"inside-pair-256MiB": 4, "inside-both-ways-256MiB": 4, "inside-all-to-all-256MiB": 5}
     )
     found.append(nodes.bound("90% within the node, 10% over rails", "mostly-inside-64MiB", 0.9))
-    rails = _Exchanges(results.get("rails", ()))
+    rails, lab = _Exchanges(results.get("rails", ())), groups(gpus)["rails"]
+    name = f"rails {lab.ranks // lab.gpus_a_node}×{lab.gpus_a_node}"
     found += [
-        rails.rate("rails 2×4, one pair", "hot-pair:64MiB", 3.8 if gpus < 8 else 3.9),
-        rails.rate("rails 2×4, incast", "incast:16MiB", 3.8),
-        rails.rate("rails 2×4, both ways, each", "bidir-pair:64MiB", 3.5),
-        rails.rate("rails 2×4, hot pair + background", "hot-pair:64MiB:512KiB", 3.5),
-        *_gains(rails, "rails 2×4, balanced", {"balanced:4MiB": 0.98}),
+        rails.rate(f"{name}, one pair", "hot-pair:64MiB", 3.8 if gpus < 8 else 3.9),
+        rails.rate(f"{name}, incast", "incast:16MiB", 3.8),
+        rails.rate(f"{name}, both ways, each", "bidir-pair:64MiB", 3.5),
+        rails.rate(f"{name}, hot pair + background", "hot-pair:64MiB:512KiB", 3.5),
+        *_gains(rails, f"{name}, balanced", {"balanced:4MiB": 0.98}),
     ]
     if 3 <= gpus <= MOST_GPUS:
         mesh = _Exchanges(results.get("mesh", ()))

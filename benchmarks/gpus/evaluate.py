@@ -6,7 +6,8 @@
 Run by the Python that has PyTorch and Railweave; labs need root. What OUT has is not run again. A matrix or layer that failed, or took
 too long, is tried once in each call, and the rest goes on without it; a check that failed has told why, and runs again when its file is
 gone. A command of `railweave bench` measures all that is missing of a group of sections, writes each result when it has it, and is ended
-after 8 minutes, or when --limit is used up: nothing that was measured is lost. All programs that it starts end with it. OUT/results.md
+after 8 minutes, or when --limit is used up: nothing that was measured is lost. Where ranks of a lab share GPUs it runs under MPS, if this
+machine has it, else they share them by time slices; the results say which. All programs that it starts end with it. OUT/results.md
 begins with a line for each aim of the project.
 """
 
@@ -36,6 +37,7 @@ from railweave.nccl import library
 _ROOT = Path(__file__).parents[2]
 _COMMAND_LIMIT_S = 480.0
 _LEAST_S = 45.0  # to start PyTorch on all ranks and measure something
+_MPS_S = 90.0  # to start MPS and load PyTorch under it
 _GOODBYE_S = 20.0  # for a program that was asked to end
 _FAILURES = 3  # of a group in one call
 _IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the case, nothing starts
@@ -51,6 +53,7 @@ class Evaluation:
         self.groups = groups(self.gpus)
         self.sections = sections(self.gpus)
         self._end = time.monotonic() + options.limit
+        self._mps: list[str] | None = None  # what starts a program under it, once that was asked; nothing where there is none
 
     def left(self) -> float:
         """Seconds of a command that begins now."""
@@ -95,7 +98,8 @@ class Evaluation:
                 print(f"== {group.name}: left for later: {', '.join(cases)}", flush=True)
                 break
             part = self.out / "parts" / f"{group.name}.{len(list((self.out / 'parts').glob(f'{group.name}.*.log'))):02}"
-            status = self._program(group.name, self.command(group, cases, part), Path(f"{part}.log"), self.left())
+            before = self._under_mps() if self._shares(group) else []
+            status = self._program(group.name, [*before, *self.command(group, cases, part)], Path(f"{part}.log"), self.left())
             good = good and status in (0, None)
             still = [case for case in self.missing(group, wanted) if case not in failed]
             in_vain = in_vain + 1 if still == cases else 0
@@ -104,6 +108,19 @@ class Evaluation:
                 failed.append(still[0])
                 print(f"== {group.name}: nothing of {still[0]}", flush=True)
         return good and not failed
+
+    def _shares(self, group: Group) -> bool:
+        """Has a GPU several of its ranks?"""
+        return group.ranks > self.gpus
+
+    def _under_mps(self) -> list[str]:
+        """What to put before a command so that its ranks share GPUs under MPS. Nothing where no program of CUDA runs under it."""
+        if self._mps is None:
+            script = [sys.executable, str(Path(__file__).parent / "under_mps.py")]
+            tried = [*script, sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
+            there = self._program("mps", tried, self.out / "parts" / "mps.log", min(_MPS_S, self.left())) == 0
+            self._mps = script if there else []
+        return self._mps
 
     def command(self, group: Group, cases: Sequence[str], part: Path) -> list[str]:
         """Of `railweave bench`."""
@@ -210,7 +227,7 @@ class Evaluation:
             keys = {key for case in section.cases for key in _keys(run, case)} - told
             told |= keys
             if keys:
-                text = _part(run, keys) + text
+                text = _part(run, keys, self._shares(self.groups[section.group])) + text
         untold = [case for case in section.cases if not any(_keys(run, case) for run in runs)]
         return head + text + (f"Not run: {', '.join(f'`{case}`' for case in untold)}.\n\n" if untold else "")
 
@@ -225,7 +242,7 @@ def _keys(run: Run, case: str) -> set[Key]:
     return found | {(each.work, each.matrix) for each in run.beside if each.work == case}
 
 
-def _part(run: Run, keys: set[Key]) -> str:
+def _part(run: Run, keys: set[Key], shared: bool) -> str:
     kept = dataclasses.replace(
         run,
         exchanges=[each for each in run.exchanges if (each.matrix,) in keys],
@@ -235,7 +252,10 @@ def _part(run: Run, keys: set[Key]) -> str:
     nccl = ", ".join(f"{version} ({name[6:-1]})" for name, version in run.versions.items() if name.startswith("nccl"))
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in run.settings.items())
     text = f"{run.date}, {run.gpus} × {run.machine['gpu']}, driver {run.versions['driver']}, PyTorch {run.versions['torch']}, "
-    text += f"NCCL {nccl}; {settings}.\n\n"
+    text += f"NCCL {nccl}; {settings}."
+    if shared:
+        text += f" Ranks share GPUs {'under MPS' if 'mps' in run.settings else 'by time slices'}."
+    text += "\n\n"
     text += "".join(f"{title[0].upper()}{title[1:]}:\n\n{markdown(head, rows)}\n" for title, head, rows in tables(kept))
     return text + "".join(f"- wrong: {problem}\n" for problem in kept.problems())
 

@@ -76,7 +76,7 @@ LATE_CHECKS = (
 
 
 def groups(gpus: int) -> dict[str, Group]:
-    """By name. Labs with as many ranks as GPUs, and the 2 × 4 of the paper with several ranks a GPU where there are fewer than eight."""
+    """By name. Labs with as many ranks as GPUs, and with several ranks a GPU where there are fewer than eight."""
     here = ("--gpus", str(gpus))
     found = [
         Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
@@ -89,20 +89,20 @@ def groups(gpus: int) -> dict[str, Group]:
     for name, nodes, a_node, rails in _labs(gpus):
         lab = ("--lab", f"{nodes}x{a_node}", "--rails", str(rails), "--rate", "8gbit")
         found.append(Group(name, ("alltoallv", *lab, "--gpus"), "--matrix", 1, nodes * a_node, a_node))
-    a_node = gpus // 2
+    a_node = max(2, gpus // 2)  # nodes of several, or no byte stays inside them
     lab = ("--lab", f"2x{a_node}", "--rails", str(_rails(a_node)), "--rate", "8gbit")
     # 16 MiB a rank and dispatch: what four rails carry within some milliseconds.
     layer = ("--tokens", "2048", "--width", "4096", "--iterations", "4", "--repeat", "5", "--skew", "none", "--skew", "zipf:1.0")
-    found.append(Group("moe-rails", ("moe", *lab, *layer, "--skew", "rotating"), "--compute", 3, gpus, a_node))
+    found.append(Group("moe-rails", ("moe", *lab, *layer, "--skew", "rotating"), "--compute", 3, 2 * a_node, a_node))
     return {group.name: group for group in found}
 
 
 def _labs(gpus: int) -> list[tuple[str, int, int, int]]:
-    """Name, nodes, GPUs of a node, rails of those that this machine's GPUs make."""
+    """Name, nodes, GPUs of a node, rails. `rails` is the 2 × 4 of the paper, on two GPUs 2 × 2, of which each GPU has two ranks as well."""
     if gpus >= 8:
         return [("rails", 2, 4, 4), ("rails-8", 2, 4, 8), ("rails-4x2", 4, 2, 4)]
     nodes = ("nodes", 2, gpus // 2, _rails(gpus // 2))
-    return [nodes, ("rails", 2, 4, 4)] if gpus >= 4 else [nodes]
+    return [nodes, ("rails", 2, 4 if gpus >= 4 else 2, 4)]
 
 
 def _rails(gpus_a_node: int) -> int:
@@ -134,11 +134,11 @@ def sections(gpus: int) -> tuple[Section, ...]:
     over_rails = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
     inside = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
     for name, nodes, a_node, rails in _labs(gpus):
-        # Ranks that share a GPU by time slices say nothing about NVLink.
+        # Ranks that share a GPU say nothing about NVLink.
         alone = nodes * a_node <= gpus
         cases = (*(inside if alone and a_node > 1 else ()), *over_rails)
         title = f"{nodes} nodes × {a_node} GPUs on {rails} rails of 8 Gbit/s"
-        found.append(Section(name, title if alone else f"{title}; ranks of both nodes share GPUs by time slices", name, cases))
+        found.append(Section(name, title if alone else f"{title}; ranks of both nodes share GPUs", name, cases))
     found += [
         Section("moe-rails", "A mixture-of-experts layer over rails", "moe-rails", ("0.5", "1")),
         Section("moe", "A mixture-of-experts layer", "moe", ("0.5", "1", "2")),

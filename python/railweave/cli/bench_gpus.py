@@ -19,7 +19,7 @@ from railweave.bench.gpus import beside, compare
 from railweave.bench.gpus.mesh import MOST_GPUS, mesh_bound, mesh_systems
 from railweave.bench.gpus.rails import on_rails
 from railweave.bench.gpus.result import Beside, Exchange, Layer, Run
-from railweave.bench.gpus.session import SYSTEMS, Place, from_calibration, start_probe, systems
+from railweave.bench.gpus.session import SYSTEMS, Place, from_calibration, start_probe, systems, under_mps
 from railweave.bench.gpus.table import tables
 from railweave.cli.bench import BenchProgress, chosen
 from railweave.lab import LabSpec
@@ -201,6 +201,7 @@ def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any
     """A run that has measured nothing yet."""
     machine = {**result.machine(), "gpu": running.gpu()}
     versions = {**result.versions(peers=False), **running.versions()}
+    settings = {**settings, "mps": 1} if under_mps() else settings
     return Run(date, result.command_line(), machine, versions, gpus, settings, [], [])
 
 

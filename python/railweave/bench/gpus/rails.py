@@ -35,7 +35,8 @@ _NIC = {**_SWITCH, "class": "0x020000", "vendor": "0x15b3", "device": "0x1021", 
 
 
 def visible_gpus(spec: LabSpec, available: Sequence[str]) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each node. Ranks of different nodes share a GPU, by time slices, when there are fewer GPUs than ranks."""
+    """CUDA_VISIBLE_DEVICES of each node. Ranks of different nodes share a GPU, by time slices or under MPS, when there are fewer GPUs than
+    ranks."""
     if spec.gpus > len(available):
         raise BenchError(f"a node of {spec.gpus} GPUs; this machine has {len(available)}, and two ranks of a node cannot share one")
     return [",".join(available[(node * spec.gpus + gpu) % len(available)] for gpu in range(spec.gpus)) for node in range(spec.nodes)]

@@ -65,6 +65,11 @@ def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
     return result
 
 
+def under_mps() -> bool:
+    """Do this machine's programs share GPUs through a Multi-Process Service? CUDA finds it by the same socket."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps") / "control").is_socket()
+
+
 class Ranks(Protocol):
     """Processes, one a rank."""
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -163,6 +164,34 @@ def test_a_case_that_used_up_the_time_does_not_keep_the_others_from_theirs(tmp_p
     assert not found.run(["hot"])
     assert program.calls == [["hot-pair:4MiB:256KiB", "hot-pair:16MiB:1MiB", "hot-pair:64MiB:4MiB", "hot-pair:256MiB:16MiB"],
                              ["hot-pair:64MiB:4MiB", "hot-pair:256MiB:16MiB"], ["hot-pair:256MiB:16MiB"]]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "how"), [(0, "under MPS"), (3, "by time slices")])
+def test_ranks_share_gpus_under_mps_where_it_serves(status: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path, gpus=2)
+    started: list[tuple[str, list[str]]] = []
+
+    def program(name: str, words: list[str], log: Path, limit: float) -> int:
+        started.append((name, [Path(word).name for word in words[1:5]]))
+        if name == "mps":
+            return status
+        log.touch()
+        settings = {"rounds": 5, "mps": 1} if "under_mps.py" in started[-1][1] else {"rounds": 5}
+        done = [each for at, word in enumerate(words) if word == "--matrix" for each in exchanges(Path(words[at + 1]).name, 2e-3, 1e-3)]
+        Path(words[words.index("--json") + 1]).write_text(json.dumps(replace(run_of(done), settings=settings).to_json()))
+        return 0
+
+    monkeypatch.setattr(found, "_program", program)
+    assert found.run(["nodes", "rails"])
+    assert found.run(["rails"]), "all of it is there"
+    before = ["under_mps.py", Path(sys.executable).name] if status == 0 else []
+    bench = ["-m", "railweave", "bench", "alltoallv"]
+    assert [name for name, _ in started] == ["nodes", "mps", "rails"]
+    assert (started[0][1], started[2][1]) == (bench, [*before, *bench][:4])
+    text = found.results()
+    assert text.count("Ranks share GPUs") == text.count(f"Ranks share GPUs {how}.") == 1
+    assert "2 nodes × 2 GPUs on 4 rails of 8 Gbit/s; ranks of both nodes share GPUs" in text
+    assert "| rails 2×2, one pair | ≥ 3.8 GB/s |" in text
 
 
 def test_where_nothing_starts_two_commands_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.session import SYSTEMS, Processes, systems
+from railweave.bench.gpus.session import SYSTEMS, Processes, systems, under_mps
 from railweave.launch import cache
 from railweave.nccl import library
 
@@ -63,3 +64,11 @@ def test_railweave_runs_with_what_was_calibrated_unless_it_was_set(monkeypatch: 
     assert "RAILWEAVE_GPU_HOST_SHARE" not in theirs
     assert own["RAILWEAVE_GPU_HOST_SHARE"] == "118"  # 49.5 of 49.5 + 368.8 GB/s
     assert "RAILWEAVE_GPU_BLOCKS" not in own
+
+
+def test_a_service_is_where_its_socket_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not under_mps()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(tmp_path / "control"))
+        assert under_mps()
