@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -38,13 +39,14 @@ def enough_blocks(rows: Sequence[BlockRate]) -> int:
 def settings(calibration: Calibration) -> dict[str, str]:
     """Settings of docs/engine.md that follow from it, by name.
 
-    `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were never slower, for one pair and
-    between all GPUs. `gpu_host_share`: the part of a lone pair's bytes that goes over the host when both paths end together.
-    `gpu_relays`: see `has_links_of_its_own`.
+    `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were not slower, one pair and all GPUs
+    taken together: a size that costs one of them a few percent and spares the other more is worth it. `gpu_host_share`: the part of a lone
+    pair's bytes that goes over the host when both paths end together. `gpu_relays`: see `has_links_of_its_own`.
     """
     limit = 0
     for row in calibration.sizes:
-        if any(packets > granted for packets, granted in row.times()):
+        packets, granted = zip(*row.times(), strict=True)
+        if math.prod(packets) > math.prod(granted):
             break
         limit = row.bytes
     return {

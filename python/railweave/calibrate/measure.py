@@ -13,7 +13,7 @@ from railweave.calibrate.effect import MOST_BLOCKS, enough_blocks
 _LARGE = 256 << 20  # rates no longer grow beyond it (docs/cuda-measured.md)
 _SLOTS = 64 << 20  # over slots, of which a pair has 256 KiB, the rate stands long before
 _BLOCKS = (1, 2, 4, 8, MOST_BLOCKS)  # see enough_blocks()
-_SIZES = tuple(1 << power for power in range(14, 22))  # 16 KiB to 2 MiB, around today's limit of 512 KiB
+_SIZES = tuple(1 << power for power in range(14, 22))  # 16 KiB to 2 MiB, around the limit without a calibration, 1 MiB
 _PACKETS, _GRANTED = str(2 << 20), "0"  # of gpu_low_latency_bytes: all of those sizes in packets, or none
 
 Matrix = list[list[int]]
