@@ -26,8 +26,8 @@ PROGRAM = """
 import gc
 import os
 import sys
-gc.disable()
-import railweave.launch.start
+from railweave.launch import start
+getattr(start, "_hasten", gc.disable)()
 from railweave.advise import live
 
 class Files(live._Files):
@@ -41,24 +41,6 @@ os.execvp("true", ["true"])
 NOTHING = "import os; os.execvp('true', ['true'])"
 
 
-def lay_out(root: Path) -> None:
-    """The machine's files and links, and what the driver says of its GPUs."""
-    root.mkdir()
-    machine = full_size(root.parent)
-    for path, target in machine.links.items():
-        link = root / path.lstrip("/")
-        link.parent.mkdir(parents=True, exist_ok=True)
-        (link.parent / target).resolve().mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
-    for gpu, port in enumerate(machine.gpus):
-        about = f"Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-{gpu:08x}-0000-0000-0000-000000000000\nDevice Minor: \t {gpu}\n"
-        machine.files[f"/proc/driver/nvidia/gpus/{port.bus_id}/information"] = about
-    for path, content in machine.files.items():
-        file = root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
 def main() -> None:
     """Prints milliseconds: median, least and most."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -66,7 +48,7 @@ def main() -> None:
     pythons = sys.argv[2:] or [sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "machine"
-        lay_out(root)
+        full_size(Path(folder)).lay_out(root)
         commands = {
             (name, python): [python, "-c", program, str(root)]
             for python in pythons
@@ -81,7 +63,7 @@ def main() -> None:
                     if start:
                         times[key].append(1e3 * (time.perf_counter() - begin))
     for (name, python), taken in times.items():
-        print(f"{name:<12} {statistics.median(taken):6.0f} ({min(taken):.0f} to {max(taken):.0f}) ms  {python}")
+        print(f"{name:<12} {statistics.median(taken):6.1f} ({min(taken):.1f} to {max(taken):.1f}) ms  {python}")
     print(f"load {os.getloadavg()[0]:.1f}, {stolen.share:.0%} of the wanted CPU time stolen, {starts} starts each, in turn")
 
 

@@ -16,9 +16,9 @@ from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Machine, known
 from railweave.machine.hwloc import parse_hwloc
+from railweave.machine.paths import gpu_way, nic_way
 from railweave.machine.recording import RecordedSource
 from railweave.machine.source import LiveSource, Unreadable
-from railweave.machine.text import gpu_way, nic_way
 from railweave.machine.topo_matrix import parse_topo_matrix
 
 

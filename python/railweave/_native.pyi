@@ -24,43 +24,6 @@ class DemandError(Error):
 class UnreachableError(Error):
     pass
 
-class VertexKind(enum.Enum):
-    gpu = 0
-
-    nic = 1
-
-    pcie_switch = 2
-
-    numa = 3
-
-    nvswitch = 4
-
-    leaf = 5
-
-    spine = 6
-
-class EdgeKind(enum.Enum):
-    nvlink = 0
-
-    c2c = 1
-
-    pcie = 2
-
-    socket = 3
-
-    rail = 4
-
-    uplink = 5
-
-class ResourceKind(enum.Enum):
-    edge = 0
-
-    vertex_egress = 1
-
-    vertex_ingress = 2
-
-    vertex_through = 3
-
 class Vertex:
     """
     A GPU, NIC, switch, NUMA node, leaf or spine. Capacities are bytes/s, 0 where it has none of its own.
@@ -207,6 +170,12 @@ class Fabric:
     def nics_of(self, node: int) -> list[int]:
         """Vertex ids of a node's NICs."""
 
+    def numas_of(self, node: int) -> list[int]:
+        """Vertex ids of a node's NUMA nodes."""
+
+    def ports_of(self, nic: int) -> list[int]:
+        """Ids of the edges from a NIC to the network."""
+
     def to_json(self) -> str:
         """The versioned JSON form (docs/fabric.md)."""
 
@@ -215,6 +184,68 @@ class Fabric:
         """Reads the JSON form. Raises ParseError with line, column and path."""
 
     def __repr__(self) -> str: ...
+
+def load_fabric(what: str, nodes: int, template_dirs: Sequence[str | os.PathLike]) -> Fabric:
+    """
+    A file of any kind, or a node template by name; nodes 0: as the file says.
+    """
+
+def parse_fabric(text: str, source: str, nodes: int, template_dirs: Sequence[str | os.PathLike], described_by: str) -> Fabric:
+    """The same from the text of a file."""
+
+def template_names(template_dirs: Sequence[str | os.PathLike]) -> list[str]: ...
+
+def template_description(name: str, template_dirs: Sequence[str | os.PathLike]) -> str: ...
+
+def numa_above(fabric: Fabric, device: int) -> int | None:
+    """The NUMA node at the root of a device's PCIe tree."""
+
+def nic_ways(fabric: Fabric, gpus: Sequence[tuple[int, bool]], nics: Sequence[int]) -> list[list[tuple[int, int, list[int]] | None]]:
+    """
+    By GPU and NIC: distance, latency in ns and resources that a byte loads of the way between them; None where there is none. GPUs are vertices, with whether NICs reach their memory.
+    """
+
+def map_nics(fabric: Fabric, node: int, gpus: Sequence[tuple[int, bool]], nics: Sequence[tuple[int, int]], ways: Sequence[Sequence[tuple[int | None, int, Sequence[int]] | None]], shortest_first: bool, most_steps: int) -> tuple[list[list[int]], float, int, float, list[int], int]:
+    """
+    The assignment of NICs (vertices with their bytes/s) to GPUs that has the least bound: positions of NICs by rank, seconds for each byte of a rank, the resource that takes them, the same seconds with the nearest NICs, choices by rank, and steps of the search.
+    """
+
+class VertexKind(enum.Enum):
+    gpu = 0
+
+    nic = 1
+
+    pcie_switch = 2
+
+    numa = 3
+
+    nvswitch = 4
+
+    leaf = 5
+
+    spine = 6
+
+class EdgeKind(enum.Enum):
+    nvlink = 0
+
+    c2c = 1
+
+    pcie = 2
+
+    socket = 3
+
+    rail = 4
+
+    uplink = 5
+
+class ResourceKind(enum.Enum):
+    edge = 0
+
+    vertex_egress = 1
+
+    vertex_ingress = 2
+
+    vertex_through = 3
 
 class LinkState:
     """
@@ -240,18 +271,6 @@ class LinkState:
         """Takes over what another rank reported, with its epoch."""
 
     def __eq__(self, arg: LinkState, /) -> bool: ...
-
-def load_fabric(what: str, nodes: int, template_dirs: Sequence[str | os.PathLike]) -> Fabric:
-    """
-    A file of any kind, or a node template by name; nodes 0: as the file says.
-    """
-
-def parse_fabric(text: str, source: str, nodes: int, template_dirs: Sequence[str | os.PathLike], described_by: str) -> Fabric:
-    """The same from the text of a file."""
-
-def template_names(template_dirs: Sequence[str | os.PathLike]) -> list[str]: ...
-
-def template_description(name: str, template_dirs: Sequence[str | os.PathLike]) -> str: ...
 
 class Demand:
     """Bytes from each rank to each rank; row = sender, column = receiver."""

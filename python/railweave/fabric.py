@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from railweave import _native
-from railweave._native import Edge, EdgeKind, Fabric, LinkState, Resource, ResourceKind, Vertex, VertexKind
+from railweave._native import Edge, Fabric, Resource, Vertex
 from railweave.errors import FabricError
 
 __all__ = [
@@ -25,6 +25,16 @@ __all__ = [
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
     from pathlib import Path  # which takes longer to import than a fabric takes to make
+
+    from railweave._native import EdgeKind, LinkState, ResourceKind, VertexKind
+else:
+
+    def __getattr__(name):
+        # Bound when asked for: enumerations take longer than a rank has that only wants its place (docs/run.md).
+        if name in __all__:
+            return getattr(_native, name)
+        raise AttributeError(f"module 'railweave.fabric' has no attribute '{name}'")
+
 
 TEMPLATE_DIRS = [os.path.join(os.path.dirname(__file__), "templates")]
 _MOST_NODES = 16_384  # limits::kNodes; more than 32 bits would not even reach that check

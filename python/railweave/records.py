@@ -1,22 +1,100 @@
-"""Data classes that are quick to load and to make.
+"""Data classes and enumerations that are quick to load and to make.
 
 `dataclasses` imports `inspect`, which takes longer than the interpreter's own start, and compiles six methods for each frozen class, 1.6 ms
 a class here; commands that answer in a tenth of a second have dozens of classes. This compiles none: all methods are the same for all
 classes and need no text of their own, `__init__` goes by the names of the fields, and writes them at once instead of one by one. What
 `dataclasses` offers for instances (`asdict`, `fields`, `replace`) works on these, too.
+
+`enum` and `functools` bring `collections`, `types` and `operator`, together a tenth of a rank's first start (docs/run.md); the members of
+enumerations here are made once, have `name` and `value`, and are found by their value (`Reason("absent")`).
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import enum
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field
+    from enum import Enum as Enum
+    from enum import IntEnum as IntEnum
+    from functools import cached_property as cached_property
     from typing import Any, TypeVar
 
     Record = TypeVar("Record")
+
+    class StrEnum(str, enum.Enum):
+        """Members are texts, equal to their values."""
+
 else:
     _MISSING = object()
+
+    class _Members(type):
+        def __init__(cls, name, bases, body):
+            super().__init__(name, bases, body)
+            cls.__members__ = {}
+            kind = next((base for base in cls.__mro__ if base in (int, str)), None)
+            for key, value in body.items():
+                if not key.startswith("_") and type(value) in (int, str):
+                    member = object.__new__(cls) if kind is None else kind.__new__(cls, value)
+                    member.name = key
+                    member.value = value
+                    cls.__members__[key] = member
+                    setattr(cls, key, member)
+
+        def __call__(cls, value):
+            for member in cls:
+                if member.value == value:
+                    return member
+            raise ValueError(f"{value!r} is not a valid {cls.__qualname__}")
+
+        def __getitem__(cls, name):
+            return cls.__members__[name]
+
+        def __iter__(cls):
+            return iter(cls.__members__.values())
+
+        def __len__(cls):
+            return len(cls.__members__)
+
+        def __contains__(cls, member):
+            return member.__class__ is cls
+
+    class Enum(metaclass=_Members):
+        """Members are the numbers and texts of the class's body."""
+
+        def __repr__(self):
+            return f"<{self.__class__.__qualname__}.{self.name}: {self.value!r}>"
+
+        def __str__(self):
+            return f"{self.__class__.__qualname__}.{self.name}"
+
+        def __reduce__(self):
+            return self.__class__, (self.value,)
+
+    class IntEnum(Enum, int):
+        """Members are numbers, equal to their values."""
+
+        __str__ = int.__repr__
+
+    class StrEnum(Enum, str):
+        """Members are texts, equal to their values."""
+
+    class cached_property:  # noqa: N801 - as `functools` has it
+        """An attribute that is worked out when first asked for."""
+
+        def __init__(self, work_out):
+            self._work_out = work_out
+            self.__doc__ = work_out.__doc__
+
+        def __set_name__(self, owner, name):
+            self._name = name
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._work_out(instance)
+            return value
 
     class field:  # noqa: N801 - as `dataclasses` has it
         """A field's default: a value, or what makes one."""
@@ -28,19 +106,21 @@ else:
     class _StandardFields:
         """What `dataclasses` asks its classes for, made when it does."""
 
-        def __init__(self, fields):
-            self._fields = fields
+        def __init__(self, blank, factories):
+            self._blank = blank
+            self._factories = factories
 
         def __get__(self, instance, owner):
             import dataclasses
 
-            def standard(one):
-                if one.factory is not None:
-                    return dataclasses.field(default_factory=one.factory)
-                return dataclasses.field() if one.default is _MISSING else dataclasses.field(default=one.default)
+            def standard(name):
+                if name in self._factories:
+                    return dataclasses.field(default_factory=self._factories[name])
+                default = self._blank[name]
+                return dataclasses.field() if default is _MISSING else dataclasses.field(default=default)
 
             # All by name only, so that one without a default may stand behind one that has it.
-            told = [(name, owner.__annotations__[name], standard(one)) for name, one in self._fields.items()]
+            told = [(name, owner.__annotations__[name], standard(name)) for name in self._blank]
             made = dataclasses.make_dataclass(owner.__name__, told, kw_only=True).__dataclass_fields__
             owner.__dataclass_fields__ = made
             return made
@@ -49,37 +129,34 @@ else:
         """What `dataclasses.dataclass` makes of a class that has no other data class for a base."""
 
         def make(cls):
-            fields = {name: _field(cls, name) for name in cls.__annotations__}
-            own = {
-                "__init__": _initialiser(cls, fields),
-                "__dataclass_fields__": _StandardFields(fields),
-                "__record_fields__": tuple(fields),
-            }
-            for name, method in {**(_FROZEN if frozen else _METHODS), **own}.items():
-                if name not in cls.__dict__:
+            own = cls.__dict__
+            blank = {name: own.get(name, _MISSING) for name in cls.__annotations__}  # in the order of the values
+            factories = {}
+            for name, given in blank.items():
+                if given.__class__ is field:
+                    blank[name] = given.default
+                    if given.default is _MISSING:
+                        delattr(cls, name)
+                    else:
+                        setattr(cls, name, given.default)
+                    if given.factory is not None:
+                        factories[name] = given.factory
+                assert given.__class__.__name__ != "Field", "fields of these classes are made by railweave.records.field"
+            cls.__record_fields__ = tuple(blank)
+            cls.__dataclass_fields__ = _StandardFields(blank, factories)
+            if "__init__" not in own:
+                cls.__init__ = _initialiser(cls, blank, factories)
+            for name, method in _FROZEN if frozen else _METHODS:
+                if name not in own:
                     setattr(cls, name, method)
             return cls
 
         return make if cls is None else make(cls)
 
-    def _field(cls, name):
-        given = cls.__dict__.get(name, _MISSING)
-        assert type(given).__name__ != "Field", "fields of these classes are made by railweave.records.field"
-        if isinstance(given, field):
-            if given.default is _MISSING:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, given.default)
-            return given
-        return field(default=given)
-
-    def _initialiser(cls, fields):
-        names = tuple(fields)
+    def _initialiser(cls, blank, factories):
+        names = cls.__record_fields__
         count = len(names)
-        # In the fields' order, which is that of the values; a field without a default keeps the mark.
-        blank = {name: one.default for name, one in fields.items()}
-        required = tuple(name for name, one in fields.items() if one.default is _MISSING)
-        factories = {name: one.factory for name, one in fields.items() if one.factory is not None}
+        required = [name for name, default in blank.items() if default is _MISSING]
 
         def __init__(self, *args, **keywords):  # noqa: N807 - it is one
             values = self.__dict__
@@ -132,8 +209,8 @@ else:
         values = ", ".join(f"{name}={value!r}" for name, value in zip(self.__record_fields__, _values(self)))  # noqa: B905 - as many
         return f"{self.__class__.__qualname__}({values})"
 
-    _METHODS = {"__eq__": _equal, "__hash__": None, "__repr__": _repr}
-    _FROZEN = {"__setattr__": _set, "__delattr__": _delete, "__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
+    _METHODS = (("__eq__", _equal), ("__hash__", None), ("__repr__", _repr))
+    _FROZEN = (("__setattr__", _set), ("__delattr__", _delete), ("__eq__", _equal), ("__hash__", _hash), ("__repr__", _repr))
 
 
 def field_names(record: type | object) -> tuple[str, ...]:

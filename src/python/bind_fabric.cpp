@@ -34,6 +34,8 @@ const T& element(std::span<const T> items, std::size_t id, const char* what) {
   return items[id];
 }
 
+}  // namespace
+
 void bind_kinds(nb::module_& m) {
   nb::enum_<VertexKind>(m, "VertexKind")
       .value("gpu", VertexKind::gpu)
@@ -57,9 +59,19 @@ void bind_kinds(nb::module_& m) {
       .value("vertex_through", Resource::Kind::vertex_through);
 }
 
+namespace {
+
+// A part's kind as Python's enumeration, which is bound by then.
+template <class Part>
+nb::object kind_of(const Part& part) {
+  static const bool bound = (nb::module_::import_("railweave._native").attr("VertexKind"), true);
+  static_cast<void>(bound);
+  return nb::cast(part.kind);
+}
+
 void bind_parts(nb::module_& m) {
   nb::class_<Vertex>(m, "Vertex", "A GPU, NIC, switch, NUMA node, leaf or spine. Capacities are bytes/s, 0 where it has none of its own.")
-      .def_ro("kind", &Vertex::kind)
+      .def_prop_ro("kind", &kind_of<Vertex>, nb::sig("def kind(self) -> VertexKind"))
       .def_prop_ro(
           "node", [](const Vertex& v) { return id_or_none(v.node); }, nb::sig("def node(self) -> int | None"),
           "Number of its host; None for leaf and spine.")
@@ -81,13 +93,13 @@ void bind_parts(nb::module_& m) {
   nb::class_<Edge>(m, "Edge", "One direction of a link: vertex ids, bytes/s, nanoseconds.")
       .def_ro("src", &Edge::from)
       .def_ro("dst", &Edge::to)
-      .def_ro("kind", &Edge::kind)
+      .def_prop_ro("kind", &kind_of<Edge>, nb::sig("def kind(self) -> EdgeKind"))
       .def_ro("capacity_Bps", &Edge::capacity_Bps)
       .def_ro("latency_ns", &Edge::latency_ns)
       .def_ro("source", &Edge::source)
       .def("__repr__", [](const Edge& e) { return "<Edge " + std::to_string(e.from) + " -> " + std::to_string(e.to) + ">"; });
   nb::class_<Resource>(m, "Resource", "Anything that can be the bottleneck: an edge, or a vertex's own capacity.")
-      .def_ro("kind", &Resource::kind)
+      .def_prop_ro("kind", &kind_of<Resource>, nb::sig("def kind(self) -> ResourceKind"))
       .def_ro("id", &Resource::id, "Edge id or vertex id, by kind.")
       .def_ro("capacity_Bps", &Resource::capacity_Bps);
 }
@@ -140,6 +152,26 @@ void bind_graph(nb::module_& m) {
           "gpus_of", [](const Fabric& f, NodeId id) { return copied(f.gpus_of(id)); }, "node"_a, "Vertex ids of a node's GPUs.")
       .def(
           "nics_of", [](const Fabric& f, NodeId id) { return copied(f.nics_of(id)); }, "node"_a, "Vertex ids of a node's NICs.")
+      .def(
+          "numas_of",
+          [](const Fabric& f, NodeId id) {
+            std::vector<VertexId> found;
+            for (VertexId v = 0; v < f.vertices().size(); ++v) {
+              if (f.vertex(v).kind == VertexKind::numa && f.vertex(v).node == id) found.push_back(v);
+            }
+            return found;
+          },
+          "node"_a, "Vertex ids of a node's NUMA nodes.")
+      .def(
+          "ports_of",
+          [](const Fabric& f, VertexId nic) {
+            std::vector<EdgeId> found;
+            for (const EdgeId e : f.out_edges(nic)) {
+              if (f.edge(e).kind == EdgeKind::rail) found.push_back(e);
+            }
+            return found;
+          },
+          "nic"_a, "Ids of the edges from a NIC to the network.")
       .def("to_json", &format_fabric_json, "The versioned JSON form (docs/fabric.md).")
       .def_static("from_json", &parse_fabric_json, "text"_a, "source"_a = "<string>",
                   "Reads the JSON form. Raises ParseError with line, column and path.")
@@ -148,6 +180,8 @@ void bind_graph(nb::module_& m) {
                " GPUs>";
       });
 }
+
+}  // namespace
 
 void bind_link_state(nb::module_& m) {
   nb::class_<LinkState>(m, "LinkState", "What is known at run time about a fabric's links: measured rates, links that are down.")
@@ -160,6 +194,8 @@ void bind_link_state(nb::module_& m) {
       .def("adopt", &LinkState::adopt, "other"_a, "Takes over what another rank reported, with its epoch.")
       .def(nb::self == nb::self);
 }
+
+namespace {
 
 using Folders = std::vector<std::filesystem::path>;
 
@@ -187,9 +223,7 @@ void bind_sources(nb::module_& m) {
 }  // namespace
 
 void bind_fabric(nb::module_& m) {
-  bind_kinds(m);
   bind_parts(m);
   bind_graph(m);
-  bind_link_state(m);
   bind_sources(m);
 }

@@ -22,9 +22,9 @@ from railweave import fabric as fabrics
 from railweave.advise.advice import advise
 from railweave.advise.errors import AdviceError
 from railweave.advise.facts import with_machine
-from railweave.advise.gdr import decide_measured, parse_measurements
 from railweave.advise.host import read_host
 from railweave.advise.mapping import Workload
+from railweave.advise.measured import decide_measured, parse_measurements
 from railweave.doctor.checks import gpus as gpu_checks
 from railweave.doctor.examine import examine
 from railweave.doctor.patient import Patient
@@ -36,11 +36,12 @@ from railweave.machine.disagreement import descriptions
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine, PciDevice
-from railweave.machine.gpus import parse_nvml, read_gpus, unlisted_gpus
+from railweave.machine.gpus import parse_nvml, read_gpus
 from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.lint import lint_nccl
 from railweave.machine.lspci_tree import parse_lspci_tree
 from railweave.machine.network import parse_dcb_pfc, parse_lldp, parse_mlnx_pfc, parse_mlnx_trust
+from railweave.machine.pci import unlisted_gpus
 from railweave.machine.pci_config import acs, ats, express
 from railweave.machine.reading import cpu_list, cpu_mask
 from railweave.machine.recording import RecordedSource, Recording, RecordingError, parse_recording

@@ -106,6 +106,24 @@ class TemplateMachine:
         """What discovery makes of it."""
         return discovery.discover(self.source, JOB if self.job else None)
 
+    def lay_out(self, root: Path) -> None:
+        """Its files and links below a folder, with what the driver says of the GPUs, as `LiveSource(root)` reads them."""
+        root.mkdir()
+        for path, target in self.links.items():
+            link = root / path.lstrip("/")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            (link.parent / target).resolve().mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+        about = {
+            f"/proc/driver/nvidia/gpus/{port.bus_id}/information": "Model: \t\t NVIDIA H100 80GB HBM3\n"
+            f"GPU UUID: \t GPU-{gpu:08x}-0000-0000-0000-000000000000\nDevice Minor: \t {gpu}\n"
+            for gpu, port in enumerate(self.gpus)
+        }
+        for path, content in {**self.files, **about}.items():
+            file = root / path.lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+
     def record(self, path: Path) -> Path:
         """Writes a recording of it."""
         discovery.record(path, self.source, salt="crafted", pid=JOB if self.job else None)
@@ -380,6 +398,7 @@ class TemplateMachine:
         self.files["/proc/sys/kernel/arch"] = "x86_64"
         self.files["/sys/devices/system/cpu/online"] = ranges(range(count))
         self.files["/sys/devices/system/cpu/smt/active"] = "0"
+        self.files["/sys/devices/system/cpu/smt/control"] = "notsupported"
         for node in range(self.numa_count):
             at = f"/sys/devices/system/node/node{node}"
             self.files[f"{at}/cpulist"] = self._local(node)
@@ -391,6 +410,7 @@ class TemplateMachine:
             at = f"/sys/devices/system/cpu/cpu{cpu}"
             self.files[f"{at}/topology/thread_siblings_list"] = str(cpu)
             self.files[f"{at}/topology/physical_package_id"] = str(node)
+            self.files[f"{at}/topology/core_siblings_list"] = self._local(node)
             self.files[f"{at}/cache/index3/shared_cpu_list"] = self._local(node)
             policy = f"/sys/devices/system/cpu/cpufreq/policy{cpu}"
             self.files[f"{policy}/scaling_governor"] = "performance"

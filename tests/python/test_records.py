@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 import pickle
 from typing import Any
 
 import pytest
 
-from railweave.records import dataclass, field, field_names, replace
+from railweave.records import Enum, IntEnum, StrEnum, cached_property, dataclass, field, field_names, replace
 
 
 @dataclass(frozen=True)
@@ -132,3 +133,62 @@ def test_what_is_kept_beside_the_fields_is_neither_compared_nor_copied() -> None
 
 def test_methods_of_the_class_stay() -> None:
     assert repr(Said(1)) == "said"
+
+
+class Colour(Enum):
+    """Names for things."""
+
+    red = "r"
+    blue = "b"
+
+
+class Level(IntEnum):
+    """Numbers with names."""
+
+    low = 0
+    high = 3
+
+
+class Word(StrEnum):
+    """Texts with names."""
+
+    yes = "ja"
+    no = "nein"
+
+
+@pytest.mark.parametrize("kind", [Colour, Level, Word])
+def test_enumerations_as_the_usual_ones(kind: type[Any]) -> None:
+    usual = enum.Enum("usual", [(member.name, member.value) for member in kind])
+    assert list(kind.__members__) == [member.name for member in kind] == list(usual.__members__)
+    for member in kind:
+        assert kind(member.value) is kind[member.name] is getattr(kind, member.name) is member
+        assert pickle.loads(pickle.dumps(member)) is copy.deepcopy(member) is member
+        assert isinstance(member, kind) and member in kind
+        assert repr(member) == f"<{kind.__name__}.{member.name}: {member.value!r}>"
+    with pytest.raises(ValueError, match="'other' is not a valid"):
+        kind("other")
+    with pytest.raises(KeyError):
+        kind["other"]
+    assert len(set(kind)) == len(kind) == 2
+
+
+def test_enumerations_are_what_their_values_are() -> None:
+    assert Level.high == 3 and Level.low < Level.high and max(Level) is Level.high and str(Level.high) == "3"
+    assert Word.yes == "ja" and {Word.yes: 1}["ja"] == 1  # type: ignore[comparison-overlap, index]
+    assert Colour.red != "r" and str(Colour.red) == "Colour.red"  # type: ignore[comparison-overlap]
+
+
+def test_what_is_kept_is_worked_out_once() -> None:
+    asked = []
+
+    class Asked:
+        @cached_property
+        def answer(self) -> int:
+            """What it is."""
+            asked.append(self)
+            return 42
+
+    one = Asked()
+    assert (one.answer, one.answer, len(asked)) == (42, 42, 1)
+    assert Asked.__dict__["answer"].__doc__ == "What it is."
+    assert Asked().answer == 42 and len(asked) == 2

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from railweave.advise import binding as bindings
 from railweave.advise import gdr
 from railweave.advise.binding import Binding
 from railweave.advise.errors import AdviceError
-from railweave.advise.gdr import Decision, Measurement
+from railweave.advise.gdr import Decision
 from railweave.advise.host import Distance, Host
 from railweave.advise.mapping import Mapping, Workload, distances, map_nics
 from railweave.advise.settings import Setting, in_force, settings
 from railweave.records import dataclass
-from railweave.size import format_size
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from railweave.advise.measured import Measurement
 
 # One message of the size that a job of that kind is about: the largest that GDRCopy speeds up, and one that rendezvous moves.
 DEFAULT_SIZE_B = {Workload.latency: gdr.SMALL_B, Workload.bandwidth: 4 << 20}
@@ -55,7 +58,9 @@ def advise(
     far = distances(host, mapping) if mapping else []
     decisions = [gdr.decide(gpu, distance, host.ways_why) for gpu, distance in zip(host.gpus, far, strict=True)] if far else []
     if measurements and decisions:
-        measured = gdr.decide_measured(measurements, measured_in)
+        from railweave.advise.measured import decide_measured  # not for those who start a rank
+
+        measured = decide_measured(measurements, measured_in)
         decisions = [measured for _ in decisions]
     chosen = _in_force(decisions, workload, size, measured_in)
     found, missing = settings(host, mapping, chosen, bool(measurements), nccl_topology)
@@ -91,6 +96,8 @@ def _in_force(decisions: Sequence[Sequence[Decision]], workload: Workload, size:
 
 
 def _outside(decisions: Sequence[Decision], workload: Workload, size: int, measured_in: str) -> str:
+    from railweave.size import format_size  # likewise
+
     sizes = [bound for decision in decisions if decision.metric == workload for bound in (decision.first_B, decision.last_B or 0)]
     return (
         f"GPUDirect RDMA and GDRCopy for messages of {format_size(size)}: {measured_in} has measurements of {workload.value} from "

@@ -25,19 +25,20 @@ def bind(host: Host) -> list[Binding]:
         if gpu.numa is not None:
             homes.setdefault(gpu.numa, []).append(gpu)
     numas = {numa.number: numa for numa in host.numas}
+    cpus = {numa.number: frozenset([cpu for core in numa.cores or () for cpu in core.cpus]) for numa in host.numas}
     bindings = {}
     for number, gpus in homes.items():
         pool = _pool(number, len(gpus), numas, set(homes))
         for gpu, cores in zip(gpus, _deal(pool, len(gpus)), strict=True):
-            bindings[gpu.rank] = _binding(number, cores, numas)
+            bindings[gpu.rank] = _binding(number, cores, numas, cpus)
     return [bindings.get(gpu.rank, Binding(None, None)) for gpu in host.gpus]
 
 
-def _binding(home: int, cores: list[Core] | None, numas: dict[int, Numa]) -> Binding:
+def _binding(home: int, cores: list[Core] | None, numas: dict[int, Numa], cpus_of: dict[int, frozenset[int]]) -> Binding:
     if cores is None:
         return Binding((home,) if home not in numas or numas[home].numbered else None, None)
     cpus = {cpu for core in cores for cpu in core.cpus}
-    owners = [numa for numa in numas.values() if any(not cpus.isdisjoint(core.cpus) for core in numa.cores or ())]
+    owners = [numa for numa in numas.values() if not cpus_of[numa.number].isdisjoint(cpus)]
     memory = tuple(sorted(numa.number for numa in owners)) if all(numa.numbered for numa in owners) else None
     return Binding(memory, tuple(sorted(cpus)))
 

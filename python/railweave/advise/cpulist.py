@@ -1,23 +1,14 @@
-"""Sets of logical CPUs as Linux, Slurm and people write them."""
+"""Sets of logical CPUs as Linux, Slurm and people write them (`launch.placement.cpu_text` writes lists)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-
-def to_list(cpus: Iterable[int]) -> str:
-    """`0-3,8`, as in /sys and for taskset -c and numactl."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def from_list(text: str) -> tuple[int, ...]:
-    """The inverse of `to_list`; an empty text is the empty set. Raises ValueError."""
+    """`0-3,8` as /sys, taskset -c and numactl write it; an empty text is the empty set. Raises ValueError."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         if not part:

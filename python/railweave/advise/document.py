@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from railweave.advise.advice import Advice
-from railweave.advise.cpulist import to_list
 from railweave.advise.gdr import Decision
 from railweave.advise.settings import Setting
+from railweave.launch.placement import cpu_text
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _rank(advice: Advice, rank: int) -> dict[str, Any]:
         "nics": [{"name": nic.name, "device": nic.device} for nic in nics],
         "distance": None if not advice.distances or (way := advice.distances[rank]) is None else way.name,
         "memory": None if binding.memory is None else list(binding.memory),
-        "cpus": None if binding.cpus is None else to_list(binding.cpus),
+        "cpus": None if binding.cpus is None else cpu_text(binding.cpus),
         "gpudirect": [_decision(decision) for decision in advice.decisions[rank]] if advice.decisions else [],
         "environment": advice.environment(rank),
     }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from railweave.advise.host import Core, Distance, Gpu, Host, Nic, Numa, choose_network
 from railweave.machine import facts
 from railweave.machine.fabric_nics import fabric_nics
 from railweave.machine.facts import Known, Machine, known
+from railweave.machine.paths import nic_way
 from railweave.machine.source import Reason
-from railweave.machine.text import nic_way
 from railweave.records import replace
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def with_machine(host: Host, machine: Machine, named: Sequence[str] = ()) -> Host:

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Callable
 
 from railweave.advise.advice import Advice
-from railweave.advise.cpulist import to_list, to_mask
+from railweave.advise.cpulist import to_mask
 from railweave.advise.errors import AdviceError
 from railweave.advise.text import headline
+from railweave.launch.placement import cpu_text
 
 # Innermost launcher first, as in railweave.launch.rank.
 # As `railweave run` finds it: a batch script has SLURM_LOCALID too, but no step, and is no rank.
@@ -82,7 +83,7 @@ def _by_rank(advice: Advice, override: bool, of_rank: Callable[[int], list[str]]
     lines = [*_exports(advice, None, override), *(_BIND % ("yes" if override else "")).splitlines(), f'case "{_LOCAL_RANK}" in']
     for rank in _ranks(advice):
         cpus = advice.bindings[rank].cpus
-        bind = [f"railweave_bind {to_list(cpus)}"] if cpus else []
+        bind = [f"railweave_bind {cpu_text(cpus)}"] if cpus else []
         lines += [f"  {rank}) {'; '.join([*_exports(advice, rank, override), *bind, *of_rank(rank), 'unset -f railweave_bind'])} ;;"]
     complaint = f'echo "railweave: no local rank from 0 to {len(advice.bindings) - 1} in the environment" >&2'
     return [*lines, f"  *) unset -f railweave_bind; {complaint}; {without} ;;", "esac"]
@@ -141,9 +142,9 @@ def rankfile(advice: Advice) -> str:
     if differing:
         usage.append(f"A rankfile carries no variables: {', '.join(differing)} differ by rank; `mpirun ... railweave run -- CMD` sets them")
     hwloc = [
-        f"rank {rank}: hwloc-bind --physical pu:{' pu:'.join(to_list(of_rank).split(','))} -- CMD" for rank, of_rank in enumerate(cpus)
+        f"rank {rank}: hwloc-bind --physical pu:{' pu:'.join(cpu_text(of_rank).split(','))} -- CMD" for rank, of_rank in enumerate(cpus)
     ]
-    slots = [f"rank {rank}={name} slot={to_list(of_rank)}" for rank, of_rank in enumerate(cpus)]
+    slots = [f"rank {rank}={name} slot={cpu_text(of_rank)}" for rank, of_rank in enumerate(cpus)]
     return "\n".join([*_head(advice, *usage, "the same for hwloc:", *hwloc), *slots]) + "\n"
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-
+from railweave import _native
 from railweave.advise.errors import AdviceError
-from railweave.fabric import Edge, EdgeKind, Fabric, ResourceKind, Vertex, VertexKind
 from railweave.machine.fabric import GDR_UNKNOWN, NUMBERS_MADE_UP
 from railweave.machine.fabric_nics import UnknownNicError
 from railweave.machine.reading import cpu_mask
-from railweave.records import dataclass, field, replace
+from railweave.records import IntEnum, cached_property, dataclass, field, replace
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from railweave.fabric import Edge, Fabric, Vertex
 
 # Compute capability by the part's name, from NVIDIA's list of CUDA GPUs (developer.nvidia.com/cuda-gpus).
 _PARTS = {
@@ -27,7 +29,7 @@ _PARTS = {
 }
 
 
-class Distance(enum.IntEnum):
+class Distance(IntEnum):
     """How a GPU reaches a NIC, in the words of `nvidia-smi topo -m` and NCCL; lower is nearer."""
 
     PIX = 0  # one PCIe switch
@@ -129,13 +131,16 @@ class Host:
     def paths(self) -> dict[tuple[int, int], Path]:
         """By GPU and NIC vertex: every pair of the GPU network that PCIe joins."""
         found = {}
-        ways, nics = _Ways(self.fabric), self.network_nics
-        for gpu in self.gpus:
-            for nic in nics:
-                path = ways.path(gpu, nic)
-                if path is not None:
-                    ends = (gpu.vertex, nic.vertex)
-                    found[ends] = replace(path, distance=self.ways[ends]) if ends in self.ways else path
+        nics = [nic.vertex for nic in self.network_nics]
+        # Without GPUDirect RDMA the bytes are staged in the rank's own memory, which is that of the GPU's NUMA node.
+        ways = _native.nic_ways(self.fabric, [(gpu.vertex, bool(gpu.gdr)) for gpu in self.gpus], nics)
+        for gpu, of_gpu in zip(self.gpus, ways, strict=True):
+            for nic, way in zip(nics, of_gpu, strict=True):
+                if way is not None:
+                    distance, latency_ns, resources = way
+                    ends = (gpu.vertex, nic)
+                    told = self.ways[ends] if ends in self.ways else Distance(distance)
+                    found[ends] = Path(told, latency_ns, tuple(resources))
         return found
 
 
@@ -144,14 +149,14 @@ def read_host(fabric: Fabric, node: int = 0) -> Host:
     if not 0 <= node < fabric.node_count:
         raise AdviceError(f"fabric '{fabric.name}' has no node {node}; it has {fabric.node_count}, counted from 0")
     prefix = fabric.node_names[node] + "/"
-    vertices = fabric.vertices
-    numas = _numas(fabric, [v for v, vertex in enumerate(vertices) if vertex.kind == VertexKind.numa and vertex.node == node])
+    numas = _numas(fabric, fabric.numas_of(node))
     gdr_why = ""
     gpus = []
     for rank, vertex_id in enumerate(fabric.gpus_of(node)):
-        vertex = vertices[vertex_id]
-        numa = _numa_above(fabric, vertex_id)
-        unknown = vertex.attributes.get(GDR_UNKNOWN, "")
+        vertex = fabric.vertex(vertex_id)
+        attributes = vertex.attributes
+        numa = _native.numa_above(fabric, vertex_id)
+        unknown = attributes.get(GDR_UNKNOWN, "")
         gdr_why = gdr_why or unknown
         gpus.append(
             Gpu(
@@ -162,15 +167,15 @@ def read_host(fabric: Fabric, node: int = 0) -> Host:
                 bus_id=vertex.bus_id,
                 gdr=None if unknown else vertex.gdr,
                 numa=None if numa is None else numas[numa].number,
-                sm=_integer(vertex.attributes.get("gpu.sm", "")) or compute_capability(vertex.model),
+                sm=_integer(attributes.get("gpu.sm", "")) or compute_capability(vertex.model),
             )
         )
     if not gpus:
         raise AdviceError(f"fabric '{fabric.name}' has no GPU on node {node}; there is nothing to advise")
     nics = []
     for vertex_id in fabric.nics_of(node):
-        vertex = vertices[vertex_id]
-        ports = [fabric.edge(e) for e in fabric.out_edges(vertex_id) if fabric.edge(e).kind == EdgeKind.rail]
+        vertex = fabric.vertex(vertex_id)
+        ports = _ports(fabric, vertex_id)
         capacity = sum(edge.capacity_Bps for edge in ports)
         nics.append(Nic(vertex_id, vertex.name.removeprefix(prefix), vertex.model, vertex.bus_id, bool(ports), capacity))
     return choose_network(Host(fabric, node, tuple(gpus), tuple(nics), tuple(numas.values()), gdr_why=gdr_why))
@@ -179,9 +184,9 @@ def read_host(fabric: Fabric, node: int = 0) -> Host:
 def choose_network(host: Host, named: Sequence[str] = ()) -> Host:
     """With those NICs on the GPU network that are named, by the fabric's names, RDMA devices or topology file's names; else those of the
     fastest rate, because slower ones carry storage. A rate that its source calls assumed counts as fast."""
-    fabric, vertices = host.fabric, host.fabric.vertices
+    fabric = host.fabric
     if named:
-        names = {name: nic.vertex for nic in host.nics for name in _names(nic, vertices[nic.vertex])}
+        names = {name: nic.vertex for nic in host.nics for name in _names(nic, fabric.vertex(nic.vertex))}
         missing = [name for name in named if name not in names]
         if missing:
             raise UnknownNicError(
@@ -220,7 +225,7 @@ def _names(nic: Nic, vertex: Vertex) -> list[str]:
 
 
 def _ports(fabric: Fabric, nic: int) -> list[Edge]:
-    return [edge for e in fabric.out_edges(nic) if (edge := fabric.edge(e)).kind == EdgeKind.rail]
+    return [fabric.edge(e) for e in fabric.ports_of(nic)]
 
 
 def _integer(text: str) -> int | None:
@@ -265,132 +270,3 @@ def by_number(cpus: Sequence[int]) -> tuple[Core, ...]:
 def compute_capability(model: str) -> int | None:
     """90 for an H100; None for a name that is not in the list."""
     return next((sm for word in model.replace("-", " ").split() if (sm := _PARTS.get(word))), None)
-
-
-def _numa_above(fabric: Fabric, vertex: int) -> int | None:
-    """The NUMA node at the root of a device's PCIe tree."""
-    seen = {vertex}
-    level = [vertex]
-    while level:
-        above = []
-        for v in level:
-            for e in fabric.out_edges(v):
-                edge = fabric.edge(e)
-                if edge.kind not in (EdgeKind.pcie, EdgeKind.c2c) or edge.dst in seen:
-                    continue
-                kind = fabric.vertex(edge.dst).kind
-                if kind == VertexKind.numa:
-                    return edge.dst
-                if kind == VertexKind.pcie_switch:
-                    seen.add(edge.dst)
-                    above.append(edge.dst)
-        level = above
-    return None
-
-
-_INNER = (VertexKind.pcie_switch, VertexKind.numa)
-_DOMAIN = (EdgeKind.pcie, EdgeKind.c2c, EdgeKind.socket)
-
-
-class _Ways:
-    """Ways of a fabric through switches and CPUs. Each vertex and edge is asked of the fabric once: a host has hundreds of ways."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
-        self._kinds: dict[int, VertexKind] = {}
-        self._ports: dict[int, list[int]] = {}
-        self._out: dict[int, list[tuple[int, Edge]]] = {}
-        self._trees: dict[int, dict[int, tuple[int, Edge]]] = {}
-        self._loaded: dict[int, tuple[int, ...]] = {}
-
-    def path(self, gpu: Gpu, nic: Nic) -> Path | None:
-        """Without GPUDirect RDMA the bytes are staged in the rank's own memory, which is that of the GPU's NUMA node."""
-        direct = self._walk(gpu.vertex, nic.vertex)
-        if direct is None:
-            return None
-        there, back = direct, self._walk(nic.vertex, gpu.vertex) or []
-        memory = None if gpu.gdr else _numa_above(self.fabric, gpu.vertex)
-        if memory is not None:
-            there = self._staged(gpu.vertex, memory, nic.vertex) or there
-            back = self._staged(nic.vertex, memory, gpu.vertex) or back
-        edges = [*(e for e, _ in there), *self._port(nic.vertex), *(e for e, _ in back)]
-        return Path(
-            distance=self._distance(direct),
-            latency_ns=sum(edge.latency_ns for _, edge in there),
-            resources=tuple(resource for e in edges for resource in self._loads(e)),
-        )
-
-    def _port(self, nic: int) -> list[int]:
-        """A NIC's edges to and from the network, where it has them."""
-        if nic not in self._ports:
-            ends = (self.fabric.out_edges(nic), self.fabric.in_edges(nic))
-            self._ports[nic] = [e for edges in ends for e in [e for e in edges if self.fabric.edge(e).kind == EdgeKind.rail][:1]]
-        return self._ports[nic]
-
-    def _kind(self, vertex: int) -> VertexKind:
-        if vertex not in self._kinds:
-            self._kinds[vertex] = self.fabric.vertex(vertex).kind
-        return self._kinds[vertex]
-
-    def _steps(self, vertex: int) -> list[tuple[int, Edge]]:
-        if vertex not in self._out:
-            edges = ((e, self.fabric.edge(e)) for e in self.fabric.out_edges(vertex))
-            self._out[vertex] = [(e, edge) for e, edge in edges if edge.kind in _DOMAIN]
-        return self._out[vertex]
-
-    def _tree(self, start: int) -> dict[int, tuple[int, Edge]]:
-        """By vertex, the last edge of the shortest way to it, the widest first among equals."""
-        if start in self._trees:
-            return self._trees[start]
-        came: dict[int, tuple[int, Edge]] = {}
-        level = [start]
-        while level:
-            steps = [step for vertex in level for step in self._steps(vertex)]
-            level = []
-            for step in sorted(steps, key=lambda step: -step[1].capacity_Bps):
-                vertex = step[1].dst
-                if vertex in came or vertex == start:
-                    continue
-                came[vertex] = step
-                if self._kind(vertex) in _INNER:
-                    level.append(vertex)
-        self._trees[start] = came
-        return came
-
-    def _walk(self, start: int, goal: int) -> list[tuple[int, Edge]] | None:
-        """Edges of the way; None where there is none."""
-        came = self._tree(start)
-        if start != goal and goal not in came:
-            return None
-        way = []
-        at = goal
-        while at != start:
-            way.append(came[at])
-            at = came[at][1].src
-        return way[::-1]
-
-    def _staged(self, start: int, memory: int, goal: int) -> list[tuple[int, Edge]] | None:
-        first, second = self._walk(start, memory), self._walk(memory, goal)
-        return None if first is None or second is None else first + second
-
-    def _distance(self, way: Sequence[tuple[int, Edge]]) -> Distance:
-        inner = [self._kind(edge.dst) for _, edge in way[:-1]]
-        if any(edge.kind == EdgeKind.socket for _, edge in way):
-            return Distance.SYS
-        if VertexKind.numa in inner:
-            return Distance.PHB
-        return Distance.PIX if len(inner) <= 1 else Distance.PXB
-
-    def _loads(self, edge_id: int) -> tuple[int, ...]:
-        """An edge and the capacities of its ends, counted as the planner counts them."""
-        if edge_id not in self._loaded:
-            edge = self.fabric.edge(edge_id)
-            ends = (
-                (edge.src, ResourceKind.vertex_egress),
-                (edge.src, ResourceKind.vertex_through),
-                (edge.dst, ResourceKind.vertex_ingress),
-                (edge.dst, ResourceKind.vertex_through),
-            )
-            capacities = (self.fabric.vertex_resource(vertex, kind) for vertex, kind in ends)
-            self._loaded[edge_id] = (edge_id, *(resource for resource in capacities if resource is not None))
-        return self._loaded[edge_id]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from railweave.advise.advice import advise
 from railweave.advise.document import document
 from railweave.advise.facts import with_machine
@@ -22,6 +20,7 @@ _DRIVER = DRIVER
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 

@@ -5,20 +5,20 @@ Sources of the defaults: NCCL's user guide ("Environment Variables"), `ucx_info 
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-
 from railweave.advise.gdr import AMPERE, Decision
 from railweave.advise.host import Distance, Host
 from railweave.advise.mapping import Mapping, Workload
-from railweave.fabric import EdgeKind, VertexKind
-from railweave.records import dataclass
+from railweave.records import StrEnum, dataclass
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UCX_RNDV_RAILS = 2
 """UCX's default of UCX_MAX_RNDV_RAILS."""
 
 
-class Library(str, enum.Enum):
+class Library(StrEnum):
     """Who reads a setting."""
 
     nccl = "NCCL"
@@ -120,8 +120,12 @@ def _net_devices(host: Host, mapping: Mapping) -> list[Setting]:
 def _cross_nic(host: Host) -> list[Setting]:
     """Rails whose leafs meet only over a slower spine, or not at all."""
     fabric = host.fabric
+    if fabric.node_count < 2:
+        return []
+    from railweave.fabric import EdgeKind, VertexKind  # not for those who start a rank
+
     leafs = [v for v, vertex in enumerate(fabric.vertices) if vertex.kind == VertexKind.leaf and vertex.rail is not None]
-    if fabric.node_count < 2 or len({fabric.vertex(leaf).rail for leaf in leafs}) < 2:
+    if len({fabric.vertex(leaf).rail for leaf in leafs}) < 2:
         return []
     slow = []
     for leaf in leafs:
@@ -195,6 +199,8 @@ def _nccl_gdr(host: Host, mapping: Mapping, decision: Decision) -> list[Setting]
                 decision.source, "2.4 to 2.30",
             )
         )  # fmt: skip
+    from railweave.fabric import EdgeKind
+
     linked = any(edge.kind == EdgeKind.nvlink for edge in host.fabric.edges)
     if decision.gdr and not linked and any(gpu.sm is not None and gpu.sm < AMPERE for gpu in host.gpus):
         found.append(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from railweave.advise.advice import Advice
-from railweave.advise.cpulist import to_list
 from railweave.advise.gdr import Decision
 from railweave.advise.host import Distance
 from railweave.advise.mapping import Mapping, Workload
 from railweave.advise.settings import Setting
+from railweave.launch.placement import cpu_text
 from railweave.size import format_size
 from railweave.topo.hierarchy import rate
 
@@ -57,8 +57,8 @@ def _rank_table(advice: Advice) -> list[str]:
                 " ".join(filter(None, (gpu.name, gpu.bus_id))),
                 ", ".join(f"{nic.name} {nic.device}" if nic.device else nic.name for nic in nics) or "-",
                 _way(advice.distances[gpu.rank]) if advice.distances else "-",
-                "?" if binding.memory is None else to_list(binding.memory),
-                "?" if binding.cpus is None else to_list(binding.cpus),
+                "?" if binding.memory is None else cpu_text(binding.memory),
+                "?" if binding.cpus is None else cpu_text(binding.cpus),
             ]
         )
     return table(rows)
@@ -90,9 +90,8 @@ def _decisions(advice: Advice, sources: _Sources) -> list[str]:
         groups.setdefault(decisions, []).append(rank)
     lines = []
     for decisions, ranks in groups.items():
-        lines.append(
-            f"  rank{'s' * (len(ranks) > 1)} {to_list(ranks)}, way {' and '.join(sorted({_way(advice.distances[rank]) for rank in ranks}))}"
-        )
+        ways = " and ".join(sorted({_way(advice.distances[rank]) for rank in ranks}))
+        lines.append(f"  rank{'s' * (len(ranks) > 1)} {cpu_text(ranks)}, way {ways}")
         for decision in decisions:
             switches = f"GDR {_switch(decision.gdr):<3}  GDRCopy {_switch(decision.gdrcopy)}"
             lines.append(f"    {decision.metric.value:<9}  {_sizes(decision):<18}  {switches}")

@@ -58,8 +58,8 @@ def command(
     railweave advise --from node7.tar.zst --format slurm > prolog.sh
     """
     from railweave.advise.advice import advise
-    from railweave.advise.gdr import read_measurements
     from railweave.advise.mapping import Workload
+    from railweave.advise.measured import read_measurements
 
     if source is not None and recording is not None:
         raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")

@@ -166,12 +166,18 @@ def _node(options: _Options, voice: _Voice) -> list[Placement]:
 
 
 def _work_out(workload: str) -> str:
-    import gc
-
-    gc.disable()  # of a machine's facts almost nothing is garbage, looking for it takes time, and the program takes the process over soon
+    _hasten()
     from railweave.advise.live import placement_text
 
     return placement_text(workload)
+
+
+def _hasten() -> None:
+    """For the little that this process does before the program takes it over."""
+    import gc
+
+    gc.disable()  # of a machine's facts almost nothing is garbage, and looking for it takes time
+    sys.setdlopenflags(os.RTLD_LAZY)  # of the thousands of functions that the core could call, few are called and need to be found
 
 
 def _bind(gpus: list[Placement], options: _Options, voice: _Voice) -> None:

@@ -10,9 +10,8 @@ from railweave.errors import FabricError
 from railweave.machine import nccl_topology
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, known
 from railweave.machine.nccl_contents import WHAT, Contents, Device, read_contents
-from railweave.machine.paths import pci_way
+from railweave.machine.paths import gpu_way, nic_way, pci_way
 from railweave.machine.reading import cpu_mask, ranges
-from railweave.machine.text import gpu_way, nic_way
 from railweave.machine.xml_tree import Node, parse_xml
 
 _Found = Iterator[tuple[int, str]]

@@ -6,7 +6,6 @@ from railweave import fabric as fabrics
 from railweave.fabric import Fabric
 from railweave.machine import nccl_topology
 from railweave.machine.facts import Fact, Machine, Unknown, known
-from railweave.machine.ways_topology import MADE_UP_DOMAIN, export_ways
 
 # Attributes of parts, beside those of the topology file that a machine is written as: why it is not known of a GPU whether GPUDirect RDMA
 # is usable, and of a NUMA node that its number is not the operating system's.
@@ -17,7 +16,12 @@ def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple
     """The fabric, and what was not known. Raises FabricError where there is none (no GPU, GPUs without addresses), ParseError."""
     gpus = known(machine.gpus) or ()
     by_ways = bool(gpus) and all(known(gpu.bus_id) is None for gpu in gpus)
-    exported = export_ways(machine) if by_ways else nccl_topology.export(machine, name=machine.origin)
+    if by_ways:
+        from railweave.machine.ways_topology import export_ways  # most machines need none of this
+
+        exported = export_ways(machine)
+    else:
+        exported = nccl_topology.export(machine, name=machine.origin)
     fabric = fabrics.loads(exported.text, machine.origin, nodes, machine.origin)
     gdr = nccl_topology.gpudirect_rdma(machine)
     if by_ways or isinstance(gdr, Unknown):
@@ -27,7 +31,9 @@ def fabric_of(machine: Machine, nodes: int | None = None) -> tuple[Fabric, tuple
 
 def _annotated(fabric: Fabric, machine: Machine, gdr: Fact[bool], by_ways: bool) -> Fabric:
     """With what a topology file has no place for: what is not known, and what was made up."""
-    import json  # most machines need none of this
+    import json  # likewise
+
+    from railweave.machine.ways_topology import MADE_UP_DOMAIN
 
     document = json.loads(fabric.to_json())
     stated = {node.id for node in known(machine.numa) or ()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from railweave.errors import Error
 from railweave.machine.facts import Known, Machine, Nic, Unknown
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class UnknownNicError(Error):

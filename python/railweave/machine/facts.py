@@ -5,10 +5,8 @@ Units are in the names: `_B` bytes, `_bps` bit/s, `_GTps` transfers/s, `_MHz`. P
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from railweave.machine.source import Reason
-from railweave.records import dataclass, field, field_names
+from railweave.records import cached_property, dataclass, field, field_names
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:

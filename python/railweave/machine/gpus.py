@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from railweave.machine.facts import Fact, Gpu, Known, Machine, NvLink, PciDevice, PciLink, Unknown, known
-from railweave.machine.pci import canonical_bus_id
+from railweave.machine.facts import Fact, Gpu, Known, NvLink, PciDevice, PciLink, Unknown, known
+from railweave.machine.pci import canonical_bus_id, gpus_on_the_bus
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import field_names, replace
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PATH = "library:nvml"
-NVIDIA = 0x10DE
 _REMOTES = {0: "gpu", 1: "cpu", 2: "switch", 255: "unknown"}  # nvmlIntNvLinkDeviceType_t: GPU, IBMNPU, SWITCH
 # nvmlNvlinkVersion_t: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0.
 _NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
@@ -86,12 +85,6 @@ def _kind(device: PciDevice) -> tuple[Fact[int], ...]:
     return (device.pci_class, device.vendor) if device.is_class(0x03, 2) else (device.pci_class,)
 
 
-def gpus_on_the_bus(devices: Iterable[PciDevice]) -> list[PciDevice]:
-    """NVIDIA's display and 3D controllers, by address; not the virtual functions that guests get."""
-    found = [device for device in devices if device.is_class(0x03, 2) and known(device.vendor) == NVIDIA]
-    return sorted((device for device in found if known(device.physical_function) is None), key=lambda device: device.bus_id)
-
-
 def _with_addresses(gpus: tuple[Gpu, ...], pci: Fact[tuple[PciDevice, ...]]) -> tuple[Gpu, ...]:
     """Of a GPU that no longer answers, the address that the others leave: NVML numbers the GPUs on the bus by address."""
     lost = [gpu for gpu in gpus if isinstance(gpu.bus_id, Unknown)]
@@ -103,15 +96,6 @@ def _with_addresses(gpus: tuple[Gpu, ...], pci: Fact[tuple[PciDevice, ...]]) -> 
         replace(gpu, bus_id=Known(bus_id, f"/sys/bus/pci/devices: {how}")) if gpu in lost else gpu
         for gpu, bus_id in zip(gpus, bus, strict=True)
     )
-
-
-def unlisted_gpus(machine: Machine) -> tuple[PciDevice, ...]:
-    """GPUs on the PCI bus that the driver does not list; none where it was not asked."""
-    gpus = known(machine.gpus) or ()
-    listed = {known(gpu.bus_id) for gpu in gpus}
-    left = tuple(device for device in gpus_on_the_bus(known(machine.pci) or ()) if device.bus_id not in listed)
-    unplaced = sum(isinstance(gpu.bus_id, Unknown) for gpu in gpus)
-    return left if isinstance(machine.gpus, Known) and len(left) > unplaced else ()
 
 
 _ASKED = tuple(name for name in field_names(Gpu) if name not in {"index", "bus_id", "nic_paths"})

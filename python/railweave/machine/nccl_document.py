@@ -5,9 +5,11 @@ Elements and attributes as in NCCL `src/graph/xml.cc` and `topo.cc`; what NCCL r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from railweave.records import dataclass, field
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _SPEED_NAMES = {
     2.5: "2.5 GT/s PCIe",
@@ -19,7 +21,7 @@ _SPEED_NAMES = {
 }
 # All planes of the NVSwitches are one for NCCL, which knows them by class; this address it writes where a guest sees none.
 ANY_NVSWITCH = "fffffff:ff:ff.0"
-_WRITABLE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 ._:,;/()+#-")
+_WRITABLE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 ._:,;/()+#-"
 _VALUE_LIMIT = 254
 # Links to a processor end at that of the GPU, whatever their target.
 ANY_CPU = "0000:00:00.0"
@@ -104,12 +106,14 @@ def render(cpus: Sequence[Cpu], name: str, notes: Sequence[str] = ()) -> str:
     for cpu in cpus:
         attributes: dict[str, object] = {"numaid": cpu.numa}
         # A mask that does not fit (900 CPUs and more) is left to NCCL, which then takes the kernel's.
-        if cpu.cpus is not None and len(mask(cpu.cpus)) <= _VALUE_LIMIT:
-            attributes["affinity"] = mask(cpu.cpus)
+        if cpu.cpus is not None and len(written := mask(cpu.cpus)) <= _VALUE_LIMIT:
+            attributes["affinity"] = written
         attributes.update({"arch": cpu.arch, "vendor": cpu.vendor, "familyid": cpu.family, "modelid": cpu.model})
-        attributes = dict(cpu.kept) or attributes
-        inside = [line for child in cpu.children for line in _pci(child)] + _nets(cpu.nets)
-        lines += _indented(_element("cpu", attributes, inside))
+        inside: list[str] = []
+        for child in cpu.children:
+            _add_pci(inside, child, "    ")
+        _add_nets(inside, cpu.nets, "    ")
+        _add(lines, "cpu", dict(cpu.kept) or attributes, "  ", inside)
     return "\n".join([*lines, "</system>"]) + "\n"
 
 
@@ -121,25 +125,31 @@ def _comment(text: str) -> str:
 
 
 def _written(text: str) -> str:
-    return text if _WRITABLE.issuperset(text) else "".join(character if character in _WRITABLE else "_" for character in text)
+    if not text.strip(_WRITABLE):
+        return text
+    return "".join(character if character in _WRITABLE else "_" for character in text)
 
 
-def _attributes(attributes: dict[str, object]) -> str:
+def _attributes(attributes: Mapping[str, object]) -> str:
     """NCCL's reader knows no character references and has room for 255 bytes a value, so what could need either is replaced or cut."""
-    return "".join(f' {name}="{_written(str(value))[:_VALUE_LIMIT]}"' for name, value in attributes.items() if value is not None)
+    shown = {
+        name: value if value.__class__ is int else _written(str(value))[:_VALUE_LIMIT]
+        for name, value in attributes.items()
+        if value is not None
+    }
+    return "".join([f' {name}="{text}"' for name, text in shown.items()])
 
 
-def _element(tag: str, attributes: dict[str, object], inside: Sequence[str] = ()) -> list[str]:
+def _add(lines: list[str], tag: str, attributes: Mapping[str, object], indent: str, inside: Sequence[str] = ()) -> None:
     """Without a space before `/>`: NCCL 2.28 takes one for an attribute without a name, and writes it into its dumps."""
-    head = f"<{tag}{_attributes(attributes)}"
-    return [f"{head}>", *_indented(inside), f"</{tag}>"] if inside else [f"{head}/>"]
+    head = f"{indent}<{tag}{_attributes(attributes)}"
+    if inside:
+        lines += [f"{head}>", *inside, f"{indent}</{tag}>"]
+    else:
+        lines.append(f"{head}/>")
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-def _pci(pci: Pci) -> list[str]:
+def _add_pci(lines: list[str], pci: Pci, indent: str) -> None:
     attributes: dict[str, object] = {"busid": pci.bus_id, "class": pci.pci_class}
     attributes.update({name: f"0x{value:04x}" for name, value in pci.ids.items()})
     # Both must be there, or NCCL 2.28 ends with an internal error; empty and 0 are what it writes itself where sysfs says nothing.
@@ -149,31 +159,40 @@ def _pci(pci: Pci) -> list[str]:
         attributes = {"busid": pci.bus_id, **pci.kept}
         attributes.setdefault("link_speed", "")
         attributes.setdefault("link_width", 0)
-    inside = _gpus(pci) + [line for tag, kept in pci.kept_below if tag == "pcilink" for line in _element(tag, dict(kept))]
-    inside += _nets(pci.nets)
-    return _element("pci", attributes, inside + [line for child in pci.children for line in _pci(child)])
+    inside: list[str] = []
+    below = indent + "  "
+    _add_gpus(inside, pci, below)
+    for tag, kept in pci.kept_below:
+        if tag == "pcilink":
+            _add(inside, tag, kept, below)
+    _add_nets(inside, pci.nets, below)
+    for child in pci.children:
+        _add_pci(inside, child, below)
+    _add(lines, "pci", attributes, indent, inside)
 
 
-def _gpus(pci: Pci) -> list[str]:
+def _add_gpus(lines: list[str], pci: Pci, indent: str) -> None:
     """The GPU with its links, and what shares the device with it."""
-    nvlinks: list[tuple[str, Mapping[str, object]]] = [
-        ("nvlink", {"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class}) for nvlink in pci.nvlinks
-    ]
-    links = nvlinks + [(tag, kept) for tag, kept in pci.kept_below if tag in ("nvlink", "c2c")]
     elements: list[Mapping[str, object]] = [kept for tag, kept in pci.kept_below if tag == "gpu"]
     if not elements and pci.gpu is not None:
         elements = [pci.gpu]
-    lines = []
     for place, gpu in enumerate(elements):
-        below = links if place == 0 else []
-        lines += _element("gpu", dict(gpu), [line for tag, link in below for line in _element(tag, dict(link))])
-    return lines
+        inside: list[str] = []
+        if place == 0:
+            for nvlink in pci.nvlinks:
+                link = {"target": nvlink.target, "count": nvlink.count, "tclass": nvlink.target_class}
+                _add(inside, "nvlink", link, indent + "  ")
+            for tag, kept in pci.kept_below:
+                if tag in ("nvlink", "c2c"):
+                    _add(inside, tag, kept, indent + "  ")
+        _add(lines, "gpu", gpu, indent, inside)
 
 
-def _nets(nets: Sequence[Net]) -> list[str]:
-    inside = []
+def _add_nets(lines: list[str], nets: Sequence[Net], indent: str) -> None:
+    inside: list[str] = []
     for net in nets:
         attributes: dict[str, object] = {"name": net.name, "dev": net.dev, "speed": net.Mbps, "port": net.port, "guid": net.guid}
         attributes.update({"rail": net.rail, "latency": net.latency_us, "gdr": int(net.gdr)})
-        inside += _element("net", dict(net.kept) or attributes)
-    return _element("nic", {}, inside) if inside else []
+        _add(inside, "net", dict(net.kept) or attributes, indent + "  ")
+    if inside:
+        _add(lines, "nic", {}, indent, inside)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from railweave.errors import FabricError
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
-from railweave.machine.gpus import unlisted_gpus
 from railweave.machine.nccl_document import (
     ANY_CPU,
     ANY_NVSWITCH,
@@ -22,6 +21,7 @@ from railweave.machine.nccl_document import (
     render,
 )
 from railweave.machine.paths import place_of
+from railweave.machine.pci import unlisted_gpus
 from railweave.machine.reading import is_hex
 from railweave.machine.source import Reason
 from railweave.records import dataclass

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from railweave.machine.facts import Fact, Gid, Known, LldpNeighbour, Nic, Unknown, known
-from railweave.machine.pci import path_addresses
+from railweave.machine.pci import last_address
 from railweave.machine.reading import (
     NotGiven,
     attempt,
@@ -24,6 +22,7 @@ from railweave.records import dataclass, replace
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 RDMA = "/sys/class/infiniband"
@@ -88,8 +87,7 @@ def _port_numbers(source: Source, device: str) -> list[int]:
 
 def _device_bus_id(source: Source, path: str) -> Fact[str | None]:
     def read() -> str | None:
-        addresses = path_addresses(source.readlink(path))
-        return addresses[-1] if addresses else None
+        return last_address(source.readlink(path))
 
     return attempt(path, read)
 

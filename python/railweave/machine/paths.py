@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from railweave.machine.facts import Fact, Known, Machine, PlaceInFile, Unknown, known
+from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PlaceInFile, Unknown, known
 from railweave.machine.source import Reason
 
 # From near to far.
 WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 SWITCHED = WAYS[:2]
 """Those that pass PCIe switches alone."""
+UNKNOWN_WAY = "?"
 MEANING = {
     "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges, not the host's",
@@ -72,3 +73,28 @@ def place_of(machine: Machine, bus_id: str) -> PlaceInFile | None:
     """A function's place in the topology file of a guest; functions of one card have the place of function 0."""
     places = machine.topology.value if isinstance(machine.topology, Known) else {}
     return places.get(bus_id) or places.get(bus_id.rsplit(".", 1)[0] + ".0")
+
+
+def gpu_way(machine: Machine, gpu: Gpu, other: Gpu) -> str:
+    """From GPU to GPU: as the driver says, else from the PCI tree."""
+    if gpu.index == other.index:
+        return "X"
+    stated = (known(gpu.peers) or {}).get(other.index)
+    if stated is not None and machine.hidden_tree is not None and not stated.startswith("NV"):
+        stated = None  # the driver reads the same tree
+    return stated or device_way(machine, gpu.bus_id, other.bus_id)
+
+
+def nic_way(machine: Machine, gpu: Gpu, nic: Nic) -> str:
+    """From GPU to NIC, likewise."""
+    stated = (known(gpu.nic_paths) or {}).get(nic.name)
+    return stated or device_way(machine, gpu.bus_id, nic.bus_id)
+
+
+def device_way(machine: Machine, a: Fact[str] | Fact[str | None], b: Fact[str] | Fact[str | None]) -> str:
+    """As `pci_way`, `?` where it is not known."""
+    first, second = (fact.value if isinstance(fact, Known) else None for fact in (a, b))
+    if first is None or second is None:
+        return UNKNOWN_WAY
+    way = pci_way(machine, first, second)
+    return way.value if isinstance(way, Known) else UNKNOWN_WAY

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from railweave.machine import facts
-from railweave.machine.facts import Fact, Known, PciDevice, PciLink, Unknown
-from railweave.machine.reading import NotGiven, attempt, cpu_list, decimal_before, integer, is_hex, link_name, or_none, parsed
+from railweave.machine.facts import Fact, Known, Machine, PciDevice, PciLink, Unknown, known
+from railweave.machine.reading import NotGiven, attempt, cpu_list, decimal_before, integer, link_name, or_none, parsed
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import dataclass, replace
 
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
 DEVICES = "/sys/bus/pci/devices"
+_LOWER_HEX = frozenset("0123456789abcdef")
+# As Linux writes them; older releases wrote `8 GT/s`.
+_SPEEDS = {f"{GTps} GT/s PCIe": GTps for GTps in (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)}
 # Display, network and bridge; NVSwitch ("other bridge"). All others only show what they are.
 _CLASSES_OF_INTEREST = {0x02, 0x03, 0x12}
 _NVSWITCH = 0x0680
+NVIDIA = 0x10DE
 
 
 def read_pci(source: Source) -> Fact[tuple[PciDevice, ...]]:
@@ -71,6 +77,21 @@ def _wired(source: Source, name: str, place: _Place, is_end: bool) -> PciDevice:
     )
 
 
+def gpus_on_the_bus(devices: Iterable[PciDevice]) -> list[PciDevice]:
+    """NVIDIA's display and 3D controllers, by address; not the virtual functions that guests get."""
+    found = [device for device in devices if device.is_class(0x03, 2) and known(device.vendor) == NVIDIA]
+    return sorted((device for device in found if known(device.physical_function) is None), key=lambda device: device.bus_id)
+
+
+def unlisted_gpus(machine: Machine) -> tuple[PciDevice, ...]:
+    """GPUs on the PCI bus that the driver does not list; none where it was not asked."""
+    gpus = known(machine.gpus) or ()
+    listed = {known(gpu.bus_id) for gpu in gpus}
+    left = tuple(device for device in gpus_on_the_bus(known(machine.pci) or ()) if device.bus_id not in listed)
+    unplaced = sum(isinstance(gpu.bus_id, Unknown) for gpu in gpus)
+    return left if isinstance(machine.gpus, Known) and len(left) > unplaced else ()
+
+
 def canonical_bus_id(text: str) -> str:
     """A PCI address as Linux writes it: NVML writes the domain with 8 digits and capitals. Raises ValueError."""
     import re
@@ -87,6 +108,11 @@ def path_addresses(target: str) -> list[str]:
     return [part for part in target.split("/") if _is_address(part)]
 
 
+def last_address(target: str) -> str | None:
+    """The last of them; None if there is none."""
+    return next((part for part in reversed(target.split("/")) if _is_address(part)), None)
+
+
 def path_root(target: str) -> str:
     """Root bus in such a path, `pci0000:00`; `pci` if there is none."""
     return next((part for part in target.split("/") if part.startswith("pci") and _is_bus(part[3:])), "pci")
@@ -94,21 +120,20 @@ def path_root(target: str) -> str:
 
 def _is_address(text: str) -> bool:
     """`0000:1b:00.0`"""
-    bus, _, device = text.rpartition(":")
     return (
-        len(device) == 4
-        and device[2] == "."
-        and device[3] in "01234567"
-        and is_hex(device[:2], 2, 2)
-        and device == device.lower()
-        and _is_bus(bus)
+        12 <= len(text) <= 16
+        and text[-2] == "."
+        and text[-5] == text[-8] == ":"
+        and text[-1] in "01234567"
+        and _LOWER_HEX.issuperset(text[:-8])
+        and _LOWER_HEX.issuperset(text[-7:-5])
+        and _LOWER_HEX.issuperset(text[-4:-2])
     )
 
 
 def _is_bus(text: str) -> bool:
     """`0000:1b`; domains of virtual buses have more digits."""
-    domain, _, bus = text.partition(":")
-    return text == text.lower() and is_hex(domain, 8, 4) and is_hex(bus, 2, 2)
+    return 7 <= len(text) <= 11 and text[-3] == ":" and _LOWER_HEX.issuperset(text[:-3]) and _LOWER_HEX.issuperset(text[-2:])
 
 
 def _is_of_interest(pci_class: Fact[int]) -> bool:
@@ -217,7 +242,7 @@ def read_link(source: Source, at: str, which: str) -> Fact[PciLink]:
 
 def link_speed(text: str) -> float:
     """`32.0 GT/s PCIe` in GT/s. Raises ValueError."""
-    speed = decimal_before(text, " GT/s")
+    speed = _SPEEDS.get(text) or decimal_before(text, " GT/s")
     if speed is None:
         raise NotGiven(f"{text[:40]!r}")
     return speed

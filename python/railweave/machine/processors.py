@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from railweave.machine.facts import Core, Cpus, Fact, Known, NumaNode, Unknown, known
 from railweave.machine.reading import NotGiven, attempt, cpu_list, parsed
 from railweave.machine.source import Source, Unreadable
 from railweave.records import replace
 
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
 CPUINFO = "/proc/cpuinfo"
+# Where each CPU is a core of its own (Linux, Documentation/ABI/testing/sysfs-devices-system-cpu). `notimplemented` does not say so.
+_NO_SMT = ("off", "forceoff", "notsupported")
 
 
 def read_numa(source: Source) -> Fact[tuple[NumaNode, ...]]:
@@ -147,12 +151,19 @@ def _cores(source: Source, online: Fact[tuple[int, ...]]) -> Fact[tuple[Core, ..
     def read() -> tuple[Core, ...]:
         cores: dict[tuple[int, ...], Core] = {}
         seen: set[int] = set()
+        packages: dict[int, int] = {}
+        alone = known(parsed(source, f"{CPUS}/smt/control", str)) in _NO_SMT
         for cpu in online.value:
             if cpu in seen:
                 continue
-            threads = cpu_list(source.read_text(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list"))
+            at = f"{CPUS}/cpu{cpu}/topology"
+            threads = (cpu,) if alone else cpu_list(source.read_text(f"{at}/thread_siblings_list"))
             seen.update(threads)
-            cores[threads] = Core(int(source.read_text(f"{CPUS}/cpu{cpu}/topology/physical_package_id")), threads)
+            if cpu not in packages:
+                package = int(source.read_text(f"{at}/physical_package_id"))
+                mates = parsed(source, f"{at}/core_siblings_list", cpu_list)  # one file for all CPUs of a package instead of one for each
+                packages.update(dict.fromkeys((cpu, *(known(mates) or ())), package))
+            cores[threads] = Core(packages[cpu], threads)
         return tuple(cores[threads] for threads in sorted(cores))
 
     return attempt(f"{CPUS}/cpu*/topology", read)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-
 from railweave.machine.facts import Fact, Known, Unknown
 from railweave.machine.source import CommandOutput, Reason, Source, Unreadable
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -105,9 +103,23 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 _WORD_DIGITS = 256
 
 
-@functools.lru_cache(maxsize=256)  # hundreds of CPUs and devices have one of a few lists
 def cpu_list(text: str) -> tuple[int, ...]:
     """`0-3,8` as numbers, as the kernel writes lists of CPUs, nodes and processors. Raises ValueError."""
+    if text.isascii() and text.isdigit() and int(text) < MASK_CPUS:  # as most of thousands are
+        return (int(text),)
+    found = _lists.get(text)
+    if found is None:
+        if len(_lists) >= _LISTS:
+            _lists.clear()
+        found = _lists[text] = _parsed_list(text)
+    return found
+
+
+_LISTS = 256
+_lists: dict[str, tuple[int, ...]] = {}  # hundreds of CPUs and devices have one of a few lists
+
+
+def _parsed_list(text: str) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in text.replace("\n", "").split(","):
         if not part.strip():

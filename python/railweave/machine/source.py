@@ -6,32 +6,32 @@ be read is known by its reason instead of being guessed.
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 
 from railweave.errors import Error
-from railweave.records import dataclass
+from railweave.records import Enum, dataclass
 
 # No file that is read here is larger than some 100 KiB (/proc/interrupts of a large host); what is larger is not what it seems to be.
 FILE_LIMIT_B = 4 << 20
 # /proc/sys allocates what is asked for at once, and refuses megabytes with ENOMEM; a file of sysfs has 4 KiB at most.
 _READ_B = 4 << 10
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 # A tool that has not answered by then waits for hardware that does not answer (nvidia-smi on a lost GPU).
 COMMAND_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 10.0
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import TypeVar
 
     T = TypeVar("T")
 
 
-class Reason(enum.Enum):
+class Reason(Enum):
     """Why something is not known."""
 
     absent = "absent"
@@ -57,10 +57,13 @@ class Unreadable(Error):  # noqa: N818 - named for what it says
     """Something could not be read; `path` is a file, a command line, or `library:NAME`."""
 
     def __init__(self, path: str, reason: Reason, detail: str = "") -> None:
-        super().__init__(f"{path}: {reason.value.replace('_', ' ')}{f': {detail}' if detail else ''}")
+        super().__init__(path, reason, detail)
         self.path = path
         self.reason = reason
         self.detail = detail
+
+    def __str__(self) -> str:  # when asked for: what is absent is no error to show
+        return f"{self.path}: {self.reason.value.replace('_', ' ')}{f': {self.detail}' if self.detail else ''}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Source(ABC):
 
     def read_text(self, path: str) -> str:
         """A file's text without the newline at its end; bytes that are not UTF-8 show as U+FFFD."""
-        return self.read_bytes(path).decode("utf-8", errors="replace").rstrip("\n")
+        return self.read_bytes(path).decode("utf-8", "replace").rstrip("\n")
 
 
 _REASONS = {
@@ -126,28 +129,33 @@ class LiveSource(Source):
         self._is_this_machine = not self._root
 
     def _at(self, path: str) -> str:
-        return f"{self._root}/{path.lstrip('/')}"
+        return self._root + path if path.startswith("/") else f"{self._root}/{path}"
 
     def read_bytes(self, path: str) -> bytes:
         return self._read(path)
 
     def _read(self, path: str, until: bytes | None = None) -> bytes:
         """A file; with `until`, as much of it as has that."""
-        content = bytearray()
         try:
             # Without what `open` asks of each of thousands of files: whether it is a folder, how large it is, where it stands.
-            file = os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(self._at(path), _FLAGS)
             try:
-                while part := os.read(file, _READ_B):
-                    content += part
-                    if len(content) > FILE_LIMIT_B:
-                        raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
-                    if until is not None and until in content:
-                        break
+                content = os.read(file, _READ_B)
+                # A file of sysfs comes whole, so a short answer is the end of it.
+                if len(content) == _READ_B or not path.startswith("/sys/"):
+                    content = self._whole(path, file, content, until)
             finally:
                 os.close(file)
         except OSError as error:
             raise _unreadable(path, error) from error
+        return content
+
+    def _whole(self, path: str, file: int, begin: bytes, until: bytes | None) -> bytes:
+        content = bytearray(begin)
+        while (until is None or until not in content) and (part := os.read(file, _READ_B)):
+            content += part
+            if len(content) > FILE_LIMIT_B:
+                raise Unreadable(path, Reason.error, f"more than {FILE_LIMIT_B} bytes")
         return bytes(content)
 
     def listdir(self, path: str) -> tuple[str, ...]:

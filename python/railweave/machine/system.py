@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from railweave.machine.facts import Fact, Host, Kernel, Known, PciDevice, Unknown, known
 from railweave.machine.processors import has_hypervisor_flag
 from railweave.machine.reading import NotGiven, attempt, cpu_list, integer, or_else, or_none, parsed, text_fact
 from railweave.machine.source import Reason, Source, Unreadable
 from railweave.records import replace
+
+TYPE_CHECKING = False  # see launch/placement.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FABRIC_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
 DETECT_VIRT = ("systemd-detect-virt", "--vm")

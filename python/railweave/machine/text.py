@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, Unknown, known
-from railweave.machine.gpus import unlisted_gpus
 from railweave.machine.nccl_topology import gpudirect_rdma
-from railweave.machine.paths import MEANING, pci_way
+from railweave.machine.paths import MEANING, device_way, gpu_way, nic_way
+from railweave.machine.pci import unlisted_gpus
 from railweave.machine.processors import nodes_per_package
 from railweave.machine.reading import ranges
 from railweave.machine.source import Reason
@@ -146,34 +146,10 @@ def ways_table(machine: Machine) -> list[list[str]]:
     return table
 
 
-def gpu_way(machine: Machine, gpu: Gpu, other: Gpu) -> str:
-    """From GPU to GPU: as the driver says, else from the PCI tree."""
-    if gpu.index == other.index:
-        return "X"
-    stated = (known(gpu.peers) or {}).get(other.index)
-    if stated is not None and machine.hidden_tree is not None and not stated.startswith("NV"):
-        stated = None  # the driver reads the same tree
-    return stated or _way(machine, gpu.bus_id, other.bus_id)
-
-
-def nic_way(machine: Machine, gpu: Gpu, nic: Nic) -> str:
-    """From GPU to NIC, likewise."""
-    stated = (known(gpu.nic_paths) or {}).get(nic.name)
-    return stated or _way(machine, gpu.bus_id, nic.bus_id)
-
-
 def _nic_nic_way(machine: Machine, nic: Nic, other: Nic) -> str:
     if nic is other:
         return "X"
-    return (known(nic.nic_paths) or {}).get(other.name) or _way(machine, nic.bus_id, other.bus_id)
-
-
-def _way(machine: Machine, a: Fact[str] | Fact[str | None], b: Fact[str] | Fact[str | None]) -> str:
-    first, second = (fact.value if isinstance(fact, Known) else None for fact in (a, b))
-    if first is None or second is None:
-        return _UNKNOWN
-    way = pci_way(machine, first, second)
-    return way.value if isinstance(way, Known) else _UNKNOWN
+    return (known(nic.nic_paths) or {}).get(other.name) or device_way(machine, nic.bus_id, other.bus_id)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

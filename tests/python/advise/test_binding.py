@@ -9,15 +9,16 @@ import pytest
 
 from railweave import fabric
 from railweave.advise.binding import bind, notes
-from railweave.advise.cpulist import from_list, to_list, to_mask
+from railweave.advise.cpulist import from_list, to_mask
 from railweave.advise.host import Host, read_host
+from railweave.launch.placement import cpu_text
 
 Furnished = Callable[..., Host]
 
 
 def test_ranks_get_equal_blocks_of_whole_cores_on_their_gpus_socket(furnished: Furnished) -> None:
     bindings = bind(furnished("xe9680-4hca", cores=36))
-    assert [to_list(binding.cpus or ()) for binding in bindings[:2]] == ["0-8,72-80", "9-17,81-89"]
+    assert [cpu_text(binding.cpus or ()) for binding in bindings[:2]] == ["0-8,72-80", "9-17,81-89"]
     assert [binding.memory for binding in bindings] == [(0,)] * 4 + [(1,)] * 4
     taken = [cpu for binding in bindings for cpu in binding.cpus or ()]
     assert sorted(taken) == list(range(144)), "each thread of each core serves one rank"
@@ -56,7 +57,7 @@ def test_nothing_is_guessed_without_facts() -> None:
 
 
 def test_cpu_sets_are_written_as_linux_and_slurm_do() -> None:
-    assert to_list([3, 1, 2, 8]) == "1-3,8"
+    assert cpu_text([3, 1, 2, 8]) == "1-3,8"
     assert from_list("1-3,8\n") == (1, 2, 3, 8)
     assert from_list("") == ()
     assert to_mask([0, 1, 2, 3, 8]) == "0x10f"

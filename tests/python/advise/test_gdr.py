@@ -10,9 +10,10 @@ import pytest
 from railweave import fabric
 from railweave.advise.advice import advise
 from railweave.advise.errors import AdviceError
-from railweave.advise.gdr import Decision, Measurement, decide, decide_measured, parse_measurements, read_measurements
+from railweave.advise.gdr import Decision, decide
 from railweave.advise.host import Distance, Gpu, compute_capability, read_host
 from railweave.advise.mapping import Workload
+from railweave.advise.measured import Measurement, decide_measured, parse_measurements, read_measurements
 from railweave.errors import ParseError
 
 

@@ -15,16 +15,16 @@ from railweave.advise import live
 from railweave.advise.advice import advise
 from railweave.advise.facts import with_machine
 from railweave.advise.host import Distance, Host, read_host
+from railweave.advise.mapping import Workload
 from railweave.launch.errors import NoAdviceError
 from railweave.launch.placement import read
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine, Unknown, known
 from railweave.machine.nccl_topology import fabric_ports
-from railweave.machine.paths import WAYS
+from railweave.machine.paths import WAYS, nic_way
 from railweave.machine.recording import RecordedSource, write_recording
 from railweave.machine.source import Reason, Source
-from railweave.machine.text import nic_way
 from railweave.machine.wiring import DRIVER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
@@ -163,9 +163,55 @@ def test_files_alone_place_ranks_as_all_facts_do(name: str, workload: str, tmp_p
     assert live._host_by_files() is None  # the driver's folder is not there: all facts are asked
     by_facts = live.placement_text(workload)
     monkeypatch.setattr(live, "_Files", lambda: FilesOf(made.source, addresses))
-    assert live._host_by_files() is not None
+    host = live._host_by_files()
+    assert host is not None
+    assert advise(host, Workload(workload)).mapping == advise(live.host_of(machine)[0], Workload(workload)).mapping
     by_files = live.placement_text(workload)
     assert by_files == by_facts and by_files.count("\nuuid GPU-") == len(addresses)
+
+
+def test_a_first_start_imports_little(tmp_path: Path) -> None:
+    """Not those parts of the standard library that take longer to import than a machine's wiring to read (docs/run.md)."""
+    from railweave import _native
+
+    TemplateMachine("hgx-h100").lay_out(tmp_path / "machine")
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(Path(live.__file__).parents[2])!r})
+        import railweave
+        railweave.__path__.append({str(Path(_native.__file__).parent)!r})
+        before = set(sys.modules)
+        import railweave.launch.start
+        from railweave.advise import live
+        files = live._Files({str(tmp_path / "machine")!r})
+        live._Files, live._DRIVER = lambda: files, {str(tmp_path / "machine")!r} + live._DRIVER
+        assert live.placement_text("bandwidth").count("uuid GPU-") == 8
+        print(*sorted(set(sys.modules) - before))
+    """
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.split())
+    assert "railweave.advise.live" in imported
+    assert not imported & {"collections", "contextlib", "dataclasses", "enum", "functools", "json", "pathlib", "re", "types", "typing"}
+
+
+def test_threads_that_ask_the_core_for_more_at_once_all_get_it() -> None:
+    code = """if True:
+        import threading
+        from railweave import _native
+        assert "Planner" not in dir(_native)
+        names, found = ["Planner", "VertexKind", "Exchange", "Flows", "Demand", "LinkState"] * 2, []
+        together = threading.Barrier(len(names))
+        def ask(name):
+            together.wait()
+            found.append(getattr(_native, name).__name__)
+        threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        assert sorted(found) == sorted(names), found
+        assert not hasattr(_native, "Nothing")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_of_the_processors_files_alone_read_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 
 from railweave import fabric
 from railweave.advise.errors import AdviceError
 from railweave.advise.host import Distance, Host, Nic, read_host
-from railweave.advise.mapping import Workload, _Search, distances, map_nics
+from railweave.advise.mapping import Workload, distances, map_nics
 
 
 def names(host: Host, workload: Workload = Workload.bandwidth) -> list[tuple[str, ...]]:
@@ -52,23 +54,39 @@ def random_host(seed: int) -> Host:
     return node(listed[0], listed[1], listed[2], numa, gdr=r.random() < 0.5)
 
 
+def key_of(host: Host, choices: Sequence[Sequence[Nic]], workload: Workload) -> tuple[float, ...]:
+    """What an assignment is judged by, most important first: the bound in seconds for each byte of a rank, the busiest NIC, the ways."""
+    load: dict[int, Fraction] = {}
+    users: dict[int, Fraction] = {}
+    cost = 0
+    for gpu, nics in zip(host.gpus, choices, strict=True):
+        for nic in nics:
+            path = host.paths[gpu.vertex, nic.vertex]
+            cost += (int(path.distance or 0) << 44) + path.latency_ns
+            users[nic.vertex] = users.get(nic.vertex, Fraction(0)) + Fraction(1, len(nics))
+            for resource in path.resources:
+                load[resource] = load.get(resource, Fraction(0)) + Fraction(1, len(nics))
+    capacity = {nic.vertex: nic.capacity_Bps for nic in host.nics}
+    bound = float(max(units / host.fabric.resources[resource].capacity_Bps for resource, units in load.items()))
+    busiest = float(max(units / capacity[nic] for nic, units in users.items()))
+    return (bound, busiest, cost) if workload == Workload.bandwidth else (cost, bound, busiest)
+
+
 @pytest.mark.parametrize("workload", Workload)
 @pytest.mark.parametrize("seed", range(60))
 def test_search_finds_what_plain_enumeration_finds(seed: int, workload: Workload) -> None:
-    search = _Search(random_host(seed), workload)
-    search.run()
-    keys = []
-    for choices in itertools.product(*search.options):
-        users: dict[Nic, int] = {}
-        for choice in choices:
-            for nic in choice:
-                users[nic] = users.get(nic, 0) + search.unit // len(choice)
-        cost = sum(search.cost(gpu, choice) for gpu, choice in zip(search.host.gpus, choices, strict=True))
-        busiest_nic = max(units / nic.capacity_Bps for nic, units in users.items())
-        keys.append(search.key(search.bound(choices)[0] * search.unit, busiest_nic, cost))
-    assert len(keys) == search.candidates
-    assert search.best_key is not None
-    assert search.best_key == pytest.approx(min(keys), rel=1e-12)
+    host = random_host(seed)
+    mapping = map_nics(host, workload)
+    assert mapping is not None and mapping.exact
+    width = max(1, len(host.network_nics) // len(host.gpus))
+    options = []
+    for gpu in host.gpus:
+        reachable = [nic for nic in host.network_nics if (gpu.vertex, nic.vertex) in host.paths]
+        options.append(list(itertools.combinations(reachable, min(width, len(reachable)))))
+    keys = [key_of(host, choices, workload) for choices in itertools.product(*options)]
+    assert len(keys) == mapping.candidates
+    assert key_of(host, mapping.nics, workload) == pytest.approx(min(keys), rel=1e-12)
+    assert mapping.seconds_per_byte == pytest.approx(key_of(host, mapping.nics, Workload.bandwidth)[0], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", fabric.templates())

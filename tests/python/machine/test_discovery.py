@@ -14,6 +14,7 @@ from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine, PciLink, Unknown, known
 from railweave.machine.paths import pci_way
+from railweave.machine.processors import read_cores
 from railweave.machine.source import LiveSource, Reason
 from railweave.machine.text import render_machine
 
@@ -187,3 +188,27 @@ def test_a_copied_tree_is_read_below_its_root(tmp_path) -> None:  # type: ignore
     assert known(machine.kernel.release) == "5.15.0"
     assert reason_of(machine.pci) is Reason.absent
     assert isinstance(machine.gpus, Unknown)
+
+
+@pytest.mark.parametrize(("control", "of_cores"), [("notsupported", 0), ("forceoff", 0), ("on", 1), ("notimplemented", 1), (None, 1)])
+@pytest.mark.parametrize(("listed", "of_packages"), [(True, 0), (False, 1)])
+def test_cores_are_known_from_few_files_where_the_kernel_lists_them(
+    control: str | None, of_cores: int, listed: bool, of_packages: int
+) -> None:
+    machine = TemplateMachine("hgx-h100")
+    cpus = sum(path.endswith("/thread_siblings_list") for path in machine.files)
+    if not listed:
+        machine.files = {path: content for path, content in machine.files.items() if not path.endswith("/core_siblings_list")}
+    machine.files["/sys/devices/system/cpu/smt/control"] = control or ""
+    asked: list[str] = []
+
+    class Asked(WholeSource):
+        def read_bytes(self, path: str) -> bytes:
+            asked.append(path.rsplit("/", 1)[1])
+            return super().read_bytes(path)
+
+    cores = known(read_cores(Asked(machine.source.recording)).cores)
+    assert cores is not None and [core.cpus for core in cores] == [(cpu,) for cpu in range(cpus)]
+    assert [core.package for core in cores] == [cpu * 2 // cpus for cpu in range(cpus)]
+    assert asked.count("thread_siblings_list") == of_cores * cpus
+    assert asked.count("physical_package_id") == (cpus if of_packages else 2)

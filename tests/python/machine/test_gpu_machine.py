@@ -14,8 +14,8 @@ from railweave.machine.facts import Machine, PciLink, known
 from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.lint import lint_nccl
 from railweave.machine.nccl_topology import export
+from railweave.machine.paths import gpu_way
 from railweave.machine.recording import RecordedSource
-from railweave.machine.text import gpu_way
 from railweave.machine.topo_matrix import parse_topo_matrix
 
 RECORDINGS = Path(__file__).parent / "recordings"

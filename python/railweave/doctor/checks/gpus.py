@@ -11,7 +11,7 @@ from railweave.doctor.effect import NVLINK_BPS, pcie_GBps
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need, need_all
 from railweave.machine.facts import Gpu, Known, PciDevice, known
-from railweave.machine.gpus import NVIDIA, unlisted_gpus
+from railweave.machine.pci import NVIDIA, unlisted_gpus
 
 # NVLinks of a part (data sheets: bandwidth over both directions / bandwidth of a link). Parts that take optional bridges are not listed.
 _NVLINKS = (
