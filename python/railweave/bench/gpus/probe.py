@@ -3,12 +3,14 @@ whether the receiver is ready, so nothing that is correct for two programs can b
 
 Started as `python -m railweave.bench.gpus.probe CONTROL-FD`. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]]}                    → {"ready": true}
-    {"do": "push", "calls": n, "ctas": c}                     → {"seconds"}: a kernel with c CTAs a GPU, given to receivers by bytes
+    {"do": "push", "calls": n, "ctas": c}                     → {"seconds"}: kernels with c CTAs a GPU, given to receivers by bytes
+    {"do": "interleave", "calls": n, "ctas": c}               → {"seconds"}: one kernel with c CTAs a GPU, whose pieces go round receivers
     {"do": "copy", "calls": n}                                → {"seconds"}: the GPUs' copy engines
 """
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import sys
 from collections.abc import Callable
@@ -18,10 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
+from railweave.bench.gpus.pieces import interleaved
 from railweave.bench.gpus.worker import die_with_parent, say, serve
 
 _WARPS = 16
 _WORDS = 32 * _WARPS * 8  # of 8 bytes: four 16-byte loads a thread before the first store
+_PIECE_BLOCKS = 4  # of _WORDS in a piece: 128 KiB, beside which reading where it goes is little
+_PIECES_A_CTA = 4  # at least, where there are so many blocks: all end at about the same time
 _SLEEP_CYCLES = 40_000_000  # 20 ms at 2 GHz: longer than queueing all launches takes
 
 
@@ -35,69 +40,125 @@ def _push(source, destination, words, BLOCK: tl.constexpr):  # type: ignore[no-u
         at += step
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _push_pieces(sources, destinations, words, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    for piece in range(tl.program_id(0), count, tl.num_programs(0)):
+        source = tl.load(sources + piece).to(tl.pointer_type(tl.int64))
+        destination = tl.load(destinations + piece).to(tl.pointer_type(tl.int64))
+        # What Triton cannot see of addresses and lengths from memory: whole 16 bytes, without which it loads 8 at a time.
+        length = tl.multiple_of(tl.load(words + piece), 2)
+        for first in range(0, length, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            inside = at < length
+            tl.store(tl.multiple_of(destination + at, 16), tl.load(tl.multiple_of(source + at, 16), mask=inside), mask=inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flow:
+    """What a GPU sends another one."""
+
+    source: int
+    destination: int
+    stream: Any
+    send: Any
+    receive: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launch:
+    """What a GPU does on a stream in each call."""
+
+    source: int
+    stream: Any
+    start: Callable[[], Any]
+
+
 class Probe:
     """Buffers and streams of each pair."""
 
     def __init__(self) -> None:
         self._world = torch.cuda.device_count()
-        self._flows: list[tuple[int, Any, Any, Any]] = []  # source GPU, its stream, what it sends, where it goes
+        self._flows: list[_Flow] = []
         for source in range(self._world):
             for destination in range(self._world):
                 if source != destination:  # PyTorch allows peer access with the first copy
                     torch.ones(1, device=f"cuda:{destination}").copy_(torch.ones(1, device=f"cuda:{source}"))
 
     def prepare(self, matrix: list[list[int]]) -> dict[str, Any]:
-        """Memory for a matrix; entries are multiples of 8."""
+        """Memory for a matrix; of each entry whole 16 bytes."""
         self._flows = []
         for source, row in enumerate(matrix):
             for destination, count in enumerate(row):
                 if count and source != destination:
-                    send = torch.ones(count // 8, dtype=torch.int64, device=f"cuda:{source}")
-                    receive = torch.empty(count // 8, dtype=torch.int64, device=f"cuda:{destination}")
-                    self._flows.append((source, torch.cuda.Stream(source), send, receive))
+                    words = -(-count // 16) * 2
+                    send = torch.ones(words, dtype=torch.int64, device=f"cuda:{source}")
+                    receive = torch.empty(words, dtype=torch.int64, device=f"cuda:{destination}")
+                    self._flows.append(_Flow(source, destination, torch.cuda.Stream(source), send, receive))
         return {"ready": True}
 
     def push(self, calls: int, ctas: int) -> dict[str, Any]:
-        """By kernels."""
-        shares = []
-        for source, _, send, _ in self._flows:
-            total = sum(len(each[2]) for each in self._flows if each[0] == source)
-            shares.append(max(1, min(-(-len(send) // _WORDS), round(ctas * len(send) / total))))
+        """By kernels, one a pair."""
 
-        def start(number: int) -> None:
-            _, _, send, receive = self._flows[number]
-            _push[(shares[number],)](send, receive, len(send), BLOCK=_WORDS, num_warps=_WARPS)
+        def launch(flow: _Flow) -> _Launch:
+            words = len(flow.send)
+            total = sum(len(each.send) for each in self._flows if each.source == flow.source)
+            share = max(1, min(-(-words // _WORDS), round(ctas * words / total)))
+            return _Launch(
+                flow.source, flow.stream, lambda: _push[(share,)](flow.send, flow.receive, words, BLOCK=_WORDS, num_warps=_WARPS)
+            )
 
-        return self._time(calls, start)
+        return self._time(calls, [launch(flow) for flow in self._flows])
+
+    def interleave(self, calls: int, ctas: int) -> dict[str, Any]:
+        """By one kernel a GPU: with one a pair, those of several GPUs pile up at a receiver."""
+
+        def launch(source: int) -> _Launch:
+            flows = {flow.destination: flow for flow in self._flows if flow.source == source}
+            words = {destination: len(flow.send) for destination, flow in flows.items()}
+            blocks = sum(words.values()) // (_PIECES_A_CTA * ctas * _WORDS)
+            pieces = interleaved(source, self._world, words, max(1, min(_PIECE_BLOCKS, blocks)) * _WORDS)
+            device = f"cuda:{source}"
+            sources, destinations = (
+                torch.tensor([addresses[destination] + 8 * first for destination, first, _ in pieces], dtype=torch.int64, device=device)
+                for addresses in (
+                    {destination: flow.send.data_ptr() for destination, flow in flows.items()},
+                    {destination: flow.receive.data_ptr() for destination, flow in flows.items()},
+                )
+            )
+            lengths = torch.tensor([length for _, _, length in pieces], dtype=torch.int32, device=device)
+            grid = (min(ctas, len(pieces)),)
+            lists = (sources, destinations, lengths, len(pieces))
+            return _Launch(source, next(iter(flows.values())).stream, lambda: _push_pieces[grid](*lists, BLOCK=_WORDS, num_warps=_WARPS))
+
+        return self._time(calls, [launch(source) for source in sorted({flow.source for flow in self._flows})])
 
     def copy(self, calls: int) -> dict[str, Any]:
         """By copy engines."""
 
-        def start(number: int) -> None:
-            _, _, send, receive = self._flows[number]
-            receive.copy_(send, non_blocking=True)
+        def launch(flow: _Flow) -> _Launch:
+            return _Launch(flow.source, flow.stream, lambda: flow.receive.copy_(flow.send, non_blocking=True))
 
-        return self._time(calls, start)
+        return self._time(calls, [launch(flow) for flow in self._flows])
 
-    def _time(self, calls: int, start: Callable[[int], None]) -> dict[str, Any]:
-        """Seconds of a call: all flows begin together on the GPUs, the slowest one counts."""
+    def _time(self, calls: int, launches: list[_Launch]) -> dict[str, Any]:
+        """Seconds of a call: all begin together on the GPUs, the slowest one counts."""
         for device in range(self._world):
             torch.cuda.synchronize(device)
-        if not self._flows:
+        if not launches:
             return {"seconds": 0.0}
         held, begins, ends = [], [], []
-        for source, stream, _, _ in self._flows:
-            with torch.cuda.device(source), torch.cuda.stream(stream):
+        for each in launches:
+            with torch.cuda.device(each.source), torch.cuda.stream(each.stream):
                 torch.cuda._sleep(_SLEEP_CYCLES)
-                held.append(stream.record_event())
-        for number, (source, stream, _, _) in enumerate(self._flows):
-            with torch.cuda.device(source), torch.cuda.stream(stream):
+                held.append(each.stream.record_event())
+        for each in launches:
+            with torch.cuda.device(each.source), torch.cuda.stream(each.stream):
                 for event in held:
-                    stream.wait_event(event)
-                begins.append(stream.record_event(torch.cuda.Event(enable_timing=True)))
+                    each.stream.wait_event(event)
+                begins.append(each.stream.record_event(torch.cuda.Event(enable_timing=True)))
                 for _ in range(calls):
-                    start(number)
-                ends.append(stream.record_event(torch.cuda.Event(enable_timing=True)))
+                    each.start()
+                ends.append(each.stream.record_event(torch.cuda.Event(enable_timing=True)))
         for device in range(self._world):
             torch.cuda.synchronize(device)
         return {"seconds": max(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)) / 1e3 / calls}
@@ -109,7 +170,7 @@ def main(control_fd: str) -> None:
     with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
         probe = Probe()
         say(lines, {"gpus": torch.cuda.device_count()})
-        serve(lines, {action.__name__: action for action in (probe.prepare, probe.push, probe.copy)})
+        serve(lines, {action.__name__: action for action in (probe.prepare, probe.push, probe.interleave, probe.copy)})
 
 
 if __name__ == "__main__":
