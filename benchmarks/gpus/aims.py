@@ -64,7 +64,7 @@ def lines(results: Results, gpus: int) -> list[Line]:
     if 3 <= gpus <= MOST_GPUS:
         mesh = _Exchanges(results.get("mesh", ()))
         found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
-    found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _cores(exchanges, nodes, rails)]
+    found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _ctas(results), _cores(exchanges, nodes, rails)]
     return found
 
 
@@ -228,6 +228,22 @@ def _beside_line(theirs: Beside, own: Beside) -> Line:
         f"{own.equal_slowed:.2f}× its time alone, under NCCL {theirs.equal_slowed:.2f}×: {_shown(gain)}, {_shown(both)} until both are over"
     )
     return Line(what, _BESIDE, f"{seen}; {outlasting}", gain.high >= 1.0)
+
+
+def _ctas(results: Results) -> Line:
+    """Of all exchanges that have a rival; on the emulated mesh Railweave's own is none."""
+    what, wanted = "CTAs of the largest kernel of a call", "no row more than NCCL's"
+    found = {
+        f"`{own.matrix}`" + ("" if name == "exchanges" else f" ({name})"): (own.ctas, theirs.ctas)
+        for name, runs in results.items()
+        if name != "mesh"
+        for theirs, own in _Exchanges(runs).pairs()
+        if own.ctas and theirs.ctas
+    }
+    if not found:
+        return Line(what, wanted)
+    more = [f"{row} {own}, NCCL {theirs}" for row, (own, theirs) in found.items() if own > theirs]
+    return Line(what, wanted, f"more in {len(more)} of {len(found)}" + (f": {'; '.join(more)}" if more else ""), not more)
 
 
 def _cores(*groups: _Exchanges) -> Line:

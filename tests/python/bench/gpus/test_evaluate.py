@@ -298,6 +298,24 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     assert "| rails 2×4, one pair | ≥ 3.8 GB/s | 3.85 GB/s; NCCL 1.05 | reached |" in aims.table(found, 4)
 
 
+def test_rows_with_more_ctas_than_nccl_are_named() -> None:
+    def told(**found: list[Exchange]) -> Any:
+        return next(each for each in aims.lines({name: [run_of(rows)] for name, rows in found.items()}, 4) if "CTAs" in each.what)
+
+    few = [
+        replace(each, kernels=[replace(each.kernels[0], ctas=3 if each.system == "nccl" else 8)])
+        for each in exchanges("incast:16MiB", 2, 1)
+    ]
+    own = [replace(each, system="single-path" if each.system == "nccl" else each.system) for each in few]
+    good = exchanges("balanced:16MiB", 2, 1)
+    assert told().reached is None
+    assert (told(exchanges=good, mesh=own).seen, told(exchanges=good, mesh=own).reached) == ("more in 0 of 1", True)
+    bad = told(exchanges=[*good, *few], rails=few, nodes=good)
+    assert (bad.seen, bad.reached) == ("more in 2 of 4: `incast:16MiB` 8, NCCL 3; `incast:16MiB` (rails) 8, NCCL 3", False)
+    untraced = [replace(each, kernels=[]) for each in good]
+    assert told(exchanges=untraced).reached is None, "nobody saw a kernel"
+
+
 def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:
     found = exchanges("balanced:16MiB", 2e-3, 1e-3)
     for system, seconds in (("nccl-other", 1.1e-3), ("nccl-tuned", 0.5e-3)):
