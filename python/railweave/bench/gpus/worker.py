@@ -196,9 +196,17 @@ class Worker:
         dist.all_to_all_single(self._recv, self._send, self._recv_counts, self._send_counts)
 
 
+def _nccl_version() -> str:
+    """Of the library that is loaded; PyTorch's own word is the version that it was built with."""
+    number = ctypes.c_int()
+    if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)) != 0:
+        raise RuntimeError("ncclGetVersion failed")
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+
 def versions() -> dict[str, str]:
     """Of what takes part here."""
-    found = {"torch": str(torch.__version__), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    found = {"torch": str(torch.__version__), "nccl": _nccl_version()}
     driver = Path("/proc/driver/nvidia/version")
     match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver.read_text()) if driver.exists() else None
     return {**found, "cuda": str(torch.version.cuda), "driver": match[1] if match else "unknown"}
