@@ -27,6 +27,7 @@ struct Identity {
   std::string node;
   std::uint64_t network = 0;  // inode of the network namespace
   bool explicit_nics = false;
+  bool moves_slots = false;
   std::vector<Device> devices;
   std::vector<std::string> settings;  // of those that must agree
 };
@@ -85,13 +86,14 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-Identity own_identity(const ExchangeSettings& settings) {
+Identity own_identity(const ExchangeSettings& settings, const std::function<bool(const std::string& device)>& moves_slots) {
   Identity identity;
   identity.node = node_identity(settings);
   identity.network = inode("/proc/self/ns/net");
   identity.explicit_nics = !settings.nics.empty();
   for (const std::string& name : identity.explicit_nics ? split(settings.nics) : usable_interfaces()) {
     identity.devices.push_back({name, device_rate(name)});
+    if (moves_slots(name)) identity.moves_slots = true;
   }
   for (const Setting& setting : settings_table()) {
     if (setting.must_agree) identity.settings.push_back(setting.get(settings));
@@ -107,7 +109,8 @@ Blob encode(const Identity& identity, std::uint32_t world) {
       .put(static_cast<std::int32_t>(::getpid()))
       .text(identity.node)
       .put(identity.network);
-  out.put(static_cast<std::uint8_t>(identity.explicit_nics)).put(static_cast<std::uint32_t>(identity.devices.size()));
+  out.put(static_cast<std::uint8_t>(identity.explicit_nics)).put(static_cast<std::uint8_t>(identity.moves_slots));
+  out.put(static_cast<std::uint32_t>(identity.devices.size()));
   for (const Device& device : identity.devices) out.text(device.name).put(device.rate_Bps);
   for (const std::string& value : identity.settings) out.text(value);
   return out.take();
@@ -131,6 +134,7 @@ Identity decode(const Blob& blob, std::uint32_t rank, std::uint32_t world, std::
   identity.node = in.text();
   identity.network = in.get<std::uint64_t>();
   identity.explicit_nics = in.get<std::uint8_t>() != 0;
+  identity.moves_slots = in.get<std::uint8_t>() != 0;
   const auto devices = in.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < devices && in.ok(); ++i) {
     Device device;
@@ -207,8 +211,9 @@ std::string node_identity(const ExchangeSettings& settings) {
   return std::string(host.data()) + " " + first_line("/proc/sys/kernel/random/boot_id") + " " + std::to_string(inode("/proc/self/ns/pid"));
 }
 
-Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings) {
-  const std::vector<Blob> blobs = rendezvous.all_gather("identity", encode(own_identity(settings), world));
+Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings,
+                          const std::function<bool(const std::string& device)>& moves_slots) {
+  const std::vector<Blob> blobs = rendezvous.all_gather("identity", encode(own_identity(settings, moves_slots), world));
   Cluster cluster;
   cluster.rank = rank;
   cluster.world = world;
@@ -218,6 +223,7 @@ Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint3
   for (std::uint32_t peer = 0; peer < world; ++peer) {
     identities.push_back(decode(blobs[peer], peer, world, cluster.ranks[peer].pid));
     const auto [entry, added] = node_of.emplace(identities.back().node, static_cast<std::uint32_t>(cluster.nodes.size()));
+    cluster.moves_slots = cluster.moves_slots || identities.back().moves_slots;
     if (added) cluster.nodes.push_back({identities.back().node, {}, {}});
     NodeInfo& node = cluster.nodes[entry->second];
     cluster.ranks[peer].node = entry->second;
@@ -237,7 +243,7 @@ void exchange_resources(Rendezvous& rendezvous, Cluster& cluster, const Resource
   out.put(static_cast<std::uint32_t>(mine.nics.size()));
   for (const Resources::Nic& nic : mine.nics) {
     put(nic.address);
-    out.put(static_cast<std::uint8_t>(nic.moved));
+    out.put(static_cast<std::uint8_t>(nic.knows_slots)).put(static_cast<std::uint8_t>(nic.moved));
   }
   const std::vector<Blob> blobs = rendezvous.all_gather("resources", out.take());
   for (std::uint32_t peer = 0; peer < cluster.world; ++peer) {
@@ -257,6 +263,7 @@ void exchange_resources(Rendezvous& rendezvous, Cluster& cluster, const Resource
     for (std::uint32_t i = 0; i < nics && i < info.nics.size(); ++i) {
       NicInfo& nic = cluster.nics[info.nics[i]];
       get(nic.address);
+      nic.knows_slots = in.get<std::uint8_t>() != 0;
       nic.moved = in.get<std::uint8_t>() != 0;
     }
     if (!in.ok() || nics != info.nics.size()) throw BootstrapError("rank " + std::to_string(peer) + " sent a damaged resource record");

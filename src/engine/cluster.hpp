@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct NicInfo {
   std::string device;
   std::uint64_t rate_Bps = 0;      // 0: unknown
   std::vector<std::byte> address;  // of its transport
+  bool knows_slots = false;        // its transport can exchange payloads with NICs whose slots have moved
   bool moved = false;              // its slots may lie in its owner's slot_memory
 };
 
@@ -45,6 +47,7 @@ struct Cluster {
   std::vector<RankInfo> ranks;
   std::vector<NodeInfo> nodes;  // in the order of their lowest rank
   std::vector<NicInfo> nics;    // by node, then owner
+  bool moves_slots = false;     // some rank would like to
 
   const RankInfo& self() const { return ranks[rank]; }
   std::uint32_t node() const { return ranks[rank].node; }
@@ -55,8 +58,10 @@ struct Cluster {
 // Ranks with equal identities run on one node and share its memory: the setting node_id, else host, boot and PID namespace.
 std::string node_identity(const ExchangeSettings& settings);
 
-// First round: identities, interfaces and settings; checks that ranks agree. Throws BootstrapError (the same on every rank).
-Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings);
+// First round: identities, interfaces and settings; checks that ranks agree. `moves_slots`: whether this rank would like to have the slots
+// of such a NIC elsewhere (slot_memory.hpp). Throws BootstrapError (the same on every rank).
+Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings,
+                          const std::function<bool(const std::string& device)>& moves_slots);
 
 // What a rank has made for others to use.
 struct Resources {
@@ -65,6 +70,7 @@ struct Resources {
   std::vector<std::byte> slot_memory;
   struct Nic {
     std::vector<std::byte> address;
+    bool knows_slots = false;
     bool moved = false;
   };
   std::vector<Nic> nics;

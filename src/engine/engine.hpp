@@ -90,8 +90,10 @@ class Engine final : public EngineServices {
   };
   std::vector<OpenNic> open_nics(const TransportWrapper& wrap) const;
   OpenNic open_nic(std::uint32_t nic, const std::shared_ptr<const UcxLibrary>& library, const TransportWrapper& wrap) const;
+  std::string offer_slots(const std::string& device, Transport& transport) const;
   Resources resources(const std::vector<OpenNic>& nics) const;
   void move_nic_slots();
+  std::string common_objection() const;
   void settle_nic_slots(const std::vector<std::string>& objections);
   void watch_mates();
   void bring_links_up();

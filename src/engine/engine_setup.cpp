@@ -40,7 +40,8 @@ Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rende
 Engine::Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings,
                std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots)
     : settings_(settings), slots_(slots) {
-  cluster_ = exchange_identity(rendezvous, rank, world, settings);
+  cluster_ = exchange_identity(rendezvous, rank, world, settings,
+                               [slots](const std::string& device) { return slots != nullptr && slots->objection(device).empty(); });
   set_up(rendezvous, std::move(fabric), wrap, make_backend);
 }
 
@@ -102,27 +103,26 @@ std::vector<Engine::OpenNic> Engine::open_nics(const TransportWrapper& wrap) con
 
 Engine::OpenNic Engine::open_nic(std::uint32_t nic, const std::shared_ptr<const UcxLibrary>& library, const TransportWrapper& wrap) const {
   const NicInfo& info = cluster_.nics[nic];
-  const auto open = [&](bool cuda) {
-    UcxOptions options{settings_.ucx_tls, settings_.chunk_bytes};
-    options.cuda = cuda;
-    // On every NIC of such a job, so that both ends of a rail ask UCX for the same.
-    options.reads_back = slots_ != nullptr && is_rdma(info.device);
-    auto transport = make_ucx_transport(library, info.device, options);
-    return wrap ? wrap(std::move(transport), info.own_position) : std::move(transport);
-  };
-  if (slots_ == nullptr) return {open(false), {}};
-  std::string objection = slots_->objection(info.device);
-  if (objection.empty()) {
-    try {
-      const std::span<std::byte> memory = slots_->make(memory_->nic_slot_bytes(memory_->self()));
-      auto transport = open(slots_->kind() == MemoryKind::cuda);
-      transport->use_memory(memory, slots_->kind());
-      return {std::move(transport), {}};
-    } catch (const Error& error) {
-      objection = error.what();
-    }
+  UcxOptions options{settings_.ucx_tls, settings_.chunk_bytes};
+  // Where one NIC's slots move, UCX needs the means for it at both ends of a rail.
+  options.cuda = cluster_.moves_slots && slots_ != nullptr && slots_->kind() == MemoryKind::cuda;
+  options.reads_back = cluster_.moves_slots && is_rdma(info.device);
+  auto transport = make_ucx_transport(library, info.device, options);
+  if (wrap) transport = wrap(std::move(transport), info.own_position);
+  std::string objection = slots_ == nullptr ? std::string() : offer_slots(info.device, *transport);
+  return {std::move(transport), std::move(objection)};
+}
+
+// Why the NIC's slots stay in the region; empty: they need not.
+std::string Engine::offer_slots(const std::string& device, Transport& transport) const {
+  std::string objection = slots_->objection(device);
+  if (!objection.empty()) return objection;
+  try {
+    transport.use_memory(slots_->make(memory_->nic_slot_bytes(memory_->self())), slots_->kind());
+    return {};
+  } catch (const Error& error) {
+    return error.what();
   }
-  return {open(false), objection};
 }
 
 Resources Engine::resources(const std::vector<OpenNic>& nics) const {
@@ -132,13 +132,14 @@ Resources Engine::resources(const std::vector<OpenNic>& nics) const {
   for (const OpenNic& nic : nics) {
     const bool moved = slots_ != nullptr && nic.objection.empty();
     if (moved) mine.slot_memory = slots_->handle();
-    mine.nics.push_back({nic.transport->address(), moved});
+    mine.nics.push_back({nic.transport->address(), slots_ != nullptr && nic.transport->knows(slots_->kind()), moved});
   }
   return mine;
 }
 
 // What this rank does not reach is no reason to end: its mates hear of it, and all use the owner's region.
 void Engine::move_nic_slots() {
+  if (!common_objection().empty()) return;
   for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
     const std::uint32_t rank = cluster_.mates()[mate];
     const RankInfo& info = cluster_.ranks[rank];
@@ -155,6 +156,14 @@ void Engine::move_nic_slots() {
   }
 }
 
+// The same for all ranks.
+std::string Engine::common_objection() const {
+  for (const NicInfo& nic : cluster_.nics) {
+    if (!nic.knows_slots) return "the network library of rank " + std::to_string(nic.owner) + " knows no memory of GPUs";
+  }
+  return {};
+}
+
 void Engine::settle_nic_slots(const std::vector<std::string>& objections) {
   bool reached = true;
   for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
@@ -164,6 +173,7 @@ void Engine::settle_nic_slots(const std::vector<std::string>& objections) {
   }
   for (std::size_t own = 0; own < objections.size() && slots_ != nullptr; ++own) {
     std::string objection = objections[own];
+    if (objection.empty()) objection = common_objection();
     if (objection.empty() && !reached) objection = "another rank of the node does not reach the GPU's";
     slots_->say("the slots of NIC " + cluster_.nics[cluster_.self().nics[own]].device +
                 (objection.empty() ? " lie in the GPU's memory (GPUDirect)" : " lie in host memory: " + objection));

@@ -54,6 +54,8 @@ class Transport {
   // What peers need to connect to this NIC.
   virtual std::vector<std::byte> address() const = 0;
   virtual void set_listener(TransportListener* listener) = 0;
+  // Whether NICs with memory of that kind can be peers, wherever this one's payloads lie.
+  virtual bool knows(MemoryKind kind) const = 0;
   // Payloads of `data` frames may lie there as well, where no CPU looks. Before address(). Throws TransportError where the NIC does not
   // reach it.
   virtual void use_memory(std::span<std::byte> memory, MemoryKind kind) = 0;

@@ -17,6 +17,8 @@ namespace {
 constexpr std::uint64_t kProofNs = 10'000'000'000;
 constexpr int kClosingTurns = 10000;  // of the worker
 
+ucs_memory_type_t type_of(MemoryKind kind) { return kind == MemoryKind::cuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST; }
+
 }  // namespace
 
 // The form is the one in which keys travel between UCX's versions: a bit for each memory domain, a byte for the kind of memory, then for
@@ -35,15 +37,8 @@ bool has_key(std::span<const std::byte> packed) {
 
 UcxMemory::UcxMemory(std::shared_ptr<const UcxLibrary> library, ucp_context_h context, ucp_worker_h worker, std::span<std::byte> bytes,
                      MemoryKind kind, bool reads_back)
-    : ucx_(std::move(library)),
-      context_(context),
-      worker_(worker),
-      bytes_(bytes),
-      type_(kind == MemoryKind::cuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST) {
-  ucp_context_attr_t attributes{};
-  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
-  require(ucx_->context_query(context_, &attributes), "asking for memory types");
-  if ((attributes.memory_types & (std::uint64_t{1} << type_)) == 0)
+    : ucx_(std::move(library)), context_(context), worker_(worker), bytes_(bytes), type_(type_of(kind)) {
+  if (!known(*ucx_, context_, kind))
     throw TransportError("UCX " + ucx_->version() + " knows no memory of GPUs (it needs its CUDA modules, and cuda_copy among UCX_TLS)");
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
@@ -69,6 +64,12 @@ UcxMemory::UcxMemory(std::shared_ptr<const UcxLibrary> library, ucp_context_h co
 }
 
 UcxMemory::~UcxMemory() { release(); }
+
+bool UcxMemory::known(const UcxLibrary& library, ucp_context_h context, MemoryKind kind) {
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  return library.context_query(context, &attributes) == UCS_OK && (attributes.memory_types & (std::uint64_t{1} << type_of(kind))) != 0;
+}
 
 void UcxMemory::release() {
   done_ = nullptr;

@@ -22,6 +22,9 @@ class UcxMemory {
   UcxMemory(const UcxMemory&) = delete;
   UcxMemory& operator=(const UcxMemory&) = delete;
 
+  // Whether UCX has what it takes to exchange such payloads; both ends need it, wherever their own ones lie.
+  static bool known(const UcxLibrary& library, ucp_context_h context, MemoryKind kind);
+
   bool holds(const void* payload) const;
   // Of a payload there: its kind and its registration.
   void describe(ucp_request_param_t& params) const;

@@ -59,6 +59,7 @@ class UcxTransport final : public Transport {
   }
 
   void set_listener(TransportListener* listener) override { listener_ = listener; }
+  bool knows(MemoryKind kind) const override { return UcxMemory::known(*ucx_, context_, kind); }
   void use_memory(std::span<std::byte> memory, MemoryKind kind) override {
     memory_.emplace(ucx_, context_, worker_, memory, kind, reads_back_);
   }

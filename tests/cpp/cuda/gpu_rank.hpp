@@ -57,8 +57,8 @@ struct GpuJob {
   std::uint64_t timeout_ns = 3600'000'000'000;
   // What a rank's GPU and NIC can; by default slots lie in host memory.
   std::function<void(std::uint32_t rank, HiddenSlots& slots)> prepare_slots = [](std::uint32_t, HiddenSlots&) {};
-  std::vector<std::uint32_t> refuse_registration;  // ranks whose NICs do
-  std::string nics = "lo";                         // of each rank
+  std::function<HiddenTransport::Refuses(std::uint32_t rank)> nic_of = [](std::uint32_t) { return HiddenTransport::Refuses{}; };
+  std::string nics = "lo";  // of each rank
 };
 
 class GpuRank {
@@ -72,13 +72,13 @@ class GpuRank {
     const auto meeting = engine::make_rendezvous(rendezvous, rank, job.shape.world(), std::chrono::milliseconds(settings.bootstrap_ms));
     engine_ = std::make_unique<engine::Engine>(
         rank, job.shape.world(), *meeting, settings, std::nullopt,
-        [&](std::unique_ptr<engine::Transport>, std::uint32_t) -> std::unique_ptr<engine::Transport> {
-          // As over an RDMA device, what has arrived is read back before it is announced.
-          engine::UcxOptions options{"", settings.chunk_bytes};
-          options.reads_back = true;
-          auto nic = engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", options);
-          const bool refuses = std::count(job.refuse_registration.begin(), job.refuse_registration.end(), rank) != 0;
-          nic = std::make_unique<HiddenTransport>(std::move(nic), slots_, moved_, refuses);
+        [&](std::unique_ptr<engine::Transport> nic, std::uint32_t) -> std::unique_ptr<engine::Transport> {
+          if (slots_.kind() == engine::MemoryKind::host) {  // as over an RDMA device, what has arrived is read back before it is announced
+            engine::UcxOptions options{"", settings.chunk_bytes};
+            options.reads_back = true;
+            nic = engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", options);
+          }
+          nic = std::make_unique<HiddenTransport>(std::move(nic), slots_, moved_, job.nic_of(rank));
           return std::make_unique<FaultTransport>(std::move(nic), FaultPolicy{}, job.rails, rank);
         },
         [this](engine::EngineServices& services) {

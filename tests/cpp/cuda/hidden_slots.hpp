@@ -1,11 +1,13 @@
 // Memory in the place of a GPU's, for slots of NICs: the engine and its transports get addresses at which nobody may read or write, so a
-// CPU's touch ends the test; kernels, and the NIC behind a transport, see the same memory elsewhere.
+// CPU's touch ends the test; kernels, and the NIC behind a transport, see the same memory elsewhere. Where the test was started with the
+// stand-in for CUDA's driver, the memory is its device's, and UCX itself gets those addresses, with its own means for GPUs.
 #pragma once
 
+#include <dlfcn.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -15,11 +17,41 @@
 #include <utility>
 #include <vector>
 
+#include "job.hpp"
 #include "railweave/engine/error.hpp"
 #include "slot_memory.hpp"
 #include "transport.hpp"
+#include "ucx_transport.hpp"
 
 namespace railweave::test {
+
+// stand_in_driver.cpp.
+struct StandInDriver {
+  void (*add)(const std::byte* hidden, std::byte* visible, std::size_t bytes) = nullptr;
+  void (*remove)(const std::byte* hidden) = nullptr;
+  std::uint64_t (*copies)() = nullptr;
+
+  // nullptr: the test runs without, or UCX has no means for GPUs.
+  static const StandInDriver* get() {
+    static const StandInDriver driver = load();
+    return driver.add == nullptr ? nullptr : &driver;
+  }
+
+ private:
+  static StandInDriver load() {
+    StandInDriver driver;
+    if (std::getenv("STAND_IN_DRIVER") == nullptr) return driver;
+    void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY);
+    engine::UcxOptions options;
+    options.cuda = true;
+    const auto nic = engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", options);
+    if (library == nullptr || !nic->knows(engine::MemoryKind::cuda)) return driver;
+    driver.remove = reinterpret_cast<decltype(driver.remove)>(::dlsym(library, "stand_in_remove"));
+    driver.copies = reinterpret_cast<decltype(driver.copies)>(::dlsym(library, "stand_in_copies"));
+    driver.add = reinterpret_cast<decltype(driver.add)>(::dlsym(library, "stand_in_add"));
+    return driver;
+  }
+};
 
 // Both views of a piece of memory.
 class HiddenMemory {
@@ -28,8 +60,12 @@ class HiddenMemory {
     void* hidden = ::mmap(nullptr, memory_.bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (hidden == MAP_FAILED) throw Error("no addresses left");
     hidden_ = static_cast<std::byte*>(hidden);
+    if (const StandInDriver* driver = StandInDriver::get()) driver->add(hidden_, memory_.data(), memory_.bytes());
   }
-  ~HiddenMemory() { ::munmap(hidden_, memory_.bytes()); }
+  ~HiddenMemory() {
+    if (const StandInDriver* driver = StandInDriver::get()) driver->remove(hidden_);
+    ::munmap(hidden_, memory_.bytes());
+  }
   HiddenMemory(const HiddenMemory&) = delete;
   HiddenMemory& operator=(const HiddenMemory&) = delete;
 
@@ -50,12 +86,12 @@ class HiddenMemory {
 
 class HiddenSlots final : public engine::SlotMemory {
  public:
-  std::vector<std::string> objections{"RAILWEAVE_GPU_DIRECT=0"};  // to this rank's NICs in turn, the last to all others; empty: none
+  std::vector<std::string> objections{"RAILWEAVE_GPU_DIRECT=0"};  // to this rank's NICs in turn; empty: none
   bool refuses_memory = false;
   bool refuses_mates = false;  // this rank maps no other's
 
-  engine::MemoryKind kind() const override { return engine::MemoryKind::host; }
-  std::string objection(const std::string&) const override { return objections[std::min(asked_++, objections.size() - 1)]; }
+  engine::MemoryKind kind() const override { return StandInDriver::get() == nullptr ? engine::MemoryKind::host : engine::MemoryKind::cuda; }
+  std::string objection(const std::string&) const override { return objections[asked_++ % objections.size()]; }
   std::span<std::byte> make(std::uint64_t bytes) override {
     if (refuses_memory) throw Error("out of memory");
     if (own_ == nullptr) own_ = std::make_unique<HiddenMemory>(engine::SharedMemory::create("railweave-test-slots", bytes));
@@ -95,13 +131,16 @@ class HiddenSlots final : public engine::SlotMemory {
   std::map<std::uint32_t, std::unique_ptr<HiddenMemory>> mates_;
 };
 
-// A NIC that reaches that memory: in front of a transport that is told of it as host memory.
+// A NIC that reaches that memory: in front of a transport that is told of it as host memory, where it is not a device's.
 class HiddenTransport final : public engine::Transport, engine::TransportListener {
  public:
   struct Counts {
     std::atomic<std::uint64_t> sent{0}, received{0};  // payloads out of hidden memory and into it
   };
-  HiddenTransport(std::unique_ptr<engine::Transport> inner, const HiddenSlots& slots, Counts& counts, bool refuses)
+  struct Refuses {
+    bool registration = false, peers = false;
+  };
+  HiddenTransport(std::unique_ptr<engine::Transport> inner, const HiddenSlots& slots, Counts& counts, Refuses refuses)
       : inner_(std::move(inner)), slots_(slots), counts_(counts), refuses_(refuses) {}
 
   std::vector<std::byte> address() const override { return inner_->address(); }
@@ -109,9 +148,10 @@ class HiddenTransport final : public engine::Transport, engine::TransportListene
     listener_ = listener;
     inner_->set_listener(listener == nullptr ? nullptr : this);
   }
+  bool knows(engine::MemoryKind kind) const override { return !refuses_.peers && inner_->knows(kind); }
   void use_memory(std::span<std::byte> memory, engine::MemoryKind kind) override {
-    if (refuses_) throw TransportError("the NIC could not register it");
-    inner_->use_memory({slots_.own()->show(memory.data()), memory.size()}, kind);
+    if (refuses_.registration) throw TransportError("the NIC could not register it");
+    inner_->use_memory({kind == engine::MemoryKind::host ? slots_.own()->show(memory.data()) : memory.data(), memory.size()}, kind);
   }
   void connect(std::uint32_t peer, std::span<const std::byte> address) override { inner_->connect(peer, address); }
   void disconnect(std::uint32_t peer) override { inner_->disconnect(peer); }
@@ -120,7 +160,7 @@ class HiddenTransport final : public engine::Transport, engine::TransportListene
     const std::byte* visible = slots_.own() == nullptr ? nullptr : slots_.own()->show(payload.data());
     if (visible == nullptr) return inner_->send(peer, header, payload, token);
     ++counts_.sent;
-    inner_->send(peer, header, {visible, payload.size()}, token);
+    inner_->send(peer, header, {slots_.kind() == engine::MemoryKind::host ? visible : payload.data(), payload.size()}, token);
   }
   void flush() override { inner_->flush(); }
   bool progress() override { return inner_->progress(); }
@@ -132,7 +172,7 @@ class HiddenTransport final : public engine::Transport, engine::TransportListene
     std::byte* visible = slots_.own() == nullptr ? nullptr : slots_.own()->show(where);
     if (visible == nullptr) return where;
     ++counts_.received;
-    return visible;
+    return slots_.kind() == engine::MemoryKind::host ? visible : where;
   }
   void on_delivered(const engine::RailHeader& header, std::byte* where, std::size_t bytes, bool ok) override {
     std::byte* hidden = slots_.own() == nullptr ? nullptr : slots_.own()->hide(where);
@@ -145,7 +185,7 @@ class HiddenTransport final : public engine::Transport, engine::TransportListene
   std::unique_ptr<engine::Transport> inner_;
   const HiddenSlots& slots_;
   Counts& counts_;
-  const bool refuses_;
+  const Refuses refuses_;
   engine::TransportListener* listener_ = nullptr;
 };
 

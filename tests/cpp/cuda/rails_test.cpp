@@ -244,9 +244,19 @@ TEST(SlotsOfNics, WhatIsRefusedLeavesThemInHostMemory) {
     slots.objections = {""};
     slots.refuses_memory = rank == 0;
   };
-  job.refuse_registration = {3};
+  job.nic_of = [](std::uint32_t rank) { return HiddenTransport::Refuses{rank == 3, false}; };
   EXPECT_EQ(said_by_ranks(job), (std::vector<std::string>{"the slots of NIC lo lie in host memory: out of memory\n", kDirect, kDirect,
                                                           "the slots of NIC lo lie in host memory: the NIC could not register it\n"}));
+}
+
+// Data between such slots and others takes what UCX has for GPUs at both ends.
+TEST(SlotsOfNics, APeerWhoseNetworkLibraryKnowsNoGpusLeavesThemInHostMemoryForAll) {
+  GpuJob job({2, 2});
+  job.prepare_slots = [](std::uint32_t rank, HiddenSlots& slots) { slots.objections = {rank == 3 ? "it is far" : ""}; };
+  job.nic_of = [](std::uint32_t rank) { return HiddenTransport::Refuses{false, rank == 3}; };
+  const std::string host = "the slots of NIC lo lie in host memory: ";
+  const std::string unknown = host + "the network library of rank 3 knows no memory of GPUs\n";
+  EXPECT_EQ(said_by_ranks(job), (std::vector<std::string>{unknown, unknown, unknown, host + "it is far\n"}));
 }
 
 TEST(SlotsOfNics, AMateThatDoesNotReachThemLeavesThemInHostMemoryForAll) {
@@ -260,6 +270,21 @@ TEST(SlotsOfNics, AMateThatDoesNotReachThemLeavesThemInHostMemoryForAll) {
   EXPECT_EQ(said[1], std::string("the slots of rank 0's NICs stay in host memory: no IPC\n") + kDirect);
   EXPECT_EQ(said[2], kDirect);
   EXPECT_EQ(said[3], kDirect);
+}
+
+TEST(StandIn, UcxMovesPayloadsOfADeviceByItsDriversCopies) {
+  const StandInDriver* driver = StandInDriver::get();
+  if (driver == nullptr) GTEST_SKIP() << "without the stand-in for CUDA's driver, or with a UCX without CUDA";
+  GpuJob job({2, 1});
+  move_slots(job, {0, 1});
+  const std::uint64_t before = driver->copies();
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    Buffers buffers;
+    buffers.add(rank.rank(), 0, 1, 100'000, 1);
+    rank.run(buffers.transfers);
+    buffers.check(rank.rank());
+  });
+  EXPECT_GE(driver->copies() - before, 2u * (100'000 / 4096)) << "out of a slot and into one";
 }
 
 // --- Failures

@@ -42,6 +42,7 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
     listener_ = listener;
     inner_->set_listener(listener == nullptr ? nullptr : this);
   }
+  bool knows(engine::MemoryKind kind) const override { return inner_->knows(kind); }
   void use_memory(std::span<std::byte> memory, engine::MemoryKind kind) override { inner_->use_memory(memory, kind); }
   void connect(std::uint32_t peer, std::span<const std::byte> address) override { inner_->connect(peer, address); }
   bool reconnects() const override { return inner_->reconnects(); }

@@ -87,6 +87,7 @@ class NotedTransport final : public engine::Transport {
  public:
   std::vector<std::byte> address() const override { return {}; }
   void set_listener(engine::TransportListener* heard) override { listener = heard; }
+  bool knows(engine::MemoryKind) const override { return true; }
   void use_memory(std::span<std::byte>, engine::MemoryKind) override {}
   void connect(std::uint32_t, std::span<const std::byte>) override { ++connects; }
   void disconnect(std::uint32_t) override { ++disconnects; }
