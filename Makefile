@@ -48,7 +48,7 @@ format: ## rewrite sources with clang-format and ruff
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
 
 stubs: setup ## python/railweave/_native.pyi from the extension module, after its bindings changed
-	@.venv/bin/python -c 'from railweave import _native; import nanobind.stubgen as s; _native.Planner; s.main()' \
+	@.venv/bin/python -c 'from railweave import _native; import nanobind.stubgen as s; _native.Planner; del _native.__getattr__; s.main()' \
 	  -q -m railweave._native -o python/railweave/_native.pyi
 
 clean: ## remove what was built (not .venv)

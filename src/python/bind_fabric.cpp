@@ -6,6 +6,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <vector>
 
 #include "railweave/error.hpp"
@@ -17,6 +18,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace railweave;
+
+void bind_rest(nb::module_& m);
 
 namespace {
 
@@ -64,8 +67,13 @@ namespace {
 // A part's kind as Python's enumeration, which is bound by then.
 template <class Part>
 nb::object kind_of(const Part& part) {
-  static const bool bound = (nb::module_::import_("railweave._native").attr("VertexKind"), true);
-  static_cast<void>(bound);
+  // Not a constant: threads would wait for the first one with the interpreter's lock, which that one needs.
+  static std::atomic<bool> is_bound = false;
+  if (!is_bound) {
+    nb::module_ m = nb::module_::import_("railweave._native");
+    bind_rest(m);
+    is_bound = true;
+  }
   return nb::cast(part.kind);
 }
 

@@ -18,8 +18,6 @@ void bind_planner(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_engine(nb::module_& m);
 
-namespace {
-
 // What the first rank of a node needs to find its place is bound at import, the rest when one of its names is first asked for (PEP 562):
 // a rank's start is short (docs/run.md), and Python's enumerations with the library behind them take a tenth of it.
 void bind_rest(nb::module_& m) {
@@ -38,8 +36,9 @@ void bind_rest(nb::module_& m) {
   bind_planner(m);
   bind_model(m);
   bind_engine(m);
-  nb::delattr(m, "__getattr__");
 }
+
+namespace {
 
 nb::object attribute(const char* name) {
   nb::module_ m = nb::module_::import_("railweave._native");

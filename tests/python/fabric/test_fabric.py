@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -31,6 +33,27 @@ def test_template_is_named_like_its_file_described_and_valid(name: str) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_load(path: Path) -> None:
     jsonschema.validate(json.loads(fabric.load(path).to_json()), SCHEMA)
+
+
+def test_parts_have_kinds_before_their_names_are_asked_for() -> None:
+    """The core binds enumerations when they are first needed, here by many threads at once."""
+    code = """if True:
+        import threading
+        from railweave import _native, fabric
+        loaded = fabric.load("hgx-h200")
+        assert "VertexKind" not in dir(_native)
+        parts, found = [loaded.vertex(0), loaded.edge(0), loaded.resources[0]] * 4, []
+        together = threading.Barrier(len(parts))
+        def ask(part):
+            together.wait()
+            found.append(part.kind)
+        threads = [threading.Thread(target=ask, args=(part,)) for part in parts]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        expected = [fabric.VertexKind.numa, fabric.EdgeKind.socket, fabric.ResourceKind.edge]
+        assert sorted(map(str, found)) == sorted(map(str, expected * 4)), found
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_there_are_examples() -> None:
