@@ -205,9 +205,9 @@ def nic_ways(fabric: Fabric, gpus: Sequence[tuple[int, bool]], nics: Sequence[in
     By GPU and NIC: distance, latency in ns and resources that a byte loads of the way between them; None where there is none. GPUs are vertices, with whether NICs reach their memory.
     """
 
-def map_nics(fabric: Fabric, node: int, gpus: Sequence[tuple[int, bool]], nics: Sequence[tuple[int, int]], ways: Sequence[Sequence[tuple[int | None, int, Sequence[int]] | None]], shortest_first: bool, most_steps: int) -> tuple[list[list[int]], float, int, float, list[int], int]:
+def map_nics(fabric: Fabric, node: int, gpus: Sequence[tuple[int, bool]], nics: Sequence[tuple[int, int]], ways: Sequence[Sequence[tuple[int | None, int, Sequence[int]] | None]], shortest_first: bool, most_steps: int) -> tuple[list[list[int]], float, int, float, int]:
     """
-    The assignment of NICs (vertices with their bytes/s) to GPUs that has the least bound: positions of NICs by rank, seconds for each byte of a rank, the resource that takes them, the same seconds with the nearest NICs, choices by rank, and steps of the search.
+    The assignment of NICs (vertices with their bytes/s) to GPUs that has the least bound: positions of NICs by rank, seconds for each byte of a rank, the resource that takes them, the same seconds with the nearest NICs, and steps of the search.
     """
 
 class VertexKind(enum.Enum):

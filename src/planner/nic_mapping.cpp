@@ -1,6 +1,7 @@
 #include "railweave/planner/nic_mapping.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <tuple>
@@ -20,26 +21,28 @@ class Search {
       : fabric_(fabric), nics_(nics), ways_(ways), rules_(rules), symmetry_(fabric, node, gpus, nics, ways) {
     // Several NICs a rank only where there are more NICs than ranks; else ranks share.
     width_ = std::max<std::size_t>(1, nics.size() / gpus.size());
-    for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
-      options_.push_back(options_of(rank));
-      unit_ = std::lcm(unit_, options_.back().front().nics.size());
-    }
+    for (std::size_t rank = 0; rank < gpus.size(); ++rank) unit_ = std::lcm(unit_, count_of(rank));
     least_cost_.assign(gpus.size() + 1, 0);
-    for (std::size_t rank = gpus.size(); rank-- > 0;) least_cost_[rank] = least_cost_[rank + 1] + options_[rank].front().cost;
+    for (std::size_t rank = gpus.size(); rank-- > 0;) least_cost_[rank] = least_cost_[rank + 1] + cost(rank, first_of(rank, false));
     even_ = even_time();
     load_.assign(fabric.resources().size(), 0);
     users_.assign(nics.size(), 0);
-    find_loads();
+    for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
+      for (const Load& load : unavoidable_.emplace_back(unavoidable(rank))) load_[load.resource] += load.units;
+    }
   }
 
   NicMapping run() {
-    NicMapping found;
     double bound = even_;
     for (ResourceId r = 0; r < load_.size(); ++r) bound = std::max(bound, time(r, load_[r]));
-    descend(0, bound, 0);
-    for (std::size_t rank = 0; rank < options_.size(); ++rank) {
-      found.nics.push_back(options_[rank][best_[rank]].nics);
-      found.options.push_back(options_[rank].size());
+    NicMapping found;
+    if (width_ > 1) found.nics = shared_out();
+    const bool is_settled = width_ > 1 && is_best(found.nics, bound);
+    if (!is_settled && width_ > 1 && choices() > rules_.most_steps) {
+      steps_ = rules_.most_steps;
+    } else if (!is_settled) {
+      search(bound);
+      found.nics = best_nics();
     }
     std::tie(found.seconds_per_byte, found.bottleneck) = bound_of(found.nics);
     found.nearest_seconds_per_byte = bound_of(nearest()).first;
@@ -55,8 +58,7 @@ class Search {
   struct Option {
     Choice nics;
     std::uint64_t cost;
-    std::vector<Load> loads{};   // by resource, each once
-    std::vector<Load> beyond{};  // of these, what is not unavoidable
+    std::vector<Load> beyond{};  // by resource, each once, what is not unavoidable
   };
   struct Key {
     double bound, busiest_nic;
@@ -86,13 +88,73 @@ class Search {
     return sum;
   }
 
+  Choice reachable(std::size_t rank) const {
+    Choice found;
+    for (std::uint32_t nic = 0; nic < nics_.size(); ++nic) {
+      if (ways_[rank][nic]) found.push_back(nic);
+    }
+    return found;
+  }
+
+  std::size_t count_of(std::size_t rank) const { return std::min(width_, reachable(rank).size()); }
+
+  // A rank's NICs if it takes the nearest ones, or `is_even` those that fewest ranks before it took and of these the nearest.
+  Choice first_of(std::size_t rank, bool is_even) const {
+    Choice nics = reachable(rank);
+    const auto key = [&](std::uint32_t nic) { return std::pair{is_even ? users_[nic] : 0, cost(rank, {nic})}; };
+    std::stable_sort(nics.begin(), nics.end(), [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
+    nics.resize(count_of(rank));
+    std::sort(nics.begin(), nics.end());
+    return nics;
+  }
+
+  // Assignments with several NICs a rank, as nodes have them whose GPUs have NICs of their own, are many: 36,000 choices a rank with four
+  // of
+  // 32. So what comes of sharing them out in turn is looked at before the choices are listed, and stands where these are too many.
+  std::vector<Choice> shared_out() {
+    std::vector<Choice> nics;
+    for (std::size_t rank = 0; rank < ways_.size(); ++rank) {
+      nics.push_back(first_of(rank, !rules_.shortest_first));
+      for (const std::uint32_t nic : nics.back()) users_[nic] += unit_ / nics.back().size();
+    }
+    users_.assign(nics_.size(), 0);
+    steps_ = ways_.size();
+    return nics;
+  }
+
+  // Whether no assignment can be better: none has a bound below `least`.
+  bool is_best(const std::vector<Choice>& nics, double least) const {
+    std::vector<std::uint64_t> load(load_.size(), 0), users(nics_.size(), 0);
+    std::uint64_t total = 0;
+    for (std::size_t rank = 0; rank < nics.size(); ++rank) {
+      total += cost(rank, nics[rank]);
+      for (const std::uint32_t nic : nics[rank]) users[nic] += unit_ / nics[rank].size();
+      for (const Load& one : loads(rank, nics[rank])) load[one.resource] += one.units;
+    }
+    bool is_least = total == least_cost_[0];
+    for (ResourceId r = 0; r < load.size(); ++r) is_least = is_least && time(r, load[r]) <= least;
+    for (std::size_t nic = 0; nic < users.size(); ++nic) {
+      is_least = is_least && static_cast<double>(users[nic]) / static_cast<double>(nics_[nic].capacity_Bps) <= even_;
+    }
+    return is_least;
+  }
+
+  // Of all ranks together; as far as it takes to know that they are too many.
+  std::uint64_t choices() const {
+    std::uint64_t sum = 0;
+    for (std::size_t rank = 0; rank < ways_.size(); ++rank) {
+      const std::uint64_t all = reachable(rank).size(), taken = std::min<std::uint64_t>(count_of(rank), all - count_of(rank));
+      std::uint64_t ways = 1;
+      for (std::uint64_t k = 1; k <= taken && ways <= rules_.most_steps; ++k) ways = ways * (all - taken + k) / k;
+      sum += ways;
+    }
+    return sum;
+  }
+
   // Nearest first, so that good assignments are met early.
   std::vector<Option> options_of(std::size_t rank) const {
-    Choice reachable;
-    for (std::uint32_t nic = 0; nic < nics_.size(); ++nic) {
-      if (ways_[rank][nic]) reachable.push_back(nic);
-    }
-    const std::size_t count = std::min(width_, reachable.size());
+    const Choice reachable = this->reachable(rank);
+    const std::size_t count = count_of(rank);
     std::vector<Option> options;
     std::vector<std::size_t> places(count);
     std::iota(places.begin(), places.end(), std::size_t{0});
@@ -125,37 +187,55 @@ class Search {
     return sums;
   }
 
-  // Each option's loads. What a rank loads whichever NICs it takes (its own link, its switch's uplink, memory) stands in `load_` from the
+  // What a rank loads whichever NICs it takes (its own link, its switch's uplink, memory), by resource. It stands in `load_` from the
   // beginning, and options add what is beyond.
-  void find_loads() {
-    for (std::size_t rank = 0; rank < options_.size(); ++rank) {
-      std::vector<Option>& options = options_[rank];
-      for (Option& option : options) option.loads = loads(rank, option.nics);
-      std::vector<std::uint64_t> unavoidable(load_.size(), 0);
-      for (const Load& first : options.front().loads) {
-        std::uint64_t least = first.units;
-        for (const Option& option : options) {
-          const auto same = std::lower_bound(option.loads.begin(), option.loads.end(), first.resource,
-                                             [](const Load& load, ResourceId resource) { return load.resource < resource; });
-          const bool has = same != option.loads.end() && same->resource == first.resource;
-          least = has ? std::min(least, same->units) : 0;
-        }
-        unavoidable[first.resource] = least;
-        load_[first.resource] += least;
+  std::vector<Load> unavoidable(std::size_t rank) const {
+    const std::size_t count = count_of(rank);
+    std::vector<std::map<ResourceId, std::uint64_t>> times;  // by NIC: how often its way loads a resource
+    for (const std::uint32_t nic : reachable(rank)) {
+      auto& of_nic = times.emplace_back();
+      for (const ResourceId resource : ways_[rank][nic]->resources) ++of_nic[resource];
+    }
+    std::vector<Load> found;
+    for (const Load& load : loads(rank, first_of(rank, false))) {
+      std::vector<std::uint64_t> fewest;
+      for (const auto& of_nic : times) {
+        const auto one = of_nic.find(load.resource);
+        fewest.push_back(one == of_nic.end() ? 0 : one->second);
       }
-      for (Option& option : options) {
-        for (const Load& load : option.loads) option.beyond.push_back({load.resource, load.units - unavoidable[load.resource]});
+      std::sort(fewest.begin(), fewest.end());
+      const std::uint64_t least = std::accumulate(fewest.begin(), fewest.begin() + static_cast<std::ptrdiff_t>(count), std::uint64_t{0});
+      found.push_back({load.resource, least * (unit_ / count)});
+    }
+    return found;
+  }
+
+  void search(double bound) {
+    steps_ = 0;
+    for (std::size_t rank = 0; rank < ways_.size(); ++rank) {
+      options_.push_back(options_of(rank));
+      std::vector<std::uint64_t> least(load_.size(), 0);
+      for (const Load& load : unavoidable_[rank]) least[load.resource] = load.units;
+      for (Option& option : options_.back()) {
+        for (const Load& load : loads(rank, option.nics)) option.beyond.push_back({load.resource, load.units - least[load.resource]});
       }
     }
+    descend(0, bound, 0);
+  }
+
+  std::vector<Choice> best_nics() const {
+    std::vector<Choice> nics;
+    for (std::size_t rank = 0; rank < options_.size(); ++rank) nics.push_back(options_[rank][best_[rank]].nics);
+    return nics;
   }
 
   // The busiest NIC's time if all were used evenly: no assignment does better.
   double even_time() const {
-    const double ranks = static_cast<double>(options_.size()), unit = static_cast<double>(unit_);
+    const double ranks = static_cast<double>(ways_.size()), unit = static_cast<double>(unit_);
     const bool is_equal =
         std::all_of(nics_.begin(), nics_.end(), [&](const RankNic& nic) { return nic.capacity_Bps == nics_[0].capacity_Bps; });
     if (width_ == 1 && is_equal) {
-      const std::size_t most = (options_.size() + nics_.size() - 1) / nics_.size();
+      const std::size_t most = (ways_.size() + nics_.size() - 1) / nics_.size();
       return unit * static_cast<double>(most) / static_cast<double>(nics_[0].capacity_Bps);
     }
     std::uint64_t capacity = 0;
@@ -245,7 +325,8 @@ class Search {
   std::vector<std::vector<Option>> options_;  // by rank
   std::vector<std::uint64_t> least_cost_;     // of the ranks from here on
   double even_ = 0.0;
-  std::vector<std::uint64_t> load_;  // units by resource
+  std::vector<std::uint64_t> load_;             // units by resource
+  std::vector<std::vector<Load>> unavoidable_;  // of these, by rank
   std::vector<std::uint64_t> users_;
   std::vector<std::uint32_t> chosen_, best_;  // places among a rank's options
   std::optional<Key> best_key_;
@@ -256,10 +337,16 @@ class Search {
 
 NicMapping map_nics(const Fabric& fabric, NodeId node, std::span<const RankGpu> gpus, std::span<const RankNic> nics,
                     const std::vector<std::vector<std::optional<NicWay>>>& ways, const NicMappingRules& rules) {
+  const auto is_there = [&](ResourceId resource) { return resource < fabric.resources().size(); };
   const bool fits = !gpus.empty() && ways.size() == gpus.size() && std::all_of(ways.begin(), ways.end(), [&](const auto& of_gpu) {
-    return of_gpu.size() == nics.size() && std::any_of(of_gpu.begin(), of_gpu.end(), [](const auto& way) { return way.has_value(); });
+    return of_gpu.size() == nics.size() && std::any_of(of_gpu.begin(), of_gpu.end(), [](const auto& way) { return way.has_value(); }) &&
+           std::all_of(of_gpu.begin(), of_gpu.end(),
+                       [&](const auto& way) { return !way || std::all_of(way->resources.begin(), way->resources.end(), is_there); });
   });
-  if (!fits) throw std::invalid_argument("ways of GPUs to NICs; expected for each GPU one to each NIC or none, and one at least");
+  if (!fits) {
+    throw std::invalid_argument(
+        "ways of GPUs to NICs; expected for each GPU one to each NIC or none, one at least, over the fabric's resources");
+  }
   return Search(fabric, node, gpus, nics, ways, rules).run();
 }
 

@@ -52,7 +52,7 @@ nb::tuple mapping_of(const Fabric& fabric, NodeId node, const Gpus& gpus, const 
     }
   }
   const NicMapping found = map_nics(fabric, node, gpus_from(gpus), nics, known, {shortest_first, most_steps});
-  return nb::make_tuple(found.nics, found.seconds_per_byte, found.bottleneck, found.nearest_seconds_per_byte, found.options, found.steps);
+  return nb::make_tuple(found.nics, found.seconds_per_byte, found.bottleneck, found.nearest_seconds_per_byte, found.steps);
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ void bind_nic_mapping(nb::module_& m) {
       "map_nics", &mapping_of, "fabric"_a, "node"_a, "gpus"_a, "nics"_a, "ways"_a, "shortest_first"_a, "most_steps"_a,
       nb::sig("def map_nics(fabric: Fabric, node: int, gpus: Sequence[tuple[int, bool]], nics: Sequence[tuple[int, int]], ways: "
               "Sequence[Sequence[tuple[int | None, int, Sequence[int]] | None]], shortest_first: bool, most_steps: int) -> "
-              "tuple[list[list[int]], float, int, float, list[int], int]"),
+              "tuple[list[list[int]], float, int, float, int]"),
       "The assignment of NICs (vertices with their bytes/s) to GPUs that has the least bound: positions of NICs by rank, seconds for each "
-      "byte of a rank, the resource that takes them, the same seconds with the nearest NICs, choices by rank, and steps of the search.");
+      "byte of a rank, the resource that takes them, the same seconds with the nearest NICs, and steps of the search.");
 }

@@ -51,13 +51,13 @@ struct NicMapping {
   double seconds_per_byte = 0.0;                 // of a rank
   ResourceId bottleneck = kNone;
   double nearest_seconds_per_byte = 0.0;  // if each rank took the nearest NIC, the first one of equals
-  std::vector<std::uint64_t> options;     // choices of each rank; their product is the number of assignments
   std::uint64_t steps = 0;                // partial assignments that were looked at
 };
 
 struct NicMappingRules {
   bool shortest_first = false;  // short ways before the bound
-  // After so many steps the best that was found stands; the result is exact if there were fewer.
+  // After so many steps the best that was found stands; the result is exact if there were fewer. So it does, and the steps count as taken,
+  // where ranks have more choices of several NICs than that.
   std::uint64_t most_steps = 0;
 };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import comb, prod
 
 from railweave import _native
 from railweave.advise.errors import AdviceError
@@ -53,7 +53,7 @@ def map_nics(host: Host, workload: Workload = Workload.bandwidth) -> Mapping | N
         if not any(paths):
             raise AdviceError(f"{gpu.name} of '{host.fabric.name}' reaches no NIC over PCIe; the fabric lacks a link")
         ways.append([None if path is None else (path.distance, path.latency_ns, path.resources) for path in paths])
-    chosen, seconds, bottleneck, nearest_seconds, choices, steps = _native.map_nics(
+    chosen, seconds, bottleneck, nearest_seconds, steps = _native.map_nics(
         host.fabric,
         host.node,
         [(gpu.vertex, bool(gpu.gdr)) for gpu in host.gpus],
@@ -67,7 +67,7 @@ def map_nics(host: Host, workload: Workload = Workload.bandwidth) -> Mapping | N
         seconds_per_byte=seconds,
         bottleneck=host.fabric.describe(bottleneck),
         nearest_seconds_per_byte=nearest_seconds,
-        candidates=prod(choices),
+        candidates=prod(comb(len(row) - row.count(None), len(of_rank)) for row, of_rank in zip(ways, chosen, strict=True)),
         steps=steps,
         exact=steps < SEARCH_LIMIT,
     )

@@ -12,7 +12,9 @@ namespace railweave::testing {
 namespace {
 
 struct Node {
-  explicit Node(const std::string& name) : fabric(machine(name, 1)) {
+  explicit Node(const std::string& name) : Node(machine(name, 1)) {}
+
+  explicit Node(Fabric given) : fabric(std::move(given)) {
     for (const VertexId gpu : fabric.gpus_of(0)) gpus.push_back({gpu, fabric.vertex(gpu).gdr});
     for (const VertexId nic : fabric.nics_of(0)) {
       std::uint64_t capacity = 0;
@@ -73,6 +75,64 @@ TEST(NicMapping, StagesThroughTheMemoryOfTheGpusOwnSocket) {
   };
   EXPECT_TRUE(loads_memory(staged));
   EXPECT_FALSE(loads_memory(direct));
+}
+
+// `gpus` and `nics` of each of four switches, two a socket.
+std::string switches_with(std::size_t gpus, std::size_t nics) {
+  const auto each = [](std::size_t count) {
+    std::string places;
+    for (std::size_t part = 0; part < 4; ++part) {
+      for (std::size_t i = 0; i < count; ++i) places += (places.empty() ? "switch" : ", switch") + std::to_string(part);
+    }
+    return places;
+  };
+  return "format: railweave-node\nversion: 1\nname: crafted\ndescription: crafted\nlinks:\n"
+         "  wide: {pcie: gen5 x16, latency: 100ns, source: test}\n"
+         "  port: {capacity: 100Gbit/s, latency: 1us, source: test}\n"
+         "  upi: {capacity: 100GB/s, latency: 150ns, source: test}\n"
+         "  ram: {capacity: 400GB/s, source: test}\n"
+         "numa: {count: 2, memory: ram, socket: upi}\n"
+         "switches: [{link: wide, at: [numa0, numa0, numa1, numa1]}]\n"
+         "gpus: [{model: H100, link: wide, gdr: true, at: [" +
+         each(gpus) +
+         "]}]\n"
+         "nics: [{model: EFA, link: wide, port: port, at: [" +
+         each(nics) + "]}]\n";
+}
+
+TEST(NicMapping, ManyNicsOfEachGpusOwnNeedNoSearch) {
+  for (const std::size_t gpus : {1u, 2u}) {  // C(32, 8) and C(32, 4) choices a rank
+    const Node node(parse_fabric(switches_with(gpus, 8), "crafted.yaml", {1, {RAILWEAVE_TEMPLATES}}));
+    for (const bool shortest_first : {false, true}) {
+      if (gpus == 2 && shortest_first) continue;
+      const NicMapping found = node.map(shortest_first);
+      EXPECT_LT(found.steps, 100u);
+      std::vector<std::uint32_t> used;
+      for (std::size_t rank = 0; rank < found.nics.size(); ++rank) {
+        for (const std::uint32_t nic : found.nics[rank]) {
+          EXPECT_EQ(node.ways[rank][nic]->distance, Distance::pix);
+          used.push_back(nic);
+        }
+      }
+      std::sort(used.begin(), used.end());
+      EXPECT_EQ(used.size(), 32u);
+      EXPECT_EQ(std::unique(used.begin(), used.end()), used.end());
+    }
+  }
+}
+
+TEST(NicMapping, SharesOutWhereChoicesAreTooMany) {
+  Node node(parse_fabric(switches_with(1, 8), "crafted.yaml", {1, {RAILWEAVE_TEMPLATES}}));
+  node.ways[0][0].reset();  // so that what is shared out is not known to be the best
+  const NicMapping found = node.map();
+  EXPECT_EQ(found.steps, 100'000u);
+  for (const auto& nics : found.nics) EXPECT_EQ(nics.size(), 8u);
+}
+
+TEST(NicMapping, RefusesResourcesThatTheFabricLacks) {
+  Node node("xe9680-4hca");
+  node.ways[0][0]->resources.push_back(static_cast<ResourceId>(node.fabric.resources().size()));
+  EXPECT_THROW(node.map(), std::invalid_argument);
 }
 
 TEST(NicMapping, RefusesGpusWithoutAWay) {

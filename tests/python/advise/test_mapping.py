@@ -42,14 +42,14 @@ nics: [{{model: CX6, link: wide, port: port, at: {nics}{rails}}}{slow}]
     return read_host(fabric.loads(text, "crafted.yaml"))
 
 
-def random_host(seed: int) -> Host:
-    """Up to 5 GPUs and 4 NICs on up to 2 sockets with up to 4 switches."""
+def random_host(seed: int, most_gpus: int = 5, most_nics: int = 4) -> Host:
+    """Up to so many GPUs and NICs on up to 2 sockets with up to 4 switches."""
     r = random.Random(seed)
     numa = r.randint(1, 2)
     switches = [f"numa{r.randrange(numa)}" for _ in range(r.randint(0, 4))]
     places = [f"numa{i}" for i in range(numa)] + [f"switch{i}" for i in range(len(switches))]
-    gpus = [r.choice(places) for _ in range(r.randint(1, 5))]
-    nics = [r.choice(places) for _ in range(r.randint(1, 4))]
+    gpus = [r.choice(places) for _ in range(r.randint(1, most_gpus))]
+    nics = [r.choice(places) for _ in range(r.randint(1, most_nics))]
     listed = [f"[{', '.join(names)}]" for names in (gpus, nics, switches)]
     return node(listed[0], listed[1], listed[2], numa, gdr=r.random() < 0.5)
 
@@ -73,9 +73,10 @@ def key_of(host: Host, choices: Sequence[Sequence[Nic]], workload: Workload) -> 
 
 
 @pytest.mark.parametrize("workload", Workload)
+@pytest.mark.parametrize("most", [(5, 4), (3, 7)], ids=["ranks share NICs", "ranks have several"])
 @pytest.mark.parametrize("seed", range(60))
-def test_search_finds_what_plain_enumeration_finds(seed: int, workload: Workload) -> None:
-    host = random_host(seed)
+def test_search_finds_what_plain_enumeration_finds(seed: int, most: tuple[int, int], workload: Workload) -> None:
+    host = random_host(seed, *most)
     mapping = map_nics(host, workload)
     assert mapping is not None and mapping.exact
     width = max(1, len(host.network_nics) // len(host.gpus))
