@@ -31,7 +31,8 @@ from railweave.doctor.command import LEVELS, Arguments, UsageError, run
 def command(recordings: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
     """Examine this machine, or recordings made by `railweave topo --record`; several are compared, and the odd one is named.
 
-    Exit status: 0 done, 1 an input cannot be read or an output not be written, 2 wrong use, 3 a finding reaches --fail-on.
+    Exit status: 0 done, 1 an input cannot be read (others are examined) or an output not be written, 2 wrong use, 3 a finding reaches
+    --fail-on.
 
     \b
     railweave doctor

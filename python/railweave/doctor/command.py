@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from railweave.doctor.rails import Rails
     from railweave.machine.facts import Machine
 
+LEFT_OUT = 1
 FOUND = 3
 LEVELS = ("info", "warning", "error")
 
@@ -104,6 +105,7 @@ def run(arguments: Arguments) -> int:
         raise UsageError("--probe loads the GPUs of this machine; recordings have none to load.")
     pid = arguments.pid
     inputs = _recorded(arguments.files, pid) if arguments.files else [_Input("this machine", _live(pid), None)]
+    examined = LEFT_OUT if len(inputs) < len(arguments.files) else 0
     named = [word for word in (arguments.nics or "").split(",") if word]
     for each in inputs:
         _check_names(each, named)
@@ -118,10 +120,10 @@ def run(arguments: Arguments) -> int:
     _write_files(arguments, [each.machine for each in inputs], examinations, comparison)
     _show(_json(examinations, comparison) if arguments.as_json else _text(examinations, comparison))
     if arguments.fail_on is None:
-        return 0
+        return examined
     from railweave.doctor.finding import Severity
 
-    return FOUND if any(examination.reaches(Severity(arguments.fail_on)) for examination in examinations) else 0
+    return FOUND if any(examination.reaches(Severity(arguments.fail_on)) for examination in examinations) else examined
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,10 @@ def _live(pid: int | None) -> Machine:
 
 
 def _recorded(files: Sequence[str], pid: int | None) -> list[_Input]:
-    """Machines of recordings, each with the process that was recorded with it; damage is told, and what was read before it is used."""
+    """Machines of recordings, each with the process that was recorded with it; damage is told, and what was read before it is used. Of
+    several files those that are no recordings are told and left out. Raises RecordingError where none is left."""
     from railweave.machine.discovery import discover
-    from railweave.machine.recording import RecordedSource
+    from railweave.machine.recording import RecordedSource, RecordingError
 
     names = [os.path.basename(file).removesuffix(".zst").removesuffix(".tar") for file in files]
     if len(files) > 1:
@@ -154,9 +157,15 @@ def _recorded(files: Sequence[str], pid: int | None) -> list[_Input]:
         names = names_of(files)
         if len(set(names)) < len(names):
             raise UsageError(f"{next(name for name in names if names.count(name) > 1)} is named twice.")
-    found = []
-    for file, name in zip(files, names, strict=True):
-        source = RecordedSource(file)
+    found: list[_Input] = []
+    for place, (file, name) in enumerate(zip(files, names, strict=True)):
+        try:
+            source = RecordedSource(file)
+        except RecordingError as error:
+            if not found and place == len(files) - 1:
+                raise
+            print(f"railweave: {error}", file=sys.stderr)
+            continue
         if source.recording.damage:
             print(f"railweave: {source.recording.damage}; what it lacks is unknown", file=sys.stderr)
         about = source.recording.about

@@ -199,6 +199,20 @@ def test_bad_input_is_one_line_and_status_1(cli: Cli, healthy: Path, tmp_path: P
     assert run("--probe", str(healthy)).exit_code == 2
 
 
+def test_a_file_that_is_no_recording_leaves_the_others_examined(healthy: Path, ill: Path, tmp_path: Path, cli: Cli) -> None:
+    other = tmp_path / "other.tar.zst"
+    other.write_text("no recording")
+    done = cli("doctor", "--json", str(healthy), str(other), str(ill))
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and other.name in done.stderr
+    assert len(document["machines"]) == 2 and document["comparison"] is not None
+    assert cli("doctor", "--fail-on", "error", str(other), str(ill)).returncode == 3
+    for files in ((other, healthy), (healthy, other)):
+        assert cli("doctor", *map(str, files)).returncode == 1
+    none = cli("doctor", str(other), str(tmp_path / "missing.tar.zst"))
+    assert (none.returncode, none.stdout, none.stderr.count("\n")) == (1, "", 2)
+
+
 def test_a_truncated_recording_is_used_as_far_as_it_goes(ill: Path, tmp_path: Path, cli: Cli) -> None:
     whole = ill.read_bytes()
     cut = tmp_path / "cut.tar.zst"
