@@ -255,9 +255,9 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Core:
-    """A core: its socket, and the hardware threads (logical CPUs) on it."""
+    """A core: its socket, None where the system does not number sockets, and the hardware threads (logical CPUs) on it."""
 
-    package: int
+    package: int | None
     cpus: tuple[int, ...]
 
 

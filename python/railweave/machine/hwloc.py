@@ -41,7 +41,7 @@ def parse_hwloc(text: str, source: str) -> Machine:
 class _Place:
     """What is above an object."""
 
-    package: int = 0
+    package: int | None = None
     numa: int | None = None
     """Of I/O objects: the one NUMA node of the object that they hang from."""
     root: str = "pci"

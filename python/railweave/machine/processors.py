@@ -151,7 +151,7 @@ def _cores(source: Source, online: Fact[tuple[int, ...]]) -> Fact[tuple[Core, ..
     def read() -> tuple[Core, ...]:
         cores: dict[tuple[int, ...], Core] = {}
         seen: set[int] = set()
-        packages: dict[int, int] = {}
+        packages: dict[int, int | None] = {}
         alone = known(parsed(source, f"{CPUS}/smt/control", str)) in _NO_SMT
         for cpu in online.value:
             if cpu in seen:
@@ -160,7 +160,8 @@ def _cores(source: Source, online: Fact[tuple[int, ...]]) -> Fact[tuple[Core, ..
             threads = (cpu,) if alone else cpu_list(source.read_text(f"{at}/thread_siblings_list"))
             seen.update(threads)
             if cpu not in packages:
-                package = int(source.read_text(f"{at}/physical_package_id"))
+                number = int(source.read_text(f"{at}/physical_package_id"))
+                package = number if number >= 0 else None  # -1: not known, as of guests whose firmware has no such table
                 mates = parsed(source, f"{at}/core_siblings_list", cpu_list)  # one file for all CPUs of a package instead of one for each
                 packages.update(dict.fromkeys((cpu, *(known(mates) or ())), package))
             cores[threads] = Core(packages[cpu], threads)
@@ -207,8 +208,8 @@ def _policies(source: Source, name: str) -> Fact[Mapping[str, tuple[int, ...]]]:
 
 
 def nodes_per_package(cpus: Cpus, numa: Fact[tuple[NumaNode, ...]]) -> dict[int, tuple[int, ...]]:
-    """NUMA nodes with cores of each socket: more than one is sub-NUMA clustering (SNC, NPS). Empty where cores or nodes are unknown."""
-    package_of = {cpu: core.package for core in known(cpus.cores) or () for cpu in core.cpus}
+    """NUMA nodes with cores of each socket: more than one is sub-NUMA clustering (SNC, NPS). Empty where any of them is unknown."""
+    package_of = {cpu: core.package for core in known(cpus.cores) or () if core.package is not None for cpu in core.cpus}
     found: dict[int, set[int]] = {}
     for node in known(numa) or ():
         for cpu in known(node.cpus) or ():

@@ -62,8 +62,9 @@ def _processor_lines(machine: Machine) -> list[str]:
     words = [_shown(cpus.model_name) if isinstance(cpus.model_name, Known) else "processor not known"]
     cores = known(cpus.cores)
     if cores is not None:
-        packages = len({core.package for core in cores})
-        words.append(f"{counted(packages, 'socket')}, {counted(len(cores), 'core')}")
+        packages = {core.package for core in cores}
+        words += [] if None in packages else [counted(len(packages), "socket")]
+        words.append(counted(len(cores), "core"))
     if isinstance(cpus.smt, Known):
         words.append(f"SMT {'on' if cpus.smt.value else 'off'}")
     split = nodes_per_package(cpus, machine.numa)

@@ -9,12 +9,16 @@ from crafted import Crafted, Switch, craft, host
 from template_machine import TemplateMachine, WholeSource, config_space
 
 from railweave import fabric as fabrics
+from railweave.advise.binding import notes
+from railweave.advise.live import host_of
+from railweave.doctor.examine import examine
+from railweave.doctor.finding import Answer
 from railweave.machine import pci_config
 from railweave.machine.discovery import discover
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Machine, PciLink, Unknown, known
 from railweave.machine.paths import pci_way
-from railweave.machine.processors import read_cores
+from railweave.machine.processors import nodes_per_package, read_cores
 from railweave.machine.source import LiveSource, Reason
 from railweave.machine.text import render_machine
 
@@ -152,6 +156,20 @@ def test_sub_numa_of_devices_is_their_own_not_their_sockets() -> None:
     fabric, _ = fabric_of(machine)
     assert [vertex.name for vertex in fabric.vertices if vertex.kind.name == "numa"] == ["node0/numa0", "node0/numa1"]
     assert known(machine.numa) is not None and len(known(machine.numa) or ()) == 2
+
+
+def test_sockets_that_the_system_does_not_number_are_not_counted() -> None:
+    """Linux says -1 where firmware has no table of them, as in guests on Arm; two NUMA nodes are then no sub-NUMA clustering."""
+    template = TemplateMachine("hgx-h100")
+    template.files.update({path: "-1\n" for path in template.files if path.endswith("/physical_package_id")})
+    machine = template.machine()
+    assert {core.package for core in known(machine.cpus.cores) or ()} == {None}
+    assert nodes_per_package(machine.cpus, machine.numa) == {}
+    assert "16 cores" in render_machine(machine) and "socket," not in render_machine(machine)
+    [answer] = [finding for finding in examine(machine, "crafted").findings if finding.check == "cpu.sub-numa"]
+    assert answer.answer is Answer.unknown and "does not number sockets" in answer.text
+    host, _ = host_of(machine)
+    assert {numa.package for numa in host.numas} == {None} and not any("sub-NUMA" in note for note in notes(host))
 
 
 def test_registers() -> None:

@@ -18,6 +18,8 @@ def _judge_sub_numa(patient: Patient, _: Subject) -> Verdict:
     nodes = nodes_per_package(patient.machine.cpus, patient.machine.numa)
     lines = [f"socket {package}: NUMA nodes {', '.join(map(str, ids))}" for package, ids in nodes.items()]
     most = max((len(ids) for ids in nodes.values()), default=0)
+    if cores and not nodes and all(core.package is None for core in cores):
+        raise MissingError("the system does not number sockets")
     if not nodes or not cores:
         raise MissingError("no core is on a known NUMA node")
     if most == 1:
