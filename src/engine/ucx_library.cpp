@@ -26,6 +26,9 @@ std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
   ::setenv("UCX_LOG_LEVEL", "fatal", 0);
   ::setenv("UCX_ERROR_SIGNALS", "", 0);
   ::setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+  // It knows a GPU's memory by hooks in the CUDA runtime that allocates it, which miss one that is linked statically, as ours is, and takes
+  // such memory for the host's. Memory is registered with its type; a UCX that is there already and has the cache refuses to.
+  ::setenv("UCX_MEMTYPE_CACHE", "n", 0);
   // By default UCX's TCP waits inside connect(), for as long as a dead rail keeps silent; the engine thread has other rails to serve.
   ::setenv("UCX_TCP_CONN_NB", "y", 1);
   const std::string name = path.empty() ? "libucp.so.0" : path;
