@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -11,6 +13,16 @@
 #include "transport.hpp"
 
 namespace railweave::test {
+
+// Progress of both until `done`; the limit is half of UCX's keepalive interval, which must not be what saves a test. Of the CPU's time: a
+// busy machine may keep the test from its CPU for as long.
+inline bool progress_until(engine::Transport& a, engine::Transport& b, const std::function<bool()>& done) {
+  for (const std::clock_t begin = std::clock(); !done() && std::clock() - begin < 10 * CLOCKS_PER_SEC;) {
+    a.progress();
+    b.progress();
+  }
+  return done();
+}
 
 // Node 0 has `mates` ranks, the first of which owns NIC 0; node 1 has two ranks with NICs 1 and 2.
 inline engine::Cluster small_cluster(std::uint32_t mates) {

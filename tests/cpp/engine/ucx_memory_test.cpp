@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <ctime>
 #include <functional>
 #include <optional>
 
 #include "job.hpp"
+#include "parts.hpp"
 #include "railweave/engine/error.hpp"
 #include "ucx_library.hpp"
 #include "ucx_transport.hpp"
@@ -128,13 +128,7 @@ class Nic final : public engine::TransportListener {
 
 class UcxMemoryTest : public testing::Test {
  protected:
-  bool until(const std::function<bool()>& done) {
-    for (const std::clock_t begin = std::clock(); !done() && std::clock() - begin < 10 * CLOCKS_PER_SEC;) {
-      a_.transport().progress();
-      b_.transport().progress();
-    }
-    return done();
-  }
+  bool until(const std::function<bool()>& done) { return progress_until(a_.transport(), b_.transport(), done); }
   void progress() {
     for (int turns = 0; turns < 1000; ++turns) {
       a_.transport().progress();

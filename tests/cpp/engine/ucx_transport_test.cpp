@@ -3,11 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <ctime>
 #include <functional>
 #include <map>
 
 #include "job.hpp"
+#include "parts.hpp"
 #include "ucx_library.hpp"
 
 namespace railweave::test {
@@ -66,15 +66,7 @@ class Nic final : public engine::TransportListener {
 
 class UcxTransport : public testing::Test {
  protected:
-  // Progress until `done`; the limit is half of UCX's keepalive interval, which must not be what saves the test. Of the CPU's time:
-  // a busy machine may keep the test from its CPU for as long.
-  bool until(const std::function<bool()>& done) {
-    for (const std::clock_t begin = std::clock(); !done() && std::clock() - begin < 10 * CLOCKS_PER_SEC;) {
-      a_.transport().progress();
-      b_.transport().progress();
-    }
-    return done();
-  }
+  bool until(const std::function<bool()>& done) { return progress_until(a_.transport(), b_.transport(), done); }
   void SetUp() override {
     a_.connect(b_);
     b_.connect(a_);
