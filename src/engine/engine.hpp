@@ -70,7 +70,7 @@ class Engine final : public EngineServices {
   enum class RankState : std::uint8_t { alive, leaving, dead };
   struct Member {
     RankState state = RankState::alive;
-    bool left = false;          // it said goodbye; it may be dead by now
+    bool left = false;          // it said goodbye, or nothing of it gets here any more; it may be dead by now
     bool left_first = false;    // before this rank did: it needs nothing from us, and may be gone
     bool leased = true;         // mates: shows life
     Fd pidfd;                   // mates in other processes
@@ -133,6 +133,8 @@ class Engine final : public EngineServices {
   void tick(std::uint64_t now);
   void check_leases(std::uint64_t now);
   void check_nodes(std::uint64_t now);
+  bool cut_off(std::uint32_t node) const;
+  void lose(std::uint32_t node);
   void check_pids();
   void check_deaths(std::uint64_t now);
   void on_death_told(std::uint32_t rank, bool ended_well, const std::string& how);

@@ -47,6 +47,10 @@ void Engine::check_nodes(std::uint64_t now) {
   const std::uint64_t elapsed = std::min(now - last_tick_, kMaxSilencePerTickNs);
   for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) {
     if (node == cluster_.node()) continue;
+    if (cut_off(node)) {
+      lose(node);
+      continue;
+    }
     const std::uint64_t heard = memory_->last_heard(node);
     silent_ns_[node] = heard != heard_[node] ? 0 : silent_ns_[node] + elapsed;
     heard_[node] = heard;
@@ -54,6 +58,31 @@ void Engine::check_nodes(std::uint64_t now) {
     for (const std::uint32_t rank : cluster_.nodes[node].ranks) {
       on_dead(rank, "its node has not answered on any link for " + std::to_string(settings_.death_ms) + " ms");
     }
+  }
+}
+
+// Whether no frame can come from a node, or get there, ever again: of each two NICs that reach each other one has lost the process that
+// drove it. A rank that leaves drives its NICs until it goes, but nobody connects to them again.
+bool Engine::cut_off(std::uint32_t node) const {
+  for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
+    if (members_[cluster_.nics[nic].owner].state == RankState::dead) continue;
+    for (const std::uint32_t peer : cluster_.nodes[node].nics) {
+      if (!router_->connected(nic, peer)) continue;
+      const RankState state = members_[cluster_.nics[peer].owner].state;
+      if (state == RankState::alive || (state == RankState::leaving && (link_word(nic, peer) & 1) != 0)) return false;
+    }
+  }
+  return true;
+}
+
+// Those of its ranks that have neither left nor died are left behind like this one: what they say does not get here, their end included.
+void Engine::lose(std::uint32_t node) {
+  for (const std::uint32_t rank : cluster_.nodes[node].ranks) {
+    Member& member = members_[rank];
+    if (member.state != RankState::alive || member.dies_at != 0) continue;
+    member.left = true;
+    member.epitaph = "rank " + std::to_string(rank) + " cannot be reached any more: the ranks that drove the NICs to its node have gone";
+    on_dead(rank, "");
   }
 }
 

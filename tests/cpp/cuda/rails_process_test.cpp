@@ -59,6 +59,40 @@ TEST_P(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
     EXPECT_GE(rounds[rank], 1) << "rank " << rank;
   }
 }
+// Rank 0 leaves and rank 3 dies: no NIC of the nodes is left that reaches another with a process behind it. Ranks 1 and 2 are alive, but
+// cannot hear of each other, and do not wait until a node counts as silent (ten minutes in tests).
+TEST(RailProcesses, ThoseBehindNicsThatNobodyDrivesFailAtOnce) {
+  const Shape shape{2, 2};
+  constexpr std::uint64_t kBytes = 400'000;
+  const ScratchDirectory directory;
+  SharedCounters ended;
+  const auto statuses = run_processes(shape.world(), [&](std::uint32_t rank) {
+    GpuJob job(shape);
+    ExchangeSettings settings;
+    settings.chunk_bytes = 4096;
+    settings.drain_ms = 1000;
+    GpuRank instance(job, rank, directory.rendezvous(), settings);
+    std::vector<std::byte> send(kBytes), receive(kBytes);
+    const std::uint32_t peer = 3 - rank;
+    const auto exchange = [&] {
+      instance.run({{Direction::send, peer, send.data(), kBytes}, {Direction::receive, peer, receive.data(), kBytes}});
+      return instance.failure();
+    };
+    if (!exchange().empty()) return 1;
+    ++ended[0];
+    while (ended[0] != 4) std::this_thread::sleep_for(1ms);  // the others' ways may lead through this rank
+    if (rank == 0) return 0;
+    if (rank == 3) ::kill(::getpid(), SIGKILL);
+    std::string failure;
+    while ((failure = exchange()).empty()) {
+    }
+    const std::string expected = "rank " + std::to_string(peer) + " cannot be reached any more";
+    if (failure.starts_with(expected) || failure.starts_with("rank 3 has died")) return 0;
+    std::fprintf(stderr, "rank %u: %s\n", rank, failure.c_str());
+    return 2;
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0, 0, -SIGKILL}));
+}
 INSTANTIATE_TEST_SUITE_P(Slots, RailProcesses, testing::Bool());
 
 }  // namespace
