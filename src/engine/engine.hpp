@@ -161,7 +161,7 @@ class Engine final : public EngineServices {
   std::uint64_t serial_ = 0;
   struct Numbers {
     std::uint64_t operations = 0;
-    std::map<std::uint32_t, std::uint64_t> sends, recvs;  // by peer
+    std::vector<std::uint64_t> sends, recvs;  // by peer
   };
   std::map<std::uint32_t, Numbers> numbers_;  // by communicator
   std::vector<std::weak_ptr<SharedMemory>> allocations_;

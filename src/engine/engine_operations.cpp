@@ -1,5 +1,6 @@
 // How operations start, wait for rows, fail and end.
 #include <algorithm>
+#include <functional>
 
 #include "engine.hpp"
 #include "railweave/engine/error.hpp"
@@ -30,10 +31,14 @@ void Engine::post(const std::shared_ptr<Operation>& operation) {
     const std::lock_guard lock(mutex_);
     if (closed_) throw ExchangeError("the exchange is closed");
     Numbers& numbers = numbers_[operation->communicator];
+    numbers.sends.resize(cluster_.world);
+    numbers.recvs.resize(cluster_.world);
     operation->serial = ++serial_;
     operation->number = ++numbers.operations;
     for (SendMessage& message : operation->sends) message.key.number = ++numbers.sends[message.key.destination];
     for (RecvMessage& message : operation->recvs) message.key.number = ++numbers.recvs[message.key.source];
+    operation->posted_with.resize(cluster_.world);
+    std::transform(numbers.sends.begin(), numbers.sends.end(), numbers.recvs.begin(), operation->posted_with.begin(), std::plus<>());
     operation->posted_at = now_ns();
     memory_->operation_posted();
     posted_.push_back(operation);
@@ -133,11 +138,12 @@ std::uint64_t Engine::row_wait_ns(std::uint64_t bytes) const {
 void Engine::publish_row(const Operation& operation) {
   std::vector<std::uint64_t> bytes(cluster_.world, 0);
   for (const SendMessage& message : operation.sends) bytes[message.key.destination] += message.bytes;
-  memory_->write_row(cluster_.rank, {operation.serial, operation.communicator, operation.number}, bytes);
+  memory_->write_row(cluster_.rank, {operation.serial, operation.communicator, operation.number, 0}, bytes, operation.posted_with);
   memory_->wake_mates();
   ByteWriter payload;
   payload.put(operation.serial).put(std::uint64_t{operation.communicator}).put(operation.number);
   for (const std::uint64_t value : bytes) payload.put(value);
+  for (const std::uint64_t value : operation.posted_with) payload.put(value);
   for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) {
     if (node == cluster_.node()) continue;
     // The rank at the same position, so that each rank of a node takes its part; the next one if that is gone.
@@ -156,20 +162,25 @@ void Engine::on_row(std::uint32_t source, ByteReader& payload) {
   tag.serial = payload.get<std::uint64_t>();
   tag.communicator = payload.get<std::uint64_t>();
   tag.operation = payload.get<std::uint64_t>();
-  std::vector<std::uint64_t> bytes(cluster_.world);
+  std::vector<std::uint64_t> bytes(cluster_.world), messages(cluster_.world);
   for (std::uint64_t& value : bytes) value = payload.get<std::uint64_t>();
+  for (std::uint64_t& value : messages) value = payload.get<std::uint64_t>();
   if (!payload.ok() || cluster_.local(source)) return;
-  memory_->write_row(source, tag, bytes);
+  memory_->write_row(source, tag, bytes, messages);
   memory_->wake_mates();
 }
 
+// Of the ranks that take part, those whose newest row is of an earlier operation than this one. Groups are counted only by who takes part
+// in them, so what two ranks have in common there is the messages between them.
 std::uint32_t Engine::rows_missing(const Operation& operation) const {
   std::uint32_t missing = 0;
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     if (rank == cluster_.rank || members_[rank].state != RankState::alive) continue;
     if (!operation.collective && !involves(operation, rank, false)) continue;
     const auto tag = memory_->read_row(rank, {});
-    if (!tag || tag->communicator != operation.communicator || tag->operation < operation.number) ++missing;
+    const bool late = !tag || tag->communicator != operation.communicator ||
+                      (operation.collective ? tag->operation < operation.number : tag->messages < operation.posted_with[rank]);
+    if (late) ++missing;
   }
   return missing;
 }
@@ -249,8 +260,8 @@ MessageState Engine::state_of(const MessageKey& key) const {
   if (numbers == numbers_.end()) return MessageState::unposted;
   const bool sends = key.source == cluster_.rank;
   const auto& counts = sends ? numbers->second.sends : numbers->second.recvs;
-  const auto count = counts.find(sends ? key.destination : key.source);
-  std::uint64_t posted = count == counts.end() ? 0 : count->second;
+  const std::uint32_t peer = sends ? key.destination : key.source;
+  std::uint64_t posted = peer < counts.size() ? counts[peer] : 0;
   const auto same = [&](const auto& message) {
     return message.key.communicator == key.communicator && message.key.source == key.source && message.key.destination == key.destination;
   };

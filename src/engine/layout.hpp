@@ -9,9 +9,9 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 inline constexpr std::uint32_t kRingRecords = 256;
-inline constexpr std::uint32_t kMaxFrameBytes = 24u << 10;  // a row of 1024 ranks fits (8 bytes a rank and the header)
+inline constexpr std::uint32_t kMaxFrameBytes = 24u << 10;  // a row of 1024 ranks fits (16 bytes a rank and the header)
 inline constexpr std::uint64_t kMailBytes = 128u << 10;
 inline constexpr std::uint32_t kMaxRanks = 1024;
 // Eager messages of a pair that may be under way or wait for their receives: 512 KiB of 8 KiB each; not swept.
@@ -84,7 +84,7 @@ struct RegionHeader {
 };
 static_assert(sizeof(RegionHeader) == 64);
 
-// A rank's row: seqlock (odd while it is written), then bytes to each rank.
+// A rank's row: seqlock (odd while it is written), then bytes to each rank, then messages that it has posted with each.
 struct RowHeader {
   std::uint64_t version = 0;
   std::uint64_t serial = 0;  // operations that the rank has started, on any communicator
@@ -111,7 +111,7 @@ class RegionLayout {
     heard_ = take(8ull * shape.nodes);
     words_ = take(8ull * shape.own_nics * shape.all_nics);
     maps_ = take(8ull * shape.mates);
-    row_bytes_ = align(sizeof(RowHeader) + 8ull * shape.world);
+    row_bytes_ = align(sizeof(RowHeader) + 16ull * shape.world);
     rows_ = take(row_bytes_ * shape.world);
     ring_bytes_ = sizeof(RingHeader) + sizeof(Record) * kRingRecords;
     rings_ = take(ring_bytes_ * shape.mates);

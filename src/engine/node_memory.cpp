@@ -9,6 +9,8 @@ namespace railweave::engine {
 
 NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
     : self_(cluster.self().local),
+      rank_(cluster.rank),
+      world_(cluster.world),
       slots_(static_cast<std::uint32_t>(settings.slots_per_writer)),
       rx_slots_(static_cast<std::uint32_t>(settings.rx_slots)),
       chunk_bytes_(settings.chunk_bytes) {
@@ -258,7 +260,8 @@ std::uint64_t NodeMemory::link_changes() const {
   return sum;
 }
 
-void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes) {
+void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes,
+                           std::span<const std::uint64_t> messages) {
   const std::uint64_t base = layouts_[self_].row(rank);
   auto& row = regions_[self_].at<RowHeader>(base);
   auto* values = &regions_[self_].at<std::uint64_t>(base + sizeof(RowHeader));
@@ -271,7 +274,8 @@ void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<cons
   put(row.serial, tag.serial);
   put(row.communicator, tag.communicator);
   put(row.operation, tag.operation);
-  for (std::size_t i = 0; i < bytes.size(); ++i) put(values[i], bytes[i]);
+  for (std::size_t i = 0; i < world_; ++i) put(values[i], bytes[i]);
+  for (std::size_t i = 0; i < world_; ++i) put(values[world_ + i], messages[i]);
   store_flag(row.version, version + 2);
 }
 
@@ -285,7 +289,7 @@ std::optional<NodeMemory::RowTag> NodeMemory::read_row(std::uint32_t rank, std::
     auto* values = &regions_[mate].at<std::uint64_t>(base + sizeof(RowHeader));
     const std::uint64_t version = load_flag(row.version);
     if (version == 0 || (version & 1) != 0) continue;
-    const RowTag tag{get(row.serial), get(row.communicator), get(row.operation)};
+    const RowTag tag{get(row.serial), get(row.communicator), get(row.operation), get(values[world_ + rank_])};
     if (best && tag.serial <= best->serial) continue;
     std::vector<std::uint64_t> copy(bytes.size());
     for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = get(values[i]);

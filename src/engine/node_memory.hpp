@@ -112,8 +112,10 @@ class NodeMemory {
     std::uint64_t serial = 0;
     std::uint64_t communicator = 0;
     std::uint64_t operation = 0;
+    std::uint64_t messages = 0;  // that it has posted with the rank that reads, on that communicator
   };
-  void write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes);
+  // `bytes` and `messages`: to, and with, each rank.
+  void write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes, std::span<const std::uint64_t> messages);
   // The newest row of a rank on any board: copies it into `bytes` and gives its tag, or nothing if there is none.
   std::optional<RowTag> read_row(std::uint32_t rank, std::span<std::uint64_t> bytes) const;
 
@@ -146,6 +148,7 @@ class NodeMemory {
   bool plausible(const Record& record) const;
 
   std::uint32_t self_ = 0;
+  std::uint32_t rank_ = 0, world_ = 0;
   std::uint32_t slots_ = 0;
   std::uint32_t rx_slots_ = 0;
   std::uint64_t chunk_bytes_ = 0;

@@ -1,0 +1,43 @@
+// Whose rows a source waits for before it plans (docs/protocol.md §10).
+#include <gtest/gtest.h>
+
+#include "job.hpp"
+#include "parts.hpp"
+#include "router.hpp"
+
+namespace railweave::test {
+namespace {
+
+// Rank 3 comes to rank 0's fourth group as to its first. Its row of that is there, and nothing is waited for.
+TEST(Rows, OfARankThatTookPartInFewerGroupsAreNotWaitedFor) {
+  ExchangeSettings settings;
+  settings.row_wait_us = 2'000'000;
+  constexpr std::uint64_t kFar = 8'000'000, kOther = 300'000;
+  constexpr int kAlone = 3, kTogether = 3;
+  // On rails as slow as this the bytes are worth the whole wait.
+  const Fabric slow = engine::derive_fabric(rail_cluster(2, kFar / 40));
+  std::vector<std::uint64_t> missing;
+  const auto body = [&](Exchange& exchange) {
+    std::vector<std::byte> far(kFar), other(kOther);
+    for (int i = 0; i < kAlone + kTogether; ++i) {
+      if (exchange.rank() == 1 || (exchange.rank() == 3 && i < kAlone)) continue;
+      Group group = exchange.group();
+      if (exchange.rank() == 0) {
+        group.send(far.data(), kFar, 2);
+        if (i >= kAlone) group.send(other.data(), kOther, 3);
+      } else if (exchange.rank() == 2) {
+        group.recv(far.data(), kFar, 0);
+      } else {
+        group.recv(other.data(), kOther, 0);
+      }
+      Handle handle = group.end();
+      handle.wait();
+      if (exchange.rank() == 0) missing.push_back(handle.report().rows_missing);
+    }
+  };
+  run_job({2, 2}, settings, body, slow);
+  EXPECT_EQ(missing, std::vector<std::uint64_t>(kAlone + kTogether, 0));
+}
+
+}  // namespace
+}  // namespace railweave::test
