@@ -98,11 +98,12 @@ def groups(gpus: int) -> dict[str, Group]:
 
 
 def _labs(gpus: int) -> list[tuple[str, int, int, int]]:
-    """Name, nodes, GPUs of a node, rails. `rails` is the 2 × 4 of the paper, on two GPUs 2 × 2, of which each GPU has two ranks as well."""
+    """Name, nodes, GPUs of a node, rails. `rails` is the 2 × 4 of the paper. On two GPUs its nodes have four ranks on two GPUs each, which
+    NCCL takes for hosts of their own; `shared` are two nodes of two ranks there, whose GPUs only ranks of the other node share."""
     if gpus >= 8:
         return [("rails", 2, 4, 4), ("rails-8", 2, 4, 8), ("rails-4x2", 4, 2, 4)]
     nodes = ("nodes", 2, gpus // 2, _rails(gpus // 2))
-    return [nodes, ("rails", 2, 4 if gpus >= 4 else 2, 4)]
+    return [nodes, *([("shared", 2, 2, 4)] if gpus < 4 else []), ("rails", 2, 4, 4)]
 
 
 def _rails(gpus_a_node: int) -> int:
@@ -138,7 +139,11 @@ def sections(gpus: int) -> tuple[Section, ...]:
         alone = nodes * a_node <= gpus
         cases = (*(inside if alone and a_node > 1 else ()), *over_rails)
         title = f"{nodes} nodes × {a_node} GPUs on {rails} rails of 8 Gbit/s"
-        found.append(Section(name, title if alone else f"{title}; ranks of both nodes share GPUs", name, cases))
+        if not alone:
+            title += "; ranks of both nodes share GPUs"
+        if a_node > gpus:
+            title += ", those of a node as well, and each is a host of its own to NCCL"
+        found.append(Section(name, title, name, cases))
     found += [
         Section("moe-rails", "A mixture-of-experts layer over rails", "moe-rails", ("0.5", "1")),
         Section("moe", "A mixture-of-experts layer", "moe", ("0.5", "1", "2")),

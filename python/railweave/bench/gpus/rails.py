@@ -18,6 +18,7 @@ from railweave.bench.gpus.compare import Bound, measure_bound
 from railweave.bench.gpus.session import Place, Processes, System, start
 from railweave.exchange import ucx_library
 from railweave.lab import Lab, LabSpec
+from railweave.lab.environment import node_name
 from railweave.lab.fabric import of_lab
 from railweave.matrix import Matrix
 
@@ -36,9 +37,9 @@ _NIC = {**_SWITCH, "class": "0x020000", "vendor": "0x15b3", "device": "0x1021", 
 
 def visible_gpus(spec: LabSpec, available: Sequence[str]) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each node. Ranks of different nodes share a GPU, by time slices or under MPS, when there are fewer GPUs than
-    ranks."""
+    ranks; ranks of a node, too, when a node has more ranks than that."""
     if spec.gpus > len(available):
-        raise BenchError(f"a node of {spec.gpus} GPUs; this machine has {len(available)}, and two ranks of a node cannot share one")
+        return [",".join(available)] * spec.nodes
     return [",".join(available[(node * spec.gpus + gpu) % len(available)] for gpu in range(spec.gpus)) for node in range(spec.nodes)]
 
 
@@ -75,7 +76,9 @@ def near_and_far(matrix: Matrix, spec: LabSpec, gpus: int) -> tuple[Matrix, Matr
     ranks = np.arange(spec.world)
     inside = ranks[:, None] // spec.gpus == ranks[None, :] // spec.gpus
     near = np.zeros((gpus, gpus), dtype=np.uint64)
-    np.add.at(near, (ranks[:, None] % gpus, ranks[None, :] % gpus), np.where(inside, matrix, np.uint64(0)))
+    # Between two ranks that share a GPU nothing crosses a link.
+    linked = inside & ((ranks[:, None] % gpus != ranks[None, :] % gpus) | (ranks[:, None] == ranks[None, :]))
+    np.add.at(near, (ranks[:, None] % gpus, ranks[None, :] % gpus), np.where(linked, matrix, np.uint64(0)))
     return near, np.where(inside, np.uint64(0), matrix)
 
 
@@ -90,6 +93,9 @@ class RailsRun:
 @contextlib.contextmanager
 def on_rails(spec: LabSpec, gpus: int, bare: System, probe: Processes | None, step: Callable[[str], None]) -> Iterator[RailsRun]:
     """A lab with GPUs. `bare` is NCCL alone, which writes what it sees of a node before the topology is made from it.
+
+    NCCL refuses two ranks of a host on one GPU: where ranks of a node share one, each rank is a host of its own to it, with its own rails
+    near, and what stays inside a node goes over its rails there.
 
     The bound is the slower one of the planner's, for what goes over the shaped rails, and of the probe's, for what stays inside nodes;
     without a probe only the former.
@@ -107,24 +113,33 @@ def on_rails(spec: LabSpec, gpus: int, bare: System, probe: Processes | None, st
         step("building the lab")
         lab = stack.enter_context(Lab.up(spec))
 
-        def place(variables: Callable[[int], dict[str, str]]) -> Place:
-            nodes = [spec.node_of(rank) for rank in range(spec.world)]
-            return Place(spec.world, lab, tuple({"CUDA_VISIBLE_DEVICES": visible[node], **variables(node)} for node in nodes))
+        # Ranks of what NCCL takes for a host.
+        together = 1 if spec.gpus > len(available) else spec.gpus
+        hosts = range(spec.world // together)
 
-        # All ranks of a node have to ask for the file, or they wait for one another; the first one of the node writes it.
-        dumps = [folder / f"seen-{node}.xml" for node in range(spec.nodes)]
+        def place(variables: Callable[[int], dict[str, str]]) -> Place:
+            environments = []
+            for rank in range(spec.world):
+                node, host = spec.node_of(rank), rank // together
+                environments.append({"CUDA_VISIBLE_DEVICES": visible[node], **variables(host)})
+                if together == 1:
+                    environments[-1]["NCCL_HOSTID"] = f"{node_name(node)}-{rank}"
+            return Place(spec.world, lab, tuple(environments))
+
+        # All ranks of a host have to ask for the file, or they wait for one another; the first one of the host writes it.
+        dumps = [folder / f"seen-{host}.xml" for host in hosts]
         step("asking NCCL for the topology")
-        asked = place(lambda node: {"NCCL_TOPO_DUMP_FILE": str(dumps[node]), "NCCL_TOPO_DUMP_FILE_RANK": str(node * spec.gpus)})
+        asked = place(lambda host: {"NCCL_TOPO_DUMP_FILE": str(dumps[host]), "NCCL_TOPO_DUMP_FILE_RANK": str(host * together)})
         with start(dataclasses.replace(bare, name="topology"), asked, folder) as ranks:
             ranks.ready()
-        rails = [f"rail{rail}" for rail in range(spec.rails)]
-        files = [folder / f"topology-{node}.xml" for node in range(spec.nodes)]
-        for dump, file in zip(dumps, files, strict=True):
+        files = [folder / f"topology-{host}.xml" for host in hosts]
+        for host, dump, file in zip(hosts, dumps, files, strict=True):
             if not dump.exists():
                 raise BenchError("NCCL wrote no topology (NCCL_TOPO_DUMP_FILE); NCCL_DEBUG=INFO says what it did")
-            file.write_text(aligned(dump.read_text(), rails))
+            rails = spec.rails_of(host % spec.gpus) if together == 1 else range(spec.rails)
+            file.write_text(aligned(dump.read_text(), [f"rail{rail}" for rail in rails]))
         served = {"RAILWEAVE_GPU_NODES": str(spec.nodes), "RAILWEAVE_UCX_LIBRARY": os.environ.get("RAILWEAVE_UCX_LIBRARY") or ucx_library()}
-        yield RailsRun(place(lambda node: {"NCCL_TOPO_FILE": str(files[node]), **served}), bound)
+        yield RailsRun(place(lambda host: {"NCCL_TOPO_FILE": str(files[host]), **served}), bound)
 
 
 __all__ = ["RailsRun", "aligned", "near_and_far", "on_rails", "visible_gpus"]

@@ -234,7 +234,7 @@ def main(control_fd: str, store: str) -> None:
     """A rank."""
     die_with_parent()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local = int(os.environ["LOCAL_RANK"])
+    local = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
     torch.cuda.set_device(local)
     with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
         device = torch.device("cuda", local)

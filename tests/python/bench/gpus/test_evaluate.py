@@ -182,16 +182,17 @@ def test_ranks_share_gpus_under_mps_where_it_serves(status: int, how: str, tmp_p
         return 0
 
     monkeypatch.setattr(found, "_program", program)
-    assert found.run(["nodes", "rails"])
-    assert found.run(["rails"]), "all of it is there"
+    assert found.run(["nodes", "shared", "rails"])
+    assert found.run(["shared", "rails"]), "all of it is there"
     before = ["under_mps.py", Path(sys.executable).name] if status == 0 else []
     bench = ["-m", "railweave", "bench", "alltoallv"]
-    assert [name for name, _ in started] == ["nodes", "mps", "rails"]
-    assert (started[0][1], started[2][1]) == (bench, [*before, *bench][:4])
+    assert [name for name, _ in started] == ["nodes", "mps", "shared", "rails"]
+    assert [words for name, words in started if name != "mps"] == [bench, [*before, *bench][:4], [*before, *bench][:4]]
     text = found.results()
-    assert text.count("Ranks share GPUs") == text.count(f"Ranks share GPUs {how}.") == 1
-    assert "2 nodes × 2 GPUs on 4 rails of 8 Gbit/s; ranks of both nodes share GPUs" in text
-    assert "| rails 2×2, one pair | ≥ 3.8 GB/s |" in text
+    assert text.count("Ranks share GPUs") == text.count(f"Ranks share GPUs {how}.") == 2
+    assert "2 nodes × 2 GPUs on 4 rails of 8 Gbit/s; ranks of both nodes share GPUs\n" in text
+    assert "2 nodes × 4 GPUs on 4 rails of 8 Gbit/s; ranks of both nodes share GPUs, those of a node as well, and each" in text
+    assert "| rails 2×4, one pair | ≥ 3.8 GB/s |" in text
 
 
 def test_where_nothing_starts_two_commands_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,15 +51,11 @@ def dump(gpus: int, nets: int) -> str:
         ((2, 4), "0123", ["0,1,2,3", "0,1,2,3"]),
         ((2, 4), "01234567", ["0,1,2,3", "4,5,6,7"]),
         ((2, 1), "5", ["5", "5"]),
+        ((2, 4), "01", ["0,1", "0,1"]),
     ],
 )
 def test_nodes_have_gpus_of_their_own_while_there_are_enough(shape: tuple[int, int], available: str, wanted: list[str]) -> None:
     assert rails.visible_gpus(LabSpec(*shape), list(available)) == wanted
-
-
-def test_ranks_of_a_node_share_no_gpu() -> None:
-    with pytest.raises(BenchError, match="a node of 4 GPUs; this machine has 2, and two ranks of a node cannot share one"):
-        rails.visible_gpus(LabSpec(2, 4), ["0", "1"])
 
 
 @pytest.mark.parametrize(("gpus", "nets"), [(2, 2), (4, 4), (2, 4), (1, 4)])
@@ -159,3 +155,29 @@ def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: 
         assert run.bound(matrix) == pytest.approx(0.1, rel=0.02), "inside the node it takes 10 ms meanwhile"
         matrix[0, 1] = 80_000_000
         assert run.bound(matrix) == pytest.approx(0.2), "which only the probe knows"
+
+
+@ROOT
+@pytest.mark.root
+def test_ranks_of_a_node_that_share_a_gpu_are_hosts_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked:
+        def ready(self) -> None:
+            pass
+
+    @contextlib.contextmanager
+    def writes_dumps(system: System, place: Place, folder: Path) -> Iterator[Any]:
+        assert [each["NCCL_TOPO_DUMP_FILE_RANK"] for each in place.environments] == ["0", "1", "2", "3"]
+        for each in place.environments:
+            Path(each["NCCL_TOPO_DUMP_FILE"]).write_text(dump(1, 4))
+        yield Asked()
+
+    monkeypatch.setattr(rails, "start", writes_dumps)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    spec = LabSpec(2, 2, rails=4, rate=40_000_000, isolation="node")
+    with rails.on_rails(spec, 1, System("nccl", {}), None, lambda _: None) as run:
+        environments = [run.place.environment(rank) for rank in range(4)]
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["3"] * 4
+        assert [each["NCCL_HOSTID"] for each in environments] == ["node0-0", "node0-1", "node1-2", "node1-3"]
+        for rank, each in enumerate(environments):
+            own = {net.get("name") for net in ET.parse(each["NCCL_TOPO_FILE"]).iter("net")}
+            assert own == ({"rail0", "rail2"} if rank % 2 == 0 else {"rail1", "rail3"})
