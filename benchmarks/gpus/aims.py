@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sections import MESH_GBPS, groups
+from sections import MESH_GBPS
 
 from railweave.bench.gpus.mesh import MOST_GPUS
 from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, ratio
