@@ -1,5 +1,7 @@
 #include "communicator.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -47,8 +49,8 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       processes_(world) {
   if (settings_.checksum != 0) checker_.emplace(world);
   bring_together(rendezvous);
-  if (virtual_memory_ != nullptr) mapper_ = std::jthread([this] { watch(&Communicator::follow_books); });
-  watcher_ = std::jthread([this] { watch(&Communicator::look_around); });
+  if (virtual_memory_ != nullptr) mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
+  watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
 }
 
 Communicator::~Communicator() {
@@ -256,7 +258,8 @@ void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
 
 // --- Watching
 
-void Communicator::watch(void (Communicator::*look)()) {
+void Communicator::watch(const char* name, void (Communicator::*look)()) {
+  ::pthread_setname_np(::pthread_self(), name);  // for top and profilers
   check(cudaSetDevice(device_), "selecting a device");
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);

@@ -102,7 +102,7 @@ class Communicator {
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
   void note(std::span<const Transfer> transfers, bool capturing);
-  void watch(void (Communicator::*look)());
+  void watch(const char* name, void (Communicator::*look)());
   void look_around();
   void follow_books();
   void fail(Failure failure);

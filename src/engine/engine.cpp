@@ -2,6 +2,7 @@
 #include "engine.hpp"
 
 #include <poll.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <csignal>
@@ -22,6 +23,7 @@ constexpr std::size_t kMaxMapped = 256;      // mates' buffers kept mapped
 }  // namespace
 
 void Engine::run() {
+  ::pthread_setname_np(::pthread_self(), "rw-engine");  // for top and profilers
   // Signals are the program's; a doorbell whose reader has gone must not kill it with SIGPIPE.
   sigset_t all;
   ::sigfillset(&all);
