@@ -220,7 +220,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                             world,
                             !rails.empty(),
                             static_cast<std::uint32_t>(first.settings_.gpu_host_share),
-                            static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000)};
+                            static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
+                            first.settings_.eager_bytes};
   Plan plan{Kernel::rails, 1};
   if (!messages.empty()) plan = prepare(messages, limits);
   if (!rails.empty()) plan = prepare_rails(rails, plan, limits);

@@ -67,7 +67,7 @@ struct Message {
   };
   HostView* host;
   Totals* totals;             // of the communicator, one for each path: copied to the HostView at an operation's end
-  std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation
+  std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation; rails: `staged`
   std::uint32_t piece_bytes;  // of a push into a mapped buffer
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
   std::uint32_t peer;

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -17,8 +18,12 @@ using engine::store_flag;
 // How long the engine thread sleeps at most while a kernel may have something to say, as a GPU cannot wake it: a copy of a chunk of 128 KiB
 // takes a block about 4 us, and 24 of them may be under way to a NIC. Not measured.
 constexpr std::uint64_t kNapNs = 10'000;
+// And how long it looks again and again first, as NCCL's threads do: while bytes move on a rail of 8 Gbit/s, a chunk of 128 KiB takes 131
+// us. 2 x H200, 2x2 lab: a message of 16 KiB took 157 us with 5 us, 96 us with 300 us.
+constexpr std::uint64_t kSpinNs = 200'000;
 // Of the places: the others are for pulls.
 constexpr std::uint32_t kMostPushes = kRailCopies / 2;
+constexpr std::uint32_t kStageAlignment = 16;  // whole vectors
 
 }  // namespace
 
@@ -44,9 +49,12 @@ bool RailBackend::advance() {
 
 std::uint64_t RailBackend::next_look(std::uint64_t now) const {
   if (control_.stopped.load(std::memory_order_acquire)) return std::numeric_limits<std::uint64_t>::max();
-  const bool expects = operation_ != nullptr || control_.captured.load() || begun_ < control_.enqueued.load();
-  return expects ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
+  return expects() ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
 }
+
+std::uint64_t RailBackend::spin_ns() const { return !control_.stopped.load(std::memory_order_acquire) && expects() ? kSpinNs : 0; }
+
+bool RailBackend::expects() const { return operation_ != nullptr || control_.captured.load() || begun_ < control_.enqueued.load(); }
 
 // --- Operations. The kernels of a communicator run one after another, and none ends before the engine has said that its operation has: so
 // there is one at a time, and its list stands still.
@@ -83,6 +91,10 @@ std::shared_ptr<engine::Operation> RailBackend::read_list(std::uint64_t listed) 
       engine::SendMessage& send = operation->sends.emplace_back();
       send.key = {0, cluster.rank, message.peer, 0, 0};
       send.data = data;
+      if (message.staged != kNotStaged) {
+        if (message.staged > kRailStage || message.bytes > kRailStage - message.staged) return nullptr;
+        send.readable = port_.sent + message.staged;
+      }
       send.bytes = message.bytes;
       send.chunks.resize(chunks);
     } else {
@@ -127,12 +139,12 @@ bool RailBackend::has_room() const {
 }
 
 bool RailBackend::push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) {
-  ask({on_device(to), reinterpret_cast<std::uint64_t>(from), bytes, ticket, true});
+  ask({on_device(to), reinterpret_cast<std::uint64_t>(from), bytes, ticket, CopyKind::push});
   return false;
 }
 
 bool RailBackend::pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) {
-  const Copy copy{reinterpret_cast<std::uint64_t>(to), on_device(from), bytes, ticket, false};
+  const Copy copy{reinterpret_cast<std::uint64_t>(to), on_device(from), bytes, ticket, CopyKind::pull};
   if (place_is_free() && waiting_.empty())
     ask(copy);
   else
@@ -140,11 +152,28 @@ bool RailBackend::pull(std::byte* to, const std::byte* from, std::uint64_t bytes
   return false;
 }
 
+bool RailBackend::put(std::byte* to, std::span<const std::byte> data, std::uint64_t ticket) {
+  const Copy copy{reinterpret_cast<std::uint64_t>(to), 0, data.size(), ticket, CopyKind::put};
+  if (!unstaged_.empty() || !stage(copy, data)) unstaged_.push_back({copy, {data.begin(), data.end()}});
+  return false;
+}
+
+bool RailBackend::stage(Copy copy, std::span<const std::byte> data) {
+  if (open_puts_ == 0) staged_ = 0;
+  if (!place_is_free() || !waiting_.empty() || data.size() > kRailStage - staged_) return false;
+  std::memcpy(port_.arrived + staged_, data.data(), data.size());
+  copy.from = reinterpret_cast<std::uint64_t>(port_.arrived + staged_);
+  staged_ += (data.size() + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+  ++open_puts_;
+  ask(copy);
+  return true;
+}
+
 void RailBackend::ask(const Copy& copy) {
   const std::uint64_t number = ++asked_;
   places_[number % kRailCopies] = {copy, number, true};
   ++open_;
-  if (copy.pushes) ++open_pushes_;
+  if (copy.kind == CopyKind::push) ++open_pushes_;
   RailCopy& place = port_.copies[number % kRailCopies];
   store_flag(place.to, copy.to);
   store_flag(place.from, copy.from);
@@ -163,7 +192,8 @@ void RailBackend::take_ended(std::vector<Ended>& ended) {
     if (!made && !stopped) continue;
     place.used = false;
     --open_;
-    if (place.copy.pushes) --open_pushes_;
+    if (place.copy.kind == CopyKind::push) --open_pushes_;
+    if (place.copy.kind == CopyKind::put) --open_puts_;
     ended.push_back({place.copy.ticket, made});
   }
   for (; !waiting_.empty() && (stopped || place_is_free()); waiting_.pop_front()) {
@@ -171,6 +201,9 @@ void RailBackend::take_ended(std::vector<Ended>& ended) {
       ended.push_back({waiting_.front().ticket, false});
     else
       ask(waiting_.front());
+  }
+  for (; !unstaged_.empty() && (stopped || stage(unstaged_.front().copy, unstaged_.front().data)); unstaged_.pop_front()) {
+    if (stopped) ended.push_back({unstaged_.front().copy.ticket, false});
   }
 }
 

@@ -40,17 +40,24 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
 
   bool advance() override;
   std::uint64_t next_look(std::uint64_t now) const override;
+  std::uint64_t spin_ns() const override;
 
  private:
   // --- Copier
   bool has_room() const override;
   bool push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) override;
   bool pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) override;
+  bool put(std::byte* to, std::span<const std::byte> data, std::uint64_t ticket) override;
   void take_ended(std::vector<Ended>& ended) override;
 
+  enum class CopyKind : std::uint8_t { push, pull, put };
   struct Copy {
     std::uint64_t to = 0, from = 0, bytes = 0, ticket = 0;
-    bool pushes = false;
+    CopyKind kind = CopyKind::pull;
+  };
+  struct Unstaged {
+    Copy copy;
+    std::vector<std::byte> data;
   };
   struct Place {
     Copy copy;
@@ -58,6 +65,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
     bool used = false;
   };
 
+  bool expects() const;
   bool take_listed();
   std::shared_ptr<engine::Operation> read_list(std::uint64_t listed) const;
   void end_operation();
@@ -65,6 +73,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   void give_up();
   bool place_is_free() const { return !places_[(asked_ + 1) % kRailCopies].used; }
   void ask(const Copy& copy);
+  bool stage(Copy copy, std::span<const std::byte> data);
   std::uint64_t on_device(const std::byte* slot) const;
 
   engine::EngineServices& services_;
@@ -78,6 +87,10 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   std::uint32_t open_ = 0, open_pushes_ = 0;
   std::array<Place, kRailCopies> places_;
   std::deque<Copy> waiting_;  // pulls for which there was no place
+  // Puts: what is used of RailPort::arrived, all of which is free again when none is under way; and those that had no room.
+  std::uint64_t staged_ = 0;
+  std::uint32_t open_puts_ = 0;
+  std::deque<Unstaged> unstaged_;
 };
 
 }  // namespace railweave::cuda

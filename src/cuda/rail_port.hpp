@@ -3,6 +3,7 @@
 // messages' buffers and slots. docs/cuda.md, "Several nodes".
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "operation.hpp"
@@ -11,12 +12,16 @@ namespace railweave::cuda {
 
 // Copies that may be under way at once. A NIC's owner has 24 slots for each writer, and 64 for what arrives (docs/engine.md).
 inline constexpr std::uint32_t kRailCopies = 64;
+// Of an operation's small messages to other nodes, together: four of the largest (eager_bytes). What finds no place there waits for grants.
+inline constexpr std::uint32_t kRailStage = 256u << 10;
+inline constexpr std::uint32_t kNotStaged = ~0u;
 
 // A message as its kernel lists it.
 struct RailMessage {
   std::uint64_t data;  // address on the GPU
   std::uint64_t bytes;
-  std::uint32_t peer;  // rank of the communicator
+  std::uint32_t peer;    // rank of the communicator
+  std::uint32_t staged;  // sends: where its bytes stand in RailPort::sent as well, or kNotStaged
   Direction direction;
 };
 
@@ -34,6 +39,10 @@ struct RailPort {
   std::uint64_t listed;
   RailMessage messages[kMaxMessages];
   alignas(128) std::uint64_t made[kRailCopies];  // number of the last copy that was made at this place
+  // Small messages, which engines send each other in control frames: those that go out, written before the list; and those that have
+  // come, which the engine writes and has copied to where they belong.
+  alignas(128) std::byte sent[kRailStage];
+  alignas(128) std::byte arrived[kRailStage];
   // The engine writes.
   alignas(128) std::uint64_t ended;  // operations whose messages have all arrived, here and there
   alignas(128) RailCopy copies[kRailCopies];

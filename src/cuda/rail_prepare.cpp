@@ -10,6 +10,8 @@ namespace {
 
 // Two chunks of the default size.
 constexpr std::uint64_t kBytesPerRailBlock = 256u << 10;
+// Of what lies in RailPort::sent: whole vectors.
+constexpr std::uint32_t kStageAlignment = 16;
 
 }  // namespace
 
@@ -22,12 +24,21 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
   std::stable_sort(rails.begin(), rails.end(), [&](const Message& a, const Message& b) { return place(a) < place(b); });
 
   std::uint64_t bytes = 0;
+  std::uint64_t staged = 0;  // of the communicator
   Message* reporter = nullptr;
   for (Message& m : rails) {
     m.path = Path::rail;
     m.operation = {};
     m.reports = reporter == nullptr || reporter->host != m.host;
-    if (m.reports) reporter = &m;
+    if (m.reports) {
+      reporter = &m;
+      staged = 0;
+    }
+    m.ordinal = kNotStaged;
+    if (m.direction == Direction::send && m.bytes <= limits.staged_bytes && m.bytes <= kRailStage - staged) {
+      m.ordinal = static_cast<std::uint32_t>(staged);
+      staged += (m.bytes + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+    }
     Totals& totals = reporter->operation;
     ++totals.completed;
     (m.direction == Direction::send ? totals.bytes_sent : totals.bytes_received) += m.bytes;

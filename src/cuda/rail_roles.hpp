@@ -114,8 +114,14 @@ class RailRoles {
       place.data = reinterpret_cast<std::uint64_t>(m.data);
       place.bytes = m.bytes;
       place.peer = m.peer;
+      place.staged = m.ordinal;
       place.direction = m.direction;
     });
+    for (std::uint32_t i = 0; i < listed; ++i) {
+      const Message& m = messages_[first + i];
+      if (m.ordinal != kNotStaged) block_.copy(port.sent + m.ordinal, m.data, static_cast<std::uint32_t>(m.bytes));
+    }
+    block_.sync();
     block_.leader([&] {
       block_.store(&port.listed, std::uint64_t{listed});
       block_.release(&port.begun, number_of(messages_[first]));

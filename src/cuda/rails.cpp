@@ -20,8 +20,6 @@ Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendez
              std::function<void(const engine::Failure&)> on_failure)
     : slots_(settings.gpu_direct, remarks) {
   control_.on_failure = std::move(on_failure);
-  ExchangeSettings own = settings;
-  own.eager_bytes = 0;  // the engine thread cannot read a GPU's memory, so no message goes in a control frame
   const auto make_backend = [this](engine::EngineServices& services) -> std::unique_ptr<engine::Backend> {
     void* port = nullptr;
     check(cudaHostAlloc(&port, sizeof(RailPort), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
@@ -40,7 +38,7 @@ Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendez
     }
     return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_);
   };
-  engine_ = std::make_unique<engine::Engine>(rank, world, rendezvous, own, std::nullopt, engine::TransportWrapper{}, make_backend, &slots_);
+  engine_ = std::make_unique<engine::Engine>(rank, world, rendezvous, settings, std::nullopt, engine::TransportWrapper{}, make_backend, &slots_);
 }
 
 Rails::~Rails() { engine_->close(); }

@@ -99,6 +99,8 @@ class Backend {
   virtual void drop(Operation& operation) = 0;
   // When advance() wants to be called at the latest although nothing has woken the engine thread.
   virtual std::uint64_t next_look(std::uint64_t /*now*/) const { return std::numeric_limits<std::uint64_t>::max(); }
+  // How long the engine thread shall look for work before it sleeps; the setting spin_us if that is longer.
+  virtual std::uint64_t spin_ns() const { return 0; }
 };
 
 using BackendMaker = std::function<std::unique_ptr<Backend>(EngineServices& services)>;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace railweave::engine {
@@ -17,6 +18,8 @@ class Copier {
   // neither side may be used for anything else.
   virtual bool push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) = 0;
   virtual bool pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) = 0;
+  // What a frame has brought into a user's buffer; `data` is the caller's again when this returns.
+  virtual bool put(std::byte* to, std::span<const std::byte> data, std::uint64_t ticket) = 0;
   struct Ended {
     std::uint64_t ticket;
     bool made;  // false: given up, with the operation that it belongs to

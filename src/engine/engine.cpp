@@ -41,13 +41,15 @@ void Engine::run() {
     if (moved) {
       idle_since = 0;
       add_work(last_turn_ - now);
-    } else if (idle_since == 0) {
-      idle_since = now;
+      continue;
     }
-    if (!moved && now - idle_since >= settings_.spin_us * 1000) {
-      if (sleep()) idle_since = 0;
-      last_turn_ = now_ns();
+    if (idle_since == 0) idle_since = now;
+    if (now - idle_since < std::max(settings_.spin_us * 1000, backend_->spin_ns())) {
+      std::this_thread::yield();
+      continue;
     }
+    if (sleep()) idle_since = 0;
+    last_turn_ = now_ns();
   }
 }
 
@@ -64,6 +66,7 @@ bool Engine::turn(std::uint64_t now) {
   if (now >= next_tick_) tick(now);
   if (close_requested_.load()) advance_closing(now);
   settle(now);
+  proxy_->flush();
   return moved;
 }
 

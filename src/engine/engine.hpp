@@ -117,6 +117,7 @@ class Engine final : public EngineServices {
   void start_sends(Operation& operation, std::uint64_t now);
   std::uint64_t row_wait_ns(std::uint64_t bytes) const;
   void advance_rows(std::uint64_t now);
+  bool trades(const Operation& operation, std::uint32_t rank) const;
   std::uint32_t rows_missing(const Operation& operation) const;
   void publish_row(const Operation& operation);
   void on_row(std::uint32_t source, ByteReader& payload);

@@ -96,7 +96,7 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
   OperationReport& report = operation->report;
   report.serial = operation->serial;
   report.bytes_by_nic.assign(cluster_.nodes[cluster_.node()].nics.size(), 0);
-  bool far = operation->collective && cluster_.nodes.size() > 1;
+  bool far = operation->collective && cluster_.nodes.size() > 1, large = false;
   std::uint64_t far_bytes = 0;
   for (SendMessage& message : operation->sends) {
     message.operation = operation.get();
@@ -104,13 +104,16 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     report.bytes_sent += message.bytes;
     const bool remote = !cluster_.local(message.key.destination);
     far = far || remote;
+    large = large || (remote && message.bytes > settings_.eager_bytes);
     if (remote) far_bytes += message.bytes;
   }
   for (RecvMessage& message : operation->recvs) {
     message.operation = operation.get();
     if (message.key.source == cluster_.rank) continue;
     report.bytes_received += message.bytes;
-    far = far || !cluster_.local(message.key.source);
+    const bool remote = !cluster_.local(message.key.source);
+    far = far || remote;
+    large = large || (remote && message.bytes > settings_.eager_bytes);
   }
   if (const auto failure = refusal(*operation)) {
     fail(*operation, *failure);
@@ -118,7 +121,8 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     return;
   }
   backend_->start(*operation);
-  if (far && router_->wants_rows()) publish_row(*operation);
+  // Nobody waits for the row of a group's rank that has only small messages with him.
+  if (router_->wants_rows() && (operation->collective ? far : large)) publish_row(*operation);
   const bool plans = router_->wants_rows() ? far_bytes > settings_.chunk_bytes : far;
   if (!plans) {
     operation->phase = OperationPhase::running;
@@ -170,13 +174,20 @@ void Engine::on_row(std::uint32_t source, ByteReader& payload) {
   memory_->wake_mates();
 }
 
+// A message with it that waits for a grant.
+bool Engine::trades(const Operation& operation, std::uint32_t rank) const {
+  const auto with = [&](const auto& message, std::uint32_t peer) { return peer == rank && message.bytes > settings_.eager_bytes; };
+  return std::any_of(operation.sends.begin(), operation.sends.end(), [&](const SendMessage& m) { return with(m, m.key.destination); }) ||
+         std::any_of(operation.recvs.begin(), operation.recvs.end(), [&](const RecvMessage& m) { return with(m, m.key.source); });
+}
+
 // Of the ranks that take part, those whose newest row is of an earlier operation than this one. Groups are counted only by who takes part
 // in them, so what two ranks have in common there is the messages between them.
 std::uint32_t Engine::rows_missing(const Operation& operation) const {
   std::uint32_t missing = 0;
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     if (rank == cluster_.rank || members_[rank].state != RankState::alive) continue;
-    if (!operation.collective && !involves(operation, rank, false)) continue;
+    if (!operation.collective && !trades(operation, rank)) continue;
     const auto tag = memory_->read_row(rank, {});
     const bool late = !tag || tag->communicator != operation.communicator ||
                       (operation.collective ? tag->operation < operation.number : tag->messages < operation.posted_with[rank]);

@@ -71,7 +71,7 @@ void Group::send(const void* data, std::uint64_t bytes, std::uint32_t peer) {
   if (bytes == 0) return;
   engine::SendMessage message;
   message.key = {operation_->communicator, cluster.rank, peer, 0, 0};
-  message.data = static_cast<const std::byte*>(data);
+  message.data = message.readable = static_cast<const std::byte*>(data);
   message.bytes = bytes;
   message.chunks.resize(chunk_count(bytes, engine_->memory().chunk_bytes()));
   operation_->sends.push_back(std::move(message));

@@ -17,6 +17,10 @@ class HostCopier : public Copier {
     std::memcpy(to, from, bytes);
     return true;
   }
+  bool put(std::byte* to, std::span<const std::byte> data, std::uint64_t) override {
+    if (!data.empty()) std::memcpy(to, data.data(), data.size());
+    return true;
+  }
   void take_ended(std::vector<Ended>&) override {}
 };
 

@@ -32,8 +32,8 @@ void HostDestination::receive(Operation& operation) {
     messages_.emplace(message.key, &message);
     const bool own = message.key.source == services_.cluster().rank;
     if (auto kept = kept_.extract(message.key)) {
-      --eager_[message.key.source].kept;
-      give_credit(message.key.source);
+      eager_[message.key.source].kept -= credits_of(kept.mapped().size());
+      give_credit(message.key.source, kept.mapped().size());
       take(message, kept.mapped());
     } else if (asked_.erase(message.key) != 0 || own || message.bytes > services_.eager_bytes()) {
       grant(message);
@@ -45,13 +45,13 @@ void HostDestination::receive(Operation& operation) {
 void HostDestination::on_eager(const MessageKey& key, std::span<const std::byte> data) {
   Eager& eager = eager_[key.source];
   if (RecvMessage* message = find(key)) {
-    give_credit(key.source);
+    give_credit(key.source, data.size());
     take(*message, data);
   } else if (services_.state_of(key) != MessageState::unposted) {
-    give_credit(key.source);  // its operation has failed
-  } else if (eager.kept < kEagerCredits && data.size() <= services_.eager_bytes() &&
+    give_credit(key.source, data.size());  // its operation has failed
+  } else if (eager.kept + credits_of(data.size()) <= kEagerCredits && data.size() <= services_.eager_bytes() &&
              kept_.try_emplace(key, data.begin(), data.end()).second) {
-    ++eager.kept;
+    eager.kept += credits_of(data.size());
   }
 }
 
@@ -60,14 +60,26 @@ void HostDestination::take(RecvMessage& message, std::span<const std::byte> data
     services_.fail(*message.operation, sizes_differ(message.key, message.key.source, data.size(), message.bytes));
     return;
   }
-  if (!data.empty()) std::memcpy(message.data, data.data(), data.size());
+  ++message.copies;
+  const std::uint64_t ticket = next_ticket_;
+  next_ticket_ += 2;
+  if (copier_.put(message.data, data, ticket))
+    taken(message, true);
+  else
+    puts_.emplace(ticket, &message);
+}
+
+void HostDestination::taken(RecvMessage& message, bool made) {
+  --message.copies;
+  if (!made || message.over) return;
   message.arrived = message.base = message.chunks;
   finish(message);
 }
 
-void HostDestination::give_credit(std::uint32_t source) {
+void HostDestination::give_credit(std::uint32_t source, std::uint64_t bytes) {
   Eager& eager = eager_[source];
-  if (++eager.taken - eager.told < kEagerCredits / 2) return;
+  eager.taken += credits_of(bytes);
+  if (eager.taken - eager.told < kEagerCredits / 2) return;
   eager.told = eager.taken;
   services_.control().send(source, FrameType::credit, std::as_bytes(std::span(&eager.taken, 1)));
 }
@@ -129,6 +141,7 @@ void HostDestination::pull(RecvMessage& message, const Record& record) {
 
 void HostDestination::on_copied(const Copier::Ended& copy) {
   if (const auto found = pulls_.extract(copy.ticket)) pulled(found.mapped(), copy.made);
+  if (const auto found = puts_.extract(copy.ticket)) taken(*found.mapped(), copy.made);
 }
 
 void HostDestination::pulled(const Pull& pull, bool made) {

@@ -29,7 +29,8 @@ class HostDestination {
  private:
   void grant(RecvMessage& message);
   void take(RecvMessage& message, std::span<const std::byte> data);
-  void give_credit(std::uint32_t source);
+  void taken(RecvMessage& message, bool made);
+  void give_credit(std::uint32_t source, std::uint64_t bytes);
   void finish(RecvMessage& message);
   struct Pull {
     RecvMessage* message;  // kept until it has ended
@@ -55,7 +56,8 @@ class HostDestination {
   };
   std::vector<Eager> eager_;                       // by source
   std::unordered_map<std::uint64_t, Pull> pulls_;  // by ticket: under way
-  std::uint64_t next_ticket_ = 1;                  // odd
+  std::unordered_map<std::uint64_t, RecvMessage*> puts_;
+  std::uint64_t next_ticket_ = 1;  // odd
 };
 
 }  // namespace railweave::engine

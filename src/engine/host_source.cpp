@@ -29,12 +29,14 @@ void HostSource::send_eager(Operation& operation) {
     const std::uint32_t peer = message.key.destination;
     if (message.bytes > services_.eager_bytes() || peer == cluster.rank || early_.contains(message.key)) continue;
     Eager& eager = eager_[peer];
-    if (eager.sent - eager.taken >= kEagerCredits) {
+    const bool readable = message.bytes == 0 || message.readable != nullptr;
+    const std::uint32_t credits = credits_of(message.bytes);
+    if (!readable || eager.sent + credits - eager.taken > kEagerCredits) {
       ask(message);
       continue;
     }
-    ++eager.sent;
-    services_.control().send(peer, FrameType::eager, std::as_bytes(std::span(&message.key, 1)), {message.data, message.bytes});
+    eager.sent += credits;
+    services_.control().send(peer, FrameType::eager, std::as_bytes(std::span(&message.key, 1)), {message.readable, message.bytes});
     const PathKind kind = cluster.local(peer) ? PathKind::direct : PathKind::rail;
     operation.report.bytes_by_kind[static_cast<std::size_t>(kind)] += message.bytes;
     message.over = true;

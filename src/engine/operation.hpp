@@ -51,6 +51,7 @@ struct SendChunk {
 struct SendMessage {
   MessageKey key;
   const std::byte* data = nullptr;
+  const std::byte* readable = nullptr;  // the same bytes where the engine's thread can read them, if anywhere
   std::uint64_t bytes = 0;
   std::vector<SendChunk> chunks;
   std::uint32_t next = 0;              // first chunk never sent

@@ -1,6 +1,7 @@
 #include "rail_proxy.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <set>
 
@@ -84,10 +85,23 @@ class RailProxy::Port final : public TransportListener {
     return moved;
   }
 
+  // With the other frames of this turn for that NIC: each message of its own would cost both ends a call of the system.
+  void carry(std::uint32_t peer, std::span<const std::byte> frame) {
+    std::vector<std::byte>& frames = carrying_[peer];
+    const auto size = static_cast<std::uint32_t>(frame.size());
+    if (frames.size() + sizeof size + size > kMaxCarryBytes) send_carried(peer, frames);
+    const auto head = std::as_bytes(std::span(&size, 1));
+    frames.insert(frames.end(), head.begin(), head.end());
+    frames.insert(frames.end(), frame.begin(), frame.end());
+  }
+  void send_carried() {
+    for (auto& [peer, frames] : carrying_) send_carried(peer, frames);
+  }
+
   std::byte* on_incoming(const RailHeader& header, std::size_t bytes) override {
     if (!known(header) || dead_.contains(header.from_nic)) return nullptr;
     if (header.kind == RailFrame::data) return rx_.on_data(header, bytes);
-    if (header.kind != RailFrame::carry || bytes > kMaxFrameBytes) return nullptr;
+    if (header.kind != RailFrame::carry || bytes > kMaxCarryBytes) return nullptr;
     auto buffer = std::make_unique<std::byte[]>(bytes);
     std::byte* where = buffer.get();
     arriving_.emplace(where, std::move(buffer));
@@ -119,9 +133,9 @@ class RailProxy::Port final : public TransportListener {
       case RailFrame::carry: {
         const auto buffer = arriving_.find(where);
         if (buffer == arriving_.end()) break;
-        const auto frame = std::move(buffer->second);
+        const auto frames = std::move(buffer->second);
         arriving_.erase(buffer);
-        if (ok) proxy_.on_frame_({frame.get(), bytes});
+        if (ok) unpack({frames.get(), bytes});
         break;
       }
     }
@@ -152,6 +166,28 @@ class RailProxy::Port final : public TransportListener {
     proxy_.memory_.hear(node, now_);
   }
 
+  void send_carried(std::uint32_t peer, std::vector<std::byte>& frames) {
+    const TxLink& link = *links_.at(peer);
+    if (!frames.empty() && link.up()) {  // else they are lost, as what is on a rail may be
+      RailHeader header = link.header(RailFrame::carry);
+      header.length = static_cast<std::uint32_t>(frames.size());
+      const auto [token, kept] = proxy_.keep(std::move(frames));
+      transport_->send(peer, header, kept, token);
+    }
+    frames.clear();
+  }
+
+  void unpack(std::span<const std::byte> frames) {
+    std::uint32_t size = 0;
+    while (frames.size() > sizeof size) {
+      std::memcpy(&size, frames.data(), sizeof size);
+      frames = frames.subspan(sizeof size);
+      if (size > frames.size()) return;
+      proxy_.on_frame_(frames.first(size));
+      frames = frames.subspan(size);
+    }
+  }
+
   void send_answers() {
     std::vector<RailHeader> answers;
     answers.swap(rx_.answers());
@@ -167,6 +203,7 @@ class RailProxy::Port final : public TransportListener {
   std::map<std::uint32_t, std::unique_ptr<TxLink>> links_;
   RxPort rx_;
   std::unordered_map<std::byte*, std::unique_ptr<std::byte[]>> arriving_;
+  std::map<std::uint32_t, std::vector<std::byte>> carrying_;  // by peer NIC: control frames of this turn
   std::unordered_map<std::uint32_t, std::uint64_t> heard_;
   std::set<std::uint32_t> dead_;  // peer NICs
   std::uint64_t now_ = 0;
@@ -233,16 +270,26 @@ bool RailProxy::carry(std::uint32_t destination, std::span<const std::byte> fram
       (cluster_.nics[peer].owner == destination ? direct : others).push_back({port.get(), link.get()});
     }
   }
+  // Frames to one rank stay together; those to others take other NICs, as small messages are frames.
+  for (std::vector<Choice>* const choices : {&direct, &others}) {
+    if (!choices->empty())
+      std::rotate(choices->begin(), choices->begin() + static_cast<std::ptrdiff_t>(destination % choices->size()), choices->end());
+  }
   direct.insert(direct.end(), others.begin(), others.end());
   if (direct.empty()) return false;
   const Choice& choice = direct[attempt % direct.size()];
+  choice.port->carry(choice.link->peer(), frame);
+  return true;
+}
+
+void RailProxy::flush() {
+  for (auto& port : ports_) port->send_carried();
+}
+
+RailProxy::Kept RailProxy::keep(std::vector<std::byte> frames) {
   const std::uint64_t token = next_carry_;
   next_carry_ += 2;
-  const auto& kept = carried_.emplace(token, std::vector<std::byte>(frame.begin(), frame.end())).first->second;
-  RailHeader header = choice.link->header(RailFrame::carry);
-  header.length = static_cast<std::uint32_t>(kept.size());
-  choice.port->transport().send(choice.link->peer(), header, kept, token);
-  return true;
+  return {token, carried_.emplace(token, std::move(frames)).first->second};
 }
 
 void RailProxy::abandon(std::uint32_t rank, bool at_once) {

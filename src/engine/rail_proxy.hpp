@@ -34,6 +34,8 @@ class RailProxy final : public Carrier {
   // A record from a mate's (or this rank's) ring.
   void forward(const Record& record);
   bool carry(std::uint32_t destination, std::span<const std::byte> frame, std::uint32_t attempt) override;
+  // What carry() took since the last call goes out.
+  void flush();
   // The NICs of a rank that has died, or is leaving: their links are not tried again once they are down, or at once.
   void abandon(std::uint32_t rank, bool at_once);
 
@@ -50,6 +52,11 @@ class RailProxy final : public Carrier {
 
  private:
   class Port;
+  struct Kept {
+    std::uint64_t token;
+    std::span<const std::byte> frames;
+  };
+  Kept keep(std::vector<std::byte> frames);
   const Cluster& cluster_;
   NodeMemory& memory_;
   TxSlotHolds holds_;

@@ -15,7 +15,7 @@ struct ExchangeSettings {
   Policy policy = Policy::railweave;
   std::uint64_t chunk_bytes = 128u << 10;
   std::uint64_t multipath_min_bytes = 1u << 20;
-  std::uint64_t eager_bytes = 16u << 10;
+  std::uint64_t eager_bytes = 64u << 10;
   std::uint64_t slots_per_writer = 24;
   std::uint64_t rx_slots = 64;
   std::uint64_t link_window = 8;

@@ -65,7 +65,7 @@ class GpuRank {
  public:
   GpuRank(GpuJob& job, std::uint32_t rank, const std::string& rendezvous, ExchangeSettings settings) : job_(job), rank_(rank) {
     settings = rank_settings(job.shape, rank, settings);
-    settings.eager_bytes = 0;
+    staged_bytes_ = settings.eager_bytes;
     settings.nics = job.nics;
     control_.on_failure = [this](const engine::Failure& failure) { fail(failure.text); };
     job.prepare_slots(rank, slots_);
@@ -127,6 +127,7 @@ class GpuRank {
     }
     cuda::LaunchLimits limits = job_.limits;
     limits.beside_rails = true;
+    limits.staged_bytes = staged_bytes_;
     cuda::Plan plan{cuda::Kernel::any, 1};
     if (!near.empty()) plan = cuda::prepare(near, limits);
     if (!far.empty()) plan = cuda::prepare_rails(far, plan, limits);
@@ -197,6 +198,7 @@ class GpuRank {
   GpuJob& job_;
   const std::uint32_t rank_;
   std::uint64_t seed_ = 1;
+  std::uint64_t staged_bytes_ = 0;
   cuda::HostView host_{};
   cuda::Totals totals_[cuda::kPaths]{};
   cuda::OperationState state_{};

@@ -135,6 +135,43 @@ TEST(Rails, AReceiverThatComesLateHoldsNobodyElseUp) {
   }
 }
 
+// Small messages travel in control frames: their sender's operation is over before anybody receives them.
+TEST(Rails, SmallMessagesWaitForNoReceiver) {
+  constexpr std::uint64_t kSizes[] = {1, 15, 4096, 16'384, 16'384, 16'383};  // together as many as find a place
+  GpuJob job({2, 2});
+  std::atomic<bool> sent{false};
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    Buffers buffers;
+    for (std::uint64_t i = 0; i < std::size(kSizes); ++i) buffers.add(rank.rank(), 0, 3, kSizes[i], tag_of(0, 3, i));
+    if (rank.rank() == 3) sent.wait(false);
+    if (!buffers.transfers.empty()) rank.run(buffers.transfers);
+    if (rank.rank() == 0) {
+      EXPECT_EQ(rank.counts().taken, 0u) << "copies that its engine wanted";
+      sent = true;
+      sent.notify_all();
+    }
+    buffers.check(rank.rank());
+    EXPECT_EQ(rank.failure(), "");
+  });
+}
+
+// More of them than find a place, at either end, and more than may be under way unasked.
+TEST(Rails, ManySmallMessagesArrive) {
+  GpuJob job({2, 2});
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    for (std::uint64_t round = 0; round < 6; ++round) {
+      Buffers buffers;
+      for (std::uint64_t i = 0; i < 80; ++i) {
+        const auto source = static_cast<std::uint32_t>(i % 4), destination = static_cast<std::uint32_t>((i / 4 + 2 + source) % 4);
+        buffers.add(rank.rank(), source, destination, 16'384 - 100 * round * (i % 3), round * 100 + i);
+      }
+      rank.run(buffers.transfers);
+      buffers.check(rank.rank());
+      ASSERT_EQ(rank.failure(), "");
+    }
+  });
+}
+
 // A graph's launches come without a word to the engine, and with the same parameters each time.
 TEST(Rails, ACapturedLaunchRunsAgainAndAgain) {
   GpuJob job({2, 2});

@@ -4,6 +4,9 @@
 #include <signal.h>
 #include <sys/syscall.h>
 
+#include <cstring>
+#include <deque>
+
 #include "engine.hpp"
 #include "fault_transport.hpp"
 #include "job.hpp"
@@ -126,16 +129,28 @@ class LosesAcks final : public FaultTransport {
  public:
   explicit LosesAcks(std::unique_ptr<engine::Transport> inner) : FaultTransport(std::move(inner), {}, std::make_shared<RailSwitch>(1), 0) {}
   void send(std::uint32_t peer, const engine::RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
-    engine::FrameHeader frame;
-    if (header.kind == engine::RailFrame::carry && payload.size() >= sizeof frame) {
-      std::memcpy(&frame, payload.data(), sizeof frame);
-      if (frame.type == engine::FrameType::ack) {
-        if (token != 0) on_sent(token);
-        return;
-      }
-    }
-    FaultTransport::send(peer, header, payload, token);
+    if (header.kind != engine::RailFrame::carry) return FaultTransport::send(peer, header, payload, token);
+    const std::span<const std::byte> others = without_acks(payload);
+    engine::RailHeader shorter = header;
+    shorter.length = static_cast<std::uint32_t>(others.size());
+    if (!others.empty()) return FaultTransport::send(peer, shorter, others, token);
+    if (token != 0) on_sent(token);
   }
+
+ private:
+  // Frames stand behind their lengths.
+  std::span<const std::byte> without_acks(std::span<const std::byte> frames) {
+    std::vector<std::byte>& kept = kept_.emplace_back();
+    std::uint32_t size = 0;
+    for (; !frames.empty(); frames = frames.subspan(sizeof size + size)) {
+      engine::FrameHeader frame;
+      std::memcpy(&size, frames.data(), sizeof size);
+      std::memcpy(&frame, frames.data() + sizeof size, sizeof frame);
+      if (frame.type != engine::FrameType::ack) kept.insert(kept.end(), frames.data(), frames.data() + sizeof size + size);
+    }
+    return kept;
+  }
+  std::deque<std::vector<std::byte>> kept_;  // until the transport ends
 };
 
 std::shared_ptr<engine::Operation> one_message(engine::Engine& engine, std::byte* data, std::uint64_t bytes, std::uint32_t source,

@@ -60,6 +60,8 @@ inline ExchangeSettings rank_settings(const Shape& shape, std::uint32_t rank, Ex
   // A busy machine may keep a node's threads from its CPUs for seconds; tests of deaths say themselves when they are due.
   base.bootstrap_ms = 120'000;
   if (base.death_ms == ExchangeSettings{}.death_ms) base.death_ms = 600'000;
+  // Messages of some tens of KiB are to be moved in chunks.
+  if (base.eager_bytes == ExchangeSettings{}.eager_bytes) base.eager_bytes = 16u << 10;
   base.ucx_library = test_ucx_library();
   return base;
 }

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "node_memory.hpp"
@@ -104,8 +105,9 @@ class NotedTransport final : public engine::Transport {
   void connect(std::uint32_t, std::span<const std::byte>) override { ++connects; }
   void disconnect(std::uint32_t) override { ++disconnects; }
   bool reconnects() const override { return true; }
-  void send(std::uint32_t, const engine::RailHeader& header, std::span<const std::byte>, std::uint64_t token) override {
+  void send(std::uint32_t, const engine::RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
     sent.push_back(header);
+    if (!payload.empty()) payloads.emplace_back(reinterpret_cast<const char*>(payload.data()), payload.size());
     if (token != 0) tokens.push_back(token);
   }
   void flush() override {}
@@ -115,6 +117,7 @@ class NotedTransport final : public engine::Transport {
 
   engine::TransportListener* listener = nullptr;
   std::vector<engine::RailHeader> sent;
+  std::vector<std::string> payloads;  // of those that had one
   std::vector<std::uint64_t> tokens;
   int connects = 0, disconnects = 0;
 };

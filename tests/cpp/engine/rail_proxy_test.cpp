@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "parts.hpp"
 
 namespace railweave::test {
@@ -23,7 +25,8 @@ class RailProxyTest : public testing::Test {
     transports.push_back(std::move(transport));
     proxy_ = std::make_unique<engine::RailProxy>(
         node_.clusters[0], memory_, ExchangeSettings{}, std::move(transports), [](std::uint32_t, std::uint32_t) { return true; },
-        [](std::uint32_t) { return std::uint64_t{50'000'000}; }, [](std::span<const std::byte>) {});
+        [](std::uint32_t) { return std::uint64_t{50'000'000}; },
+        [this](std::span<const std::byte> frame) { frames_.push_back(text_of(frame)); });
     proxy_->advance(kNow);
   }
 
@@ -43,6 +46,22 @@ class RailProxyTest : public testing::Test {
     });
   }
 
+  static std::string text_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+  static std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+  // A `carry` from NIC 1 with that payload.
+  void deliver_carried(const std::string& payload) {
+    RailHeader frame;
+    frame.kind = RailFrame::carry;
+    frame.from_nic = 1;
+    frame.generation = 1;
+    frame.length = static_cast<std::uint32_t>(payload.size());
+    std::byte* where = transport_->listener->on_incoming(frame, payload.size());
+    ASSERT_NE(where, nullptr);
+    std::memcpy(where, payload.data(), payload.size());
+    transport_->listener->on_delivered(frame, where, payload.size(), true);
+  }
+
+  std::vector<std::string> frames_;
   NodeParts node_;
   engine::NodeMemory& memory_;
   NotedTransport* transport_ = nullptr;
@@ -65,6 +84,47 @@ TEST_F(RailProxyTest, TheDeadGetNoAnswer) {
   EXPECT_FALSE(answers(1));
   deliver(RailFrame::hello, 2);
   EXPECT_TRUE(answers(2));
+}
+
+TEST_F(RailProxyTest, FramesOfATurnToANicGoOutTogetherAndComeApart) {
+  deliver(RailFrame::hello_back, 1);
+  deliver(RailFrame::hello_back, 2);
+  transport_->sent.clear();
+  for (const std::string frame : {"one", "two"}) EXPECT_TRUE(proxy_->carry(1, bytes_of(frame), 0));
+  EXPECT_TRUE(proxy_->carry(2, bytes_of("another"), 0));
+  EXPECT_TRUE(transport_->sent.empty()) << "there may be more";
+  proxy_->flush();
+  ASSERT_EQ(transport_->sent.size(), 2u);
+  for (const RailHeader& sent : transport_->sent) {
+    EXPECT_EQ(sent.kind, RailFrame::carry);
+    EXPECT_EQ(sent.length, transport_->payloads[&sent - transport_->sent.data()].size());
+  }
+  proxy_->flush();
+  EXPECT_EQ(transport_->sent.size(), 2u) << "nothing twice";
+  deliver_carried(transport_->payloads[transport_->sent[0].to_nic == 1 ? 0 : 1]);
+  EXPECT_EQ(frames_, (std::vector<std::string>{"one", "two"}));
+}
+
+TEST_F(RailProxyTest, AsManyFramesGoTogetherAsTheOtherEndTakes) {
+  deliver(RailFrame::hello_back, 1);
+  transport_->sent.clear();
+  const std::string frame(engine::kMaxFrameBytes, 'x');
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(proxy_->carry(1, bytes_of(frame), 0));
+  proxy_->flush();
+  EXPECT_EQ(transport_->sent.size(), 3u);
+  for (const std::string& payload : std::vector(transport_->payloads)) deliver_carried(payload);
+  EXPECT_EQ(frames_, (std::vector<std::string>(3, frame)));
+}
+
+// Of what another machine sent.
+TEST_F(RailProxyTest, LengthsThatDoNotFitEndTheFrames) {
+  const std::string three{"\3\0\0\0abc", 7};
+  for (const std::string& rest : {std::string(), std::string("\1", 1), std::string("\0\0\0\0", 4), std::string("\xff\xff\xff\xff", 4),
+                                  std::string("\4\0\0\0abc", 7)}) {
+    frames_.clear();
+    deliver_carried(three + rest);
+    EXPECT_EQ(frames_, (std::vector<std::string>{"abc"})) << rest.size() << " bytes behind it";
+  }
 }
 
 TEST_F(RailProxyTest, ARailOf400MbitGetsAWindowOfThreeChunks) {
