@@ -205,8 +205,8 @@ class Rank {
     if (options_.nodes > 1) settings.insert(settings.end(), {{"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}});
     const auto log = [](void*, const char* text) { std::fprintf(stderr, "gpu_exchange: %s\n", text); };
     const railweave_cuda_config config{
-        sizeof config,   rank_, world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings.data(),
-        settings.size(), log,   nullptr};
+        sizeof config, rank_,   world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings.data(), settings.size(),
+        log,           nullptr, nullptr};
     require(api_->create(&config, &communicator_));
   }
   void require(railweave_status status) {

@@ -36,12 +36,14 @@ typedef struct railweave_cuda_config {
   int32_t device;         /* CUDA ordinal in this process */
   uint32_t reserved;      /* 0 */
   const char* rendezvous; /* tcp://HOST:PORT: rank 0 listens there; the port is free on its host when create is called */
-  /* Settings of docs/engine.md by name; they override RAILWEAVE_* variables. */
+  /* Settings of docs/engine.md by name; they override RAILWEAVE_* variables, and those what this machine was calibrated to. */
   const railweave_setting* settings;
   size_t setting_count;
   /* Told what was decided and why, a line each, once each, on any thread, until destroy has returned; may be NULL. */
   void (*log)(void* context, const char* text);
   void* log_context;
+  /* Told, as log is and with its context, what an operator should hear without having asked; may be NULL, then log is told. */
+  void (*warn)(void* context, const char* text);
 } railweave_cuda_config;
 
 typedef enum railweave_cuda_kind { RAILWEAVE_CUDA_SEND = 0, RAILWEAVE_CUDA_RECV = 1 } railweave_cuda_kind;

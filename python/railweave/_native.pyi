@@ -603,6 +603,16 @@ def exchange_settings() -> list:
 def exchange_settings_markdown() -> str:
     """The settings table as docs/engine.md has it."""
 
+def calibration_fingerprint(library: str) -> str:
+    """
+    What a calibration depends on, in one line; `library` is the path of librailweave_cuda.so.
+    """
+
+def find_calibration(library: str, for_all: str) -> dict:
+    """
+    The kept calibration that holds: path (empty: none), settings that follow, and what is wrong with one that does not.
+    """
+
 class ExchangeHandle:
     def wait_for(self, seconds: float) -> bool: ...
 

@@ -119,11 +119,16 @@ def _api(path: str) -> _Api:
     return api
 
 
-def _library() -> str:
+def library() -> str:
+    """The library's path. Raises TransportError where there is none."""
     if named := os.environ.get("RAILWEAVE_CUDA_LIBRARY"):
         return named
     beside = Path(_native.__file__).parent / _LIBRARY
-    return str(beside) if beside.exists() else _LIBRARY
+    if beside.exists():
+        return str(beside)
+    _api(_LIBRARY)  # wherever the loader finds it
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return next(line[line.index("/") :] for line in mapped if line.endswith(f"/{_LIBRARY}"))
 
 
 class DeviceCommunicator:
@@ -135,7 +140,7 @@ class DeviceCommunicator:
 
     def __init__(self, rank: int, world: int, device: int, rendezvous: str, settings: Mapping[str, str] | None = None) -> None:
         self._handle: int | None = None
-        self._api = _api(_library())
+        self._api = _api(library())
         chosen = (_Setting * len(settings or {}))(*(_Setting(name.encode(), value.encode()) for name, value in (settings or {}).items()))
         config = _Config(ctypes.sizeof(_Config), rank, world, device, 0, rendezvous.encode(), chosen, len(chosen))
         handle = _Pointer()

@@ -12,6 +12,7 @@
 #include "device.hpp"
 #include "railweave/cuda.h"
 #include "railweave/engine/error.hpp"
+#include "settings.hpp"
 #include "status.hpp"
 
 struct railweave_cuda_communicator {
@@ -56,23 +57,8 @@ railweave_status probe(int32_t device) {
   });
 }
 
-ExchangeSettings read_settings(const railweave_cuda_config& config) {
-  ExchangeSettings settings = settings_from_environment();
-  if (config.setting_count != 0) require(config.settings, "settings");
-  for (size_t i = 0; i < config.setting_count; ++i) {
-    require(config.settings[i].name, "name of a setting");
-    require(config.settings[i].value, "value of a setting");
-    const auto table = settings_table();
-    const auto found = std::find_if(table.begin(), table.end(), [&](const Setting& s) { return s.name == config.settings[i].name; });
-    if (found == table.end())
-      throw SettingsError("no setting named '" + std::string(config.settings[i].name) + "'; docs/engine.md lists them");
-    found->set(settings, config.settings[i].value);
-  }
-  return settings;
-}
-
 cuda::Remarks::Say teller(const railweave_cuda_config& config) {
-  if (config.size < sizeof config || config.log == nullptr) return [](const std::string&) {};
+  if (config.size < offsetof(railweave_cuda_config, warn) || config.log == nullptr) return [](const std::string&) {};
   return [log = config.log, context = config.log_context](const std::string& text) { log(context, text.c_str()); };
 }
 
@@ -88,7 +74,7 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
       throw Error("rank " + std::to_string(config->rank) + " of " + std::to_string(config->world));
     const cuda::DeviceScope scope(config->device);
     *communicator = new railweave_cuda_communicator{
-        Communicator(config->rank, config->world, config->device, config->rendezvous, read_settings(*config), teller(*config))};
+        Communicator(config->rank, config->world, config->device, config->rendezvous, cuda::settings_of(*config), teller(*config))};
   });
 }
 

@@ -186,8 +186,8 @@ void Setting::set(ExchangeSettings& settings, std::string_view text) const {
 
 std::span<const Setting> settings_table() { return kTable; }
 
-ExchangeSettings settings_from_environment() {
-  ExchangeSettings settings;
+ExchangeSettings settings_from_environment(const ExchangeSettings& defaults) {
+  ExchangeSettings settings = defaults;
   for (const Setting& setting : kTable) {
     if (const char* text = std::getenv(setting.environment().c_str()); text != nullptr && *text != '\0') setting.set(settings, text);
   }

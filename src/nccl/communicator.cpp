@@ -148,6 +148,7 @@ std::string Communicator::create_device_side(const std::string& rendezvous) {
   config.setting_count = 1;
   config.log = [](void* context, const char* text) { log(LogLevel::info, static_cast<Communicator*>(context)->label() + ": " + text); };
   config.log_context = this;
+  config.warn = [](void* context, const char* text) { log(LogLevel::warn, static_cast<Communicator*>(context)->label() + ": " + text); };
   railweave_cuda_communicator* made = nullptr;
   const auto status = device_library().api->create(&config, &made);
   if (status == RAILWEAVE_OK) {

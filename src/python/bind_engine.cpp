@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "../engine/kept_calibration.hpp"
 #include "railweave/engine/exchange.hpp"
 #include "railweave/fabric/fabric_json.hpp"
 
@@ -86,6 +87,16 @@ nb::list settings_rows() {
   return rows;
 }
 
+nb::dict found_calibration(const std::string& library, const std::string& for_all) {
+  const KeptCalibration found = find_calibration(library, for_all);
+  nb::dict result, settings;
+  for (const auto& [name, value] : found.settings) settings[nb::str(name.c_str())] = value;
+  result["path"] = found.path;
+  result["settings"] = settings;
+  result["problem"] = found.problem;
+  return result;
+}
+
 void bind_errors(nb::module_& m) {
   const nb::object base = m.attr("Error");
   nb::exception<SettingsError>(m, "SettingsError", base);
@@ -103,6 +114,11 @@ void bind_engine(nb::module_& m) {
   bind_errors(m);
   m.def("exchange_settings", &settings_rows, "The settings table: name, environment variable, default, unit, help, measurement.");
   m.def("exchange_settings_markdown", &settings_markdown, "The settings table as docs/engine.md has it.");
+
+  m.def("calibration_fingerprint", &calibration_fingerprint, nb::arg("library"),
+        "What a calibration depends on, in one line; `library` is the path of librailweave_cuda.so.");
+  m.def("find_calibration", &found_calibration, nb::arg("library"), nb::arg("for_all"),
+        "The kept calibration that holds: path (empty: none), settings that follow, and what is wrong with one that does not.");
 
   nb::class_<Handle>(m, "ExchangeHandle")
       // In slices, so that Ctrl-C is noticed.

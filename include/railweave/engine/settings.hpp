@@ -62,8 +62,8 @@ struct Setting {
 };
 
 std::span<const Setting> settings_table();
-// Defaults, overridden by the RAILWEAVE_* variables that are set. Throws SettingsError.
-ExchangeSettings settings_from_environment();
+// `defaults`, overridden by the RAILWEAVE_* variables that are set. Throws SettingsError.
+ExchangeSettings settings_from_environment(const ExchangeSettings& defaults = {});
 // Checks every number against its range. Throws SettingsError.
 void check(const ExchangeSettings& settings);
 // The rows of the table as docs/engine.md has them.

@@ -1,26 +1,34 @@
-"""Where this machine's calibration lies: beside the placements that `railweave run` keeps, per user and boot."""
+"""Where this machine's calibration lies: beside the placements that `railweave run` keeps. The device library takes its settings from it.
+
+The first line says what it depends on, the second, in JSON, which settings follow; the rest is the calibration, as a file has it. Who reads
+the first two is the library itself (src/engine/kept_calibration.cpp), so whether a calibration holds is decided there alone.
+"""
 
 from __future__ import annotations
 
-from railweave.calibrate.document import Calibration, parse
-from railweave.calibrate.effect import settings
-from railweave.launch import cache
+import json
+from pathlib import Path
 
-_NAME = "calibration"
+from railweave import _native
+from railweave.calibrate.document import Calibration, CalibrationError, parse
+from railweave.calibrate.effect import settings
+from railweave.device import library
+from railweave.launch import cache
 
 
 def keep(calibration: Calibration) -> str | None:
     """Writes it for the programs to come, and says where; None where there is no folder that only this user writes."""
-    return cache.keep_text(_NAME, calibration.text())
+    head = (_native.calibration_fingerprint(library()), json.dumps(settings(calibration)))
+    return cache.keep_text("calibration", "\n".join((*head, calibration.text())))
 
 
-def kept() -> Calibration | None:
-    """None where nothing was measured since the machine booted as it is. Raises CalibrationError for a file that is damaged."""
-    found = cache.kept_text(_NAME)
-    return None if found is None else parse(*found)
-
-
-def kept_settings() -> dict[str, str]:
-    """RAILWEAVE_ variables that follow from what is kept; none where nothing is. Raises as `kept`."""
-    calibration = kept()
-    return {} if calibration is None else {f"RAILWEAVE_{name.upper()}": value for name, value in settings(calibration).items()}
+def kept() -> Calibration:
+    """The one that holds. Raises CalibrationError where there is none, or it is damaged."""
+    found = _native.find_calibration(library(), cache.FOR_ALL)
+    path = found["path"]
+    if not path:
+        raise CalibrationError(found["problem"] or "no calibration is kept; `railweave calibrate` makes one")
+    try:
+        return parse(Path(path).read_text(encoding="utf-8").split("\n", 2)[2], path)
+    except (OSError, UnicodeDecodeError, IndexError) as error:
+        raise CalibrationError(f"{path}: cannot be read: {error}; `railweave calibrate` makes another") from None

@@ -19,7 +19,7 @@ from railweave.bench.gpus import beside, compare
 from railweave.bench.gpus.mesh import MOST_GPUS, mesh_bound, mesh_systems
 from railweave.bench.gpus.rails import on_rails
 from railweave.bench.gpus.result import Beside, Exchange, Layer, Run
-from railweave.bench.gpus.session import SYSTEMS, Place, from_calibration, start_probe, systems, under_mps
+from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems, under_mps
 from railweave.bench.gpus.table import tables
 from railweave.cli.bench import BenchProgress, chosen
 from railweave.lab import LabSpec
@@ -65,7 +65,7 @@ def run_exchanges(
     ):
         progress.step("starting the probe")
         probe.ready()
-        found = _run(date, all_of_them, gpus, {**dataclasses.asdict(effort), **_calibration()})
+        found = _run(date, all_of_them, gpus, dataclasses.asdict(effort))
         for results in compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step):
             _keep(found, json_file, exchanges=results)
     _finish(found, report)
@@ -115,7 +115,7 @@ def run_on_rails(
     ):
         progress.step("starting the probe")
         probe.ready()
-        found = _run(date, all_of_them, min(gpus, spec.world), {**dataclasses.asdict(effort), **_rails(spec), **_calibration()})
+        found = _run(date, all_of_them, min(gpus, spec.world), {**dataclasses.asdict(effort), **_rails(spec)})
         for results in compare.exchange(all_of_them, rails.bound, cases, effort, progress.step):
             _keep(found, json_file, exchanges=results)
     _finish(found, report)
@@ -140,7 +140,7 @@ def run_beside(
         BenchProgress(1 + len(running) * len(cases) * len(works) * (1 + rounds)) as progress,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
     ):
-        found = _run(date, all_of_them, gpus, {"rounds": rounds, **_calibration()})
+        found = _run(date, all_of_them, gpus, {"rounds": rounds})
         for results in beside.beside(all_of_them, works, cases, rounds, progress.step):
             _keep(found, json_file, beside=results)
     _finish(found, None)
@@ -165,7 +165,7 @@ def run_layers(
         compare.Systems(running, place, progress.step) as all_of_them,
     ):
         settings = {"rounds": rounds, "iterations": options.iterations, "tokens": options.tokens, "width": options.width}
-        found = _run(date, all_of_them, min(gpus, world), {**settings, **(_rails(spec) if spec else {}), **_calibration()})
+        found = _run(date, all_of_them, min(gpus, world), {**settings, **(_rails(spec) if spec else {})})
         for results in compare.layers(all_of_them, world, options.tokens, options.width, cases, effort, options.iterations, progress.step):
             _keep(found, json_file, layers=results)
     _finish(found, report)
@@ -192,16 +192,11 @@ def _gpus(wanted: int) -> int:
     return wanted or int(found)
 
 
-def _calibration() -> dict[str, str]:
-    """What Railweave runs with because this machine was calibrated, for the tables."""
-    return {name.removeprefix("RAILWEAVE_").lower(): value for name, value in from_calibration().items()}
-
-
 def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any]) -> Run:
     """A run that has measured nothing yet."""
     machine = {**result.machine(), "gpu": running.gpu()}
     versions = {**result.versions(peers=False), **running.versions()}
-    settings = {**settings, "mps": 1} if under_mps() else settings
+    settings = {**settings, **running.calibrated, **({"mps": 1} if under_mps() else {})}
     return Run(date, result.command_line(), machine, versions, gpus, settings, [], [])
 
 

@@ -23,16 +23,13 @@ from railweave.size import format_size
 def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     """Measure what this machine's GPUs do, for the settings of the GPU exchange and for plans.
 
-    Takes all GPUs for some seconds, so it is run while nothing else uses them. What follows is kept until the next boot:
-    `railweave run --shim nccl` sets it, `railweave plan --calibration FILE` plans by it.
+    Takes all GPUs for some seconds, so it is run while nothing else uses them. What follows is kept until the next boot: programs under
+    the NCCL shim go by it; `railweave plan --calibration FILE` plans by it.
     """
     if show and recorded:
         raise click.UsageError("--show and --from exclude each other: one is what is kept, the other a file.")
     if show:
-        found = kept()
-        if found is None:
-            raise CalibrationError("no calibration is kept since this machine booted; `railweave calibrate` makes one")
-        calibration = found
+        calibration = kept()
     elif recorded:
         calibration = read(str(recorded))
     else:

@@ -151,27 +151,10 @@ def _write(path: str, text: str) -> None:
 
 
 def keep_text(name: str, text: str) -> str | None:
-    """Keeps what was found out about this machine as it is now, and says where; None where there is no folder for it."""
+    """Keeps a text under that name in the same folder, and says where; None where there is no folder for it."""
     place = folder()
     if place is None:
         return None
     path = os.path.join(place, name)
-    _write(path, f"{key(name)}\n{text}")
+    _write(path, text)
     return path
-
-
-def kept_text(name: str) -> tuple[str, str] | None:
-    """What was kept last, by this user or by root for all, and the file's name; None where the machine has changed since."""
-    now = key(name)
-    places = [FOR_ALL] if _is_trusted(FOR_ALL, 0, 0o022) else []
-    own = folder()
-    for place in [*places, *([own] if own not in (None, *places) else [])]:
-        path = os.path.join(str(place), name)
-        try:
-            with open(path) as file:
-                first, _, rest = file.read().partition("\n")
-        except (OSError, UnicodeDecodeError):
-            continue
-        if first == now:
-            return rest, path
-    return None

@@ -134,7 +134,6 @@ def _start(options: _Options) -> int:
         _set(environment, mine, options, voice)
     if options.shim:
         _preload(environment, voice)
-        _calibrate(environment, options, voice)
     if options.explain:
         _examine(environment, voice)
     return _become(options.command, environment)
@@ -212,26 +211,6 @@ def _preload(environment: dict[str, str], voice: _Voice) -> None:
     except ShimError as error:
         raise LaunchError(f"--shim: {error}") from None
     voice.explain(f"LD_PRELOAD={environment['LD_PRELOAD']}")
-
-
-def _calibrate(environment: dict[str, str], options: _Options, voice: _Voice) -> None:
-    """Settings that follow from what `railweave calibrate` measured here, if it did."""
-    if cache.kept_text("calibration") is None:
-        return
-    from railweave.calibrate import CalibrationError
-    from railweave.calibrate.kept import kept_settings
-
-    try:
-        measured = kept_settings()
-    except CalibrationError as error:
-        voice.warn(f"{error}; nothing is set by it")
-        return
-    for name, value in measured.items():
-        if name in environment and environment[name] != value and not options.override:
-            voice.warn(f"{name}={environment[name]} was set before and is kept (calibration: {value}); --override replaces it")
-        else:
-            environment[name] = value
-            voice.explain(f"{name}={value} (calibration of this machine)")
 
 
 def _examine(environment: dict[str, str], voice: _Voice) -> None:

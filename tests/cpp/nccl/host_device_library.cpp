@@ -14,6 +14,7 @@
 #include "checksum.hpp"
 #include "railweave/cuda.h"
 #include "railweave/engine/exchange.hpp"
+#include "settings.hpp"
 #include "stand_in_cuda.hpp"
 #include "status.hpp"
 
@@ -176,11 +177,12 @@ railweave_status probe(int32_t device) {
 railweave_status create(const railweave_cuda_config* config, railweave_cuda_communicator** communicator) {
   return guarded([&] {
     if (const char* told = std::getenv("STAND_IN_TELLS"); told != nullptr) config->log(config->log_context, told);
-    ExchangeSettings chosen = settings_from_environment();
-    for (size_t i = 0; i < config->setting_count; ++i) {
-      for (const Setting& setting : settings_table()) {
-        if (setting.name == config->settings[i].name) setting.set(chosen, config->settings[i].value);
-      }
+    const ExchangeSettings chosen = cuda::settings_of(*config);
+    if (std::getenv("STAND_IN_TELLS_SETTINGS") != nullptr) {
+      const std::string text = "runs with " + std::to_string(chosen.gpu_blocks) + " blocks, packets to " +
+                               std::to_string(chosen.gpu_low_latency_bytes) + ", " + std::to_string(chosen.gpu_host_share) +
+                               " over the host, relays " + std::to_string(chosen.gpu_relays);
+      config->log(config->log_context, text.c_str());
     }
     *communicator =
         new railweave_cuda_communicator(Exchange(config->rank, config->world, config->rendezvous, chosen), *config, chosen.checksum != 0);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,8 @@
 #include <ostream>
 #include <string>
 #include <vector>
+
+#include "../../../src/engine/kept_calibration.hpp"
 
 namespace {
 
@@ -61,6 +64,8 @@ Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::ve
   std::vector<std::string> variables{
       "TMPDIR=" + directory.path().string(), "RAILWEAVE_LOG=info", "RAILWEAVE_LOG_FILE=" + directory.path().string() + "/log.%p",
       "RAILWEAVE_CUDA_LIBRARY=" DEVICE_LIBRARY, "STAND_IN_PROFILER_FILE=" + directory.path().string() + "/profile",
+      // What this machine was calibrated to is no test's matter.
+      "XDG_RUNTIME_DIR=" + directory.path().string(),
       // Ranks of a loaded machine come late; nothing here waits for the end of these.
       "RAILWEAVE_SHIM_WAIT_MS=60000"};
   if (mode == Mode::preload) variables.push_back("LD_PRELOAD=" SANITIZER_RUNTIME SHIM);
@@ -209,6 +214,81 @@ TEST(Shim, SettingsThatCannotBeReadAreNamedAndTheJobRuns) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count("RAILWEAVE_STALL_MS='soon'; expected a number"), 2u) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 2u) << outcome.log;
+}
+
+// What `railweave calibrate` keeps, in a runtime folder of the test's own.
+class Calibration {
+ public:
+  explicit Calibration(const std::string& settings, const std::string& fingerprint = railweave::calibration_fingerprint(DEVICE_LIBRARY)) {
+    const fs::path own = directory_.path() / ("railweave-" + std::to_string(::geteuid()));
+    fs::create_directory(own);
+    fs::permissions(own, fs::perms::owner_all);
+    file_ = own / "calibration";
+    std::ofstream(file_) << fingerprint << "\n" << settings << "\n{}\n";
+  }
+  std::string file() const { return file_.string(); }
+  Outcome run(Mode mode, const std::string& scenario, std::vector<std::string> environment = {}) const {
+    environment.push_back("XDG_RUNTIME_DIR=" + directory_.path().string());
+    environment.push_back("STAND_IN_TELLS_SETTINGS=1");
+    return ::run(mode, scenario, 4, environment);
+  }
+
+ private:
+  Directory directory_;
+  fs::path file_;
+};
+
+const char* const kMeasured = R"({"gpu_blocks": "8", "gpu_low_latency_bytes": "524288", "gpu_host_share": "118", "gpu_relays": "1"})";
+const char* const kDefaults = "runs with 16 blocks, packets to 1048576, 0 over the host, relays 0";
+
+TEST(Calibrated, APlainPreloadAndADropInFollowWhatIsKept) {
+  const Calibration kept(kMeasured);
+  for (const Mode mode : {Mode::preload, Mode::drop_in}) {
+    const Outcome outcome = kept.run(mode, "two_communicators");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count("runs with 8 blocks, packets to 524288, 118 over the host, relays 1"), 8u) << outcome.log;
+    EXPECT_EQ(outcome.count("as calibrated (" + kept.file() +
+                            "): gpu_blocks 8, gpu_host_share 118, gpu_low_latency_bytes 524288, gpu_relays 1\n"),
+              4u)
+        << "once a process: " << outcome.log;
+    EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
+  }
+}
+
+TEST(Calibrated, AVariableCountsMore) {
+  const Outcome outcome = Calibration(kMeasured).run(Mode::preload, "alltoallv", {"RAILWEAVE_GPU_BLOCKS=4", "RAILWEAVE_GPU_RELAYS="});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("runs with 4 blocks, packets to 524288, 118 over the host, relays 1"), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("gpu_relays 1; set otherwise: RAILWEAVE_GPU_BLOCKS=4\n"), 4u) << outcome.log;
+}
+
+TEST(Calibrated, NothingIsSaidWhereNothingIsKept) {
+  if (fs::exists(std::string(railweave::kKeptForAll) + "/calibration")) GTEST_SKIP() << "this machine was calibrated for all users";
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"STAND_IN_TELLS_SETTINGS=1"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(kDefaults), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("calibrat"), 0u) << outcome.log;
+}
+
+TEST(Calibrated, ADamagedFileIsAWarningAProcessAndTheJobRuns) {
+  const Calibration kept(R"({"gpu_blocks": "8", )");
+  const Outcome outcome = kept.run(Mode::preload, "two_communicators");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 8u) << outcome.log;
+  EXPECT_EQ(outcome.count(kDefaults), 8u) << outcome.log;
+  EXPECT_EQ(outcome.count("not as calibrated: " + kept.file() + ":2:"), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 4u) << outcome.log;
+}
+
+TEST(Calibrated, AFileOfAnotherMachineIsNotFollowedAndNoWarning) {
+  std::string there = railweave::calibration_fingerprint(DEVICE_LIBRARY);
+  there.insert(there.find(';'), "0");  // the first is the boot's id
+  const Calibration kept(kMeasured, there);
+  const Outcome outcome = kept.run(Mode::preload, "two_communicators");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(kDefaults), 8u) << outcome.log;
+  EXPECT_EQ(outcome.count("not as calibrated: " + kept.file() + " does not hold here (another boot)"), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
 }
 
 // 300,001 bytes are five chunks of 64 KiB; byte 140,000 is in the third.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -14,13 +15,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railweave import _native
 from railweave import fabric as fabrics
 from railweave.calibrate import BlockRate, Calibration, CalibrationError, Gpu, SizeTime, link_state, parse, read, settings
 from railweave.calibrate.kept import keep, kept
 from railweave.calibrate.measure import Matrix, measure
 from railweave.cli import root
+from railweave.device import library
 from railweave.fabric import VertexKind
-from railweave.launch import cache, start
+from railweave.launch import cache
 from railweave.records import replace
 
 GB = 10**9
@@ -66,7 +69,9 @@ def four() -> Calibration:
 
 @pytest.fixture
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing of this machine's own is read or written."""
+    """Nothing of this machine's own is read or written; the device library is a file there."""
+    (tmp_path / "librailweave_cuda.so").write_text("kernels")
+    monkeypatch.setenv("RAILWEAVE_CUDA_LIBRARY", str(tmp_path / "librailweave_cuda.so"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "for-all"))
     return tmp_path
@@ -309,49 +314,31 @@ def test_what_is_no_calibration_is_refused(text: str) -> None:
         parse(text, "FILE")
 
 
-def test_it_is_kept_for_the_machine_as_it_is(four: Calibration, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept() is None
+def test_the_device_library_finds_what_is_kept(four: Calibration, own_folder: Path) -> None:
+    nothing = {"path": "", "settings": {}, "problem": ""}
+    assert _native.find_calibration(library(), cache.FOR_ALL) == nothing
+    with pytest.raises(CalibrationError, match="no calibration is kept"):
+        kept()
     place = keep(four)
-    assert place is not None and kept() == four
-    monkeypatch.setattr(cache, "key", lambda name: "another boot")
-    assert kept() is None
-    monkeypatch.undo()
+    assert place is not None
+    assert kept() == four
+    assert _native.find_calibration(library(), cache.FOR_ALL) == {"path": place, "settings": settings(four), "problem": ""}
+    assert _native.find_calibration("/another/librailweave_cuda.so", cache.FOR_ALL)["path"] == ""
+    shown = CliRunner().invoke(root, ["calibrate", "--show"])
+    assert shown.exit_code == 0 and "gpu_low_latency_bytes 524288" in shown.output
 
 
-def test_a_rank_that_starts_has_what_follows_from_it(four: Calibration, own_folder: Path) -> None:
-    said: list[str] = []
-
-    class Voice:
-        def explain(self, text: str) -> None:
-            said.append(text)
-
-        def warn(self, text: str) -> None:
-            said.append(f"warning: {text}")
-
-    options = start._Options()
-    environment = {"RAILWEAVE_GPU_BLOCKS": "4"}
-    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
-    assert (environment, said) == ({"RAILWEAVE_GPU_BLOCKS": "4"}, [])
-    place = keep(four)
-    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
-    assert environment == {
-        "RAILWEAVE_GPU_BLOCKS": "4",
-        "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "524288",
-        "RAILWEAVE_GPU_HOST_SHARE": settings(four)["gpu_host_share"],
-        "RAILWEAVE_GPU_RELAYS": "0",
-    }
-    assert said[0].startswith("warning: RAILWEAVE_GPU_BLOCKS=4 was set before and is kept (calibration: 16)")
-    assert said[1] == "RAILWEAVE_GPU_LOW_LATENCY_BYTES=524288 (calibration of this machine)"
-    options.override = True
-    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
-    assert environment["RAILWEAVE_GPU_BLOCKS"] == "16"
-    # A damaged file costs its settings, not the job.
-    Path(str(place)).write_text(cache.key("calibration") + "\n{}")
-    said.clear()
-    environment = {}
-    start._calibrate(environment, options, Voice())  # type: ignore[arg-type]
-    assert environment == {}
-    assert len(said) == 1 and said[0].startswith(f"warning: {place}: no format")
+def test_what_no_longer_holds_is_not_shown(four: Calibration, own_folder: Path) -> None:
+    place = Path(str(keep(four)))
+    text = place.read_text()
+    place.write_text(text.replace("boot: ", "boot: 0", 1))
+    with pytest.raises(CalibrationError, match=re.escape(f"{place} does not hold here (another boot)")):
+        kept()
+    fingerprint = text.partition("\n")[0]
+    for rest, says in (("{}\n{", "not JSON"), ("{}\n{}", "no format"), ("{}", "cannot be read"), ("", ":2:1: not JSON")):
+        place.write_text(f"{fingerprint}\n{rest}")
+        with pytest.raises(CalibrationError, match=f"^{re.escape(str(place))}.*{says}"):
+            kept()
 
 
 def test_the_command_shows_a_file_and_plans_by_it(four: Calibration, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from railweave import device
 from railweave.device import DeviceCommunicator, Transfer
 from railweave.errors import Error
 from railweave.exchange import BootstrapError, TransportError
@@ -88,3 +92,14 @@ def test_errors_are_typed_and_say_what_was_wrong(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAILWEAVE_CUDA_LIBRARY", "/nowhere.so")
     with pytest.raises(TransportError, match="RAILWEAVE_CUDA_LIBRARY"):
         DeviceCommunicator(0, 1, 0, "tcp://127.0.0.1:1")
+
+
+@pytest.mark.usefixtures("library")
+def test_the_library_is_named_by_its_file_wherever_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.library() == str(LIBRARY)
+    monkeypatch.delenv("RAILWEAVE_CUDA_LIBRARY")
+    # On the loader's path, where none lies beside the extension module.
+    ask = "from railweave import _native, device; _native.__file__ = '/nowhere/_native.so'; print(device.library())"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(LIBRARY.parent)}
+    done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{LIBRARY}\n"

@@ -14,7 +14,7 @@ import numpy as np
 
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Exchange, Kernel, Layer, serves_itself
-from railweave.bench.gpus.session import Place, Processes, System, check_served, start, start_probe
+from railweave.bench.gpus.session import Place, Processes, System, calibrated, check_served, start, start_probe
 from railweave.errors import DemandError
 from railweave.matrix import Matrix
 
@@ -60,6 +60,7 @@ class Systems:
     def __init__(self, systems: Sequence[System], place: Place, step: Callable[[str], None]) -> None:
         self._stack = contextlib.ExitStack()
         self.running: dict[str, Processes] = {}
+        self.calibrated: dict[str, str] = {}  # settings that follow from a calibration of this machine
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
             step(f"starting {', '.join(each.name for each in systems)}")
@@ -70,6 +71,7 @@ class Systems:
             for each in systems:
                 if serves_itself(each.name):
                     check_served(each.name, folder)
+                    self.calibrated |= calibrated(each.name, folder)
         except BaseException:
             self._stack.close()
             raise

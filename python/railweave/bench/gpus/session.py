@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import IO, Any, Protocol
 
 from railweave.bench.errors import BenchError
-from railweave.calibrate.kept import kept_settings
 from railweave.lab import Lab, Program
 from railweave.nccl import preloaded
 
@@ -44,20 +43,14 @@ def shimmed() -> str:
     return preloaded(os.environ)["LD_PRELOAD"]
 
 
-def from_calibration() -> dict[str, str]:
-    """Settings of a kept calibration that nobody has set otherwise. Raises CalibrationError."""
-    return {name: value for name, value in kept_settings().items() if name not in os.environ}
-
-
 def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
-    """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other. Railweave as `railweave run --shim nccl` starts it: with what a
-    kept calibration sets, unless the user has set it."""
+    """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other."""
     own = shimmed()
     bare = own.partition(":")[2]
     found = {
         "nccl": System("nccl", {"LD_PRELOAD": bare}),
         "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **_TUNED}),
-        "railweave": System("railweave", {"LD_PRELOAD": own, **from_calibration()}),
+        "railweave": System("railweave", {"LD_PRELOAD": own}),
     }
     result = [found[name] for name in names]
     if other_nccl:
@@ -269,6 +262,22 @@ def check_served(name: str, folder: Path) -> None:
             _, left, reason = line.partition(": left to NCCL: ")
             if left and reason != "it has one rank":
                 raise BenchError(f"{name}: NCCL serves its exchanges, not Railweave: {reason}")
+
+
+def calibrated(name: str, folder: Path) -> dict[str, str]:
+    """Settings by which the system's ranks go because this machine was calibrated, as they say in their logs; those that somebody has set
+    are not among them. Raises BenchError where they could not read the calibration."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob(f"{name}.log.*")):
+        for line in path.read_text().splitlines():
+            _, followed, rest = line.partition(": as calibrated (")
+            if followed:
+                settings = rest.partition("): ")[2].partition("; set otherwise: ")[0]
+                found |= dict(each.split(" ") for each in settings.split(", ") if each != "nothing")
+            head, damaged, reason = line.partition(": not as calibrated: ")
+            if damaged and " WARN " in head:
+                raise BenchError(f"{name}: its ranks cannot go by the calibration of this machine: {reason}")
+    return found
 
 
 def start_probe(gpus: int) -> Processes:

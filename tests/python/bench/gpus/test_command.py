@@ -71,7 +71,7 @@ def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.Monke
         running: tuple[()] = ()
 
         def __init__(self, *_: Any) -> None:
-            pass
+            self.calibrated = {"gpu_blocks": "8"}
 
         def __enter__(self) -> Nothing:
             return self
@@ -100,6 +100,7 @@ def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.Monke
     done = CliRunner().invoke(command, ["alltoallv", "--gpus", "--systems", "nccl", "--json", str(path)])
     assert done.exit_code != 0  # what the command line as a whole makes of it: test_command_line.py
     assert Run.load(path).matrices() == ["hot-pair:1MiB", "balanced:1MiB"]
+    assert Run.load(path).settings["gpu_blocks"] == "8"  # by which ranks go because the machine was calibrated
 
 
 def test_the_page_of_an_earlier_run_is_made_by_what_the_file_is(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.session import SYSTEMS, Processes, systems, under_mps
-from railweave.launch import cache
+from railweave.bench.gpus.session import SYSTEMS, Processes, calibrated, systems, under_mps
 from railweave.nccl import library
 
 
@@ -56,14 +55,26 @@ def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeyp
     assert [each.environment["LD_PRELOAD"] for each in systems(["nccl", "railweave"], None)] == ["", shim]
 
 
-def test_railweave_runs_with_what_was_calibrated_unless_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = (Path(__file__).parents[2] / "calibrate" / "4xH200-2026-11-22.json").read_text()
-    monkeypatch.setattr(cache, "kept_text", lambda name: (measured, "calibration") if name == "calibration" else None)
-    monkeypatch.setenv("RAILWEAVE_GPU_BLOCKS", "4")
-    theirs, own = (each.environment for each in systems(["nccl", "railweave"], None))
-    assert "RAILWEAVE_GPU_HOST_SHARE" not in theirs
-    assert own["RAILWEAVE_GPU_HOST_SHARE"] == "118"  # 49.5 of 49.5 + 368.8 GB/s
-    assert "RAILWEAVE_GPU_BLOCKS" not in own
+_HEAD = "railweave host:1 INFO communicator 1f (2 ranks, this is rank 0): "
+
+
+def test_what_ranks_go_by_because_the_machine_was_calibrated_is_read_from_their_logs(tmp_path: Path) -> None:
+    assert calibrated("railweave", tmp_path) == {}
+    line = _HEAD + "as calibrated (/run/kept (1)): gpu_blocks 8, gpu_relays 1; set otherwise: RAILWEAVE_GPU_HOST_SHARE=0\n"
+    (tmp_path / "railweave.log.1").write_text(f"{_HEAD}served: all\n{line}")
+    (tmp_path / "railweave.log.2").write_text(line)
+    (tmp_path / "other.log.1").write_text(_HEAD + "as calibrated (/run/kept): nothing; set otherwise: RAILWEAVE_GPU_BLOCKS=4\n")
+    assert calibrated("railweave", tmp_path) == {"gpu_blocks": "8", "gpu_relays": "1"}
+    assert calibrated("other", tmp_path) == {}
+
+
+def test_a_calibration_of_another_machine_is_passed_over_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "railweave.log.1"
+    log.write_text(_HEAD + "not as calibrated: /run/kept does not hold here (another boot)\n")
+    assert calibrated("railweave", tmp_path) == {}
+    log.write_text(_HEAD.replace("INFO", "WARN") + "not as calibrated: /run/kept:2:1: not JSON\n")
+    with pytest.raises(BenchError, match="railweave: its ranks cannot go by the calibration of this machine: /run/kept:2:1: not JSON"):
+        calibrated("railweave", tmp_path)
 
 
 def test_a_service_is_where_its_socket_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

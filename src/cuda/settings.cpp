@@ -1,0 +1,84 @@
+#include "settings.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "../capi/status.hpp"
+#include "../engine/kept_calibration.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+const Setting& setting_named(std::string_view name) {
+  for (const Setting& setting : settings_table()) {
+    if (setting.name == name) return setting;
+  }
+  throw SettingsError("no setting named '" + std::string(name) + "'; docs/engine.md lists them");
+}
+
+// The library that this is linked into: a calibration is of its kernels.
+std::string own_library() {
+  Dl_info info{};
+  return ::dladdr(reinterpret_cast<void*>(&settings_of), &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+// Read once, so that all communicators of a process go by the same file.
+const KeptCalibration& kept_calibration() {
+  static const KeptCalibration kept = find_calibration(own_library());
+  return kept;
+}
+
+bool is_set(const Setting& setting) {
+  const char* const text = std::getenv(setting.environment().c_str());
+  return text != nullptr && *text != '\0';
+}
+
+std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings) {
+  if (kept.path.empty()) return kept.problem.empty() ? "" : "not as calibrated: " + kept.problem;
+  std::string followed, otherwise;
+  for (const auto& [name, value] : kept.settings) {
+    const Setting& setting = setting_named(name);
+    if (is_set(setting))
+      otherwise.append(otherwise.empty() ? "; set otherwise: " : ", ")
+          .append(setting.environment())
+          .append("=")
+          .append(setting.get(settings));
+    else
+      followed.append(followed.empty() ? "" : ", ").append(name).append(" ").append(value);
+  }
+  return "as calibrated (" + kept.path + "): " + (followed.empty() ? "nothing" : followed) + otherwise;
+}
+
+void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept, const ExchangeSettings& settings) {
+  static std::atomic<bool> told{false};
+  if (config.size < offsetof(railweave_cuda_config, warn) || config.log == nullptr) return;
+  const std::string text = remark(kept, settings);
+  if (text.empty() || told.exchange(true)) return;
+  const bool can_warn = config.size >= sizeof config && config.warn != nullptr;
+  (kept.damaged && can_warn ? config.warn : config.log)(config.log_context, text.c_str());
+}
+
+}  // namespace
+
+ExchangeSettings settings_of(const railweave_cuda_config& config) {
+  const KeptCalibration& kept = kept_calibration();
+  ExchangeSettings settings;
+  for (const auto& [name, value] : kept.settings) setting_named(name).set(settings, value);
+  settings = settings_from_environment(settings);
+  tell_once(config, kept, settings);
+  if (config.setting_count != 0) capi::require(config.settings, "settings");
+  for (std::size_t i = 0; i < config.setting_count; ++i) {
+    capi::require(config.settings[i].name, "name of a setting");
+    capi::require(config.settings[i].value, "value of a setting");
+    setting_named(config.settings[i].name).set(settings, config.settings[i].value);
+  }
+  return settings;
+}
+
+}  // namespace railweave::cuda

@@ -1,0 +1,13 @@
+// Settings of a communicator. Needs no CUDA.
+#pragma once
+
+#include "railweave/cuda.h"
+#include "railweave/engine/settings.hpp"
+
+namespace railweave::cuda {
+
+// What the config says; where it says nothing a RAILWEAVE_* variable; else what this machine was calibrated to (docs/calibrate.md), which a
+// process reads once; else the default. The first communicator that can be told hears what the calibration came to. Throws Error.
+ExchangeSettings settings_of(const railweave_cuda_config& config);
+
+}  // namespace railweave::cuda
