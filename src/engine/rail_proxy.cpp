@@ -102,7 +102,7 @@ class RailProxy::Port final : public TransportListener {
     if (!known(header) || dead_.contains(header.from_nic)) return nullptr;
     if (header.kind == RailFrame::data) return rx_.on_data(header, bytes);
     if (header.kind != RailFrame::carry || bytes > kMaxCarryBytes) return nullptr;
-    auto buffer = std::make_unique<std::byte[]>(bytes);
+    auto buffer = std::make_unique_for_overwrite<std::byte[]>(bytes);
     std::byte* where = buffer.get();
     arriving_.emplace(where, std::move(buffer));
     return where;
