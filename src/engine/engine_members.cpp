@@ -79,9 +79,11 @@ bool Engine::cut_off(std::uint32_t node) const {
 void Engine::lose(std::uint32_t node) {
   for (const std::uint32_t rank : cluster_.nodes[node].ranks) {
     Member& member = members_[rank];
-    if (member.state != RankState::alive || member.dies_at != 0) continue;
-    member.left = true;
-    member.epitaph = "rank " + std::to_string(rank) + " cannot be reached any more: the ranks that drove the NICs to its node have gone";
+    if (member.state == RankState::dead || member.dies_at != 0) continue;
+    if (!member.left) {
+      member.left = true;
+      member.epitaph = "rank " + std::to_string(rank) + " cannot be reached any more: the ranks that drove the NICs to its node have gone";
+    }
     on_dead(rank, "");
   }
 }
