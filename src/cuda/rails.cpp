@@ -38,7 +38,8 @@ Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendez
     }
     return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_);
   };
-  engine_ = std::make_unique<engine::Engine>(rank, world, rendezvous, settings, std::nullopt, engine::TransportWrapper{}, make_backend, &slots_);
+  engine_ =
+      std::make_unique<engine::Engine>(rank, world, rendezvous, settings, std::nullopt, engine::TransportWrapper{}, make_backend, &slots_);
 }
 
 Rails::~Rails() { engine_->close(); }
