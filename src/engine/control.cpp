@@ -139,7 +139,8 @@ bool ControlChannel::flush(std::uint64_t now) {
       stream.waiting_mail.pop_front();
       sent = true;
     }
-    if (!stream.unacked.empty() && (stream.resend_due || now - stream.sent_at >= resend_ns_)) {
+    // What this turn has sent is younger than `now`, which was read before.
+    if (!stream.unacked.empty() && (stream.resend_due || now >= stream.sent_at + resend_ns_)) {
       ++stream.attempt;
       stream.sent_at = now;
       stream.resend_due = false;
