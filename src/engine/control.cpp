@@ -47,21 +47,23 @@ void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<c
   }
   if (stream.unacked.empty()) stream.sent_at = now_ns();
   stream.unacked.push_back({header.sequence, std::move(frame)});
-  transmit(destination, stream.unacked.back().frame, stream.attempt);
+  if (stream.waiting != 0 || !transmit(destination, stream.unacked.back().frame, stream.attempt)) ++stream.waiting;
 }
 
-// Stamps the newest acknowledgement and gives the frame to a carrier: an own link, or a mate.
-void ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt) {
+// Stamps the newest acknowledgement and gives the frame to a carrier: an own link, or a mate. False: mates could carry it, but their mail
+// rings are full, as they soon will not be. Where nobody can, it counts as lost.
+bool ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt) {
   Stream& stream = streams_[destination];
   std::memcpy(frame.data() + offsetof(FrameHeader, acknowledge), &stream.delivered, sizeof stream.delivered);
   stream.ack_due_at = 0;
   const auto& mates = cluster_.mates();
   const auto count = static_cast<std::uint32_t>(mates.size());
+  bool full = false;
   // First choice: this rank's own NICs, then its mates', each resend one further.
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t mate = (memory_.self() + attempt + i) % count;
     if (mate == memory_.self()) {
-      if (carrier_.carry(destination, frame, attempt / count)) return;
+      if (carrier_.carry(destination, frame, attempt / count)) return true;
       continue;
     }
     const RankInfo& info = cluster_.ranks[mates[mate]];
@@ -70,9 +72,11 @@ void ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> fr
       const bool up = std::any_of(remote.begin(), remote.end(), [&](std::uint32_t other) {
         return (memory_.link_word(mate, cluster_.nics[nic].own_position, other) & 1) != 0;
       });
-      if (up && memory_.mail(mate, frame)) return;
+      if (up && memory_.mail(mate, frame)) return true;
+      full = full || up;
     }
   }
+  return !full;
 }
 
 void ControlChannel::receive(std::span<const std::byte> frame, std::uint64_t now) {
@@ -96,6 +100,7 @@ void ControlChannel::receive(std::span<const std::byte> frame, std::uint64_t now
     stream.sent_at = now;
     stream.attempt = 0;
   }
+  stream.waiting = std::min(stream.waiting, stream.unacked.size());
   if (header.sequence == 0) return;
   if (stream.ack_due_at == 0) stream.ack_due_at = now + ack_delay_ns_;
   if (header.sequence <= stream.delivered) return;
@@ -144,8 +149,12 @@ bool ControlChannel::flush(std::uint64_t now) {
       ++stream.attempt;
       stream.sent_at = now;
       stream.resend_due = false;
-      const std::size_t burst = std::min(stream.unacked.size(), kResendBurst);
+      const std::size_t burst = std::min(stream.unacked.size() - stream.waiting, kResendBurst);
       for (std::size_t i = 0; i < burst; ++i) transmit(rank, stream.unacked[i].frame, stream.attempt);
+      sent = true;
+    }
+    while (stream.waiting != 0 && transmit(rank, stream.unacked[stream.unacked.size() - stream.waiting].frame, stream.attempt)) {
+      --stream.waiting;
       sent = true;
     }
     if (stream.ack_due_at != 0 && now >= stream.ack_due_at) {
@@ -179,6 +188,7 @@ void ControlChannel::forget(std::uint32_t rank) {
   Stream& stream = streams_[rank];
   stream.forgotten = true;
   stream.unacked.clear();
+  stream.waiting = 0;
   stream.early.clear();
   stream.waiting_mail.clear();
   stream.ack_due_at = 0;

@@ -65,6 +65,7 @@ class ControlChannel {
   struct Stream {
     std::uint64_t next_sequence = 1;
     std::deque<Unacked> unacked;
+    std::size_t waiting = 0;  // the newest of them, for which the carriers had no room yet
     std::uint64_t sent_at = 0;
     std::uint32_t attempt = 0;
     std::uint64_t delivered = 0;  // all sequences up to this one
@@ -75,7 +76,7 @@ class ControlChannel {
     std::deque<std::vector<std::byte>> waiting_mail;  // mates
   };
 
-  void transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt);
+  bool transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt);
   void forward(const FrameHeader& header, std::span<const std::byte> frame);
   void deliver(const FrameHeader& header, std::span<const std::byte> frame);
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "parts.hpp"
 
 namespace railweave::test {
@@ -49,6 +51,31 @@ TEST(Control, AFrameIsSentAgainAfterTheResendTimeOnly) {
   EXPECT_EQ(carrier.frames, 1);
   EXPECT_TRUE(channel.flush(channel.next_deadline()));
   EXPECT_EQ(carrier.frames, 2);
+}
+
+// Rank 1 has no NIC. What its mate has no room for goes out when there is room, in its order, and not only when it is time for a resend.
+TEST(Control, FramesThatTheirCarrierHasNoRoomForWait) {
+  NodeParts node(2, {});
+  node.clusters[1].nodes[1].nics = {1, 2};
+  node.memories[0]->set_link_word(0, 1, 3);
+  NoCarrier carrier;
+  engine::ControlChannel channel(node.clusters[1], *node.memories[1], carrier, {},
+                                 [](std::uint32_t, engine::FrameType, engine::ByteReader&) {});
+  constexpr std::uint64_t kFrames = 10;
+  const std::vector<std::byte> data(64u << 10);
+  static_assert(kFrames * (64u << 10) > 2 * engine::kMailBytes);
+  const std::uint64_t now = engine::now_ns();
+  for (std::uint64_t i = 0; i < kFrames; ++i) channel.send(2, engine::FrameType::eager, data);
+  std::vector<std::uint64_t> sequences;
+  do {
+    std::vector<std::byte> frame;
+    while (node.memories[0]->next_mail(1, frame)) {
+      engine::FrameHeader header;
+      std::memcpy(&header, frame.data(), sizeof header);
+      sequences.push_back(header.sequence);
+    }
+  } while (channel.flush(now));
+  EXPECT_EQ(sequences, (std::vector<std::uint64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
 }
 
 }  // namespace
