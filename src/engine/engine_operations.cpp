@@ -56,9 +56,11 @@ void Engine::take_posted(std::uint64_t now) {
 }
 
 bool Engine::involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const {
-  const auto with = [&](const auto& message, std::uint32_t peer) { return peer == rank && !(unfinished_only && message.over); };
-  return std::any_of(operation.sends.begin(), operation.sends.end(), [&](const SendMessage& m) { return with(m, m.key.destination); }) ||
-         std::any_of(operation.recvs.begin(), operation.recvs.end(), [&](const RecvMessage& m) { return with(m, m.key.source); });
+  const auto with = [&](std::uint32_t peer, bool done) { return peer == rank && !(unfinished_only && done); };
+  const auto to = [&](const SendMessage& m) { return with(m.key.destination, m.over); };
+  const auto from = [&](const RecvMessage& m) { return with(m.key.source, m.over || m.here); };
+  return std::any_of(operation.sends.begin(), operation.sends.end(), to) ||
+         std::any_of(operation.recvs.begin(), operation.recvs.end(), from);
 }
 
 // Something must still be sent to that rank, or come from it.

@@ -60,6 +60,9 @@ void HostDestination::take(RecvMessage& message, std::span<const std::byte> data
     services_.fail(*message.operation, sizes_differ(message.key, message.key.source, data.size(), message.bytes));
     return;
   }
+  // A message comes once, in a frame or in chunks: a source that sends both would have the first copy end an operation under the second.
+  if (message.here || message.granted) return;
+  message.here = true;
   ++message.copies;
   const std::uint64_t ticket = next_ticket_;
   next_ticket_ += 2;
@@ -86,7 +89,7 @@ void HostDestination::give_credit(std::uint32_t source, std::uint64_t bytes) {
 
 void HostDestination::on_ask(const Ask& ask) {
   if (RecvMessage* message = find(ask.message)) {
-    if (!message->granted) grant(*message);
+    if (!message->granted && !message->here) grant(*message);
   } else if (services_.state_of(ask.message) == MessageState::unposted) {
     asked_.insert(ask.message);
   }
@@ -113,7 +116,8 @@ void HostDestination::grant(RecvMessage& message) {
 
 void HostDestination::on_record(const Record& record) {
   RecvMessage* message = find(record.message);
-  const bool fits = message != nullptr && record.chunk < message->chunks && record.length == length(*message, record.chunk);
+  const bool fits =
+      message != nullptr && message->granted && record.chunk < message->chunks && record.length == length(*message, record.chunk);
   if (record.kind == RecordKind::placed) {
     if (fits && message->mapped && !has(message->bits, record.chunk)) arrive(*message, record.chunk);
     return;

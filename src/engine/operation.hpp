@@ -81,6 +81,7 @@ struct RecvMessage {
   std::uint32_t unacked = 0;  // newly arrived since the last acknowledgement
   bool granted = false;
   bool mapped = false;         // the source may write the buffer
+  bool here = false;           // came whole, in a control frame: its source owes nothing, also while it is copied into the buffer
   std::shared_ptr<void> keep;  // registered memory that holds the buffer
   Operation* operation = nullptr;
   bool over = false;

@@ -42,6 +42,11 @@ class LaunchedBlock : public cuda::HostBlock {
   void store(T* word, T value) {
     release(word, value);
   }
+  void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+    if (before_copy) before_copy();
+    HostBlock::copy(to, from, bytes);
+  }
+  std::function<void()> before_copy;
 };
 
 // What the ranks of a job share: their ports for each other inside the nodes, and the plugs of their rails.
@@ -152,6 +157,7 @@ class GpuRank {
     for (std::uint32_t b = 0; b < blocks; ++b) {
       threads.emplace_back([&, b] {
         LaunchedBlock block(b, blocks, seed_ + rank_ * 100 + b, job_.delays);
+        block.before_copy = before_copy;
         block.make_room(launch.near);
         cuda::Roles<LaunchedBlock, true> near(block, cuda::whole_part(header, launch.messages.data()));
         if (rails == 0) return near.run();
@@ -193,6 +199,7 @@ class GpuRank {
   engine::Engine& engine() { return *engine_; }
   const HiddenSlots& slots() const { return slots_; }
   const HiddenTransport::Counts& moved() const { return moved_; }
+  std::function<void()> before_copy;  // of its blocks
 
  private:
   GpuJob& job_;

@@ -155,6 +155,54 @@ TEST(Rails, SmallMessagesWaitForNoReceiver) {
   });
 }
 
+// Their sender may have gone before a block has put them where they belong.
+TEST(Rails, WhatARankSentBeforeItLeftIsReceived) {
+  GpuJob job({2, 1});
+  std::atomic<bool> here{false}, left{false};
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    Buffers buffers;
+    buffers.add(rank.rank(), 0, 1, 5000, 1);
+    if (rank.rank() == 1) {
+      rank.before_copy = [&] {
+        here = true;
+        here.notify_all();
+        left.wait(false);
+      };
+    }
+    rank.run(buffers.transfers);
+    if (rank.rank() == 0) {
+      here.wait(false);
+      rank.engine().close();  // until the other has heard of it
+      left = true;
+      left.notify_all();
+    }
+    buffers.check(rank.rank());
+    EXPECT_EQ(rank.failure(), "");
+  });
+}
+
+// All of them are there when their receives come, and only some find a place to be copied from.
+TEST(Rails, SmallMessagesThatFindNoPlaceWaitForOne) {
+  constexpr std::uint64_t kBytes = 60'000, kEach = 4;
+  static_assert(2 * kEach * kBytes > cuda::kRailStage);
+  ExchangeSettings settings = cramped();
+  settings.eager_bytes = kBytes;
+  GpuJob job({2, 2});
+  std::atomic<int> left{0};
+  run_gpu_job(job, settings, [&](GpuRank& rank) {
+    Buffers buffers;
+    for (std::uint64_t i = 0; i < 2 * kEach; ++i) buffers.add(rank.rank(), i % 2, 2, kBytes, i);
+    while (rank.rank() == 2 && left < 2) std::this_thread::sleep_for(1ms);
+    if (rank.rank() != 3) rank.run(buffers.transfers);
+    if (rank.rank() < 2) {
+      rank.engine().close();  // until the others have all that it sent
+      ++left;
+    }
+    buffers.check(rank.rank());
+    EXPECT_EQ(rank.failure(), "");
+  });
+}
+
 // More of them than find a place, at either end, and more than may be under way unasked.
 TEST(Rails, ManySmallMessagesArrive) {
   GpuJob job({2, 2});
