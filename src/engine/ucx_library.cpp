@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <mutex>
 
 #include "railweave/engine/error.hpp"
 
@@ -19,9 +20,7 @@ void bind(void* handle, const char* name, Function& function) {
   function = reinterpret_cast<Function>(symbol);
 }
 
-}  // namespace
-
-std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
+void prepare_environment() {
   // UCX reads these once, when it is loaded. Lost peers are our business, not console output; nor does a library take over signals.
   ::setenv("UCX_LOG_LEVEL", "fatal", 0);
   ::setenv("UCX_ERROR_SIGNALS", "", 0);
@@ -31,6 +30,14 @@ std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
   ::setenv("UCX_MEMTYPE_CACHE", "n", 0);
   // By default UCX's TCP waits inside connect(), for as long as a dead rail keeps silent; the engine thread has other rails to serve.
   ::setenv("UCX_TCP_CONN_NB", "y", 1);
+}
+
+}  // namespace
+
+std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
+  // Once: the UCX that one thread loads reads the environment while the next engine of the process is made.
+  static std::once_flag prepared;
+  std::call_once(prepared, prepare_environment);
   const std::string name = path.empty() ? "libucp.so.0" : path;
   // Never unloaded: UCX keeps threads and exit handlers.
   void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

@@ -2,6 +2,7 @@
 #include "ucx_transport.hpp"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <functional>
 #include <map>
@@ -120,6 +121,16 @@ TEST_F(UcxTransport, EndsThatWereMadeAnewOnOneSideOnlyComeTogetherAgain) {
     })) << fresh
         << " fresh endpoints";
   }
+}
+
+// While another engine's UCX may read the environment.
+TEST(UcxLibrary, OnlyTheFirstOfAProcessSetsVariables) {
+  engine::UcxLibrary::load(test_ucx_library());
+  ASSERT_STREQ(std::getenv("UCX_TCP_CONN_NB"), "y");
+  ::setenv("UCX_TCP_CONN_NB", "n", 1);
+  engine::UcxLibrary::load(test_ucx_library());
+  EXPECT_STREQ(std::getenv("UCX_TCP_CONN_NB"), "n");
+  ::setenv("UCX_TCP_CONN_NB", "y", 1);
 }
 
 }  // namespace
