@@ -137,7 +137,7 @@ TEST(Rails, AReceiverThatComesLateHoldsNobodyElseUp) {
 
 // Small messages travel in control frames: their sender's operation is over before anybody receives them.
 TEST(Rails, SmallMessagesWaitForNoReceiver) {
-  constexpr std::uint64_t kSizes[] = {1, 15, 4096, 16'384, 16'384, 16'383};  // together as many as find a place
+  constexpr std::uint64_t kSizes[] = {1, 15, 4096, 16'384, 16'384, 16'383};
   GpuJob job({2, 2});
   std::atomic<bool> sent{false};
   run_gpu_job(job, cramped(), [&](GpuRank& rank) {
@@ -203,15 +203,24 @@ TEST(Rails, SmallMessagesThatFindNoPlaceWaitForOne) {
   });
 }
 
-// More of them than find a place, at either end, and more than may be under way unasked.
-TEST(Rails, ManySmallMessagesArrive) {
+struct ManyCase {
+  std::uint64_t messages, bytes;
+  bool spread;  // over all ranks; else to one on the other node
+};
+class ManySmall : public testing::TestWithParam<ManyCase> {};
+
+TEST_P(ManySmall, MessagesArrive) {
+  const ManyCase& c = GetParam();
+  ExchangeSettings settings = cramped();
+  settings.eager_bytes = c.bytes;
   GpuJob job({2, 2});
-  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+  run_gpu_job(job, settings, [&](GpuRank& rank) {
     for (std::uint64_t round = 0; round < 6; ++round) {
       Buffers buffers;
-      for (std::uint64_t i = 0; i < 80; ++i) {
-        const auto source = static_cast<std::uint32_t>(i % 4), destination = static_cast<std::uint32_t>((i / 4 + 2 + source) % 4);
-        buffers.add(rank.rank(), source, destination, 16'384 - 100 * round * (i % 3), round * 100 + i);
+      for (std::uint64_t i = 0; i < c.messages; ++i) {
+        const std::uint64_t source = i % 4, destination = c.spread ? (i / 4 + 2 + source) % 4 : source ^ 2;
+        buffers.add(rank.rank(), static_cast<std::uint32_t>(source), static_cast<std::uint32_t>(destination),
+                    c.bytes - c.bytes / 100 * round * (i % 3), round * 1000 + i);
       }
       rank.run(buffers.transfers);
       buffers.check(rank.rank());
@@ -219,6 +228,9 @@ TEST(Rails, ManySmallMessagesArrive) {
     }
   });
 }
+
+// More bytes than find a place at their sources, 600 KB a rank; and more messages than may be under way unasked: 75 of a pair.
+INSTANTIATE_TEST_SUITE_P(Than, ManySmall, testing::Values(ManyCase{80, 60'000, true}, ManyCase{300, 1000, false}));
 
 // A graph's launches come without a word to the engine, and with the same parameters each time.
 TEST(Rails, ACapturedLaunchRunsAgainAndAgain) {
