@@ -119,7 +119,8 @@ class Engine final : public EngineServices {
   void advance_rows(std::uint64_t now);
   bool trades(const Operation& operation, std::uint32_t rank) const;
   std::uint32_t rows_missing(const Operation& operation) const;
-  void publish_row(const Operation& operation);
+  enum class Reach : std::uint8_t { nobody, mates, nodes };
+  void publish_row(const Operation& operation, Reach reach);
   void on_row(std::uint32_t source, ByteReader& payload);
   std::optional<Failure> refusal(const Operation& operation) const;
   void begin_failing(Operation& operation, std::uint64_t now);

@@ -98,7 +98,8 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
   OperationReport& report = operation->report;
   report.serial = operation->serial;
   report.bytes_by_nic.assign(cluster_.nodes[cluster_.node()].nics.size(), 0);
-  bool far = operation->collective && cluster_.nodes.size() > 1, large = false;
+  bool far = operation->collective && cluster_.nodes.size() > 1;
+  Reach large = Reach::nobody;  // of messages that wait for a grant
   std::uint64_t far_bytes = 0;
   for (SendMessage& message : operation->sends) {
     message.operation = operation.get();
@@ -106,7 +107,7 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     report.bytes_sent += message.bytes;
     const bool remote = !cluster_.local(message.key.destination);
     far = far || remote;
-    large = large || (remote && message.bytes > settings_.eager_bytes);
+    if (message.bytes > settings_.eager_bytes) large = std::max(large, remote ? Reach::nodes : Reach::mates);
     if (remote) far_bytes += message.bytes;
   }
   for (RecvMessage& message : operation->recvs) {
@@ -115,7 +116,7 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     report.bytes_received += message.bytes;
     const bool remote = !cluster_.local(message.key.source);
     far = far || remote;
-    large = large || (remote && message.bytes > settings_.eager_bytes);
+    if (message.bytes > settings_.eager_bytes) large = std::max(large, remote ? Reach::nodes : Reach::mates);
   }
   if (const auto failure = refusal(*operation)) {
     fail(*operation, *failure);
@@ -123,8 +124,8 @@ void Engine::start(const OperationPtr& operation, std::uint64_t now) {
     return;
   }
   backend_->start(*operation);
-  // Nobody waits for the row of a group's rank that has only small messages with him.
-  if (router_->wants_rows() && (operation->collective ? far : large)) publish_row(*operation);
+  // Nobody waits for the row of a group's rank that has only small messages with him; a mate cannot know that it has none with other nodes.
+  if (router_->wants_rows()) publish_row(*operation, operation->collective ? Reach::nodes : large);
   const bool plans = router_->wants_rows() ? far_bytes > settings_.chunk_bytes : far;
   if (!plans) {
     operation->phase = OperationPhase::running;
@@ -141,11 +142,13 @@ std::uint64_t Engine::row_wait_ns(std::uint64_t bytes) const {
   return std::min(settings_.row_wait_us, static_cast<std::uint64_t>(std::min(worth, kMaxRowWaitSeconds) * 1e6)) * 1000;
 }
 
-void Engine::publish_row(const Operation& operation) {
+void Engine::publish_row(const Operation& operation, Reach reach) {
+  if (reach == Reach::nobody || cluster_.nodes.size() == 1) return;
   std::vector<std::uint64_t> bytes(cluster_.world, 0);
   for (const SendMessage& message : operation.sends) bytes[message.key.destination] += message.bytes;
   memory_->write_row(cluster_.rank, {operation.serial, operation.communicator, operation.number, 0}, bytes, operation.posted_with);
   memory_->wake_mates();
+  if (reach == Reach::mates) return;
   ByteWriter payload;
   payload.put(operation.serial).put(std::uint64_t{operation.communicator}).put(operation.number);
   for (const std::uint64_t value : bytes) payload.put(value);

@@ -39,5 +39,32 @@ TEST(Rows, OfARankThatTookPartInFewerGroupsAreNotWaitedFor) {
   EXPECT_EQ(missing, std::vector<std::uint64_t>(kAlone + kTogether, 0));
 }
 
+// What rank 1 has with its mate keeps no rail busy. But its mate, which waits for its row, cannot know that it has nothing else.
+TEST(Rows, OfAMateWithoutMessagesToOtherNodesAreThere) {
+  ExchangeSettings settings;
+  settings.row_wait_us = 2'000'000;
+  constexpr std::uint64_t kFar = 8'000'000, kNear = 300'000;
+  const Fabric slow = engine::derive_fabric(rail_cluster(2, kFar / 40));
+  std::vector<std::uint64_t> missing;
+  const auto body = [&](Exchange& exchange) {
+    if (exchange.rank() == 3) return;
+    std::vector<std::byte> far(kFar), near(kNear);
+    Group group = exchange.group();
+    if (exchange.rank() == 0) {
+      group.send(far.data(), kFar, 2);
+      group.send(near.data(), kNear, 1);
+    } else if (exchange.rank() == 2) {
+      group.recv(far.data(), kFar, 0);
+    } else {
+      group.recv(near.data(), kNear, 0);
+    }
+    Handle handle = group.end();
+    handle.wait();
+    if (exchange.rank() == 0) missing.push_back(handle.report().rows_missing);
+  };
+  run_job({2, 2}, settings, body, slow);
+  EXPECT_EQ(missing, std::vector<std::uint64_t>{0});
+}
+
 }  // namespace
 }  // namespace railweave::test
