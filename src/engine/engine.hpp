@@ -162,7 +162,7 @@ class Engine final : public EngineServices {
   bool closed_ = false;
   std::uint64_t serial_ = 0;
   struct Numbers {
-    std::uint64_t operations = 0;
+    std::uint64_t collectives = 0;
     std::vector<std::uint64_t> sends, recvs;  // by peer
   };
   std::map<std::uint32_t, Numbers> numbers_;  // by communicator

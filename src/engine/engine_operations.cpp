@@ -34,7 +34,8 @@ void Engine::post(const std::shared_ptr<Operation>& operation) {
     numbers.sends.resize(cluster_.world);
     numbers.recvs.resize(cluster_.world);
     operation->serial = ++serial_;
-    operation->number = ++numbers.operations;
+    if (operation->collective) ++numbers.collectives;
+    operation->number = numbers.collectives;
     for (SendMessage& message : operation->sends) message.key.number = ++numbers.sends[message.key.destination];
     for (RecvMessage& message : operation->recvs) message.key.number = ++numbers.recvs[message.key.source];
     operation->posted_with.resize(cluster_.world);
@@ -187,7 +188,7 @@ bool Engine::trades(const Operation& operation, std::uint32_t rank) const {
 }
 
 // Of the ranks that take part, those whose newest row is of an earlier operation than this one. Groups are counted only by who takes part
-// in them, so what two ranks have in common there is the messages between them.
+// in them, so what two ranks have in common there is the messages between them, and what all have in common is the collectives.
 std::uint32_t Engine::rows_missing(const Operation& operation) const {
   std::uint32_t missing = 0;
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {

@@ -96,7 +96,7 @@ struct RowHeader {
   std::uint64_t version = 0;
   std::uint64_t serial = 0;  // operations that the rank has started, on any communicator
   std::uint64_t communicator = 0;
-  std::uint64_t operation = 0;  // operations that the rank has started on that communicator
+  std::uint64_t operation = 0;  // collectives that the rank has started on that communicator
 };
 
 // What fixes the offsets; equal on all mates (checked when regions are mapped).
