@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "rail_port.hpp"
+
 namespace railweave::cuda {
 namespace {
 
@@ -32,6 +34,25 @@ TEST(PrepareRails, TheFirstOfEachCommunicatorReportsAndMessagesOfAPairKeepTheirO
   EXPECT_EQ(rails[0].operation.bytes_sent, 4u);
   EXPECT_EQ(rails[2].operation.bytes_sent, 2u);
   EXPECT_EQ(rails[2].operation.bytes_received, 4u);
+}
+
+// Each communicator has a port of its own.
+TEST(PrepareRails, SmallSendsFindPlacesInThePortOfTheirCommunicator) {
+  constexpr std::uint64_t kMost = 60'000;
+  static_assert(kRailStage / kMost == 4);
+  HostView a{}, b{};
+  std::vector<Message> rails{
+      message(Direction::send, &a, 1),         message(Direction::send, &a, kMost), message(Direction::receive, &a, 5),
+      message(Direction::send, &a, kMost + 1), message(Direction::send, &a, kMost), message(Direction::send, &a, kMost),
+      message(Direction::send, &a, kMost),     message(Direction::send, &a, kMost), message(Direction::send, &a, 17),
+      message(Direction::send, &b, 7),         message(Direction::send, &b, kMost)};
+  LaunchLimits limits;
+  limits.staged_bytes = kMost;
+  prepare_rails(rails, {Kernel::any, 1}, limits);
+  std::vector<std::uint32_t> places;
+  for (const Message& m : rails) places.push_back(m.ordinal);
+  EXPECT_EQ(places, (std::vector<std::uint32_t>{0, 16, kNotStaged, kNotStaged, 16 + 60'000, 16 + 120'000, 16 + 180'000, kNotStaged,
+                                                16 + 240'000, 0, 16}));
 }
 
 // The kernel for rails has the general roles: they number and deal messages in packets and granted ones together.
