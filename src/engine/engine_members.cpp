@@ -82,7 +82,8 @@ void Engine::lose(std::uint32_t node) {
     if (member.state == RankState::dead || member.dies_at != 0) continue;
     if (!member.left) {
       member.left = true;
-      member.epitaph = "rank " + std::to_string(rank) + " cannot be reached any more: the ranks that drove the NICs to its node have gone";
+      member.epitaph =
+          "rank " + std::to_string(rank) + " cannot be reached any more: no NIC on the way to its node has a process behind it";
     }
     on_dead(rank, "");
   }
