@@ -120,6 +120,7 @@ class Engine final : public EngineServices {
   bool trades(const Operation& operation, std::uint32_t rank) const;
   std::uint32_t rows_missing(const Operation& operation) const;
   enum class Reach : std::uint8_t { nobody, mates, nodes };
+  std::uint64_t lifetime_ns(std::uint32_t rank, std::span<const std::uint64_t> row) const;
   void publish_row(const Operation& operation, Reach reach);
   void on_row(std::uint32_t source, ByteReader& payload);
   std::optional<Failure> refusal(const Operation& operation) const;

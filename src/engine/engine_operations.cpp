@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kRowWaitPart = 8;         // of the time the bytes take on one rail; not swept
 constexpr double kMaxRowWaitSeconds = 10;  // the setting's own limit
+constexpr double kMaxRowLifeSeconds = 60;
 
 }  // namespace
 
@@ -210,6 +211,16 @@ void Engine::advance_rows(std::uint64_t now) {
   }
 }
 
+// Nobody says when a group that this rank took no part in is over. Longer than its bytes to other nodes take on one rail it does not last,
+// unless it shares its rails; then a plan that forgets it is only less even.
+std::uint64_t Engine::lifetime_ns(std::uint32_t rank, std::span<const std::uint64_t> row) const {
+  std::uint64_t far = 0;
+  for (std::uint32_t to = 0; to < cluster_.world; ++to) {
+    if (cluster_.ranks[to].node != cluster_.ranks[rank].node) far += row[to];
+  }
+  return static_cast<std::uint64_t>(std::min(router_->seconds_on_one_rail(far), kMaxRowLifeSeconds) * 1e9);
+}
+
 void Engine::start_sends(Operation& operation, std::uint64_t now) {
   operation.phase = OperationPhase::running;
   // Posted by the program's thread, perhaps after this turn's clock was read.
@@ -218,7 +229,12 @@ void Engine::start_sends(Operation& operation, std::uint64_t now) {
   for (std::uint32_t rank = 0; rank < cluster_.world && router_->wants_rows(); ++rank) {
     if (rank == cluster_.rank || members_[rank].state == RankState::dead) continue;
     const auto tag = memory_->read_row(rank, rows[rank]);
-    if (!tag || tag->communicator != operation.communicator) rows[rank].assign(cluster_.world, 0);
+    if (!tag || tag->communicator != operation.communicator) {
+      rows[rank].assign(cluster_.world, 0);
+      continue;
+    }
+    const bool with_this = operation.collective || (trades(operation, rank) && tag->messages >= operation.posted_with[rank]);
+    if (!with_this && now >= tag->at + lifetime_ns(rank, rows[rank])) rows[rank].assign(cluster_.world, 0);
   }
   for (const SendMessage& message : operation.sends) rows[cluster_.rank][message.key.destination] += message.bytes;
   const std::uint64_t before = now_ns();

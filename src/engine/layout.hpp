@@ -97,6 +97,7 @@ struct RowHeader {
   std::uint64_t serial = 0;  // operations that the rank has started, on any communicator
   std::uint64_t communicator = 0;
   std::uint64_t operation = 0;  // collectives that the rank has started on that communicator
+  std::uint64_t at = 0;         // when it was written here, by this machine's clock
 };
 
 // What fixes the offsets; equal on all mates (checked when regions are mapped).

@@ -274,6 +274,7 @@ void NodeMemory::write_row(std::uint32_t rank, const RowTag& tag, std::span<cons
   put(row.serial, tag.serial);
   put(row.communicator, tag.communicator);
   put(row.operation, tag.operation);
+  put(row.at, now_ns());
   for (std::size_t i = 0; i < world_; ++i) put(values[i], bytes[i]);
   for (std::size_t i = 0; i < world_; ++i) put(values[world_ + i], messages[i]);
   store_flag(row.version, version + 2);
@@ -289,7 +290,7 @@ std::optional<NodeMemory::RowTag> NodeMemory::read_row(std::uint32_t rank, std::
     auto* values = &regions_[mate].at<std::uint64_t>(base + sizeof(RowHeader));
     const std::uint64_t version = load_flag(row.version);
     if (version == 0 || (version & 1) != 0) continue;
-    const RowTag tag{get(row.serial), get(row.communicator), get(row.operation), get(values[world_ + rank_])};
+    const RowTag tag{get(row.serial), get(row.communicator), get(row.operation), get(values[world_ + rank_]), get(row.at)};
     if (best && tag.serial <= best->serial) continue;
     std::vector<std::uint64_t> copy(bytes.size());
     for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = get(values[i]);

@@ -113,6 +113,7 @@ class NodeMemory {
     std::uint64_t communicator = 0;
     std::uint64_t operation = 0;
     std::uint64_t messages = 0;  // that it has posted with the rank that reads, on that communicator
+    std::uint64_t at = 0;        // when it came here, ns
   };
   // `bytes` and `messages`: to, and with, each rank.
   void write_row(std::uint32_t rank, const RowTag& tag, std::span<const std::uint64_t> bytes, std::span<const std::uint64_t> messages);

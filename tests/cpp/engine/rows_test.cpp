@@ -1,6 +1,10 @@
 // Whose rows a source waits for before it plans (docs/protocol.md §10).
 #include <gtest/gtest.h>
 
+#include <barrier>
+#include <chrono>
+#include <thread>
+
 #include "job.hpp"
 #include "parts.hpp"
 #include "router.hpp"
@@ -88,6 +92,36 @@ TEST(Rows, OfAMateWithoutMessagesToOtherNodesAreThere) {
   };
   run_job({2, 2}, settings, body, slow);
   EXPECT_EQ(missing, std::vector<std::uint64_t>{0});
+}
+
+// Nobody says that a group is over to those who were not in it. Its row keeps rails for it as long as it may run, and no longer.
+TEST(Rows, OfAGroupThatIsOverKeepNoRail) {
+  using namespace std::chrono_literals;
+  constexpr std::uint64_t kFar = 8'000'000;
+  constexpr double kOneRail = 0.2;  // seconds that the bytes take
+  const auto rate = static_cast<std::uint64_t>(kFar / kOneRail);
+  const Fabric fabric = engine::derive_fabric(rail_cluster(2, rate));
+  std::barrier ended(4);
+  double planned = 0;
+  const auto body = [&](Exchange& exchange) {
+    std::vector<std::byte> far(kFar);
+    const auto send = [&](std::uint32_t from, std::uint32_t to) {
+      if (exchange.rank() != from && exchange.rank() != to) return 0.0;
+      Group group = exchange.group();
+      if (exchange.rank() == from) group.send(far.data(), kFar, to);
+      if (exchange.rank() == to) group.recv(far.data(), kFar, from);
+      Handle handle = group.end();
+      handle.wait();
+      return handle.report().plan_z_seconds;
+    };
+    send(1, 3);
+    ended.arrive_and_wait();
+    std::this_thread::sleep_for(std::chrono::duration<double>(2 * kOneRail));
+    const double seconds = send(0, 2);
+    if (exchange.rank() == 0) planned = seconds;
+  };
+  run_job({2, 2}, {}, body, fabric);
+  EXPECT_NEAR(planned, kOneRail / 2, kOneRail / 20) << "both rails";
 }
 
 }  // namespace
