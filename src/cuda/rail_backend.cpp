@@ -23,7 +23,6 @@ constexpr std::uint64_t kNapNs = 10'000;
 constexpr std::uint64_t kSpinNs = 200'000;
 // Of the places: the others are for pulls.
 constexpr std::uint32_t kMostPushes = kRailCopies / 2;
-constexpr std::uint32_t kStageAlignment = 16;  // whole vectors
 
 }  // namespace
 
@@ -163,7 +162,7 @@ bool RailBackend::stage(Copy copy, std::span<const std::byte> data) {
   if (!place_is_free() || !waiting_.empty() || data.size() > kRailStage - staged_) return false;
   std::memcpy(port_.arrived + staged_, data.data(), data.size());
   copy.from = reinterpret_cast<std::uint64_t>(port_.arrived + staged_);
-  staged_ += (data.size() + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+  staged_ += stage_bytes(data.size());
   ++open_puts_;
   ask(copy);
   return true;

@@ -15,6 +15,8 @@ inline constexpr std::uint32_t kRailCopies = 64;
 // Of an operation's small messages to other nodes, together: four of the largest (eager_bytes). What finds no place there waits for grants.
 inline constexpr std::uint32_t kRailStage = 256u << 10;
 inline constexpr std::uint32_t kNotStaged = ~0u;
+// What a small message takes of a stage: whole vectors, as copies move them.
+constexpr std::uint64_t stage_bytes(std::uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 // A message as its kernel lists it.
 struct RailMessage {

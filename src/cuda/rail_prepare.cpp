@@ -10,8 +10,6 @@ namespace {
 
 // Two chunks of the default size.
 constexpr std::uint64_t kBytesPerRailBlock = 256u << 10;
-// Of what lies in RailPort::sent: whole vectors.
-constexpr std::uint32_t kStageAlignment = 16;
 
 }  // namespace
 
@@ -37,7 +35,7 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
     m.ordinal = kNotStaged;
     if (m.direction == Direction::send && m.bytes <= limits.staged_bytes && m.bytes <= kRailStage - staged) {
       m.ordinal = static_cast<std::uint32_t>(staged);
-      staged += (m.bytes + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+      staged += stage_bytes(m.bytes);
     }
     Totals& totals = reporter->operation;
     ++totals.completed;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kRowWaitPart = 8;         // of the time the bytes take on one rail; not swept
 constexpr double kMaxRowWaitSeconds = 10;  // the setting's own limit
-constexpr double kMaxRowLifeSeconds = 60;
+constexpr double kMaxRowLifeSeconds = 60;  // of a row for which no rate is known
 
 }  // namespace
 
