@@ -44,6 +44,23 @@ def dump(gpus: int, nets: int) -> str:
     return f'<system version="1"><cpu {cpu}>{cards}<nic>{net}</nic></cpu></system>'
 
 
+def ask_for_dumps(monkeypatch: pytest.MonkeyPatch, text: str, writers: list[str]) -> None:
+    """In place of ranks under NCCL: all ask for the file of their host; `writers`: by rank, who writes it."""
+
+    class Asked:
+        def ready(self) -> None:
+            pass
+
+    @contextlib.contextmanager
+    def writes_dumps(system: System, place: Place, folder: Path) -> Iterator[Any]:
+        assert [each["NCCL_TOPO_DUMP_FILE_RANK"] for each in place.environments] == writers
+        for each in place.environments:
+            Path(each["NCCL_TOPO_DUMP_FILE"]).write_text(text)
+        yield Asked()
+
+    monkeypatch.setattr(rails, "start", writes_dumps)
+
+
 @pytest.mark.parametrize(
     ("shape", "available", "wanted"),
     [
@@ -126,18 +143,7 @@ def test_ranks_in_a_lab_answer_and_are_ended() -> None:
 @ROOT
 @pytest.mark.root
 def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Asked:
-        def ready(self) -> None:
-            pass
-
-    @contextlib.contextmanager
-    def writes_dumps(system: System, place: Place, folder: Path) -> Iterator[Any]:
-        assert [each["NCCL_TOPO_DUMP_FILE_RANK"] for each in place.environments] == ["0", "0", "2", "2"]
-        for each in place.environments:
-            Path(each["NCCL_TOPO_DUMP_FILE"]).write_text(dump(2, 2))
-        yield Asked()
-
-    monkeypatch.setattr(rails, "start", writes_dumps)
+    ask_for_dumps(monkeypatch, dump(2, 2), ["0", "0", "2", "2"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     spec = LabSpec(2, 2, rate=40_000_000, isolation="node")
     monkeypatch.setattr(rails, "measure_bound", lambda probe, matrix: float(matrix.sum()) / 4e8)
@@ -160,18 +166,7 @@ def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: 
 @ROOT
 @pytest.mark.root
 def test_ranks_of_a_node_that_share_a_gpu_are_hosts_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Asked:
-        def ready(self) -> None:
-            pass
-
-    @contextlib.contextmanager
-    def writes_dumps(system: System, place: Place, folder: Path) -> Iterator[Any]:
-        assert [each["NCCL_TOPO_DUMP_FILE_RANK"] for each in place.environments] == ["0", "1", "2", "3"]
-        for each in place.environments:
-            Path(each["NCCL_TOPO_DUMP_FILE"]).write_text(dump(1, 4))
-        yield Asked()
-
-    monkeypatch.setattr(rails, "start", writes_dumps)
+    ask_for_dumps(monkeypatch, dump(1, 4), ["0", "1", "2", "3"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     spec = LabSpec(2, 2, rails=4, rate=40_000_000, isolation="node")
     with rails.on_rails(spec, 1, System("nccl", {}), None, lambda _: None) as run:
