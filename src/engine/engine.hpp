@@ -18,6 +18,7 @@
 #include "operation.hpp"
 #include "rail_proxy.hpp"
 #include "router.hpp"
+#include "row_history.hpp"
 #include "slot_memory.hpp"
 
 namespace railweave::engine {
@@ -175,6 +176,7 @@ class Engine final : public EngineServices {
   std::thread thread_;
   std::vector<Member> members_;
   std::vector<OperationPtr> operations_;
+  std::map<std::uint32_t, RowHistory> histories_;  // by communicator
   std::vector<std::uint64_t> silent_ns_, heard_;  // by node
   std::unordered_map<MessageKey, Failure, MessageKeyHash> cancelled_early_;
   std::vector<std::pair<std::uint64_t, std::shared_ptr<SharedMemory>>> mapped_;  // by inode, oldest first

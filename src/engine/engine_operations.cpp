@@ -212,7 +212,7 @@ void Engine::advance_rows(std::uint64_t now) {
 }
 
 // Nobody says when a group that this rank took no part in is over. Longer than its bytes to other nodes take on one rail it does not last,
-// unless it shares its rails; then a plan that forgets it is only less even.
+// unless it shares its rails.
 std::uint64_t Engine::lifetime_ns(std::uint32_t rank, std::span<const std::uint64_t> row) const {
   std::uint64_t far = 0;
   for (std::uint32_t to = 0; to < cluster_.world; ++to) {
@@ -226,6 +226,9 @@ void Engine::start_sends(Operation& operation, std::uint64_t now) {
   // Posted by the program's thread, perhaps after this turn's clock was read.
   if (router_->wants_rows()) operation.report.row_wait_seconds = static_cast<double>(now - std::min(now, operation.posted_at)) * 1e-9;
   std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
+  for (const SendMessage& message : operation.sends) rows[cluster_.rank][message.key.destination] += message.bytes;
+  RowHistory& history = histories_.try_emplace(operation.communicator, cluster_.world).first->second;
+  history.begin_plan(rows[cluster_.rank]);
   for (std::uint32_t rank = 0; rank < cluster_.world && router_->wants_rows(); ++rank) {
     if (rank == cluster_.rank || members_[rank].state == RankState::dead) continue;
     const auto tag = memory_->read_row(rank, rows[rank]);
@@ -233,10 +236,12 @@ void Engine::start_sends(Operation& operation, std::uint64_t now) {
       rows[rank].assign(cluster_.world, 0);
       continue;
     }
-    const bool with_this = operation.collective || (trades(operation, rank) && tag->messages >= operation.posted_with[rank]);
-    if (!with_this && now >= tag->at + lifetime_ns(rank, rows[rank])) rows[rank].assign(cluster_.world, 0);
+    // A rank of this operation whose row is late: what it sent last stands for it. Where one rank plans for both and the other for itself
+    // alone, one rail gets the bytes that the other is to have.
+    const bool takes_part = operation.collective || trades(operation, rank);
+    const bool repeats = history.repeats(rank, tag->serial);
+    if (!takes_part && !repeats && now >= tag->at + lifetime_ns(rank, rows[rank])) rows[rank].assign(cluster_.world, 0);
   }
-  for (const SendMessage& message : operation.sends) rows[cluster_.rank][message.key.destination] += message.bytes;
   const std::uint64_t before = now_ns();
   try {
     const Router::Summary summary = router_->plan(rows, operation.routes);

@@ -124,5 +124,68 @@ TEST(Rows, OfAGroupThatIsOverKeepNoRail) {
   EXPECT_NEAR(planned, kOneRail / 2, kOneRail / 20) << "both rails";
 }
 
+// Two pairs that do the same again and again, and have no message in common. Each of the sources counts on the other one although its last
+// group is over: planning for itself alone, one of them would use both rails and the other, which knows both rows, its own.
+TEST(Rows, OfGroupsThatComeAgainAndAgainStandForTheNextOnes) {
+  constexpr std::uint64_t kFar = 8'000'000;
+  constexpr double kOneRail = 0.05;  // seconds that the bytes take
+  const Fabric fabric = engine::derive_fabric(rail_cluster(2, static_cast<std::uint64_t>(kFar / kOneRail)));
+  constexpr int kOperations = 5, kTogether = 2;  // before the third a source has seen the other one come again
+  std::barrier began(4), ended(4);
+  std::vector<double> planned;
+  const auto body = [&](Exchange& exchange) {
+    std::vector<std::byte> far(kFar);
+    for (int i = 0; i < kOperations; ++i) {
+      // Rank 1 comes so late that rank 0 has planned, and its own last row is older than it lived.
+      if (exchange.rank() == 1) began.arrive_and_wait();
+      Group group = exchange.group();
+      if (exchange.rank() < 2) group.send(far.data(), kFar, exchange.rank() + 2);
+      if (exchange.rank() >= 2) group.recv(far.data(), kFar, exchange.rank() - 2);
+      Handle handle = group.end();
+      if (exchange.rank() == 0) handle.wait();
+      if (exchange.rank() != 1) began.arrive_and_wait();
+      if (exchange.rank() != 0) handle.wait();
+      if (exchange.rank() == 0) planned.push_back(handle.report().plan_z_seconds);
+      ended.arrive_and_wait();
+      std::this_thread::sleep_for(std::chrono::duration<double>(2 * kOneRail));
+    }
+  };
+  run_job({2, 2}, {}, body, fabric);
+  EXPECT_NEAR(planned[0], kOneRail / 2, kOneRail / 20) << "nobody else is known";
+  for (int i = kTogether; i < kOperations; ++i) EXPECT_NEAR(planned[i], kOneRail, kOneRail / 20) << "operation " << i;
+}
+
+// A mate of the same operation that comes too late to be waited for sends what it sent last.
+TEST(Rows, ThatAreLateAreForecastByTheLastOnes) {
+  constexpr std::uint64_t kFar = 8'000'000, kNear = 300'000;
+  constexpr double kOneRail = 0.05;
+  const Fabric fabric = engine::derive_fabric(rail_cluster(2, static_cast<std::uint64_t>(kFar / kOneRail)));
+  constexpr int kOperations = 3;
+  std::barrier ended(4);
+  std::vector<double> planned;
+  std::vector<std::uint64_t> missing;
+  const auto body = [&](Exchange& exchange) {
+    std::vector<std::byte> far(kFar + kOperations), near(kNear);
+    for (int i = 0; i < kOperations; ++i) {
+      if (exchange.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(i == 0 ? 0 : 2 * kOneRail));
+      Group group = exchange.group();
+      if (exchange.rank() < 2) group.send(far.data(), kFar + static_cast<std::uint64_t>(i), exchange.rank() + 2);
+      if (exchange.rank() >= 2) group.recv(far.data(), kFar + static_cast<std::uint64_t>(i), exchange.rank() - 2);
+      if (exchange.rank() == 0) group.send(near.data(), kNear, 1);
+      if (exchange.rank() == 1) group.recv(near.data(), kNear, 0);
+      Handle handle = group.end();
+      handle.wait();
+      if (exchange.rank() == 0) planned.push_back(handle.report().plan_z_seconds);
+      if (exchange.rank() == 0) missing.push_back(handle.report().rows_missing);
+      ended.arrive_and_wait();
+    }
+  };
+  run_job({2, 2}, {}, body, fabric);
+  for (int i = 1; i < kOperations; ++i) {
+    EXPECT_EQ(missing[i], 1u) << "operation " << i;
+    EXPECT_NEAR(planned[i], kOneRail, kOneRail / 20) << "operation " << i;
+  }
+}
+
 }  // namespace
 }  // namespace railweave::test
