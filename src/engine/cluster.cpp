@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <array>
 #include <fstream>
 #include <map>
@@ -44,6 +45,15 @@ std::uint64_t inode(const char* path) {
   return ::stat(path, &status) == 0 ? static_cast<std::uint64_t>(status.st_ino) : 0;
 }
 
+// A virtual interface says a rate that is nobody's (veth: 10 Gbit/s), unless it lies over others (a VLAN, a bond).
+bool has_rate(const std::string& interface) {
+  const std::filesystem::path folder = "/sys/class/net/" + interface;
+  std::error_code ignored;
+  if (std::filesystem::exists(folder / "device", ignored)) return true;
+  const std::filesystem::directory_iterator entries(folder, ignored);
+  return std::any_of(begin(entries), end(entries), [](const auto& entry) { return entry.path().filename().string().starts_with("lower_"); });
+}
+
 // bytes/s of a network interface or RDMA device ("mlx5_0:1"), 0 when the system does not say.
 std::uint64_t device_rate(const std::string& device) {
   constexpr std::uint64_t kBytesPerMbit = 125'000;
@@ -54,6 +64,7 @@ std::uint64_t device_rate(const std::string& device) {
     return line.empty() ? 0
                         : static_cast<std::uint64_t>(std::strtod(line.c_str(), nullptr) * 1000) * kBytesPerMbit;  // "200 Gb/sec (4X HDR)"
   }
+  if (!has_rate(device)) return 0;
   const long mbit = std::strtol(first_line("/sys/class/net/" + device + "/speed").c_str(), nullptr, 10);
   return mbit > 0 ? static_cast<std::uint64_t>(mbit) * kBytesPerMbit : 0;
 }

@@ -15,7 +15,11 @@ namespace {
 constexpr std::uint64_t kMateBps = 100'000'000'000;
 constexpr std::uint64_t kHostLinkBps = 50'000'000'000;
 constexpr std::uint64_t kUnknownRailBps = 1'250'000'000;
+constexpr const char* kAssumed = "assumed";
 constexpr std::uint64_t kMateLatencyNs = 1000, kRailLatencyNs = 5000;
+
+// Not slower than the other one by more than measuring and headers explain.
+bool alike(std::uint64_t Bps, std::uint64_t other) { return Bps >= other - other / 8; }
 
 [[noreturn]] void mismatch(const std::string& what, std::size_t found, std::size_t expected) {
   throw FabricError("the fabric has " + std::to_string(found) + " " + what + "; the job has " + std::to_string(expected) +
@@ -75,14 +79,14 @@ Fabric derive_fabric(const Cluster& cluster) {
     const std::uint64_t rate = info.rate_Bps != 0 ? info.rate_Bps : kUnknownRailBps;
     leaf_Bps += rate;
     builder.add_link(nics[i], leafs[info.position], EdgeKind::rail, rate, kRailLatencyNs,
-                     info.rate_Bps != 0 ? "interface speed" : "assumed");
+                     info.rate_Bps != 0 ? "interface speed" : kAssumed);
   }
   if (uneven) {
     Vertex spine;
     spine.kind = VertexKind::spine;
     spine.name = "spine0";
     const VertexId top = builder.add_vertex(spine);
-    for (const VertexId leaf : leafs) builder.add_link(leaf, top, EdgeKind::uplink, leaf_Bps, kRailLatencyNs, "assumed");
+    for (const VertexId leaf : leafs) builder.add_link(leaf, top, EdgeKind::uplink, leaf_Bps, kRailLatencyNs, kAssumed);
   }
   return std::move(builder).build();
 }
@@ -243,14 +247,36 @@ std::uint64_t Router::round_rate(std::uint64_t Bps) {
 }
 
 bool Router::set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps) {
-  const std::uint64_t before = links_.epoch();
+  bool news = false;
   for (const EdgeId edge : {to_leaf_[nic], from_leaf_[peer]}) {
-    // Headers take their part of a shaped rail (TCP goodput is 95.65% of it): within an eighth of nominal is nominal.
-    const std::uint64_t nominal = fabric_.edge(edge).capacity_Bps;
-    const std::uint64_t rounded = Bps >= nominal - nominal / 8 ? nominal : round_rate(Bps);
-    if (!links_.is_down(edge)) links_.set_rate(edge, std::max<std::uint64_t>(rounded, 1));
+    std::uint64_t& last = measured_[edge];
+    if (last != 0 && alike(Bps, last) && alike(last, Bps)) continue;
+    last = std::max<std::uint64_t>(Bps, 1);
+    apply_rates(fabric_.edge(edge).capacity_Bps);
+    news = true;
   }
-  return links_.epoch() != before;
+  return news;
+}
+
+// Follows from the measured rates alone, so that all ranks come to the same. Rails of one kind that are as fast as each other must not get
+// different parts because each was measured by itself, or one was not measured at all and its rate is only assumed. And headers take their
+// part of a rail: TCP goodput of a shaped one is 95.65% of it.
+void Router::apply_rates(std::uint64_t nominal) {
+  std::uint64_t best = 0;
+  for (const auto& [edge, rate] : measured_) {
+    if (fabric_.edge(edge).capacity_Bps == nominal) best = std::max(best, rate);
+  }
+  const std::uint64_t common = alike(best, nominal) ? nominal : round_rate(best);
+  for (const std::vector<EdgeId>* edges : {&to_leaf_, &from_leaf_}) {
+    for (const EdgeId edge : *edges) {
+      const Edge& rail = fabric_.edge(edge);
+      const auto found = measured_.find(edge);
+      const bool measured = found != measured_.end();
+      if (rail.capacity_Bps != nominal || links_.is_down(edge) || (!measured && rail.source != kAssumed)) continue;
+      const std::uint64_t rate = !measured || alike(found->second, common) ? common : round_rate(found->second);
+      links_.set_rate(edge, std::max<std::uint64_t>(rate, 1));
+    }
+  }
 }
 
 void Router::set_nic_down(std::uint32_t nic, bool down) {

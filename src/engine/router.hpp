@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -42,12 +43,13 @@ class Router {
   // How long these bytes would take on the rail of the rank's own NIC, or its node's first.
   double seconds_on_one_rail(std::uint64_t bytes) const;
 
-  // A measured rate of the link, rounded to eighths of its octave; true if it changes the state.
+  // A measured rate of the link; true if it says more than the last one, from which it must differ by over an eighth, and others should know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
   void set_nic_down(std::uint32_t nic, bool down);
-  static std::uint64_t round_rate(std::uint64_t Bps);
 
  private:
+  static std::uint64_t round_rate(std::uint64_t Bps);
+  void apply_rates(std::uint64_t nominal);
   EdgeId to_leaf(std::uint32_t nic) const { return to_leaf_[nic]; }
   RouteShare share_of(const Route& route, std::uint64_t bytes) const;
 
@@ -62,6 +64,7 @@ class Router {
   std::vector<VertexId> vertex_of_;          // by NIC
   std::vector<std::uint32_t> nic_of_;        // by vertex
   std::vector<EdgeId> to_leaf_, from_leaf_;  // by NIC
+  std::map<EdgeId, std::uint64_t> measured_;  // of rails, bytes/s
   std::vector<std::vector<bool>> connected_;
 };
 

@@ -62,10 +62,11 @@ class RateMeter {
   // Gives a rate in bytes/s when there is a new one to believe.
   std::optional<std::uint64_t> confirmed(const Sample& sample);
   // The pipe ran empty, or a transfer had to wait for a slot.
-  void interrupt() { transfers_ = 0; }
+  void interrupt() { transfers_ = 0, full_since_ = 0; }
 
  private:
   std::optional<std::uint64_t> believe(std::uint64_t rate);
+  std::uint64_t full_since_ = 0;  // ns; 0: not known yet
   std::uint32_t transfers_ = 0;
   Sample first_;
   // The first rate is doubted, too, unless another says the same.

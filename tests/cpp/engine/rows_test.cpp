@@ -167,7 +167,7 @@ TEST(Rows, ThatAreLateAreForecastByTheLastOnes) {
   const auto body = [&](Exchange& exchange) {
     std::vector<std::byte> far(kFar + kOperations), near(kNear);
     for (int i = 0; i < kOperations; ++i) {
-      if (exchange.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(i == 0 ? 0 : 2 * kOneRail));
+      if (exchange.rank() == 1 && i != 0) std::this_thread::sleep_for(std::chrono::duration<double>(2 * kOneRail));
       Group group = exchange.group();
       if (exchange.rank() < 2) group.send(far.data(), kFar + static_cast<std::uint64_t>(i), exchange.rank() + 2);
       if (exchange.rank() >= 2) group.recv(far.data(), kFar + static_cast<std::uint64_t>(i), exchange.rank() - 2);
@@ -178,6 +178,7 @@ TEST(Rows, ThatAreLateAreForecastByTheLastOnes) {
       if (exchange.rank() == 0) planned.push_back(handle.report().plan_z_seconds);
       if (exchange.rank() == 0) missing.push_back(handle.report().rows_missing);
       ended.arrive_and_wait();
+      std::this_thread::sleep_for(std::chrono::duration<double>(2 * kOneRail));
     }
   };
   run_job({2, 2}, {}, body, fabric);
