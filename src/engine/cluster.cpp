@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -51,7 +51,8 @@ bool has_rate(const std::string& interface) {
   std::error_code ignored;
   if (std::filesystem::exists(folder / "device", ignored)) return true;
   const std::filesystem::directory_iterator entries(folder, ignored);
-  return std::any_of(begin(entries), end(entries), [](const auto& entry) { return entry.path().filename().string().starts_with("lower_"); });
+  return std::any_of(begin(entries), end(entries),
+                     [](const auto& entry) { return entry.path().filename().string().starts_with("lower_"); });
 }
 
 // bytes/s of a network interface or RDMA device ("mlx5_0:1"), 0 when the system does not say.

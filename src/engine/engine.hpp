@@ -177,7 +177,7 @@ class Engine final : public EngineServices {
   std::vector<Member> members_;
   std::vector<OperationPtr> operations_;
   std::map<std::uint32_t, RowHistory> histories_;  // by communicator
-  std::vector<std::uint64_t> silent_ns_, heard_;  // by node
+  std::vector<std::uint64_t> silent_ns_, heard_;   // by node
   std::unordered_map<MessageKey, Failure, MessageKeyHash> cancelled_early_;
   std::vector<std::pair<std::uint64_t, std::shared_ptr<SharedMemory>>> mapped_;  // by inode, oldest first
   std::uint64_t seen_link_changes_ = 0;

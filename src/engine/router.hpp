@@ -43,7 +43,8 @@ class Router {
   // How long these bytes would take on the rail of the rank's own NIC, or its node's first.
   double seconds_on_one_rail(std::uint64_t bytes) const;
 
-  // A measured rate of the link; true if it says more than the last one, from which it must differ by over an eighth, and others should know.
+  // A measured rate of the link; true if it says more than the last one, from which it must differ by over an eighth, and others should
+  // know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
   void set_nic_down(std::uint32_t nic, bool down);
 
@@ -59,11 +60,11 @@ class Router {
   LinkState links_;
   Planner planner_;
   Demand demand_;
-  std::vector<GpuId> gpu_of_;                // by rank
-  std::vector<std::uint32_t> rank_of_;       // by GPU
-  std::vector<VertexId> vertex_of_;          // by NIC
-  std::vector<std::uint32_t> nic_of_;        // by vertex
-  std::vector<EdgeId> to_leaf_, from_leaf_;  // by NIC
+  std::vector<GpuId> gpu_of_;                 // by rank
+  std::vector<std::uint32_t> rank_of_;        // by GPU
+  std::vector<VertexId> vertex_of_;           // by NIC
+  std::vector<std::uint32_t> nic_of_;         // by vertex
+  std::vector<EdgeId> to_leaf_, from_leaf_;   // by NIC
   std::map<EdgeId, std::uint64_t> measured_;  // of rails, bytes/s
   std::vector<std::vector<bool>> connected_;
 };

@@ -16,8 +16,8 @@ class RowHistory {
     if (!steady_) own_ = own;
   }
 
-  // In a plan, for each rank but the own, with the serial of its newest row: whether it does the same again and again beside this rank, which
-  // does too. Then its row stands for its next one. A rank that has come to no new row within two plans has stopped.
+  // In a plan, for each rank but the own, with the serial of its newest row: whether it does the same again and again beside this rank,
+  // which does too. Then its row stands for its next one. A rank that has come to no new row within two plans has stopped.
   bool repeats(std::uint32_t rank, std::uint64_t serial) {
     Seen& seen = ranks_[rank];
     const bool renewed = serial != seen.serial;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "cpu_wait.hpp"
 
@@ -48,42 +49,45 @@ void TxSlotHolds::drop_if_over(std::unordered_map<std::uint64_t, Hold>::iterator
 }
 
 std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
-  if (full_since_ == 0) full_since_ = sample.now;
-  if (sample.now - full_since_ < kBurstNs) return std::nullopt;
-  if (transfers_++ == 0) {
+  const std::uint64_t span = std::uint64_t{sample.rx_now_us - first_.rx_now_us} * 1000;
+  if (stage_ != Stage::measuring) {
+    if (stage_ == Stage::filling && span < kBurstNs) return std::nullopt;
+    stage_ = stage_ == Stage::empty ? Stage::filling : Stage::measuring;
     first_ = sample;
+    transfers_ = 0;
     return std::nullopt;
   }
-  const std::uint64_t span = sample.now - first_.now;
-  if (transfers_ <= kMeterTransfers || span < kMeterNs) return std::nullopt;
+  if (++transfers_ < kMeterTransfers || span < kMeterNs) return std::nullopt;
+  const Sample first = std::exchange(first_, sample);
   transfers_ = 0;
-  const std::uint64_t bytes = sample.link_bytes - first_.link_bytes;
+  const std::uint64_t bytes = sample.link_bytes - first.link_bytes;
   // An eighth is what the rounding of rates hides.
   const bool alone =
-      sample.tx_nic_bytes - first_.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first_.rx_nic_bytes <= bytes + bytes / 8;
+      sample.tx_nic_bytes - first.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first.rx_nic_bytes <= bytes + bytes / 8;
   // What the threads waited for a CPU was not the link's time; too much of it leaves too little to measure.
-  const std::uint64_t waited = sample.tx_wait_ns - first_.tx_wait_ns + (sample.rx_wait_ns - first_.rx_wait_ns);
+  const std::uint64_t waited = sample.tx_wait_ns - first.tx_wait_ns + (sample.rx_wait_ns - first.rx_wait_ns);
   if (!alone || waited > span / 4) return std::nullopt;
   const auto rate = static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span - waited));
   // A thread that always had work may be what was slow. It gets time when the link is: then there are spans in which it waited.
-  const std::uint64_t worked = std::max(sample.tx_work_ns - first_.tx_work_ns, std::uint64_t{sample.rx_work_us - first_.rx_work_us} * 1000);
+  const std::uint64_t worked = std::max(sample.tx_work_ns - first.tx_work_ns, std::uint64_t{sample.rx_work_us - first.rx_work_us} * 1000);
   if (rate < believed_ && worked > span - span / 4) return std::nullopt;
   return believe(rate);
 }
 
-// A link that was fast once can be fast; one that is slow twice in a row is slow.
+// A span that says something else is doubted; two in a row are believed, as far as both say it.
 std::optional<std::uint64_t> RateMeter::believe(std::uint64_t rate) {
-  if (rate >= believed_ - believed_ / 8) {
+  const auto slower = [this](std::uint64_t other) { return other < believed_ - believed_ / 8; };
+  const auto faster = [this](std::uint64_t other) { return other - other / 9 > believed_; };
+  if (!slower(rate) && !faster(rate)) {
     doubted_ = 0;
-    believed_ = rate;
-    return rate;
+    believed_ = believed_ / 4 * 3 + rate / 4;
+    return believed_;
   }
-  if (doubted_ == 0) {
-    doubted_ = rate;
-    return std::nullopt;
-  }
-  believed_ = std::max(rate, doubted_);
+  const std::uint64_t other = std::exchange(doubted_, rate);
+  const bool agree = other != 0 && (slower(rate) ? slower(other) : faster(other));
+  if (!agree) return std::nullopt;
   doubted_ = 0;
+  believed_ = slower(rate) ? std::max(rate, other) : std::min(rate, other);
   return believed_;
 }
 
@@ -174,7 +178,7 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   if (!up()) return;
   answered(now);
   if (frame.kind == RailFrame::got) {
-    on_got(frame, now);
+    on_got(frame);
     return;
   }
   if (frame.kind != RailFrame::accept) return;
@@ -188,7 +192,7 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   transfer.phase = Phase::accepted;
 }
 
-void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
+void TxLink::on_got(const RailHeader& frame) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
   const std::uint32_t length = found->second.record.length;
@@ -202,8 +206,8 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
       in_phase(Phase::sent) + in_phase(Phase::accepted) >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
   if (!steady)
     meter_.interrupt();
-  else if (const auto rate =
-               meter_.confirmed({now, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn, work_ns(), frame.length}))
+  else if (const auto rate = meter_.confirmed(
+               {frame.chunk, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn, work_ns(), frame.length}))
     rate_ = rate;
 }
 

@@ -48,9 +48,10 @@ class TxSlotHolds {
 // neither end's thread lacked a CPU, or had too much to do (docs/protocol.md §11).
 class RateMeter {
  public:
-  // Counters at the moment when a transfer was confirmed.
+  // Counters with a confirmation. Those of this end are of the moment when it came, which is not the moment when the bytes did: several
+  // confirmations wait behind data of the other direction and come at once.
   struct Sample {
-    std::uint64_t now = 0;
+    std::uint32_t rx_now_us = 0;  // when they did, by the clock of the other end; begins anew after 2^32
     std::uint64_t link_bytes = 0;
     std::uint64_t tx_nic_bytes = 0;  // all links of the tx NIC
     std::uint64_t rx_nic_bytes = 0;  // all links of the rx NIC
@@ -62,13 +63,14 @@ class RateMeter {
   // Gives a rate in bytes/s when there is a new one to believe.
   std::optional<std::uint64_t> confirmed(const Sample& sample);
   // The pipe ran empty, or a transfer had to wait for a slot.
-  void interrupt() { transfers_ = 0, full_since_ = 0; }
+  void interrupt() { stage_ = Stage::empty; }
 
  private:
   std::optional<std::uint64_t> believe(std::uint64_t rate);
-  std::uint64_t full_since_ = 0;  // ns; 0: not known yet
+  enum class Stage : std::uint8_t { empty, filling, measuring };
+  Stage stage_ = Stage::empty;
   std::uint32_t transfers_ = 0;
-  Sample first_;
+  Sample first_;  // of the stage
   // The first rate is doubted, too, unless another says the same.
   std::uint64_t believed_ = std::numeric_limits<std::uint64_t>::max(), doubted_ = 0;
 };
@@ -135,7 +137,7 @@ class TxLink {
   void go_down(std::uint64_t now);
   void on_over(std::uint64_t now);
   void drop(const Record& record);
-  void on_got(const RailHeader& header, std::uint64_t now);
+  void on_got(const RailHeader& header);
   std::uint32_t in_phase(Phase phase) const;
 
   Port port_;

@@ -39,7 +39,7 @@ class SlowRail : public testing::Test {
       double Bps = rail.Bps * (1 - rail.cpu_wait);
       if (spare > 0) Bps *= 3, spare -= static_cast<double>(chunk);
       const auto span = static_cast<std::uint64_t>(static_cast<double>(chunk) * 1e9 / Bps);
-      rail.sample.now += span;
+      rail.sample.rx_now_us += static_cast<std::uint32_t>(span / 1000);
       rail.sample.rx_wait_ns += static_cast<std::uint64_t>(static_cast<double>(span) * rail.cpu_wait);
       rail.sample.tx_work_ns += static_cast<std::uint64_t>(static_cast<double>(span) * rail.tx_work);
       rail.sample.rx_work_us += static_cast<std::uint32_t>(static_cast<double>(span) * rail.rx_work / 1000);
@@ -63,7 +63,7 @@ class SlowRail : public testing::Test {
   struct Rail {
     double Bps = static_cast<double>(kRailBps) * 0.99;  // headers take their part
     double cpu_wait = 0;
-    double burst = 0;  // s of its rate that it lets through at once after a pause
+    double burst = 0;                 // s of its rate that it lets through at once after a pause
     double tx_work = 0, rx_work = 0;  // parts of the time in which the threads have work
     engine::RateMeter meter;
     engine::RateMeter::Sample sample;

@@ -131,6 +131,7 @@ TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
   for (int turns = 0; turns < 1000 && !rate; ++turns) {
     now_ += kChunkNs;
     if (!on_the_rail.empty()) {
+      on_the_rail.front().chunk = static_cast<std::uint32_t>(now_ / 1000);
       answer(RailFrame::got, on_the_rail.front());
       on_the_rail.pop_front();
     }
