@@ -163,7 +163,6 @@ TEST(Rows, ThatAreLateAreForecastByTheLastOnes) {
   constexpr int kOperations = 3;
   std::barrier ended(4);
   std::vector<double> planned;
-  std::vector<std::uint64_t> missing;
   const auto body = [&](Exchange& exchange) {
     std::vector<std::byte> far(kFar + kOperations), near(kNear);
     for (int i = 0; i < kOperations; ++i) {
@@ -176,16 +175,12 @@ TEST(Rows, ThatAreLateAreForecastByTheLastOnes) {
       Handle handle = group.end();
       handle.wait();
       if (exchange.rank() == 0) planned.push_back(handle.report().plan_z_seconds);
-      if (exchange.rank() == 0) missing.push_back(handle.report().rows_missing);
       ended.arrive_and_wait();
       std::this_thread::sleep_for(std::chrono::duration<double>(2 * kOneRail));
     }
   };
   run_job({2, 2}, {}, body, fabric);
-  for (int i = 1; i < kOperations; ++i) {
-    EXPECT_EQ(missing[i], 1u) << "operation " << i;
-    EXPECT_NEAR(planned[i], kOneRail, kOneRail / 20) << "operation " << i;
-  }
+  for (int i = 1; i < kOperations; ++i) EXPECT_NEAR(planned[i], kOneRail, kOneRail / 20) << "operation " << i;
 }
 
 }  // namespace
