@@ -170,6 +170,7 @@ bool HostSource::push_routed(SendMessage& message, std::uint32_t chunk) {
     RouteShare& share = routes.shares[at];
     if (share.bytes == 0 || !try_share(message, chunk, share, live)) continue;
     share.bytes -= std::min<std::uint64_t>(share.bytes, bytes);
+    share.sent += bytes;
     routes.cursor = at + 1;
     return true;
   }

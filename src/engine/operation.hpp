@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "layout.hpp"
@@ -94,11 +95,31 @@ struct RouteShare {
   std::uint32_t nic = 0;    // rail kinds: global ids
   std::uint32_t peer_nic = 0;
   std::uint64_t bytes = 0;  // not yet sent
+  std::uint64_t sent = 0;
+
+  bool same_way(const RouteShare& other) const {
+    return kind == other.kind && owner == other.owner && nic == other.nic && peer_nic == other.peer_nic;
+  }
 };
 
 struct Routes {
   std::vector<RouteShare> shares;
   std::size_t cursor = 0;
+
+  // A plan for all bytes of the operation: what has been sent each way is taken off.
+  void follow(Routes planned) {
+    for (const RouteShare& share : shares) {
+      auto way = std::find_if(planned.shares.begin(), planned.shares.end(), [&](const RouteShare& p) { return p.same_way(share); });
+      if (way == planned.shares.end()) {
+        planned.shares.push_back(share);
+        planned.shares.back().bytes = 0;
+        continue;
+      }
+      way->bytes -= std::min(way->bytes, share.sent);
+      way->sent = share.sent;
+    }
+    *this = std::move(planned);
+  }
 };
 
 enum class OperationPhase : std::uint8_t { posted, rows, running, failing, ended };
@@ -112,6 +133,7 @@ struct Operation {
   std::vector<SendMessage> sends;
   std::vector<RecvMessage> recvs;
   std::unordered_map<std::uint32_t, Routes> routes;  // by destination
+  std::vector<bool> repeating;                       // by rank: does the same again and again (RowHistory), as of the first plan
 
   bool copies_under_way() const {
     const auto any = [](const auto& messages) {
@@ -123,7 +145,8 @@ struct Operation {
   // Engine thread.
   OperationPhase phase = OperationPhase::posted;
   std::size_t unfinished = 0;  // messages
-  std::uint64_t posted_at = 0, rows_until = 0, fail_until = 0;
+  std::uint64_t posted_at = 0, fail_until = 0;
+  std::uint64_t rows_until = 0;      // waits for rows until then; running: does not look for late ones before
   std::vector<MessageKey> revoking;  // mapped buffers whose writers have not answered
   Failure failure;
   OperationReport report;

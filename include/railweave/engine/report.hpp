@@ -20,9 +20,9 @@ struct OperationReport {
   std::vector<std::uint64_t> bytes_by_nic;                // sent through each NIC of this node, in its order; repeated ones included
   std::uint64_t mapped_bytes = 0;                         // written straight into a mate's buffer
   std::uint64_t resent_chunks = 0;
-  double plan_seconds = 0;         // computing the plan; 0: none was needed
+  double plan_seconds = 0;         // computing plans; 0: none was needed
   double row_wait_seconds = 0;     // waiting for other ranks' rows
-  std::uint64_t rows_missing = 0;  // peers whose row of this operation had not come when the plan was made
+  std::uint64_t rows_missing = 0;  // peers whose row of this operation had not come when the last plan was made
   std::uint64_t plan_id = 0;       // 0: none
   double plan_z_seconds = 0;       // the plan's completion time in the fluid limit
 };

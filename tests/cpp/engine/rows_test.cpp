@@ -1,6 +1,7 @@
 // Whose rows a source waits for before it plans (docs/protocol.md §10).
 #include <gtest/gtest.h>
 
+#include <array>
 #include <barrier>
 #include <chrono>
 #include <thread>
@@ -181,6 +182,52 @@ TEST(Rows, ThatAreLateAreForecastByTheLastOnes) {
   };
   run_job({2, 2}, {}, body, fabric);
   for (int i = 1; i < kOperations; ++i) EXPECT_NEAR(planned[i], kOneRail, kOneRail / 20) << "operation " << i;
+}
+
+// Rank 1 comes when rank 0 has planned for itself alone, half of its bytes by either rail. Rank 2's grants come later still: by then rank 0
+// leaves the other rail to rank 1.
+TEST(Rows, ThatComeWhileTheOperationRunsChangeItsPlan) {
+  using namespace std::chrono_literals;
+  constexpr std::uint64_t kFar = 8'000'000, kNear = 300'000;
+  const Fabric slow = engine::derive_fabric(rail_cluster(2, kFar * 10));
+  OperationReport report;
+  const auto body = [&](Exchange& exchange) {
+    std::vector<std::byte> far(kFar), near(kNear);
+    if (exchange.rank() == 1) std::this_thread::sleep_for(300ms);
+    if (exchange.rank() >= 2) std::this_thread::sleep_for(600ms);
+    Group group = exchange.group();
+    if (exchange.rank() < 2) group.send(far.data(), kFar, exchange.rank() + 2);
+    if (exchange.rank() >= 2) group.recv(far.data(), kFar, exchange.rank() - 2);
+    if (exchange.rank() == 0) group.send(near.data(), kNear, 1);
+    if (exchange.rank() == 1) group.recv(near.data(), kNear, 0);
+    Handle handle = group.end();
+    handle.wait();
+    if (exchange.rank() == 0) report = handle.report();
+  };
+  run_job({2, 2}, {}, body, slow);
+  EXPECT_EQ(report.rows_missing, 0u);
+  EXPECT_NEAR(report.plan_z_seconds, 0.1, 0.01);
+  EXPECT_EQ(report.bytes_by_nic, (std::vector<std::uint64_t>{kFar, 0}));
+}
+
+// What has gone one way already is taken off what a later plan gives that way.
+TEST(Routes, OfALaterPlanCountWhatHasBeenSent) {
+  const auto share = [](std::uint32_t nic, std::uint64_t bytes, std::uint64_t sent) {
+    engine::RouteShare made;
+    made.kind = PathKind::rail;
+    made.nic = made.peer_nic = nic;
+    made.bytes = bytes;
+    made.sent = sent;
+    return made;
+  };
+  engine::Routes routes{{share(0, 100, 300), share(1, 50, 350), share(2, 0, 10)}, 1};
+  routes.follow({{share(1, 200, 0), share(0, 600, 0), share(3, 10, 0)}, 0});
+  std::vector<std::array<std::uint64_t, 3>> found;
+  for (const engine::RouteShare& way : routes.shares) found.push_back({way.nic, way.bytes, way.sent});
+  const std::vector<std::array<std::uint64_t, 3>> wanted{{1, 0, 350}, {0, 300, 300}, {3, 10, 0}, {2, 0, 10}};
+  EXPECT_EQ(found, wanted);
+  routes.follow({{share(2, 30, 0)}, 0});
+  EXPECT_EQ(routes.shares.front().bytes, 20u);
 }
 
 }  // namespace
