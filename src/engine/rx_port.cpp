@@ -212,7 +212,7 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
   answers_.back().turn = cpu_wait_ns();
   answers_.back().length = static_cast<std::uint32_t>(work_ns() / 1000);
-  answers_.back().chunk = static_cast<std::uint32_t>(now_ns() / 1000);
+  answers_.back().chunk = std::max(static_cast<std::uint32_t>(now_ns() / 1000), 1u);  // 0: not said
 }
 
 bool RxPort::idle() const {

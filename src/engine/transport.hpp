@@ -27,7 +27,7 @@ struct RailHeader {
   std::uint64_t base = 0;  // offer: lowest unfinished transfer; ping, pong: number; got: bytes the rx NIC has received
   std::uint64_t turn = 0;  // accept, data: of the slot; got: how long the rx thread has waited for a CPU, in ns
   std::uint32_t slot = 0;
-  std::uint32_t chunk = 0;  // got: when the rx thread had it, in us, by its own clock
+  std::uint32_t chunk = 0;  // got: when the rx thread had it, in us, by its own clock; 0: not said
   std::uint32_t attempt = 0;
   std::uint32_t endpoint = 0;  // which of the sender's endpoints to that peer; a transport sets and reads it
   MessageKey message;

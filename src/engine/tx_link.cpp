@@ -201,9 +201,9 @@ void TxLink::on_got(const RailHeader& frame) {
   port_.holds.finish(found->second.token);
   active_.erase(found);
   // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes. What was accepted goes
-  // out in this turn.
-  const bool steady =
-      in_phase(Phase::sent) + in_phase(Phase::accepted) >= std::min(2u, window_) && length >= port_.memory.chunk_bytes() / 2;
+  // out in this turn. An answer to what came before, or is not wanted, says nothing of the receiver's time.
+  const bool steady = in_phase(Phase::sent) + in_phase(Phase::accepted) >= std::min(2u, window_) &&
+                      length >= port_.memory.chunk_bytes() / 2 && frame.chunk != 0;
   if (!steady)
     meter_.interrupt();
   else if (const auto rate = meter_.confirmed(

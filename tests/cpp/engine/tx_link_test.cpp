@@ -149,5 +149,32 @@ TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
   EXPECT_LE(*rate, paced * 4 / 3);  // time for which this thread lacked a CPU does not count
 }
 
+// A `got` that is repeated, or answers an offer that nobody wants, does not say when anything came.
+TEST_F(TxLinkTest, AnswersWithoutATimeMeasureNothing) {
+  const auto bytes = static_cast<std::uint32_t>(memory_.chunk_bytes());
+  constexpr std::uint64_t kChunkNs = 1'000'000;
+  constexpr std::uint32_t kUptimeUs = 1'000'000'000;
+  bring_up();
+  std::deque<RailHeader> on_the_rail;
+  for (int turns = 0; turns < 200; ++turns) {
+    now_ += kChunkNs;
+    if (!on_the_rail.empty()) {
+      on_the_rail.front().chunk = turns % 40 < 20 || turns % 2 == 0 ? kUptimeUs + static_cast<std::uint32_t>(now_ / 1000) : 0;
+      on_the_rail.front().length = 0;
+      answer(RailFrame::got, on_the_rail.front());
+      on_the_rail.pop_front();
+    }
+    forward(bytes);
+    forward(bytes);
+    for (const RailHeader& frame : turn()) {
+      if (frame.kind == RailFrame::offer) answer(RailFrame::accept, frame);
+      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
+    }
+    if (const auto rate = link_.take_rate()) {
+      EXPECT_GE(*rate, std::uint64_t{bytes} * 1'000'000'000 / kChunkNs * 7 / 8) << "turn " << turns;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace railweave::test
