@@ -272,7 +272,7 @@ void Router::apply_rates(std::uint64_t nominal) {
       const Edge& rail = fabric_.edge(edge);
       const auto found = measured_.find(edge);
       const bool measured = found != measured_.end();
-      if (rail.capacity_Bps != nominal || links_.is_down(edge) || (!measured && rail.source != kAssumed)) continue;
+      if (rail.capacity_Bps != nominal || (!measured && rail.source != kAssumed)) continue;
       const std::uint64_t rate = !measured || alike(found->second, common) ? common : round_rate(found->second);
       links_.set_rate(edge, std::max<std::uint64_t>(rate, 1));
     }

@@ -118,6 +118,14 @@ TEST_F(SlowRail, ThreadsThatLackACpuDoNotMoveThePlan) {
   }
 }
 
+// Other ranks hear of the rate once.
+TEST_F(SlowRail, ARateThatComesWhileTheNicIsDownCountsWhenItIsUp) {
+  router_.set_nic_down(0, true);
+  router_.set_rate(0, kRails, kRailBps / 2);
+  router_.set_nic_down(0, false);
+  EXPECT_NEAR(router_.seconds_on_one_rail(kRailBps), 2, 0.1);
+}
+
 class UnknownRail : public SlowRail {
  protected:
   UnknownRail() : SlowRail(0) {}
