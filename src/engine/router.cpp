@@ -267,13 +267,14 @@ void Router::apply_rates(std::uint64_t nominal) {
     if (fabric_.edge(edge).capacity_Bps == nominal) best = std::max(best, rate);
   }
   const std::uint64_t common = alike(best, nominal) ? nominal : round_rate(best);
+  const std::uint64_t fastest = std::min(best, nominal);
   for (const std::vector<EdgeId>* edges : {&to_leaf_, &from_leaf_}) {
     for (const EdgeId edge : *edges) {
       const Edge& rail = fabric_.edge(edge);
       const auto found = measured_.find(edge);
       const bool measured = found != measured_.end();
       if (rail.capacity_Bps != nominal || (!measured && rail.source != kAssumed)) continue;
-      const std::uint64_t rate = !measured || alike(found->second, common) ? common : round_rate(found->second);
+      const std::uint64_t rate = !measured || alike(found->second, fastest) ? common : round_rate(found->second);
       links_.set_rate(edge, std::max<std::uint64_t>(rate, 1));
     }
   }
