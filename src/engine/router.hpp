@@ -43,8 +43,8 @@ class Router {
   // How long these bytes would take on the rail of the rank's own NIC, or its node's first.
   double seconds_on_one_rail(std::uint64_t bytes) const;
 
-  // A measured rate of the link; true if it says more than the last one, from which it must differ by over an eighth, and others should
-  // know.
+  // A measured rate of the link; true if it says more than the last one, from which it must differ by over a sixteenth, and others
+  // should know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
   void set_nic_down(std::uint32_t nic, bool down);
 

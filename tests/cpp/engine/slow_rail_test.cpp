@@ -135,6 +135,17 @@ TEST_F(SlowRail, RailsThatAreAlikeHaveLikePartsBelowTheirNominalRateToo) {
   }
 }
 
+// The first rate that is believed may be a little low.
+TEST_F(SlowRail, WhatALaterRateSaysOfARailIsNotTooLittleToCount) {
+  for (Rail& rail : rails_) rail.Bps = static_cast<double>(kRailBps) * 0.80;
+  rails_[1].Bps = static_cast<double>(kRailBps) * 0.69;
+  for (int operation = 0; operation < 2; ++operation) exchange();
+  rails_[1].Bps = static_cast<double>(kRailBps) * 0.77;
+  for (int operation = 0; operation < 6; ++operation) exchange();
+  const std::vector<std::uint64_t> bytes = exchange();
+  EXPECT_EQ(bytes[1], bytes[0]);
+}
+
 class UnknownRail : public SlowRail {
  protected:
   UnknownRail() : SlowRail(0) {}
