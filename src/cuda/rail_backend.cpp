@@ -107,6 +107,11 @@ std::shared_ptr<engine::Operation> RailBackend::read_list(std::uint64_t listed) 
   return operation;
 }
 
+// In the turn in which it is over: the kernel waits for this word.
+void RailBackend::on_end(const engine::Operation& operation) {
+  if (operation_.get() == &operation) end_operation();
+}
+
 void RailBackend::end_operation() {
   if (operation_->failure.kind != engine::FailureKind::none) fail(operation_->failure);
   if (operation_->phase != engine::OperationPhase::ended) return;

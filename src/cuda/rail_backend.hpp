@@ -39,6 +39,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control);
 
   bool advance() override;
+  void on_end(const engine::Operation& operation) override;
   std::uint64_t next_look(std::uint64_t now) const override;
   std::uint64_t spin_ns() const override;
 

@@ -87,6 +87,8 @@ class Backend {
   virtual void on_credit(std::uint32_t destination, std::uint64_t taken) = 0;
   // The whole message is here, and its receive has not been posted yet.
   virtual bool has_come(const MessageKey& message) const = 0;
+  // The operation is over, well or not.
+  virtual void on_end(const Operation& operation) = 0;
   // Asks for the grants of sends that have waited since before `posted_before`.
   virtual void ask_late(std::uint64_t posted_before) = 0;
   // Pushes what has room; true if anything moved.

@@ -29,6 +29,7 @@ class CopyingBackend : public Backend {
   void on_ask(const Ask& ask) override { destination_.on_ask(ask); }
   void on_credit(std::uint32_t destination, std::uint64_t taken) override { source_.on_credit(destination, taken); }
   bool has_come(const MessageKey& message) const override { return destination_.has_come(message); }
+  void on_end(const Operation&) override {}
   void ask_late(std::uint64_t posted_before) override { source_.ask_late(posted_before); }
   bool advance() override {
     ended_.clear();

@@ -61,6 +61,7 @@ bool Engine::turn(std::uint64_t now) {
   notice_links();
   advance_rows(now);
   moved = backend_->advance() || moved;
+  take_posted(now);  // by the backend, just now: a turn is half of what a small message takes a thread
   memory_->flush_backlog();
   moved = control_->flush(now) || moved;
   if (now >= next_tick_) tick(now);

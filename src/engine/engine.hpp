@@ -124,6 +124,7 @@ class Engine final : public EngineServices {
   std::uint32_t rows_missing(const Operation& operation) const;
   enum class Reach : std::uint8_t { nobody, mates, nodes };
   std::uint64_t lifetime_ns(std::uint32_t rank, std::span<const std::uint64_t> row) const;
+  std::vector<std::uint64_t> row_of(const Operation& operation) const;
   void publish_row(const Operation& operation, Reach reach);
   void on_row(std::uint32_t source, ByteReader& payload);
   std::optional<Failure> refusal(const Operation& operation) const;

@@ -148,10 +148,16 @@ std::uint64_t Engine::row_wait_ns(std::uint64_t bytes) const {
   return std::min(settings_.row_wait_us, static_cast<std::uint64_t>(std::min(worth, kMaxRowWaitSeconds) * 1e6)) * 1000;
 }
 
-void Engine::publish_row(const Operation& operation, Reach reach) {
-  if (reach == Reach::nobody || cluster_.nodes.size() == 1) return;
+// What this rank sends, by destination.
+std::vector<std::uint64_t> Engine::row_of(const Operation& operation) const {
   std::vector<std::uint64_t> bytes(cluster_.world, 0);
   for (const SendMessage& message : operation.sends) bytes[message.key.destination] += message.bytes;
+  return bytes;
+}
+
+void Engine::publish_row(const Operation& operation, Reach reach) {
+  if (reach == Reach::nobody || cluster_.nodes.size() == 1) return;
+  const std::vector<std::uint64_t> bytes = row_of(operation);
   memory_->write_row(cluster_.rank, {operation.serial, operation.communicator, operation.number, 0}, bytes, operation.posted_with);
   memory_->wake_mates();
   if (reach == Reach::mates) return;
@@ -247,10 +253,8 @@ void Engine::start_sends(Operation& operation, std::uint64_t now) {
   if (router_->wants_rows()) {
     // Posted by the program's thread, perhaps after this turn's clock was read.
     operation.report.row_wait_seconds = static_cast<double>(now - std::min(now, operation.posted_at)) * 1e-9;
-    std::vector<std::uint64_t> own(cluster_.world, 0);
-    for (const SendMessage& message : operation.sends) own[message.key.destination] += message.bytes;
     RowHistory& history = histories_.try_emplace(operation.communicator, cluster_.world).first->second;
-    history.begin_plan(own);
+    history.begin_plan(row_of(operation));
     operation.repeating.assign(cluster_.world, false);
     for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
       const auto tag = memory_->read_row(rank, {});
@@ -264,7 +268,7 @@ void Engine::start_sends(Operation& operation, std::uint64_t now) {
 
 void Engine::plan(Operation& operation, std::uint64_t now) {
   std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
-  for (const SendMessage& message : operation.sends) rows[cluster_.rank][message.key.destination] += message.bytes;
+  rows[cluster_.rank] = row_of(operation);
   for (std::uint32_t rank = 0; rank < cluster_.world && router_->wants_rows(); ++rank) {
     if (rank == cluster_.rank || members_[rank].state == RankState::dead) continue;
     const auto tag = memory_->read_row(rank, rows[rank]);
@@ -382,6 +386,7 @@ void Engine::end(const OperationPtr& operation) {
     operation->ended = true;
   }
   operation->changed.notify_all();
+  backend_->on_end(*operation);
 }
 
 }  // namespace railweave::engine

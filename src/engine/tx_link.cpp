@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kMeterTransfers = 5;   // a 16 MiB hot pair over four rails gives each link 16: two spans
 constexpr std::uint64_t kMeterNs = 5'000'000;  // shorter spans measure the scheduler
 // After a pause a shaper lets more through than its rate, and a span that begins with that says too much. Two of the lab's bursts, which
-// are 1 ms of the rate: with them rails of 8 Gbit/s were now and then held for 1.25 times as fast as the others (docs/engine.md).
+// are 1 ms of the rate: with them rails of 8 Gbit/s were now and then held for 1.25 times as fast as the others (docs/cuda-measured.md).
 constexpr std::uint64_t kBurstNs = 2'000'000;
 // Offers and accepts queue behind data in both directions: while a window of data is on its way, the next ones are being offered.
 constexpr std::size_t kOffersPerWindow = 3;
