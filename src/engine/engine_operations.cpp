@@ -225,7 +225,7 @@ void Engine::advance_rows(std::uint64_t now) {
   }
 }
 
-// Rows that come while the operation runs: those whose rows they are know all, and plan with what this rank sends as if it did, too.
+// Rows that come while the operation runs. The ranks that came so late know the rows of all, and plan as if this one knew theirs.
 void Engine::take_late_rows(Operation& operation, std::uint64_t now) {
   operation.rows_until = now + kLateRowsNs;
   const auto over = [](const SendMessage& message) { return message.over; };

@@ -51,7 +51,6 @@ class Router {
  private:
   static std::uint64_t round_rate(std::uint64_t Bps);
   void apply_rates(std::uint64_t nominal);
-  EdgeId to_leaf(std::uint32_t nic) const { return to_leaf_[nic]; }
   RouteShare share_of(const Route& route, std::uint64_t bytes) const;
 
   const Cluster& cluster_;

@@ -54,6 +54,14 @@ class TxLinkTest : public testing::Test {
     transport_.tokens.clear();
     return transport_.sent;
   }
+  // A turn with two more chunks to send, whose offers are accepted.
+  void keep_full(std::deque<RailHeader>& on_the_rail) {
+    for (int i = 0; i < 2; ++i) forward(static_cast<std::uint32_t>(memory_.chunk_bytes()));
+    for (const RailHeader& frame : turn()) {
+      if (frame.kind == RailFrame::offer) answer(RailFrame::accept, frame);
+      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
+    }
+  }
   void bring_up() {
     link_.advance(now_, {});
     answer(RailFrame::hello_back, word() >> 1);
@@ -135,12 +143,7 @@ TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
       answer(RailFrame::got, on_the_rail.front());
       on_the_rail.pop_front();
     }
-    forward(bytes);
-    forward(bytes);
-    for (const RailHeader& frame : turn()) {
-      if (frame.kind == RailFrame::offer) answer(RailFrame::accept, frame);
-      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
-    }
+    keep_full(on_the_rail);
     rate = link_.take_rate();
   }
   ASSERT_TRUE(rate);
@@ -164,12 +167,7 @@ TEST_F(TxLinkTest, AnswersWithoutATimeMeasureNothing) {
       answer(RailFrame::got, on_the_rail.front());
       on_the_rail.pop_front();
     }
-    forward(bytes);
-    forward(bytes);
-    for (const RailHeader& frame : turn()) {
-      if (frame.kind == RailFrame::offer) answer(RailFrame::accept, frame);
-      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
-    }
+    keep_full(on_the_rail);
     if (const auto rate = link_.take_rate()) {
       EXPECT_GE(*rate, std::uint64_t{bytes} * 1'000'000'000 / kChunkNs * 7 / 8) << "turn " << turns;
     }
