@@ -1,8 +1,8 @@
 #include "control.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
+#include <utility>
 
 namespace railweave::engine {
 namespace {
@@ -36,13 +36,12 @@ void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<c
   header.destination = destination;
   const bool local = cluster_.local(destination);
   if (!local) header.sequence = stream.next_sequence++;
-  std::vector<std::byte> frame(sizeof header + payload.size() + data.size());
-  std::memcpy(frame.data(), &header, sizeof header);
-  if (!payload.empty()) std::memcpy(frame.data() + sizeof header, payload.data(), payload.size());
-  if (!data.empty()) std::memcpy(frame.data() + sizeof header + payload.size(), data.data(), data.size());
+  Frame frame(sizeof header + payload.size() + data.size());
+  std::byte* at = frame.content().data();
+  for (const auto part : {std::as_bytes(std::span(&header, 1)), payload, data}) at = std::copy_n(part.data(), part.size(), at);
   if (local) {
     const std::uint32_t mate = cluster_.ranks[destination].local;
-    if (!stream.waiting_mail.empty() || !memory_.mail(mate, frame)) stream.waiting_mail.push_back(std::move(frame));
+    if (!stream.waiting_mail.empty() || !memory_.mail(mate, frame.content())) stream.waiting_mail.push_back(std::move(frame));
     return;
   }
   if (stream.unacked.empty()) stream.sent_at = now_ns();
@@ -52,9 +51,10 @@ void ControlChannel::send(std::uint32_t destination, FrameType type, std::span<c
 
 // Stamps the newest acknowledgement and gives the frame to a carrier: an own link, or a mate. False: mates could carry it, but their mail
 // rings are full, as they soon will not be. Where nobody can, it counts as lost.
-bool ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt) {
+bool ControlChannel::transmit(std::uint32_t destination, Frame& frame, std::uint32_t attempt) {
   Stream& stream = streams_[destination];
-  std::memcpy(frame.data() + offsetof(FrameHeader, acknowledge), &stream.delivered, sizeof stream.delivered);
+  if (frame.is_shared()) frame = Frame(std::as_const(frame).content());  // a number that is half sent must not become another
+  std::memcpy(frame.content().data() + offsetof(FrameHeader, acknowledge), &stream.delivered, sizeof stream.delivered);
   stream.ack_due_at = 0;
   const auto& mates = cluster_.mates();
   const auto count = static_cast<std::uint32_t>(mates.size());
@@ -72,7 +72,7 @@ bool ControlChannel::transmit(std::uint32_t destination, std::span<std::byte> fr
       const bool up = std::any_of(remote.begin(), remote.end(), [&](std::uint32_t other) {
         return (memory_.link_word(mate, cluster_.nics[nic].own_position, other) & 1) != 0;
       });
-      if (up && memory_.mail(mate, frame)) return true;
+      if (up && memory_.mail(mate, frame.content())) return true;
       full = full || up;
     }
   }
@@ -130,9 +130,9 @@ void ControlChannel::forward(const FrameHeader& header, std::span<const std::byt
   if (cluster_.local(header.destination)) {
     auto& waiting = streams_[header.destination].waiting_mail;
     const bool room = waiting.empty() && memory_.mail(cluster_.ranks[header.destination].local, frame);
-    if (!room && waiting.size() < kMaxCarried) waiting.emplace_back(frame.begin(), frame.end());
+    if (!room && waiting.size() < kMaxCarried) waiting.emplace_back(frame);
   } else if (cluster_.local(header.source)) {
-    carrier_.carry(header.destination, frame, forwarded_++);
+    carrier_.carry(header.destination, Frame(frame), forwarded_++);
   }
 }
 
@@ -140,7 +140,7 @@ bool ControlChannel::flush(std::uint64_t now) {
   bool sent = false;
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     Stream& stream = streams_[rank];
-    while (!stream.waiting_mail.empty() && memory_.mail(cluster_.ranks[rank].local, stream.waiting_mail.front())) {
+    while (!stream.waiting_mail.empty() && memory_.mail(cluster_.ranks[rank].local, stream.waiting_mail.front().content())) {
       stream.waiting_mail.pop_front();
       sent = true;
     }
@@ -162,8 +162,7 @@ bool ControlChannel::flush(std::uint64_t now) {
       header.magic = kMagic;
       header.source = cluster_.rank;
       header.destination = rank;
-      std::array<std::byte, sizeof header> frame{};
-      std::memcpy(frame.data(), &header, sizeof header);
+      Frame frame(std::as_bytes(std::span(&header, 1)));
       transmit(rank, frame, 0);
       sent = true;
     }

@@ -1,11 +1,13 @@
 // The control channel (docs/protocol.md §4): frames between ranks, once and in order, by whatever link lives.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -28,12 +30,37 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 32);
 
+// A frame, header and all, in memory that is shared with the transports that may still read it.
+class Frame {
+ public:
+  explicit Frame(std::size_t size) : bytes_(std::make_shared_for_overwrite<std::byte[]>(kLength + size)), size_(size) {
+    const auto length = static_cast<std::uint32_t>(size);
+    std::memcpy(bytes_.get(), &length, kLength);
+  }
+  explicit Frame(std::span<const std::byte> content) : Frame(content.size()) {
+    std::memcpy(bytes_.get() + kLength, content.data(), content.size());
+  }
+
+  std::span<std::byte> content() { return {bytes_.get() + kLength, size_}; }
+  std::span<const std::byte> content() const { return {bytes_.get() + kLength, size_}; }
+  // As rails carry it: behind its length.
+  std::span<const std::byte> carried() const { return {bytes_.get(), kLength + size_}; }
+  std::shared_ptr<const std::byte[]> memory() const { return bytes_; }
+  bool is_shared() const { return bytes_.use_count() > 1; }
+
+ private:
+  static constexpr std::size_t kLength = sizeof(std::uint32_t);
+  std::shared_ptr<std::byte[]> bytes_;
+  std::size_t size_;
+};
+
 // What the channel needs from the proxy.
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // Sends the frame over one of this rank's own links to the node of `destination`, if one is up; `attempt` varies the choice.
-  virtual bool carry(std::uint32_t destination, std::span<const std::byte> frame, std::uint32_t attempt) = 0;
+  // Sends the frame over one of this rank's own links to the node of `destination`, if one is up; `attempt` varies the choice. It may be
+  // read some time later.
+  virtual bool carry(std::uint32_t destination, const Frame& frame, std::uint32_t attempt) = 0;
 };
 
 class ControlChannel {
@@ -60,7 +87,7 @@ class ControlChannel {
  private:
   struct Unacked {
     std::uint64_t sequence;
-    std::vector<std::byte> frame;
+    Frame frame;
   };
   struct Stream {
     std::uint64_t next_sequence = 1;
@@ -73,10 +100,10 @@ class ControlChannel {
     std::uint64_t ack_due_at = 0;  // 0: nothing to acknowledge
     bool resend_due = false;
     bool forgotten = false;
-    std::deque<std::vector<std::byte>> waiting_mail;  // mates
+    std::deque<Frame> waiting_mail;  // mates
   };
 
-  bool transmit(std::uint32_t destination, std::span<std::byte> frame, std::uint32_t attempt);
+  bool transmit(std::uint32_t destination, Frame& frame, std::uint32_t attempt);
   void forward(const FrameHeader& header, std::span<const std::byte> frame);
   void deliver(const FrameHeader& header, std::span<const std::byte> frame);
 

@@ -33,7 +33,7 @@ class RailProxy final : public Carrier {
   std::uint64_t next_deadline() const;
   // A record from a mate's (or this rank's) ring.
   void forward(const Record& record);
-  bool carry(std::uint32_t destination, std::span<const std::byte> frame, std::uint32_t attempt) override;
+  bool carry(std::uint32_t destination, const Frame& frame, std::uint32_t attempt) override;
   // What carry() took since the last call goes out.
   void flush();
   // The NICs of a rank that has died, or is leaving: their links are not tried again once they are down, or at once.
@@ -52,17 +52,13 @@ class RailProxy final : public Carrier {
 
  private:
   class Port;
-  struct Kept {
-    std::uint64_t token;
-    std::span<const std::byte> frames;
-  };
-  Kept keep(std::vector<std::byte> frames);
+  std::uint64_t keep(std::shared_ptr<const std::byte[]> frames);
   const Cluster& cluster_;
   NodeMemory& memory_;
   TxSlotHolds holds_;
   FrameHandler on_frame_;
   std::vector<std::unique_ptr<Port>> ports_;
-  std::unordered_map<std::uint64_t, std::vector<std::byte>> carried_;  // by token, until the transport has read them
+  std::unordered_map<std::uint64_t, std::shared_ptr<const std::byte[]>> carried_;  // by token, until the transport has read them
   std::uint64_t next_carry_ = 1;
 };
 

@@ -37,11 +37,12 @@ static_assert(sizeof(RailHeader) == 88);
 class TransportListener {
  public:
   virtual ~TransportListener() = default;
-  // A payload is coming: where it shall be written, or nullptr to throw it away. Not called for empty payloads. Memory of use_memory() is
-  // for `data` alone.
+  // A payload of `data` is coming: where it shall be written, or nullptr to throw it away. Not called for empty payloads.
   virtual std::byte* on_incoming(const RailHeader& header, std::size_t bytes) = 0;
   // A header with its whole payload has arrived (`ok`), or its payload will never be complete and `where` is no longer written.
   virtual void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) = 0;
+  // A `carry` with its payload, which stays there until this returns.
+  virtual void on_carried(const RailHeader& header, std::span<const std::byte> frames) = 0;
   // The transport no longer reads the payload of send(..., token).
   virtual void on_sent(std::uint64_t token) = 0;
   // The connection is broken, or the peer has a fresh one; nothing sent on it since the last answer can be relied on.

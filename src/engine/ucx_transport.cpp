@@ -19,7 +19,8 @@ constexpr unsigned kFrameId = 1;
 constexpr std::size_t kMostFrames = 8;     // in one message: 704 bytes, which fit into a packet of InfiniBand's smallest MTU in use, 1024
 constexpr std::size_t kHeaderRoom = 1024;  // of a message: the rail's headers and UCX's
 constexpr std::size_t kLeastPiece = 64u << 10;  // UCX's own; less than its buffers for sending (8 KiB) it refuses
-constexpr std::uint32_t kMaxCatchUp = 64;       // endpoints made at once to draw level with a peer
+constexpr const char* kLeastZeroCopy = "8k";
+constexpr std::uint32_t kMaxCatchUp = 64;  // endpoints made at once to draw level with a peer
 // In front of a worker's address: how peers are to send data.
 constexpr std::byte kAnyWay{0}, kRendezvous{1};
 
@@ -169,6 +170,7 @@ class UcxTransport final : public Transport {
     RailHeader header;
     std::byte* where = nullptr;
     std::size_t bytes = 0;
+    std::shared_ptr<std::byte[]> own = nullptr;  // `where`, of a `carry`
   };
 
   void require(ucs_status_t status, const std::string& what) const {
@@ -188,6 +190,9 @@ class UcxTransport final : public Transport {
     if (status == UCS_OK && !rdma) status = set("RNDV_THRESH", "inf");
     // The receiver's NIC reads the one memory and writes the other. Other schemes may go through host memory, by calls of CUDA.
     if (status == UCS_OK && rdma && options.cuda) status = set("RNDV_SCHEME", "get_zcopy");
+    // Over an interface that says to be fast UCX puts everything into pieces of 8 KiB by itself, and sends each by a call of the system:
+    // over loopback a chunk took 2.4 times the CPU (docs/engine.md). From there on it sends from where the bytes lie.
+    if (!rdma && std::getenv("UCX_ZCOPY_THRESH") == nullptr) static_cast<void>(set("ZCOPY_THRESH", kLeastZeroCopy));
     // A chunk in one piece of UCX's TCP, so that it is not put together first. A UCX that does not know the setting does without.
     if (!rdma && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr)
       static_cast<void>(set("TCP_RX_SEG_SIZE", std::to_string(std::max(options.largest, kLeastPiece) + kHeaderRoom)));
@@ -324,9 +329,16 @@ class UcxTransport final : public Transport {
   }
 
   ucs_status_t take(const RailHeader& frame, void* data, std::size_t bytes, const ucp_am_recv_param_t* param) {
+    const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    if (frame.kind == RailFrame::carry && bytes != 0) {
+      if (bytes > kMaxCarryBytes) return UCS_OK;
+      if (rendezvous) return receive(frame, nullptr, data, bytes);
+      listener_->on_carried(frame, {static_cast<const std::byte*>(data), bytes});
+      return UCS_OK;
+    }
     std::byte* where = bytes == 0 ? nullptr : listener_->on_incoming(frame, bytes);
     if (bytes != 0 && where == nullptr) return UCS_OK;
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return receive(frame, where, data, bytes);
+    if (rendezvous) return receive(frame, where, data, bytes);
     // A sender that was told to use rendezvous has not.
     const bool reached = bytes == 0 || !is_elsewhere(where);
     if (bytes != 0 && reached) std::memcpy(where, data, bytes);
@@ -334,9 +346,13 @@ class UcxTransport final : public Transport {
     return UCS_OK;
   }
 
-  // Large payload over RDMA: UCX writes it into `where` by itself.
+  // Large payload over RDMA: UCX writes it into `where` by itself; without one, into memory of its own.
   ucs_status_t receive(const RailHeader& frame, std::byte* where, void* descriptor, std::size_t bytes) {
     auto receive = std::make_unique<Receive>(Receive{this, frame, where, bytes});
+    if (where == nullptr) {
+      receive->own = std::make_shared_for_overwrite<std::byte[]>(bytes);
+      receive->where = where = receive->own.get();
+    }
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     params.cb.recv_am = &UcxTransport::on_received;
@@ -347,7 +363,7 @@ class UcxTransport final : public Transport {
       static_cast<void>(receive.release());  // on_received takes it back
       return UCS_INPROGRESS;
     }
-    listener_->on_delivered(frame, where, bytes, !UCS_PTR_IS_ERR(request));
+    deliver(*receive, !UCS_PTR_IS_ERR(request));
     return UCS_INPROGRESS;
   }
 
@@ -362,7 +378,11 @@ class UcxTransport final : public Transport {
   }
 
   void deliver(const Receive& receive, bool ok) const {
-    if (listener_ != nullptr) listener_->on_delivered(receive.header, receive.where, receive.bytes, ok);
+    if (listener_ == nullptr) return;
+    if (receive.own == nullptr)
+      listener_->on_delivered(receive.header, receive.where, receive.bytes, ok);
+    else if (ok)
+      listener_->on_carried(receive.header, {receive.where, receive.bytes});
   }
 
   // One reading is behind the writes of all that arrived before it.

@@ -178,6 +178,7 @@ class HiddenTransport final : public engine::Transport, engine::TransportListene
     std::byte* hidden = slots_.own() == nullptr ? nullptr : slots_.own()->hide(where);
     listener_->on_delivered(header, hidden == nullptr ? where : hidden, bytes, ok);
   }
+  void on_carried(const engine::RailHeader& header, std::span<const std::byte> frames) override { listener_->on_carried(header, frames); }
   void on_sent(std::uint64_t token) override { listener_->on_sent(token); }
   void on_peer_lost(std::uint32_t peer) override { listener_->on_peer_lost(peer); }
 

@@ -12,16 +12,22 @@ namespace {
 
 class NoCarrier final : public engine::Carrier {
  public:
-  bool carry(std::uint32_t, std::span<const std::byte>, std::uint32_t) override { return false; }
+  bool carry(std::uint32_t, const engine::Frame&, std::uint32_t) override { return false; }
 };
 
-class CountingCarrier final : public engine::Carrier {
+// A transport that has not read anything yet.
+class KeepingCarrier final : public engine::Carrier {
  public:
-  bool carry(std::uint32_t, std::span<const std::byte>, std::uint32_t) override {
-    ++frames;
+  bool carry(std::uint32_t, const engine::Frame& frame, std::uint32_t) override {
+    frames.push_back(frame);
     return true;
   }
-  int frames = 0;
+  engine::FrameHeader header(std::size_t index) const {
+    engine::FrameHeader header;
+    std::memcpy(&header, frames[index].content().data(), sizeof header);
+    return header;
+  }
+  std::vector<engine::Frame> frames;
 };
 
 // A rank that leaves waits for this: a mate that has not read its lease_end may be about to take one of its slots.
@@ -41,16 +47,32 @@ TEST(Control, AFrameToAMateIsSettledWhenTheMateHasReadIt) {
 // A turn of the engine reads the clock before it sends.
 TEST(Control, AFrameIsSentAgainAfterTheResendTimeOnly) {
   NodeParts node(1, {});
-  CountingCarrier carrier;
+  KeepingCarrier carrier;
   const ExchangeSettings settings;
   engine::ControlChannel channel(node.clusters[0], *node.memories[0], carrier, settings,
                                  [](std::uint32_t, engine::FrameType, engine::ByteReader&) {});
   const std::uint64_t now = engine::now_ns();
   channel.send(1, engine::FrameType::lease_end, {});
   EXPECT_FALSE(channel.flush(now));
-  EXPECT_EQ(carrier.frames, 1);
+  EXPECT_EQ(carrier.frames.size(), 1u);
   EXPECT_TRUE(channel.flush(channel.next_deadline()));
-  EXPECT_EQ(carrier.frames, 2);
+  EXPECT_EQ(carrier.frames.size(), 2u);
+}
+
+TEST(Control, AFrameThatIsStillBeingReadIsNotChangedBySendingItAgain) {
+  NodeParts node(1, {});
+  KeepingCarrier carrier;
+  engine::ControlChannel channel(node.clusters[0], *node.memories[0], carrier, {},
+                                 [](std::uint32_t, engine::FrameType, engine::ByteReader&) {});
+  channel.send(1, engine::FrameType::lease_end, {});
+  engine::FrameHeader answer = carrier.header(0);
+  std::swap(answer.source, answer.destination);
+  channel.receive(std::as_bytes(std::span(&answer, 1)), engine::now_ns());
+  channel.links_changed();
+  EXPECT_TRUE(channel.flush(engine::now_ns()));
+  ASSERT_EQ(carrier.frames.size(), 2u);
+  EXPECT_EQ(carrier.header(0).acknowledge, 0u);
+  EXPECT_EQ(carrier.header(1).acknowledge, 1u);
 }
 
 // Rank 1 has no NIC. What its mate has no room for goes out when there is room, in its order, and not only when it is time for a resend.

@@ -97,6 +97,9 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
   void on_delivered(const engine::RailHeader& header, std::byte* where, std::size_t bytes, bool ok) override {
     if (!rails_->dead(nic_) || bytes != 0) listener_->on_delivered(header, where, bytes, ok);
   }
+  void on_carried(const engine::RailHeader& header, std::span<const std::byte> frames) override {
+    if (!rails_->dead(nic_)) listener_->on_carried(header, frames);
+  }
   void on_sent(std::uint64_t token) override {
     if ((token & kOwnToken) == 0) {
       listener_->on_sent(token);

@@ -36,9 +36,9 @@ class Services final : public engine::EngineServices {
 
  private:
   struct Noted final : engine::Carrier {
-    bool carry(std::uint32_t, std::span<const std::byte> frame, std::uint32_t) override {
+    bool carry(std::uint32_t, const engine::Frame& frame, std::uint32_t) override {
       engine::FrameHeader header;
-      std::memcpy(&header, frame.data(), sizeof header);
+      std::memcpy(&header, frame.content().data(), sizeof header);
       types.push_back(header.type);
       return true;
     }

@@ -107,7 +107,10 @@ class NotedTransport final : public engine::Transport {
   bool reconnects() const override { return true; }
   void send(std::uint32_t, const engine::RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
     sent.push_back(header);
-    if (!payload.empty()) payloads.emplace_back(reinterpret_cast<const char*>(payload.data()), payload.size());
+    if (!payload.empty()) {
+      payloads.emplace_back(reinterpret_cast<const char*>(payload.data()), payload.size());
+      addresses.push_back(payload.data());
+    }
     if (token != 0) tokens.push_back(token);
   }
   void flush() override {}
@@ -118,6 +121,7 @@ class NotedTransport final : public engine::Transport {
   engine::TransportListener* listener = nullptr;
   std::vector<engine::RailHeader> sent;
   std::vector<std::string> payloads;  // of those that had one
+  std::vector<const std::byte*> addresses;
   std::vector<std::uint64_t> tokens;
   int connects = 0, disconnects = 0;
 };

@@ -55,10 +55,7 @@ class RailProxyTest : public testing::Test {
     frame.from_nic = 1;
     frame.generation = 1;
     frame.length = static_cast<std::uint32_t>(payload.size());
-    std::byte* where = transport_->listener->on_incoming(frame, payload.size());
-    ASSERT_NE(where, nullptr);
-    std::memcpy(where, payload.data(), payload.size());
-    transport_->listener->on_delivered(frame, where, payload.size(), true);
+    transport_->listener->on_carried(frame, bytes_of(payload));
   }
 
   std::vector<std::string> frames_;
@@ -90,8 +87,8 @@ TEST_F(RailProxyTest, FramesOfATurnToANicGoOutTogetherAndComeApart) {
   deliver(RailFrame::hello_back, 1);
   deliver(RailFrame::hello_back, 2);
   transport_->sent.clear();
-  for (const std::string frame : {"one", "two"}) EXPECT_TRUE(proxy_->carry(1, bytes_of(frame), 0));
-  EXPECT_TRUE(proxy_->carry(2, bytes_of("another"), 0));
+  for (const std::string frame : {"one", "two"}) EXPECT_TRUE(proxy_->carry(1, engine::Frame(bytes_of(frame)), 0));
+  EXPECT_TRUE(proxy_->carry(2, engine::Frame(bytes_of("another")), 0));
   EXPECT_TRUE(transport_->sent.empty()) << "there may be more";
   proxy_->flush();
   ASSERT_EQ(transport_->sent.size(), 2u);
@@ -108,12 +105,29 @@ TEST_F(RailProxyTest, FramesOfATurnToANicGoOutTogetherAndComeApart) {
 TEST_F(RailProxyTest, AsManyFramesGoTogetherAsTheOtherEndTakes) {
   deliver(RailFrame::hello_back, 1);
   transport_->sent.clear();
-  const std::string frame(engine::kMaxFrameBytes, 'x');
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(proxy_->carry(1, bytes_of(frame), 0));
+  const std::vector<std::string> frames(20, std::string(8u << 10, 'x'));
+  for (const std::string& frame : frames) EXPECT_TRUE(proxy_->carry(1, engine::Frame(bytes_of(frame)), 0));
   proxy_->flush();
-  EXPECT_EQ(transport_->sent.size(), 3u);
+  EXPECT_EQ(transport_->sent.size(), 2u);
+  for (const std::string& payload : std::vector(transport_->payloads)) {
+    EXPECT_LE(payload.size(), engine::kMaxCarryBytes);
+    deliver_carried(payload);
+  }
+  EXPECT_EQ(frames_, frames);
+}
+
+TEST_F(RailProxyTest, LargeFramesGoAloneAndFromWhereTheyLie) {
+  deliver(RailFrame::hello_back, 1);
+  transport_->sent.clear();
+  const std::string large(engine::kMaxFrameBytes, 'x');
+  const engine::Frame frame(bytes_of(large));
+  for (const auto& each : {engine::Frame(bytes_of("before")), frame, engine::Frame(bytes_of("behind")), engine::Frame(bytes_of("it"))})
+    EXPECT_TRUE(proxy_->carry(1, each, 0));
+  proxy_->flush();
+  ASSERT_EQ(transport_->sent.size(), 3u);
+  EXPECT_EQ(transport_->addresses[1], frame.carried().data());
   for (const std::string& payload : std::vector(transport_->payloads)) deliver_carried(payload);
-  EXPECT_EQ(frames_, (std::vector<std::string>(3, frame)));
+  EXPECT_EQ(frames_, (std::vector<std::string>{"before", large, "behind", "it"})) << "in their order";
 }
 
 // Of what another machine sent.

@@ -113,11 +113,13 @@ class Nic final : public engine::TransportListener {
     return header.kind == RailFrame::data && into_memory ? memory.data() : inbox_.data();
   }
   void on_delivered(const RailHeader&, std::byte*, std::size_t, bool ok) override { ++(ok ? delivered : refused); }
+  void on_carried(const RailHeader&, std::span<const std::byte> frames) override { carried.assign(frames.begin(), frames.end()); }
   void on_sent(std::uint64_t) override {}
   void on_peer_lost(std::uint32_t) override {}
 
   bool into_memory = false;
   int delivered = 0, refused = 0;
+  std::vector<std::byte> carried;
   std::vector<std::byte> memory = std::vector<std::byte>(kPiece);
 
  private:
@@ -157,7 +159,8 @@ TEST_F(UcxMemoryTest, DataOutOfItOrIntoItGoesByRendezvousAndUcxIsToldWhatItIs) {
   EXPECT_EQ(a_.memory, payload_);
   b_.send(a_, payload_, RailFrame::carry);  // never lies there
   a_.send(b_, payload_);
-  ASSERT_TRUE(until([&] { return a_.delivered == 2 && b_.delivered == 2; }));
+  ASSERT_TRUE(until([&] { return !a_.carried.empty() && b_.delivered == 2; }));
+  EXPECT_EQ(a_.carried, payload_);
   ASSERT_EQ(noted.sends.size(), 4u);
   const std::vector<bool> rendezvous{true, true, false, false}, named{true, false, false, false};
   for (std::size_t i = 0; i < 4; ++i) {

@@ -51,6 +51,7 @@ class Nic final : public engine::TransportListener {
     if (header.transfer != 0) numbers.push_back(header.transfer);
     if (header.kind == RailFrame::data) numbers_before_data = numbers.size();
   }
+  void on_carried(const RailHeader&, std::span<const std::byte>) override {}
   void on_sent(std::uint64_t) override {}
   void on_peer_lost(std::uint32_t) override { lost = true; }
 
