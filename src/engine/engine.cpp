@@ -58,7 +58,7 @@ bool Engine::turn(std::uint64_t now) {
   bool moved = read_rings();  // pulls first: they free what others wait for
   moved = read_mail(now) || moved;
   moved = proxy_->advance(now) || moved;
-  notice_links();
+  notice_links(now);
   advance_rows(now);
   moved = backend_->advance() || moved;
   take_posted(now);  // by the backend, just now: a turn is half of what a small message takes a thread
@@ -170,7 +170,7 @@ void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload)
       const auto peer = payload.get<std::uint32_t>();
       const auto rate = payload.get<std::uint64_t>();
       const auto nics = cluster_.nics.size();
-      if (payload.ok() && nic < nics && peer < nics && rate != 0 && router_->connected(nic, peer)) router_->set_rate(nic, peer, rate);
+      if (payload.ok() && nic < nics && peer < nics && router_->connected(nic, peer)) router_->set_rate(nic, peer, rate);
       break;
     }
     case FrameType::lease_end: on_leaving(source); break;
@@ -189,11 +189,12 @@ void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload)
 }
 
 // Words of this node's links, and rates measured on this rank's.
-void Engine::notice_links() {
-  for (const RailProxy::Rate& rate : proxy_->take_rates()) {
-    if (!router_->set_rate(rate.nic, rate.peer, rate.Bps)) continue;
+void Engine::notice_links(std::uint64_t now) {
+  for (const RailProxy::Rate& rate : proxy_->take_rates(now)) {
+    const std::uint64_t Bps = rate.Bps ? *rate.Bps : router_->rate_to_try(rate.nic, rate.peer);
+    if (!router_->set_rate(rate.nic, rate.peer, Bps)) continue;
     ByteWriter payload;
-    payload.put(rate.nic).put(rate.peer).put(rate.Bps);
+    payload.put(rate.nic).put(rate.peer).put(Bps);
     for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
       if (rank != cluster_.rank) control_->send(rank, FrameType::link, payload.bytes());
     }

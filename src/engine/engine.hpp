@@ -109,7 +109,7 @@ class Engine final : public EngineServices {
   bool read_mail(std::uint64_t now);
   bool drain_mail(std::uint32_t mate, std::uint64_t now);
   void on_frame(std::uint32_t source, FrameType type, ByteReader& payload);
-  void notice_links();
+  void notice_links(std::uint64_t now);
   void settle(std::uint64_t now);
 
   // engine_operations.cpp

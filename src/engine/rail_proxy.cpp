@@ -329,11 +329,12 @@ bool RailProxy::arm() {
   return std::all_of(ports_.begin(), ports_.end(), [](auto& port) { return port->transport().arm(); });
 }
 
-std::vector<RailProxy::Rate> RailProxy::take_rates() {
+std::vector<RailProxy::Rate> RailProxy::take_rates(std::uint64_t now) {
   std::vector<Rate> rates;
   for (auto& port : ports_) {
     for (auto& [peer, link] : port->links()) {
-      if (const auto rate = link->take_rate()) rates.push_back({port->nic(), peer, *rate});
+      const auto rate = link->take_rate();
+      if (rate || link->is_rate_old(now)) rates.push_back({port->nic(), peer, rate});
     }
   }
   return rates;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -46,9 +47,9 @@ class RailProxy final : public Carrier {
 
   struct Rate {
     std::uint32_t nic, peer;
-    std::uint64_t Bps;
+    std::optional<std::uint64_t> Bps;  // none: nothing has been measured for long
   };
-  std::vector<Rate> take_rates();
+  std::vector<Rate> take_rates(std::uint64_t now);
 
  private:
   class Port;

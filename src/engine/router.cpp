@@ -247,38 +247,69 @@ std::uint64_t Router::round_rate(std::uint64_t Bps) {
 }
 
 bool Router::set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps) {
-  bool news = false;
-  for (const EdgeId edge : {to_leaf_[nic], from_leaf_[peer]}) {
-    std::uint64_t& last = measured_[edge];
-    // Half of what makes rails alike: else two that are could be held for different for ever, each by a rate that was a little wrong.
-    if (last != 0 && std::max(Bps, last) - std::min(Bps, last) <= last / 16) continue;
-    last = std::max<std::uint64_t>(Bps, 1);
-    apply_rates(fabric_.edge(edge).capacity_Bps);
-    news = true;
+  std::uint64_t& last = measured_[{nic, peer}];
+  // Half of what makes rails alike: else two that are could be held for different for ever, each by a rate that was a little wrong.
+  const bool news = last == 0 ? Bps != 0 : std::max(Bps, last) - std::min(Bps, last) > last / 16;
+  if (news) last = Bps;
+  if (last == 0) measured_.erase({nic, peer});
+  if (!news) return false;
+  const std::uint64_t nominal = fabric_.edge(to_leaf_[nic]).capacity_Bps, other = fabric_.edge(from_leaf_[peer]).capacity_Bps;
+  apply_rates(nominal);
+  if (other != nominal) apply_rates(other);
+  return true;
+}
+
+// An end of a link is at least as fast as any link that it is an end of: a slow NIC shows in all of its links, and not in those between
+// others.
+std::map<EdgeId, std::uint64_t> Router::measured_edges() const {
+  std::map<EdgeId, std::uint64_t> edges;
+  for (const auto& [link, rate] : measured_) {
+    for (const EdgeId edge : {to_leaf_[link.first], from_leaf_[link.second]}) {
+      std::uint64_t& most = edges[edge];
+      most = std::max(most, rate);
+    }
   }
-  return news;
+  return edges;
 }
 
 // Follows from the measured rates alone, so that all ranks come to the same. Rails of one kind that are as fast as each other must not get
 // different parts because each was measured by itself, or one was not measured at all and its rate is only assumed. And headers take their
 // part of a rail: TCP goodput of a shaped one is 95.65% of it.
 void Router::apply_rates(std::uint64_t nominal) {
+  const std::map<EdgeId, std::uint64_t> measured = measured_edges();
   std::uint64_t best = 0;
-  for (const auto& [edge, rate] : measured_) {
+  for (const auto& [edge, rate] : measured) {
     if (fabric_.edge(edge).capacity_Bps == nominal) best = std::max(best, rate);
   }
-  const std::uint64_t common = alike(best, nominal) ? nominal : round_rate(best);
+  const std::uint64_t common = best == 0 || alike(best, nominal) ? nominal : round_rate(best);
   const std::uint64_t fastest = std::min(best, nominal);
   for (const std::vector<EdgeId>* edges : {&to_leaf_, &from_leaf_}) {
     for (const EdgeId edge : *edges) {
       const Edge& rail = fabric_.edge(edge);
-      const auto found = measured_.find(edge);
-      const bool measured = found != measured_.end();
-      if (rail.capacity_Bps != nominal || (!measured && rail.source != kAssumed)) continue;
-      const std::uint64_t rate = !measured || alike(found->second, fastest) ? common : round_rate(found->second);
+      if (rail.capacity_Bps != nominal) continue;
+      const auto found = measured.find(edge);
+      std::uint64_t rate = rail.source == kAssumed ? common : nominal;
+      if (found != measured.end()) rate = alike(found->second, fastest) ? common : round_rate(found->second);
       links_.set_rate(edge, std::max<std::uint64_t>(rate, 1));
     }
   }
+}
+
+std::uint64_t Router::rate_to_try(std::uint32_t nic, std::uint32_t peer) const {
+  const auto found = measured_.find({nic, peer});
+  if (found == measured_.end()) return 0;
+  const std::uint64_t last = found->second, nominal = fabric_.edge(to_leaf_[nic]).capacity_Bps;
+  std::uint64_t fastest = 0;
+  for (const std::vector<EdgeId>* edges : {&to_leaf_, &from_leaf_}) {
+    for (const EdgeId edge : *edges) {
+      if (fabric_.edge(edge).capacity_Bps == nominal) fastest = std::max(fastest, links_.rate_Bps(edge));
+    }
+  }
+  if (!alike(last, fastest)) return std::min(2 * last, fastest);
+  const bool doubted = std::any_of(measured_.begin(), measured_.end(), [&](const auto& other) {
+    return (other.first.first == nic || other.first.second == peer) && !alike(other.second, last);
+  });
+  return doubted ? 0 : last;
 }
 
 void Router::set_nic_down(std::uint32_t nic, bool down) {

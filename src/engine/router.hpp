@@ -43,14 +43,19 @@ class Router {
   // How long these bytes would take on the rail of the rank's own NIC, or its node's first.
   double seconds_on_one_rail(std::uint64_t bytes) const;
 
-  // A measured rate of the link; true if it says more than the last one, from which it must differ by over a sixteenth, and others
-  // should know.
+  // A measured rate of the link, or 0: forget it. True if it says more than the last one, from which it must differ by over a sixteenth,
+  // and others should know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
+  // What to take for the rate of a link that nothing has confirmed for long. One that was slow carries so little that it might never be
+  // measured again: twice as much, up to the fastest rail of its kind. One that was as fast as that says nothing against another link of
+  // the same NIC that is slow now: 0.
+  std::uint64_t rate_to_try(std::uint32_t nic, std::uint32_t peer) const;
   void set_nic_down(std::uint32_t nic, bool down);
 
  private:
   static std::uint64_t round_rate(std::uint64_t Bps);
   void apply_rates(std::uint64_t nominal);
+  std::map<EdgeId, std::uint64_t> measured_edges() const;
   RouteShare share_of(const Route& route, std::uint64_t bytes) const;
 
   const Cluster& cluster_;
@@ -59,12 +64,12 @@ class Router {
   LinkState links_;
   Planner planner_;
   Demand demand_;
-  std::vector<GpuId> gpu_of_;                 // by rank
-  std::vector<std::uint32_t> rank_of_;        // by GPU
-  std::vector<VertexId> vertex_of_;           // by NIC
-  std::vector<std::uint32_t> nic_of_;         // by vertex
-  std::vector<EdgeId> to_leaf_, from_leaf_;   // by NIC
-  std::map<EdgeId, std::uint64_t> measured_;  // of rails, bytes/s
+  std::vector<GpuId> gpu_of_;                                                  // by rank
+  std::vector<std::uint32_t> rank_of_;                                         // by GPU
+  std::vector<VertexId> vertex_of_;                                            // by NIC
+  std::vector<std::uint32_t> nic_of_;                                          // by vertex
+  std::vector<EdgeId> to_leaf_, from_leaf_;                                    // by NIC
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> measured_;  // bytes/s of links, by their two NICs
   std::vector<std::vector<bool>> connected_;
 };
 

@@ -16,6 +16,9 @@ constexpr std::uint64_t kMeterNs = 5'000'000;  // shorter spans measure the sche
 constexpr std::uint64_t kBurstNs = 2'000'000;
 // Offers and accepts queue behind data in both directions: while a window of data is on its way, the next ones are being offered.
 constexpr std::size_t kOffersPerWindow = 3;
+// Not swept. A rail at a twentieth of its rate counts as whole 50 s after; one that stays slow and carries too little to be measured gets
+// twice its part of an operation once in that time.
+constexpr std::uint64_t kRateNs = 10'000'000'000;
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
 
@@ -178,7 +181,7 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   if (!up()) return;
   answered(now);
   if (frame.kind == RailFrame::got) {
-    on_got(frame);
+    on_got(frame, now);
     return;
   }
   if (frame.kind != RailFrame::accept) return;
@@ -192,7 +195,7 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   transfer.phase = Phase::accepted;
 }
 
-void TxLink::on_got(const RailHeader& frame) {
+void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
   const std::uint32_t length = found->second.record.length;
@@ -207,8 +210,10 @@ void TxLink::on_got(const RailHeader& frame) {
   if (!steady)
     meter_.interrupt();
   else if (const auto rate = meter_.confirmed(
-               {frame.chunk, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn, work_ns(), frame.length}))
+               {frame.chunk, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn, work_ns(), frame.length})) {
     rate_ = rate;
+    rated_at_ = now;
+  }
 }
 
 void TxLink::send_accepted(std::uint64_t now) {
@@ -341,6 +346,12 @@ std::optional<std::uint64_t> TxLink::take_rate() {
   const auto rate = rate_;
   rate_.reset();
   return rate;
+}
+
+bool TxLink::is_rate_old(std::uint64_t now) {
+  if (rated_at_ == 0 || now < rated_at_ + kRateNs) return false;
+  rated_at_ = now;
+  return true;
 }
 
 }  // namespace railweave::engine

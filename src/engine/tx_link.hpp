@@ -115,6 +115,8 @@ class TxLink {
 
   // A new measured rate since the last call.
   std::optional<std::uint64_t> take_rate();
+  // Whether the last rate was measured long ago; once each time that it has become so old again.
+  bool is_rate_old(std::uint64_t now);
 
  private:
   enum class Phase : std::uint8_t { offered, accepted, sent };
@@ -137,7 +139,7 @@ class TxLink {
   void go_down(std::uint64_t now);
   void on_over(std::uint64_t now);
   void drop(const Record& record);
-  void on_got(const RailHeader& header);
+  void on_got(const RailHeader& header, std::uint64_t now);
   std::uint32_t in_phase(Phase phase) const;
 
   Port port_;
@@ -155,6 +157,7 @@ class TxLink {
   bool last_time_ = false, abandoned_ = false;
   RateMeter meter_;
   std::optional<std::uint64_t> rate_;
+  std::uint64_t rated_at_ = 0;  // 0: never
 };
 
 }  // namespace railweave::engine

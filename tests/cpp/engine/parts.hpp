@@ -52,10 +52,10 @@ inline engine::Cluster small_cluster(std::uint32_t mates) {
 }
 
 // 2 nodes of `rails` ranks, each with a NIC of that rate; seen by rank 0.
-inline engine::Cluster rail_cluster(std::uint32_t rails, std::uint64_t rate_Bps) {
+inline engine::Cluster rail_cluster(std::uint32_t rails, std::uint64_t rate_Bps, std::uint32_t nodes = 2) {
   engine::Cluster cluster;
-  cluster.world = 2 * rails;
-  cluster.nodes.resize(2);
+  cluster.world = nodes * rails;
+  cluster.nodes.resize(nodes);
   for (std::uint32_t rank = 0; rank < cluster.world; ++rank) {
     engine::RankInfo info;
     info.node = rank / rails;

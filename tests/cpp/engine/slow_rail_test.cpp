@@ -20,9 +20,9 @@ class SlowRail : public testing::Test {
 
   // One operation: rank 0's bytes by rail, with each rail's confirmations at its pace. `cpu_wait`: part of the time without a CPU, which
   // slows the rail as much.
-  std::vector<std::uint64_t> exchange() {
+  std::vector<std::uint64_t> exchange(std::uint64_t hot_bytes = kHotBytes) {
     std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
-    rows[0][kRails] = kHotBytes;
+    rows[0][kRails] = hot_bytes;
     std::unordered_map<std::uint32_t, engine::Routes> routes;
     plan_id_ = router_.plan(rows, routes).id;
     std::vector<std::uint64_t> bytes(kRails, 0);
@@ -144,6 +144,61 @@ TEST_F(SlowRail, WhatALaterRateSaysOfARailIsNotTooLittleToCount) {
   for (int operation = 0; operation < 6; ++operation) exchange();
   const std::vector<std::uint64_t> bytes = exchange();
   EXPECT_EQ(bytes[1], bytes[0]);
+}
+
+TEST_F(SlowRail, OneThatCarriesTooLittleToBeMeasuredIsTriedAgain) {
+  rails_[1].Bps /= 20;
+  EXPECT_LE(operations_until(1, 0, 0.1), 3);
+  rails_[1].Bps *= 20;
+  const auto part = [this] { return static_cast<double>(exchange(kHotBytes / 8)[1]) / (static_cast<double>(kHotBytes) / 8 / kRails); };
+  for (int operation = 0; operation < 20; ++operation) EXPECT_LT(part(), 0.2) << "nobody can know";
+  for (int times = 0; times < 5; ++times) router_.set_rate(1, kRails + 1, router_.rate_to_try(1, kRails + 1));
+  EXPECT_NEAR(part(), 1, 0.1);
+  EXPECT_FALSE(router_.set_rate(1, kRails + 1, router_.rate_to_try(1, kRails + 1))) << "no news any more";
+}
+
+TEST_F(SlowRail, OneThatIsTriedAndStillSlowIsFoundOut) {
+  rails_[1].Bps /= 20;
+  EXPECT_LE(operations_until(1, 0, 0.1), 3);
+  for (int times = 0; times < 5; ++times) router_.set_rate(1, kRails + 1, router_.rate_to_try(1, kRails + 1));
+  EXPECT_NEAR(static_cast<double>(exchange()[1]), kHotBytes / kRails, kHotBytes / kRails / 10.);
+  EXPECT_LE(operations_until(1, 0, 0.1), 1);
+}
+
+// Three nodes of two ranks. Which end of a slow link is slow, other links of both say.
+class SlowEnd : public testing::Test {
+ protected:
+  // What rank 0 sends over its own rail when it sends to that rank, as a part of an even share.
+  double part(std::uint32_t destination) {
+    std::vector<std::vector<std::uint64_t>> rows(cluster_.world, std::vector<std::uint64_t>(cluster_.world, 0));
+    rows[0][destination] = kHotBytes;
+    std::unordered_map<std::uint32_t, engine::Routes> routes;
+    router_.plan(rows, routes);
+    double bytes = 0;
+    for (const engine::RouteShare& share : routes[destination].shares) bytes += share.nic == 0 ? static_cast<double>(share.bytes) : 0;
+    return bytes / (kHotBytes / 2.);
+  }
+
+  engine::Cluster cluster_ = rail_cluster(2, kRailBps, 3);
+  engine::Router router_{cluster_, engine::derive_fabric(cluster_), {}};
+};
+
+TEST_F(SlowEnd, ASlowReceiverDoesNotMakeItsSendersSlow) {
+  router_.set_rate(0, 4, kRailBps);
+  router_.set_rate(0, 2, kRailBps / 10);
+  EXPECT_LT(part(2), 0.3);
+  EXPECT_NEAR(part(4), 1, 0.1);
+}
+
+TEST_F(SlowEnd, AFastRateOfLongAgoIsForgottenWhereALinkOfTheSameNicIsSlow) {
+  router_.set_rate(0, 4, kRailBps);
+  EXPECT_EQ(router_.rate_to_try(0, 4), kRailBps) << "nothing speaks against it";
+  router_.set_rate(0, 2, kRailBps / 10);
+  EXPECT_EQ(router_.rate_to_try(0, 2), kRailBps / 5);
+  EXPECT_TRUE(router_.set_rate(0, 4, router_.rate_to_try(0, 4)));
+  EXPECT_LT(part(4), 0.3);
+  EXPECT_EQ(router_.rate_to_try(0, 4), 0u);
+  EXPECT_FALSE(router_.set_rate(0, 4, 0));
 }
 
 class UnknownRail : public SlowRail {

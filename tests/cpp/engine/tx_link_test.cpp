@@ -131,6 +131,7 @@ TEST_F(TxLinkTest, DataWaitsForTheEndOfTheTurn) {
 
 // Slow rails have windows of two. The other transfer is under way, and the next one goes out in the same turn.
 TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
+  EXPECT_FALSE(link_.is_rate_old(20'000'000'000)) << "never measured";
   const auto bytes = static_cast<std::uint32_t>(memory_.chunk_bytes());
   constexpr std::uint64_t kChunkNs = 1'000'000;
   bring_up();
@@ -150,6 +151,9 @@ TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
   const std::uint64_t paced = std::uint64_t{bytes} * 1'000'000'000 / kChunkNs;
   EXPECT_GE(*rate, paced);
   EXPECT_LE(*rate, paced * 4 / 3);  // time for which this thread lacked a CPU does not count
+  EXPECT_FALSE(link_.is_rate_old(now_ + 9'000'000'000));
+  EXPECT_TRUE(link_.is_rate_old(now_ + 10'000'000'000));
+  EXPECT_FALSE(link_.is_rate_old(now_ + 10'000'000'001)) << "said once";
 }
 
 // A `got` that is repeated, or answers an offer that nobody wants, does not say when anything came.
