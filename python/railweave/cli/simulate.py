@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-_FILE_WIDTH = 160  # characters; nothing is cut off there
+_FILE_WIDTH = 160  # characters a line
 DEFAULT_POLICIES = "single-path,nccl,railweave"
 
 
@@ -31,13 +31,16 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
     from railweave import fabric as fabrics
     from railweave import matrix as matrices
     from railweave.output import check_writable, write_whole
-    from railweave.simulate import parse_policy, study
+    from railweave.simulate import PolicyError, parse_policy, study
     from railweave.simulate.document import document
-    from railweave.simulate.text import render
+    from railweave.simulate.text import LEAST_WIDTH, render
 
     if report is not None:
         check_writable(report)
-    chosen = [parse_policy(name.strip()) for name in policies.split(",")]
+    try:
+        chosen = [parse_policy(name.strip()) for name in policies.split(",")]
+    except PolicyError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--policy") from error
     fabric = fabrics.load(source, nodes)
     matrix = matrices.load(matrix_name, fabric.gpu_count)
     result = study(fabric, matrix, matrix_name, chosen, exact)
@@ -49,8 +52,7 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
         click.echo(json.dumps(document(result)))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        if not console.is_terminal:
-            console.width = _FILE_WIDTH
-        console.print(render(result))
+        console.width = max(console.width, LEAST_WIDTH) if console.is_terminal else _FILE_WIDTH
+        console.print(render(result, console.width))
         if report is not None:
             click.echo(f"page: {report}")

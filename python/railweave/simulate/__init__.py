@@ -1,5 +1,5 @@
 """Predictions: how long a matrix takes on a fabric under a policy, how busy each link is, and who waits for what."""
 
-from railweave.simulate.prediction import LastFlow, LinkUse, Policy, Prediction, Study, parse_policy, study
+from railweave.simulate.prediction import LastFlow, LinkUse, Policy, PolicyError, Prediction, Study, parse_policy, study
 
-__all__ = ["LastFlow", "LinkUse", "Policy", "Prediction", "Study", "parse_policy", "study"]
+__all__ = ["LastFlow", "LinkUse", "Policy", "PolicyError", "Prediction", "Study", "parse_policy", "study"]

@@ -63,7 +63,7 @@ def _times(study: Study) -> Figure:
     places = np.arange(len(names))
     axes.barh(places, times, 0.7, color=[_colour(name) for name in names])
     for place, each in zip(places, study.predictions, strict=True):
-        text = f"{duration(each.seconds)}, {each.bound_fraction:.0%} of the bound"
+        text = f"{duration(each.seconds)}, {each.bound_fraction:.1%} of the bound"
         axes.annotate(text, (each.seconds * 1e3, place), (6, 0), textcoords="offset points", va="center", size=9.5)
     axes.axvline(study.bound_seconds * 1e3, color="black", lw=1.5)
     axes.set_yticks(places, names)

@@ -15,13 +15,16 @@ _LINKS = 8
 _FLOWS = 3
 _BARS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 32
+LEAST_WIDTH = 80
+"""Characters a line that the figures need; in narrower terminals lines go on below."""
+_WIDTH_WITH_BARS = 116
 
 
-def render(study: Study) -> RenderableType:
-    """Everything, as rich renders it."""
+def render(study: Study, width: int) -> RenderableType:
+    """Everything, as rich renders it in lines of `width` characters: names are folded where they do not fit, figures never cut off."""
     parts: list[RenderableType] = [headline(study), _policies(study)]
     for prediction in study.predictions:
-        parts += [Text(), _links(prediction), *_last(prediction)]
+        parts += [Text(), _links(prediction, bars=width >= _WIDTH_WITH_BARS), *_last(prediction)]
     return Group(*parts)
 
 
@@ -76,7 +79,7 @@ def _policies(study: Study) -> Table:
     table.add_column("policy", no_wrap=True)
     for name in ("time", "GB/s", "of bound", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("held up by", no_wrap=True)
+    table.add_column("held up by", overflow="fold")
     first = study.predictions[0].seconds
     for each in study.predictions:
         worst = max(each.links, key=lambda link: (link.last_held > 0, link.utilisation), default=None)
@@ -91,13 +94,14 @@ def _policies(study: Study) -> Table:
     return table
 
 
-def _links(prediction: Prediction) -> Table:
+def _links(prediction: Prediction, bars: bool) -> Table:
     title = f"{prediction.policy}: busiest of {len(prediction.links)} links and limits"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold cyan")
-    table.add_column("link", no_wrap=True)
+    table.add_column("link", overflow="fold")
     for name in ("capacity", "bytes", "busy", "flows waited", "held last"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("over time", no_wrap=True, overflow="crop")
+    if bars:
+        table.add_column("over time", no_wrap=True)
     for link in prediction.links[:_LINKS]:
         table.add_row(
             link.name,
@@ -106,7 +110,7 @@ def _links(prediction: Prediction) -> Table:
             f"{link.utilisation:.1%}",
             duration(link.waited_seconds) if link.waited_seconds else "",
             str(link.last_held) if link.last_held else "",
-            _bar(link),
+            *([_bar(link)] if bars else []),
         )
     return table
 

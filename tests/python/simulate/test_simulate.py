@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -10,14 +11,15 @@ import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from railweave import fabric, matrix
 from railweave.cli.simulate import command
 from railweave.errors import DemandError
-from railweave.simulate import Study, parse_policy, study
+from railweave.simulate import PolicyError, Study, parse_policy, study
 from railweave.simulate.document import document
 from railweave.simulate.page import page
-from railweave.simulate.prediction import PolicyError
+from railweave.simulate.text import LEAST_WIDTH, duration, render, size
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("single-path", "nccl", "nccl-pxn0", "nccl-pxn1", "ucx-rails", "nimble", "railweave")
@@ -98,6 +100,27 @@ def test_command_prints_a_table() -> None:
     output = run()
     assert re.search(r"railweave +[\d.]+ [mµ]s +[\d.]+ +[\d.]+%", output)
     assert "waited for" in output
+
+
+@pytest.mark.parametrize("width", [LEAST_WIDTH, 100, 140])
+def test_figures_are_whole_in_terminals_of_any_width(width: int) -> None:
+    result = predict("xe9680-4hca", 2, "zipf:64MiB:1.2", ("nccl", "railweave"))
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(result, width))
+    assert isinstance(console.file, io.StringIO)
+    output = console.file.getvalue()
+    assert "…" not in output
+    for each in result.predictions:
+        assert re.search(rf"^{each.policy} +{re.escape(duration(each.seconds))} +{each.gbps:.2f} +{each.bound_fraction:.1%} ", output, re.M)
+        first = each.links[0]
+        figures = (f"{size(first.capacity)}/s", size(first.bytes), f"{first.utilisation:.1%}", duration(first.waited_seconds))
+        assert re.search(" +".join(map(re.escape, figures)), output)
+    assert ("over time" in output) == (width == 140)
+
+
+def test_a_policy_that_does_not_exist_is_wrong_use() -> None:
+    result = CliRunner().invoke(command, ["--fabric", "hgx-h100", "--matrix", "balanced:1MiB", "--policy", "nccl,"])
+    assert (result.exit_code, result.output.count("no policy ''; expected one of")) == (2, 1)
 
 
 def test_page_needs_nothing_else(tmp_path: Path) -> None:
