@@ -229,10 +229,8 @@ Fabric make_cluster(const std::string& name, const std::vector<NodeGroup>& group
 Fabric parse_cluster(std::string_view text, const std::string& source, const TemplateLookup& lookup, std::uint32_t nodes) {
   const YamlDocument document(text, source);
   const YamlPlace root = document.root();
+  root.expect_head("railweave-cluster");
   root.expect_keys({"format", "version", "name", "nodes"}, {"links", "network", "overrides"});
-  if (root.at("format").string() != "railweave-cluster")
-    root.at("format").fail("'" + root.at("format").string().substr(0, 60) + "'", "railweave-cluster");
-  root.at("version").unsigned_integer(1, 1);
 
   const YamlPlace group_list = root.at("nodes");
   constexpr std::size_t kMaxGroups = 1024;

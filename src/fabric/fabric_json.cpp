@@ -163,14 +163,15 @@ void append_array(std::string& text, const char* key, const Items& items, Write 
 Fabric parse_fabric_json(std::string_view text, const std::string& source) {
   const JsonDocument document(text, source);
   const JsonPlace root(document);
+  // Before the keys: another version has others.
+  if (root.has("format") && root.at("format").string() != kFabricJsonFormat) {
+    root.at("format").fail("'" + std::string(root.at("format").string().substr(0, 60)) + "'", "'" + std::string(kFabricJsonFormat) + "'");
+  }
+  if (root.has("version") && root.at("version").value() != kFabricJsonVersion && root.at("version").value() != 1) {
+    root.at("version").fail("version " + root.at("version").value().dump().substr(0, 60),
+                            std::to_string(kFabricJsonVersion) + "; write the file again with this release's `railweave topo --json`");
+  }
   root.expect_keys({"format", "version", "name", "nodes", "vertices", "edges"}, {});
-  if (const JsonPlace format = root.at("format"); format.string() != kFabricJsonFormat) {
-    format.fail("'" + std::string(format.string().substr(0, 60)) + "'", "'" + std::string(kFabricJsonFormat) + "'");
-  }
-  if (const JsonPlace version = root.at("version"); version.value() != kFabricJsonVersion && version.value() != 1) {
-    version.fail("version " + version.value().dump().substr(0, 60),
-                 std::to_string(kFabricJsonVersion) + "; write the file again with this release's `railweave topo --json`");
-  }
   FabricBuilder builder{std::string(root.at("name").string())};
 
   Names nodes("node");

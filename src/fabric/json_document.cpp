@@ -209,7 +209,9 @@ void JsonPlace::expect_keys(std::initializer_list<std::string_view> required, st
   for (const auto& [key, value] : value_.items()) {
     const auto is = [&k = key](std::string_view known) { return known == k; };
     if (std::none_of(required.begin(), required.end(), is) && std::none_of(optional.begin(), optional.end(), is)) {
-      fail("unknown key '" + key.substr(0, 60) + "'", "one of " + joined(required) + (optional.size() == 0 ? "" : ", ") + joined(optional));
+      const TextPosition where = position_of(document_.text(), at(key).offset());
+      throw ParseError({document_.source(), where.line, where.column, path()}, "unknown key '" + key.substr(0, 60) + "'",
+                       "one of " + joined(required) + (optional.size() == 0 ? "" : ", ") + joined(optional));
     }
   }
   for (std::string_view key : required) {

@@ -43,7 +43,10 @@ std::string read_file(const fs::path& path) {
 
 enum class Form : std::uint8_t { json, xml, yaml };
 
-Form form_of(std::string_view text) {
+Form form_of(std::string_view text, const std::string& source) {
+  if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF")) {  // byte order marks
+    throw ParseError({source, 0, 0, ""}, "UTF-16 text", "UTF-8 (iconv -f UTF-16 -t UTF-8)");
+  }
   const std::size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (first == std::string_view::npos) return Form::yaml;
   if (text[first] == '<') return Form::xml;
@@ -63,7 +66,7 @@ std::string_view format_line(std::string_view text) {
 
 NodeTemplate read_node_file(const fs::path& path) {
   const std::string text = read_file(path);
-  switch (form_of(text)) {
+  switch (form_of(text, path.string())) {
     case Form::xml: return parse_nccl_topology(text, path.string());
     case Form::yaml: return parse_node_template(text, path.string());
     case Form::json: break;
@@ -118,7 +121,7 @@ Fabric load_fabric(const std::string& what, const LoadOptions& options) {
 }
 
 Fabric parse_fabric(std::string_view text, const std::string& source, const LoadOptions& options) {
-  switch (form_of(text)) {
+  switch (form_of(text, source)) {
     case Form::json:
       if (options.nodes != 0) throw FabricError(source + ": a JSON fabric has its nodes in it; a number of nodes does not apply");
       return parse_fabric_json(text, source);

@@ -255,10 +255,8 @@ NodeTemplate read_node(const YamlPlace& place, std::string name) {
 NodeTemplate parse_node_template(std::string_view text, const std::string& source) {
   const YamlDocument document(text, source);
   const YamlPlace root = document.root();
+  root.expect_head("railweave-node");
   root.expect_keys({"format", "version", "name", "description", "links", "numa", "gpus"}, {"switches", "nics", "nvlink", "network"});
-  if (root.at("format").string() != "railweave-node")
-    root.at("format").fail("'" + root.at("format").string().substr(0, 60) + "'", "railweave-node");
-  root.at("version").unsigned_integer(1, 1);
   return read_node(root, root.at("name").string());
 }
 

@@ -107,18 +107,24 @@ void YamlPlace::fail(const std::string& found, const std::string& expected) cons
 }
 
 void YamlPlace::expect_keys(std::initializer_list<std::string_view> required, std::initializer_list<std::string_view> optional) const {
-  std::set<std::string> seen;
-  for (const std::string& key : keys()) {
+  const std::vector<std::string> all = keys();
+  const std::set<std::string> seen(all.begin(), all.end());
+  for (const auto& entry : node_) {
+    const std::string& key = entry.first.Scalar();
     const auto is = [&](std::string_view known) { return known == key; };
     if (std::none_of(required.begin(), required.end(), is) && std::none_of(optional.begin(), optional.end(), is)) {
-      fail("unknown key '" + key.substr(0, kShown) + "'",
-           "one of " + joined(required) + (required.size() == 0 || optional.size() == 0 ? "" : ", ") + joined(optional));
+      throw ParseError(location_of(document_->source(), entry.first.Mark(), path_), "unknown key '" + key.substr(0, kShown) + "'",
+                       "one of " + joined(required) + (required.size() == 0 || optional.size() == 0 ? "" : ", ") + joined(optional));
     }
-    seen.insert(key);
   }
   for (std::string_view key : required) {
     if (seen.count(std::string(key)) == 0) fail("key '" + std::string(key) + "' is missing", "all of " + joined(required));
   }
+}
+
+void YamlPlace::expect_head(std::string_view format) const {
+  if (has("format") && at("format").string() != format) at("format").fail(shown(at("format").node_), std::string(format));
+  if (has("version")) at("version").unsigned_integer(1, 1);
 }
 
 std::vector<std::string> YamlPlace::keys() const {
@@ -176,7 +182,7 @@ std::uint64_t YamlPlace::unsigned_integer(std::uint64_t min, std::uint64_t max) 
   std::uint64_t number = 0;
   const auto [stop, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (problem != std::errc{} || stop != text.data() + text.size() || number < min || number > max) {
-    fail(shown(node_), "a whole number from " + std::to_string(min) + " to " + std::to_string(max));
+    fail(shown(node_), min == max ? std::to_string(min) : "a whole number from " + std::to_string(min) + " to " + std::to_string(max));
   }
   return number;
 }

@@ -36,6 +36,8 @@ class YamlPlace {
   // Throws ParseError at this place.
   [[noreturn]] void fail(const std::string& found, const std::string& expected) const;
 
+  // A file's `format`, and `version` 1, where it has them. To be asked before its keys: another version has others.
+  void expect_head(std::string_view format) const;
   // This is a map that has all of `required` and nothing beside those and `optional`, each once.
   void expect_keys(std::initializer_list<std::string_view> required, std::initializer_list<std::string_view> optional) const;
   // This is a list of at most `limit`.

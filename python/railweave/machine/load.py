@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import stat
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def read_text_file(path: Path) -> str:
         raise ParseError(f"{path}: more than {_LIMIT_B} bytes; expected the description of a machine")
     if content.startswith(ZSTANDARD):
         raise ParseError(f"{path}: compressed by Zstandard, as recordings are; expected a text, or `--from {path}`")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ParseError(f"{path}: UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
     return content.decode("utf-8", errors="replace")
 
 

@@ -172,6 +172,8 @@ TEST_F(Load, WhatCannotBeLoadedSaysWhatCould) {
     EXPECT_NE(error_of(write("other", other)).find("other: not of a kind that is read here; expected an NCCL topology file"),
               std::string::npos);
   }
+  EXPECT_NE(error_of(write("utf16", "\xFF\xFE<")).find("utf16: UTF-16 text; expected UTF-8"), std::string::npos);
+  EXPECT_NE(error_of(write("utf16be", "\xFE\xFF")).find("utf16be: UTF-16 text; expected UTF-8"), std::string::npos);
   EXPECT_NE(error_of(write("quoted", "'format': railweave-node\n")).find("is missing"), std::string::npos);
   const std::string json = write("a.json", format_fabric_json(load_fabric("dgx-1v", kOptions)));
   EXPECT_THROW(load_fabric(json, {2, {}}), FabricError);

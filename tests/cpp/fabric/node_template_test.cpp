@@ -77,7 +77,8 @@ struct Fault {
 TEST(NodeTemplate, ErrorsNameLineColumnPathAndWhatWasExpected) {
   const std::vector<Fault> kFaults = {
       {"railweave-node", "railweave", ":1:9: format: 'railweave'; expected railweave-node"},
-      {"version: 1", "version: 3", ":2:10: version: '3'; expected a whole number from 1 to 1"},
+      {"version: 1", "version: 3", ":2:10: version: '3'; expected 1"},
+      {"version: 1", "version: 2\nlicence: x", ":2:10: version: '2'; expected 1"},
       {"gen5 x16", "gen9 x16", ":6:16: links.pcie.pcie: 'gen9 x16'; expected a PCIe link such as gen5 x16 (gen1 to gen6, x1 to x32)"},
       {"gen4 x6", "gen4", ":7:16: links.nv.nvlink: 'gen4'; expected NVLinks such as gen4 x18 (gen1 to gen5)"},
       {"400Gbit/s", "0Gbit/s",
@@ -104,7 +105,7 @@ TEST(NodeTemplate, ErrorsNameLineColumnPathAndWhatWasExpected) {
        ":20:40: nvlink[0].between[1]: a second link between gpu1 and gpu0; expected one link with the summed capacity"},
       {"all-pairs", "[[gpu0]]", ":20:26: nvlink[0].between[0]: a list of 1; expected two GPUs, such as [gpu0, gpu1]"},
       {"\nnvlink:", "\nnvlinks:",
-       ":1:1: unknown key 'nvlinks'; expected one of format, version, name, description, links, numa, gpus, switches, nics, nvlink, "
+       ":19:1: unknown key 'nvlinks'; expected one of format, version, name, description, links, numa, gpus, switches, nics, nvlink, "
        "network"},
       {"name: test", "name: test\nname: again", ":4:1: the key 'name' stands twice; expected each key once"},
       {"name: test", "name: [", ":5:6: not YAML: end of sequence flow not found"},

@@ -158,8 +158,8 @@ def test_files_and_names_that_are_no_text_are_errors_as_text(tmp_path: Path) -> 
     noise.write_bytes(bytes(range(128, 256)))
     with pytest.raises(ParseError, match=r"noise: not of a kind that is read here"):
         fabric.load(noise)
-    noise.write_bytes(b"format: x\n" + bytes(range(128, 256)))
-    with pytest.raises(ParseError, match=r"noise:1:1: unknown key .\\x80"):
+    noise.write_bytes(b"format: railweave-node\n" + bytes(range(128, 256)))
+    with pytest.raises(ParseError, match=r"noise:2:1: unknown key .\\x80"):
         fabric.load(noise)
     with pytest.raises(FabricError, match=r"\\udcff: a name that is not UTF-8"):
         fabric.load("\udcff")

@@ -15,7 +15,7 @@ from railweave.fabric import Fabric
 from railweave.machine.fabric import fabric_of
 from railweave.machine.facts import Known, Unknown, known
 from railweave.machine.hwloc import parse_hwloc
-from railweave.machine.load import parse_machine
+from railweave.machine.load import parse_machine, read_text_file
 from railweave.machine.lspci_tree import parse_lspci_tree
 from railweave.machine.reading import cpu_list, cpu_mask, ranges
 from railweave.machine.topo_matrix import parse_topo_matrix
@@ -391,6 +391,13 @@ def test_command_shows_each_kind(text: str, cli: Callable[..., subprocess.Comple
     shown = cli("topo", str(path))
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith(f"{path}: ") and "1 GPU" in shown.stdout and "Traceback" not in shown.stderr
+
+
+def test_another_encoding_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "described"
+    path.write_bytes(HWLOC.encode("utf-16"))
+    with pytest.raises(ParseError, match="described: UTF-16 text; expected UTF-8"):
+        read_text_file(path)
 
 
 @settings(deadline=None)
