@@ -17,7 +17,7 @@ from railweave.launch import cache
 
 
 def keep(calibration: Calibration) -> str | None:
-    """Writes it for the programs to come, and says where; None where there is no folder that only this user writes."""
+    """Writes it for the programs to come, and says where; None where it cannot be written to a folder that only this user writes."""
     head = (_native.calibration_fingerprint(library()), json.dumps(settings(calibration)))
     return cache.keep_text("calibration", "\n".join((*head, calibration.text())))
 

@@ -9,17 +9,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from railweave.calibrate import Calibration, CalibrationError, read, settings
+from railweave.calibrate import Calibration, read, settings
 from railweave.calibrate.kept import keep, kept
+from railweave.output import check_writable, write_whole
 from railweave.size import format_size
+
+_LEAST_WIDTH = 80
+"""Characters a line that the tables need; in narrower terminals lines go on below."""
 
 
 @click.command(name="calibrate")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the calibration there as well.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the calibration there as well.")
 @click.option("--show", is_flag=True, help="Show the calibration that is kept, and measure nothing.")
-@click.option(
-    "--from", "recorded", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Show the calibration of a file instead."
-)
+@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="FILE", help="Show the calibration of a file instead.")
 def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     """Measure what this machine's GPUs do, for the settings of the GPU exchange and for plans.
 
@@ -28,6 +30,8 @@ def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     """
     if show and recorded:
         raise click.UsageError("--show and --from exclude each other: one is what is kept, the other a file.")
+    if output:
+        check_writable(output)
     if show:
         calibration = kept()
     elif recorded:
@@ -35,7 +39,7 @@ def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     else:
         calibration = _measured()
     if output:
-        _write(output, calibration)
+        write_whole(output, calibration.text())
     _show(calibration)
 
 
@@ -50,19 +54,15 @@ def _measured() -> Calibration:
     finally:
         bench.close()
     place = keep(calibration)
-    click.echo(f"kept in {place}" if place else "not kept: no folder that only this user can write; --output FILE writes it", err=True)
+    click.echo(
+        f"kept in {place}" if place else "not kept: in no folder of only this user can it be written; --output FILE writes it", err=True
+    )
     return calibration
-
-
-def _write(path: Path, calibration: Calibration) -> None:
-    try:
-        path.write_text(calibration.text(), encoding="utf-8")
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _show(calibration: Calibration) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.width = max(console.width, _LEAST_WIDTH)
     models = ", ".join(dict.fromkeys(gpu.name for gpu in calibration.gpus))
     console.print(f"{len(calibration.gpus)} x {models}, {calibration.driver}, {calibration.date}")
     rates = (

@@ -137,8 +137,8 @@ def _kept(path: str, now: str) -> list[Placement] | None:
         return None
 
 
-def _write(path: str, text: str) -> None:
-    """Whole or not at all; a full disk only means that the next rank works it out again."""
+def _write(path: str, text: str) -> bool:
+    """Whole or not at all, and which of both; a full disk only means that the next rank works it out again."""
     partial = f"{path}.{os.getpid()}"
     try:
         with open(partial, "x") as file:
@@ -148,13 +148,14 @@ def _write(path: str, text: str) -> None:
     except OSError:
         if os.path.exists(partial):
             os.unlink(partial)
+        return False
+    return True
 
 
 def keep_text(name: str, text: str) -> str | None:
-    """Keeps a text under that name in the same folder, and says where; None where there is no folder for it."""
+    """Keeps a text under that name in the same folder, and says where; None where that cannot be done."""
     place = folder()
     if place is None:
         return None
     path = os.path.join(place, name)
-    _write(path, text)
-    return path
+    return path if _write(path, text) else None

@@ -24,6 +24,7 @@ from railweave.cli import root
 from railweave.device import library
 from railweave.fabric import VertexKind
 from railweave.launch import cache
+from railweave.output import OutputError
 from railweave.records import replace
 
 GB = 10**9
@@ -328,6 +329,13 @@ def test_the_device_library_finds_what_is_kept(four: Calibration, own_folder: Pa
     assert shown.exit_code == 0 and "gpu_low_latency_bytes 524288" in shown.output
 
 
+def test_what_cannot_be_kept_is_not_called_kept(four: Calibration, own_folder: Path) -> None:
+    folder = cache.folder()
+    assert folder is not None
+    (Path(folder) / "calibration").mkdir()
+    assert keep(four) is None
+
+
 def test_what_no_longer_holds_is_not_shown(four: Calibration, own_folder: Path) -> None:
     place = Path(str(keep(four)))
     text = place.read_text()
@@ -362,7 +370,7 @@ def test_the_command_shows_tables(tmp_path: Path, sizes: tuple[SizeTime, ...] | 
     measured = read(str(MEASURED))
     path = tmp_path / "calibration.json"
     path.write_text((replace(measured, sizes=sizes) if sizes else measured).text())
-    lines = CliRunner().invoke(root, ["calibrate", "--from", str(path)]).output.splitlines()
+    lines = CliRunner().invoke(root, ["calibrate", "--from", str(path)], env={"COLUMNS": "40"}).output.splitlines()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert ["0", "1", "368.6", "10.5", "394.5", "49.4"] in rows
     assert ["12", "364.6", "275.9"] in rows
@@ -371,6 +379,14 @@ def test_the_command_shows_tables(tmp_path: Path, sizes: tuple[SizeTime, ...] | 
     assert len(rows) == len(measured.pairs) + len(measured.blocks) + len(sizes or measured.sizes)
     assert lines[-5:-3] == ["us of the smallest operation: 2.3", "gpu_blocks 16"]
     assert lines[-2:] == ["gpu_host_share 118", "gpu_relays 0"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("railweave.cli.calibrate._measured", lambda: pytest.fail("measured"))
+    result = CliRunner().invoke(root, ["calibrate", "--output", str(tmp_path / "none" / "node.json")])
+    assert isinstance(result.exception, OutputError)
+    result = CliRunner().invoke(root, ["calibrate", "--output", str(tmp_path)])
+    assert isinstance(result.exception, OutputError) and "it is a directory" in str(result.exception)
 
 
 def test_the_command_needs_gpus_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
