@@ -18,7 +18,7 @@ FORMATS = ("text", "json", "shell", "rankfile", "slurm", "torchrun", "kubernetes
 OVERRIDING = ("shell", "slurm", "torchrun")
 
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = click.Path(path_type=Path)
 
 
 @click.command("advise")

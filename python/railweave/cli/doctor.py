@@ -11,11 +11,11 @@ from railweave.doctor.command import LEVELS, Arguments, UsageError, run
 
 
 @click.command("doctor")
-@click.argument("recordings", nargs=-1, type=click.Path(dir_okay=False), metavar="[FILE.tar.zst]...")
-@click.option("--from", "more", multiple=True, type=click.Path(dir_okay=False), metavar="FILE", help="The same as naming FILE.")
+@click.argument("recordings", nargs=-1, type=click.Path(), metavar="[FILE.tar.zst]...")
+@click.option("--from", "more", multiple=True, type=click.Path(), metavar="FILE", help="The same as naming FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print every answer as JSON (schema/doctor.schema.json).")
-@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Also write a page.")
-@click.option("--prometheus", type=click.Path(dir_okay=False), metavar="FILE", help="Also write a node_exporter textfile.")
+@click.option("--html", type=click.Path(), metavar="FILE", help="Also write a page.")
+@click.option("--prometheus", type=click.Path(), metavar="FILE", help="Also write a node_exporter textfile.")
 @click.option(
     "--fail-on",
     type=click.Choice(LEVELS),
@@ -43,3 +43,14 @@ def command(recordings: tuple[str, ...], more: tuple[str, ...], **options: Any) 
         sys.exit(run(Arguments(files=(*recordings, *more), **options)))
     except UsageError as error:
         raise click.UsageError(str(error)) from error
+
+
+def refuse(error: UsageError) -> int:
+    """Says of wrong use what click says, and with which exit status, where `run` was called without click: it cannot be called again, as
+    what it has read may be pipes."""
+    from railweave.cli import root
+
+    above = click.Context(root, info_name="railweave", **root.context_settings)
+    refused = click.UsageError(str(error), click.Context(command, info_name="doctor", parent=above))
+    refused.show()
+    return refused.exit_code

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from railweave.machine.facts import Machine
     from railweave.topo.marks import Mark
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = click.Path(path_type=Path)
 
 
 @click.command("topo")

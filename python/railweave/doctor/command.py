@@ -76,8 +76,6 @@ def plainly(words: Sequence[str]) -> Arguments | None:
     pid = found.get("pid", "1")
     if not (pid.isascii() and pid.isdigit() and int(pid) > 0) or found.get("fail_on", LEVELS[0]) not in LEVELS:
         return None
-    if any(_is_folder(path) for path in (*files, found.get("html"), found.get("prometheus")) if path is not None):
-        return None
     return Arguments(files=tuple(files), **({**found, "pid": int(pid)} if "pid" in found else found))
 
 
@@ -91,10 +89,14 @@ def _is_folder(path: str) -> bool:
 def start(words: Sequence[str]) -> int | None:
     """The exit status; None where click has something to say."""
     arguments = plainly(words)
-    try:
-        return None if arguments is None else run(arguments)
-    except UsageError:
+    if arguments is None:
         return None
+    try:
+        return run(arguments)
+    except UsageError as error:
+        from railweave.cli.doctor import refuse
+
+        return refuse(error)
 
 
 def run(arguments: Arguments) -> int:

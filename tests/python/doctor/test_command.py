@@ -112,6 +112,13 @@ def test_help_and_errors_are_those_of_click(words: list[str], status: int, cli: 
     assert plain.returncode == status
 
 
+def test_wrong_use_is_told_of_a_recording_that_can_be_read_only_once(tmp_path: Path) -> None:
+    recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
+    line = [sys.executable, "-m", "railweave", "doctor", "/dev/stdin", "--nics", "mlx9"]
+    done = subprocess.run(line, input=recording.read_bytes(), capture_output=True, timeout=120, check=False)
+    assert (done.returncode, b"--nics: stdin has no NIC mlx9" in done.stderr) == (2, True)
+
+
 def test_a_reader_that_leaves_ends_it_in_silence(tmp_path: Path) -> None:
     recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
     line = f"{sys.executable} -m railweave doctor --json {recording} | head -c 1; exit ${{PIPESTATUS[0]}}"
