@@ -13,11 +13,18 @@ from railweave import __main__ as command_line
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [("topo", "--list"), ("topo", "hgx-h200"), ("advise", "hgx-h200")])
+@pytest.mark.parametrize("arguments", [("topo", "--list"), ("topo", "hgx-h200"), ("advise", "hgx-h200"), ("run", "--help")])
 def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "railweave", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["run --help", "topo hgx-h200", "doctor --help"])
+def test_a_reader_that_leaves_is_told_nothing(arguments: str) -> None:
+    line = f"{sys.executable} -m railweave {arguments} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
 
 
 @pytest.mark.parametrize("command", ["run", "topo"])

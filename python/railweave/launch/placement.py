@@ -119,7 +119,7 @@ def read_advice(text: str, source: str) -> list[Placement]:
 
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchError(f"{source}: {error}; expected what `railweave advise --format json` writes") from None
     if not isinstance(document, dict) or document.get("format") != "railweave-advice" or document.get("version") != 1:
         raise LaunchError(f"{source}: not version 1 of railweave-advice; expected what `railweave advise --format json` writes")

@@ -56,13 +56,13 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int | None:
     """Tasks on this node from a list such as `8(x2),4`: 8 on the first two nodes, 4 on the third."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE")
     node = environment.get("SLURM_NODEID", "0")
-    if text is None or not node.isdigit():
+    if text is None or not node.isdecimal():
         return None
     nodes: list[int] = []
     for part in text.split(","):
         tasks, _, times = part.partition("(x")
         times = times.rstrip(")") or "1"
-        if not (tasks.isdigit() and times.isdigit()):
+        if not (tasks.isdecimal() and times.isdecimal()):
             raise LaunchError(f"SLURM_STEP_TASKS_PER_NODE={text}: expected numbers such as 8(x2),4")
         if int(node) < len(nodes) + int(times):
             return int(tasks)

@@ -61,7 +61,9 @@ def main(arguments: Sequence[str]) -> int:
     """Returns only when the program was not started: the exit status, after a line on standard error."""
     try:
         if any(word in ("-h", "--help") for word in arguments[: _end_of_options(arguments)]):
-            print(HELP, end="")
+            from railweave.ending import or_told
+
+            or_told(lambda: print(HELP, end="", flush=True))
             return 0
         return _start(_parse(arguments))
     except LaunchError as error:

@@ -69,6 +69,12 @@ def test_bad_advice_is_named(change: Callable[[dict[str, object]], object], mess
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_what_is_no_advice_is_named(text: str) -> None:
+    with pytest.raises(LaunchError, match=r"^advice.json: .*; expected what `railweave advise --format json` writes"):
+        read_advice(text, "advice.json")
+
+
 @given(st.data())
 def test_a_cut_or_changed_file_is_an_error_or_whole(data: st.DataObject) -> None:
     text = write(json.loads(advice_text("xe9680-4hca")))

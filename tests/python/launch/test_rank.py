@@ -49,6 +49,7 @@ def test_rank(environment: dict[str, str], expected: tuple[str, int, int | None]
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1: expected"),
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "٣"}, "OMPI_COMM_WORLD_LOCAL_SIZE=٣"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "8(y2)"}, "SLURM_STEP_TASKS_PER_NODE"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "²"}, "SLURM_STEP_TASKS_PER_NODE"),
         ({"JOB_COMPLETION_INDEX": "one"}, "JOB_COMPLETION_INDEX=one"),
     ],
 )
@@ -76,6 +77,7 @@ NODE = [Placement({"name": f"gpu{i}", "minor": str(i), "uuid": f"GPU-{i}{i}{i}"}
         (0, 1, "GPU-9", range(8), []),
         (0, 1, "GPU-", range(8), []),  # names all, hence none
         (0, 1, "1,9,2", range(8), [1]),  # CUDA stops at the first that is none
+        (0, 1, "1,²", range(8), [1]),
         (0, 1, "", range(8), []),
         (0, 1, "-1", range(8), []),
         (0, 1, "MIG-1234", range(8), []),
