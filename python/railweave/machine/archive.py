@@ -1,4 +1,4 @@
-"""The plain files of a tar archive (POSIX ustar, pax paths and sizes) in memory.
+"""The plain files of a tar archive (POSIX ustar, pax paths and sizes) in memory; folders are passed over.
 
 The standard library's reader takes most of a command's time for the thousand files of a recording; this one reads only what a recording
 may hold, and takes a fifth of that (1,184 members: 0.04 s against 0.18 s on a busy machine).
@@ -46,6 +46,9 @@ def members(archive: bytes) -> Iterator[tuple[str, int, bytes]]:
             pax = _pax(body)
             continue
         name = pax.get("path", name)
+        if kind == b"5":  # a folder, which tar writes for who packs a recording again that he has looked through
+            pax = {}
+            continue
         if kind not in (b"0", b"\0"):
             raise ArchiveError(f"member {name[:80]!r} is not a plain file below the archive")
         yield name, size, body

@@ -274,8 +274,8 @@ def parse_recording(compressed: bytes, source: str) -> Recording:
         if f"libraries/{name}" in members:
             recording.libraries[name] = members[f"libraries/{name}"].decode(errors="replace")
     missing = int(manifest["files"]) - len(recording.files)
-    if not damage and missing:
-        damage = f"{missing} files that its manifest counts are not in it"
+    if not damage and missing > 0:
+        damage = f"{missing} of the {manifest['files']} files that its manifest counts are not in it"
     recording.damage = f"{source}: {damage}" if damage else ""
     return recording
 

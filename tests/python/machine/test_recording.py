@@ -241,9 +241,19 @@ def test_truncated_at_any_place_keeps_what_is_readable(source: Source, tmp_path:
 def test_cut_recording_says_why_a_fact_is_unknown() -> None:
     body = archive([("manifest.json", manifest(files=2)), ("root/proc/cmdline", b"quiet\n")])
     recording = parse_recording(body, "x.tar.zst")
-    assert "1 files" in recording.damage
+    assert "1 of the 2 files" in recording.damage
     with pytest.raises(Unreadable, match=r"not recorded.*x\.tar\.zst"):
         RecordedSource(recording).read_text("/proc/version")
+
+
+def test_a_recording_that_tar_packed_again_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "root/proc").mkdir(parents=True)
+    (tmp_path / "manifest.json").write_bytes(manifest(files=1))
+    for name in ("cmdline", "version"):
+        (tmp_path / "root/proc" / name).write_text("quiet\n")
+    packed = subprocess.run(["tar", "-C", tmp_path, "-c", "manifest.json", "root"], stdout=subprocess.PIPE, check=True).stdout
+    recording = parse_recording(zstandard.compress(packed), "x.tar.zst")
+    assert (recording.damage, sorted(recording.files)) == ("", ["/proc/cmdline", "/proc/version"])
 
 
 def _as(kind: bytes, target: str = "") -> Callable[[tarfile.TarInfo], None]:
