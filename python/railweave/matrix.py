@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railweave.errors import DemandError, ParseError
-from railweave.size import parse_size
+from railweave.size import counted, parse_size
 
 Matrix = npt.NDArray[np.uint64]
 
@@ -302,4 +302,4 @@ def _times(counts: Matrix, size: int) -> Matrix:
 
 def _at_least(ranks: int, least: int) -> None:
     if ranks < least:
-        raise DemandError(f"{ranks} ranks; this matrix needs at least {least}")
+        raise DemandError(f"{counted(ranks, 'rank')}; this matrix needs at least {least}")

@@ -56,7 +56,7 @@ def parse_measurements(text: str, source: str) -> list[Measurement]:
             if header is None:
                 header = cells
                 if sorted(header) != sorted(COLUMNS):
-                    raise ParseError(f"{source}:{rows.line_num}: columns {', '.join(header)}; expected {', '.join(COLUMNS)}")
+                    raise ParseError(f"{source}:{rows.line_num}: columns {', '.join(header)[:60]}; expected {', '.join(COLUMNS)}")
                 continue
             if len(cells) != len(header):
                 raise ParseError(f"{source}:{rows.line_num}: {len(cells)} fields; expected {len(header)}")

@@ -12,7 +12,7 @@ from railweave.ending import interrupted, or_told
 # One line each for `railweave --help`, in the order a newcomer meets them; the command itself is loaded only when asked for,
 # so that `railweave --help` stays instant.
 COMMANDS = {
-    "topo": "Show a fabric: a topology file, a cluster file, or a node template.",
+    "topo": "Show this machine and its fabric, or the fabric of a file or node template.",
     "doctor": "Find what is wrong with this machine, or with recorded ones, and how to mend it.",
     "advise": "Which cores, memory, NICs and settings each rank of a node should use, and why.",
     "run": "Run a command as one rank of a job, bound and set as `advise` says.",

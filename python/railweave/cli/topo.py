@@ -49,7 +49,7 @@ def command(
     \b
     railweave topo
     railweave topo hgx-h100
-    railweave topo examples/two-nodes.yaml --svg fabric.svg
+    railweave topo examples/xe9680-pod.yaml --svg fabric.svg
     railweave topo --record node7.tar.zst, and elsewhere: railweave topo --from node7.tar.zst
     railweave topo --nccl-xml topology.xml, and then: railweave topo --lint topology.xml
     """
