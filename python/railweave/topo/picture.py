@@ -25,6 +25,10 @@ MARGIN, HOST_GAP = 36.0, 48.0
 SHOWN_HOSTS = 4
 """More hosts than this would not fit a slide; the rest is said in words."""
 LEAF_HEIGHT, SPINE_HEIGHT = 34.0, 30.0
+_CHARACTER = 0.56
+"""Width of one, as a part of the font's size."""
+_TIGHTEST = 0.65
+"""Of its width a character is still readable."""
 
 
 def render_svg(fabric: Fabric, marks: Sequence[Mark] = (), title: str = "") -> str:
@@ -91,15 +95,15 @@ class _Picture:
         if self.marks.marks:
             listing, height = self.marks.listing(MARGIN, height + 16, width - 2 * MARGIN, INK, MUTED)
             self.badges += listing
-        self._draw_title(len(drawn) < len(self.leafs))
+        self._draw_title(len(drawn) < len(self.leafs), width - 2 * MARGIN)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
             f'font-family={quoteattr(FONT)} role="img">\n<title>{escape(self.title)}</title>\n'
             f'<rect width="100%" height="100%" fill="{PAPER}"/>\n' + "\n".join(self.lines + self.boxes + self.badges) + "\n</svg>\n"
         )
 
-    def _draw_title(self, leafs_left_out: bool) -> None:
-        self._text(MARGIN, 44, self.title, size=24, weight=650, anchor="start")
+    def _draw_title(self, leafs_left_out: bool, room: float) -> None:
+        self._text(MARGIN, 44, self.title, size=24, weight=650, anchor="start", room=room)
         nodes, gpus = self.fabric.node_count, self.fabric.gpu_count
         nics = sum(len(host.nics) for host in self.hosts)
         rails = {leaf.rail for _, leaf in self.leafs if leaf.rail is not None}
@@ -179,7 +183,7 @@ class _Picture:
             f'stroke="{PANEL_LINE}" stroke-width="1.5"/>',
         )
         name = host.name if count == 1 else f"{host.name} · {count} nodes alike"
-        self._text(x + 2, bottom + 27, name, size=16, weight=650, anchor="start")
+        self._text(x + 2, bottom + 27, name, size=16, weight=650, anchor="start", room=layout.width)
         for left, right in layout.panels:
             self._draw_panel(x + left, y + head, right - left, panel_bottom - y - head)
         for child, parent in layout.links:
@@ -374,10 +378,13 @@ class _Picture:
         anchor: str = "middle",
         room: float | None = None,
     ) -> None:
-        """`room` squeezes a text that is wider."""
+        """`room` squeezes a text that is wider, and cuts off what would no longer be readable."""
         fit = ""
-        if room is not None and len(text) * size * 0.56 > room:
-            fit = f' textLength="{room:.0f}" lengthAdjust="spacingAndGlyphs"'
+        if room is not None:
+            most = int(room / (size * _CHARACTER * _TIGHTEST))
+            text = text if len(text) <= most else text[: most - 1] + "…"
+            if len(text) * size * _CHARACTER > room:
+                fit = f' textLength="{room:.0f}" lengthAdjust="spacingAndGlyphs"'
         self.boxes.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"{fit}>'
             f"{escape(text)}</text>"
@@ -408,4 +415,4 @@ def _tint(colour: str) -> str:
 
 def _short(model: str) -> str:
     """A model's name that fits a box."""
-    return model if len(model) * 11 * 0.56 <= BOX - 8 else model.rsplit(" ", 1)[0]
+    return model if len(model) * 11 * _CHARACTER <= BOX - 8 else model.rsplit(" ", 1)[0]

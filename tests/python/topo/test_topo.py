@@ -128,6 +128,18 @@ def test_names_from_files_are_text_in_the_picture() -> None:
     assert '<script>&"x"' in drawn_texts(render_svg(fabric.loads(document)))
 
 
+def test_long_names_are_cut_off_where_they_would_not_be_readable() -> None:
+    loaded = fabric.load("kisti-v100-2gpu")
+    document = loaded.to_json().replace('"kisti-v100-2gpu"', f'"{"n" * 300}"').replace("V100", "V" * 100)
+    root = ET.fromstring(render_svg(fabric.loads(document)))
+    cut = [text for text in root.iter(f"{SVG}text") if (text.text or "").endswith("…")]
+    assert [(text.text or "")[0] for text in cut] == ["V", "V", "n"]
+    for text in cut:
+        room = float(text.get("textLength", "inf"))
+        assert room <= float(root.get("width", "0"))
+        assert room / len(text.text or "") >= 0.3 * float(text.get("font-size", "0"))
+
+
 MARKS = [
     Mark(("node0/gpu0",), "info", "information about one GPU"),
     Mark(("node0/gpu0", "node0/nic0"), "error", "a path that is <broken> & long " + "word " * 60),
