@@ -72,7 +72,7 @@ def _summary(planned: Planned) -> Iterator[str]:
         yield f"Exact optimum over all candidate routes: {best}; this plan is {planned.gap:.2%} above it."
     if plan.z_seconds <= planned.bound_seconds * AT_BOUND:
         if plan.bound.kind in ("sender", "receiver"):
-            yield "Routing cannot help here: an endpoint is the bound, all its links are busy all the time."
+            yield "Routing cannot help further: an endpoint is the bound, all its links are busy all the time."
         elif plan.bound.kind in ("node-out", "node-in"):
             yield "Routing cannot help further: all NICs of that node are busy all the time."
 

@@ -121,6 +121,8 @@ def test_the_explanation_says_when_routing_cannot_help() -> None:
     size[1:, 0] = 64 * MIB
     text = "\n".join(explain(make(one_node, size, exact=True)))
     assert "GPU 0 receives 448MiB" in text or "linear program" in text
+    # Not that it does not help at all: the plan takes the way over host memory beside NVLink.
+    assert "staged in host memory" in text and "Routing cannot help further: an endpoint is the bound" in text
     two = fabric.load("hgx-h100", 2)
     text = "\n".join(explain(make(two, matrix.load("hot-pair:1GiB", 16))))
     assert "Bound: 2.684 ms: node0 sends 1GiB to other nodes, and its NICs together carry 400.0 GB/s." in text
