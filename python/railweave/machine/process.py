@@ -67,7 +67,11 @@ def is_communication_variable(name: str) -> bool:
 
 def _environment(block: bytes) -> Mapping[str, str]:
     pairs = (entry.decode("utf-8", errors="replace").partition("=") for entry in block.split(b"\0") if entry)
-    return {name: value for name, _, value in pairs if is_communication_variable(name)}
+    found: dict[str, str] = {}
+    for name, _, value in pairs:
+        if is_communication_variable(name):
+            found.setdefault(name, value)  # of those that stand twice programs get the first (getenv)
+    return found
 
 
 def kept(path: str, content: bytes) -> bytes:

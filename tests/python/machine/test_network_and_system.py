@@ -170,7 +170,7 @@ def test_tools_that_say_something_else(parse, text: str) -> None:  # type: ignor
 def test_process() -> None:
     crafted = craft()
     at = "/proc/4711"
-    crafted.file(f"{at}/environ", b"NCCL_IB_HCA=mlx5_1\0AWS_SECRET_ACCESS_KEY=hunter2\0RANK=3\0")
+    crafted.file(f"{at}/environ", b"NCCL_IB_HCA=mlx5_1\0AWS_SECRET_ACCESS_KEY=hunter2\0RANK=3\0NCCL_IB_HCA=twice\0")
     crafted.file(
         f"{at}/limits", "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         65536                65536                bytes"
     )
