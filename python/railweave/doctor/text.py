@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,13 +14,13 @@ from railweave.doctor.finding import Answer, Finding
 if TYPE_CHECKING:
     from railweave.doctor.compare import Comparison
 
-_WIDTH = 120
+_WIDTH, _LEAST_WIDTH = 120, 60
 _TITLES = {check.id: check.title for check in CHECKS}
 
 
 def render(examination: Examination) -> str:
     """What fires in full, what is unknown with the reason, and how many are clear."""
-    lines = [examination.name, f"fabric NICs: {examination.fabric_nics}", ""]
+    lines = [examination.name, *_wrapped(f"fabric NICs: {examination.fabric_nics}", ""), ""]
     for group in groups(examination.with_answer(Answer.fires)):
         lines += [*_fired(group), ""]
     unknown = groups(examination.with_answer(Answer.unknown))
@@ -76,14 +78,21 @@ def _fired(group: Sequence[Finding]) -> Iterator[str]:
 
 def _wrapped(text: str, indent: str) -> Iterator[str]:
     """Between words only; by hand, because `textwrap` takes longer to import than a report takes to write."""
-    line = indent
+    line, width = indent, _width()
     for word in text.split():
-        if line.strip() and len(line) + len(word) > _WIDTH:
+        if line.strip() and len(line) + len(word) > width:
             yield line.rstrip()
             line = indent + "  "
         line += word + " "
     if line.strip():
         yield line.rstrip()
+
+
+def _width() -> int:
+    """Of a terminal as it is, but lines shall be neither tatters nor too long to read."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return _WIDTH
+    return min(max(os.get_terminal_size(sys.stdout.fileno()).columns, _LEAST_WIDTH), _WIDTH)
 
 
 def render_comparison(comparison: Comparison) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +122,21 @@ def test_wrong_use_is_told_of_a_recording_that_can_be_read_only_once(tmp_path: P
     line = [sys.executable, "-m", "railweave", "doctor", "/dev/stdin", "--nics", "mlx9"]
     done = subprocess.run(line, input=recording.read_bytes(), capture_output=True, timeout=120, check=False)
     assert (done.returncode, b"--nics: stdin has no NIC mlx9" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("columns", "most"), [(20, 60), (72, 72), (200, 120)])
+def test_lines_fit_the_terminal(columns: int, most: int, tmp_path: Path) -> None:
+    recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with subprocess.Popen([sys.executable, "-m", "railweave", "doctor", recording], stdout=its), os.fdopen(ours, "rb") as terminal:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends whose last program has gone
+            while block := terminal.read1():
+                shown += block
+    lengths = [len(line) for line in shown.decode().splitlines() if " " in line.strip()]
+    assert most - 20 < max(lengths) <= most
 
 
 def test_a_reader_that_leaves_ends_it_in_silence(tmp_path: Path) -> None:
