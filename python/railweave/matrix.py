@@ -6,6 +6,7 @@ as `NAME:ARGUMENT:…`; equal arguments give equal matrices, whatever the machin
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import importlib.resources
 import io
@@ -26,6 +27,7 @@ Matrix = npt.NDArray[np.uint64]
 
 MOST_RANKS = 16_384  # what the reader of matrix files takes, too
 _ENTRY_BYTES = 64  # of a file, with room for separators and comments
+_MOST_RECORDING_BYTES = 1 << 28
 _MOE_CHOICES = 1 << 26  # memory: 8 bytes each, several times over
 
 
@@ -249,7 +251,7 @@ def load(text: str, ranks: int) -> Matrix:
     if len(content) > most:
         raise ParseError(f"{text}: more than {most} bytes; expected a matrix of {ranks} ranks")
     shown = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8 either
-    matrix: Matrix = parse_demand(content.decode(errors="backslashreplace"), shown).to_numpy()
+    matrix: Matrix = parse_demand(content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace"), shown).to_numpy()
     if len(matrix) != ranks:
         raise DemandError(f"{text}: a matrix of {len(matrix)} ranks; expected {ranks}")
     return matrix
@@ -267,7 +269,10 @@ def _recording(file: str) -> npt.NDArray[np.uint16]:
             run, data = file, importlib.resources.files("railweave").joinpath("data/moe_trace.npz").read_bytes()
         else:
             path, _, run = file.partition("#")
-            run, data = run or "noaux", Path(path).read_bytes()
+            with Path(path).open("rb") as archive:
+                run, data = run or "noaux", archive.read(_MOST_RECORDING_BYTES + 1)
+        if len(data) > _MOST_RECORDING_BYTES:
+            raise ValueError(f"more than {_MOST_RECORDING_BYTES} bytes")
         if not data.startswith(b"PK"):  # NumPy would read other forms, too
             raise ValueError("not an .npz file")
         counts: npt.NDArray[np.uint16] = np.load(io.BytesIO(data), allow_pickle=False)[f"{run}_counts"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COLUMNS = ("metric", "size_B", "gdr", "gdrcopy", "value")
+_MOST_TEXT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Measurement:
 def read_measurements(path: Path) -> list[Measurement]:
     """A CSV file with the columns metric, size_B, gdr, gdrcopy, value; a repetition is a further line. Raises ParseError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
+            text = file.read(_MOST_TEXT + 1)
     except OSError as error:
         raise ParseError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: not UTF-8 text; expected CSV with the columns {', '.join(COLUMNS)}") from error
+    if len(text) > _MOST_TEXT:
+        raise ParseError(f"{path}: more than {_MOST_TEXT} characters; expected CSV with the columns {', '.join(COLUMNS)}")
     return parse_measurements(text, str(path))
 
 

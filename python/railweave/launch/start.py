@@ -44,6 +44,7 @@ Options:
   -h, --help                 Show this message and exit.
 """
 SHIMS = ("nccl",)
+_MOST_ADVICE = 1 << 24  # characters; that of 8 GPUs has 11,000, and what is cut off is no JSON
 _NOT_FOUND, _CANNOT_EXECUTE = 127, 126  # as shells say it
 
 
@@ -153,7 +154,7 @@ def _node(options: _Options, voice: _Voice) -> list[Placement]:
     if options.advice:
         try:
             with open(options.advice, encoding="utf-8") as file:
-                text = file.read()
+                text = file.read(_MOST_ADVICE)
         except OSError as error:
             raise LaunchError(f"--advice {options.advice}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

@@ -160,7 +160,8 @@ def test_a_difference_within_the_repetitions_leaves_the_default() -> None:
 
 def test_a_file_replaces_the_rules(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    path.write_text(HEAD + "# one pair, idle fabric\nbandwidth,4194304,on,on,9000\nbandwidth,4194304,on,off,12000\n")
+    runs = HEAD + "# one pair, idle fabric\nbandwidth,4194304,on,on,9000\nbandwidth,4194304,on,off,12000\n"
+    path.write_text(runs, encoding="utf-8-sig")  # as spreadsheets write it
     advice = advise(read_host(fabric.load("xe9680-4hca")), measurements=read_measurements(path), measured_in=str(path))
     assert {s.name: s.values for s in advice.settings}["UCX_TLS"] == ("^gdr_copy",)
     with pytest.raises(AdviceError, match="no measurement of latency"):
@@ -193,3 +194,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ParseError, match="UTF-8"):
         read_measurements(tmp_path / "binary.csv")
+    with pytest.raises(ParseError, match="/dev/zero: more than"):
+        read_measurements(Path("/dev/zero"))

@@ -216,6 +216,17 @@ def test_bytes_that_are_no_text_are_told_as_bytes(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}:1:1: '\\x1b[2J\\xff\\x00'; expected a number of bytes from 0 to 2^63 - 1"
 
 
+def test_a_byte_order_mark_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "m.txt"
+    path.write_text("0 5\n7 0\n", encoding="utf-8-sig")
+    assert matrix.load(str(path), 2).tolist() == [[0, 5], [7, 0]]
+
+
+def test_a_recording_without_end_is_not_read_to_it() -> None:
+    with pytest.raises(DemandError, match=r"trace '/dev/zero': more than \d+ bytes"):
+        matrix.load("trace:/dev/zero:0:0:1", 2)
+
+
 def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
