@@ -33,6 +33,11 @@ def format_size(size: int) -> str:
     return str(size)
 
 
+def figures(value: float) -> str:
+    """Four figures, but all of those before the point: 0.0625, 52.73, 12000 (`:.4g` has 1.2e+04)."""
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 GPU`, `2 GPUs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -8,7 +8,7 @@ from railweave.advise.gdr import Decision
 from railweave.advise.mapping import Workload
 from railweave.errors import ParseError
 from railweave.records import dataclass, replace
-from railweave.size import format_size
+from railweave.size import figures, format_size
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
@@ -151,10 +151,10 @@ def _best(metric: Workload, runs: dict[Switches, list[float]]) -> tuple[Switches
     scores = {switches: [sign * value for value in values] for switches, values in runs.items()}
     best = max(sorted(scores, reverse=True), key=lambda switches: _median(scores[switches]))
     unit = "MB/s" if metric == Workload.bandwidth else "µs"
-    best_text = f"{_words(best)}: {sign * _median(scores[best]):.4g} {unit}"
+    best_text = f"{_words(best)}: {figures(sign * _median(scores[best]))} {unit}"
     if DEFAULT not in scores:
         return best, f"{best_text}; the default, both on, was not measured"
-    default_text = f"both on: {sign * _median(scores[DEFAULT]):.4g} {unit}"
+    default_text = f"both on: {figures(sign * _median(scores[DEFAULT]))} {unit}"
     if best != DEFAULT and min(scores[best]) > max(scores[DEFAULT]):
         return best, f"{best_text}, {default_text}"
     if best != DEFAULT:

@@ -12,7 +12,7 @@ from railweave.machine.processors import nodes_per_package
 from railweave.machine.reading import ranges
 from railweave.machine.source import Reason
 from railweave.records import field_names
-from railweave.size import counted
+from railweave.size import counted, figures
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _processor_lines(machine: Machine) -> list[str]:
         memory = known(node.memory_B)
         nodes_cpus = known(node.cpus)
         parts = [f"CPUs {ranges(nodes_cpus)}" if nodes_cpus else "no CPUs" if nodes_cpus is not None else "CPUs ?"]
-        parts += [f"{memory / 2**30:.4g} GiB"] if memory is not None else []
+        parts += [f"{figures(memory / 2**30)} GiB"] if memory is not None else []
         lines.append(f"  numa{node.id}: {', '.join(parts)}")
     return lines
 

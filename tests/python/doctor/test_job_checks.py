@@ -66,7 +66,7 @@ CASES = [
         "job.memlock",
         process("limits", LIMITS.format(str(1 << 34))),
         (f"process {JOB}",),
-        "limited to",
+        "limited to 16384 MiB",
         "limits",
         "warning",
         job={},

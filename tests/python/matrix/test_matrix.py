@@ -18,7 +18,7 @@ from railweave import _native, matrix
 from railweave.cli.matrix import command
 from railweave.errors import DemandError, ParseError
 from railweave.output import OutputError
-from railweave.size import format_size, parse_size
+from railweave.size import figures, format_size, parse_size
 
 EXAMPLES = [
     "balanced:1MiB",
@@ -68,6 +68,11 @@ def test_bad_sizes_name_themselves(text: str) -> None:
 @given(st.integers(0, 2**62))
 def test_format_size_is_exact(size: int) -> None:
     assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0625, "0.0625"), (52.734, "52.73"), (9999.4, "9999"), (9999.6, "10000"), (16384, "16384")])
+def test_figures_before_the_point_are_all_there(value: float, text: str) -> None:
+    assert figures(value) == text
 
 
 @pytest.mark.parametrize("text", EXAMPLES)

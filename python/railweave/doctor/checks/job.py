@@ -8,6 +8,7 @@ from railweave.doctor.check import Check, Subject, Verdict, clear, fires
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, cpu_list, evidence, label, need
 from railweave.machine.facts import Known
+from railweave.size import figures
 
 # NCCL's own advice for containers is --shm-size=1g; Docker gives 64 MB without it.
 SHM_B = 1 << 30
@@ -49,7 +50,7 @@ def _judge_memlock(patient: Patient, _: Subject) -> Verdict:
     if need(process.ipc_lock):
         return clear("limited, but the process may lock any amount (CAP_IPC_LOCK)", evidence(process.memlock_B), evidence(process.ipc_lock))
     severity = Severity.error if limit < MEMLOCK_TINY_B else Severity.warning
-    return fires(f"limited to {limit / 2**20:.3g} MiB", evidence(process.memlock_B), severity=severity)
+    return fires(f"limited to {figures(limit / 2**20)} MiB", evidence(process.memlock_B), severity=severity)
 
 
 def _judge_rdma_devices(patient: Patient, _: Subject) -> Verdict:
@@ -67,8 +68,8 @@ def _judge_shm(patient: Patient, _: Subject) -> Verdict:
     if size is None:
         return clear("half of the memory, the kernel's default", evidence(process.shm_B, "no size= in the mount's options"))
     if size >= SHM_B:
-        return clear(f"{size / 2**30:.3g} GiB", evidence(process.shm_B))
-    return fires(f"{size / 2**20:.3g} MiB", evidence(process.shm_B))
+        return clear(f"{figures(size / 2**30)} GiB", evidence(process.shm_B))
+    return fires(f"{figures(size / 2**20)} MiB", evidence(process.shm_B))
 
 
 CHECKS = (
