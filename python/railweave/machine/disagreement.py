@@ -15,6 +15,7 @@ from railweave.machine.reading import cpu_mask, ranges
 from railweave.machine.xml_tree import Node, parse_xml
 
 _Found = Iterator[tuple[int, str]]
+_BRIDGE = "0x0604"
 _SHOWN = 3
 """Ways of one device that are named; a device in another's place differs in all."""
 
@@ -34,6 +35,7 @@ def files(contents: Contents, machine: Machine) -> _Found:
     # NCCL adds sockets by itself; cards that a file leaves out it cannot place.
     nics = [device for device in live.nics if contents.nics or device.bus_id in rdma]
     yield from _devices(contents.nics, nics, "NIC", where)
+    yield from _bridges(contents, live, where)
     yield from _nets(contents, live, machine)
     yield from _cores(contents, live, where)
     if machine.hidden_tree is None or isinstance(machine.topology, Known):
@@ -67,6 +69,14 @@ def _devices(file: Sequence[Device], live: Sequence[Device], what: str, where: s
                 device.node.line,
                 f"{sum(device.nvlinks.values())} NVLinks of GPU {device.bus_id} in the file, {sum(other.nvlinks.values())} on {where}",
             )
+
+
+def _bridges(contents: Contents, live: Contents, where: str) -> _Found:
+    """The links above PCIe switches, which all devices below share; one that only one side has may be a matter of how it is told."""
+    there = {bus_id: node for bus_id, node in live.pci if node.get("class").startswith(_BRIDGE)}
+    for bus_id, node in contents.pci:
+        if bus_id in there and node.get("class").startswith(_BRIDGE):
+            yield from _fields(node, there[bus_id], ("link_speed", "link_width"), f"bridge {bus_id}", where)
 
 
 def _fields(file: Node, live: Node, names: Sequence[str], whose: str, where: str) -> _Found:

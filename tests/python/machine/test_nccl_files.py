@@ -273,6 +273,7 @@ def test_unequal_nvlinks_to_the_switch() -> None:
         ('affinity="000000ff"', 'affinity="0000007f"', "cores 0-6 in the file, 0-7 on a recording"),
         ('count="18"', 'count="16"', "16 NVLinks of GPU 0000:1d:00.0 in the file, 18"),
         ('link_width="16">\n        <gpu', 'link_width="8">\n        <gpu', "link_width of GPU 0000:1d:00.0 is '8' in the file, '16'"),
+        ('link_width="16">\n      <pci', 'link_width="8">\n      <pci', "link_width of bridge 0000:12:00.0 is '8' in the file, '16'"),
         (
             'speed="400000" port="1" guid',
             'speed="200000" port="1" guid',
