@@ -139,6 +139,11 @@ def test_lines_fit_the_terminal(columns: int, most: int, tmp_path: Path) -> None
     assert most - 20 < max(lengths) <= most
 
 
+def test_a_file_that_cannot_be_written_is_told_before_another_is(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--html", str(tmp_path / "page.html"), "--prometheus", str(tmp_path / "none/x.prom"))
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (1, "", [])
+
+
 def test_a_reader_that_leaves_ends_it_in_silence(tmp_path: Path) -> None:
     recording = TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst")
     line = f"{sys.executable} -m railweave doctor --json {recording} | head -c 1; exit ${{PIPESTATUS[0]}}"
