@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> No
                 file.write(data)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def is_standard_output(path: Path) -> bool:
+    """As `/dev/stdout` is. What else a command says there would end in the file."""
+    try:
+        return sys.stdout is not None and os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except OSError:  # a standard output that is no file, as tests have
+        return False
 
 
 def check_writable(path: Path) -> None:

@@ -114,3 +114,17 @@ def test_standard_output_that_is_full_or_closed_is_no_crash(command: tuple[str, 
     with os.fdopen(write, "w") as broken:
         done = subprocess.run(run, stdout=broken, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topo", "dgx-1v", "--svg", "/dev/stdout"),
+        ("topo", "dgx-1v", "--nccl-xml", "/dev/stdout"),
+        ("topo", "--record", "/dev/stdout", "--salt", "x"),
+        ("matrix", "balanced:1", "--ranks", "2", "--output", "/dev/stdout"),
+    ],
+)
+def test_what_goes_to_standard_output_is_alone_there(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", "railweave", *arguments], capture_output=True, timeout=120, check=True)
+    assert done.stdout and b"/dev/stdout" not in done.stdout

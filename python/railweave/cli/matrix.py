@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from railweave.matrix import GENERATORS, MOST_RANKS, load, write
-from railweave.output import write_whole
-from railweave.size import format_size
+from railweave.output import is_standard_output, write_whole
+from railweave.size import counted, format_size
 
 
 def _generators() -> str:
@@ -28,4 +28,5 @@ def command(generator: str, ranks: int, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     write_whole(output, text)
-    click.echo(f"{output}: {ranks} ranks, {format_size(int(matrix.sum()))} in all")
+    if not is_standard_output(output):
+        click.echo(f"{output}: {counted(ranks, 'rank')}, {format_size(int(matrix.sum()))} in all")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from railweave import fabric as fabrics
-from railweave.output import write_whole
+from railweave.output import is_standard_output, write_whole
 
 if TYPE_CHECKING:
     from railweave.fabric import Fabric
@@ -87,7 +87,12 @@ def _record(path: Path, salt: str | None, pid: int | None) -> None:
     if pid is not None and not Path(f"/proc/{pid}").is_dir():
         raise click.UsageError(f"--pid {pid}: no such process.")
     made = record(path, salt=salt, pid=pid)
-    click.echo(f"{path}: {len(made.files)} files, {len(made.commands)} programs, {len(made.unreadable)} things that could not be read")
+    _say(path, f"{len(made.files)} files, {len(made.commands)} programs, {len(made.unreadable)} things that could not be read")
+
+
+def _say(path: Path, written: str) -> None:
+    if not is_standard_output(path):
+        click.echo(f"{path}: {written}")
 
 
 def _lint(path: Path, recording: Path | None) -> None:
@@ -161,7 +166,7 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
 
             title = titled(machine, recording.name if recording is not None else Path(source).name if source else machine.origin)
         write_whole(svg, render_svg(fabric, _findings(machine), title))
-        click.echo(f"{svg}: {title}")
+        _say(svg, title)
     elif nccl_xml is not None:
         _write_nccl_xml(nccl_xml, machine, fabric)
     else:
@@ -188,4 +193,4 @@ def _write_nccl_xml(path: Path, machine: Machine | None, fabric: Fabric) -> None
         for note in exported.notes:
             click.echo(f"railweave: {note}", err=True)
     write_whole(path, exported.text)
-    click.echo(f"{path}: {fabric.name}")
+    _say(path, fabric.name)
