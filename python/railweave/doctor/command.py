@@ -111,7 +111,9 @@ def run(arguments: Arguments) -> int:
     pid = arguments.pid
     inputs = _recorded(arguments.files, pid) if arguments.files else [_Input("this machine", _live(pid), None)]
     examined = LEFT_OUT if len(inputs) < len(arguments.files) else 0
-    named = [word for word in (arguments.nics or "").split(",") if word]
+    from railweave.machine.fabric_nics import named_nics
+
+    named = named_nics(arguments.nics)
     for each in inputs:
         _check_names(each, named)
     references = _rails(inputs, named, arguments.rails)

@@ -14,6 +14,11 @@ class UnknownNicError(Error):
     """A NIC was named that is not here; the text has those that are."""
 
 
+def named_nics(option: str | None) -> list[str]:
+    """The names of `--nics`."""
+    return [name.strip() for name in (option or "").split(",") if name.strip()]
+
+
 def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic, ...], str]:
     """The ports, and why these: named ones (`mlx5_0`, `mlx5_0:2`); else RDMA ports of the fastest rate here, because slower ones carry
     storage or management; physical ones, unless there are virtual functions alone, as in a pod. A rate that a port of a link that is down
