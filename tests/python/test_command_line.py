@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +21,27 @@ def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "railweave", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: No space left on device\n")
+
+
+LATIN = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+
+
+def test_a_file_in_another_encoding_is_an_error_in_one_line() -> None:
+    line = [sys.executable, "-m", "railweave", "topo", "dgx-1v"]
+    done = subprocess.run(line, env=LATIN, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(" cannot be written in latin-1; with PYTHONIOENCODING=utf-8 it is UTF-8\n") and done.stderr.count("\n") == 1
+
+
+def test_a_terminal_of_another_encoding_shows_what_it_can() -> None:
+    ours, its = pty.openpty()
+    with subprocess.Popen([sys.executable, "-m", "railweave", "topo", "dgx-1v"], env=LATIN, stdout=its), os.fdopen(ours, "rb") as terminal:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends whose last program has gone
+            while block := terminal.read1():
+                shown += block
+    assert b" gpu7  V100 SXM2" in shown
 
 
 @pytest.mark.parametrize("arguments", ["run --help", "topo hgx-h200", "doctor --help"])

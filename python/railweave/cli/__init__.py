@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from typing import Any
 
 import click
@@ -56,4 +58,6 @@ def root() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point. Known errors (bad input, missing permission) end with one line on stderr and exit status 1."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
+        sys.stdout.reconfigure(errors="replace")  # people see a `?` for a line of a tree; files shall have all or nothing
     return or_told(lambda: root.main(args=argv, prog_name="railweave"))
