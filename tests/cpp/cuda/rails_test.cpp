@@ -1,4 +1,4 @@
-// Exchanges of GPUs on two nodes with threads as blocks: each byte, each failure, and relays that run no kernel.
+// Exchanges of GPUs on several nodes with threads as blocks: each byte, each failure, and relays that run no kernel.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -65,12 +65,13 @@ void move_slots(GpuJob& job, const Moved& ranks) {
 struct RandomCase {
   std::uint32_t blocks, delays, operations;
   Moved moved = {};
+  Shape shape = {2, 2};
 };
 class RandomOperations : public testing::TestWithParam<RandomCase> {};
 
 TEST_P(RandomOperations, EveryByteArrives) {
   const RandomCase& c = GetParam();
-  GpuJob job({2, 2});
+  GpuJob job(c.shape);
   job.limits.blocks = c.blocks;
   job.delays = c.delays;
   move_slots(job, c.moved);
@@ -81,7 +82,7 @@ TEST_P(RandomOperations, EveryByteArrives) {
       Buffers buffers;
       const std::size_t count = 1 + random() % 10;
       for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t source = random() % 4, destination = random() % 4;
+        const std::uint32_t source = random() % c.shape.world(), destination = random() % c.shape.world();
         buffers.add(rank.rank(), source, destination, random_size(random), op * 100 + i);
       }
       if (buffers.transfers.empty()) continue;
@@ -99,6 +100,8 @@ TEST_P(RandomOperations, EveryByteArrives) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Blocks, RandomOperations, testing::Values(RandomCase{1, 20, 20}, RandomCase{2, 200, 12}, RandomCase{6, 0, 20}));
+// The other labs of eight GPUs.
+INSTANTIATE_TEST_SUITE_P(Nodes, RandomOperations, testing::Values(RandomCase{2, 20, 12, {}, {4, 2}}, RandomCase{2, 20, 12, {}, {2, 4}}));
 // Everywhere; on one node; on one of each.
 INSTANTIATE_TEST_SUITE_P(Direct, RandomOperations,
                          testing::Values(RandomCase{1, 20, 20, {0, 1, 2, 3}}, RandomCase{2, 200, 12, {0, 1, 2, 3}},
