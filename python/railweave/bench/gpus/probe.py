@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,11 @@ _WARPS = 16
 _WORDS = 32 * _WARPS * 8  # of 8 bytes: four 16-byte loads a thread before the first store
 _PIECE_BLOCKS = 4  # of _WORDS in a piece: 128 KiB, beside which reading where it goes is little
 _PIECES_A_CTA = 4  # at least, where there are so many blocks: all end at about the same time
-_SLEEP_CYCLES = 40_000_000  # 20 ms at 2 GHz: longer than queueing all launches takes
+# The GPUs are held by a sleep while launches are queued, for this much longer than the slowest ones so far took. It is counted in cycles:
+# on a slower clock it lasts longer, which only costs time.
+_SLEEP_FACTOR, _SLEEP_S, _SLEEP_HZ = 1.5, 5e-3, 2e9
+_LAUNCH_S = 50e-6  # of a launch by Triton, until one was measured
+_ATTEMPTS = 8
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -79,6 +84,7 @@ class Probe:
     def __init__(self) -> None:
         self._world = torch.cuda.device_count()
         self._flows: list[_Flow] = []
+        self._launch_s = _LAUNCH_S
         for source in range(self._world):
             for destination in range(self._world):
                 if source != destination:  # PyTorch allows peer access with the first copy
@@ -142,15 +148,28 @@ class Probe:
 
     def _time(self, calls: int, launches: list[_Launch]) -> dict[str, Any]:
         """Seconds of a call: all begin together on the GPUs, the slowest one counts."""
-        for device in range(self._world):
-            torch.cuda.synchronize(device)
         if not launches:
             return {"seconds": 0.0}
-        held, begins, ends = [], [], []
-        for each in launches:
+        for each in launches:  # Triton compiles what it has not yet
             with torch.cuda.device(each.source), torch.cuda.stream(each.stream):
-                torch.cuda._sleep(_SLEEP_CYCLES)
+                each.start()
+        for _ in range(_ATTEMPTS):
+            seconds = self._together(calls, launches)
+            if seconds is not None:
+                return {"seconds": seconds}
+        raise RuntimeError(f"this machine's processors are too busy: {len(launches) * calls} launches were not queued in time")
+
+    def _together(self, calls: int, launches: list[_Launch]) -> float | None:
+        """None where a GPU began before all was queued: with eight GPUs some would be over before others begin, and meet nobody."""
+        for device in range(self._world):
+            torch.cuda.synchronize(device)
+        held, begins, ends = [], [], []
+        cycles = int((_SLEEP_FACTOR * calls * len(launches) * self._launch_s + _SLEEP_S) * _SLEEP_HZ)
+        for each in {each.source: each for each in launches}.values():  # one a GPU, for which those of all wait
+            with torch.cuda.device(each.source), torch.cuda.stream(each.stream):
+                torch.cuda._sleep(cycles)
                 held.append(each.stream.record_event())
+        begun = time.perf_counter()
         for each in launches:
             with torch.cuda.device(each.source), torch.cuda.stream(each.stream):
                 for event in held:
@@ -159,9 +178,11 @@ class Probe:
                 for _ in range(calls):
                     each.start()
                 ends.append(each.stream.record_event(torch.cuda.Event(enable_timing=True)))
+        self._launch_s = max(self._launch_s, (time.perf_counter() - begun) / (calls * len(launches)))
+        together = not any(begin.query() for begin in begins)
         for device in range(self._world):
             torch.cuda.synchronize(device)
-        return {"seconds": max(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)) / 1e3 / calls}
+        return max(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)) / 1e3 / calls if together else None
 
 
 def main(control_fd: str) -> None:

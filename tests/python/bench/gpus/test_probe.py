@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 WORLD = 3
+SLEPT: list[int] = []
+"""Cycles."""
 OWN = ("railweave.bench.gpus.worker", "railweave.bench.gpus.moe", "railweave.bench.gpus.probe")
 
 
@@ -47,10 +49,16 @@ class Stream:
 
 
 class Event:
-    """All take 10 ms."""
+    """All take 10 ms; `late` measurements begin before all is queued."""
+
+    late = 0
 
     def __init__(self, enable_timing: bool = False) -> None:
         pass
+
+    def query(self) -> bool:
+        Event.late -= 1
+        return Event.late >= 0
 
     def elapsed_time(self, other: Event) -> float:
         return 10.0
@@ -77,7 +85,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         synchronize=lambda device: None,
         device=lambda device: contextlib.nullcontext(),
         stream=lambda stream: contextlib.nullcontext(),
-        _sleep=lambda cycles: None,
+        _sleep=SLEPT.append,
         Stream=Stream,
         Event=Event,
     )
@@ -113,7 +121,8 @@ def test_a_kernel_a_gpu_writes_every_word_to_its_receiver(probe: Any) -> None:
     ready.prepare([[0, 1 << 20, 16 << 20], [20, 0, 0], [0, 0, 0]])
     assert ready.interleave(calls=2, ctas=16) == {"seconds": 5e-3}
     launches = probe._push_pieces.launches
-    assert [ctas for ctas, _ in launches] == [16, 16, 1, 1], "two calls of both senders, of which one has a piece"
+    assert [ctas for ctas, _ in launches] == [16, 1, 16, 16, 1, 1], "two calls of both senders, of which one has a piece; each once before"
+    launches = launches[2:]
     for _, (sources, destinations, lengths, count) in launches:
         assert len({len(sources), len(destinations), len(lengths), count}) == 1
         assert (sources.device, lengths.values.dtype) == (destinations.device, np.int32)
@@ -130,8 +139,23 @@ def test_the_other_ways_write_pair_by_pair(probe: Any) -> None:
     ready = probe.Probe()
     ready.prepare([[0, 3 << 20, 1 << 20], [0, 0, 0], [0, 0, 0]])
     assert ready.push(calls=1, ctas=64) == ready.copy(calls=1) == {"seconds": 10e-3}
-    assert [ctas for ctas, _ in probe._push.launches] == [48, 16], "by bytes"
+    assert [ctas for ctas, _ in probe._push.launches] == [48, 16, 48, 16], "by bytes"
     for flow in ready._flows:
         assert np.array_equal(flow.receive.values, flow.send.values), "by copy engines"
     ready.prepare([[0] * 3] * 3)
     assert ready.push(calls=1, ctas=16) == ready.interleave(calls=1, ctas=16) == {"seconds": 0.0}
+
+
+def test_what_was_not_queued_in_time_is_measured_again(probe: Any) -> None:
+    ready = probe.Probe()
+    ready.prepare([[0, 1 << 20, 1 << 20], [1 << 20, 0, 0], [0, 0, 0]])
+    SLEPT.clear()
+    Event.late = 1
+    assert ready.push(calls=4, ctas=16) == {"seconds": 2.5e-3}
+    assert len(probe._push.launches) == 3 + 2 * 4 * 3
+    assert len(SLEPT) == 2 * 2, "one a sending GPU, for however many receivers"
+    assert SLEPT[0] >= 12 * 50e-6 * 2e9, "longer than queueing takes, which grows with the square of the GPUs"
+    Event.late = 100
+    with pytest.raises(RuntimeError, match="too busy: 12 launches were not queued in time"):
+        ready.push(calls=4, ctas=16)
+    Event.late = 0
