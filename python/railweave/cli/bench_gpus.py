@@ -23,7 +23,7 @@ from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems, u
 from railweave.bench.gpus.table import tables
 from railweave.cli.bench import BenchProgress, chosen
 from railweave.lab import LabSpec
-from railweave.matrix import load
+from railweave.matrix import Matrix, load
 from railweave.output import write_whole
 
 # What skew looks like from small to large, what a real gate sends, and what no skew looks like.
@@ -84,11 +84,18 @@ def run_on_mesh(gpus: int, rate_GBps: int, matrices: tuple[str, ...], rounds: in
     date = result.now()
     running = mesh_systems(rate_GBps)
     with (
-        BenchProgress(1 + len(running) * len(cases) * (1 + rounds) + len(cases)) as progress,
+        BenchProgress(2 + len(running) * len(cases) * (1 + rounds) + len(cases)) as progress,
+        start_probe(gpus) as probe,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
     ):
+        progress.step("starting the probe")
+        probe.ready()
         found = _run(date, all_of_them, gpus, {**dataclasses.asdict(effort), "emulated_mesh_GBps": rate_GBps})
-        bound = functools.partial(mesh_bound, gpus, rate_GBps)
+
+        def bound(matrix: Matrix) -> float:
+            """Of the links, and of the GPUs, which have less than the links of a mesh of eight together."""
+            return max(mesh_bound(gpus, rate_GBps, matrix), compare.measure_bound(probe, matrix))
+
         for results in compare.exchange(all_of_them, bound, cases, effort, progress.step):
             _keep(found, json_file, exchanges=results)
     _finish(found, report)

@@ -20,7 +20,7 @@ def page(run: Run) -> str:
     """The HTML document."""
     limit = "what a kernel or copy engine reaches that asks nobody whether it may write"
     if "emulated_mesh_GBps" in run.settings:
-        limit = "what links of that rate allow"
+        limit = "what links of that rate, and the GPUs themselves, allow"
     others = [system for system in run.systems() if system != run.systems()[0]]
     right = "Every byte was checked on every rank, and right." if run.exchanges else "Results and gradients were equal bit for bit."
     checked = right if not run.problems() else "Something was wrong: see the end."

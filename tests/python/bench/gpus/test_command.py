@@ -65,29 +65,52 @@ def test_a_layer_runs_on_this_machines_gpus_or_in_a_lab() -> None:
     assert "skew 'steep'" in refused("moe", "--lab", "2x2", "--skew", "steep")
 
 
+class Nothing:
+    """Systems and a probe without processes."""
+
+    running: tuple[()] = ()
+
+    def __init__(self, *_: Any) -> None:
+        self.calibrated = {"gpu_blocks": "8"}
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ready(self) -> None:
+        pass
+
+    def gpu(self) -> str:
+        return "A GPU"
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+
+@pytest.mark.parametrize(("probed", "wanted"), [(1e-3, 1e-3), (1e-9, 2**28 / 840e9)])
+def test_nothing_on_a_mesh_is_faster_than_the_gpus_themselves(probed: float, wanted: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = []
+
+    def asks(_: Any, bound_of: Any, cases: Any, *__: Any) -> Iterator[list[Exchange]]:
+        for name, matrix in cases:
+            bounds.append(bound_of(matrix))
+            yield [Exchange("single-path", name, 8, 8, [1e-3], [1e-5], [1e-3], [1e-5], 1e-4, None, [], [0.1])]
+
+    module = ModuleType("torch")
+    module.cuda = SimpleNamespace(device_count=lambda: 8)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setattr(bench_gpus, "start_probe", lambda _: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(bench_gpus.compare, "Systems", Nothing)
+    monkeypatch.setattr(bench_gpus.compare, "measure_bound", lambda probe, matrix: probed)
+    monkeypatch.setattr(bench_gpus.compare, "exchange", asks)
+    bench_gpus.run_on_mesh(8, 120, ("hot-pair:256MiB",), 3, None, None)
+    assert bounds == [pytest.approx(wanted)]
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Nothing:
-        running: tuple[()] = ()
-
-        def __init__(self, *_: Any) -> None:
-            self.calibrated = {"gpu_blocks": "8"}
-
-        def __enter__(self) -> Nothing:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def ready(self) -> None:
-            pass
-
-        def gpu(self) -> str:
-            return "A GPU"
-
-        def versions(self) -> dict[str, str]:
-            return {}
-
     def measures_two_and_hangs(*_: Any) -> Iterator[list[Exchange]]:
         for matrix in ("hot-pair:1MiB", "balanced:1MiB"):
             yield [Exchange("nccl", matrix, 8, 8, [1e-3], [1e-5], [1e-3], [1e-5], 1e-4, None, [Kernel("nccl", 9, 512)], [0.1])]

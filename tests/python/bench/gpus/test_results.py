@@ -157,7 +157,7 @@ def test_an_emulated_mesh_is_called_so_everywhere() -> None:
     assert run.place == "2 × A GPU"
     text = page(mesh)
     assert mesh.place in text
-    assert "what links of that rate allow" in text and "asks nobody" not in text
+    assert "what links of that rate, and the GPUs themselves, allow" in text and "asks nobody" not in text
     assert '"emulated_mesh_GBps": 120' in json.dumps(mesh.to_json())
     # NCCL's kernel is wrong under either name of Railweave's.
     beside = replace(mesh, exchanges=[replace(exchanges[0], kernels=[NCCL]), *exchanges[1:]])
