@@ -35,12 +35,17 @@ PEERS = ("openmpi", "ucx")
 class Sample:
     """One exchange: from the first rank's start to the last one's end, and where a byte was wrong, if any.
 
-    `cpu`: what each rank's process took meanwhile, seconds in user mode and in the kernel; nothing of peers.
+    `cpu`: what each rank's process took meanwhile, seconds in user mode and in the kernel. `plan_seconds`: what each rank's planning took,
+    0 where there was nothing to plan. `row_seconds`: from the last rank's start until all that plan had the rows of all, or went without;
+    `rows_missing`: the most that one went without. Nothing of peers.
     """
 
     seconds: float
     wrong: str | None
     cpu: tuple[tuple[float, float], ...] = ()
+    plan_seconds: tuple[float, ...] = ()
+    row_seconds: float = 0.0
+    rows_missing: int = 0
 
 
 class Session(abc.ABC):
@@ -120,8 +125,15 @@ class PolicySession(Session):
             if check["wrong"] is not None:
                 wrong = f"rank {rank} got a wrong byte from rank {check['wrong'][0]} at {check['wrong'][1]}"
                 break
-        seconds = max(each["end"] for each in times) - min(each["start"] for each in times)
-        return Sample(seconds, wrong, tuple((each["cpu"][0], each["cpu"][1]) for each in times))
+        last = max(each["start"] for each in times)
+        return Sample(
+            max(each["end"] for each in times) - min(each["start"] for each in times),
+            wrong,
+            tuple((each["cpu"][0], each["cpu"][1]) for each in times),
+            tuple(each["plan"] for each in times),
+            max(0.0, max(each["start"] + each["row_wait"] for each in times) - last),
+            max(each["rows_missing"] for each in times),
+        )
 
     def close(self) -> None:
         """End the processes."""

@@ -2,7 +2,8 @@
 
 The driver and its workers talk over a socket, one JSON line each way:
     {"do": "prepare", "repetition": r, "matrix": [[bytes]]}  fill the buffers                    → {"ready": true}
-    {"do": "go", "at": t}                                    exchange, starting at CLOCK_MONOTONIC t → {"start", "end", "cpu"}
+    {"do": "go", "at": t}                                    exchange, starting at CLOCK_MONOTONIC t → {"start", "end", "cpu",
+                                                                                                "plan", "row_wait", "rows_missing"}
     {"do": "check"}                                          compare every byte received          → {"wrong": null or [source, place]}
     {"do": "quit"}
 """
@@ -54,9 +55,11 @@ class Worker:
         """One exchange. `cpu` is what the process took meanwhile, seconds in user mode and in the kernel: the engine's thread, mostly."""
         time.sleep(max(0.0, at - time.monotonic()))
         start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-        self.exchange.all_to_all_v(self.send, self.recv, self.send_counts, self.recv_counts)
+        report = self.exchange.all_to_all_v(self.send, self.recv, self.send_counts, self.recv_counts)
         end, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-        return {"start": start, "end": end, "cpu": [after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime]}
+        cpu = [after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime]
+        planned = {"plan": report.plan_seconds, "row_wait": report.row_wait_seconds, "rows_missing": report.rows_missing}
+        return {"start": start, "end": end, "cpu": cpu, **planned}
 
     def check(self) -> dict[str, Any]:
         """Compare what was received, byte by byte."""
