@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from sections import MESH_GBPS
 from railweave.bench.gpus.mesh import MOST_GPUS
 from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, ratio
 from railweave.bench.gpus.table import quantiles
+from railweave.calibrate import Calibration
 from railweave.size import parse_size
 
 Results = Mapping[str, Sequence[Run]]  # by group
@@ -31,8 +33,8 @@ class Line:
     reached: bool | None = None
 
 
-def lines(results: Results, gpus: int) -> list[Line]:
-    """All aims that this many GPUs can be held against."""
+def lines(results: Results, gpus: int, calibration: Calibration | None = None, kernels: str = "") -> list[Line]:
+    """All aims that this many GPUs can be held against. `kernels`: what gpu_exchange said."""
     exchanges = _Exchanges(results.get("exchanges", ()))
     found = [
         *_gains(exchanges, "hot pair + 1/16", {f"hot-pair:{a}:{b}": wanted for a, b, wanted in _HOT}),
@@ -48,10 +50,10 @@ def lines(results: Results, gpus: int) -> list[Line]:
         *_floors(exchanges),
     ]
     nodes = _Exchanges(results.get("nodes" if gpus < 8 else "rails", ()))
-    found += _gains(
-        nodes, "within a node of several", {"inside-pair-256MiB": 4, "inside-both-ways-256MiB": 4, "inside-all-to-all-256MiB": 5}
-    )
+    found += _gains(nodes, "within a node of several", _INSIDE)
     found.append(nodes.bound("90% within the node, 10% over rails", "mostly-inside-64MiB", 0.9))
+    for name, what in (("rails-8", "2×4 with 8 rails"), ("rails-4x2", "4×2")) if gpus >= 8 else ():
+        found += _gains(_Exchanges(results.get(name, ())), f"within a node of {what}", _INSIDE)
     rails = _Exchanges(results.get("rails", ()))
     name = "rails 2×4"
     # Where NCCL takes ranks of a node for hosts, what stays inside goes over rails, too: no rival when all send to all.
@@ -68,16 +70,17 @@ def lines(results: Results, gpus: int) -> list[Line]:
         mesh = _Exchanges(results.get("mesh", ()))
         found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
     found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _ctas(results), _cores(exchanges, nodes, rails)]
-    return found
+    return [*found, _memory(kernels), _grants(calibration)]
 
 
+_INSIDE = {"inside-pair-256MiB": 4, "inside-both-ways-256MiB": 4, "inside-all-to-all-256MiB": 5}
 _HOT = (("4MiB", "256KiB", 2.0), ("16MiB", "1MiB", 1.4), ("64MiB", "4MiB", 1.35), ("256MiB", "16MiB", 1.1))
 
 
-def table(results: Results, gpus: int) -> str:
+def table(results: Results, gpus: int, calibration: Calibration | None = None, kernels: str = "") -> str:
     """Markdown."""
     words = {None: "not run", True: "reached", False: "**missed**"}
-    rows = [f"| {each.what} | {each.wanted} | {each.seen} | {words[each.reached]} |" for each in lines(results, gpus)]
+    rows = [f"| {each.what} | {each.wanted} | {each.seen} | {words[each.reached]} |" for each in lines(results, gpus, calibration, kernels)]
     return "\n".join(["| what | wanted | seen | |", "|---|---|---|---|", *rows]) + "\n"
 
 
@@ -256,3 +259,23 @@ def _cores(*groups: _Exchanges) -> Line:
         return Line(what, wanted)
     most = max(busy, key=lambda matrix: busy[matrix])
     return Line(what, wanted, f"{busy[most]:.2f} at most, `{most}`", busy[most] <= 1.0)
+
+
+def _memory(kernels: str) -> Line:
+    what, wanted = "memory of a GPU that a communicator takes", "≤ 64 MiB"
+    found = re.findall(r"a communicator of (\d+) ranks takes ([\d.]+) MiB of the device", kernels)
+    if not found:
+        return Line(what, wanted)
+    ranks, most = max(found, key=lambda each: float(each[1]))
+    return Line(what, wanted, f"{most} MiB with {ranks} ranks", float(most) <= 64)
+
+
+def _grants(calibration: Calibration | None) -> Line:
+    """Behind an NVSwitch no plan can help, so inside a node no rows are exchanged: grants are all that comes before the bytes."""
+    what, wanted = "planning and rows inside a node: there are none; grant and message of the smallest size", "≤ 40 us"
+    if calibration is None or not calibration.sizes:
+        return Line(what, wanted)
+    least = min(calibration.sizes, key=lambda each: each.bytes)
+    slowest = max(granted for _, granted in least.times())
+    pairs = "all pairs" if len(list(least.times())) > 1 else "a pair"
+    return Line(what, wanted, f"{slowest / 1e3:.1f} us, {least.bytes >> 10} KiB of {pairs}", slowest <= 40_000)

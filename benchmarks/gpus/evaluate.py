@@ -3,12 +3,12 @@
     python benchmarks/gpus/evaluate.py OUT [--gpus N] [--nccl FILE] [--exchange FILE] [--limit SECONDS] [NAME ...]
     python benchmarks/gpus/evaluate.py OUT --tables        # OUT/results.md and pages with pictures from what is there; needs no GPU
 
-Run by the Python that has PyTorch and Railweave; labs need root. What OUT has is not run again. A matrix or layer that failed, or took
-too long, is tried once in each call, and the rest goes on without it; a check that failed has told why, and runs again when its file is
-gone. A command of `railweave bench` measures all that is missing of a group of sections, writes each result when it has it, and is ended
-after 8 minutes, or when --limit is used up: nothing that was measured is lost. Where ranks of a lab share GPUs it runs under MPS, if this
-machine has it, else they share them by time slices; the results say which. All programs that it starts end with it. OUT/results.md
-begins with a line for each aim of the project.
+Run by the Python that has PyTorch and Railweave; labs need root. What OUT has is not run again. A machine that is not calibrated is so
+first. A matrix or layer that failed, or took too long, is tried once in each call, and the rest goes on without it; a check that failed
+has told why, and runs again when its file is gone. A command of `railweave bench` measures all that is missing of a group of sections,
+writes each result when it has it, and is ended after 8 minutes, or when --limit is used up: nothing that was measured is lost. Where ranks
+of a lab share GPUs it runs under MPS, if this machine has it, else they share them by time slices; the results say which. All programs
+that it starts end with it. OUT/results.md begins with a line for each aim of the project, and what failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from sections import CHECKS, LATE_CHECKS, Check, Group, Section, argument_of, gr
 
 from railweave.bench.gpus.result import Run
 from railweave.bench.gpus.table import markdown, tables
+from railweave.calibrate import read
+from railweave.calibrate.kept import kept
+from railweave.errors import Error
 from railweave.exchange import ucx_library
+from railweave.lab.syscalls import die_with_parent
 from railweave.nccl import library
 
 _ROOT = Path(__file__).parents[2]
@@ -41,6 +45,8 @@ _MPS_S = 90.0  # to start MPS and load PyTorch under it
 _GOODBYE_S = 20.0  # for a program that was asked to end
 _FAILURES = 3  # of a group in one call
 _IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the case, nothing starts
+_ENDED = "== status "  # begins the last line of a log
+_TOLD_LINES = 12  # of what a program that failed said last
 
 
 class Evaluation:
@@ -131,7 +137,7 @@ class Evaluation:
 
     def _check(self, check: Check, wanted: Sequence[str]) -> bool:
         result = self.out / f"{check.name}.txt"
-        if check.name not in wanted or result.exists():
+        if check.name not in wanted or (result.exists() and not self._calibrates(check, result)):
             return True
         if check.needs_exchange and not self.options.exchange:
             print(f"== {check.name}: needs --exchange", flush=True)
@@ -139,11 +145,15 @@ class Evaluation:
         if self.left() < check.seconds:
             print(f"== {check.name}: left for later", flush=True)
             return True
-        log = self.out / "parts" / f"{check.name}.log"
-        status = self._program(check.name, self.check_command(check), log, min(check.limit, self.left()))
-        if status is not None:  # one that was ended is begun again by the next call
+        log, limit = self.out / "parts" / f"{check.name}.log", min(check.limit, self.left())
+        status = self._program(check.name, self.check_command(check), log, limit)
+        if status is not None or limit == check.limit:  # one that had less time than it may take is begun again by the next call
             shutil.copyfile(log, result)
         return status == 0
+
+    def _calibrates(self, check: Check, result: Path) -> bool:
+        """What follows from a calibration holds on the machine that was calibrated, until it boots: the next call may have another one."""
+        return check.name == "calibrate" and result.read_text().endswith(f"{_ENDED}0\n") and not _calibrated()
 
     def check_command(self, check: Check) -> list[str]:
         """Of a program that checks."""
@@ -163,7 +173,10 @@ class Evaluation:
                 f"{limit:.0f}",
             ]
         if check.name == "calibrate":
-            return [sys.executable, "-m", "railweave", "calibrate", "--output", str(self.out / "calibration.json")]
+            show = ["--show"] if _calibrated() else []
+            return [sys.executable, "-m", "railweave", "calibrate", *show, "--output", str(self.out / "calibration.json")]
+        if check.name == "planning":
+            return [sys.executable, str(here / "planning.py")]
         if check.name == "rail-down":
             return [sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus)]
         name = check.name.removeprefix("check-")
@@ -179,7 +192,13 @@ class Evaluation:
         environment = {"RAILWEAVE_UCX_LIBRARY": ucx_library(), **os.environ, "PYTHONUNBUFFERED": "1"}
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # where nothing below is done any more
+                env=environment,
             )
             status = None
             try:
@@ -194,8 +213,10 @@ class Evaluation:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         said = log.read_text(errors="replace").splitlines()
+        ended = f"none, ended after {limit:.0f} s" if status is None else str(status)
+        log.write_text("".join(f"{line}\n" for line in (*said, _ENDED + ended)))
         print("\n".join(said[-60:]))
-        print(f"== {name}: {'ended by its limit' if status is None else f'status {status}'}, {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"== {name}: status {ended}, {time.monotonic() - begin:.0f} s", flush=True)
         return status
 
     # --- Telling
@@ -203,11 +224,29 @@ class Evaluation:
     def results(self) -> str:
         """The document."""
         by_group = {name: self.runs(name) for name in self.groups}
-        text = f"## Aims, {self.gpus} GPUs\n\n{aims.table(by_group, self.gpus)}\n"
+        calibration, kernels = self.out / "calibration.json", self.out / "kernels.txt"
+        said = (read(str(calibration)) if calibration.exists() else None, kernels.read_text() if kernels.exists() else "")
+        text = f"## Aims, {self.gpus} GPUs\n\n{aims.table(by_group, self.gpus, *said)}\n{self._failures()}"
         for check in (*CHECKS, *LATE_CHECKS):
             path = self.out / f"{check.name}.txt"
             text += f"## {check.title}\n\n" + (f"```\n{path.read_text().strip()}\n```\n\n" if path.exists() else "Not run.\n\n")
         return text + "".join(self._section(section, by_group[section.group]) for section in self.sections)
+
+    def _failures(self) -> str:
+        """Programs that did not end well, and what they said last. That a later one had a result does not take it away."""
+        text = ""
+        for path in sorted((self.out / "parts").glob("*.log")):
+            *said, last = path.read_text(errors="replace").splitlines() or [""]
+            if last == f"{_ENDED}0":
+                continue
+            if not last.startswith(_ENDED):
+                said, last = [*said, last], f"{_ENDED}none, runs or was cut off"
+            begin = next((at for at in reversed(range(len(said))) if said[at].startswith(("railweave: ", "wrong:", "WRONG:"))), len(said))
+            told = (
+                [*said[begin : begin + 1], *said[max(begin + 1, len(said) - _TOLD_LINES) :]] if begin < len(said) else said[-_TOLD_LINES:]
+            )
+            text += f"- `{path.stem}`, {last.removeprefix('== ')}:\n\n```\n" + "".join(f"{line}\n" for line in told) + "```\n\n"
+        return f"## What failed\n\n{text}" if text else ""
 
     def draw(self) -> None:
         """A page with pictures for each command of `railweave bench`."""
@@ -260,6 +299,15 @@ def _part(run: Run, keys: set[Key], shared: bool) -> str:
     return text + "".join(f"- wrong: {problem}\n" for problem in kept.problems())
 
 
+def _calibrated() -> bool:
+    """Does this machine have a calibration that holds for what runs here?"""
+    try:
+        kept()
+    except Error:
+        return False
+    return True
+
+
 def _nccl_of_pytorch() -> Path:
     found = importlib.util.find_spec("nvidia.nccl")
     places = list(found.submodule_search_locations or ()) if found else []
@@ -284,6 +332,7 @@ def main() -> int:
     if unknown := set(options.names) - set(known):
         parser.error(f"no section or check {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     (options.out / "parts").mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with what it started
     good = options.tables or evaluation.run(options.names or known)
     evaluation.write()
     if options.tables:

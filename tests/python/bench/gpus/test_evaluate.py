@@ -6,6 +6,8 @@ import argparse
 import importlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ import pytest
 
 from railweave.bench import result as lab_result
 from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Run
+from railweave.calibrate import read
 from railweave.cli.bench import command
 from railweave.matrix import load
 
@@ -83,6 +86,19 @@ def test_every_check_takes_its_arguments(check: Any, tmp_path: Path) -> None:
     done = subprocess.run([*words, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "unrecognized" not in done.stderr
+
+
+def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
+    found = {each.name: each for each in sections.sections(8)}
+    words = {name: " ".join(each.words) for name, each in sections.groups(8).items()}
+    patterns = {case.partition(":")[0].rpartition("-")[0] if case.startswith("two") else case.partition(":")[0] for each in found.values()
+                if each.group == "exchanges" for case in each.cases}  # fmt: skip
+    assert patterns == {"hot-pair", "balanced", "two-pairs", "incast", "outcast", "zipf", "rotating-hotspot", "moe", "trace"}
+    labs = {name: (each.words[2], each.words[4], each.ranks) for name, each in sections.groups(8).items() if each.gpus_a_node}
+    assert labs == {"rails": ("2x4", "4", 8), "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": ("2x4", "4", 8)}
+    assert all(set(found[name].cases) >= {"inside-pair-256MiB", "hot-pair:64MiB"} for name in ("rails", "rails-8", "rails-4x2"))
+    assert (words["moe"], words["mesh"]) == ("moe --gpus 8", "alltoallv --gpus 8 --emulate-mesh 120")
+    assert {"calibrate", "planning", "check-memory"} <= {each.name for each in (*evaluate.CHECKS, *evaluate.LATE_CHECKS)}
 
 
 def test_matrices_of_nodes() -> None:
@@ -212,19 +228,96 @@ def test_nothing_begins_that_has_no_time(tmp_path: Path, monkeypatch: pytest.Mon
     assert "not run" in found.results()
 
 
-def test_a_check_that_time_ended_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = evaluation(tmp_path)
-    statuses: list[int | None] = [None, 1]
+def test_a_check_that_takes_longer_than_it_may_is_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
 
     def program(name: str, words: list[str], log: Path, limit: float) -> int | None:
-        log.write_text('{"section": "graphs"}\n')
-        return statuses.pop(0)
+        limits.append(limit)
+        log.write_text(f"so far\n== status none, ended after {limit:.0f} s\n")
+        return None
 
-    monkeypatch.setattr(found, "_program", program)
-    for _ in range(3):
+    for limit in (50.0, 1000.0, 1000.0):
+        found = evaluation(tmp_path, limit=limit)
+        monkeypatch.setattr(found, "_program", program)
         found.run(["check-graphs"])
-    assert statuses == [], "twice: what failed has said what it had to say"
-    assert '{"section": "graphs"}' in found.results()
+    assert limits == [pytest.approx(50, abs=1), 120], "cut short by the call's limit it is begun again, by its own it is not"
+    text = found.results()
+    assert "so far\n== status none, ended after 120 s" in text.partition("## Captured graphs")[2]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_each_machine_is_calibrated_once_before_anything_is_measured(before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated = before
+    started: list[tuple[str, bool]] = []
+
+    def program(name: str, words: list[str], log: Path, limit: float) -> int:
+        nonlocal calibrated
+        started.append((name, "--show" in words))
+        calibrated = True
+        log.write_text("GB/s of a pair\n== status 0\n")
+        return 0
+
+    monkeypatch.setattr(evaluate, "_calibrated", lambda: calibrated)
+    for another_machine in (False, False, True):
+        calibrated = calibrated and not another_machine
+        found = evaluation(tmp_path)
+        monkeypatch.setattr(found, "_program", program)
+        found.run(["calibrate", "check-death"])
+    assert started == [("calibrate", before), ("check-death", False), ("calibrate", False)]
+
+
+def test_what_failed_is_told_with_why(tmp_path: Path) -> None:
+    found = evaluation(tmp_path)
+    why = "railweave: nccl, queued: rank 1 ended with status 1; the last they said:"
+    parts = {
+        "exchanges.00": "a table\n== status 0",
+        "mesh.00": "a\n" * 30
+        + "railweave: nccl, queued: rank 1 ended with status 1; the last they said:\n"
+        + "deep\n" * 30
+        + "no room\n== status 1",
+        "moe.00": "layer 1\n== status none, ended after 480 s",
+        "moe.01": "layer 2",
+    }
+    for name, text in parts.items():
+        (tmp_path / "parts" / f"{name}.log").write_text(f"{text}\n")
+    told = found.results().partition("## What failed\n\n")[2].partition("## ")[0]
+    assert told.count("\n- ") + told.startswith("- ") == 3
+    assert f"- `mesh.00`, status 1:\n\n```\n{why}\ndeep" in told
+    assert told.count("deep") == 11
+    assert "no room\n```" in told
+    assert "- `moe.00`, status none, ended after 480 s:\n\n```\nlayer 1\n```" in told
+    assert "- `moe.01`, status none, runs or was cut off:\n\n```\nlayer 2\n```" in told
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_what_runs_ends_with_the_evaluation(how: signal.Signals, tmp_path: Path) -> None:
+    held = tmp_path / "fifo"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    bench = f"import os, time; os.write(os.open({str(held)!r}, os.O_WRONLY), b'begun'); time.sleep(1000)"
+    script = f"""if True:
+        import sys
+        sys.path.insert(0, {str(SCRIPTS)!r})
+        import evaluate
+        evaluate.Evaluation.command = lambda *_: [sys.executable, "-c", {bench!r}]
+        sys.argv = ["evaluate.py", {str(tmp_path / "out")!r}, "hot"]
+        sys.exit(evaluate.main())
+    """
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    try:
+        assert read_from(reader) == b"begun"
+        process.send_signal(how)
+        assert read_from(reader) == b"", "no writer is left"
+        assert process.wait() == (128 + how if how == signal.SIGTERM else -how)
+    finally:
+        os.close(reader)
+        process.kill()
+
+
+def read_from(fifo: int) -> bytes:
+    """What comes next; nothing when all that wrote have ended."""
+    select.select([fifo], [], [], 60.0)
+    return os.read(fifo, 100)
 
 
 def test_a_program_ends_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +388,16 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     assert became("all-reduce beside `balanced:64MiB`") is False
     assert became("gemm beside `incast:64MiB`") is None, "of a run from before the equal number was measured"
     assert became("processors that a rank's threads take beside the one that queues") is True
+    measured = read(str(Path(__file__).parents[2] / "calibrate/4xH200-2026-11-22.json"))
+    kernels = "a communicator of 8 ranks takes 9.5 MiB of the device\na communicator of 8 ranks takes 42.0 MiB of the device\n"
+    of_all = {each.what: each for each in aims.lines(found, 8, measured, kernels)}
+    (memory,) = (each for name, each in of_all.items() if "memory" in name)
+    (grants,) = (each for name, each in of_all.items() if "rows inside a node" in name)
+    assert (memory.seen, memory.reached) == ("42.0 MiB with 8 ranks", True)
+    assert (grants.seen, grants.reached) == ("7.4 us, 16 KiB of a pair", True)
+    slow = replace(measured, sizes=[replace(measured.sizes[0], balanced_packets_ns=9000, balanced_granted_ns=41000)])
+    assert next(each for each in aims.lines(found, 8, slow) if "rows inside" in each.what).seen == "41.0 us, 16 KiB of all pairs"
+    assert [each.reached for each in aims.lines(found, 8) if "within a node of 4×2" in each.what] == [None] * 3
     assert "| hot pair + 1/16, `hot-pair:4MiB:256KiB` | ≥ 2× | 3.00×; 1.0 against 0.3 GB/s | reached |" in aims.table(found, 4)
     assert "| rails 2×4, one pair | ≥ 3.8 GB/s | 3.85 GB/s; NCCL 1.05 | reached |" in aims.table(found, 4)
 
