@@ -129,7 +129,7 @@ def run_on_rails(
 
 
 def _rails(spec: LabSpec) -> dict[str, int]:
-    return {"nodes": spec.nodes, "rails": spec.rails, "rate_bps": spec.rate}
+    return {"nodes": spec.nodes, "ranks": spec.world, "rails": spec.rails, "rate_bps": spec.rate}
 
 
 DEFAULT_BESIDE_MATRICES = ("hot-pair:64MiB:4MiB", "balanced:64MiB")
@@ -203,7 +203,8 @@ def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any
     """A run that has measured nothing yet."""
     machine = {**result.machine(), "gpu": running.gpu()}
     versions = {**result.versions(peers=False), **running.versions()}
-    settings = {**settings, **running.calibrated, **({"mps": 1} if under_mps() else {})}
+    calibrated = {name: int(value) for name, value in running.calibrated.items()}
+    settings = {**settings, **calibrated, **({"mps": 1} if under_mps() else {})}
     return Run(date, result.command_line(), machine, versions, gpus, settings, [], [])
 
 

@@ -21,12 +21,17 @@ def page(run: Run) -> str:
     limit = "what a kernel or copy engine reaches that asks nobody whether it may write"
     if "emulated_mesh_GBps" in run.settings:
         limit = "what links of that rate, and the GPUs themselves, allow"
+    elif "nodes" in run.settings:
+        limit = "what the rails allow, and for what stays inside nodes a kernel or copy engine that asks nobody whether it may write"
     others = [system for system in run.systems() if system != run.systems()[0]]
     right = "Every byte was checked on every rank, and right." if run.exchanges else "Results and gradients were equal bit for bit."
     checked = right if not run.problems() else "Something was wrong: see the end."
+    shared = (
+        "one process a GPU" if run.settings.get("ranks", run.gpus) <= run.gpus else f"{run.settings['ranks']} processes that share them"
+    )
     result = Page(
         "Skewed exchanges between GPUs" if run.exchanges else "A mixture-of-experts layer on GPUs",
-        f"{run.place}, PyTorch {run.versions['torch']}, one process a GPU, {', '.join(run.systems())} in turns. {checked}",
+        f"{run.place}, PyTorch {run.versions['torch']}, {shared}, {', '.join(run.systems())} in turns. {checked}",
     )
     result.cards(_cards(run, others))
     with mpl.rc_context(STYLE):

@@ -190,8 +190,12 @@ class Run:
     def place(self) -> str:
         """The GPUs, and what they stood for."""
         gpus = f"{self.gpus} × {self.machine['gpu']}"
-        mesh = self.settings.get("emulated_mesh_GBps")
-        return f"{gpus}, EMULATED NVLink mesh of {mesh} GB/s a link" if mesh else gpus
+        if mesh := self.settings.get("emulated_mesh_GBps"):
+            return f"{gpus}, EMULATED NVLink mesh of {mesh} GB/s a link"
+        if nodes := self.settings.get("nodes"):
+            ranks = f" of {self.settings['ranks'] // nodes}" if "ranks" in self.settings else ""
+            return f"{gpus} as {nodes} nodes{ranks} on {self.settings['rails']} rails of {self.settings['rate_bps'] / 1e9:g} Gbit/s"
+        return gpus
 
     def systems(self) -> list[str]:
         """In the order they were asked for; the first is the rival of the others."""

@@ -136,7 +136,8 @@ class Worker:
         stop.record()
         held = not start.query()
         stop.synchronize()
-        busy = (others + _cpu_of_other_threads()) / (time.perf_counter() - begin)
+        # Both clocks are read one after the other: of threads that did nothing the difference can be below 0.
+        busy = max(0.0, others + _cpu_of_other_threads()) / (time.perf_counter() - begin)
         return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds, "held": held, "busy_cores": busy}
 
     def single(self, calls: int, nothing: bool) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
@@ -123,7 +125,9 @@ def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.Monke
     done = CliRunner().invoke(command, ["alltoallv", "--gpus", "--systems", "nccl", "--json", str(path)])
     assert done.exit_code != 0  # what the command line as a whole makes of it: test_command_line.py
     assert Run.load(path).matrices() == ["hot-pair:1MiB", "balanced:1MiB"]
-    assert Run.load(path).settings["gpu_blocks"] == "8"  # by which ranks go because the machine was calibrated
+    schema = json.loads((Path(__file__).parents[4] / "schema/bench-gpus.schema.json").read_text())["properties"]["settings"]
+    jsonschema.validate(Run.load(path).settings, schema)
+    assert Run.load(path).settings["gpu_blocks"] == 8  # by which ranks go because the machine was calibrated
 
 
 def test_the_page_of_an_earlier_run_is_made_by_what_the_file_is(tmp_path: Path) -> None:

@@ -164,6 +164,16 @@ def test_an_emulated_mesh_is_called_so_everywhere() -> None:
     assert any("NCCL ran the exchange" in problem for problem in beside.problems())
 
 
+@pytest.mark.parametrize(("ranks", "how"), [(2, "one process a GPU"), (4, "4 processes that share them")])
+def test_a_page_of_rails_says_so(ranks: int, how: str) -> None:
+    run = make_run(layers=False)
+    rails = replace(run, settings={"rounds": 3, "nodes": 2, "ranks": ranks, "rails": 4, "rate_bps": 8_000_000_000})
+    text = page(rails)
+    assert f"2 × A GPU as 2 nodes of {ranks // 2} on 4 rails of 8 Gbit/s, PyTorch" in text
+    assert how in text
+    assert "what the rails allow" in text
+
+
 def test_page_needs_nothing_else_and_shows_both_kinds() -> None:
     for run in (make_run(), make_run(layers=False), Run(*(*vars(make_run()).values(),)[:6], [], make_run().layers)):
         text = page(run)
