@@ -44,7 +44,7 @@ _LEAST_S = 45.0  # to start PyTorch on all ranks and measure something
 _MPS_S = 90.0  # to start MPS and load PyTorch under it
 _GOODBYE_S = 20.0  # for a program that was asked to end
 _FAILURES = 3  # of a group in one call
-_IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the case, nothing starts
+_IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the kind of case, nothing starts
 _ENDED = "== status "  # begins the last line of a log
 _TOLD_LINES = 12  # of what a program that failed said last
 
@@ -99,7 +99,7 @@ class Evaluation:
         """Runs the group's command until nothing is missing but what failed in it."""
         failed: list[str] = []
         good, in_vain = True, 0
-        while cases := [case for case in self.missing(group, wanted) if case not in failed]:
+        while cases := self._next(group, wanted, failed):
             if self.left() < _LEAST_S or len(failed) == _FAILURES or in_vain == _IN_VAIN:
                 print(f"== {group.name}: left for later: {', '.join(cases)}", flush=True)
                 break
@@ -107,13 +107,19 @@ class Evaluation:
             before = self._under_mps() if self._shares(group) else []
             status = self._program(group.name, [*before, *self.command(group, cases, part)], Path(f"{part}.log"), self.left())
             good = good and status in (0, None)
-            still = [case for case in self.missing(group, wanted) if case not in failed]
+            missing = self.missing(group, wanted)
+            still = [case for case in cases if case in missing]
             in_vain = in_vain + 1 if still == cases else 0
             # The first case without its results ended the command; where time did, it is one that takes too long only if it was the first.
             if still and (status is not None or still[0] == cases[0]):
                 failed.append(still[0])
                 print(f"== {group.name}: nothing of {still[0]}", flush=True)
         return good and not failed
+
+    def _next(self, group: Group, wanted: Sequence[str], failed: Sequence[str]) -> list[str]:
+        """What to measure in this order: last what is of a kind that failed, which may fail again and keep the rest from its turn."""
+        bad = {_kind(case) for case in failed}
+        return sorted((case for case in self.missing(group, wanted) if case not in failed), key=lambda case: _kind(case) in bad)
 
     def _shares(self, group: Group) -> bool:
         """Has a GPU several of its ranks?"""
@@ -297,6 +303,11 @@ def _part(run: Run, keys: set[Key], shared: bool) -> str:
     text += "\n\n"
     text += "".join(f"{title[0].upper()}{title[1:]}:\n\n{markdown(head, rows)}\n" for title, head, rows in tables(kept))
     return text + "".join(f"- wrong: {problem}\n" for problem in kept.problems())
+
+
+def _kind(case: str) -> str:
+    """Its pattern, without sizes; of those inside nodes they are one."""
+    return "inside" if "inside" in case else case.partition(":")[0].partition("-")[0]
 
 
 def _calibrated() -> bool:

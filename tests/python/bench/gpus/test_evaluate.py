@@ -159,7 +159,8 @@ def test_what_fails_costs_itself_alone_and_is_tried_once_a_call(tmp_path: Path, 
     program = Program({"hot-pair:16MiB:1MiB": 1, "balanced:4MiB": 1})
     monkeypatch.setattr(found, "_program", program)
     assert not found.run(["hot", "balanced"])
-    assert [len(cases) for cases in program.calls] == [8, 6, 3], "each goes on behind what failed"
+    assert [len(cases) for cases in program.calls] == [8, 6, 5], "each goes on without what failed"
+    assert program.calls[1][0] == "balanced:4MiB", "and begins with another kind"
     assert found.missing(found.groups["exchanges"], ["hot", "balanced"]) == ["hot-pair:16MiB:1MiB", "balanced:4MiB"]
     again = evaluation(tmp_path)
     better = Program({"balanced:4MiB": 1})
@@ -167,10 +168,18 @@ def test_what_fails_costs_itself_alone_and_is_tried_once_a_call(tmp_path: Path, 
     assert not again.run(["hot", "balanced"])
     assert better.calls == [["hot-pair:16MiB:1MiB", "balanced:4MiB"]], "what is there is not run again"
     again.draw()
-    assert len(list((tmp_path / "parts").glob("*.html"))) == 4, "of commands that measured something"
+    assert len(list((tmp_path / "parts").glob("*.html"))) == 3, "of commands that measured something"
     text = again.results()
     assert "Not run: `balanced:4MiB`" in text
     assert text.count("| `hot-pair:16MiB:1MiB` | nccl |") == 2, "device time and single calls, once"
+
+
+def test_a_kind_that_fails_keeps_no_other_from_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path, gpus=8)
+    inside = [case for case in next(each for each in found.sections if each.name == "rails").cases if "inside-" in case]
+    monkeypatch.setattr(found, "_program", Program(dict.fromkeys(inside, 1)))
+    assert not found.run(["rails"])
+    assert set(found.missing(found.groups["rails"], ["rails"])) == set(inside)
 
 
 def test_a_case_that_used_up_the_time_does_not_keep_the_others_from_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
