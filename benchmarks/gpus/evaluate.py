@@ -45,7 +45,8 @@ _MPS_S = 90.0  # to start MPS and load PyTorch under it
 _GOODBYE_S = 20.0  # for a program that was asked to end
 _FAILURES = 3  # of a group in one call
 _IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the kind of case, nothing starts
-_ENDED = "== status "  # begins the last line of a log
+_NOTE = "== "  # begins what stands in a log behind what the program said
+_ENDED = f"{_NOTE}status "
 _TOLD_LINES = 12  # of what a program that failed said last
 
 
@@ -105,7 +106,8 @@ class Evaluation:
                 break
             part = self.out / "parts" / f"{group.name}.{len(list((self.out / 'parts').glob(f'{group.name}.*.log'))):02}"
             before = self._under_mps() if self._shares(group) else []
-            status = self._program(group.name, [*before, *self.command(group, cases, part)], Path(f"{part}.log"), self.left())
+            log = Path(f"{part}.log")
+            status = self._program(group.name, [*before, *self.command(group, cases, part)], log, self.left())
             good = good and status in (0, None)
             missing = self.missing(group, wanted)
             still = [case for case in cases if case in missing]
@@ -114,6 +116,8 @@ class Evaluation:
             if still and (status is not None or still[0] == cases[0]):
                 failed.append(still[0])
                 print(f"== {group.name}: nothing of {still[0]}", flush=True)
+                with log.open("a") as notes:
+                    notes.write(f"{_NOTE}nothing of {still[0]}\n")
         return good and not failed
 
     def _next(self, group: Group, wanted: Sequence[str], failed: Sequence[str]) -> list[str]:
@@ -242,16 +246,16 @@ class Evaluation:
         """Programs that did not end well, and what they said last. That a later one had a result does not take it away."""
         text = ""
         for path in sorted((self.out / "parts").glob("*.log")):
-            *said, last = path.read_text(errors="replace").splitlines() or [""]
-            if last == f"{_ENDED}0":
+            said, notes = path.read_text(errors="replace").splitlines(), []
+            while said and said[-1].startswith(_NOTE):
+                notes.insert(0, said.pop().removeprefix(_NOTE))
+            if notes == ["status 0"]:
                 continue
-            if not last.startswith(_ENDED):
-                said, last = [*said, last], f"{_ENDED}none, runs or was cut off"
-            begin = next((at for at in reversed(range(len(said))) if said[at].startswith(("railweave: ", "wrong:", "WRONG:"))), len(said))
-            told = (
-                [*said[begin : begin + 1], *said[max(begin + 1, len(said) - _TOLD_LINES) :]] if begin < len(said) else said[-_TOLD_LINES:]
-            )
-            text += f"- `{path.stem}`, {last.removeprefix('== ')}:\n\n```\n" + "".join(f"{line}\n" for line in told) + "```\n\n"
+            why = ", ".join(notes) or "runs, or was cut off"
+            errors = [at for at, line in enumerate(said) if line.startswith(("railweave: ", "wrong:", "WRONG:"))]
+            error = said[errors[-1] : errors[-1] + 1] if errors else []
+            told = [*error, *said[max(errors[-1] + 1 if errors else 0, len(said) - _TOLD_LINES) :]]
+            text += f"- `{path.stem}`, {why}" + (":\n\n```\n" + "\n".join(told) + "\n```\n\n" if told else "; it said nothing\n\n")
         return f"## What failed\n\n{text}" if text else ""
 
     def draw(self) -> None:

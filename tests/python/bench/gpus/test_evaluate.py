@@ -171,6 +171,7 @@ def test_what_fails_costs_itself_alone_and_is_tried_once_a_call(tmp_path: Path, 
     assert len(list((tmp_path / "parts").glob("*.html"))) == 3, "of commands that measured something"
     text = again.results()
     assert "Not run: `balanced:4MiB`" in text
+    assert "- `exchanges.00`, nothing of hot-pair:16MiB:1MiB" in text
     assert text.count("| `hot-pair:16MiB:1MiB` | nccl |") == 2, "device time and single calls, once"
 
 
@@ -283,19 +284,21 @@ def test_what_failed_is_told_with_why(tmp_path: Path) -> None:
         "mesh.00": "a\n" * 30
         + "railweave: nccl, queued: rank 1 ended with status 1; the last they said:\n"
         + "deep\n" * 30
-        + "no room\n== status 1",
+        + "no room\n== status 1\n== nothing of balanced:64MiB",
         "moe.00": "layer 1\n== status none, ended after 480 s",
         "moe.01": "layer 2",
+        "rails.00": "== status 3",
     }
     for name, text in parts.items():
         (tmp_path / "parts" / f"{name}.log").write_text(f"{text}\n")
     told = found.results().partition("## What failed\n\n")[2].partition("## ")[0]
-    assert told.count("\n- ") + told.startswith("- ") == 3
-    assert f"- `mesh.00`, status 1:\n\n```\n{why}\ndeep" in told
+    assert told.count("\n- ") + told.startswith("- ") == 4
+    assert "- `rails.00`, status 3; it said nothing\n" in told
+    assert f"- `mesh.00`, status 1, nothing of balanced:64MiB:\n\n```\n{why}\ndeep" in told
     assert told.count("deep") == 11
     assert "no room\n```" in told
     assert "- `moe.00`, status none, ended after 480 s:\n\n```\nlayer 1\n```" in told
-    assert "- `moe.01`, status none, runs or was cut off:\n\n```\nlayer 2\n```" in told
+    assert "- `moe.01`, runs, or was cut off:\n\n```\nlayer 2\n```" in told
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
