@@ -69,7 +69,7 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
     if 3 <= gpus <= MOST_GPUS:
         mesh = _Exchanges(results.get("mesh", ()))
         found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
-    found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _ctas(results), _cores(exchanges, nodes, rails)]
+    found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _ctas(results), _cores(results)]
     return [*found, _memory(kernels), _grants(calibration)]
 
 
@@ -240,7 +240,7 @@ def _ctas(results: Results) -> Line:
     """Of all exchanges that have a rival; on the emulated mesh Railweave's own is none."""
     what, wanted = "CTAs of the largest kernel of a call", "no row more than NCCL's"
     found = {
-        f"`{own.matrix}`" + ("" if name == "exchanges" else f" ({name})"): (own.ctas, theirs.ctas)
+        _row(own, name): (own.ctas, theirs.ctas)
         for name, runs in results.items()
         if name != "mesh"
         for theirs, own in _Exchanges(runs).pairs()
@@ -252,13 +252,24 @@ def _ctas(results: Results) -> Line:
     return Line(what, wanted, f"more in {len(more)} of {len(found)}" + (f": {'; '.join(more)}" if more else ""), not more)
 
 
-def _cores(*groups: _Exchanges) -> Line:
+def _cores(results: Results) -> Line:
+    """Of all exchanges, also of those on the emulated mesh."""
     what, wanted = "processors that a rank's threads take beside the one that queues", "≤ 1"
-    busy = {(own.matrix): statistics.median(own.busy_cores) for each in groups for _, own in each.pairs() if own.busy_cores}
+    busy = [
+        (statistics.median(own.busy_cores), _row(own, name))
+        for name, runs in results.items()
+        for _, own in _Exchanges(runs).pairs()
+        if own.busy_cores
+    ]
     if not busy:
         return Line(what, wanted)
-    most = max(busy, key=lambda matrix: busy[matrix])
-    return Line(what, wanted, f"{busy[most]:.2f} at most, `{most}`", busy[most] <= 1.0)
+    most, row = max(busy)
+    return Line(what, wanted, f"{most:.2f} at most, {row}", most <= 1.0)
+
+
+def _row(own: Exchange, group: str) -> str:
+    """What a line calls an exchange: labs have matrices of equal names."""
+    return f"`{own.matrix}`" + ("" if group == "exchanges" else f" ({group})")
 
 
 def _memory(kernels: str) -> Line:

@@ -300,11 +300,11 @@ def _part(run: Run, keys: set[Key], shared: bool) -> str:
     )
     nccl = ", ".join(f"{version} ({name[6:-1]})" for name, version in run.versions.items() if name.startswith("nccl"))
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in run.settings.items())
-    text = f"{run.date}, {run.gpus} × {run.machine['gpu']}, driver {run.versions['driver']}, PyTorch {run.versions['torch']}, "
-    text += f"NCCL {nccl}; {settings}."
+    text = f"{run.date}, {run.gpus} × {run.machine['gpu']}, {run.machine['cpu']}, {run.machine['cores']} cores, "
+    text += f"driver {run.versions['driver']}, PyTorch {run.versions['torch']}, NCCL {nccl}; {settings}."
     if shared:
         text += f" Ranks share GPUs {'under MPS' if 'mps' in run.settings else 'by time slices'}."
-    text += "\n\n"
+    text += f"\n\n`{run.command}`\n\n"
     text += "".join(f"{title[0].upper()}{title[1:]}:\n\n{markdown(head, rows)}\n" for title, head, rows in tables(kept))
     return text + "".join(f"- wrong: {problem}\n" for problem in kept.problems())
 

@@ -173,6 +173,8 @@ def test_what_fails_costs_itself_alone_and_is_tried_once_a_call(tmp_path: Path, 
     assert "Not run: `balanced:4MiB`" in text
     assert "- `exchanges.00`, nothing of hot-pair:16MiB:1MiB" in text
     assert text.count("| `hot-pair:16MiB:1MiB` | nccl |") == 2, "device time and single calls, once"
+    assert f"{again.runs('exchanges')[0].date}, 4 × A GPU, {lab_result.machine()['cpu']}, " in text
+    assert "rounds 5.\n\n`bench`\n\nDevice time" in text, "the command"
 
 
 def test_a_kind_that_fails_keeps_no_other_from_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,6 +432,18 @@ def test_rows_with_more_ctas_than_nccl_are_named() -> None:
     assert (bad.seen, bad.reached) == ("more in 2 of 4: `incast:16MiB` 8, NCCL 3; `incast:16MiB` (rails) 8, NCCL 3", False)
     untraced = [replace(each, kernels=[]) for each in good]
     assert told(exchanges=untraced).reached is None, "nobody saw a kernel"
+
+
+def test_the_busiest_rank_of_all_is_told() -> None:
+    def busy(cores: float) -> list[Exchange]:
+        return [replace(each, busy_cores=[cores]) for each in exchanges("hot-pair:64MiB", 2, 1)]
+
+    found = {"exchanges": [run_of(busy(1.25))], "rails": [run_of(busy(0.9))], "rails-8": [run_of(busy(1.5))]}
+    told = next(each for each in aims.lines(found, 8) if "processors" in each.what)
+    assert (told.seen, told.reached) == ("1.50 at most, `hot-pair:64MiB` (rails-8)", False)
+    del found["rails-8"]
+    told = next(each for each in aims.lines(found, 8) if "processors" in each.what)
+    assert told.seen == "1.25 at most, `hot-pair:64MiB`", "which a lab has, too"
 
 
 def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:
