@@ -12,6 +12,7 @@ stand below each other, each against NCCL in its own run. Status 1 when bytes we
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
@@ -112,6 +113,9 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
         os.killpg(process.pid, signal.SIGKILL)
         text, _ = process.communicate()
         return None, text
+    finally:  # also where somebody ends this program
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _size(count: int) -> str:

@@ -172,7 +172,7 @@ class Evaluation:
         if check.name == "kernels":
             own = shim.parent / "librailweave_cuda.so"
             words = ["--exchange", str(self.options.exchange), "--railweave", str(own), "--nccl", str(_nccl_of_pytorch())]
-            limit = min(check.limit, self.left()) - 10
+            limit = min(check.limit, self.left()) - _GOODBYE_S - 5  # its last step ends by itself
             return [
                 sys.executable,
                 str(_ROOT / "benchmarks/cuda/gpu_run.py"),
@@ -212,12 +212,13 @@ class Evaluation:
             )
             status = None
             try:
-                status = process.wait(max(1.0, limit - _GOODBYE_S))
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_GOODBYE_S)
+                    status = process.wait(max(1.0, limit - _GOODBYE_S))
             finally:
+                if process.poll() is None:  # time ended it, or somebody ends this program
+                    process.send_signal(signal.SIGINT)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_GOODBYE_S)
                 # Ranks die with the program that started them, labs as well.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +68,23 @@ def test_no_step_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
     assert status == 0
     assert "status" not in text
     assert text.count("not begun") == text.count("## ")
+
+
+def test_a_step_ends_with_the_run(tmp_path: Path) -> None:
+    held = tmp_path / "fifo"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    program = tmp_path / "gpu_exchange"
+    program.write_text(f"#!/bin/sh\ntrap '' INT\nsleep 1000 > {held} &\necho begun > {held}\nwait\n")  # a rank that takes no notice
+    program.chmod(0o755)
+    command = [sys.executable, str(_SCRIPT), "--exchange", "gpu_exchange", "--nccl", "n.so", "--railweave", "a.so"]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for wanted in (b"begun\n", b""):  # nothing: no writer is left
+            select.select([reader], [], [], 60.0)
+            assert os.read(reader, 100) == wanted
+            run.send_signal(signal.SIGINT)
+        run.wait()
+    finally:
+        os.close(reader)
+        run.kill()
