@@ -221,6 +221,7 @@ void Communicator::finalize() {
     self->drain();
     const std::lock_guard lock(self->mutex_);
     self->draining_ = false;
+    self->changed_.notify_all();
   });
 }
 
@@ -228,7 +229,10 @@ void Communicator::release() {
   cancelled_ = true;
   { const std::lock_guard lock(handle_mutex_); }
   in_background([self = shared_from_this()] {
-    self->wait_settled();
+    {
+      std::unique_lock lock(self->mutex_);
+      self->changed_.wait(lock, [&] { return !self->running_ && !self->draining_; });
+    }
     railweave_cuda_communicator* device_side = nullptr;
     {
       const std::scoped_lock lock(self->device_mutex_, self->enqueue_mutex_);

@@ -108,7 +108,7 @@ ncclResult_t Group::finish(ncclResult_t nccl) {
   const ncclResult_t error = std::exchange(error_, ncclSuccess);
   ncclResult_t result = nccl;
   if (nccl == ncclSuccess || nccl == ncclInProgress) {
-    if (!births_.empty()) follow(std::exchange(births_, {}));
+    if (!births_.empty() && follow(std::exchange(births_, {}))) result = ncclInProgress;
     const ncclResult_t queued = error == ncclSuccess ? enqueue() : error;
     if (queued != ncclSuccess) result = queued;
   }
@@ -142,21 +142,26 @@ ncclResult_t Group::enqueue() {
   return ncclSuccess;
 }
 
-// A handle that is NULL belongs to a child that NCCL is still making (NCCL's call gives ncclSuccess all the same), or to none of this rank.
-void Group::follow(std::vector<GroupBirth>&& births) {
+// A child of a parent that does not block is followed through it, also where NCCL has made it already: the program asks the parent whether
+// it may be used (NCCL's call gives ncclSuccess in any case). Else a handle that is NULL is of no communicator of this rank.
+bool Group::follow(std::vector<GroupBirth>&& births) {
   std::vector<CommunicatorPointer> born;
   for (auto& [birth, parent] : births) {
-    if (const ncclComm_t handle = birth.made(); handle != nullptr) {
+    if (parent != nullptr && !parent->blocking()) {
+      parent->expect(std::move(birth));
+      parent->follow_children();
+    } else if (const ncclComm_t handle = birth.made(); handle != nullptr) {
       born.push_back(std::make_shared<Communicator>(handle, std::move(birth.origin)));
       Registry::get().add(born.back());
       born.back()->settle();
-    } else if (parent != nullptr && !parent->blocking()) {
-      parent->expect(std::move(birth));
     }
   }
+  bool settling = false;
   for (const CommunicatorPointer& communicator : born) {
     if (communicator->blocking()) communicator->wait_settled();
+    settling = settling || communicator->state() == Communicator::State::settling;
   }
+  return settling;
 }
 
 std::vector<std::size_t> launches(const std::vector<Message>& messages) {

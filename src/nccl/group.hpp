@@ -64,7 +64,8 @@ class Group {
   ncclResult_t finish_simulated(ncclResult_t nccl);
 
  private:
-  static void follow(std::vector<GroupBirth>&& births);
+  // True: one that does not block is not settled yet, so the program has to ask for it, whatever NCCL's call gave.
+  static bool follow(std::vector<GroupBirth>&& births);
   void forget_messages() noexcept;
   ncclResult_t enqueue();
 

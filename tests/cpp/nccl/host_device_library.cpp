@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -30,6 +32,7 @@ struct railweave_cuda_communicator {
   const bool checksums;
   std::vector<std::uint64_t> sent_to;  // messages, by rank; operations of a communicator touch it one after another
   std::atomic<bool> aborted{false};
+  std::atomic<int> draining{0};
   std::atomic<std::uint64_t> enqueued{0}, completed{0}, sent{0}, received{0};
 
   std::mutex mutex;
@@ -166,6 +169,17 @@ void run(std::vector<Part>& parts) {
   for (std::size_t i = 0; i < parts.size(); ++i) finish(parts[i], handles[i]);
 }
 
+class InDrain {
+ public:
+  explicit InDrain(railweave_cuda_communicator& communicator) : communicator_(communicator) { ++communicator_.draining; }
+  ~InDrain() { --communicator_.draining; }
+  InDrain(const InDrain&) = delete;
+  InDrain& operator=(const InDrain&) = delete;
+
+ private:
+  railweave_cuda_communicator& communicator_;
+};
+
 const char* last_error() { return capi::last_error.text.c_str(); }
 
 railweave_status probe(int32_t device) {
@@ -234,6 +248,7 @@ railweave_status abort(railweave_cuda_communicator* communicator) {
 }
 
 railweave_status drain(railweave_cuda_communicator* communicator) {
+  const InDrain in_drain(*communicator);
   return guarded([&] {
     {
       std::unique_lock lock(communicator->mutex);
@@ -244,6 +259,10 @@ railweave_status drain(railweave_cuda_communicator* communicator) {
 }
 
 void destroy(railweave_cuda_communicator* communicator) {
+  if (communicator != nullptr && communicator->draining.load() != 0) {
+    std::fputs("stand-in: a communicator is destroyed while it is drained\n", stderr);
+    std::abort();
+  }
   if (communicator != nullptr) drain(communicator);
   delete communicator;
 }

@@ -221,6 +221,59 @@ void non_blocking(Rank& self) {
   destroy(comm);
 }
 
+// An NCCL that is done before its calls return, and a program that asks only where it has to: for a communicator whose call gave
+// ncclInProgress, and for a split's parent.
+void quick(Rank& self) {
+  ::setenv("STAND_IN_IS_QUICK", "1", 1);
+  Config config;
+  config.blocking = 0;
+  ncclComm_t comm = nullptr, child = nullptr;
+  ncclResult_t result = ncclCommInitRankConfig(&comm, self.world, self.unique_id("job"), self.rank, &config);
+  if (result == ncclInProgress) result = wait_ready(comm);
+  must(result, "ncclCommInitRankConfig");
+  exchange_skewed(comm);
+  must(ncclCommSplit(comm, 0, self.rank, &child, nullptr), "ncclCommSplit");
+  must(wait_ready(comm), "the split");
+  exchange_skewed(child);
+  destroy(child);
+  destroy(comm);
+}
+
+// Finalized while the last messages are on their way, and destroyed without a look at how far that is.
+void finalized_late(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  const ncclComm_t comm = self.connect("job", &config);
+  must(wait_ready(comm), "the communicator's set-up");
+  const Stream stream;
+  Messages messages(comm);
+  if (self.rank == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (int peer = 1; peer < self.world; ++peer) messages.send(peer, std::size_t{100'000}, stream);
+  } else {
+    messages.receive(0, std::size_t{100'000}, stream);
+  }
+  const ncclResult_t result = ncclCommFinalize(comm);
+  require(result == ncclSuccess || result == ncclInProgress, "ncclCommFinalize gives " + std::to_string(result));
+  destroy(comm);
+  stream.synchronize();
+  messages.check();
+}
+
+// The process that has rank 0, and not the hub, has no more descriptors once NCCL has made the second communicator there.
+void descriptors(Rank& self) {
+  const ncclComm_t first = self.connect("first");
+  exchange_skewed(first);
+  const ncclUniqueId id = self.unique_id("second");
+  if (self.rank == self.world - 1) ::setenv("STAND_IN_LEAVES_DESCRIPTORS", std::getenv("DESCRIPTORS_LEFT"), 1);
+  ncclComm_t second = nullptr;
+  must(ncclCommInitRank(&second, self.world, id, (self.rank + 1) % self.world), "ncclCommInitRank");
+  exchange_skewed(second);
+  exchange_skewed(first);
+  destroy(second);
+  destroy(first);
+}
+
 // Collectives and messages in one group and one after another on one stream.
 void mixed_group(Rank& self) {
   const ncclComm_t comm = self.connect();
@@ -500,6 +553,9 @@ const std::map<std::string, Scenario>& scenarios() {
       {"split", split},
       {"shrink", shrink},
       {"non_blocking", non_blocking},
+      {"quick", quick},
+      {"finalized_late", finalized_late},
+      {"descriptors", descriptors},
       {"mixed_group", mixed_group},
       {"all_to_all", all_to_all},
       {"graph", graph},

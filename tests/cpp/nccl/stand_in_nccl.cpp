@@ -3,11 +3,13 @@
 // purpose: it stands for an older release.
 #include <netinet/in.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -150,10 +152,24 @@ void launch(const Work& work) {
   for (std::size_t i = 1; i < work.streams.size(); ++i) stand_in::wait_for(work.streams[i], stream, device);
 }
 
+// STAND_IN_LEAVES_DESCRIPTORS: so many are left to the process.
+void use_up_descriptors() {
+  const char* left = std::getenv("STAND_IN_LEAVES_DESCRIPTORS");
+  if (left == nullptr) return;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = 256;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  std::vector<int> taken;
+  for (int fd = ::dup(STDERR_FILENO); fd >= 0; fd = ::dup(STDERR_FILENO)) taken.push_back(fd);
+  for (int i = std::atoi(left); i > 0; --i, taken.pop_back()) ::close(taken.back());
+}
+
 void make(ncclComm* comm) {
   try {
     comm->control = std::make_unique<Mesh>(comm->name + "c", comm->rank, comm->world, comm->aborted);
     comm->data = std::make_unique<Mesh>(comm->name + "d", comm->rank, comm->world, comm->aborted);
+    use_up_descriptors();
     comm->error = ncclSuccess;
   } catch (const std::system_error& error) {
     last_error_text = error.what();
@@ -161,7 +177,9 @@ void make(ncclComm* comm) {
   }
 }
 
+// STAND_IN_IS_QUICK: what does not block has happened before the call returns, as it may.
 ncclResult_t end_makers(std::vector<std::pair<ncclComm*, std::function<void()>>> makers) {
+  const bool quick = std::getenv("STAND_IN_IS_QUICK") != nullptr;
   ncclResult_t result = ncclSuccess;
   std::vector<std::thread> threads;
   for (auto& [comm, work] : makers) {
@@ -170,7 +188,10 @@ ncclResult_t end_makers(std::vector<std::pair<ncclComm*, std::function<void()>>>
       threads.emplace_back(work);
     } else {
       comm->maker = std::thread(work);
-      result = ncclInProgress;
+      if (quick)
+        comm->maker.join();
+      else
+        result = ncclInProgress;
     }
   }
   for (std::thread& thread : threads) thread.join();
