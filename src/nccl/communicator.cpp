@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <utility>
 
-#include "agreement.hpp"
 #include "background.hpp"
 #include "device_library.hpp"
 #include "log.hpp"
 #include "real_nccl.hpp"
-#include "reserved_port.hpp"
 #include "settings.hpp"
 #include "watch.hpp"
 
@@ -31,7 +30,18 @@ ncclResult_t real_async_error(ncclComm_t handle, ncclResult_t& error) {
   return real(handle, &error);
 }
 
-std::string device_error(railweave_status status) { return status == RAILWEAVE_OK ? "" : device_library().api->last_error(); }
+// Empty: nothing is wrong.
+std::string device_error(railweave_status status) {
+  if (status == RAILWEAVE_OK) return "";
+  const std::string text = device_library().api->last_error();
+  return text.empty() ? "the device library gave no reason" : text;
+}
+
+// Why a round did not complete; `otherwise`: what is wrong with ranks that did not come to it.
+std::string absence(const Round& round, const char* otherwise, milliseconds limit) {
+  if (round.left) return round.missing + ": went away while it was set up";
+  return round.missing + ": " + otherwise + " (RAILWEAVE_SHIM_WAIT_MS=" + std::to_string(limit.count()) + ")";
+}
 
 }  // namespace
 
@@ -98,41 +108,58 @@ void Communicator::agree() {
   if (world_ == 1) return leave_to_nccl("it has one rank", false);
   const milliseconds limit(settings().shim_wait_ms);
   HubClient hub(*origin_.hub, cancelled_);
-  if (!hub.connect(Clock::now() + limit)) return leave_to_nccl("the process that made its unique id cannot be reached", true);
-
-  Facts facts;
-  const DeviceLibrary& library = device_library();
-  ReservedPort port;
-  if (library.api == nullptr)
-    facts.refusal = library.reason;
-  else if (const auto status = library.api->probe(device_); status != RAILWEAVE_OK)
-    facts.refusal = device_error(status);
-  else
-    facts.device_abi = library.api->version;
-  if (rank_ == 0 && facts.refusal.empty()) {
-    port = reserve_port(hub.local_host());
-    facts.rendezvous = "tcp://" + hub.local_host() + ":" + std::to_string(port.number);
+  try {
+    if (!hub.connect(Clock::now() + limit)) return leave_to_nccl("the process that made its unique id cannot be reached", true);
+  } catch (const std::system_error& error) {
+    return leave_to_nccl(error.what(), true);  // this rank is missing in the first round, so no other goes another way
   }
 
-  const Round first = hub.join(origin_.name + " facts", rank_, world_, encode(facts), limit);
-  if (first.status == RoundStatus::expired)
-    return leave_to_nccl("not all its ranks have the shim: one did not come within RAILWEAVE_SHIM_WAIT_MS=" + std::to_string(limit.count()),
-                         true);
+  ReservedPort port;
+  const Round first = hub.join(origin_.name + " facts", rank_, world_, encode(own_facts(hub.local_host(), port)), limit);
+  if (first.status == RoundStatus::expired) return leave_to_nccl(absence(first, "no shim there, or too late", limit), rank_ == first.first);
   if (first.status != RoundStatus::complete) return leave_to_nccl("its ranks did not come to know each other", true);
   const Verdict verdict = decide(first.blobs);
   if (!verdict.served) return leave_to_nccl(verdict.reason, rank_ == 0);
 
   const std::string refusal = create_device_side(verdict.rendezvous);
   const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, limit);
+  if (second.status == RoundStatus::expired) {
+    end_device_side();
+    return leave_to_nccl(absence(second, "not set up", limit), rank_ == second.first);
+  }
   const auto refused = std::find_if(second.blobs.begin(), second.blobs.end(), [](const std::string& text) { return !text.empty(); });
   if (second.status == RoundStatus::complete && refused == second.blobs.end()) return settled(State::served);
   if (second.status == RoundStatus::unknown && refusal.empty()) return fail(ncclSystemError, "the last answer of its other ranks was lost");
-  const std::string reason = second.status == RoundStatus::complete
-                                 ? "rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused
-                                 : "a rank went away while it was set up";
-  if (device_side_ != nullptr) library.api->abort(device_side_);
-  library.api->destroy(device_side_.exchange(nullptr));
-  leave_to_nccl(reason, rank_ == 0);
+  end_device_side();
+  if (second.status == RoundStatus::complete)
+    return leave_to_nccl("rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused, rank_ == 0);
+  leave_to_nccl("the last answer of its other ranks was lost", true);
+}
+
+void Communicator::end_device_side() {
+  const railweave_cuda_api& api = *device_library().api;
+  if (device_side_ != nullptr) api.abort(device_side_);
+  api.destroy(device_side_.exchange(nullptr));
+}
+
+// Whatever this rank lacks is a refusal, so that all ranks hear of it. `port` is kept until the device library listens there.
+Facts Communicator::own_facts(const std::string& host, ReservedPort& port) const {
+  const DeviceLibrary& library = device_library();
+  Facts facts;
+  if (library.api == nullptr) {
+    facts.refusal = library.reason;
+    return facts;
+  }
+  facts.device_abi = library.api->version;
+  facts.refusal = device_error(library.api->probe(device_));
+  if (rank_ != 0 || !facts.refusal.empty()) return facts;
+  try {
+    port = reserve_port(host);
+    facts.rendezvous = "tcp://" + host + ":" + std::to_string(port.number);
+  } catch (const std::system_error& error) {
+    facts.refusal = error.what();
+  }
+  return facts;
 }
 
 std::string Communicator::create_device_side(const std::string& rendezvous) {
@@ -151,16 +178,14 @@ std::string Communicator::create_device_side(const std::string& rendezvous) {
   config.warn = [](void* context, const char* text) { log(LogLevel::warn, static_cast<Communicator*>(context)->label() + ": " + text); };
   railweave_cuda_communicator* made = nullptr;
   const auto status = device_library().api->create(&config, &made);
-  if (status == RAILWEAVE_OK) {
-    device_side_ = made;
-    return "";
-  }
-  const std::string text = device_error(status);
-  return text.empty() ? "the device library gave no reason" : text;
+  if (status == RAILWEAVE_OK) device_side_ = made;
+  return device_error(status);
 }
 
 std::string Communicator::label() const {
-  return "communicator " + origin_.name + " (" + std::to_string(world_) + " ranks, this is rank " + std::to_string(rank_) + ")";
+  std::string name = origin_.name.empty() ? "a communicator" : "communicator " + origin_.name;
+  if (world_ == 0) return name;  // NCCL has not made it
+  return name + " (" + std::to_string(world_) + " ranks, this is rank " + std::to_string(rank_) + ")";
 }
 
 void Communicator::leave_to_nccl(const std::string& reason, bool warn) {

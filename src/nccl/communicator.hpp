@@ -11,11 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "agreement.hpp"
 #include "hub.hpp"
 #include "metrics.hpp"
 #include "nccl_abi.hpp"
 #include "railweave/cuda.h"
 #include "ranges.hpp"
+#include "reserved_port.hpp"
 
 namespace railweave::nccl {
 
@@ -104,6 +106,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Ready wait_for_nccl();
   bool ask_nccl();
   void agree();
+  void end_device_side();
+  Facts own_facts(const std::string& host, ReservedPort& port) const;
   std::string create_device_side(const std::string& rendezvous);
   void leave_to_nccl(const std::string& reason, bool warn);
   void fail(ncclResult_t error, const std::string& reason);

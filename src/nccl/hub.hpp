@@ -54,13 +54,17 @@ enum class RoundStatus {
 struct Round {
   RoundStatus status = RoundStatus::unsent;
   std::vector<std::string> blobs;  // by rank
+  // When expired.
+  std::string missing;      // for people: "rank 2"
+  bool left = false;        // they had come, and went away
+  std::uint32_t first = 0;  // the first of the others
 };
 
 class HubClient {
  public:
   // `cancelled` ends waits early.
   HubClient(const HubAddress& address, const std::atomic<bool>& cancelled);
-  // False when the hub cannot be reached before the deadline.
+  // False when the hub cannot be reached before the deadline. Throws std::system_error where this process has no socket for it.
   bool connect(std::chrono::steady_clock::time_point deadline);
   // This host's address towards the hub, which other ranks can reach too; IPv6 in brackets.
   std::string local_host() const;
@@ -71,6 +75,7 @@ class HubClient {
   bool wait(short events, std::chrono::steady_clock::time_point deadline) const;
   bool send(const std::string& bytes, std::chrono::steady_clock::time_point deadline) const;
   bool receive(void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline) const;
+  bool receive(std::string& text, std::chrono::steady_clock::time_point deadline) const;
 
   HubAddress address_;
   const std::atomic<bool>& cancelled_;

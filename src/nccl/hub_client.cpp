@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "hub.hpp"
@@ -54,7 +55,7 @@ bool HubClient::connect(Clock::time_point deadline) {
   const socklen_t length = fill(address_, storage);
   do {
     socket_ = FileDescriptor(::socket(storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket_) return false;
+    if (!socket_) throw std::system_error(errno, std::generic_category(), "no socket to the process that made its unique id");
     if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&storage), length) == 0) return true;
     int error = errno;
     if (error == EINPROGRESS && wait(POLLOUT, deadline)) {
@@ -99,12 +100,11 @@ Round HubClient::join(const std::string& name, std::uint32_t rank, std::uint32_t
   if (answer.magic != kHubMagic || answer.status > static_cast<std::uint32_t>(RoundStatus::refused)) return round;
   const auto status = static_cast<RoundStatus>(answer.status);
   for (std::uint32_t other = 0; status == RoundStatus::complete && other < world; ++other) {
-    std::uint32_t length = 0;
-    if (!receive(&length, sizeof length, deadline) || length > kMaxBlob) return round;
-    std::string text(length, '\0');
-    if (!receive(text.data(), length, deadline)) return round;
-    round.blobs.push_back(std::move(text));
+    if (!receive(round.blobs.emplace_back(), deadline)) return round;
   }
+  if (status == RoundStatus::expired && !receive(round.missing, deadline)) return round;
+  round.left = answer.left != 0;
+  round.first = answer.first;
   round.status = status;
   return round;
 }
@@ -144,6 +144,13 @@ bool HubClient::receive(void* data, std::size_t bytes, Clock::time_point deadlin
     }
   }
   return true;
+}
+
+bool HubClient::receive(std::string& text, Clock::time_point deadline) const {
+  std::uint32_t length = 0;
+  if (!receive(&length, sizeof length, deadline) || length > kMaxBlob) return false;
+  text.resize(length);
+  return receive(text.data(), length, deadline);
 }
 
 }  // namespace railweave::nccl

@@ -5,7 +5,7 @@
 
 namespace railweave::nccl {
 
-inline constexpr std::uint32_t kHubMagic = 0x42485752;  // "RWHB"
+inline constexpr std::uint32_t kHubMagic = 0x43485752;  // "RWHC"
 inline constexpr std::uint32_t kMaxName = 4096;
 inline constexpr std::uint32_t kMaxBlob = 64u << 10;
 inline constexpr std::uint32_t kMaxWorld = 1u << 20;
@@ -21,10 +21,12 @@ struct JoinFrame {
   std::uint32_t blob_bytes = 0;
 };
 
-// Followed, when complete, by `world` times length (32 bit) and blob.
+// Followed by length (32 bit) and bytes: `world` blobs when complete, the ranks that are missing when expired.
 struct AnswerFrame {
   std::uint32_t magic = kHubMagic;
   std::uint32_t status = 0;  // RoundStatus
+  std::uint32_t first = 0;   // expired: as Round has them
+  std::uint32_t left = 0;
 };
 
 }  // namespace railweave::nccl

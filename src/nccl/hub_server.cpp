@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <list>
@@ -22,10 +23,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Who waits for a descriptor is looked at again after this time: poll() would say at once, and for ever, that somebody is there.
+constexpr auto kFullPause = std::chrono::milliseconds(100);
+
 struct Connection {
   FileDescriptor socket;
   std::string in, out;
   bool closing = false;
+};
+
+// How a round ended that did not complete, for all its ranks, late ones too.
+struct Expired {
+  std::uint32_t first = 0;  // the first rank that was there
+  bool left = false;        // some had come and went away
+  std::string missing;      // for people
 };
 
 struct Gathering {
@@ -33,6 +44,32 @@ struct Gathering {
   Clock::time_point deadline;
   std::map<std::uint32_t, std::pair<Connection*, std::string>> present;  // by rank
 };
+
+std::string named(const std::vector<std::uint32_t>& ranks) {
+  constexpr std::size_t kMost = 8;
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) text += (i == 0 ? " " : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
+  return text;
+}
+
+// Ranks that left explain a round's end; else those that never came.
+Expired how_it_ended(const Gathering& gathering) {
+  std::vector<std::uint32_t> left, absent;
+  Expired ended{gathering.world, false, ""};
+  for (std::uint32_t rank = 0; rank < gathering.world; ++rank) {
+    const auto at = gathering.present.find(rank);
+    if (at == gathering.present.end())
+      absent.push_back(rank);
+    else if (at->second.first->closing)
+      left.push_back(rank);
+    else
+      ended.first = std::min(ended.first, rank);
+  }
+  ended.left = !left.empty();
+  ended.missing = named(left.empty() ? absent : left);
+  return ended;
+}
 
 FileDescriptor listen_anywhere(std::uint16_t& port) {
   for (const int family : {AF_INET6, AF_INET}) {
@@ -84,7 +121,7 @@ class Hub::Server {
   void run() {
     std::vector<pollfd> polled;
     for (;;) {
-      polled.assign({{stop_read_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
+      polled.assign({{stop_read_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(full_ ? 0 : POLLIN), 0}});
       for (const Connection& connection : connections_)
         polled.push_back({connection.socket.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
       const int ready = ::poll(polled.data(), polled.size(), time_left());
@@ -93,13 +130,13 @@ class Hub::Server {
       expire();
       std::size_t at = 2;
       for (Connection& connection : connections_) serve(connection, polled[at++].revents);
-      if (polled[1].revents != 0) accept_all();
+      if (full_ || polled[1].revents != 0) accept_all();
       forget_closed();
     }
   }
 
   int time_left() const {
-    auto first = Clock::time_point::max();
+    auto first = full_ ? Clock::now() + kFullPause : Clock::time_point::max();
     for (const auto& [name, gathering] : gatherings_) first = std::min(first, gathering.deadline);
     if (first == Clock::time_point::max()) return -1;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(first - Clock::now()).count();
@@ -109,6 +146,7 @@ class Hub::Server {
   void accept_all() {
     for (;;) {
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      full_ = !socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
       if (!socket) return;
       connections_.emplace_back().socket = std::move(socket);
     }
@@ -158,7 +196,7 @@ class Hub::Server {
   void join(Connection& connection, const JoinFrame& frame, const std::string& name, std::string blob) {
     if (!admitted(frame.nonce) || frame.world == 0 || frame.world > kMaxWorld || frame.rank >= frame.world)
       return answer(connection, RoundStatus::refused);
-    if (expired_.contains(name)) return answer(connection, RoundStatus::expired);
+    if (const auto ended = expired_.find(name); ended != expired_.end()) return answer(connection, ended->second);
     auto [at, fresh] = gatherings_.try_emplace(name);
     Gathering& gathering = at->second;
     if (fresh) {
@@ -175,16 +213,8 @@ class Hub::Server {
 
   void complete(Gathering& gathering) {
     std::string blobs;
-    for (const auto& [rank, entry] : gathering.present) {
-      const auto length = static_cast<std::uint32_t>(entry.second.size());
-      blobs.append(reinterpret_cast<const char*>(&length), sizeof length);
-      blobs += entry.second;
-    }
-    for (auto& [rank, entry] : gathering.present) {
-      answer(*entry.first, RoundStatus::complete);
-      entry.first->out += blobs;
-      flush(*entry.first);
-    }
+    for (const auto& [rank, entry] : gathering.present) put(blobs, entry.second);
+    for (auto& [rank, entry] : gathering.present) answer(*entry.first, RoundStatus::complete, blobs);
   }
 
   void expire() {
@@ -194,16 +224,31 @@ class Hub::Server {
         ++at;
         continue;
       }
-      for (auto& [rank, entry] : at->second.present) answer(*entry.first, RoundStatus::expired);
-      expired_.insert(at->first);
+      const Expired& ended = expired_.insert_or_assign(at->first, how_it_ended(at->second)).first->second;
+      for (auto& [rank, entry] : at->second.present) answer(*entry.first, ended);
       at = gatherings_.erase(at);
     }
   }
 
-  static void answer(Connection& connection, RoundStatus status) {
+  static void put(std::string& bytes, const std::string& text) {
+    const auto length = static_cast<std::uint32_t>(text.size());
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    bytes += text;
+  }
+
+  static void answer(Connection& connection, const Expired& ended) {
+    std::string text;
+    put(text, ended.missing);
+    answer(connection, RoundStatus::expired, text, ended);
+  }
+
+  static void answer(Connection& connection, RoundStatus status, const std::string& rest = "", const Expired& ended = {}) {
     AnswerFrame frame;
     frame.status = static_cast<std::uint32_t>(status);
+    frame.first = ended.first;
+    frame.left = ended.left ? 1 : 0;
     connection.out.append(reinterpret_cast<const char*>(&frame), sizeof frame);
+    connection.out += rest;
     flush(connection);
   }
 
@@ -232,11 +277,12 @@ class Hub::Server {
 
   std::uint16_t port_ = 0;
   FileDescriptor listener_, stop_read_, stop_write_;
+  bool full_ = false;  // the process has no descriptor for who waits at the listener
   std::mutex mutex_;
   std::set<std::array<std::uint8_t, 16>> admitted_;  // guarded by mutex_
   std::list<Connection> connections_;                // list: gatherings point into it
   std::map<std::string, Gathering> gatherings_;
-  std::set<std::string> expired_;  // so that a late rank learns what the others were told; a few bytes for each communicator left alone
+  std::map<std::string, Expired> expired_;  // so that a late rank learns what the others were told; some bytes for each of these rounds
   std::thread thread_;
 };
 

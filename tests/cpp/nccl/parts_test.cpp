@@ -1,7 +1,15 @@
 // The shim's parts on their own: the hub's rounds, the decision, the launches of a group, the unique id, settings, stalls.
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +24,18 @@
 #include "../../../src/nccl/settings.hpp"
 #include "../../../src/nccl/unique_id.hpp"
 #include "../../../src/nccl/watch.hpp"
+
+namespace {
+
+std::atomic<std::uint64_t> accepts{0};
+
+}  // namespace
+
+// In the place of the C library's: how often the hub calls it.
+extern "C" int accept4(int socket, sockaddr* address, socklen_t* length, int flags) {
+  ++accepts;
+  return static_cast<int>(::syscall(SYS_accept4, socket, address, length, flags));
+}
 
 namespace railweave::nccl {
 namespace {
@@ -60,8 +80,13 @@ TEST(Hub, ARoundThatExpiredStaysExpiredForLateRanks) {
   Hub hub;
   const HubAddress address = loopback(hub);
   hub.admit(address.nonce);
-  EXPECT_EQ(join(address, "round", 0, 2, milliseconds(20)).status, RoundStatus::expired);
-  EXPECT_EQ(join(address, "round", 1, 2, milliseconds(20)).status, RoundStatus::expired);
+  for (const std::uint32_t rank : {1u, 2u}) {
+    const Round round = join(address, "round", rank, 3, milliseconds(20));
+    EXPECT_EQ(round.status, RoundStatus::expired);
+    EXPECT_EQ(round.missing, "ranks 0, 2") << "when it ended";
+    EXPECT_FALSE(round.left);
+    EXPECT_EQ(round.first, 1u) << "who tells people";
+  }
 }
 
 TEST(Hub, StrangersAndDisagreementsAreRefused) {
@@ -90,7 +115,13 @@ TEST(Hub, ARankThatGoesAwayEndsItsRound) {
     ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
     EXPECT_EQ(client.join("round", 0, 3, "", milliseconds(3'000'000)).status, RoundStatus::unknown);
   });
-  std::thread stays([&] { EXPECT_EQ(join(address, "round", 1, 3, milliseconds(3'000'000)).status, RoundStatus::expired); });
+  std::thread stays([&] {
+    const Round round = join(address, "round", 1, 3, milliseconds(3'000'000));
+    EXPECT_EQ(round.status, RoundStatus::expired);
+    EXPECT_EQ(round.missing, "rank 0");
+    EXPECT_TRUE(round.left);
+    EXPECT_EQ(round.first, 1u);
+  });
   std::this_thread::sleep_for(milliseconds(50));
   gone = true;
   leaves.join();
@@ -109,6 +140,44 @@ TEST(Hub, NobodyThereIsKnownAtOnce) {
   address.host = {127, 0, 0, 1};
   HubClient client(address, kNever);
   EXPECT_FALSE(client.connect(std::chrono::steady_clock::now() + std::chrono::hours(1)));
+}
+
+// All descriptors of the process but `left`, until the end of its life.
+class NoDescriptors {
+ public:
+  explicit NoDescriptors(int left) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few{128, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd = ::dup(STDERR_FILENO); fd >= 0; fd = ::dup(STDERR_FILENO)) taken_.push_back(fd);
+    for (; left > 0; --left, taken_.pop_back()) ::close(taken_.back());
+  }
+  ~NoDescriptors() {
+    for (const int fd : taken_) ::close(fd);
+    ::setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<int> taken_;
+};
+
+// Ten calls a second, where a loop without a pause makes a hundred thousand.
+TEST(Hub, WithoutADescriptorForACallerItPausesAndServesHimLater) {
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  HubClient client(address, kNever);
+  {
+    const NoDescriptors none(1);
+    ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
+    const std::uint64_t before = accepts.load();
+    std::this_thread::sleep_for(milliseconds(500));
+    EXPECT_LT(accepts.load() - before, 1000u);
+  }
+  EXPECT_EQ(client.join("round", 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
 }
 
 std::string facts(const std::string& refusal = "", std::uint32_t abi = 1, std::uint32_t version = kAgreementVersion) {

@@ -128,12 +128,14 @@ TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_SHIM_WAIT_MS=1000"}, "--bare 2");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 0u);
-  EXPECT_EQ(outcome.count("left to NCCL: not all its ranks have the shim"), 3u) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: rank 2: no shim there, or too late (RAILWEAVE_SHIM_WAIT_MS=1000)"), 3u) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
 }
 
 TEST(Shim, AnIdMadeWithoutItIsLeftAtOnce) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {}, "--bare 0");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(" a communicator (4 ranks, this is rank 3): left to NCCL: its unique id was made without the shim"), 1u);
   EXPECT_EQ(outcome.count("left to NCCL: its unique id was made without the shim"), 3u) << outcome.log;
 }
 
@@ -157,6 +159,21 @@ TEST(Shim, WhatTheDeviceLibraryDecidedIsLoggedWithItsCommunicator) {
   for (int rank = 0; rank < 4; ++rank)
     EXPECT_EQ(outcome.count("(4 ranks, this is rank " + std::to_string(rank) + "): a receive buffer is reached through slots"), 1u)
         << outcome.log;
+}
+
+// The rank that lacks them speaks for itself where it can, and is missed where it cannot even reach the others.
+TEST(Shim, ARankWithoutDescriptorsLeavesTheCommunicatorToNcclOnAllRanks) {
+  const Outcome none_for_a_port = run(Mode::preload, "descriptors", 4, {"DESCRIPTORS_LEFT=1"});
+  EXPECT_EQ(none_for_a_port.exit_code, 0) << none_for_a_port.log;
+  EXPECT_EQ(none_for_a_port.count(": served"), 4u) << none_for_a_port.log;
+  EXPECT_EQ(none_for_a_port.count("left to NCCL: rank 0: no TCP port for the ranks to meet at: Too many open files"), 4u)
+      << none_for_a_port.log;
+  EXPECT_EQ(none_for_a_port.count("WARN"), 1u) << none_for_a_port.log;
+  const Outcome none = run(Mode::preload, "descriptors", 4, {"DESCRIPTORS_LEFT=0", "RAILWEAVE_SHIM_WAIT_MS=3000"});
+  EXPECT_EQ(none.exit_code, 0) << none.log;
+  EXPECT_EQ(none.count(": served"), 4u) << none.log;
+  EXPECT_EQ(none.count("left to NCCL: no socket to the process that made its unique id: Too many open files"), 1u) << none.log;
+  EXPECT_EQ(none.count("left to NCCL: rank 0: no shim there, or too late"), 3u) << none.log;
 }
 
 TEST(Shim, WithoutADeviceLibraryNcclServes) {
