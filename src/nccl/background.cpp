@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
+#include <system_error>
 #include <utility>
 
 namespace railweave::nccl {
@@ -37,15 +39,36 @@ struct ExitWait {
   }
 } exit_wait;
 
+// On the thread that has one, which hands it to those that it starts.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+void run(std::function<void()>& task) {
+  task();
+  task = nullptr;  // what it holds is freed before it counts as ended
+  Tasks& tasks = Tasks::get();
+  const std::lock_guard lock(tasks.mutex);
+  --tasks.running;
+  tasks.changed.notify_all();
+}
+
 }  // namespace
 
 std::thread signal_free_thread(std::function<void()> body) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
+  const NoSignals none;
+  return std::thread(std::move(body));
 }
 
 void in_background(std::function<void()> task) {
@@ -54,14 +77,12 @@ void in_background(std::function<void()> task) {
     const std::lock_guard lock(tasks.mutex);
     ++tasks.running;
   }
-  signal_free_thread([task = std::move(task)]() mutable {
-    task();
-    task = nullptr;  // what it holds is freed before it counts as ended
-    Tasks& mine = Tasks::get();
-    const std::lock_guard lock(mine.mutex);
-    --mine.running;
-    mine.changed.notify_all();
-  }).detach();
+  const auto held = std::make_shared<std::function<void()>>(std::move(task));
+  try {
+    signal_free_thread([held] { run(*held); }).detach();
+  } catch (const std::system_error&) {
+    run(*held);
+  }
 }
 
 }  // namespace railweave::nccl

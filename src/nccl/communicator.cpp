@@ -348,7 +348,11 @@ std::string Communicator::describe() const {
   const std::shared_lock lock(device_mutex_);
   if (device_side_ == nullptr) return label() + " has ended";
   std::string text(64u << 10, '\0');
-  const std::size_t length = device_library().api->describe(device_side_, text.data(), text.size());
+  std::size_t length = device_library().api->describe(device_side_, text.data(), text.size());
+  if (length >= text.size()) {
+    text.resize(length + 1);
+    length = device_library().api->describe(device_side_, text.data(), text.size());
+  }
   text.resize(std::min(length, text.size() - 1));
   return label() + " waits:\n" + text;
 }

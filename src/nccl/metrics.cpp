@@ -1,9 +1,10 @@
 #include "metrics.hpp"
 
-#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -43,12 +44,19 @@ class File {
     const std::lock_guard lock(mutex_);
     if (ended_) return true;
     const std::string part = path + ".part";
+    bool written = false;
     {
       std::ofstream file(part, std::ios::trunc);
-      if (!(file << text).flush()) return false;
+      written = static_cast<bool>((file << text).flush());
+    }
+    if (!written || std::rename(part.c_str(), path.c_str()) != 0) {
+      const int error = errno;
+      ::unlink(part.c_str());  // what a full file system took of it
+      errno = error;
+      return false;
     }
     path_ = path;
-    return std::rename(part.c_str(), path.c_str()) == 0;
+    return true;
   }
   void end() {
     if (::getpid() != process_) return;  // a forked child

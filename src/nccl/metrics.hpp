@@ -20,7 +20,7 @@ struct Sample {
 std::string metrics_text(std::span<const Sample> samples, const std::string& host, int pid);
 
 // Replaces DIRECTORY/railweave-HOST-PID.prom at once, so that a reader sees a whole file; removed when the process ends in order. The
-// directory is made where only it is missing. False when the file cannot be written.
+// directory is made where only it is missing. False, with errno, when the file cannot be written.
 bool write_metrics(const std::string& directory, std::span<const Sample> samples);
 
 }  // namespace railweave::nccl

@@ -1,8 +1,12 @@
 #include "watch.hpp"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <numeric>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -59,7 +63,7 @@ void run(std::chrono::milliseconds interval) {
     for (Watched& watched : watch.entries) look(watched, samples);
     const std::string& directory = settings().metrics;
     if (directory.empty() || write_metrics(directory, samples) || std::exchange(told, true)) continue;
-    log(LogLevel::warn, "RAILWEAVE_METRICS=" + directory + ": no file can be written there");
+    log(LogLevel::warn, "RAILWEAVE_METRICS=" + directory + ": no file can be written there: " + std::strerror(errno));
   }
 }
 
@@ -87,7 +91,12 @@ void watch(std::weak_ptr<Communicator> communicator) {
   // Eight looks in the limit: a stall is told at most an eighth late. Metrics are wanted each second.
   const auto second = std::chrono::milliseconds(1000);
   const auto interval = limit.count() == 0 ? second : std::clamp(limit / 8, std::chrono::milliseconds(10), second);
-  signal_free_thread([interval] { run(interval); }).detach();
+  try {
+    signal_free_thread([interval] { run(interval); }).detach();
+  } catch (const std::system_error& error) {
+    watch.running = false;
+    log(LogLevel::warn, std::string("nobody watches for stalls or keeps metrics: ") + error.what());
+  }
 }
 
 }  // namespace railweave::nccl

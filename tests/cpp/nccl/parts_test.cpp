@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "../../../src/nccl/agreement.hpp"
+#include "../../../src/nccl/background.hpp"
 #include "../../../src/nccl/group.hpp"
 #include "../../../src/nccl/hub.hpp"
 #include "../../../src/nccl/metrics.hpp"
@@ -338,6 +339,23 @@ TEST(Metrics, TheFileEndsWithItsProcess) {
   std::filesystem::remove_all(folder);
 }
 
+// Tells by its exit status.
+[[noreturn]] void write_to_a_full_file_system(const std::string& folder) {
+  const rlimit none{16, 16};
+  ::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &none);
+  const bool refused = !write_metrics(folder, std::vector<Sample>{{"ab", 1, 2, 0, {}}}) && errno == EFBIG;
+  std::_Exit(refused ? 0 : 1);
+}
+
+TEST(Metrics, NothingIsLeftOfAFileThatDidNotFit) {
+  std::string folder = (std::filesystem::temp_directory_path() / "metricsXXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  EXPECT_EXIT(write_to_a_full_file_system(folder), testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Metrics, AreInPrometheusTextFormat) {
   std::vector<Sample> samples{{"ab", 1, 2, 0, {}}};
   samples[0].counters.enqueued = 4;
@@ -354,6 +372,25 @@ TEST(Metrics, AreInPrometheusTextFormat) {
   EXPECT_NE(text.find("railweave_messages_completed_total" + labels + "} 3\n"), std::string::npos) << text;
   EXPECT_NE(text.find("railweave_path_bytes_total" + labels + ",path=\"rail\"} 17\n"), std::string::npos) << text;
   EXPECT_EQ(std::count(text.begin(), text.end(), '#'), 2 * 5) << text;
+}
+
+// A stack larger than the address space: no thread can be had.
+TEST(Background, WithoutAThreadTheTaskRunsAtOnce) {
+  pthread_attr_t before, huge;
+  ASSERT_EQ(::pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(::pthread_getattr_default_np(&huge), 0);
+  ASSERT_EQ(::pthread_attr_setstacksize(&huge, std::size_t{1} << 47), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
+  sigset_t now;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &now);
+  bool ran = false;
+  in_background([&] { ran = true; });
+  EXPECT_TRUE(ran);
+  EXPECT_THROW(signal_free_thread([] {}), std::system_error);
+  ASSERT_EQ(::pthread_setattr_default_np(&before), 0);
+  sigset_t after;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  EXPECT_EQ(::sigismember(&after, SIGTERM), ::sigismember(&now, SIGTERM)) << "signals come as before";
 }
 
 TEST(StallDetector, TellsEachStallOnceAndNeverAnIdleCommunicator) {

@@ -487,13 +487,13 @@ void missing_function(Rank& self) {
 }
 
 // Only under the shim: receives that no send meets are told in each rank's log.
-void stall(Rank& self) {
+void stall_with(Rank& self, int of_each, std::size_t bytes) {
   const ncclComm_t comm = self.connect();
   const Stream stream;
   Messages messages(comm);
   begin();
   for (int peer = 0; peer < self.world; ++peer) {
-    if (peer != self.rank) messages.receive(peer, std::size_t{100'000}, stream);
+    for (int k = 0; k < of_each && peer != self.rank; ++k) messages.receive(peer, bytes, stream);
   }
   end();
   std::string file = std::getenv("RAILWEAVE_LOG_FILE");
@@ -509,6 +509,9 @@ void stall(Rank& self) {
   must(ncclCommAbort(comm), "ncclCommAbort");
   stream.synchronize();
 }
+
+void stall(Rank& self) { stall_with(self, 1, 100'000); }
+void long_stall(Rank& self) { stall_with(self, 3000, 5000); }
 
 // Only under the shim, in the checksum mode: the last message from rank 0 to rank 1, of a graph's third replay, comes with
 // another bit.
@@ -569,6 +572,7 @@ const std::map<std::string, Scenario>& scenarios() {
       {"random_groups", random_groups},
       {"missing_function", missing_function},
       {"stall", stall},
+      {"long_stall", long_stall},
       {"damaged", damaged},
   };
   return all;

@@ -205,6 +205,12 @@ TEST(Shim, AStallIsDescribedInTheLog) {
   EXPECT_EQ(outcome.count("stalled for 100 ms: communicator "), 4u) << outcome.log;
 }
 
+TEST(Shim, ALongStallIsDescribedWhole) {
+  const Outcome outcome = run(Mode::preload, "long_stall", 2, {"RAILWEAVE_STALL_MS=100", "RAILWEAVE_DRAIN_MS=300"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(", 5000 bytes\n"), 2u * 3000);
+}
+
 // A command that gives the ranks other namespaces, as containers have them.
 bool works(const std::string& command) { return std::system((command + " true >/dev/null 2>&1").c_str()) == 0; }
 
