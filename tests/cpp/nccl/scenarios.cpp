@@ -2,11 +2,14 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "rank.hpp"
@@ -258,6 +261,51 @@ void finalized_late(Rank& self) {
   destroy(comm);
   stream.synchronize();
   messages.check();
+}
+
+// Communicators and their children come and go; what the process holds does not grow with them.
+void lives(Rank& self) {
+  const auto live = [&](int number) {
+    const ncclComm_t comm = self.connect("life" + std::to_string(number));
+    exchange_skewed(comm);
+    ncclComm_t half = nullptr;
+    must(ncclCommSplit(comm, self.rank % 2, self.rank, &half, nullptr), "ncclCommSplit");
+    exchange_skewed(half);
+    destroy(half);
+    destroy(comm);
+  };
+  const auto entries = [](const char* folder) {
+    return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator{});
+  };
+  using Held = std::array<std::ptrdiff_t, 3>;
+  const auto held = [&]() -> Held {
+    std::ifstream maps("/proc/self/maps");
+    std::ptrdiff_t shared = 0;
+    for (std::string line; std::getline(maps, line);) shared += line.substr(line.find(' ')).starts_with(" rw-s") ? 1 : 0;
+    return {entries("/proc/self/fd"), entries("/proc/self/task"), shared};
+  };
+  // What has just been destroyed is freed in the background.
+  const auto settled = [&] {
+    Held last = held();
+    for (int same = 0; same < 5;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      const Held now = held();
+      same = now == last ? same + 1 : 0;
+      last = now;
+    }
+    return last;
+  };
+  const auto text = [](const Held& of) {
+    return std::to_string(of[0]) + " descriptors, " + std::to_string(of[1]) + " threads, " + std::to_string(of[2]) + " shared mappings";
+  };
+  live(0);
+  const Held first = settled();
+  constexpr int kLives = 12;
+  for (int number = 1; number <= kLives; ++number) live(number);
+  const Held last = settled();
+  // Less than one of anything for each.
+  require(std::equal(last.begin(), last.end(), first.begin(), [](auto now, auto before) { return now < before + kLives; }),
+          "at first " + text(first) + ", at last " + text(last));
 }
 
 // The process that has rank 0, and not the hub, has no more descriptors once NCCL has made the second communicator there.
@@ -559,6 +607,7 @@ const std::map<std::string, Scenario>& scenarios() {
       {"quick", quick},
       {"finalized_late", finalized_late},
       {"descriptors", descriptors},
+      {"lives", lives},
       {"mixed_group", mixed_group},
       {"all_to_all", all_to_all},
       {"graph", graph},

@@ -118,10 +118,10 @@ INSTANTIATE_TEST_SUITE_P(All, Program,
                                          Case{"two_streams", 4}, Case{"two_communicators", 8},
                                          // the parent, two rounds of halves, and three ranks with a colour
                                          Case{"split", 4 + 8 + 3}, Case{"shrink", 4 + 3}, Case{"non_blocking", 4 + 4 + 3},
-                                         Case{"quick", 4 + 4}, Case{"finalized_late", 4}, Case{"mixed_group", 4}, Case{"all_to_all", 4},
-                                         Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4},
-                                         Case{"wrong_calls", 4}, Case{"simulated", 4}, Case{"registered", 4}, Case{"one_process", 4 * 3},
-                                         Case{"random_groups", 8}),
+                                         Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)}, Case{"finalized_late", 4},
+                                         Case{"mixed_group", 4}, Case{"all_to_all", 4}, Case{"graph", 4}, Case{"never_waits", 4},
+                                         Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"simulated", 4},
+                                         Case{"registered", 4}, Case{"one_process", 4 * 3}, Case{"random_groups", 8}),
                          [](const auto& tested) { return std::string(tested.param.scenario); });
 
 TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
