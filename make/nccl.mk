@@ -1,5 +1,5 @@
 .PHONY: nccl-releases bench-shim test-sanitized-shim
-nccl-releases: build ## the NCCL shim against the headers and libraries of NCCL 2.20 to the newest (downloads 2 GB once)
+nccl-releases: build ## the NCCL shim against the headers and libraries of NCCL 2.20 to the newest (downloads 4 GB once)
 	@.venv/bin/python tests/cpp/nccl/check_releases.py build/$(PRESET)/src/nccl/librailweave_nccl.so
 
 bench-shim: build ## what the NCCL shim costs the host (needs no GPU); SHIMS="a.so b.so" measures several builds in turns

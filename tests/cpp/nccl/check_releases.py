@@ -19,8 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 FORWARDING = ROOT / "src/nccl/forwarding.cpp"
 EXPORTS = ROOT / "tests/cpp/nccl/exports"
-# The oldest that the shim supports, those that brought new kinds of functions, and the newest.
-RELEASES = ["2.20.5", "2.21.5", "2.24.3", "2.27.7", "2.28.9", "2.30.7", "2.32.3"]
+# The last of each minor release, from the oldest that the shim supports on.
+RELEASES = [
+    "2.20.5",
+    "2.21.5",
+    "2.22.3",
+    "2.23.4",
+    "2.24.3",
+    "2.25.1",
+    "2.26.5",
+    "2.27.7",
+    "2.28.9",
+    "2.29.7",
+    "2.30.7",
+    "2.31.2",
+    "2.32.3",
+]
 # Where the hub's address lies in a unique id: src/nccl/unique_id.cpp.
 TRAILER = 128 - 40
 
