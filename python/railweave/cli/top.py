@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,6 +49,10 @@ def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # a reader that leaves before it has its answer
+                super().handle()
+
         def log_message(self, *arguments: object) -> None:
             """Scrapes are not logged."""
 
@@ -59,7 +65,7 @@ def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
 @click.command(name="top")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.1), metavar="SECONDS", help="Between two looks.")
-@click.option("--count", default=0, metavar="N", help="End after so many tables; by default on Ctrl-C.")
+@click.option("--count", default=0, type=click.IntRange(min=0), metavar="N", help="End after so many tables; by default on Ctrl-C.")
 @click.option("--listen", type=click.IntRange(0, 65535), metavar="PORT", help="Serve the counters to Prometheus instead, at /metrics.")
 def command(directory: Path, interval: float, count: int, listen: int | None) -> None:
     """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
@@ -68,12 +74,18 @@ def command(directory: Path, interval: float, count: int, listen: int | None) ->
             click.echo(f"http://0.0.0.0:{server.server_address[1]}/metrics")
             server.serve_forever()
     console = Console()
-    if not console.is_terminal:
-        console.width = 130  # all columns in full, for files and pipes
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            _look(directory, interval, count, lambda table: live.update(table, refresh=True))
+    else:
+        console.width = 130  # all columns in full, for files and pipes, which get one table after another
+        _look(directory, interval, count, console.print)
+
+
+def _look(directory: Path, interval: float, count: int, show: Callable[[Table], None]) -> None:
     before, began, shown = read(directory), time.monotonic(), 0
-    with Live(console=console, auto_refresh=False) as live:
-        while not count or shown < count:
-            time.sleep(interval)
-            after, now = read(directory), time.monotonic()
-            live.update(_table(rates(before, after, now - began)), refresh=True)
-            before, began, shown = after, now, shown + 1
+    while not count or shown < count:
+        time.sleep(interval)
+        after, now = read(directory), time.monotonic()
+        show(_table(rates(before, after, now - began)))
+        before, began, shown = after, now, shown + 1

@@ -96,6 +96,8 @@ def _text(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError:
         return ""  # its process has just ended
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShimError(f"{path}: {error}; expected counters as the shim writes them") from error
 
 
 def read(directory: Path) -> dict[tuple[str, int], RankCounters]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
 import urllib.request
 from pathlib import Path
@@ -74,6 +76,32 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
             thread.join()
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_bytes(b"\xff\xfe")
+    (tmp_path / "railweave-n1-2.prom").mkdir()
+    for bad in ("railweave-n1-1.prom: 'utf-8'", "railweave-n1-2.prom: .*Is a directory"):
+        for reader in (read, merged):
+            with pytest.raises(ShimError, match=bad):
+                reader(tmp_path)
+        (tmp_path / "railweave-n1-1.prom").write_text("")
+
+
+def test_a_reader_that_leaves_is_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    with top._server(tmp_path, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", server.server_address[1])) as leaving:
+                    leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                    leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        finally:
+            server.shutdown()
+            thread.join()
+    assert capfd.readouterr().err == ""
+
+
 def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
     for number, rank in ((1, 0), (2, 1)):
         (tmp_path / f"railweave-n1-{number}.prom").write_text(text(rank, 5))
@@ -85,9 +113,9 @@ def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
 
 def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> None:
     (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
-    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "2", "--interval", "0.1"])
     assert shown.exit_code == 0, shown.output
-    assert "0 of 2" in shown.output
+    assert shown.output.count("0 of 2") == 2, "a pipe gets each table"
     (tmp_path / "railweave-n1-1.prom").unlink()
     nobody = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
     assert "no rank that Railweave serves, yet" in nobody.output
