@@ -32,6 +32,8 @@ def preloaded(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment (default: this process's) with the shim before what is preloaded already; twice is as good as once."""
     result = dict(os.environ if environment is None else environment)
     shim = str(library())
+    if " " in shim or ":" in shim:
+        raise ShimError(f"{shim}: LD_PRELOAD takes no path with a space or a colon; install Railweave elsewhere")
     others = [entry for entry in result.get("LD_PRELOAD", "").replace(":", " ").split() if entry != shim]
     result["LD_PRELOAD"] = ":".join([shim, *others])
     return result

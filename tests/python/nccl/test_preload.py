@@ -16,5 +16,12 @@ def test_the_shim_comes_first_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert twice["LD_PRELOAD"] == "/lib/shim.so:x.so:y.so"
 
 
+@pytest.mark.parametrize("path", ["/my lib/shim.so", "/a:b/shim.so"])
+def test_a_path_that_the_loader_would_split_is_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(nccl, "library", lambda: Path(path))
+    with pytest.raises(nccl.ShimError, match="LD_PRELOAD"):
+        nccl.preloaded({})
+
+
 def test_this_build_has_it() -> None:
     assert nccl.library().name == "librailweave_nccl.so"
