@@ -98,8 +98,8 @@ typedef struct railweave_cuda_api {
    * Later enqueue calls fail. */
   railweave_status (*abort)(railweave_cuda_communicator* communicator);
 
-  /* Waits until what was enqueued has ended here, then lends slots and NICs until no peer needs them, for at most the setting drain_ms.
-   * Every rank calls it or destroy, in any order. */
+  /* Waits until what was enqueued has ended here, however long its peers take; then, for at most the setting drain_ms, lends slots and
+   * NICs until no peer needs them. Every rank calls it or destroy, in any order. */
   railweave_status (*drain)(railweave_cuda_communicator* communicator);
 
   /* drain (unless it was aborted or drained), then frees everything; NULL is allowed. */

@@ -188,7 +188,7 @@ class DeviceCommunicator:
         self._check(self._api.abort(self._handle))
 
     def close(self) -> None:
-        """Waits for what was queued, then serves peers until they need nothing, bounded by the setting drain_ms."""
+        """Waits for what was queued, however late peers come, then serves these until they need nothing, at most for drain_ms."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._api.destroy(handle)
