@@ -79,12 +79,14 @@ def _contiguous(array: _Array, role: str, writable: bool) -> _Array:
 
 
 class Handle:
-    """A posted operation. It owns its arrays until it has ended: do not write what it sends, or read what it receives, before."""
+    """A posted operation. Its arrays live until it has ended, also without this: do not write what it sends, or read what it receives,
+    before."""
 
     def __init__(self, exchange: Exchange, native: Any, arrays: list[_Array]) -> None:
         self._exchange = exchange
         self._native = native
         self._arrays = arrays
+        exchange._keep(native, arrays)
 
     def wait(self) -> OperationReport:
         """Blocks until the operation has ended. Raises RankDied or ExchangeError if it failed."""
@@ -104,6 +106,13 @@ class Handle:
         report = OperationReport(**self._native.report())
         self._exchange._last = report
         return report
+
+
+def _over(native: Any) -> bool:
+    try:
+        return bool(native.test())
+    except _native.Error:  # whoever waits for it is told
+        return True
 
 
 def _word(number: int, what: str) -> int:
@@ -187,6 +196,13 @@ class Exchange:
             chosen["ucx_library"] = ucx_library()
         self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, chosen)
         self._last: OperationReport | None = None
+        # Goes after _native, which ends what is under way.
+        self._running: list[tuple[Any, list[_Array]]] = []
+
+    def _keep(self, native: Any, arrays: list[_Array]) -> None:
+        """Until the operation has ended, which those that nobody waited for are asked here."""
+        self._running = [entry for entry in self._running if entry[1] and not _over(entry[0])]
+        self._running.append((native, arrays))
 
     @property
     def rank(self) -> int:

@@ -44,7 +44,15 @@ def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str)
     return sizes
 
 
+def _overlap(output: Any, input_: Any) -> bool:
+    begins = [tensor.data_ptr() for tensor in (output, input_)]
+    ends = [begin + tensor.nbytes for begin, tensor in zip(begins, (output, input_), strict=True)]
+    return bool(0 < max(begins) < min(ends))
+
+
 def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, own_stream: bool) -> Pending:
+    if _overlap(output, input_):
+        raise Error("output and input overlap; an exchange does not work in place")
     sizes = []
     for tensor, rows, role in ((output, output_rows, "output"), (input_, input_rows, "input")):
         if not tensor.is_contiguous():
@@ -102,6 +110,8 @@ def all_to_all_single(
     if output.requires_grad and output.is_leaf and torch.is_grad_enabled():
         raise Error("output is a leaf that requires grad, and is written in place; pass torch.empty(...) of the shape")
     world = torch.distributed.get_world_size(group)
+    if world < 1:
+        raise Error("this rank is not in the group; only its ranks exchange")
     output_rows = _row_sizes(output, output_split_sizes, world, "output")
     input_rows = _row_sizes(input, input_split_sizes, world, "input")
     started = _Started(own_stream=async_op)

@@ -80,19 +80,20 @@ class _DeviceRanks:
                     transfers.append(Transfer(sends, peer, offset, nbytes))
                 offset += nbytes
         self.communicator.enqueue(transfers, stream.cuda_stream)
-        return _DevicePending(stream.record_event() if own_stream else None)
+        return _DevicePending(input_.device, stream.record_event() if own_stream else None)
 
     def close(self) -> None:
         self.communicator.close()
 
 
 class _DevicePending:
-    def __init__(self, event: Any) -> None:
+    def __init__(self, device: Any, event: Any) -> None:
+        self._device = device  # another one may be the current one
         self._event = event
 
     def wait(self) -> None:
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 _made: dict[tuple[Any, str], Ranks] = {}

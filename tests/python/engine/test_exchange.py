@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,22 @@ def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for rank, world, says in ((-1, 2, "rank -1; expected 0 to"), (0, -2, "world -2"), (2, 2, "rank 2 of 2"), (1.0, 2, "rank 1.0: ")):
         with pytest.raises(ExchangeError, match=says):
             Exchange(rank, world, f"file://{tmp_path}")  # type: ignore[arg-type]
+
+
+def test_arrays_live_until_their_operation_has_ended_whoever_waits(tmp_path: Path) -> None:
+    with Exchange(0, 1, f"file://{tmp_path}") as exchange:
+        received = np.zeros(300_000)
+        alive = weakref.ref(received)
+        forgotten = exchange.group()
+        forgotten.recv(received, 0)
+        forgotten.end()
+        del received, forgotten
+        gc.collect()
+        assert alive() is not None
+        with exchange.group() as group:
+            group.send(np.ones(300_000), 0)
+        while alive() is not None:  # whoever comes next frees what has ended
+            exchange.all_to_all_v(np.zeros(1), np.zeros(1), [1], [1])
 
 
 def test_a_closed_exchange_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -50,13 +51,27 @@ def check_refusals(world: int) -> None:
         ((good, good, [1] * world, [world] * world), "add up"),
         ((good.t().contiguous().t(), good), "not contiguous"),
         ((good.double(), good), "expected the same"),
+        ((good, good), "overlap"),
     ]:
-        try:
-            all_to_all_single(*arguments)
-        except Error as error:
-            assert text in str(error), error
-        else:
-            raise AssertionError(f"accepted what it should refuse as '{text}'")
+        check_refused(lambda arguments=arguments: all_to_all_single(*arguments), text)
+
+
+def check_refused(call: Callable[[], object], text: str) -> None:
+    try:
+        call()
+    except Error as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"accepted what it should refuse as '{text}'")
+
+
+def check_forgotten(world: int) -> None:
+    """Exchanges that nobody waits for, of tensors that nobody else holds."""
+    rows = 300_000 * world
+    for _ in range(20):
+        all_to_all_single(torch.empty(rows), torch.ones(rows), async_op=True)
+    output = all_to_all_single(torch.empty(rows), torch.ones(rows))
+    assert bool((output == 1).all())
 
 
 def main() -> None:
@@ -71,6 +86,9 @@ def main() -> None:
     some = dist.new_group([0, 2])
     if rank in (0, 2):
         check_values(rank // 2, 2, False, some)
+    else:
+        check_refused(lambda: all_to_all_single(even.clone(), even, group=some), "not in the group")
+    check_forgotten(world)
     close()
     dist.destroy_process_group()
 
