@@ -1,4 +1,5 @@
-// Against released NCCLs: the shim has every function that any of them has. exports/ lists them, made by check_releases.py --update from the wheels.
+// Against released NCCLs: the shim has every function that any of them has. exports/ lists them, made by check_releases.py --update from
+// the wheels.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

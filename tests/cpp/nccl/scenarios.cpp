@@ -1,5 +1,6 @@
 // What programs do with NCCL's groups. Each scenario runs on plain NCCL too: it is the meaning of the calls, not of the shim.
 #include <dlfcn.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <random>
 #include <string>
@@ -432,6 +434,35 @@ void rank_dies(Rank& self) {
   stream.synchronize();
 }
 
+// A rank is killed while its bytes move; the others go on without it, in a communicator that its end left.
+void survivors(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  int dead[] = {self.world - 1};
+  const Stream stream;
+  Messages messages(comm);
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) {
+    messages.send(peer, std::size_t{4'000'000}, stream);
+    messages.receive(peer, std::size_t{4'000'000}, stream);
+  }
+  end();
+  if (self.rank == dead[0]) ::kill(::getpid(), SIGKILL);
+  std::vector<char> never(100'000);
+  ncclResult_t error = ncclRecv(never.data(), never.size(), ncclInt8, dead[0], comm, stream);  // it may be known already
+  while (error == ncclSuccess) {
+    must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  require(error == ncclRemoteError, "the error is ncclRemoteError, not " + std::to_string(error));
+  ncclComm_t rest = nullptr;
+  must(ncclCommShrink(comm, dead, 1, &rest, nullptr, kShrinkAbort), "ncclCommShrink");
+  stream.synchronize();
+  exchange_skewed(rest);
+  destroy(rest);
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
 // Wrong calls give errors, in and out of groups, and the communicator works on.
 void wrong_calls(Rank& self) {
   const ncclComm_t comm = self.connect();
@@ -492,6 +523,70 @@ void one_process(Rank&) {
     mine.check();
   }
   for (const ncclComm_t comm : comms) destroy(comm);
+}
+
+// The same, each rank driven by a thread of its own, from its first exchange to its end.
+void one_process_of_threads(Rank&) {
+  std::array<ncclComm_t, 3> comms{};
+  must(ncclCommInitAll(comms.data(), static_cast<int>(comms.size()), nullptr), "ncclCommInitAll");
+  std::vector<std::future<void>> ranks;
+  for (const ncclComm_t comm : comms) {
+    ranks.push_back(std::async(std::launch::async, [comm] {
+      int rank = 0;
+      must(ncclCommUserRank(comm, &rank), "ncclCommUserRank");
+      stand_in::set_device(rank);
+      exchange_skewed(comm);
+      ncclComm_t child = nullptr;
+      must(ncclCommSplit(comm, 0, -rank, &child, nullptr), "ncclCommSplit");
+      exchange_skewed(child);
+      exchange_skewed(comm);
+      destroy(child);
+      destroy(comm);
+    }));
+  }
+  for (std::future<void>& rank : ranks) rank.get();
+}
+
+// One group over a communicator that can be served and one whose id tells of no hub.
+void half_served(Rank& self) {
+  const ncclComm_t served = self.connect("served");
+  ncclUniqueId id = self.unique_id("other");
+  std::fill(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, '\0');
+  ncclComm_t other = nullptr;
+  must(ncclCommInitRank(&other, self.world, id, self.rank), "ncclCommInitRank");
+  const Stream stream;
+  Messages a(served), b(other);
+  for (int round = 0; round < 3; ++round) {
+    begin();
+    for (int peer = 0; peer < self.world; ++peer) {
+      a.send(peer, std::size_t{40'000}, stream);
+      b.receive(peer, std::size_t{50'000}, stream);
+      a.receive(peer, std::size_t{40'000}, stream);
+      b.send(peer, std::size_t{50'000}, stream);
+    }
+    end();
+  }
+  stream.synchronize();
+  a.check();
+  b.check();
+  destroy(other);
+  destroy(served);
+}
+
+// NCCL's id as NCCL made it, and no thread beside the program's.
+void untouched(Rank& self) {
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator{});
+  };
+  const auto before = threads();
+  const ncclUniqueId id = self.unique_id("job");
+  require(std::all_of(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, [](char byte) { return byte == 0; }),
+          "the rest of the id is zeros");
+  ncclComm_t comm = nullptr;
+  must(ncclCommInitRank(&comm, self.world, id, self.rank), "ncclCommInitRank");
+  exchange_skewed(comm);
+  require(threads() == before, "there are " + std::to_string(threads()) + " threads, not " + std::to_string(before));
+  destroy(comm);
 }
 
 // Groups of random messages, each on one of two communicators and on three streams; every pair's sizes come from one generator that both
@@ -614,10 +709,14 @@ const std::map<std::string, Scenario>& scenarios() {
       {"never_waits", never_waits},
       {"abort_receive", abort_receive},
       {"rank_dies", rank_dies},
+      {"survivors", survivors},
       {"wrong_calls", wrong_calls},
       {"simulated", simulated},
       {"registered", registered},
       {"one_process", one_process},
+      {"one_process_of_threads", one_process_of_threads},
+      {"half_served", half_served},
+      {"untouched", untouched},
       {"random_groups", random_groups},
       {"missing_function", missing_function},
       {"stall", stall},

@@ -121,7 +121,8 @@ INSTANTIATE_TEST_SUITE_P(All, Program,
                                          Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)}, Case{"finalized_late", 4},
                                          Case{"mixed_group", 4}, Case{"all_to_all", 4}, Case{"graph", 4}, Case{"never_waits", 4},
                                          Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"simulated", 4},
-                                         Case{"registered", 4}, Case{"one_process", 4 * 3}, Case{"random_groups", 8}),
+                                         Case{"registered", 4}, Case{"one_process", 4 * 3}, Case{"one_process_of_threads", 4 * (3 + 3)},
+                                         Case{"half_served", 4}, Case{"random_groups", 8}),
                          [](const auto& tested) { return std::string(tested.param.scenario); });
 
 TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
@@ -139,10 +140,20 @@ TEST(Shim, AnIdMadeWithoutItIsLeftAtOnce) {
   EXPECT_EQ(outcome.count("left to NCCL: its unique id was made without the shim"), 3u) << outcome.log;
 }
 
+// The one that fails is the killed one.
+TEST(Shim, SurvivorsOfAKilledRankAreServedWithoutIt) {
+  const Outcome outcome = run(Mode::preload, "survivors", 4, {"RAILWEAVE_DRAIN_MS=500"});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u + 3u) << outcome.log;
+}
+
 TEST(Shim, SwitchedOffItDoesNothing) {
-  const Outcome outcome = run(Mode::preload, "split", 4, {"RAILWEAVE_SHIM=off"});
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
-  EXPECT_EQ(outcome.count("communicator"), 0u) << outcome.log;
+  for (const char* scenario : {"split", "untouched"}) {
+    const Outcome outcome = run(Mode::preload, scenario, 4, {"RAILWEAVE_SHIM=off"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count("communicator"), 0u) << outcome.log;
+  }
+  EXPECT_NE(run(Mode::preload, "untouched").exit_code, 0) << "switched on it does something";
 }
 
 TEST(Shim, ADeviceThatIsRefusedLeavesAllRanksAndSaysWhoAndWhyOnce) {
