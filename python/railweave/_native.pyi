@@ -657,3 +657,27 @@ class Exchange:
     def allocate(self, bytes: int) -> ExchangeBuffer: ...
 
     def close(self) -> None: ...
+
+class DeviceLog:
+    """
+    What a device library tells, for the members log, log_context and warn of its configuration.
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def log(self) -> int: ...
+
+    @property
+    def warn(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    def take(self) -> list[tuple[bool, str]]:
+        """
+        What was told since the last call: whether it is a warning, and its text.
+        """
+
+    def close(self) -> None:
+        """After the communicator is no more."""

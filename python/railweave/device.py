@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from railweave._native import BootstrapError, Error, ExchangeError, SettingsErro
 
 __all__ = ["Counters", "DeviceCommunicator", "Transfer"]
 
+_LOGGER = logging.getLogger(__name__)
 _VERSION = 1
 _LIBRARY = "librailweave_cuda.so"
 _SEND, _RECV = 0, 1
@@ -35,6 +37,9 @@ class _Config(ctypes.Structure):
         ("rendezvous", ctypes.c_char_p),
         ("settings", ctypes.POINTER(_Setting)),
         ("setting_count", ctypes.c_size_t),
+        ("log", ctypes.c_void_p),
+        ("log_context", ctypes.c_void_p),
+        ("warn", ctypes.c_void_p),
     )
 
 
@@ -135,25 +140,37 @@ class DeviceCommunicator:
     """Ranks that exchange device memory in stream order. All ranks construct it together and close it.
 
     `rendezvous` is tcp://HOST:PORT, where rank 0 listens; `settings` are those of docs/engine.md. Errors: BootstrapError when ranks do
-    not come, TransportError without a device library, ExchangeError when an operation failed.
+    not come, TransportError without a device library, ExchangeError when an operation failed. What it decides, and why, goes to the
+    logger railweave.device, at the latest with the next call.
     """
 
     def __init__(self, rank: int, world: int, device: int, rendezvous: str, settings: Mapping[str, str] | None = None) -> None:
         self._handle: int | None = None
         self._api = _api(library())
         chosen = (_Setting * len(settings or {}))(*(_Setting(name.encode(), value.encode()) for name, value in (settings or {}).items()))
-        config = _Config(ctypes.sizeof(_Config), rank, world, device, 0, rendezvous.encode(), chosen, len(chosen))
-        handle = _Pointer()
-        self._check(self._api.probe(device))
-        self._check(self._api.create(ctypes.byref(config), ctypes.byref(handle)))
-        self._handle = handle.value
         self.rank, self.world, self.device = rank, world, device
+        self._log = _native.DeviceLog()
+        config = _Config(ctypes.sizeof(_Config), rank, world, device, 0, rendezvous.encode(), chosen, len(chosen))
+        config.log, config.log_context, config.warn = self._log.log, self._log.context, self._log.warn
+        handle = _Pointer()
+        try:
+            self._check(self._api.probe(device))
+            self._check(self._api.create(ctypes.byref(config), ctypes.byref(handle)))
+        except Error:
+            self._log.close()
+            raise
+        self._handle = handle.value
 
     def _check(self, status: int) -> None:
+        self._tell()
         if status == 0:
             return
         text = self._api.last_error() or b"the device library gave no reason"
         raise _ERRORS.get(status, Error)(text.decode(errors="replace"))
+
+    def _tell(self) -> None:
+        for is_warning, text in self._log.take():
+            _LOGGER.log(logging.WARNING if is_warning else logging.INFO, "rank %d of %d: %s", self.rank, self.world, text)
 
     def enqueue(self, transfers: Sequence[Transfer], stream: int) -> None:
         """Queues all transfers as one operation on the stream (a cudaStream_t); never waits for a peer. None at all does nothing."""
@@ -192,3 +209,5 @@ class DeviceCommunicator:
         handle, self._handle = self._handle, None
         if handle is not None:
             self._api.destroy(handle)
+            self._tell()
+            self._log.close()

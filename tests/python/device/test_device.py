@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -78,6 +79,18 @@ def test_transfers_arrive_and_are_counted() -> None:
         communicator.close()
 
     on_ranks(3, body)
+
+
+@pytest.mark.usefixtures("library")
+def test_what_was_decided_goes_to_a_logger(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("STAND_IN_TELLS", "a receive buffer is reached through slots")
+    monkeypatch.setenv("STAND_IN_WARNS", "not as calibrated")
+    caplog.set_level(logging.INFO, "railweave.device")
+    on_ranks(2, lambda rank, rendezvous: DeviceCommunicator(rank, 2, rank, rendezvous).close())
+    said = {(record.levelname, record.getMessage()) for record in caplog.records if record.name == "railweave.device"}
+    for rank in range(2):
+        assert ("INFO", f"rank {rank} of 2: a receive buffer is reached through slots") in said
+        assert ("WARNING", f"rank {rank} of 2: not as calibrated") in said
 
 
 @pytest.mark.usefixtures("library")
