@@ -93,7 +93,7 @@ def main() -> None:
     print("\none connection: share of the goodput, by rate, burst (KiB) and message; MTU 9000")
     for rate in (100, 400, 2000, 8000):
         for kib in (16, 32, 64, 128, 256, 1024, 4096):
-            shaping.burst = lambda _, kib=kib: kib * 1024
+            shaping.burst = lambda *_, kib=kib: kib * 1024
             spec = LabSpec(2, 1, rate=rate * 10**6, isolation="node")
             row = [share(spec, ["node1"], round(rate * 1e6 / 8 * seconds)) for seconds in (0.02, 0.1, 0.5)]
             print(f"{rate:5d} mbit  burst {kib:5d}   20 ms {row[0]:.3f}   100 ms {row[1]:.3f}   500 ms {row[2]:.3f}", flush=True)

@@ -189,7 +189,7 @@ class Network:
 
     def _shape(self, namespace: str, interface: str, rate: int) -> None:
         ip, index = self._links[namespace], self._index(namespace, interface)
-        burst, limit = shaping.burst(rate), shaping.queue(rate)
+        burst, limit = shaping.burst(rate, self.spec.frame), shaping.queue(rate)
         _kernel_has("sch_tbf", lambda: ip.tc("replace", "tbf", index, 0x10000, rate=rate // 8, burst=burst, limit=limit))
 
     def _address(self, namespace: str, interface: str, address: str, prefix: int, *, noprefixroute: bool = False) -> None:

@@ -8,12 +8,13 @@ CONGESTION_CONTROL = "reno"
 MIN_RETRANSMIT_MS = 5
 
 
-def burst(rate: int) -> int:
-    """Bytes that may leave at once after a pause: 1 ms of the rate (bits per second).
+def burst(rate: int, frame: int) -> int:
+    """Bytes that may leave at once after a pause: 1 ms of the rate (bits per second), and at least a frame.
 
-    So a transfer of 100 ms exceeds the rate by 1%. Less would lose rate on a busy machine, whose timers fire late.
+    So a transfer of 100 ms exceeds the rate by 1%. Less would lose rate on a busy machine, whose timers fire late; tbf drops frames that
+    are larger, and holds its burst as a time in steps of about 1 us.
     """
-    return max(16 * 1024, rate // 8 // 1000)
+    return max(16 * 1024, frame + rate // 8 // 500_000, rate // 8 // 1000)
 
 
 def queue(rate: int) -> int:

@@ -99,9 +99,14 @@ class LabSpec:
         return f"{self.nodes}x{self.gpus}"
 
     @property
+    def frame(self) -> int:
+        """Bytes of the largest frame, as tbf counts them."""
+        return self.mtu + _FRAME_HEADER
+
+    @property
     def goodput(self) -> float:
         """Payload bytes per second that a TCP connection gets through one rail."""
-        return self.rate / 8 * (self.mtu - _SEGMENT_HEADERS) / (self.mtu + _FRAME_HEADER)
+        return self.rate / 8 * (self.mtu - _SEGMENT_HEADERS) / self.frame
 
     def node_of(self, rank: int) -> int:
         """The node of a rank."""

@@ -124,6 +124,12 @@ def test_both_ends_of_every_link_are_shaped(nothing_stays: Check) -> None:
         network.close()
 
 
+@pytest.mark.parametrize(("rate", "mtu"), [(100_000_000, 16384), (400_000_000, 65535)])
+def test_rails_carry_frames_as_large_as_their_mtu(rate: int, mtu: int, nothing_stays: Check) -> None:
+    with Lab.up(LabSpec(2, 1, rate=rate, mtu=mtu)) as lab:
+        send(lab, 0, 1, 1_000_000)
+
+
 def test_counters_say_which_rail_carried_what(nothing_stays: Check) -> None:
     with Lab.up(LabSpec(2, 2)) as lab:
         before = lab.links()
