@@ -82,6 +82,8 @@ class Lab:
                     if wire.supervisor(self.name) == pid:  # now the number cannot mean another process any more
                         signal.pidfd_send_signal(holder, signal.SIGKILL)
                         select.select([holder], [], [], _DOWN_S)
+                except PermissionError as error:
+                    raise LabError(f"the lab '{self.name}' belongs to another user: run the command with sudo") from error
                 finally:
                     os.close(holder)
         if self._owner >= 0:

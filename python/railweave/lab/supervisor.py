@@ -65,6 +65,8 @@ class Supervisor:
         with contextlib.suppress(OSError), server.accept()[0] as connection:
             connection.settimeout(5.0)  # a peer that stalls must not stall the lab
             try:
+                if wire.user(connection) != os.geteuid():  # an abstract socket has no permissions
+                    raise LabError(f"it belongs to user {os.geteuid()}: run the command with sudo")
                 asked = _read_line(connection)
                 reply, fds = self._handle(asked.pop("request", ""), asked)
             except (LabError, OSError, TypeError, ValueError, KeyError) as error:

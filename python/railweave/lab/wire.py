@@ -6,6 +6,7 @@ because abstract sockets do not cross network namespaces.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -58,8 +59,17 @@ def supervisor(name: str) -> int | None:
             connection.connect("\0" + _PREFIX + name)
         except OSError:
             return None
-        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        return int(pid)
+        return _credentials(connection)[0]
+
+
+def user(connection: socket.socket) -> int:
+    """Who asks: the user at the other end."""
+    return _credentials(connection)[1]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
 
 
 def request(name: str | None, what: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
@@ -69,7 +79,8 @@ def request(name: str | None, what: str, **arguments: Any) -> tuple[dict[str, An
         connection.settimeout(_TIMEOUT_S)
         try:
             connection.connect(address)
-            connection.sendall(json.dumps({"request": what, **arguments}).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # whoever is refused has the answer before the question is out
+                connection.sendall(json.dumps({"request": what, **arguments}).encode() + b"\n")
             answer, fds = _receive(connection)
         except (OSError, ValueError) as error:
             raise LabError(_unreachable(name, error)) from error

@@ -373,6 +373,23 @@ def test_without_root_it_says_what_is_missing() -> None:
     assert "sudo" in done.stderr
 
 
+def test_only_its_user_uses_a_lab(nothing_stays: Check) -> None:
+    others = (
+        "import os,sys\nfrom railweave.lab import *\nos.setgid(65534); os.setuid(65534)\n"
+        "tries = [lambda: Lab.find(sys.argv[1]), lambda: Lab(sys.argv[1], LabSpec(2, 1)).set_link(0, 0, up=False), "
+        "lambda: take_down(sys.argv[1])]\n"
+        "for each in tries:\n"
+        "    try: each(); print('done')\n"
+        "    except LabError as error: print(error)\n"
+    )
+    with Lab.up(LabSpec(2, 1)) as lab:
+        done = subprocess.run([sys.executable, "-c", others, lab.name], capture_output=True, text=True, check=True)
+        assert all(link["up"] for link in lab.links())
+    refused = done.stdout.splitlines()
+    assert len(refused) == 3
+    assert all(f"'{lab.name}'" in line and line.endswith("run the command with sudo") for line in refused), refused
+
+
 @pytest.mark.parametrize("capability", ["sys_admin", "net_admin"])
 def test_without_capabilities_it_says_which(capability: str) -> None:
     done = subprocess.run(
