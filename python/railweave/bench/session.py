@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import json
 import os
@@ -146,7 +147,8 @@ class PolicySession(Session):
         self._doing = doing
         line = json.dumps(command).encode() + b"\n"
         for control in self._controls:
-            control.sendall(line)
+            with contextlib.suppress(BrokenPipeError):  # the job's events say how that rank ended
+                control.sendall(line)
         return self._collect(timeout)
 
     def _collect(self, timeout: float) -> list[dict[str, Any]]:

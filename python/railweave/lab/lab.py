@@ -32,6 +32,7 @@ class Lab:
         """Not for callers: see `up` and `find`."""
         self.name, self.spec = name, spec
         self._owner, self._supervisor = owner, supervisor
+        self._jobs: list[Job] = []
 
     @classmethod
     def up(cls, spec: LabSpec, name: str | None = None) -> Lab:
@@ -74,6 +75,8 @@ class Lab:
 
     def down(self) -> None:
         """Kill what runs in the lab and remove it. Does nothing if it is gone already."""
+        for job in self._jobs:  # a supervisor ends when all processes of its namespace have been collected, and these are ours
+            job.kill()
         pid = wire.supervisor(self.name)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -108,7 +111,9 @@ class Lab:
 
     def start(self, programs: Sequence[Program], *, new_session: bool = True) -> Job:
         """Start programs in the lab. `new_session` takes the terminal from them: its input and its Ctrl-C."""
-        return Job(self, programs, new_session)
+        job = Job(self, programs, new_session)
+        self._jobs = [*(other for other in self._jobs if other.events >= 0), job]
+        return job
 
     def __enter__(self) -> Lab:
         """The lab itself."""
@@ -174,17 +179,22 @@ class Job:
         return 0
 
     def drain(self, seconds: float) -> None:
-        """Give the programs this long to end by themselves."""
+        """Give the programs this long to end by themselves; a lab that went down has ended them."""
         end = time.monotonic() + seconds
-        while self.running and time.monotonic() < end:
-            self.poll(max(0.0, end - time.monotonic()))
+        with contextlib.suppress(LabError):
+            while self.running and time.monotonic() < end:
+                self.poll(max(0.0, end - time.monotonic()))
+
+    def kill(self) -> None:
+        """Kill what still runs; what ended can still be polled."""
+        if self.running:
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill what still runs, and forget the rest."""
         if self.events >= 0:
-            if self.running:
-                self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+            self.kill()
             os.close(self.events)
             self.events = -1
 

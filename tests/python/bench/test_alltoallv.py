@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from railweave.bench.alltoallv import Case, lower_bound, run, steps
 from railweave.bench.errors import BenchError
 from railweave.bench.session import MpiSession, PolicySession, build_peer
 from railweave.bench.worker import Worker
-from railweave.lab import Lab, LabSpec, labs
+from railweave.lab import Lab, LabError, LabSpec, labs, wire
 from railweave.lab.fabric import of_lab
 from railweave.matrix import generate
 
@@ -137,8 +138,22 @@ def test_worker_that_dies_is_named(lab: Lab) -> None:
         matrix = generate("balanced:64KiB", 4)
         assert session.exchange(matrix, 0, 120.0).wrong is None
         os.kill(_worker_of_rank(3), signal.SIGKILL)
+        select.select([session._job.events], [], [])  # it is dead before it is asked for anything
         with pytest.raises(BenchError, match=r"railweave, .*rank 3 \(node1\) was killed by signal 9"):
             session.exchange(matrix, 1, 120.0)
+
+
+@pytest.mark.root
+def test_a_lab_that_goes_down_is_named(nothing_stays: None) -> None:
+    with (
+        pytest.raises(LabError, match="the lab went down"),
+        Lab.up(SPEC) as lab,
+        PolicySession("railweave", lab, of_lab(SPEC), 0) as session,
+        PolicySession("single-path", lab, of_lab(SPEC), 1),
+    ):
+        os.kill(wire.supervisor(lab.name), signal.SIGKILL)
+        select.select([session._job.events], [], [])
+        session.exchange(generate("balanced:64KiB", 4), 0, 120.0)
 
 
 @pytest.mark.root

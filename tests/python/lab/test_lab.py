@@ -282,6 +282,17 @@ def test_supervisor_killed(nothing_stays: Check) -> None:
     nothing_stays()
 
 
+def test_jobs_that_nobody_closed_do_not_keep_a_lab(nothing_stays: Check) -> None:
+    with pytest.raises(KeyboardInterrupt), Lab.up(LabSpec(2, 1)) as lab:
+        job = lab.start([Program(["sleep", "1000"], rank=0)])
+        raise KeyboardInterrupt
+    with pytest.raises(LabError, match="went down"):
+        job.wait()
+    job.drain(1000.0)
+    job.close()
+    nothing_stays()
+
+
 def test_owner_killed_while_it_builds(nothing_stays: Check) -> None:
     for delay in (0.05, 0.2, 0.4):
         process = subprocess.Popen(
