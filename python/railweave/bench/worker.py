@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from railweave.bench import pattern
+from railweave.ending import or_told
 from railweave.exchange import Exchange
 
 
@@ -100,4 +101,4 @@ def _say(lines: Any, answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    or_told(lambda: main(*sys.argv[1:]))
