@@ -107,7 +107,8 @@ constexpr std::array kTable{
             "identity of the node; ranks with equal identities share memory (default: boot id, host name and PID namespace)", "",
             &S::node_id},
     Setting{"nics", "", false, 0, 0,
-            "network interfaces that this rank owns, separated by commas; without it a node's interfaces are dealt to its ranks in order",
+            "network interfaces that this rank owns, separated by commas (a comma alone: none); without it a node's interfaces are dealt "
+            "to its ranks in order",
             "", &S::nics},
     Setting{"ucx_tls", "", true, 0, 0,
             "UCX transports between nodes (UCX_TLS); default tcp for network interfaces, rc,dc,ud for RDMA devices, and cuda_copy for "

@@ -55,11 +55,13 @@ def for_rank(spec: LabSpec, rank: int) -> dict[str, str]:
     local = rank % spec.gpus
     own = [f"rail{rail}" for rail in spec.rails_of(local)]
     visible = own if spec.isolation == "gpu" else [f"rail{rail}" for rail in range(spec.rails)]
+    # Of the ranks that share a NIC one drives it for all, as on real nodes: to the engine a NIC has one owner.
+    drives = local == 0 or spec.rails_of(local) != spec.rails_of(local - 1)
     return {
         **for_node(spec, spec.node_of(rank)),
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
-        "RAILWEAVE_NICS": ",".join(own),
+        "RAILWEAVE_NICS": ",".join(own) if drives else ",",
         "GLOO_SOCKET_IFNAME": own[0],
         "UCX_NET_DEVICES": ",".join(visible),
     }

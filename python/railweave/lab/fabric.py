@@ -87,9 +87,9 @@ def _inside(spec: LabSpec) -> Iterator[tuple[str, str, str]]:
     for switch in range(switches):
         yield f"switch{switch}", "numa0", "pcie"
     for gpu in range(spec.gpus):
-        yield f"gpu{gpu}", f"switch{spec.rails_of(gpu)[0] % switches}", "pcie"
+        yield f"gpu{gpu}", f"switch{gpu * switches // spec.gpus}", "pcie"
     for rail in range(spec.rails):
-        yield f"nic{rail}", f"switch{rail % switches}", "pcie"
+        yield f"nic{rail}", f"switch{rail * switches // spec.rails}", "pcie"
     for a, b in itertools.combinations(range(spec.gpus), 2):
         yield f"gpu{a}", f"gpu{b}", "nvlink"
 

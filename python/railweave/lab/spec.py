@@ -113,9 +113,13 @@ class LabSpec:
         return rank // self.gpus
 
     def rails_of(self, local_rank: int) -> list[int]:
-        """The rails whose NIC belongs to this local rank: its own ones, or the one it shares."""
+        """The rails whose NIC belongs to this local rank: its own ones, or the one it shares.
+
+        In the order of ranks, because that is how the engine counts a node's NICs, and a fabric's must be the same ones.
+        """
         if self.rails >= self.gpus:
-            return list(range(local_rank, self.rails, self.gpus))
+            each = self.rails // self.gpus
+            return list(range(local_rank * each, (local_rank + 1) * each))
         return [local_rank * self.rails // self.gpus]
 
     def nics(self) -> list[Nic]:

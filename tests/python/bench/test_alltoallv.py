@@ -105,6 +105,18 @@ def test_policies_in_turn(nothing_stays: None) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("isolation", ["node", "gpu"])
+@pytest.mark.parametrize("rails", [1, 4])
+def test_fewer_and_more_rails_than_ranks(rails: int, isolation: str, nothing_stays: None) -> None:
+    spec = LabSpec(2, 2, rails, rate=1_000_000_000, isolation=isolation)
+    single, balanced = run(spec, of_lab(spec), cases("hot-pair:2MiB", "balanced:1MiB"), ["railweave"], [], 1, lambda _: None)
+    assert (single.wrong, balanced.wrong) == (None, None)
+    carried = [each.tx_bytes for each in single.rails if each.node == 0]
+    assert len(carried) == rails
+    assert min(carried) > (2 << 20) / rails / 2  # all of the node's rails carry the pair
+
+
+@pytest.mark.root
 @pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
 @pytest.mark.parametrize("isolation", ["node", "gpu"])
 @pytest.mark.parametrize("peer", sessions.PEERS)

@@ -28,6 +28,17 @@ def test_capacities_are_the_shaped_rates(nodes: int, gpus: int, rails: int) -> N
     assert {edge.capacity_Bps for edge in fabric.edges if edge.kind == EdgeKind.uplink} <= {75_000_000}
 
 
+@pytest.mark.parametrize(("gpus", "rails"), [(4, 4), (4, 2), (2, 4), (4, 1), (1, 4)])
+def test_nics_are_beside_the_ranks_that_have_them(gpus: int, rails: int) -> None:
+    spec = LabSpec(2, gpus, rails)
+    fabric = of_lab(spec)
+    names = [vertex.name for vertex in fabric.vertices]
+    beside = {(names[edge.src], names[edge.dst]) for edge in fabric.edges if names[edge.dst].startswith("node0/switch")}
+    for gpu in range(gpus):
+        (switch,) = (there for here, there in beside if here == f"node0/gpu{gpu}")
+        assert {here for here, there in beside if there == switch and "/nic" in here} == {f"node0/nic{rail}" for rail in spec.rails_of(gpu)}
+
+
 def test_hot_pair_is_bound_by_all_rails_of_the_node() -> None:
     assert _bound(of_lab(LabSpec(2, 4, rate=400_000_000)), "hot-pair:32MiB", 8) == pytest.approx((32 << 20) / 200e6)
 

@@ -175,4 +175,4 @@ def test_ranks_of_a_node_that_share_a_gpu_are_hosts_to_nccl(monkeypatch: pytest.
         assert [each["NCCL_HOSTID"] for each in environments] == ["node0-0", "node0-1", "node1-2", "node1-3"]
         for rank, each in enumerate(environments):
             own = {net.get("name") for net in ET.parse(each["NCCL_TOPO_FILE"]).iter("net")}
-            assert own == ({"rail0", "rail2"} if rank % 2 == 0 else {"rail1", "rail3"})
+            assert own == ({"rail0", "rail1"} if rank % 2 == 0 else {"rail2", "rail3"})
