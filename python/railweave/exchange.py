@@ -9,7 +9,7 @@ import itertools
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -230,7 +230,7 @@ class Exchange:
     def empty(self, shape: int | Sequence[int], dtype: Any = np.uint8) -> _Array:
         """An array in memory that ranks of the same node write to directly; zeroed."""
         kind = np.dtype(dtype)
-        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        dimensions = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
         size = math.prod(dimensions) * kind.itemsize
         if kind.hasobject:
             raise ExchangeError(f"an array of dtype {kind}, which holds Python objects; expected plain data")
@@ -263,12 +263,12 @@ class Exchange:
         return Handle(self, native, [send, recv])
 
     def _layout(self, array: _Array, counts: Sequence[int], role: str) -> tuple[list[int], list[int]]:
-        if len(counts) != self.world:
-            raise ExchangeError(f"{role}_counts has {len(counts)} entries; expected one for each of {self.world} ranks")
         try:
             sizes = [operator.index(count) for count in counts]
         except TypeError as error:  # cut to whole numbers, floats would send less than was asked for
             raise ExchangeError(f"{role}_counts: {error}; expected whole numbers of items") from error
+        if len(sizes) != self.world:
+            raise ExchangeError(f"{role}_counts has {len(sizes)} entries; expected one for each of {self.world} ranks")
         if any(size < 0 for size in sizes):
             raise ExchangeError(f"{role}_counts has a negative entry ({min(sizes)}); expected items from 0")
         if sum(sizes) > array.size:

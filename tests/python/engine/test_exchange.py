@@ -96,6 +96,8 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path: Path) -> None:
             exchange.all_to_all_v(np.zeros(8), np.zeros(8), [-1], [8])
         with pytest.raises(ExchangeError, match="expected whole numbers of items"):
             exchange.all_to_all_v(np.zeros(8), np.zeros(8), [1.5], [1])  # type: ignore[list-item]
+        with pytest.raises(ExchangeError, match="expected whole numbers of items"):
+            exchange.all_to_all_v(np.zeros(8), np.zeros(8), None, [1])  # type: ignore[arg-type]
         with pytest.raises(ExchangeError, match="peer -1; expected 0 to"):
             group.send(np.zeros(1), -1)
         with pytest.raises(ExchangeError, match="communicator 4294967296; expected 0 to"):
@@ -111,6 +113,12 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path: Path) -> None:
 def test_arrays_that_cannot_be_are_refused(tmp_path: Path, shape: Any, dtype: Any, says: str) -> None:
     with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange, pytest.raises(ExchangeError, match=says):
         exchange.empty(shape, dtype)
+
+
+@pytest.mark.parametrize("shape", [6, np.int64(6), (2, 3), [np.int64(2), 3], np.array([2, 3])], ids=repr)
+def test_shapes_of_arrays_are_numpys(tmp_path: Path, shape: Any) -> None:
+    with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange:
+        assert exchange.empty(shape, np.int16).shape == np.empty(shape).shape
 
 
 def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
