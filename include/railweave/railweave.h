@@ -61,7 +61,7 @@ RAILWEAVE_API railweave_status railweave_group_end(railweave_group* group, railw
 
 /* Waits for the end and frees the operation, also when it failed. */
 RAILWEAVE_API railweave_status railweave_wait(railweave_operation* operation);
-/* `ended` becomes 1 when the operation has ended; it stays to be freed by railweave_wait. */
+/* `ended` becomes 1 when the operation has ended, also when it failed, which the status says; it stays to be freed by railweave_wait. */
 RAILWEAVE_API railweave_status railweave_test(railweave_operation* operation, int* ended);
 
 #ifdef __cplusplus

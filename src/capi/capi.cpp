@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <string>
@@ -64,6 +65,11 @@ railweave_status railweave_all_to_all_v(railweave_exchange* exchange, const void
       require(pointer, "exchange or operation");
     for (const uint64_t* pointer : {send_counts, send_offsets, recv_counts, recv_offsets}) require(pointer, "counts or offsets");
     const std::size_t world = exchange->exchange.world();
+    const auto some = [world](const uint64_t* counts) {
+      return std::any_of(counts, counts + world, [](uint64_t count) { return count != 0; });
+    };
+    if (some(send_counts)) require(send, "send");
+    if (some(recv_counts)) require(recv, "recv");
     *operation = new railweave_operation{exchange->exchange.all_to_all_v(send, {send_counts, world}, {send_offsets, world}, recv,
                                                                          {recv_counts, world}, {recv_offsets, world}, communicator)};
   });
@@ -114,7 +120,7 @@ railweave_status railweave_test(railweave_operation* operation, int* ended) {
   return guarded([&] {
     require(operation, "operation");
     require(ended, "ended");
-    *ended = 0;
+    *ended = 1;  // also when it failed
     *ended = operation->handle.wait_for(0) ? 1 : 0;
   });
 }

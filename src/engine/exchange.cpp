@@ -1,5 +1,7 @@
 #include "railweave/engine/exchange.hpp"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <limits>
 
@@ -93,6 +95,12 @@ void Group::recv(void* data, std::uint64_t bytes, std::uint32_t peer) {
 
 Handle Group::end() {
   if (operation_ == nullptr) throw ExchangeError("the group has been posted; begin another");
+  const engine::Cluster& cluster = engine_->cluster();
+  // A forked child has no engine thread: its operations would never end.
+  if (cluster.ranks[cluster.rank].pid != ::getpid()) {
+    throw ExchangeError("process " + std::to_string(::getpid()) + " did not create this exchange; expected process " +
+                        std::to_string(cluster.ranks[cluster.rank].pid) + ": a forked child must create its own");
+  }
   auto operation = std::move(operation_);
   engine_->post(operation);
   return Handle(std::move(operation));
@@ -122,6 +130,10 @@ Handle Exchange::all_to_all_v(const void* send, std::span<const std::uint64_t> s
       throw ExchangeError("all_to_all_v with " + std::to_string(list.size()) + " counts or offsets; expected one for each of " +
                           std::to_string(world()) + " ranks");
     }
+  }
+  if (send_counts[rank()] != recv_counts[rank()]) {
+    throw ExchangeError("all_to_all_v with " + std::to_string(send_counts[rank()]) + " bytes from rank " + std::to_string(rank()) +
+                        " to itself, which is to receive " + std::to_string(recv_counts[rank()]) + "; expected as many");
   }
   Group group(engine_, communicator);
   group.operation_->collective = true;

@@ -25,7 +25,10 @@ static void run_rank(uint32_t rank, const char* rendezvous) {
   unsigned char* out = malloc(2 * kBytes);
   unsigned char* in = malloc(2 * kBytes);
   const uint64_t counts[2] = {kBytes, kBytes}, offsets[2] = {0, kBytes};
-  int ended = 0;
+  const uint64_t differ[2] = {kBytes - 1, kBytes - 1};
+  railweave_status status = RAILWEAVE_OK;
+  int ended = 0, child_status = 0;
+  pid_t child;
   CHECK(out != NULL && in != NULL);
   CHECK(railweave_exchange_create(rank, 2, rendezvous, NULL, settings, 2, &exchange) == RAILWEAVE_OK);
   for (size_t i = 0; i < 2 * kBytes; ++i) out[i] = (unsigned char)(i * 31 + rank);
@@ -45,6 +48,30 @@ static void run_rank(uint32_t rank, const char* rendezvous) {
   for (uint32_t peer = 0; peer < 2; ++peer) {
     for (size_t i = 0; i < kBytes; ++i) CHECK(in[peer * kBytes + i] == (unsigned char)((rank * kBytes + i) * 31 + peer));
   }
+
+  CHECK(railweave_all_to_all_v(exchange, NULL, counts, offsets, in, counts, offsets, 0, &operation) == RAILWEAVE_ERROR_ARGUMENT);
+  CHECK(railweave_all_to_all_v(exchange, out, counts, offsets, NULL, counts, offsets, 0, &operation) == RAILWEAVE_ERROR_ARGUMENT);
+  CHECK(railweave_all_to_all_v(exchange, out, counts, offsets, in, differ, offsets, 0, &operation) == RAILWEAVE_ERROR_EXCHANGE);
+  CHECK(strstr(railweave_last_error(), "to itself") != NULL);
+
+  /* Sizes that differ fail the operation on both ends, and end it. */
+  CHECK(railweave_group_begin(exchange, 0, &group) == RAILWEAVE_OK);
+  if (rank == 0)
+    CHECK(railweave_send(group, out, kBytes, 1) == RAILWEAVE_OK);
+  else
+    CHECK(railweave_recv(group, in, kBytes - 1, 0) == RAILWEAVE_OK);
+  CHECK(railweave_group_end(group, &operation) == RAILWEAVE_OK);
+  for (ended = 0; !ended;) status = railweave_test(operation, &ended);
+  CHECK(status == RAILWEAVE_ERROR_EXCHANGE);
+  CHECK(railweave_wait(operation) == RAILWEAVE_ERROR_EXCHANGE);
+
+  child = fork();
+  if (child == 0) { /* has no engine thread */
+    CHECK(railweave_all_to_all_v(exchange, out, counts, offsets, in, counts, offsets, 0, &operation) == RAILWEAVE_ERROR_EXCHANGE);
+    CHECK(strstr(railweave_last_error(), "forked") != NULL);
+    _exit(0);
+  }
+  CHECK(waitpid(child, &child_status, 0) == child && child_status == 0);
   railweave_exchange_destroy(exchange);
   free(out);
   free(in);

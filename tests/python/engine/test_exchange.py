@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import types
 import weakref
@@ -98,6 +99,8 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path: Path) -> None:
             exchange.all_to_all_v(np.zeros(8), np.zeros(8), [1.5], [1])  # type: ignore[list-item]
         with pytest.raises(ExchangeError, match="expected whole numbers of items"):
             exchange.all_to_all_v(np.zeros(8), np.zeros(8), None, [1])  # type: ignore[arg-type]
+        with pytest.raises(ExchangeError, match="8 bytes from rank 0 to itself, which is to receive 0"):
+            exchange.all_to_all_v(np.zeros(8), np.zeros(8), [1], [0])
         with pytest.raises(ExchangeError, match="peer -1; expected 0 to"):
             group.send(np.zeros(1), -1)
         with pytest.raises(ExchangeError, match="communicator 4294967296; expected 0 to"):
@@ -119,6 +122,20 @@ def test_arrays_that_cannot_be_are_refused(tmp_path: Path, shape: Any, dtype: An
 def test_shapes_of_arrays_are_numpys(tmp_path: Path, shape: Any) -> None:
     with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange:
         assert exchange.empty(shape, np.int16).shape == np.empty(shape).shape
+
+
+def test_a_forked_child_is_refused(tmp_path: Path) -> None:
+    with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange:
+        child = os.fork()
+        if child == 0:
+            try:
+                exchange.all_to_all_v(np.zeros(1), np.zeros(1), [1], [1])
+            except ExchangeError as error:
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        exchange.all_to_all_v(np.ones(1), into := np.zeros(1), [1], [1])
+        assert into == [1]
 
 
 def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
