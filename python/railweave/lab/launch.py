@@ -14,6 +14,7 @@ from pathlib import Path
 
 from railweave.lab import environment, syscalls
 from railweave.lab.enter import enter
+from railweave.lab.errors import LabError
 from railweave.lab.program import Program
 
 _START_FAILED = 127  # as the shell says it
@@ -77,7 +78,10 @@ def _become(lab: str, program: Program, events: int) -> None:
             variables = environment.for_node(spec, program.node)
         _place_fds(program.fds)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.execvpe(program.argv[0], program.argv, {**os.environ, **variables, **program.env})
+        try:
+            os.execvpe(program.argv[0], program.argv, {**os.environ, **variables, **program.env})
+        except OSError as error:  # names the last folder of PATH that was tried
+            raise LabError(error.strerror) from None
     except BaseException as error:  # there is nobody else in this process to hear it
         sys.stderr.write(f"railweave lab: cannot start {program.argv[0]}: {error}\n")
         sys.stderr.flush()

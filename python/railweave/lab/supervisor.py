@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import re
+import resource
 import selectors
 import signal
 import socket
@@ -160,14 +161,18 @@ def _reap(*_: object) -> None:
 def main(name: str, spec_json: str, owner: str, ready: str) -> None:
     """Build the lab, tell the owner (`ready`: "ok" or what went wrong), and serve."""
     ready_fd = int(ready)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # 256 ranks take 1,586 descriptors, and 1,024 are usual
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first process of a namespace ignores what it does not handle
     try:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
-            raise LabError(f"lab name '{name}': expected letters, digits, '.', '_', '-', at most 63 of them")
+            raise LabError(f"lab name '{name}': expected letters, digits, '.', '_', '-', at most 63 of them, first a letter or a digit")
         supervisor = Supervisor(name, LabSpec.from_json(json.loads(spec_json)), int(owner))
     except Exception as error:  # whatever it was, the owner has to hear of it
         if isinstance(error, PermissionError) or (isinstance(error, NetlinkError) and error.code == errno.EPERM):
             text = what_rights_it_needs()
+        elif isinstance(error, OSError) and error.errno == errno.EMFILE:
+            text = f"this lab needs more than {most} open files at once: raise the hard limit (ulimit -Hn)"
         else:
             text = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(BrokenPipeError):  # an owner that lacks rights, too, has said so and gone
