@@ -116,7 +116,7 @@ class Engine final : public EngineServices {
   void take_posted(std::uint64_t now);
   void start(const OperationPtr& operation, std::uint64_t now);
   void start_sends(Operation& operation, std::uint64_t now);
-  void take_late_rows(Operation& operation, std::uint64_t now);
+  void plan_again(Operation& operation, std::uint64_t now);
   void plan(Operation& operation, std::uint64_t now);
   std::uint64_t row_wait_ns(std::uint64_t bytes) const;
   void advance_rows(std::uint64_t now);

@@ -11,10 +11,10 @@ namespace {
 constexpr double kRowWaitPart = 8;         // of the time the bytes take on one rail; not swept
 constexpr double kMaxRowWaitSeconds = 10;  // the setting's own limit
 constexpr double kMaxRowLifeSeconds = 60;  // of a row for which no rate is known
-// How often a running operation looks for rows that were late: not between every two turns, and not so that plans, which take up to 80 ms
-// (1,024 GPUs), take more than an eighth of the time.
-constexpr std::uint64_t kLateRowsNs = 20'000;
-constexpr double kLateRowsPlans = 8;
+// How often a running operation is planned again: not between every two turns, and not so that plans, which take up to 80 ms (1,024 GPUs),
+// take more than an eighth of the time.
+constexpr std::uint64_t kPlanAgainNs = 20'000;
+constexpr double kPlanAgainPlans = 8;
 
 }  // namespace
 
@@ -219,23 +219,25 @@ void Engine::advance_rows(std::uint64_t now) {
     if (operation->phase == OperationPhase::rows) {
       if (router_->wants_rows()) report.rows_missing = rows_missing(*operation);
       if (report.rows_missing == 0 || now >= operation->rows_until) start_sends(*operation, now);
-    } else if (operation->phase == OperationPhase::running && report.rows_missing != 0 && now >= operation->rows_until) {
-      take_late_rows(*operation, now);
+    } else if (operation->phase == OperationPhase::running && router_->wants_rows() && operation->planned_epoch &&
+               now >= operation->rows_until && (report.rows_missing != 0 || operation->planned_epoch != router_->epoch())) {
+      plan_again(*operation, now);
     }
   }
 }
 
-// Rows that come while the operation runs. The ranks that came so late know the rows of all, and plan as if this one knew theirs.
-void Engine::take_late_rows(Operation& operation, std::uint64_t now) {
-  operation.rows_until = now + kLateRowsNs;
+// Rows that come while the operation runs: the ranks that came so late know the rows of all, and plan as if this one knew theirs. And rails
+// that are found slow, lost, or come back: what was planned for a slow one would hold the operation up.
+void Engine::plan_again(Operation& operation, std::uint64_t now) {
+  operation.rows_until = now + kPlanAgainNs;
   const auto over = [](const SendMessage& message) { return message.over; };
   if (std::all_of(operation.sends.begin(), operation.sends.end(), over)) return;
-  const std::uint32_t missing = rows_missing(operation);
-  if (missing >= operation.report.rows_missing) return;
+  const std::uint64_t missing = std::min<std::uint64_t>(operation.report.rows_missing, rows_missing(operation));
+  if (missing == operation.report.rows_missing && operation.planned_epoch == router_->epoch()) return;
   operation.report.rows_missing = missing;
   plan(operation, now);
   // Of many ranks, rows may come one by one.
-  operation.rows_until += static_cast<std::uint64_t>(operation.report.plan_seconds * kLateRowsPlans * 1e9);
+  operation.rows_until += static_cast<std::uint64_t>(operation.report.plan_seconds * kPlanAgainPlans * 1e9);
 }
 
 // Nobody says when a group that this rank took no part in is over. Longer than its bytes to other nodes take on one rail it does not last,
@@ -280,6 +282,7 @@ void Engine::plan(Operation& operation, std::uint64_t now) {
     if (!counts) rows[rank].assign(cluster_.world, 0);
   }
   const std::uint64_t before = now_ns();
+  operation.planned_epoch = router_->epoch();
   try {
     std::unordered_map<std::uint32_t, Routes> routes;
     const Router::Summary summary = router_->plan(rows, routes);

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -146,8 +147,9 @@ struct Operation {
   OperationPhase phase = OperationPhase::posted;
   std::size_t unfinished = 0;  // messages
   std::uint64_t posted_at = 0, fail_until = 0;
-  std::uint64_t rows_until = 0;      // waits for rows until then; running: does not look for late ones before
-  std::vector<MessageKey> revoking;  // mapped buffers whose writers have not answered
+  std::uint64_t rows_until = 0;                // waits for rows until then; running: is not planned again before
+  std::optional<std::uint64_t> planned_epoch;  // of the links; none: it has no plan
+  std::vector<MessageKey> revoking;            // mapped buffers whose writers have not answered
   Failure failure;
   OperationReport report;
 

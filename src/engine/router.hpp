@@ -40,6 +40,9 @@ class Router {
   // All ways to a rank of another node, best first; mates whose memory is used are for the caller to check.
   std::vector<RouteShare> links_to(std::uint32_t destination) const;
 
+  // Grows with each change of what plans go by: rates, and NICs that are down.
+  std::uint64_t epoch() const noexcept { return links_.epoch(); }
+
   // How long these bytes would take on the rail of the rank's own NIC, or its node's first.
   double seconds_on_one_rail(std::uint64_t bytes) const;
 

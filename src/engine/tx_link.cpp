@@ -188,8 +188,9 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
   Transfer& transfer = found->second;
-  if (transfer.phase != Phase::offered && !transfer.reoffered) return;  // an answer twice
-  if (frame.base != 0) meter_.interrupt();                              // it had to wait for a slot
+  // An answer twice. That of an offer that was repeated on a slow rail says nothing of slots.
+  if (transfer.phase == Phase::accepted || (transfer.phase == Phase::sent && !transfer.reoffered)) return;
+  if (frame.base != 0) meter_.interrupt();  // it had to wait for a slot
   transfer.rx_slot = frame.slot;
   transfer.rx_turn = frame.turn;
   transfer.phase = Phase::accepted;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <map>
 
 #include "parts.hpp"
 
@@ -28,11 +29,12 @@ class TxLinkTest : public testing::Test {
     frame.generation = generation;
     link_.on_answer(frame, now_);
   }
-  void answer(RailFrame kind, const RailHeader& asked) {
+  // `base`, of `accept`: not 0 where the offer had to wait for a slot, or was known.
+  void answer(RailFrame kind, const RailHeader& asked, std::uint64_t base = 0) {
     RailHeader frame = asked;
     frame.kind = kind;
     frame.from_nic = 1;
-    frame.base = 0;
+    frame.base = base;
     link_.on_answer(frame, now_);
   }
   void forward(std::uint32_t bytes) {
@@ -154,6 +156,32 @@ TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
   EXPECT_FALSE(link_.is_rate_old(now_ + 9'000'000'000));
   EXPECT_TRUE(link_.is_rate_old(now_ + 10'000'000'000));
   EXPECT_FALSE(link_.is_rate_old(now_ + 10'000'000'001)) << "said once";
+}
+
+// Where answers take longer than the resend time, each offer is repeated, and its repetition answered, too.
+TEST_F(TxLinkTest, ALinkWhoseOffersAreRepeatedIsMeasured) {
+  bring_up();
+  std::deque<RailHeader> on_the_rail;
+  std::map<std::uint64_t, int> asked;
+  std::optional<std::uint64_t> rate;
+  for (int turns = 0; turns < 1000 && !rate; ++turns) {
+    now_ += 1'000'000;
+    answer(RailFrame::pong, word() >> 1);  // it lives
+    if (!on_the_rail.empty()) {
+      on_the_rail.front().chunk = static_cast<std::uint32_t>(now_ / 1000);
+      answer(RailFrame::got, on_the_rail.front());
+      on_the_rail.pop_front();
+    }
+    for (int i = 0; i < 2; ++i) forward(static_cast<std::uint32_t>(memory_.chunk_bytes()));
+    for (const RailHeader& frame : turn()) {
+      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
+      if (frame.kind != RailFrame::offer || ++asked[frame.transfer] != 2) continue;
+      answer(RailFrame::accept, frame);
+      answer(RailFrame::accept, frame, 1);
+    }
+    rate = link_.take_rate();
+  }
+  EXPECT_TRUE(rate);
 }
 
 // A `got` that is repeated, or answers an offer that nobody wants, does not say when anything came.
