@@ -75,7 +75,7 @@ def test_a_step_ends_with_the_run(tmp_path: Path) -> None:
     os.mkfifo(held)
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
     program = tmp_path / "gpu_exchange"
-    program.write_text(f"#!/bin/sh\ntrap '' INT\nsleep 1000 > {held} &\necho begun > {held}\nwait\n")  # a rank that takes no notice
+    program.write_text(f"#!/bin/sh\ntrap '' INT\nexec 3> {held}\nsleep 1000 &\necho begun >&3\nwait\n")  # a rank that takes no notice
     program.chmod(0o755)
     command = [sys.executable, str(_SCRIPT), "--exchange", "gpu_exchange", "--nccl", "n.so", "--railweave", "a.so"]
     run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
