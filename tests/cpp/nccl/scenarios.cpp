@@ -145,14 +145,8 @@ void two_streams(Rank& self) {
   destroy(comm);
 }
 
-// One group over two communicators with opposite orders of ranks.
-void two_communicators(Rank& self) {
-  const ncclComm_t first = self.connect("first");
-  ncclComm_t second = nullptr;
-  must(ncclCommSplit(first, 0, -self.rank, &second, nullptr), "ncclCommSplit");
-  const Stream stream, other;
-  Messages a(first), b(second);
-  require(b.rank == self.world - 1 - self.rank, "keys order the ranks of a split");
+// One group with messages between all ranks of two communicators, in turns.
+void exchange_both(const Rank& self, Messages& a, const Stream& stream, Messages& b, const Stream& other) {
   begin();
   for (int peer = 0; peer < self.world; ++peer) {
     a.send(peer, std::size_t{40'000}, stream);
@@ -161,6 +155,17 @@ void two_communicators(Rank& self) {
     b.send(peer, std::size_t{50'000}, other);
   }
   end();
+}
+
+// One group over two communicators with opposite orders of ranks.
+void two_communicators(Rank& self) {
+  const ncclComm_t first = self.connect("first");
+  ncclComm_t second = nullptr;
+  must(ncclCommSplit(first, 0, -self.rank, &second, nullptr), "ncclCommSplit");
+  const Stream stream, other;
+  Messages a(first), b(second);
+  require(b.rank == self.world - 1 - self.rank, "keys order the ranks of a split");
+  exchange_both(self, a, stream, b, other);
   stream.synchronize();
   other.synchronize();
   a.check();
@@ -556,16 +561,7 @@ void half_served(Rank& self) {
   must(ncclCommInitRank(&other, self.world, id, self.rank), "ncclCommInitRank");
   const Stream stream;
   Messages a(served), b(other);
-  for (int round = 0; round < 3; ++round) {
-    begin();
-    for (int peer = 0; peer < self.world; ++peer) {
-      a.send(peer, std::size_t{40'000}, stream);
-      b.receive(peer, std::size_t{50'000}, stream);
-      a.receive(peer, std::size_t{40'000}, stream);
-      b.send(peer, std::size_t{50'000}, stream);
-    }
-    end();
-  }
+  for (int round = 0; round < 3; ++round) exchange_both(self, a, stream, b, stream);
   stream.synchronize();
   a.check();
   b.check();
