@@ -102,11 +102,18 @@ def _steps(options: argparse.Namespace) -> list[Step]:
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
     """Status, None where the limit ended it, and what it said. Nothing that it started is left running."""
+    # Ctrl-C between the fork and the `try` below would leave a process that nobody knows: it is heard once there is one to end.
+    early: list[int] = []
+    heard = signal.signal(signal.SIGINT, lambda number, _: early.append(number))
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     except OSError as error:
+        signal.signal(signal.SIGINT, heard)
         return 127, str(error)
     try:
+        signal.signal(signal.SIGINT, heard)
+        for number in early:
+            signal.raise_signal(number)
         text, _ = process.communicate(timeout=limit_s)
         return process.returncode, text
     except subprocess.TimeoutExpired:
