@@ -1,5 +1,8 @@
 #include "settings.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
@@ -28,6 +31,42 @@ const Setting kTable[] = {
      &S::metrics},
     {"log", "", "how much is logged: off, warn, info (each decision) or debug (each operation)", &S::log},
     {"log_file", "", "where it goes, %p and %h become process id and host name; default standard error", &S::log_file},
+};
+
+// Of the engine's settings (a test compares), and what `railweave lab` and `railweave run` hand on.
+constexpr std::string_view kOthers[] = {
+    "RAILWEAVE_BOOTSTRAP_MS",
+    "RAILWEAVE_CHECKSUM",
+    "RAILWEAVE_CHUNK_BYTES",
+    "RAILWEAVE_DEATH_MS",
+    "RAILWEAVE_DRAIN_MS",
+    "RAILWEAVE_EAGER_BYTES",
+    "RAILWEAVE_GPU_BLOCKS",
+    "RAILWEAVE_GPU_DIRECT",
+    "RAILWEAVE_GPU_EMULATED_MESH",
+    "RAILWEAVE_GPU_HOST_SHARE",
+    "RAILWEAVE_GPU_LOW_LATENCY_BYTES",
+    "RAILWEAVE_GPU_NODES",
+    "RAILWEAVE_GPU_RELAYS",
+    "RAILWEAVE_GPU_TIMEOUT_MS",
+    "RAILWEAVE_GPU_VIRTUAL_MEMORY",
+    "RAILWEAVE_HEARTBEAT_MS",
+    "RAILWEAVE_LAB_PYTHON",
+    "RAILWEAVE_LEASE_MS",
+    "RAILWEAVE_LINK_WINDOW",
+    "RAILWEAVE_MULTIPATH_MIN_BYTES",
+    "RAILWEAVE_NICS",
+    "RAILWEAVE_NODE_ID",
+    "RAILWEAVE_POLICY",
+    "RAILWEAVE_RAIL_TIMEOUT_MS",
+    "RAILWEAVE_RECONNECT_MS",
+    "RAILWEAVE_RESEND_MS",
+    "RAILWEAVE_ROW_WAIT_US",
+    "RAILWEAVE_RX_SLOTS",
+    "RAILWEAVE_SLOTS_PER_WRITER",
+    "RAILWEAVE_SPIN_US",
+    "RAILWEAVE_UCX_LIBRARY",
+    "RAILWEAVE_UCX_TLS",
 };
 
 // The only switch is the one that an operator throws in trouble: what cannot be read throws it, too.
@@ -67,6 +106,19 @@ std::string Setting::environment() const {
 
 std::span<const Setting> settings_table() { return kTable; }
 
+std::span<const std::string_view> other_variables() { return kOthers; }
+
+std::vector<std::string> unread_variables(const char* const* environment) {
+  std::vector<std::string> result;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view entry = *environment;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (!name.starts_with("RAILWEAVE_") || std::ranges::find(kOthers, name) != std::end(kOthers)) continue;
+    if (std::ranges::none_of(kTable, [&](const Setting& setting) { return setting.environment() == name; })) result.emplace_back(name);
+  }
+  return result;
+}
+
 Settings read_settings(const char* (*lookup)(const char* name), std::string& errors) {
   Settings result;
   for (const Setting& setting : kTable) {
@@ -92,6 +144,8 @@ const Settings& settings() {
   static const bool told = [] {
     open_log(value.log, value.log_file);
     if (!errors.empty()) log(LogLevel::warn, errors.substr(0, errors.size() - 1));
+    for (const std::string& name : unread_variables(environ))
+      log(LogLevel::warn, name + " is set, but nothing of Railweave reads a variable of that name");
     if (!value.shim) log(LogLevel::info, "switched off (RAILWEAVE_SHIM): every call goes to NCCL");
     return true;
   }();

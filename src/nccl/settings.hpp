@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 namespace railweave::nccl {
 
@@ -34,6 +35,13 @@ std::span<const Setting> settings_table();
 // `lookup` gives a variable's text, or nullptr. A value that cannot be read is named in `errors` and the default stays, but for the switch,
 // which is off then: a shim that is preloaded into a job must not end it, nor stay in it against an operator's will.
 Settings read_settings(const char* (*lookup)(const char* name), std::string& errors);
+
+// Variables of Railweave's other libraries and commands, which the shim does not read but the same job may have.
+std::span<const std::string_view> other_variables();
+
+// Those of `environment` (NAME=value, a null pointer at its end) that are named like Railweave's and that nothing of it reads: misspelt
+// ones.
+std::vector<std::string> unread_variables(const char* const* environment);
 
 // Of this process; the first call reads the environment.
 const Settings& settings();

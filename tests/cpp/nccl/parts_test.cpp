@@ -15,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "../../../src/nccl/agreement.hpp"
@@ -25,6 +26,7 @@
 #include "../../../src/nccl/settings.hpp"
 #include "../../../src/nccl/unique_id.hpp"
 #include "../../../src/nccl/watch.hpp"
+#include "railweave/engine/settings.hpp"
 
 namespace {
 
@@ -315,6 +317,20 @@ TEST(Settings, TheDocumentHasTheTable) {
   std::ifstream file(DOCUMENT);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   EXPECT_NE(text.find(settings_markdown()), std::string::npos) << "docs/nccl.md should have:\n" << settings_markdown();
+}
+
+TEST(Settings, VariablesThatNothingReadsAreFound) {
+  const char* const environment[] = {
+      "RAILWEAVE_STALL_MS=1", "RAILWEAVE_STAL_MS=1", "RAILWEAVE_GPU_NODES=2", "RAILWEAVE_", "STALL=1", "RAILWEAVE_SHIMM", nullptr};
+  EXPECT_EQ(unread_variables(environment), (std::vector<std::string>{"RAILWEAVE_STAL_MS", "RAILWEAVE_", "RAILWEAVE_SHIMM"}));
+  EXPECT_TRUE(unread_variables(nullptr).empty());
+}
+
+TEST(Settings, VariablesOfTheEngineAreKnown) {
+  std::set<std::string> engines;
+  for (const railweave::Setting& setting : railweave::settings_table()) engines.insert(setting.environment());
+  engines.insert("RAILWEAVE_LAB_PYTHON");  // python/railweave/lab/environment.py
+  EXPECT_EQ(std::set<std::string>(other_variables().begin(), other_variables().end()), engines);
 }
 
 // Keeps counters while a thread writes them on and on, and ends as programs do.
