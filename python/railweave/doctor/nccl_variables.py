@@ -17,6 +17,8 @@ _WORD_DEFAULTS: dict[str, tuple[Version, tuple[str, ...]]] = {
     "NCCL_LAUNCH_MODE": ((2, 12, 0), ("PARALLEL",)),
     "NCCL_NET_MERGE_LEVEL": ((2, 23, 4), ("PORT",)),
 }
+# Switches that take words as well since 2.30.3 (NCCL src/include/param/parser_default.h).
+_SWITCHES = ("NCCL_PARAM_DUMP_ALL", "NCCL_SET_THREAD_NAME", "NCCL_WARN_ENABLE_DEBUG_INFO")
 # Levels by number (NCCL user guide, NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL): numbers are accepted for old scripts only.
 LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 
@@ -33,6 +35,11 @@ class Variable:
     def read_by(self, version: Version) -> bool:
         """Whether a release reads it."""
         return self.first <= version and (self.last is None or version <= self.last)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether NCCL takes nothing but numbers: some release has it with an integer default."""
+        return self.name not in (*_WORD_DEFAULTS, *_SWITCHES) and any(value is not None for _, value in self.defaults)
 
     def default(self, version: Version) -> str | None:
         """The default in a release, as one would write it; None when unknown or 'automatic'."""
@@ -60,6 +67,16 @@ class Table:
 
         found = difflib.get_close_matches(name, self.variables, n=1, cutoff=0.85)
         return found[0] if found else None
+
+
+def number_taken(text: str) -> int | None:
+    """What NCCL takes of a number's text: C's strtoll, base 0 (NCCL src/misc/param.cc). None where no number stands first."""
+    match = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", text)
+    if match is None:
+        return None
+    digits = match[2]
+    base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" else 10
+    return int(digits, base) * (-1 if match[1] == "-" else 1)
 
 
 def parse_version(text: str) -> Version | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from railweave.doctor.check import Check, MissingError, Subject, Verdict, clear, fires
 from railweave.doctor.finding import Severity
-from railweave.doctor.nccl_variables import LEVELS, DeviceList, Version, format_version, parse_devices, table
+from railweave.doctor.nccl_variables import LEVELS, DeviceList, Version, format_version, number_taken, parse_devices, table
 from railweave.doctor.patient import Patient, label, need
 from railweave.machine.facts import Known
 from railweave.machine.paths import SWITCHED
@@ -234,6 +235,25 @@ def _judge_ignored(patient: Patient, subject: Subject) -> Verdict:
     return fires(f"ignored: {found}", _line(patient, subject)) if found else clear("not ignored", _line(patient, subject))
 
 
+def _numbers(patient: Patient) -> Sequence[Subject]:
+    known = table().variables
+    return [subject for subject in _each_variable(patient) if (found := known.get(str(subject.facts[0]))) is not None and found.is_number]
+
+
+def _judge_value(patient: Patient, subject: Subject) -> Verdict:
+    _, value = _pair(subject)
+    line = _line(patient, subject)
+    if not value:
+        return clear("empty: as if it were not set", line)
+    if re.fullmatch(r"\s*[+-]?(0|[1-9][0-9]*|0[xX][0-9a-fA-F]+)", value):
+        return clear("a number", line)
+    taken = number_taken(value)
+    if taken is None:
+        return fires("no number: NCCL 2.30.7 and releases before take 0 for it, later ones the default", line)
+    why = "a leading 0 makes a number octal" if value.strip().lstrip("+-").isdecimal() else "it reads no further than the number"
+    return fires(f"NCCL takes {taken}: {why}", line)
+
+
 def _judge_default(patient: Patient, subject: Subject) -> Verdict:
     variable, value = _pair(subject)
     release = _release(patient)
@@ -267,7 +287,7 @@ def _judge_unknown(patient: Patient, subject: Subject) -> Verdict:
 
 
 _GUIDE = "NCCL user guide 2.30, environment variables"
-_TABLE = "NCCL sources 2.8.3 to 2.30.7 (scripts/nccl-variables)"
+_TABLE = "NCCL sources 2.8.3 to 2.30.7 and libraries 2.31.2, 2.32.3 (scripts/nccl-variables)"
 
 CHECKS = (
     Check(
@@ -307,6 +327,19 @@ CHECKS = (
         _judge_ignored,
         _each_variable,
         "the job sets no NCCL variable",
+        "job",
+    ),
+    Check(
+        "nccl.value",
+        "NCCL takes another number than is written",
+        Severity.warning,
+        "NCCL_* of the process",
+        "NCCL goes on with a number that nobody meant, and says so at most in its log.",
+        "Write a plain number.",
+        "NCCL src/misc/param.cc: strtoll with base 0",
+        _judge_value,
+        _numbers,
+        "the job sets no NCCL variable that is a number",
         "job",
     ),
     Check(
