@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -84,7 +84,7 @@ class Lab:
                 try:
                     if wire.supervisor(self.name) == pid:  # now the number cannot mean another process any more
                         signal.pidfd_send_signal(holder, signal.SIGKILL)
-                        select.select([holder], [], [], _DOWN_S)
+                        _is_readable(holder, _DOWN_S)
                 except PermissionError as error:
                     raise LabError(f"the lab '{self.name}' belongs to another user: run the command with sudo") from error
                 finally:
@@ -158,7 +158,7 @@ class Job:
 
         `events` is a file descriptor that is readable when there is something to poll.
         """
-        if not select.select([self.events], [], [], timeout)[0]:
+        if not _is_readable(self.events, timeout):
             return {}
         data = os.read(self.events, 65536)
         if not data and self.running:
@@ -218,6 +218,13 @@ def take_down(name: str) -> bool:
 def labs() -> list[str]:
     """Names of the labs that are up on this machine."""
     return wire.names()
+
+
+def _is_readable(descriptor: int, seconds: float | None) -> bool:
+    """Whether it is within this time (None: for ever). With poll(), as select() knows no descriptor above 1023."""
+    with selectors.PollSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def _start_as_init(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:

@@ -176,6 +176,22 @@ def test_job_ends_with_its_first_failure(nothing_stays: Check) -> None:
         assert lab.start(programs).wait() == 7
 
 
+def test_job_of_a_process_with_many_descriptors(nothing_stays: Check) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("needs 2048 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Lab.up(LabSpec(1, 1)) as lab, lab.start([Program(["sh", "-c", "exit 7"], rank=0)]) as job:
+            assert job.events > 1024
+            assert job.wait() == 7
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def children(process: int) -> dict[int, str]:
     """A process's children, with their states."""
     listed = subprocess.run(["ps", "--ppid", str(process), "-o", "pid=,stat="], capture_output=True, text=True, check=False).stdout
