@@ -133,11 +133,8 @@ void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
   ordered_ = !capture.active;
 }
 
-void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
-  const bool far =
-      std::any_of(transfers.begin(), transfers.end(), [this](const Transfer& t) { return t.communicator == this && !near(t.peer); });
-  if (far) rails_->expect(capturing);
-  if (capturing) return;
+// Before the launch, as a mapping that leaves the table is kept for what has been counted by then.
+void Communicator::note(std::span<const Transfer> transfers) {
   const std::scoped_lock lock(mutex_);
   for (const Transfer& transfer : transfers) {
     if (transfer.communicator != this) continue;
@@ -147,6 +144,16 @@ void Communicator::note(std::span<const Transfer> transfers, bool capturing) {
     if (pending_.size() > kMostPending) pending_.pop_front();
   }
   ++operations_;
+}
+
+// What was noted last has not been launched.
+void Communicator::take_back(std::span<const Transfer> transfers) {
+  const std::scoped_lock lock(mutex_);
+  for (const Transfer& transfer : transfers) {
+    if (transfer.communicator != this) continue;
+    --enqueued_by_path_[static_cast<std::size_t>(path_of(transfer))];
+    if (!pending_.empty()) pending_.pop_back();
+  }
 }
 
 // Each rank begins with the rank after it, so that not all write to rank 0 first. Messages of a pair keep their order.
@@ -240,13 +247,26 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   }
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);
-  for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
-  checks.launch_sums(streams[0]);
-  check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
+  for (Communicator* communicator : communicators) {
+    if (!capture.active) communicator->note(transfers);
+  }
+  try {
+    for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
+    checks.launch_sums(streams[0]);
+    check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
+  } catch (...) {
+    for (Communicator* communicator : communicators) {
+      if (!capture.active) communicator->take_back(transfers);
+    }
+    throw;
+  }
   checks.launch_comparison(streams[0]);
   for (Communicator* communicator : communicators) {
     communicator->order_after(streams[0], capture);
-    communicator->note(transfers, capture.active);
+    const bool far = std::any_of(transfers.begin(), transfers.end(), [communicator](const Transfer& transfer) {
+      return transfer.communicator == communicator && !communicator->near(transfer.peer);
+    });
+    if (far) communicator->rails_->expect(capture.active);
   }
   if (streams.size() > 1) check(cudaEventRecord(first.join_.get(), streams[0]), "splitting streams");
   for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");
@@ -308,13 +328,16 @@ void Communicator::look_around() {
 // them waits for something.
 void Communicator::follow_books() {
   MateBook::Progress progress{};
+  progress.settled = cudaStreamQuery(side_stream_.get()) == cudaSuccess;
   {
     const std::scoped_lock lock(mutex_);
-    progress = {enqueued(), ended().completed, captured_, false};
+    progress.enqueued = enqueued();
+    progress.completed = ended().completed;
+    progress.captured = captured_;
   }
   // A graph's launch records the event, as later operations that wait for it need. So a replay that is not over by this look, of which
   // nobody tells, is seen.
-  if (progress.captured) progress.quiet = cudaStreamQuery(side_stream_.get()) == cudaSuccess && cudaEventQuery(last_.get()) == cudaSuccess;
+  if (progress.captured) progress.quiet = progress.settled && cudaEventQuery(last_.get()) == cudaSuccess;
   std::deque<Mail> mail;
   while (mailbox_ != nullptr && mail.size() < kMostMail) {
     auto next = mailbox_->receive();

@@ -101,7 +101,8 @@ class Communicator {
   static std::vector<Transfer> with_sums(std::span<const Transfer> transfers, Checks& checks);
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
-  void note(std::span<const Transfer> transfers, bool capturing);
+  void note(std::span<const Transfer> transfers);
+  void take_back(std::span<const Transfer> transfers);
   void watch(const char* name, void (Communicator::*look)());
   void look_around();
   void follow_books();

@@ -33,10 +33,11 @@ class MateBook {
 
   // Counts of operations, for deciding when an old mapping is no longer in use.
   struct Progress {
-    std::uint64_t enqueued;
+    std::uint64_t enqueued;  // counted before their kernels can begin
     std::uint64_t completed;
     bool captured;  // operations may run that were not counted
-    bool quiet;     // after all of the table's changes of earlier calls, none ran at some time
+    bool settled;   // the table's changes of earlier calls had taken effect before `enqueued` was read
+    bool quiet;     // settled, and none ran at some time after that
   };
   // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
   void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});
@@ -49,10 +50,10 @@ class MateBook {
   };
   struct Retired {
     std::shared_ptr<const void> base;
-    std::uint64_t enqueued;
+    std::optional<std::uint64_t> enqueued;  // operations that may have found it in the table; none until the table's change has settled
   };
-  void map(std::uint64_t number, const Progress& progress);
-  void retire(std::uint32_t index, const Progress& progress);
+  void map(std::uint64_t number);
+  void retire(std::uint32_t index);
 
   engine::SharedMemory memory_;
   const MappingTable table_;

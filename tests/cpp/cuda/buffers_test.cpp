@@ -47,7 +47,7 @@ struct Writer {
     table.write = [this](std::uint32_t index, Mapping mapping) { entries[index] = mapping; };
     book = std::make_unique<MateBook>(book_handle, table, &memory, "rank 3", remarks);
   }
-  void look(bool captured = false, bool quiet = false) {
+  void look(bool captured = false, bool quiet = false, bool settled = true) {
     std::vector<Mail> mail;
     while (auto next = mailbox.receive()) mail.push_back(std::move(*next));
     std::vector<const Mail*> pointers;
@@ -55,7 +55,7 @@ struct Writer {
       EXPECT_EQ(ExtentArrivals::sender(each), 3u);
       pointers.push_back(&each);
     }
-    book->follow({enqueued, completed, captured, quiet}, pointers);
+    book->follow({enqueued, completed, captured, settled, quiet}, pointers);
   }
   // What a kernel does with a grant: the address to write to, or none, which is to use slots.
   std::byte* find(const BufferName& name) const {
@@ -176,6 +176,31 @@ TEST(Buffers, FreedMemoryIsKeptByNobodyOnceItsOperationsHaveEnded) {
   }
   for (int look = 0; look < 8; ++look) owner.book.look_for_freed(kLooksWhileBusy);
   EXPECT_EQ(owner.memory.handles(), 0u);
+}
+
+// The table is written beside running kernels: an operation that was queued after a mapping was taken out, but before the GPU had written
+// that, may have found it.
+TEST(Buffers, AMappingIsKeptForOperationsThatBeganBeforeItHadLeftTheTable) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 3);
+  for (std::size_t place = 0; place < 3; ++place) segment.fill(place);
+  ASSERT_TRUE(owner.book.name(segment.at(0), kChunk));
+  writer.enqueued = writer.completed = 5;
+  exchange_mail(owner, writer);
+  segment.empty(1);
+  owner.book.look_for_freed(kLooksWhileBusy);
+  writer.look();
+  writer.look(false, false, false);
+  EXPECT_EQ(writer.memory.mappings(), 3u) << "the GPU has not written the table";
+  writer.enqueued = 6;
+  writer.look();
+  EXPECT_EQ(writer.memory.mappings(), 3u) << "an operation may be writing there";
+  writer.enqueued = writer.completed = 6;
+  writer.look();
+  EXPECT_EQ(writer.memory.mappings(), 0u);
+  EXPECT_EQ(writer.memory.reserved, 0);
 }
 
 // Replays are not counted: what was in the table before is given up when none runs after it has left the table.
