@@ -87,7 +87,8 @@ typedef struct railweave_cuda_api {
   /* Queues all transfers as one operation: one launch, on streams[0], which starts after what is queued on every listed stream and
    * before what is queued on them later. All communicators of the transfers are on
    * one device, and the special stream handles mean that device's. Never waits for a peer or
-   * for the device. Legal while the streams are being captured. On error nothing was queued and no message was numbered. */
+   * for the device. Legal while the streams are being captured. On error nothing was queued and no message was numbered, or
+   * the communicators of the transfers have ended (async_error says why). */
   railweave_status (*enqueue)(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
                               size_t stream_count);
 

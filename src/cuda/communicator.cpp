@@ -260,16 +260,23 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     }
     throw;
   }
-  checks.launch_comparison(streams[0]);
-  for (Communicator* communicator : communicators) {
-    communicator->order_after(streams[0], capture);
-    const bool far = std::any_of(transfers.begin(), transfers.end(), [communicator](const Transfer& transfer) {
-      return transfer.communicator == communicator && !communicator->near(transfer.peer);
-    });
-    if (far) communicator->rails_->expect(capture.active);
+  try {
+    checks.launch_comparison(streams[0]);
+    for (Communicator* communicator : communicators) {
+      communicator->order_after(streams[0], capture);
+      const bool far = std::any_of(transfers.begin(), transfers.end(), [communicator](const Transfer& transfer) {
+        return transfer.communicator == communicator && !communicator->near(transfer.peer);
+      });
+      if (far) communicator->rails_->expect(capture.active);
+    }
+    if (streams.size() > 1) check(cudaEventRecord(first.join_.get(), streams[0]), "splitting streams");
+    for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");
+  } catch (const Error& error) {
+    // It runs, but what follows it would not wait for it.
+    for (Communicator* communicator : communicators)
+      communicator->fail({std::string("a launched operation: ") + error.what(), std::nullopt});
+    throw;
   }
-  if (streams.size() > 1) check(cudaEventRecord(first.join_.get(), streams[0]), "splitting streams");
-  for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");
 }
 
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
