@@ -247,6 +247,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   }
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);
+  for (Message& message : messages) message.captured = capture.active;
   for (Communicator* communicator : communicators) {
     if (!capture.active) communicator->note(transfers);
   }
@@ -344,7 +345,8 @@ void Communicator::follow_books() {
   }
   // A graph's launch records the event, as later operations that wait for it need. So a replay that is not over by this look, of which
   // nobody tells, is seen.
-  if (progress.captured) progress.quiet = progress.settled && cudaEventQuery(last_.get()) == cudaSuccess;
+  if (progress.captured)
+    progress.quiet = progress.settled && progress.enqueued == progress.completed && cudaEventQuery(last_.get()) == cudaSuccess;
   std::deque<Mail> mail;
   while (mailbox_ != nullptr && mail.size() < kMostMail) {
     auto next = mailbox_->receive();
@@ -391,17 +393,18 @@ std::uint64_t Communicator::enqueued() const { return std::accumulate(enqueued_b
 
 Totals Communicator::ended() const {
   Totals sum{};
-  for (std::size_t path = 0; path < kPaths; ++path) {
-    const Totals totals = ended(static_cast<Path>(path));
-    sum.completed += totals.completed;
-    sum.bytes_sent += totals.bytes_sent;
-    sum.bytes_received += totals.bytes_received;
-  }
+  for (std::size_t path = 0; path < kPaths; ++path) sum += ended(static_cast<Path>(path), false);
   return sum;
 }
 
-Totals Communicator::ended(Path path) const {
-  Totals& totals = region_->host().ended[static_cast<std::size_t>(path)];
+Totals Communicator::replayed() const {
+  Totals sum{};
+  for (std::size_t path = 0; path < kPaths; ++path) sum += ended(static_cast<Path>(path), true);
+  return sum;
+}
+
+Totals Communicator::ended(Path path, bool captured) const {
+  Totals& totals = region_->host().ended[account_of(path, captured)];
   return {load_shared(totals.completed), load_shared(totals.bytes_sent), load_shared(totals.bytes_received)};
 }
 
@@ -429,9 +432,11 @@ void Communicator::drain() {
 // --- Looking at it
 
 Counters Communicator::counters() const {
-  const Totals now = ended();
+  const Totals replays = replayed();
+  Totals now = ended();
+  now += replays;
   const std::scoped_lock lock(mutex_);
-  Counters counters{std::max(enqueued(), now.completed), now.completed, now.bytes_sent, now.bytes_received, {}};
+  Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}};
   std::uint64_t far = 0;
   for (const PathKind kind : {PathKind::rail, PathKind::cross_rail}) {
     const std::uint64_t bytes = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
@@ -455,7 +460,7 @@ Path Communicator::path_of(const Transfer& transfer) const {
 std::vector<Communicator::Pending> Communicator::waiting_messages() const {
   std::uint64_t left[kPaths];
   for (std::size_t path = 0; path < kPaths; ++path) {
-    const std::uint64_t completed = ended(static_cast<Path>(path)).completed;
+    const std::uint64_t completed = ended(static_cast<Path>(path), false).completed;
     left[path] = enqueued_by_path_[path] > completed ? enqueued_by_path_[path] - completed : 0;
   }
   std::vector<Pending> waiting;
@@ -488,7 +493,7 @@ std::string Communicator::describe() const {
   {
     const std::scoped_lock lock(mutex_);
     text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
-           std::to_string(ended().completed) + " messages ended";
+           std::to_string(ended().completed + replayed().completed) + " messages ended";
     if (failure_) text += "; failed: " + failure_->text;
     text += '\n';
     waiting = waiting_messages();

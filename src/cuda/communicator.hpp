@@ -109,8 +109,9 @@ class Communicator {
   void fail(Failure failure);
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
-  Totals ended() const;
-  Totals ended(Path path) const;
+  Totals ended() const;            // of those that were counted when they were queued
+  Totals replayed() const;         // of captured ones
+  Totals ended(Path path, bool captured) const;
   Path path_of(const Transfer& transfer) const;
   std::vector<Pending> waiting_messages() const;  // under mutex_
   std::string describe(const std::vector<Pending>& waiting) const;

@@ -28,10 +28,14 @@ RAILWEAVE_ROLE Part rail_part(const OperationHeader& header, const Message* mess
 
 RAILWEAVE_ROLE bool sends(const Message& m) { return m.direction == Direction::send; }
 
+RAILWEAVE_ROLE constexpr std::uint32_t account_of(Path path, bool captured) {
+  return static_cast<std::uint32_t>(path) + (captured ? kPaths : 0);
+}
+
 // Of a message that reports.
 template <typename Words>
 RAILWEAVE_ROLE Totals read_totals(Words& words, const Message& m) {
-  const Totals& totals = m.totals[static_cast<std::uint32_t>(m.path)];
+  const Totals& totals = m.totals[account_of(m.path, m.captured)];
   return {words.relaxed(&totals.completed), words.relaxed(&totals.bytes_sent), words.relaxed(&totals.bytes_received)};
 }
 
@@ -39,8 +43,9 @@ template <typename Words>
 RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before) {
   const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
                    before.bytes_received + m.operation.bytes_received};
-  m.totals[static_cast<std::uint32_t>(m.path)] = now;
-  Totals& host = m.host->ended[static_cast<std::uint32_t>(m.path)];
+  const std::uint32_t account = account_of(m.path, m.captured);
+  m.totals[account] = now;
+  Totals& host = m.host->ended[account];
   words.store(&host.bytes_sent, now.bytes_sent);
   words.store(&host.bytes_received, now.bytes_received);
   words.store(&host.completed, now.completed);

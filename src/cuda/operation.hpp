@@ -27,11 +27,21 @@ struct BufferName {
 
 enum class KernelError : std::uint32_t { none = 0, aborted = 1, timed_out = 2, sizes_differ = 3, bad_record = 4, damaged = 5 };
 
+// Each path's blocks write what has ended on it, and replays of captured operations, which the host has not counted, apart from others.
+inline constexpr std::uint32_t kAccounts = 2 * kPaths;
+
 // Messages that have ended, and their bytes.
 struct Totals {
   std::uint64_t completed;
   std::uint64_t bytes_sent;
   std::uint64_t bytes_received;
+
+  constexpr Totals& operator+=(const Totals& more) {
+    completed += more.completed;
+    bytes_sent += more.bytes_sent;
+    bytes_received += more.bytes_received;
+    return *this;
+  }
 };
 
 // Pinned host memory of a communicator: the kernels' only words with the host.
@@ -42,7 +52,7 @@ struct HostView {
   std::uint32_t error_chunk;     // damaged: the first one that differs
   std::uint64_t error_bytes[2];  // sizes_differ, damaged: here, at the peer
   std::uint64_t error_message;   // damaged: number of the message from that peer
-  Totals ended[kPaths];          // each path's blocks write their own
+  Totals ended[kAccounts];       // see account_of()
 };
 
 inline constexpr std::int32_t kNone = -1;
@@ -66,7 +76,7 @@ struct Message {
     RailSide rail;            // peers on other nodes
   };
   HostView* host;
-  Totals* totals;             // of the communicator, one for each path: copied to the HostView at an operation's end
+  Totals* totals;             // of the communicator, by account: copied to the HostView at an operation's end
   std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation; rails: `staged`
   std::uint32_t piece_bytes;  // of a push into a mapped buffer
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
@@ -78,6 +88,7 @@ struct Message {
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on
   bool reports;       // first of its communicator and path in the operation: brings the totals up to date
+  bool captured;      // the operation runs when its graph does
   // Where the operation's kernel knows indirect paths:
   std::uint8_t paths;        // those that may be used, a bit each
   std::uint8_t relay_slots;  // of each path over a relay, also where there is none

@@ -46,7 +46,7 @@ class Region {
  private:
   struct Own {
     OperationState state;
-    Totals totals[kPaths];
+    Totals totals[kAccounts];
     Mapping mappings[1];  // kMappings for each mate
   };
 

@@ -68,6 +68,7 @@ class Node {
   bool mapped = true;
   // Each block, or cluster, begins when the one before it has ended: as if nothing more could be resident.
   bool one_at_a_time = false;
+  bool captured = false;    // what runs now was
   bool last_first = false;  // blocks in the order of their numbers, or the other way round
   std::uint32_t delays = 20;
   std::uint64_t timeout_ns = 3600'000'000'000;
@@ -98,6 +99,7 @@ class Node {
       m.peer = t.peer;
       m.host = &hosts_[rank];
       m.totals = totals_[rank].data();
+      m.captured = captured;
       m.relay_slots = relay_slots;
       for (std::uint32_t path = 0; path < kIndirectPaths; ++path) {
         const IndirectPath& way = m.local->indirect[path];
@@ -205,7 +207,7 @@ class Node {
 
   std::uint64_t seed_;
   std::vector<HostView> hosts_;
-  std::vector<std::array<Totals, kPaths>> totals_;
+  std::vector<std::array<Totals, kAccounts>> totals_;
   std::vector<std::unique_ptr<Port[]>> regions_;
   std::vector<std::unique_ptr<OperationState>> states_;
   std::vector<std::vector<Kernel>> kernels_;

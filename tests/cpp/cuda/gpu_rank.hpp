@@ -207,7 +207,7 @@ class GpuRank {
   std::uint64_t seed_ = 1;
   std::uint64_t staged_bytes_ = 0;
   cuda::HostView host_{};
-  cuda::Totals totals_[cuda::kPaths]{};
+  cuda::Totals totals_[cuda::kAccounts]{};
   cuda::OperationState state_{};
   cuda::RailCounts counts_{};
   std::unique_ptr<cuda::RailPort> port_ = std::make_unique<cuda::RailPort>();

@@ -266,12 +266,38 @@ TEST(Roles, PacketsThatNeverComeHoldNoPushUp) {
   });
   node.run(1, {{Direction::receive, 0, came.data(), came.size()}});
   EXPECT_TRUE(data == came);
-  std::uint64_t& pushed = node.host(0).ended[static_cast<std::uint32_t>(Path::granted)].completed;
+  std::uint64_t& pushed = node.host(0).ended[account_of(Path::granted, false)].completed;
   while (std::atomic_ref(pushed).load() == 0) std::this_thread::yield();
   std::atomic_ref(node.host(0).stop).store(1);
   waiting.join();
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(node.completed(0), 1u);
+}
+
+// The host counts operations when it queues them and replays not at all, so what it waits for must not be hidden by them.
+TEST(Roles, ReplaysAreCountedApart) {
+  std::mt19937_64 random(16);
+  for (const bool apart : {false, true}) {
+    Node node(2);
+    node.blocks_at_most = 4;
+    node.cluster_blocks = apart ? 8 : 1;
+    for (std::uint64_t run = 0; run < 4; ++run) {
+      node.captured = run != 0;
+      Program program(2);
+      program.add(random, 0, 0, 1, 0, 100);
+      program.add(random, 0, 0, 1, 0, 100'000);
+      program.add(random, 1, 0, 0, 0, 200);
+      program.run(node);
+      program.check();
+      const auto completed = [&](Path path, bool captured) { return node.host(0).ended[account_of(path, captured)].completed; };
+      EXPECT_EQ(completed(Path::packets, false), 2u);
+      EXPECT_EQ(completed(Path::granted, false), 1u);
+      EXPECT_EQ(completed(Path::packets, true), 2 * run);
+      EXPECT_EQ(completed(Path::granted, true), run);
+      EXPECT_EQ(node.host(1).ended[account_of(Path::granted, true)].bytes_received, 100'000 * run);
+    }
+    EXPECT_EQ(node.kernels(0).front(), apart ? Kernel::apart : Kernel::any);
+  }
 }
 
 TEST(Roles, APeerThatNeverComesEndsInATimeOut) {
