@@ -61,8 +61,8 @@ Book::Place Book::name(const void* data, std::uint64_t bytes) {
     if (!extent) return {};
     return {extent->buffer, extent->reached ? local : extent->buffer};
   }
-  if (address < allocation.base || address + bytes > allocation.base + allocation.bytes) return {};
   const std::uint64_t offset = address - allocation.base;
+  if (address < allocation.base || offset > allocation.bytes || bytes > allocation.bytes - offset) return {};
   const auto known = names_.find(allocation.buffer_id);
   // Entries are reused in turn; a name whose entry is gone is given anew.
   if (known != names_.end() && known->second + kMappings > page().newest) return {{known->second, offset}, local};

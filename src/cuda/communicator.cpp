@@ -72,6 +72,8 @@ Message Communicator::make_message(const Transfer& transfer) {
     throw Error("peer " + std::to_string(transfer.peer) + " of a transfer; the communicator has ranks 0 to " + std::to_string(world_ - 1));
   if (transfer.data == nullptr || transfer.bytes == 0)
     throw Error(name(transfer.direction, transfer.bytes, transfer.peer) + ": expected memory and at least 1 byte");
+  if (transfer.bytes > ~reinterpret_cast<std::uint64_t>(transfer.data))
+    throw Error(name(transfer.direction, transfer.bytes, transfer.peer) + ": more than there are addresses");
   Message message = near(transfer.peer) ? make_near_message(transfer) : Message{};
   if (!near(transfer.peer)) message.rail = rails_->side();
   message.data = transfer.data;

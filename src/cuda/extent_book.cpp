@@ -36,7 +36,8 @@ void Remarks::once(const std::string& text) {
 }
 
 std::uint64_t list_buffer(BookPage& page, BufferKind kind, const void* handle) {
-  const std::uint64_t number = page.newest + 1;
+  std::uint64_t number = page.newest + 1;
+  while (granted_name(number) <= kAbsoluteBuffer) ++number;
   BookPage::Entry& entry = entry_of(page, number);
   std::atomic_ref(entry.buffer).store(0);
   entry.kind = kind;
@@ -124,6 +125,7 @@ void ExtentBook::withdraw(std::uint64_t number) {
 }
 
 std::optional<ExtentBook::Name> ExtentBook::name(std::uint64_t address, std::uint64_t bytes) {
+  if (bytes == 0 || bytes > ~address) return std::nullopt;
   const std::lock_guard lock(mutex_);
   std::erase_if(named_, [&](const Named& named) { return !is_listed(page_, named.number); });
   const auto known = std::find_if(named_.rbegin(), named_.rend(), [&](const Named& named) {

@@ -39,7 +39,7 @@ void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& 
       const auto index = static_cast<std::uint32_t>(arrived->number % kMappings);
       retire(index);
       mapped_[index] = {arrived->number, arrived->extent, true};
-      table_.write(index, {arrived->number, arrived->extent->base()});
+      table_.write(index, {granted_name(arrived->number), arrived->extent->base()});
     }
   }
   if (progress.captured) return;
@@ -59,7 +59,8 @@ void MateBook::map(std::uint64_t number) {
   mapped_[index].number = number;
   if (kind != BufferKind::ipc || !table_.open) return;
   mapped_[index].base = table_.open(handle);
-  if (mapped_[index].base != nullptr) table_.write(index, {number, reinterpret_cast<std::uint64_t>(mapped_[index].base.get())});
+  if (mapped_[index].base != nullptr)
+    table_.write(index, {granted_name(number), reinterpret_cast<std::uint64_t>(mapped_[index].base.get())});
 }
 
 }  // namespace railweave::cuda

@@ -28,6 +28,8 @@ inline constexpr std::uint32_t kPacketSlots = 184;
 // Names of a receiver's buffers in grants; others are numbers in the receiver's book (book.hpp).
 inline constexpr std::uint64_t kNoBuffer = 0;        // slots only
 inline constexpr std::uint64_t kAbsoluteBuffer = 1;  // `offset` is an address, valid at the source: same process
+// What a grant, and the source's table, has of a buffer's number. Numbers of which that would be one of the two above are left out.
+constexpr std::uint64_t granted_name(std::uint64_t number) { return number & 0xffffffff; }
 
 // 120 bytes of data and a flag. Eight threads of a warp write a line in one instruction, and NVLink carries the 128 bytes together: so the
 // flag is there when the data are, without a fence.

@@ -60,7 +60,7 @@ struct Writer {
   // What a kernel does with a grant: the address to write to, or none, which is to use slots.
   std::byte* find(const BufferName& name) const {
     const Mapping& mapping = entries[name.buffer % kMappings];
-    return mapping.buffer == name.buffer ? reinterpret_cast<std::byte*>(mapping.base + name.offset) : nullptr;
+    return mapping.buffer == granted_name(name.buffer) ? reinterpret_cast<std::byte*>(mapping.base + name.offset) : nullptr;
   }
 
   HostVirtualMemory memory;
@@ -246,6 +246,36 @@ TEST(Buffers, OldNamesMakeRoom) {
   exchange_mail(owner, writer);
   EXPECT_NE(again->buffer.buffer, names[0].buffer);
   ASSERT_NE(writer.find(again->buffer), nullptr);
+}
+
+// Grants have 32 bits of a number. With more receive buffers in turn than the table has entries each use takes a new one.
+TEST(Buffers, NamesThatPass32BitsAreFoundAndMeanNothingElse) {
+  Owner owner;
+  owner.page().newest = 0xfffffffd;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 12);
+  for (std::size_t place = 0; place < segment.places(); place += 2) {
+    segment.fill(place);
+    const auto name = owner.book.name(segment.at(place), kChunk);
+    ASSERT_TRUE(name);
+    EXPECT_GT(granted_name(name->buffer.buffer), kAbsoluteBuffer);
+    exchange_mail(owner, writer);
+    std::byte* const there = writer.find(name->buffer);
+    ASSERT_NE(there, nullptr) << place;
+    *there = std::byte{7};
+    EXPECT_EQ(*pointer(segment.at(place)), std::byte{7});
+  }
+}
+
+TEST(Buffers, WhatIsNoRangeOfMemoryHasNoName) {
+  Owner owner;
+  HostSegment segment(owner.memory, 1);
+  segment.fill(0);
+  EXPECT_FALSE(owner.book.name(segment.at(0), 0));
+  for (const std::uint64_t bytes : {~std::uint64_t{0}, ~segment.at(0) + 1, ~segment.at(0)})
+    EXPECT_FALSE(owner.book.name(segment.at(0), bytes));
+  EXPECT_EQ(owner.memory.handles(), 1u);
 }
 
 TEST(Buffers, MemoryThatCannotBeSharedIsSaidOnce) {
