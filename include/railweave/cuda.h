@@ -5,7 +5,8 @@
  * RAILWEAVE_CUDA_VERSION changes when the meaning of something existing does.
  *
  * Threads: calls on different communicators may run at the same time. enqueue calls that share a communicator are made one after
- * another by the caller; async_error, counters, describe and abort may run beside any call except destroy.
+ * another by the caller; async_error, counters, describe, abort, register_buffer and deregister_buffer may run beside any call except
+ * destroy.
  *
  * Functions return RAILWEAVE_OK or an error code of railweave.h; last_error then has the text, until the thread's next call. */
 #ifndef RAILWEAVE_CUDA_H

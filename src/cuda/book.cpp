@@ -48,6 +48,14 @@ ExtentBook& Book::add_extents(VirtualMemory& memory, std::uint32_t rank, std::ve
 }
 
 Book::Place Book::name(const void* data, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t newest = page().newest;
+  Place place = find(data, bytes);
+  place.is_new = page().newest != newest;
+  return place;
+}
+
+Book::Place Book::find(const void* data, std::uint64_t bytes) {
   const Allocation allocation = find_allocation(data);
   const std::uint64_t address = reinterpret_cast<std::uint64_t>(data);
   const BufferName local{kAbsoluteBuffer, address};

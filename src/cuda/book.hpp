@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -26,12 +27,17 @@ class Book {
   struct Place {
     BufferName remote{};  // for mates in other processes
     BufferName local{};   // for mates of this process
+    bool is_new = false;  // listed by this call
   };
   // Names the memory at `data`, and publishes its handle if it is new. kNoBuffer where it cannot be shared: host memory, pools, virtual
-  // memory that was not made to be. A freed and reused address has another buffer id, so it never finds the old name.
+  // memory that was not made to be. A freed and reused address has another buffer id, so it never finds the old name. Calls may run beside
+  // each other: allocators register memory on whatever thread allocates.
   Place name(const void* data, std::uint64_t bytes);
 
  private:
+  Place find(const void* data, std::uint64_t bytes);
+
+  std::mutex mutex_;
   Remarks& remarks_;
   bool remarked_ = false;
   engine::SharedMemory memory_;

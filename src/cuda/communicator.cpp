@@ -95,9 +95,8 @@ Message Communicator::make_near_message(const Transfer& transfer) {
   if (transfer.direction == Direction::send) {
     message.mappings = region_->mappings(mate);
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
-    const std::uint64_t newest = book_.page().newest;
     const Book::Place place = book_.name(transfer.data, transfer.bytes);
-    if (book_.page().newest != newest) wake_.notify_all();  // mates map it the sooner; new names are rare
+    if (place.is_new) wake_.notify_all();  // mates map it the sooner; new names are rare
     const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
     message.receive = {buffer.buffer, buffer.offset};
   }
