@@ -12,13 +12,6 @@
 namespace railweave::cuda {
 namespace {
 
-void* allocate_zeroed(std::uint64_t bytes, const std::string& what, cudaStream_t stream) {
-  void* data = nullptr;
-  check(cudaMalloc(&data, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for " + what);
-  check(cudaMemsetAsync(data, 0, bytes, stream), "clearing " + what);
-  return data;
-}
-
 // Packets need a link that carries 128 bytes together, and pushes are announced by atomic adds: NVLink does both, PCIe neither. A GPU that
 // this process does not see cannot be asked about.
 void check_link(int own, const std::string& bus, const std::string& who) {
@@ -34,12 +27,19 @@ void check_link(int own, const std::string& bus, const std::string& who) {
 
 }  // namespace
 
-Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), mapped_(mates), opened_(mates) {
+Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), ports_(mates) {
   // A stream of its own: to wait for the device would be to wait for kernels that may wait for peers.
   const Stream stream = make_stream();
   try {
-    ports_ = static_cast<Port*>(allocate_zeroed(sizeof(Port) * mates, "the communicator's slots", stream.get()));
-    own_ = static_cast<Own*>(allocate_zeroed(sizeof(Own) + sizeof(Mapping) * kMappings * mates, "the communicator's state", stream.get()));
+    LentMemory lent = lend(sizeof(Port) * mates, "the communicator's slots");
+    ports_[own] = std::move(lent.memory);
+    handle_ = lent.handle;
+    check(cudaMemsetAsync(ports_[own].get(), 0, sizeof(Port) * mates, stream.get()), "clearing the communicator's slots");
+    const std::uint64_t bytes = sizeof(Own) + sizeof(Mapping) * kMappings * mates;
+    void* state = nullptr;
+    check(cudaMalloc(&state, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for the communicator's state");
+    own_ = static_cast<Own*>(state);
+    check(cudaMemsetAsync(state, 0, bytes, stream.get()), "clearing the communicator's state");
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
@@ -50,16 +50,11 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), mapped_(mat
     release();
     throw;
   }
-  mapped_[own] = ports_;
 }
 
 Region::~Region() { release(); }
 
 void Region::release() noexcept {
-  for (std::size_t mate = 0; mate < mapped_.size(); ++mate) {
-    if (opened_[mate]) cudaIpcCloseMemHandle(mapped_[mate]);
-  }
-  cudaFree(ports_);
   cudaFree(own_);
   cudaFreeHost(host_);
   cudaFreeHost(words_);
@@ -67,7 +62,7 @@ void Region::release() noexcept {
 
 const Port* Region::copy_words(std::uint32_t mate, cudaStream_t stream) const {
   std::byte* const copy = words_ + kPortWordsBytes * mate;
-  check(cudaMemcpyAsync(copy, ports_ + mate, kPortWordsBytes, cudaMemcpyDeviceToHost, stream), "reading the words of a port");
+  check(cudaMemcpyAsync(copy, local(mate), kPortWordsBytes, cudaMemcpyDeviceToHost, stream), "reading the words of a port");
   return reinterpret_cast<const Port*>(copy);
 }
 
@@ -75,8 +70,7 @@ RegionHandle Region::handle() const {
   RegionHandle handle{};
   handle.pid = static_cast<std::int32_t>(::getpid());
   check(cudaGetDevice(&handle.device), "asking for the current device");
-  handle.address = reinterpret_cast<std::uint64_t>(ports_);
-  check(cudaIpcGetMemHandle(&handle.memory, ports_), "exporting GPU memory to other processes");
+  handle.ports = handle_;
   check(cudaDeviceGetPCIBusId(handle.bus, sizeof handle.bus, handle.device), "asking for a GPU's PCI address");
   return handle;
 }
@@ -88,26 +82,20 @@ void Region::map(std::uint32_t mate, const std::string& name, const RegionHandle
   const std::string bus(handle.bus, ::strnlen(handle.bus, sizeof handle.bus));
   const std::string who = name + "'s GPU " + bus;
   check_link(own, bus, who);
-  if (handle.pid == static_cast<std::int32_t>(::getpid())) {
-    if (handle.device != own) {
-      int reachable = 0;
-      check(cudaDeviceCanAccessPeer(&reachable, own, handle.device), "asking whether GPUs reach each other");
-      if (reachable == 0) throw BootstrapError(who + " cannot be reached from this rank's: no peer access");
-      const cudaError_t error = cudaDeviceEnablePeerAccess(handle.device, 0);
-      static_cast<void>(cudaGetLastError());
-      if (error != cudaErrorPeerAccessAlreadyEnabled) check(error, "enabling peer access to " + who);
-    }
-    mapped_[mate] = reinterpret_cast<Port*>(handle.address);
-    return;
-  }
-  void* base = nullptr;
-  const cudaError_t error = cudaIpcOpenMemHandle(&base, handle.memory, cudaIpcMemLazyEnablePeerAccess);
-  if (error != cudaSuccess) {
+  const bool same_process = handle.pid == static_cast<std::int32_t>(::getpid());
+  if (same_process && handle.device != own) {
+    int reachable = 0;
+    check(cudaDeviceCanAccessPeer(&reachable, own, handle.device), "asking whether GPUs reach each other");
+    if (reachable == 0) throw BootstrapError(who + " cannot be reached from this rank's: no peer access");
+    const cudaError_t error = cudaDeviceEnablePeerAccess(handle.device, 0);
     static_cast<void>(cudaGetLastError());
-    throw BootstrapError(who + ": its memory cannot be mapped from this rank's: " + cudaGetErrorString(error));
+    if (error != cudaErrorPeerAccessAlreadyEnabled) check(error, "enabling peer access to " + who);
   }
-  mapped_[mate] = static_cast<Port*>(base);
-  opened_[mate] = true;
+  try {
+    ports_[mate] = map_lent(handle.ports, same_process);
+  } catch (const DeviceError& error) {
+    throw BootstrapError(who + ": its memory cannot be used from this rank's: " + error.what());
+  }
 }
 
 }  // namespace railweave::cuda

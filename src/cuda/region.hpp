@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lent_memory.hpp"
 #include "operation.hpp"
 #include "waiting.hpp"
 
@@ -17,8 +18,7 @@ namespace railweave::cuda {
 struct RegionHandle {
   std::int32_t pid;
   std::int32_t device;  // ordinal in its process
-  std::uint64_t address;
-  cudaIpcMemHandle_t memory;
+  LentHandle ports;
   char bus[16];  // PCI address of its GPU
 };
 
@@ -34,8 +34,8 @@ class Region {
   // `name`: the mate's in errors. Throws BootstrapError saying why that rank's GPU cannot be reached from this one.
   void map(std::uint32_t mate, const std::string& name, const RegionHandle& handle);
 
-  Port* local(std::uint32_t mate) const { return ports_ + mate; }
-  Port* remote(std::uint32_t mate) const { return mapped_[mate] + mate_; }
+  Port* local(std::uint32_t mate) const { return ports(mate_) + mate; }
+  Port* remote(std::uint32_t mate) const { return ports(mate) + mate_; }
   OperationState* state() const { return &own_->state; }
   Totals* totals() const { return own_->totals; }
   Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
@@ -50,15 +50,17 @@ class Region {
     Mapping mappings[1];  // kMappings for each mate
   };
 
+  Port* ports(std::uint32_t mate) const { return static_cast<Port*>(ports_[mate].get()); }
   void release() noexcept;
 
   const std::uint32_t mate_;  // its own number
-  Port* ports_ = nullptr;
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
   std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for each mate
-  std::vector<Port*> mapped_;   // by mate
-  std::vector<bool> opened_;    // by mate: mapped_ is to be closed
+  // By mate, the own ones too, which mates of this process keep as long as they need: a kernel of theirs may still say that it has taken
+  // what this rank sent when this rank has long left.
+  std::vector<std::shared_ptr<void>> ports_;
+  LentHandle handle_{};  // to the own ones
 };
 
 }  // namespace railweave::cuda
