@@ -3,8 +3,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <numeric>
+#include <system_error>
 #include <tuple>
 
 #include "capture.hpp"
@@ -42,27 +44,17 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       world_(world),
       device_(device),
       settings_(settings),
-      kernels_(preload_kernels()),
       mate_of_(world, kFar),
       remarks_(std::move(say)),
       mate_books_(world),
       processes_(world) {
-  if (settings_.checksum != 0) checker_.emplace(world);
   bring_together(rendezvous);
-  if (virtual_memory_ != nullptr) mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
-  watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
+  start_threads();
 }
 
 Communicator::~Communicator() {
   drain();
-  {
-    const std::scoped_lock lock(mutex_);
-    ending_ = true;
-  }
-  wake_.notify_all();
-  for (std::jthread* thread : {&watcher_, &mapper_}) {
-    if (thread->joinable()) thread->join();
-  }
+  end_threads();
 }
 
 // --- Operations
@@ -95,7 +87,7 @@ Message Communicator::make_near_message(const Transfer& transfer) {
   if (transfer.direction == Direction::send) {
     message.mappings = region_->mappings(mate);
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
-    const Book::Place place = book_.name(transfer.data, transfer.bytes);
+    const Book::Place place = book_->name(transfer.data, transfer.bytes);
     if (place.is_new) wake_.notify_all();  // mates map it the sooner; new names are rare
     const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
     message.receive = {buffer.buffer, buffer.offset};
@@ -283,16 +275,44 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
 
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
   const DeviceScope scope(device_);
-  book_.name(data, bytes);
+  book_->name(data, bytes);
 }
 
 // --- Watching
 
+// Mates have this rank for one of theirs by now, so what it lacks is a failure of the communicator.
+void Communicator::start_threads() {
+  try {
+    if (virtual_memory_ != nullptr) mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
+    watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
+  } catch (const std::system_error& error) {
+    fail({std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)", std::nullopt});
+    tell_leaving(book_->page().life);
+    end_threads();
+    throw BootstrapError(failure()->text);
+  }
+}
+
+void Communicator::end_threads() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  wake_.notify_all();
+  for (std::jthread* thread : {&watcher_, &mapper_}) {
+    if (thread->joinable()) thread->join();
+  }
+}
+
 void Communicator::watch(const char* name, void (Communicator::*look)()) {
   ::pthread_setname_np(::pthread_self(), name);  // for top and profilers
-  check(cudaSetDevice(device_), "selecting a device");
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
+  try {
+    check(cudaSetDevice(device_), "selecting a device");
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "relaxing the capture mode");
+  } catch (const Error& error) {
+    fail({error.what(), std::nullopt});
+  }
   std::unique_lock lock(mutex_);
   while (!ending_) {
     const bool busy = captured_ || enqueued() != ended().completed;
@@ -300,7 +320,7 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
     lock.unlock();
     try {
       (this->*look)();
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       fail({error.what(), std::nullopt});
     }
     lock.lock();
@@ -373,7 +393,7 @@ void Communicator::fail(Failure failure) {
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
-    tell_failure(book_.page().life, *failure_);
+    tell_failure(book_->page().life, *failure_);
   }
   std::atomic_ref(region_->host().stop).store(1, std::memory_order_release);
   if (rails_ != nullptr) rails_->stop();
@@ -422,7 +442,7 @@ void Communicator::drain() {
   // What was queued ends, however late its peers come: no bound but that of every operation, gpu_timeout_ms. The event covers captured
   // operations as well, which have no count.
   while (cudaEventQuery(last_.get()) == cudaErrorNotReady) std::this_thread::sleep_for(kBusyLook);
-  tell_leaving(book_.page().life);
+  tell_leaving(book_->page().life);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings_.drain_ms);
   const auto left = [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); };
   while (!std::all_of(mates_.begin(), mates_.end(), left) && std::chrono::steady_clock::now() < deadline)

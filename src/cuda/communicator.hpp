@@ -86,8 +86,10 @@ class Communicator {
     std::uint64_t operation;  // number of its enqueue call
   };
 
+  void set_up_device();
   void bring_together(const std::string& rendezvous);
-  void find_mates(engine::Rendezvous& rendezvous);
+  // `problem`: why this rank cannot take part, or nothing.
+  void find_mates(engine::Rendezvous& rendezvous, const std::string& problem);
   void meet_mates(engine::Rendezvous& rendezvous);
   MailboxHandle open_virtual_memory();
   void add_mailbox(const MailboxHandle& mailbox);
@@ -103,6 +105,8 @@ class Communicator {
   void order_after(cudaStream_t stream, const Capture& capture);
   void note(std::span<const Transfer> transfers);
   void take_back(std::span<const Transfer> transfers);
+  void start_threads();
+  void end_threads();
   void watch(const char* name, void (Communicator::*look)());
   void look_around();
   void follow_books();
@@ -120,7 +124,7 @@ class Communicator {
   const std::uint32_t rank_, world_;
   const int device_;
   const ExchangeSettings settings_;
-  const KernelTraits kernels_;
+  KernelTraits kernels_{};
   static constexpr std::uint32_t kFar = ~0u;
   std::uint32_t nodes_ = 0;
   std::vector<std::uint32_t> mate_of_;  // by rank: its number among the ranks of this node, or kFar
@@ -130,14 +134,14 @@ class Communicator {
   std::unique_ptr<VirtualMemory> virtual_memory_;  // where the setting asks for it and the driver has it; with it the two below
   std::unique_ptr<Mailbox> mailbox_;
   ExtentBook* extents_ = nullptr;  // the book's
-  Book book_{remarks_};
+  std::optional<Book> book_;
   std::optional<Checker> checker_;                     // in the checksum mode
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
   std::vector<Mate> mates_;                            // the other ranks of the node
-  Stream side_stream_ = make_stream();                 // of the watching thread
-  Event last_ = make_event();                          // after the last operation
-  Event join_ = make_event();                          // other streams of an operation
+  Stream side_stream_;                                 // of the watching thread
+  Event last_;                                         // after the last operation
+  Event join_;                                         // other streams of an operation
   cudaStream_t last_stream_ = nullptr;
   bool ordered_ = false;  // last_stream_ is where the last operation was queued
   // The capture that the last operation was queued in, its node there, and the node that records `last_` after it.

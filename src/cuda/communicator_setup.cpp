@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <string>
 #include <utility>
@@ -19,12 +20,16 @@ namespace {
 
 using engine::Blob;
 
-constexpr std::uint32_t kHello = 0x52574357;  // "RWCW"
+constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
+// Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
+constexpr std::uint32_t kGpuProtocolVersion = 2;
+static_assert(sizeof(Port) == 1024128 && sizeof(BookPage) == 5136, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
 // Who runs where, and what all have to agree on.
 struct Hello {
+  std::string problem;  // why the rank cannot take part, or nothing
   std::string node;
   std::uint64_t low_latency_bytes = 0;
   std::uint64_t most_nodes = 0;
@@ -34,26 +39,37 @@ struct Hello {
 
 Blob encode(const Hello& hello, std::uint32_t world) {
   engine::ByteWriter out;
-  out.put(kHello).put(world).text(hello.node).put(hello.low_latency_bytes).put(hello.most_nodes).put(hello.checksum);
+  out.put(kHello)
+      .put(kGpuProtocolVersion)
+      .put(world)
+      .text(hello.problem)
+      .text(hello.node)
+      .put(hello.low_latency_bytes)
+      .put(hello.most_nodes)
+      .put(hello.checksum);
   out.put(hello.emulated_mesh);
   return out.take();
 }
 
 [[noreturn]] void refuse_version(const std::string& who) {
-  throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol");
+  throw BootstrapError(who + " does not speak this version of Railweave's GPU protocol (" + std::to_string(kGpuProtocolVersion) +
+                       "): install the same Railweave everywhere");
 }
 
 Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world) {
   engine::ByteReader in(blob);
-  const auto magic = in.get<std::uint32_t>();
+  const auto magic = in.get<std::uint32_t>(), version = in.get<std::uint32_t>();
+  if (magic != kHello || version != kGpuProtocolVersion) refuse_version(who);
   const auto peer_world = in.get<std::uint32_t>();
   Hello hello;
+  hello.problem = in.text();
   hello.node = in.text();
   hello.low_latency_bytes = in.get<std::uint64_t>();
   hello.most_nodes = in.get<std::uint64_t>();
   hello.checksum = in.get<std::uint64_t>();
   hello.emulated_mesh = in.get<std::uint64_t>();
-  if (!in.ok() || magic != kHello) refuse_version(who);
+  if (!in.ok()) refuse_version(who);
+  if (!hello.problem.empty()) throw BootstrapError(who + ": " + hello.problem);
   if (peer_world != world)
     throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
   return hello;
@@ -97,9 +113,24 @@ std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank
 
 }  // namespace
 
+void Communicator::set_up_device() {
+  kernels_ = preload_kernels();
+  if (settings_.checksum != 0) checker_.emplace(world_);
+  book_.emplace(remarks_);
+  side_stream_ = make_stream();
+  last_ = make_event();
+  join_ = make_event();
+}
+
 void Communicator::bring_together(const std::string& rendezvous_address) {
+  std::string problem;  // which all ranks are told, so that they do not wait for this one
+  try {
+    set_up_device();
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
   const auto rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
-  find_mates(*rendezvous);
+  find_mates(*rendezvous, problem);
   meet_mates(*rendezvous);
   if (nodes_ == 1) return rendezvous->finish();
   rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, remarks_, [this](const engine::Failure& failure) {
@@ -110,8 +141,12 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
   });
 }
 
-void Communicator::find_mates(engine::Rendezvous& rendezvous) {
-  const Hello mine{engine::node_identity(settings_), settings_.gpu_low_latency_bytes, settings_.gpu_nodes, settings_.checksum,
+void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string& problem) {
+  const Hello mine{problem,
+                   engine::node_identity(settings_),
+                   settings_.gpu_low_latency_bytes,
+                   settings_.gpu_nodes,
+                   settings_.checksum,
                    settings_.gpu_emulated_mesh};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
@@ -135,6 +170,12 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous) {
   if (nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
                          std::to_string(settings_.gpu_nodes));
+  // Else a program's first all-to-all would fail where NCCL's does not.
+  const std::uint32_t most = kMaxMessages / (checker_ ? 4 : 2);
+  if (nodes_ > 1 && world_ > most)
+    throw BootstrapError(std::to_string(world_) +
+                         " ranks on several nodes; an operation with messages to other nodes has room for an all-to-all of " +
+                         std::to_string(most) + (checker_ ? " in the checksum mode" : ""));
 }
 
 void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
@@ -145,9 +186,9 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
     indirect_.emplace(mate_of_[rank_], mates, settings_, remarks_);
     mine.region = region_->handle();
     mine.indirect = indirect_->handle();
-    mine.book = book_.handle();
+    mine.book = book_->handle();
     mine.mailbox = open_virtual_memory();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     mine.problem = error.what();
   }
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-memory", encode(mine));
@@ -175,10 +216,10 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
     }
     indirect_->write_paths(*region_);
     if (virtual_memory_ != nullptr) {
-      extents_ = &book_.add_extents(*virtual_memory_, rank_, std::move(reached));
+      extents_ = &book_->add_extents(*virtual_memory_, rank_, std::move(reached));
       for (const MailboxHandle& mailbox : mailboxes) add_mailbox(mailbox);
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     problem = error.what();
   }
   engine::agree(rendezvous, "gpu-mapped", problem);
