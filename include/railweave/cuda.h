@@ -97,7 +97,7 @@ typedef struct railweave_cuda_api {
   railweave_status (*async_error)(railweave_cuda_communicator* communicator);
 
   /* Ends everything that is running or queued on it: kernels leave, streams go on, buffers are not touched afterwards. Does not block.
-   * Later enqueue calls fail. */
+   * Later enqueue calls fail. Communicators that share an operation which this ends have ended, too. */
   railweave_status (*abort)(railweave_cuda_communicator* communicator);
 
   /* Waits until what was enqueued has ended here, however long its peers take; then, for at most the setting drain_ms, lends slots and

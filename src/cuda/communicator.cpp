@@ -332,8 +332,10 @@ void Communicator::look_around() {
   if (virtual_memory_ == nullptr) follow_books();
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
-    case KernelError::none:
-    case KernelError::aborted: break;
+    case KernelError::none: break;
+    case KernelError::aborted:  // for a reason that is known already, unless it is another communicator's
+      fail({"an operation that it shared with another communicator was ended with that one", std::nullopt});
+      break;
     case KernelError::timed_out:
       fail({"an operation waited longer than gpu_timeout_ms (" + std::to_string(settings_.gpu_timeout_ms) + " ms) for rank " +
                 std::to_string(now.error_peer),

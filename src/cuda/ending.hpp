@@ -51,6 +51,13 @@ RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before)
   words.store(&host.completed, now.completed);
 }
 
+// Of a message that reports, in an operation that was stopped: it counts for nothing, so each of its communicators has ended, and not only
+// the one for which it was stopped.
+template <typename Words>
+RAILWEAVE_ROLE void give_up(Words& words, const Message& m) {
+  if (words.relaxed(&m.host->error) == 0) words.release(&m.host->error, static_cast<std::uint32_t>(KernelError::aborted));
+}
+
 // What a block adds to PartState::left when it leaves, so that the last one knows whether all was done.
 inline constexpr std::uint32_t kLeft = 1, kLeftStopped = 1u << 16 | 1u;
 RAILWEAVE_ROLE constexpr std::uint32_t blocks_left(std::uint32_t left) { return left & 0xffff; }

@@ -78,7 +78,10 @@ class PacketRoles {
     if (!warp_.last(&state_.left, stopped)) return;
     warp_.each(count_, [&](std::uint32_t i) {
       const Message& m = messages_[i];
-      if (stopped) return;
+      if (stopped) {
+        if (m.reports) give_up(warp_, m);
+        return;
+      }
       if (m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, lane(i).number + lane(i).packets);
       if (m.reports) report(warp_, m, lane(i).totals);
     });

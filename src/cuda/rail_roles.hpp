@@ -74,7 +74,8 @@ class RailRoles {
     if (blocks_left(left) != block_.blocks()) return;
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = messages_[i];
-      if (!m.reports || any_stopped(left)) return;
+      if (!m.reports) return;
+      if (any_stopped(left)) return give_up(block_, m);
       block_.store(&m.rail.counts->begun, number_of(m));
       report(block_, m, read_totals(block_, m));
     });

@@ -144,7 +144,10 @@ class Roles {
       const Message& m = message(i);
       const Share& own = share(i);
       state(i) = MessageState{};
-      if (stopped) return;
+      if (stopped) {
+        if (m.reports) give_up(block_, m);
+        return;
+      }
       if (!in_packets(m)) {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
         if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);

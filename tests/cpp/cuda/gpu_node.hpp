@@ -87,7 +87,9 @@ class Node {
   Port& port(std::uint32_t rank, std::uint32_t peer) { return regions_[rank][peer]; }
 
   // Runs one operation of a rank to its end.
-  void run(std::uint32_t rank, const std::vector<Transfer>& transfers) {
+  void run(std::uint32_t rank, const std::vector<Transfer>& transfers) { run(rank, messages_of(rank, transfers)); }
+
+  std::vector<Message> messages_of(std::uint32_t rank, const std::vector<Transfer>& transfers) {
     std::vector<Message> messages;
     for (const Transfer& t : transfers) {
       Message m{};
@@ -111,6 +113,11 @@ class Node {
       }
       messages.push_back(m);
     }
+    return messages;
+  }
+
+  // The same with messages of other nodes, too: other communicators of the ranks' processes.
+  void run(std::uint32_t rank, std::vector<Message> messages) {
     const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size()),
                                          false, host_share, link_MBps});
     kernels_[rank].push_back(plan.kernel);

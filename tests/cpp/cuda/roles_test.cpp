@@ -300,6 +300,28 @@ TEST(Roles, ReplaysAreCountedApart) {
   }
 }
 
+// What an operation has moved of another communicator's messages is not counted when it is stopped, so that one cannot go on either: its
+// next message would have the number of one that has partly been sent.
+TEST(Roles, CommunicatorsThatShareAnOperationEndTogether) {
+  for (const auto& [first, second] : {std::pair{100u, 100u}, std::pair{100'000u, 100'000u}, std::pair{100u, 100'000u}}) {
+    for (const std::uint32_t clusters : {1u, 8u}) {
+      Node one(2), other(2);
+      one.cluster_blocks = clusters;
+      Bytes data(200'000);
+      std::vector<Message> messages = one.messages_of(0, {{Direction::receive, 1, data.data(), first}});
+      const std::vector<Message> others =
+          other.messages_of(0, {{Direction::receive, 1, data.data(), second}, {Direction::receive, 1, data.data(), first}});
+      messages.insert(messages.end(), others.begin(), others.end());
+      std::jthread running([&] { one.run(0, messages); });
+      std::atomic_ref(one.host(0).stop).store(1);
+      running.join();
+      EXPECT_EQ(one.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
+      EXPECT_EQ(other.host(0).error, static_cast<std::uint32_t>(KernelError::aborted)) << first << " and " << second << " bytes";
+      EXPECT_EQ(other.completed(0), 0u);
+    }
+  }
+}
+
 TEST(Roles, APeerThatNeverComesEndsInATimeOut) {
   Node node(2);
   node.timeout_ns = 1'000'000;
