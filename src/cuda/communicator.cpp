@@ -123,7 +123,8 @@ void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
     captured_ = true;
   }
   last_stream_ = stream;
-  ordered_ = !capture.active;
+  // The handle of the stream per thread means another stream in each thread.
+  ordered_ = !capture.active && stream != cudaStreamPerThread;
 }
 
 // Before the launch, as a mapping that leaves the table is kept for what has been counted by then.

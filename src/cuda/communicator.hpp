@@ -143,7 +143,7 @@ class Communicator {
   Event last_;                                         // after the last operation
   Event join_;                                         // other streams of an operation
   cudaStream_t last_stream_ = nullptr;
-  bool ordered_ = false;  // last_stream_ is where the last operation was queued
+  bool ordered_ = false;  // what is queued on last_stream_ comes after the last operation
   // The capture that the last operation was queued in, its node there, and the node that records `last_` after it.
   unsigned long long capture_ = 0;
   cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;
