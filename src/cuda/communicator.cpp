@@ -360,7 +360,9 @@ void Communicator::look_around() {
 // them waits for something.
 void Communicator::follow_books() {
   MateBook::Progress progress{};
-  progress.settled = cudaStreamQuery(side_stream_.get()) == cudaSuccess;
+  // Asked only where it matters: a call of CUDA may wait for another thread's, and without virtual memory it is the watching thread's.
+  const bool retired = std::any_of(mate_books_.begin(), mate_books_.end(), [](const auto& book) { return book && book->keeps_retired(); });
+  progress.settled = retired && cudaStreamQuery(side_stream_.get()) == cudaSuccess;
   {
     const std::scoped_lock lock(mutex_);
     progress.enqueued = enqueued();

@@ -39,6 +39,8 @@ class MateBook {
     bool settled;   // the table's changes of earlier calls had taken effect before `enqueued` was read
     bool quiet;     // settled, and none ran at some time after that
   };
+  // Whether mappings that have left the table are still kept: only then the last two matter.
+  bool keeps_retired() const { return !retired_.empty(); }
   // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
   void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});
 
