@@ -227,18 +227,20 @@ class MpiSession(Session):
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             selector.register(self._job.events, selectors.EVENT_READ)
-            try:
+            with contextlib.suppress(BrokenPipeError):  # the job's events say how it ended
                 os.write(self._commands, command.encode() + b"\n")
-            except BrokenPipeError:
-                raise self.fail("mpirun ended") from None
             while not self._partial.endswith(b"\n"):
                 ready = [key.fd for key, _ in selector.select(max(0.0, end - time.monotonic()))]
                 if not ready and time.monotonic() >= end:
                     raise self.fail(f"no answer within {timeout:.0f} s")
                 if self._answers in ready:
-                    self._partial += os.read(self._answers, 65536)
+                    data = os.read(self._answers, 65536)
+                    self._partial += data
+                    if not data:
+                        selector.unregister(self._answers)  # readable for ever, and nothing but the job's events is worth a look
                 elif ready:
-                    for status in self._job.poll(0.0).values():
+                    self._job.poll(0.0)
+                    for status in self._job.statuses.values():
                         raise self.fail(f"mpirun ended with status {status}")
         answer, self._partial = self._partial.decode().strip(), b""
         return answer

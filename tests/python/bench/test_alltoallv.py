@@ -191,11 +191,12 @@ def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
     program.unlink()  # a rank that is still ending may have it open
     program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
     program.chmod(0o755)
-    with (
-        MpiSession("openmpi", lab, program) as session,
-        pytest.raises(BenchError, match=r"(?s)openmpi, filling.*mpirun ended with status 3.*no luck"),
-    ):
-        session.exchange(generate("balanced:1KiB", 4), 0, 120.0)
+    for first_asked_when_all_is_over in (False, True):
+        with MpiSession("openmpi", lab, program) as session:
+            if first_asked_when_all_is_over:
+                session._job._process.wait()
+            with pytest.raises(BenchError, match=r"(?s)openmpi, filling.*mpirun ended with status 3.*no luck"):
+                session.exchange(generate("balanced:1KiB", 4), 0, 120.0)
 
 
 @pytest.mark.root
@@ -204,7 +205,7 @@ def test_command(nothing_stays: None, tmp_path: Path, request: pytest.FixtureReq
     matrix.write_text("0 100000\n200000 0\n")
     command = [sys.executable, "-m", "railweave", "bench", "alltoallv", "--lab", "2x1", "--rate", "1gbit", "--repeat", "1"]
     files = ["--json", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html")]
-    done = subprocess.run([*command, "--matrix", str(matrix), *files], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, "--matrix", str(matrix), *files], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     assert "mine.txt" in done.stdout
     value = json.loads((tmp_path / "r.json").read_text())
@@ -224,7 +225,7 @@ def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
     while max(link["tx_bytes"] for link in lab.links()) < 1 << 20:  # exchanges have begun
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 130
     assert output.splitlines()[-1] == "railweave: interrupted"
     assert "Traceback" not in output
