@@ -68,6 +68,6 @@ def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "railweave", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
     return run

@@ -107,12 +107,12 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(cli: Cli, full: Path, comman
 def test_standard_output_that_is_full_or_closed_is_no_crash(command: tuple[str, ...]) -> None:
     run = [sys.executable, "-m", "railweave", *command]
     with Path("/dev/full").open("w") as target:
-        done = subprocess.run(run, stdout=target, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        done = subprocess.run(run, stdout=target, stderr=subprocess.PIPE, text=True, timeout=500, check=False)
     assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: No space left on device\n")
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as broken:
-        done = subprocess.run(run, stdout=broken, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        done = subprocess.run(run, stdout=broken, stderr=subprocess.PIPE, text=True, timeout=500, check=False)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -126,5 +126,5 @@ def test_standard_output_that_is_full_or_closed_is_no_crash(command: tuple[str, 
     ],
 )
 def test_what_goes_to_standard_output_is_alone_there(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-m", "railweave", *arguments], capture_output=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-m", "railweave", *arguments], capture_output=True, timeout=500, check=True)
     assert done.stdout and b"/dev/stdout" not in done.stdout

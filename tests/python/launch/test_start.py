@@ -158,7 +158,7 @@ def test_arguments_output_and_status_are_the_programs_own(advice: Path) -> None:
 
 def test_the_program_takes_over_the_process(advice: Path) -> None:
     """Signals sent to the process reach the program, and its death by signal is seen."""
-    command = [sys.executable, "-m", "railweave", "run", "--advice", str(advice), "--", "sh", "-c", "echo $$; exec sleep 60"]
+    command = [sys.executable, "-m", "railweave", "run", "--advice", str(advice), "--", "sh", "-c", "echo $$; exec sleep 1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid

@@ -112,7 +112,7 @@ def test_a_fingerprint_tells_which_recordings_have_one_salt(source: Source, tmp_
 
 def test_a_process_is_recorded_by_its_number(tmp_path: Path, cli: Cli) -> None:
     environment = {**os.environ, "NCCL_IB_HCA": "mlx5", "SECRET_NAME": "x"}
-    job = subprocess.Popen(["sleep", "60"], env=environment)
+    job = subprocess.Popen(["sleep", "1000"], env=environment)
     try:
         done = cli("topo", "--record", str(tmp_path / "node.tar.zst"), "--pid", str(job.pid))
         assert done.returncode == 0, done.stderr

@@ -105,7 +105,7 @@ def test_browser_shows_it(tmp_path: Path) -> None:
     path.write_text(a_page())
     assert _CHROMIUM is not None
     command = [_CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--window-size=1280,1600"]
-    shown = subprocess.run([*command, f"--screenshot={picture}", path.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    shown = subprocess.run([*command, f"--screenshot={picture}", path.as_uri()], capture_output=True, text=True, timeout=500, check=False)
     assert picture.exists(), shown.stderr
     pixels = image.imread(picture)[:, :, :3]
     assert pixels.shape[:2] == (1600, 1280)
@@ -113,6 +113,6 @@ def test_browser_shows_it(tmp_path: Path) -> None:
     for colour in ((0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)):
         near = abs(pixels * 255 - colour).max(axis=2) < 4
         assert near.sum() > 2000
-    dom = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=500, check=True).stdout
     assert dom.count("<svg") == 2
     assert "Which rails carried it" in dom

@@ -141,7 +141,7 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     run("--report", str(report))
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     dump = subprocess.run(
-        [chromium, *options, "--dump-dom", report.as_uri()], capture_output=True, text=True, check=True, timeout=120
+        [chromium, *options, "--dump-dom", report.as_uri()], capture_output=True, text=True, check=True, timeout=500
     ).stdout
     assert "Who waits for what" in dump
     assert "railweave over single-path" in dump
