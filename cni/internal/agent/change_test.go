@@ -141,7 +141,7 @@ func TestAttachMeetsAChange(t *testing.T) {
 	go func() { attached <- first.agent.Attach(t.Context(), held.Clone()) }()
 	<-reached
 	// What is heard meanwhile must not wait for that publication.
-	heard, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	heard, stop := context.WithTimeout(t.Context(), 60*time.Second)
 	defer stop()
 	first.agent.heard(heard)
 	if heard.Err() != nil {

@@ -298,7 +298,7 @@ func TestKubeRecorderEvent(t *testing.T) {
 	r := NewKubeRecorder(t.Context(), client, "node1")
 	r.PodEvent(attachment.Pod{Namespace: "team-a", Name: "pod", UID: "u1"}, true, "RailDown", "rail0 is down")
 	var events []corev1.Event
-	for deadline := time.Now().Add(20 * time.Second); len(events) == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); len(events) == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		list, err := client.CoreV1().Events("team-a").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)

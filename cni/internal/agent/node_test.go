@@ -113,10 +113,10 @@ func (w *world) later(span time.Duration) { w.ahead.Add(int64(span)) }
 
 func (w *world) await(what string, holds func() bool) {
 	w.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for !holds() {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("not within 20 s: %s", what)
+			w.t.Fatalf("not within 60 s: %s", what)
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -72,7 +72,7 @@ func TestRepeatAddresses(t *testing.T) {
 					return fmt.Errorf("%s was removed", prefix)
 				}
 				delete(want, prefix)
-			case <-time.After(20 * time.Second):
+			case <-time.After(60 * time.Second):
 				return fmt.Errorf("not heard of again: %v", want)
 			}
 		}

@@ -143,10 +143,10 @@ func open(t *testing.T, dir, node string) *Directory {
 
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for !holds() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("not within 60 s: %s", what)
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -84,7 +84,7 @@ func must(t *testing.T, err error) {
 // await waits for the server, or for the cache, which follows the database.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for !holds() {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s did not come", what)
