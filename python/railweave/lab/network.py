@@ -30,6 +30,7 @@ _SCOPE_LINK = 253  # linux/rtnetlink.h
 _RTAX_RTO_MIN = 13
 METRICS = {"rto_min": shaping.MIN_RETRANSMIT_MS, "lock": 1 << _RTAX_RTO_MIN}
 _FIRST_TABLE = 100
+_ELSEWHERE = 1000  # priority of routes to a rail over another one, behind those of its own NIC
 _GATEWAY = "10.{rail}.255.254"
 
 
@@ -157,6 +158,16 @@ class Network:
             ip.route("add", **route, oif=index, table=table, metrics=METRICS)
             ip.route("add", **route, oif=index, priority=nic.rail + 1, metrics=METRICS)
         ip.rule("add", src=address, src_len=32, table=table, priority=1000 + nic.rail)
+        # To UCX a NIC reaches what the longest prefix of the main table gives it: the rails of the other NICs here, too, as a last resort.
+        for rail in self._rails_in(namespace):
+            if rail != nic.rail:
+                ip.route("add", dst=f"10.{rail + 1}.0.0/16", gateway=gateway, oif=index, priority=_ELSEWHERE + nic.rail, metrics=METRICS)
+
+    def _rails_in(self, namespace: str) -> list[int]:
+        """Rails whose NICs a rank's or a node's namespace has."""
+        if self.spec.isolation == "node":
+            return list(range(self.spec.rails))
+        return self.spec.rails_of(int(namespace.removeprefix("rank")) % self.spec.gpus)
 
     def _host_network(self) -> None:
         self._bridge("leafs", "hosts")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from railweave.lab import Lab, LabError, LabSpec, Program, labs, take_down, wire
+from railweave.lab.fabric import of_lab
 
 pytestmark = pytest.mark.root
 
@@ -93,6 +94,26 @@ def test_every_rank_reaches_every_rank(spec: LabSpec, nothing_stays: Check) -> N
     with Lab.up(spec) as lab:
         for rank in range(spec.world):
             assert unreached(lab, rank, *map(spec.rank_address, range(spec.world))) == [], f"from rank {rank}"
+
+
+@pytest.mark.parametrize("spec", [LabSpec(2, 1, 2), LabSpec(2, 2, isolation="node")], ids=["two NICs a rank", "node"])
+def test_ucx_reaches_every_rail_from_each_nic(spec: LabSpec, tmp_path: Path, nothing_stays: Check) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from railweave.exchange import Exchange\n"
+        "rank, world, fabric = int(os.environ['RANK']), int(os.environ['WORLD_SIZE']), open(sys.argv[2]).read()\n"
+        "with Exchange(rank, world, sys.argv[1], fabric=fabric) as exchange:\n"
+        "    end = time.monotonic() + 60\n"
+        "    while exchange.links_down() and time.monotonic() < end: time.sleep(0.05)\n"
+        "    if exchange.links_down(): sys.exit(str(exchange.links_down()))\n"
+    )
+    fabric, meeting = tmp_path / "fabric.json", tmp_path / "meeting"
+    fabric.write_text(of_lab(spec).to_json())
+    meeting.mkdir()
+    with Lab.up(spec) as lab:
+        programs = [Program([sys.executable, "-c", code, f"file://{meeting}", str(fabric)], rank=rank) for rank in range(spec.world)]
+        with lab.start(programs) as job:
+            assert job.wait() == 0
 
 
 def test_names_of_nodes_are_addresses_on_the_rails(nothing_stays: Check) -> None:
