@@ -15,10 +15,12 @@ MAX_DEMANDS = 64
 
 
 def size_text(size: int) -> str:
-    """Bytes for people: exact where that is short, else with one decimal."""
+    """Bytes for people, always with a unit: exact where that has up to four digits, else with one decimal."""
     exact = format_size(size)
-    if len(exact) <= 8:
+    if not exact.isdigit() and len(exact) <= len("1023KiB"):
         return exact
+    if size < 1024:
+        return f"{size}B"
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         if value < 1024:

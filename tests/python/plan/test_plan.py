@@ -17,7 +17,7 @@ from railweave.cli.plan import command
 from railweave.errors import DemandError, FabricError, UnreachableError
 from railweave.fabric import LinkState
 from railweave.plan import POLICIES, make
-from railweave.plan.explain import explain
+from railweave.plan.explain import explain, size_text
 
 MIB = 1 << 20
 SCHEMA = json.loads((Path(__file__).parents[3] / "schema" / "plan.schema.json").read_text())
@@ -113,6 +113,22 @@ def test_the_document_follows_its_schema(policy: str) -> None:
     total = matrix.load("zipf:1GiB:1.2", 16)
     np.fill_diagonal(total, 0)
     assert sum(path["bytes"] for path in document["paths"]) == int(total.sum())
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0B"),
+        (1000, "1000B"),
+        (1024, "1KiB"),
+        (7 << 20, "7MiB"),
+        (1023 << 10, "1023KiB"),
+        (16_640 << 10, "16.2MiB"),
+        (35_362_461, "33.7MiB"),
+    ],
+)
+def test_sizes_have_a_unit(size: int, text: str) -> None:
+    assert size_text(size) == text
 
 
 def test_the_explanation_says_when_routing_cannot_help() -> None:
