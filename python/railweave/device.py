@@ -114,7 +114,7 @@ def _api(path: str) -> _Api:
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise TransportError(f"no device library: {error}; set RAILWEAVE_CUDA_LIBRARY to a librailweave_cuda.so") from None
+        raise TransportError(f"no device library: {error}; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it") from None
     entry = library.railweave_cuda_entry
     entry.restype = ctypes.POINTER(_Api)
     table = entry(ctypes.c_uint32(_VERSION))

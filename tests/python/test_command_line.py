@@ -76,3 +76,10 @@ def test_an_interrupted_command_says_so_in_one_line(
     with pytest.raises(SystemExit) as ended:
         command_line.main()
     assert (ended.value.code, capsys.readouterr().err) == (130, "railweave: interrupted\n")
+
+
+@pytest.mark.parametrize("group", ["", "lab", "bench"])
+def test_lists_of_commands_are_told_to_the_end(group: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "railweave", *group.split(), "--help"], capture_output=True, text=True, timeout=120)
+    listed = done.stdout.partition("Commands:")[2]
+    assert listed.count("\n") > 3 and "..." not in listed

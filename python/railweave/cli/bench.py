@@ -36,11 +36,11 @@ def command() -> None:
     """Run an exchange for real and compare policies and peers, every byte checked."""
 
 
-@command.command()
+@command.command(short_help="Exchanges by traffic matrices, in a lab or on GPUs.")
 @click.option("--lab", "shape", metavar="NODESxGPUS", help="Emulated rails to run on; needs root.")
 @click.option("--gpus", is_flag=False, flag_value=0, type=click.IntRange(0), metavar="[N]", help="This machine's GPUs, by default all.")
 @click.option("--rails", default=0, metavar="N", help="Rails; by default as in --fabric, else one a GPU.")
-@click.option("--rate", default="400mbit", show_default=True, help="Of each NIC, each way.")
+@click.option("--rate", default="400mbit", show_default=True, help="Rate of each NIC, each way.")
 @click.option("--spine-rate", metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
 @click.option(
     "--isolation",
@@ -84,7 +84,13 @@ def alltoallv(
     report: Path | None,
 ) -> None:
     """Each rank sends each other rank as many bytes as a matrix says: on emulated rails (--lab), through PyTorch on GPUs (--gpus), or
-    through PyTorch on GPUs of emulated nodes (both)."""
+    through PyTorch on GPUs of emulated nodes (both).
+
+    \b
+    railweave bench alltoallv --lab 2x4 --peer openmpi --report page.html
+    railweave bench alltoallv --lab 2x2 --matrix hot-pair:8MiB --matrix balanced:1MiB --repeat 9
+    railweave bench alltoallv --gpus --json out.json
+    """
     if shape is None and gpus is None and mesh is None:
         raise click.UsageError("give --lab NODESxGPUS, --gpus, or both")
     _check(json_file, report)
@@ -180,7 +186,7 @@ def _in_lab(
         sys.exit(1)
 
 
-@command.command()
+@command.command(short_help="A mixture-of-experts layer on GPUs, through PyTorch.")
 @click.option("--lab", "shape", metavar="NODESxGPUS", help="GPUs of emulated nodes, on shaped rails; needs root.")
 @click.option(
     "--gpus", is_flag=False, flag_value=0, default=0, type=click.IntRange(0), metavar="[N]", help="By default all of this machine."
@@ -228,7 +234,7 @@ def moe(
     run_layers(gpus, spec, options, systems, repeat, json_file, report)
 
 
-@command.command()
+@command.command(short_help="How much exchanges slow other work on the GPUs.")
 @click.option(
     "--gpus", is_flag=False, flag_value=0, default=0, type=click.IntRange(0), metavar="[N]", help="By default all of this machine."
 )
@@ -247,7 +253,7 @@ def beside(
     repeat: int,
     json_file: Path | None,
 ) -> None:
-    """What an exchange does to other work on the GPUs: matrix products, or NCCL's all-reduce on another communicator."""
+    """How much exchanges slow other work on the GPUs: matrix products, or NCCL's all-reduce on another communicator."""
     from railweave.cli.bench_gpus import run_beside
 
     _check(json_file)

@@ -21,14 +21,20 @@ def command() -> None:
 @click.argument("name")
 @click.argument("shape", metavar="NODESxGPUS")
 @click.option("--rails", default=0, metavar="N", help="Rails; by default one a GPU.")
-@click.option("--rate", default="400mbit", show_default=True, help="Of each NIC, each way.")
+@click.option("--rate", default="400mbit", show_default=True, help="Rate of each NIC, each way.")
 @click.option("--spine-rate", default=None, metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
 @click.option(
     "--isolation", type=click.Choice(ISOLATIONS), default="gpu", show_default=True, help="Does a rank see its node's NICs, or only its own?"
 )
-@click.option("--mtu", default=9000, show_default=True)
+@click.option("--mtu", default=9000, show_default=True, help="Of all links.")
 def up(name: str, shape: str, rails: int, rate: str, spine_rate: str | None, isolation: str, mtu: int) -> None:
-    """Build a lab that stays until `railweave lab down NAME`."""
+    """Build a lab that stays until `railweave lab down NAME`.
+
+    \b
+    railweave lab up demo 2x4 --rate 400mbit       # 2 nodes of 4 ranks
+    railweave lab exec demo -- ip -br address
+    railweave lab down demo
+    """
     nodes, gpus = parse_shape(shape)
     spine = parse_rate(spine_rate) if spine_rate else 0
     lab = Lab.up(LabSpec(nodes, gpus, rails, parse_rate(rate), spine, isolation, mtu), name)
@@ -37,7 +43,7 @@ def up(name: str, shape: str, rails: int, rate: str, spine_rate: str | None, iso
     click.echo(f"Run a program on every rank: railweave lab exec {name} -- PROGRAM; mpirun: railweave lab exec {name} --node 0 -- mpirun …")
 
 
-@command.command(name="exec", context_settings={"ignore_unknown_options": True})
+@command.command(name="exec", short_help="Run a program on all ranks of a lab.", context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.option("--rank", type=int, multiple=True, help="Only on this rank (repeatable).")
 @click.option("--node", type=int, help="Once, on this node, for launchers such as mpirun (hosts are node0, node1, …).")
@@ -65,9 +71,9 @@ def exec_(name: str, rank: tuple[int, ...], node: int | None, program: tuple[str
 
 @command.command()
 @click.argument("name")
-@click.option("--node", type=int, required=True)
-@click.option("--rail", type=int, required=True)
-@click.option("--up/--down", default=None, help="The switch port of the NIC.")
+@click.option("--node", type=int, required=True, help="The NIC's node, from 0.")
+@click.option("--rail", type=int, required=True, help="Its rail, from 0.")
+@click.option("--up/--down", default=None, help="Mend or break the switch port of the NIC.")
 @click.option("--rate", help="New rate of NIC and port, each way.")
 def link(name: str, node: int, rail: int, up: bool | None, rate: str | None) -> None:
     """Break, mend or slow a NIC's link."""
@@ -112,7 +118,7 @@ def status(name: str | None, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 def fabric(name: str) -> None:
-    """Print a lab's fabric as JSON, for `railweave plan --fabric` and `simulate`."""
+    """Print a lab's fabric as JSON, for plan and simulate."""
     from railweave.lab.fabric import of_lab
 
     click.echo(of_lab(Lab.find(name).spec).to_json())

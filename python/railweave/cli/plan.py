@@ -50,7 +50,12 @@ def command(
     explained: bool,
     as_json: bool,
 ) -> None:
-    """Plan a matrix on a fabric: which bytes take which path, and what bounds them."""
+    """Plan a matrix on a fabric: which bytes take which path, and what bounds them.
+
+    \b
+    railweave plan --fabric hgx-h100 --nodes 2 --matrix zipf:64MiB:1.2 --exact --explain
+    railweave plan --fabric h100-4gpu-ndr --nodes 2 --matrix hot-pair:1GiB --down leaf0
+    """
     if as_json and explained:
         raise click.UsageError("--json and --explain exclude each other: the one is for programs, the other for people.")
     if pxn is not None and policy != "nccl":

@@ -25,7 +25,11 @@ DEFAULT_POLICIES = "single-path,nccl,railweave"
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output (schema/simulation.schema.json).")
 @click.option("--report", type=click.Path(path_type=Path), help="Write a page with pictures (one HTML file).")
 def command(source: str, nodes: int | None, matrix_name: str, policies: str, exact: bool, as_json: bool, report: Path | None) -> None:
-    """Predict how long a matrix takes under each policy, how busy each link is, and who waits for what."""
+    """Predict how long a matrix takes under each policy, how busy each link is, and who waits for what.
+
+    \b
+    railweave simulate --fabric hgx-h100 --nodes 2 --matrix zipf:64MiB:1.2 --report page.html
+    """
     from rich.console import Console
 
     from railweave import fabric as fabrics
