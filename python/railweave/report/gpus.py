@@ -49,7 +49,7 @@ def page(run: Run) -> str:
                 svg(_gains(run, others), f"Gains over {run.systems()[0]}", "gains"),
             )
     for title, head, rows in tables(run):
-        result.table(title[0].upper() + title[1:], "", head, rows, 3 if head[0] == "skew" else 2)
+        result.table(title[0].upper() + title[1:], "", head, rows, head.index("system") + 1)
     facts = [
         ("date", run.date),
         (

@@ -21,16 +21,17 @@ section p { color: var(--soft); }
 .card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 16px 20px; }
 .card b { display: block; font-size: 32px; line-height: 1.2; color: var(--accent); font-variant-numeric: tabular-nums; }
 .card span { color: var(--soft); font-size: 14px; }
-figure { margin: 0; }
-figure svg { display: block; width: 100%; height: auto; }
+figure { margin: 0; overflow-x: auto; }
+figure svg { display: block; width: 100%; min-width: 720px; height: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { text-align: right; padding: 5px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 th.text, td.text { text-align: left; }
 tr.first td { border-top: 2px solid var(--line); }
 td.bad { color: #b00020; font-weight: 700; }
-td.text { white-space: normal; overflow-wrap: anywhere; min-width: 9em; }
+td.text { white-space: normal; }
+td.text:last-child { overflow-wrap: anywhere; min-width: 9em; }
 .note { border-top: 1px solid var(--line); padding: 14px 0; break-inside: avoid; }
 .note h3 { font-size: 16px; margin: 0 0 4px; }
 .note p { color: var(--ink); }
@@ -43,7 +44,11 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 16px; margi
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
-@media print { body { background: #fff; } section, .card { break-inside: avoid; } }
+@media (max-width: 600px) {
+  main { padding: 16px 8px 32px; } section { padding: 16px 12px; } h1 { font-size: 26px; } .lead { font-size: 16px; }
+  td.text:last-child { min-width: 18em; }
+}
+@media print { body { background: #fff; } section, .card { break-inside: avoid; } figure svg { min-width: 0; } }
 """
 
 

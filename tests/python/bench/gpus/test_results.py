@@ -179,5 +179,6 @@ def test_page_needs_nothing_else_and_shows_both_kinds() -> None:
         text = page(run)
         assert "<script" not in text
         assert text.count("<svg") >= 1
+        assert text.count('<th class="text">system</th>') == text.count("<table>")  # words stand left, figures right
         assert "A GPU" in text
         assert ("Every byte was checked" if run.exchanges else "Results and gradients were equal bit for bit") in text
