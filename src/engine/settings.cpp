@@ -87,7 +87,7 @@ constexpr std::array kTable{
         "gpu_virtual_memory", "", false, 0, 1,
         "1: receive buffers in virtual memory (PyTorch's expandable segments, ncclMemAlloc) are mapped by the other ranks of the node; 0: "
         "they are reached through slots",
-        "4 x H200: as fast as memory of cudaMalloc; slots gave a pair 10 to 25 GB/s of 369 (docs/cuda.md)", &S::gpu_virtual_memory},
+        "4 x H200: as fast as memory of cudaMalloc; slots give a pair 35 GB/s of 369 (docs/cuda-measured.md)", &S::gpu_virtual_memory},
     Setting{
         "gpu_host_share", "thousandths", false, 0, 500,
         "of a large message to one GPU, what goes over pinned host memory (PCIe) beside NVLink: the part that PCIe has of both rates; 0: "
