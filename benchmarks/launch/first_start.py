@@ -1,13 +1,12 @@
 """What the first rank of a node takes that has no advice kept: Python, and working out the placement from the files of a made-up machine.
 
-.venv/bin/python benchmarks/launch/first_start.py [STARTS] [PYTHON]...
-
 The machine is that of benchmarks/machine/doctor_time.py, its files laid out in a temporary folder. Several PYTHONs, each with a version of
 Railweave installed, take turns.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -43,9 +42,12 @@ NOTHING = "import os; os.execvp('true', ['true'])"
 
 def main() -> None:
     """Prints milliseconds: median, least and most."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("starts", nargs="?", type=int, default=20, help="Of each kind.")
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="By default the one that runs this.")
+    options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    pythons = sys.argv[2:] or [sys.executable]
+    starts, pythons = options.starts, options.pythons or [sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "machine"
         full_size(Path(folder)).lay_out(root)

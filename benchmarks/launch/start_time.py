@@ -1,10 +1,8 @@
-"""What `railweave run` adds to the start of a rank: starts of `true` with and without it, in turn, binding and variables included.
-
-.venv/bin/python benchmarks/launch/start_time.py [STARTS] [RAILWEAVE]
-"""
+"""What `railweave run` adds to the start of a rank: starts of `true` with and without it, in turn, binding and variables included."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -14,6 +12,7 @@ import time
 from pathlib import Path
 
 from railweave.launch import cache
+from railweave.launch.errors import NoAdviceError
 from railweave.launch.placement import HEAD, cpu_text
 
 GPUS = 8
@@ -31,12 +30,18 @@ def placement(workload: str) -> str:
 
 def main() -> None:
     """Prints milliseconds: median, 90th percentile, least."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("starts", nargs="?", type=int, default=60, help="Of each command.")
+    parser.add_argument("railweave", nargs="?", default=str(Path(sys.executable).parent / "railweave"), help="The command line to start.")
+    options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
-    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 60
-    railweave = sys.argv[2] if len(sys.argv) > 2 else str(Path(sys.executable).parent / "railweave")
+    starts, railweave = options.starts, options.railweave
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
-        cache.placements("bandwidth", placement)
+        try:
+            cache.placements("bandwidth", placement)
+        except NoAdviceError as error:  # root has looked here before, and what is kept for all users comes first
+            sys.exit(f"start_time: {cache.FOR_ALL} says of this machine: {error}; remove it to measure here")
         environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(GPUS)}
         commands = {
             "true": ["true"],
