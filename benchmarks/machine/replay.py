@@ -1,11 +1,9 @@
 """Every fact of this machine as it is read live, against the same fact of a recording made here and replayed here. Exits 1 where one
-differs that is neither replaced in recordings nor documented to change by itself.
-
-usage: replay.py [FOLDER]    keeps the recording in FOLDER, as machine.tar.zst
-"""
+differs that is neither replaced in recordings nor documented to change by itself."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -125,8 +123,11 @@ def rows(live: Machine, replayed: Machine) -> list[Row]:
 
 def main() -> int:
     """Records, replays, compares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="Keeps the recording here, as machine.tar.zst.")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
+        folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         live = discover(LiveSource())
         record(folder / "machine.tar.zst")
