@@ -3,13 +3,16 @@ SIMGRID := build/simgrid-venv
 SIMGRID_LIB = $(shell $(SIMGRID)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 SIMGRID_PACKAGES := libboost-dev libboost-context-dev libeigen3-dev nlohmann-json3-dev
 
-.PHONY: simgrid-goldens bench-model
+.PHONY: simgrid-goldens bench-model bench-scale
 
 simgrid-goldens: $(SIMGRID)/ready ## asks SimGrid again for the answers that the model is tested against
 	@LD_LIBRARY_PATH=$(SIMGRID_LIB) .venv/bin/python tests/goldens/simgrid/make_goldens.py --simgrid-python $(SIMGRID)/bin/python
 
 bench-model: $(SIMGRID)/ready ## the model against SimGrid, and 1,024 GPUs
 	@LD_LIBRARY_PATH=$(SIMGRID_LIB) .venv/bin/python benchmarks/model/against_simgrid.py --simgrid-python $(SIMGRID)/bin/python
+	@$(MAKE) -s bench-scale
+
+bench-scale: ## how long predicting 1,024 GPUs takes (docs/model.md)
 	@.venv/bin/python benchmarks/model/scale.py
 
 $(SIMGRID)/ready:
