@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from railweave.bench.result import Result, Run
-from railweave.bench.stolen import warning
+from railweave.bench.taken import warning
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -18,8 +18,8 @@ def table(run: Run) -> Table:
         "Every byte on every rank was right" if all(each.wrong is None for each in run.results) else "[red]THERE WERE WRONG BYTES[/red]"
     )
     notes = [f"Speed-up over {base}; bound: share of it reached; NICs: bytes through those of the busiest node.", f"{checked}."]
-    if stolen := warning(run.machine):
-        notes.append(f"[yellow]{stolen}[/yellow]")
+    if taken := warning(run.machine):
+        notes.append(f"[yellow]{taken}[/yellow]")
     result = Table(
         title=f"all-to-allv, {spec['nodes']} nodes × {spec['gpus']} ranks, {spec['rails']} rails of {spec['rate'] / 1e6:g} mbit each way",
         caption="\n".join(notes),

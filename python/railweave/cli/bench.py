@@ -146,7 +146,7 @@ def _in_lab(
     from railweave.bench import result, table
     from railweave.bench.alltoallv import Case, lower_bound, run, steps
     from railweave.bench.session import PEERS
-    from railweave.bench.stolen import StolenTime
+    from railweave.bench.taken import TakenTime
     from railweave.lab import LabSpec
     from railweave.lab.fabric import of_file, of_lab, rails_of_file
     from railweave.lab.spec import parse_rate, parse_shape
@@ -162,12 +162,12 @@ def _in_lab(
     loaded = [(_title(name), load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
     cases = [Case(name, matrix, lower_bound(fabric, matrix)) for name, matrix in loaded]
     date = result.now()
-    with BenchProgress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress, StolenTime() as stolen:
+    with BenchProgress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress, TakenTime() as taken:
         results = run(spec, fabric, cases, *wanted, repeat, progress.step)
     found = result.Run(
         date,
         result.command_line(),
-        {**result.machine(), "cpu_stolen": round(stolen.share, 4)},
+        {**result.machine(), "cpu_stolen": round(taken.stolen, 4), "cpu_others": round(taken.others, 4)},
         result.versions(peers=bool(wanted[1])),
         spec.to_json(),
         Path(source).name if source else f"lab {spec.shape}",

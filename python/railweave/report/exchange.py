@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from railweave.bench.result import Result, Run
-from railweave.bench.stolen import warning
+from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
 
