@@ -275,7 +275,13 @@ std::shared_ptr<void> Engine::registered(const std::byte* data, std::uint64_t by
 }
 
 std::shared_ptr<SharedMemory> Engine::allocate(std::uint64_t bytes) {
-  auto memory = std::make_shared<SharedMemory>(SharedMemory::create("railweave-buffer", std::max<std::uint64_t>(bytes, 1)));
+  // Mates keep it mapped, as the next operation may use it again: without this each buffer of the past would hold its memory.
+  const auto done_with = [](SharedMemory* memory) {
+    memory->discard();
+    delete memory;
+  };
+  const std::shared_ptr<SharedMemory> memory(new SharedMemory(SharedMemory::create("railweave-buffer", std::max<std::uint64_t>(bytes, 1))),
+                                             done_with);
   const std::lock_guard lock(mutex_);
   std::erase_if(allocations_, [](const auto& weak) { return weak.expired(); });
   allocations_.push_back(memory);

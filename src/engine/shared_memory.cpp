@@ -64,17 +64,22 @@ SharedMemory SharedMemory::create(const std::string& name, std::uint64_t bytes) 
 SharedMemory SharedMemory::open(const MemoryHandle& handle) {
   const std::string path = proc_path(handle.pid, handle.fd);
   SharedMemory memory;
-  memory.fd_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!memory.fd_) fail("cannot open the shared memory of process " + std::to_string(handle.pid) + " (" + path + ")", kMateHint);
+  const Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) fail("cannot open the shared memory of process " + std::to_string(handle.pid) + " (" + path + ")", kMateHint);
   struct stat status {};
-  if (::fstat(memory.fd_.get(), &status) != 0) fail("cannot inspect " + path, "");
+  if (::fstat(fd.get(), &status) != 0) fail("cannot inspect " + path, "");
   if (static_cast<std::uint64_t>(status.st_ino) != handle.inode || static_cast<std::uint64_t>(status.st_size) != handle.bytes) {
     throw Error(path + " is not the shared memory that process " + std::to_string(handle.pid) + " announced; " + kMateHint);
   }
-  memory.data_ = map(memory.fd_.get(), handle.bytes);
+  memory.data_ = map(fd.get(), handle.bytes);
   memory.bytes_ = handle.bytes;
   memory.handle_ = handle;
   return memory;
+}
+
+// Not by cutting it off: a mate that was stopped in the middle of a write would be killed by it.
+void SharedMemory::discard() const noexcept {
+  [[maybe_unused]] const auto done = ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes_));
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

@@ -53,13 +53,15 @@ class SharedMemory {
   std::byte* data() const noexcept { return data_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
   const MemoryHandle& handle() const noexcept { return handle_; }
+  // Of memory that create() made: gives the bytes back to the system, also those that mates keep mapped, where they read as zeros then.
+  void discard() const noexcept;
   template <typename T>
   T& at(std::uint64_t offset) const {
     return *reinterpret_cast<T*>(data_ + offset);
   }
 
  private:
-  Fd fd_;
+  Fd fd_;  // of the process that made it, for mates to open
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
   MemoryHandle handle_;

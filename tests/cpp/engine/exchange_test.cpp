@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <barrier>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 
 #include "job.hpp"
@@ -57,6 +60,48 @@ TEST(Exchange, OneNodeMappedBuffers) {
   settings.eager_bytes = 0;
   const auto reports = exchange_matrix({1, 4}, settings, uneven(4, 400'000), 5, true);
   for (const OperationReport& report : reports) EXPECT_EQ(report.mapped_bytes, report.bytes_sent);
+}
+
+std::uint64_t shared_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssShmem:")) return std::stoull(line.substr(9)) << 10;
+  }
+  throw std::runtime_error("no RssShmem in /proc/self/status");
+}
+
+// Mates keep a buffer mapped when its owner has let go of it.
+TEST(Exchange, BuffersOfThePastHoldNoMemoryAndNoDescriptors) {
+  constexpr std::uint64_t kBytes = 4u << 20;
+  const auto descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  std::uint64_t bytes_before = 0;
+  std::ptrdiff_t descriptors_before = 0;
+  std::barrier step(2);
+  run_job({1, 2}, {}, [&](Exchange& exchange) {
+    const std::uint32_t peer = 1 - exchange.rank();
+    const std::vector<std::byte> send(kBytes);
+    for (int round = 0; round < 20; ++round) {
+      const ExchangeBuffer buffer = exchange.allocate(kBytes);
+      Group group = exchange.group();
+      group.send(send.data(), kBytes, peer);
+      group.recv(buffer.data(), kBytes, peer);
+      Handle handle = group.end();
+      handle.wait();
+      ASSERT_EQ(handle.report().mapped_bytes, kBytes);
+      step.arrive_and_wait();
+      if (round == 0 && exchange.rank() == 0) {
+        bytes_before = shared_bytes();
+        descriptors_before = descriptors();
+      }
+      step.arrive_and_wait();
+    }
+    step.arrive_and_wait();
+    if (exchange.rank() == 0) {
+      EXPECT_LE(shared_bytes(), bytes_before);
+      EXPECT_LE(descriptors(), descriptors_before);
+    }
+    step.arrive_and_wait();
+  });
 }
 
 TEST(Exchange, TwoNodesOfOneRank) { exchange_matrix({2, 1}, {}, {{9, 5'000'001}, {3'000'001, 11}}, 5, false); }
