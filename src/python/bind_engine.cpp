@@ -4,6 +4,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "../engine/kept_calibration.hpp"
 #include "railweave/engine/exchange.hpp"
@@ -33,6 +39,64 @@ void translate_rank_died(const std::exception_ptr& pointer, void*) {
     PyErr_SetObject(rank_died_type().ptr(), value.ptr());
   }
 }
+
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Without the GIL. Until Python 3.14 a thread that wants it back when the interpreter ends is ended by unwinding its stack, and with
+// nanobind's functions on it that aborts the process: daemon threads in wait(). Here they sleep on instead.
+class Waiting {
+ public:
+  Waiting() : state_(PyEval_SaveThread()) { ++waiting; }
+  ~Waiting() {
+    ++returning;
+    if (ending && std::this_thread::get_id() != ends) {
+      --returning;
+      // Other handlers may still need this thread, so not for ever yet.
+      for (int ms = 0; ms < 1000 && !finalizing(); ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      while (finalizing()) ::pause();
+      ++returning;
+    }
+    PyEval_RestoreThread(state_);
+    --returning;
+    --waiting;
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  // Just before the interpreter ends, by the thread that ends it: who is about to have the GIL back still gets it.
+  static void end() {
+    ends = std::this_thread::get_id();
+    ending = true;
+    const nb::gil_scoped_release release;
+    while (returning != 0) std::this_thread::yield();
+    if (waiting != 0) nb::set_leak_warnings(false);  // those threads keep what they wait for
+  }
+  static void watch_end() {
+    ::pthread_atfork(nullptr, nullptr, [] { waiting = returning = 0; });
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Waiting::end));
+  }
+
+ private:
+  inline static std::atomic<bool> ending{false};
+  inline static std::atomic<int> waiting{0}, returning{0};
+  inline static std::thread::id ends;
+  PyThreadState* state_;
+};
+
+// Its end waits for other ranks, so other threads of this program go on meanwhile, as in close().
+struct PythonExchange : Exchange {
+  using Exchange::Exchange;
+  ~PythonExchange() {
+    const Waiting waiting;
+    close();
+  }
+};
 
 ExchangeSettings settings_from(const nb::dict& given) {
   ExchangeSettings settings = settings_from_environment();
@@ -112,6 +176,7 @@ void bind_errors(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
   bind_errors(m);
+  Waiting::watch_end();
   m.def("exchange_settings", &settings_rows, "The settings table: name, environment variable, default, unit, help, measurement.");
   m.def("exchange_settings_markdown", &settings_markdown, "The settings table as docs/engine.md has it.");
 
@@ -122,7 +187,7 @@ void bind_engine(nb::module_& m) {
 
   nb::class_<Handle>(m, "ExchangeHandle")
       // In slices, so that Ctrl-C is noticed.
-      .def("wait_for", &Handle::wait_for, nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>())
+      .def("wait_for", &Handle::wait_for, nb::arg("seconds"), nb::call_guard<Waiting>())
       .def("test", &Handle::test)
       .def("report", [](const Handle& handle) { return report_dict(handle.report()); });
 
@@ -137,29 +202,29 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("address", [](const ExchangeBuffer& buffer) { return reinterpret_cast<std::uintptr_t>(buffer.data()); })
       .def_prop_ro("bytes", &ExchangeBuffer::bytes);
 
-  nb::class_<Exchange>(m, "Exchange")
+  nb::class_<PythonExchange>(m, "Exchange")
       .def(
           "__init__",
-          [](Exchange* self, std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
+          [](PythonExchange* self, std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
              const std::optional<std::string>& fabric, const nb::dict& given) {
             const ExchangeSettings settings = settings_from(given);
             std::optional<Fabric> graph;
             if (fabric) graph = parse_fabric_json(*fabric, "fabric");
-            const nb::gil_scoped_release release;
-            new (self) Exchange(rank, world, rendezvous, settings, std::move(graph));
+            const Waiting waiting;
+            new (self) PythonExchange(rank, world, rendezvous, settings, std::move(graph));
           },
           nb::arg("rank"), nb::arg("world"), nb::arg("rendezvous"), nb::arg("fabric").none(), nb::arg("settings"))
       .def_prop_ro("rank", &Exchange::rank)
       .def_prop_ro("world", &Exchange::world)
       .def_prop_ro("nodes", &Exchange::node_count)
-      .def("fabric_json", [](const Exchange& exchange) { return format_fabric_json(exchange.fabric()); })
+      .def("fabric_json", [](const PythonExchange& exchange) { return format_fabric_json(exchange.fabric()); })
       .def("links_down", &Exchange::links_down)
       .def("all_to_all_v",
-           [](Exchange& exchange, std::uintptr_t send, const Counts& send_counts, const Counts& send_offsets, std::uintptr_t recv,
+           [](PythonExchange& exchange, std::uintptr_t send, const Counts& send_counts, const Counts& send_offsets, std::uintptr_t recv,
               const Counts& recv_counts, const Counts& recv_offsets, std::uint32_t communicator) {
              return exchange.all_to_all_v(address(send), send_counts, send_offsets, address(recv), recv_counts, recv_offsets, communicator);
            })
       .def("group", &Exchange::group, nb::arg("communicator"))
       .def("allocate", &Exchange::allocate, nb::arg("bytes"))
-      .def("close", &Exchange::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", &Exchange::close, nb::call_guard<Waiting>());
 }

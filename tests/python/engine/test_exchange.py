@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import subprocess
+import sys
 import threading
 import types
 import weakref
@@ -158,6 +161,50 @@ def test_arrays_live_until_their_operation_has_ended_whoever_waits(tmp_path: Pat
             group.send(np.ones(300_000), 0)
         while alive() is not None:  # whoever comes next frees what has ended
             exchange.all_to_all_v(np.zeros(1), np.zeros(1), [1], [1])
+
+
+def test_other_threads_go_on_while_an_exchange_that_was_let_go_of_ends(tmp_path: Path) -> None:
+    begins = threading.Event()
+
+    def rank_0() -> None:
+        exchange = Exchange(0, 2, f"file://{tmp_path}", nics="lo", drain_ms=600_000)
+        with contextlib.ExitStack() as stack:
+            group = exchange.group()
+            group.recv(np.zeros(1), 1)
+            group.end()
+            # Nobody is given this thread's turn but by its own will.
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(1000)
+            begins.set()
+            del group, exchange  # it waits for the receive
+
+    def rank_1() -> None:
+        with Exchange(1, 2, f"file://{tmp_path}", nics="lo") as exchange:
+            begins.wait()
+            with exchange.group() as group:
+                group.send(np.zeros(1), 0)
+
+    threads = [threading.Thread(target=rank, daemon=True) for rank in (rank_0, rank_1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_program_ends_well_whatever_its_daemon_threads_wait_for(tmp_path: Path) -> None:
+    code = (
+        "import sys, threading, time\n"
+        "import numpy as np\n"
+        "from railweave.exchange import Exchange\n"
+        "exchange = Exchange(0, 1, sys.argv[1], nics='lo', drain_ms=1)\n"
+        "group = exchange.group()\n"
+        "group.recv(np.zeros(1), 0)\n"
+        "handle = group.end()\n"
+        "for _ in range(20): threading.Thread(target=handle.wait, daemon=True).start()\n"
+        "time.sleep(0.15)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, f"file://{tmp_path}"], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_closed_exchange_says_so(tmp_path: Path) -> None:
