@@ -4,6 +4,7 @@
 #include <array>
 #include <barrier>
 #include <chrono>
+#include <latch>
 #include <thread>
 
 #include "job.hpp"
@@ -192,16 +193,40 @@ TEST(Rows, ThatComeWhileTheOperationRunsChangeItsPlan) {
   constexpr std::uint64_t kFar = 8'000'000, kNear = 300'000;
   const Fabric slow = engine::derive_fabric(rail_cluster(2, kFar * 10));
   OperationReport report;
+  std::latch rank_0_came(1), rank_0_knows(2);
+  // A message there and back. What rank 1's engine has told before the first, rank 0's has seen before the second, if it looks again as
+  // seldom as every millisecond.
+  const auto ping = [](Exchange& exchange) {
+    for (const std::uint32_t sender : {0u, 1u}) {
+      std::byte data{};
+      Group group = exchange.group(1);
+      if (exchange.rank() == sender)
+        group.send(&data, 1, 1 - sender);
+      else
+        group.recv(&data, 1, sender);
+      group.end().wait();
+    }
+  };
   const auto body = [&](Exchange& exchange) {
     std::vector<std::byte> far(kFar), near(kNear);
-    if (exchange.rank() == 1) std::this_thread::sleep_for(300ms);
-    if (exchange.rank() >= 2) std::this_thread::sleep_for(600ms);
+    if (exchange.rank() == 1) {
+      rank_0_came.wait();
+      std::this_thread::sleep_for(300ms);  // however long: a rank 0 that has not planned yet does so once
+    }
+    if (exchange.rank() >= 2) rank_0_knows.wait();
     Group group = exchange.group();
     if (exchange.rank() < 2) group.send(far.data(), kFar, exchange.rank() + 2);
     if (exchange.rank() >= 2) group.recv(far.data(), kFar, exchange.rank() - 2);
     if (exchange.rank() == 0) group.send(near.data(), kNear, 1);
     if (exchange.rank() == 1) group.recv(near.data(), kNear, 0);
     Handle handle = group.end();
+    if (exchange.rank() == 0) rank_0_came.count_down();
+    if (exchange.rank() < 2) {
+      ping(exchange);
+      std::this_thread::sleep_for(1ms);
+      ping(exchange);
+      rank_0_knows.count_down();
+    }
     handle.wait();
     if (exchange.rank() == 0) report = handle.report();
   };
