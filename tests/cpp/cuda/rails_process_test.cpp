@@ -24,7 +24,7 @@ TEST_P(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
     if (GetParam()) job.prepare_slots = [](std::uint32_t, HiddenSlots& slots) { slots.objections = {""}; };
     ExchangeSettings settings;
     settings.chunk_bytes = 4096;
-    settings.drain_ms = 1000;
+    settings.drain_ms = 20'000;  // as in rails_test.cpp
     GpuRank instance(job, rank, directory.rendezvous(), settings);
     std::vector<std::byte> send(2 * kBytes), receive(2 * kBytes);
     const std::uint32_t peers[] = {rank < 2 ? 2u : 0u, rank < 2 ? 3u : 1u};
@@ -70,7 +70,7 @@ TEST(RailProcesses, ThoseBehindNicsThatNobodyDrivesFailAtOnce) {
     GpuJob job(shape);
     ExchangeSettings settings;
     settings.chunk_bytes = 4096;
-    settings.drain_ms = 1000;
+    settings.drain_ms = 20'000;
     GpuRank instance(job, rank, directory.rendezvous(), settings);
     std::vector<std::byte> send(kBytes), receive(kBytes);
     const std::uint32_t peer = 3 - rank;

@@ -264,7 +264,7 @@ ExchangeSettings impatient() {
   settings.rail_timeout_ms = 300;
   settings.heartbeat_ms = 20;
   settings.reconnect_ms = 50;
-  settings.drain_ms = 1000;
+  settings.drain_ms = 20'000;  // whoever has not heard by then that a rank leaves waits for it for ever
   return settings;
 }
 
@@ -424,6 +424,9 @@ TEST(Rails, AnAbortWhileBytesMoveEndsBothSides) {
       Buffers buffers;
       buffers.add(rank.rank(), 0, 1, 8'000'000, 1);
       buffers.add(rank.rank(), 1, 0, 8'000'000, 2);
+      // For one more that never comes: else the operation may be over before the thread that aborts it has a CPU.
+      std::vector<std::byte> never(100'000);
+      buffers.transfers.push_back({Direction::receive, 1 - rank.rank(), never.data(), never.size()});
       std::jthread plug;
       if (rank.rank() == aborts) {
         plug = std::jthread([&] {
