@@ -1,5 +1,7 @@
 // The shim's parts on their own: the hub's rounds, the decision, the launches of a group, the unique id, settings, stalls.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -107,39 +109,49 @@ TEST(Hub, StrangersAndDisagreementsAreRefused) {
   for (const Round& round : rounds) EXPECT_TRUE(round.status == RoundStatus::refused || round.status == RoundStatus::expired);
 }
 
+// Sends a rank in and comes back when the hub has counted it, without an answer.
+void send_in(HubClient& client, std::atomic<bool>& cancelled, std::uint32_t rank, std::uint32_t world) {
+  ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
+  std::thread canceller([&] { cancelled = true; });
+  EXPECT_EQ(client.join("round", rank, world, "", milliseconds(3'000'000)).status, RoundStatus::unknown);
+  canceller.join();
+  cancelled = false;
+  // The hub takes the frames of a connection one after the other.
+  ASSERT_EQ(client.join("alone " + std::to_string(rank), 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
+}
+
 // The rank that leaves ends the round for those who wait, long before its time.
 TEST(Hub, ARankThatGoesAwayEndsItsRound) {
   Hub hub;
   const HubAddress address = loopback(hub);
   hub.admit(address.nonce);
-  std::atomic<bool> gone{false};
-  std::thread leaves([&] {
-    HubClient client(address, gone);
-    ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
-    EXPECT_EQ(client.join("round", 0, 3, "", milliseconds(3'000'000)).status, RoundStatus::unknown);
-  });
-  std::thread stays([&] {
-    const Round round = join(address, "round", 1, 3, milliseconds(3'000'000));
-    EXPECT_EQ(round.status, RoundStatus::expired);
-    EXPECT_EQ(round.missing, "rank 0");
-    EXPECT_TRUE(round.left);
-    EXPECT_EQ(round.first, 1u);
-  });
-  std::this_thread::sleep_for(milliseconds(50));
-  gone = true;
-  leaves.join();
-  stays.join();
+  std::atomic<bool> cancelled{false};
+  HubClient stays(address, cancelled);
+  {
+    HubClient leaves(address, cancelled);
+    send_in(leaves, cancelled, 0, 3);
+    send_in(stays, cancelled, 1, 3);
+  }
+  // The next answer is that of the round which it is in; there is none to this frame.
+  const Round round = stays.join("for ever", 0, 2, "", milliseconds(3'000'000));
+  EXPECT_EQ(round.status, RoundStatus::expired);
+  EXPECT_EQ(round.missing, "rank 0");
+  EXPECT_TRUE(round.left);
+  EXPECT_EQ(round.first, 1u);
 }
 
 TEST(Hub, NobodyThereIsKnownAtOnce) {
-  std::uint16_t port = 0;
-  {
-    Hub hub;
-    port = hub.port();
-  }
+  // Bound, so that nobody else listens there meanwhile.
+  const FileDescriptor silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in bound{};
+  bound.sin_family = AF_INET;
+  bound.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof bound;
+  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&bound), length), 0);
+  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&bound), &length), 0);
   HubAddress address;
-  address.family = 2;
-  address.port = port;
+  address.family = AF_INET;
+  address.port = ::ntohs(bound.sin_port);
   address.host = {127, 0, 0, 1};
   HubClient client(address, kNever);
   EXPECT_FALSE(client.connect(std::chrono::steady_clock::now() + std::chrono::hours(1)));

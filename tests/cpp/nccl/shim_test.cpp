@@ -125,11 +125,12 @@ INSTANTIATE_TEST_SUITE_P(All, Program,
                                          Case{"half_served", 4}, Case{"random_groups", 8}),
                          [](const auto& tested) { return std::string(tested.param.scenario); });
 
+// The others have to come within this time of each other, on a busy machine, too.
 TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
-  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_SHIM_WAIT_MS=1000"}, "--bare 2");
+  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_SHIM_WAIT_MS=10000"}, "--bare 2");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 0u);
-  EXPECT_EQ(outcome.count("left to NCCL: rank 2: no shim there, or too late (RAILWEAVE_SHIM_WAIT_MS=1000)"), 3u) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: rank 2: no shim there, or too late (RAILWEAVE_SHIM_WAIT_MS=10000)"), 3u) << outcome.log;
   EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
 }
 
@@ -180,7 +181,7 @@ TEST(Shim, ARankWithoutDescriptorsLeavesTheCommunicatorToNcclOnAllRanks) {
   EXPECT_EQ(none_for_a_port.count("left to NCCL: rank 0: no TCP port for the ranks to meet at: Too many open files"), 4u)
       << none_for_a_port.log;
   EXPECT_EQ(none_for_a_port.count("WARN"), 1u) << none_for_a_port.log;
-  const Outcome none = run(Mode::preload, "descriptors", 4, {"DESCRIPTORS_LEFT=0", "RAILWEAVE_SHIM_WAIT_MS=3000"});
+  const Outcome none = run(Mode::preload, "descriptors", 4, {"DESCRIPTORS_LEFT=0", "RAILWEAVE_SHIM_WAIT_MS=10000"});
   EXPECT_EQ(none.exit_code, 0) << none.log;
   EXPECT_EQ(none.count(": served"), 4u) << none.log;
   EXPECT_EQ(none.count("left to NCCL: no socket to the process that made its unique id: Too many open files"), 1u) << none.log;
