@@ -1,4 +1,14 @@
-.PHONY: bench-messages test-sanitized
+SOAK_MINUTES ?= 30
+# Another seed each time; a finding says how to repeat it.
+SOAK_OPTIONS ?=
+
+.PHONY: bench-messages test-sanitized soak soak-engine
+soak: soak-engine soak-cni ## both soaks: the engine's, then the Kubernetes side's (an hour and a half, as root)
+
+soak-engine: setup ## random exchanges in labs under random faults, everything checked (SOAK_MINUTES=30, SOAK_OPTIONS='--seed 1 --job 7')
+	@sudo=; [ "$$(id -u)" -eq 0 ] || sudo=sudo; \
+	$$sudo .venv/bin/python benchmarks/engine/soak.py --minutes $(SOAK_MINUTES) $(SOAK_OPTIONS)
+
 bench-messages: build ## what messages over a rail cost the engine's thread (docs/engine.md)
 	@export RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true); \
 	build/$(PRESET)/benchmarks/engine/message_cpu
