@@ -16,7 +16,7 @@ import time
 from railweave.bench.alltoallv import Case, lower_bound
 from railweave.bench.errors import BenchError
 from railweave.bench.session import PolicySession, Sample, Session
-from railweave.bench.stolen import StolenTime
+from railweave.bench.taken import TakenTime
 from railweave.lab import Lab, LabSpec
 from railweave.lab.fabric import of_lab
 from railweave.lab.spec import parse_rate, parse_shape
@@ -46,14 +46,14 @@ def row(setting: str, case: Case, samples: list[Sample], stolen: float) -> str:
 def _measure(case: Case, sessions: list[tuple[str, Session]], repeat: int, end: float) -> bool:
     """All settings in turn, until `end`; whether every byte was right."""
     samples: dict[str, list[Sample]] = {setting: [] for setting, _ in sessions}
-    with StolenTime() as stolen:
+    with TakenTime() as span:
         for repetition in range(_WARM_UP + repeat):
             for setting, session in sessions:
                 if time.monotonic() < end:
                     samples[setting].append(session.exchange(case.matrix, repetition, _EXCHANGE_S))
     for setting, taken in samples.items():
         if len(taken) > _WARM_UP:
-            print(row(setting, case, taken[_WARM_UP:], stolen.share), flush=True)
+            print(row(setting, case, taken[_WARM_UP:], span.stolen), flush=True)
     return not any(sample.wrong for taken in samples.values() for sample in taken)
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "machine"))
 
 from doctor_time import full_size
 
-from railweave.bench.stolen import StolenTime
+from railweave.bench.taken import TakenTime
 
 PROGRAM = """
 import gc
@@ -57,7 +57,7 @@ def main() -> None:
             for name, program in (("python", NOTHING), ("first start", PROGRAM))
         }
         times: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
-        with StolenTime() as stolen:
+        with TakenTime() as span:
             for start in range(starts + 1):
                 for key, command in commands.items():
                     begin = time.perf_counter()
@@ -66,7 +66,7 @@ def main() -> None:
                         times[key].append(1e3 * (time.perf_counter() - begin))
     for (name, python), taken in times.items():
         print(f"{name:<12} {statistics.median(taken):6.1f} ({min(taken):.1f} to {max(taken):.1f}) ms  {python}")
-    print(f"load {os.getloadavg()[0]:.1f}, {stolen.share:.0%} of the wanted CPU time stolen, {starts} starts each, in turn")
+    print(f"load {os.getloadavg()[0]:.1f}, {span.stolen:.0%} of the wanted CPU time stolen, {starts} starts each, in turn")
 
 
 if __name__ == "__main__":
