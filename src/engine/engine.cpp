@@ -176,11 +176,11 @@ void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload)
     case FrameType::lease_end: on_leaving(source); break;
     case FrameType::dead: {
       const auto rank = payload.get<std::uint32_t>();
-      const bool ended_well = payload.get<std::uint32_t>() != 0;
+      const auto traits = payload.get<std::uint32_t>();
       const std::string how = payload.text();
       // Only a mate of the dead can know.
       if (payload.ok() && rank < cluster_.world && !cluster_.local(rank) && cluster_.ranks[rank].node == cluster_.ranks[source].node) {
-        on_death_told(rank, ended_well, how);
+        on_death_told(rank, traits, how);
       }
       break;
     }

@@ -69,6 +69,7 @@ class Engine final : public EngineServices {
 
  private:
   enum class RankState : std::uint8_t { alive, leaving, dead };
+  static constexpr std::uint32_t kEndedWell = 1, kHadLeft = 2;  // what `dead` frames say beside the rank
   struct Member {
     RankState state = RankState::alive;
     bool left = false;          // it said goodbye, or nothing of it gets here any more; it may be dead by now
@@ -144,7 +145,8 @@ class Engine final : public EngineServices {
   void lose(std::uint32_t node);
   void check_pids();
   void check_deaths(std::uint64_t now);
-  void on_death_told(std::uint32_t rank, bool ended_well, const std::string& how);
+  void on_death_told(std::uint32_t rank, std::uint32_t traits, const std::string& how);
+  void take_leave(std::uint32_t rank);
   void on_dead(std::uint32_t rank, const std::string& how);
   void on_leaving(std::uint32_t rank);
   void tell_deaths();

@@ -90,25 +90,27 @@ void Engine::lose(std::uint32_t node) {
 }
 
 void Engine::check_pids() {
-  bool died = false;
+  bool news = false;
   for (const std::uint32_t rank : cluster_.mates()) {
     Member& member = members_[rank];
     if (!member.pidfd || member.state == RankState::dead) continue;
     pollfd entry{member.pidfd.get(), POLLIN, 0};
     if (::poll(&entry, 1, 0) <= 0) continue;
-    died = died || member.state == RankState::alive;
+    // Who has left has said so to everybody, but where that is lost for longer than it may wait only its mates can tell.
+    news = news || member.state == RankState::alive || closing_since_ == 0;
     on_dead(rank, "its process (pid " + std::to_string(cluster_.ranks[rank].pid) + ") has ended");
   }
-  if (died) tell_deaths();
+  if (news) tell_deaths();
 }
 
 // What the dead rank gave to rails before may be behind as much data as they queue, and the message of its death by another rail: its
 // frames are taken until they would count as lost.
-void Engine::on_death_told(std::uint32_t rank, bool ended_well, const std::string& how) {
+void Engine::on_death_told(std::uint32_t rank, std::uint32_t traits, const std::string& how) {
   Member& member = members_[rank];
   if (member.state == RankState::dead || member.dies_at != 0) return;
+  if ((traits & kHadLeft) != 0 && !member.left) take_leave(rank);
   member.dies_at = now_ns() + settings_.resend_ms * 1'000'000;
-  member.ended_well = ended_well;
+  member.ended_well = (traits & kEndedWell) != 0;
   member.told = how;
   backend_->retire_attempts();  // it relays nothing from now on
 }
@@ -148,16 +150,18 @@ void Engine::on_dead(std::uint32_t rank, const std::string& how) {
   backend_->retire_attempts();
 }
 
-// Ranks of other nodes cannot see processes here: the lowest live rank tells them all it knows.
+// Ranks of other nodes cannot see processes here: the lowest live rank tells them all it knows. Of those that had left it says nothing
+// when it closes itself: ranks mostly leave together.
 void Engine::tell_deaths() {
   for (const std::uint32_t mate : cluster_.mates()) {
     if (members_[mate].state == RankState::alive && mate < cluster_.rank) return;
   }
   for (const std::uint32_t mate : cluster_.mates()) {
-    if (members_[mate].state != RankState::dead || members_[mate].left) continue;
+    const Member& member = members_[mate];
+    if (member.state != RankState::dead || (member.left && closing_since_ != 0)) continue;
     ByteWriter payload;
     payload.put(mate)
-        .put(std::uint32_t{members_[mate].ended_well})
+        .put((member.ended_well ? kEndedWell : 0) | (member.left ? kHadLeft : 0))
         .text("its process (pid " + std::to_string(cluster_.ranks[mate].pid) + ") has ended");
     for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
       if (!cluster_.local(rank) && members_[rank].state != RankState::dead) control_->send(rank, FrameType::dead, payload.bytes());
@@ -175,11 +179,16 @@ void Engine::on_leaving(std::uint32_t rank) {
     memory_->reader_gone(mate);  // its operations are over: nothing is for it any more
   }
   member.state = RankState::leaving;
+  take_leave(rank);
+  proxy_->abandon(rank, false);
+  fail_operations_with(rank, FailureKind::left, false);
+}
+
+void Engine::take_leave(std::uint32_t rank) {
+  Member& member = members_[rank];
   member.left = true;
   member.left_first = leaving_since_ == 0;
   member.epitaph = "rank " + std::to_string(rank) + " has left: it has closed its exchange";
-  proxy_->abandon(rank, false);
-  fail_operations_with(rank, FailureKind::left, false);
 }
 
 void Engine::fail_operations_with(std::uint32_t rank, FailureKind kind, bool collectives) {

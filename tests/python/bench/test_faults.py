@@ -34,9 +34,9 @@ PATIENCE_S = 120.0
 
 # Ranks make an exchange over all pairs, say so, and do what their mode says; descriptor 3 gets a byte when it is time to die.
 RANKS = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 import numpy as np
-from railweave.exchange import Exchange, RankDied
+from railweave.exchange import Exchange, ExchangeError, RankDied
 
 mode, rendezvous, fabric = sys.argv[1:]
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -73,6 +73,22 @@ with Exchange(rank, world, rendezvous, fabric=open(fabric).read()) as exchange:
             collective(exchange, bytes_each)
         except RankDied as error:
             tell(died=error.rank, text=str(error))
+    elif mode == "leave" and rank == 3:
+        os.read(3, 1)
+        while len(exchange.links_down()) < 4:  # of both NICs of this node to both of the other; what is said now goes nowhere
+            time.sleep(0.01)
+        exchange.close()
+        sys.exit()
+    elif mode == "leave":
+        if rank != 2:
+            group = exchange.group()
+            group.recv(np.zeros(100_000, np.uint8), 3)
+            handle = group.end()
+            tell(waits=True)
+            try:
+                handle.wait()
+            except ExchangeError as error:
+                tell(text=str(error))
     elif rank == 1:
         die_when_told()
     elif rank in (0, 2):
@@ -122,7 +138,7 @@ class Ranks:
         for fd in (says, die, end):
             os.close(fd)
         self.said = os.fdopen(said)
-        self.victim = victim
+        self.statuses = {rank: -signal.SIGKILL if rank == victim and mode != "leave" else 0 for rank in range(SPEC.world)}
 
     def hear(self, count: int) -> list[dict[str, Any]]:
         """The next things that ranks say."""
@@ -135,7 +151,7 @@ class Ranks:
         self.job.close()
         self.said.close()
         os.close(self.kill)
-        assert statuses == {rank: -signal.SIGKILL if rank == self.victim else 0 for rank in range(SPEC.world)}
+        assert statuses == self.statuses
 
 
 def test_a_rank_that_dies_is_named_by_all_others_within_10_seconds(lab: Lab, tmp_path: Path) -> None:
@@ -150,6 +166,23 @@ def test_a_rank_that_dies_is_named_by_all_others_within_10_seconds(lab: Lab, tmp
     assert sorted(error["rank"] for error in errors) == [0, 1, 2]
     assert all(error["died"] == 3 and "rank 3 has died" in error["text"] for error in errors), errors
     assert took < 10  # the contract: death_ms and what is left for the rest
+
+
+def test_a_rank_that_leaves_unheard_is_not_waited_for(lab: Lab, tmp_path: Path) -> None:
+    """Its node is cut off for longer than it may wait for acknowledgements; its mate stays."""
+    ranks = Ranks(lab, "leave", 3, tmp_path, RAILWEAVE_DRAIN_MS="300", RAILWEAVE_DEATH_MS="600000")
+    ranks.hear(SPEC.world)
+    ranks.hear(2)
+    for rail in range(SPEC.rails):
+        lab.set_link(1, rail, up=False)
+    os.write(ranks.kill, b"x")
+    wait_for("rank 3 ends", lambda: 3 in {**ranks.job.poll(0.01), **ranks.job.statuses})
+    for rail in range(SPEC.rails):
+        lab.set_link(1, rail, up=True)
+    errors = ranks.hear(2)
+    ranks.close()
+    assert sorted(error["rank"] for error in errors) == [0, 1]
+    assert all("rank 3 has left" in error["text"] for error in errors), errors
 
 
 def test_the_death_of_a_relay_loses_nothing(lab: Lab, tmp_path: Path) -> None:
