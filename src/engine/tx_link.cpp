@@ -1,7 +1,6 @@
 #include "tx_link.hpp"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <utility>
 
@@ -22,14 +21,6 @@ constexpr std::size_t kOffersPerWindow = 3;
 constexpr std::uint64_t kRateNs = 10'000'000'000;
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
-// Several of the largest frames that Ethernet has (9,000 bytes).
-constexpr std::size_t kProofBytes = 32u << 10;
-
-// What a hello carries where a link was up before. NICs take no memory that cannot be written.
-std::span<const std::byte> proof() {
-  static std::array<std::byte, kProofBytes> bytes;
-  return bytes;
-}
 
 }  // namespace
 
@@ -306,10 +297,7 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
   if (!up()) {
     if (now >= next_connect_) connect(address, now);
     if (now < next_hello_) return false;
-    // Where small frames pass and large ones are lost, a link that came up would take chunks, lose them, and hold up operations for a rail
-    // time-out, again and again. The first on a connection is enough: what follows it there comes after it.
-    const bool proves = next_hello_ == connected_at_ && word_ >> 1 > 1;
-    port_.transport.send(names_.peer, header(RailFrame::hello), proves ? proof() : std::span<const std::byte>{}, 0);
+    port_.transport.send(names_.peer, header(RailFrame::hello), {}, 0);
     next_hello_ = now + times_.resend_ns / 2;
     return true;
   }

@@ -170,7 +170,7 @@ class UcxTransport final : public Transport {
     RailHeader header;
     std::byte* where = nullptr;
     std::size_t bytes = 0;
-    std::shared_ptr<std::byte[]> own = nullptr;  // `where`, of what is no `data`
+    std::shared_ptr<std::byte[]> own = nullptr;  // `where`, of a `carry`
   };
 
   void require(ucs_status_t status, const std::string& what) const {
@@ -336,12 +336,6 @@ class UcxTransport final : public Transport {
       listener_->on_carried(frame, {static_cast<const std::byte*>(data), bytes});
       return UCS_OK;
     }
-    if (frame.kind == RailFrame::hello && bytes != 0) {  // nothing counts but that it came
-      if (bytes > kMaxCarryBytes) return UCS_OK;
-      if (rendezvous) return receive(frame, nullptr, data, bytes);
-      listener_->on_delivered(frame, nullptr, 0, true);
-      return UCS_OK;
-    }
     std::byte* where = bytes == 0 ? nullptr : listener_->on_incoming(frame, bytes);
     if (bytes != 0 && where == nullptr) return UCS_OK;
     if (rendezvous) return receive(frame, where, data, bytes);
@@ -387,10 +381,8 @@ class UcxTransport final : public Transport {
     if (listener_ == nullptr) return;
     if (receive.own == nullptr)
       listener_->on_delivered(receive.header, receive.where, receive.bytes, ok);
-    else if (ok && receive.header.kind == RailFrame::carry)
-      listener_->on_carried(receive.header, {receive.where, receive.bytes});
     else if (ok)
-      listener_->on_delivered(receive.header, nullptr, 0, true);
+      listener_->on_carried(receive.header, {receive.where, receive.bytes});
   }
 
   // One reading is behind the writes of all that arrived before it.

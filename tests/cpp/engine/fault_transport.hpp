@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 
 #include "shared_memory.hpp"
 #include "transport.hpp"
@@ -24,15 +23,12 @@ struct FaultPolicy {
 // Shared by the wrappers of a job: lets a test pull the plug of a rail. A dead NIC sends nothing and hears nothing.
 class RailSwitch {
  public:
-  explicit RailSwitch(std::uint32_t nics) : dead_(nics), narrow_(nics) {}
+  explicit RailSwitch(std::uint32_t nics) : dead_(nics) {}
   void set_dead(std::uint32_t nic, bool dead) { dead_[nic].store(dead); }
   bool dead(std::uint32_t nic) const { return dead_[nic].load(); }
-  // Large frames do not get out, and hold up what comes after them on their connection, as in TCP: a switch with too small an MTU.
-  void set_narrow(std::uint32_t nic, bool narrow) { narrow_[nic].store(narrow); }
-  bool narrow(std::uint32_t nic) const { return narrow_[nic].load(); }
 
  private:
-  std::vector<std::atomic<bool>> dead_, narrow_;
+  std::vector<std::atomic<bool>> dead_;
 };
 
 class FaultTransport : public engine::Transport, engine::TransportListener {
@@ -48,10 +44,7 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
   }
   bool knows(engine::MemoryKind kind) const override { return inner_->knows(kind); }
   void use_memory(std::span<std::byte> memory, engine::MemoryKind kind) override { inner_->use_memory(memory, kind); }
-  void connect(std::uint32_t peer, std::span<const std::byte> address) override {
-    stuck_.erase(peer);
-    inner_->connect(peer, address);
-  }
+  void connect(std::uint32_t peer, std::span<const std::byte> address) override { inner_->connect(peer, address); }
   bool reconnects() const override { return inner_->reconnects(); }
   void disconnect(std::uint32_t peer) override {
     if (!policy_.outlives_disconnect) inner_->disconnect(peer);
@@ -66,8 +59,7 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
   }
 
   void send(std::uint32_t peer, const engine::RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
-    if (rails_->narrow(nic_) && payload.size() > kNarrow) stuck_.insert(peer);
-    if (rails_->dead(nic_) || stuck_.contains(peer) || hit(policy_.drop_permille)) {
+    if (rails_->dead(nic_) || hit(policy_.drop_permille)) {
       if (token != 0) listener_->on_sent(token);
       return;
     }
@@ -119,7 +111,6 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
 
  private:
   static constexpr std::uint64_t kOwnToken = std::uint64_t{1} << 63;
-  static constexpr std::size_t kNarrow = 1500;
   struct Held {
     std::uint32_t peer;
     engine::RailHeader header;
@@ -136,7 +127,6 @@ class FaultTransport : public engine::Transport, engine::TransportListener {
   std::uint32_t nic_;
   std::mt19937_64 random_;
   engine::TransportListener* listener_ = nullptr;
-  std::set<std::uint32_t> stuck_;  // peers to which nothing gets until the next connection
   std::deque<Held> held_;
   std::deque<Held> in_flight_;
   std::uint64_t next_token_ = 1;

@@ -158,53 +158,6 @@ TEST_P(RailDeath, ChunksGoOutAgainOnTheOthersAndTheRailComesBack) {
   });
 }
 
-using NarrowRail = Faults;
-
-// Small frames pass. Without a proof the link would come up at once each time, and each operation would lose chunks on it.
-TEST_P(NarrowRail, IsNotUsedUntilLargeFramesPassAgain) {
-  if (!engine::UcxLibrary::load(test_ucx_library())->survives_failed_connects())
-    GTEST_SKIP() << "this UCX cannot connect again (needs 1.14)";
-  const Shape shape{2, 2};
-  ExchangeSettings settings = cramped();
-  settings.rail_timeout_ms = 200;
-  settings.heartbeat_ms = 20;
-  settings.resend_ms = 30;
-  settings.reconnect_ms = 50;
-  const auto rails = std::make_shared<RailSwitch>(shape.world());
-  std::atomic<bool> given_up{false}, up_again{false};
-  std::barrier step(shape.world());
-  run(shape, settings, GetParam(), rails, [&](engine::Engine& engine, std::uint32_t rank) {
-    ping(engine, rank, shape, 3, 100'000);
-    step.arrive_and_wait();
-    rails->set_narrow(1, true);
-    const auto is_down = [&] { return !engine.links_down().empty(); };
-    for (int round = 0; round < 200 && !given_up.load(); ++round) {
-      step.arrive_and_wait();
-      ping(engine, rank, shape, 1, 400'000);
-      if (rank == 0) given_up = is_down();
-      step.arrive_and_wait();
-    }
-    EXPECT_TRUE(given_up.load());
-    for (int round = 0; round < 20; ++round) {
-      ping(engine, rank, shape, 1, 400'000);
-      if (rank == 0 && !is_down()) up_again = true;
-    }
-    step.arrive_and_wait();
-    EXPECT_FALSE(up_again.load());
-    rails->set_narrow(1, false);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
-    while (rank == 0 && !engine.links_down().empty() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    step.arrive_and_wait();
-    if (rank == 0) {
-      EXPECT_TRUE(engine.links_down().empty()) << "the rail was not used again";
-    }
-    ping(engine, rank, shape, 3, 100'000);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Rails, NarrowRail, testing::Values(FaultPolicy{8, 0, 0, 0}));
-
 INSTANTIATE_TEST_SUITE_P(Rails, RailDeath, testing::Values(FaultPolicy{6, 0, 0, 0}, FaultPolicy{7, 20, 20, 20}));
 
 }  // namespace

@@ -206,26 +206,5 @@ TEST_F(TxLinkTest, AnswersWithoutATimeMeasureNothing) {
   }
 }
 
-// What lost a link may lose large frames only: the first hello on a new connection shows that they pass.
-TEST_F(TxLinkTest, ALinkThatWasUpProvesThatLargeFramesPass) {
-  bring_up();
-  EXPECT_TRUE(transport_.payloads.empty());
-  link_.on_lost(now_);
-  for (const std::uint64_t generation : {2, 3}) {
-    now_ += 1'000'000;
-    transport_.payloads.clear();
-    turn();
-    ASSERT_EQ(transport_.payloads.size(), 1u);
-    EXPECT_GT(transport_.payloads[0].size(), 9000u);
-    now_ += 60;
-    turn();  // repeated
-    EXPECT_EQ(transport_.sent.back().kind, RailFrame::hello);
-    EXPECT_EQ(transport_.payloads.size(), 1u) << "slow rails have enough to do";
-    answer(RailFrame::hello_back, generation);
-    ASSERT_TRUE(link_.up());
-    link_.on_lost(now_);
-  }
-}
-
 }  // namespace
 }  // namespace railweave::test
