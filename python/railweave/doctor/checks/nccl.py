@@ -249,7 +249,7 @@ def _judge_value(patient: Patient, subject: Subject) -> Verdict:
         return clear("a number", line)
     taken = number_taken(value)
     if taken is None:
-        return fires("no number: NCCL 2.30.7 and releases before take 0 for it, later ones the default", line)
+        return fires("no number: NCCL 2.30.7 and releases before take 0 for it, later ones perhaps the default", line)
     why = "a leading 0 makes a number octal" if value.strip().lstrip("+-").isdecimal() else "it reads no further than the number"
     return fires(f"NCCL takes {taken}: {why}", line)
 
