@@ -64,6 +64,7 @@ struct DeviceWords {
   __device__ __forceinline__ static void vacate(std::uint64_t* word, std::uint64_t value) { store(word, value); }
   // 16 bytes in one access; whoever changes a mapping writes its base before its name.
   __device__ __forceinline__ static Mapping pair(const Mapping* mapping) {
+    static_assert(sizeof(Mapping) == 16 && alignof(Mapping) == 16);
     Mapping value;
     asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(value.buffer), "=l"(value.base) : "l"(mapping) : "memory");
     return value;
