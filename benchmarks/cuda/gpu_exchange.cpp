@@ -2,7 +2,7 @@
 // operations, every byte checked.
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
-//                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--virtual]
+//                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--ranks 4] [--virtual]
 //
 // --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
 // each 50th of 5,000 messages; --large: of few and large messages instead, as those are that take several paths; --lives: communicators
@@ -94,7 +94,7 @@ struct Shared {
 
 struct Options {
   std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1;
+  std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1, ranks = 0;
   bool graph = false, death = false, threads = false, in_pieces = false, large = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
@@ -149,7 +149,11 @@ class Rank {
  public:
   Rank(std::uint32_t rank, std::uint32_t world, const Options& options, Shared& shared, const std::string& rendezvous)
       : rank_(rank), world_(world), options_(options), shared_(shared), rendezvous_(rendezvous), nccl_(options.nccl) {
-    check(cudaSetDevice(static_cast<int>(rank)), "cudaSetDevice");
+    int gpus = 0;
+    check(cudaGetDeviceCount(&gpus), "GPUs");
+    device_ = static_cast<int>(rank) % gpus;
+    check(cudaSetDevice(device_), "cudaSetDevice");
+    if (world > static_cast<std::uint32_t>(gpus) && nccl_.library != nullptr) ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     check(cudaEventCreate(&start_), "event");
     check(cudaEventCreate(&stop_), "event");
@@ -172,7 +176,7 @@ class Rank {
     int version = 0;
     if (nccl_.library != nullptr) nccl_.get_version(&version);
     if (rank_ == 0)
-      std::printf("%u GPUs, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds, options_.graph ? "graph replays" : "queued calls");
+      std::printf("%u ranks, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds, options_.graph ? "graph replays" : "queued calls");
     if (options_.checks != 0) check_random();
     if (options_.lives != 0) check_lives();
     for (const std::uint64_t size : options_.sizes) {
@@ -205,7 +209,7 @@ class Rank {
     if (options_.nodes > 1) settings.insert(settings.end(), {{"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}});
     const auto log = [](void*, const char* text) { std::fprintf(stderr, "gpu_exchange: %s\n", text); };
     const railweave_cuda_config config{
-        sizeof config, rank_,   world_, static_cast<std::int32_t>(rank_), 0, rendezvous_.c_str(), settings.data(), settings.size(),
+        sizeof config, rank_,   world_, device_, 0, rendezvous_.c_str(), settings.data(), settings.size(),
         log,           nullptr, nullptr};
     require(api_->create(&config, &communicator_));
   }
@@ -469,7 +473,7 @@ class Rank {
     };
     std::size_t free = 0, total = 0, lines = 0;
     cudaMemPool_t pool = nullptr;  // what it keeps is not lost
-    check(cudaDeviceGetDefaultMemPool(&pool, static_cast<int>(rank_)), "the device's pool");
+    check(cudaDeviceGetDefaultMemPool(&pool, device_), "the device's pool");
     check(cudaMemPoolTrimTo(pool, 0), "trimming the device's pool");
     barrier();
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
@@ -516,6 +520,7 @@ class Rank {
   }
 
   std::uint32_t rank_, world_;
+  int device_ = 0;
   const Options& options_;
   Shared& shared_;
   std::string rendezvous_;
@@ -571,6 +576,8 @@ Options parse(int argc, char** argv) {
       options.checks = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--nodes") {
       options.nodes = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--ranks") {
+      options.ranks = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--lives") {
       options.lives = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--sizes") {
@@ -594,9 +601,11 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
-  const std::uint32_t world = std::min(count_gpus(), kMostRanks);
-  if (world < 2) die("two GPUs are needed");
-  if (options.nodes == 0 || world % options.nodes != 0) die("--nodes: expected one that divides the GPUs");
+  const std::uint32_t gpus = count_gpus(), world = options.ranks == 0 ? std::min(gpus, kMostRanks) : options.ranks;
+  if (gpus == 0) die("no GPU");
+  if (world < 2 || world > kMostRanks) die("expected 2 to " + std::to_string(kMostRanks) + " ranks (--ranks; by default one a GPU)");
+  if (options.threads && world > gpus && !options.nccl.empty()) die("--threads: NCCL takes no ranks of a process that share GPUs");
+  if (options.nodes == 0 || world % options.nodes != 0) die("--nodes: expected one that divides the ranks");
   auto* shared = static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   pthread_barrierattr_t attributes;
   ::pthread_barrierattr_init(&attributes);

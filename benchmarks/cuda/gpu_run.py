@@ -48,26 +48,26 @@ class Step:
 
 def _steps(options: argparse.Namespace) -> list[Step]:
     first, *others = (str(path.resolve()) for path in options.railweave)
-    exchange = str(options.exchange.resolve())
-    measure = (exchange, "--nccl", str(options.nccl.resolve()), "--rounds", "3", "--railweave")
+    exchange = (str(options.exchange.resolve()), "--ranks", str(options.ranks))
+    measure = (*exchange, "--nccl", str(options.nccl.resolve()), "--rounds", "3", "--railweave")
     key = ("--patterns", "hot,balanced", "--sizes")
-    steps = [Step("bytes of 300 random operations, 6 of 5,000 messages", (exchange, "--railweave", first, "--check", "300"), 20, 60)]
+    steps = [Step("bytes of 300 random operations, 6 of 5,000 messages", (*exchange, "--railweave", first, "--check", "300"), 20, 60)]
     for path in others:
-        steps.append(Step(f"bytes of 100 random operations, {path}", (exchange, "--railweave", path, "--check", "100"), 10, 40))
+        steps.append(Step(f"bytes of 100 random operations, {path}", (*exchange, "--railweave", path, "--check", "100"), 10, 40))
     for path in (first, *others):
         steps.append(Step(f"graph replays, {path}", (*measure, path, "--graph", *key, _MIDDLE), 25, 60))
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
     nodes = ("--nodes", "2", "--check", "100")
-    steps.append(Step("bytes of 100 random operations over two nodes", (exchange, "--railweave", first, *nodes), 20, 60))
-    direct = ("env", "RAILWEAVE_GPU_DIRECT=2", exchange, "--railweave", first, *nodes)
+    steps.append(Step("bytes of 100 random operations over two nodes", (*exchange, "--railweave", first, *nodes), 20, 60))
+    direct = ("env", "RAILWEAVE_GPU_DIRECT=2", *exchange, "--railweave", first, *nodes)
     steps.append(Step("the same with the NICs' slots on the GPUs (UCX with CUDA)", direct, 20, 60, says=_DIRECT))
-    steps.append(Step("a rank dies, two nodes", (exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
-    virtual = (exchange, "--virtual", "--railweave", first)
+    steps.append(Step("a rank dies, two nodes", (*exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
+    virtual = (*exchange, "--virtual", "--railweave", first)
     steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
-    steps.append(Step("queued calls, virtual memory", (*virtual, *measure[1:-1], *key, _LARGE), 40, 90, rates=True))
-    steps.append(Step("a rank dies", (exchange, "--railweave", first, "--death"), 6, 30))
+    steps.append(Step("queued calls, virtual memory", (*virtual, *measure[len(exchange) : -1], *key, _LARGE), 40, 90, rates=True))
+    steps.append(Step("a rank dies", (*exchange, "--railweave", first, "--death"), 6, 30))
     if options.shim:
-        shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--gpus", str(options.gpus))
+        shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--ranks", str(options.ranks))
         steps.append(Step("a rank dies under the shim", (*shim, "death"), 25, 110))
         steps.append(Step("PyTorch's collectives and random groups", (*shim, "--groups", "500", "collectives", "random_groups"), 90, 300))
     rest = ("--patterns", "pair,both,incast,outcast", "--sizes")
@@ -75,7 +75,7 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         Step("graph replays, small", (*measure, first, "--graph", "--sizes", _SMALL), 30, 70),
         Step("graph replays, other patterns", (*measure, first, "--graph", *rest, _MIDDLE), 30, 70),
         Step("queued calls, other patterns", (*measure, first, *rest, _LARGE), 50, 120, rates=True),
-        Step("lives", (exchange, "--railweave", first, "--lives", "30"), 20, 60),
+        Step("lives", (*exchange, "--railweave", first, "--lives", "30"), 20, 60),
         Step("lives with virtual memory", (*virtual, "--lives", "30"), 20, 60),
     ]
     if options.calibrate:
@@ -89,7 +89,7 @@ def _steps(options: argparse.Namespace) -> list[Step]:
             "memcheck",
             "--print-limit",
             "20",
-            exchange,
+            *exchange,
             "--threads",
             "--check",
             "20",
@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--railweave", type=Path, action="append", required=True, help="librailweave_cuda.so; again for a build to compare")
     parser.add_argument("--nccl", type=Path, required=True)
     parser.add_argument("--shim", type=Path)
-    parser.add_argument("--gpus", type=int, default=4, help="of the steps under the shim; the others take what is there, up to 8")
+    parser.add_argument("--ranks", type=int, default=4, help="up to 8; more than the GPUs share them (under_mps.py, or by time slices)")
     parser.add_argument("--calibrate", type=Path, metavar="FILE", help="where `railweave calibrate` writes; needs the Python package")
     parser.add_argument("--sanitizer", help="compute-sanitizer")
     parser.add_argument("--seconds", type=float, default=400.0)

@@ -177,7 +177,7 @@ class Evaluation:
                 sys.executable,
                 str(_ROOT / "benchmarks/cuda/gpu_run.py"),
                 *words,
-                "--gpus",
+                "--ranks",
                 str(self.gpus),
                 "--seconds",
                 f"{limit:.0f}",
@@ -190,7 +190,7 @@ class Evaluation:
         if check.name == "rail-down":
             return [sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus)]
         name = check.name.removeprefix("check-")
-        words = [str(_ROOT / "benchmarks/nccl/check_on_gpus.py"), "--shim", str(shim), "--gpus", str(self.gpus), "--groups", "2000"]
+        words = [str(_ROOT / "benchmarks/nccl/check_on_gpus.py"), "--shim", str(shim), "--ranks", str(self.gpus), "--groups", "2000"]
         if name == "mps":
             return [sys.executable, str(here / "under_mps.py"), sys.executable, *words, "--ways", "shim", "collectives", "random_groups"]
         return [sys.executable, *words, name]

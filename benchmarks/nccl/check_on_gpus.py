@@ -1,8 +1,9 @@
 """The NCCL shim on real GPUs: PyTorch programs and random groups with it, every byte checked, and the same under NCCL alone.
 
-    python benchmarks/nccl/check_on_gpus.py --shim .../librailweave_nccl.so [--gpus 2] [--groups 2000] [--json out.json] [SECTION ...]
+    python benchmarks/nccl/check_on_gpus.py --shim .../librailweave_nccl.so [--ranks 2] [--groups 2000] [--json out.json] [SECTION ...]
 
-Needs PyTorch with CUDA and one GPU a rank. Each section runs in processes of its own, once for each way of running PyTorch that changes
+Needs PyTorch with CUDA. Ranks that are more than the GPUs share them, each a host of its own to NCCL (under_mps.py, or by time slices).
+Each section runs in processes of its own, once for each way of running PyTorch that changes
 how communicators are made or memory is allocated. Status 1 when anything was wrong, or the shim left a communicator to NCCL.
 """
 
@@ -74,13 +75,13 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
         environment |= {"LD_PRELOAD": str(options.shim), "RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(log)}
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, str(_HERE / "gpu_ranks.py"), section, str(Path(scratch) / "store")]
-        outputs = [(Path(scratch) / f"rank{rank}").open("w+") for rank in range(options.gpus)]
+        outputs = [(Path(scratch) / f"rank{rank}").open("w+") for rank in range(options.ranks)]
         ranks = [
             subprocess.Popen(
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.gpus)},
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)},
             )
             for rank, output in enumerate(outputs)
         ]
@@ -101,7 +102,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
             output.close()
     found = [json.loads(line) for line in texts[0].splitlines() if line.startswith('{"section"')]
     served, problem = _served(way, log)
-    wanted = [0] * (options.gpus - 1) + [-signal.SIGKILL if section == "death" else 0]
+    wanted = [0] * (options.ranks - 1) + [-signal.SIGKILL if section == "death" else 0]
     if statuses != wanted or not found:
         ends = "".join(f"\n  rank {rank}:\n    " + "\n    ".join(text.splitlines()[-25:]) for rank, text in enumerate(texts))
         problem = f"statuses {statuses} ({_LIMIT_S:.0f} s at most; None: still running){ends}"
@@ -126,7 +127,7 @@ def main() -> int:
     """Runs the sections and prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shim", type=Path, required=True)
-    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=2000, help="of random_groups")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)

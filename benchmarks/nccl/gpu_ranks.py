@@ -373,9 +373,12 @@ def main(arguments: Sequence[str]) -> None:
     """Runs one section on this rank."""
     section, store = arguments
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(rank)
+    gpus = torch.cuda.device_count()
+    if world > gpus:  # NCCL refuses two ranks of a host on one GPU
+        os.environ["NCCL_HOSTID"] = str(rank)
     limit = datetime.timedelta(seconds=60)
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % gpus)
+    torch.cuda.set_device(device)
     dist.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=world, timeout=limit, device_id=device)
     begin = time.monotonic()
     result = SECTIONS[section](rank, world)

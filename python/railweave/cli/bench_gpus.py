@@ -108,7 +108,7 @@ def run_on_rails(
     spec: LabSpec, matrices: tuple[str, ...], names: str, other_nccl: Path | None, rounds: int, json_file: Path | None, report: Path | None
 ) -> None:
     """`bench alltoallv --lab --gpus`: the same shaped rails for all systems."""
-    gpus = _gpus(0)
+    gpus = _gpus(0, least=1)
     cases = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_RAIL_MATRICES]
     effort = compare.Effort(rounds)
     date = result.now()
@@ -157,7 +157,7 @@ def run_layers(
     gpus: int, spec: LabSpec | None, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None
 ) -> None:
     """`bench moe`, on this machine's GPUs, or on a lab's shaped rails."""
-    gpus = _gpus(gpus)
+    gpus = _gpus(gpus, least=1 if spec else 2)
     world = spec.world if spec else gpus
     cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
     for skew in options.skews:
@@ -187,15 +187,15 @@ def _place(spec: LabSpec | None, gpus: int, progress: BenchProgress) -> Iterator
         yield rails.place
 
 
-def _gpus(wanted: int) -> int:
-    """How many; all of this machine for 0."""
+def _gpus(wanted: int, least: int = 2) -> int:
+    """How many; all of this machine for 0. Ranks of a lab may share one."""
     try:
         import torch
     except ImportError as error:
         raise BenchError(f"{sys.executable} has no PyTorch: {error}; run railweave with the Python of your PyTorch programs") from error
     found = torch.cuda.device_count()
-    if found < 2 or wanted > found or wanted == 1:
-        raise BenchError(f"{wanted or 'all'} of {found} GPUs that PyTorch sees; an exchange needs 2 or more")
+    if found < least or wanted > found or 0 < wanted < least:
+        raise BenchError(f"{wanted or 'all'} of {found} GPUs that PyTorch sees; expected {least} or more")
     return wanted or int(found)
 
 
