@@ -31,6 +31,16 @@ T load_shared(T& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
 
+// This process's communicators: what one's operations may have of a device follows from what all hold of it.
+struct Residents {
+  std::mutex mutex;
+  std::vector<Communicator*> all;
+};
+Residents& residents() {
+  static Residents each;
+  return each;
+}
+
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
          (direction == Direction::send ? "to" : "from") + " rank " + std::to_string(peer);
@@ -50,10 +60,16 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       processes_(world) {
   bring_together(rendezvous);
   start_threads();
+  const std::scoped_lock lock(residents().mutex);
+  residents().all.push_back(this);
 }
 
 Communicator::~Communicator() {
   drain();
+  {
+    const std::scoped_lock lock(residents().mutex);
+    std::erase(residents().all, this);
+  }
   end_threads();
 }
 
@@ -120,11 +136,34 @@ void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
     }
     capture_ = capture.id;
     captured_node_ = node;
-    captured_ = true;
   }
   last_stream_ = stream;
   // The handle of the stream per thread means another stream in each thread.
   ordered_ = !capture.active && stream != cudaStreamPerThread;
+}
+
+// `captured`: whoever has ever queued something may do so again when the graph runs.
+Held Communicator::held_beside(std::span<Communicator* const> own, bool captured) {
+  Held sum;
+  for (const Communicator* other : residents().all) {
+    if (other->device_ != own[0]->device_ || std::find(own.begin(), own.end(), other) != own.end()) continue;
+    if (!captured && !other->holds()) continue;
+    sum.add(other->held_blocks_, other->held_cluster_);
+  }
+  return sum;
+}
+
+bool Communicator::holds() const {
+  if (captured_) return true;
+  const std::scoped_lock lock(mutex_);
+  return !failure_ && enqueued() != ended().completed;
+}
+
+// Its operations run one after another, so they hold what the largest of them does.
+void Communicator::hold(const Plan& plan) {
+  const bool more = holds();
+  held_blocks_ = std::max(plan.blocks, more ? held_blocks_ : 0);
+  held_cluster_ = std::max(plan.cluster, more ? held_cluster_ : 1);
 }
 
 // Before the launch, as a mapping that leaves the table is kept for what has been counted by then.
@@ -200,7 +239,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   std::vector<Communicator*> communicators;
   std::vector<Message> messages, rails;
   messages.reserve(transfers.size());
-  std::uint32_t world = 0;
+  std::uint32_t world = 0, ranks_here = 1;
   for (const Transfer* transfer : in_turn(transfers)) {
     Communicator& communicator = *transfer->communicator;
     if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
@@ -208,6 +247,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       if (const auto failure = communicator.failure()) throw ExchangeError("the communicator has ended: " + failure->text);
       communicators.push_back(&communicator);
       world = std::max(world, communicator.world_);
+      ranks_here = std::max(ranks_here, communicator.share_.ranks);
     }
     const Message message = communicator.make_message(*transfer);
     (communicator.near(transfer->peer) ? messages : rails).push_back(message);
@@ -215,13 +255,17 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   if (!rails.empty() && transfers.size() > kMaxMessages)
     throw Error("an operation of " + std::to_string(transfers.size()) + " transfers, some with other nodes; expected at most " +
                 std::to_string(kMaxMessages) + ": use smaller groups");
+  const bool capturing = std::any_of(streams.begin(), streams.end(), [](cudaStream_t stream) { return capture_of(stream).active; });
+  std::unique_lock lock(residents().mutex);  // until what this one holds is known to the others
+  const Room room = room_beside({first.share_.processors, ranks_here}, held_beside(communicators, capturing));
   const LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks),
                             first.settings_.gpu_low_latency_bytes,
-                            first.kernels_.most_cluster_blocks,
+                            std::min(first.kernels_.most_cluster_blocks, room.cluster),
                             world,
                             !rails.empty(),
                             static_cast<std::uint32_t>(first.settings_.gpu_host_share),
                             static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
+                            room.blocks,
                             first.settings_.eager_bytes};
   Plan plan{Kernel::rails, 1};
   if (!messages.empty()) plan = prepare(messages, limits);
@@ -243,8 +287,13 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   const Capture capture = capture_of(streams[0]);
   for (Message& message : messages) message.captured = capture.active;
   for (Communicator* communicator : communicators) {
-    if (!capture.active) communicator->note(transfers);
+    communicator->hold(plan);
+    if (capture.active)
+      communicator->captured_ = true;
+    else
+      communicator->note(transfers);
   }
+  lock.unlock();
   try {
     for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
     checks.launch_sums(streams[0]);

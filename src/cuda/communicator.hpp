@@ -28,6 +28,7 @@
 #include "rails.hpp"
 #include "railweave/engine/settings.hpp"
 #include "region.hpp"
+#include "room.hpp"
 #include "virtual_memory.hpp"
 
 namespace railweave::cuda {
@@ -103,6 +104,9 @@ class Communicator {
   static std::vector<Transfer> with_sums(std::span<const Transfer> transfers, Checks& checks);
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
+  static Held held_beside(std::span<Communicator* const> own, bool captured);  // under the residents' mutex
+  bool holds() const;
+  void hold(const Plan& plan);  // under the residents' mutex
   void note(std::span<const Transfer> transfers);
   void take_back(std::span<const Transfer> transfers);
   void start_threads();
@@ -125,6 +129,8 @@ class Communicator {
   const int device_;
   const ExchangeSettings settings_;
   KernelTraits kernels_{};
+  cudaUUID_t gpu_{};
+  DeviceShare share_{};
   static constexpr std::uint32_t kFar = ~0u;
   std::uint32_t nodes_ = 0;
   std::vector<std::uint32_t> mate_of_;  // by rank: its number among the ranks of this node, or kFar
@@ -149,6 +155,7 @@ class Communicator {
   cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;
   std::atomic<bool> captured_ = false;
   bool drained_ = false;
+  std::uint32_t held_blocks_ = 0, held_cluster_ = 1;  // while an operation has not ended; under the residents' mutex
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -22,7 +22,7 @@ using engine::Blob;
 
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
-constexpr std::uint32_t kGpuProtocolVersion = 2;
+constexpr std::uint32_t kGpuProtocolVersion = 3;
 static_assert(sizeof(Port) == 1024128 && sizeof(BookPage) == 5136, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
@@ -31,6 +31,7 @@ int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_o
 struct Hello {
   std::string problem;  // why the rank cannot take part, or nothing
   std::string node;
+  cudaUUID_t gpu{};
   std::uint64_t low_latency_bytes = 0;
   std::uint64_t most_nodes = 0;
   std::uint64_t checksum = 0;
@@ -44,6 +45,7 @@ Blob encode(const Hello& hello, std::uint32_t world) {
       .put(world)
       .text(hello.problem)
       .text(hello.node)
+      .put(hello.gpu)
       .put(hello.low_latency_bytes)
       .put(hello.most_nodes)
       .put(hello.checksum);
@@ -64,6 +66,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   Hello hello;
   hello.problem = in.text();
   hello.node = in.text();
+  hello.gpu = in.get<cudaUUID_t>();
   hello.low_latency_bytes = in.get<std::uint64_t>();
   hello.most_nodes = in.get<std::uint64_t>();
   hello.checksum = in.get<std::uint64_t>();
@@ -115,6 +118,9 @@ std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank
 
 void Communicator::set_up_device() {
   kernels_ = preload_kernels();
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device_), "asking for the device's properties");
+  gpu_ = properties.uuid;
   if (settings_.checksum != 0) checker_.emplace(world_);
   book_.emplace(remarks_);
   side_stream_ = make_stream();
@@ -144,13 +150,14 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
 void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string& problem) {
   const Hello mine{problem,
                    engine::node_identity(settings_),
+                   gpu_,
                    settings_.gpu_low_latency_bytes,
                    settings_.gpu_nodes,
                    settings_.checksum,
                    settings_.gpu_emulated_mesh};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
-  std::uint32_t mates = 0;
+  std::uint32_t mates = 0, on_this_gpu = 0;
   std::string far;  // the first that is no mate, for an error
   for (std::uint32_t rank = 0; rank < world_; ++rank) {
     const std::string who = rank_name(rank);
@@ -161,11 +168,14 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string&
     check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
     check_equal(who, "checksum", theirs.checksum, mine.checksum);
     check_equal(who, "gpu_emulated_mesh", theirs.emulated_mesh, mine.emulated_mesh);
+    // Nodes of a lab may share GPUs, too.
+    if (std::memcmp(&theirs.gpu, &mine.gpu, sizeof mine.gpu) == 0) ++on_this_gpu;
     if (theirs.node == mine.node)
       mate_of_[rank] = mates++;
     else if (far.empty())
       far = who + " runs on another node" + other_namespace(theirs.node, mine.node);
   }
+  share_ = {kernels_.processors, on_this_gpu};
   nodes_ = static_cast<std::uint32_t>(of_node.size());
   if (nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +

@@ -153,10 +153,9 @@ cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHe
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
 
-// Up to `most`; every device with clusters allows 8.
+// Up to `most`.
 template <std::uint32_t Capacity>
 std::uint32_t most_cluster_blocks(void (*kernel)(Parameters<Capacity>), std::uint32_t most) {
-  if (most > 8) check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "allowing large clusters");
   for (std::uint32_t blocks = most; blocks > 1; blocks /= 2) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -194,17 +193,19 @@ KernelTraits preload_kernels() {
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, kernel), "loading the kernels");
   }
-  int device = 0, major = 0;
+  int device = 0, major = 0, processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
-  if (major < 9) return {};
-  constexpr std::uint32_t kMost = 16;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's processors");
+  const auto sms = static_cast<std::uint32_t>(processors);
+  if (major < 9) return {sms};
+  constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   const std::uint32_t packets =
       std::min({most_cluster_blocks(&exchange_packets<kFew>, kMost), most_cluster_blocks(&exchange_packets<kSome>, kMost),
                 most_cluster_blocks(&exchange_packets<kMaxPacketMessages>, kMost)});
   const std::uint32_t apart = std::min(most_cluster_blocks(&exchange_apart<kSome>, kMostApartCluster),
                                        most_cluster_blocks(&exchange_apart<kMaxMessages>, kMostApartCluster));
-  return {apart < kMostApartCluster ? std::min(packets, apart) : packets, true};
+  return {sms, std::min(packets, apart), true};
 }
 
 cudaError_t launch(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits& traits,

@@ -12,6 +12,7 @@ namespace railweave::cuda {
 
 // What the current device can do with them.
 struct KernelTraits {
+  std::uint32_t processors = 0;           // SMs
   std::uint32_t most_cluster_blocks = 1;  // where packets have their own: blocks that begin together or not at all
   bool programmatic = false;              // a kernel's launch may overlap the end of the one before it
 };

@@ -173,14 +173,18 @@ Sums sum_up(std::span<const Message> messages) {
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 
-// What the operation may have.
-std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
+std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) return std::max(1u, limits.blocks / 2);
   const std::uint32_t world = std::max({limits.world, sums.partners, 1u}), shared_by = std::bit_ceil(world);
   const std::uint32_t each = std::max(1u, 2 * limits.blocks / shared_by), of_nccl = std::max(1u, kNcclChannels / shared_by);
   const std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
   if (sums.largest > of_nccl * kNcclMostBytesPerChannel) return most;
   return std::min(most, sums.partners * of_nccl + world - sums.partners);
+}
+
+// What the operation may have.
+std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
+  return std::max(1u, std::min(limits.room, worthwhile_blocks(limits, sums)));
 }
 
 // Packets have as much of the blocks as they have of the bytes. Half of each cluster is theirs, so that blocks of both kinds are running,

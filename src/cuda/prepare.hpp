@@ -16,6 +16,7 @@ struct LaunchLimits {
   bool beside_rails = false;                   // with messages to other nodes, whose kernel has the general roles for the others
   std::uint32_t host_share = 0;                // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
   std::uint32_t link_MBps = 0;                 // of the links of an emulated mesh; 0: links are what they are
+  std::uint32_t room = ~0u;                    // never more blocks, whatever else is said here: room_beside()
   std::uint64_t staged_bytes = 0;              // a message to another node of at most that many waits for no grant where there is room
 };
 

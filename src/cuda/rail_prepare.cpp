@@ -43,7 +43,7 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
     bytes += m.bytes;
   }
   const auto wanted = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(bytes / kBytesPerRailBlock, 1, kRailBlocks));
-  return {Kernel::rails, std::max(near.blocks, std::min(wanted, limits.blocks))};
+  return {Kernel::rails, std::max(near.blocks, std::min({wanted, limits.blocks, limits.room}))};
 }
 
 }  // namespace railweave::cuda

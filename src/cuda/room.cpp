@@ -1,0 +1,43 @@
+#include "room.hpp"
+
+#include <algorithm>
+
+namespace railweave::cuda {
+namespace {
+
+// Of a collective on another communicator, which waits for ranks as ours do; NCCL 2.28 has at most 32 channels.
+constexpr std::uint32_t kBlocksOfNccl = 32;
+constexpr std::uint32_t kForLaterOnes = 8;  // beside a cluster that may not have begun when they are queued
+constexpr std::uint32_t kMostCluster = 8;   // that every device with clusters has
+// A cluster begins inside a GPC, of which Hopper has at most 8, with 18 processors at most. Larger devices: as many to a GPC.
+constexpr std::uint32_t kGpcs = 8, kMostOfGpc = 18;
+
+// Processors that may be taken, whichever they are, with room left for the cluster in some GPC; negative where it may have none anyway.
+std::int64_t may_be_taken(std::uint32_t processors, std::uint32_t cluster) {
+  const std::uint32_t gpcs = std::max(kGpcs, (processors + kMostOfGpc - 1) / kMostOfGpc);
+  return std::int64_t{processors} - std::int64_t{gpcs} * (cluster - 1) - 1;
+}
+
+}  // namespace
+
+void Held::add(std::uint32_t more_blocks, std::uint32_t of_cluster) {
+  blocks += more_blocks;
+  if (of_cluster < 2) return;
+  cluster = std::max(cluster, of_cluster);
+  clustered = std::min(clustered, more_blocks);
+}
+
+Room room_beside(const DeviceShare& share, const Held& held) {
+  const std::uint32_t ours = std::max(1u, share.processors - std::min(share.processors, kBlocksOfNccl)),
+                      each = std::max(1u, ours / share.ranks);
+  // Half of what is left, so that however many communicators there are the next one finds room.
+  std::int64_t blocks = (std::int64_t{each} - held.blocks) / 2;
+  const std::int64_t taken = std::int64_t{kBlocksOfNccl} + std::int64_t{share.ranks - 1} * each + held.blocks;
+  std::uint32_t cluster = kMostCluster;
+  while (cluster > 1 && taken + kForLaterOnes > may_be_taken(share.processors, cluster)) cluster /= 2;
+  // What is queued and has not begun keeps its room beside the others. Half of what that leaves, for the same reason.
+  if (held.cluster > 1) blocks = std::min(blocks, (may_be_taken(share.processors, held.cluster) - (taken - held.clustered)) / 2);
+  return {static_cast<std::uint32_t>(std::max<std::int64_t>(blocks, 1)), cluster};
+}
+
+}  // namespace railweave::cuda

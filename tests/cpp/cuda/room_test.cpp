@@ -1,0 +1,115 @@
+#include "room.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace railweave::cuda {
+namespace {
+
+constexpr std::uint32_t kBlocksOfNccl = 32;
+
+TEST(Room, ALoneCommunicatorIsHardlyBounded) {
+  const Room room = room_beside({132}, {});
+  EXPECT_GE(room.blocks, 32u);
+  EXPECT_EQ(room.cluster, 8u);
+}
+
+TEST(Room, WhatOthersHoldIsLeftOut) {
+  struct {
+    DeviceShare share;
+    Held held;
+    std::uint32_t blocks, cluster;
+  } const cases[] = {
+      {{132}, {28, 1}, 36, 8},      // one more communicator
+      {{132}, {56, 1}, 22, 4},      // two
+      {{132}, {28, 8, 28}, 21, 8},  // whose cluster may not have begun: 75 processors may be taken beside it, 32 of them by NCCL
+      {{132}, {56, 8, 28}, 7, 4},
+      {{132}, {56, 8, 8}, 1, 4},
+      {{132}, {85, 2, 28}, 7, 1},
+      {{132}, {200, 1}, 1, 1},  // more than there are
+      {{132, 2}, {}, 25, 4},    // ranks under MPS
+      {{132, 4}, {}, 12, 2},
+      {{132, 8}, {}, 6, 1},
+      {{132, 64}, {}, 1, 4},
+      {{78}, {}, 23, 4},  // smaller GPUs
+      {{16}, {}, 1, 1},
+      {{0}, {}, 1, 1},
+  };
+  for (const auto& each : cases) {
+    const Room room = room_beside(each.share, each.held);
+    EXPECT_EQ(room.blocks, each.blocks) << each.share.processors << " " << each.share.ranks << " " << each.held.blocks;
+    EXPECT_EQ(room.cluster, each.cluster) << each.share.processors << " " << each.share.ranks << " " << each.held.blocks;
+  }
+}
+
+// A device whose processors are spread over GPCs, and blocks that took them anywhere.
+struct Device {
+  std::vector<std::uint32_t> free;  // by GPC
+
+  Device(std::uint32_t gpcs, std::mt19937& random) {
+    for (std::uint32_t i = 0; i < gpcs; ++i) free.push_back(14 + static_cast<std::uint32_t>(random()) % 5);
+  }
+  std::uint32_t processors() const {
+    std::uint32_t sum = 0;
+    for (const std::uint32_t each : free) sum += each;
+    return sum;
+  }
+  // The worst: always from the GPC that has most left.
+  void take(std::uint32_t blocks) {
+    for (; blocks > 0; --blocks) {
+      auto most = std::max_element(free.begin(), free.end());
+      if (*most > 0) --*most;
+    }
+  }
+  bool has_room(std::uint32_t cluster) const { return *std::max_element(free.begin(), free.end()) >= cluster; }
+};
+
+// Communicators queue operations one after another; the first of them may begin last, and all others wait for it.
+TEST(Room, WhatWasQueuedFirstCanBeginLast) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 2'000; ++round) {
+    const Device device(8, random);
+    struct Operation {
+      std::uint32_t blocks, cluster;
+    };
+    std::vector<Operation> queued;
+    Held held;
+    const std::uint32_t communicators = 1 + static_cast<std::uint32_t>(random()) % 6;
+    for (std::uint32_t i = 0; i < communicators; ++i) {
+      const Room room = room_beside({device.processors()}, held);
+      const bool all_it_may = round % 4 == 0;
+      const std::uint32_t wanted = random() % 2 == 0 ? 1 : all_it_may ? 8 : std::uint32_t{1} << random() % 4;
+      const std::uint32_t cluster = std::min(room.cluster, wanted);
+      // A grid of clusters has whole ones.
+      const std::uint32_t most = std::min(room.blocks, 28u);
+      const std::uint32_t blocks = std::max(all_it_may ? most : 1 + static_cast<std::uint32_t>(random()) % most, cluster);
+      if (cluster > room.blocks) continue;
+      queued.push_back({blocks, cluster});
+      held.add(blocks, cluster);
+    }
+    for (std::size_t last = 0; last < queued.size(); ++last) {
+      Device taken = device;
+      taken.take(kBlocksOfNccl);
+      for (std::size_t i = 0; i < queued.size(); ++i) {
+        if (i != last) taken.take(queued[i].blocks);
+      }
+      EXPECT_TRUE(taken.has_room(queued[last].cluster)) << round << ": " << last << " of " << queued.size();
+    }
+  }
+}
+
+// Ranks that share a device each queue what they may: one block of the last one still has a processor.
+TEST(Room, RanksOfADeviceLeaveEachOtherRoom) {
+  for (std::uint32_t ranks = 1; ranks <= 32; ++ranks) {
+    std::uint32_t taken = kBlocksOfNccl;
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) taken += room_beside({132, ranks}, {}).blocks;
+    EXPECT_LE(taken, 132u) << ranks;
+  }
+}
+
+}  // namespace
+}  // namespace railweave::cuda
