@@ -91,7 +91,8 @@ class Engine final : public EngineServices {
     std::string objection;
   };
   std::vector<OpenNic> open_nics(const TransportWrapper& wrap) const;
-  OpenNic open_nic(std::uint32_t nic, const std::shared_ptr<const UcxLibrary>& library, const TransportWrapper& wrap) const;
+  bool goes_by_sockets(const std::string& device) const;
+  OpenNic open_nic(std::uint32_t nic, const TransportWrapper& wrap) const;
   std::string offer_slots(const std::string& device, Transport& transport) const;
   Resources resources(const std::vector<OpenNic>& nics) const;
   void move_nic_slots();

@@ -7,6 +7,7 @@
 
 #include "engine.hpp"
 #include "railweave/engine/error.hpp"
+#include "socket_transport.hpp"
 #include "ucx_transport.hpp"
 
 namespace railweave::engine {
@@ -95,19 +96,24 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
 std::vector<Engine::OpenNic> Engine::open_nics(const TransportWrapper& wrap) const {
   std::vector<OpenNic> nics;
   if (cluster_.nodes.size() < 2 || cluster_.self().nics.empty()) return nics;
-  const auto library = UcxLibrary::load(settings_.ucx_library);
-  for (const std::uint32_t nic : cluster_.self().nics) nics.push_back(open_nic(nic, library, wrap));
+  for (const std::uint32_t nic : cluster_.self().nics) nics.push_back(open_nic(nic, wrap));
   if (slots_ != nullptr && std::none_of(nics.begin(), nics.end(), [](const OpenNic& nic) { return nic.objection.empty(); })) slots_->drop();
   return nics;
 }
 
-Engine::OpenNic Engine::open_nic(std::uint32_t nic, const std::shared_ptr<const UcxLibrary>& library, const TransportWrapper& wrap) const {
+// TCP by sockets; through UCX where the user names its means, or where NICs are to reach memory that only UCX knows.
+bool Engine::goes_by_sockets(const std::string& device) const {
+  return !is_rdma(device) && settings_.ucx_tls.empty() && !cluster_.moves_slots;
+}
+
+Engine::OpenNic Engine::open_nic(std::uint32_t nic, const TransportWrapper& wrap) const {
   const NicInfo& info = cluster_.nics[nic];
   UcxOptions options{settings_.ucx_tls, settings_.chunk_bytes};
   // Where one NIC's slots move, UCX needs the means for it at both ends of a rail.
   options.cuda = cluster_.moves_slots && slots_ != nullptr && slots_->kind() == MemoryKind::cuda;
   options.reads_back = cluster_.moves_slots && is_rdma(info.device);
-  auto transport = make_ucx_transport(library, info.device, options);
+  auto transport = goes_by_sockets(info.device) ? make_socket_transport(info.device, settings_.chunk_bytes)
+                                                : make_ucx_transport(UcxLibrary::load(settings_.ucx_library), info.device, options);
   if (wrap) transport = wrap(std::move(transport), info.own_position);
   std::string objection = slots_ == nullptr ? std::string() : offer_slots(info.device, *transport);
   return {std::move(transport), std::move(objection)};
