@@ -360,7 +360,6 @@ class Job:
 
     def _judge(self, works: list[Work], ran: dict[int, dict[str, Any]], faults: list[Fault]) -> None:
         deadly = [fault for fault in faults if fault.deadly]
-        no_carrier = any(fault.kind in ("down", "flap", "cut") for fault in faults)  # UCX refuses a NIC without one
         for rank, said in ran.items():
             for work, done in zip(works, said["exchanges"], strict=True):
                 where = f"rank {rank}, exchange {work.name}"
@@ -373,9 +372,7 @@ class Job:
                     if not work.operation(batch, index).disagrees:
                         raise Finding(f"{where}: {text}, batch {batch} operation {index}: {work.operation(batch, index)}")
                 self.counts["exchanges refused"] += "refused" in done
-                if "refused" in done and done["refused"][0] != "BootstrapError":
-                    raise Finding(f"{where} could not be made: {done['refused']}")
-                if "refused" in done and not deadly and not (no_carrier and " on device '" in done["refused"][1]):
+                if "refused" in done and (done["refused"][0] != "BootstrapError" or not deadly):
                     raise Finding(f"{where} could not be made: {done['refused']}")
                 failed = set()
                 for batch, index, kind, named, text in done["failed"]:
@@ -385,10 +382,6 @@ class Job:
                         raise Finding(f"{where}, batch {batch} operation {index}: {problem}: {kind} {text}; {operation}")
                 if "refused" not in done and not deadly:
                     self._disagreements_failed(where, rank, work, failed)
-        for number, work in enumerate(works):
-            refused = [rank for rank, said in ran.items() if "refused" in said["exchanges"][number]]
-            if refused and len(refused) != len(ran) and not deadly:
-                raise Finding(f"exchange {work.name} was refused on ranks {refused} only")
 
     def _severed(self, deadly: list[Fault]) -> set[tuple[int, int]]:
         """Pairs of ranks that cannot reach each other any more."""

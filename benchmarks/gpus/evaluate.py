@@ -34,7 +34,6 @@ from railweave.bench.gpus.table import markdown, tables
 from railweave.calibrate import read
 from railweave.calibrate.kept import kept
 from railweave.errors import Error
-from railweave.exchange import ucx_library
 from railweave.lab.syscalls import die_with_parent
 from railweave.nccl import library
 
@@ -199,7 +198,7 @@ class Evaluation:
         """Its exit status, None where the time ended it. What it says goes to the log; its end to the terminal as well."""
         print(f"== {name}: {limit:.0f} s at most", flush=True)
         begin = time.monotonic()
-        environment = {"RAILWEAVE_UCX_LIBRARY": ucx_library(), **os.environ, "PYTHONUNBUFFERED": "1"}
+        environment = {**_ucx_with_cuda(), **os.environ, "PYTHONUNBUFFERED": "1"}
         with log.open("w") as output:
             process = subprocess.Popen(
                 command,
@@ -322,6 +321,13 @@ def _calibrated() -> bool:
     except Error:
         return False
     return True
+
+
+def _ucx_with_cuda() -> dict[str, str]:
+    """The libucx wheel's, where it is installed, for slots of NICs on GPUs."""
+    found = importlib.util.find_spec("libucx")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return {"RAILWEAVE_UCX_LIBRARY": str(Path(places[0]) / "lib" / "libucp.so.0")} if places else {}
 
 
 def _nccl_of_pytorch() -> Path:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import dataclasses
-import importlib.util
 import itertools
 import math
 import operator
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -166,22 +162,6 @@ class _Mapped:
         self.__array_interface__ = {"data": (buffer.address, False), "shape": (buffer.bytes,), "typestr": "|u1", "version": 3}
 
 
-def ucx_library(rdma_devices: Path = Path("/sys/class/infiniband")) -> str:
-    """The UCX to load: "" for the system's, or the libucx wheel's.
-
-    The wheel has no RDMA, so a machine with RDMA devices uses its own UCX where it has one. Others use the wheel's where it is installed:
-    old systems' UCX cannot connect again after a rail came back.
-    """
-    if rdma_devices.is_dir() and any(rdma_devices.iterdir()) and ctypes.util.find_library("ucp"):
-        return ""
-    spec = importlib.util.find_spec("libucx")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        library = Path(root) / "lib" / "libucp.so.0"
-        if library.exists():
-            return str(library)
-    return ""
-
-
 class Exchange:
     """One rank's end of an exchange between `world` ranks.
 
@@ -191,10 +171,7 @@ class Exchange:
     """
 
     def __init__(self, rank: int, world: int, rendezvous: str, *, fabric: str | None = None, **settings: object) -> None:
-        chosen = dict(settings)
-        if not chosen.get("ucx_library") and not os.environ.get("RAILWEAVE_UCX_LIBRARY"):
-            chosen["ucx_library"] = ucx_library()
-        self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, chosen)
+        self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, settings)
         self._last: OperationReport | None = None
         # Goes after _native, which ends what is under way.
         self._running: list[tuple[Any, list[_Array]]] = []

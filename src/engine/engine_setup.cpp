@@ -108,7 +108,7 @@ bool Engine::goes_by_sockets(const std::string& device) const {
 
 Engine::OpenNic Engine::open_nic(std::uint32_t nic, const TransportWrapper& wrap) const {
   const NicInfo& info = cluster_.nics[nic];
-  UcxOptions options{settings_.ucx_tls, settings_.chunk_bytes};
+  UcxOptions options{settings_.ucx_tls};
   // Where one NIC's slots move, UCX needs the means for it at both ends of a rail.
   options.cuda = cluster_.moves_slots && slots_ != nullptr && slots_->kind() == MemoryKind::cuda;
   options.reads_back = cluster_.moves_slots && is_rdma(info.device);

@@ -111,12 +111,12 @@ constexpr std::array kTable{
             "network interfaces that this rank owns, separated by commas (a comma alone: none); without it a node's interfaces are dealt "
             "to its ranks in order",
             "", &S::nics},
-    Setting{"ucx_tls", "", true, 0, 0,
-            "UCX transports between nodes (UCX_TLS); default tcp for network interfaces, rc,dc,ud for RDMA devices, and cuda_copy for "
-            "slots on a GPU",
-            "", &S::ucx_tls},
-    Setting{"ucx_library", "", false, 0, 0, "libucp.so.0 to load; default the system's, else the one of the libucx wheel", "",
-            &S::ucx_library},
+    Setting{
+        "ucx_tls", "", true, 0, 0,
+        "UCX transports between nodes (UCX_TLS), then for network interfaces, too; default rc,dc,ud for RDMA devices, with cuda_copy for "
+        "slots on a GPU, and TCP without UCX for network interfaces",
+        "", &S::ucx_tls},
+    Setting{"ucx_library", "", false, 0, 0, "libucp.so.0 to load where UCX is used; default the system's", "", &S::ucx_library},
 };
 
 [[noreturn]] void refuse(const Setting& setting, std::string_view text, const std::string& expected) {

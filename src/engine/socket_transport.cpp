@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -46,10 +47,14 @@ struct Address {
   sockaddr_storage socket;
 };
 
-// The first bytes on a connection; headers with their payloads follow.
+// The first bytes on a connection, with padding behind them; headers with their payloads follow.
 struct Greeting {
   Secret secret;
+  std::uint32_t padding;
 };
+// A way that only small packets pass (a switch with too small an MTU) shall not look like one: what comes behind the padding, the first
+// hello, does not come either.
+constexpr std::uint32_t kFullPackets = 2, kMostPadding = 64u << 10;
 
 socklen_t size_of(const sockaddr_storage& address) { return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
 
@@ -103,6 +108,7 @@ class SocketTransport final : public Transport {
     if (::getrandom(secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size()))
       refuse(interface_, std::string("getrandom: ") + std::strerror(errno));
     listen();
+    padding_ = std::min(kFullPackets * mtu(), kMostPadding);
   }
 
   std::vector<std::byte> address() const override {
@@ -129,9 +135,10 @@ class SocketTransport final : public Transport {
     connection->peer = peer_nic;
     connection->socket = begin_connecting(peer.socket);
     if (!connection->socket) return;  // stays down; the proxy tries again
-    const Greeting greeting{peer.secret};
+    const Greeting greeting{peer.secret, padding_};
     const auto* first = reinterpret_cast<const std::byte*>(&greeting);
     connection->head.assign(first, first + sizeof greeting);
+    connection->head.resize(sizeof greeting + padding_);
     const std::uint64_t id = next_id_++;
     connection->id = id;
     watch(EPOLL_CTL_ADD, connection->socket.get(), EPOLLOUT | EPOLLRDHUP, id);
@@ -247,6 +254,13 @@ class SocketTransport final : public Transport {
         ::listen(listener_socket_.get(), SOMAXCONN) != 0)
       refuse(interface_, std::string("no socket can listen there: ") + std::strerror(errno));
     watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener);
+  }
+
+  std::uint32_t mtu() const {
+    ifreq request{};
+    interface_.copy(request.ifr_name, sizeof request.ifr_name - 1);
+    return ::ioctl(listener_socket_.get(), SIOCGIFMTU, &request) == 0 && request.ifr_mtu > 0 ? static_cast<std::uint32_t>(request.ifr_mtu)
+                                                                                             : 0;
   }
 
   // Empty where it failed at once.
@@ -447,8 +461,9 @@ class SocketTransport final : public Transport {
     if (!in.greeted) {
       Greeting greeting;
       if (!take(in, greeting)) return true;
-      if (greeting.secret != secret_) return false;
+      if (greeting.secret != secret_ || greeting.padding > kMostPadding) return false;
       in.greeted = true;
+      if (greeting.padding != 0) begin_payload(in, greeting.padding);
     }
     while (in.bytes == 0 && take(in, in.header)) {
       if (!in.peer) introduce(in);
@@ -458,7 +473,7 @@ class SocketTransport final : public Transport {
         continue;
       }
       if (in.header.length > (in.header.kind == RailFrame::carry ? kMaxCarryBytes : largest_)) return false;
-      begin_payload(in);
+      begin_payload(in, in.header.length);
     }
     return true;
   }
@@ -473,13 +488,15 @@ class SocketTransport final : public Transport {
     in.peer = in.header.from_nic;
   }
 
-  void begin_payload(Incoming& in) {
-    in.bytes = in.header.length;
+  // Before the first header: padding, which nobody wants.
+  void begin_payload(Incoming& in, std::size_t bytes) {
+    in.bytes = bytes;
+    in.where = nullptr;
     if (in.header.kind == RailFrame::carry) {
       in.carried.resize(kMaxCarryBytes);
       in.where = in.carried.data();
-    } else {
-      in.where = listener_ == nullptr ? nullptr : listener_->on_incoming(in.header, in.bytes);
+    } else if (in.header.kind == RailFrame::data && listener_ != nullptr) {
+      in.where = listener_->on_incoming(in.header, in.bytes);
     }
     in.have = std::min(in.bytes, in.end - in.begin);
     if (in.where != nullptr) std::memcpy(in.where, in.ahead.data() + in.begin, in.have);
@@ -500,6 +517,7 @@ class SocketTransport final : public Transport {
   const std::string interface_;
   const std::size_t largest_;
   const sockaddr_storage own_;
+  std::uint32_t padding_ = 0;
   Secret secret_{};
   Fd epoll_;
   Fd listener_socket_;

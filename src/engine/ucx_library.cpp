@@ -45,8 +45,7 @@ std::shared_ptr<const UcxLibrary> UcxLibrary::load(const std::string& path) {
     const char* reason = ::dlerror();
     throw TransportError(
         "cannot load UCX (" + name + "): " + (reason == nullptr ? "unknown error" : reason) +
-        "; ranks on several nodes need it: install Debian's libucx0, or `pip install libucx-cu13`, or name a libucp.so.0 in "
-        "RAILWEAVE_UCX_LIBRARY");
+        "; RDMA devices are reached through it: install the system's (Debian's libucx0), or name a libucp.so.0 in RAILWEAVE_UCX_LIBRARY");
   }
   std::shared_ptr<UcxLibrary> ucx(new UcxLibrary());
   decltype(&::ucp_get_version_string) version = nullptr;

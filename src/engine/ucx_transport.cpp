@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <unordered_map>
@@ -17,9 +16,6 @@ namespace {
 
 constexpr unsigned kFrameId = 1;
 constexpr std::size_t kMostFrames = 8;     // in one message: 704 bytes, which fit into a packet of InfiniBand's smallest MTU in use, 1024
-constexpr std::size_t kHeaderRoom = 1024;  // of a message: the rail's headers and UCX's
-constexpr std::size_t kLeastPiece = 64u << 10;  // UCX's own; less than its buffers for sending (8 KiB) it refuses
-constexpr const char* kLeastZeroCopy = "8k";
 constexpr std::uint32_t kMaxCatchUp = 64;  // endpoints made at once to draw level with a peer
 // In front of a worker's address: how peers are to send data.
 constexpr std::byte kAnyWay{0}, kRendezvous{1};
@@ -190,12 +186,6 @@ class UcxTransport final : public Transport {
     if (status == UCS_OK && !rdma) status = set("RNDV_THRESH", "inf");
     // The receiver's NIC reads the one memory and writes the other. Other schemes may go through host memory, by calls of CUDA.
     if (status == UCS_OK && rdma && options.cuda) status = set("RNDV_SCHEME", "get_zcopy");
-    // Over an interface that says to be fast UCX puts everything into pieces of 8 KiB by itself, and sends each by a call of the system:
-    // over loopback a chunk took 2.4 times the CPU (docs/engine.md). From there on it sends from where the bytes lie.
-    if (!rdma && std::getenv("UCX_ZCOPY_THRESH") == nullptr) static_cast<void>(set("ZCOPY_THRESH", kLeastZeroCopy));
-    // A chunk in one piece of UCX's TCP, so that it is not put together first. A UCX that does not know the setting does without.
-    if (!rdma && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr)
-      static_cast<void>(set("TCP_RX_SEG_SIZE", std::to_string(std::max(options.largest, kLeastPiece) + kHeaderRoom)));
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

@@ -13,9 +13,8 @@ namespace railweave::engine {
 inline bool is_rdma(const std::string& device) { return device.find(':') != std::string::npos; }
 
 struct UcxOptions {
-  std::string tls;          // as UCX_TLS; empty: the device's default
-  std::size_t largest = 0;  // most bytes of a payload
-  bool cuda = false;        // for payloads in memory of a GPU, here or at a peer
+  std::string tls;    // as UCX_TLS; empty: the device's default
+  bool cuda = false;  // for payloads in memory of a GPU, here or at a peer
   // What has arrived in memory of use_memory() is delivered after the NIC has read back from there: only then are its writes in their
   // place. Both ends of a rail alike.
   bool reads_back = false;

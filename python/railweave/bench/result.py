@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import datetime
 import importlib.metadata
@@ -18,7 +17,6 @@ from typing import Any
 
 from railweave.bench.errors import BenchError
 from railweave.bench.timed import Timed
-from railweave.exchange import ucx_library
 
 FORMAT, VERSION = "railweave-bench", 1
 
@@ -145,7 +143,7 @@ def machine() -> dict[str, Any]:
 
 def versions(peers: bool) -> dict[str, str]:
     """Of everything that takes part."""
-    found = {"railweave": importlib.metadata.version("railweave"), "python": platform.python_version(), "ucx": _ucx()}
+    found = {"railweave": importlib.metadata.version("railweave"), "python": platform.python_version()}
     if peers:
         for name, command, pattern in (
             ("openmpi", ["mpirun", "--version"], r"(\d+\.\d+\.\d+)"),
@@ -158,14 +156,3 @@ def versions(peers: bool) -> dict[str, str]:
             if match:
                 found[name] = match[1]
     return found
-
-
-def _ucx() -> str:
-    """Version of the UCX that ranks load, or "unknown"."""
-    numbers = [ctypes.c_uint() for _ in range(3)]
-    try:
-        library = ctypes.CDLL(os.environ.get("RAILWEAVE_UCX_LIBRARY") or ucx_library() or "libucp.so.0")
-        library.ucp_get_version(*map(ctypes.byref, numbers))
-    except (OSError, AttributeError):
-        return "unknown"
-    return ".".join(str(number.value) for number in numbers)

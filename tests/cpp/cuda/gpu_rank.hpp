@@ -79,7 +79,7 @@ class GpuRank {
         rank, job.shape.world(), *meeting, settings, std::nullopt,
         [&](std::unique_ptr<engine::Transport> nic, std::uint32_t) -> std::unique_ptr<engine::Transport> {
           if (slots_.kind() == engine::MemoryKind::host) {  // as over an RDMA device, what has arrived is read back before it is announced
-            engine::UcxOptions options{"", settings.chunk_bytes};
+            engine::UcxOptions options;
             options.reads_back = true;
             nic = engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", options);
           }

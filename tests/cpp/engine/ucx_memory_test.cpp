@@ -92,7 +92,7 @@ std::shared_ptr<const UcxLibrary> noting_library() {
 class Nic final : public engine::TransportListener {
  public:
   Nic(std::uint32_t id, std::shared_ptr<const UcxLibrary> library, bool reads_back) : id_(id) {
-    engine::UcxOptions options{"", kPiece};
+    engine::UcxOptions options;
     options.reads_back = reads_back;
     transport_ = engine::make_ucx_transport(std::move(library), "lo", options);
     transport_->set_listener(this);
@@ -229,7 +229,7 @@ std::string refusal(engine::Transport& transport, std::span<std::byte> memory, M
 constexpr std::size_t kWithoutKeys = 9;  // a map of domains and a kind of memory
 
 TEST_F(UcxMemoryTest, WhatUcxOrTheNicDoesNotReachIsRefused) {
-  engine::UcxOptions with_cuda{"", kPiece};
+  engine::UcxOptions with_cuda;
   with_cuda.cuda = true;
   const auto asked = engine::make_ucx_transport(library_, "lo", with_cuda);
   for (engine::Transport* transport : {&a_.transport(), asked.get()})

@@ -23,7 +23,7 @@ constexpr std::size_t kLarge = 4 * kPiece;  // several fragments
 class Nic final : public engine::TransportListener {
  public:
   explicit Nic(std::uint32_t id)
-      : id_(id), transport_(engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", {"", kPiece})) {
+      : id_(id), transport_(engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", {})) {
     transport_->set_listener(this);
   }
   engine::Transport& transport() { return *transport_; }

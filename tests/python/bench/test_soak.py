@@ -77,15 +77,12 @@ def test_what_is_found_without_a_fault(soak: Any, done: dict[str, Any], says: st
         _job(soak)._judge(works, _ran(soak, works, **done), [])
 
 
-def test_an_exchange_is_refused_on_all_ranks_or_on_none(soak: Any) -> None:
+def test_an_exchange_is_refused_only_for_ranks_that_are_gone(soak: Any) -> None:
     works = [soak.Work("e0", {}, False, True, ())]
-    down = [soak.Fault("down", 0.0, 1.0)]
-    ran = _ran(soak, works, refused=["BootstrapError", "rank 0: context on device 'rail0'"])
-    with pytest.raises(soak.Finding, match=r"refused on ranks \[1\] only"):
-        _job(soak)._judge(works, ran, down)
-    for said in ran.values():
-        said["exchanges"][0]["refused"] = ["BootstrapError", "rank 0: context on device 'rail0'"]
-    _job(soak)._judge(works, ran, down)
+    ran = _ran(soak, works, refused=["BootstrapError", "rank 3 is missing"])
+    with pytest.raises(soak.Finding, match="could not be made"):
+        _job(soak)._judge(works, ran, [soak.Fault("down", 0.0, 1.0)])
+    _job(soak)._judge(works, ran, [soak.Fault("kill", 0.0, 0.0, ranks=(3,))])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 
 from railweave import _native
-from railweave import exchange as exchange_module
 from railweave.exchange import Exchange, ExchangeError, SettingsError, settings
 
 
@@ -234,31 +232,3 @@ def test_the_page_has_the_table() -> None:
     page = Path(__file__).parents[3] / "docs" / "engine.md"
     assert _native.exchange_settings_markdown() in page.read_text()
     assert {row["environment"] for row in settings()} >= {"RAILWEAVE_POLICY", "RAILWEAVE_CHUNK_BYTES"}
-
-
-@pytest.mark.parametrize(
-    ("devices", "system", "wheel", "chosen"),
-    [
-        ([], "libucp.so.0", True, "wheel"),
-        ([], "libucp.so.0", False, "system"),
-        (None, None, True, "wheel"),
-        (["mlx5_0"], "libucp.so.0", True, "system"),
-        (["mlx5_0"], None, True, "wheel"),
-        (["mlx5_0"], None, False, "system"),  # it says what to install
-    ],
-)
-def test_which_ucx_is_loaded(
-    devices: list[str] | None, system: str | None, wheel: bool, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rdma, package = tmp_path / "infiniband", tmp_path / "libucx"
-    for name in devices or []:
-        (rdma / name).mkdir(parents=True)
-    if devices == []:
-        rdma.mkdir()
-    library = package / "lib" / "libucp.so.0"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    spec = types.SimpleNamespace(submodule_search_locations=[str(package)]) if wheel else None
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
-    monkeypatch.setattr("ctypes.util.find_library", lambda _: system)
-    assert exchange_module.ucx_library(rdma) == (str(library) if chosen == "wheel" else "")

@@ -16,7 +16,6 @@ from railweave.bench.alltoallv import lower_bound
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.compare import Bound, measure_bound
 from railweave.bench.gpus.session import Place, Processes, System, start
-from railweave.exchange import ucx_library
 from railweave.lab import Lab, LabSpec
 from railweave.lab.environment import node_name
 from railweave.lab.fabric import of_lab
@@ -138,7 +137,7 @@ def on_rails(spec: LabSpec, gpus: int, bare: System, probe: Processes | None, st
                 raise BenchError("NCCL wrote no topology (NCCL_TOPO_DUMP_FILE); NCCL_DEBUG=INFO says what it did")
             rails = spec.rails_of(host % spec.gpus) if together == 1 else range(spec.rails)
             file.write_text(aligned(dump.read_text(), [f"rail{rail}" for rail in rails]))
-        served = {"RAILWEAVE_GPU_NODES": str(spec.nodes), "RAILWEAVE_UCX_LIBRARY": os.environ.get("RAILWEAVE_UCX_LIBRARY") or ucx_library()}
+        served = {"RAILWEAVE_GPU_NODES": str(spec.nodes)}
         yield RailsRun(place(lambda host: {"NCCL_TOPO_FILE": str(files[host]), **served}), bound)
 
 

@@ -153,7 +153,6 @@ def test_ranks_get_their_nodes_topology_and_the_bound_is_the_rails(monkeypatch: 
         for each in run.place.environments:
             assert "rail1" in Path(each["NCCL_TOPO_FILE"]).read_text()
             assert each["RAILWEAVE_GPU_NODES"] == "2"
-            assert Path(each["RAILWEAVE_UCX_LIBRARY"]).name == "libucp.so.0", "the wheel's, which programs in C++ do not find themselves"
         matrix = np.zeros((4, 4), dtype=np.uint64)
         matrix[0, 2] = 1_000_000
         assert run.bound(matrix) == pytest.approx(0.1, rel=0.02), "both rails of 5 MB/s"
