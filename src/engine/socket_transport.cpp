@@ -19,6 +19,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -34,10 +35,13 @@ using Clock = std::chrono::steady_clock;
 constexpr int kUnsentBytes = 256 << 10;
 // Beside a payload as many bytes are read of what comes after it: frames, and the beginning of a payload, which are copied.
 constexpr std::size_t kReadAhead = 4096;
-constexpr std::size_t kMostFrames = 4096;  // that wait for a connection; more are lost, as frames may be
-constexpr std::size_t kMostStrangers = 64;
+constexpr std::size_t kMostFrames = 4096;   // that wait for a connection; more are lost, as frames may be
+constexpr std::size_t kMostStrangers = 64;  // that have said nothing for longer than that:
+constexpr auto kPatience = std::chrono::seconds(1);
+constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepProbes = 3;
 constexpr int kMostEvents = 32;
-constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // when the process has no descriptor left
+// When the process has no descriptor left. The engine's heartbeats see to it that progress() is called then.
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 using Secret = std::array<std::byte, 16>;
 
@@ -50,11 +54,12 @@ struct Address {
 // The first bytes on a connection, with padding behind them; headers with their payloads follow.
 struct Greeting {
   Secret secret;
-  std::uint32_t padding;
+  std::uint64_t number;  // of the sender's connections: a higher one is newer
+  std::uint64_t padding;
 };
 // A way that only small packets pass (a switch with too small an MTU) shall not look like one: what comes behind the padding, the first
 // hello, does not come either.
-constexpr std::uint32_t kFullPackets = 2, kMostPadding = 64u << 10;
+constexpr std::uint64_t kFullPackets = 2, kMostPadding = 64u << 10;
 
 socklen_t size_of(const sockaddr_storage& address) { return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
 
@@ -76,7 +81,8 @@ sockaddr_storage address_of(const std::string& interface) {
   int best = 0;
   sockaddr_storage found{};
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (interface != entry->ifa_name) continue;
+    const std::string_view name = entry->ifa_name;  // of an IPv4 address: its label, as eth0:1
+    if (name.substr(0, name.find(':')) != interface) continue;
     there = true;
     if (entry->ifa_addr == nullptr) continue;
     int rank = 0;
@@ -111,6 +117,14 @@ class SocketTransport final : public Transport {
     padding_ = std::min(kFullPackets * mtu(), kMostPadding);
   }
 
+  ~SocketTransport() override {
+    for (const auto& [peer, connection] : outgoing_) end(connection->socket);
+    for (const auto& [id, connection] : incoming_) end(connection->socket);
+    end(listener_socket_);
+  }
+  SocketTransport(const SocketTransport&) = delete;
+  SocketTransport& operator=(const SocketTransport&) = delete;
+
   std::vector<std::byte> address() const override {
     Address address{secret_, {}};
     socklen_t size = sizeof address.socket;
@@ -135,13 +149,13 @@ class SocketTransport final : public Transport {
     connection->peer = peer_nic;
     connection->socket = begin_connecting(peer.socket);
     if (!connection->socket) return;  // stays down; the proxy tries again
-    const Greeting greeting{peer.secret, padding_};
+    const std::uint64_t id = next_id_++;
+    connection->id = id;
+    const Greeting greeting{peer.secret, id, padding_};
     const auto* first = reinterpret_cast<const std::byte*>(&greeting);
     connection->head.assign(first, first + sizeof greeting);
     connection->head.resize(sizeof greeting + padding_);
-    const std::uint64_t id = next_id_++;
-    connection->id = id;
-    watch(EPOLL_CTL_ADD, connection->socket.get(), EPOLLOUT | EPOLLRDHUP, id);
+    if (!watch(EPOLL_CTL_ADD, connection->socket.get(), EPOLLOUT | EPOLLRDHUP, id)) return;
     connection->waits_for_room = true;
     outgoing_ids_.emplace(id, peer_nic);
     outgoing_.emplace(peer_nic, std::move(connection));
@@ -153,7 +167,8 @@ class SocketTransport final : public Transport {
     const std::unique_ptr<Outgoing> connection = std::move(found->second);
     outgoing_ids_.erase(connection->id);
     outgoing_.erase(found);
-    connection->socket = Fd();
+    std::erase(lost_, peer_nic);
+    end(connection->socket);
     give_up(*connection);
   }
 
@@ -177,11 +192,10 @@ class SocketTransport final : public Transport {
   }
 
   void flush() override {
-    for (const std::uint32_t peer : held_) {
+    for (const std::uint32_t peer : std::exchange(held_, {})) {
       const auto found = outgoing_.find(peer);
       if (found != outgoing_.end() && !found->second->waits_for_room && !found->second->failed) write(*found->second);
     }
-    held_.clear();
   }
 
   bool progress() override {
@@ -193,6 +207,7 @@ class SocketTransport final : public Transport {
     if (!lost_.empty()) {
       moved = true;
       for (const std::uint32_t peer : std::exchange(lost_, {})) {
+        if (const auto found = outgoing_.find(peer); found != outgoing_.end()) give_up(*found->second);
         if (listener_ != nullptr) listener_->on_peer_lost(peer);
       }
     }
@@ -200,7 +215,7 @@ class SocketTransport final : public Transport {
   }
 
   int event_fd() const override { return epoll_.get(); }
-  bool arm() override { return true; }  // it is readable as long as anything is to be done
+  bool arm() override { return lost_.empty(); }  // else it is readable as long as anything is to be done
 
  private:
   struct Payload {
@@ -227,8 +242,10 @@ class SocketTransport final : public Transport {
   // From a peer, or from a stranger until its first frame has come.
   struct Incoming {
     Fd socket;
+    Clock::time_point since;
     std::optional<std::uint32_t> peer;
     bool greeted = false;
+    std::uint64_t number = 0;  // the peer's, of its connections
     std::array<std::byte, kReadAhead> ahead;
     std::size_t begin = 0, end = 0;  // of what has been read ahead
     // The payload that is being read, when `bytes` is not 0.
@@ -239,11 +256,18 @@ class SocketTransport final : public Transport {
   };
   static constexpr std::uint64_t kListener = 0;
 
-  void watch(int what, int socket, std::uint32_t events, std::uint64_t id) const {
+  bool watch(int what, int socket, std::uint32_t events, std::uint64_t id) const {
     epoll_event event{};
     event.events = events;
     event.data.u64 = id;
-    ::epoll_ctl(epoll_.get(), what, socket, &event);
+    return ::epoll_ctl(epoll_.get(), what, socket, &event) == 0;
+  }
+
+  // A child that this process has forked may have the descriptor, too: without this the connection would last as long as that, and wake
+  // for ever who waits for events.
+  void end(const Fd& socket) const {
+    watch(EPOLL_CTL_DEL, socket.get(), 0, 0);
+    ::shutdown(socket.get(), SHUT_RDWR);
   }
 
   void listen() {
@@ -251,9 +275,8 @@ class SocketTransport final : public Transport {
     sockaddr_storage any_port = own_;
     port_of(any_port) = 0;
     if (!listener_socket_ || ::bind(listener_socket_.get(), reinterpret_cast<const sockaddr*>(&any_port), size_of(any_port)) != 0 ||
-        ::listen(listener_socket_.get(), SOMAXCONN) != 0)
+        ::listen(listener_socket_.get(), SOMAXCONN) != 0 || !watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener))
       refuse(interface_, std::string("no socket can listen there: ") + std::strerror(errno));
-    watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener);
   }
 
   std::uint32_t mtu() const {
@@ -295,8 +318,10 @@ class SocketTransport final : public Transport {
         lose(connection);
       } else {
         connection.waits_for_room = false;
-        watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLRDHUP, id);
-        write(connection);
+        if (watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLRDHUP, id))
+          write(connection);
+        else
+          lose(connection);
       }
       return true;
     }
@@ -317,8 +342,8 @@ class SocketTransport final : public Transport {
 
   // What is queued is not read any more.
   void give_up(Outgoing& connection) const {
-    std::vector<std::uint64_t> tokens{connection.token};
-    for (const Payload& payload : connection.payloads) tokens.push_back(payload.token);
+    std::vector<std::uint64_t> tokens{std::exchange(connection.token, 0)};
+    for (const Payload& payload : std::exchange(connection.payloads, {})) tokens.push_back(payload.token);
     for (const std::uint64_t token : tokens) {
       if (token != 0 && listener_ != nullptr) listener_->on_sent(token);
     }
@@ -367,9 +392,9 @@ class SocketTransport final : public Transport {
       const ssize_t sent = ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL);
       if (sent > 0) {
         connection.written += static_cast<std::size_t>(sent);
-      } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         connection.waits_for_room = true;
-        watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLOUT | EPOLLRDHUP, connection.id);
+        if (!watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLOUT | EPOLLRDHUP, connection.id)) lose(connection);
         return;
       } else if (errno != EINTR) {
         lose(connection);
@@ -391,30 +416,45 @@ class SocketTransport final : public Transport {
         }
         return moved;
       }
-      make_room_for_stranger();
+      close_silent_strangers();
+      // A peer that has vanished in the middle of a payload shall not keep its place for ever.
+      const int on = 1;
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &kKeepIdleS, sizeof kKeepIdleS);
+      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &kKeepIntervalS, sizeof kKeepIntervalS);
+      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &kKeepProbes, sizeof kKeepProbes);
       const std::uint64_t id = next_id_++;
-      watch(EPOLL_CTL_ADD, socket.get(), EPOLLIN | EPOLLRDHUP, id);
+      if (!watch(EPOLL_CTL_ADD, socket.get(), EPOLLIN | EPOLLRDHUP, id)) continue;
       auto connection = std::make_unique<Incoming>();
       connection->socket = std::move(socket);
+      connection->since = Clock::now();
       incoming_.emplace(id, std::move(connection));
     }
   }
 
   void resume_accepting() {
-    paused_.reset();
-    watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener);
+    if (watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener))
+      paused_.reset();
+    else
+      paused_ = Clock::now() + kAcceptPause;
   }
 
-  // Who connects and says nothing shall not keep descriptors: of too many such the oldest goes.
-  void make_room_for_stranger() {
-    const auto stranger = [](const auto& entry) { return !entry.second->peer; };
+  // Who connects and says nothing shall not keep descriptors. Peers of a large job may all be there before the first of them is read.
+  void close_silent_strangers() {
+    const auto stranger = [](const auto& entry) { return !entry.second->greeted; };
     if (static_cast<std::size_t>(std::count_if(incoming_.begin(), incoming_.end(), stranger)) < kMostStrangers) return;
-    close_incoming(std::find_if(incoming_.begin(), incoming_.end(), stranger));
+    const auto late = Clock::now() - kPatience;
+    for (auto entry = incoming_.begin(); entry != incoming_.end();) {
+      const auto next = std::next(entry);
+      if (stranger(*entry) && entry->second->since < late) close_incoming(entry);
+      entry = next;
+    }
   }
 
   void close_incoming(std::map<std::uint64_t, std::unique_ptr<Incoming>>::iterator found) {
     const std::unique_ptr<Incoming> connection = std::move(found->second);
     incoming_.erase(found);
+    end(connection->socket);
     if (connection->bytes != 0 && connection->where != nullptr && connection->header.kind == RailFrame::data && listener_ != nullptr)
       listener_->on_delivered(connection->header, connection->where, connection->bytes, false);
   }
@@ -463,10 +503,11 @@ class SocketTransport final : public Transport {
       if (!take(in, greeting)) return true;
       if (greeting.secret != secret_ || greeting.padding > kMostPadding) return false;
       in.greeted = true;
+      in.number = greeting.number;
       if (greeting.padding != 0) begin_payload(in, greeting.padding);
     }
     while (in.bytes == 0 && take(in, in.header)) {
-      if (!in.peer) introduce(in);
+      if (!in.peer && !introduce(in)) return false;
       if (in.header.from_nic != in.peer) return false;
       if (!has_payload(in.header) || in.header.length == 0) {
         if (listener_ != nullptr) listener_->on_delivered(in.header, nullptr, 0, true);
@@ -478,14 +519,18 @@ class SocketTransport final : public Transport {
     return true;
   }
 
-  // The peer has a new connection: what comes on an older one is nobody's any more.
-  void introduce(Incoming& in) {
+  // What comes on an older connection of the peer is nobody's any more. False where this is the older one.
+  bool introduce(Incoming& in) {
+    std::uint64_t& newest = newest_of_[in.header.from_nic];
+    if (in.number < newest) return false;
+    newest = in.number;
     for (auto other = incoming_.begin(); other != incoming_.end();) {
       const auto next = std::next(other);
       if (other->second->peer == in.header.from_nic) close_incoming(other);
       other = next;
     }
     in.peer = in.header.from_nic;
+    return true;
   }
 
   // Before the first header: padding, which nobody wants.
@@ -517,7 +562,7 @@ class SocketTransport final : public Transport {
   const std::string interface_;
   const std::size_t largest_;
   const sockaddr_storage own_;
-  std::uint32_t padding_ = 0;
+  std::uint64_t padding_ = 0;
   Secret secret_{};
   Fd epoll_;
   Fd listener_socket_;
@@ -525,7 +570,8 @@ class SocketTransport final : public Transport {
   std::uint64_t next_id_ = kListener + 1;
   std::unordered_map<std::uint32_t, std::unique_ptr<Outgoing>> outgoing_;  // by peer
   std::unordered_map<std::uint64_t, std::uint32_t> outgoing_ids_;
-  std::map<std::uint64_t, std::unique_ptr<Incoming>> incoming_;  // by id, oldest first
+  std::map<std::uint64_t, std::unique_ptr<Incoming>> incoming_;  // by id
+  std::unordered_map<std::uint32_t, std::uint64_t> newest_of_;   // by peer: the number of its newest connection
   std::vector<std::uint32_t> held_;                              // peers for which frames wait
   std::vector<std::uint32_t> lost_;
   std::optional<Clock::time_point> paused_;  // accepting, until then

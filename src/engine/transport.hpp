@@ -43,7 +43,7 @@ class TransportListener {
   virtual void on_delivered(const RailHeader& header, std::byte* where, std::size_t bytes, bool ok) = 0;
   // A `carry` with its payload, which stays there until this returns.
   virtual void on_carried(const RailHeader& header, std::span<const std::byte> frames) = 0;
-  // The transport no longer reads the payload of send(..., token).
+  // The transport no longer reads the payload of send(..., token). May call nothing of the transport.
   virtual void on_sent(std::uint64_t token) = 0;
   // The connection is broken, or the peer has a fresh one; nothing sent on it since the last answer can be relied on.
   virtual void on_peer_lost(std::uint32_t peer_nic) = 0;
@@ -66,7 +66,8 @@ class Transport {
   // Whether connect() may be tried again after a connection was lost.
   virtual bool reconnects() const = 0;
   // Copies the header; the payload must stay until on_sent(token), which is called exactly once (maybe from inside send) if token is not 0.
-  // A header without a payload may wait for the next one that has a payload, and goes out with it, or for flush().
+  // A header without a payload may wait for the next one that has a payload, and goes out with it, or for flush(); it may overtake payloads
+  // that the transport still reads.
   virtual void send(std::uint32_t peer_nic, const RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) = 0;
   virtual void flush() = 0;
   // Moves things along; true if anything happened.

@@ -307,7 +307,7 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
   }
   bool sent = false;
   for (auto& [t, transfer] : active_) {
-    if (transfer.phase == Phase::accepted || now - transfer.asked_at < times_.resend_ns) continue;
+    if (!may_offer_again(transfer) || now - transfer.asked_at < times_.resend_ns) continue;
     // Also when data was sent: an offer is small, and `got` or `accept` says whether the data came.
     transfer.reoffered = true;
     offer(t, transfer, now);
@@ -333,12 +333,17 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
   return sent;
 }
 
+// An `accept` to an offer that overtakes its data would say that the data was lost.
+bool TxLink::may_offer_again(const Transfer& transfer) const {
+  return transfer.phase != Phase::accepted && !port_.holds.is_sending(transfer.token);
+}
+
 std::uint64_t TxLink::next_deadline() const {
   if (abandoned_) return kNever;
   if (!up()) return std::min(next_connect_, next_hello_);
   std::uint64_t deadline = next_ping_;
   for (const auto& [t, transfer] : active_) {
-    if (transfer.phase != Phase::accepted) deadline = std::min(deadline, transfer.asked_at + times_.resend_ns);
+    if (may_offer_again(transfer)) deadline = std::min(deadline, transfer.asked_at + times_.resend_ns);
   }
   return deadline;
 }

@@ -28,6 +28,7 @@ class TxSlotHolds {
   std::uint64_t hold(const Record& record);  // gives the token for sends of this slot
   void sending(std::uint64_t token) { ++holds_.at(token).sends; }
   void sent(std::uint64_t token);
+  bool is_sending(std::uint64_t token) const { return holds_.at(token).sends != 0; }
   void finish(std::uint64_t token);
   bool empty() const noexcept { return holds_.empty(); }
 
@@ -141,6 +142,7 @@ class TxLink {
   void drop(const Record& record);
   void on_got(const RailHeader& header, std::uint64_t now);
   std::uint32_t in_phase(Phase phase) const;
+  bool may_offer_again(const Transfer& transfer) const;
 
   Port port_;
   Names names_;

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -16,6 +19,8 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
+#include <thread>
 #include <vector>
 
 #include "parts.hpp"
@@ -115,6 +120,12 @@ class SocketTransport : public testing::Test {
     a_.connect(b_);
     b_.connect(a_);
   }
+  // a's connection to b takes as much of so many payloads as it can.
+  void fill_socket(std::size_t payloads) {
+    ASSERT_TRUE(progress_until(a_.transport(), a_.transport(), [&] { return a_.kept.size() < payloads; }));
+    for (int turn = 0; turn < 100; ++turn) a_.transport().progress();
+    ASSERT_FALSE(a_.kept.empty());
+  }
   // What a stranger's socket has to say; b's port.
   engine::Fd stranger(std::span<const std::byte> text) {
     sockaddr_storage to{};
@@ -162,8 +173,7 @@ TEST_F(SocketTransport, PayloadsAndFramesOfAllSizesArriveWholeAndInOrder) {
 TEST_F(SocketTransport, FramesOvertakePayloadsThatHaveNotBegun) {
   constexpr std::uint64_t kPayloads = 100, kFrame = 1000;  // 25 MiB: more than a socket takes
   for (std::uint64_t transfer = 1; transfer <= kPayloads; ++transfer) a_.send(b_, transfer, kLargest);
-  while (a_.kept.size() == kPayloads) a_.transport().progress();  // it is connected, and its socket full
-  for (int turn = 0; turn < 100; ++turn) a_.transport().progress();
+  fill_socket(kPayloads);
   ASSERT_FALSE(a_.kept.empty());
   a_.hold(b_, kFrame);
   a_.transport().flush();
@@ -184,8 +194,7 @@ TEST_F(SocketTransport, WhatNobodyWantsIsReadAndThrownAway) {
 
 TEST_F(SocketTransport, AConnectionThatEndsInAPayloadLosesItAndGivesBackTheRest) {
   for (std::uint64_t transfer = 1; transfer <= 100; ++transfer) a_.send(b_, transfer, kLargest);
-  while (a_.kept.size() == 100) a_.transport().progress();
-  for (int turn = 0; turn < 100; ++turn) a_.transport().progress();
+  fill_socket(100);
   a_.transport().disconnect(b_.id());
   EXPECT_TRUE(a_.kept.empty()) << "nothing is read any more";
   ASSERT_TRUE(until([&] { return b_.broken.size() == 1; }));
@@ -217,14 +226,14 @@ TEST_F(SocketTransport, APeerThatIsGoneIsTold) {
   ASSERT_TRUE(until([&] { return !b_.transfers.empty(); }));
   const std::vector<std::byte> address = b_.transport().address();
   b_.end();
-  while (a_.lost == 0) a_.transport().progress();
+  ASSERT_TRUE(progress_until(a_.transport(), a_.transport(), [&] { return a_.lost != 0; }));
   a_.send(b_, 2, 100);
   EXPECT_TRUE(a_.kept.empty()) << "what cannot be sent is given back at once";
   // Nobody listens there any more.
   a_.lost = 0;
   a_.transport().connect(b_.id(), address);
   a_.send(b_, 3, 100);
-  while (a_.lost == 0) a_.transport().progress();
+  ASSERT_TRUE(progress_until(a_.transport(), a_.transport(), [&] { return a_.lost != 0; }));
   a_.transport().disconnect(b_.id());
   EXPECT_TRUE(a_.kept.empty());
 }
@@ -235,15 +244,101 @@ TEST_F(SocketTransport, StrangersAreClosedAndNeverHeard) {
   ASSERT_TRUE(until([&] { return is_closed(rude); }));
   // Some that say nothing: there is an end of them, and peers still come.
   std::deque<engine::Fd> silent;
-  for (int i = 0; i < 100; ++i) {
-    silent.push_back(stranger({}));
-    b_.transport().progress();
-  }
+  for (int i = 0; i < 100; ++i) silent.push_back(stranger({}));
+  b_.transport().progress();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  silent.push_back(stranger({}));
   ASSERT_TRUE(until([&] { return is_closed(silent.front()); }));
   EXPECT_FALSE(is_closed(silent.back()));
   a_.connect(b_);
   a_.send(b_, 1, 100);
   ASSERT_TRUE(until([&] { return b_.transfers == std::vector<std::uint64_t>{1}; }));
+}
+
+// As at the start of a large job, where peers connect before this rank's thread runs.
+TEST_F(SocketTransport, ManyPeersMayConnectAtOnce) {
+  std::deque<Nic> peers;
+  for (std::uint32_t id = 2; id < 152; ++id) {
+    Nic& peer = peers.emplace_back(id);
+    peer.connect(b_);
+    peer.send(b_, id, 100);
+    peer.transport().progress();
+  }
+  ASSERT_TRUE(until([&] {
+    for (Nic& peer : peers) peer.transport().progress();
+    return b_.transfers.size() == peers.size();
+  }));
+  for (const Nic& peer : peers) EXPECT_EQ(peer.lost, 0) << peer.id();
+}
+
+TEST_F(SocketTransport, WhatIsQueuedComesBackWhenThePeerIsLost) {
+  a_.send(b_, 1, 100);
+  ASSERT_TRUE(until([&] { return a_.kept.empty(); }));
+  for (std::uint64_t transfer = 2; transfer <= 100; ++transfer) a_.send(b_, transfer, kLargest);
+  ASSERT_FALSE(a_.kept.empty());
+  b_.end();
+  ASSERT_TRUE(progress_until(a_.transport(), a_.transport(), [&] { return a_.lost != 0; }));
+  EXPECT_TRUE(a_.kept.empty());
+}
+
+// It is told at the next progress(), so nobody may sleep before.
+TEST_F(SocketTransport, ALossThatAWriteFindsKeepsAwake) {
+  a_.send(b_, 1, 100);
+  ASSERT_TRUE(until([&] { return a_.kept.empty() && !b_.transfers.empty(); }));
+  ASSERT_TRUE(a_.transport().arm());
+  b_.end();
+  for (std::uint64_t transfer = 2; a_.transport().arm() && transfer < 1000; ++transfer) {
+    a_.hold(b_, transfer);
+    a_.transport().flush();
+  }
+  EXPECT_FALSE(a_.transport().arm());
+  a_.transport().progress();
+  EXPECT_EQ(a_.lost, 1);
+  EXPECT_TRUE(a_.transport().arm());
+}
+
+// A descriptor that a forked child has, too, is open until the child ends.
+TEST_F(SocketTransport, AForkedChildKeepsNoConnectionAlive) {
+  for (std::uint64_t transfer = 1; transfer <= 100; ++transfer) a_.send(b_, transfer, kLargest);
+  fill_socket(100);
+  for (int turn = 0; turn < 10; ++turn) b_.transport().progress();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  ASSERT_GT(child, 0);
+  a_.transport().disconnect(b_.id());
+  EXPECT_TRUE(until([&] { return b_.broken.size() == 1; }));
+  while (b_.transport().progress()) continue;
+  pollfd event{b_.transport().event_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&event, 1, 0), 0) << "who sleeps would be woken for ever";
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST_F(SocketTransport, WhatIsHeardLateOfAnOlderConnectionDoesNotEndTheNewerOne) {
+  const std::vector<std::byte> address = b_.transport().address();
+  const auto said = [&](std::uint64_t number, std::uint64_t transfer) {
+    std::vector<std::byte> text(address.begin(), address.begin() + 16);
+    const std::uint64_t numbers[] = {number, 0};
+    RailHeader header;
+    header.from_nic = 7;
+    header.to_nic = b_.id();
+    header.transfer = transfer;
+    for (const std::span<const std::byte> bytes :
+         {std::span<const std::byte>(std::as_bytes(std::span(numbers))), std::span<const std::byte>(std::as_bytes(std::span(&header, 1)))})
+      text.insert(text.end(), bytes.begin(), bytes.end());
+    return text;
+  };
+  const engine::Fd newer = stranger(said(2, 20));
+  ASSERT_TRUE(until([&] { return b_.transfers.size() == 1; }));
+  const engine::Fd older = stranger(said(1, 10));
+  ASSERT_TRUE(until([&] { return is_closed(older); }));
+  EXPECT_FALSE(is_closed(newer));
+  const engine::Fd newest = stranger(said(3, 30));
+  ASSERT_TRUE(until([&] { return is_closed(newer); }));
+  EXPECT_EQ(b_.transfers, (std::vector<std::uint64_t>{20, 30}));
 }
 
 // Of the job, but not what a peer sends.
@@ -254,7 +349,7 @@ TEST_F(SocketTransport, WhatNoPeerSendsEndsTheConnection) {
   header.to_nic = b_.id();
   const auto said = [&](const std::vector<RailHeader>& headers) {
     std::vector<std::byte> text(address.begin(), address.begin() + 16);
-    text.resize(text.size() + 4);  // no padding
+    text.resize(text.size() + 16);  // a number of 0, no padding
     for (const RailHeader& each : headers) {
       const auto* first = reinterpret_cast<const std::byte*>(&each);
       text.insert(text.end(), first, first + sizeof each);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 
@@ -129,6 +130,26 @@ TEST_F(TxLinkTest, DataWaitsForTheEndOfTheTurn) {
   answer(RailFrame::accept, asked.back());
   EXPECT_TRUE(transport_.sent.empty());
   EXPECT_EQ(turn().back().kind, RailFrame::data);
+}
+
+// As it would overtake the data, whose `accept` would say that the data was lost.
+TEST_F(TxLinkTest, AnOfferIsNotRepeatedWhileTheTransportHasTheData) {
+  bring_up();
+  forward(100);
+  answer(RailFrame::accept, turn().back());
+  link_.send_accepted(now_);
+  ASSERT_EQ(transport_.sent.back().kind, RailFrame::data);
+  const std::uint64_t token = std::exchange(transport_.tokens, {}).back();
+  const auto offers = [&] {
+    const std::vector<RailHeader> sent = turn();
+    return std::count_if(sent.begin(), sent.end(), [](const RailHeader& frame) { return frame.kind == RailFrame::offer; });
+  };
+  now_ += 150;  // the resend time is 100
+  EXPECT_EQ(offers(), 0);
+  EXPECT_GT(link_.next_deadline(), now_) << "or the thread would not sleep";
+  holds_.sent(token);
+  EXPECT_LE(link_.next_deadline(), now_);
+  EXPECT_EQ(offers(), 1);
 }
 
 // Slow rails have windows of two. The other transfer is under way, and the next one goes out in the same turn.
