@@ -79,6 +79,13 @@ bool Engine::needs(const Operation& operation, std::uint32_t rank) const {
 
 // Why an operation cannot even start.
 std::optional<Failure> Engine::refusal(const Operation& operation) const {
+  // First, as this is the cause for which the other rank may have left.
+  for (const SendMessage& message : operation.sends) {
+    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
+  }
+  for (const RecvMessage& message : operation.recvs) {
+    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
+  }
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     const Member& member = members_[rank];
     if (member.state == RankState::alive) continue;
@@ -88,12 +95,6 @@ std::optional<Failure> Engine::refusal(const Operation& operation) const {
     if (needs(operation, rank) || (operation.collective && !member.left && !took_part)) {
       return Failure{member.left ? FailureKind::left : FailureKind::died, rank, member.epitaph};
     }
-  }
-  for (const SendMessage& message : operation.sends) {
-    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
-  }
-  for (const RecvMessage& message : operation.recvs) {
-    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
   }
   return std::nullopt;
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <latch>
 #include <thread>
 
 #include "job.hpp"
@@ -56,6 +57,47 @@ TEST(Cancel, ReachesASendWhoseOperationStillWaitsForRows) {
     }
   };
   run_job({2, 2}, settings, body, slow);
+}
+
+// Rank 0's operation fails because of rank 2, and rank 0 leaves, before rank 1 posts its end of it: the cause is what rank 1 is to hear.
+TEST(Cancel, NamesTheCauseAndNotThatTheOtherRankHasLeftSince) {
+  constexpr std::uint64_t kBytes = 100'000;
+  const ScratchDirectory directory;
+  const Shape shape{1, 3};
+  std::latch left(1), posted(1);
+  const auto wait_for_failure = [](Handle handle, const std::string& what) {
+    try {
+      handle.wait();
+      ADD_FAILURE() << what << " succeeded";
+    } catch (const RankDied& error) {
+      ADD_FAILURE() << what << ": " << error.what();
+    } catch (const ExchangeError& error) {
+      EXPECT_NE(std::string(error.what()).find("the sender has"), std::string::npos) << what << ": " << error.what();
+    }
+  };
+  std::vector<std::thread> ranks;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Exchange exchange(rank, 3, directory.rendezvous(), rank_settings(shape, rank, {}));
+      std::vector<std::byte> data(kBytes), other(kBytes);
+      if (rank == 1) left.wait();
+      Group group = exchange.group();
+      if (rank == 0) {
+        group.send(data.data(), kBytes, 1);
+        group.recv(other.data(), kBytes, 2);
+      } else if (rank == 1) {
+        group.recv(data.data(), kBytes, 0);
+      } else {
+        group.send(data.data(), kBytes / 2, 0);
+      }
+      wait_for_failure(group.end(), "rank " + std::to_string(rank));
+      if (rank == 1) posted.count_down();
+      if (rank == 2) posted.wait();
+      exchange.close();
+      if (rank == 0) left.count_down();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
 }
 
 }  // namespace
