@@ -286,24 +286,42 @@ class SocketTransport final : public Transport {
                                                                                              : 0;
   }
 
+  // Where the process may not bind to an interface (before Linux 5.7, not root): whether the address that the kernel would send from is
+  // ours.
+  bool routed_here(const sockaddr_storage& peer) const {
+    const Fd probe(::socket(own_.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    if (!probe || ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&peer), size_of(peer)) != 0 ||
+        ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&from), &size) != 0)
+      return false;
+    if (own_.ss_family == AF_INET)
+      return reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr == reinterpret_cast<const sockaddr_in&>(own_).sin_addr.s_addr;
+    return IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(from).sin6_addr,
+                              &reinterpret_cast<const sockaddr_in6&>(own_).sin6_addr) != 0;
+  }
+
   // Empty where it failed at once.
   Fd begin_connecting(sockaddr_storage peer) const {
     if (peer.ss_family != own_.ss_family) return {};
-    Fd socket(::socket(own_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket) return {};
-    const int on = 1, unsent = kUnsentBytes;
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
-    // From the NIC's own address, by which routes may be chosen.
-    ::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
-    sockaddr_storage from = own_;
-    port_of(from) = 0;
-    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&from), size_of(from)) != 0) return {};
     // An address of a link means the link of whoever uses it.
     if (peer.ss_family == AF_INET6) {
       auto& to = reinterpret_cast<sockaddr_in6&>(peer);
       if (IN6_IS_ADDR_LINKLOCAL(&to.sin6_addr)) to.sin6_scope_id = ::if_nametoindex(interface_.c_str());
     }
+    Fd socket(::socket(own_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket) return {};
+    const int on = 1, unsent = kUnsentBytes;
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+    // Through this NIC or not at all: what a machine's routes say of peers on other rails may be its management network.
+    const bool bound =
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_BINDTODEVICE, interface_.c_str(), static_cast<socklen_t>(interface_.size())) == 0;
+    if (!bound && !routed_here(peer)) return {};
+    ::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+    sockaddr_storage from = own_;
+    port_of(from) = 0;
+    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&from), size_of(from)) != 0) return {};
     const int done = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&peer), size_of(peer));
     if (done != 0 && errno != EINPROGRESS) return {};
     return socket;

@@ -158,7 +158,7 @@ class Network:
             ip.route("add", **route, oif=index, table=table, metrics=METRICS)
             ip.route("add", **route, oif=index, priority=nic.rail + 1, metrics=METRICS)
         ip.rule("add", src=address, src_len=32, table=table, priority=1000 + nic.rail)
-        # To UCX a NIC reaches what the longest prefix of the main table gives it: the rails of the other NICs here, too, as a last resort.
+        # A program that asks the main table what a NIC reaches (UCX) finds the rails of the other NICs here, too, as a last resort.
         for rail in self._rails_in(namespace):
             if rail != nic.rail:
                 ip.route("add", dst=f"10.{rail + 1}.0.0/16", gateway=gateway, oif=index, priority=_ELSEWHERE + nic.rail, metrics=METRICS)

@@ -97,7 +97,7 @@ def test_every_rank_reaches_every_rank(spec: LabSpec, nothing_stays: Check) -> N
 
 
 @pytest.mark.parametrize("spec", [LabSpec(2, 1, 2), LabSpec(2, 2, isolation="node")], ids=["two NICs a rank", "node"])
-def test_ucx_reaches_every_rail_from_each_nic(spec: LabSpec, tmp_path: Path, nothing_stays: Check) -> None:
+def test_every_rail_is_reached_from_each_nic(spec: LabSpec, tmp_path: Path, nothing_stays: Check) -> None:
     code = (
         "import os, sys, time\n"
         "from railweave.exchange import Exchange\n"
