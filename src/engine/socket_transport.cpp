@@ -45,11 +45,13 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 using Secret = std::array<std::byte, 16>;
 
-// What peers need to connect.
+// What peers need to connect. Its first byte is none that UCX's begin with, as NICs of one job may go different ways.
 struct Address {
+  std::uint64_t kind;
   Secret secret;  // so that nobody is taken for a peer who is not of the job
   sockaddr_storage socket;
 };
+constexpr std::uint64_t kSocketAddress = 0x54454b434f53;  // "SOCKET"
 
 // The first bytes on a connection, with padding behind them; headers with their payloads follow.
 struct Greeting {
@@ -126,7 +128,7 @@ class SocketTransport final : public Transport {
   SocketTransport& operator=(const SocketTransport&) = delete;
 
   std::vector<std::byte> address() const override {
-    Address address{secret_, {}};
+    Address address{kSocketAddress, secret_, {}};
     socklen_t size = sizeof address.socket;
     if (::getsockname(listener_socket_.get(), reinterpret_cast<sockaddr*>(&address.socket), &size) != 0)
       refuse(interface_, std::string("getsockname: ") + std::strerror(errno));
@@ -145,6 +147,7 @@ class SocketTransport final : public Transport {
     Address peer;
     if (address.size() != sizeof peer) return;
     std::memcpy(&peer, address.data(), sizeof peer);
+    if (peer.kind != kSocketAddress) return;
     auto connection = std::make_unique<Outgoing>();
     connection->peer = peer_nic;
     connection->socket = begin_connecting(peer.socket);

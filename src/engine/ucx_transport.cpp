@@ -217,7 +217,7 @@ class UcxTransport final : public Transport {
   }
 
   void make_endpoint(std::uint32_t peer_nic, std::span<const std::byte> address) {
-    if (address.empty()) return;
+    if (address.empty() || (address.front() != kAnyWay && address.front() != kRendezvous)) return;  // a NIC that is reached by sockets
     auto link = std::make_unique<Endpoint>();
     link->owner = this;
     link->peer = peer_nic;

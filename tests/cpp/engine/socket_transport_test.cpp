@@ -34,6 +34,7 @@ using engine::RailFrame;
 using engine::RailHeader;
 
 constexpr std::size_t kLargest = 256u << 10;
+constexpr std::ptrdiff_t kSecretAt = 8, kSecret = 16;  // in an address; then the socket's
 
 std::byte byte_at(std::uint64_t transfer, std::size_t at) { return static_cast<std::byte>(at * 31 + (at >> 8) * 7 + transfer * 101); }
 
@@ -130,7 +131,7 @@ class SocketTransport : public testing::Test {
   engine::Fd stranger(std::span<const std::byte> text) {
     sockaddr_storage to{};
     const std::vector<std::byte> address = b_.transport().address();
-    std::memcpy(&to, address.data() + 16, sizeof to);
+    std::memcpy(&to, address.data() + kSecretAt + kSecret, sizeof to);
     engine::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(sockaddr_in)), 0);
     if (!text.empty()) {
@@ -320,7 +321,7 @@ TEST_F(SocketTransport, AForkedChildKeepsNoConnectionAlive) {
 TEST_F(SocketTransport, WhatIsHeardLateOfAnOlderConnectionDoesNotEndTheNewerOne) {
   const std::vector<std::byte> address = b_.transport().address();
   const auto said = [&](std::uint64_t number, std::uint64_t transfer) {
-    std::vector<std::byte> text(address.begin(), address.begin() + 16);
+    std::vector<std::byte> text(address.begin() + kSecretAt, address.begin() + kSecretAt + kSecret);
     const std::uint64_t numbers[] = {number, 0};
     RailHeader header;
     header.from_nic = 7;
@@ -348,7 +349,7 @@ TEST_F(SocketTransport, WhatNoPeerSendsEndsTheConnection) {
   header.from_nic = 7;
   header.to_nic = b_.id();
   const auto said = [&](const std::vector<RailHeader>& headers) {
-    std::vector<std::byte> text(address.begin(), address.begin() + 16);
+    std::vector<std::byte> text(address.begin() + kSecretAt, address.begin() + kSecretAt + kSecret);
     text.resize(text.size() + 16);  // a number of 0, no padding
     for (const RailHeader& each : headers) {
       const auto* first = reinterpret_cast<const std::byte*>(&each);

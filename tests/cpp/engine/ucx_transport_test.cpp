@@ -9,6 +9,7 @@
 
 #include "job.hpp"
 #include "parts.hpp"
+#include "socket_transport.hpp"
 #include "ucx_library.hpp"
 
 namespace railweave::test {
@@ -22,8 +23,7 @@ constexpr std::size_t kLarge = 4 * kPiece;  // several fragments
 
 class Nic final : public engine::TransportListener {
  public:
-  explicit Nic(std::uint32_t id)
-      : id_(id), transport_(engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", {})) {
+  explicit Nic(std::uint32_t id) : id_(id), transport_(engine::make_ucx_transport(engine::UcxLibrary::load(test_ucx_library()), "lo", {})) {
     transport_->set_listener(this);
   }
   engine::Transport& transport() { return *transport_; }
@@ -104,6 +104,32 @@ TEST_F(UcxTransport, SmallFramesGoAlongWithAPayloadInTheirOrder) {
   a_.hold(b_, kFrames + 1);
   a_.transport().flush();
   EXPECT_TRUE(until([&] { return b_.numbers.size() == kFrames + 1; }));
+}
+
+// A job's NICs may be of both kinds.
+TEST_F(UcxTransport, AnAddressOfTheOtherKindConnectsNothing) {
+  const auto socket = engine::make_socket_transport("lo", kLarge);
+  a_.transport().connect(5, socket->address());
+  socket->connect(0, a_.transport().address());
+  int sent = 0;
+  class Counts final : public engine::TransportListener {
+   public:
+    explicit Counts(int& sent) : sent_(sent) {}
+    std::byte* on_incoming(const RailHeader&, std::size_t) override { return nullptr; }
+    void on_delivered(const RailHeader&, std::byte*, std::size_t, bool) override {}
+    void on_carried(const RailHeader&, std::span<const std::byte>) override {}
+    void on_sent(std::uint64_t) override { ++sent_; }
+    void on_peer_lost(std::uint32_t) override {}
+
+   private:
+    int& sent_;
+  } counts(sent);
+  socket->set_listener(&counts);
+  socket->send(0, {}, large_, 1);
+  EXPECT_EQ(sent, 1) << "given back at once";
+  a_.send(b_, large_);
+  EXPECT_TRUE(until([&] { return b_.received[RailFrame::data] == 2; }));
+  socket->set_listener(nullptr);
 }
 
 // Both ends do as a link does: what was lost is connected again, and a small frame and large ones go out.
