@@ -1,9 +1,13 @@
 // Bringing an engine up: bootstrap rounds, memory, transports, links.
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
 
 #include "engine.hpp"
 #include "railweave/engine/error.hpp"
@@ -22,6 +26,19 @@ std::string problem_of(Step&& step) {
   } catch (const std::exception& error) {
     return error.what();
   }
+}
+
+// Else links would stay down without a word.
+void check_descriptors(std::size_t links) {
+  rlimit limit{};
+  std::error_code unknown;
+  const std::filesystem::directory_iterator open("/proc/self/fd", unknown);
+  if (unknown || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto there = static_cast<std::size_t>(std::distance(begin(open), end(open))), needed = 2 * links;
+  if (there + needed <= limit.rlim_cur) return;
+  throw TransportError(std::to_string(links) + " links to NICs on other nodes need " + std::to_string(needed) +
+                       " descriptors; the process has " + std::to_string(there) + " of the " + std::to_string(limit.rlim_cur) +
+                       " that it may have (raise ulimit -n)");
 }
 
 std::unique_ptr<Rendezvous> meet(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& settings) {
@@ -97,6 +114,12 @@ std::vector<Engine::OpenNic> Engine::open_nics(const TransportWrapper& wrap) con
   std::vector<OpenNic> nics;
   if (cluster_.nodes.size() < 2 || cluster_.self().nics.empty()) return nics;
   for (const std::uint32_t nic : cluster_.self().nics) nics.push_back(open_nic(nic, wrap));
+  std::size_t links = 0;
+  for (const std::uint32_t nic : cluster_.self().nics) {
+    for (std::uint32_t peer = 0; peer < cluster_.nics.size() && goes_by_sockets(cluster_.nics[nic].device); ++peer)
+      links += cluster_.nics[peer].node != cluster_.node() && router_->connected(nic, peer);
+  }
+  check_descriptors(links);
   if (slots_ != nullptr && std::none_of(nics.begin(), nics.end(), [](const OpenNic& nic) { return nic.objection.empty(); })) slots_->drop();
   return nics;
 }

@@ -228,6 +228,23 @@ def test_settings_are_checked(tmp_path: Path, name: str, value: str, text: str) 
         Exchange(0, 1, f"file://{tmp_path}", **{name: value})
 
 
+def test_links_that_the_process_has_no_descriptors_for_are_refused(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from railweave.exchange import Exchange\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
+        "Exchange(int(sys.argv[1]), 2, sys.argv[2], node_id=sys.argv[1], nics=','.join(['lo'] * 60))\n"
+    )
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code, str(rank), f"file://{tmp_path}"], stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        text = rank.communicate(timeout=120)[1]
+        assert "BootstrapError: rank 0: 60 links to NICs on other nodes need 120 descriptors; the process has " in text
+        assert " of the 200 that it may have (raise ulimit -n)" in text
+
+
 def test_the_page_has_the_table() -> None:
     page = Path(__file__).parents[3] / "docs" / "engine.md"
     assert _native.exchange_settings_markdown() in page.read_text()
