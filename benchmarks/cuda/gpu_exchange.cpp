@@ -176,7 +176,8 @@ class Rank {
     int version = 0;
     if (nccl_.library != nullptr) nccl_.get_version(&version);
     if (rank_ == 0)
-      std::printf("%u ranks, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds, options_.graph ? "graph replays" : "queued calls");
+      std::printf("%u ranks, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds,
+                  options_.graph ? "graph replays" : "queued calls");
     if (options_.checks != 0) check_random();
     if (options_.lives != 0) check_lives();
     for (const std::uint64_t size : options_.sizes) {
@@ -208,9 +209,8 @@ class Rank {
     std::vector<railweave_setting> settings{{"gpu_timeout_ms", "20000"}};
     if (options_.nodes > 1) settings.insert(settings.end(), {{"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}});
     const auto log = [](void*, const char* text) { std::fprintf(stderr, "gpu_exchange: %s\n", text); };
-    const railweave_cuda_config config{
-        sizeof config, rank_,   world_, device_, 0, rendezvous_.c_str(), settings.data(), settings.size(),
-        log,           nullptr, nullptr};
+    const railweave_cuda_config config{sizeof config,   rank_,           world_, device_, 0,      rendezvous_.c_str(),
+                                       settings.data(), settings.size(), log,    nullptr, nullptr};
     require(api_->create(&config, &communicator_));
   }
   void require(railweave_status status) {

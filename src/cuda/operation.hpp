@@ -15,7 +15,7 @@ inline constexpr std::uint32_t kPaths = 3;
 // Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
 inline constexpr std::uint32_t kMappings = 64;
 struct alignas(16) Mapping {  // kernels read both words in one access
-  std::uint64_t buffer;  // granted_name()
+  std::uint64_t buffer;       // granted_name()
   std::uint64_t base;
 };
 

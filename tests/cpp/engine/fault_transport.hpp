@@ -17,7 +17,7 @@ struct FaultPolicy {
   unsigned duplicate_permille = 0;
   unsigned delay_permille = 0;  // held back, so that later frames overtake it
   std::uint64_t delay_ns = 3'000'000;
-  bool ucx = false;  // below is UCX, not sockets
+  bool ucx = false;                  // below is UCX, not sockets
   bool outlives_disconnect = false;  // the connection stays open: only who says nothing more is silent
 };
 
