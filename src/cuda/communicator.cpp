@@ -8,6 +8,7 @@
 #include <numeric>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "capture.hpp"
 #include "checksum.hpp"
@@ -32,12 +33,15 @@ T load_shared(T& word) {
 }
 
 // This process's communicators: what one's operations may have of a device follows from what all hold of it.
+// Nothing of CUDA is called under its mutex: that may wait for a kernel, and the kernel for a rank whose thread waits for the mutex.
 struct Residents {
   std::mutex mutex;
   std::vector<Communicator*> all;
+  std::map<int, std::uint32_t> ranks;  // by device: the most that any communicator has had on it
 };
+// Never destroyed: programs destroy communicators as late as when the process ends.
 Residents& residents() {
-  static Residents each;
+  static Residents& each = *new Residents;
   return each;
 }
 
@@ -62,6 +66,8 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
   start_threads();
   const std::scoped_lock lock(residents().mutex);
   residents().all.push_back(this);
+  std::uint32_t& ranks = residents().ranks[device_];
+  ranks = std::max(ranks, share_.ranks);
 }
 
 Communicator::~Communicator() {
@@ -142,28 +148,31 @@ void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
   ordered_ = !capture.active && stream != cudaStreamPerThread;
 }
 
-// `captured`: whoever has ever queued something may do so again when the graph runs.
-Held Communicator::held_beside(std::span<Communicator* const> own, bool captured) {
+// What comes behind others' operations on their stream does not run beside them. A captured operation runs at any time beside whatever
+// others queue then, as they have before.
+Held Communicator::held_beside(std::span<Communicator* const> own, cudaStream_t stream, bool captured) {
   Held sum;
   for (const Communicator* other : residents().all) {
-    if (other->device_ != own[0]->device_ || std::find(own.begin(), own.end(), other) != own.end()) continue;
-    if (!captured && !other->holds()) continue;
-    sum.add(other->held_blocks_, other->held_cluster_);
+    const Claim& claim = other->claim_;
+    if (claim.blocks == 0 || other->device_ != own[0]->device_ || std::find(own.begin(), own.end(), other) != own.end()) continue;
+    if (captured ? other->failure().has_value() : claim.stream == stream || !other->holds()) continue;
+    sum.add(claim.blocks, claim.cluster);
   }
   return sum;
 }
 
 bool Communicator::holds() const {
-  if (captured_) return true;
   const std::scoped_lock lock(mutex_);
-  return !failure_ && enqueued() != ended().completed;
+  return !failure_ && (captured_ || enqueued() != ended().completed);
 }
 
 // Its operations run one after another, so they hold what the largest of them does.
-void Communicator::hold(const Plan& plan) {
-  const bool more = holds();
-  held_blocks_ = std::max(plan.blocks, more ? held_blocks_ : 0);
-  held_cluster_ = std::max(plan.cluster, more ? held_cluster_ : 1);
+void Communicator::hold(const Plan& plan, cudaStream_t stream, bool captured) {
+  const bool more = holds(), one_stream = !captured && stream != cudaStreamPerThread && (!more || claim_.stream == stream);
+  if (!more) claim_ = {};
+  claim_.blocks = std::max(claim_.blocks, plan.blocks);
+  claim_.cluster = std::max(claim_.cluster, plan.cluster);
+  claim_.stream = one_stream ? std::optional(stream) : std::nullopt;
 }
 
 // Before the launch, as a mapping that leaves the table is kept for what has been counted by then.
@@ -239,7 +248,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   std::vector<Communicator*> communicators;
   std::vector<Message> messages, rails;
   messages.reserve(transfers.size());
-  std::uint32_t world = 0, ranks_here = 1;
+  std::uint32_t world = 0;
   for (const Transfer* transfer : in_turn(transfers)) {
     Communicator& communicator = *transfer->communicator;
     if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
@@ -247,7 +256,6 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       if (const auto failure = communicator.failure()) throw ExchangeError("the communicator has ended: " + failure->text);
       communicators.push_back(&communicator);
       world = std::max(world, communicator.world_);
-      ranks_here = std::max(ranks_here, communicator.share_.ranks);
     }
     const Message message = communicator.make_message(*transfer);
     (communicator.near(transfer->peer) ? messages : rails).push_back(message);
@@ -255,21 +263,41 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   if (!rails.empty() && transfers.size() > kMaxMessages)
     throw Error("an operation of " + std::to_string(transfers.size()) + " transfers, some with other nodes; expected at most " +
                 std::to_string(kMaxMessages) + ": use smaller groups");
-  const bool capturing = std::any_of(streams.begin(), streams.end(), [](cudaStream_t stream) { return capture_of(stream).active; });
-  std::unique_lock lock(residents().mutex);  // until what this one holds is known to the others
-  const Room room = room_beside({first.share_.processors, ranks_here}, held_beside(communicators, capturing));
-  const LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks),
-                            first.settings_.gpu_low_latency_bytes,
-                            std::min(first.kernels_.most_cluster_blocks, room.cluster),
-                            world,
-                            !rails.empty(),
-                            static_cast<std::uint32_t>(first.settings_.gpu_host_share),
-                            static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
-                            room.blocks,
-                            first.settings_.eager_bytes};
+  for (const cudaStream_t other : streams.subspan(1)) {
+    check(cudaEventRecord(first.join_.get(), other), "joining streams");
+    check(cudaStreamWaitEvent(streams[0], first.join_.get(), 0), "joining streams");
+  }
+  // Joining may have brought streams[0] into a capture.
+  const Capture capture = capture_of(streams[0]);
+
+  LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks),
+                      first.settings_.gpu_low_latency_bytes,
+                      first.kernels_.most_cluster_blocks,
+                      world,
+                      !rails.empty(),
+                      static_cast<std::uint32_t>(first.settings_.gpu_host_share),
+                      static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
+                      1,
+                      first.settings_.eager_bytes};
   Plan plan{Kernel::rails, 1};
-  if (!messages.empty()) plan = prepare(messages, limits);
-  if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
+  std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
+  {
+    const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
+    const Room room =
+        room_beside({first.share_.processors, residents().ranks[first.device_]}, held_beside(communicators, streams[0], capture.active));
+    limits.cluster_blocks = std::min(limits.cluster_blocks, room.cluster);
+    limits.room = room.blocks;
+    if (!messages.empty()) plan = prepare(messages, limits);
+    if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
+    for (Communicator* communicator : communicators) {
+      before.emplace_back(communicator->claim_, communicator->captured_);
+      communicator->hold(plan, streams[0], capture.active);
+      if (capture.active)
+        communicator->captured_ = true;
+      else
+        communicator->note(transfers);
+    }
+  }
   const OperationHeader header{first.region_->state(),
                                first.settings_.gpu_timeout_ms * 1'000'000,
                                static_cast<std::uint32_t>(messages.size()),
@@ -278,29 +306,16 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                static_cast<std::uint32_t>(rails.size()),
                                limits.link_MBps};
   messages.insert(messages.end(), rails.begin(), rails.end());
-
-  for (const cudaStream_t other : streams.subspan(1)) {
-    check(cudaEventRecord(first.join_.get(), other), "joining streams");
-    check(cudaStreamWaitEvent(streams[0], first.join_.get(), 0), "joining streams");
-  }
-  // Joining may have brought streams[0] into a capture.
-  const Capture capture = capture_of(streams[0]);
   for (Message& message : messages) message.captured = capture.active;
-  for (Communicator* communicator : communicators) {
-    communicator->hold(plan);
-    if (capture.active)
-      communicator->captured_ = true;
-    else
-      communicator->note(transfers);
-  }
-  lock.unlock();
   try {
     for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
     checks.launch_sums(streams[0]);
     check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
   } catch (...) {
-    for (Communicator* communicator : communicators) {
-      if (!capture.active) communicator->take_back(transfers);
+    const std::scoped_lock lock(residents().mutex);
+    for (std::size_t i = 0; i < communicators.size(); ++i) {
+      if (!capture.active) communicators[i]->take_back(transfers);
+      std::tie(communicators[i]->claim_, communicators[i]->captured_) = before[i];
     }
     throw;
   }

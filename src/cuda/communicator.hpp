@@ -104,9 +104,16 @@ class Communicator {
   static std::vector<Transfer> with_sums(std::span<const Transfer> transfers, Checks& checks);
   void order_before(cudaStream_t stream, const Capture& capture);
   void order_after(cudaStream_t stream, const Capture& capture);
-  static Held held_beside(std::span<Communicator* const> own, bool captured);  // under the residents' mutex
+  // What its queued operations may hold of the device.
+  struct Claim {
+    std::uint32_t blocks = 0, cluster = 1;
+    std::optional<cudaStream_t> stream;  // that they are all on, if they are
+  };
+
+  // The next two under the residents' mutex.
+  static Held held_beside(std::span<Communicator* const> own, cudaStream_t stream, bool captured);
+  void hold(const Plan& plan, cudaStream_t stream, bool captured);
   bool holds() const;
-  void hold(const Plan& plan);  // under the residents' mutex
   void note(std::span<const Transfer> transfers);
   void take_back(std::span<const Transfer> transfers);
   void start_threads();
@@ -155,7 +162,7 @@ class Communicator {
   cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;
   std::atomic<bool> captured_ = false;
   bool drained_ = false;
-  std::uint32_t held_blocks_ = 0, held_cluster_ = 1;  // while an operation has not ended; under the residents' mutex
+  Claim claim_;  // as long as an operation has not ended; under the residents' mutex
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -32,6 +32,7 @@ struct Hello {
   std::string problem;  // why the rank cannot take part, or nothing
   std::string node;
   cudaUUID_t gpu{};
+  std::int32_t process = 0;
   std::uint64_t low_latency_bytes = 0;
   std::uint64_t most_nodes = 0;
   std::uint64_t checksum = 0;
@@ -46,6 +47,7 @@ Blob encode(const Hello& hello, std::uint32_t world) {
       .text(hello.problem)
       .text(hello.node)
       .put(hello.gpu)
+      .put(hello.process)
       .put(hello.low_latency_bytes)
       .put(hello.most_nodes)
       .put(hello.checksum);
@@ -67,6 +69,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   hello.problem = in.text();
   hello.node = in.text();
   hello.gpu = in.get<cudaUUID_t>();
+  hello.process = in.get<std::int32_t>();
   hello.low_latency_bytes = in.get<std::uint64_t>();
   hello.most_nodes = in.get<std::uint64_t>();
   hello.checksum = in.get<std::uint64_t>();
@@ -112,6 +115,10 @@ Offer decode_offer(const Blob& blob, const std::string& who) {
   return offer;
 }
 
+bool is_named(const cudaUUID_t& gpu) {
+  return std::any_of(std::begin(gpu.bytes), std::end(gpu.bytes), [](char byte) { return byte != 0; });
+}
+
 std::string rank_name(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
@@ -151,13 +158,14 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string&
   const Hello mine{problem,
                    engine::node_identity(settings_),
                    gpu_,
+                   ::getpid(),
                    settings_.gpu_low_latency_bytes,
                    settings_.gpu_nodes,
                    settings_.checksum,
                    settings_.gpu_emulated_mesh};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
-  std::uint32_t mates = 0, on_this_gpu = 0;
+  std::uint32_t mates = 0, others_here = 0;
   std::string far;  // the first that is no mate, for an error
   for (std::uint32_t rank = 0; rank < world_; ++rank) {
     const std::string who = rank_name(rank);
@@ -168,14 +176,14 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string&
     check_equal(who, "gpu_nodes", theirs.most_nodes, mine.most_nodes);
     check_equal(who, "checksum", theirs.checksum, mine.checksum);
     check_equal(who, "gpu_emulated_mesh", theirs.emulated_mesh, mine.emulated_mesh);
-    // Nodes of a lab may share GPUs, too.
-    if (std::memcmp(&theirs.gpu, &mine.gpu, sizeof mine.gpu) == 0) ++on_this_gpu;
+    // Nodes of a lab may share GPUs, too. Ranks of this process are counted by what they hold. A GPU without a name is nobody else's.
+    if (is_named(mine.gpu) && std::memcmp(&theirs.gpu, &mine.gpu, sizeof mine.gpu) == 0) others_here += theirs.process != mine.process;
     if (theirs.node == mine.node)
       mate_of_[rank] = mates++;
     else if (far.empty())
       far = who + " runs on another node" + other_namespace(theirs.node, mine.node);
   }
-  share_ = {kernels_.processors, on_this_gpu};
+  share_ = {kernels_.processors, 1 + others_here};
   nodes_ = static_cast<std::uint32_t>(of_node.size());
   if (nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +

@@ -9,7 +9,7 @@ namespace railweave::cuda {
 // A device, as one of the ranks on it sees it.
 struct DeviceShare {
   std::uint32_t processors;  // SMs; a block fills one at most
-  std::uint32_t ranks = 1;   // of the communicator that have this device
+  std::uint32_t ranks = 1;   // that have this device, each with a process of its own
 };
 
 // Operations of this process on the device that are queued or run.
