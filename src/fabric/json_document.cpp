@@ -31,10 +31,13 @@ class Scanner {
     ++at_;  // {
     for (;;) {
       skip_space();
+      if (at_ >= text_.size() || text_[at_] != '"') return;
       const std::size_t begin = at_;
       skip_value();
-      // Only plain keys are looked up, so comparing the raw text is enough.
-      const bool found = text_.substr(begin + 1, at_ - begin - 2) == key;
+      // A key that the reader does not know may be written with escapes.
+      const std::string_view written = text_.substr(begin, at_ - begin);
+      const bool plain = written.find('\\') == std::string_view::npos;
+      const bool found = plain ? written.substr(1, written.size() - 2) == key : json::parse(written).get<std::string>() == key;
       skip_space();
       ++at_;  // :
       skip_space();

@@ -113,6 +113,8 @@ TEST(FabricJson, ErrorsNameLineColumnPathAndWhatWasExpected) {
        ":16:5: edges[1]: a second edge between the same two vertices; expected one edge a direction, with the summed capacity"},
       {"\"rail\": 3},\n    {\"name\": \"b", "\"attributes\": {\"net.port\": 1}},\n    {\"name\": \"b",
        ":9:91: vertices[1].attributes.net.port: 1; expected a string"},
+      {"\"rail\": 3},\n    {\"name\": \"b", "\"attributes\": {\"net\\u002eport\": 1}},\n    {\"name\": \"b",
+       ":9:96: vertices[1].attributes.net.port: 1; expected a string"},
       {"[\"a\", \"b\"]", "\"a\"", ":5:12: nodes: a JSON string; expected an array"},
       {"\"index\": 0, \"gdr\"", "\"index\": 0, \"index\": 1, \"gdr\"",
        ":7:70: the key 'index' stands twice in one object; expected each key once"},
