@@ -291,9 +291,12 @@ class _Reader:
         for device in self.pci:
             if not device.is_class(0x02, 2):
                 continue
-            own = [(name, infos) for name, bus_id, infos in self.osdevs if bus_id == device.bus_id]
-            rdma = [(name, infos) for name, infos in own if "NodeGUID" in infos]
-            netdevs = tuple(name for name, infos in own if "Address" in infos)
+            own: dict[str, dict[str, str]] = {}
+            for name, place, infos in self.osdevs:
+                if place == device.bus_id:
+                    own.setdefault(name, infos)  # one that stands twice is one
+            rdma = [(name, infos) for name, infos in own.items() if "NodeGUID" in infos]
+            netdevs = tuple(name for name, infos in own.items() if "Address" in infos)
             at = _evidence(device.vendor)
             bus_id: Fact[str | None] = Known(device.bus_id, at)
             names: Fact[tuple[str, ...]] = Known(netdevs, at)

@@ -321,6 +321,12 @@ def with_distances(distances: str = DISTANCES) -> str:
     return text.replace("</topology>", f"{distances}</topology>")
 
 
+def test_a_device_that_stands_twice_in_hwloc_is_one() -> None:
+    line = next(each for each in HWLOC.splitlines(keepends=True) if 'name="mlx5_0"' in each)
+    machine = parse_hwloc(HWLOC.replace(line, line + line), "h.xml")
+    assert known(machine.nics) == known(parse_hwloc(HWLOC, "h.xml").nics)
+
+
 def test_hwloc_distances() -> None:
     machine = parse_hwloc(with_distances(), "h.xml")
     nodes, gpus = known(machine.numa), known(machine.gpus)
