@@ -10,8 +10,7 @@ soak-engine: setup ## random exchanges in labs under random faults, everything c
 	$$sudo .venv/bin/python benchmarks/engine/soak.py --minutes $(SOAK_MINUTES) $(SOAK_OPTIONS)
 
 bench-messages: build ## what messages over a rail cost the engine's thread (docs/engine.md)
-	@export RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true); \
-	build/$(PRESET)/benchmarks/engine/message_cpu
+	@build/$(PRESET)/benchmarks/engine/message_cpu
 # Not part of `make test`: building the engine twice more takes minutes on a fresh machine.
 test-sanitized: ## the engine's tests under the address, undefined-behaviour and thread sanitizers
 	@set -e; export RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true); \

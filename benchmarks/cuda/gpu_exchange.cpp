@@ -9,7 +9,9 @@
 // that come and go, with nothing left of them; --threads: one process for all ranks (for compute-sanitizer, which does not know memory of
 // other processes); --graph: replays of captured operations; --death: at the end the last rank is killed while others wait; --nodes: the
 // ranks say that they are on so many nodes, which reach each other over loopback (bytes and failures; the rates of rails are `railweave
-// bench`'s business); --virtual: buffers as PyTorch's expandable segments are, which are to be mapped. Without --nccl nothing is measured.
+// bench`'s business); --ranks: so many instead of one a GPU, which share GPUs then (best under MPS: benchmarks/gpus/under_mps.py), each a
+// host of its own to NCCL, which refuses two of a host on one GPU; --virtual: buffers as PyTorch's expandable segments are, which are to be
+// mapped. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.

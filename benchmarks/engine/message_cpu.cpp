@@ -35,7 +35,7 @@ double cpu_us(int who) {
   const auto us = [](const timeval& time) { return 1e6 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec); };
   return us(usage.ru_utime) + us(usage.ru_stime);
 }
-// Of all threads but the caller's: the engine's, and UCX's, which sleep.
+// Of all threads but the caller's: the engine's, and UCX's where it is used, which sleep.
 double engine_cpu_us() { return cpu_us(RUSAGE_SELF) - cpu_us(RUSAGE_THREAD); }
 
 struct Cost {

@@ -9,6 +9,6 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 tar -C "$site" -xzf "$folder/site.tar.gz" || exit 1
 export PYTHONPATH=$site LD_LIBRARY_PATH=$site/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-[ $# -ne 0 ] || set -- --set '' --set UCX_TCP_RX_SEG_SIZE=64k --set RAILWEAVE_CHUNK_BYTES=262144 \
-  --set RAILWEAVE_LINK_WINDOW=16,RAILWEAVE_SLOTS_PER_WRITER=64 --set UCX_TCP_SNDBUF=1m,UCX_TCP_RCVBUF=4m --set RAILWEAVE_SPIN_US=100
+[ $# -ne 0 ] || set -- --set '' --set RAILWEAVE_UCX_TLS=tcp --set RAILWEAVE_CHUNK_BYTES=262144 \
+  --set RAILWEAVE_LINK_WINDOW=16,RAILWEAVE_SLOTS_PER_WRITER=64 --set RAILWEAVE_SPIN_US=100
 timeout -k 5 95 python3 "$folder/benchmarks/gpus/rails_cpu.py" "$@"

@@ -23,8 +23,6 @@
 
 namespace railweave::engine {
 
-class UcxLibrary;
-
 // Wraps the transport of each NIC, by its position among this rank's; tests inject faults with it.
 using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, std::uint32_t own_nic)>;
 

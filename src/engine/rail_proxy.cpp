@@ -14,7 +14,7 @@ constexpr std::uint64_t kRxSilence = 2;               // rail time-outs: a sende
 // Data under way on a link: `got` and grants of the other direction, and rows, wait behind it (setting link_window says what was measured).
 constexpr std::uint64_t kWindowUs = 7'500;
 constexpr std::uint64_t kLeastWindow = 2;  // one on the rail, one whose answer is on its way
-constexpr unsigned kProgressTurns = 16;    // UCX events taken before the engine looks at its rings again
+constexpr unsigned kProgressTurns = 16;    // times events are taken before the engine looks at its rings again
 // Goes alone, from where it lies. A message of its own costs both ends' threads some 2 us each, as much as copying 30 KiB
 // (benchmarks/engine: two frames of 16 KiB take 16 us of CPU together and 20 to 23 apart, two of 64 KiB 50 when they are copied and 42
 // else).

@@ -31,7 +31,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What is in the kernel's hands and not on its way yet. Frames overtake payloads before that, not behind it.
+// What is in the kernel's hands and not on its way yet: 0.25 ms of a rail of 8 Gbit/s. Frames overtake payloads before that, not behind it.
+// 64 KiB to 1 GiB made no difference beyond the spread with host ranks (two rails of 8 and 20 Gbit/s, 2026-11-23,
+// benchmarks/gpus/rails_cpu.py).
 constexpr int kUnsentBytes = 256 << 10;
 // Beside a payload as many bytes are read of what comes after it: frames, and the beginning of a payload, which are copied.
 constexpr std::size_t kReadAhead = 4096;

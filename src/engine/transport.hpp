@@ -1,5 +1,5 @@
-// A NIC as the proxy sees it: small headers and payloads to the NICs of other nodes. Implementations: UCX, and a wrapper that injects
-// faults. One thread uses a transport.
+// A NIC as the proxy sees it: small headers and payloads to the NICs of other nodes. Implementations: sockets, UCX, and a wrapper that
+// injects faults. One thread uses a transport.
 #pragma once
 
 #include <cstddef>
