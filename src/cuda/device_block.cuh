@@ -124,6 +124,18 @@ class DeviceBlock : public DeviceWords {
     return least;
   }
   template <typename F>
+  __device__ __forceinline__ std::uint64_t uniform(F&& f) const {
+    return __shfl_sync(~0u, static_cast<unsigned long long>(f()), 0);
+  }
+  template <std::uint32_t Count, typename F>
+  __device__ __forceinline__ void gather(std::uint64_t (&words)[Count], F&& address) const {
+    static_assert(Count <= 32);
+    const std::uint32_t lane = threadIdx.x & 31;
+    const std::uint64_t own = lane < Count ? acquire(address(lane)) : 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < Count; ++i) words[i] = __shfl_sync(~0u, static_cast<unsigned long long>(own), i);
+  }
+  template <typename F>
   __device__ __forceinline__ void each(std::uint32_t count, F&& f) const {
     for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) f(i);
     __syncthreads();

@@ -179,10 +179,8 @@ void RailBackend::ask(const Copy& copy) {
   ++open_;
   if (copy.kind == CopyKind::push) ++open_pushes_;
   RailCopy& place = port_.copies[number % kRailCopies];
-  store_flag(place.to, copy.to);
-  store_flag(place.from, copy.from);
-  store_flag(place.bytes, copy.bytes);
-  store_flag(place.number, number);
+  const std::uint64_t parts[RailCopy::kWords] = {copy.to, copy.to >> 32, copy.from, copy.from >> 32, copy.bytes};
+  for (std::uint32_t i = 0; i < RailCopy::kWords; ++i) store_flag(place.words[i], errand_word(parts[i], number));
 }
 
 void RailBackend::take_ended(std::vector<Ended>& ended) {

@@ -27,13 +27,19 @@ struct RailMessage {
   Direction direction;
 };
 
-// Copy c, counted from 1 over the communicator's life, stands at c % kRailCopies.
-struct RailCopy {
-  std::uint64_t number;  // written last
-  std::uint64_t to;      // addresses on the GPU
-  std::uint64_t from;
-  std::uint64_t bytes;
+// What is to be copied: addresses on the GPU.
+struct RailErrand {
+  std::uint64_t to, from;
+  std::uint32_t bytes;
 };
+
+// Copy c, counted from 1 over the communicator's life, stands at c % kRailCopies. Each of its words has 32 bits of the errand and 32 of c:
+// one look, one trip over PCIe, says whether the copy is there and what it is, in whatever order the words come.
+struct alignas(64) RailCopy {
+  static constexpr std::uint32_t kWords = 5;
+  std::uint64_t words[kWords];
+};
+constexpr std::uint64_t errand_word(std::uint64_t part, std::uint64_t number) { return part << 32 | static_cast<std::uint32_t>(number); }
 
 struct RailPort {
   // The kernel writes.

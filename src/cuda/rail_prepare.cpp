@@ -8,7 +8,8 @@
 namespace railweave::cuda {
 namespace {
 
-// Two chunks of the default size.
+// Two chunks of the default size, or a small message that comes: a copy of 16 KiB takes a block some 10 us, most of them trips over PCIe,
+// so that two should be made side by side (2x2 lab on an H200, docs/cuda-measured.md).
 constexpr std::uint64_t kBytesPerRailBlock = 256u << 10;
 
 }  // namespace
@@ -21,7 +22,7 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
   const auto place = [&](const Message& m) { return std::find(communicators.begin(), communicators.end(), m.host); };
   std::stable_sort(rails.begin(), rails.end(), [&](const Message& a, const Message& b) { return place(a) < place(b); });
 
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0, receives = 0;
   std::uint64_t staged = 0;  // of the communicator
   Message* reporter = nullptr;
   for (Message& m : rails) {
@@ -41,8 +42,9 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
     ++totals.completed;
     (m.direction == Direction::send ? totals.bytes_sent : totals.bytes_received) += m.bytes;
     bytes += m.bytes;
+    if (m.direction == Direction::receive) ++receives;
   }
-  const auto wanted = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(bytes / kBytesPerRailBlock, 1, kRailBlocks));
+  const auto wanted = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(std::max(bytes / kBytesPerRailBlock, receives), 1, kRailBlocks));
   return {Kernel::rails, std::max(near.blocks, std::min({wanted, limits.blocks, limits.room}))};
 }
 

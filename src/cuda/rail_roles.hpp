@@ -13,6 +13,10 @@ inline constexpr std::uint32_t kRailBlocks = 2;
 // Turns inside the node after which another block looks for copies, too: it may be the only one that runs. Not measured.
 inline constexpr std::uint32_t kTurnsBetweenRails = 16;
 
+RAILWEAVE_ROLE constexpr bool is_of(std::uint64_t errand_word, std::uint64_t copy) {
+  return static_cast<std::uint32_t>(errand_word) == static_cast<std::uint32_t>(copy);
+}
+
 template <typename Block>
 class RailRoles {
  public:
@@ -56,8 +60,7 @@ class RailRoles {
       if (block_.idle()) stopped_ = look_at_host();
       return !stopped_;
     }
-    block_.copy(reinterpret_cast<std::byte*>(errand.to), reinterpret_cast<const std::byte*>(errand.from),
-                static_cast<std::uint32_t>(errand.bytes));
+    block_.copy(reinterpret_cast<std::byte*>(errand.copy.to), reinterpret_cast<const std::byte*>(errand.copy.from), errand.copy.bytes);
     block_.sync();
     block_.leader([&] { block_.release(&messages_[errand.message].rail.port->made[errand.number % kRailCopies], errand.number); });
     return true;
@@ -92,7 +95,8 @@ class RailRoles {
   struct Errand {
     RailStep step;
     std::uint32_t message;
-    std::uint64_t number, to, from, bytes;
+    std::uint64_t number;
+    RailErrand copy;
   };
 
   // Messages of a communicator stand together.
@@ -131,41 +135,37 @@ class RailRoles {
 
   // By one warp. Copies are taken in the engine's order.
   RAILWEAVE_ROLE Errand find() const {
-    constexpr std::uint64_t kStepBit = 32;
-    const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
-      const Message& m = messages_[i];
-      RailStep step = RailStep::over;
-      if (m.reports) {
-        // Both words lie behind PCIe: one trip for both.
-        const std::uint64_t next = block_.relaxed(&m.rail.counts->taken) + 1;
-        const std::uint64_t number = block_.relaxed(&m.rail.port->copies[next % kRailCopies].number);
-        const bool over = is_over(m);
-        step = number == next ? RailStep::copy : over ? RailStep::over : RailStep::waiting;
-      }
-      return static_cast<std::uint64_t>(step) << kStepBit | i;
-    });
-    Errand errand{};
-    errand.step = static_cast<RailStep>(found >> kStepBit);
-    errand.message = static_cast<std::uint32_t>(found);
+    Errand errand{RailStep::over, 0, 0, {}};
+    for (std::uint32_t first = 0;;) {
+      look(first, errand);
+      if (errand.step == RailStep::copy || (first = end_of(first)) >= count_) break;
+    }
     if (errand.step == RailStep::copy) {
       bool taken = false;
-      block_.lead([&] { taken = take(errand); });
+      block_.lead([&] { taken = block_.swap_if(&messages_[errand.message].rail.counts->taken, errand.number - 1, errand.number); });
       if (!taken) errand.step = RailStep::waiting;
     }
     return errand;
   }
 
-  RAILWEAVE_ROLE bool take(Errand& errand) const {
-    const Message& m = messages_[errand.message];
-    const std::uint64_t taken = block_.relaxed(&m.rail.counts->taken);
-    const RailCopy& copy = m.rail.port->copies[(taken + 1) % kRailCopies];
-    if (block_.acquire(&copy.number) != taken + 1) return false;
-    if (!block_.swap_if(&m.rail.counts->taken, taken, taken + 1)) return false;
-    errand.number = taken + 1;
-    errand.to = block_.relaxed(&copy.to);
-    errand.from = block_.relaxed(&copy.from);
-    errand.bytes = block_.relaxed(&copy.bytes);
-    return true;
+  // What there is for a communicator, if that is more urgent than `errand`.
+  RAILWEAVE_ROLE void look(std::uint32_t first, Errand& errand) const {
+    constexpr std::uint32_t kCopy = RailCopy::kWords, kHalf = 32;
+    const Message& m = messages_[first];
+    // One value for the warp, as another block may take a copy at the same time.
+    const std::uint64_t next = block_.uniform([&] { return block_.relaxed(&m.rail.counts->taken); }) + 1, own = number_of(m);
+    const RailPort& port = *m.rail.port;
+    const RailCopy& place = port.copies[next % kRailCopies];
+    std::uint64_t words[kCopy + 1];
+    block_.gather(words, [&](std::uint32_t i) { return i < kCopy ? &place.words[i] : &port.ended; });
+    bool there = true;
+    for (std::uint32_t i = 0; i < kCopy; ++i) there = there && is_of(words[i], next);
+    if (there) {
+      const auto address = [&](std::uint32_t i) { return words[i] >> kHalf | words[i + 1] >> kHalf << kHalf; };
+      errand = {RailStep::copy, first, next, {address(0), address(2), static_cast<std::uint32_t>(words[4] >> kHalf)}};
+    } else if (words[kCopy] < own) {
+      errand.step = RailStep::waiting;
+    }
   }
 
   // Now and then while nothing can be done.

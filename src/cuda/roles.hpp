@@ -12,6 +12,8 @@
 //   share(f)                       f's result, computed by one warp, at every thread of the block; inside it:
 //     lead(f)                      f() by one thread
 //     smallest(n, f)               least f(i) for i < n
+//     uniform(f)                   f's result at one thread, at all of the warp
+//     gather(words, f)             the words at the addresses f(i), read side by side
 //   each(n, f)                     f(i) for i < n, and a barrier after the last
 //   leader(f)                      f() by one thread
 //   sync()                         barrier of the block

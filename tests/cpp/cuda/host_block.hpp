@@ -147,6 +147,14 @@ class HostBlock : public HostWords {
     return least;
   }
   template <typename F>
+  std::uint64_t uniform(F&& f) {
+    return f();
+  }
+  template <std::uint32_t Count, typename F>
+  void gather(std::uint64_t (&words)[Count], F&& address) {
+    for (std::uint32_t i = 0; i < Count; ++i) words[i] = acquire(address(i));
+  }
+  template <typename F>
   void each(std::uint32_t count, F&& f) {
     for (std::uint32_t i = 0; i < count; ++i) f(i);
   }

@@ -87,6 +87,14 @@ TEST_P(Blocks, RailsHaveFewOfTheirOwn) {
   limits.blocks = c.limit;
   EXPECT_EQ(prepare_rails(rails, {Kernel::any, c.near_blocks}, limits).blocks, c.blocks);
 }
+// Copies of small messages are trips over PCIe, which two blocks make side by side.
+TEST(PrepareRails, SmallMessagesThatComeHaveABlockEach) {
+  HostView a{};
+  std::vector<Message> rails{message(Direction::send, &a, 16), message(Direction::send, &a, 16), message(Direction::receive, &a, 16)};
+  EXPECT_EQ(prepare_rails(rails, {Kernel::any, 1}, {}).blocks, 1u);
+  rails.push_back(message(Direction::receive, &a, 16));
+  EXPECT_EQ(prepare_rails(rails, {Kernel::any, 1}, {}).blocks, 2u);
+}
 INSTANTIATE_TEST_SUITE_P(Table, Blocks,
                          testing::Values(Case{1, 1, 16, 1}, Case{512u << 10, 1, 16, 2}, Case{1u << 30, 1, 16, 2}, Case{1u << 30, 1, 1, 1},
                                          Case{1u << 30, 8, 16, 8}));
