@@ -41,6 +41,9 @@
 #ifndef NG
 #define NG 4            /* generations of a link */
 #endif
+#ifndef AHEAD
+#define AHEAD 0         /* transfers into a NIC that may be accepted before they are offered: fewer than NR */
+#endif
 #ifndef LOSS
 #define LOSS 0
 #endif
@@ -154,6 +157,9 @@ bit  accept[NL * NT];
 bit  got[NL * NT];
 byte acc_slot[NL * NT];         /* content of accept, echoed by data */
 byte acc_turn[NL * NT];
+#if AHEAD
+byte acc_gen[NL * NT];          /* the generation that accept names: of a transfer that has not begun there is no other */
+#endif
 bit  hello[NL * NG];
 bit  hello_back[NL * NG];
 bit  fenced[NL * NG];           /* receiver -> sender: generation is over */
@@ -179,6 +185,11 @@ byte wire[NL * NT * 2];         /* bytes on the wire */
 byte r_state[NL * NT];
 byte r_gen[NL];
 bit  r_gone[NL];                /* generation r_gen is fenced, no newer hello yet */
+#if AHEAD
+bit  r_ahead[NL * NT];          /* held, and nothing was heard of it */
+byte ahead[NL];
+byte r_next[NL];                /* above all transfers of the generation that were heard of, or accepted ahead; 0: none was */
+#endif
 byte rx_flag[NN * NR];
 byte rx_bytes[NN * NR];
 chan landed[NN * ND] = [NR] of { byte, byte, byte };     /* rings receiver -> destination: slot, turn, chunk */
@@ -325,8 +336,21 @@ inline take_down(l) {
   od; i = 0
 }
 
-#define TX_ACCEPT(t) :: atomic { accept[I(l, t)] -> TAKE(accept[I(l, t)]); \
-    if :: t_state[I(l, t)] == OFFERED -> t_state[I(l, t)] = SENT; need[I(l, t)] = 0; send_data(I(l, t)) :: else fi }
+#if AHEAD
+#define BEGUN(l, t) (t_gen[I(l, t)] != 0)      /* until then the accept waits, at the sender or on its way */
+#ifdef MUT_ACCEPT_OF_ANY_GENERATION
+#define ACCEPT_IS_FOR(l, t, g) true
+#else
+#define ACCEPT_IS_FOR(l, t, g) (acc_gen[I(l, t)] == (g))
+#endif
+#define SAY_GENERATION(l, t) acc_gen[I(l, t)] = r_gen[l]
+#else
+#define BEGUN(l, t) true
+#define ACCEPT_IS_FOR(l, t, g) true
+#define SAY_GENERATION(l, t) skip
+#endif
+#define TX_ACCEPT(t) :: atomic { accept[I(l, t)] && BEGUN(l, t) -> TAKE(accept[I(l, t)]); \
+    if :: t_state[I(l, t)] == OFFERED && ACCEPT_IS_FOR(l, t, t_gen[I(l, t)]) -> t_state[I(l, t)] = SENT; need[I(l, t)] = 0; send_data(I(l, t)) :: else fi }
 #define TX_GOT(t) :: atomic { got[I(l, t)] -> TAKE(got[I(l, t)]); \
     if :: t_state[I(l, t)] == OFFERED || t_state[I(l, t)] == SENT -> t_state[I(l, t)] = CLOSING; need[I(l, t)] = 0 :: else fi }
 #define TX_TIMER(t) :: atomic { (t_state[I(l, t)] == OFFERED || t_state[I(l, t)] == SENT) && (need[I(l, t)] || resend > 0) -> \
@@ -347,7 +371,14 @@ end:
        :: tx_flag[XS(l, k)] == turn && w == word[l] ->
           i = t_next[l]; assert(i < NT); t_next[l]++;
           t_state[I(l, 0) + i] = OFFERED; t_slot[I(l, 0) + i] = k; t_tag[I(l, 0) + i] = c; t_gen[I(l, 0) + i] = GEN(w);
-          if :: cut[l] :: else -> offer[I(l, 0) + i] = 1 fi;
+          if
+          :: cut[l]
+          :: !cut[l] -> offer[I(l, 0) + i] = 1
+#if AHEAD
+          /* accepted ahead, and that has come */
+          :: accept[I(l, 0) + i] && ACCEPT_IS_FOR(l, i, GEN(w)) -> TAKE(accept[I(l, 0) + i]); t_state[I(l, 0) + i] = SENT; c = I(l, 0) + i; send_data(c)
+#endif
+          fi;
           i = 0
        fi; k = 0; turn = 0; c = 0; w = 0 }
   EACH_T(TX_ACCEPT)
@@ -391,21 +422,51 @@ end:
  * write can come into it any more */
 #define UNWANTED(l, t) (knows[n] && DEST(t_tag[I(l, t)]) == 0)
 
-#define RX_OFFER(t, l) :: atomic { MINE(l) && offer[I(l, t)] -> TAKE(offer[I(l, t)]); \
+#if AHEAD
+#define HEARD(l, t) if :: ACCEPTABLE(l, t) && r_next[l] <= (t) -> r_next[l] = (t) + 1 :: else fi
+#define AHEAD_OF(l, t) r_ahead[I(l, t)]
+#define CLAIM(l, t) if :: r_ahead[I(l, t)] -> r_ahead[I(l, t)] = 0; ahead[l]-- :: else fi
+#else
+#define HEARD(l, t) skip
+#define AHEAD_OF(l, t) false
+#define CLAIM(l, t) skip
+#endif
+#ifdef MUT_KEEP_SLOT_OF_UNWANTED
+#define UNWANTED_AHEAD(l, t) CLAIM(l, t); r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l]
+#else
+#define UNWANTED_AHEAD(l, t) CLAIM(l, t); RELEASE(l, t); r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l]
+#endif
+
+#define RX_OFFER(t, l) :: atomic { MINE(l) && offer[I(l, t)] -> TAKE(offer[I(l, t)]); HEARD(l, t); \
     if \
+    :: ACCEPTABLE(l, t) && AHEAD_OF(l, t) && UNWANTED(l, t) -> UNWANTED_AHEAD(l, t) \
     :: ACCEPTABLE(l, t) && NEW_OFFER(l, t) && UNWANTED(l, t) -> r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l] \
     :: ACCEPTABLE(l, t) && NEW_OFFER(l, t) && !UNWANTED(l, t) -> r_state[I(l, t)] = WAITING \
-    :: ACCEPTABLE(l, t) && (r_state[I(l, t)] == HELD || r_state[I(l, t)] == WRITING) -> accept[I(l, t)] = 1 \
+    :: ACCEPTABLE(l, t) && (r_state[I(l, t)] == HELD || r_state[I(l, t)] == WRITING) && !(AHEAD_OF(l, t) && UNWANTED(l, t)) -> \
+       CLAIM(l, t); accept[I(l, t)] = 1; SAY_GENERATION(l, t) \
     :: else \
     fi }
 /* a waiting transfer gets a free slot */
 #define RX_GIVE(t, l, k) :: atomic { MINE(l) && r_state[I(l, t)] == WAITING && FREE_SLOT(rx_flag[RS(n, k)]) -> \
     rx_flag[RS(n, k)] = (rx_flag[RS(n, k)] + 1) | 1; r_state[I(l, t)] = HELD; \
-    acc_slot[I(l, t)] = k; acc_turn[I(l, t)] = rx_flag[RS(n, k)]; accept[I(l, t)] = !cut[l] }
+    acc_slot[I(l, t)] = k; acc_turn[I(l, t)] = rx_flag[RS(n, k)]; accept[I(l, t)] = !cut[l]; SAY_GENERATION(l, t) }
+#ifdef MUT_ALL_AHEAD
+#define AHEAD_AT(l) ahead[l]
+#elif NL == 2 && NN == 1
+#define AHEAD_AT(l) (ahead[0] + ahead[1])
+#else
+#define AHEAD_AT(l) ahead[l]
+#endif
+/* the next transfer of a sender that has sent something gets one before it is offered */
+#define RX_AHEAD(t, l, k) :: atomic { MINE(l) && r_next[l] == (t) && (t) != 0 && AHEAD_AT(l) < AHEAD && !r_gone[l] && r_state[I(l, t)] == NEW && FREE_SLOT(rx_flag[RS(n, k)]) -> \
+    rx_flag[RS(n, k)] = (rx_flag[RS(n, k)] + 1) | 1; r_state[I(l, t)] = HELD; r_ahead[I(l, t)] = 1; ahead[l]++; r_next[l]++; \
+    acc_slot[I(l, t)] = k; acc_turn[I(l, t)] = rx_flag[RS(n, k)]; accept[I(l, t)] = !cut[l]; SAY_GENERATION(l, t) }
 #if NR == 1
 #define RX_GIVE_ANY(t, l) RX_GIVE(t, l, 0)
+#define RX_AHEAD_ANY(t, l) RX_AHEAD(t, l, 0)
 #else
 #define RX_GIVE_ANY(t, l) RX_GIVE(t, l, 0) RX_GIVE(t, l, 1)
+#define RX_AHEAD_ANY(t, l) RX_AHEAD(t, l, 0) RX_AHEAD(t, l, 1)
 #endif
 
 /* data's header: only a transfer that holds its slot, and into which nothing is being written, takes the bytes */
@@ -416,9 +477,10 @@ end:
 #else
 #define WANTS_DATA(l, t) (r_state[I(l, t)] == HELD)
 #endif
-#define RX_DATA(t, l, j) :: atomic { MINE(l) && (data[X(l, t, j)] == FLYING || data[X(l, t, j)] == LATE) -> \
+#define RX_DATA(t, l, j) :: atomic { MINE(l) && (data[X(l, t, j)] == FLYING || data[X(l, t, j)] == LATE) -> HEARD(l, t); \
     if \
-    :: WANTS_DATA(l, t) -> data[X(l, t, j)] = data[X(l, t, j)] + 2; rx_bytes[RS(n, acc_slot[I(l, t)])] = JUNK; \
+    :: WANTS_DATA(l, t) && AHEAD_OF(l, t) && UNWANTED(l, t) -> UNWANTED_AHEAD(l, t); data[X(l, t, j)] = ABSENT; wire[X(l, t, j)] = 0 \
+    :: WANTS_DATA(l, t) && !(AHEAD_OF(l, t) && UNWANTED(l, t)) -> CLAIM(l, t); data[X(l, t, j)] = data[X(l, t, j)] + 2; rx_bytes[RS(n, acc_slot[I(l, t)])] = JUNK; \
        if :: r_state[I(l, t)] == HELD -> r_state[I(l, t)] = WRITING :: else fi \
     :: !(WANTS_DATA(l, t)) -> data[X(l, t, j)] = ABSENT; wire[X(l, t, j)] = 0; \
        if :: r_state[I(l, t)] == LANDED && CURRENT(l, t) && !cut[l] -> got[I(l, t)] = 1 :: else fi \
@@ -452,12 +514,20 @@ end:
     fi }
 
 inline fence(l) {
+#if AHEAD
+  ahead[l] = 0; r_next[l] = 0;
+#endif
   i = 0;
   do
   :: i < NT ->
      if
      :: r_state[I(l, 0) + i] == WAITING -> r_state[I(l, 0) + i] = ENDED
-     :: r_state[I(l, 0) + i] == HELD -> r_state[I(l, 0) + i] = ENDED; rx_flag[RS(n, acc_slot[I(l, 0) + i])]++
+#if AHEAD && !defined(MUT_FENCE_KEEPS_AHEAD)
+     /* a number that was not heard of is the sender's to use in its next generation */
+     :: r_ahead[I(l, 0) + i] -> r_ahead[I(l, 0) + i] = 0; rx_flag[RS(n, acc_slot[I(l, 0) + i])]++;
+        r_state[I(l, 0) + i] = (t_gen[I(l, 0) + i] == r_gen[l] -> ENDED : NEW)
+#endif
+     :: !AHEAD_OF(l, i) && r_state[I(l, 0) + i] == HELD -> r_state[I(l, 0) + i] = ENDED; rx_flag[RS(n, acc_slot[I(l, 0) + i])]++
 #ifdef MUT_REUSE_BEFORE_FENCE
      :: r_state[I(l, 0) + i] == WRITING -> r_state[I(l, 0) + i] = ENDED; rx_flag[RS(n, acc_slot[I(l, 0) + i])]++
 #else
@@ -511,11 +581,25 @@ inline reader_died(l) {
 #else
 #define RX_HELLOS(l) RX_HELLO(l, 2) RX_HELLO(l, 3)
 #endif
+#if AHEAD
+/* slots that are accepted ahead are for this link alone, so nobody waits for them; with the sender's process they are free */
+#define IN_USE(l, t) (r_state[I(l, t)] == WAITING || r_state[I(l, t)] == WRITING || \
+                      (r_state[I(l, t)] == HELD && (!r_ahead[I(l, t)] || tx_dead[l])))
+#if NT == 2
+#define HOLDS(l) (IN_USE(l, 0) || IN_USE(l, 1))
+#elif NT == 3
+#define HOLDS(l) (IN_USE(l, 0) || IN_USE(l, 1) || IN_USE(l, 2))
+#else
+#define HOLDS(l) (IN_USE(l, 0) || IN_USE(l, 1) || IN_USE(l, 2) || IN_USE(l, 3))
+#endif
+#else
+#define HOLDS(l) true
+#endif
 /* the receiver gives up on a generation: wire cut, sender gone, or a time-out that was wrong */
 #ifdef MUT_NO_RECEIVER_FENCE
 #define RX_GIVE_UP(l)
 #else
-#define RX_GIVE_UP(l) :: atomic { MINE(l) && !r_gone[l] && (cut[l] || tx_dead[l] || rxflap > 0) -> \
+#define RX_GIVE_UP(l) :: atomic { MINE(l) && !r_gone[l] && HOLDS(l) && (cut[l] || tx_dead[l] || rxflap > 0) -> \
     if :: cut[l] || tx_dead[l] :: else -> rxflap-- fi; fence(l); r_gone[l] = 1; fenced[(l) * NG + r_gen[l]] = !cut[l] }
 #endif
 
@@ -525,6 +609,9 @@ end:
   do
   EACH_LT(RX_OFFER)
   EACH_LT(RX_GIVE_ANY)
+#if AHEAD
+  EACH_LT(RX_AHEAD_ANY)
+#endif
   EACH_LTJ(RX_DATA)
   EACH_LTJ(RX_LAST)
   EACH_LTJ(RX_ABORT)
@@ -627,11 +714,23 @@ end:
 
 proctype Monitor()
 { byte i;
+#if AHEAD
+  short held;
+#endif
   atomic { timeout ->
     assert(sent_all);
     i = 0; do :: i < ND -> assert(received_all[i] || d_dead[i]); i++ :: else -> break od;
     i = 0; do :: i < NO * NX -> assert(tx_dead[i / NX] || !(tx_flag[i] & 1)); i++ :: else -> break od;
-    i = 0; do :: i < NN * NR -> assert(rx_dead[i / NR] || !(rx_flag[i] & 1)); i++ :: else -> break od }
+#if AHEAD
+    /* what is accepted ahead waits for a sender that has no more to send */
+    held = 0;
+    i = 0; do :: i < NN * NR -> if :: !rx_dead[i / NR] && (rx_flag[i] & 1) -> held++ :: else fi; i++ :: else -> break od;
+    i = 0; do :: i < NL -> if :: !rx_dead[RXN(i)] && !tx_dead[i] -> held = held - ahead[i] :: else fi; i++ :: else -> break od;
+    assert(held == 0)
+#else
+    i = 0; do :: i < NN * NR -> assert(rx_dead[i / NR] || !(rx_flag[i] & 1)); i++ :: else -> break od
+#endif
+  }
 }
 
 init {

@@ -143,7 +143,11 @@ void NodeMemory::announce(std::uint32_t mate, const Record& record) {
     if (landed) release(record.owner, record.pool, record.slot, record.turn);
     return;
   }
-  if (landed) use_of(record).announced = true;
+  if (landed) {
+    SlotUse& use = use_of(record);
+    use.announced = true;
+    use.reader = mate;  // an rx slot may have been taken before it was known
+  }
   if (!backlog_[mate].empty() || !try_announce(mate, record)) backlog_[mate].push_back(record);
 }
 

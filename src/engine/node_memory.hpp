@@ -37,6 +37,7 @@ class NodeMemory {
   std::uint32_t mates() const noexcept { return static_cast<std::uint32_t>(layouts_.size()); }
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint32_t slots_per_writer() const noexcept { return slots_; }
+  std::uint32_t rx_slots() const noexcept { return rx_slots_; }
 
   std::span<std::byte> region(std::uint32_t mate) const { return {regions_[mate].data(), regions_[mate].bytes()}; }
 

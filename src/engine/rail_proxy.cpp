@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::uint64_t kHeardEveryNs = 20'000'000;   // boards need not know of every frame
 constexpr std::uint64_t kPingSpacingNs = 10'000'000;  // per link of a NIC with many links
+constexpr std::uint32_t kAheadPart = 2;               // of a NIC's rx slots one in so many may be accepted ahead, divided among its links
 constexpr std::uint64_t kRxSilence = 2;               // rail time-outs: a sender that is only starved of a CPU gets to speak first
 // Data under way on a link: `got` and grants of the other direction, and rows, wait behind it (setting link_window says what was measured).
 constexpr std::uint64_t kWindowUs = 7'500;
@@ -54,7 +55,8 @@ class RailProxy::Port final : public TransportListener {
       : proxy_(proxy),
         transport_(std::move(transport)),
         nic_(nic),
-        rx_(proxy.cluster_, proxy.memory_, own_nic, nic, kRxSilence * times.timeout_ns) {
+        rx_(proxy.cluster_, proxy.memory_, own_nic, nic, kRxSilence * times.timeout_ns,
+            static_cast<std::uint32_t>(proxy.memory_.rx_slots() / kAheadPart / std::max<std::size_t>(peers.size(), 1))) {
     for (const std::uint32_t peer : peers) {
       links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
                                                     TxLink::Names{own_nic, nic, peer}, times, window));
@@ -71,7 +73,7 @@ class RailProxy::Port final : public TransportListener {
   std::uint32_t nic() const { return nic_; }
   // That NIC's owner is held for dead: it gets no answer any more, so that it comes to hold this node for dead too.
   void bury(std::uint32_t peer_nic) {
-    rx_.give_up(peer_nic);
+    rx_.bury(peer_nic);
     dead_.insert(peer_nic);
   }
 

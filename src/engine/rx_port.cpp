@@ -11,8 +11,9 @@ constexpr std::size_t kMaxWaiting = 4096;  // offers kept for a peer; a sender t
 
 }  // namespace
 
-RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns)
-    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic), silence_ns_(silence_ns) {}
+RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns,
+               std::uint32_t ahead)
+    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic), silence_ns_(silence_ns), most_ahead_(ahead) {}
 
 void RxPort::answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base) {
   RailHeader frame;
@@ -49,16 +50,27 @@ void RxPort::fence(std::uint32_t peer_nic, Peer& peer) {
   }
   std::erase_if(waiting_, [&](const RailHeader& offer) { return offer.from_nic == peer_nic; });
   peer.waiting.clear();
+  // The numbers above that were accepted ahead are free: what the sender has not used it uses in its next generation.
+  peer.next = 1;
+  peer.ahead = 0;
 }
 
 void RxPort::give_up(std::uint32_t peer_nic) {
   const auto found = peers_.find(peer_nic);
   if (found == peers_.end()) return;
   Peer& peer = found->second;
-  if (peer.gone || (peer.accepted.empty() && peer.waiting.empty())) return;  // it holds nothing
+  // It holds nothing; slots that were accepted ahead are for its link alone.
+  if (peer.gone || (peer.accepted.size() == peer.ahead && peer.waiting.empty())) return;
   fence(peer_nic, peer);
   peer.gone = true;
   answer(RailFrame::over, peer_nic, peer.generation, 0, 0);
+}
+
+void RxPort::bury(std::uint32_t peer_nic) {
+  const auto found = peers_.find(peer_nic);
+  if (found == peers_.end()) return;
+  fence(peer_nic, found->second);
+  found->second.gone = true;
 }
 
 void RxPort::hear(std::uint32_t peer_nic, std::uint64_t now) {
@@ -92,16 +104,13 @@ void RxPort::on_offer(const RailHeader& frame) {
   Peer* const sender = known_destination(frame) ? current(frame) : nullptr;
   if (sender == nullptr) return;
   Peer& peer = *sender;
-  if (frame.base > peer.base && frame.base <= frame.transfer) {
-    peer.base = frame.base;
-    peer.finished.erase(peer.finished.begin(), peer.finished.lower_bound(peer.base));
-  }
-  if (frame.transfer < peer.base || peer.finished.contains(frame.transfer)) {
+  note(peer, frame);
+  if (is_over(peer, frame)) {
     answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
     return;
   }
   if (const auto known = peer.accepted.find(frame.transfer); known != peer.accepted.end()) {
-    if (known->second.fenced) return;
+    if (known->second.fenced || (known->second.ahead && !claim(peer, known->second, frame))) return;
     answer(RailFrame::accept, frame.from_nic, frame.generation, frame.transfer, 1);
     answers_.back().slot = known->second.slot.slot;
     answers_.back().turn = known->second.slot.turn;
@@ -115,6 +124,45 @@ void RxPort::on_offer(const RailHeader& frame) {
   if (waiting_.empty() && accept(frame.from_nic, frame, false)) return;
   peer.waiting.insert(frame.transfer);
   waiting_.push_back(frame);
+}
+
+// What an offer or data says of the sender's numbers.
+void RxPort::note(Peer& peer, const RailHeader& frame) {
+  peer.next = std::max(peer.next, frame.transfer + 1);
+  if (frame.base > peer.base && frame.base <= frame.transfer) {
+    peer.base = frame.base;
+    peer.finished.erase(peer.finished.begin(), peer.finished.lower_bound(peer.base));
+  }
+}
+
+// The transfer has landed, or was not wanted.
+bool RxPort::is_over(const Peer& peer, const RailHeader& frame) {
+  return frame.transfer < peer.base || peer.finished.contains(frame.transfer);
+}
+
+// What was accepted ahead is this transfer, says its offer or its data. False if nobody wants it: the slot is free then.
+bool RxPort::claim(Peer& peer, Incoming& incoming, const RailHeader& frame) {
+  --peer.ahead;
+  incoming.ahead = false;
+  incoming.offer = frame;
+  if (wanted(frame)) return true;
+  memory_.release(memory_.self(), Pool::rx, incoming.slot.slot, incoming.slot.turn);
+  refuse(peer, frame);
+  return false;
+}
+
+// A sender that has just sent something may send more: with a slot of its own it need not ask. Nobody else waits for less because of it, as
+// these slots are a part of the NIC's.
+void RxPort::accept_ahead(std::uint32_t peer_nic, Peer& peer) {
+  if (!waiting_.empty() || peer.ahead >= most_ahead_) return;
+  const auto slot = memory_.take(memory_.self(), Pool::rx, memory_.self(), own_nic_);
+  if (!slot) return;
+  const std::uint64_t t = peer.next++;
+  ++peer.ahead;
+  peer.accepted[t] = Incoming{*slot, {}, false, false, true};
+  answer(RailFrame::accept, peer_nic, peer.generation, t, 0);
+  answers_.back().slot = slot->slot;
+  answers_.back().turn = slot->turn;
 }
 
 // Nobody reads for a destination that died or left.
@@ -132,7 +180,7 @@ bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited
   if (!slot) return false;
   Peer& peer = peers_[peer_nic];
   peer.waiting.erase(offer.transfer);
-  peer.accepted[offer.transfer] = Incoming{*slot, offer, false, false};
+  peer.accepted[offer.transfer] = Incoming{*slot, offer, false, false, false};
   answer(RailFrame::accept, peer_nic, offer.generation, offer.transfer, waited ? 1 : 0);
   answers_.back().slot = slot->slot;
   answers_.back().turn = slot->turn;
@@ -163,17 +211,17 @@ std::byte* RxPort::on_data(const RailHeader& frame, std::size_t bytes) {
   Peer* const sender = current(frame);
   if (sender == nullptr) return nullptr;
   Peer& peer = *sender;
-  if (frame.transfer < peer.base || peer.finished.contains(frame.transfer)) {
+  note(peer, frame);
+  if (is_over(peer, frame)) {
     answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
     return nullptr;
   }
   const auto entry = peer.accepted.find(frame.transfer);
   if (entry == peer.accepted.end()) return nullptr;
   Incoming& incoming = entry->second;
-  if (incoming.writing || incoming.fenced || incoming.slot.slot != frame.slot || incoming.slot.turn != frame.turn ||
-      bytes != incoming.offer.length) {
-    return nullptr;
-  }
+  if (incoming.writing || incoming.fenced || incoming.slot.slot != frame.slot || incoming.slot.turn != frame.turn) return nullptr;
+  if (incoming.ahead && (!known_destination(frame) || !claim(peer, incoming, frame))) return nullptr;
+  if (bytes != incoming.offer.length) return nullptr;
   incoming.writing = true;
   return memory_.data(memory_.self(), Pool::rx, incoming.slot.slot);
 }
@@ -213,10 +261,12 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   answers_.back().turn = cpu_wait_ns();
   answers_.back().length = static_cast<std::uint32_t>(work_ns() / 1000);
   answers_.back().chunk = std::max(static_cast<std::uint32_t>(now_ns() / 1000), 1u);  // 0: not said
+  accept_ahead(frame.from_nic, peer);
 }
 
 bool RxPort::idle() const {
-  return waiting_.empty() && std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer.second.accepted.empty(); });
+  const auto holds_nothing = [](const auto& peer) { return peer.second.accepted.size() == peer.second.ahead; };
+  return waiting_.empty() && std::all_of(peers_.begin(), peers_.end(), holds_nothing);
 }
 
 }  // namespace railweave::engine

@@ -16,8 +16,10 @@ namespace railweave::engine {
 
 class RxPort {
  public:
-  // `silence_ns`: a sender that holds something here is given up when it was not heard for that long.
-  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns);
+  // `silence_ns`: a sender that holds something here is given up when it was not heard for that long. `ahead`: slots that each sender may
+  // have for transfers that it has not offered yet.
+  RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns,
+         std::uint32_t ahead);
 
   // hello, offer: answers are queued.
   void on_hello(const RailHeader& frame);
@@ -35,6 +37,8 @@ class RxPort {
   // Fences the sender's generation without being asked: it may be gone for ever, and others need the slots. `over` tells it, should it
   // live.
   void give_up(std::uint32_t peer_nic);
+  // The sender's process has ended: all that it holds here is free, also what was accepted ahead. Nobody is told.
+  void bury(std::uint32_t peer_nic);
   // Answers to send, by peer NIC (header.to_nic).
   std::vector<RailHeader>& answers() noexcept { return answers_; }
   bool idle() const;
@@ -45,6 +49,7 @@ class RxPort {
     RailHeader offer;
     bool writing = false;
     bool fenced = false;
+    bool ahead = false;  // accepted before anything was heard of it: there is no offer yet
   };
   struct Peer {
     std::uint64_t generation = 0;
@@ -54,9 +59,15 @@ class RxPort {
     std::set<std::uint64_t> finished;
     std::map<std::uint64_t, Incoming> accepted;
     std::set<std::uint64_t> waiting;
+    std::uint64_t next = 1;   // above all transfers of the generation that were heard of, or accepted ahead
+    std::uint32_t ahead = 0;  // of those accepted
   };
 
   Peer* current(const RailHeader& frame);
+  static void note(Peer& peer, const RailHeader& frame);
+  static bool is_over(const Peer& peer, const RailHeader& frame);
+  bool claim(Peer& peer, Incoming& incoming, const RailHeader& frame);
+  void accept_ahead(std::uint32_t peer_nic, Peer& peer);
   void fence(std::uint32_t peer_nic, Peer& peer);
   bool known_destination(const RailHeader& frame) const;
   bool wanted(const RailHeader& offer) const;
@@ -69,6 +80,7 @@ class RxPort {
   NodeMemory& memory_;
   std::uint32_t own_nic_, nic_;
   std::uint64_t silence_ns_, next_look_ = 0;
+  std::uint32_t most_ahead_;
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::deque<RailHeader> waiting_;
   std::vector<RailHeader> answers_;

@@ -24,7 +24,7 @@ struct RailHeader {
   std::uint32_t length = 0;  // of the payload (data, carry) or of the chunk (offer); got: how long the rx thread has had work, in us
   std::uint64_t generation = 0;
   std::uint64_t transfer = 0;
-  std::uint64_t base = 0;  // offer: lowest unfinished transfer; ping, pong: number; got: bytes the rx NIC has received
+  std::uint64_t base = 0;  // offer, data: lowest unfinished transfer; ping, pong: number; got: bytes the rx NIC has received
   std::uint64_t turn = 0;  // accept, data: of the slot; got: how long the rx thread has waited for a CPU, in ns
   std::uint32_t slot = 0;
   std::uint32_t chunk = 0;  // got: when the rx thread had it, in us, by its own clock; 0: not said

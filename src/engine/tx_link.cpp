@@ -19,6 +19,7 @@ constexpr std::size_t kOffersPerWindow = 3;
 // Not swept. A rail at a twentieth of its rate counts as whole 50 s after; one that stays slow and carries too little to be measured gets
 // twice its part of an operation once in that time.
 constexpr std::uint64_t kRateNs = 10'000'000'000;
+constexpr std::size_t kMostAhead = 4096;  // slots that a peer may say are accepted ahead; its rx_slots are fewer
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
 
@@ -136,7 +137,7 @@ void TxLink::answered(std::uint64_t now) {
 void TxLink::offer(std::uint64_t t, Transfer& transfer, std::uint64_t now) {
   RailHeader frame = header(RailFrame::offer);
   frame.transfer = t;
-  frame.base = active_.empty() ? t : active_.begin()->first;
+  frame.base = lowest_unfinished(t);
   frame.length = transfer.record.length;
   frame.message = transfer.record.message;
   frame.chunk = transfer.record.chunk;
@@ -146,12 +147,29 @@ void TxLink::offer(std::uint64_t t, Transfer& transfer, std::uint64_t now) {
   port_.transport.send(names_.peer, frame, {}, 0);
 }
 
+std::uint64_t TxLink::lowest_unfinished(std::uint64_t t) const { return active_.empty() ? t : active_.begin()->first; }
+
+// With a slot that was accepted ahead, or with an offer.
+void TxLink::begin(const Record& record, std::uint64_t now) {
+  const std::uint64_t t = next_transfer_++;
+  Transfer& transfer = active_[t];
+  transfer.record = record;
+  transfer.token = port_.holds.hold(record);
+  if (const auto slot = ahead_.extract(t)) {
+    transfer.rx = slot.mapped();
+    transfer.phase = Phase::accepted;
+    return;
+  }
+  offer(t, transfer, now);
+}
+
 void TxLink::send_data(std::uint64_t t, Transfer& transfer, std::uint64_t now) {
   RailHeader frame = header(RailFrame::data);
   frame.transfer = t;
+  frame.base = lowest_unfinished(t);
   frame.length = transfer.record.length;
-  frame.slot = transfer.rx_slot;
-  frame.turn = transfer.rx_turn;
+  frame.slot = transfer.rx.slot;
+  frame.turn = transfer.rx.turn;
   frame.message = transfer.record.message;
   frame.chunk = transfer.record.chunk;
   frame.attempt = transfer.record.attempt;
@@ -185,20 +203,25 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
     return;
   }
   if (frame.kind != RailFrame::accept) return;
+  if (frame.transfer >= next_transfer_) {
+    expects_ahead_ = true;
+    if (ahead_.size() < kMostAhead) ahead_.try_emplace(frame.transfer, RxSlot{frame.slot, frame.turn});
+    return;
+  }
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
   Transfer& transfer = found->second;
   // An answer twice. That of an offer that was repeated on a slow rail says nothing of slots.
   if (transfer.phase == Phase::accepted || (transfer.phase == Phase::sent && !transfer.reoffered)) return;
   if (frame.base != 0) meter_.interrupt();  // it had to wait for a slot
-  transfer.rx_slot = frame.slot;
-  transfer.rx_turn = frame.turn;
+  transfer.rx = {frame.slot, frame.turn};
   transfer.phase = Phase::accepted;
 }
 
 void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
+  expects_ahead_ = false;  // until a slot comes behind this answer: where the receiver has none to spare, none does
   const std::uint32_t length = found->second.record.length;
   confirmed_bytes_ += length;
   port_.tx_bytes += length;
@@ -244,6 +267,8 @@ void TxLink::drop_transfers() {
   queue_.clear();
   for (const auto& [t, transfer] : active_) port_.holds.finish(transfer.token);
   active_.clear();
+  ahead_.clear();
+  expects_ahead_ = false;
 }
 
 // The receiver has given this generation up. Also when the link is down: a hello_back that was overtaken must not bring it up in a
@@ -313,13 +338,12 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
     offer(t, transfer, now);
     sent = true;
   }
-  while (!queue_.empty() && active_.size() < kOffersPerWindow * window_) {
-    const std::uint64_t t = next_transfer_++;
-    Transfer& transfer = active_[t];
-    transfer.record = queue_.front();
-    transfer.token = port_.holds.hold(transfer.record);
+  for (std::uint32_t ready = queue_.empty() ? 0 : in_phase(Phase::sent) + in_phase(Phase::accepted);
+       !queue_.empty() && active_.size() < kOffersPerWindow * window_; ++ready) {
+    // The window is full, and with its next answer a slot comes, too: nothing need be asked.
+    if (expects_ahead_ && ready >= window_ && !ahead_.contains(next_transfer_)) break;
+    begin(queue_.front(), now);
     queue_.pop_front();
-    offer(t, transfer, now);
     sent = true;
   }
   if (now >= next_ping_) {

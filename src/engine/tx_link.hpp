@@ -121,16 +121,21 @@ class TxLink {
 
  private:
   enum class Phase : std::uint8_t { offered, accepted, sent };
+  struct RxSlot {
+    std::uint32_t slot = 0;
+    std::uint64_t turn = 0;
+  };
   struct Transfer {
     Record record;
     std::uint64_t token = 0;
     Phase phase = Phase::offered;
     bool reoffered = false;  // asked again after the data went out
     std::uint64_t asked_at = 0;
-    std::uint32_t rx_slot = 0;
-    std::uint64_t rx_turn = 0;
+    RxSlot rx;
   };
 
+  void begin(const Record& record, std::uint64_t now);
+  std::uint64_t lowest_unfinished(std::uint64_t t) const;
   void offer(std::uint64_t t, Transfer& transfer, std::uint64_t now);
   void send_data(std::uint64_t t, Transfer& transfer, std::uint64_t now);
   void answered(std::uint64_t now);
@@ -152,6 +157,9 @@ class TxLink {
   std::uint64_t next_transfer_ = 1;
   std::deque<Record> queue_;
   std::map<std::uint64_t, Transfer> active_;
+  // Slots for transfers that have not begun, by number; and whether more of them may be expected with the next `got`.
+  std::map<std::uint64_t, RxSlot> ahead_;
+  bool expects_ahead_ = false;
   std::uint64_t asked_since_ = 0;  // first question without an answer since; 0: none
   std::uint64_t next_ping_ = 0, pings_ = 0;
   std::uint64_t next_connect_ = 0, connect_wait_ = 0, next_hello_ = 0, connected_at_ = 0;

@@ -12,10 +12,10 @@ using engine::Pool;
 using engine::RailFrame;
 using engine::RailHeader;
 
-ExchangeSettings two_slots() {
+ExchangeSettings few_slots(std::uint64_t rx_slots) {
   ExchangeSettings settings;
   settings.chunk_bytes = 4096;
-  settings.rx_slots = 2;
+  settings.rx_slots = rx_slots;
   settings.slots_per_writer = 2;
   return settings;
 }
@@ -26,7 +26,8 @@ class RxPortTest : public testing::Test {
   static constexpr std::uint32_t kBytes = 100;
   static constexpr std::uint64_t kSilence = 1000;
 
-  RxPortTest() : node_(3, two_slots()), port_(node_.clusters[0], memory(), 0, 0, kSilence) {
+  explicit RxPortTest(std::uint64_t slots = 2, std::uint32_t ahead = 0)
+      : node_(3, few_slots(slots)), port_(node_.clusters[0], memory(), 0, 0, kSilence, ahead) {
     hello(1, 1);
     hello(2, 1);
   }
@@ -195,8 +196,114 @@ TEST_F(RxPortTest, ASenderThatHoldsNothingIsNotGivenUp) {
   EXPECT_TRUE(answers().empty());
 }
 
+// Half of four slots for two links: one each.
+class RxPortAheadTest : public RxPortTest {
+ protected:
+  RxPortAheadTest() : RxPortTest(4, 1) {}
+
+  void lands(const RailHeader& data) {
+    ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+    port_.on_data_done(data, true);
+  }
+  // Data of the transfer that was accepted ahead, beside the `got` of the last that landed.
+  RailHeader data_ahead(std::uint64_t transfer, std::uint32_t destination) {
+    const auto told = answers();
+    EXPECT_EQ(told.size(), 2u);
+    EXPECT_EQ(told.front().kind, RailFrame::got);
+    EXPECT_EQ(told.back().kind, RailFrame::accept);
+    EXPECT_EQ(told.back().transfer, transfer);
+    RailHeader data = frame(RailFrame::data, 1, told.back().generation, transfer, destination);
+    data.slot = told.back().slot;
+    data.turn = told.back().turn;
+    return data;
+  }
+};
+
+TEST_F(RxPortAheadTest, WhatLandsIsFollowedByASlotForTheNextTransfer) {
+  lands(accepted(1, 1, 1, 1));
+  EXPECT_TRUE(announced_to(1));
+  const RailHeader second = data_ahead(2, 2);
+  EXPECT_TRUE(port_.idle()) << "nobody waits for a transfer that may never come";
+  ASSERT_NE(port_.on_data(second, kBytes), nullptr);
+  EXPECT_FALSE(port_.idle());
+  port_.on_data_done(second, true);
+  EXPECT_TRUE(announced_to(2));
+  lands(data_ahead(3, 1));
+  EXPECT_TRUE(announced_to(1));
+}
+
+// A destination is known when the data come; it takes what landed back then, as always.
+TEST_F(RxPortAheadTest, ASlotAheadIsItsDestinationsWhenItHasLanded) {
+  lands(accepted(1, 1, 1, 1));
+  const RailHeader second = data_ahead(2, 2);
+  lands(second);
+  EXPECT_TRUE(held(second));
+  memory().reader_gone(2);
+  EXPECT_FALSE(held(second));
+}
+
+TEST_F(RxPortAheadTest, AnOfferOnItsWayIsAnsweredWithTheSlotThatWasAcceptedAhead) {
+  lands(accepted(1, 1, 1, 1));
+  const RailHeader second = data_ahead(2, 1);
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 2));
+  const RailHeader accept = answer();
+  EXPECT_EQ(accept.kind, RailFrame::accept);
+  EXPECT_EQ(accept.slot, second.slot);
+  EXPECT_EQ(accept.turn, second.turn);
+  lands(second);
+}
+
+TEST_F(RxPortAheadTest, EachLinkHasItsPartAndOffersHaveTheRest) {
+  lands(accepted(1, 1, 1, 1));
+  const RailHeader ahead = data_ahead(2, 1);
+  const RailHeader third = accepted(1, 1, 3), fourth = accepted(1, 1, 4);
+  port_.on_offer(frame(RailFrame::offer, 2, 1, 1));  // waits: all four are taken
+  EXPECT_TRUE(answers().empty());
+  lands(third);
+  EXPECT_EQ(answer().kind, RailFrame::got) << "a slot is accepted ahead already";
+  lands(ahead);
+  EXPECT_EQ(answer().kind, RailFrame::got) << "an offer waits for a slot";
+  memory(1).release(0, Pool::rx, third.slot, third.turn);
+  EXPECT_TRUE(port_.advance(1));
+  EXPECT_EQ(answer().to_nic, 2u);
+  EXPECT_TRUE(held(fourth));
+}
+
+TEST_F(RxPortAheadTest, AHelloFreesSlotsThatWereAcceptedAheadAndTheirNumbers) {
+  lands(accepted(1, 1, 1, 1));
+  const RailHeader ahead = data_ahead(2, 1);
+  hello(1, 2);
+  EXPECT_FALSE(held(ahead));
+  EXPECT_EQ(port_.on_data(ahead, kBytes), nullptr);
+  lands(accepted(1, 2, 2));
+}
+
+TEST_F(RxPortAheadTest, ASilentSenderKeepsTheSlotsThatWereAcceptedAheadAndADeadOneDoesNot) {
+  const RailHeader first = accepted(1, 1, 1, 1);
+  lands(first);
+  memory(1).release(0, Pool::rx, first.slot, first.turn);
+  const RailHeader ahead = data_ahead(2, 1);
+  port_.give_up(1);
+  EXPECT_TRUE(answers().empty());
+  EXPECT_TRUE(held(ahead)) << "nobody else would have had it";
+  port_.bury(1);
+  EXPECT_TRUE(answers().empty());
+  EXPECT_FALSE(held(ahead));
+}
+
+TEST_F(RxPortAheadTest, DataForADeadDestinationFreesTheSlotThatWasAcceptedAhead) {
+  lands(accepted(1, 1, 1, 1));
+  const RailHeader second = data_ahead(2, 2);
+  memory().reader_gone(2);
+  EXPECT_EQ(port_.on_data(second, kBytes), nullptr);
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_FALSE(held(second));
+  EXPECT_EQ(port_.on_data(second, kBytes), nullptr);
+  EXPECT_EQ(answer().kind, RailFrame::got) << "it is over";
+}
+
 TEST(NodeMemoryTest, NoSlotIsTakenForAReaderThatIsGone) {
-  NodeParts node(3, two_slots());
+  NodeParts node(3, few_slots(2));
   engine::NodeMemory& memory = *node.memories[0];
   memory.reader_gone(1);
   EXPECT_FALSE(memory.take(0, Pool::direct, 1));

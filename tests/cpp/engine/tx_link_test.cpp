@@ -8,6 +8,7 @@
 #include <map>
 
 #include "parts.hpp"
+#include "rx_port.hpp"
 
 namespace railweave::test {
 namespace {
@@ -38,7 +39,8 @@ class TxLinkTest : public testing::Test {
     frame.base = base;
     link_.on_answer(frame, now_);
   }
-  void forward(std::uint32_t bytes) {
+  void forward(std::uint32_t bytes) { forward(bytes, link_); }
+  void forward(std::uint32_t bytes, engine::TxLink& link) {
     const auto slot = memory_.take(0, engine::Pool::tx, 0);
     if (!slot) return;
     engine::Record record;
@@ -46,7 +48,7 @@ class TxLinkTest : public testing::Test {
     record.turn = slot->turn;
     record.length = bytes;
     record.word = word();
-    link_.forward(record);
+    link.forward(record);
   }
   // A turn of the engine's: what was asked and sent in it.
   std::vector<RailHeader> turn() {
@@ -130,6 +132,143 @@ TEST_F(TxLinkTest, DataWaitsForTheEndOfTheTurn) {
   answer(RailFrame::accept, asked.back());
   EXPECT_TRUE(transport_.sent.empty());
   EXPECT_EQ(turn().back().kind, RailFrame::data);
+}
+
+// Slots that the receiver accepts before it is asked.
+class TxLinkAheadTest : public TxLinkTest {
+ protected:
+  void accept_ahead(std::uint64_t transfer, std::uint64_t generation) {
+    RailHeader frame;
+    frame.transfer = transfer;
+    frame.generation = generation;
+    frame.slot = static_cast<std::uint32_t>(100 + transfer);
+    frame.turn = 7;
+    answer(RailFrame::accept, frame);
+  }
+  std::vector<RailFrame> kinds() {
+    std::vector<RailFrame> kinds;
+    for (const RailHeader& frame : turn()) kinds.push_back(frame.kind);
+    return kinds;
+  }
+};
+
+TEST_F(TxLinkAheadTest, DataGoesWithoutAnOffer) {
+  bring_up();
+  turn();
+  accept_ahead(1, 1);
+  forward(100);
+  const std::vector<RailHeader> sent = turn();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].kind, RailFrame::data);
+  EXPECT_EQ(sent[0].transfer, 1u);
+  EXPECT_EQ(sent[0].slot, 101u);
+  EXPECT_EQ(sent[0].turn, 7u);
+  EXPECT_EQ(sent[0].base, 1u) << "the receiver forgets finished transfers below it";
+  accept_ahead(3, 1);  // not the next one
+  forward(100);
+  EXPECT_EQ(kinds(), std::vector{RailFrame::offer});
+}
+
+TEST_F(TxLinkAheadTest, SlotsOfAGenerationEndWithIt) {
+  bring_up();
+  turn();
+  accept_ahead(1, 1);
+  answer(RailFrame::over, 1);
+  answer(RailFrame::hello_back, 2);
+  ASSERT_TRUE(link_.up());
+  accept_ahead(1, 1);  // late
+  forward(100);
+  const std::vector<RailFrame> sent = kinds();
+  EXPECT_EQ(std::count(sent.begin(), sent.end(), RailFrame::offer), 1);
+  EXPECT_EQ(std::count(sent.begin(), sent.end(), RailFrame::data), 0);
+}
+
+// The window is two. Behind it offers run ahead of the data, but not where slots come by themselves.
+TEST_F(TxLinkAheadTest, AFullWindowAsksForNothingWhereSlotsComeWithAnswers) {
+  bring_up();
+  turn();
+  accept_ahead(1, 1);
+  accept_ahead(2, 1);
+  for (int i = 0; i < 5; ++i) forward(100);
+  const std::vector<RailHeader> first = turn();
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_EQ(kinds(), std::vector<RailFrame>{});
+  answer(RailFrame::got, first[0]);
+  accept_ahead(3, 1);
+  EXPECT_EQ(kinds(), std::vector{RailFrame::data});
+  // No slot came with this one: the rest is asked for.
+  answer(RailFrame::got, first[1]);
+  EXPECT_EQ(kinds(), (std::vector{RailFrame::offer, RailFrame::offer}));
+}
+
+// What waits with a slot of its own goes out in the turn of the answer, so the pipe does not run empty.
+TEST_F(TxLinkAheadTest, ALinkWithAWindowOfTwoIsMeasured) {
+  bring_up();
+  turn();
+  std::uint64_t accepted = 0;
+  std::deque<RailHeader> on_the_rail;
+  std::optional<std::uint64_t> rate;
+  for (; accepted < 3; ++accepted) accept_ahead(accepted + 1, 1);
+  for (int turns = 0; turns < 1000 && !rate; ++turns) {
+    now_ += 1'000'000;
+    if (!on_the_rail.empty()) {
+      on_the_rail.front().chunk = static_cast<std::uint32_t>(now_ / 1000);
+      answer(RailFrame::got, on_the_rail.front());
+      on_the_rail.pop_front();
+      accept_ahead(++accepted, 1);
+    }
+    for (int i = 0; i < 2; ++i) forward(static_cast<std::uint32_t>(memory_.chunk_bytes()));
+    for (const RailHeader& frame : turn()) {
+      if (frame.kind == RailFrame::data) on_the_rail.push_back(frame);
+    }
+    rate = link_.take_rate();
+  }
+  EXPECT_TRUE(rate);
+}
+
+// Both ends, where the receiver has a slot ahead for the link now and then only: the rail must not run dry while the sender waits for one,
+// and is measured.
+TEST_F(TxLinkAheadTest, ARailStaysFullWhereOneSlotIsAcceptedAhead) {
+  constexpr std::uint64_t kChunkNs = 1'000'000, kLongNs = 1'000'000'000'000;
+  constexpr int kSteps = 8, kDelay = 4, kChunks = 400;  // a chunk takes so many steps, a small frame half as many
+  NodeParts far(1, {});
+  engine::NodeMemory& far_memory = *far.memories[0];
+  engine::RxPort rx(far.clusters[0], far_memory, 0, 1, kLongNs, 1);
+  engine::TxLink tx({transport_, memory_, holds_, bytes_}, {0, 0, 1}, {kLongNs, kLongNs, kLongNs, kLongNs}, 2);
+  std::deque<std::pair<int, RailHeader>> there, back;
+  std::deque<RailHeader> rail;
+  int busy = 0, landed = 0, rates = 0;
+  for (int step = 0; step < kChunks * kSteps; ++step) {
+    now_ += kChunkNs / kSteps;
+    for (; !back.empty() && back.front().first <= step; back.pop_front()) tx.on_answer(back.front().second, now_);
+    for (; !there.empty() && there.front().first <= step; there.pop_front()) {
+      const RailHeader& frame = there.front().second;
+      frame.kind == RailFrame::hello ? rx.on_hello(frame) : rx.on_offer(frame);
+    }
+    if (!rail.empty() && ++busy == kSteps) {
+      busy = 0;
+      ASSERT_NE(rx.on_data(rail.front(), rail.front().length), nullptr);
+      rx.on_data_done(rail.front(), true);
+      rail.pop_front();
+      ++landed;
+      rx.answers().front().chunk = static_cast<std::uint32_t>(now_ / 1000);  // the clock of this test
+      engine::Record record;
+      while (far_memory.next(0, record)) far_memory.release(record.owner, record.pool, record.slot, record.turn);
+    }
+    for (RailHeader& answer : std::exchange(rx.answers(), {})) back.emplace_back(step + kDelay, answer);
+    transport_.sent.clear();
+    if (tx.up()) forward(static_cast<std::uint32_t>(memory_.chunk_bytes()), tx);
+    tx.advance(now_, {});
+    tx.send_accepted(now_);
+    for (const std::uint64_t token : std::exchange(transport_.tokens, {})) holds_.sent(token);
+    for (const RailHeader& frame : transport_.sent) {
+      if (frame.kind == RailFrame::data) rail.push_back(frame);
+      if (frame.kind == RailFrame::hello || frame.kind == RailFrame::offer) there.emplace_back(step + kDelay, frame);
+    }
+    if (tx.take_rate()) ++rates;
+  }
+  EXPECT_GE(landed, kChunks * 98 / 100);
+  EXPECT_GT(rates, 10);
 }
 
 // As it would overtake the data, whose `accept` would say that the data was lost.
