@@ -159,15 +159,15 @@ class Hub::Server {
 
   void read(Connection& connection) {
     char buffer[4096];
-    for (;;) {
+    bool ended = false;
+    while (!ended) {
       const ssize_t count = ::recv(connection.socket.get(), buffer, sizeof buffer, 0);
-      if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) connection.closing = true;
-      if (count <= 0) break;
-      connection.in.append(buffer, static_cast<std::size_t>(count));
-      if (connection.in.size() > sizeof(JoinFrame) + kMaxName + kMaxBlob) connection.closing = true;
-      if (connection.closing) break;
+      if (count < 0 && (errno == EAGAIN || errno == EINTR)) break;
+      if (count > 0) connection.in.append(buffer, static_cast<std::size_t>(count));
+      ended = count <= 0 || connection.in.size() > sizeof(JoinFrame) + kMaxName + kMaxBlob;
     }
-    take_frames(connection);
+    take_frames(connection);  // also of who has gone since: the others of the round are to hear of it
+    connection.closing |= ended;
   }
 
   void take_frames(Connection& connection) {

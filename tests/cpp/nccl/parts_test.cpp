@@ -33,12 +33,14 @@
 namespace {
 
 std::atomic<std::uint64_t> accepts{0};
+std::atomic<bool> accepts_wait{false};
 
 }  // namespace
 
-// In the place of the C library's: how often the hub calls it.
+// In the place of the C library's: how often the hub calls it, and when.
 extern "C" int accept4(int socket, sockaddr* address, socklen_t* length, int flags) {
   ++accepts;
+  accepts_wait.wait(true);
   return static_cast<int>(::syscall(SYS_accept4, socket, address, length, flags));
 }
 
@@ -138,6 +140,27 @@ TEST(Hub, ARankThatGoesAwayEndsItsRound) {
   EXPECT_EQ(round.missing, "rank 0");
   EXPECT_TRUE(round.left);
   EXPECT_EQ(round.first, 1u);
+}
+
+// The hub finds what the rank said and its end at once.
+TEST(Hub, ARankThatGoesAwayBeforeItIsHeardEndsItsRound) {
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  accepts_wait = true;
+  {
+    std::atomic<bool> cancelled{false};
+    HubClient leaves(address, cancelled);
+    EXPECT_TRUE(leaves.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
+    cancelled = true;
+    EXPECT_EQ(leaves.join("round", 0, 3, "", milliseconds(30000)).status, RoundStatus::unknown);
+  }
+  accepts_wait = false;
+  accepts_wait.notify_all();
+  const Round round = join(address, "round", 1, 3, milliseconds(5000));
+  EXPECT_EQ(round.status, RoundStatus::expired);
+  EXPECT_EQ(round.missing, "rank 0");
+  EXPECT_TRUE(round.left);
 }
 
 TEST(Hub, NobodyThereIsKnownAtOnce) {

@@ -201,6 +201,14 @@ TEST(Shim, ADeviceSideThatCannotBeMadeLeavesAllRanks) {
   EXPECT_EQ(outcome.count("left to NCCL: rank 0: setting chunk_bytes"), 4u) << outcome.log;
 }
 
+// Of two ranks the wrapped one; the other hears of it long before its wait is over.
+TEST(Shim, AVariableThatOneRankCannotReadLeavesAllRanksAndIsNamed) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 2, {}, "", "env RAILWEAVE_CHUNK_BYTES=1");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("rank 1: setting chunk_bytes (RAILWEAVE_CHUNK_BYTES): '1'; expected"), 2u) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 0u) << outcome.log;
+}
+
 TEST(Shim, FunctionsThatNcclLacksGiveAnErrorWithText) {
   const Outcome outcome = run(Mode::preload, "missing_function");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
