@@ -42,12 +42,7 @@ railweave_status railweave_exchange_create(uint32_t rank, uint32_t world, const 
     for (size_t i = 0; i < setting_count; ++i) {
       require(settings[i].name, "name of a setting");
       require(settings[i].value, "value of a setting");
-      const Setting* found = nullptr;
-      for (const Setting& setting : settings_table()) {
-        if (setting.name == settings[i].name) found = &setting;
-      }
-      if (found == nullptr) throw SettingsError("no setting named '" + std::string(settings[i].name) + "'; docs/engine.md lists them");
-      found->set(chosen, settings[i].value);
+      set(chosen, settings[i].name, settings[i].value);
     }
     std::optional<Fabric> fabric;
     if (fabric_json != nullptr) fabric = parse_fabric_json(fabric_json, "fabric_json");

@@ -138,12 +138,19 @@ void Communicator::set_up_device() {
 void Communicator::bring_together(const std::string& rendezvous_address) {
   std::string problem;  // which all ranks are told, so that they do not wait for this one
   try {
+    railweave::check(settings_);
     set_up_device();
   } catch (const std::exception& error) {
     problem = error.what();
   }
-  const auto rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
-  find_mates(*rendezvous, problem);
+  std::unique_ptr<engine::Rendezvous> rendezvous;
+  try {
+    rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
+    find_mates(*rendezvous, problem);
+  } catch (const BootstrapError&) {
+    railweave::check(settings_);  // this rank's own, whatever others said or did not come to hear
+    throw;
+  }
   meet_mates(*rendezvous);
   if (nodes_ == 1) return rendezvous->finish();
   rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, remarks_, [this](const engine::Failure& failure) {

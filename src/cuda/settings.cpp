@@ -76,7 +76,7 @@ ExchangeSettings settings_of(const railweave_cuda_config& config) {
   for (std::size_t i = 0; i < config.setting_count; ++i) {
     capi::require(config.settings[i].name, "name of a setting");
     capi::require(config.settings[i].value, "value of a setting");
-    setting_named(config.settings[i].name).set(settings, config.settings[i].value);
+    set(settings, config.settings[i].name, config.settings[i].value);
   }
   return settings;
 }

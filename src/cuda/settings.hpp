@@ -7,7 +7,8 @@
 namespace railweave::cuda {
 
 // What the config says; where it says nothing a RAILWEAVE_* variable; else what this machine was calibrated to (docs/calibrate.md), which a
-// process reads once; else the default. The first communicator that can be told hears what the calibration came to. Throws Error.
+// process reads once; else the default. The first communicator that can be told hears what the calibration came to. What cannot be had is
+// the settings' problem. Throws Error for a config that points nowhere.
 ExchangeSettings settings_of(const railweave_cuda_config& config);
 
 }  // namespace railweave::cuda

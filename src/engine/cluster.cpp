@@ -25,6 +25,7 @@ struct Device {
 };
 
 struct Identity {
+  std::string problem;  // why the rank cannot take part, or nothing
   std::string node;
   std::uint64_t network = 0;  // inode of the network namespace
   bool explicit_nics = false;
@@ -102,6 +103,11 @@ std::vector<std::string> split(const std::string& text) {
 
 Identity own_identity(const ExchangeSettings& settings, const std::function<bool(const std::string& device)>& moves_slots) {
   Identity identity;
+  try {
+    check(settings);
+  } catch (const SettingsError& error) {
+    identity.problem = error.what();
+  }
   identity.node = node_identity(settings);
   identity.network = inode("/proc/self/ns/net");
   identity.explicit_nics = !settings.nics.empty();
@@ -120,6 +126,7 @@ Blob encode(const Identity& identity, std::uint32_t world) {
   out.put(kRegionMagic)
       .put(kProtocolVersion)
       .put(world)
+      .text(identity.problem)
       .put(static_cast<std::int32_t>(::getpid()))
       .text(identity.node)
       .put(identity.network);
@@ -144,6 +151,8 @@ Identity decode(const Blob& blob, std::uint32_t rank, std::uint32_t world, std::
   if (peer_world != world)
     throw BootstrapError(who + " was started with world " + std::to_string(peer_world) + "; expected " + std::to_string(world));
   Identity identity;
+  identity.problem = in.text();
+  if (!identity.problem.empty()) throw BootstrapError(who + ": " + identity.problem);
   pid = in.get<std::int32_t>();
   identity.node = in.text();
   identity.network = in.get<std::uint64_t>();

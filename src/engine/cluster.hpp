@@ -58,8 +58,8 @@ struct Cluster {
 // Ranks with equal identities run on one node and share its memory: the setting node_id, else host, boot and PID namespace.
 std::string node_identity(const ExchangeSettings& settings);
 
-// First round: identities, interfaces and settings; checks that ranks agree. `moves_slots`: whether this rank would like to have the slots
-// of such a NIC elsewhere (slot_memory.hpp). Throws BootstrapError (the same on every rank).
+// First round: identities, interfaces and settings; checks that each rank's can be had, and that ranks agree. `moves_slots`: whether this
+// rank would like to have the slots of such a NIC elsewhere (slot_memory.hpp). Throws BootstrapError (the same on every rank).
 Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings,
                           const std::function<bool(const std::string& device)>& moves_slots);
 

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <csignal>
@@ -10,6 +11,7 @@
 
 #include "cpu_wait.hpp"
 #include "railweave/engine/error.hpp"
+#include "socket_transport.hpp"
 
 namespace railweave::engine {
 namespace {
@@ -22,12 +24,13 @@ constexpr std::size_t kMaxMapped = 256;      // mates' buffers kept mapped
 
 }  // namespace
 
-void Engine::run() {
+void Engine::run(std::future<bool> runs) {
   ::pthread_setname_np(::pthread_self(), "rw-engine");  // for top and profilers
   // Signals are the program's; a doorbell whose reader has gone must not kill it with SIGPIPE.
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  if (!runs.get()) return;
   if (!memory_->moved_nic_slots(memory_->self()).empty()) slots_->enter();
   const std::uint64_t start = now_ns();
   for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) memory_->hear(node, start);
@@ -288,14 +291,25 @@ std::shared_ptr<SharedMemory> Engine::allocate(std::uint64_t bytes) {
   return memory;
 }
 
+std::string Engine::name_of(std::uint32_t nic) const {
+  return cluster_.nics[nic].device + " of rank " + std::to_string(cluster_.nics[nic].owner);
+}
+
+// Why the two will never be connected; empty: nothing is known against it.
+std::string Engine::apart(std::uint32_t nic, std::uint32_t peer) const {
+  const int family = socket_family(cluster_.nics[nic].address), other = socket_family(cluster_.nics[peer].address);
+  if (family == 0 || other == 0 || family == other) return {};
+  return name_of(family == AF_INET6 ? nic : peer) + " has no IPv4 address, which the other has";
+}
+
 std::vector<std::string> Engine::links_down() const {
   std::vector<std::string> names;
   if (cluster_.nodes.size() < 2) return names;
   for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
     for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
       if (!router_->connected(nic, peer) || (link_word(nic, peer) & 1) != 0) continue;
-      names.push_back(cluster_.nics[nic].device + " of rank " + std::to_string(cluster_.nics[nic].owner) + " to " +
-                      cluster_.nics[peer].device + " of rank " + std::to_string(cluster_.nics[peer].owner));
+      const std::string why = apart(nic, peer);
+      names.push_back(name_of(nic) + " to " + name_of(peer) + (why.empty() ? "" : " (" + why + ")"));
     }
   }
   return names;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -96,11 +97,15 @@ class Engine final : public EngineServices {
   void move_nic_slots();
   std::string common_objection() const;
   void settle_nic_slots(const std::vector<std::string>& objections);
+  void tell_apart() const;
+  void start_thread(std::future<bool> runs);
   void watch_mates();
   void bring_links_up();
 
   // engine.cpp
-  void run();
+  std::string name_of(std::uint32_t nic) const;
+  std::string apart(std::uint32_t nic, std::uint32_t peer) const;
+  void run(std::future<bool> runs);
   bool turn(std::uint64_t now);
   bool sleep();
   std::uint64_t next_deadline() const;

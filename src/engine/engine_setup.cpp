@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <future>
 #include <iterator>
 #include <system_error>
 
@@ -42,18 +43,23 @@ void check_descriptors(std::size_t links) {
 }
 
 std::unique_ptr<Rendezvous> meet(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& settings) {
-  check(settings);
   if (world == 0 || world > kMaxRanks)
     throw ExchangeError("world " + std::to_string(world) + "; expected 1 to " + std::to_string(kMaxRanks));
   if (rank >= world) throw ExchangeError("rank " + std::to_string(rank) + " of " + std::to_string(world) + "; expected less than world");
-  return make_rendezvous(address, rank, world, std::chrono::milliseconds(settings.bootstrap_ms));
+  // No setting has been checked yet, so this one may be out of its range, too.
+  constexpr std::uint64_t kHourMs = 3'600'000;
+  return make_rendezvous(address, rank, world, std::chrono::milliseconds(std::min(settings.bootstrap_ms, kHourMs)));
 }
 
 }  // namespace
 
 Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-               std::optional<Fabric> fabric, const TransportWrapper& wrap)
-    : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap, make_host_backend) {}
+               std::optional<Fabric> fabric, const TransportWrapper& wrap) try
+    : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap, make_host_backend) {
+} catch (const BootstrapError&) {
+  check(settings);  // this rank's own, whatever others said or did not come to hear
+  throw;
+}
 
 Engine::Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings,
                std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots)
@@ -78,6 +84,7 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
     }
   });
   exchange_resources(rendezvous, cluster_, mine, making);
+  std::promise<bool> runs;
   const std::string mapping = problem_of([&] {
     memory_->map_mates(cluster_);
     move_nic_slots();
@@ -94,12 +101,20 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
     heard_.assign(cluster_.nodes.size(), 0);
     watch_mates();
     backend_ = make_backend(*this);
+    start_thread(runs.get_future());
   });
-  agree(rendezvous, "mapped", mapping);
-  settle_nic_slots(objections);
+  try {
+    agree(rendezvous, "mapped", mapping);
+    settle_nic_slots(objections);
+    tell_apart();
+  } catch (...) {
+    runs.set_value(false);
+    if (thread_.joinable()) thread_.join();
+    throw;
+  }
   links_settled_.store(proxy_->all_links_up());
   // From here mates may write into the region and rails may carry; the thread must serve them even if a later round fails.
-  thread_ = std::thread([this] { run(); });
+  runs.set_value(true);
   try {
     bring_links_up();
     agree(rendezvous, "ready", "");
@@ -206,6 +221,33 @@ void Engine::settle_nic_slots(const std::vector<std::string>& objections) {
     if (objection.empty() && !reached) objection = "another rank of the node does not reach the GPU's";
     slots_->say("the slots of NIC " + cluster_.nics[cluster_.self().nics[own]].device +
                 (objection.empty() ? " lie in the GPU's memory (GPUDirect)" : " lie in host memory: " + objection));
+  }
+}
+
+// Of the two NICs of a link the first one's owner says it. Where there is no log, links_down() does.
+void Engine::tell_apart() const {
+  std::string first;
+  std::size_t more = 0;
+  for (const std::uint32_t nic : cluster_.self().nics) {
+    for (std::uint32_t peer = nic + 1; peer < cluster_.nics.size(); ++peer) {
+      const std::string why = router_->connected(nic, peer) ? apart(nic, peer) : "";
+      if (why.empty()) continue;
+      if (first.empty())
+        first = name_of(nic) + " and " + name_of(peer) + " will not be connected: " + why + "; give it one";
+      else
+        ++more;
+    }
+  }
+  if (slots_ == nullptr || first.empty()) return;
+  slots_->say(first + (more == 0 ? "" : " (and so for " + std::to_string(more) + " more links of this rank's NICs)"));
+}
+
+// Before the ranks agree that all is well, as there may be none to be had; it waits for what they agree on.
+void Engine::start_thread(std::future<bool> runs) {
+  try {
+    thread_ = std::thread(&Engine::run, this, std::move(runs));
+  } catch (const std::system_error& error) {
+    throw Error(std::string("no thread for the engine: ") + error.what() + " (limits: ulimit -u, pids.max)");
   }
 }
 

@@ -27,6 +27,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kPollInterval = std::chrono::milliseconds(2);
 constexpr std::uint64_t kMaxBlob = 64u << 20;
+// For ranks that read the last round while others know already that the exchange is refused: some milliseconds, if they live.
+constexpr auto kRefusedWait = std::chrono::seconds(1);
 
 std::string list_ranks(const std::vector<std::uint32_t>& ranks) {
   std::string text;
@@ -52,8 +54,21 @@ class FileRendezvous final : public Rendezvous {
     if (rank_ == 0) run_ = token_;
   }
 
+  // Without finish(): the exchange is refused. Where all ranks came to the last round they know why, and nobody comes to another.
+  ~FileRendezvous() override {
+    if (!together_) return;
+    try {
+      write(of_run("finished", rank_), {});
+      if (rank_ == 0 && all_finished(kRefusedWait)) remove_files();
+    } catch (const BootstrapError&) {  // then they stay, which does no harm
+    }
+  }
+  FileRendezvous(const FileRendezvous&) = delete;
+  FileRendezvous& operator=(const FileRendezvous&) = delete;
+
   std::vector<Blob> all_gather(const std::string& round, const Blob& mine) override {
     const auto deadline = Clock::now() + limit_;
+    together_ = false;
     if (run_.empty()) join(round, deadline);
     write(of_run(round, rank_), mine);
     std::vector<Blob> blobs(world_);
@@ -64,22 +79,17 @@ class FileRendezvous final : public Rendezvous {
         std::this_thread::sleep_for(kPollInterval);
       }
     }
-    all_joined_ = true;
+    all_joined_ = together_ = true;
     return blobs;
   }
 
   // Rank 0 removes the files when all ranks have said that they have read them, and what earlier runs left.
   void finish() override {
+    together_ = false;
     write(of_run("finished", rank_), {});
     if (rank_ != 0) return;
-    const auto deadline = Clock::now() + limit_;
-    while (!absent("finished").empty() && Clock::now() < deadline) std::this_thread::sleep_for(kPollInterval);
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_, ignored)) {
-      const std::string name = entry.path().filename().string();
-      // A rank of the next run may be writing already: it does again what it finds removed, but not what it is about to rename.
-      if (name.starts_with(kPrefix) && !name.ends_with(kPart)) std::filesystem::remove(entry.path(), ignored);
-    }
+    all_finished(limit_);
+    remove_files();
   }
 
  private:
@@ -88,6 +98,24 @@ class FileRendezvous final : public Rendezvous {
   static std::string draw() {
     std::random_device random;
     return std::to_string((std::uint64_t{random()} << 32) | random());
+  }
+
+  bool all_finished(std::chrono::milliseconds limit) const {
+    const auto deadline = Clock::now() + limit;
+    while (!absent("finished").empty()) {
+      if (Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(kPollInterval);
+    }
+    return true;
+  }
+
+  void remove_files() const {
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_, ignored)) {
+      const std::string name = entry.path().filename().string();
+      // A rank of the next run may be writing already: it does again what it finds removed, but not what it is about to rename.
+      if (name.starts_with(kPrefix) && !name.ends_with(kPart)) std::filesystem::remove(entry.path(), ignored);
+    }
   }
 
   std::filesystem::path path(const std::string& name) const { return directory_ / (std::string(kPrefix) + name); }
@@ -168,6 +196,7 @@ class FileRendezvous final : public Rendezvous {
   std::string run_;       // rank 0's; empty until it is known
   std::string answered_;  // rank 0: the list as it was written last
   bool all_joined_ = false;
+  bool together_ = false;  // all ranks came to the last round, and finish() has not been called
 };
 
 class TcpRendezvous final : public Rendezvous {

@@ -17,7 +17,8 @@ class Rendezvous {
   virtual ~Rendezvous() = default;
   // Every rank gives a blob and gets those of all ranks. Throws BootstrapError naming the ranks that did not come in time.
   virtual std::vector<Blob> all_gather(const std::string& round, const Blob& mine) = 0;
-  // After the last round: removes what the rounds left (files).
+  // After the last round: removes what the rounds left (files). So does the end of its life after a round that all ranks came to, as where
+  // the ranks refuse the exchange then.
   virtual void finish() {}
 };
 

@@ -1,5 +1,6 @@
 #include "railweave/engine/settings.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -148,6 +149,14 @@ Policy parse_policy(const Setting& setting, std::string_view text) {
   refuse(setting, text, "railweave, single-path, nccl, ucx-rails or nimble");
 }
 
+void try_to_set(const Setting& setting, ExchangeSettings& settings, std::string_view text) {
+  try {
+    setting.set(settings, text);
+  } catch (const SettingsError& error) {
+    if (settings.problem.empty()) settings.problem = error.what();
+  }
+}
+
 }  // namespace
 
 std::string Setting::environment() const {
@@ -191,12 +200,22 @@ std::span<const Setting> settings_table() { return kTable; }
 ExchangeSettings settings_from_environment(const ExchangeSettings& defaults) {
   ExchangeSettings settings = defaults;
   for (const Setting& setting : kTable) {
-    if (const char* text = std::getenv(setting.environment().c_str()); text != nullptr && *text != '\0') setting.set(settings, text);
+    if (const char* text = std::getenv(setting.environment().c_str()); text != nullptr && *text != '\0')
+      try_to_set(setting, settings, text);
   }
   return settings;
 }
 
+void set(ExchangeSettings& settings, std::string_view name, std::string_view text) {
+  const auto* const found = std::find_if(kTable.begin(), kTable.end(), [&](const Setting& setting) { return setting.name == name; });
+  if (found != kTable.end())
+    try_to_set(*found, settings, text);
+  else if (settings.problem.empty())
+    settings.problem = "no setting named '" + std::string(name) + "'; docs/engine.md lists them";
+}
+
 void check(const ExchangeSettings& settings) {
+  if (!settings.problem.empty()) throw SettingsError(settings.problem);
   for (const Setting& setting : kTable) {
     if (!std::holds_alternative<std::uint64_t ExchangeSettings::*>(setting.member)) continue;
     ExchangeSettings scratch;

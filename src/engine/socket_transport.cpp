@@ -55,6 +55,13 @@ struct Address {
 };
 constexpr std::uint64_t kSocketAddress = 0x54454b434f53;  // "SOCKET"
 
+std::optional<Address> read_address(std::span<const std::byte> bytes) {
+  Address address;
+  if (bytes.size() != sizeof address) return std::nullopt;
+  std::memcpy(&address, bytes.data(), sizeof address);
+  return address.kind == kSocketAddress ? std::optional(address) : std::nullopt;
+}
+
 // The first bytes on a connection, with padding behind them; headers with their payloads follow.
 struct Greeting {
   Secret secret;
@@ -146,17 +153,15 @@ class SocketTransport final : public Transport {
 
   void connect(std::uint32_t peer_nic, std::span<const std::byte> address) override {
     disconnect(peer_nic);
-    Address peer;
-    if (address.size() != sizeof peer) return;
-    std::memcpy(&peer, address.data(), sizeof peer);
-    if (peer.kind != kSocketAddress) return;
+    const std::optional<Address> peer = read_address(address);
+    if (!peer) return;
     auto connection = std::make_unique<Outgoing>();
     connection->peer = peer_nic;
-    connection->socket = begin_connecting(peer.socket);
+    connection->socket = begin_connecting(peer->socket);
     if (!connection->socket) return;  // stays down; the proxy tries again
     const std::uint64_t id = next_id_++;
     connection->id = id;
-    const Greeting greeting{peer.secret, id, padding_};
+    const Greeting greeting{peer->secret, id, padding_};
     const auto* first = reinterpret_cast<const std::byte*>(&greeting);
     connection->head.assign(first, first + sizeof greeting);
     connection->head.resize(sizeof greeting + padding_);
@@ -602,6 +607,11 @@ class SocketTransport final : public Transport {
 };
 
 }  // namespace
+
+int socket_family(std::span<const std::byte> address) {
+  const std::optional<Address> found = read_address(address);
+  return found ? found->socket.ss_family : 0;
+}
 
 std::unique_ptr<Transport> make_socket_transport(const std::string& interface, std::size_t largest) {
   return std::make_unique<SocketTransport>(interface, largest);

@@ -101,13 +101,7 @@ struct PythonExchange : Exchange {
 ExchangeSettings settings_from(const nb::dict& given) {
   ExchangeSettings settings = settings_from_environment();
   for (const auto& [key, value] : given) {
-    const auto name = nb::cast<std::string>(nb::str(key));
-    const Setting* found = nullptr;
-    for (const Setting& setting : settings_table()) {
-      if (setting.name == name) found = &setting;
-    }
-    if (found == nullptr) throw SettingsError("no setting named '" + name + "'; `railweave.exchange.settings()` lists them");
-    found->set(settings, nb::cast<std::string>(nb::str(value)));
+    set(settings, nb::cast<std::string>(nb::str(key)), nb::cast<std::string>(nb::str(value)));
   }
   return settings;
 }

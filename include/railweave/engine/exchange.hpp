@@ -73,7 +73,7 @@ class Exchange {
  public:
   // Brings `world` ranks together at `rendezvous` (tcp://HOST:PORT, where rank 0 listens, or file:///DIRECTORY). Without a fabric one is
   // derived from what the ranks find: a GPU a rank, its interfaces as NICs, rails by position. Throws BootstrapError on all ranks if one
-  // fails.
+  // fails, but SettingsError on a rank that fails for its settings.
   Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
            const ExchangeSettings& settings = settings_from_environment(), std::optional<Fabric> fabric = std::nullopt);
   ~Exchange();

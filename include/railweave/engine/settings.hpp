@@ -43,6 +43,9 @@ struct ExchangeSettings {
   std::string nics;
   std::string ucx_tls;
   std::string ucx_library;
+  // Of what was asked for, the first that cannot be had; what was there before stayed. An exchange with a problem fails on all its ranks,
+  // which hear of it at once: thrown where it is found, it would leave the others waiting.
+  std::string problem;
 };
 
 struct Setting {
@@ -62,9 +65,11 @@ struct Setting {
 };
 
 std::span<const Setting> settings_table();
-// `defaults`, overridden by the RAILWEAVE_* variables that are set. Throws SettingsError.
+// `defaults`, overridden by the RAILWEAVE_* variables that are set. One that cannot be read is the settings' problem.
 ExchangeSettings settings_from_environment(const ExchangeSettings& defaults = {});
-// Checks every number against its range. Throws SettingsError.
+// Sets what has that name. A name that is none, and a text that Setting::set() refuses, are the settings' problem.
+void set(ExchangeSettings& settings, std::string_view name, std::string_view text);
+// Throws the settings' problem, or the first number that is out of its range: SettingsError.
 void check(const ExchangeSettings& settings);
 // The rows of the table as docs/engine.md has them.
 std::string settings_markdown();

@@ -7,8 +7,8 @@ namespace railweave::test {
 namespace {
 
 // What all ranks of a job of two get when rank 1 is started like that.
-std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSettings&)>& change, std::uint32_t world_of_rank_1 = 2) {
-  const ScratchDirectory directory;
+std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSettings&)>& change, std::uint32_t world_of_rank_1 = 2,
+                                          const ScratchDirectory& directory = {}) {
   std::vector<std::string> texts(2);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
@@ -19,6 +19,8 @@ std::vector<std::string> bootstrap_errors(const std::function<void(ExchangeSetti
         Exchange exchange(rank, rank == 1 ? world_of_rank_1 : 2, directory.rendezvous(), settings);
       } catch (const BootstrapError& error) {
         texts[rank] = error.what();
+      } catch (const SettingsError& error) {
+        texts[rank] = std::string("its own: ") + error.what();
       }
     });
   }
@@ -31,6 +33,38 @@ TEST(Bootstrap, SettingsThatDifferAreNamedOnAllRanks) {
   EXPECT_EQ(texts[0],
             "setting chunk_bytes: rank 1 has '8192', rank 0 has '131072'; expected the same on all ranks (RAILWEAVE_CHUNK_BYTES)");
   EXPECT_EQ(texts[1], texts[0]);
+}
+
+TEST(Bootstrap, ASettingThatCannotBeHadIsNamedOnAllRanks) {
+  const std::string unread = "setting chunk_bytes (RAILWEAVE_CHUNK_BYTES): '1x'; expected a number of bytes from 4096 to 67108864";
+  const auto texts = bootstrap_errors([](ExchangeSettings& settings) {
+    set(settings, "chunk_bytes", "1x");
+    set(settings, "colour", "blue");
+  });
+  EXPECT_EQ(texts[0], "rank 1: " + unread);
+  EXPECT_EQ(texts[1], "its own: " + unread);
+  const auto unknown = bootstrap_errors([](ExchangeSettings& settings) { set(settings, "colour", "blue"); });
+  EXPECT_EQ(unknown[0], "rank 1: no setting named 'colour'; docs/engine.md lists them");
+  const auto out_of_range = bootstrap_errors([](ExchangeSettings& settings) { settings.bootstrap_ms = ~std::uint64_t{0}; });
+  EXPECT_NE(out_of_range[0].find("rank 1: setting bootstrap_ms"), std::string::npos) << out_of_range[0];
+}
+
+// The others do not wait for it: they are not there.
+TEST(Bootstrap, ARankNamesItsOwnSettingAlsoWhereNobodyComes) {
+  const ScratchDirectory directory;
+  ExchangeSettings settings;
+  set(settings, "bootstrap_ms", "50");
+  set(settings, "policy", "best");
+  EXPECT_THROW(Exchange(0, 2, directory.rendezvous(), settings), SettingsError);
+}
+
+TEST(Bootstrap, ARefusedExchangeLeavesNoFiles) {
+  const ScratchDirectory directory;
+  for (const char* chunk : {"8192", "1"}) {  // known from the others' settings, from its own
+    const auto texts = bootstrap_errors([&](ExchangeSettings& settings) { set(settings, "chunk_bytes", chunk); }, 2, directory);
+    EXPECT_NE(texts[0].find("chunk_bytes"), std::string::npos) << texts[0];
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path())) << chunk;
+  }
 }
 
 TEST(Bootstrap, ANodeWithoutThatInterfaceIsNamedOnAllRanks) {

@@ -1,6 +1,7 @@
 // Ranks as processes: what happens when one dies, leaves, or disagrees.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 
@@ -63,6 +64,30 @@ TEST(Processes, RendezvousOverTcp) {
     return mismatch.empty() ? 0 : 1;
   });
   EXPECT_EQ(statuses, std::vector<int>(2, 0));
+}
+
+// Each thread wants a stack that is larger than what there are addresses for.
+TEST(Processes, ARankWithoutAThreadIsNamedOnAllRanks) {
+  const Shape shape{2, 2};
+  const ScratchDirectory directory;
+  const auto statuses = run_processes(shape.world(), [&](std::uint32_t rank) {
+    if (rank == 2) {
+      pthread_attr_t attributes;
+      ::pthread_attr_init(&attributes);
+      ::pthread_attr_setstacksize(&attributes, std::size_t{1} << 48);
+      ::pthread_setattr_default_np(&attributes);
+    }
+    try {
+      Exchange exchange(rank, shape.world(), directory.rendezvous(), rank_settings(shape, rank));
+    } catch (const BootstrapError& error) {
+      const std::string text = error.what();
+      if (text.starts_with("rank 2: no thread for the engine: ")) return 0;
+      std::fprintf(stderr, "rank %u: %s\n", rank, text.c_str());
+    }
+    return 1;
+  });
+  EXPECT_EQ(statuses, std::vector<int>(4, 0));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path())) << "the rendezvous left files behind";
 }
 
 // Rank `victim` kills itself while all others wait for bytes of it, some of them through a group, some through all_to_all_v.

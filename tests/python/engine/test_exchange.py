@@ -228,6 +228,23 @@ def test_settings_are_checked(tmp_path: Path, name: str, value: str, text: str) 
         Exchange(0, 1, f"file://{tmp_path}", **{name: value})
 
 
+def test_a_variable_that_one_rank_cannot_read_is_told_to_all(tmp_path: Path) -> None:
+    code = "import sys; from railweave.exchange import Exchange; Exchange(int(sys.argv[1]), 2, sys.argv[2])"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), f"file://{tmp_path}"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | ({"RAILWEAVE_SPIN_US": "1ms"} if rank else {}),
+        )
+        for rank in (0, 1)
+    ]
+    texts = [rank.communicate(timeout=120)[1] for rank in ranks]
+    reason = "setting spin_us (RAILWEAVE_SPIN_US): '1ms'; expected a number of us from 0 to 100000\n"
+    assert texts[0].endswith("BootstrapError: rank 1: " + reason)
+    assert texts[1].endswith("SettingsError: " + reason)
+
+
 def test_links_that_the_process_has_no_descriptors_for_are_refused(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
