@@ -9,6 +9,7 @@ to one receiver, by queue and retransmission time.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import select
@@ -88,6 +89,7 @@ def share(spec: LabSpec, senders: list[str], size: int, repeat: int = 3) -> floa
 
 def main() -> None:
     """Print the tables."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("host:", os.uname().release, os.cpu_count(), "CPUs")
     burst = shaping.burst
     print("\none connection: share of the goodput, by rate, burst (KiB) and message; MTU 9000")

@@ -14,7 +14,7 @@ from railweave.calibrate import link_state, read
 from railweave.errors import FabricError
 from railweave.fabric import Fabric, LinkState
 from railweave.plan import POLICIES, Planned, make
-from railweave.plan.explain import explain, size_text, time_text
+from railweave.plan.explain import explain, gap_remark, size_text, time_text
 
 
 @click.command(name="plan")
@@ -118,7 +118,9 @@ def _show(planned: Planned) -> None:
     console.print(f"time         {time_text(plan.z_seconds)}", highlight=False)
     console.print(f"bound        {time_text(planned.bound_seconds)} ({plan.bound.kind})", highlight=False)
     if planned.optimum is not None:
-        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {planned.gap:.3%}", highlight=False)
+        remark = gap_remark(planned)
+        gap = f"{planned.gap:.3%}" + (remark and f": {remark}")
+        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {gap}", highlight=False, soft_wrap=True)
     bottleneck = "none" if plan.bottleneck is None else fabric.describe(plan.bottleneck)
     console.print(f"bottleneck   {bottleneck}", highlight=False, markup=False)
     console.print(f"planned in   {planned.plan_time_us:.1f} us", highlight=False)

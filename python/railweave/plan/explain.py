@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from railweave.plan import Planned, Share
+from railweave.plan import Planned, PlannerSettings, Share
 from railweave.size import format_size
 
 # A plan this near its bound has nothing left to gain.
 AT_BOUND = 1.01
 # Of larger plans only the demands with the most bytes are told one by one.
 MAX_DEMANDS = 64
+# Demands of at most so many bytes are not divided; make() has the planner's default.
+WHOLE = PlannerSettings().multipath_min_bytes
 
 
 def size_text(size: int) -> str:
@@ -34,7 +36,25 @@ def time_text(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3f} {unit}"
-    return f"{seconds * 1e9:.1f} ns"
+    return f"{seconds * 1e9:.2g} ns" if 0 < seconds < 1e-9 else f"{seconds * 1e9:.1f} ns"
+
+
+def gap_remark(planned: Planned) -> str:
+    """Why a plan misses the optimum, which divides every demand: small ones stay whole, and the bottleneck carries enough of them."""
+    plan, bottleneck = planned.plan, planned.plan.bottleneck
+    if planned.optimum is None or not planned.gap or bottleneck is None or plan.policy in ("single-path", "nccl"):
+        return ""
+    too_many = (plan.z_seconds - planned.optimum.seconds) * _capacity(planned, bottleneck)
+    small = sum(share.bytes for share in plan.shares if _stays_whole(planned, share) and _loads(planned, share, bottleneck))
+    return f"demands of at most {size_text(WHOLE)} take one path, the optimum divides them" if small >= too_many else ""
+
+
+def _stays_whole(planned: Planned, share: Share) -> bool:
+    return int(planned.demand.to_numpy()[share.route.src, share.route.dst]) <= WHOLE
+
+
+def _loads(planned: Planned, share: Share, resource: int) -> bool:
+    return resource in planned.planner.expand(share.route).resources
 
 
 def explain(planned: Planned) -> Iterator[str]:
@@ -71,7 +91,9 @@ def _summary(planned: Planned) -> Iterator[str]:
     yield f"Bound: {time_text(planned.bound_seconds)}: {_bound(planned)}."
     if planned.optimum is not None:
         best = time_text(planned.optimum.seconds)
-        yield f"Exact optimum over all candidate routes: {best}; this plan is {planned.gap:.2%} above it."
+        remark = gap_remark(planned)
+        above = f"{planned.gap:.2%} above it" + (remark and f" ({remark})")
+        yield f"Exact optimum over all candidate routes: {best}; this plan is {above}."
     if plan.z_seconds <= planned.bound_seconds * AT_BOUND:
         if plan.bound.kind in ("sender", "receiver"):
             yield "Routing cannot help further: an endpoint is the bound, all its links are busy all the time."
@@ -141,6 +163,8 @@ def _why(planned: Planned, shares: list[Share], total: int) -> str:
         return "Why: the only usable path."
     first = candidates[0]
     if len(shares) == 1:
+        if total <= WHOLE and planned.plan.bottleneck is not None and _loads(planned, shares[0], planned.plan.bottleneck):
+            return f"Why: a demand of at most {size_text(WHOLE)} takes one path."
         if shares[0].route == first:
             return "Why: its first choice, with the fewest relays, does not delay the plan."
         return "Why: one path suffices, and its first choice carries other bytes."

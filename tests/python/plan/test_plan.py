@@ -17,7 +17,7 @@ from railweave.cli.plan import command
 from railweave.errors import DemandError, FabricError, UnreachableError
 from railweave.fabric import LinkState
 from railweave.plan import POLICIES, make
-from railweave.plan.explain import explain, size_text
+from railweave.plan.explain import explain, gap_remark, size_text
 
 MIB = 1 << 20
 SCHEMA = json.loads((Path(__file__).parents[3] / "schema" / "plan.schema.json").read_text())
@@ -146,6 +146,29 @@ def test_the_explanation_says_when_routing_cannot_help() -> None:
     assert "GPU 0 -> GPU 8, 1GiB:" in text
     assert "all of it on the first path would take 21.475 ms at node0/nic0 -> leaf0 (rail)" in text
     assert "Nothing to move" in "\n".join(explain(make(two, np.zeros((16, 16)))))
+
+
+# Small demands take one path, which the linear program does not know.
+@pytest.mark.parametrize("size", ["1", "1MiB"])
+def test_a_gap_that_small_demands_must_have_is_explained(size: str) -> None:
+    basic = ["--fabric", "h100-4gpu-ndr", "--matrix", f"hot-pair:{size}", "--exact"]
+    status, text = run(*basic)
+    assert status == 0
+    assert "gap 214.667%: demands of at most 1MiB take one path, the optimum divides them\n" in text
+    assert "0.0 ns" not in text
+    status, text = run(*basic, "--explain")
+    assert "214.67% above it (demands of at most 1MiB take one path, the optimum divides them)." in text
+    assert "Why: a demand of at most 1MiB takes one path." in text
+    assert "does not delay the plan" not in text
+
+
+def test_a_gap_that_others_make_is_not_put_down_to_small_demands() -> None:
+    built = fabric.load("h100-4gpu-ndr", 1)
+    size = np.zeros((4, 4), dtype=np.uint64)
+    size[1, 0], size[2, 0] = 17_458_086, 1
+    planned = make(built, size, exact=True)
+    assert planned.gap
+    assert gap_remark(planned) == ""
 
 
 def test_bad_input_is_named() -> None:
