@@ -63,7 +63,6 @@ thread_local std::uint64_t worked_ns = 0;
 
 }  // namespace
 
-std::uint64_t work_ns() noexcept { return worked_ns; }
 void add_work(std::uint64_t ns) noexcept { worked_ns += ns; }
 
 std::optional<CpuTicks> parse_cpu_ticks(std::string_view stat) {
@@ -93,5 +92,7 @@ std::uint64_t cpu_wait_ns() noexcept {
   thread_local StolenTime stolen;
   return turn_wait_ns() + stolen.ns();
 }
+
+ThreadTimes own_times() noexcept { return {now_ns(), cpu_wait_ns(), worked_ns}; }
 
 }  // namespace railweave::engine

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -24,7 +25,15 @@ std::uint64_t stolen_ns(const CpuTicks& before, const CpuTicks& after, std::uint
 std::uint64_t cpu_wait_ns() noexcept;
 
 // Time that the calling thread's turns took that found work, all its life.
-std::uint64_t work_ns() noexcept;
 void add_work(std::uint64_t ns) noexcept;
+
+// What a thread says of itself beside what it confirms, in ns.
+struct ThreadTimes {
+  std::uint64_t now = 0;
+  std::uint64_t waited = 0;  // cpu_wait_ns()
+  std::uint64_t worked = 0;  // add_work()
+};
+using ThreadClock = std::function<ThreadTimes()>;
+ThreadTimes own_times() noexcept;
 
 }  // namespace railweave::engine

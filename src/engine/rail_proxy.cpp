@@ -56,9 +56,9 @@ class RailProxy::Port final : public TransportListener {
         transport_(std::move(transport)),
         nic_(nic),
         rx_(proxy.cluster_, proxy.memory_, own_nic, nic, kRxSilence * times.timeout_ns,
-            static_cast<std::uint32_t>(proxy.memory_.rx_slots() / kAheadPart / std::max<std::size_t>(peers.size(), 1))) {
+            static_cast<std::uint32_t>(proxy.memory_.rx_slots() / kAheadPart / std::max<std::size_t>(peers.size(), 1)), own_times) {
     for (const std::uint32_t peer : peers) {
-      links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_},
+      links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_, own_times},
                                                     TxLink::Names{own_nic, nic, peer}, times, window));
     }
     transport_->set_listener(this);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu_wait.hpp"
-
 namespace railweave::engine {
 namespace {
 
@@ -12,8 +10,14 @@ constexpr std::size_t kMaxWaiting = 4096;  // offers kept for a peer; a sender t
 }  // namespace
 
 RxPort::RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns,
-               std::uint32_t ahead)
-    : cluster_(cluster), memory_(memory), own_nic_(own_nic), nic_(nic), silence_ns_(silence_ns), most_ahead_(ahead) {}
+               std::uint32_t ahead, ThreadClock clock)
+    : cluster_(cluster),
+      memory_(memory),
+      own_nic_(own_nic),
+      nic_(nic),
+      silence_ns_(silence_ns),
+      most_ahead_(ahead),
+      clock_(std::move(clock)) {}
 
 void RxPort::answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base) {
   RailHeader frame;
@@ -258,9 +262,10 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   received_bytes_ += record.length;
   finish(peer, frame.transfer);
   answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
-  answers_.back().turn = cpu_wait_ns();
-  answers_.back().length = static_cast<std::uint32_t>(work_ns() / 1000);
-  answers_.back().chunk = std::max(static_cast<std::uint32_t>(now_ns() / 1000), 1u);  // 0: not said
+  const ThreadTimes times = clock_();
+  answers_.back().turn = times.waited;
+  answers_.back().length = static_cast<std::uint32_t>(times.worked / 1000);
+  answers_.back().chunk = std::max(static_cast<std::uint32_t>(times.now / 1000), 1u);  // 0: not said
   accept_ahead(frame.from_nic, peer);
 }
 

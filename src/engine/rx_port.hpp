@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cluster.hpp"
+#include "cpu_wait.hpp"
 #include "node_memory.hpp"
 #include "transport.hpp"
 
@@ -17,9 +18,9 @@ namespace railweave::engine {
 class RxPort {
  public:
   // `silence_ns`: a sender that holds something here is given up when it was not heard for that long. `ahead`: slots that each sender may
-  // have for transfers that it has not offered yet.
+  // have for transfers that it has not offered yet. `clock`: of the thread that calls.
   RxPort(const Cluster& cluster, NodeMemory& memory, std::uint32_t own_nic, std::uint32_t nic, std::uint64_t silence_ns,
-         std::uint32_t ahead);
+         std::uint32_t ahead, ThreadClock clock);
 
   // hello, offer: answers are queued.
   void on_hello(const RailHeader& frame);
@@ -81,6 +82,7 @@ class RxPort {
   std::uint32_t own_nic_, nic_;
   std::uint64_t silence_ns_, next_look_ = 0;
   std::uint32_t most_ahead_;
+  ThreadClock clock_;
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::deque<RailHeader> waiting_;
   std::vector<RailHeader> answers_;

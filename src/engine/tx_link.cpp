@@ -4,8 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "cpu_wait.hpp"
-
 namespace railweave::engine {
 namespace {
 
@@ -96,7 +94,7 @@ std::optional<std::uint64_t> RateMeter::believe(std::uint64_t rate) {
 }
 
 TxLink::TxLink(Port port, Names names, const LinkTimes& times, std::uint32_t window)
-    : port_(port), names_(names), times_(times), window_(window), connect_wait_(times.reconnect_ns) {
+    : port_(std::move(port)), names_(names), times_(times), window_(window), connect_wait_(times.reconnect_ns) {
   port_.memory.set_link_word(names_.own_nic, names_.peer, word_);
 }
 
@@ -231,10 +229,10 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   // out in this turn. An answer to what came before, or is not wanted, says nothing of the receiver's time.
   const bool steady = in_phase(Phase::sent) + in_phase(Phase::accepted) >= std::min(2u, window_) &&
                       length >= port_.memory.chunk_bytes() / 2 && frame.chunk != 0;
-  if (!steady)
-    meter_.interrupt();
-  else if (const auto rate = meter_.confirmed(
-               {frame.chunk, confirmed_bytes_, port_.tx_bytes, frame.base, cpu_wait_ns(), frame.turn, work_ns(), frame.length})) {
+  if (!steady) return meter_.interrupt();
+  const ThreadTimes own = port_.clock();
+  if (const auto rate =
+          meter_.confirmed({frame.chunk, confirmed_bytes_, port_.tx_bytes, frame.base, own.waited, frame.turn, own.worked, frame.length})) {
     rate_ = rate;
     rated_at_ = now;
   }

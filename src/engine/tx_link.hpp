@@ -9,6 +9,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "cpu_wait.hpp"
 #include "node_memory.hpp"
 #include "transport.hpp"
 
@@ -83,6 +84,7 @@ class TxLink {
     NodeMemory& memory;
     TxSlotHolds& holds;
     std::uint64_t& tx_bytes;  // confirmed, of all links of the NIC
+    ThreadClock clock;        // of the thread that calls
   };
   struct Names {
     std::uint32_t own_nic = 0;  // position among this rank's NICs

@@ -27,7 +27,7 @@ class RxPortTest : public testing::Test {
   static constexpr std::uint64_t kSilence = 1000;
 
   explicit RxPortTest(std::uint64_t slots = 2, std::uint32_t ahead = 0)
-      : node_(3, few_slots(slots)), port_(node_.clusters[0], memory(), 0, 0, kSilence, ahead) {
+      : node_(3, few_slots(slots)), port_(node_.clusters[0], memory(), 0, 0, kSilence, ahead, engine::own_times) {
     hello(1, 1);
     hello(2, 1);
   }

@@ -22,7 +22,7 @@ class TxLinkTest : public testing::Test {
       : node_(1, {}),
         memory_(*node_.memories[0]),
         holds_(memory_),
-        link_({transport_, memory_, holds_, bytes_}, {0, 0, 1}, {100, 100, 1000, 100}, 2) {}
+        link_({transport_, memory_, holds_, bytes_, clock_}, {0, 0, 1}, {100, 100, 1000, 100}, 2) {}
 
   void answer(RailFrame kind, std::uint64_t generation) {
     RailHeader frame;
@@ -79,6 +79,8 @@ class TxLinkTest : public testing::Test {
   NotedTransport transport_;
   engine::TxSlotHolds holds_;
   std::uint64_t bytes_ = 0, now_ = 1;
+  // Of threads that always have a CPU and never much to do.
+  engine::ThreadClock clock_ = [this] { return engine::ThreadTimes{now_, 0, 0}; };
   engine::TxLink link_;
 };
 
@@ -233,8 +235,8 @@ TEST_F(TxLinkAheadTest, ARailStaysFullWhereOneSlotIsAcceptedAhead) {
   constexpr int kSteps = 8, kDelay = 4, kChunks = 400;  // a chunk takes so many steps, a small frame half as many
   NodeParts far(1, {});
   engine::NodeMemory& far_memory = *far.memories[0];
-  engine::RxPort rx(far.clusters[0], far_memory, 0, 1, kLongNs, 1);
-  engine::TxLink tx({transport_, memory_, holds_, bytes_}, {0, 0, 1}, {kLongNs, kLongNs, kLongNs, kLongNs}, 2);
+  engine::RxPort rx(far.clusters[0], far_memory, 0, 1, kLongNs, 1, clock_);
+  engine::TxLink tx({transport_, memory_, holds_, bytes_, clock_}, {0, 0, 1}, {kLongNs, kLongNs, kLongNs, kLongNs}, 2);
   std::deque<std::pair<int, RailHeader>> there, back;
   std::deque<RailHeader> rail;
   int busy = 0, landed = 0, rates = 0;
@@ -251,7 +253,6 @@ TEST_F(TxLinkAheadTest, ARailStaysFullWhereOneSlotIsAcceptedAhead) {
       rx.on_data_done(rail.front(), true);
       rail.pop_front();
       ++landed;
-      rx.answers().front().chunk = static_cast<std::uint32_t>(now_ / 1000);  // the clock of this test
       engine::Record record;
       while (far_memory.next(0, record)) far_memory.release(record.owner, record.pool, record.slot, record.turn);
     }
