@@ -6,7 +6,8 @@
 
 Needs Python and the built files; --shim needs PyTorch too. Each step has a time limit of its own and none begins that would not end in
 time, the most telling ones first. Of several builds the first gets every step, the others what they are compared by: their tables
-stand below each other, each against NCCL in its own run. Status 1 when bytes were wrong or a step failed.
+stand below each other, each against NCCL in its own run. With --mps ranks share GPUs: nothing is compared, as NCCL takes each for a host
+of its own then, and steps in which a rank dies run without, as MPS would end the others. Status 1 when bytes were wrong or a step failed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _CHECK_ON_GPUS = Path(__file__).parents[1] / "nccl" / "check_on_gpus.py"
+_UNDER_MPS = Path(__file__).parents[1] / "gpus" / "under_mps.py"
 _ROW = re.compile(
     r"^(?P<pattern>\S.*?) +(?P<bytes>\d+)  nccl +(?P<nccl_us>[\d.]+) us \[.*?\] +(?P<nccl_rate>[\d.]+) GB/s"
     r"  railweave +(?P<us>[\d.]+) us \[ *(?P<least>[\d.]+) +(?P<most>[\d.]+)\] +(?P<rate>[\d.]+) GB/s  ratio (?P<ratio>[\d.]+)"
@@ -44,6 +46,11 @@ class Step:
     limit_s: float
     rates: bool = False  # rows in GB/s of the busiest rank instead of microseconds
     says: str = ""  # or the step has failed
+
+    def under_mps(self) -> tuple[str, ...]:
+        """The command there."""
+        alone = {"--death", "death"} & set(self.command)
+        return self.command if alone else (sys.executable, str(_UNDER_MPS), *self.command)
 
 
 def _steps(options: argparse.Namespace) -> list[Step]:
@@ -155,20 +162,22 @@ def main() -> int:
     parser.add_argument("--railweave", type=Path, action="append", required=True, help="librailweave_cuda.so; again for a build to compare")
     parser.add_argument("--nccl", type=Path, required=True)
     parser.add_argument("--shim", type=Path)
-    parser.add_argument("--ranks", type=int, default=4, help="up to 8; more than the GPUs share them (under_mps.py, or by time slices)")
+    parser.add_argument("--ranks", type=int, default=4, help="up to 8; more than the GPUs share them, by time slices without --mps")
+    parser.add_argument("--mps", action="store_true", help="ranks share GPUs under a service of their own")
     parser.add_argument("--calibrate", type=Path, metavar="FILE", help="where `railweave calibrate` writes; needs the Python package")
     parser.add_argument("--sanitizer", help="compute-sanitizer")
     parser.add_argument("--seconds", type=float, default=400.0)
     parser.add_argument("--keep", type=Path, help="a folder for what each step printed")
     options = parser.parse_args()
     end, status = time.monotonic() + options.seconds, 0
-    for number, step in enumerate(_steps(options)):
+    for number, step in enumerate(step for step in _steps(options) if not (options.mps and "--nccl" in step.command)):
+        command = step.under_mps() if options.mps else step.command
         left = end - time.monotonic()
         if left < step.expected_s:
             print(f"## {step.name}: not begun, {left:.0f} s left and {step.expected_s:.0f} s expected\n", flush=True)
             continue
         begin = time.monotonic()
-        ended, text = _run(step.command, min(step.limit_s, left))
+        ended, text = _run(command, min(step.limit_s, left))
         if ended == 0 and step.says not in text:
             ended, text = 1, f"{text}\nnothing said: {step.says}"
         print(f"## {step.name}: {'ended by its limit' if ended is None else f'status {ended}'}, {time.monotonic() - begin:.0f} s\n")
@@ -178,7 +187,7 @@ def main() -> int:
             print(text[-3000:], flush=True)
         if options.keep:
             options.keep.mkdir(parents=True, exist_ok=True)
-            (options.keep / f"{number:02}.txt").write_text(f"{' '.join(step.command)}\n{text}")
+            (options.keep / f"{number:02}.txt").write_text(f"{' '.join(command)}\n{text}")
     return status
 
 

@@ -35,6 +35,8 @@ class Line:
 
 def lines(results: Results, gpus: int, calibration: Calibration | None = None, kernels: str = "") -> list[Line]:
     """All aims that this many GPUs can be held against. `kernels`: what gpu_exchange said."""
+    if gpus == 1:
+        return _one_gpu(results, kernels)
     exchanges = _Exchanges(results.get("exchanges", ()))
     found = [
         *_gains(exchanges, "hot pair + 1/16", {f"hot-pair:{a}:{b}": wanted for a, b, wanted in _HOT}),
@@ -54,18 +56,10 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
     found.append(nodes.bound("90% within the node, 10% over rails", "mostly-inside-64MiB", 0.9))
     for name, what in (("rails-8", "2×4 with 8 rails"), ("rails-4x2", "4×2")) if gpus >= 8 else ():
         found += _gains(_Exchanges(results.get(name, ())), f"within a node of {what}", _INSIDE)
-    rails = _Exchanges(results.get("rails", ()))
-    name = "rails 2×4"
     # Where NCCL takes ranks of a node for hosts, what stays inside goes over rails, too: no rival when all send to all.
-    alike = f"{name}, balanced" if gpus >= 4 else "rails 2×2, balanced"
-    fair = rails if gpus >= 4 else _Exchanges(results.get("shared", ()))
-    found += [
-        rails.rate(f"{name}, one pair", "hot-pair:64MiB", 3.8 if gpus < 8 else 3.9),
-        rails.rate(f"{name}, incast", "incast:16MiB", 3.8),
-        rails.rate(f"{name}, both ways, each", "bidir-pair:64MiB", 3.5),
-        rails.rate(f"{name}, hot pair + background", "hot-pair:64MiB:512KiB", 3.5),
-        *_gains(fair, alike, {"balanced:4MiB": 0.98}),
-    ]
+    alike = "rails 2×4, balanced" if gpus >= 4 else "rails 2×2, balanced"
+    fair = _Exchanges(results.get("rails" if gpus >= 4 else "shared", ()))
+    found += [*_paper_rails(results, 3.8 if gpus < 8 else 3.9), *_gains(fair, alike, {"balanced:4MiB": 0.98})]
     if 3 <= gpus <= MOST_GPUS:
         mesh = _Exchanges(results.get("mesh", ()))
         found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
@@ -73,6 +67,28 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
     return [*found, _memory(kernels), _grants(calibration)]
 
 
+def _one_gpu(results: Results, kernels: str) -> list[Line]:
+    """Only rails limit anything there. NCCL, to which each rank is a host, is a rival where that takes no rail from a rank."""
+    found = _paper_rails(results, 3.8)
+    for name, shape in (("rails-8", "rails 2×4, eight of them"), ("rails-4x2", "rails 4×2")):
+        found.append(_Exchanges(results.get(name, ())).bound(f"{shape}, one pair", "hot-pair:64MiB", 0.95))
+    for name, shape in (("hosts", "rails 4×1"), ("rails-2", "rails 2×2, two of them")):
+        found += _gains(_Exchanges(results.get(name, ())), f"{shape}, balanced", dict.fromkeys(_OVER_RAILS_BALANCED, 0.98))
+    return [*found, _ctas(results), _cores(results), _memory(kernels)]
+
+
+def _paper_rails(results: Results, pair: float) -> list[Line]:
+    """Of 4 GB/s; `pair`: what one is to have."""
+    rails, name = _Exchanges(results.get("rails", ())), "rails 2×4"
+    return [
+        rails.rate(f"{name}, one pair", "hot-pair:64MiB", pair),
+        rails.rate(f"{name}, incast", "incast:16MiB", 3.8),
+        rails.rate(f"{name}, both ways, each", "bidir-pair:64MiB", 3.5),
+        rails.rate(f"{name}, hot pair + background", "hot-pair:64MiB:512KiB", 3.5),
+    ]
+
+
+_OVER_RAILS_BALANCED = ("balanced:4MiB", "balanced:1MiB", "balanced:256KiB", "balanced:64KiB", "balanced:16KiB", "balanced:1KiB")
 _INSIDE = {"inside-pair-256MiB": 4, "inside-both-ways-256MiB": 4, "inside-all-to-all-256MiB": 5}
 _HOT = (("4MiB", "256KiB", 2.0), ("16MiB", "1MiB", 1.4), ("64MiB", "4MiB", 1.35), ("256MiB", "16MiB", 1.1))
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import aims
-from sections import CHECKS, LATE_CHECKS, Check, Group, Section, argument_of, groups, sections
+from sections import Check, Group, Section, argument_of, checks, groups, late_checks, ranks, sections
 
 from railweave.bench.gpus.result import Run
 from railweave.bench.gpus.table import markdown, tables
@@ -82,12 +82,12 @@ class Evaluation:
     def run(self, wanted: Sequence[str]) -> bool:
         """Everything that is wanted and missing. False when something failed."""
         good = True
-        for check in CHECKS:
+        for check in checks(self.gpus):
             good = self._check(check, wanted) and good
         for name in dict.fromkeys(section.group for section in self.sections):
             good = self._measure(self.groups[name], wanted) and good
             self.write()  # whoever ends this finds it
-        for check in LATE_CHECKS:
+        for check in late_checks(self.gpus):
             good = self._check(check, wanted) and good
         return good
 
@@ -166,8 +166,8 @@ class Evaluation:
 
     def check_command(self, check: Check) -> list[str]:
         """Of a program that checks."""
-        here = Path(__file__).parent
-        shim = library()
+        here, shim = Path(__file__).parent, library()
+        shared = self._under_mps() if self.gpus == 1 and check.name != "planning" else []
         if check.name == "kernels":
             own = shim.parent / "librailweave_cuda.so"
             words = ["--exchange", str(self.options.exchange), "--railweave", str(own), "--nccl", str(_nccl_of_pytorch())]
@@ -177,9 +177,10 @@ class Evaluation:
                 str(_ROOT / "benchmarks/cuda/gpu_run.py"),
                 *words,
                 "--ranks",
-                str(self.gpus),
+                str(ranks(self.gpus)),
                 "--seconds",
                 f"{limit:.0f}",
+                *(["--mps"] if shared else []),
             ]
         if check.name == "calibrate":
             show = ["--show"] if _calibrated() else []
@@ -187,12 +188,13 @@ class Evaluation:
         if check.name == "planning":
             return [sys.executable, str(here / "planning.py")]
         if check.name == "rail-down":
-            return [sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus)]
+            return [*shared, sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus), "--ranks", str(ranks(self.gpus))]
         name = check.name.removeprefix("check-")
-        words = [str(_ROOT / "benchmarks/nccl/check_on_gpus.py"), "--shim", str(shim), "--ranks", str(self.gpus), "--groups", "2000"]
+        script = str(_ROOT / "benchmarks/nccl/check_on_gpus.py")
+        words = [sys.executable, script, "--shim", str(shim), "--ranks", str(ranks(self.gpus)), "--groups", "2000"]
         if name == "mps":
-            return [sys.executable, str(here / "under_mps.py"), sys.executable, *words, "--ways", "shim", "collectives", "random_groups"]
-        return [sys.executable, *words, name]
+            return [sys.executable, str(here / "under_mps.py"), *words, "--ways", "shim", "collectives", "random_groups"]
+        return [*([] if name == "death" else shared), *words, name]  # a client of MPS that dies takes the others with it
 
     def _program(self, name: str, command: Sequence[str], log: Path, limit: float) -> int | None:
         """Its exit status, None where the time ended it. What it says goes to the log; its end to the terminal as well."""
@@ -237,7 +239,7 @@ class Evaluation:
         calibration, kernels = self.out / "calibration.json", self.out / "kernels.txt"
         said = (read(str(calibration)) if calibration.exists() else None, kernels.read_text() if kernels.exists() else "")
         text = f"## Aims, {self.gpus} GPUs\n\n{aims.table(by_group, self.gpus, *said)}\n{self._failures()}"
-        for check in (*CHECKS, *LATE_CHECKS):
+        for check in (*checks(self.gpus), *late_checks(self.gpus)):
             path = self.out / f"{check.name}.txt"
             text += f"## {check.title}\n\n" + (f"```\n{path.read_text().strip()}\n```\n\n" if path.exists() else "Not run.\n\n")
         return text + "".join(self._section(section, by_group[section.group]) for section in self.sections)
@@ -340,17 +342,20 @@ def main() -> int:
     """Runs what is missing, then writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--gpus", type=int, default=4, help="all of them are used; an even number")
+    parser.add_argument("--gpus", type=int, default=4, help="all of them are used; one, or an even number")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all of this call")
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 of a newer release: one more rival in every exchange")
     parser.add_argument("--exchange", type=Path, help="the program gpu_exchange (make cuda), for the section kernels")
     parser.add_argument("--tables", action="store_true", help="only write OUT/results.md, and a page for each command")
     parser.add_argument("names", nargs="*", metavar="NAME", help="sections and checks; by default all")
     options = parser.parse_intermixed_args()
-    if options.gpus < 2 or options.gpus % 2:
-        parser.error("--gpus: expected an even number, as labs have nodes of half of them")
+    if options.gpus != 1 and (options.gpus < 2 or options.gpus % 2):
+        parser.error("--gpus: expected one, or an even number, as labs have nodes of half of them")
     evaluation = Evaluation(options)
-    known = [*(each.name for each in (*CHECKS, *LATE_CHECKS)), *(section.name for section in evaluation.sections)]
+    known = [
+        *(each.name for each in (*checks(options.gpus), *late_checks(options.gpus))),
+        *(section.name for section in evaluation.sections),
+    ]
     if unknown := set(options.names) - set(known):
         parser.error(f"no section or check {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     (options.out / "parts").mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
 """A rail goes down in the middle of an exchange between GPUs of two nodes and comes back: what it costs, under NCCL and Railweave.
 
-    python benchmarks/gpus/rail_down.py [--gpus N] [--systems nccl,railweave]
+    python benchmarks/gpus/rail_down.py [--gpus N] [--ranks N] [--systems nccl,railweave]
 
-Needs root, PyTorch and GPUs for two nodes. The first rank of a node sends to the first of the other; the sender's first rail is down for
-ten seconds from the first third of the exchange on. One line of JSON for each system; status 1 when Railweave delivered a wrong byte, did
-not end while the rail was down, or did not use it again.
+Needs root, PyTorch and a GPU; ranks that are more than the GPUs share them (under_mps.py, or by time slices). The first rank of a node
+sends to the first of the other; the sender's first rail is down for ten seconds from the first third of the exchange on. One line of JSON
+for each system; status 1 when Railweave delivered a wrong byte, did not end while the rail was down, or did not use it again.
 """
 
 from __future__ import annotations
@@ -98,9 +98,13 @@ def main() -> int:
     """A line for each system."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--ranks", type=int, help="of both nodes together; by default one a GPU")
     parser.add_argument("--systems", default="nccl,railweave")
     options = parser.parse_args()
-    status, a_node = 0, options.gpus // 2
+    ranks = options.ranks or options.gpus
+    if ranks < 2 or ranks % 2:
+        parser.error("--ranks: expected an even number, for two nodes")
+    status, a_node = 0, ranks // 2
     spec = LabSpec(2, a_node, 4 if 4 % a_node == 0 else a_node, _RATE, isolation="node")
     with on_rails(spec, options.gpus, systems(["nccl"], None)[0], None, lambda _: None) as run:
         assert run.place.lab is not None

@@ -55,12 +55,14 @@ _LARGE = ("16MiB", "64MiB", "256MiB")
 _SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "16KiB"), ("1MiB", "64KiB"), ("2MiB", "128KiB"))
 _OTHERS = ("incast:{}", "outcast:{}", "zipf:{}:1.0", "rotating-hotspot:{}", "two-pairs-{}")
 _SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
+_OVER_RAILS = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
+_SMALL_OVER_RAILS = tuple(f"balanced:{size}" for size in ("1MiB", "256KiB", "64KiB", "16KiB", "1KiB"))
 _INSIDE = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
 
 # What the exchanges go by.
-CHECKS = (Check("calibrate", "Calibration", 50, 120),)
+_CHECKS = (Check("calibrate", "Calibration", 50, 120),)
 # After them, as a lease may end, and they check their bytes as well. The most telling first; `kernels` takes whatever time it is given.
-LATE_CHECKS = (
+_LATE_CHECKS = (
     Check("check-random_groups", "Random groups", 60, 200),
     Check("check-collectives", "PyTorch's collectives", 60, 240),
     Check("check-death", "A rank dies", 15, 60),
@@ -77,23 +79,40 @@ LATE_CHECKS = (
 )
 
 
+def ranks(gpus: int) -> int:
+    """Of checks. On one GPU all share it."""
+    return gpus if gpus > 1 else 4
+
+
+def checks(gpus: int) -> tuple[Check, ...]:
+    """What the exchanges go by; on one GPU there is nothing to calibrate."""
+    return _CHECKS if gpus > 1 else ()
+
+
+def late_checks(gpus: int) -> tuple[Check, ...]:
+    """After the exchanges. On one GPU all but deaths are under MPS."""
+    return _LATE_CHECKS if gpus > 1 else tuple(check for check in _LATE_CHECKS if check.name != "check-mps")
+
+
 def groups(gpus: int) -> dict[str, Group]:
-    """By name. Labs with as many ranks as GPUs, and with several ranks a GPU where there are fewer than eight."""
+    """By name. Labs with as many ranks as GPUs, and with several ranks a GPU where there are fewer than eight; on one GPU nothing else."""
     here = ("--gpus", str(gpus))
-    found = [
-        Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
-        Group("tuned", ("alltoallv", *here, "--systems", "nccl,nccl-tuned,railweave"), "--matrix", 1, gpus),
-        Group("moe", ("moe", *here), "--compute", 5, gpus),
-        Group("beside", ("beside", *here), "--work", 2, gpus),
-    ]
+    found = []
+    if gpus > 1:
+        found = [
+            Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
+            Group("tuned", ("alltoallv", *here, "--systems", "nccl,nccl-tuned,railweave"), "--matrix", 1, gpus),
+            Group("moe", ("moe", *here), "--compute", 5, gpus),
+            Group("beside", ("beside", *here), "--work", 2, gpus),
+        ]
     if 3 <= gpus <= MOST_GPUS:
         found.append(Group("mesh", ("alltoallv", *here, "--emulate-mesh", str(MESH_GBPS)), "--matrix", 1, gpus))
     for name, nodes, a_node, rails in _labs(gpus):
         lab = ("--lab", f"{nodes}x{a_node}", "--rails", str(rails), "--rate", "8gbit")
         found.append(Group(name, ("alltoallv", *lab, "--gpus"), "--matrix", 1, nodes * a_node, a_node))
     # Nodes of several ranks, or no byte stays inside them; of four where each has a GPU of its own in its node, as two let Zipf 1.0 gain
-    # 1.26 at most (layer_limit.py).
-    a_node = 4 if gpus >= 4 else 2
+    # 1.26 at most (layer_limit.py), and where none has one, for eight-way expert parallelism.
+    a_node = 2 if 1 < gpus < 4 else 4
     lab = ("--lab", f"2x{a_node}", "--rails", str(_rails(a_node)), "--rate", "8gbit")
     # 16 MiB a rank and dispatch: what four rails carry within some milliseconds.
     layer = ("--tokens", "2048", "--width", "4096", "--iterations", "4", "--repeat", "5", "--skew", "none", "--skew", "zipf:1.0")
@@ -103,9 +122,13 @@ def groups(gpus: int) -> dict[str, Group]:
 
 def _labs(gpus: int) -> list[tuple[str, int, int, int]]:
     """Name, nodes, GPUs of a node, rails. `rails` is the 2 × 4 of the paper. On two GPUs its nodes have four ranks on two GPUs each, which
-    NCCL takes for hosts of their own; `shared` are two nodes of two ranks there, whose GPUs only ranks of the other node share."""
+    NCCL takes for hosts of their own; `shared` are two nodes of two ranks there, whose GPUs only ranks of the other node share. On one GPU
+    NCCL takes each rank for a host, so it has the same rails near in `hosts` only, and loses none in `rails-2`."""
+    paper = [("rails", 2, 4, 4), ("rails-8", 2, 4, 8), ("rails-4x2", 4, 2, 4)]
     if gpus >= 8:
-        return [("rails", 2, 4, 4), ("rails-8", 2, 4, 8), ("rails-4x2", 4, 2, 4)]
+        return paper
+    if gpus == 1:
+        return [paper[0], ("shared", 2, 2, 4), ("hosts", 4, 1, 4), ("rails-2", 2, 2, 2), *paper[1:]]
     nodes = ("nodes", 2, gpus // 2, _rails(gpus // 2))
     return [nodes, *([("shared", 2, 2, 4)] if gpus < 4 else []), ("rails", 2, 4, 4)]
 
@@ -117,6 +140,9 @@ def _rails(gpus_a_node: int) -> int:
 
 def sections(gpus: int) -> tuple[Section, ...]:
     """In the order in which they are told and run."""
+    if gpus == 1:
+        layer = Section("moe-rails", "A mixture-of-experts layer over rails; each rank is a host to NCCL", "moe-rails", ("0.5", "1"))
+        return (*(_rails_section(gpus, *lab) for lab in _labs(gpus)), layer)
     hot = tuple(f"hot-pair:{size}:{rest}" for size, rest in (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB")))
     gates = (*(f"moe:8192:4096:64:8:{s}" for s in ("0.6", "1.0", "1.2")), "trace:noaux:5:5:8192")
     found = [
@@ -160,13 +186,12 @@ def sections(gpus: int) -> tuple[Section, ...]:
 
 
 def _rails_section(gpus: int, name: str, nodes: int, a_node: int, rails: int) -> Section:
-    over_rails = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
     # Ranks that share a GPU say nothing about NVLink.
     alone = nodes * a_node <= gpus
-    cases = (*(_INSIDE if alone and a_node > 1 else ()), *over_rails)
+    cases = (*(_INSIDE if alone and a_node > 1 else ()), *_OVER_RAILS, *_SMALL_OVER_RAILS)
     title = f"{nodes} nodes × {a_node} GPUs on {rails} rails of 8 Gbit/s"
     if not alone:
-        title += "; ranks of both nodes share GPUs"
+        title += "; ranks of different nodes share GPUs"
     if a_node > gpus:
         title += ", those of a node as well, and each is a host of its own to NCCL"
     return Section(name, title, name, cases)

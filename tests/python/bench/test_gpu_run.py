@@ -70,6 +70,32 @@ def test_no_step_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
     assert text.count("not begun") == text.count("## ")
 
 
+_CONTROL = """#!/bin/sh
+quit=$CUDA_MPS_LOG_DIRECTORY/quit
+if [ "$1" = -f ]; then
+  echo 'Client {PID: 7} connected' >&2
+  while [ ! -e "$quit" ]; do sleep 0.02; done
+else
+  read -r question
+  case "$question" in quit*) touch "$quit" ;; *) echo 100 ;; esac
+fi
+"""
+
+
+def test_ranks_that_share_a_gpu_do_so_under_mps_but_for_those_that_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(_CONTROL)
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    status, text = _run(tmp_path, 0, "--mps", "--ranks", "8")
+    steps = {head: said for head, _, said in (each.partition("\n") for each in text.split("## ")[1:])}
+    assert status == 0, text
+    assert "300 random operations, 900 messages" in text
+    served = {name.partition(":")[0] for name, said in steps.items() if "under MPS" in said}
+    assert {name.partition(":")[0] for name in steps} - served == {"a rank dies, two nodes", "a rank dies"}
+    assert "GB/s" not in text, "NCCL is no rival there"
+
+
 def test_a_step_ends_with_the_run(tmp_path: Path) -> None:
     held = tmp_path / "fifo"
     os.mkfifo(held)

@@ -55,8 +55,8 @@ def test_on_two_gpus_a_pattern_is_measured_once() -> None:
     assert sections.sections(4) == sections.sections(4)
 
 
-@pytest.mark.parametrize("gpus", [2, 4, 6, 8])
-def test_every_group_is_a_command_that_parses_and_every_check_exists(gpus: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpus", [1, 2, 4, 6, 8])
+def test_every_group_is_a_command_that_parses_and_every_check_exists(gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = tmp_path / "libnccl.so.2"
     newest.touch()
     found = evaluation(tmp_path, gpus, nccl=newest, exchange=newest)
@@ -73,16 +73,23 @@ def test_every_group_is_a_command_that_parses_and_every_check_exists(gpus: int, 
         for name in context.params.get("matrices", ()):
             assert load(name, group.ranks).shape == (group.ranks, group.ranks)
             assert (Path(name).name if Path(name).is_file() else name) in cases, "the name that results have"
-    for check in (*evaluate.CHECKS, *evaluate.LATE_CHECKS):
+    monkeypatch.setattr(found, "_under_mps", lambda: [sys.executable, "under_mps.py"])
+    for check in (*sections.checks(gpus), *sections.late_checks(gpus)):
         words = found.check_command(check)
+        shares = gpus == 1 and check.name not in ("planning", "check-death", "kernels")
+        assert (words[1] == "under_mps.py") == shares, "a client of MPS that dies takes the others with it"
+        words = words[2 * shares :]
         assert Path(words[1]).exists() or words[1:4] == ["-m", "railweave", "calibrate"]
 
 
-@pytest.mark.parametrize("check", [*evaluate.CHECKS, *evaluate.LATE_CHECKS], ids=lambda check: str(check.name))
-def test_every_check_takes_its_arguments(check: Any, tmp_path: Path) -> None:
-    words = evaluation(tmp_path, exchange=tmp_path).check_command(check)
-    if check.name == "check-mps":
-        words = [sys.executable, *words[3:]]
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("check", [*sections.checks(4), *sections.late_checks(4)], ids=lambda check: str(check.name))
+def test_every_check_takes_its_arguments(check: Any, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path, gpus, exchange=tmp_path)
+    monkeypatch.setattr(found, "_under_mps", lambda: [sys.executable, "under_mps.py"])
+    words = found.check_command(check)
+    if words[1].endswith("under_mps.py"):
+        words = words[2:]
     done = subprocess.run([*words, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "unrecognized" not in done.stderr
@@ -98,7 +105,17 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
     assert labs == {"rails": ("2x4", "4", 8), "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": ("2x4", "4", 8)}
     assert all(set(found[name].cases) >= {"inside-pair-256MiB", "hot-pair:64MiB"} for name in ("rails", "rails-8", "rails-4x2"))
     assert (words["moe"], words["mesh"]) == ("moe --gpus 8", "alltoallv --gpus 8 --emulate-mesh 120")
-    assert {"calibrate", "planning", "check-memory"} <= {each.name for each in (*evaluate.CHECKS, *evaluate.LATE_CHECKS)}
+    assert {"calibrate", "planning", "check-memory"} <= {each.name for each in (*sections.checks(8), *sections.late_checks(8))}
+
+
+def test_one_gpu_has_what_eight_have_over_rails() -> None:
+    found, all_of = ({each.name: each for each in sections.sections(gpus)} for gpus in (1, 8))
+    labs = {gpus: {name: each.words for name, each in sections.groups(gpus).items()} for gpus in (1, 8)}
+    for name in ("rails", "rails-8", "rails-4x2", "moe-rails"):
+        assert labs[1][name] == labs[8][name]
+        assert set(found[name].cases) <= set(all_of[name].cases)
+    assert {each.gpus_a_node > 0 for each in sections.groups(1).values()} == {True}, "inside a host NCCL refuses ranks that share a GPU"
+    assert {each.name for each in sections.late_checks(8)} - {each.name for each in sections.late_checks(1)} == {"check-mps"}
 
 
 def test_matrices_of_nodes() -> None:
@@ -218,8 +235,8 @@ def test_ranks_share_gpus_under_mps_where_it_serves(status: int, how: str, tmp_p
     assert [words for name, words in started if name != "mps"] == [bench, [*before, *bench][:4], [*before, *bench][:4]]
     text = found.results()
     assert text.count("Ranks share GPUs") == text.count(f"Ranks share GPUs {how}.") == 2
-    assert "2 nodes × 2 GPUs on 4 rails of 8 Gbit/s; ranks of both nodes share GPUs\n" in text
-    assert "2 nodes × 4 GPUs on 4 rails of 8 Gbit/s; ranks of both nodes share GPUs, those of a node as well, and each" in text
+    assert "2 nodes × 2 GPUs on 4 rails of 8 Gbit/s; ranks of different nodes share GPUs\n" in text
+    assert "2 nodes × 4 GPUs on 4 rails of 8 Gbit/s; ranks of different nodes share GPUs, those of a node as well, and each" in text
     assert "| rails 2×4, one pair | ≥ 3.8 GB/s |" in text
 
 
@@ -235,7 +252,7 @@ def test_nothing_begins_that_has_no_time(tmp_path: Path, monkeypatch: pytest.Mon
     found = evaluation(tmp_path, limit=10.0)
     program = Program({})
     monkeypatch.setattr(found, "_program", program)
-    assert found.run([each.name for each in (*evaluate.CHECKS, *found.sections)])
+    assert found.run([each.name for each in (*sections.checks(4), *found.sections)])
     assert program.calls == []
     assert "not run" in found.results()
 
@@ -415,6 +432,22 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     assert [each.reached for each in aims.lines(found, 8) if "within a node of 4×2" in each.what] == [None] * 3
     assert "| hot pair + 1/16, `hot-pair:4MiB:256KiB` | ≥ 2× | 3.00×; 1.0 against 0.3 GB/s | reached |" in aims.table(found, 4)
     assert "| rails 2×4, one pair | ≥ 3.8 GB/s | 3.85 GB/s; NCCL 1.05 | reached |" in aims.table(found, 4)
+
+
+def test_on_one_gpu_nccl_is_a_rival_where_it_has_the_same_rails() -> None:
+    found = {
+        "rails": [run_of(exchanges("hot-pair:64MiB", 1e-3, (1 << 20) / 3.85e9))],
+        "rails-8": [run_of(exchanges("hot-pair:64MiB", 1e-3, 1e-3, bound=0.96e-3))],
+        "shared": [run_of(exchanges("balanced:4MiB", 1e-3, 2e-3))],
+        "hosts": [run_of([*exchanges("balanced:4MiB", 1e-3, 1e-3), *exchanges("balanced:16KiB", 0.9e-3, 1e-3)])],
+    }
+    told = {each.what: each for each in aims.lines(found, 1)}
+    assert told["rails 2×4, one pair"].reached is True
+    assert (told["rails 2×4, eight of them, one pair"].seen, told["rails 2×4, eight of them, one pair"].reached) == ("0.96", True)
+    assert told["rails 4×1, balanced, `balanced:4MiB`"].reached is True
+    assert told["rails 4×1, balanced, `balanced:16KiB`"].reached is False
+    assert told["rails 2×2, two of them, balanced, `balanced:4MiB`"].reached is None
+    assert not any("inside" in name or "layer" in name for name in told)
 
 
 def test_rows_with_more_ctas_than_nccl_are_named() -> None:
