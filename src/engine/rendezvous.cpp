@@ -298,9 +298,13 @@ class TcpRendezvous final : public Rendezvous {
   }
 
   bool wait(int fd, short events) const {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
-    pollfd entry{fd, events, 0};
-    return left > 0 && ::poll(&entry, 1, static_cast<int>(left)) > 0;
+    for (;;) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+      if (left <= 0) return false;
+      pollfd entry{fd, events, 0};
+      const int ready = ::poll(&entry, 1, static_cast<int>(left));
+      if (ready >= 0 || errno != EINTR) return ready > 0;  // a signal of the program's says nothing of others
+    }
   }
 
   bool transfer(int fd, void* data, std::size_t bytes, bool out) const {
