@@ -283,8 +283,8 @@ std::shared_ptr<SharedMemory> Engine::allocate(std::uint64_t bytes) {
     memory->discard();
     delete memory;
   };
-  const std::shared_ptr<SharedMemory> memory(new SharedMemory(SharedMemory::create("railweave-buffer", std::max<std::uint64_t>(bytes, 1))),
-                                             done_with);
+  std::shared_ptr<SharedMemory> memory(new SharedMemory(SharedMemory::create("railweave-buffer", std::max<std::uint64_t>(bytes, 1))),
+                                       done_with);
   const std::lock_guard lock(mutex_);
   std::erase_if(allocations_, [](const auto& weak) { return weak.expired(); });
   allocations_.push_back(memory);
