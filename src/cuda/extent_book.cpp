@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "../engine/wire.hpp"
@@ -121,13 +122,23 @@ std::shared_ptr<ExtentBook::Extent> ExtentBook::find_extent(std::uint64_t addres
 
 void ExtentBook::withdraw(std::uint64_t number) {
   withdraw_buffer(page_, number);
-  std::erase_if(named_, [&](const Named& named) { return named.number == number; });
+  drop_unlisted();
+}
+
+// Also what waits for a mate, which may be stopped for as long as its debugger likes.
+void ExtentBook::drop_unlisted() {
+  const auto unlisted = [&](const Named& named) { return !is_listed(page_, named.number); };
+  std::erase_if(named_, unlisted);
+  for (auto parcel = outgoing_.begin(); parcel != outgoing_.end();) {
+    const bool dropped = parcel != outgoing_.begin() && unlisted(parcel->named);
+    parcel = dropped ? outgoing_.erase(parcel) : std::next(parcel);
+  }
 }
 
 std::optional<ExtentBook::Name> ExtentBook::name(std::uint64_t address, std::uint64_t bytes) {
   if (bytes == 0 || bytes > ~address) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  std::erase_if(named_, [&](const Named& named) { return !is_listed(page_, named.number); });
+  drop_unlisted();
   const auto known = std::find_if(named_.rbegin(), named_.rend(), [&](const Named& named) {
     return named.extent->base() <= address && address + bytes <= named.extent->end();
   });
@@ -193,7 +204,7 @@ void ExtentBook::look_for_freed(std::size_t most) {
   std::size_t first = 0;
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(named_, [&](const Named& old) { return !is_listed(page_, old.number); });
+    drop_unlisted();
     std::size_t chunks = 0;
     for (const Named& each : named_) chunks += each.extent->chunks.size();
     if (chunks == 0) return;

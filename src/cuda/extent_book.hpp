@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -85,7 +86,9 @@ class ExtentBook {
 
   std::shared_ptr<Extent> find_extent(std::uint64_t address, std::uint64_t bytes);
   bool still_there(const Extent& extent, std::uint64_t address, std::uint64_t end) const;
-  void withdraw(std::uint64_t number);  // under mutex_
+  // Under mutex_.
+  void withdraw(std::uint64_t number);
+  void drop_unlisted();
   bool pack(Parcel& parcel);
   bool send(Parcel& parcel);
 
@@ -96,8 +99,8 @@ class ExtentBook {
   Remarks& remarks_;
   std::vector<MailSender> mates_;
   std::mutex mutex_;
-  std::vector<Named> named_;     // listed, newest last
-  std::deque<Parcel> outgoing_;  // the first one is the mapping thread's
+  std::vector<Named> named_;    // listed, newest last
+  std::list<Parcel> outgoing_;  // the first one is the mapping thread's
   std::uint64_t looked_at_ = 0;
 };
 

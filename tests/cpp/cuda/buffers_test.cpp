@@ -352,6 +352,26 @@ TEST(Buffers, AMateThatDoesNotReadItsMailGetsItLater) {
   for (const BufferName& name : names) EXPECT_NE(writer.find(name), nullptr) << name.buffer;
 }
 
+// Behind what it has not taken yet.
+TEST(Buffers, AMateThatIsStoppedKeepsNoMemoryThatWasFreed) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  constexpr std::size_t kLive = kMappings - 8;  // more than a mailbox takes
+  HostSegment live(owner.memory, 2 * kLive), freed(owner.memory, 1);
+  for (std::size_t place = 0; place < live.places(); place += 2) {
+    live.fill(place);
+    ASSERT_TRUE(owner.book.name(live.at(place), kChunk));
+    owner.book.deliver();
+  }
+  freed.fill(0);
+  ASSERT_TRUE(owner.book.name(freed.at(0), kChunk));
+  owner.book.deliver();
+  freed.empty(0);
+  for (std::size_t chunk = 0; chunk <= kLive; ++chunk) owner.book.look_for_freed(1);
+  EXPECT_EQ(owner.memory.handles(), kLive);
+}
+
 TEST(Buffers, WhatIsFreedBeforeItHasArrivedIsNotKept) {
   Owner owner;
   Writer writer(owner.shared.handle());
