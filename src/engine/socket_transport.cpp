@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -42,8 +43,7 @@ constexpr std::size_t kMostStrangers = 64;  // that have said nothing for longer
 constexpr auto kPatience = std::chrono::seconds(1);
 constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepProbes = 3;
 constexpr int kMostEvents = 32;
-// When the process has no descriptor left. The engine's heartbeats see to it that progress() is called then.
-constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+constexpr itimerspec kAcceptPause{{}, {0, 100'000'000}};  // when the process has no descriptor left
 
 using Secret = std::array<std::byte, 16>;
 
@@ -124,6 +124,9 @@ class SocketTransport final : public Transport {
     if (!epoll_) refuse(interface_, std::string("epoll_create1: ") + std::strerror(errno));
     if (::getrandom(secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size()))
       refuse(interface_, std::string("getrandom: ") + std::strerror(errno));
+    pause_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    if (!pause_ || !watch(EPOLL_CTL_ADD, pause_.get(), EPOLLIN, kPause))
+      refuse(interface_, std::string("timerfd: ") + std::strerror(errno));
     listen();
     padding_ = std::min(kFullPackets * mtu(), kMostPadding);
   }
@@ -132,6 +135,7 @@ class SocketTransport final : public Transport {
     for (const auto& [peer, connection] : outgoing_) end(connection->socket);
     for (const auto& [id, connection] : incoming_) end(connection->socket);
     end(listener_socket_);
+    watch(EPOLL_CTL_DEL, pause_.get(), 0, 0);
   }
   SocketTransport(const SocketTransport&) = delete;
   SocketTransport& operator=(const SocketTransport&) = delete;
@@ -210,7 +214,6 @@ class SocketTransport final : public Transport {
 
   bool progress() override {
     std::array<epoll_event, kMostEvents> events;
-    if (paused_ && Clock::now() >= *paused_) resume_accepting();
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
     bool moved = false;
     for (int i = 0; i < count; ++i) moved = handle(events[i].data.u64, events[i].events) || moved;
@@ -264,7 +267,7 @@ class SocketTransport final : public Transport {
     std::size_t bytes = 0, have = 0;
     std::vector<std::byte> carried;
   };
-  static constexpr std::uint64_t kListener = 0;
+  static constexpr std::uint64_t kListener = 0, kPause = 1;
 
   bool watch(int what, int socket, std::uint32_t events, std::uint64_t id) const {
     epoll_event event{};
@@ -339,6 +342,7 @@ class SocketTransport final : public Transport {
 
   bool handle(std::uint64_t id, std::uint32_t events) {
     if (id == kListener) return accept_all();
+    if (id == kPause) return resume_accepting();
     if (const auto peer = outgoing_ids_.find(id); peer != outgoing_ids_.end()) {
       Outgoing& connection = *outgoing_.at(peer->second);
       if (connection.failed) return false;
@@ -440,7 +444,7 @@ class SocketTransport final : public Transport {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           watch(EPOLL_CTL_DEL, listener_socket_.get(), 0, kListener);
-          paused_ = Clock::now() + kAcceptPause;
+          pause_accepting();
         }
         return moved;
       }
@@ -460,11 +464,13 @@ class SocketTransport final : public Transport {
     }
   }
 
-  void resume_accepting() {
-    if (watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener))
-      paused_.reset();
-    else
-      paused_ = Clock::now() + kAcceptPause;
+  void pause_accepting() const { ::timerfd_settime(pause_.get(), 0, &kAcceptPause, nullptr); }
+
+  bool resume_accepting() const {
+    std::uint64_t expirations = 0;
+    [[maybe_unused]] const auto read = ::read(pause_.get(), &expirations, sizeof expirations);
+    if (!watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener)) pause_accepting();
+    return true;
   }
 
   // Who connects and says nothing shall not keep descriptors. Peers of a large job may all be there before the first of them is read.
@@ -594,15 +600,15 @@ class SocketTransport final : public Transport {
   Secret secret_{};
   Fd epoll_;
   Fd listener_socket_;
+  Fd pause_;  // a timer: when accepting goes on
   TransportListener* listener_ = nullptr;
-  std::uint64_t next_id_ = kListener + 1;
+  std::uint64_t next_id_ = kPause + 1;
   std::unordered_map<std::uint32_t, std::unique_ptr<Outgoing>> outgoing_;  // by peer
   std::unordered_map<std::uint64_t, std::uint32_t> outgoing_ids_;
   std::map<std::uint64_t, std::unique_ptr<Incoming>> incoming_;  // by id
   std::unordered_map<std::uint32_t, std::uint64_t> newest_of_;   // by peer: the number of its newest connection
   std::vector<std::uint32_t> held_;                              // peers for which frames wait
   std::vector<std::uint32_t> lost_;
-  std::optional<Clock::time_point> paused_;  // accepting, until then
   std::array<std::byte, 64 << 10> thrown_away_;
 };
 

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -371,6 +372,22 @@ TEST_F(SocketTransport, WhatNoPeerSendsEndsTheConnection) {
   for (int turn = 0; turn < 1000; ++turn) b_.transport().progress();
   EXPECT_FALSE(is_closed(good));
   EXPECT_EQ(b_.transfers.size(), 2u) << "the frames before the bad one, and the good one";
+}
+
+// Who sleeps until something happens is woken when it is time to look for descriptors again.
+TEST_F(SocketTransport, PeersAreAcceptedOnceTheProcessHasDescriptorsAgain) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const engine::Fd first_free(::dup(0));
+  const rlimit none{static_cast<rlim_t>(first_free.get()) + 1, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  while (b_.transport().progress()) continue;  // a's connection cannot be accepted
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  a_.send(b_, 1, 100);
+  ASSERT_TRUE(progress_until(a_.transport(), a_.transport(), [&] { return a_.kept.empty(); }));
+  pollfd event{b_.transport().event_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&event, 1, 30'000), 1);
+  EXPECT_TRUE(until([&] { return b_.transfers == std::vector<std::uint64_t>{1}; }));
 }
 
 TEST_F(SocketTransport, WakesWhoSleeps) {
