@@ -4,7 +4,6 @@
 #include <string>
 
 #include "railweave/engine/exchange.hpp"
-#include "railweave/fabric/fabric_json.hpp"
 #include "railweave/railweave.h"
 #include "status.hpp"
 
@@ -44,9 +43,9 @@ railweave_status railweave_exchange_create(uint32_t rank, uint32_t world, const 
       require(settings[i].value, "value of a setting");
       set(chosen, settings[i].name, settings[i].value);
     }
-    std::optional<Fabric> fabric;
-    if (fabric_json != nullptr) fabric = parse_fabric_json(fabric_json, "fabric_json");
-    *exchange = new railweave_exchange{Exchange(rank, world, rendezvous, chosen, std::move(fabric))};
+    *exchange = fabric_json == nullptr
+                    ? new railweave_exchange{Exchange(rank, world, rendezvous, chosen)}
+                    : new railweave_exchange{Exchange(rank, world, rendezvous, chosen, FabricText{fabric_json, "fabric_json"})};
   });
 }
 

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <limits>
 
 #include "engine.hpp"
+#include "railweave/fabric/fabric_json.hpp"
 
 namespace railweave {
 namespace {
@@ -21,6 +23,25 @@ std::uint32_t chunk_count(std::uint64_t bytes, std::uint64_t chunk) {
                         " bytes");
   }
   return static_cast<std::uint32_t>(count);
+}
+
+// Thrown where it is found, what is wrong with a fabric would leave the others waiting: it travels as a problem of the settings.
+std::shared_ptr<engine::Engine> start(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, ExchangeSettings settings,
+                                      const FabricText& text) {
+  std::optional<Fabric> fabric;
+  std::exception_ptr unread;
+  try {
+    if (settings.problem.empty()) fabric = parse_fabric_json(text.json, text.source);
+  } catch (const Error& error) {
+    unread = std::current_exception();
+    settings.problem = error.what();
+  }
+  try {
+    return std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric));
+  } catch (const Error&) {
+    if (unread) std::rethrow_exception(unread);
+    throw;
+  }
 }
 
 }  // namespace
@@ -109,6 +130,10 @@ Handle Group::end() {
 Exchange::Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
                    std::optional<Fabric> fabric)
     : engine_(std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric))) {}
+
+Exchange::Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
+                   const FabricText& fabric)
+    : engine_(start(rank, world, rendezvous, settings, fabric)) {}
 
 Exchange::~Exchange() {
   if (engine_ != nullptr) engine_->close();

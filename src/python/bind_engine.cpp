@@ -202,10 +202,11 @@ void bind_engine(nb::module_& m) {
           [](PythonExchange* self, std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
              const std::optional<std::string>& fabric, const nb::dict& given) {
             const ExchangeSettings settings = settings_from(given);
-            std::optional<Fabric> graph;
-            if (fabric) graph = parse_fabric_json(*fabric, "fabric");
             const Waiting waiting;
-            new (self) PythonExchange(rank, world, rendezvous, settings, std::move(graph));
+            if (fabric)
+              new (self) PythonExchange(rank, world, rendezvous, settings, FabricText{*fabric, "fabric"});
+            else
+              new (self) PythonExchange(rank, world, rendezvous, settings);
           },
           nb::arg("rank"), nb::arg("world"), nb::arg("rendezvous"), nb::arg("fabric").none(), nb::arg("settings"))
       .def_prop_ro("rank", &Exchange::rank)

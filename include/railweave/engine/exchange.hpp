@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "railweave/engine/error.hpp"
@@ -69,6 +70,12 @@ class ExchangeBuffer {
   std::shared_ptr<Registration> registration_;
 };
 
+// A fabric as JSON text; errors call it `source`.
+struct FabricText {
+  std::string_view json;
+  std::string source;
+};
+
 class Exchange {
  public:
   // Brings `world` ranks together at `rendezvous` (tcp://HOST:PORT, where rank 0 listens, or file:///DIRECTORY). Without a fabric one is
@@ -76,6 +83,9 @@ class Exchange {
   // fails, but SettingsError on a rank that fails for its settings.
   Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
            const ExchangeSettings& settings = settings_from_environment(), std::optional<Fabric> fabric = std::nullopt);
+  // On a rank that cannot read its fabric throws what parse_fabric_json() does, once the others have heard of it, too.
+  Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
+           const FabricText& fabric);
   ~Exchange();
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;

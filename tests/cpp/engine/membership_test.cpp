@@ -49,6 +49,27 @@ TEST(Bootstrap, ASettingThatCannotBeHadIsNamedOnAllRanks) {
   EXPECT_NE(out_of_range[0].find("rank 1: setting bootstrap_ms"), std::string::npos) << out_of_range[0];
 }
 
+TEST(Bootstrap, AFabricThatOneRankCannotReadIsNamedOnAllRanks) {
+  const ScratchDirectory directory;
+  std::string told;
+  std::thread other([&] {
+    try {
+      Exchange(0, 2, directory.rendezvous(), rank_settings({1, 2}, 0));
+    } catch (const BootstrapError& error) {
+      told = error.what();
+    }
+  });
+  try {
+    Exchange(1, 2, directory.rendezvous(), rank_settings({1, 2}, 1), FabricText{"{", "job.json"});
+    ADD_FAILURE();
+  } catch (const ParseError& error) {
+    other.join();
+    EXPECT_EQ(error.where().source, "job.json");
+    EXPECT_EQ(told, std::string("rank 1: ") + error.what());
+  }
+  if (other.joinable()) other.join();
+}
+
 // The others do not wait for it: they are not there.
 TEST(Bootstrap, ARankNamesItsOwnSettingAlsoWhereNobodyComes) {
   const ScratchDirectory directory;

@@ -245,6 +245,19 @@ def test_a_variable_that_one_rank_cannot_read_is_told_to_all(tmp_path: Path) -> 
     assert texts[1].endswith("SettingsError: " + reason)
 
 
+def test_a_fabric_that_one_rank_cannot_read_is_told_to_all(tmp_path: Path) -> None:
+    code = (
+        "import sys; from railweave.exchange import Exchange\n"
+        "Exchange(int(sys.argv[1]), 2, sys.argv[2], fabric='{' if sys.argv[1] == '1' else None)"
+    )
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code, str(rank), f"file://{tmp_path}"], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
+    ]
+    told, own = (rank.communicate(timeout=120)[1].splitlines()[-1] for rank in ranks)
+    assert told.startswith("railweave._native.BootstrapError: rank 1: fabric:1:")
+    assert own.startswith("railweave._native.ParseError: fabric:1:")
+
+
 def test_links_that_the_process_has_no_descriptors_for_are_refused(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
