@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <csignal>
@@ -21,6 +22,12 @@ constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kStallNs = 50'000'000;
 constexpr std::size_t kRecordsPerTurn = 16;  // of one mate, before the others and the rails have their turn
 constexpr std::size_t kMaxMapped = 256;      // mates' buffers kept mapped
+
+std::uint64_t memory_of_machine() {
+  struct sysinfo machine {};
+  if (::sysinfo(&machine) != 0) return std::numeric_limits<std::uint64_t>::max();
+  return (std::uint64_t{machine.totalram} + machine.totalswap) * machine.mem_unit;
+}
 
 }  // namespace
 
@@ -278,6 +285,11 @@ std::shared_ptr<void> Engine::registered(const std::byte* data, std::uint64_t by
 }
 
 std::shared_ptr<SharedMemory> Engine::allocate(std::uint64_t bytes) {
+  // The kernel would promise more, and kill whoever touches it.
+  if (const std::uint64_t most = memory_of_machine(); bytes > most) {
+    throw ExchangeError("a buffer of " + std::to_string(bytes) + " bytes; expected at most the " + std::to_string(most) +
+                        " of this machine's memory and swap");
+  }
   // Mates keep it mapped, as the next operation may use it again: without this each buffer of the past would hold its memory.
   const auto done_with = [](SharedMemory* memory) {
     memory->discard();

@@ -104,6 +104,18 @@ TEST(Exchange, BuffersOfThePastHoldNoMemoryAndNoDescriptors) {
   });
 }
 
+// Else it would be killed for what it touches.
+TEST(Exchange, ABufferBeyondTheMachinesMemoryIsRefused) {
+  run_job({1, 1}, {}, [](Exchange& exchange) {
+    try {
+      exchange.allocate(std::uint64_t{1} << 46);
+      FAIL();
+    } catch (const ExchangeError& error) {
+      EXPECT_EQ(std::string(error.what()).find("a buffer of 70368744177664 bytes; expected at most the "), 0u) << error.what();
+    }
+  });
+}
+
 TEST(Exchange, TwoNodesOfOneRank) { exchange_matrix({2, 1}, {}, {{9, 5'000'001}, {3'000'001, 11}}, 5, false); }
 
 TEST(Exchange, HotPairTakesAllRails) {
