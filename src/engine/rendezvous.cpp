@@ -13,10 +13,12 @@
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <span>
 #include <sstream>
 #include <system_error>
 #include <thread>
 
+#include "layout.hpp"
 #include "railweave/engine/error.hpp"
 #include "shared_memory.hpp"
 #include "wire.hpp"
@@ -228,6 +230,11 @@ class TcpRendezvous final : public Rendezvous {
   }
 
  private:
+  // What a rank says first.
+  struct Hello {
+    std::uint32_t rank = 0;
+    std::uint32_t world = 0;
+  };
   struct AddressList {
     addrinfo* head = nullptr;
     ~AddressList() {
@@ -256,21 +263,42 @@ class TcpRendezvous final : public Rendezvous {
                            "; choose a free port of this host");
     }
     peers_.resize(world_);
+    std::vector<Fd> unknown;  // have connected and said nothing yet: whoever else does that must not keep ranks waiting
     for (std::uint32_t arrived = 1; arrived < world_;) {
-      if (!wait(listener.get(), POLLIN)) missing(unconnected(), "connect", limit_);
-      Fd peer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!peer) continue;
-      std::uint32_t hello[2] = {};
-      if (!transfer(peer.get(), hello, sizeof hello, false)) continue;
-      if (hello[1] != world_ || hello[0] == 0 || hello[0] >= world_ || peers_[hello[0]]) {
-        throw BootstrapError("rendezvous " + name_ + ": a process came as rank " + std::to_string(hello[0]) + " of " +
-                             std::to_string(hello[1]) + "; expected each rank from 1 to " + std::to_string(world_ - 1) + " of " +
-                             std::to_string(world_) + " once");
+      std::vector<pollfd> entries{{listener.get(), POLLIN, 0}};
+      for (const Fd& socket : unknown) entries.push_back({socket.get(), POLLIN, 0});
+      if (!wait(entries)) missing(unconnected(), "connect", limit_);
+      for (std::size_t i = unknown.size(); i-- > 0;) {
+        if (entries[i + 1].revents == 0) continue;
+        Fd socket = std::move(unknown[i]);
+        unknown.erase(unknown.begin() + static_cast<std::ptrdiff_t>(i));
+        if (welcome(std::move(socket))) ++arrived;
       }
-      peers_[hello[0]] = std::move(peer);
-      ++arrived;
+      if (entries.front().revents == 0) continue;
+      if (Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)); socket) {
+        wake_at(socket, sizeof(Hello));
+        unknown.push_back(std::move(socket));
+      }
     }
   }
+
+  // False for one that is no rank of anything.
+  bool welcome(Fd socket) {
+    Hello hello;
+    if (::recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT) != sizeof hello) return false;
+    if (hello.rank >= kMaxRanks || hello.world > kMaxRanks) return false;
+    if (hello.world != world_ || hello.rank == 0 || hello.rank >= world_ || peers_[hello.rank]) {
+      throw BootstrapError("rendezvous " + name_ + ": a process came as rank " + std::to_string(hello.rank) + " of " +
+                           std::to_string(hello.world) + "; expected each rank from 1 to " + std::to_string(world_ - 1) + " of " +
+                           std::to_string(world_) + " once");
+    }
+    wake_at(socket, 1);
+    peers_[hello.rank] = std::move(socket);
+    return true;
+  }
+
+  // poll() shows as readable what has so many bytes, or has ended.
+  static void wake_at(const Fd& socket, int bytes) { ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes); }
 
   void connect(const std::string& host, const std::string& port) {
     while (Clock::now() < deadline_) {
@@ -278,8 +306,8 @@ class TcpRendezvous final : public Rendezvous {
       resolve(host, port, false, list);
       Fd socket(::socket(list.head->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
       if (::connect(socket.get(), list.head->ai_addr, list.head->ai_addrlen) == 0) {
-        std::uint32_t hello[2] = {rank_, world_};
-        if (transfer(socket.get(), hello, sizeof hello, true)) {
+        Hello hello{rank_, world_};
+        if (transfer(socket.get(), &hello, sizeof hello, true)) {
           server_ = std::move(socket);
           return;
         }
@@ -297,12 +325,11 @@ class TcpRendezvous final : public Rendezvous {
     return ranks;
   }
 
-  bool wait(int fd, short events) const {
+  bool wait(std::span<pollfd> entries) const {
     for (;;) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
       if (left <= 0) return false;
-      pollfd entry{fd, events, 0};
-      const int ready = ::poll(&entry, 1, static_cast<int>(left));
+      const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(left));
       if (ready >= 0 || errno != EINTR) return ready > 0;  // a signal of the program's says nothing of others
     }
   }
@@ -310,7 +337,8 @@ class TcpRendezvous final : public Rendezvous {
   bool transfer(int fd, void* data, std::size_t bytes, bool out) const {
     auto* at = static_cast<char*>(data);
     while (bytes != 0) {
-      if (!wait(fd, out ? POLLOUT : POLLIN)) return false;
+      pollfd entry{fd, static_cast<short>(out ? POLLOUT : POLLIN), 0};
+      if (!wait({&entry, 1})) return false;
       const ssize_t count = out ? ::send(fd, at, bytes, MSG_NOSIGNAL) : ::recv(fd, at, bytes, 0);
       if (count == 0 || (count < 0 && errno != EINTR)) return false;
       if (count < 0) continue;

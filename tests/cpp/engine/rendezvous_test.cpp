@@ -9,7 +9,10 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "shared_memory.hpp"
 
@@ -18,16 +21,22 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string free_address() {
+sockaddr_in loopback() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+sockaddr_in free_place() {
   const engine::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  sockaddr_in any = loopback();
   socklen_t size = sizeof any;
   EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), size), 0);
   EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&any), &size), 0);
-  return "tcp://127.0.0.1:" + std::to_string(::ntohs(any.sin_port));
+  return any;
 }
+std::string address_of(const sockaddr_in& place) { return "tcp://127.0.0.1:" + std::to_string(::ntohs(place.sin_port)); }
 
 // Profilers, timers and children of the program send them.
 TEST(TcpRendezvous, SignalsDoNotEndTheWaitForOthers) {
@@ -35,7 +44,7 @@ TEST(TcpRendezvous, SignalsDoNotEndTheWaitForOthers) {
   }, before{};
   noted.sa_handler = [](int) {};
   ASSERT_EQ(::sigaction(SIGUSR1, &noted, &before), 0);
-  const std::string address = free_address();
+  const std::string address = address_of(free_place());
   std::atomic<bool> over{false};
   std::string failure;
   std::thread waits([&] {
@@ -61,6 +70,50 @@ TEST(TcpRendezvous, SignalsDoNotEndTheWaitForOthers) {
   waits.join();
   ::sigaction(SIGUSR1, &before, nullptr);
   EXPECT_EQ(failure, "");
+}
+
+// Probes of a port, say.
+TEST(TcpRendezvous, StrangersKeepNobodyWaitingAndEndNothing) {
+  const sockaddr_in place = free_place();
+  std::string failure;
+  std::thread first([&] {
+    try {
+      engine::make_rendezvous(address_of(place), 0, 2, 20s)->all_gather("first", engine::Blob(1));
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  });
+  std::vector<engine::Fd> strangers;
+  for (const std::string_view text : {"", "?", "GET / HTTP/1.1\r\n"}) {
+    const engine::Fd& stranger = strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto comes = [&] { return ::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&place), sizeof place) == 0; };
+    for (int tries = 0; tries < 10'000 && !comes(); ++tries) std::this_thread::sleep_for(1ms);
+    ::send(stranger.get(), text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  try {
+    const auto blobs = engine::make_rendezvous(address_of(place), 1, 2, 20s)->all_gather("first", engine::Blob(3));
+    EXPECT_EQ(blobs, (std::vector{engine::Blob(1), engine::Blob(3)}));
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+  }
+  first.join();
+  EXPECT_EQ(failure, "");
+}
+
+// Another world, or one who is there already.
+TEST(TcpRendezvous, ARankThatDoesNotBelongIsNamed) {
+  const sockaddr_in place = free_place();
+  std::string failure;
+  std::thread first([&] {
+    try {
+      engine::make_rendezvous(address_of(place), 0, 3, 60s);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  });
+  EXPECT_NO_THROW(engine::make_rendezvous(address_of(place), 1, 4, 60s));
+  first.join();
+  EXPECT_NE(failure.find("a process came as rank 1 of 4; expected each rank from 1 to 2 of 3 once"), std::string::npos) << failure;
 }
 
 }  // namespace
