@@ -20,6 +20,7 @@ struct HubAddress {
   std::uint16_t port = 0;    // host byte order
   std::array<std::uint8_t, 16> host{};
   std::array<std::uint8_t, 16> nonce{};  // names the communicator and keeps strangers out
+  std::uint32_t scope = 0;  // of a link-local IPv6 host: the interface's index, which NCCL, too, takes to be the same on all hosts
 
   bool operator==(const HubAddress&) const = default;
 };

@@ -33,6 +33,7 @@ socklen_t fill(const HubAddress& address, sockaddr_storage& storage) {
   six->sin6_family = AF_INET6;
   six->sin6_port = htons(address.port);
   std::memcpy(&six->sin6_addr, address.host.data(), sizeof six->sin6_addr);
+  six->sin6_scope_id = address.scope;
   return sizeof *six;
 }
 
@@ -77,7 +78,10 @@ std::string HubClient::local_host() const {
   if (::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0) return "";
   char text[INET6_ADDRSTRLEN] = "";
   if (storage.ss_family == AF_INET) return ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&storage)->sin_addr, text, sizeof text);
-  return "[" + std::string(::inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(&storage)->sin6_addr, text, sizeof text)) + "]";
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(storage);
+  std::string host = ::inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof text);
+  if (six.sin6_scope_id != 0) host += "%" + std::to_string(six.sin6_scope_id);
+  return "[" + host + "]";
 }
 
 Round HubClient::join(const std::string& name, std::uint32_t rank, std::uint32_t world, const std::string& blob,

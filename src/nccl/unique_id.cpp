@@ -47,6 +47,8 @@ std::optional<HubAddress> read_hub(const ncclUniqueId& id) {
   address.port = trailer.port;
   std::memcpy(address.host.data(), trailer.host, sizeof trailer.host);
   std::memcpy(address.nonce.data(), trailer.nonce, sizeof trailer.nonce);
+  // The trailer has no room for the scope; the host's is in NCCL's part of the id.
+  if (const auto nccl = nccl_host(id); nccl && nccl->family == address.family && nccl->host == address.host) address.scope = nccl->scope;
   return address;
 }
 
@@ -57,6 +59,7 @@ std::optional<HubAddress> nccl_host(const ncclUniqueId& id) {
   address.family = six.sin6_family;
   if (six.sin6_family == AF_INET6) {
     std::memcpy(address.host.data(), &six.sin6_addr, sizeof six.sin6_addr);
+    address.scope = six.sin6_scope_id;
     return address;
   }
   if (six.sin6_family != AF_INET) return std::nullopt;

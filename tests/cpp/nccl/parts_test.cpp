@@ -1,6 +1,7 @@
 // The shim's parts on their own: the hub's rounds, the decision, the launches of a group, the unique id, settings, stalls.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <thread>
 
@@ -307,6 +309,47 @@ TEST(UniqueId, TheHubTravelsInBytesThatNcclLeavesZero) {
   EXPECT_EQ(std::memcmp(id.internal, before.internal, 64), 0);
   EXPECT_EQ(read_hub(id), address);
   EXPECT_FALSE(write_hub(id, address)) << "bytes in use are left alone";
+}
+
+ncclUniqueId id_of_nccl(const in6_addr& host, std::uint32_t scope) {
+  sockaddr_in6 six{};
+  six.sin6_family = AF_INET6;
+  six.sin6_addr = host;
+  six.sin6_scope_id = scope;
+  ncclUniqueId id{};
+  std::memcpy(id.internal + 8, &six, sizeof six);
+  return id;
+}
+
+TEST(UniqueId, ALinkLocalHostKeepsItsInterface) {
+  in6_addr host{};
+  ASSERT_EQ(::inet_pton(AF_INET6, "fe80::1", &host), 1);
+  ncclUniqueId id = id_of_nccl(host, 7);
+  HubAddress address = *nccl_host(id);
+  address.port = 4711;
+  ASSERT_TRUE(write_hub(id, address));
+  EXPECT_EQ(address.scope, 7u);
+  EXPECT_EQ(read_hub(id), address);
+}
+
+TEST(Hub, IsReachedAtALinkLocalAddress) {
+  ifaddrs* list = nullptr;
+  ASSERT_EQ(::getifaddrs(&list), 0);
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owned(list, ::freeifaddrs);
+  const sockaddr_in6* local = nullptr;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    const auto* const six = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+    if (six != nullptr && six->sin6_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) local = six;
+  }
+  if (local == nullptr) GTEST_SKIP() << "no interface has a link-local address";
+  Hub hub;
+  ncclUniqueId id = id_of_nccl(local->sin6_addr, local->sin6_scope_id);
+  HubAddress address = *nccl_host(id);
+  address.port = hub.port();
+  ASSERT_TRUE(write_hub(id, address));
+  HubClient client(*read_hub(id), kNever);
+  ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(5000)));
+  EXPECT_NE(client.local_host().find("%" + std::to_string(local->sin6_scope_id) + "]"), std::string::npos) << client.local_host();
 }
 
 const char* variable(const char* name) {
