@@ -53,13 +53,13 @@ std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
 }  // namespace
 
 Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous,
-                           const ExchangeSettings& settings, Remarks::Say say)
+                           const ExchangeSettings& settings, Remarks::Say say, Remarks::Say warn)
     : rank_(rank),
       world_(world),
       device_(device),
       settings_(settings),
       mate_of_(world, kFar),
-      remarks_(std::move(say)),
+      remarks_(std::move(say), std::move(warn)),
       mate_books_(world),
       processes_(world) {
   bring_together(rendezvous);

@@ -55,9 +55,9 @@ struct Counters {
 class Communicator {
  public:
   // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError. `say` is told, on
-  // any thread, what was decided and why.
+  // any thread, what was decided and why, `warn` what somebody should mend.
   Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings,
-               Remarks::Say say);
+               Remarks::Say say, Remarks::Say warn);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();

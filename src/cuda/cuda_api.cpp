@@ -57,9 +57,11 @@ railweave_status probe(int32_t device) {
   });
 }
 
-cuda::Remarks::Say teller(const railweave_cuda_config& config) {
-  if (config.size < offsetof(railweave_cuda_config, warn) || config.log == nullptr) return [](const std::string&) {};
-  return [log = config.log, context = config.log_context](const std::string& text) { log(context, text.c_str()); };
+using Told = decltype(railweave_cuda_config::log);
+
+cuda::Remarks::Say teller(Told told, void* context) {
+  if (told == nullptr) return [](const std::string&) {};
+  return [told, context](const std::string& text) { told(context, text.c_str()); };
 }
 
 railweave_status create(const railweave_cuda_config* config, railweave_cuda_communicator** communicator) {
@@ -72,9 +74,12 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
     require(config->rendezvous, "rendezvous");
     if (config->world == 0 || config->rank >= config->world)
       throw Error("rank " + std::to_string(config->rank) + " of " + std::to_string(config->world));
+    const Told log = config->size < offsetof(railweave_cuda_config, warn) ? nullptr : config->log;
+    const Told warn = config->size < sizeof *config || config->warn == nullptr ? log : config->warn;
     const cuda::DeviceScope scope(config->device);
-    *communicator = new railweave_cuda_communicator{
-        Communicator(config->rank, config->world, config->device, config->rendezvous, cuda::settings_of(*config), teller(*config))};
+    *communicator = new railweave_cuda_communicator{Communicator(config->rank, config->world, config->device, config->rendezvous,
+                                                                 cuda::settings_of(*config), teller(log, config->log_context),
+                                                                 teller(warn, config->log_context))};
   });
 }
 

@@ -31,9 +31,9 @@ static_assert(sizeof(Head) + kMostDescriptors * sizeof(std::uint64_t) <= kMostMa
 
 }  // namespace
 
-void Remarks::once(const std::string& text) {
+void Remarks::tell(const Say& how, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  if (said_.insert(text).second) say_(text);
+  if (said_.insert(text).second) how(text);
 }
 
 std::uint64_t list_buffer(BookPage& page, BufferKind kind, const void* handle) {

@@ -30,11 +30,15 @@ inline constexpr std::size_t kLooksWhileBusy = 8, kLooksWhileIdle = 128;
 class Remarks {
  public:
   using Say = std::function<void(const std::string&)>;
-  explicit Remarks(Say say) : say_(std::move(say)) {}
-  void once(const std::string& text);
+  // `warn`: of what somebody should mend; by default said as the rest is.
+  explicit Remarks(Say say, Say warn = nullptr) : say_(std::move(say)), warn_(std::move(warn)) {}
+  void once(const std::string& text) { tell(say_, text); }
+  void warn_once(const std::string& text) { tell(warn_ ? warn_ : say_, text); }
 
  private:
-  Say say_;
+  void tell(const Say& how, const std::string& text);
+
+  Say say_, warn_;
   std::mutex mutex_;
   std::set<std::string> said_;
 };

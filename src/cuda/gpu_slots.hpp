@@ -25,6 +25,7 @@ class GpuSlots final : public engine::SlotMemory {
   std::vector<std::byte> handle() const override;
   std::byte* map(std::uint32_t rank, const engine::RankInfo& mate) override;
   void say(const std::string& text) override { remarks_.once(text); }
+  void warn(const std::string& text) override { remarks_.warn_once(text); }
   void enter() const override;
 
  private:

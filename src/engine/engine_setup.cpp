@@ -239,7 +239,7 @@ void Engine::tell_apart() const {
     }
   }
   if (slots_ == nullptr || first.empty()) return;
-  slots_->say(first + (more == 0 ? "" : " (and so for " + std::to_string(more) + " more links of this rank's NICs)"));
+  slots_->warn(first + (more == 0 ? "" : " (and so for " + std::to_string(more) + " more links of this rank's NICs)"));
 }
 
 // Before the ranks agree that all is well, as there may be none to be had; it waits for what they agree on.

@@ -28,8 +28,9 @@ class SlotMemory {
   virtual std::vector<std::byte> handle() const = 0;
   // A mate's. Throws Error.
   virtual std::byte* map(std::uint32_t rank, const RankInfo& mate) = 0;
-  // What was decided, for the log.
+  // What was decided, for the log; and what somebody should mend.
   virtual void say(const std::string& text) = 0;
+  virtual void warn(const std::string& text) = 0;
   // On the engine's thread, before it does anything, when slots of this rank's lie there.
   virtual void enter() const = 0;
 };

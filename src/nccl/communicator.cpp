@@ -210,11 +210,19 @@ void Communicator::settled(State state) {
   state_.store(state, std::memory_order_release);
 }
 
+template <typename F>
+railweave_status Communicator::on_device_side(F&& f) const {
+  const std::shared_lock lock(device_mutex_);
+  railweave_cuda_communicator* const side = device_side();
+  return side == nullptr ? RAILWEAVE_OK : f(*device_library().api, side);
+}
+
 ncclResult_t Communicator::async_error() {
   if (state() == State::settling || has_settling_children()) return ncclInProgress;
   if (const ncclResult_t error = error_.load(); error != ncclSuccess) return error;
   if (state() != State::served) return ncclSuccess;
-  if (const auto status = device_library().api->async_error(device_side_); status != RAILWEAVE_OK) {
+  const auto status = on_device_side([](auto& api, auto* side) { return api.async_error(side); });
+  if (status != RAILWEAVE_OK) {
     const std::string text = label() + ": " + device_error(status);
     set_last_error(text.c_str());
     if (!told_error_.exchange(true)) log(LogLevel::warn, text);
@@ -227,7 +235,11 @@ ncclResult_t Communicator::async_error() {
 
 void Communicator::abort() {
   cancelled_ = true;
-  if (state() == State::served) device_library().api->abort(device_side_);
+  if (state() != State::served) return;
+  on_device_side([](auto& api, auto* side) {
+    api.abort(side);
+    return RAILWEAVE_OK;
+  });
 }
 
 void Communicator::drain() {
@@ -325,8 +337,9 @@ Origin Communicator::shrink(const std::vector<int>& excluded, bool blocking) {
 void Communicator::register_buffer(void* nccl_handle, void* data, std::size_t bytes) {
   if (state() != State::served || nccl_handle == nullptr || data == nullptr || bytes == 0) return;
   void* handle = nullptr;
-  if (const auto status = device_library().api->register_buffer(device_side_, data, bytes, &handle); status != RAILWEAVE_OK)
-    return log(LogLevel::info, label() + ": a buffer is not mapped ahead: " + device_error(status));
+  const auto status = on_device_side([&](auto& api, auto* side) { return api.register_buffer(side, data, bytes, &handle); });
+  if (status != RAILWEAVE_OK) return log(LogLevel::info, label() + ": a buffer is not mapped ahead: " + device_error(status));
+  if (handle == nullptr) return;  // it has ended
   const std::lock_guard lock(buffers_mutex_);
   buffers_[nccl_handle] = handle;
 }
@@ -340,8 +353,8 @@ void Communicator::deregister_buffer(void* nccl_handle) {
     handle = at->second;
     buffers_.erase(at);
   }
-  if (const auto status = device_library().api->deregister_buffer(device_side_, handle); status != RAILWEAVE_OK)
-    log(LogLevel::warn, label() + ": " + device_error(status));
+  const auto status = on_device_side([&](auto& api, auto* side) { return api.deregister_buffer(side, handle); });
+  if (status != RAILWEAVE_OK) log(LogLevel::warn, label() + ": " + device_error(status));
 }
 
 std::string Communicator::describe() const {

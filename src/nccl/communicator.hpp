@@ -116,6 +116,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void drain();
   bool has_settling_children();
 
+  // What `f` makes of the library and the device side. Nothing is to be done where another thread of the program ends the communicator.
+  template <typename F>
+  railweave_status on_device_side(F&& f) const;
+
   const ncclComm_t handle_;
   const Origin origin_;
   std::uint32_t rank_ = 0, world_ = 0;
@@ -133,7 +137,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool draining_ = false;    // guarded by mutex_
   std::mutex handle_mutex_;  // held while a thread of the shim uses handle_
   std::mutex enqueue_mutex_;
-  mutable std::shared_mutex device_mutex_;  // held by who looks at the device side beside the program's calls, and to free it
+  mutable std::shared_mutex device_mutex_;  // held by who uses the device side beside the program's sends and receives, and to free it
 
   std::mutex buffers_mutex_;
   std::map<void*, void*> buffers_;  // guarded by buffers_mutex_: NCCL's handle, the device library's

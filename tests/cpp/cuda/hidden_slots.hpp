@@ -110,6 +110,7 @@ class HiddenSlots final : public engine::SlotMemory {
     return mates_[rank]->hidden().data();
   }
   void say(const std::string& text) override { said.push_back(text); }
+  void warn(const std::string& text) override { said.push_back(text); }
   void enter() const override { entered = true; }
 
   const HiddenMemory* own() const { return own_.get(); }

@@ -251,7 +251,8 @@ def test_a_fabric_that_one_rank_cannot_read_is_told_to_all(tmp_path: Path) -> No
         "Exchange(int(sys.argv[1]), 2, sys.argv[2], fabric='{' if sys.argv[1] == '1' else None)"
     )
     ranks = [
-        subprocess.Popen([sys.executable, "-c", code, str(rank), f"file://{tmp_path}"], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
+        subprocess.Popen([sys.executable, "-c", code, str(rank), f"file://{tmp_path}"], stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
     ]
     told, own = (rank.communicate(timeout=120)[1].splitlines()[-1] for rank in ranks)
     assert told.startswith("railweave._native.BootstrapError: rank 1: fabric:1:")
