@@ -3,21 +3,31 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <span>
@@ -410,6 +420,64 @@ TEST(SocketTransportSetUp, NamesTheInterfaceThatIsNotThere) {
   } catch (const TransportError& error) {
     EXPECT_STREQ(error.what(), "network interface 'rail99': there is none in this network namespace");
   }
+}
+
+// From now on the process may not bind a socket to an interface, as without root before Linux 5.7.
+bool forbid_binding_to_interfaces() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 5),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SO_BINDTODEVICE, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{std::size(program), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// The same place by an address of another interface of this machine: the kernel sends from that one by itself. Nothing where there is none.
+std::optional<std::vector<std::byte>> by_another_interface(std::vector<std::byte> address) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return std::nullopt;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> keep(list, ::freeifaddrs);
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET || (entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    sockaddr_in place{};
+    std::memcpy(&place, address.data() + kSecretAt + kSecret, sizeof place);
+    place.sin_addr = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
+    std::memcpy(address.data() + kSecretAt + kSecret, &place, sizeof place);
+    return address;
+  }
+  return std::nullopt;
+}
+
+enum Ending { kGood, kUnsupported, kNotReached, kLeftByAnotherWay };
+
+Ending connect_without_binding_to_interfaces() {
+  if (!forbid_binding_to_interfaces()) return kUnsupported;
+  Nic a(0), b(1);
+  a.connect(b);
+  a.send(b, 1, 100);
+  if (!progress_until(a.transport(), b.transport(), [&] { return b.transfers.size() == 1; })) return kNotReached;
+  const auto descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  const auto other = by_another_interface(b.transport().address());
+  if (!other) return kGood;
+  const auto before = descriptors();
+  a.transport().connect(7, *other);
+  return descriptors() == before ? kGood : kLeftByAnotherWay;
+}
+
+TEST(SocketTransportSetUp, WhereNoSocketMayBeBoundToAnInterfaceLinksAreMadeOnlyWhereRoutesLeadThere) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(connect_without_binding_to_interfaces());
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kUnsupported) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(WEXITSTATUS(status), kGood);
 }
 
 TEST(SocketTransportSetUp, ReachesNoMemoryOfGpus) {
