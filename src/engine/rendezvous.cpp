@@ -12,7 +12,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <sstream>
 #include <system_error>
@@ -53,7 +55,12 @@ class FileRendezvous final : public Rendezvous {
     std::error_code error;
     std::filesystem::create_directories(directory_, error);
     if (error) throw BootstrapError("rendezvous directory " + directory_.string() + ": " + error.message());
-    if (rank_ == 0) run_ = token_;
+    if (rank_ != 0) return;
+    run_ = token_;
+    runs_.insert(run_);
+    for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
+      if (const auto run = run_of(entry.path())) runs_.insert(*run);
+    }
   }
 
   // Without finish(): the exchange is refused. Where all ranks came to the last round they know why, and nobody comes to another.
@@ -111,13 +118,31 @@ class FileRendezvous final : public Rendezvous {
     return true;
   }
 
+  // Ranks of the next run may be writing already. A hello that one of them finds removed it says again.
   void remove_files() const {
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(directory_, ignored)) {
       const std::string name = entry.path().filename().string();
-      // A rank of the next run may be writing already: it does again what it finds removed, but not what it is about to rename.
-      if (name.starts_with(kPrefix) && !name.ends_with(kPart)) std::filesystem::remove(entry.path(), ignored);
+      const auto run = run_of(entry.path());
+      const bool over = run ? runs_.contains(*run) : name.starts_with(std::string(kPrefix) + "hello.");
+      if (over && !name.ends_with(kPart)) std::filesystem::remove(entry.path(), ignored);
     }
+  }
+
+  // Whose list that is, or file of a round; nothing for other files.
+  std::optional<std::string> run_of(const std::filesystem::path& file) const {
+    const std::string name = file.filename().string();
+    Blob list;
+    if (file == path("run") && read(file, list)) return first_word(list);
+    const auto end = name.find('-', kPrefix.size());
+    if (!name.starts_with(kPrefix) || end == std::string::npos) return std::nullopt;
+    return name.substr(kPrefix.size(), end - kPrefix.size());
+  }
+
+  static std::string text_of(const Blob& blob) { return {reinterpret_cast<const char*>(blob.data()), blob.size()}; }
+  static std::string first_word(const Blob& list) {
+    const std::string text = text_of(list);
+    return text.substr(0, text.find(' '));
   }
 
   std::filesystem::path path(const std::string& name) const { return directory_ / (std::string(kPrefix) + name); }
@@ -132,7 +157,7 @@ class FileRendezvous final : public Rendezvous {
     write(hello(rank_), {token, token + token_.size()});
     for (Blob list; run_.empty(); list.clear()) {
       if (read(path("run"), list)) {
-        std::istringstream words(std::string(reinterpret_cast<const char*>(list.data()), list.size()));
+        std::istringstream words(text_of(list));
         std::string run, word;
         words >> run;
         for (std::uint32_t rank = 1; rank <= rank_ && words >> word; ++rank) {
@@ -152,7 +177,7 @@ class FileRendezvous final : public Rendezvous {
     for (std::uint32_t rank = 1; rank < world_; ++rank) {
       Blob token;
       const bool came = read(hello(rank), token) && !token.empty();
-      list += " " + (came ? std::string(reinterpret_cast<const char*>(token.data()), token.size()) : "-");
+      list += " " + (came ? text_of(token) : "-");
     }
     if (list == answered_) return;
     answered_ = list;
@@ -194,9 +219,10 @@ class FileRendezvous final : public Rendezvous {
   std::filesystem::path directory_;
   std::uint32_t rank_, world_;
   std::chrono::milliseconds limit_;
-  std::string token_;     // what this rank has drawn
-  std::string run_;       // rank 0's; empty until it is known
-  std::string answered_;  // rank 0: the list as it was written last
+  std::string token_;           // what this rank has drawn
+  std::string run_;             // rank 0's; empty until it is known
+  std::set<std::string> runs_;  // rank 0: this one, and those that had files here when it began
+  std::string answered_;        // rank 0: the list as it was written last
   bool all_joined_ = false;
   bool together_ = false;  // all ranks came to the last round, and finish() has not been called
 };

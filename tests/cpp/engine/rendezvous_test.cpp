@@ -9,11 +9,15 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "job.hpp"
 #include "shared_memory.hpp"
 
 namespace railweave::test {
@@ -37,6 +41,43 @@ sockaddr_in free_place() {
   return any;
 }
 std::string address_of(const sockaddr_in& place) { return "tcp://127.0.0.1:" + std::to_string(::ntohs(place.sin_port)); }
+
+// Ranks of a run that has ended may have other numbers in the next one, which begins while the last of them is still tidying up.
+TEST(FileRendezvous, TheEndOfARunLeavesTheNextOneItsFiles) {
+  const ScratchDirectory directory;
+  std::ofstream(directory.path() / "notes") << "the user's";
+  std::ofstream(directory.path() / "railweave-7-last.0") << "of a run that died";
+  const auto meet = [&](std::uint32_t rank) { return engine::make_rendezvous(directory.rendezvous(), rank, 2, 20s); };
+  const auto files = [&] { return std::distance(std::filesystem::directory_iterator(directory.path()), {}); };
+  const auto zero = meet(0), one = meet(1);
+  std::thread other([&] { one->all_gather("last", {}); });
+  zero->all_gather("last", {});
+  other.join();
+  one->finish();
+  const auto before = files();
+  std::string failure;
+  std::thread next([&] {
+    try {
+      const auto rendezvous = meet(0);
+      rendezvous->all_gather("first", {});
+      rendezvous->finish();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  });
+  for (int tries = 0; tries < 10'000 && files() == before; ++tries) std::this_thread::sleep_for(1ms);
+  zero->finish();
+  try {
+    const auto rendezvous = meet(1);
+    rendezvous->all_gather("first", {});
+    rendezvous->finish();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+  }
+  next.join();
+  EXPECT_EQ(failure, "");
+  EXPECT_EQ(files(), 1) << "the user's";
+}
 
 // Profilers, timers and children of the program send them.
 TEST(TcpRendezvous, SignalsDoNotEndTheWaitForOthers) {
