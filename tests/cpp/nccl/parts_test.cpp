@@ -332,6 +332,13 @@ TEST(UniqueId, ALinkLocalHostKeepsItsInterface) {
   EXPECT_EQ(read_hub(id), address);
 }
 
+bool is_usable(const sockaddr_in6& address) {
+  const int socket = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool usable = ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  ::close(socket);
+  return usable;
+}
+
 TEST(Hub, IsReachedAtALinkLocalAddress) {
   ifaddrs* list = nullptr;
   ASSERT_EQ(::getifaddrs(&list), 0);
@@ -341,7 +348,7 @@ TEST(Hub, IsReachedAtALinkLocalAddress) {
     const auto* const six = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
     if (six != nullptr && six->sin6_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) local = six;
   }
-  if (local == nullptr) GTEST_SKIP() << "no interface has a link-local address";
+  if (local == nullptr || !is_usable(*local)) GTEST_SKIP() << "no interface has a link-local address that can be used";
   Hub hub;
   ncclUniqueId id = id_of_nccl(local->sin6_addr, local->sin6_scope_id);
   HubAddress address = *nccl_host(id);
