@@ -42,6 +42,16 @@ sockaddr_in free_place() {
 }
 std::string address_of(const sockaddr_in& place) { return "tcp://127.0.0.1:" + std::to_string(::ntohs(place.sin_port)); }
 
+template <typename F>
+std::string failure_of(F&& f) {
+  try {
+    f();
+    return {};
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 // Ranks of a run that has ended may have other numbers in the next one, which begins while the last of them is still tidying up.
 TEST(FileRendezvous, TheEndOfARunLeavesTheNextOneItsFiles) {
   const ScratchDirectory directory;
@@ -57,13 +67,11 @@ TEST(FileRendezvous, TheEndOfARunLeavesTheNextOneItsFiles) {
   const auto before = files();
   std::string failure;
   std::thread next([&] {
-    try {
+    failure = failure_of([&] {
       const auto rendezvous = meet(0);
       rendezvous->all_gather("first", {});
       rendezvous->finish();
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
+    });
   });
   for (int tries = 0; tries < 10'000 && files() == before; ++tries) std::this_thread::sleep_for(1ms);
   zero->finish();
@@ -89,11 +97,7 @@ TEST(TcpRendezvous, SignalsDoNotEndTheWaitForOthers) {
   std::atomic<bool> over{false};
   std::string failure;
   std::thread waits([&] {
-    try {
-      engine::make_rendezvous(address, 0, 2, 60s)->all_gather("first", {});
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
+    failure = failure_of([&] { engine::make_rendezvous(address, 0, 2, 60s)->all_gather("first", {}); });
     over.store(true);
   });
   const auto disturb = [&](int times) {
@@ -117,13 +121,8 @@ TEST(TcpRendezvous, SignalsDoNotEndTheWaitForOthers) {
 TEST(TcpRendezvous, StrangersKeepNobodyWaitingAndEndNothing) {
   const sockaddr_in place = free_place();
   std::string failure;
-  std::thread first([&] {
-    try {
-      engine::make_rendezvous(address_of(place), 0, 2, 20s)->all_gather("first", engine::Blob(1));
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-  });
+  std::thread first(
+      [&] { failure = failure_of([&] { engine::make_rendezvous(address_of(place), 0, 2, 20s)->all_gather("first", engine::Blob(1)); }); });
   std::vector<engine::Fd> strangers;
   for (const std::string_view text : {"", "?", "GET / HTTP/1.1\r\n"}) {
     const engine::Fd& stranger = strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -145,13 +144,7 @@ TEST(TcpRendezvous, StrangersKeepNobodyWaitingAndEndNothing) {
 TEST(TcpRendezvous, ARankThatDoesNotBelongIsNamed) {
   const sockaddr_in place = free_place();
   std::string failure;
-  std::thread first([&] {
-    try {
-      engine::make_rendezvous(address_of(place), 0, 3, 60s);
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-  });
+  std::thread first([&] { failure = failure_of([&] { engine::make_rendezvous(address_of(place), 0, 3, 60s); }); });
   EXPECT_NO_THROW(engine::make_rendezvous(address_of(place), 1, 4, 60s));
   first.join();
   EXPECT_NE(failure.find("a process came as rank 1 of 4; expected each rank from 1 to 2 of 3 once"), std::string::npos) << failure;
