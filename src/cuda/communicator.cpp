@@ -156,7 +156,7 @@ Held Communicator::held_beside(std::span<Communicator* const> own, cudaStream_t 
     const Claim& claim = other->claim_;
     if (claim.blocks == 0 || other->device_ != own[0]->device_ || std::find(own.begin(), own.end(), other) != own.end()) continue;
     if (captured ? other->failure().has_value() : claim.stream == stream || !other->holds()) continue;
-    sum.add(claim.blocks, claim.cluster);
+    sum.add(claim.blocks, claim.cluster, claim.ahead);
   }
   return sum;
 }
@@ -172,6 +172,7 @@ void Communicator::hold(const Plan& plan, cudaStream_t stream, bool captured) {
   if (!more) claim_ = {};
   claim_.blocks = std::max(claim_.blocks, plan.blocks);
   claim_.cluster = std::max(claim_.cluster, plan.cluster);
+  claim_.ahead = std::max(claim_.ahead, plan.ahead());
   claim_.stream = one_stream ? std::optional(stream) : std::nullopt;
 }
 
@@ -278,6 +279,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       static_cast<std::uint32_t>(first.settings_.gpu_host_share),
                       static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
                       1,
+                      1,
                       first.settings_.eager_bytes};
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
@@ -286,6 +288,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     const Room room =
         room_beside({first.share_.processors, residents().ranks[first.device_]}, held_beside(communicators, streams[0], capture.active));
     limits.cluster_blocks = std::min(limits.cluster_blocks, room.cluster);
+    limits.needed = room.needed;
     limits.room = room.blocks;
     if (!messages.empty()) plan = prepare(messages, limits);
     if (!rails.empty()) plan = prepare_rails(rails, plan, limits);

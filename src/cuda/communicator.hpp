@@ -106,7 +106,7 @@ class Communicator {
   void order_after(cudaStream_t stream, const Capture& capture);
   // What its queued operations may hold of the device.
   struct Claim {
-    std::uint32_t blocks = 0, cluster = 1;
+    std::uint32_t blocks = 0, cluster = 1, ahead = 0;
     std::optional<cudaStream_t> stream;  // that they are all on, if they are
   };
 

@@ -45,9 +45,17 @@ class DeviceWarp : public DeviceWords {
     return static_cast<std::uint32_t>(__ffs(static_cast<int>(bits)) - 1);
   }
 
-  __device__ __forceinline__ static bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes,
-                                               const std::uint64_t* credit, std::uint64_t least) {
-    return write_packet(to, flag, from, bytes, [&] { return __all_sync(~0u, relaxed(credit) >= least); });
+  __device__ __forceinline__ bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes,
+                                        const std::uint64_t* credit, std::uint64_t least, bool patient) {
+    return write_packet(to, flag, from, bytes, [&] {
+      constexpr std::uint32_t kLooks = 64;  // some 45 us, where a credit takes 4
+#pragma unroll 1
+      for (std::uint32_t looks = patient ? kLooks : 1; looks > 0; --looks) {
+        if (__all_sync(~0u, relaxed(credit) >= least)) return true;
+      }
+      if (patient) idle_turns_ += kLooks;
+      return false;
+    });
   }
   __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
     return read_packet(from, flag, to, bytes);
@@ -63,9 +71,16 @@ class DeviceWarp : public DeviceWords {
     stopped = any_stopped(now);
     return blocks_left(now) == blocks_;
   }
+  __device__ __forceinline__ static void stagger() {
+    constexpr long long kCycles = 300;  // of 90, 180, 300 and 400 the best for 1 MiB (docs/cuda-measured.md)
+    const long long begin = clock64();
+    while (clock64() - begin < kCycles * (threadIdx.x / 32)) continue;
+  }
   __device__ __forceinline__ bool idle() {
     constexpr std::uint32_t kTurnsBetweenLooks = 2048;  // every warp looks
-    return ++idle_turns_ % kTurnsBetweenLooks == 0;
+    if (++idle_turns_ < kTurnsBetweenLooks) return false;
+    idle_turns_ = 0;
+    return true;
   }
 
  private:

@@ -8,8 +8,10 @@
 //   mask(n, f)                     bits of i < n where f(i)
 //   from(i, f)                     f(), computed by lane i, at every lane
 //   leader(f)                      f() by one lane
-//   write(packet, flag, from, bytes, credit, least)    stores a packet when *credit has reached `least`; false when it has not
+//   write(packet, flag, from, bytes, credit, least, patient)   stores a packet when *credit has reached `least`, false when it has not;
+//                                  `patient`: after some more looks at it
 //   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
+//   stagger()                      waits, the longer the later its place among the warps of its block
 //   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
@@ -56,9 +58,12 @@ class PacketRoles {
       own.packets = packets_of(m.bytes);
       const std::uint32_t place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warp_.warps() - m.first_warp;
-      own.lacks_credit = false;
+      own.lacks_credit = own.next >= kPacketSlots;
     });
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(messages_[i]); });
+    // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
+    const auto waits = [&](std::uint32_t i) { return sends(messages_[i]) && lane(i).packets > kPacketSlots; };
+    if (warp_.mask(count_, waits) != 0) warp_.stagger();
     start_ = warp_.now();
   }
 
@@ -66,8 +71,9 @@ class PacketRoles {
   RAILWEAVE_ROLE bool go_on() {
     const std::uint32_t open = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i); });
     if (open == 0) return false;
-    const std::uint32_t ready = choose(open);
-    if (ready != 0 && move(Warp::lowest(ready))) return true;
+    const bool alone = is_alone(open);
+    const std::uint32_t ready = alone ? open : choose();
+    if (ready != 0 && move(Warp::lowest(ready), alone)) return true;
     if (warp_.idle()) stopped_ = look_at_host();
     return true;
   }
@@ -101,14 +107,14 @@ class PacketRoles {
 
   RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
   RAILWEAVE_ROLE bool is_open(std::uint32_t i) { return lane(i).next < lane(i).packets; }
+  // All that is left: the attempt itself tells whether its packet can be moved.
+  RAILWEAVE_ROLE static bool is_alone(std::uint32_t open) { return (open & (open - 1)) == 0; }
 
   // Messages of which a packet can probably be moved; sends alone if there are any. A look is a trip to L2, so there is none where the
-  // attempt itself tells: for sends that have not missed a credit yet, which are most, and for a receive that is all that is left.
-  RAILWEAVE_ROLE std::uint32_t choose(std::uint32_t open) {
+  // attempt itself tells: for sends that have not missed a credit yet, which are most.
+  RAILWEAVE_ROLE std::uint32_t choose() {
     const std::uint32_t untried = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i) && !lane(i).lacks_credit; }) & all_sends_;
     if (untried != 0) return untried;
-    const bool last_receive = (open & all_sends_) == 0 && (open & (open - 1)) == 0;
-    if (last_receive) return open;
     const std::uint32_t ready = warp_.mask(count_, [&](std::uint32_t i) { return is_open(i) && is_ready(i); });
     return (ready & all_sends_) != 0 ? ready & all_sends_ : ready;
   }
@@ -121,7 +127,8 @@ class PacketRoles {
     return sends(m) ? value >= least_credit(number) : value == packet_flag(number);
   }
 
-  RAILWEAVE_ROLE bool move(std::uint32_t i) {
+  // `alone`: nothing else can be moved meanwhile, so a packet that lacks its credit is kept at hand.
+  RAILWEAVE_ROLE bool move(std::uint32_t i, bool alone) {
     const Message& m = messages_[i];
     const std::uint64_t next = warp_.from(i, [&] { return std::uint64_t{lane(i).next}; });
     const std::uint64_t number = warp_.from(i, [&] { return lane(i).number; }) + next;
@@ -131,7 +138,7 @@ class PacketRoles {
     const std::uint32_t bytes = left < Packet::kData ? static_cast<std::uint32_t>(left) : Packet::kData;
     bool moved = false;
     if (sends(m)) {
-      moved = warp_.write(m.remote->packets[slot], packet_flag(number), data, bytes, &m.local->credits[slot], least_credit(number));
+      moved = warp_.write(m.remote->packets[slot], packet_flag(number), data, bytes, &m.local->credits[slot], least_credit(number), alone);
     } else {
       moved = warp_.read(m.local->packets[slot], packet_flag(number), data, bytes);
       // All its loads are over, as their values were looked at or stored.

@@ -12,8 +12,9 @@ namespace {
 
 // What makes a block worth launching beside a bundle of packets: so many bytes of a push.
 constexpr std::uint64_t kBytesPerBlock = 16u << 10;
-// Below this an operation gets half of 16 blocks, as NCCL's kernel has 9 CTAs at 64 KB and 17 from 1 MB on (docs/gpu-probe.md).
-constexpr std::uint64_t kManyBlocksFrom = 1u << 20;
+// Below this an operation gets half of 16 blocks: NCCL's kernel has 9 CTAs at 64 KiB and 17 from 128 KiB on (docs/results.md), a channel for
+// 8 KiB until a peer has all of its channels.
+constexpr std::uint64_t kManyBlocksFrom = 128u << 10;
 // Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
 // A block's share below kLeastPiece is one piece.
 constexpr std::uint64_t kLeastPiece = 64u << 10, kMostPiece = 256u << 10;
@@ -222,11 +223,12 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
     return plan;
   }
   number(messages);
-  // More than a block of them must not wait for each other, so where blocks do not begin together the general roles claim their bundles.
+  // Each block waits for all others, so all have to begin; where that is not sure the general roles claim their bundles.
   if (sums.granted == 0 && warps_can && (limits.cluster_blocks > 1 || worth == 1)) {
-    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, limits.cluster_blocks));
+    const std::uint32_t begin = std::max(limits.cluster_blocks, limits.needed);
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, begin));
     deal_to_warps(messages, blocks);
-    return {Kernel::packets, blocks, 0, 0, blocks};
+    return {Kernel::packets, blocks, 0, 0, std::min(blocks, limits.cluster_blocks)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));

@@ -17,6 +17,7 @@ struct LaunchLimits {
   std::uint32_t host_share = 0;                // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
   std::uint32_t link_MBps = 0;                 // of the links of an emulated mesh; 0: links are what they are
   std::uint32_t room = ~0u;                    // never more blocks, whatever else is said here: room_beside()
+  std::uint32_t needed = 1;                    // blocks in clusters of `cluster_blocks` or fewer that all begin, if not together
   std::uint64_t staged_bytes = 0;              // a message to another node of at most that many waits for no grant where there is room
 };
 
@@ -37,6 +38,9 @@ struct Plan {
   std::uint32_t packet_blocks = 0;    // apart: the first of them
   std::uint32_t packet_messages = 0;  // apart: the first of the messages
   std::uint32_t cluster = 1;          // blocks that begin together or not at all; the grid is made of whole ones
+
+  // Blocks that may run while a cluster without which the operation cannot end has not begun.
+  std::uint32_t ahead() const { return kernel == Kernel::packets ? blocks - cluster : 0; }
 };
 
 // Of an operation apart: 1 to 4 blocks for packets, and as many for granted messages, so that one of either kind is running or none.

@@ -20,11 +20,11 @@ std::int64_t may_be_taken(std::uint32_t processors, std::uint32_t cluster) {
 
 }  // namespace
 
-void Held::add(std::uint32_t more_blocks, std::uint32_t of_cluster) {
+void Held::add(std::uint32_t more_blocks, std::uint32_t of_cluster, std::uint32_t ahead) {
   blocks += more_blocks;
   if (of_cluster < 2) return;
   cluster = std::max(cluster, of_cluster);
-  clustered = std::min(clustered, more_blocks);
+  absent = std::min(absent, more_blocks - ahead);
 }
 
 Room room_beside(const DeviceShare& share, const Held& held) {
@@ -36,8 +36,12 @@ Room room_beside(const DeviceShare& share, const Held& held) {
   std::uint32_t cluster = kMostCluster;
   while (cluster > 1 && taken + kForLaterOnes > may_be_taken(share.processors, cluster)) cluster /= 2;
   // What is queued and has not begun keeps its room beside the others. Half of what that leaves, for the same reason.
-  if (held.cluster > 1) blocks = std::min(blocks, (may_be_taken(share.processors, held.cluster) - (taken - held.clustered)) / 2);
-  return {static_cast<std::uint32_t>(std::max<std::int64_t>(blocks, 1)), cluster};
+  if (held.cluster > 1) blocks = std::min(blocks, (may_be_taken(share.processors, held.cluster) - (taken - held.absent)) / 2);
+  blocks = std::max<std::int64_t>(blocks, 1);
+  std::uint32_t needed = cluster;
+  while (cluster > 1 && needed + cluster <= blocks && taken + needed + kForLaterOnes <= may_be_taken(share.processors, cluster))
+    needed += cluster;
+  return {static_cast<std::uint32_t>(blocks), cluster, needed};
 }
 
 }  // namespace railweave::cuda

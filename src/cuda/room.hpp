@@ -14,17 +14,19 @@ struct DeviceShare {
 
 // Operations of this process on the device that are queued or run.
 struct Held {
-  std::uint32_t blocks = 0;       // of them all
-  std::uint32_t cluster = 1;      // the largest: blocks that begin together or not at all
-  std::uint32_t clustered = ~0u;  // blocks of the smallest of those with clusters
+  std::uint32_t blocks = 0;     // of them all
+  std::uint32_t cluster = 1;    // the largest: blocks that begin together or not at all
+  std::uint32_t absent = ~0u;   // of those with clusters, the fewest blocks that one has not begun while a cluster that it needs is missing
 
-  void add(std::uint32_t more_blocks, std::uint32_t of_cluster);
+  // One with blocks in clusters of so many; of them `ahead` may run while a cluster that it needs has not begun.
+  void add(std::uint32_t more_blocks, std::uint32_t of_cluster, std::uint32_t ahead);
 };
 
 // For the next one.
 struct Room {
   std::uint32_t blocks;
   std::uint32_t cluster;  // a power of two
+  std::uint32_t needed;   // blocks in clusters of that size, of which each may wait for every other: all of them begin
 };
 
 // No order of beginning and no choice of processors keeps one of these from beginning for ever: the operations that are held, up to five of

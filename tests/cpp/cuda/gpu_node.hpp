@@ -119,7 +119,7 @@ class Node {
   // The same with messages of other nodes, too: other communicators of the ranks' processes.
   void run(std::uint32_t rank, std::vector<Message> messages) {
     const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size()),
-                                         false, host_share, link_MBps});
+                                         false, host_share, link_MBps, ~0u, 2 * cluster_blocks});
     kernels_[rank].push_back(plan.kernel);
     const OperationHeader header{states_[rank].get(),
                                  timeout_ns,
@@ -161,16 +161,17 @@ class Node {
     }
   }
 
+  // Whichever cluster begins first, its warps wait for those of the others, which begin as well (room.hpp).
   void run_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
     const std::uint32_t warps = plan.blocks * kBundlePackets;
-    Cluster cluster;
+    Cluster all;
     for (std::uint32_t w = 0; w < warps; ++w) {
-      cluster.push_back([=, this, &header] {
+      all.push_back([=, this, &header] {
         HostWarp warp(w, warps, seed + w + 1, delays);
         PacketRoles<HostWarp>(warp, whole_part(header, messages)).run();
       });
     }
-    run_clusters({cluster});
+    run_clusters({all});
   }
 
   template <bool kPackets, bool kIndirect = false>

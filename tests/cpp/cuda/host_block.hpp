@@ -215,11 +215,16 @@ class HostWarp : public HostWords {
     f();
   }
   static std::uint32_t lowest(std::uint32_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
-  bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes, const std::uint64_t* credit, std::uint64_t least) {
-    if (acquire(credit) < least) return false;
-    write_packet(to, flag, from, bytes);
-    return true;
+  bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes, const std::uint64_t* credit, std::uint64_t least,
+             bool patient) {
+    for (std::uint32_t looks = patient ? 4 : 1; looks > 0; --looks) {
+      if (acquire(credit) < least) continue;
+      write_packet(to, flag, from, bytes);
+      return true;
+    }
+    return false;
   }
+  void stagger() { delay(); }
   bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) { return read_packet(from, flag, to, bytes); }
   bool last(std::uint32_t* left, bool& stopped) {
     const std::uint32_t own = stopped ? kLeftStopped : kLeft, now = add(left, own) + own;

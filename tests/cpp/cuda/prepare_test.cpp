@@ -98,7 +98,8 @@ TEST_P(Most, FollowsTheNumberOfPeers) {
 INSTANTIATE_TEST_SUITE_P(Table, Most,
                          testing::Values(MostCase{2, 1, 256u << 20, 16}, MostCase{4, 1, 256u << 20, 16}, MostCase{4, 2, 256u << 20, 16},
                                          MostCase{4, 1, 128u << 20, 11}, MostCase{8, 1, 64u << 20, 11}, MostCase{8, 2, 1u << 20, 14},
-                                         MostCase{4, 3, 256u << 20, 24}, MostCase{4, 3, 1u << 20, 24}, MostCase{4, 3, 256u << 10, 8},
+                                         MostCase{4, 3, 256u << 20, 24}, MostCase{4, 3, 1u << 20, 24}, MostCase{4, 3, 256u << 10, 24}, MostCase{2, 1, 127u << 10, 8},
+                                         MostCase{2, 1, 160u << 10, 10},
                                          MostCase{8, 3, 256u << 20, 16}, MostCase{8, 7, 256u << 20, 28}, MostCase{16, 15, 1u << 20, 30},
                                          MostCase{3, 2, 256u << 20, 16}));
 
@@ -133,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Table, Apart,
                                          ApartCase{{64u << 10}, {1u << 20}, 16, 8, 4},   // and its destination
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 16, 16, 4},
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 2, 16, 1},
-                                         ApartCase{{513u << 10, 1}, {}, 16, 8, 1}, ApartCase{{1}, {1u << 20}, 16, 2, 1}));
+                                         ApartCase{{513u << 10, 1}, {}, 16, 16, 1}, ApartCase{{1}, {1u << 20}, 16, 2, 1}));
 
 struct BlocksCase {
   std::vector<std::uint64_t> sends, receives;
@@ -150,7 +151,7 @@ TEST_P(Blocks, FollowTheBytes) {
 }
 INSTANTIATE_TEST_SUITE_P(Table, Blocks,
                          testing::Values(BlocksCase{{1}, {}, 1}, BlocksCase{{32768}, {32768}, 1}, BlocksCase{{}, {1u << 30}, 1},
-                                         BlocksCase{{65537}, {65537}, 5}, BlocksCase{{1'000'000}, {}, 8}, BlocksCase{{1u << 20}, {}, 16},
+                                         BlocksCase{{65537}, {65537}, 5}, BlocksCase{{130'000}, {}, 8}, BlocksCase{{1u << 20}, {}, 16},
                                          BlocksCase{{256u << 20}, {256u << 20}, 16}));
 
 // Receives into memory that has no name, beside sends; a block for each of the slots that they are pulled from.
@@ -213,13 +214,32 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(PacketCase{{1}, {}, 16, 16, Kernel::packets, 1}, PacketCase{{4 * Packet::kData}, {1}, 16, 16, Kernel::packets, 1},
                     PacketCase{{4 * Packet::kData}, {4 * Packet::kData + 1}, 16, 16, Kernel::packets, 2},
                     PacketCase{{Packet::kData, 8 * Packet::kData}, {}, 16, 16, Kernel::packets, 4},
-                    PacketCase{{1'000'000}, {}, 16, 16, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 16, 16, Kernel::packets, 16},
+                    PacketCase{{130'000}, {}, 16, 16, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 16, 16, Kernel::packets, 16},
                     PacketCase{{1u << 20}, {}, 16, 8, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 7, 16, Kernel::packets, 4},
                     PacketCase{{16 * Packet::kData}, {1}, 16, 1, Kernel::packets, 1},
                     PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, Kernel::any, 2},
                     PacketCase{{1}, {(2u << 20) + 1}, 16, 16, Kernel::apart, 2},
                     PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {}, 16, 16, Kernel::packets, 8},
                     PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, Kernel::any, 8}));
+
+// They own their packets for good, so none may be missing: as many whole clusters as begin whatever else waits.
+TEST(Prepare, ManyPacketsHaveAllClustersThatSurelyBegin) {
+  struct {
+    std::uint32_t cluster_blocks, needed, blocks, cluster;
+  } const cases[] = {{8, 8, 8, 8}, {8, 16, 16, 8}, {8, 40, 16, 8}, {4, 12, 8, 4}, {4, 16, 16, 4}};
+  for (const auto& each : cases) {
+    std::vector<Message> messages{make(Direction::send, 1, 1u << 20)};
+    LaunchLimits limits{16, 1u << 20, each.cluster_blocks};
+    limits.needed = each.needed;
+    const Plan plan = prepare(messages, limits);
+    ASSERT_EQ(plan.kernel, Kernel::packets);
+    EXPECT_EQ(plan.blocks, each.blocks) << each.cluster_blocks << " " << each.needed;
+    EXPECT_EQ(plan.cluster, each.cluster);
+    EXPECT_EQ(plan.ahead(), each.blocks - each.cluster) << "may run while the last cluster has not begun";
+  }
+  std::vector<Message> messages{make(Direction::send, 1, 1u << 20), make(Direction::send, 1, 2u << 20)};
+  EXPECT_EQ(prepare(messages, {16, 1u << 20, 8}).ahead(), 0u) << "one cluster does everything";
+}
 
 TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
   std::vector<Message> messages{make(Direction::send, 0, 3 * Packet::kData), make(Direction::receive, 0, 1),
@@ -245,8 +265,8 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
 
 TEST(Prepare, AShortShareIsOnePiece) {
   std::vector<Message> messages{make(Direction::send, 1, 512u << 10)};
-  ASSERT_EQ(prepare(messages, {16, 64u << 10}).blocks, 8u);
-  EXPECT_EQ(messages[0].piece_bytes, 64u << 10);
+  ASSERT_EQ(prepare(messages, {16, 64u << 10}).blocks, 16u);
+  EXPECT_EQ(messages[0].piece_bytes, 32u << 10);
   messages[0].bytes = 100'000;
   ASSERT_EQ(prepare(messages, {16, 64u << 10}).blocks, 7u);
   EXPECT_EQ(messages[0].piece_bytes, 14u << 10);

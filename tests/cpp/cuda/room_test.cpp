@@ -16,33 +16,37 @@ TEST(Room, ALoneCommunicatorIsHardlyBounded) {
   const Room room = room_beside({132}, {});
   EXPECT_GE(room.blocks, 32u);
   EXPECT_EQ(room.cluster, 8u);
+  EXPECT_GE(room.needed, 16u);
 }
 
 TEST(Room, WhatOthersHoldIsLeftOut) {
   struct {
     DeviceShare share;
     Held held;
-    std::uint32_t blocks, cluster;
+    std::uint32_t blocks, cluster, needed;
   } const cases[] = {
-      {{132}, {28, 1}, 36, 8},      // one more communicator
-      {{132}, {56, 1}, 22, 4},      // two
-      {{132}, {28, 8, 28}, 21, 8},  // whose cluster may not have begun: 75 processors may be taken beside it, 32 of them by NCCL
-      {{132}, {56, 8, 28}, 7, 4},
-      {{132}, {56, 8, 8}, 1, 4},
-      {{132}, {85, 2, 28}, 7, 1},
-      {{132}, {200, 1}, 1, 1},  // more than there are
-      {{132, 2}, {}, 25, 4},    // ranks under MPS
-      {{132, 4}, {}, 12, 2},
-      {{132, 8}, {}, 6, 1},
-      {{132, 64}, {}, 1, 4},
-      {{78}, {}, 23, 4},  // smaller GPUs
-      {{16}, {}, 1, 1},
-      {{0}, {}, 1, 1},
+      {{132}, {28, 1}, 36, 8, 8},       // one more communicator
+      {{132}, {16, 1}, 42, 8, 24},      // that has little
+      {{132}, {56, 1}, 22, 4, 12},      // two
+      {{132}, {28, 8, 28}, 21, 8, 8},   // whose cluster may not have begun: 75 processors may be taken beside it, 32 of them by NCCL
+      {{132}, {16, 8, 8}, 17, 8, 16},   // the second of its clusters may not
+      {{132}, {56, 8, 28}, 7, 4, 4},
+      {{132}, {56, 8, 8}, 1, 4, 4},
+      {{132}, {85, 2, 28}, 7, 1, 1},
+      {{132}, {200, 1}, 1, 1, 1},  // more than there are
+      {{132, 2}, {}, 25, 4, 20},   // ranks under MPS
+      {{132, 4}, {}, 12, 2, 10},
+      {{132, 8}, {}, 6, 1, 1},
+      {{132, 64}, {}, 1, 4, 4},
+      {{78}, {}, 23, 4, 16},  // smaller GPUs
+      {{16}, {}, 1, 1, 1},
+      {{0}, {}, 1, 1, 1},
   };
   for (const auto& each : cases) {
     const Room room = room_beside(each.share, each.held);
     EXPECT_EQ(room.blocks, each.blocks) << each.share.processors << " " << each.share.ranks << " " << each.held.blocks;
     EXPECT_EQ(room.cluster, each.cluster) << each.share.processors << " " << each.share.ranks << " " << each.held.blocks;
+    EXPECT_EQ(room.needed, each.needed) << each.share.processors << " " << each.share.ranks << " " << each.held.blocks;
   }
 }
 
@@ -66,6 +70,14 @@ struct Device {
     }
   }
   bool has_room(std::uint32_t cluster) const { return *std::max_element(free.begin(), free.end()) >= cluster; }
+  // In some GPC that has room for it.
+  void take_cluster(std::uint32_t cluster, std::mt19937& random) {
+    std::vector<std::uint32_t*> roomy;
+    for (std::uint32_t& each : free) {
+      if (each >= cluster) roomy.push_back(&each);
+    }
+    *roomy[random() % roomy.size()] -= cluster;
+  }
 };
 
 // Communicators queue operations one after another; the first of them may begin last, and all others wait for it.
@@ -75,6 +87,7 @@ TEST(Room, WhatWasQueuedFirstCanBeginLast) {
     const Device device(8, random);
     struct Operation {
       std::uint32_t blocks, cluster;
+      std::uint32_t needed;  // of the blocks, in clusters
     };
     std::vector<Operation> queued;
     Held held;
@@ -88,8 +101,11 @@ TEST(Room, WhatWasQueuedFirstCanBeginLast) {
       const std::uint32_t most = std::min(room.blocks, 28u);
       const std::uint32_t blocks = std::max(all_it_may ? most : 1 + static_cast<std::uint32_t>(random()) % most, cluster);
       if (cluster > room.blocks) continue;
-      queued.push_back({blocks, cluster});
-      held.add(blocks, cluster);
+      const bool in_packets = cluster > 1 && random() % 2 == 0;
+      const Operation operation = in_packets ? Operation{room.needed / cluster * cluster, cluster, room.needed / cluster * cluster}
+                                             : Operation{blocks, cluster, cluster};
+      queued.push_back(operation);
+      held.add(operation.blocks, cluster, operation.needed - cluster);
     }
     for (std::size_t last = 0; last < queued.size(); ++last) {
       Device taken = device;
@@ -97,7 +113,10 @@ TEST(Room, WhatWasQueuedFirstCanBeginLast) {
       for (std::size_t i = 0; i < queued.size(); ++i) {
         if (i != last) taken.take(queued[i].blocks);
       }
-      EXPECT_TRUE(taken.has_room(queued[last].cluster)) << round << ": " << last << " of " << queued.size();
+      for (std::uint32_t begun = 0; begun < queued[last].needed; begun += queued[last].cluster) {
+        ASSERT_TRUE(taken.has_room(queued[last].cluster)) << round << ": " << last << " of " << queued.size() << " after " << begun;
+        taken.take_cluster(queued[last].cluster, random);
+      }
     }
   }
 }
