@@ -12,8 +12,8 @@ namespace {
 
 // What makes a block worth launching beside a bundle of packets: so many bytes of a push.
 constexpr std::uint64_t kBytesPerBlock = 16u << 10;
-// Below this an operation gets half of 16 blocks: NCCL's kernel has 9 CTAs at 64 KiB and 17 from 128 KiB on (docs/results.md), a channel for
-// 8 KiB until a peer has all of its channels.
+// Below this an operation gets half of 16 blocks: NCCL's kernel has 9 CTAs at 64 KiB and 17 from 128 KiB on (docs/results.md), a channel
+// for 8 KiB until a peer has all of its channels.
 constexpr std::uint64_t kManyBlocksFrom = 128u << 10;
 // Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
 // A block's share below kLeastPiece is one piece.

@@ -14,9 +14,9 @@ struct DeviceShare {
 
 // Operations of this process on the device that are queued or run.
 struct Held {
-  std::uint32_t blocks = 0;     // of them all
-  std::uint32_t cluster = 1;    // the largest: blocks that begin together or not at all
-  std::uint32_t absent = ~0u;   // of those with clusters, the fewest blocks that one has not begun while a cluster that it needs is missing
+  std::uint32_t blocks = 0;    // of them all
+  std::uint32_t cluster = 1;   // the largest: blocks that begin together or not at all
+  std::uint32_t absent = ~0u;  // of those with clusters, the fewest blocks that one has not begun while a cluster that it needs is missing
 
   // One with blocks in clusters of so many; of them `ahead` may run while a cluster that it needs has not begun.
   void add(std::uint32_t more_blocks, std::uint32_t of_cluster, std::uint32_t ahead);

@@ -12,7 +12,7 @@ constexpr std::size_t kMaxEarly = 256;        // frames kept that came before th
 constexpr std::size_t kMaxCarried = 256;      // frames kept for a mate whose mail ring is full; a dropped one is sent again, but late
 // Frames of an operation that goes both ways carry acknowledgements; one of its own is only for a stream that has become silent.
 constexpr std::uint64_t kAckDelayNs = 2'000'000;
-constexpr std::size_t kResendBurst = 32;  // frames sent again at once
+constexpr std::uint64_t kResendWindow = 32;  // frames sent again that nobody has acknowledged yet
 
 }  // namespace
 
@@ -98,9 +98,10 @@ void ControlChannel::receive(std::span<const std::byte> frame, std::uint64_t now
   while (!stream.unacked.empty() && stream.unacked.front().sequence <= header.acknowledge) {
     stream.unacked.pop_front();
     stream.sent_at = now;
-    stream.attempt = 0;
   }
   stream.waiting = std::min(stream.waiting, stream.unacked.size());
+  // Until then what is sent goes where this was answered: the first choice may be what loses frames.
+  if (header.acknowledge >= stream.again_to) stream.attempt = 0;
   if (header.sequence == 0) return;
   if (stream.ack_due_at == 0) stream.ack_due_at = now + ack_delay_ns_;
   if (header.sequence <= stream.delivered) return;
@@ -149,10 +150,11 @@ bool ControlChannel::flush(std::uint64_t now) {
       ++stream.attempt;
       stream.sent_at = now;
       stream.resend_due = false;
-      const std::size_t burst = std::min(stream.unacked.size() - stream.waiting, kResendBurst);
-      for (std::size_t i = 0; i < burst; ++i) transmit(rank, stream.unacked[i].frame, stream.attempt);
+      stream.again_from = stream.unacked.front().sequence;
+      stream.again_to = stream.again_from + (stream.unacked.size() - stream.waiting) - 1;
       sent = true;
     }
+    sent = send_again(rank) || sent;
     while (stream.waiting != 0 && transmit(rank, stream.unacked[stream.unacked.size() - stream.waiting].frame, stream.attempt)) {
       --stream.waiting;
       sent = true;
@@ -170,10 +172,27 @@ bool ControlChannel::flush(std::uint64_t now) {
   return sent;
 }
 
+// A window of them, and more as they are acknowledged: a link that dies under load loses thousands, and a resend time for each window would
+// take seconds.
+bool ControlChannel::send_again(std::uint32_t destination) {
+  Stream& stream = streams_[destination];
+  if (stream.unacked.empty()) return false;
+  const std::uint64_t first = stream.unacked.front().sequence;
+  stream.again_from = std::max(stream.again_from, first);
+  const bool sends = may_send_again(stream);
+  while (may_send_again(stream)) transmit(destination, stream.unacked[stream.again_from++ - first].frame, stream.attempt);
+  return sends;
+}
+
+bool ControlChannel::may_send_again(const Stream& stream) {
+  return stream.again_from <= stream.again_to && stream.again_from < stream.unacked.front().sequence + kResendWindow;
+}
+
 std::uint64_t ControlChannel::next_deadline() const {
   std::uint64_t deadline = std::numeric_limits<std::uint64_t>::max();
   for (const Stream& stream : streams_) {
-    if (!stream.unacked.empty()) deadline = std::min(deadline, stream.resend_due ? 0 : stream.sent_at + resend_ns_);
+    if (!stream.unacked.empty())
+      deadline = std::min(deadline, stream.resend_due || may_send_again(stream) ? 0 : stream.sent_at + resend_ns_);
     if (stream.ack_due_at != 0) deadline = std::min(deadline, stream.ack_due_at);
   }
   return deadline;

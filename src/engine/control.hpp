@@ -95,7 +95,8 @@ class ControlChannel {
     std::size_t waiting = 0;  // the newest of them, for which the carriers had no room yet
     std::uint64_t sent_at = 0;
     std::uint32_t attempt = 0;
-    std::uint64_t delivered = 0;  // all sequences up to this one
+    std::uint64_t again_from = 1, again_to = 0;  // sequences that are still to be sent again
+    std::uint64_t delivered = 0;                 // all sequences up to this one
     std::map<std::uint64_t, std::vector<std::byte>> early;
     std::uint64_t ack_due_at = 0;  // 0: nothing to acknowledge
     bool resend_due = false;
@@ -103,6 +104,8 @@ class ControlChannel {
     std::deque<Frame> waiting_mail;  // mates
   };
 
+  bool send_again(std::uint32_t destination);
+  static bool may_send_again(const Stream& stream);
   bool transmit(std::uint32_t destination, Frame& frame, std::uint32_t attempt);
   void forward(const FrameHeader& header, std::span<const std::byte> frame);
   void deliver(const FrameHeader& header, std::span<const std::byte> frame);

@@ -25,11 +25,11 @@ TEST(Room, WhatOthersHoldIsLeftOut) {
     Held held;
     std::uint32_t blocks, cluster, needed;
   } const cases[] = {
-      {{132}, {28, 1}, 36, 8, 8},       // one more communicator
-      {{132}, {16, 1}, 42, 8, 24},      // that has little
-      {{132}, {56, 1}, 22, 4, 12},      // two
-      {{132}, {28, 8, 28}, 21, 8, 8},   // whose cluster may not have begun: 75 processors may be taken beside it, 32 of them by NCCL
-      {{132}, {16, 8, 8}, 17, 8, 16},   // the second of its clusters may not
+      {{132}, {28, 1}, 36, 8, 8},      // one more communicator
+      {{132}, {16, 1}, 42, 8, 24},     // that has little
+      {{132}, {56, 1}, 22, 4, 12},     // two
+      {{132}, {28, 8, 28}, 21, 8, 8},  // whose cluster may not have begun: 75 processors may be taken beside it, 32 of them by NCCL
+      {{132}, {16, 8, 8}, 17, 8, 16},  // the second of its clusters may not
       {{132}, {56, 8, 28}, 7, 4, 4},
       {{132}, {56, 8, 8}, 1, 4, 4},
       {{132}, {85, 2, 28}, 7, 1, 1},

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "parts.hpp"
 
@@ -98,6 +100,49 @@ TEST(Control, FramesThatTheirCarrierHasNoRoomForWait) {
     }
   } while (channel.flush(now));
   EXPECT_EQ(sequences, (std::vector<std::uint64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+}
+
+// A carrier that loses what it gets until it is mended, between two ranks that have no others.
+class LosingCarrier final : public engine::Carrier {
+ public:
+  bool carry(std::uint32_t, const engine::Frame& frame, std::uint32_t) override {
+    if (mended) frames.push_back(frame);
+    return true;
+  }
+  void deliver(engine::ControlChannel& to, std::uint64_t now) {
+    for (const engine::Frame& frame : std::exchange(frames, {})) to.receive(frame.content(), now);
+  }
+  bool mended = false;
+  std::vector<engine::Frame> frames;
+};
+
+// A link under load loses thousands of frames before it is known to be down.
+TEST(Control, WhatALinkHasLostIsSentAgainWithoutAResendTimeForEachPartOfIt) {
+  constexpr std::uint64_t kFrames = 3000;
+  NodeParts node(1, {});
+  engine::Cluster far = node.clusters[0];
+  far.rank = 1;
+  std::uint64_t delivered = 0;
+  LosingCarrier there, back;
+  const ExchangeSettings settings;
+  engine::ControlChannel sender(node.clusters[0], *node.memories[0], there, settings,
+                                [](std::uint32_t, engine::FrameType, engine::ByteReader&) {});
+  engine::ControlChannel receiver(far, *node.memories[0], back, settings,
+                                  [&](std::uint32_t, engine::FrameType, engine::ByteReader&) { ++delivered; });
+  for (std::uint64_t i = 0; i < kFrames; ++i) sender.send(1, engine::FrameType::ack, {});
+  there.mended = back.mended = true;
+  const std::uint64_t begin = engine::now_ns(), resend_ns = settings.resend_ms * 1'000'000;
+  std::uint64_t now = begin;
+  for (int turn = 0; turn < 100'000 && !sender.settled(1); ++turn) {
+    sender.flush(now);
+    receiver.flush(now);
+    there.deliver(receiver, now);
+    back.deliver(sender, now);
+    if (!sender.settled(1)) now = std::max(now, std::min(sender.next_deadline(), receiver.next_deadline()));
+  }
+  EXPECT_EQ(delivered, kFrames);
+  EXPECT_TRUE(sender.settled(1));
+  EXPECT_LT(now - begin, 10 * resend_ns);
 }
 
 }  // namespace
