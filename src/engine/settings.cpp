@@ -67,16 +67,16 @@ constexpr std::array kTable{
     Setting{"bootstrap_ms", "ms", false, 1, kHour, "the longest that ranks wait for each other when the exchange is created",
             "64 Python ranks on 4 cores start within 20 s", &S::bootstrap_ms},
     Setting{"gpu_blocks", "blocks", false, 1, 64,
-            "most blocks (CTAs) of an operation's kernel on a GPU; below 1 MiB half as many, to three and more peers up to twice as many",
-            "NCCL 2.28.9 has 17 CTAs from 1 MB on and 9 at 64 KB (docs/gpu-probe.md); 8 saturate a GPU's NVLink; `railweave calibrate` "
-            "measures it",
+            "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers up to twice as many",
+            "NCCL 2.28.9 has 17 CTAs from 128 KiB on and 9 at 64 KiB (docs/results.md); `railweave calibrate` measures it",
             &S::gpu_blocks},
     Setting{"gpu_low_latency_bytes", "bytes", false, 0, 3u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree",
             "2 x H200, docs/cuda.md; `railweave calibrate` measures it", &S::gpu_low_latency_bytes},
     Setting{
         "gpu_nodes", "nodes", true, 1, 1024, "most nodes of a communicator between GPUs; one over more is left to NCCL",
-        "labs of 4 x H200: more than NCCL inside nodes and for skewed traffic, less where traffic over rails is balanced (docs/results.md)",
+        "labs of 2 and 4 x H200: faster than NCCL inside nodes, for skewed traffic and with a rail a rank; with two rails a rank balanced "
+        "traffic takes up to 7% longer (docs/results.md)",
         &S::gpu_nodes},
     Setting{"gpu_direct", "", false, 0, 2,
             "slots of NICs in the memory of their owner's GPU, which the NICs read and write (GPUDirect): 0: never; 1: where the hardware "
