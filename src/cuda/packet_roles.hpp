@@ -58,7 +58,7 @@ class PacketRoles {
       own.packets = packets_of(m.bytes);
       const std::uint32_t place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warp_.warps() - m.first_warp;
-      own.lacks_credit = own.next >= kPacketSlots;
+      own.lacks_credit = own.next >= kPacketSlots;  // that comes for a packet of this message
     });
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(messages_[i]); });
     // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
