@@ -89,8 +89,8 @@ class Communicator {
 
   void set_up_device();
   void bring_together(const std::string& rendezvous);
-  // `problem`: why this rank cannot take part, or nothing.
-  void find_mates(engine::Rendezvous& rendezvous, const std::string& problem);
+  // `problem`: why this rank cannot take part, or nothing. What each rank says of its node.
+  std::vector<NodeFacts> find_mates(engine::Rendezvous& rendezvous, const std::string& problem);
   void meet_mates(engine::Rendezvous& rendezvous);
   MailboxHandle open_virtual_memory();
   void add_mailbox(const MailboxHandle& mailbox);

@@ -22,7 +22,7 @@ using engine::Blob;
 
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
-constexpr std::uint32_t kGpuProtocolVersion = 3;
+constexpr std::uint32_t kGpuProtocolVersion = 4;
 static_assert(sizeof(Port) == 1024128 && sizeof(BookPage) == 5136, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
@@ -37,6 +37,7 @@ struct Hello {
   std::uint64_t most_nodes = 0;
   std::uint64_t checksum = 0;
   std::uint64_t emulated_mesh = 0;
+  NodeFacts facts;
 };
 
 Blob encode(const Hello& hello, std::uint32_t world) {
@@ -51,7 +52,7 @@ Blob encode(const Hello& hello, std::uint32_t world) {
       .put(hello.low_latency_bytes)
       .put(hello.most_nodes)
       .put(hello.checksum);
-  out.put(hello.emulated_mesh);
+  out.put(hello.emulated_mesh).text(hello.facts.network).put(hello.facts.cpus);
   return out.take();
 }
 
@@ -74,6 +75,8 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   hello.most_nodes = in.get<std::uint64_t>();
   hello.checksum = in.get<std::uint64_t>();
   hello.emulated_mesh = in.get<std::uint64_t>();
+  hello.facts.network = in.text();
+  hello.facts.cpus = in.get<CpuSet>();
   if (!in.ok()) refuse_version(who);
   if (!hello.problem.empty()) throw BootstrapError(who + ": " + hello.problem);
   if (peer_world != world)
@@ -144,16 +147,17 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
     problem = error.what();
   }
   std::unique_ptr<engine::Rendezvous> rendezvous;
+  std::vector<NodeFacts> facts;
   try {
     rendezvous = engine::make_rendezvous(rendezvous_address, rank_, world_, std::chrono::milliseconds(settings_.bootstrap_ms));
-    find_mates(*rendezvous, problem);
+    facts = find_mates(*rendezvous, problem);
   } catch (const BootstrapError&) {
     railweave::check(settings_);  // this rank's own, whatever others said or did not come to hear
     throw;
   }
   meet_mates(*rendezvous);
   if (nodes_ == 1) return rendezvous->finish();
-  rails_ = std::make_unique<Rails>(rank_, world_, *rendezvous, settings_, remarks_, [this](const engine::Failure& failure) {
+  rails_ = std::make_unique<Rails>(rank_, facts, *rendezvous, settings_, remarks_, [this](const engine::Failure& failure) {
     if (failure.kind == engine::FailureKind::died)
       fail({failure.text, failure.rank});
     else
@@ -161,7 +165,7 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
   });
 }
 
-void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string& problem) {
+std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string& problem) {
   const Hello mine{problem,
                    engine::node_identity(settings_),
                    gpu_,
@@ -169,14 +173,17 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string&
                    settings_.gpu_low_latency_bytes,
                    settings_.gpu_nodes,
                    settings_.checksum,
-                   settings_.gpu_emulated_mesh};
+                   settings_.gpu_emulated_mesh,
+                   own_node_facts()};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
   std::uint32_t mates = 0, others_here = 0;
   std::string far;  // the first that is no mate, for an error
+  std::vector<NodeFacts> facts;
   for (std::uint32_t rank = 0; rank < world_; ++rank) {
     const std::string who = rank_name(rank);
     const Hello theirs = decode_hello(blobs[rank], who, world_);
+    facts.push_back(theirs.facts);
     // Packets stay inside a node, and nodes may have been calibrated differently. All ranks check all nodes, so all fail or none.
     const auto first = of_node.try_emplace(theirs.node, theirs.low_latency_bytes).first;
     check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, first->second);
@@ -192,7 +199,7 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string&
   }
   share_ = {kernels_.processors, 1 + others_here};
   nodes_ = static_cast<std::uint32_t>(of_node.size());
-  if (nodes_ > settings_.gpu_nodes)
+  if (settings_.gpu_nodes != 0 && nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
                          std::to_string(settings_.gpu_nodes));
   // Else a program's first all-to-all would fail where NCCL's does not.
@@ -201,6 +208,7 @@ void Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string&
     throw BootstrapError(std::to_string(world_) +
                          " ranks on several nodes; an operation with messages to other nodes has room for an all-to-all of " +
                          std::to_string(most) + (checker_ ? " in the checksum mode" : ""));
+  return facts;
 }
 
 void Communicator::meet_mates(engine::Rendezvous& rendezvous) {

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace railweave::cuda {
@@ -15,13 +16,27 @@ bool has_exited(int pidfd) {
   return ::poll(&poll, 1, 0) == 1;
 }
 
+// Of an identity that the system gave: host name, boot, PID namespace. Containers have host names of their own.
+std::string boot_of(const std::string& identity) {
+  const std::size_t last = identity.rfind(' ');
+  if (last == std::string::npos || last == 0) return {};
+  const std::size_t before = identity.rfind(' ', last - 1);
+  return before == std::string::npos ? std::string() : identity.substr(before + 1, last - before - 1);
+}
+
 Failure death_of(std::uint32_t rank) { return {"rank " + std::to_string(rank) + " has died", rank}; }
+
+// Of a rank that a mate could not do without.
+Failure loss_of(std::uint32_t rank, std::span<const Mate> mates) {
+  const bool left = std::any_of(mates.begin(), mates.end(), [rank](const Mate& mate) { return mate.rank == rank && has_left_well(mate); });
+  return left ? Failure{"rank " + std::to_string(rank) + " has left, and another rank waits for it", rank} : death_of(rank);
+}
 
 }  // namespace
 
 std::string other_namespace(const std::string& theirs, const std::string& mine) {
-  const std::size_t place = mine.rfind(' ');
-  if (place == std::string::npos || theirs.compare(0, place, mine, 0, place) != 0) return "";
+  const std::string boot = boot_of(mine);
+  if (boot.empty() || boot_of(theirs) != boot) return "";
   return ", or in another PID namespace of this one (start containers in one: --pid=host, shareProcessNamespace)";
 }
 
@@ -35,6 +50,8 @@ void tell_leaving(Liveness& own) { std::atomic_ref(own.leaving).store(1, std::me
 
 bool has_left(const Mate& mate) { return load(mate.life->leaving) != 0 || has_exited(mate.pidfd); }
 
+bool has_left_well(const Mate& mate) { return load(mate.life->leaving) != 0 && load(mate.life->failed) == kWell; }
+
 // From the least doubtful to the most: a rank that died well; one that a mate names; one that died after it had failed, or a failure.
 std::optional<Failure> find_failure(std::span<const Mate> mates) {
   std::optional<Failure> named, dead, failed;
@@ -43,7 +60,7 @@ std::optional<Failure> find_failure(std::span<const Mate> mates) {
     const bool gone = has_exited(mate.pidfd) && load(mate.life->leaving) == 0;
     const std::uint32_t said = load(mate.life->failed);
     if (gone && said == kWell) return death_of(mate.rank);
-    if (said >= kDeathOf && !named) named = death_of(said - kDeathOf);
+    if (said >= kDeathOf && !named) named = loss_of(said - kDeathOf, mates);
     if (gone && !dead) dead = death_of(mate.rank);
     if (said == kFailed && !failed) failed = Failure{"rank " + std::to_string(mate.rank) + "'s side of the communicator has failed", {}};
   }

@@ -11,8 +11,8 @@ namespace railweave::cuda {
 // What ended a communicator.
 struct Failure {
   std::string text;
-  std::optional<std::uint32_t> dead_rank;
-  bool damaged = false;  // bytes arrived that nobody sent
+  std::optional<std::uint32_t> dead_rank;  // or one that has left, and is waited for
+  bool damaged = false;                    // bytes arrived that nobody sent
 };
 
 // What to add to "runs on another node" when that node is this machine. Identities are those of engine::node_identity: they end with the
@@ -22,7 +22,7 @@ std::string other_namespace(const std::string& theirs, const std::string& mine);
 // One writer: the rank that it is about.
 struct Liveness {
   std::uint32_t failed;   // kWell; else its communicator has ended: by an error or abort, or because of a death
-  std::uint32_t leaving;  // no kernel of this rank will touch anything any more
+  std::uint32_t leaving;  // no kernel of this rank will touch anything any more; if it is well, all that it had queued has ended
 };
 inline constexpr std::uint32_t kWell = 0, kFailed = 1, kDeathOf = 2;  // kDeathOf + r: rank r has died
 
@@ -37,6 +37,8 @@ void tell_failure(Liveness& own, const Failure& failure);
 void tell_leaving(Liveness& own);
 // No kernel of that rank touches anything any more: it said so, or its process has ended.
 bool has_left(const Mate& mate);
+// The same, and nothing that it had queued was lost.
+bool has_left_well(const Mate& mate);
 
 // Why the communicator cannot go on, or nothing. A death goes before the failures that it causes: when a rank dies each of its mates fails,
 // and a mate that has seen the death a moment earlier must not hide it from the others.

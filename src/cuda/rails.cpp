@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "device.hpp"
+#include "railweave/engine/error.hpp"
 
 namespace railweave::cuda {
 namespace {
@@ -16,10 +17,17 @@ RailBackend::Mapped map_region(std::span<std::byte> region) {
 
 }  // namespace
 
-Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings, Remarks& remarks,
-             std::function<void(const engine::Failure&)> on_failure)
+Rails::Rails(std::uint32_t rank, const std::vector<NodeFacts>& facts, engine::Rendezvous& rendezvous, const ExchangeSettings& settings,
+             Remarks& remarks, std::function<void(const engine::Failure&)> on_failure)
     : slots_(settings.gpu_direct, remarks) {
   control_.on_failure = std::move(on_failure);
+  engine::Cluster cluster = engine::exchange_identity(rendezvous, rank, static_cast<std::uint32_t>(facts.size()), settings, &slots_);
+  const std::string objection = settings.gpu_nodes == 0 ? objection_to(cluster, facts) : std::string();
+  if (!objection.empty()) {
+    const std::string nodes = std::to_string(cluster.nodes.size());
+    throw BootstrapError("it spans " + nodes + " nodes, and " + objection + " (RAILWEAVE_GPU_NODES=" + nodes +
+                         " has it served all the same)");
+  }
   const auto make_backend = [this](engine::EngineServices& services) -> std::unique_ptr<engine::Backend> {
     void* port = nullptr;
     check(cudaHostAlloc(&port, sizeof(RailPort), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
@@ -38,8 +46,8 @@ Rails::Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendez
     }
     return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_);
   };
-  engine_ =
-      std::make_unique<engine::Engine>(rank, world, rendezvous, settings, std::nullopt, engine::TransportWrapper{}, make_backend, &slots_);
+  engine_ = std::make_unique<engine::Engine>(std::move(cluster), rendezvous, settings, std::nullopt, engine::TransportWrapper{},
+                                             make_backend, &slots_);
 }
 
 Rails::~Rails() { engine_->close(); }

@@ -12,15 +12,16 @@
 #include "../engine/engine.hpp"
 #include "gpu_slots.hpp"
 #include "rail_backend.hpp"
+#include "several_nodes.hpp"
 
 namespace railweave::cuda {
 
 class Rails {
  public:
-  // With the rank's device current. Takes the last rounds of the rendezvous. Throws BootstrapError (on every rank). `on_failure` is called
-  // on the engine's thread.
-  Rails(std::uint32_t rank, std::uint32_t world, engine::Rendezvous& rendezvous, const ExchangeSettings& settings, Remarks& remarks,
-        std::function<void(const engine::Failure&)> on_failure);
+  // With the rank's device current. Takes the last rounds of the rendezvous. `facts`: of all ranks. Throws BootstrapError (on every rank).
+  // `on_failure` is called on the engine's thread.
+  Rails(std::uint32_t rank, const std::vector<NodeFacts>& facts, engine::Rendezvous& rendezvous, const ExchangeSettings& settings,
+        Remarks& remarks, std::function<void(const engine::Failure&)> on_failure);
   Rails(const Rails&) = delete;
   Rails& operator=(const Rails&) = delete;
   ~Rails();

@@ -71,6 +71,9 @@ ExchangeSettings settings_of(const railweave_cuda_config& config) {
   ExchangeSettings settings;
   for (const auto& [name, value] : kept.settings) setting_named(name).set(settings, value);
   settings = settings_from_environment(settings);
+  // Which interfaces NCCL is to use was said to NCCL.
+  if (const char* const names = std::getenv("NCCL_SOCKET_IFNAME"); names != nullptr && settings.interfaces.empty())
+    settings.interfaces = names;
   tell_once(config, kept, settings);
   if (config.setting_count != 0) capi::require(config.settings, "settings");
   for (std::size_t i = 0; i < config.setting_count; ++i) {

@@ -14,6 +14,7 @@
 
 #include "layout.hpp"
 #include "railweave/engine/error.hpp"
+#include "slot_memory.hpp"
 #include "wire.hpp"
 
 namespace railweave::engine {
@@ -73,35 +74,32 @@ std::uint64_t device_rate(const std::string& device) {
   return static_cast<std::uint64_t>(mbit) * kBytesPerMbit;
 }
 
-// Interfaces that could be rails: up, with an address, and not a loopback or a bridge of a container runtime.
-std::vector<std::string> usable_interfaces() {
-  constexpr std::array<std::string_view, 6> kNotRails{"docker", "virbr", "br-", "cni", "flannel", "lxc"};
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  std::size_t start = 0;
+  while (start <= text.size() && !text.empty()) {
+    const auto comma = std::min(text.find(',', start), text.size());
+    if (comma > start) parts.emplace_back(text.substr(start, comma - start));
+    start = comma + 1;
+  }
+  return parts;
+}
+
+// Interfaces that could be rails: up, with an address, no loopback, and what the setting `interfaces` says.
+std::vector<std::string> usable_interfaces(const std::string& rule) {
   std::set<std::string> names;
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
     if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6) continue;
-    const std::string name = entry->ifa_name;
-    if (std::none_of(kNotRails.begin(), kNotRails.end(), [&](std::string_view prefix) { return name.starts_with(prefix); }))
-      names.insert(name);
+    if (is_rail(entry->ifa_name, rule)) names.insert(entry->ifa_name);
   }
   ::freeifaddrs(list);
   return {names.begin(), names.end()};
 }
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::size_t start = 0;
-  while (start <= text.size() && !text.empty()) {
-    const auto comma = std::min(text.find(',', start), text.size());
-    if (comma > start) parts.push_back(text.substr(start, comma - start));
-    start = comma + 1;
-  }
-  return parts;
-}
-
-Identity own_identity(const ExchangeSettings& settings, const std::function<bool(const std::string& device)>& moves_slots) {
+Identity own_identity(const ExchangeSettings& settings, const SlotMemory* slots) {
   Identity identity;
   try {
     check(settings);
@@ -111,9 +109,9 @@ Identity own_identity(const ExchangeSettings& settings, const std::function<bool
   identity.node = node_identity(settings);
   identity.network = inode("/proc/self/ns/net");
   identity.explicit_nics = !settings.nics.empty();
-  for (const std::string& name : identity.explicit_nics ? split(settings.nics) : usable_interfaces()) {
+  for (const std::string& name : identity.explicit_nics ? split(settings.nics) : usable_interfaces(settings.interfaces)) {
     identity.devices.push_back({name, device_rate(name)});
-    if (moves_slots(name)) identity.moves_slots = true;
+    if (slots != nullptr && slots->objection(name).empty()) identity.moves_slots = true;
   }
   for (const Setting& setting : settings_table()) {
     if (setting.must_agree) identity.settings.push_back(setting.get(settings));
@@ -227,6 +225,20 @@ void deal_nics(Cluster& cluster, const std::vector<Identity>& identities) {
 
 }  // namespace
 
+bool is_rail(std::string_view interface, std::string_view rule) {
+  constexpr std::array<std::string_view, 6> kOfContainers{"docker", "virbr", "br-", "cni", "flannel", "lxc"};
+  const auto begins = [interface](std::string_view prefix) { return interface.starts_with(prefix); };
+  const bool excludes = rule.empty() || rule.front() == '^';
+  if (excludes && std::any_of(kOfContainers.begin(), kOfContainers.end(), begins)) return false;
+  if (excludes && !rule.empty()) rule.remove_prefix(1);
+  const bool whole = !rule.empty() && rule.front() == '=';
+  if (whole) rule.remove_prefix(1);
+  const std::vector<std::string> names = split(rule);
+  const bool named =
+      std::any_of(names.begin(), names.end(), [&](const std::string& name) { return whole ? interface == name : begins(name); });
+  return named != excludes;
+}
+
 std::string node_identity(const ExchangeSettings& settings) {
   if (!settings.node_id.empty()) return settings.node_id;
   std::array<char, 256> host{};
@@ -235,8 +247,8 @@ std::string node_identity(const ExchangeSettings& settings) {
 }
 
 Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings,
-                          const std::function<bool(const std::string& device)>& moves_slots) {
-  const std::vector<Blob> blobs = rendezvous.all_gather("identity", encode(own_identity(settings, moves_slots), world));
+                          const SlotMemory* slots) {
+  const std::vector<Blob> blobs = rendezvous.all_gather("identity", encode(own_identity(settings, slots), world));
   Cluster cluster;
   cluster.rank = rank;
   cluster.world = world;

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "railweave/engine/settings.hpp"
@@ -55,13 +55,18 @@ struct Cluster {
   bool local(std::uint32_t other) const { return ranks[other].node == node(); }
 };
 
+// Whether an interface is one of those that the setting `interfaces` names.
+bool is_rail(std::string_view interface, std::string_view rule);
+
 // Ranks with equal identities run on one node and share its memory: the setting node_id, else host, boot and PID namespace.
 std::string node_identity(const ExchangeSettings& settings);
 
-// First round: identities, interfaces and settings; checks that each rank's can be had, and that ranks agree. `moves_slots`: whether this
-// rank would like to have the slots of such a NIC elsewhere (slot_memory.hpp). Throws BootstrapError (the same on every rank).
+class SlotMemory;
+// First round: identities, interfaces and settings; checks that each rank's can be had, and that ranks agree. `slots`: where this rank
+// would like to have the slots of NICs that they may be moved for, or none (slot_memory.hpp). Throws BootstrapError (the same on every
+// rank).
 Cluster exchange_identity(Rendezvous& rendezvous, std::uint32_t rank, std::uint32_t world, const ExchangeSettings& settings,
-                          const std::function<bool(const std::string& device)>& moves_slots);
+                          const SlotMemory* slots = nullptr);
 
 // What a rank has made for others to use.
 struct Resources {

@@ -31,9 +31,9 @@ class Engine final : public EngineServices {
  public:
   Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
          std::optional<Fabric> fabric, const TransportWrapper& wrap = {});
-  // Where the ranks have met already: these are the last rounds of that rendezvous. `slots`: where slots of NICs may lie beside the ranks'
-  // regions, for as long as the engine lives; all ranks have one, or none.
-  Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
+  // Where the ranks have met already and know each other: these are the last rounds of that rendezvous. `slots`: where slots of NICs may
+  // lie beside the ranks' regions, for as long as the engine lives; all ranks have one, or none.
+  Engine(Cluster cluster, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
          const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots = nullptr);
   ~Engine() override;
   Engine(const Engine&) = delete;
@@ -83,6 +83,8 @@ class Engine final : public EngineServices {
   using OperationPtr = std::shared_ptr<Operation>;
 
   // engine_setup.cpp
+  Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
+         const TransportWrapper& wrap);
   void set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend);
   // A NIC's transport, and why its slots lie in the region.
   struct OpenNic {

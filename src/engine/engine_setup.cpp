@@ -55,17 +55,19 @@ std::unique_ptr<Rendezvous> meet(std::uint32_t rank, std::uint32_t world, const 
 
 Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
                std::optional<Fabric> fabric, const TransportWrapper& wrap) try
-    : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap, make_host_backend) {
+    : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap) {
 } catch (const BootstrapError&) {
   check(settings);  // this rank's own, whatever others said or did not come to hear
   throw;
 }
 
 Engine::Engine(std::uint32_t rank, std::uint32_t world, Rendezvous& rendezvous, const ExchangeSettings& settings,
-               std::optional<Fabric> fabric, const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots)
-    : settings_(settings), slots_(slots) {
-  cluster_ = exchange_identity(rendezvous, rank, world, settings,
-                               [slots](const std::string& device) { return slots != nullptr && slots->objection(device).empty(); });
+               std::optional<Fabric> fabric, const TransportWrapper& wrap)
+    : Engine(exchange_identity(rendezvous, rank, world, settings), rendezvous, settings, std::move(fabric), wrap, make_host_backend) {}
+
+Engine::Engine(Cluster cluster, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
+               const TransportWrapper& wrap, const BackendMaker& make_backend, SlotMemory* slots)
+    : settings_(settings), slots_(slots), cluster_(std::move(cluster)) {
   set_up(rendezvous, std::move(fabric), wrap, make_backend);
 }
 

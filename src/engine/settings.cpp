@@ -72,11 +72,11 @@ constexpr std::array kTable{
     Setting{"gpu_low_latency_bytes", "bytes", false, 0, 3u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree",
             "2 x H200, docs/cuda.md; `railweave calibrate` measures it", &S::gpu_low_latency_bytes},
-    Setting{
-        "gpu_nodes", "nodes", true, 1, 1024, "most nodes of a communicator between GPUs; one over more is left to NCCL",
-        "labs of 2 and 4 x H200: faster than NCCL inside nodes, for skewed traffic and with a rail a rank; with two rails a rank balanced "
-        "traffic takes up to 7% longer (docs/results.md)",
-        &S::gpu_nodes},
+    Setting{"gpu_nodes", "nodes", true, 0, 1024,
+            "most nodes of a communicator between GPUs; one over more is left to NCCL; 0: one over several is served where ranks reach "
+            "each other "
+            "by TCP, at no more than 10 Gbit/s for each, and have four CPUs each",
+            "what labs of 2 and 4 x H200 have shown to be as fast as NCCL at least (docs/cuda.md)", &S::gpu_nodes},
     Setting{"gpu_direct", "", false, 0, 2,
             "slots of NICs in the memory of their owner's GPU, which the NICs read and write (GPUDirect): 0: never; 1: where the hardware "
             "has it and the way from NIC to GPU is short; 2: wherever UCX can do it, also over TCP",
@@ -107,6 +107,12 @@ constexpr std::array kTable{
     Setting{"node_id", "", false, 0, 0,
             "identity of the node; ranks with equal identities share memory (default: boot id, host name and PID namespace)", "",
             &S::node_id},
+    Setting{
+        "interfaces", "", false, 0, 0,
+        "which network interfaces are rails, in the form of NCCL_SOCKET_IFNAME, which counts under the NCCL shim where this is not set: "
+        "what names begin with, separated by commas; ^ before the list: all others; = (or ^=): whole names; without it all but those of "
+        "container runtimes",
+        "", &S::interfaces},
     Setting{"nics", "", false, 0, 0,
             "network interfaces that this rank owns, separated by commas (a comma alone: none); without it a node's interfaces are dealt "
             "to its ranks in order",

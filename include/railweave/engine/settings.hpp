@@ -31,7 +31,7 @@ struct ExchangeSettings {
   std::uint64_t bootstrap_ms = 60000;
   std::uint64_t gpu_blocks = 16;
   std::uint64_t gpu_low_latency_bytes = 1u << 20;
-  std::uint64_t gpu_nodes = 1;
+  std::uint64_t gpu_nodes = 0;
   std::uint64_t gpu_direct = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;
   std::uint64_t gpu_virtual_memory = 1;
@@ -40,6 +40,7 @@ struct ExchangeSettings {
   std::uint64_t gpu_emulated_mesh = 0;
   std::uint64_t checksum = 0;
   std::string node_id;
+  std::string interfaces;
   std::string nics;
   std::string ucx_tls;
   std::string ucx_library;

@@ -76,7 +76,7 @@ class GpuRank {
     job.prepare_slots(rank, slots_);
     const auto meeting = engine::make_rendezvous(rendezvous, rank, job.shape.world(), std::chrono::milliseconds(settings.bootstrap_ms));
     engine_ = std::make_unique<engine::Engine>(
-        rank, job.shape.world(), *meeting, settings, std::nullopt,
+        engine::exchange_identity(*meeting, rank, job.shape.world(), settings, &slots_), *meeting, settings, std::nullopt,
         [&](std::unique_ptr<engine::Transport> nic, std::uint32_t) -> std::unique_ptr<engine::Transport> {
           if (slots_.kind() == engine::MemoryKind::host) {  // as over an RDMA device, what has arrived is read back before it is announced
             engine::UcxOptions options;

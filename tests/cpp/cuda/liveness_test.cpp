@@ -116,6 +116,29 @@ TEST_F(FourRanks, ARankThatLeftMayEnd) {
   EXPECT_FALSE(has_left(mates_of(0)[1]));
 }
 
+// Of one that has failed, nobody knows what its peers still need of it.
+TEST_F(FourRanks, OnlyAWellRankLeavesWell) {
+  EXPECT_FALSE(has_left_well(mates_of(0)[0]));
+  processes[1].kill();
+  EXPECT_FALSE(has_left_well(mates_of(0)[0])) << "that is a death";
+  tell_leaving(lives[1]);
+  EXPECT_TRUE(has_left_well(mates_of(0)[0]));
+  tell_failure(lives[2], {"aborted", std::nullopt});
+  tell_leaving(lives[2]);
+  EXPECT_FALSE(has_left_well(mates_of(0)[1]));
+}
+
+TEST_F(FourRanks, WhoIsWaitedForThoughItLeftIsNamed) {
+  tell_leaving(lives[2]);
+  processes[2].kill();
+  ASSERT_FALSE(seen_by(0).has_value());
+  tell_failure(lives[1], {"a receive of 8 bytes from rank 2 waits, and that rank has left", 2});
+  const auto failure = seen_by(0);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->dead_rank, 2u);
+  EXPECT_EQ(failure->text, "rank 2 has left, and another rank waits for it");
+}
+
 // Ranks of this process have no pidfd: they die with everybody.
 TEST(Liveness, ARankOfTheSameProcessCanOnlyFail) {
   Liveness life{};
@@ -130,7 +153,10 @@ TEST(Nodes, AnotherPidNamespaceOfThisMachineIsNamed) {
   const std::string mine = "host 8c1f-boot 4026531836";
   EXPECT_EQ(other_namespace("host 8c1f-boot 4026532577", mine),
             ", or in another PID namespace of this one (start containers in one: --pid=host, shareProcessNamespace)");
+  EXPECT_EQ(other_namespace("c0ffee 8c1f-boot 4026532577", mine), other_namespace("host 8c1f-boot 4026532577", mine))
+      << "a container's name";
   EXPECT_EQ(other_namespace("other 77aa-boot 4026531836", mine), "");
+  EXPECT_EQ(other_namespace("rack 1", "rack 1 a"), "") << "as RAILWEAVE_NODE_ID may be, too";
   EXPECT_EQ(other_namespace("rack1", "rack2"), "") << "as RAILWEAVE_NODE_ID gives them";
 }
 

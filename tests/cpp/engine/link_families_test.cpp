@@ -60,7 +60,7 @@ Found run(const std::string& nics, const std::vector<bool>& six) {
       const auto rails = std::make_shared<RailSwitch>(2);
       Log log;
       engine::Engine engine(
-          rank, 2, *meeting, settings, std::nullopt,
+          engine::exchange_identity(*meeting, rank, 2, settings, &log), *meeting, settings, std::nullopt,
           [&](std::unique_ptr<engine::Transport> nic, std::uint32_t place) -> std::unique_ptr<engine::Transport> {
             if (rank == 0 || !six[place]) return nic;
             return std::make_unique<SixTransport>(std::move(nic), FaultPolicy{}, rails, rank);

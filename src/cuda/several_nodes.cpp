@@ -1,0 +1,102 @@
+#include "several_nodes.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string_view>
+#include <system_error>
+
+#include "liveness.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+// What the NICs of a node may have for each of its ranks. With a rail of 8 Gbit/s a rank exchanges are as fast as NCCL's, with two balanced
+// ones of 256 KiB to 1 MiB take 5 to 7% longer, as a rank's one thread is full (2x2 and 2x4 labs on two H200, docs/results.md).
+constexpr std::uint64_t kMostBps = 1'250'000'000;
+// CPUs for each rank of a node: its engine's thread and the program's own look for work all the time. With two for each rank messages of
+// 16 KiB took 2.3 and 3.4 times as long as NCCL's, with four 1.02 times (2x4 labs on one and two H200, docs/results.md).
+constexpr std::uint32_t kLeastCpus = 4;
+
+std::string gbits(std::uint64_t Bps) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g Gbit/s", static_cast<double>(Bps) / 125e6);
+  return text;
+}
+
+bool is_set(const char* text) { return text != nullptr && *text != '\0'; }
+
+std::string slow_cpus(const engine::NodeInfo& node, const std::vector<NodeFacts>& facts) {
+  std::uint32_t cpus = 0;
+  for (std::size_t word = 0; word < CpuSet{}.words.size(); ++word) {
+    std::uint64_t any = 0;
+    for (const std::uint32_t rank : node.ranks) any |= facts[rank].cpus.words[word];
+    cpus += static_cast<std::uint32_t>(std::popcount(any));
+  }
+  if (cpus >= kLeastCpus * node.ranks.size()) return {};
+  return "node '" + node.name + "' has " + std::to_string(cpus) + " CPUs for " + std::to_string(node.ranks.size()) +
+         " ranks; with less than " + std::to_string(kLeastCpus) + " for each its threads take each other's";
+}
+
+std::string fast_nics(const engine::Cluster& cluster, const engine::NodeInfo& node) {
+  std::uint64_t sum = 0;
+  for (const std::uint32_t id : node.nics) {
+    const engine::NicInfo& nic = cluster.nics[id];
+    if (nic.rate_Bps == 0) return "the speed of NIC " + nic.device + " of rank " + std::to_string(nic.owner) + " is not known";
+    sum += nic.rate_Bps;
+  }
+  if (sum <= kMostBps * node.ranks.size()) return {};
+  return "the NICs of node '" + node.name + "' have " + gbits(sum) + " for " + std::to_string(node.ranks.size()) + " ranks; more than " +
+         gbits(kMostBps) + " for each can be too much for its thread";
+}
+
+}  // namespace
+
+std::string better_network(const std::string& infiniband, const char* (*variable)(const char* name)) {
+  for (const char* const name : {"NCCL_NET", "NCCL_NET_PLUGIN"}) {
+    const char* const text = variable(name);
+    static constexpr std::array<std::string_view, 3> kTcp{"Socket", "none", ""};
+    if (text != nullptr && std::find(kTcp.begin(), kTcp.end(), text) == kTcp.end()) return std::string(name) + "=" + text;
+  }
+  // As NCCL reads it: any number but 0.
+  const char* const disabled = variable("NCCL_IB_DISABLE");
+  if (is_set(disabled) && std::strtol(disabled, nullptr, 10) != 0) return {};
+  std::error_code ignored;
+  std::set<std::string> devices;
+  for (const auto& entry : std::filesystem::directory_iterator(infiniband, ignored)) devices.insert(entry.path().filename().string());
+  return devices.empty() ? std::string() : "RDMA device " + *devices.begin();
+}
+
+NodeFacts own_node_facts() {
+  NodeFacts facts;
+  facts.network = better_network("/sys/class/infiniband", [](const char* name) -> const char* { return std::getenv(name); });
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (::sched_getaffinity(0, sizeof cpus, &cpus) != 0) return facts;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &cpus)) facts.cpus.words[static_cast<std::size_t>(cpu) / 64] |= std::uint64_t{1} << cpu % 64;
+  }
+  return facts;
+}
+
+std::string objection_to(const engine::Cluster& cluster, const std::vector<NodeFacts>& facts) {
+  for (std::uint32_t rank = 0; rank < cluster.world; ++rank) {
+    if (!facts[rank].network.empty())
+      return "rank " + std::to_string(rank) + " has " + facts[rank].network + ", over which several nodes have not run";
+  }
+  for (const engine::NodeInfo& node : cluster.nodes) {
+    const std::string first = cluster.nodes[0].name, rest = &node == cluster.nodes.data() ? "" : other_namespace(node.name, first);
+    if (!rest.empty()) return "rank " + std::to_string(node.ranks[0]) + " runs on another node than rank 0" + rest;
+    std::string objection = fast_nics(cluster, node);
+    if (objection.empty()) objection = slow_cpus(node, facts);
+    if (!objection.empty()) return objection;
+  }
+  return {};
+}
+
+}  // namespace railweave::cuda
