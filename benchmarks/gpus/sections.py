@@ -66,6 +66,7 @@ _LATE_CHECKS = (
     Check("check-random_groups", "Random groups", 60, 200),
     Check("check-collectives", "PyTorch's collectives", 60, 240),
     Check("check-death", "A rank dies", 15, 60),
+    Check("check-goodbye", "A rank's program ends without destroying anything", 20, 90),
     Check("rail-down", "A rail that goes down in the middle of an exchange", 90, 240),
     Check("planning", "Planning and the exchange of rows, 8 ranks on rails", 20, 90),
     Check("check-memory", "Memory of a communicator", 20, 90),

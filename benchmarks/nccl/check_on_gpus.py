@@ -54,6 +54,7 @@ WAYS = (
         ("stalled for 400 ms", "send of 8388608 bytes to rank", "grant: its receive has not begun"),
     ),
     Way("shim, a rank dies", ("death",), True, {}, ("has died",)),
+    Way("shim, a rank ends without destroying", ("goodbye",), True, {}, ("and that rank has left",)),
     Way("shim switched off", ("host_cost",), True, {"RAILWEAVE_SHIM": "off"}),
     Way("railweave.torch", ("torch_interface",), False),
     Way("NCCL alone", ("collectives", "graphs", "random_groups", "host_cost", "memory"), False),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -339,6 +340,54 @@ def death(rank: int, world: int) -> dict[str, object]:
     os._exit(0 if error == _REMOTE_ERROR else 1)
 
 
+def goodbye(rank: int, world: int) -> dict[str, object]:
+    """The last rank's program ends and destroys nothing, as many do: the others go on without it, and hear of it when they need it."""
+    nccl = Nccl()
+    unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+    dist.broadcast_object_list(unique_id, src=0)
+    communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+    process = [os.getpid()]
+    dist.broadcast_object_list(process, src=world - 1)
+    count, stream = 2 << 20, torch.cuda.current_stream()
+
+    def exchange(ranks: range, salt: int) -> None:
+        send = torch.cat([_rows(rank, peer, count, 1, torch.uint8, salt) for peer in ranks])
+        wanted = torch.cat([_rows(peer, rank, count, 1, torch.uint8, salt) for peer in ranks])
+        received = torch.zeros_like(wanted)
+        nccl.start()
+        for place, _ in enumerate(ranks):
+            nccl.message(True, send[place * count].data_ptr(), count, 0, ranks[place], communicator, stream.cuda_stream)
+            nccl.message(False, received[place * count].data_ptr(), count, 0, ranks[place], communicator, stream.cuda_stream)
+        nccl.end()
+        torch.cuda.synchronize()
+        _require(_same(received, wanted), f"exchange {salt}: wrong bytes")
+
+    exchange(range(world), 0)
+    if rank == world - 1:
+        sys.exit(0)
+    watched = select.poll()
+    watched.register(os.pidfd_open(process[0]), select.POLLIN)
+    _require(bool(watched.poll(30_000)), "the last rank's process has not ended")
+    exchanges = 50
+    for salt in range(1, exchanges + 1):
+        exchange(range(world - 1), salt)
+        _require(nccl.async_error(communicator) == 0, f"exchange {salt}: an error without the last rank")
+        time.sleep(0.01)
+    others = torch.zeros(count, dtype=torch.uint8, device="cuda")
+    if rank == 0:
+        nccl.message(False, others.data_ptr(), count, 0, world - 1, communicator, torch.cuda.Stream().cuda_stream)
+    begin = time.monotonic()
+    while (error := nccl.async_error(communicator)) == 0 and time.monotonic() < begin + 20:
+        time.sleep(0.001)
+    told = time.monotonic() - begin
+    nccl.abort(communicator)
+    torch.cuda.synchronize()
+    result = {"exchanges_without_it": exchanges, "async_error": error, "told_after_s": round(told, 3)}
+    if rank == 0:
+        print(json.dumps({"section": "goodbye", **result}), flush=True)
+    os._exit(0 if error == _REMOTE_ERROR else 1)
+
+
 def torch_interface(rank: int, world: int) -> dict[str, object]:
     """railweave.torch on CUDA tensors: values, gradients, async_op, registered memory."""
     from railweave.torch import all_to_all_single, close, deregister, register
@@ -366,7 +415,9 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
     return {"exchanges": done + 2}
 
 
-SECTIONS = {f.__name__: f for f in (collectives, graphs, freed, lives, random_groups, host_cost, memory, stall, death, torch_interface)}
+SECTIONS = {
+    f.__name__: f for f in (collectives, graphs, freed, lives, random_groups, host_cost, memory, stall, death, goodbye, torch_interface)
+}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,8 +1,10 @@
 #include "communicator.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <numeric>
@@ -45,6 +47,10 @@ Residents& residents() {
   return each;
 }
 
+// What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
+// that its processes have in turns. Not measured.
+constexpr auto kLeftFor = 1s;
+
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
          (direction == Direction::send ? "to" : "from") + " rank " + std::to_string(peer);
@@ -64,6 +70,15 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       processes_(world) {
   bring_together(rendezvous);
   start_threads();
+  // Many programs end without destroying what they have made. Registered after CUDA's own handlers, so called before them; not for
+  // children, which have these words of their parent's, too.
+  static const pid_t process = ::getpid();
+  static const int registered = std::atexit([] {
+    if (::getpid() != process) return;
+    const std::scoped_lock lock(residents().mutex);
+    for (Communicator* communicator : residents().all) communicator->leave_with_process();
+  });
+  static_cast<void>(registered);
   const std::scoped_lock lock(residents().mutex);
   residents().all.push_back(this);
   std::uint32_t& ranks = residents().ranks[device_];
@@ -397,6 +412,7 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
 
 void Communicator::look_around() {
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
+  if (auto failure = find_unmatched()) fail(std::move(*failure));
   if (virtual_memory_ == nullptr) follow_books();
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
@@ -460,12 +476,65 @@ void Communicator::follow_books() {
   extents_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
 }
 
-// Kernels leave, mates hear of it, later calls fail. The first reason stays.
-void Communicator::fail(Failure failure) {
+// A rank that has left will not queue what a message of this one still needs. What it had queued has ended, so its counts say what that
+// was. Replays are not known here message by message; one that waits for such a rank does so until gpu_timeout_ms.
+std::optional<Failure> Communicator::find_unmatched() {
+  std::vector<Pending> waiting;
+  std::uint64_t completed = 0;
+  std::set<std::uint32_t> gone;
+  for (const Mate& mate : mates_) {
+    if (has_left_well(mate)) gone.insert(mate.rank);
+  }
+  if (!gone.empty()) {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_) waiting = waiting_messages();
+    completed = ended().completed;
+  }
+  std::erase_if(waiting, [first = waiting.empty() ? 0 : waiting.front().operation, &gone](const Pending& pending) {
+    return pending.operation != first || gone.count(pending.peer) == 0;
+  });
+  const auto now = std::chrono::steady_clock::now();
+  if (waiting.empty() || !waits_for_left_ || waits_for_left_->first != completed) {
+    waits_for_left_ = std::nullopt;
+    if (!waiting.empty()) waits_for_left_.emplace(completed, now);
+    return std::nullopt;
+  }
+  if (now - waits_for_left_->second < kLeftFor) return std::nullopt;
+  waits_for_left_->second = now;
+  const std::scoped_lock words_lock(words_mutex_);
+  PortWords words;
+  std::set<std::uint32_t> mates;
+  for (const Pending& pending : waiting) mates.insert(mate_of_[pending.peer]);
+  if (!read_words(mates, true, words)) return std::nullopt;
+  for (const auto& [pending, message] : in_order(waiting)) {
+    const std::uint32_t mate = mate_of_[pending.peer];
+    if (!is_unmatched(message, *words.own[mate], *words.mates[mate])) continue;
+    const std::scoped_lock lock(mutex_);
+    if (ended().completed != completed) return std::nullopt;
+    return Failure{"a " + name(pending.direction, pending.bytes, pending.peer) + " waits, and that rank has left", pending.peer};
+  }
+  return std::nullopt;
+}
+
+bool Communicator::is_quiet() const {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (enqueued() != ended().completed) return false;
+  }
+  return !captured_ || cudaEventQuery(last_.get()) == cudaSuccess;
+}
+
+// Mates that have nothing to do with this rank any more go on. They take an end with something unended for a death.
+void Communicator::leave_with_process() noexcept {
+  if (!failure() && is_quiet()) tell_leaving(book_->page().life);
+}
+
+// Kernels leave, mates hear of it unless told otherwise, later calls fail. The first reason stays.
+void Communicator::fail(Failure failure, bool tell) {
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
-    tell_failure(book_->page().life, *failure_);
+    if (tell) tell_failure(book_->page().life, *failure_);
   }
   std::atomic_ref(region_->host().stop).store(1, std::memory_order_release);
   if (rails_ != nullptr) rails_->stop();
@@ -506,7 +575,12 @@ std::optional<Failure> Communicator::failure() const {
   return failure_;
 }
 
-void Communicator::abort() { fail({"aborted on rank " + std::to_string(rank_), std::nullopt}); }
+// PyTorch aborts what a program has not destroyed when it ends.
+void Communicator::abort() {
+  const bool quiet = is_quiet();
+  fail({"aborted on rank " + std::to_string(rank_), std::nullopt}, !quiet);
+  if (quiet) tell_leaving(book_->page().life);
+}
 
 void Communicator::drain() {
   if (drained_) return;
@@ -568,15 +642,32 @@ std::vector<Communicator::Pending> Communicator::waiting_messages() const {
 }
 
 // Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
-bool Communicator::read_words(const std::set<std::uint32_t>& mates, std::vector<const Port*>& words) const {
+bool Communicator::read_words(const std::set<std::uint32_t>& mates, bool theirs, PortWords& words) const {
   constexpr auto kAnswerTime = 500ms;
   const DeviceScope scope(device_);
-  for (const std::uint32_t mate : mates) words[mate] = region_->copy_words(mate, side_stream_.get());
+  words.own.resize(mates_.size() + 1);
+  words.mates.resize(mates_.size() + 1);
+  for (const std::uint32_t mate : mates) {
+    words.own[mate] = region_->copy_words(mate, side_stream_.get());
+    if (theirs) words.mates[mate] = region_->copy_mates_words(mate, side_stream_.get());
+  }
   const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
   cudaError_t status = cudaErrorNotReady;
   while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(kBusyLook);
   return status == cudaSuccess;
+}
+
+// Each message with what is under way of its pair before it.
+std::vector<std::pair<Communicator::Pending, Waiting>> Communicator::in_order(const std::vector<Pending>& waiting) {
+  std::map<std::tuple<std::uint32_t, Direction, Path>, std::uint64_t> before;
+  std::vector<std::pair<Pending, Waiting>> order;
+  for (const Pending& pending : waiting) {
+    std::uint64_t& earlier = before[{pending.peer, pending.direction, pending.path}];
+    order.push_back({pending, {pending.direction, pending.path, pending.peer, pending.bytes, earlier}});
+    earlier += pending.path == Path::packets ? packets_of(pending.bytes) : 1;
+  }
+  return order;
 }
 
 std::string Communicator::describe() const {
@@ -603,24 +694,20 @@ std::string Communicator::describe(const std::vector<Pending>& waiting) const {
   for (const Pending& pending : waiting) {
     if (near(pending.peer)) mates.insert(mate_of_[pending.peer]);
   }
-  std::vector<const Port*> words(mates_.size() + 1);  // by mate
+  PortWords words;
   bool readable = false;
   try {
-    readable = read_words(mates, words);
+    readable = read_words(mates, false, words);
   } catch (const DeviceError& error) {
     text += std::string("the GPU cannot be asked: ") + error.what() + '\n';
   }
-  std::map<std::tuple<std::uint32_t, Direction, Path>, std::uint64_t> before;
-  for (const Pending& pending : waiting) {
-    std::uint64_t& earlier = before[{pending.peer, pending.direction, pending.path}];
-    const Waiting message{pending.direction, pending.path, pending.peer, pending.bytes, earlier};
-    earlier += pending.path == Path::packets ? packets_of(pending.bytes) : 1;
+  for (const auto& [pending, message] : in_order(waiting)) {
     if (pending.operation != waiting.front().operation)
       text += name(pending.direction, pending.bytes, pending.peer) + ": queued behind";
     else if (pending.path == Path::rail)
       text += name(pending.direction, pending.bytes, pending.peer) + ": over rails";
     else if (readable)
-      text += waiting_text(message, *words[mate_of_[pending.peer]]);
+      text += waiting_text(message, *words.own[mate_of_[pending.peer]]);
     else
       text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
     text += std::string(" (") + where(pending.peer) + ")\n";

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "book.hpp"
@@ -66,6 +68,7 @@ class Communicator {
   static void enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams);
 
   std::optional<Failure> failure() const;
+  // Ends the communicator on all ranks; on this one alone where all that it had queued has ended.
   void abort();
   // Waits for own operations, then for mates of other processes, until none of them can touch this rank's memory any more.
   void drain();
@@ -121,7 +124,12 @@ class Communicator {
   void watch(const char* name, void (Communicator::*look)());
   void look_around();
   void follow_books();
-  void fail(Failure failure);
+  // The first message of the operation that runs that waits for a rank which has left.
+  std::optional<Failure> find_unmatched();
+  void fail(Failure failure, bool tell = true);
+  // All that was queued, or replayed, has ended.
+  bool is_quiet() const;
+  void leave_with_process() noexcept;
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
   Totals ended() const;            // of those that were counted when they were queued
@@ -129,8 +137,13 @@ class Communicator {
   Totals ended(Path path, bool captured) const;
   Path path_of(const Transfer& transfer) const;
   std::vector<Pending> waiting_messages() const;  // under mutex_
+  static std::vector<std::pair<Pending, Waiting>> in_order(const std::vector<Pending>& waiting);
   std::string describe(const std::vector<Pending>& waiting) const;
-  bool read_words(const std::set<std::uint32_t>& mates, std::vector<const Port*>& words) const;
+  // The own ports' words, by mate, and those of mates for this rank where they are asked for. False: the GPU does not answer.
+  struct PortWords {
+    std::vector<const Port*> own, mates;
+  };
+  bool read_words(const std::set<std::uint32_t>& mates, bool theirs, PortWords& words) const;
 
   const std::uint32_t rank_, world_;
   const int device_;
@@ -173,6 +186,8 @@ class Communicator {
   std::optional<Failure> failure_;
   std::unique_ptr<Rails> rails_;    // where there are far ranks
   mutable std::mutex words_mutex_;  // held by who reads words of ports
+  // Of the watching thread: since when nothing has ended while a rank that has left is waited for.
+  std::optional<std::pair<std::uint64_t, std::chrono::steady_clock::time_point>> waits_for_left_;
   std::jthread watcher_, mapper_;
 };
 

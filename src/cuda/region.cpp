@@ -43,7 +43,7 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), ports_(mate
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
-    check(cudaHostAlloc(&host, kPortWordsBytes * mates, cudaHostAllocPortable), "allocating pinned host memory");
+    check(cudaHostAlloc(&host, 2 * kPortWordsBytes * mates, cudaHostAllocPortable), "allocating pinned host memory");
     words_ = static_cast<std::byte*>(host);
     check(cudaStreamSynchronize(stream.get()), "clearing the communicator's memory");
   } catch (...) {
@@ -60,10 +60,16 @@ void Region::release() noexcept {
   cudaFreeHost(words_);
 }
 
-const Port* Region::copy_words(std::uint32_t mate, cudaStream_t stream) const {
-  std::byte* const copy = words_ + kPortWordsBytes * mate;
-  check(cudaMemcpyAsync(copy, local(mate), kPortWordsBytes, cudaMemcpyDeviceToHost, stream), "reading the words of a port");
+const Port* Region::copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const {
+  std::byte* const copy = words_ + kPortWordsBytes * place;
+  check(cudaMemcpyAsync(copy, port, kPortWordsBytes, cudaMemcpyDefault, stream), "reading the words of a port");
   return reinterpret_cast<const Port*>(copy);
+}
+
+const Port* Region::copy_words(std::uint32_t mate, cudaStream_t stream) const { return copy_words(local(mate), 2 * mate, stream); }
+
+const Port* Region::copy_mates_words(std::uint32_t mate, cudaStream_t stream) const {
+  return copy_words(remote(mate), 2 * mate + 1, stream);
 }
 
 RegionHandle Region::handle() const {

@@ -40,8 +40,10 @@ class Region {
   Totals* totals() const { return own_->totals; }
   Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
   HostView& host() const { return *host_; }
-  // Copies the words of the own port for that mate on the stream, into memory of the host that the next call for it reuses.
+  // Copy the words of the own port for that mate, or of the mate's for this rank, on the stream, into memory of the host that the next call
+  // for it reuses.
   const Port* copy_words(std::uint32_t mate, cudaStream_t stream) const;
+  const Port* copy_mates_words(std::uint32_t mate, cudaStream_t stream) const;
 
  private:
   struct Own {
@@ -51,12 +53,13 @@ class Region {
   };
 
   Port* ports(std::uint32_t mate) const { return static_cast<Port*>(ports_[mate].get()); }
+  const Port* copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const;
   void release() noexcept;
 
   const std::uint32_t mate_;  // its own number
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
-  std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for each mate
+  std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for the own port and the mate's, of each mate
   // By mate, the own ones too, which mates of this process keep as long as they need: a kernel of theirs may still say that it has taken
   // what this rank sent when this rank has long left.
   std::vector<std::shared_ptr<void>> ports_;

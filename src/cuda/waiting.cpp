@@ -64,10 +64,16 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
   return text + pieces_that_came(port, number);
 }
 
-std::string send_packets(const Waiting& m, const Port& port, const std::string& peer) {
+// Of its packets, how many may be written now.
+std::uint64_t packets_with_room(const Waiting& m, const Port& port) {
   const std::uint64_t first = port.packets_sent + m.before, count = packets_of(m.bytes);
   std::uint64_t taken = 0;
   while (taken < count && port.credits[(first + taken) % kPacketSlots] >= least_credit(first + taken)) ++taken;
+  return taken;
+}
+
+std::string send_packets(const Waiting& m, const Port& port, const std::string& peer) {
+  const std::uint64_t first = port.packets_sent + m.before, count = packets_of(m.bytes), taken = packets_with_room(m, port);
   const std::string text = "in " + counted(count, "packet") + " from number " + std::to_string(first);
   if (taken == count) return text + ", for which " + peer + " has room";
   return text + ": number " + std::to_string(first + taken) + " waits for " + peer + " to take number " +
@@ -84,6 +90,15 @@ std::string waiting_text(const Waiting& m, const Port& port) {
   if (send) return what + send_packets(m, port, peer);
   return what + "in " + counted(packets_of(m.bytes), "packet") + " from number " + std::to_string(port.packets_received + m.before) +
          ", of which not all have come";
+}
+
+bool is_unmatched(const Waiting& m, const Port& port, const Port& peers) {
+  const bool send = m.direction == Direction::send;
+  if (m.path == Path::granted) return send ? port.sent + m.before >= peers.received : port.received + m.before >= peers.sent;
+  const std::uint64_t end = m.before + packets_of(m.bytes);
+  if (!send) return port.packets_received + end > peers.packets_sent;
+  // Packets for which there is room need nobody.
+  return port.packets_sent + end > peers.packets_received && packets_with_room(m, port) < packets_of(m.bytes);
 }
 
 }  // namespace railweave::cuda

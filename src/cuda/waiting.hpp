@@ -24,4 +24,8 @@ struct Waiting {
 // `port`: a copy of this rank's for the peer, of which only the words are read.
 std::string waiting_text(const Waiting& message, const Port& port);
 
+// Whether a peer that will queue nothing any more, and all of whose operations have ended, has queued no message for this one to meet.
+// `port` as above; `peers`: a copy of the peer's for this rank, whose counts are final.
+bool is_unmatched(const Waiting& message, const Port& port, const Port& peers);
+
 }  // namespace railweave::cuda

@@ -76,5 +76,42 @@ TEST_F(Waits, ForPackets) {
             "receive of 1 byte from rank 1: in 1 packet from number 15, of which not all have come");
 }
 
+// A pair of which the peer has left: its counts say which messages it has queued.
+struct Unmatched : testing::Test {
+  bool unmatched(const Waiting& message) const { return is_unmatched(message, *own, *peers); }
+
+  std::unique_ptr<Port> own = std::make_unique<Port>(), peers = std::make_unique<Port>();
+};
+
+TEST_F(Unmatched, IsAGrantedMessageThatThePeerHasNotQueued) {
+  own->sent = 4;
+  peers->received = 6;
+  EXPECT_FALSE(unmatched({kSend, Path::granted, 1, 600'000, 1}));
+  EXPECT_TRUE(unmatched({kSend, Path::granted, 1, 600'000, 2}));
+  own->received = 7;
+  peers->sent = 7;
+  EXPECT_TRUE(unmatched({kReceive, Path::granted, 1, 600'000, 0}));
+  peers->sent = 8;
+  EXPECT_FALSE(unmatched({kReceive, Path::granted, 1, 600'000, 0}));
+}
+
+TEST_F(Unmatched, IsAReceiveWhosePacketsWillNotCome) {
+  own->packets_received = 10;
+  peers->packets_sent = 14;
+  EXPECT_FALSE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData, 2}));
+  EXPECT_TRUE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData + 1, 2}));
+}
+
+// As under NCCL, what fits into the receiver's slots is sent whether or not anybody receives it.
+TEST_F(Unmatched, IsASendOfMorePacketsThanThePeerTakesAndHasRoomFor) {
+  own->packets_sent = 100;  // of which the peer never took the last 60
+  peers->packets_received = 40;
+  for (std::uint64_t number = 0; number < 40; ++number) own->credits[number % kPacketSlots] = packet_flag(number);
+  EXPECT_FALSE(unmatched({kSend, Path::packets, 1, 124 * Packet::kData, 0}));
+  EXPECT_TRUE(unmatched({kSend, Path::packets, 1, 125 * Packet::kData, 0}));
+  peers->packets_received = 225;
+  EXPECT_FALSE(unmatched({kSend, Path::packets, 1, 125 * Packet::kData, 0})) << "its credits are on their way";
+}
+
 }  // namespace
 }  // namespace railweave::cuda
