@@ -9,6 +9,12 @@ namespace {
 
 constexpr std::uint32_t kMeterTransfers = 5;   // a 16 MiB hot pair over four rails gives each link 16: two spans
 constexpr std::uint64_t kMeterNs = 5'000'000;  // shorter spans measure the scheduler
+// Spans that say something new are believed when there are two of them, and that much in all. What a shaper saved up while a thread was
+// late, or a window that a late thread finds all at once, is some 1 ms of a rail of 8 Gbit/s, a fifth of a span there: rates of 1.16
+// to 1.29 GB/s for the rail's 1.0 were believed by two spans a dozen times a second (docs/cuda-measured.md, "Over rails"). Slow rails have
+// longer spans.
+constexpr std::uint32_t kDoubtSpans = 2;
+constexpr std::uint64_t kDoubtNs = 16'000'000;
 // After a pause a shaper lets more through than its rate, and a span that begins with that says too much. Two of the lab's bursts, which
 // are 1 ms of the rate: with them rails of 8 Gbit/s were now and then held for 1.25 times as fast as the others (docs/cuda-measured.md).
 constexpr std::uint64_t kBurstNs = 2'000'000;
@@ -68,28 +74,37 @@ std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
       sample.tx_nic_bytes - first.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first.rx_nic_bytes <= bytes + bytes / 8;
   // What the threads waited for a CPU was not the link's time; too much of it leaves too little to measure.
   const std::uint64_t waited = sample.tx_wait_ns - first.tx_wait_ns + (sample.rx_wait_ns - first.rx_wait_ns);
-  if (!alone || waited > span / 4) return std::nullopt;
-  const auto rate = static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(span - waited));
+  // The first rate says what later ones differ from.
+  const bool first_rate = believed_ == std::numeric_limits<std::uint64_t>::max();
+  if (!alone || waited > span / (first_rate ? 16 : 4)) return std::nullopt;
+  const auto rate = [bytes](std::uint64_t ns) {
+    return static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(ns));
+  };
+  // While a thread waits for a CPU the link goes on with what is under way, as long as it lasts.
+  const std::uint64_t at_least = rate(span), at_most = rate(span - waited);
   // A thread that always had work may be what was slow. It gets time when the link is: then there are spans in which it waited.
   const std::uint64_t worked = std::max(sample.tx_work_ns - first.tx_work_ns, std::uint64_t{sample.rx_work_us - first.rx_work_us} * 1000);
-  if (rate < believed_ && worked > span - span / 4) return std::nullopt;
-  return believe(rate);
+  if (at_most < believed_ && worked > span - span / 4) return std::nullopt;
+  return believe(at_least, at_most, span);
 }
 
-// A span that says something else is doubted; two in a row are believed, as far as both say it.
-std::optional<std::uint64_t> RateMeter::believe(std::uint64_t rate) {
-  const auto slower = [this](std::uint64_t other) { return other < believed_ - believed_ / 8; };
-  const auto faster = [this](std::uint64_t other) { return other - other / 9 > believed_; };
-  if (!slower(rate) && !faster(rate)) {
-    doubted_ = 0;
-    believed_ = believed_ / 4 * 3 + rate / 4;
+// One span that says something else may be wrong; several in a row are believed, as far as all of them say it.
+std::optional<std::uint64_t> RateMeter::believe(std::uint64_t at_least, std::uint64_t at_most, std::uint64_t ns) {
+  const bool slower = at_most<believed_ - believed_ / 8, faster = at_least - at_least / 9> believed_;
+  if (!slower && !faster) {
+    doubt_ = {};
+    believed_ = believed_ / 4 * 3 + std::clamp(believed_, at_least, at_most) / 4;
     return believed_;
   }
-  const std::uint64_t other = std::exchange(doubted_, rate);
-  const bool agree = other != 0 && (slower(rate) ? slower(other) : faster(other));
-  if (!agree) return std::nullopt;
-  doubted_ = 0;
-  believed_ = slower(rate) ? std::max(rate, other) : std::min(rate, other);
+  const std::uint64_t rate = slower ? at_most : at_least;
+  if (doubt_.slower != slower) doubt_ = {};
+  if (doubt_.spans == 0) doubt_.rate = rate;
+  doubt_.slower = slower;
+  doubt_.rate = slower ? std::max(doubt_.rate, rate) : std::min(doubt_.rate, rate);
+  doubt_.ns += ns;
+  if (++doubt_.spans < kDoubtSpans || doubt_.ns < kDoubtNs) return std::nullopt;
+  believed_ = doubt_.rate;
+  doubt_ = {};
   return believed_;
 }
 

@@ -68,13 +68,21 @@ class RateMeter {
   void interrupt() { stage_ = Stage::empty; }
 
  private:
-  std::optional<std::uint64_t> believe(std::uint64_t rate);
+  // Of a span in which the link carried between so many bytes/s.
+  std::optional<std::uint64_t> believe(std::uint64_t at_least, std::uint64_t at_most, std::uint64_t ns);
   enum class Stage : std::uint8_t { empty, filling, measuring };
   Stage stage_ = Stage::empty;
   std::uint32_t transfers_ = 0;
   Sample first_;  // of the stage
-  // The first rate is doubted, too, unless another says the same.
-  std::uint64_t believed_ = std::numeric_limits<std::uint64_t>::max(), doubted_ = 0;
+  // The first rate is doubted, too.
+  std::uint64_t believed_ = std::numeric_limits<std::uint64_t>::max();
+  // Spans in a row that say something else, all of them something slower, or faster.
+  struct Doubt {
+    std::uint32_t spans = 0;
+    std::uint64_t ns = 0;
+    bool slower = false;
+    std::uint64_t rate = 0;  // what differs least
+  } doubt_;
 };
 
 class TxLink {

@@ -118,6 +118,46 @@ TEST_F(SlowRail, ThreadsThatLackACpuDoNotMoveThePlan) {
   }
 }
 
+// The rail goes on meanwhile, with what is under way: it is not faster than it was by the time that a thread did not see it.
+TEST_F(SlowRail, IsNoFasterWhereItsThreadsLackACpu) {
+  engine::RateMeter meter;
+  engine::RateMeter::Sample sample;
+  std::uint64_t most = 0;
+  for (int chunk = 0; chunk < 400; ++chunk) {
+    sample.rx_now_us += 131;
+    if (chunk < 50 || chunk > 250) sample.rx_wait_ns += 131'000 / 5;
+    sample.link_bytes += settings_.chunk_bytes;
+    sample.tx_nic_bytes = sample.rx_nic_bytes = sample.link_bytes;
+    if (const auto rate = meter.confirmed(sample)) most = std::max(most, *rate);
+  }
+  EXPECT_NEAR(static_cast<double>(most), 1e9, 1e7);
+}
+
+// A span of a fast rail is short: a window that a late thread finds all at once, or what a shaper has saved up, is a fifth of it.
+TEST_F(SlowRail, AFewShortSpansThatSaySomethingElseAreNotBelieved) {
+  engine::RateMeter meter;
+  engine::RateMeter::Sample sample;
+  std::vector<std::uint64_t> rates;
+  const auto operation = [&](double Bps) {  // of 64 chunks: one span
+    for (int chunk = 0; chunk < 64; ++chunk) {
+      sample.rx_now_us += static_cast<std::uint32_t>(static_cast<double>(settings_.chunk_bytes) / Bps * 1e6);
+      sample.link_bytes += settings_.chunk_bytes;
+      sample.tx_nic_bytes = sample.rx_nic_bytes = sample.link_bytes;
+      if (const auto rate = meter.confirmed(sample)) rates.push_back(*rate);
+    }
+    meter.interrupt();
+  };
+  for (int each = 0; each < 5; ++each) operation(1e9);
+  ASSERT_FALSE(rates.empty());
+  rates.clear();
+  for (const double Bps : {1.25e9, 1.2e9, 1.25e9, 1e9, 0.8e9, 0.8e9, 0.8e9, 1e9, 1.25e9, 0.8e9, 1.25e9, 0.8e9, 1.25e9}) operation(Bps);
+  for (const std::uint64_t rate : rates) EXPECT_NEAR(static_cast<double>(rate), 1e9, 2e7);
+  rates.clear();
+  for (int each = 0; each < 4; ++each) operation(0.5e9);
+  ASSERT_FALSE(rates.empty()) << "it is true this time";
+  EXPECT_NEAR(static_cast<double>(rates.back()), 0.5e9, 1e7);
+}
+
 // Other ranks hear of the rate once.
 TEST_F(SlowRail, ARateThatComesWhileTheNicIsDownCountsWhenItIsUp) {
   router_.set_nic_down(0, true);
