@@ -7,12 +7,16 @@ import time
 from pathlib import Path
 
 
+def stolen_s() -> float:
+    """Seconds, since some time, in which a CPU waited for its host (summed over CPUs)."""
+    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def _lost_s() -> float:
-    """Seconds, since some time, in which a thread that was ready waited for a CPU, or a CPU for its host (summed over CPUs)."""
+    """The same, and those in which a thread that was ready waited for a CPU."""
     pressure = Path("/proc/pressure/cpu")  # absent without CONFIG_PSI
     waited = int(pressure.read_text().split("total=")[1].split()[0]) * 1e-6 if pressure.exists() else 0.0
-    stolen = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
-    return waited + stolen / os.sysconf("SC_CLK_TCK")
+    return waited + stolen_s()
 
 
 class Span:
