@@ -30,7 +30,7 @@ using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_pt
 class Engine final : public EngineServices {
  public:
   Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-         std::optional<Fabric> fabric, const TransportWrapper& wrap = {});
+         std::optional<Fabric> fabric, const TransportWrapper& wrap = {}, Interruption interruption = {});
   // Where the ranks have met already and know each other: these are the last rounds of that rendezvous. `slots`: where slots of NICs may
   // lie beside the ranks' regions, for as long as the engine lives; all ranks have one, or none.
   Engine(Cluster cluster, Rendezvous& rendezvous, const ExchangeSettings& settings, std::optional<Fabric> fabric,
@@ -102,7 +102,7 @@ class Engine final : public EngineServices {
   void tell_apart() const;
   void start_thread(std::future<bool> runs);
   void watch_mates();
-  void bring_links_up();
+  void bring_links_up(Rendezvous& rendezvous);
 
   // engine.cpp
   std::string name_of(std::uint32_t nic) const;

@@ -42,20 +42,22 @@ void check_descriptors(std::size_t links) {
                        " that it may have (raise ulimit -n)");
 }
 
-std::unique_ptr<Rendezvous> meet(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& settings) {
+std::unique_ptr<Rendezvous> meet(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& settings,
+                                 Interruption interruption) {
   if (world == 0 || world > kMaxRanks)
     throw ExchangeError("world " + std::to_string(world) + "; expected 1 to " + std::to_string(kMaxRanks));
   if (rank >= world) throw ExchangeError("rank " + std::to_string(rank) + " of " + std::to_string(world) + "; expected less than world");
   // No setting has been checked yet, so this one may be out of its range, too.
   constexpr std::uint64_t kHourMs = 3'600'000;
-  return make_rendezvous(address, rank, world, std::chrono::milliseconds(std::min(settings.bootstrap_ms, kHourMs)));
+  return make_rendezvous(address, rank, world, std::chrono::milliseconds(std::min(settings.bootstrap_ms, kHourMs)),
+                         std::move(interruption));
 }
 
 }  // namespace
 
 Engine::Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-               std::optional<Fabric> fabric, const TransportWrapper& wrap) try
-    : Engine(rank, world, *meet(rank, world, rendezvous, settings), settings, std::move(fabric), wrap) {
+               std::optional<Fabric> fabric, const TransportWrapper& wrap, Interruption interruption) try
+    : Engine(rank, world, *meet(rank, world, rendezvous, settings, std::move(interruption)), settings, std::move(fabric), wrap) {
 } catch (const BootstrapError&) {
   check(settings);  // this rank's own, whatever others said or did not come to hear
   throw;
@@ -118,7 +120,7 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
   // From here mates may write into the region and rails may carry; the thread must serve them even if a later round fails.
   runs.set_value(true);
   try {
-    bring_links_up();
+    bring_links_up(rendezvous);
     agree(rendezvous, "ready", "");
     rendezvous.finish();
   } catch (...) {
@@ -267,9 +269,12 @@ void Engine::watch_mates() {
 }
 
 // Operations that start before all links are up would crowd onto the first ones.
-void Engine::bring_links_up() {
+void Engine::bring_links_up(Rendezvous& rendezvous) {
   const std::uint64_t deadline = now_ns() + 2 * settings_.rail_timeout_ms * 1'000'000;
-  while (!links_settled_.load() && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (!links_settled_.load() && now_ns() < deadline) {
+    rendezvous.ask();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 Engine::~Engine() { close(); }

@@ -27,7 +27,7 @@ std::uint32_t chunk_count(std::uint64_t bytes, std::uint64_t chunk) {
 
 // Thrown where it is found, what is wrong with a fabric would leave the others waiting: it travels as a problem of the settings.
 std::shared_ptr<engine::Engine> start(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, ExchangeSettings settings,
-                                      const FabricText& text) {
+                                      const FabricText& text, Interruption interruption) {
   std::optional<Fabric> fabric;
   std::exception_ptr unread;
   try {
@@ -37,7 +37,8 @@ std::shared_ptr<engine::Engine> start(std::uint32_t rank, std::uint32_t world, c
     settings.problem = error.what();
   }
   try {
-    return std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric));
+    return std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric), engine::TransportWrapper{},
+                                            std::move(interruption));
   } catch (const Error&) {
     if (unread) std::rethrow_exception(unread);
     throw;
@@ -128,12 +129,13 @@ Handle Group::end() {
 }
 
 Exchange::Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-                   std::optional<Fabric> fabric)
-    : engine_(std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric))) {}
+                   std::optional<Fabric> fabric, Interruption interruption)
+    : engine_(std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric), engine::TransportWrapper{},
+                                               std::move(interruption))) {}
 
 Exchange::Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-                   const FabricText& fabric)
-    : engine_(start(rank, world, rendezvous, settings, fabric)) {}
+                   const FabricText& fabric, Interruption interruption)
+    : engine_(start(rank, world, rendezvous, settings, fabric, std::move(interruption))) {}
 
 Exchange::~Exchange() {
   if (engine_ != nullptr) engine_->close();

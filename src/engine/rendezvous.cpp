@@ -30,6 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kPollInterval = std::chrono::milliseconds(2);
+constexpr auto kAskEvery = std::chrono::milliseconds(100);  // a person who presses Ctrl-C feels no delay; others are kept from little
 constexpr std::uint64_t kMaxBlob = 64u << 20;
 // For ranks that read the last round while others know already that the exchange is refused: some milliseconds, if they live.
 constexpr auto kRefusedWait = std::chrono::seconds(1);
@@ -46,12 +47,23 @@ std::string list_ranks(const std::vector<std::uint32_t>& ranks) {
                        " ms; start all ranks with the same world and rendezvous, or raise RAILWEAVE_BOOTSTRAP_MS");
 }
 
+// `error` is 0 where the stream came to its end.
+[[noreturn]] void lost(std::uint32_t rank, const std::string& round, int error) {
+  const std::string who = "rank " + std::to_string(rank);
+  if (error == 0 || error == ECONNRESET || error == EPIPE) {
+    throw BootstrapError(who + " closed its connection before all ranks had gone through '" + round +
+                         "': its process has ended, or what it says itself has ended its exchange");
+  }
+  throw BootstrapError("the connection to " + who + " broke during '" + round + "': " + std::generic_category().message(error));
+}
+
 // One file a rank and round, made visible by rename. Rank 0 draws a name for the run, which is part of the files' names: an earlier run
 // that died may have left files behind. The others learn it from a list that answers what they have drawn themselves.
 class FileRendezvous final : public Rendezvous {
  public:
-  FileRendezvous(std::filesystem::path directory, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit)
-      : directory_(std::move(directory)), rank_(rank), world_(world), limit_(limit), token_(draw()) {
+  FileRendezvous(std::filesystem::path directory, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit,
+                 Interruption interruption)
+      : Rendezvous(std::move(interruption)), directory_(std::move(directory)), rank_(rank), world_(world), limit_(limit), token_(draw()) {
     std::error_code error;
     std::filesystem::create_directories(directory_, error);
     if (error) throw BootstrapError("rendezvous directory " + directory_.string() + ": " + error.message());
@@ -68,7 +80,7 @@ class FileRendezvous final : public Rendezvous {
     if (!together_) return;
     try {
       write(of_run("finished", rank_), {});
-      if (rank_ == 0 && all_finished(kRefusedWait)) remove_files();
+      if (rank_ == 0 && all_finished(kRefusedWait, [] {})) remove_files();
     } catch (const BootstrapError&) {  // then they stay, which does no harm
     }
   }
@@ -85,6 +97,7 @@ class FileRendezvous final : public Rendezvous {
       while (!read(of_run(round, rank), blobs[rank])) {
         if (rank_ == 0 && !all_joined_) answer();
         if (Clock::now() > deadline) missing(absent(round), round, limit_);
+        ask();
         std::this_thread::sleep_for(kPollInterval);
       }
     }
@@ -97,7 +110,8 @@ class FileRendezvous final : public Rendezvous {
     together_ = false;
     write(of_run("finished", rank_), {});
     if (rank_ != 0) return;
-    all_finished(limit_);
+    finishing_ = true;
+    all_finished(limit_, [this] { ask(); });
     remove_files();
   }
 
@@ -109,13 +123,28 @@ class FileRendezvous final : public Rendezvous {
     return std::to_string((std::uint64_t{random()} << 32) | random());
   }
 
-  bool all_finished(std::chrono::milliseconds limit) const {
+  template <typename Ask>
+  bool all_finished(std::chrono::milliseconds limit, Ask ask) const {
     const auto deadline = Clock::now() + limit;
     while (!absent("finished").empty()) {
       if (Clock::now() > deadline) return false;
+      ask();
       std::this_thread::sleep_for(kPollInterval);
     }
     return true;
+  }
+
+  // Only what this rank wrote, so that the others can still say who is missing; but nobody is to come after the last round.
+  void withdraw() override {
+    together_ = false;
+    if (finishing_) return remove_files();
+    std::error_code ignored;
+    for (const std::filesystem::path& file : written_) {
+      // Names that each run uses: another one's may lie there by now.
+      const bool shared = file == path("run") || file == hello(rank_);
+      if (Blob said; shared && (!read(file, said) || first_word(said) != token_)) continue;
+      std::filesystem::remove(file, ignored);
+    }
   }
 
   // Ranks of the next run may be writing already. A hello that one of them finds removed it says again.
@@ -155,7 +184,7 @@ class FileRendezvous final : public Rendezvous {
   void join(const std::string& round, Clock::time_point deadline) {
     const auto* token = reinterpret_cast<const std::byte*>(token_.data());
     write(hello(rank_), {token, token + token_.size()});
-    for (Blob list; run_.empty(); list.clear()) {
+    for (Blob list;; list.clear()) {
       if (read(path("run"), list)) {
         std::istringstream words(text_of(list));
         std::string run, word;
@@ -167,7 +196,9 @@ class FileRendezvous final : public Rendezvous {
       std::error_code error;
       if (!std::filesystem::exists(hello(rank_), error)) write(hello(rank_), {token, token + token_.size()});
       if (Clock::now() > deadline) missing({0}, round, limit_);
-      if (run_.empty()) std::this_thread::sleep_for(kPollInterval);
+      if (!run_.empty()) return;
+      ask();
+      std::this_thread::sleep_for(kPollInterval);
     }
   }
 
@@ -185,7 +216,7 @@ class FileRendezvous final : public Rendezvous {
     write(path("run"), {bytes, bytes + list.size()});
   }
 
-  void write(const std::filesystem::path& target, const Blob& blob) const {
+  void write(const std::filesystem::path& target, const Blob& blob) {
     auto temporary = target;
     temporary += kPart;
     {
@@ -196,6 +227,7 @@ class FileRendezvous final : public Rendezvous {
     std::error_code error;
     std::filesystem::rename(temporary, target, error);
     if (error) throw BootstrapError("cannot rename " + temporary.string() + ": " + error.message());
+    written_.insert(target);
   }
 
   static bool read(const std::filesystem::path& path, Blob& blob) {
@@ -223,14 +255,17 @@ class FileRendezvous final : public Rendezvous {
   std::string run_;             // rank 0's; empty until it is known
   std::set<std::string> runs_;  // rank 0: this one, and those that had files here when it began
   std::string answered_;        // rank 0: the list as it was written last
+  std::set<std::filesystem::path> written_;
   bool all_joined_ = false;
-  bool together_ = false;  // all ranks came to the last round, and finish() has not been called
+  bool finishing_ = false;  // rank 0: waits for the others to have read the last round
+  bool together_ = false;   // all ranks came to the last round, and finish() has not been called
 };
 
 class TcpRendezvous final : public Rendezvous {
  public:
-  TcpRendezvous(const std::string& host, const std::string& port, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit)
-      : name_("tcp://" + host + ":" + port), rank_(rank), world_(world), limit_(limit) {
+  TcpRendezvous(const std::string& host, const std::string& port, std::uint32_t rank, std::uint32_t world, std::chrono::milliseconds limit,
+                Interruption interruption)
+      : Rendezvous(std::move(interruption)), name_("tcp://" + host + ":" + port), rank_(rank), world_(world), limit_(limit) {
     deadline_ = Clock::now() + limit_;
     if (world_ == 1) return;
     if (rank_ == 0)
@@ -293,7 +328,7 @@ class TcpRendezvous final : public Rendezvous {
     for (std::uint32_t arrived = 1; arrived < world_;) {
       std::vector<pollfd> entries{{listener.get(), POLLIN, 0}};
       for (const Fd& socket : unknown) entries.push_back({socket.get(), POLLIN, 0});
-      if (!wait(entries)) missing(unconnected(), "connect", limit_);
+      if (!wait_watching(entries, "connect")) missing(unconnected(), "connect", limit_);
       for (std::size_t i = unknown.size(); i-- > 0;) {
         if (entries[i + 1].revents == 0) continue;
         Fd socket = std::move(unknown[i]);
@@ -327,20 +362,28 @@ class TcpRendezvous final : public Rendezvous {
   static void wake_at(const Fd& socket, int bytes) { ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes); }
 
   void connect(const std::string& host, const std::string& port) {
+    const Hello hello{rank_, world_};
     while (Clock::now() < deadline_) {
       AddressList list;
       resolve(host, port, false, list);
-      Fd socket(::socket(list.head->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      if (::connect(socket.get(), list.head->ai_addr, list.head->ai_addrlen) == 0) {
-        Hello hello{rank_, world_};
-        if (transfer(socket.get(), &hello, sizeof hello, true)) {
-          server_ = std::move(socket);
-          return;
-        }
+      Fd socket(::socket(list.head->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      if (connected(socket, *list.head) && ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello) {
+        server_ = std::move(socket);
+        return;
       }
+      ask();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     missing({0}, "connect to " + name_, limit_);
+  }
+
+  bool connected(const Fd& socket, const addrinfo& to) {
+    if (::connect(socket.get(), to.ai_addr, to.ai_addrlen) == 0) return true;
+    pollfd entry{socket.get(), POLLOUT, 0};
+    if (errno != EINPROGRESS || !wait({&entry, 1})) return false;
+    int error = 0;
+    socklen_t size = sizeof error;
+    return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
   }
 
   std::vector<std::uint32_t> unconnected() const {
@@ -351,40 +394,57 @@ class TcpRendezvous final : public Rendezvous {
     return ranks;
   }
 
-  bool wait(std::span<pollfd> entries) const {
+  bool wait(std::span<pollfd> entries) {
     for (;;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
-      if (left <= 0) return false;
-      const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(left));
-      if (ready >= 0 || errno != EINTR) return ready > 0;  // a signal of the program's says nothing of others
+      ask();
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
+      if (left.count() <= 0) return false;
+      const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(std::min(left, kAskEvery).count()));
+      if (ready > 0) return true;
+      if (ready < 0 && errno != EINTR) return false;  // a signal of the program's says nothing of others
     }
   }
 
-  bool transfer(int fd, void* data, std::size_t bytes, bool out) const {
-    auto* at = static_cast<char*>(data);
-    while (bytes != 0) {
-      pollfd entry{fd, static_cast<short>(out ? POLLOUT : POLLIN), 0};
-      if (!wait({&entry, 1})) return false;
-      const ssize_t count = out ? ::send(fd, at, bytes, MSG_NOSIGNAL) : ::recv(fd, at, bytes, 0);
-      if (count == 0 || (count < 0 && errno != EINTR)) return false;
-      if (count < 0) continue;
-      at += count;
-      bytes -= static_cast<std::size_t>(count);
+  // Before all ranks have come to a round none has its answer, so one that goes away then ends it: the others are not to wait for their
+  // limit.
+  bool wait_watching(std::vector<pollfd>& entries, const std::string& round, const Fd* awaited = nullptr) {
+    const std::size_t own = entries.size();
+    for (const Fd& peer : peers_) entries.push_back({&peer == awaited ? -1 : peer.get(), POLLRDHUP, 0});
+    if (!wait(entries)) return false;
+    for (std::uint32_t rank = 0; rank < peers_.size(); ++rank) {
+      if (entries[own + rank].revents != 0) lost(rank, round, 0);
     }
     return true;
   }
 
-  void send(const Fd& fd, std::uint32_t rank, Blob blob, const std::string& round) const {
-    std::uint64_t size = blob.size();
-    if (!transfer(fd.get(), &size, sizeof size, true) || !transfer(fd.get(), blob.data(), size, true)) missing({rank}, round, limit_);
+  // All of it, to that rank or from it.
+  void transfer(const Fd& fd, std::uint32_t rank, const std::string& round, void* data, std::size_t bytes, bool out) {
+    auto* at = static_cast<char*>(data);
+    while (bytes != 0) {
+      const ssize_t count = out ? ::send(fd.get(), at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) : ::recv(fd.get(), at, bytes, MSG_DONTWAIT);
+      if (count > 0) {
+        at += count;
+        bytes -= static_cast<std::size_t>(count);
+        continue;
+      }
+      if (count == 0 || (errno != EAGAIN && errno != EINTR)) lost(rank, round, count == 0 ? 0 : errno);
+      std::vector<pollfd> entries{{fd.get(), static_cast<short>(out ? POLLOUT : POLLIN), 0}};
+      if (!(out ? wait(entries) : wait_watching(entries, round, &fd))) missing({rank}, round, limit_);
+    }
   }
 
-  Blob receive(const Fd& fd, std::uint32_t rank, const std::string& round) const {
+  void send(const Fd& fd, std::uint32_t rank, Blob blob, const std::string& round) {
+    std::uint64_t size = blob.size();
+    transfer(fd, rank, round, &size, sizeof size, true);
+    transfer(fd, rank, round, blob.data(), size, true);
+  }
+
+  Blob receive(const Fd& fd, std::uint32_t rank, const std::string& round) {
     std::uint64_t size = 0;
-    if (!transfer(fd.get(), &size, sizeof size, false)) missing({rank}, round, limit_);
+    transfer(fd, rank, round, &size, sizeof size, false);
     if (size > kMaxBlob) throw BootstrapError("rendezvous " + name_ + ": rank " + std::to_string(rank) + " does not speak this protocol");
     Blob blob(size);
-    if (!transfer(fd.get(), blob.data(), size, false)) missing({rank}, round, limit_);
+    transfer(fd, rank, round, blob.data(), size, false);
     return blob;
   }
 
@@ -398,17 +458,28 @@ class TcpRendezvous final : public Rendezvous {
 
 }  // namespace
 
+void Rendezvous::ask() {
+  if (!interruption_ || Clock::now() < next_ask_) return;
+  next_ask_ = Clock::now() + kAskEvery;
+  try {
+    interruption_();
+  } catch (...) {
+    withdraw();
+    throw;
+  }
+}
+
 std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uint32_t rank, std::uint32_t world,
-                                            std::chrono::milliseconds limit) {
+                                            std::chrono::milliseconds limit, Interruption interruption) {
   constexpr std::string_view kFile = "file://", kTcp = "tcp://";
   if (address.starts_with(kFile) && address.size() > kFile.size()) {
-    return std::make_unique<FileRendezvous>(address.substr(kFile.size()), rank, world, limit);
+    return std::make_unique<FileRendezvous>(address.substr(kFile.size()), rank, world, limit, std::move(interruption));
   }
   const auto colon = address.rfind(':');
   if (address.starts_with(kTcp) && colon > kTcp.size() && colon + 1 < address.size()) {
     std::string host = address.substr(kTcp.size(), colon - kTcp.size());
     if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-    return std::make_unique<TcpRendezvous>(host, address.substr(colon + 1), rank, world, limit);
+    return std::make_unique<TcpRendezvous>(host, address.substr(colon + 1), rank, world, limit, std::move(interruption));
   }
   throw BootstrapError("rendezvous '" + address + "'; expected tcp://HOST:PORT or file:///DIRECTORY");
 }

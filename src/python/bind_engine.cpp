@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
+#include <optional>
 #include <thread>
 
 #include "../engine/kept_calibration.hpp"
@@ -202,11 +204,19 @@ void bind_engine(nb::module_& m) {
           [](PythonExchange* self, std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
              const std::optional<std::string>& fabric, const nb::dict& given) {
             const ExchangeSettings settings = settings_from(given);
-            const Waiting waiting;
+            std::optional<Waiting> waiting(std::in_place);
+            // Ctrl-C, or whatever else the handler of a signal raises; handlers run in the main thread alone.
+            const Interruption interruption = [&waiting] {
+              waiting.reset();
+              std::exception_ptr raised;
+              if (PyErr_CheckSignals() != 0) raised = std::make_exception_ptr(nb::python_error());
+              waiting.emplace();
+              if (raised) std::rethrow_exception(raised);
+            };
             if (fabric)
-              new (self) PythonExchange(rank, world, rendezvous, settings, FabricText{*fabric, "fabric"});
+              new (self) PythonExchange(rank, world, rendezvous, settings, FabricText{*fabric, "fabric"}, interruption);
             else
-              new (self) PythonExchange(rank, world, rendezvous, settings);
+              new (self) PythonExchange(rank, world, rendezvous, settings, std::nullopt, interruption);
           },
           nb::arg("rank"), nb::arg("world"), nb::arg("rendezvous"), nb::arg("fabric").none(), nb::arg("settings"))
       .def_prop_ro("rank", &Exchange::rank)

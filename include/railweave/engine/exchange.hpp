@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "railweave/engine/error.hpp"
+#include "railweave/engine/interruption.hpp"
 #include "railweave/engine/report.hpp"
 #include "railweave/engine/settings.hpp"
 #include "railweave/fabric/fabric.hpp"
@@ -80,12 +81,13 @@ class Exchange {
  public:
   // Brings `world` ranks together at `rendezvous` (tcp://HOST:PORT, where rank 0 listens, or file:///DIRECTORY). Without a fabric one is
   // derived from what the ranks find: a GPU a rank, its interfaces as NICs, rails by position. Throws BootstrapError on all ranks if one
-  // fails, but SettingsError on a rank that fails for its settings.
+  // fails, but SettingsError on a rank that fails for its settings. `interruption` can end the wait for the others.
   Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
-           const ExchangeSettings& settings = settings_from_environment(), std::optional<Fabric> fabric = std::nullopt);
+           const ExchangeSettings& settings = settings_from_environment(), std::optional<Fabric> fabric = std::nullopt,
+           Interruption interruption = {});
   // On a rank that cannot read its fabric throws what parse_fabric_json() does, once the others have heard of it, too.
   Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
-           const FabricText& fabric);
+           const FabricText& fabric, Interruption interruption = {});
   ~Exchange();
   Exchange(Exchange&&) noexcept;
   Exchange& operator=(Exchange&&) noexcept;

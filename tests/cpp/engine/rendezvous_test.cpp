@@ -42,6 +42,22 @@ sockaddr_in free_place() {
 }
 std::string address_of(const sockaddr_in& place) { return "tcp://127.0.0.1:" + std::to_string(::ntohs(place.sin_port)); }
 
+// Takes connections and says nothing.
+class Silent {
+ public:
+  Silent() {
+    socklen_t size = sizeof place_;
+    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&place_), size), 0);
+    EXPECT_EQ(::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&place_), &size), 0);
+    EXPECT_EQ(::listen(socket_.get(), 1), 0);
+  }
+  std::string address() const { return address_of(place_); }
+
+ private:
+  engine::Fd socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  sockaddr_in place_ = loopback();
+};
+
 template <typename F>
 std::string failure_of(F&& f) {
   try {
@@ -85,6 +101,102 @@ TEST(FileRendezvous, TheEndOfARunLeavesTheNextOneItsFiles) {
   next.join();
   EXPECT_EQ(failure, "");
   EXPECT_EQ(files(), 1) << "the user's";
+}
+
+struct Interrupted {};
+Interruption at_once() {
+  return [] { throw Interrupted(); };
+}
+
+// Whatever it waits for: others to say hello, rank 0's answer.
+TEST(FileRendezvous, AnInterruptedRankLeavesNothing) {
+  const ScratchDirectory directory;
+  std::ofstream(directory.path() / "notes") << "the user's";
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const auto rendezvous = engine::make_rendezvous(directory.rendezvous(), rank, 2, 60s, at_once());
+    EXPECT_THROW(rendezvous->all_gather("first", {}), Interrupted);
+  }
+  const std::filesystem::directory_iterator files(directory.path());
+  EXPECT_EQ(std::distance(begin(files), end(files)), 1);
+}
+
+TEST(FileRendezvous, AnInterruptedRankKeepsOthersFromNothing) {
+  const ScratchDirectory directory;
+  const auto ours = [&](std::uint32_t rank, Interruption interruption) {
+    return engine::make_rendezvous(directory.rendezvous(), rank, 2, 20s, std::move(interruption));
+  };
+  const auto gone = ours(1, at_once());
+  EXPECT_THROW(gone->all_gather("first", {}), Interrupted);
+  std::string failure;
+  std::thread zero([&] {
+    failure = failure_of([&] {
+      const auto rendezvous = ours(0, {});
+      rendezvous->all_gather("first", {});
+      rendezvous->finish();
+    });
+  });
+  // Started again, it is taken for the one that is to come.
+  failure_of([&] {
+    const auto again = ours(1, {});
+    again->all_gather("first", {});
+    again->finish();
+  });
+  zero.join();
+  EXPECT_EQ(failure, "");
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+// The others may never say that they have read the last round.
+TEST(FileRendezvous, AnInterruptedEndLeavesNothing) {
+  const ScratchDirectory directory;
+  bool interrupted = false;
+  const auto one = engine::make_rendezvous(directory.rendezvous(), 1, 2, 20s);
+  const auto zero = engine::make_rendezvous(directory.rendezvous(), 0, 2, 20s, [&] {
+    if (interrupted) throw Interrupted();
+  });
+  std::thread other([&] { one->all_gather("last", {}); });
+  zero->all_gather("last", {});
+  other.join();
+  interrupted = true;
+  EXPECT_THROW(zero->finish(), Interrupted);
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(TcpRendezvous, AnInterruptionEndsTheWait) {
+  const Silent silent;
+  EXPECT_THROW(engine::make_rendezvous(address_of(free_place()), 0, 2, 60s, at_once()), Interrupted);  // for others to connect
+  EXPECT_THROW(engine::make_rendezvous(address_of(free_place()), 1, 2, 60s, at_once()), Interrupted);  // for somebody to listen
+  bool interrupted = false;
+  const auto one = engine::make_rendezvous(silent.address(), 1, 2, 60s, [&] {
+    if (interrupted) throw Interrupted();
+  });
+  interrupted = true;
+  EXPECT_THROW(one->all_gather("first", {}), Interrupted);  // for the others' blobs
+}
+
+// While rank 0 waits for rank 2 to connect, and for the blob of rank 1, the first that it takes.
+TEST(TcpRendezvous, ARankThatGoesAwayIsNamedLongBeforeTheLimit) {
+  const std::string address = address_of(free_place());
+  std::string failure;
+  const auto meet = [&] { failure = failure_of([&] { engine::make_rendezvous(address, 0, 3, 600s)->all_gather("first", {}); }); };
+  std::thread zero(meet);
+  engine::make_rendezvous(address, 1, 3, 60s);
+  zero.join();
+  EXPECT_TRUE(failure.starts_with("rank 1 closed its connection before all ranks had gone through 'connect'")) << failure;
+  zero = std::thread(meet);
+  const auto one = engine::make_rendezvous(address, 1, 3, 60s);
+  engine::make_rendezvous(address, 2, 3, 60s);
+  zero.join();
+  EXPECT_TRUE(failure.starts_with("rank 2 closed its connection before all ranks had gone through ")) << failure;
+  // Rank 0 has ended with that, which is not a lack of time either.
+  failure = failure_of([&] { one->all_gather("first", {}); });
+  EXPECT_TRUE(failure.starts_with("rank 0 closed its connection before all ranks had gone through 'first'")) << failure;
+}
+
+TEST(TcpRendezvous, ARankThatSaysNothingIsLate) {
+  const Silent silent;
+  const std::string failure = failure_of([&] { engine::make_rendezvous(silent.address(), 1, 2, 50ms)->all_gather("first", {}); });
+  EXPECT_TRUE(failure.starts_with("rank 0 did not reach 'first' within 50 ms")) << failure;
 }
 
 // Profilers, timers and children of the program send them.

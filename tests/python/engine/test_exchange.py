@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -257,6 +260,60 @@ def test_a_fabric_that_one_rank_cannot_read_is_told_to_all(tmp_path: Path) -> No
     told, own = (rank.communicate(timeout=120)[1].splitlines()[-1] for rank in ranks)
     assert told.startswith("railweave._native.BootstrapError: rank 1: fabric:1:")
     assert own.startswith("railweave._native.ParseError: fabric:1:")
+
+
+def _rank(rank: int, world: int, rendezvous: str) -> subprocess.Popen[str]:
+    """A rank that waits for others far longer than any test, and notes that Ctrl-C got out of Exchange()."""
+    code = (
+        "import signal, sys\n"
+        "from railweave.exchange import Exchange\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "try: Exchange(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], nics='lo', bootstrap_ms=3_000_000)\n"
+        "except KeyboardInterrupt: sys.exit(130)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, str(rank), str(world), rendezvous], stderr=subprocess.PIPE, text=True)
+
+
+def _interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def _until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    while not true():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_the_wait_for_others_and_leaves_no_files(tmp_path: Path, rank: int) -> None:
+    process = _rank(rank, 2, f"file://{tmp_path}")
+    _until(lambda: any(not path.name.endswith(".part") for path in tmp_path.iterdir()), process)
+    assert _interrupted(process) == (130, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_the_wait_for_rank_0_over_tcp() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = _rank(1, 2, f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        with silent.accept()[0]:
+            assert _interrupted(process) == (130, "")
+
+
+def test_others_hear_over_tcp_that_a_rank_was_interrupted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [_rank(rank, 3, f"tcp://127.0.0.1:{port}") for rank in (0, 1)]
+
+    def meet() -> bool:
+        """Both ends of their connection are established."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(line[3] == "01" and f":{port:04X}" in line[1] + line[2] for line in lines) == 2
+
+    _until(meet, ranks[1])
+    assert _interrupted(ranks[1]) == (130, "")
+    assert "BootstrapError: rank 1 closed its connection" in ranks[0].communicate(timeout=120)[1]
 
 
 def test_links_that_the_process_has_no_descriptors_for_are_refused(tmp_path: Path) -> None:
