@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,18 +32,23 @@ std::vector<Schema>& schemas() {
   return *list;
 }
 
+struct Domain {
+  std::string name;
+  std::deque<std::string> strings;  // which stay where they are
+};
+
 nvtxDomainHandle_t create_domain(const char* name) {
-  auto* const copy = new std::string(name);
   std::fprintf(output(), "domain %s\n", name);
-  return reinterpret_cast<nvtxDomainHandle_t>(copy);
+  return reinterpret_cast<nvtxDomainHandle_t>(new Domain{name, {}});
 }
 
-void destroy_domain(nvtxDomainHandle_t domain) {
-  std::fprintf(output(), "destroyed %s\n", reinterpret_cast<std::string*>(domain)->c_str());
+void destroy_domain(nvtxDomainHandle_t handle) {
+  const std::unique_ptr<Domain> domain(reinterpret_cast<Domain*>(handle));
+  std::fprintf(output(), "destroyed %s\n", domain->name.c_str());
 }
 
-nvtxStringHandle_t register_string(nvtxDomainHandle_t, const char* text) {
-  return reinterpret_cast<nvtxStringHandle_t>(new std::string(text));
+nvtxStringHandle_t register_string(nvtxDomainHandle_t domain, const char* text) {
+  return reinterpret_cast<nvtxStringHandle_t>(&reinterpret_cast<Domain*>(domain)->strings.emplace_back(text));
 }
 
 uint64_t register_schema(nvtxDomainHandle_t, const nvtxPayloadSchemaAttr_t* attributes) {
