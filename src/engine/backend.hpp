@@ -27,15 +27,6 @@ struct Grant {
   std::uint64_t offset = 0;
 };
 
-// An `ack`: chunks below `base`, and base + i where bit i is set.
-struct Ack {
-  static constexpr std::uint32_t kBits = 512;
-  MessageKey message;
-  std::uint32_t base = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t bits[kBits / 64] = {};
-};
-
 // An `ask`: the source wants a grant.
 struct Ask {
   MessageKey message;
@@ -81,7 +72,6 @@ class Backend {
   virtual void send(Operation& operation) = 0;
   virtual void on_record(const Record& record) = 0;
   virtual void on_grant(const Grant& grant) = 0;
-  virtual void on_ack(const Ack& ack) = 0;
   virtual void on_eager(const MessageKey& message, std::span<const std::byte> data) = 0;
   virtual void on_ask(const Ask& ask) = 0;
   virtual void on_credit(std::uint32_t destination, std::uint64_t taken) = 0;
@@ -95,8 +85,8 @@ class Backend {
   virtual bool advance() = 0;
   // A link word, lease or rank changed: attempts that cannot be trusted any more go out again.
   virtual void retire_attempts() = 0;
-  // That rank is dead and had ended all its operations well: what it had granted has arrived, though no acknowledgement may have come.
-  virtual void died_with_all(std::uint32_t destination) = 0;
+  // That rank has left, or is dead and had ended all its operations well: what it had granted has landed, though nobody may have said so.
+  virtual void has_all(std::uint32_t destination) = 0;
   // Forgets the messages of an operation that failed; nothing of it is touched afterwards.
   virtual void drop(Operation& operation) = 0;
   // When advance() wants to be called at the latest although nothing has woken the engine thread.

@@ -17,7 +17,7 @@
 
 namespace railweave::engine {
 
-enum class FrameType : std::uint16_t { ack_only = 0, grant, ack, cancel, cancelled, row, link, lease_end, dead, eager, ask, credit };
+enum class FrameType : std::uint16_t { ack_only = 0, grant, cancel, cancelled, row, link, lease_end, dead, eager, ask, credit };
 
 struct FrameHeader {
   std::uint32_t magic = 0;

@@ -22,9 +22,13 @@ class CopyingBackend : public Backend {
     source_.send_eager(operation);
   }
   void send(Operation& operation) override { source_.send(operation); }
-  void on_record(const Record& record) override { destination_.on_record(record); }
+  void on_record(const Record& record) override {
+    if (record.kind == RecordKind::confirmed)
+      source_.on_confirmed(record);
+    else
+      destination_.on_record(record);
+  }
   void on_grant(const Grant& grant) override { source_.on_grant(grant, nullptr); }
-  void on_ack(const Ack& ack) override { source_.on_ack(ack); }
   void on_eager(const MessageKey& message, std::span<const std::byte> data) override { destination_.on_eager(message, data); }
   void on_ask(const Ask& ask) override { destination_.on_ask(ask); }
   void on_credit(std::uint32_t destination, std::uint64_t taken) override { source_.on_credit(destination, taken); }
@@ -43,7 +47,7 @@ class CopyingBackend : public Backend {
     return source_.advance() || !ended_.empty();
   }
   void retire_attempts() override { source_.retire_attempts(); }
-  void died_with_all(std::uint32_t destination) override { source_.died_with_all(destination); }
+  void has_all(std::uint32_t destination) override { source_.has_all(destination); }
   void drop(Operation& operation) override {
     source_.drop(operation);
     destination_.drop(operation);

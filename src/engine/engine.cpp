@@ -72,7 +72,7 @@ bool Engine::turn(std::uint64_t now) {
   advance_rows(now);
   moved = backend_->advance() || moved;
   take_posted(now);  // by the backend, just now: a turn is half of what a small message takes a thread
-  memory_->flush_backlog();
+  moved = memory_->flush_backlog() || moved;
   moved = control_->flush(now) || moved;
   if (now >= next_tick_) tick(now);
   if (close_requested_.load()) advance_closing(now);
@@ -113,10 +113,10 @@ bool Engine::sleep() {
   return work;
 }
 
-bool Engine::drain_ring(std::uint32_t mate) {
+bool Engine::drain_ring(std::uint32_t mate, std::size_t most) {
   Record record;
   std::size_t taken = 0;
-  while (taken < kRecordsPerTurn && memory_->next(mate, record)) {
+  while (taken < most && memory_->next(mate, record)) {
     ++taken;
     if (record.kind == RecordKind::forward)
       proxy_->forward(record);
@@ -128,8 +128,13 @@ bool Engine::drain_ring(std::uint32_t mate) {
 
 bool Engine::read_rings() {
   bool moved = false;
-  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) moved = drain_ring(mate) || moved;
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) moved = drain_ring(mate, kRecordsPerTurn) || moved;
   return moved;
+}
+
+// A ring holds no more: all that was announced before now.
+void Engine::take_announced() {
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) drain_ring(mate, kRingRecords);
 }
 
 bool Engine::drain_mail(std::uint32_t mate, std::uint64_t now) {
@@ -150,11 +155,6 @@ void Engine::on_frame(std::uint32_t source, FrameType type, ByteReader& payload)
     case FrameType::grant: {
       const auto grant = payload.get<Grant>();
       if (payload.ok() && grant.message.source == cluster_.rank && grant.message.destination == source) backend_->on_grant(grant);
-      break;
-    }
-    case FrameType::ack: {
-      const auto ack = payload.get<Ack>();
-      if (payload.ok() && ack.message.source == cluster_.rank && ack.message.destination == source) backend_->on_ack(ack);
       break;
     }
     case FrameType::eager: {

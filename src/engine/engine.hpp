@@ -112,7 +112,8 @@ class Engine final : public EngineServices {
   bool sleep();
   std::uint64_t next_deadline() const;
   bool read_rings();
-  bool drain_ring(std::uint32_t mate);
+  bool drain_ring(std::uint32_t mate, std::size_t most);
+  void take_announced();
   bool read_mail(std::uint64_t now);
   bool drain_mail(std::uint32_t mate, std::uint64_t now);
   void on_frame(std::uint32_t source, FrameType type, ByteReader& payload);

@@ -136,14 +136,17 @@ void Engine::on_dead(std::uint32_t rank, const std::string& how) {
   if (member.state == RankState::dead) return;
   if (cluster_.local(rank)) {
     const std::uint32_t mate = cluster_.ranks[rank].local;
-    while (drain_ring(mate) || drain_mail(mate, now_ns())) {  // what it announced and wrote before is whole, and may say that it has left
+    // What it announced and wrote before is whole, and may say that it has left.
+    while (drain_ring(mate, kRingRecords) || drain_mail(mate, now_ns())) {
     }
     memory_->reader_gone(mate);
     member.ended_well = memory_->ended_well(mate);
+  } else {
+    take_announced();  // it may have ended its sends: then all their chunks are there
   }
   member.state = RankState::dead;
   if (!member.left) member.epitaph = "rank " + std::to_string(rank) + " has died: " + how;
-  if (member.ended_well) backend_->died_with_all(rank);
+  if (member.ended_well) backend_->has_all(rank);
   control_->forget(rank);
   proxy_->abandon(rank, true);
   fail_operations_with(rank, member.left ? FailureKind::left : FailureKind::died, !member.left && !member.ended_well);
@@ -174,13 +177,16 @@ void Engine::on_leaving(std::uint32_t rank) {
   if (member.state != RankState::alive) return;
   if (cluster_.local(rank)) {
     const std::uint32_t mate = cluster_.ranks[rank].local;
-    while (drain_ring(mate)) {
+    while (drain_ring(mate, kRingRecords)) {
     }
     memory_->reader_gone(mate);  // its operations are over: nothing is for it any more
+  } else {
+    take_announced();  // its sends are over: all their chunks are there
   }
   member.state = RankState::leaving;
   take_leave(rank);
   proxy_->abandon(rank, false);
+  backend_->has_all(rank);  // its receives are over, too, and it has cancelled those that failed
   fail_operations_with(rank, FailureKind::left, false);
 }
 
@@ -229,7 +235,7 @@ void Engine::advance_closing(std::uint64_t now) {
 
 bool Engine::may_exit(std::uint64_t now) {
   if (now - leaving_since_ >= settings_.drain_ms * 1'000'000) return true;
-  if (!proxy_->idle()) return false;
+  if (!proxy_->idle() || !memory_->all_announced()) return false;
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     const Member& member = members_[rank];
     if (rank == cluster_.rank || member.state == RankState::dead || control_->settled(rank)) continue;

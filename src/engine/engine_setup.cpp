@@ -96,7 +96,8 @@ void Engine::set_up(Rendezvous& rendezvous, std::optional<Fabric> fabric, const 
         cluster_, *memory_, settings_, std::move(transports),
         [this](std::uint32_t nic, std::uint32_t peer) { return router_->connected(nic, peer); },
         [this](std::uint32_t nic) { return router_->nominal_Bps(nic); },
-        [this](std::span<const std::byte> frame) { control_->receive(frame, now_ns()); });
+        [this](std::span<const std::byte> frame) { control_->receive(frame, now_ns()); },
+        [this](const Record& record) { backend_->on_record(record); });
     control_ = std::make_unique<ControlChannel>(
         cluster_, *memory_, *proxy_, settings_,
         [this](std::uint32_t source, FrameType type, ByteReader& payload) { on_frame(source, type, payload); });

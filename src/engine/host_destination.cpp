@@ -6,8 +6,6 @@
 namespace railweave::engine {
 namespace {
 
-constexpr std::uint32_t kAckEvery = 8;  // arrived chunks; acknowledgements only spare resends, the last one ends the send
-
 bool has(const std::vector<std::uint64_t>& bits, std::uint32_t chunk) { return (bits[chunk / 64] >> (chunk % 64) & 1) != 0; }
 void set(std::vector<std::uint64_t>& bits, std::uint32_t chunk) { bits[chunk / 64] |= std::uint64_t{1} << (chunk % 64); }
 
@@ -75,7 +73,7 @@ void HostDestination::take(RecvMessage& message, std::span<const std::byte> data
 void HostDestination::taken(RecvMessage& message, bool made) {
   --message.copies;
   if (!made || message.over) return;
-  message.arrived = message.base = message.chunks;
+  message.arrived = message.chunks;
   finish(message);
 }
 
@@ -157,13 +155,7 @@ void HostDestination::pulled(const Pull& pull, bool made) {
 
 void HostDestination::arrive(RecvMessage& message, std::uint32_t chunk) {
   set(message.bits, chunk);
-  ++message.arrived;
-  ++message.unacked;
-  while (message.base < message.chunks && has(message.bits, message.base)) ++message.base;
-  const bool complete = message.arrived == message.chunks;
-  const bool remote = !services_.cluster().local(message.key.source);
-  if (remote && (complete || message.unacked >= kAckEvery)) acknowledge(message);
-  if (complete) finish(message);
+  if (++message.arrived == message.chunks) finish(message);
 }
 
 void HostDestination::finish(RecvMessage& message) {
@@ -171,18 +163,6 @@ void HostDestination::finish(RecvMessage& message) {
   messages_.erase(message.key);
   message.keep.reset();
   services_.message_over(*message.operation);
-}
-
-void HostDestination::acknowledge(RecvMessage& message) {
-  message.unacked = 0;
-  Ack ack;
-  ack.message = message.key;
-  ack.base = message.base;
-  for (std::uint32_t bit = 0; bit < Ack::kBits && ack.base + bit < message.chunks; ++bit) {
-    const std::uint32_t chunk = ack.base + bit;
-    if (has(message.bits, chunk)) ack.bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
-  }
-  services_.control().send(message.key.source, FrameType::ack, std::as_bytes(std::span(&ack, 1)));
 }
 
 RecvMessage* HostDestination::find(const MessageKey& key) {

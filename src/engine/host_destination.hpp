@@ -38,7 +38,6 @@ class HostDestination {
   };
   void pull(RecvMessage& message, const Record& record);
   void pulled(const Pull& pull, bool made);
-  void acknowledge(RecvMessage& message);
   void arrive(RecvMessage& message, std::uint32_t chunk);
   std::uint32_t length(const RecvMessage& message, std::uint32_t chunk) const;
 

@@ -122,7 +122,7 @@ bool HostSource::advance() {
 }
 
 std::uint32_t HostSource::take_next(SendMessage& message) const {
-  // A chunk may have been acknowledged after its attempt was retired.
+  // A chunk may have been confirmed after its attempt was retired.
   while (!message.retries.empty() && message.chunks[message.retries.back()].state != ChunkState::todo) message.retries.pop_back();
   if (!message.retries.empty()) return message.retries.back();
   while (message.next < message.chunks.size() && message.chunks[message.next].state != ChunkState::todo) ++message.next;
@@ -333,15 +333,12 @@ void HostSource::finish_if_done(SendMessage& message) {
   services_.message_over(*message.operation);
 }
 
-void HostSource::on_ack(const Ack& ack) {
-  SendMessage* message = find(ack.message);
-  if (message == nullptr || !message->granted) return;
-  const auto count = static_cast<std::uint32_t>(message->chunks.size());
-  if (ack.base > count) return;
-  for (; message->acked < ack.base; ++message->acked) finish_chunk(*message, message->acked);
-  for (std::uint32_t bit = 0; bit < Ack::kBits && ack.base + bit < count; ++bit) {
-    if ((ack.bits[bit / 64] >> (bit % 64) & 1) != 0) finish_chunk(*message, ack.base + bit);
-  }
+// Of any attempt that has been made, also one that was retired: what has landed is the destination's.
+void HostSource::on_confirmed(const Record& record) {
+  SendMessage* message = find(record.message);
+  if (message == nullptr || record.chunk >= message->chunks.size()) return;
+  if (record.attempt == 0 || record.attempt > message->chunks[record.chunk].attempt) return;
+  finish_chunk(*message, record.chunk);
   finish_if_done(*message);
 }
 
@@ -367,7 +364,7 @@ void HostSource::retire_attempts() {
   }
 }
 
-void HostSource::died_with_all(std::uint32_t destination) {
+void HostSource::has_all(std::uint32_t destination) {
   std::vector<SendMessage*> arrived;
   for (const auto& [key, message] : messages_) {
     if (key.destination == destination && message->granted) arrived.push_back(message);

@@ -18,12 +18,12 @@ class HostSource {
   void on_credit(std::uint32_t destination, std::uint64_t taken);
   void ask_late(std::uint64_t posted_before);
   void on_grant(const Grant& grant, std::byte* local_buffer);
-  void on_ack(const Ack& ack);
+  void on_confirmed(const Record& record);
   static bool owns(std::uint64_t ticket) { return ticket % 2 == 0; }
   void on_copied(const Copier::Ended& copy);
   bool advance();
   void retire_attempts();
-  void died_with_all(std::uint32_t destination);
+  void has_all(std::uint32_t destination);
   SendMessage* find(const MessageKey& key);
   void drop(Operation& operation);
 

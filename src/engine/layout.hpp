@@ -9,7 +9,7 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 11;
+inline constexpr std::uint32_t kProtocolVersion = 12;
 inline constexpr std::uint32_t kRingRecords = 256;
 inline constexpr std::uint32_t kMaxCarryBytes = 96u << 10;  // of the control frames that a rail carries at once; any frame fits
 inline constexpr std::uint32_t kMaxFrameBytes =
@@ -44,7 +44,7 @@ struct MessageKey {
 static_assert(sizeof(MessageKey) == 24);
 
 enum class Pool : std::uint8_t { direct = 0, tx = 1, rx = 2 };
-enum class RecordKind : std::uint8_t { landed = 1, placed = 2, forward = 3 };
+enum class RecordKind : std::uint8_t { landed = 1, placed = 2, forward = 3, confirmed = 4 };
 
 // One announcement. `flag` is written last.
 struct Record {

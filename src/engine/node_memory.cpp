@@ -151,17 +151,26 @@ void NodeMemory::announce(std::uint32_t mate, const Record& record) {
   if (!backlog_[mate].empty() || !try_announce(mate, record)) backlog_[mate].push_back(record);
 }
 
-void NodeMemory::flush_backlog() {
+bool NodeMemory::flush_backlog() {
+  bool moved = false;
   for (std::uint32_t mate = 0; mate < mates(); ++mate) {
-    while (!backlog_[mate].empty() && try_announce(mate, backlog_[mate].front())) backlog_[mate].pop_front();
+    for (; !backlog_[mate].empty() && try_announce(mate, backlog_[mate].front()); moved = true) backlog_[mate].pop_front();
   }
+  return moved;
+}
+
+bool NodeMemory::all_announced() const {
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) {
+    if (!gone_[mate] && crowded(mate)) return false;
+  }
+  return true;
 }
 
 bool NodeMemory::plausible(const Record& record) const {
-  const bool known_kind = record.kind == RecordKind::landed || record.kind == RecordKind::placed || record.kind == RecordKind::forward;
+  const bool known_kind = record.kind >= RecordKind::landed && record.kind <= RecordKind::confirmed;
   const bool known_pool = record.pool == Pool::direct || record.pool == Pool::tx || record.pool == Pool::rx;
   if (!known_kind || !known_pool || record.owner >= mates() || record.length > chunk_bytes_) return false;
-  if (record.kind == RecordKind::placed) return true;
+  if (record.kind == RecordKind::placed || record.kind == RecordKind::confirmed) return true;  // name no slot
   // An even turn would make a free slot look announced, and its release would take it.
   if (record.slot >= layouts_[record.owner].slots(record.pool) || (record.turn & 1) == 0) return false;
   if (record.kind == RecordKind::forward) return record.pool == Pool::tx && record.owner == self_;

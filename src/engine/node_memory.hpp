@@ -80,7 +80,10 @@ class NodeMemory {
   bool next(std::uint32_t mate, Record& record);
   // Mates whose ring is so far behind that announcing more should wait.
   bool crowded(std::uint32_t mate) const { return !backlog_[mate].empty(); }
-  void flush_backlog();
+  // True if anything found room.
+  bool flush_backlog();
+  // Nothing waits for room in the ring of a mate that reads.
+  bool all_announced() const;
 
   // --- mail rings
   bool mail(std::uint32_t mate, std::span<const std::byte> frame);

@@ -40,7 +40,7 @@ Failure sizes_differ(const MessageKey& message, std::uint32_t peer, std::uint64_
 struct Operation;
 struct Routes;
 
-// copying: into memory of this node, which needs no acknowledgement. out: over a link, or being copied to its slot.
+// copying: into memory of this node, which needs no confirmation. out: over a link, or being copied to its slot.
 enum class ChunkState : std::uint8_t { todo, copying, out, done };
 
 struct SendChunk {
@@ -60,7 +60,6 @@ struct SendMessage {
   std::vector<std::uint32_t> retries;  // retired attempts
   std::uint32_t out = 0, done = 0;
   std::uint32_t copies = 0;  // under way
-  std::uint32_t acked = 0;   // all chunks below have been acknowledged
   bool granted = false;
   bool asked = false;           // for a grant
   std::byte* mapped = nullptr;  // the destination's buffer, where this rank may write it
@@ -78,9 +77,7 @@ struct RecvMessage {
   std::vector<std::uint64_t> bits;     // of chunks that have arrived
   std::vector<std::uint64_t> copying;  // of chunks that are being copied out of slots
   std::uint32_t arrived = 0;
-  std::uint32_t copies = 0;   // under way
-  std::uint32_t base = 0;     // all chunks below have arrived
-  std::uint32_t unacked = 0;  // newly arrived since the last acknowledgement
+  std::uint32_t copies = 0;  // under way
   bool granted = false;
   bool mapped = false;         // the source may write the buffer
   bool here = false;           // came whole, in a control frame: its source owes nothing, also while it is copied into the buffer

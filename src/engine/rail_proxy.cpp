@@ -58,8 +58,9 @@ class RailProxy::Port final : public TransportListener {
         rx_(proxy.cluster_, proxy.memory_, own_nic, nic, kRxSilence * times.timeout_ns,
             static_cast<std::uint32_t>(proxy.memory_.rx_slots() / kAheadPart / std::max<std::size_t>(peers.size(), 1)), own_times) {
     for (const std::uint32_t peer : peers) {
-      links_.emplace(peer, std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_, own_times},
-                                                    TxLink::Names{own_nic, nic, peer}, times, window));
+      links_.emplace(peer,
+                     std::make_unique<TxLink>(TxLink::Port{*transport_, proxy.memory_, proxy.holds_, tx_bytes_, own_times, proxy.confirm_},
+                                              TxLink::Names{own_nic, nic, peer}, times, window));
     }
     transport_->set_listener(this);
   }
@@ -136,6 +137,7 @@ class RailProxy::Port final : public TransportListener {
       case RailFrame::hello_back:
       case RailFrame::accept:
       case RailFrame::got:
+      case RailFrame::unwanted:
       case RailFrame::pong: hear(header); [[fallthrough]];
       case RailFrame::over: link->second->on_answer(header, now_); break;
       case RailFrame::carry: break;  // one without frames
@@ -216,8 +218,8 @@ class RailProxy::Port final : public TransportListener {
 
 RailProxy::RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings,
                      std::vector<std::unique_ptr<Transport>> transports, const std::function<bool(std::uint32_t, std::uint32_t)>& connected,
-                     const std::function<std::uint64_t(std::uint32_t)>& nominal_Bps, FrameHandler on_frame)
-    : cluster_(cluster), memory_(memory), holds_(memory), on_frame_(std::move(on_frame)) {
+                     const std::function<std::uint64_t(std::uint32_t)>& nominal_Bps, FrameHandler on_frame, RecordHandler on_confirmed)
+    : cluster_(cluster), memory_(memory), holds_(memory), on_frame_(std::move(on_frame)), on_confirmed_(std::move(on_confirmed)) {
   for (std::uint32_t own = 0; own < transports.size(); ++own) {
     const std::uint32_t nic = cluster.self().nics[own];
     const std::vector<std::uint32_t> peers = peers_of(cluster, nic, connected);
@@ -260,6 +262,18 @@ void RailProxy::forward(const Record& record) {
     return;
   }
   memory_.release(memory_.self(), Pool::tx, record.slot, record.turn);
+}
+
+// Before its tx slot is free: a source that finds the slot free finds this, too.
+void RailProxy::confirm(const Record& forwarded) {
+  const std::uint32_t source = forwarded.message.source;
+  if (source >= cluster_.world || !cluster_.local(source)) return;
+  Record record = forwarded;
+  record.kind = RecordKind::confirmed;
+  if (source == cluster_.rank)
+    on_confirmed_(record);
+  else
+    memory_.announce(cluster_.ranks[source].local, record);
 }
 
 bool RailProxy::carry(std::uint32_t destination, const Frame& frame, std::uint32_t attempt) {

@@ -20,12 +20,13 @@ namespace railweave::engine {
 class RailProxy final : public Carrier {
  public:
   using FrameHandler = std::function<void(std::span<const std::byte> frame)>;
+  using RecordHandler = std::function<void(const Record& record)>;
 
   // `transports`: one for each NIC this rank owns. `connected(a, b)`: whether the fabric has a way between two NICs. `nominal_Bps(a)`: what
-  // a NIC can send.
+  // a NIC can send. `on_confirmed`: a chunk of this rank's own has landed; mates find that in their rings.
   RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeSettings& settings,
             std::vector<std::unique_ptr<Transport>> transports, const std::function<bool(std::uint32_t, std::uint32_t)>& connected,
-            const std::function<std::uint64_t(std::uint32_t)>& nominal_Bps, FrameHandler on_frame);
+            const std::function<std::uint64_t(std::uint32_t)>& nominal_Bps, FrameHandler on_frame, RecordHandler on_confirmed);
   ~RailProxy() override;
 
   // Progress of all transports and links; true if anything happened.
@@ -54,10 +55,13 @@ class RailProxy final : public Carrier {
  private:
   class Port;
   std::uint64_t keep(std::shared_ptr<const std::byte[]> frames);
+  void confirm(const Record& forwarded);
   const Cluster& cluster_;
   NodeMemory& memory_;
   TxSlotHolds holds_;
   FrameHandler on_frame_;
+  RecordHandler on_confirmed_;
+  const RecordHandler confirm_ = [this](const Record& forwarded) { confirm(forwarded); };
   std::vector<std::unique_ptr<Port>> ports_;
   std::unordered_map<std::uint64_t, std::shared_ptr<const std::byte[]>> carried_;  // by token, until the transport has read them
   std::uint64_t next_carry_ = 1;

@@ -109,10 +109,7 @@ void RxPort::on_offer(const RailHeader& frame) {
   if (sender == nullptr) return;
   Peer& peer = *sender;
   note(peer, frame);
-  if (is_over(peer, frame)) {
-    answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
-    return;
-  }
+  if (is_over(peer, frame)) return;
   if (const auto known = peer.accepted.find(frame.transfer); known != peer.accepted.end()) {
     if (known->second.fenced || (known->second.ahead && !claim(peer, known->second, frame))) return;
     answer(RailFrame::accept, frame.from_nic, frame.generation, frame.transfer, 1);
@@ -139,9 +136,16 @@ void RxPort::note(Peer& peer, const RailHeader& frame) {
   }
 }
 
-// The transfer has landed, or was not wanted.
+// The transfer has landed, or was not wanted: says so again. Below the base its sender has forgotten it.
 bool RxPort::is_over(const Peer& peer, const RailHeader& frame) {
-  return frame.transfer < peer.base || peer.finished.contains(frame.transfer);
+  if (frame.transfer < peer.base) return true;
+  const auto found = peer.finished.find(frame.transfer);
+  if (found == peer.finished.end()) return false;
+  if (found->second != Outcome::late) {
+    answer(found->second == Outcome::landed ? RailFrame::got : RailFrame::unwanted, frame.from_nic, frame.generation, frame.transfer,
+           received_bytes_);
+  }
+  return true;
 }
 
 // What was accepted ahead is this transfer, says its offer or its data. False if nobody wants it: the slot is free then.
@@ -174,8 +178,8 @@ bool RxPort::wanted(const RailHeader& offer) const { return memory_.reads(cluste
 
 void RxPort::refuse(Peer& peer, const RailHeader& offer) {
   peer.waiting.erase(offer.transfer);
-  finish(peer, offer.transfer);
-  answer(RailFrame::got, offer.from_nic, offer.generation, offer.transfer, received_bytes_);
+  finish(peer, offer.transfer, Outcome::unwanted);
+  answer(RailFrame::unwanted, offer.from_nic, offer.generation, offer.transfer, received_bytes_);
 }
 
 bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited) {
@@ -192,7 +196,7 @@ bool RxPort::accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited
 }
 
 bool RxPort::advance(std::uint64_t now) {
-  bool moved = false;
+  bool moved = !late_.empty() && answer_late();
   if (now >= next_look_) {
     next_look_ = now + silence_ns_ / 4;
     for (const auto& [nic, peer] : peers_) {
@@ -216,10 +220,7 @@ std::byte* RxPort::on_data(const RailHeader& frame, std::size_t bytes) {
   if (sender == nullptr) return nullptr;
   Peer& peer = *sender;
   note(peer, frame);
-  if (is_over(peer, frame)) {
-    answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
-    return nullptr;
-  }
+  if (is_over(peer, frame)) return nullptr;
   const auto entry = peer.accepted.find(frame.transfer);
   if (entry == peer.accepted.end()) return nullptr;
   Incoming& incoming = entry->second;
@@ -230,9 +231,25 @@ std::byte* RxPort::on_data(const RailHeader& frame, std::size_t bytes) {
   return memory_.data(memory_.self(), Pool::rx, incoming.slot.slot);
 }
 
-void RxPort::finish(Peer& peer, std::uint64_t transfer) {
+void RxPort::finish(Peer& peer, std::uint64_t transfer, Outcome outcome) {
   peer.accepted.erase(transfer);
-  peer.finished.insert(transfer);
+  peer.finished.insert_or_assign(transfer, outcome);
+}
+
+// What has landed is final once its record is in the destination's own memory. In this process it would die with it, and the source would
+// never send the chunk again.
+bool RxPort::answer_late() {
+  const auto waits = [this](const Late& late) { return memory_.reads(late.reader) && memory_.crowded(late.reader); };
+  const auto in_rings = std::stable_partition(late_.begin(), late_.end(), waits);
+  for (auto late = in_rings; late != late_.end(); ++late) {
+    const bool read = memory_.reads(late->reader);
+    if (const auto known = peers_[late->peer_nic].finished.find(late->transfer); known != peers_[late->peer_nic].finished.end())
+      known->second = read ? Outcome::landed : Outcome::unwanted;
+    answer(read ? RailFrame::got : RailFrame::unwanted, late->peer_nic, late->generation, late->transfer, received_bytes_);
+  }
+  const bool moved = in_rings != late_.end();
+  late_.erase(in_rings, late_.end());
+  return moved;
 }
 
 void RxPort::on_data_done(const RailHeader& frame, bool ok) {
@@ -258,9 +275,20 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   record.chunk = incoming.offer.chunk;
   record.length = incoming.offer.length;
   record.attempt = incoming.offer.attempt;
-  memory_.announce(cluster_.ranks[record.message.destination].local, record);
+  const std::uint32_t reader = cluster_.ranks[record.message.destination].local;
+  const bool read = wanted(incoming.offer);
+  memory_.announce(reader, record);
   received_bytes_ += record.length;
-  finish(peer, frame.transfer);
+  const bool late = read && memory_.crowded(reader);
+  finish(peer, frame.transfer, late ? Outcome::late : read ? Outcome::landed : Outcome::unwanted);
+  if (late) {
+    late_.push_back({frame.from_nic, reader, frame.generation, frame.transfer});
+    return;
+  }
+  if (!read) {
+    answer(RailFrame::unwanted, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
+    return;
+  }
   answer(RailFrame::got, frame.from_nic, frame.generation, frame.transfer, received_bytes_);
   const ThreadTimes times = clock_();
   answers_.back().turn = times.waited;
@@ -271,7 +299,7 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
 
 bool RxPort::idle() const {
   const auto holds_nothing = [](const auto& peer) { return peer.second.accepted.size() == peer.second.ahead; };
-  return waiting_.empty() && std::all_of(peers_.begin(), peers_.end(), holds_nothing);
+  return waiting_.empty() && late_.empty() && std::all_of(peers_.begin(), peers_.end(), holds_nothing);
 }
 
 }  // namespace railweave::engine

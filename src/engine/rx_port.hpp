@@ -52,12 +52,14 @@ class RxPort {
     bool fenced = false;
     bool ahead = false;  // accepted before anything was heard of it: there is no offer yet
   };
+  // Of a transfer that is over. late: it has landed, but its record waits for room in the destination's ring.
+  enum class Outcome : std::uint8_t { late, landed, unwanted };
   struct Peer {
     std::uint64_t generation = 0;
     bool gone = false;  // that generation is fenced, and no newer hello has come
     std::uint64_t heard_at = 0;
     std::uint64_t base = 1;  // all transfers below are over
-    std::set<std::uint64_t> finished;
+    std::map<std::uint64_t, Outcome> finished;
     std::map<std::uint64_t, Incoming> accepted;
     std::set<std::uint64_t> waiting;
     std::uint64_t next = 1;   // above all transfers of the generation that were heard of, or accepted ahead
@@ -66,7 +68,7 @@ class RxPort {
 
   Peer* current(const RailHeader& frame);
   static void note(Peer& peer, const RailHeader& frame);
-  static bool is_over(const Peer& peer, const RailHeader& frame);
+  bool is_over(const Peer& peer, const RailHeader& frame);
   bool claim(Peer& peer, Incoming& incoming, const RailHeader& frame);
   void accept_ahead(std::uint32_t peer_nic, Peer& peer);
   void fence(std::uint32_t peer_nic, Peer& peer);
@@ -75,7 +77,8 @@ class RxPort {
   void refuse(Peer& peer, const RailHeader& offer);
   bool accept(std::uint32_t peer_nic, const RailHeader& offer, bool waited);
   void answer(RailFrame kind, std::uint32_t peer_nic, std::uint64_t generation, std::uint64_t transfer, std::uint64_t base);
-  void finish(Peer& peer, std::uint64_t transfer);
+  static void finish(Peer& peer, std::uint64_t transfer, Outcome outcome);
+  bool answer_late();
 
   const Cluster& cluster_;
   NodeMemory& memory_;
@@ -85,6 +88,11 @@ class RxPort {
   ThreadClock clock_;
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::deque<RailHeader> waiting_;
+  struct Late {
+    std::uint32_t peer_nic, reader;
+    std::uint64_t generation, transfer;
+  };
+  std::vector<Late> late_;
   std::vector<RailHeader> answers_;
   std::uint64_t received_bytes_ = 0;
 };

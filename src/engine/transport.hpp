@@ -11,7 +11,7 @@
 
 namespace railweave::engine {
 
-enum class RailFrame : std::uint32_t { hello = 1, hello_back, offer, accept, data, got, ping, pong, carry, over };
+enum class RailFrame : std::uint32_t { hello = 1, hello_back, offer, accept, data, got, ping, pong, carry, over, unwanted };
 
 // What the network library is told of the memory that payloads lie in.
 enum class MemoryKind : std::uint8_t { host, cuda };

@@ -211,8 +211,8 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   }
   if (!up()) return;
   answered(now);
-  if (frame.kind == RailFrame::got) {
-    on_got(frame, now);
+  if (frame.kind == RailFrame::got || frame.kind == RailFrame::unwanted) {
+    on_end(frame, now);
     return;
   }
   if (frame.kind != RailFrame::accept) return;
@@ -231,9 +231,10 @@ void TxLink::on_answer(const RailHeader& frame, std::uint64_t now) {
   transfer.phase = Phase::accepted;
 }
 
-void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
+void TxLink::on_end(const RailHeader& frame, std::uint64_t now) {
   const auto found = active_.find(frame.transfer);
   if (found == active_.end()) return;
+  if (frame.kind == RailFrame::got) port_.confirm(found->second.record);
   expects_ahead_ = false;  // until a slot comes behind this answer: where the receiver has none to spare, none does
   const std::uint32_t length = found->second.record.length;
   confirmed_bytes_ += length;
@@ -241,7 +242,7 @@ void TxLink::on_got(const RailHeader& frame, std::uint64_t now) {
   port_.holds.finish(found->second.token);
   active_.erase(found);
   // With less under way the pipe may run empty before the next answer; small transfers cost more than their bytes. What was accepted goes
-  // out in this turn. An answer to what came before, or is not wanted, says nothing of the receiver's time.
+  // out in this turn. An answer that is repeated or late, or says that the chunk is not wanted, says nothing of the receiver's time.
   const bool steady = in_phase(Phase::sent) + in_phase(Phase::accepted) >= std::min(2u, window_) &&
                       length >= port_.memory.chunk_bytes() / 2 && frame.chunk != 0;
   if (!steady) return meter_.interrupt();

@@ -91,8 +91,9 @@ class TxLink {
     Transport& transport;
     NodeMemory& memory;
     TxSlotHolds& holds;
-    std::uint64_t& tx_bytes;  // confirmed, of all links of the NIC
-    ThreadClock clock;        // of the thread that calls
+    std::uint64_t& tx_bytes;                            // confirmed, of all links of the NIC
+    ThreadClock clock;                                  // of the thread that calls
+    const std::function<void(const Record&)>& confirm;  // the source of that `forward` record: its chunk has landed
   };
   struct Names {
     std::uint32_t own_nic = 0;  // position among this rank's NICs
@@ -155,7 +156,7 @@ class TxLink {
   void go_down(std::uint64_t now);
   void on_over(std::uint64_t now);
   void drop(const Record& record);
-  void on_got(const RailHeader& header, std::uint64_t now);
+  void on_end(const RailHeader& header, std::uint64_t now);
   std::uint32_t in_phase(Phase phase) const;
   bool may_offer_again(const Transfer& transfer) const;
 

@@ -129,7 +129,7 @@ TEST(Control, WhatALinkHasLostIsSentAgainWithoutAResendTimeForEachPartOfIt) {
                                 [](std::uint32_t, engine::FrameType, engine::ByteReader&) {});
   engine::ControlChannel receiver(far, *node.memories[0], back, settings,
                                   [&](std::uint32_t, engine::FrameType, engine::ByteReader&) { ++delivered; });
-  for (std::uint64_t i = 0; i < kFrames; ++i) sender.send(1, engine::FrameType::ack, {});
+  for (std::uint64_t i = 0; i < kFrames; ++i) sender.send(1, engine::FrameType::credit, {});
   there.mended = back.mended = true;
   const std::uint64_t begin = engine::now_ns(), resend_ns = settings.resend_ms * 1'000'000;
   std::uint64_t now = begin;

@@ -5,8 +5,8 @@
 #include <sys/syscall.h>
 
 #include <cstring>
-#include <deque>
 
+#include "copying_backend.hpp"
 #include "engine.hpp"
 #include "fault_transport.hpp"
 #include "job.hpp"
@@ -124,33 +124,13 @@ TEST_P(EndsAfterItsPart, TheOthersEndTheSameOperation) {
 INSTANTIATE_TEST_SUITE_P(Jobs, EndsAfterItsPart,
                          testing::Values(Ending{{1, 3}, 0}, Ending{{1, 3}, SIGKILL}, Ending{{2, 2}, 0}, Ending{{2, 2}, SIGKILL}));
 
-// Loses the acknowledgements of chunks, its rank's and those that it carries for mates.
-class LosesAcks final : public FaultTransport {
+// Tells nobody that a chunk has landed.
+class LosesGot final : public FaultTransport {
  public:
-  explicit LosesAcks(std::unique_ptr<engine::Transport> inner) : FaultTransport(std::move(inner), {}, std::make_shared<RailSwitch>(1), 0) {}
+  explicit LosesGot(std::unique_ptr<engine::Transport> inner) : FaultTransport(std::move(inner), {}, std::make_shared<RailSwitch>(1), 0) {}
   void send(std::uint32_t peer, const engine::RailHeader& header, std::span<const std::byte> payload, std::uint64_t token) override {
-    if (header.kind != engine::RailFrame::carry) return FaultTransport::send(peer, header, payload, token);
-    const std::span<const std::byte> others = without_acks(payload);
-    engine::RailHeader shorter = header;
-    shorter.length = static_cast<std::uint32_t>(others.size());
-    if (!others.empty()) return FaultTransport::send(peer, shorter, others, token);
-    if (token != 0) on_sent(token);
+    if (header.kind != engine::RailFrame::got) FaultTransport::send(peer, header, payload, token);
   }
-
- private:
-  // Frames stand behind their lengths.
-  std::span<const std::byte> without_acks(std::span<const std::byte> frames) {
-    std::vector<std::byte>& kept = kept_.emplace_back();
-    std::uint32_t size = 0;
-    for (; !frames.empty(); frames = frames.subspan(sizeof size + size)) {
-      engine::FrameHeader frame;
-      std::memcpy(&size, frames.data(), sizeof size);
-      std::memcpy(&frame, frames.data() + sizeof size, sizeof frame);
-      if (frame.type != engine::FrameType::ack) kept.insert(kept.end(), frames.data(), frames.data() + sizeof size + size);
-    }
-    return kept;
-  }
-  std::deque<std::vector<std::byte>> kept_;  // until the transport ends
 };
 
 std::shared_ptr<engine::Operation> one_message(engine::Engine& engine, std::byte* data, std::uint64_t bytes, std::uint32_t source,
@@ -176,20 +156,25 @@ std::shared_ptr<engine::Operation> one_message(engine::Engine& engine, std::byte
   return operation;
 }
 
-// Rank 3 has all bytes and its program knows it; the acknowledgement dies with it. With `more` it has begun another receive: then nobody
-// can know what it had.
-class LosesItsLastAcknowledgement : public testing::TestWithParam<bool> {};
+// Rank 3 has all bytes and its program knows it; the link takes the `got` along. `more`: it has begun another receive. Then nobody can know
+// what it had when it dies, and when it leaves it has cancelled that one alone.
+struct Loss {
+  bool dies, more;
+};
+class LosesEachGot : public testing::TestWithParam<Loss> {};
 
-TEST_P(LosesItsLastAcknowledgement, TheSendEndsIfNothingElseWasUnderWay) {
-  const bool more = GetParam();
+TEST_P(LosesEachGot, TheSendEndsIfItsDestinationIsKnownToHaveIt) {
+  const auto [dies, more] = GetParam();
   const Shape shape{2, 2};
   const ScratchDirectory directory;
   SharedCounters shared;
   const auto statuses = run_processes(4, [&](std::uint32_t rank) {
-    engine::Engine engine(rank, 4, directory.rendezvous(), rank_settings(shape, rank), std::nullopt,
+    ExchangeSettings settings = rank_settings(shape, rank);
+    settings.drain_ms = 2000;  // of a rank whose transfers have no end
+    engine::Engine engine(rank, 4, directory.rendezvous(), settings, std::nullopt,
                           [&](std::unique_ptr<engine::Transport> inner, std::uint32_t) -> std::unique_ptr<engine::Transport> {
                             if (rank < 2) return inner;
-                            return std::make_unique<LosesAcks>(std::move(inner));
+                            return std::make_unique<LosesGot>(std::move(inner));
                           });
     std::vector<std::byte> data(kBytes);
     int status = 0;
@@ -199,10 +184,17 @@ TEST_P(LosesItsLastAcknowledgement, TheSendEndsIfNothingElseWasUnderWay) {
       std::shared_ptr<engine::Operation> other;
       std::vector<std::byte> unsent(kBytes);
       if (rank == 3 && more) other = one_message(engine, unsent.data(), kBytes, 1, 3);
-      std::unique_lock lock(operation->mutex);
-      operation->changed.wait(lock, [&] { return operation->ended; });
-      if (rank == 3) ::_exit(first_wrong(data.data(), kBytes, 9) == kBytes ? 7 : 6);
-      status = operation->failure.kind == (more ? engine::FailureKind::died : engine::FailureKind::none) ? 0 : 1;
+      {
+        std::unique_lock lock(operation->mutex);
+        operation->changed.wait(lock, [&] { return operation->ended; });
+      }
+      if (rank == 3) {
+        status = first_wrong(data.data(), kBytes, 9) == kBytes ? 7 : 6;
+        if (dies) ::_exit(status);
+        engine.close();
+        return status;
+      }
+      status = operation->failure.kind == (dies && more ? engine::FailureKind::died : engine::FailureKind::none) ? 0 : 1;
     }
     ++shared[0];
     wait_for(shared[0], 3);
@@ -212,7 +204,102 @@ TEST_P(LosesItsLastAcknowledgement, TheSendEndsIfNothingElseWasUnderWay) {
   EXPECT_EQ(statuses, (std::vector<int>{0, 0, 0, 7}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Jobs, LosesItsLastAcknowledgement, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Jobs, LosesEachGot, testing::Values(Loss{true, false}, Loss{true, true}, Loss{false, false}, Loss{false, true}));
+
+// Its copies into buffers wait until the test says so, as those of a GPU may.
+class HeldBackend final : engine::Copier, public engine::CopyingBackend {
+ public:
+  HeldBackend(engine::EngineServices& services, const std::atomic<int>& released)
+      : CopyingBackend(services, static_cast<Copier&>(*this)), released_(released) {}
+
+ private:
+  bool has_room() const override { return true; }
+  bool push(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t) override {
+    std::memcpy(to, from, bytes);
+    return true;
+  }
+  bool pull(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t ticket) override {
+    held_.push_back({to, from, bytes, ticket});
+    return false;
+  }
+  bool put(std::byte* to, std::span<const std::byte> data, std::uint64_t) override {
+    std::memcpy(to, data.data(), data.size());
+    return true;
+  }
+  void take_ended(std::vector<Ended>& ended) override {
+    if (released_ == 0) return;
+    for (const Held& copy : held_) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      ended.push_back({copy.ticket, true});
+    }
+    held_.clear();
+  }
+
+  struct Held {
+    std::byte* to;
+    const std::byte* from;
+    std::uint64_t bytes, ticket;
+  };
+  std::vector<Held> held_;
+  const std::atomic<int>& released_;
+};
+
+// A send ends when its bytes have landed, and its program may go: rank 3 hears that rank 0 is gone before it has copied anything.
+enum class Gone { left, died, died_unwell, its_relay_died };
+class GoesBeforeItsBytesAreCopied : public testing::TestWithParam<Gone> {};
+
+TEST_P(GoesBeforeItsBytesAreCopied, TheReceiveEndsWell) {
+  const Gone gone = GetParam();
+  const Shape shape{2, 2};
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  std::atomic<int>&released = shared[0], &done = shared[1];
+  const auto statuses = run_processes(4, [&](std::uint32_t rank) {
+    const ExchangeSettings settings = rank_settings(shape, rank);
+    const auto rendezvous = engine::make_rendezvous(directory.rendezvous(), rank, 4, std::chrono::milliseconds(settings.bootstrap_ms));
+    engine::Engine engine(rank, 4, *rendezvous, settings, std::nullopt, {},
+                          [&](engine::EngineServices& services) { return std::make_unique<HeldBackend>(services, released); });
+    std::vector<std::byte> data(kBytes), never(kBytes);
+    const auto end = [](const std::shared_ptr<engine::Operation>& operation) {
+      std::unique_lock lock(operation->mutex);
+      operation->changed.wait(lock, [&] { return operation->ended; });
+      return operation->failure.kind;
+    };
+    int status = 0;
+    const std::uint32_t victim = gone == Gone::its_relay_died ? 2 : 0;
+    if (rank == 0) {
+      fill(data.data(), kBytes, 9);
+      const auto operation = one_message(engine, data.data(), kBytes, 0, 3);
+      std::shared_ptr<engine::Operation> other;
+      if (gone == Gone::died_unwell) other = one_message(engine, never.data(), kBytes, 1, 0);
+      status = end(operation) == engine::FailureKind::none && released == 0 ? 0 : 1;
+      ++shared[2];
+      if (gone == Gone::left) engine.close();
+      if (victim == 0) ::_exit(status);
+    }
+    if (rank == victim) {
+      wait_for(shared[2], 1);
+      ::_exit(0);
+    }
+    if (rank == 3) {
+      const auto operation = one_message(engine, data.data(), kBytes, 0, 3);
+      // Heard of: for a message that never comes.
+      const engine::FailureKind heard = end(one_message(engine, never.data(), kBytes, victim, 3));
+      ++released;
+      if (heard != (gone == Gone::left ? engine::FailureKind::left : engine::FailureKind::died)) status = 2;
+      if (end(operation) != engine::FailureKind::none) status = 3;
+      if (first_wrong(data.data(), kBytes, 9) != kBytes) status = 4;
+    }
+    ++done;
+    wait_for(done, 3);
+    engine.close();
+    return status;
+  });
+  EXPECT_EQ(statuses, std::vector<int>(4, 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, GoesBeforeItsBytesAreCopied,
+                         testing::Values(Gone::left, Gone::died, Gone::died_unwell, Gone::its_relay_died));
 
 // Small messages that have come are received, also when their receives are posted after the death of their source.
 class SmallOnesFromTheDead : public testing::TestWithParam<Shape> {};

@@ -3,69 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <cstring>
-
-#include "parts.hpp"
+#include "services.hpp"
 
 namespace railweave::test {
 namespace {
 
 using engine::FrameType;
 using engine::MessageKey;
-
-class Services final : public engine::EngineServices {
- public:
-  const engine::Cluster& cluster() const override { return node_.clusters[0]; }
-  engine::NodeMemory& memory() override { return *node_.memories[0]; }
-  engine::ControlChannel& control() override { return channel_; }
-  const engine::Router& router() const override { std::abort(); }  // destinations route nothing
-  bool relays(std::uint32_t) const override { return true; }
-  bool serves(std::uint32_t) const override { return true; }
-  std::uint64_t link_word(std::uint32_t, std::uint32_t) const override { return 1; }
-  std::shared_ptr<void> registered(const std::byte*, std::uint64_t, engine::MemoryHandle&, std::uint64_t&) override { return nullptr; }
-  std::shared_ptr<engine::SharedMemory> map(const engine::MemoryHandle&) override { return nullptr; }
-  engine::MessageState state_of(const MessageKey&) const override { return engine::MessageState::unfinished; }
-  std::uint64_t eager_bytes() const override { return 1000; }
-  void message_over(engine::Operation& operation) override { --operation.unfinished; }
-  void fail(engine::Operation& operation, const engine::Failure& failure) override { operation.failure = failure; }
-  std::optional<engine::Failure> death() const override { return std::nullopt; }
-  void post(const std::shared_ptr<engine::Operation>&) override {}
-
-  std::vector<FrameType> sent() const { return carrier_.types; }
-
- private:
-  struct Noted final : engine::Carrier {
-    bool carry(std::uint32_t, const engine::Frame& frame, std::uint32_t) override {
-      engine::FrameHeader header;
-      std::memcpy(&header, frame.content().data(), sizeof header);
-      types.push_back(header.type);
-      return true;
-    }
-    std::vector<FrameType> types;
-  };
-  NodeParts node_{1, {}};
-  Noted carrier_;
-  engine::ControlChannel channel_{
-      node_.clusters[0], *node_.memories[0], carrier_, {}, [](std::uint32_t, FrameType, engine::ByteReader&) {}};
-};
-
-// Copies when the test says so, as a GPU does when its kernel comes to it.
-class LateCopier final : public engine::Copier {
- public:
-  bool has_room() const override { return true; }
-  bool push(std::byte*, const std::byte*, std::uint64_t, std::uint64_t ticket) override { return note(ticket); }
-  bool pull(std::byte*, const std::byte*, std::uint64_t, std::uint64_t ticket) override { return note(ticket); }
-  bool put(std::byte*, std::span<const std::byte>, std::uint64_t ticket) override { return note(ticket); }
-  void take_ended(std::vector<Ended>&) override {}
-  std::vector<std::uint64_t> tickets;
-
- private:
-  bool note(std::uint64_t ticket) {
-    tickets.push_back(ticket);
-    return false;
-  }
-};
 
 // A small message from rank 1, on the other node.
 class HostDestinationTest : public testing::Test {

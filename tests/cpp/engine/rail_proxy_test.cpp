@@ -13,12 +13,12 @@ namespace {
 using engine::RailFrame;
 using engine::RailHeader;
 
-// Rank 0 with NIC 0; NIC 1 belongs to rank 1, NIC 2 to rank 2, both on node 1.
+// Rank 0 with NIC 0, which may have mates without one; NICs 1 and 2 belong to the two ranks of node 1.
 class RailProxyTest : public testing::Test {
  protected:
   static constexpr std::uint64_t kNow = 1'000'000'000;
 
-  RailProxyTest() : node_(1, {}), memory_(*node_.memories[0]) {
+  explicit RailProxyTest(std::uint32_t mates = 1) : node_(mates, {}), memory_(*node_.memories[0]) {
     auto transport = std::make_unique<NotedTransport>();
     transport_ = transport.get();
     std::vector<std::unique_ptr<engine::Transport>> transports;
@@ -26,7 +26,8 @@ class RailProxyTest : public testing::Test {
     proxy_ = std::make_unique<engine::RailProxy>(
         node_.clusters[0], memory_, ExchangeSettings{}, std::move(transports), [](std::uint32_t, std::uint32_t) { return true; },
         [](std::uint32_t) { return std::uint64_t{50'000'000}; },
-        [this](std::span<const std::byte> frame) { frames_.push_back(text_of(frame)); });
+        [this](std::span<const std::byte> frame) { frames_.push_back(text_of(frame)); },
+        [this](const engine::Record& record) { confirmed_.push_back(record); });
     proxy_->advance(kNow);
   }
 
@@ -59,6 +60,7 @@ class RailProxyTest : public testing::Test {
   }
 
   std::vector<std::string> frames_;
+  std::vector<engine::Record> confirmed_;
   NodeParts node_;
   engine::NodeMemory& memory_;
   NotedTransport* transport_ = nullptr;
@@ -70,6 +72,64 @@ TEST_F(RailProxyTest, OnlyAnAnswerIsASignOfLife) {
   EXPECT_EQ(memory_.last_heard(1), 0u);
   deliver(RailFrame::hello_back, 1);
   EXPECT_EQ(memory_.last_heard(1), kNow);
+}
+
+class RailProxyForMatesTest : public RailProxyTest {
+ protected:
+  RailProxyForMatesTest() : RailProxyTest(2) {}
+
+  // A chunk of that source's goes over the rail from NIC 0 to NIC 1, and is answered so.
+  void send(std::uint32_t source, RailFrame end) {
+    const auto slot = memory_.take(0, engine::Pool::tx, 0);
+    ASSERT_TRUE(slot);
+    engine::Record record;
+    record.kind = engine::RecordKind::forward;
+    record.message = {0, source, 2, 0, 7};
+    record.chunk = 3;
+    record.attempt = 2;
+    record.pool = engine::Pool::tx;
+    record.slot = slot->slot;
+    record.turn = slot->turn;
+    record.link = 0 * 3 + 1;
+    record.length = 100;
+    record.word = memory_.link_word(0, 0, 1);
+    proxy_->forward(record);
+    transport_->sent.clear();
+    proxy_->advance(kNow + 1);
+    ASSERT_EQ(transport_->sent.back().kind, RailFrame::offer);
+    RailHeader answer = transport_->sent.back();
+    answer.from_nic = 1;
+    answer.to_nic = 0;
+    for (const RailFrame kind : {RailFrame::accept, end}) {
+      answer.kind = kind;
+      transport_->listener->on_delivered(answer, nullptr, 0, true);
+      proxy_->advance(kNow + 1);
+    }
+  }
+  bool told(std::uint32_t rank) {
+    engine::Record record;
+    if (!node_.memories[rank]->next(0, record)) return false;
+    EXPECT_EQ(record.kind, engine::RecordKind::confirmed);
+    EXPECT_EQ(record.message, (engine::MessageKey{0, rank, 2, 0, 7}));
+    EXPECT_EQ(record.chunk, 3u);
+    EXPECT_EQ(record.attempt, 2u);
+    return true;
+  }
+};
+
+TEST_F(RailProxyForMatesTest, WhatHasLandedIsToldToItsSource) {
+  deliver(RailFrame::hello_back, 1);
+  send(1, RailFrame::unwanted);
+  EXPECT_FALSE(told(1));
+  send(1, RailFrame::got);
+  EXPECT_TRUE(told(1));
+  EXPECT_TRUE(confirmed_.empty());
+  send(0, RailFrame::got);
+  EXPECT_EQ(confirmed_.size(), 1u) << "of this rank's own, without a ring";
+  EXPECT_FALSE(told(0));
+  for (const std::uint32_t stranger : {2u, 1000u}) send(stranger, RailFrame::got);  // a mate's record said so
+  EXPECT_FALSE(told(1));
+  EXPECT_EQ(confirmed_.size(), 1u);
 }
 
 TEST_F(RailProxyTest, TheDeadGetNoAnswer) {

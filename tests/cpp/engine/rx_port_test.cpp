@@ -116,10 +116,89 @@ TEST_F(RxPortTest, ASlotOfADeadDestinationStaysWithItsTransferUntilThatLands) {
   ASSERT_NE(port_.on_data(data, kBytes), nullptr);
   EXPECT_TRUE(held(data));
   port_.on_data_done(data, true);
-  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_EQ(answer().kind, RailFrame::unwanted) << "its send has not ended well";
   EXPECT_FALSE(held(data));
   EXPECT_FALSE(announced_to(1));
   EXPECT_TRUE(port_.idle());
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::unwanted) << "nor later";
+}
+
+// What was said once holds: the send may have ended already.
+TEST_F(RxPortTest, WhatHasLandedStaysSoWhenItsDestinationDies) {
+  const RailHeader data = accepted(1, 1, 1);
+  ASSERT_NE(port_.on_data(data, kBytes), nullptr);
+  port_.on_data_done(data, true);
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  memory().reader_gone(1);
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_EQ(port_.on_data(data, kBytes), nullptr);
+  EXPECT_EQ(answer().kind, RailFrame::got);
+}
+
+// The ring of rank 1 is full: what lands for it is known to this process alone.
+class RxPortFullRingTest : public RxPortTest {
+ protected:
+  RxPortFullRingTest() {
+    engine::Record other;
+    other.kind = engine::RecordKind::placed;
+    for (std::uint32_t i = 0; i < engine::kRingRecords; ++i) memory().announce(1, other);
+    EXPECT_FALSE(memory().crowded(1));
+    data_ = accepted(1, 1, 1);
+    EXPECT_NE(port_.on_data(data_, kBytes), nullptr);
+    port_.on_data_done(data_, true);
+  }
+  // Rank 1 reads all there is; whether the chunk was among it.
+  bool reads_it() {
+    bool landed = false;
+    for (engine::Record record; memory(1).next(0, record);) landed = landed || record.kind == engine::RecordKind::landed;
+    return landed;
+  }
+  RailHeader data_;
+};
+
+TEST_F(RxPortFullRingTest, GotWaitsForTheRecord) {
+  EXPECT_TRUE(answers().empty());
+  EXPECT_FALSE(port_.idle()) << "this process must not end with it";
+  EXPECT_FALSE(memory().all_announced());
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 1));
+  EXPECT_EQ(port_.on_data(data_, kBytes), nullptr);
+  EXPECT_FALSE(port_.advance(1));
+  EXPECT_TRUE(answers().empty()) << "nor when it is asked";
+  EXPECT_FALSE(reads_it());
+  EXPECT_TRUE(memory().flush_backlog());
+  EXPECT_TRUE(memory().all_announced());
+  EXPECT_TRUE(port_.advance(2));
+  const RailHeader got = answer();
+  EXPECT_EQ(got.kind, RailFrame::got);
+  EXPECT_EQ(got.transfer, 1u);
+  EXPECT_EQ(got.chunk, 0u) << "it says nothing of the rail's rate";
+  EXPECT_TRUE(reads_it());
+  EXPECT_TRUE(port_.idle());
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::got) << "from now on as often as it is asked";
+}
+
+TEST_F(RxPortFullRingTest, WhatTheDestinationCannotReadAnyMoreIsUnwanted) {
+  memory().reader_gone(1);
+  EXPECT_TRUE(port_.advance(1));
+  EXPECT_EQ(answer().kind, RailFrame::unwanted);
+  EXPECT_FALSE(held(data_));
+  EXPECT_TRUE(port_.idle());
+  port_.on_offer(frame(RailFrame::offer, 1, 1, 1));
+  EXPECT_EQ(answer().kind, RailFrame::unwanted);
+}
+
+// Its slot is the destination's since it landed. The answer names the generation that is over, so nobody counts it.
+TEST_F(RxPortFullRingTest, AFenceTakesNothingOfIt) {
+  hello(1, 2);
+  EXPECT_TRUE(held(data_));
+  EXPECT_FALSE(reads_it());
+  EXPECT_TRUE(memory().flush_backlog());
+  EXPECT_TRUE(port_.advance(1));
+  EXPECT_EQ(answer().generation, 1u);
+  EXPECT_TRUE(reads_it());
 }
 
 TEST_F(RxPortTest, ASlotThatLandedForADestinationIsTakenBackWhenThatDies) {
@@ -133,17 +212,17 @@ TEST_F(RxPortTest, ASlotThatLandedForADestinationIsTakenBackWhenThatDies) {
   EXPECT_TRUE(held(alive));
 }
 
-TEST_F(RxPortTest, OffersForADeadDestinationAreAnsweredGotAndTakeNoSlot) {
+TEST_F(RxPortTest, OffersForADeadDestinationAreUnwantedAndTakeNoSlot) {
   const RailHeader first = accepted(1, 1, 1, 2), second = accepted(1, 1, 2, 2);
   port_.on_offer(frame(RailFrame::offer, 2, 1, 1, 1));  // waits
   EXPECT_TRUE(answers().empty());
   memory().reader_gone(1);
   EXPECT_TRUE(port_.advance(1));
-  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_EQ(answer().kind, RailFrame::unwanted);
   port_.on_offer(frame(RailFrame::offer, 2, 1, 1, 1));  // asked again
-  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_EQ(answer().kind, RailFrame::unwanted);
   port_.on_offer(frame(RailFrame::offer, 2, 1, 2, 1));  // a new one
-  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_EQ(answer().kind, RailFrame::unwanted);
   EXPECT_TRUE(held(first));
   EXPECT_TRUE(held(second));
 }
@@ -296,10 +375,10 @@ TEST_F(RxPortAheadTest, DataForADeadDestinationFreesTheSlotThatWasAcceptedAhead)
   const RailHeader second = data_ahead(2, 2);
   memory().reader_gone(2);
   EXPECT_EQ(port_.on_data(second, kBytes), nullptr);
-  EXPECT_EQ(answer().kind, RailFrame::got);
+  EXPECT_EQ(answer().kind, RailFrame::unwanted);
   EXPECT_FALSE(held(second));
   EXPECT_EQ(port_.on_data(second, kBytes), nullptr);
-  EXPECT_EQ(answer().kind, RailFrame::got) << "it is over";
+  EXPECT_EQ(answer().kind, RailFrame::unwanted) << "it is over";
 }
 
 TEST(NodeMemoryTest, NoSlotIsTakenForAReaderThatIsGone) {

@@ -22,7 +22,7 @@ class TxLinkTest : public testing::Test {
       : node_(1, {}),
         memory_(*node_.memories[0]),
         holds_(memory_),
-        link_({transport_, memory_, holds_, bytes_, clock_}, {0, 0, 1}, {100, 100, 1000, 100}, 2) {}
+        link_({transport_, memory_, holds_, bytes_, clock_, confirm_}, {0, 0, 1}, {100, 100, 1000, 100}, 2) {}
 
   void answer(RailFrame kind, std::uint64_t generation) {
     RailHeader frame;
@@ -81,6 +81,8 @@ class TxLinkTest : public testing::Test {
   std::uint64_t bytes_ = 0, now_ = 1;
   // Of threads that always have a CPU and never much to do.
   engine::ThreadClock clock_ = [this] { return engine::ThreadTimes{now_, 0, 0}; };
+  std::vector<engine::Record> confirmed_;
+  const std::function<void(const engine::Record&)> confirm_ = [this](const engine::Record& record) { confirmed_.push_back(record); };
   engine::TxLink link_;
 };
 
@@ -134,6 +136,40 @@ TEST_F(TxLinkTest, DataWaitsForTheEndOfTheTurn) {
   answer(RailFrame::accept, asked.back());
   EXPECT_TRUE(transport_.sent.empty());
   EXPECT_EQ(turn().back().kind, RailFrame::data);
+}
+
+// What landed is its destination's: the source hears of it once, with the attempt that it was, before it finds its slot free.
+TEST_F(TxLinkTest, GotTellsTheSourceAndUnwantedDoesNot) {
+  bring_up();
+  for (const std::uint32_t bytes : {100u, 200u, 300u}) forward(bytes);
+  const std::vector<RailHeader> asked = turn();
+  ASSERT_EQ(asked.size(), 3u);
+  for (const RailHeader& offer : asked) answer(RailFrame::accept, offer);
+  turn();
+  answer(RailFrame::got, asked[0]);
+  ASSERT_EQ(confirmed_.size(), 1u);
+  EXPECT_EQ(confirmed_[0].length, 100u);
+  answer(RailFrame::got, asked[0]);  // repeated
+  EXPECT_EQ(confirmed_.size(), 1u);
+  answer(RailFrame::unwanted, asked[1]);
+  EXPECT_EQ(confirmed_.size(), 1u) << "it has not landed";
+  EXPECT_FALSE(link_.idle()) << "the third is under way";
+  answer(RailFrame::unwanted, asked[2]);
+  EXPECT_TRUE(link_.idle());
+  EXPECT_TRUE(holds_.empty()) << "slots go back either way";
+}
+
+// Its attempt may have been retired already, and the slot given to another chunk.
+TEST_F(TxLinkTest, GotOfAnEarlierGenerationTellsNobody) {
+  bring_up();
+  forward(100);
+  const std::vector<RailHeader> asked = turn();
+  answer(RailFrame::accept, asked.back());
+  turn();
+  answer(RailFrame::over, 1);
+  answer(RailFrame::got, asked.back());
+  EXPECT_TRUE(confirmed_.empty());
+  EXPECT_TRUE(holds_.empty());
 }
 
 // Slots that the receiver accepts before it is asked.
@@ -236,7 +272,7 @@ TEST_F(TxLinkAheadTest, ARailStaysFullWhereOneSlotIsAcceptedAhead) {
   NodeParts far(1, {});
   engine::NodeMemory& far_memory = *far.memories[0];
   engine::RxPort rx(far.clusters[0], far_memory, 0, 1, kLongNs, 1, clock_);
-  engine::TxLink tx({transport_, memory_, holds_, bytes_, clock_}, {0, 0, 1}, {kLongNs, kLongNs, kLongNs, kLongNs}, 2);
+  engine::TxLink tx({transport_, memory_, holds_, bytes_, clock_, confirm_}, {0, 0, 1}, {kLongNs, kLongNs, kLongNs, kLongNs}, 2);
   std::deque<std::pair<int, RailHeader>> there, back;
   std::deque<RailHeader> rail;
   int busy = 0, landed = 0, rates = 0;

@@ -1,0 +1,153 @@
+// When a source holds a chunk that went over a link for landed (docs/protocol.md §6, §8).
+#include "host_source.hpp"
+
+#include <gtest/gtest.h>
+
+#include "services.hpp"
+
+namespace railweave::test {
+namespace {
+
+using engine::Record;
+
+// Rank 0 sends two chunks to rank 1, over the links from its NIC to NICs 1 and 2 in turns.
+class HostSourceTest : public testing::Test {
+ protected:
+  HostSourceTest() : source_(services_, copier_) {
+    for (const std::uint32_t peer : {1u, 2u}) {
+      engine::RouteShare share;
+      share.kind = PathKind::rail;
+      share.peer_nic = peer;
+      share.bytes = 10 * data_.size();
+      operation_.routes[1].shares.push_back(share);
+    }
+    engine::SendMessage& message = operation_.sends.emplace_back();
+    message.key = {0, 0, 1, 0, 1};
+    message.data = data_.data();
+    message.bytes = data_.size();
+    message.chunks.resize(2);
+    message.operation = &operation_;
+    operation_.unfinished = 1;
+    operation_.report.bytes_by_nic.resize(1);
+    source_.send(operation_);
+  }
+
+  void grant() {
+    engine::Grant grant;
+    grant.message = message().key;
+    grant.bytes = message().bytes;
+    grant.chunks = 2;
+    source_.on_grant(grant, nullptr);
+  }
+  // Chunks that go out now, copied into their slots: their `forward` records.
+  std::vector<Record> go_out() {
+    source_.advance();
+    for (const std::uint64_t ticket : std::exchange(copier_.tickets, {})) source_.on_copied({ticket, true});
+    std::vector<Record> records;
+    for (Record record; services_.memory().next(0, record);) records.push_back(record);
+    return records;
+  }
+  void confirm(Record record) {
+    record.kind = engine::RecordKind::confirmed;
+    source_.on_confirmed(record);
+  }
+  void take_down(const Record& record) {
+    const std::uint32_t nics = 3;
+    services_.words[{record.link / nics, record.link % nics}] = 4;
+    source_.retire_attempts();
+  }
+  engine::SendMessage& message() { return operation_.sends[0]; }
+  bool ended() const { return operation_.unfinished == 0; }
+
+  Services services_;
+  LateCopier copier_;
+  std::vector<std::byte> data_ = std::vector<std::byte>(2 * services_.memory().chunk_bytes());
+  engine::Operation operation_;
+  engine::HostSource source_;
+};
+
+TEST_F(HostSourceTest, ASendEndsWhenAllItsChunksHaveLanded) {
+  grant();
+  const auto out = go_out();
+  ASSERT_EQ(out.size(), 2u);
+  confirm(out[1]);
+  confirm(out[1]);
+  EXPECT_FALSE(ended());
+  confirm(out[0]);
+  EXPECT_TRUE(ended());
+  confirm(out[0]);  // it is over
+}
+
+// The attempt was given up while the news of its landing was on its way.
+TEST_F(HostSourceTest, AnAttemptThatWasRetiredCountsWhenItHasLanded) {
+  grant();
+  const auto out = go_out();
+  ASSERT_EQ(out.size(), 2u);
+  take_down(out[0]);
+  EXPECT_EQ(operation_.report.resent_chunks, 1u);
+  confirm(out[0]);
+  EXPECT_TRUE(go_out().empty()) << "nothing to send again";
+  confirm(out[1]);
+  EXPECT_TRUE(ended());
+}
+
+TEST_F(HostSourceTest, TheSecondAttemptIsNotWaitedForWhenTheFirstHasLanded) {
+  grant();
+  const auto out = go_out();
+  take_down(out[0]);
+  confirm(out[1]);
+  const auto again = go_out();
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(again[0].attempt, 2u);
+  EXPECT_NE(again[0].link, out[0].link);
+  confirm(out[0]);
+  EXPECT_TRUE(ended());
+  confirm(again[0]);
+}
+
+// The copy still reads the user's buffer.
+TEST_F(HostSourceTest, ASendDoesNotEndWhileAnAttemptIsCopied) {
+  grant();
+  const auto out = go_out();
+  take_down(out[0]);
+  confirm(out[1]);
+  source_.advance();
+  ASSERT_EQ(copier_.tickets.size(), 1u);
+  confirm(out[0]);
+  EXPECT_FALSE(ended());
+  source_.on_copied({copier_.tickets[0], true});
+  EXPECT_TRUE(ended());
+}
+
+// A mate wrote it.
+TEST_F(HostSourceTest, WhatWasNeverSentHasNotLanded) {
+  grant();
+  Record record;
+  record.message = message().key;
+  record.attempt = 1;
+  confirm(record);
+  auto out = go_out();
+  ASSERT_EQ(out.size(), 2u);
+  Record later = out[0], none = out[0], beyond = out[0], other = out[0];
+  ++later.attempt;
+  none.attempt = 0;
+  beyond.chunk = 2;
+  ++other.message.number;
+  for (const Record& wrong : {later, none, beyond, other}) confirm(wrong);
+  EXPECT_EQ(message().done, 0u);
+}
+
+// A destination that left, or died well.
+TEST_F(HostSourceTest, WhatWasGrantedIsThereWhenItsDestinationHasEndedWell) {
+  source_.has_all(1);
+  EXPECT_FALSE(ended()) << "it was not granted";
+  grant();
+  ASSERT_EQ(go_out().size(), 2u);
+  source_.has_all(2);
+  EXPECT_FALSE(ended());
+  source_.has_all(1);
+  EXPECT_TRUE(ended());
+}
+
+}  // namespace
+}  // namespace railweave::test
