@@ -25,7 +25,7 @@ byte attempts[NC];
 bit  slot;                      /* the tx slot of s at o: in use */
 byte slot_chunk;
 bit  announced;                 /* forward record: o may send the slot */
-bit  acked[NC];
+bit  confirmed[NC];
 
 bit  o_leaving, o_left;         /* o_left: its process has ended */
 bit  s_leaving, s_left;
@@ -49,13 +49,13 @@ byte expire = EXPIRE, stop = STOP;
 #ifdef MUT_LEFT_NOT_RETIRED
 #define RETIRE(c)
 #else
-#define RETIRE(c) :: atomic { !stopped && chunk[c] == OUT && by_relay[c] && o_left && !acked[c] -> chunk[c] = TODO; by_relay[c] = 0 }
+#define RETIRE(c) :: atomic { !stopped && chunk[c] == OUT && by_relay[c] && o_left && !confirmed[c] -> chunk[c] = TODO; by_relay[c] = 0 }
 #endif
 #define RELAY(c) :: atomic { !stopped && chunk[c] == TODO && MAY_RELAY && !slot -> skip } \
     atomic { slot = 1; slot_chunk = c } /* between look and taking, o may have gone on */ \
     atomic { announced = 1; chunk[c] = OUT; by_relay[c] = 1; attempts[c]++ }
-#define OWN(c)   :: atomic { !stopped && chunk[c] == TODO -> chunk[c] = OUT; attempts[c]++; acked[c] = 1 }
-#define ACKED(c) :: atomic { !stopped && chunk[c] == OUT && acked[c] -> chunk[c] = DONE }
+#define OWN(c)   :: atomic { !stopped && chunk[c] == TODO -> chunk[c] = OUT; attempts[c]++; confirmed[c] = 1 }
+#define CONFIRMED(c) :: atomic { !stopped && chunk[c] == OUT && confirmed[c] -> chunk[c] = DONE }
 
 #ifdef MUT_WAIT_FOR_LEAVERS
 #define S_READ(who) !lease_end_to_o
@@ -72,7 +72,7 @@ end:
   EACH(RELAY)
   EACH(OWN)
   EACH(RETIRE)
-  EACH(ACKED)
+  EACH(CONFIRMED)
   :: atomic { !stopped && lease_end_to_s -> lease_end_to_s = 0; s_knows = 1 }
   :: atomic { !stopped && ALL_DONE && !s_leaving -> s_leaving = 1; lease_end_to_o = 1 }
   :: atomic { !stopped && s_leaving && S_READ(o) -> s_left = 1; break }
@@ -101,7 +101,7 @@ active proctype O()
 {
 end:
   do
-  :: atomic { announced -> announced = 0; acked[slot_chunk] = 1; slot = 0; slot_chunk = 0 }
+  :: atomic { announced -> announced = 0; confirmed[slot_chunk] = 1; slot = 0; slot_chunk = 0 }
   :: atomic { lease_end_to_o -> lease_end_to_o = 0; o_knows = 1 }
   :: atomic { !o_leaving -> o_leaving = 1; LEASE_END }
   :: atomic { o_leaving && O_READ(s) && DRAINED -> o_left = 1; break }

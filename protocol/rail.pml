@@ -2,7 +2,8 @@
  *
  * Source S on node A, destination D on node B, NL links. Link l is served by Tx(l) on A and by the receiver RXN(l) on B, which
  * serves all links into its NIC from one pool of NR slots. What is checked:
- *   - every run is finite and ends with both sides complete (monitor; searched for cycles too);
+ *   - every run is finite and ends with both sides complete (monitor; searched for cycles too); the source only when all chunks have
+ *     landed, after which it sends none again;
  *   - no byte of another chunk reaches the user's buffer, nothing reaches it after completion, no chunk is counted twice;
  *   - at the end every slot of a live proxy is free again.
  * Frames on a rail are a set: any order, and within the budgets LOSS, DUP, RESEND (a timer that fires early), FLAP (a link
@@ -129,7 +130,8 @@
 byte chunk_state[NC];
 byte chunk_link[NC];
 byte chunk_word[NC];
-bit  acked[NC];                 /* `ack` frames on their way or there: the control channel is reliable (control.pml) */
+bit  confirmed[NC];             /* `confirmed` records in S's rings: they stay there when their writer's process ends */
+bit  has_landed[NC];            /* for its destination; only looked at by assertions */
 bit  sent_all, received_all[ND];        /* operations ended */
 
 /* node A: board words, tx slots, announcement rings S -> tx owner */
@@ -155,6 +157,7 @@ bit  need[NL * NT];             /* a frame of t was lost: t's timer will fire */
 bit  offer[NL * NT];
 bit  accept[NL * NT];
 bit  got[NL * NT];
+bit  unwanted[NL * NT];
 byte acc_slot[NL * NT];         /* content of accept, echoed by data */
 byte acc_turn[NL * NT];
 #if AHEAD
@@ -182,6 +185,8 @@ byte wire[NL * NT * 2];         /* bytes on the wire */
 #define FENCED  4               /* fenced while a write is under way */
 #define LANDED  5
 #define ENDED   6
+#define REFUSED 7               /* nobody wanted it */
+#define BEHIND  8               /* landed, and not announced yet: only in a mutation */
 byte r_state[NL * NT];
 byte r_gen[NL];
 bit  r_gone[NL];                /* generation r_gen is fenced, no newer hello yet */
@@ -256,7 +261,7 @@ bit  rx_dead[NN];
 #define RETIRE(c) :: atomic { chunk_state[c] == OUT && BROKEN(c) -> chunk_state[c] = TODO; chunk_link[c] = 0; chunk_word[c] = 0 }
 #endif
 #define FAIL(c)   :: atomic { chunk_state[c] != DONE && d_dead[DEST(c)] -> chunk_state[c] = DONE; chunk_link[c] = 0; chunk_word[c] = 0 }
-#define ACKED(c)  :: atomic { chunk_state[c] != DONE && acked[c] -> chunk_state[c] = DONE; chunk_link[c] = 0; chunk_word[c] = 0 }
+#define CONFIRMED(c) :: atomic { chunk_state[c] != DONE && confirmed[c] -> assert(has_landed[c]); chunk_state[c] = DONE; chunk_link[c] = 0; chunk_word[c] = 0 }
 
 #if NC == 1
 #define ALL_DONE (chunk_state[0] == DONE)
@@ -275,7 +280,7 @@ bit  rx_dead[NN];
 #define PUSH_ANYWHERE(c) PUSHES(c, 0) PUSHES(c, 1)
 #endif
 
-#define CHECK_BYTES(c) assert(user[c] == TAG(c) || d_dead[DEST(c)]);
+#define CHECK_LANDED(c) assert(has_landed[c] || d_dead[DEST(c)]);
 
 active proctype S()
 { byte w, turn;
@@ -283,11 +288,11 @@ end:
   do
   EACH_C(PUSH_ANYWHERE)
   EACH_C(RETIRE)
-  EACH_C(ACKED)
+  EACH_C(CONFIRMED)
 #if DEXIT
   EACH_C(FAIL)
 #endif
-  :: atomic { !sent_all && ALL_DONE -> EACH_C(CHECK_BYTES) sent_all = 1 }     /* done = in the user's buffer */
+  :: atomic { !sent_all && ALL_DONE -> EACH_C(CHECK_LANDED) sent_all = 1 }    /* that it gets into the user's buffer is the monitor's and D's to check */
   od
 }
 
@@ -352,6 +357,8 @@ inline take_down(l) {
 #define TX_ACCEPT(t) :: atomic { accept[I(l, t)] && BEGUN(l, t) -> TAKE(accept[I(l, t)]); \
     if :: t_state[I(l, t)] == OFFERED && ACCEPT_IS_FOR(l, t, t_gen[I(l, t)]) -> t_state[I(l, t)] = SENT; need[I(l, t)] = 0; send_data(I(l, t)) :: else fi }
 #define TX_GOT(t) :: atomic { got[I(l, t)] -> TAKE(got[I(l, t)]); \
+    if :: t_state[I(l, t)] == OFFERED || t_state[I(l, t)] == SENT -> t_state[I(l, t)] = CLOSING; need[I(l, t)] = 0; confirmed[t_tag[I(l, t)]] = 1 :: else fi }
+#define TX_UNWANTED(t) :: atomic { unwanted[I(l, t)] -> TAKE(unwanted[I(l, t)]); \
     if :: t_state[I(l, t)] == OFFERED || t_state[I(l, t)] == SENT -> t_state[I(l, t)] = CLOSING; need[I(l, t)] = 0 :: else fi }
 #define TX_TIMER(t) :: atomic { (t_state[I(l, t)] == OFFERED || t_state[I(l, t)] == SENT) && (need[I(l, t)] || resend > 0) -> \
     if :: need[I(l, t)] -> need[I(l, t)] = 0 :: else -> resend-- fi; \
@@ -383,6 +390,9 @@ end:
        fi; k = 0; turn = 0; c = 0; w = 0 }
   EACH_T(TX_ACCEPT)
   EACH_T(TX_GOT)
+#if DEXIT
+  EACH_T(TX_UNWANTED)
+#endif
   EACH_T(TX_TIMER)
   EACH_T(TX_FREE)
   /* down: the wire is cut, the timer fires though it is good, or the receiver says so */
@@ -418,9 +428,16 @@ end:
 #define ACCEPTABLE(l, t) CURRENT(l, t)
 #endif
 
-/* a destination that died: its offers are answered `got`, its landed slots go back, what has not landed keeps its slot until no
+/* a destination that died: its offers are answered `unwanted`, its landed slots go back, what has not landed keeps its slot until no
  * write can come into it any more */
 #define UNWANTED(l, t) (knows[n] && DEST(t_tag[I(l, t)]) == 0)
+
+#ifdef MUT_UNWANTED_IS_GOT
+#define SAY_UNWANTED(l, t) got[I(l, t)] = !cut[l]
+#else
+#define SAY_UNWANTED(l, t) unwanted[I(l, t)] = !cut[l]
+#endif
+#define REFUSE(l, t) r_state[I(l, t)] = REFUSED; SAY_UNWANTED(l, t)
 
 #if AHEAD
 #define HEARD(l, t) if :: ACCEPTABLE(l, t) && r_next[l] <= (t) -> r_next[l] = (t) + 1 :: else fi
@@ -432,15 +449,17 @@ end:
 #define CLAIM(l, t) skip
 #endif
 #ifdef MUT_KEEP_SLOT_OF_UNWANTED
-#define UNWANTED_AHEAD(l, t) CLAIM(l, t); r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l]
+#define UNWANTED_AHEAD(l, t) CLAIM(l, t); REFUSE(l, t)
 #else
-#define UNWANTED_AHEAD(l, t) CLAIM(l, t); RELEASE(l, t); r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l]
+#define UNWANTED_AHEAD(l, t) CLAIM(l, t); RELEASE(l, t); REFUSE(l, t)
 #endif
 
 #define RX_OFFER(t, l) :: atomic { MINE(l) && offer[I(l, t)] -> TAKE(offer[I(l, t)]); HEARD(l, t); \
     if \
     :: ACCEPTABLE(l, t) && AHEAD_OF(l, t) && UNWANTED(l, t) -> UNWANTED_AHEAD(l, t) \
-    :: ACCEPTABLE(l, t) && NEW_OFFER(l, t) && UNWANTED(l, t) -> r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l] \
+    :: ACCEPTABLE(l, t) && NEW_OFFER(l, t) && UNWANTED(l, t) -> REFUSE(l, t) \
+    :: ACCEPTABLE(l, t) && r_state[I(l, t)] == REFUSED -> SAY_UNWANTED(l, t) \
+    :: ACCEPTABLE(l, t) && !NEW_OFFER(l, t) && r_state[I(l, t)] == LANDED -> got[I(l, t)] = !cut[l] \
     :: ACCEPTABLE(l, t) && NEW_OFFER(l, t) && !UNWANTED(l, t) -> r_state[I(l, t)] = WAITING \
     :: ACCEPTABLE(l, t) && (r_state[I(l, t)] == HELD || r_state[I(l, t)] == WRITING) && !(AHEAD_OF(l, t) && UNWANTED(l, t)) -> \
        CLAIM(l, t); accept[I(l, t)] = 1; SAY_GENERATION(l, t) \
@@ -483,7 +502,9 @@ end:
     :: WANTS_DATA(l, t) && !(AHEAD_OF(l, t) && UNWANTED(l, t)) -> CLAIM(l, t); data[X(l, t, j)] = data[X(l, t, j)] + 2; rx_bytes[RS(n, acc_slot[I(l, t)])] = JUNK; \
        if :: r_state[I(l, t)] == HELD -> r_state[I(l, t)] = WRITING :: else fi \
     :: !(WANTS_DATA(l, t)) -> data[X(l, t, j)] = ABSENT; wire[X(l, t, j)] = 0; \
-       if :: r_state[I(l, t)] == LANDED && CURRENT(l, t) && !cut[l] -> got[I(l, t)] = 1 :: else fi \
+       if :: r_state[I(l, t)] == LANDED && CURRENT(l, t) && !cut[l] -> got[I(l, t)] = 1 \
+          :: r_state[I(l, t)] == REFUSED && CURRENT(l, t) -> SAY_UNWANTED(l, t) \
+          :: else fi \
     fi }
 #ifdef MUT_ANNOUNCE_TO_DEAD
 #define DEAD_LANDS(l, t) landed[n * ND]!acc_slot[I(l, t)], acc_turn[I(l, t)], t_tag[I(l, t)];
@@ -493,15 +514,21 @@ end:
 /* like NodeMemory::release: only the turn that it was taken for */
 #define RELEASE(l, t) rx_flag[RS(n, acc_slot[I(l, t)])] = (rx_flag[RS(n, acc_slot[I(l, t)])] == acc_turn[I(l, t)] -> \
     acc_turn[I(l, t)] + 1 : rx_flag[RS(n, acc_slot[I(l, t)])])
+#define ANNOUNCE(l, t) landed[n * ND + DEST(t_tag[I(l, t)])]!acc_slot[I(l, t)], acc_turn[I(l, t)], t_tag[I(l, t)]; r_state[I(l, t)] = LANDED
+#ifdef MUT_GOT_BEFORE_ANNOUNCED
+#define LANDS(l, t) r_state[I(l, t)] = BEHIND
+#define RX_ANNOUNCE(t, l) :: atomic { MINE(l) && r_state[I(l, t)] == BEHIND -> ANNOUNCE(l, t) }
+#else
+#define LANDS(l, t) ANNOUNCE(l, t)
+#endif
 /* data's last byte */
 #define RX_LAST(t, l, j) :: atomic { MINE(l) && (data[X(l, t, j)] == MOVING || data[X(l, t, j)] == MOVING_LATE) -> \
     if :: data[X(l, t, j)] == MOVING -> rx_bytes[RS(n, acc_slot[I(l, t)])] = tx_bytes[XS(l, t_slot[I(l, t)])] \
        :: else -> rx_bytes[RS(n, acc_slot[I(l, t)])] = wire[X(l, t, j)] fi; \
     data[X(l, t, j)] = ABSENT; wire[X(l, t, j)] = 0; \
     if \
-    :: r_state[I(l, t)] == WRITING && UNWANTED(l, t) -> DEAD_LANDS(l, t) r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l] \
-    :: r_state[I(l, t)] == WRITING && !UNWANTED(l, t) -> landed[n * ND + DEST(t_tag[I(l, t)])]!acc_slot[I(l, t)], acc_turn[I(l, t)], t_tag[I(l, t)]; \
-       r_state[I(l, t)] = LANDED; got[I(l, t)] = !cut[l] \
+    :: r_state[I(l, t)] == WRITING && UNWANTED(l, t) -> DEAD_LANDS(l, t) REFUSE(l, t) \
+    :: r_state[I(l, t)] == WRITING && !UNWANTED(l, t) -> LANDS(l, t); has_landed[t_tag[I(l, t)]] = 1; got[I(l, t)] = !cut[l] \
     :: r_state[I(l, t)] == FENCED -> RELEASE(l, t); r_state[I(l, t)] = ENDED \
     :: else \
     fi }
@@ -554,7 +581,7 @@ inline reader_died(l) {
   :: i < NT ->
      if
      :: t_gen[I(l, 0) + i] != 0 && DEST(t_tag[I(l, 0) + i]) == 0 && r_state[I(l, 0) + i] == WAITING ->
-        r_state[I(l, 0) + i] = LANDED; got[I(l, 0) + i] = !cut[l]
+        REFUSE(l, i)
      :: t_gen[I(l, 0) + i] != 0 && DEST(t_tag[I(l, 0) + i]) == 0 && TAKE_BACK(l, i) -> RELEASE(l, i)
      :: else
      fi; i++
@@ -614,6 +641,9 @@ end:
 #endif
   EACH_LTJ(RX_DATA)
   EACH_LTJ(RX_LAST)
+#ifdef MUT_GOT_BEFORE_ANNOUNCED
+  EACH_LT(RX_ANNOUNCE)
+#endif
   EACH_LTJ(RX_ABORT)
   EACH_L(RX_HELLOS)
   EACH_L(RX_GIVE_UP)
@@ -637,9 +667,9 @@ end:
     if \
     :: atomic { rx_flag[RS(n, k)] != turn -> k = 0; turn = 0; c = 0 } \
     :: atomic { rx_flag[RS(n, k)] == turn && bitmap[c] -> AGAIN; rx_flag[RS(n, k)]++; k = 0; turn = 0; c = 0 } \
-    :: atomic { rx_flag[RS(n, k)] == turn && !bitmap[c] -> FREE_FIRST(n) ACK_FIRST } \
+    :: atomic { rx_flag[RS(n, k)] == turn && !bitmap[c] -> FREE_FIRST(n) } \
        atomic { assert(!received_all[d]); assert(rx_bytes[RS(n, k)] == TAG(c)); user[c] = rx_bytes[RS(n, k)] } \
-       atomic { bitmap[c] = 1; marks[d]++; acked[c] = 1; FREE_LAST(n) k = 0; turn = 0; c = 0 } \
+       atomic { bitmap[c] = 1; marks[d]++; FREE_LAST(n) k = 0; turn = 0; c = 0 } \
     fi
 #ifdef MUT_FREE_BEFORE_COPY
 #define FREE_FIRST(n) rx_flag[RS(n, k)] = turn + 1;
@@ -647,11 +677,6 @@ end:
 #else
 #define FREE_FIRST(n)
 #define FREE_LAST(n) rx_flag[RS(n, k)] = turn + 1;
-#endif
-#ifdef MUT_ACK_BEFORE_COPY
-#define ACK_FIRST acked[c] = 1;
-#else
-#define ACK_FIRST
 #endif
 #define EACH_N(F) F(0)
 #if NN == 2
@@ -679,6 +704,7 @@ end:
   :: atomic { loss > 0 && offer[I(l, t)] -> loss--; offer[I(l, t)] = 0; need[I(l, t)] = 1 } \
   :: atomic { loss > 0 && accept[I(l, t)] -> loss--; accept[I(l, t)] = 0; need[I(l, t)] = 1 } \
   :: atomic { loss > 0 && got[I(l, t)] -> loss--; got[I(l, t)] = 0; need[I(l, t)] = 1 } \
+  :: atomic { loss > 0 && unwanted[I(l, t)] -> loss--; unwanted[I(l, t)] = 0; need[I(l, t)] = 1 } \
   :: atomic { loss > 0 && data[X(l, t, 0)] == FLYING -> loss--; data[X(l, t, 0)] = ABSENT; need[I(l, t)] = 1 } \
   :: atomic { data[X(l, t, 0)] == LATE -> data[X(l, t, 0)] = ABSENT; wire[X(l, t, 0)] = 0 } \
   :: atomic { data[X(l, t, 1)] == LATE -> data[X(l, t, 1)] = ABSENT; wire[X(l, t, 1)] = 0 }
@@ -695,7 +721,7 @@ end:
 
 /* A wire breaks; what was on it is lost, or still arrives. */
 #define CUT_L(l) :: atomic { cuts > 0 && !cut[l] -> cuts--; cut[l] = 1; \
-    if :: skip :: i = 0; do :: i < NT -> offer[I(l, 0) + i] = 0; accept[I(l, 0) + i] = 0; got[I(l, 0) + i] = 0; i++ :: else -> break od; i = 0 fi }
+    if :: skip :: i = 0; do :: i < NT -> offer[I(l, 0) + i] = 0; accept[I(l, 0) + i] = 0; got[I(l, 0) + i] = 0; unwanted[I(l, 0) + i] = 0; i++ :: else -> break od; i = 0 fi }
 
 proctype Faults()
 { byte i;
