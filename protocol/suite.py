@@ -181,7 +181,9 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("leaving", "leaving", (), "a relay and a source leave in any order"),
     Configuration("leaving-cut-short", "leaving", _defines("EXPIRE=1"), "the drain time ends while a slot is in use"),
     Configuration("leaving-peer-stopped", "leaving", _defines("STOP=1"), "a peer is stopped for ever; the leaving rank gets away"),
-    Configuration("dying", "dying", (), "ends of a destination and a source, with their operations or before; last frames and `got` are lost or not"),
+    Configuration(
+        "dying", "dying", (), "ends of a destination and a source, with their operations or before; last frames and `got` are lost or not"
+    ),
     Configuration("kernels-late", "kernels", _defines("PROGRAM=1"), "GPU kernels: a receiver launches only after others got theirs"),
     Configuration("kernels-exchange", "kernels", _defines("PROGRAM=2"), "GPU kernels: both ways at once, twice"),
     Configuration(
