@@ -72,16 +72,15 @@ std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
   // An eighth is what the rounding of rates hides.
   const bool alone =
       sample.tx_nic_bytes - first.tx_nic_bytes <= bytes + bytes / 8 && sample.rx_nic_bytes - first.rx_nic_bytes <= bytes + bytes / 8;
-  // What the threads waited for a CPU was not the link's time; too much of it leaves too little to measure.
+  if (!alone) return std::nullopt;
+  // While a thread waits for a CPU the link goes on with what is under way, as long as it lasts. Where it waited for long the link is at
+  // least as fast as the bytes came. The first rate says what later ones differ from.
   const std::uint64_t waited = sample.tx_wait_ns - first.tx_wait_ns + (sample.rx_wait_ns - first.rx_wait_ns);
-  // The first rate says what later ones differ from.
-  const bool first_rate = believed_ == std::numeric_limits<std::uint64_t>::max();
-  if (!alone || waited > span / (first_rate ? 16 : 4)) return std::nullopt;
+  if (believed_ == kUnknown && waited > span / 16) return std::nullopt;
   const auto rate = [bytes](std::uint64_t ns) {
     return static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(ns));
   };
-  // While a thread waits for a CPU the link goes on with what is under way, as long as it lasts.
-  const std::uint64_t at_least = rate(span), at_most = rate(span - waited);
+  const std::uint64_t at_least = rate(span), at_most = waited > span / 4 ? kUnknown : rate(span - waited);
   // A thread that always had work may be what was slow. It gets time when the link is: then there are spans in which it waited.
   const std::uint64_t worked = std::max(sample.tx_work_ns - first.tx_work_ns, std::uint64_t{sample.rx_work_us - first.rx_work_us} * 1000);
   if (at_most < believed_ && worked > span - span / 4) return std::nullopt;

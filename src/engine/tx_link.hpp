@@ -74,8 +74,8 @@ class RateMeter {
   Stage stage_ = Stage::empty;
   std::uint32_t transfers_ = 0;
   Sample first_;  // of the stage
-  // The first rate is doubted, too.
-  std::uint64_t believed_ = std::numeric_limits<std::uint64_t>::max();
+  static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t believed_ = kUnknown;  // the first rate is doubted, too
   // Spans in a row that say something else, all of them something slower, or faster.
   struct Doubt {
     std::uint32_t spans = 0;

@@ -257,7 +257,7 @@ TEST_P(GoesBeforeItsBytesAreCopied, TheReceiveEndsWell) {
   const auto statuses = run_processes(4, [&](std::uint32_t rank) {
     const ExchangeSettings settings = rank_settings(shape, rank);
     const auto rendezvous = engine::make_rendezvous(directory.rendezvous(), rank, 4, std::chrono::milliseconds(settings.bootstrap_ms));
-    engine::Engine engine(rank, 4, *rendezvous, settings, std::nullopt, {},
+    engine::Engine engine(engine::exchange_identity(*rendezvous, rank, 4, settings), *rendezvous, settings, std::nullopt, {},
                           [&](engine::EngineServices& services) { return std::make_unique<HeldBackend>(services, released); });
     std::vector<std::byte> data(kBytes), never(kBytes);
     const auto end = [](const std::shared_ptr<engine::Operation>& operation) {
