@@ -20,6 +20,16 @@ from torch.distributed.nn.functional import all_to_all_single
 from railweave.bench.gpus.trace import shares, trace
 
 _DTYPE = torch.bfloat16
+_PIECE = 4 << 20  # elements of a tensor that are summed up at once: three integers of 8 bytes each, where eight ranks may share a GPU
+
+
+def _sum_of_places(tensor: Any) -> int:
+    """Each element's bits, times a number that follows from its place."""
+    bits, total = tensor.detach().contiguous().view(torch.int16).flatten(), 0
+    for start in range(0, len(bits), _PIECE):
+        piece = bits[start : start + _PIECE].to(torch.int64)
+        total += int((piece * (torch.arange(start, start + len(piece), device="cuda") % 65521 + 1)).sum())
+    return total
 
 
 class MoeWorker:
@@ -84,9 +94,7 @@ class MoeWorker:
         seconds = (time.perf_counter() - begin) / iterations
         digest = 0
         for tensor in (output, self._input.grad, self._up.grad, self._down.grad):
-            bits = tensor.detach().contiguous().view(torch.int16).to(torch.int64).flatten()
-            places = torch.arange(len(bits), device="cuda") % 65521 + 1
-            digest = (digest * 1000003 + int((bits * places).sum())) % (1 << 61)
+            digest = (digest * 1000003 + _sum_of_places(tensor)) % (1 << 61)
         return {"seconds": seconds, "digest": digest}
 
     def moe_trace(self, iterations: int) -> dict[str, Any]:
