@@ -32,6 +32,10 @@ class TakenTime:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Of the span so far. `others` counts children that have not ended."""
         user, nice, system, idle, iowait, irq, softirq, stolen = (
             max(0, after - before) for after, before in zip(self._ticks(), self._before, strict=True)
         )
@@ -56,4 +60,4 @@ def warning(machine: dict[str, object]) -> str:
         share = machine.get(key, 0.0)
         if isinstance(share, float) and share >= NOTABLE:
             taken.append(text.format(f"{share:.0%}"))
-    return f"{'. '.join(taken)}: times say more about that than about rails." if taken else ""
+    return f"{'. '.join(taken)}: times say more about that than about what was measured." if taken else ""

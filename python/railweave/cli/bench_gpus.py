@@ -21,6 +21,7 @@ from railweave.bench.gpus.rails import on_rails
 from railweave.bench.gpus.result import Beside, Exchange, Layer, Run
 from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems, under_mps
 from railweave.bench.gpus.table import tables
+from railweave.bench.taken import TakenTime, warning
 from railweave.cli.bench import BenchProgress, chosen
 from railweave.lab import LabSpec
 from railweave.matrix import Matrix, load
@@ -62,12 +63,13 @@ def run_exchanges(
         BenchProgress(steps) as progress,
         start_probe(gpus) as probe,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+        TakenTime() as taken,
     ):
         progress.step("starting the probe")
         probe.ready()
         found = _run(date, all_of_them, gpus, dataclasses.asdict(effort))
         for results in compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step):
-            _keep(found, json_file, exchanges=results)
+            _keep(found, taken, json_file, exchanges=results)
     _finish(found, report)
 
 
@@ -87,6 +89,7 @@ def run_on_mesh(gpus: int, rate_GBps: int, matrices: tuple[str, ...], rounds: in
         BenchProgress(2 + len(running) * len(cases) * (1 + rounds) + len(cases)) as progress,
         start_probe(gpus) as probe,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+        TakenTime() as taken,
     ):
         progress.step("starting the probe")
         probe.ready()
@@ -97,7 +100,7 @@ def run_on_mesh(gpus: int, rate_GBps: int, matrices: tuple[str, ...], rounds: in
             return max(mesh_bound(gpus, rate_GBps, matrix), compare.measure_bound(probe, matrix))
 
         for results in compare.exchange(all_of_them, bound, cases, effort, progress.step):
-            _keep(found, json_file, exchanges=results)
+            _keep(found, taken, json_file, exchanges=results)
     _finish(found, report)
 
 
@@ -119,12 +122,13 @@ def run_on_rails(
         start_probe(gpus) as probe,
         on_rails(spec, gpus, systems(["nccl"], None)[0], probe, progress.step) as rails,
         compare.Systems(running, rails.place, progress.step) as all_of_them,
+        TakenTime() as taken,
     ):
         progress.step("starting the probe")
         probe.ready()
         found = _run(date, all_of_them, min(gpus, spec.world), {**dataclasses.asdict(effort), **_rails(spec)})
         for results in compare.exchange(all_of_them, rails.bound, cases, effort, progress.step):
-            _keep(found, json_file, exchanges=results)
+            _keep(found, taken, json_file, exchanges=results)
     _finish(found, report)
 
 
@@ -146,10 +150,11 @@ def run_beside(
     with (
         BenchProgress(1 + len(running) * len(cases) * len(works) * (1 + rounds)) as progress,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+        TakenTime() as taken,
     ):
         found = _run(date, all_of_them, gpus, {"rounds": rounds})
         for results in beside.beside(all_of_them, works, cases, rounds, progress.step):
-            _keep(found, json_file, beside=results)
+            _keep(found, taken, json_file, beside=results)
     _finish(found, None)
 
 
@@ -170,11 +175,12 @@ def run_layers(
         BenchProgress(steps) as progress,
         _place(spec, gpus, progress) as place,
         compare.Systems(running, place, progress.step) as all_of_them,
+        TakenTime() as taken,
     ):
         settings = {"rounds": rounds, "iterations": options.iterations, "tokens": options.tokens, "width": options.width}
         found = _run(date, all_of_them, min(gpus, world), {**settings, **(_rails(spec) if spec else {})})
         for results in compare.layers(all_of_them, world, options.tokens, options.width, cases, effort, options.iterations, progress.step):
-            _keep(found, json_file, layers=results)
+            _keep(found, taken, json_file, layers=results)
     _finish(found, report)
 
 
@@ -210,6 +216,7 @@ def _run(date: str, running: compare.Systems, gpus: int, settings: dict[str, Any
 
 def _keep(
     run: Run,
+    taken: TakenTime,
     json_file: Path | None,
     exchanges: Sequence[Exchange] = (),
     layers: Sequence[Layer] = (),
@@ -219,6 +226,8 @@ def _keep(
     run.exchanges.extend(exchanges)
     run.layers.extend(layers)
     run.beside.extend(beside)
+    taken.look()
+    run.machine["cpu_stolen"] = round(taken.stolen, 4)
     if json_file:
         write_whole(json_file, json.dumps(run.to_json(), indent=1) + "\n")
 
@@ -239,6 +248,8 @@ def _finish(found: Run, report: Path | None) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
+    if doubt := warning(found.machine):
+        console.print(doubt)
     if problems := found.problems():
         click.echo("\n".join(["wrong:", *problems]), err=True)
         sys.exit(1)

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 
 from railweave.bench.gpus.result import Layer, Ratio, Run, ratio
 from railweave.bench.gpus.table import slowest_gain, tables
+from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import STYLE, svg
 
@@ -31,7 +32,8 @@ def page(run: Run) -> str:
     )
     result = Page(
         "Skewed exchanges between GPUs" if run.exchanges else "A mixture-of-experts layer on GPUs",
-        f"{run.place}, PyTorch {run.versions['torch']}, {shared}, {', '.join(run.systems())} in turns. {checked}",
+        f"{run.place}, PyTorch {run.versions['torch']}, {shared}, {', '.join(run.systems())} in turns. "
+        f"{checked} {warning(run.machine)}".rstrip(),
     )
     result.cards(_cards(run, others))
     with mpl.rc_context(STYLE):

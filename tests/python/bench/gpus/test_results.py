@@ -174,6 +174,12 @@ def test_a_page_of_rails_says_so(ranks: int, how: str) -> None:
     assert "what the rails allow" in text
 
 
+def test_a_page_says_what_the_host_took_of_the_machine() -> None:
+    run = make_run(layers=False)
+    assert "took" not in page(run)
+    assert "took 20% of the CPU time" in page(replace(run, machine={**run.machine, "cpu_stolen": 0.2}))
+
+
 def test_page_needs_nothing_else_and_shows_both_kinds() -> None:
     for run in (make_run(), make_run(layers=False), Run(*(*vars(make_run()).values(),)[:6], [], make_run().layers)):
         text = page(run)
