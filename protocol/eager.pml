@@ -36,7 +36,7 @@ bit  left, left_seen;
 
 #define EAGER  1
 #define ASK    2
-#define DATA   3                /* by the ways of a granted message (rail.pml, matching.pml), done when acknowledged */
+#define DATA   3                /* by the ways of a granted message (rail.pml, matching.pml), done when they have landed */
 #define CANCEL 4
 #define LEAVE  5
 #define GRANT  6

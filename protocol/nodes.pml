@@ -2,7 +2,7 @@
  *
  * Node 0 and node 1, one message each way. The way from 0 to 1, and the way back, are cut and may heal, each on its own. A node that
  * has had no answer from the other for the death time declares it dead, for ever. Checked: both operations end. (One may succeed and the
- * other fail, as when a peer dies right after its last acknowledgement.)
+ * other fail, as when a peer dies right after the last answer that it gives.)
  */
 bit cut[2];                     /* way out of node i */
 byte cuts = 2, heals = 2;
@@ -24,7 +24,7 @@ end:
   do
   :: atomic { !got[i] && !cut[1 - i] && !declared[0] && !declared[1] && !ended[i] -> got[i] = 1 }
   :: atomic { !declared[i] && !ended[i] && !HEARS(i) -> declared[i] = 1 }
-  /* the own message is acknowledged: it got there, and the ack came back */
+  /* the own message is answered: it got there, and `got` came back */
   :: atomic { !ended[i] && declared[i] -> ended[i] = 1 }
   :: atomic { !ended[i] && got[i] && got[1 - i] && !cut[1 - i] && !declared[1 - i] -> ended[i] = 1 }
   od

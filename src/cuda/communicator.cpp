@@ -47,9 +47,21 @@ Residents& residents() {
   return each;
 }
 
+// A program may exit in a signal's handler, on a thread that holds the mutex.
+std::unique_lock<std::mutex> lock_for_a_moment(std::mutex& mutex) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  for (int look = 0; !lock && look < 100; ++look) {
+    std::this_thread::sleep_for(1ms);
+    lock = std::unique_lock(mutex, std::try_to_lock);
+  }
+  return lock;
+}
+
 // What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
 // that its processes have in turns. Not measured.
 constexpr auto kLeftFor = 1s;
+// And where an operation of a graph waits, of which the host does not know for whom: a minute in which nothing ended. Not measured.
+constexpr auto kReplayLeftFor = 60s;
 
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
@@ -75,7 +87,8 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
   static const pid_t process = ::getpid();
   static const int registered = std::atexit([] {
     if (::getpid() != process) return;
-    const std::scoped_lock lock(residents().mutex);
+    const auto lock = lock_for_a_moment(residents().mutex);
+    if (!lock) return;
     for (Communicator* communicator : residents().all) communicator->leave_with_process();
   });
   static_cast<void>(registered);
@@ -191,9 +204,15 @@ void Communicator::hold(const Plan& plan, cudaStream_t stream, bool captured) {
   claim_.stream = one_stream ? std::optional(stream) : std::nullopt;
 }
 
-// Before the launch, as a mapping that leaves the table is kept for what has been counted by then.
-void Communicator::note(std::span<const Transfer> transfers) {
+// Before the launch, as a mapping that leaves the table is kept for what has been counted by then. And after which nobody may take the rank
+// for one that has ended everything.
+void Communicator::note(std::span<const Transfer> transfers, bool captured) {
   const std::scoped_lock lock(mutex_);
+  if (failure_) throw ExchangeError("the communicator has ended: " + failure_->text);
+  if (captured) {
+    captured_ = true;
+    return;
+  }
   for (const Transfer& transfer : transfers) {
     if (transfer.communicator != this) continue;
     const Path path = path_of(transfer);
@@ -297,7 +316,13 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       1,
                       first.settings_.eager_bytes};
   Plan plan{Kernel::rails, 1};
-  std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
+  std::vector<std::pair<Claim, bool>> before;  // of each communicator that was noted: its claim, and whether it had captured
+  const auto take_back = [&] {
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      if (!capture.active) communicators[i]->take_back(transfers);
+      std::tie(communicators[i]->claim_, communicators[i]->captured_) = before[i];
+    }
+  };
   {
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
     const Room room =
@@ -307,13 +332,16 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     limits.room = room.blocks;
     if (!messages.empty()) plan = prepare(messages, limits);
     if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
-    for (Communicator* communicator : communicators) {
-      before.emplace_back(communicator->claim_, communicator->captured_);
-      communicator->hold(plan, streams[0], capture.active);
-      if (capture.active)
-        communicator->captured_ = true;
-      else
-        communicator->note(transfers);
+    try {
+      for (Communicator* communicator : communicators) {
+        const std::pair<Claim, bool> was(communicator->claim_, communicator->captured_);
+        communicator->note(transfers, capture.active);
+        before.push_back(was);
+        communicator->hold(plan, streams[0], capture.active);
+      }
+    } catch (...) {
+      take_back();
+      throw;
     }
   }
   const OperationHeader header{first.region_->state(),
@@ -331,10 +359,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
   } catch (...) {
     const std::scoped_lock lock(residents().mutex);
-    for (std::size_t i = 0; i < communicators.size(); ++i) {
-      if (!capture.active) communicators[i]->take_back(transfers);
-      std::tie(communicators[i]->claim_, communicators[i]->captured_) = before[i];
-    }
+    take_back();
     throw;
   }
   try {
@@ -477,29 +502,34 @@ void Communicator::follow_books() {
 }
 
 // A rank that has left will not queue what a message of this one still needs. What it had queued has ended, so its counts say what that
-// was. Replays are not known here message by message; one that waits for such a rank does so until gpu_timeout_ms.
+// was.
 std::optional<Failure> Communicator::find_unmatched() {
-  std::vector<Pending> waiting;
-  std::uint64_t completed = 0;
   std::set<std::uint32_t> gone;
   for (const Mate& mate : mates_) {
     if (has_left_well(mate)) gone.insert(mate.rank);
   }
-  if (!gone.empty()) {
+  if (gone.empty()) return std::nullopt;
+  std::vector<Pending> waiting;
+  std::uint64_t completed = 0;
+  {
     const std::scoped_lock lock(mutex_);
-    if (!failure_) waiting = waiting_messages();
-    completed = ended().completed;
+    if (failure_) return std::nullopt;
+    waiting = waiting_messages();
+    completed = ended().completed + replayed().completed;
   }
+  // What graphs run is not known message by message, only that something does.
+  const bool replay = waiting.empty() && captured_ && cudaEventQuery(last_.get()) == cudaErrorNotReady;
   std::erase_if(waiting, [first = waiting.empty() ? 0 : waiting.front().operation, &gone](const Pending& pending) {
     return pending.operation != first || gone.count(pending.peer) == 0;
   });
   const auto now = std::chrono::steady_clock::now();
-  if (waiting.empty() || !waits_for_left_ || waits_for_left_->first != completed) {
+  if ((waiting.empty() && !replay) || !waits_for_left_ || waits_for_left_->first != completed) {
     waits_for_left_ = std::nullopt;
-    if (!waiting.empty()) waits_for_left_.emplace(completed, now);
+    if (!waiting.empty() || replay) waits_for_left_.emplace(completed, now);
     return std::nullopt;
   }
-  if (now - waits_for_left_->second < kLeftFor) return std::nullopt;
+  if (now - waits_for_left_->second < (replay ? kReplayLeftFor : kLeftFor)) return std::nullopt;
+  if (replay) return Failure{"an operation of a graph waits, and rank " + std::to_string(*gone.begin()) + " has left", *gone.begin()};
   waits_for_left_->second = now;
   const std::scoped_lock words_lock(words_mutex_);
   PortWords words;
@@ -510,32 +540,40 @@ std::optional<Failure> Communicator::find_unmatched() {
     const std::uint32_t mate = mate_of_[pending.peer];
     if (!is_unmatched(message, *words.own[mate], *words.mates[mate])) continue;
     const std::scoped_lock lock(mutex_);
-    if (ended().completed != completed) return std::nullopt;
+    if (ended().completed + replayed().completed != completed) return std::nullopt;
     return Failure{"a " + name(pending.direction, pending.bytes, pending.peer) + " waits, and that rank has left", pending.peer};
   }
   return std::nullopt;
 }
 
-bool Communicator::is_quiet() const {
-  {
-    const std::scoped_lock lock(mutex_);
-    if (enqueued() != ended().completed) return false;
-  }
-  return !captured_ || cudaEventQuery(last_.get()) == cudaSuccess;
+// The first reason stays, and nothing is queued any more. True, and mates that have nothing to do with this rank any more go on, where all
+// that was queued has ended. Under mutex_. The watching threads end: what they met from here on would be told as a failure.
+bool Communicator::leave(const std::string& why) {
+  const bool well = !failure_;
+  if (well) failure_ = Failure{why, std::nullopt};
+  if (!well || enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) != cudaSuccess)) return false;
+  ending_ = true;
+  tell_leaving(book_->page().life);
+  return true;
 }
 
-// Mates that have nothing to do with this rank any more go on. They take an end with something unended for a death.
-void Communicator::leave_with_process() noexcept {
-  if (!failure() && is_quiet()) tell_leaving(book_->page().life);
+// Mates take an end with something unended for a death.
+void Communicator::leave_with_process() {
+  if (const auto lock = lock_for_a_moment(mutex_)) leave("the process ends");
 }
 
-// Kernels leave, mates hear of it unless told otherwise, later calls fail. The first reason stays.
-void Communicator::fail(Failure failure, bool tell) {
+// Kernels leave, mates hear of it, later calls fail. The first reason stays.
+void Communicator::fail(Failure failure) {
   {
     const std::scoped_lock lock(mutex_);
+    if (ending_) return;  // mates hold it for one that has left, or that no failure is news of
     if (!failure_) failure_ = std::move(failure);
-    if (tell) tell_failure(book_->page().life, *failure_);
+    tell_failure(book_->page().life, *failure_);
   }
+  stop_kernels();
+}
+
+void Communicator::stop_kernels() {
   std::atomic_ref(region_->host().stop).store(1, std::memory_order_release);
   if (rails_ != nullptr) rails_->stop();
 }
@@ -577,9 +615,15 @@ std::optional<Failure> Communicator::failure() const {
 
 // PyTorch aborts what a program has not destroyed when it ends.
 void Communicator::abort() {
-  const bool quiet = is_quiet();
-  fail({"aborted on rank " + std::to_string(rank_), std::nullopt}, !quiet);
-  if (quiet) tell_leaving(book_->page().life);
+  const std::string why = "aborted on rank " + std::to_string(rank_);
+  bool left = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    left = leave(why);
+  }
+  if (!left) return fail({why, std::nullopt});
+  wake_.notify_all();
+  stop_kernels();
 }
 
 void Communicator::drain() {

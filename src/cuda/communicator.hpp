@@ -117,7 +117,7 @@ class Communicator {
   static Held held_beside(std::span<Communicator* const> own, cudaStream_t stream, bool captured);
   void hold(const Plan& plan, cudaStream_t stream, bool captured);
   bool holds() const;
-  void note(std::span<const Transfer> transfers);
+  void note(std::span<const Transfer> transfers, bool captured);
   void take_back(std::span<const Transfer> transfers);
   void start_threads();
   void end_threads();
@@ -126,10 +126,10 @@ class Communicator {
   void follow_books();
   // The first message of the operation that runs that waits for a rank which has left.
   std::optional<Failure> find_unmatched();
-  void fail(Failure failure, bool tell = true);
-  // All that was queued, or replayed, has ended.
-  bool is_quiet() const;
-  void leave_with_process() noexcept;
+  void fail(Failure failure);
+  void stop_kernels();                 // also those that are launched later
+  bool leave(const std::string& why);  // under mutex_
+  void leave_with_process();
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
   Totals ended() const;            // of those that were counted when they were queued

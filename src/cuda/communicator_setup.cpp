@@ -52,7 +52,7 @@ Blob encode(const Hello& hello, std::uint32_t world) {
       .put(hello.low_latency_bytes)
       .put(hello.most_nodes)
       .put(hello.checksum);
-  out.put(hello.emulated_mesh).text(hello.facts.network).put(hello.facts.cpus);
+  out.put(hello.emulated_mesh).text(hello.facts.network).put(hello.facts.cpus).put(hello.facts.quota);
   return out.take();
 }
 
@@ -77,6 +77,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   hello.emulated_mesh = in.get<std::uint64_t>();
   hello.facts.network = in.text();
   hello.facts.cpus = in.get<CpuSet>();
+  hello.facts.quota = in.get<std::uint32_t>();
   if (!in.ok()) refuse_version(who);
   if (!hello.problem.empty()) throw BootstrapError(who + ": " + hello.problem);
   if (peer_world != world)

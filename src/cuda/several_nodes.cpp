@@ -1,14 +1,17 @@
 #include "several_nodes.hpp"
 
 #include <sched.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <set>
-#include <string_view>
+#include <sstream>
 #include <system_error>
 
 #include "liveness.hpp"
@@ -38,6 +41,10 @@ std::string slow_cpus(const engine::NodeInfo& node, const std::vector<NodeFacts>
     for (const std::uint32_t rank : node.ranks) any |= facts[rank].cpus.words[word];
     cpus += static_cast<std::uint32_t>(std::popcount(any));
   }
+  // Whether ranks with a quota share it nobody says.
+  std::uint32_t quota = 0;
+  for (const std::uint32_t rank : node.ranks) quota = std::max(quota, facts[rank].quota);
+  if (quota != 0) cpus = std::min(cpus, quota);
   if (cpus >= kLeastCpus * node.ranks.size()) return {};
   return "node '" + node.name + "' has " + std::to_string(cpus) + " CPUs for " + std::to_string(node.ranks.size()) +
          " ranks; with less than " + std::to_string(kLeastCpus) + " for each its threads take each other's";
@@ -60,8 +67,7 @@ std::string fast_nics(const engine::Cluster& cluster, const engine::NodeInfo& no
 std::string better_network(const std::string& infiniband, const char* (*variable)(const char* name)) {
   for (const char* const name : {"NCCL_NET", "NCCL_NET_PLUGIN"}) {
     const char* const text = variable(name);
-    static constexpr std::array<std::string_view, 3> kTcp{"Socket", "none", ""};
-    if (text != nullptr && std::find(kTcp.begin(), kTcp.end(), text) == kTcp.end()) return std::string(name) + "=" + text;
+    if (is_set(text) && ::strcasecmp(text, "Socket") != 0 && ::strcasecmp(text, "none") != 0) return std::string(name) + "=" + text;
   }
   // As NCCL reads it: any number but 0.
   const char* const disabled = variable("NCCL_IB_DISABLE");
@@ -72,8 +78,18 @@ std::string better_network(const std::string& infiniband, const char* (*variable
   return devices.empty() ? std::string() : "RDMA device " + *devices.begin();
 }
 
+std::uint32_t quota_of(const std::string& cpu_max) {
+  std::istringstream in(cpu_max);
+  double quota = 0, period = 0;  // "max" is no number
+  return in >> quota >> period && quota > 0 && period > 0 ? static_cast<std::uint32_t>(std::ceil(quota / period)) : 0;
+}
+
 NodeFacts own_node_facts() {
   NodeFacts facts;
+  // Of a container, or of a process in the root group, which has no such file.
+  std::string line;
+  std::getline(std::ifstream("/sys/fs/cgroup/cpu.max"), line);
+  facts.quota = quota_of(line);
   facts.network = better_network("/sys/class/infiniband", [](const char* name) -> const char* { return std::getenv(name); });
   cpu_set_t cpus;
   CPU_ZERO(&cpus);

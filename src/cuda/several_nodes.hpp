@@ -21,9 +21,12 @@ struct CpuSet {
 struct NodeFacts {
   std::string network;  // by which NCCL would go there instead of TCP, or nothing
   CpuSet cpus;
+  std::uint32_t quota = 0;  // CPUs' time that its control group may take, rounded up; 0: all
 };
 NodeFacts own_node_facts();
-// The same for a machine whose RDMA devices are those in the folder. `variable`: of the environment, or nullptr.
+// From what cpu.max says ("200000 100000", "max 100000").
+std::uint32_t quota_of(const std::string& cpu_max);
+// The network of a machine whose RDMA devices are those in the folder. `variable`: of the environment, or nullptr.
 std::string better_network(const std::string& infiniband, const char* (*variable)(const char* name));
 
 // Why such a communicator is left to NCCL, or nothing. `facts`: by rank. The same on all ranks.

@@ -124,7 +124,8 @@ void Engine::check_deaths(std::uint64_t now) {
 std::optional<Failure> Engine::death() const {
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     const Member& member = members_[rank];
-    if (member.left || (member.state != RankState::dead && member.dies_at == 0)) continue;
+    // Who had ended all its operations is no reason for others to fail.
+    if (member.left || member.ended_well || (member.state != RankState::dead && member.dies_at == 0)) continue;
     return Failure{FailureKind::died, rank,
                    member.state == RankState::dead ? member.epitaph : "rank " + std::to_string(rank) + " has died: " + member.told};
   }

@@ -264,7 +264,7 @@ void RailProxy::forward(const Record& record) {
   memory_.release(memory_.self(), Pool::tx, record.slot, record.turn);
 }
 
-// Before its tx slot is free: a source that finds the slot free finds this, too.
+// Before its tx slot is free, so that a source seldom takes a slot before it knows how far it is.
 void RailProxy::confirm(const Record& forwarded) {
   const std::uint32_t source = forwarded.message.source;
   if (source >= cluster_.world || !cluster_.local(source)) return;

@@ -23,6 +23,9 @@ constexpr std::size_t kOffersPerWindow = 3;
 // Not swept. A rail at a twentieth of its rate counts as whole 50 s after; one that stays slow and carries too little to be measured gets
 // twice its part of an operation once in that time.
 constexpr std::uint64_t kRateNs = 10'000'000'000;
+// Transfers from the oldest unfinished one on, of which the receiver remembers all that have ended: one whose destination does not read has
+// no answer while others go on.
+constexpr std::uint64_t kMostSpread = 4096;
 constexpr std::size_t kMostAhead = 4096;  // slots that a peer may say are accepted ahead; its rx_slots are fewer
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
@@ -89,8 +92,10 @@ std::optional<std::uint64_t> RateMeter::confirmed(const Sample& sample) {
 
 // One span that says something else may be wrong; several in a row are believed, as far as all of them say it.
 std::optional<std::uint64_t> RateMeter::believe(std::uint64_t at_least, std::uint64_t at_most, std::uint64_t ns) {
-  const bool slower = at_most<believed_ - believed_ / 8, faster = at_least - at_least / 9> believed_;
+  const bool slower = at_most < believed_ - believed_ / 8;
+  const bool faster = at_least - at_least / 9 > believed_;
   if (!slower && !faster) {
+    if (at_most == kUnknown) return std::nullopt;  // says nothing else, and nothing against what others said
     doubt_ = {};
     believed_ = believed_ / 4 * 3 + std::clamp(believed_, at_least, at_most) / 4;
     return believed_;
@@ -352,7 +357,8 @@ bool TxLink::advance(std::uint64_t now, std::span<const std::byte> address) {
     sent = true;
   }
   for (std::uint32_t ready = queue_.empty() ? 0 : in_phase(Phase::sent) + in_phase(Phase::accepted);
-       !queue_.empty() && active_.size() < kOffersPerWindow * window_; ++ready) {
+       !queue_.empty() && active_.size() < kOffersPerWindow * window_ && next_transfer_ - lowest_unfinished(next_transfer_) < kMostSpread;
+       ++ready) {
     // The window is full, and with its next answer a slot comes, too: nothing need be asked.
     if (expects_ahead_ && ready >= window_ && !ahead_.contains(next_transfer_)) break;
     begin(queue_.front(), now);

@@ -81,6 +81,20 @@ TEST_F(TwoNodes, WithFewCpusAreNot) {
   EXPECT_EQ(objection(), "");
 }
 
+TEST_F(TwoNodes, WithAQuotaOfFewCpusAreNot) {
+  facts[0].quota = facts[1].quota = 2;
+  EXPECT_EQ(objection(), "node 'node0' has 2 CPUs for 2 ranks; with less than 4 for each its threads take each other's");
+  facts[0].quota = facts[1].quota = 8;
+  EXPECT_EQ(objection(), "");
+}
+
+TEST(Quota, IsInWholeCpus) {
+  EXPECT_EQ(quota_of("200000 100000"), 2u);
+  EXPECT_EQ(quota_of("150000 100000"), 2u);
+  EXPECT_EQ(quota_of("max 100000"), 0u);
+  EXPECT_EQ(quota_of(""), 0u);
+}
+
 struct Networks : testing::Test {
   Networks() {
     char name[] = "/tmp/railweave-infiniband-XXXXXX";
@@ -101,7 +115,7 @@ struct Networks : testing::Test {
 
 TEST_F(Networks, AreTcpAlone) {
   EXPECT_EQ(better(), "");
-  variables = {{"NCCL_NET", "Socket"}, {"NCCL_NET_PLUGIN", "none"}};
+  variables = {{"NCCL_NET", "socket"}, {"NCCL_NET_PLUGIN", "none"}};
   EXPECT_EQ(better(), "");
   EXPECT_EQ(better_network("/nonexistent", [](const char*) -> const char* { return nullptr; }), "");
 }

@@ -188,6 +188,32 @@ TEST_F(SlowRail, AFewShortSpansThatSaySomethingElseAreNotBelieved) {
   EXPECT_NEAR(static_cast<double>(rates.back()), 0.5e9, 1e7);
 }
 
+// What a span with lost time cannot say is no confirmation, and nothing against what others said.
+TEST_F(SlowRail, SpansThatLostTimeDoNotKeepAFalseRateAlive) {
+  engine::RateMeter meter;
+  engine::RateMeter::Sample sample;
+  std::uint64_t rate = 0;
+  int said = 0;
+  const auto operation = [&](double Bps, double lost) {
+    for (int chunk = 0; chunk < 64; ++chunk) {
+      const double us = static_cast<double>(settings_.chunk_bytes) / Bps * 1e6;
+      sample.rx_now_us += static_cast<std::uint32_t>(us);
+      sample.rx_wait_ns += static_cast<std::uint64_t>(us * lost * 1000);
+      sample.link_bytes += settings_.chunk_bytes;
+      sample.tx_nic_bytes = sample.rx_nic_bytes = sample.link_bytes;
+      if (const auto news = meter.confirmed(sample)) rate = *news, ++said;
+    }
+    meter.interrupt();
+  };
+  for (int each = 0; each < 5; ++each) operation(1e9, 0);
+  EXPECT_NEAR(static_cast<double>(rate), 1e9, 2e7);
+  said = 0;
+  for (int each = 0; each < 5; ++each) operation(0.9e9, 0.4);
+  EXPECT_EQ(said, 0);
+  for (int each = 0; each < 4; ++each) operation(0.5e9, 0), operation(0.5e9, 0.4);
+  EXPECT_NEAR(static_cast<double>(rate), 0.5e9, 1e7);
+}
+
 // Other ranks hear of the rate once.
 TEST_F(SlowRail, ARateThatComesWhileTheNicIsDownCountsWhenItIsUp) {
   router_.set_nic_down(0, true);
