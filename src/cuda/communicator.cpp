@@ -35,7 +35,8 @@ T load_shared(T& word) {
 }
 
 // This process's communicators: what one's operations may have of a device follows from what all hold of it.
-// Nothing of CUDA is called under its mutex: that may wait for a kernel, and the kernel for a rank whose thread waits for the mutex.
+// Nothing of CUDA is called under its mutex while operations may be queued: that may wait for a kernel, and the kernel for a rank whose
+// thread waits for the mutex.
 struct Residents {
   std::mutex mutex;
   std::vector<Communicator*> all;
@@ -316,10 +317,11 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       1,
                       first.settings_.eager_bytes};
   Plan plan{Kernel::rails, 1};
-  std::vector<std::pair<Claim, bool>> before;  // of each communicator that was noted: its claim, and whether it had captured
+  std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
+  std::size_t noted = 0;
   const auto take_back = [&] {
     for (std::size_t i = 0; i < before.size(); ++i) {
-      if (!capture.active) communicators[i]->take_back(transfers);
+      if (!capture.active && i < noted) communicators[i]->take_back(transfers);
       std::tie(communicators[i]->claim_, communicators[i]->captured_) = before[i];
     }
   };
@@ -334,10 +336,10 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
     try {
       for (Communicator* communicator : communicators) {
-        const std::pair<Claim, bool> was(communicator->claim_, communicator->captured_);
+        before.emplace_back(communicator->claim_, communicator->captured_);
+        communicator->hold(plan, streams[0], capture.active);  // by what there was before this operation
         communicator->note(transfers, capture.active);
-        before.push_back(was);
-        communicator->hold(plan, streams[0], capture.active);
+        ++noted;
       }
     } catch (...) {
       take_back();
