@@ -209,7 +209,7 @@ void Communicator::hold(const Plan& plan, cudaStream_t stream, bool captured) {
 // for one that has ended everything.
 void Communicator::note(std::span<const Transfer> transfers, bool captured) {
   const std::scoped_lock lock(mutex_);
-  if (failure_) throw ExchangeError("the communicator has ended: " + failure_->text);
+  if (failure_ || left_) throw ExchangeError("the communicator has ended: " + (failure_ ? failure_->text : "the process ends"));
   if (captured) {
     captured_ = true;
     return;
@@ -548,20 +548,18 @@ std::optional<Failure> Communicator::find_unmatched() {
   return std::nullopt;
 }
 
-// The first reason stays, and nothing is queued any more. True, and mates that have nothing to do with this rank any more go on, where all
-// that was queued has ended. Under mutex_. The watching threads end: what they met from here on would be told as a failure.
-bool Communicator::leave(const std::string& why) {
-  const bool well = !failure_;
-  if (well) failure_ = Failure{why, std::nullopt};
-  if (!well || enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) != cudaSuccess)) return false;
-  ending_ = true;
+// True, and mates that have nothing to do with this rank any more go on, where all that was queued has ended: nothing is queued from then
+// on. Under mutex_. The watching threads end, too: what they met would be told as a failure.
+bool Communicator::leave() {
+  if (failure_ || enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) != cudaSuccess)) return false;
+  left_ = ending_ = true;
   tell_leaving(book_->page().life);
   return true;
 }
 
-// Mates take an end with something unended for a death.
+// Mates take an end with something unended for a death. It is no failure: threads of the program's that still ask for one would end it.
 void Communicator::leave_with_process() {
-  if (const auto lock = lock_for_a_moment(mutex_)) leave("the process ends");
+  if (const auto lock = lock_for_a_moment(mutex_)) leave();
 }
 
 // Kernels leave, mates hear of it, later calls fail. The first reason stays.
@@ -617,13 +615,14 @@ std::optional<Failure> Communicator::failure() const {
 
 // PyTorch aborts what a program has not destroyed when it ends.
 void Communicator::abort() {
-  const std::string why = "aborted on rank " + std::to_string(rank_);
+  const Failure failure{"aborted on rank " + std::to_string(rank_), std::nullopt};
   bool left = false;
   {
     const std::scoped_lock lock(mutex_);
-    left = leave(why);
+    left = leave();
+    if (left) failure_ = failure;
   }
-  if (!left) return fail({why, std::nullopt});
+  if (!left) return fail(failure);
   wake_.notify_all();
   stop_kernels();
 }

@@ -127,8 +127,8 @@ class Communicator {
   // The first message of the operation that runs that waits for a rank which has left.
   std::optional<Failure> find_unmatched();
   void fail(Failure failure);
-  void stop_kernels();                 // also those that are launched later
-  bool leave(const std::string& why);  // under mutex_
+  void stop_kernels();  // also those that are launched later
+  bool leave();         // under mutex_
   void leave_with_process();
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
@@ -184,6 +184,7 @@ class Communicator {
   std::uint64_t operations_ = 0;
   std::deque<Pending> pending_;  // newest last; see waiting_messages()
   std::optional<Failure> failure_;
+  bool left_ = false;               // with all that was queued ended
   std::unique_ptr<Rails> rails_;    // where there are far ranks
   mutable std::mutex words_mutex_;  // held by who reads words of ports
   // Of the watching thread: since when nothing has ended while a rank that has left is waited for.
