@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +262,12 @@ def test_a_fabric_that_one_rank_cannot_read_is_told_to_all(tmp_path: Path) -> No
     assert own.startswith("railweave._native.ParseError: fabric:1:")
 
 
-def _rank(rank: int, world: int, rendezvous: str) -> subprocess.Popen[str]:
-    """A rank that waits for others far longer than any test, and notes that Ctrl-C got out of Exchange()."""
+Start = Callable[[int, int, str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Ranks that wait for others far longer than any test, and note that Ctrl-C got out of Exchange(). None outlives its test."""
     code = (
         "import signal, sys\n"
         "from railweave.exchange import Exchange\n"
@@ -271,7 +275,17 @@ def _rank(rank: int, world: int, rendezvous: str) -> subprocess.Popen[str]:
         "try: Exchange(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], nics='lo', bootstrap_ms=3_000_000)\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
-    return subprocess.Popen([sys.executable, "-c", code, str(rank), str(world), rendezvous], stderr=subprocess.PIPE, text=True)
+    started: list[subprocess.Popen[str]] = []
+
+    def rank(rank: int, world: int, rendezvous: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", code, str(rank), str(world), rendezvous]
+        started.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield rank
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def _interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -287,24 +301,24 @@ def _until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ctrl_c_ends_the_wait_for_others_and_leaves_no_files(tmp_path: Path, rank: int) -> None:
-    process = _rank(rank, 2, f"file://{tmp_path}")
+def test_ctrl_c_ends_the_wait_for_others_and_leaves_no_files(start: Start, tmp_path: Path, rank: int) -> None:
+    process = start(rank, 2, f"file://{tmp_path}")
     _until(lambda: any(not path.name.endswith(".part") for path in tmp_path.iterdir()), process)
     assert _interrupted(process) == (130, "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_the_wait_for_rank_0_over_tcp() -> None:
+def test_ctrl_c_ends_the_wait_for_rank_0_over_tcp(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        process = _rank(1, 2, f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        process = start(1, 2, f"tcp://127.0.0.1:{silent.getsockname()[1]}")
         with silent.accept()[0]:
             assert _interrupted(process) == (130, "")
 
 
-def test_others_hear_over_tcp_that_a_rank_was_interrupted() -> None:
+def test_others_hear_over_tcp_that_a_rank_was_interrupted(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ranks = [_rank(rank, 3, f"tcp://127.0.0.1:{port}") for rank in (0, 1)]
+    ranks = [start(rank, 3, f"tcp://127.0.0.1:{port}") for rank in (0, 1)]
 
     def meet() -> bool:
         """Both ends of their connection are established."""
