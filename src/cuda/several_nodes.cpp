@@ -34,7 +34,7 @@ std::string gbits(std::uint64_t Bps) {
 
 bool is_set(const char* text) { return text != nullptr && *text != '\0'; }
 
-std::string slow_cpus(const engine::NodeInfo& node, const std::vector<NodeFacts>& facts) {
+std::string few_cpus(const engine::NodeInfo& node, const std::vector<NodeFacts>& facts) {
   std::uint32_t cpus = 0;
   for (std::size_t word = 0; word < CpuSet{}.words.size(); ++word) {
     std::uint64_t any = 0;
@@ -50,7 +50,7 @@ std::string slow_cpus(const engine::NodeInfo& node, const std::vector<NodeFacts>
          " ranks; with less than " + std::to_string(kLeastCpus) + " for each its threads take each other's";
 }
 
-std::string fast_nics(const engine::Cluster& cluster, const engine::NodeInfo& node) {
+std::string unmeasured_nics(const engine::Cluster& cluster, const engine::NodeInfo& node) {
   std::uint64_t sum = 0;
   for (const std::uint32_t id : node.nics) {
     const engine::NicInfo& nic = cluster.nics[id];
@@ -86,7 +86,7 @@ std::uint32_t quota_of(const std::string& cpu_max) {
 
 NodeFacts own_node_facts() {
   NodeFacts facts;
-  // Of a container, or of a process in the root group, which has no such file.
+  // Of a container; the root group of a machine has no such file.
   std::string line;
   std::getline(std::ifstream("/sys/fs/cgroup/cpu.max"), line);
   facts.quota = quota_of(line);
@@ -108,8 +108,8 @@ std::string objection_to(const engine::Cluster& cluster, const std::vector<NodeF
   for (const engine::NodeInfo& node : cluster.nodes) {
     const std::string first = cluster.nodes[0].name, rest = &node == cluster.nodes.data() ? "" : other_namespace(node.name, first);
     if (!rest.empty()) return "rank " + std::to_string(node.ranks[0]) + " runs on another node than rank 0" + rest;
-    std::string objection = fast_nics(cluster, node);
-    if (objection.empty()) objection = slow_cpus(node, facts);
+    std::string objection = unmeasured_nics(cluster, node);
+    if (objection.empty()) objection = few_cpus(node, facts);
     if (!objection.empty()) return objection;
   }
   return {};
