@@ -329,6 +329,33 @@ TEST_F(TxLinkTest, AnOfferIsNotRepeatedWhileTheTransportHasTheData) {
 }
 
 // Slow rails have windows of two. The other transfer is under way, and the next one goes out in the same turn.
+// The receiver remembers each transfer that has ended until the ones before it have, too.
+TEST_F(TxLinkTest, ATransferWithoutAnAnswerIsNotOvertakenByAnyNumber) {
+  bring_up();
+  std::optional<RailHeader> first;
+  std::uint64_t newest = 0;
+  const auto turns = [&](int count) {
+    for (int each = 0; each < count; ++each) {
+      forward(100);
+      for (const RailHeader& frame : turn()) {
+        newest = std::max(newest, frame.transfer);
+        if (frame.kind == RailFrame::offer) answer(RailFrame::accept, frame);
+        if (frame.kind != RailFrame::data) continue;
+        if (first)
+          answer(RailFrame::got, frame);
+        else
+          first = frame;
+      }
+    }
+  };
+  turns(10'000);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(newest, first->transfer + 4095);
+  answer(RailFrame::got, *first);
+  turns(10);
+  EXPECT_GT(newest, first->transfer + 4095);
+}
+
 TEST_F(TxLinkTest, ALinkWithAWindowOfTwoIsMeasured) {
   EXPECT_FALSE(link_.is_rate_old(20'000'000'000)) << "never measured";
   const auto bytes = static_cast<std::uint32_t>(memory_.chunk_bytes());
