@@ -315,7 +315,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
                       1,
                       1,
-                      first.settings_.eager_bytes};
+                      first.settings_.eager_bytes,
+                      bytes_over_rails(rails)};
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;

@@ -131,6 +131,7 @@ struct Sums {
   std::uint64_t bytes[2] = {};                        // by direction
   std::uint64_t granted_sent = 0;                     // bytes
   std::uint64_t packet_bytes[2] = {};                 // by direction
+  std::uint64_t pulled_bytes = 0;                     // of granted receives through slots
   std::uint64_t worth[2] = {};                        // blocks; by direction
   std::uint64_t granted_worth = 0, pulled_worth = 0;  // of granted sends; of granted receives through slots
   std::uint32_t peers = 0;                            // to which granted messages go
@@ -156,7 +157,9 @@ Sums sum_up(std::span<const Message> messages) {
       continue;
     }
     ++sums.granted;
-    sums.pulled_worth += pulls_worth(m);
+    const std::uint64_t pulls = pulls_worth(m);
+    sums.pulled_worth += pulls;
+    if (pulls != 0) sums.pulled_bytes += m.bytes;
     if (m.direction != Direction::send) continue;
     sums.granted_sent += m.bytes;
     sums.granted_worth += blocks_worth(m);
@@ -183,9 +186,25 @@ std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   return std::min(most, sums.partners * of_nccl + world - sums.partners);
 }
 
+// Messages inside the node that are moved beside others over rails need to be no faster than those. One block pushes 46 GB/s, nearly what
+// a rail of 400 Gbit/s carries, and moves a quarter of that in packets or out of slots (docs/cuda-measured.md). One more for the copies of
+// rails. So they take no SMs from the program, and no more than NCCL's kernel does, which has a channel or two for a peer there.
+constexpr std::uint64_t kPushesPerCopy = 4;
+
+std::uint64_t blocks_beside_rails(const LaunchLimits& limits, const Sums& sums) {
+  const auto pushes = [&](Direction direction, std::uint64_t pulled) {
+    const auto d = static_cast<int>(direction);
+    return sums.bytes[d] + (kPushesPerCopy - 1) * (sums.packet_bytes[d] + pulled);
+  };
+  const std::uint64_t most = std::max(pushes(Direction::send, 0), pushes(Direction::receive, sums.pulled_bytes));
+  return 1 + divide_up(most, std::max<std::uint64_t>(limits.rail_bytes, 1));
+}
+
 // What the operation may have.
 std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
-  return std::max(1u, std::min(limits.room, worthwhile_blocks(limits, sums)));
+  std::uint32_t most = std::min(limits.room, worthwhile_blocks(limits, sums));
+  if (limits.beside_rails) most = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, blocks_beside_rails(limits, sums)));
+  return std::max(1u, most);
 }
 
 // Packets have as much of the blocks as they have of the bytes. Half of each cluster is theirs, so that blocks of both kinds are running,

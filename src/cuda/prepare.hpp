@@ -19,6 +19,7 @@ struct LaunchLimits {
   std::uint32_t room = ~0u;                    // never more blocks, whatever else is said here: room_beside()
   std::uint32_t needed = 1;                    // blocks in clusters of `cluster_blocks` or fewer that all begin, if not together
   std::uint64_t staged_bytes = 0;              // a message to another node of at most that many waits for no grant where there is room
+  std::uint64_t rail_bytes = 0;                // beside rails: bytes_over_rails() of the messages to and from other nodes
 };
 
 // Which kernel it takes: whose roles move the messages.

@@ -14,6 +14,12 @@ constexpr std::uint64_t kBytesPerRailBlock = 256u << 10;
 
 }  // namespace
 
+std::uint64_t bytes_over_rails(std::span<const Message> rails) {
+  std::uint64_t bytes[2] = {};
+  for (const Message& m : rails) bytes[static_cast<int>(m.direction)] += m.bytes;
+  return std::max(bytes[0], bytes[1]);
+}
+
 Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimits& limits) {
   std::vector<const HostView*> communicators;
   for (const Message& m : rails) {

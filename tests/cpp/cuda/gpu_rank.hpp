@@ -133,6 +133,7 @@ class GpuRank {
     cuda::LaunchLimits limits = job_.limits;
     limits.beside_rails = true;
     limits.staged_bytes = staged_bytes_;
+    limits.rail_bytes = cuda::bytes_over_rails(far);
     cuda::Plan plan{cuda::Kernel::any, 1};
     if (!near.empty()) plan = cuda::prepare(near, limits);
     if (!far.empty()) plan = cuda::prepare_rails(far, plan, limits);

@@ -73,6 +73,36 @@ TEST(PrepareRails, MessagesInsideTheNodeAreLeftToTheGeneralRoles) {
   EXPECT_GT(plan.blocks, 4u);
 }
 
+// Bytes of a send and a receive inside the node, of each message; those over rails in the fuller direction; what the operation gets.
+struct Beside {
+  std::uint64_t near, rails;
+  bool mapped;
+  std::uint32_t blocks;
+};
+class BlocksBeside : public testing::TestWithParam<Beside> {};
+
+TEST_P(BlocksBeside, MessagesInsideTheNodeNeedBeNoFasterThanRails) {
+  const Beside& c = GetParam();
+  HostView a{};
+  Port port;
+  std::vector<Message> near{message(Direction::send, &a, c.near), message(Direction::receive, &a, c.near)};
+  for (Message& m : near) m.local = &port;
+  near[1].receive.buffer = c.mapped ? kAbsoluteBuffer : kNoBuffer;
+  LaunchLimits limits;
+  limits.world = 4;
+  limits.beside_rails = true;
+  std::vector<Message> rails{message(Direction::send, &a, c.rails), message(Direction::receive, &a, c.rails / 2)};
+  limits.rail_bytes = bytes_over_rails(rails);
+  EXPECT_EQ(limits.rail_bytes, c.rails);
+  EXPECT_EQ(prepare(near, limits).blocks, c.blocks);
+}
+constexpr std::uint64_t operator""_MiB(unsigned long long n) { return n << 20; }
+INSTANTIATE_TEST_SUITE_P(Table, BlocksBeside,
+                         testing::Values(Beside{64_MiB, 64_MiB, true, 2}, Beside{64_MiB, 192_MiB, true, 2}, Beside{64_MiB, 10_MiB, true, 8},
+                                         Beside{64_MiB, 1, true, 11}, Beside{64_MiB, 0, true, 11},
+                                         // out of slots, and in packets
+                                         Beside{64_MiB, 64_MiB, false, 5}, Beside{1_MiB, 2_MiB, true, 3}));
+
 struct Case {
   std::uint64_t bytes;
   std::uint32_t near_blocks, limit, blocks;

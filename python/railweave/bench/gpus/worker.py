@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from railweave.bench import pattern
 from railweave.bench.gpus.moe import MoeWorker
+from railweave.bench.gpus.threads import cpu_of_others
 from railweave.bench.gpus.trace import trace
 
 _G = pattern.STEP - (1 << 64)  # as a signed word
@@ -52,11 +53,6 @@ def _signed(word: int) -> int:
 def words(count: int, first: int) -> Any:
     """The pattern's words on this GPU (railweave.bench.pattern)."""
     return torch.arange(count, dtype=torch.int64, device="cuda") * _G + _signed(first)
-
-
-def _cpu_of_other_threads() -> float:
-    """Seconds that threads of this process other than this one have run: NCCL's, CUDA's, PyTorch's, Railweave's."""
-    return time.process_time() - time.thread_time()
 
 
 class OtherWork:
@@ -121,23 +117,25 @@ class Worker:
         """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks start together.
 
         `held`: the last call was queued before the first one began, so the time is the device's alone. `busy_cores`: what the process's
-        other threads took of the processors meanwhile, from the first call's queueing to the last one's end.
+        other threads took of the processors from the first call's begin to the last one's end. Before it NCCL's threads are busy with the
+        all-reduce that lets all ranks start together.
         """
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         torch.cuda._sleep(int((_SLEEP_FACTOR * calls * self._host_seconds + _SLEEP_S) * _SLEEP_HZ))
         dist.all_reduce(self._tick)
         start.record()
-        others = -_cpu_of_other_threads()
         begin = time.perf_counter()
         for _ in range(calls):
             self._exchange()
         self._host_seconds = (time.perf_counter() - begin) / calls
         stop.record()
         held = not start.query()
+        start.synchronize()
+        begin, others = time.perf_counter(), cpu_of_others()
         stop.synchronize()
-        # Both clocks are read one after the other: of threads that did nothing the difference can be below 0.
-        busy = max(0.0, others + _cpu_of_other_threads()) / (time.perf_counter() - begin)
+        end = time.perf_counter()
+        busy = max(0.0, cpu_of_others() - others) / (end - begin)  # below 0: a thread has ended
         return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds, "held": held, "busy_cores": busy}
 
     def single(self, calls: int, nothing: bool) -> dict[str, Any]:
