@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
+from pathlib import Path
 
 _OF_A_THREAD = 6  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux's posix-timers.h; above them the thread's id, inverted
 
@@ -17,8 +17,9 @@ def cpu_of_others() -> float:
     fifty small exchanges take.
     """
     own, seconds = threading.get_native_id(), 0.0
-    for name in os.listdir("/proc/self/task"):
-        if int(name) != own:
+    for entry in Path("/proc/self/task").iterdir():
+        thread = int(entry.name)
+        if thread != own:
             with contextlib.suppress(OSError):  # ended since
-                seconds += time.clock_gettime((~int(name) << 3) | _OF_A_THREAD)
+                seconds += time.clock_gettime((~thread << 3) | _OF_A_THREAD)
     return seconds
