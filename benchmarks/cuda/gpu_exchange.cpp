@@ -398,6 +398,14 @@ class Rank {
     api_->destroy(communicator_);
   }
 
+  // Without a call that waits. One that copies to pageable memory keeps the context's lock until the kernel has ended, and UCX over TCP
+  // wants that lock on the engine's thread before it moves bytes of slots on a GPU (docs/cuda.md, GPUDirect).
+  void wait_for_stream() {
+    cudaError_t state = cudaErrorNotReady;
+    for (; state == cudaErrorNotReady; state = cudaStreamQuery(stream_)) std::this_thread::yield();
+    check(state, "random operation");
+  }
+
   // Random groups: several messages a pair, any size and alignment, the own rank too.
   void check_random() {
     const std::uint64_t room = (options_.large ? 256u : 64u) << 20;
@@ -452,6 +460,7 @@ class Rank {
       if (flows.empty()) continue;
       check(cudaMemsetAsync(receive_, 0xa5, in[rank_], stream_), "poison");
       post(System::railweave, flows);
+      wait_for_stream();
       check(cudaMemcpyAsync(result.data(), receive_, in[rank_], cudaMemcpyDeviceToHost, stream_), "read back");
       check(cudaStreamSynchronize(stream_), "random operation");
       require(api_->async_error(communicator_));
@@ -635,6 +644,7 @@ int main(int argc, char** argv) {
     int status = 0;
     ::wait(&status);
     const bool killed = options.death && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (!killed && WIFSIGNALED(status)) std::fprintf(stderr, "gpu_exchange: a rank was ended by signal %d\n", WTERMSIG(status));
     if (status != 0 && !killed) {
       for (const pid_t child : children) ::kill(child, SIGKILL);
       return 1;

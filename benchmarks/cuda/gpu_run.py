@@ -66,7 +66,7 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         steps.append(Step(f"queued calls, {path}", (*measure, path, *key, _LARGE), 40, 90, rates=True))
     nodes = ("--nodes", "2", "--check", "100")
     steps.append(Step("bytes of 100 random operations over two nodes", (*exchange, "--railweave", first, *nodes), 20, 60))
-    direct = ("env", "RAILWEAVE_GPU_DIRECT=2", *exchange, "--railweave", first, *nodes)
+    direct = ("env", "RAILWEAVE_GPU_DIRECT=3", *exchange, "--railweave", first, *nodes)
     steps.append(Step("the same with the NICs' slots on the GPUs (UCX with CUDA)", direct, 20, 60, says=_DIRECT))
     steps.append(Step("a rank dies, two nodes", (*exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
     virtual = (*exchange, "--virtual", "--railweave", first)

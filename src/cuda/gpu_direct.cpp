@@ -35,9 +35,10 @@ bool share_a_switch(const std::filesystem::path& a, const std::filesystem::path&
 
 std::string direct_objection(std::uint64_t setting, const GpuFacts& gpu, const std::string& nic, const std::filesystem::path& sys) {
   if (setting == 0) return "RAILWEAVE_GPU_DIRECT=0";
-  if (setting != 1) return {};
+  if (setting == 3) return {};
   const auto port = nic.find(':');
   if (port == std::string::npos) return "it is no RDMA device";
+  if (setting == 2) return {};
   if (!gpu.direct) return "the GPU's driver does not support GPUDirect RDMA";
   std::string bus = gpu.bus;
   std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

@@ -100,6 +100,12 @@ void HostSource::match(SendMessage& message, const Grant& grant, std::byte* loca
 
 bool HostSource::advance() {
   bool moved = false;
+  const auto stands = [this](const SendMessage* message) { return stands_announced(*message); };
+  for (auto next = std::find_if(held_.begin(), held_.end(), stands); next != held_.end();
+       next = std::find_if(held_.begin(), held_.end(), stands)) {
+    finish_if_done(**next);
+    moved = true;
+  }
   int budget = kChunksPerTurn;
   for (std::size_t idle = 0; !active_.empty() && idle < active_.size() && budget > 0;) {
     turn_ = turn_ >= active_.size() ? 0 : turn_;
@@ -257,10 +263,12 @@ void HostSource::pushed(const Push& push, bool made) {
   SendMessage& message = *push.message;
   const Record& record = push.record;
   --message.copies;
-  if (made)
+  if (made) {
     memory_.announce(push.mate, record);
-  else if (record.kind != RecordKind::placed)
+    if (record.kind != RecordKind::forward) message.announced = memory_.announced(push.mate);
+  } else if (record.kind != RecordKind::placed) {
     memory_.release(record.owner, record.pool, record.slot, record.turn);
+  }
   if (message.chunks[record.chunk].state == ChunkState::copying) finish_chunk(message, record.chunk);
 }
 
@@ -324,11 +332,21 @@ void HostSource::finish_chunk(SendMessage& message, std::uint32_t chunk) {
   ++message.done;
 }
 
+// The program may end its process when its operation has ended: the destination finds the records then, or never.
+bool HostSource::stands_announced(const SendMessage& message) const {
+  return message.announced == 0 || memory_.has_written(services_.cluster().ranks[message.key.destination].local, message.announced);
+}
+
 void HostSource::finish_if_done(SendMessage& message) {
   if (message.over || message.done != message.chunks.size() || message.copies != 0) return;
+  if (!stands_announced(message)) {
+    if (std::find(held_.begin(), held_.end(), &message) == held_.end()) held_.push_back(&message);
+    return;
+  }
   message.over = true;
   messages_.erase(message.key);
   std::erase(active_, &message);
+  std::erase(held_, &message);
   message.mapping.reset();
   services_.message_over(*message.operation);
 }
@@ -387,6 +405,7 @@ void HostSource::drop(Operation& operation) {
     messages_.erase(message.key);
     early_.erase(message.key);
     std::erase(active_, &message);
+    std::erase(held_, &message);
     message.mapping.reset();
   }
 }

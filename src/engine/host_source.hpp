@@ -51,6 +51,7 @@ class HostSource {
   void took(SendMessage& message, std::uint32_t chunk);
   void finish_chunk(SendMessage& message, std::uint32_t chunk);
   void finish_if_done(SendMessage& message);
+  bool stands_announced(const SendMessage& message) const;
   std::uint32_t length(const SendMessage& message, std::uint32_t chunk) const;
   std::uint32_t link_id(std::uint32_t nic, std::uint32_t peer) const;
 
@@ -68,6 +69,7 @@ class HostSource {
   };
   std::vector<Eager> eager_;          // by destination
   std::vector<SendMessage*> active_;  // granted, with chunks to send
+  std::vector<SendMessage*> held_;    // all done, but a record waits for room in the destination's ring
   std::size_t turn_ = 0;
   struct TxUse {
     std::uint32_t link = 0;

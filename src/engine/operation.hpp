@@ -62,6 +62,7 @@ struct SendMessage {
   std::uint32_t copies = 0;  // under way
   bool granted = false;
   bool asked = false;           // for a grant
+  std::uint64_t announced = 0;  // NodeMemory::announced() of a destination on this node, with the last chunk's record
   std::byte* mapped = nullptr;  // the destination's buffer, where this rank may write it
   std::shared_ptr<void> mapping;
   Routes* routes = nullptr;

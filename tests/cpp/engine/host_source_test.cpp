@@ -149,5 +149,72 @@ TEST_F(HostSourceTest, WhatWasGrantedIsThereWhenItsDestinationHasEndedWell) {
   EXPECT_TRUE(ended());
 }
 
+// Rank 1 is a mate, whose ring has room for one of the two records. What waits for room is known to this process alone, and the program
+// may end that when its operation has ended.
+class FullRingTest : public testing::Test {
+ protected:
+  FullRingTest() : source_(services_, copier_) {
+    Record other;
+    other.kind = engine::RecordKind::placed;
+    for (std::uint32_t i = 1; i < engine::kRingRecords; ++i) services_.memory().announce(1, other);
+    engine::SendMessage& message = operation_.sends.emplace_back();
+    message.key = {0, 0, 1, 0, 1};
+    message.data = data_.data();
+    message.bytes = data_.size();
+    message.chunks.resize(2);
+    message.operation = &operation_;
+    operation_.unfinished = 1;
+    source_.send(operation_);
+    engine::Grant grant;
+    grant.message = message.key;
+    grant.bytes = message.bytes;
+    grant.chunks = 2;
+    source_.on_grant(grant, into_.data());
+    source_.advance();
+    EXPECT_EQ(copier_.tickets.size(), 2u);
+    for (const std::uint64_t ticket : std::exchange(copier_.tickets, {})) source_.on_copied({ticket, true});
+    EXPECT_EQ(operation_.sends[0].done, 2u);
+  }
+  bool ended() const { return operation_.unfinished == 0; }
+
+  Services services_{2};
+  LateCopier copier_;
+  std::vector<std::byte> data_ = std::vector<std::byte>(2 * services_.memory().chunk_bytes()), into_ = data_;
+  engine::Operation operation_;
+  engine::HostSource source_;
+};
+
+TEST_F(FullRingTest, ASendEndsWhenItsRecordsStandThere) {
+  EXPECT_FALSE(source_.advance());
+  EXPECT_FALSE(ended());
+  for (Record record; services_.memory_of(1).next(0, record);) {
+  }
+  EXPECT_FALSE(source_.advance());
+  EXPECT_FALSE(ended()) << "room is not enough";
+  EXPECT_TRUE(services_.memory().flush_backlog());
+  EXPECT_TRUE(source_.advance());
+  EXPECT_TRUE(ended());
+  EXPECT_FALSE(source_.advance());
+}
+
+TEST_F(FullRingTest, NobodyWaitsForRoomInTheRingOfAMateThatReadsNothingMore) {
+  services_.memory().reader_gone(1);
+  EXPECT_TRUE(source_.advance());
+  EXPECT_TRUE(ended());
+}
+
+TEST_F(FullRingTest, ItEndsOnceAlsoWhenTheMateLeaves) {
+  services_.memory().reader_gone(1);
+  source_.has_all(1);
+  EXPECT_TRUE(ended());
+  EXPECT_FALSE(source_.advance());
+}
+
+TEST_F(FullRingTest, AFailedOperationIsNotHeld) {
+  source_.drop(operation_);
+  services_.memory().reader_gone(1);
+  EXPECT_FALSE(source_.advance());
+}
+
 }  // namespace
 }  // namespace railweave::test

@@ -13,9 +13,10 @@
 
 namespace railweave::test {
 
-// Of rank 0, which owns NIC 0 and has no mates. Ranks 1 and 2 are on the other node, with NICs 1 and 2.
+// Of rank 0, which owns NIC 0, on a node of so many ranks. The next two ranks are on the other node, with NICs 1 and 2.
 class Services final : public engine::EngineServices {
  public:
+  explicit Services(std::uint32_t ranks = 1) : node_(ranks, {}) {}
   const engine::Cluster& cluster() const override { return node_.clusters[0]; }
   engine::NodeMemory& memory() override { return *node_.memories[0]; }
   engine::ControlChannel& control() override { return channel_; }
@@ -35,6 +36,7 @@ class Services final : public engine::EngineServices {
   std::optional<engine::Failure> death() const override { return std::nullopt; }
   void post(const std::shared_ptr<engine::Operation>&) override {}
 
+  engine::NodeMemory& memory_of(std::uint32_t mate) { return *node_.memories[mate]; }
   std::vector<engine::FrameType> sent() const { return carrier_.types; }
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> words;  // of links; else generation 1, up
 
@@ -48,7 +50,7 @@ class Services final : public engine::EngineServices {
     }
     std::vector<engine::FrameType> types;
   };
-  NodeParts node_{1, {}};
+  NodeParts node_;
   Noted carrier_;
   engine::ControlChannel channel_{
       node_.clusters[0], *node_.memories[0], carrier_, {}, [](std::uint32_t, engine::FrameType, engine::ByteReader&) {}};

@@ -15,7 +15,7 @@ _SCRIPT = Path(__file__).parents[3] / "benchmarks" / "cuda" / "gpu_run.py"
 
 _EXCHANGE = """#!/bin/sh
 case "$RAILWEAVE_GPU_DIRECT $*" in
-  2*) echo "{direct}" ;;
+  3*) echo "{direct}" ;;
   *--check*) echo 'rank 0: 300 random operations, 900 messages received, 0 wrong'; exit {check} ;;
   *--nccl*)
     echo '4 GPUs, NCCL 22809, 3 rounds, queued calls'

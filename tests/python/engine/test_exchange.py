@@ -220,8 +220,8 @@ def test_a_closed_exchange_says_so(tmp_path: Path) -> None:
     [
         ("chunk_bytes", "1", "4096"),
         ("chunk_bytes", "64kb", "bytes"),
-        ("gpu_direct", "auto", "from 0 to 2"),
-        ("gpu_direct", "3", "from 0 to 2"),
+        ("gpu_direct", "auto", "from 0 to 3"),
+        ("gpu_direct", "4", "from 0 to 3"),
         ("policy", "best", "single-path"),
         ("colour", "blue", "no setting"),
     ],
