@@ -239,7 +239,7 @@ void RxPort::finish(Peer& peer, std::uint64_t transfer, Outcome outcome) {
 // What has landed is final once its record is in the destination's own memory. In this process it would die with it, and the source would
 // never send the chunk again.
 bool RxPort::answer_late() {
-  const auto waits = [this](const Late& late) { return memory_.reads(late.reader) && memory_.crowded(late.reader); };
+  const auto waits = [this](const Late& late) { return !memory_.has_written(late.reader, late.announced); };
   const auto in_rings = std::stable_partition(late_.begin(), late_.end(), waits);
   for (auto late = in_rings; late != late_.end(); ++late) {
     const bool read = memory_.reads(late->reader);
@@ -279,10 +279,11 @@ void RxPort::on_data_done(const RailHeader& frame, bool ok) {
   const bool read = wanted(incoming.offer);
   memory_.announce(reader, record);
   received_bytes_ += record.length;
-  const bool late = read && memory_.crowded(reader);
+  const std::uint64_t announced = memory_.announced(reader);
+  const bool late = read && !memory_.has_written(reader, announced);
   finish(peer, frame.transfer, late ? Outcome::late : read ? Outcome::landed : Outcome::unwanted);
   if (late) {
-    late_.push_back({frame.from_nic, reader, frame.generation, frame.transfer});
+    late_.push_back({frame.from_nic, reader, announced, frame.generation, frame.transfer});
     return;
   }
   if (!read) {

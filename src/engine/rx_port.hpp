@@ -90,6 +90,7 @@ class RxPort {
   std::deque<RailHeader> waiting_;
   struct Late {
     std::uint32_t peer_nic, reader;
+    std::uint64_t announced;  // NodeMemory::announced() with its record
     std::uint64_t generation, transfer;
   };
   std::vector<Late> late_;

@@ -180,6 +180,23 @@ TEST_F(RxPortFullRingTest, GotWaitsForTheRecord) {
   EXPECT_EQ(answer().kind, RailFrame::got) << "from now on as often as it is asked";
 }
 
+// Under load something always waits.
+TEST_F(RxPortFullRingTest, GotDoesNotWaitForRecordsBehindIt) {
+  const RailHeader second = accepted(2, 1, 1);
+  ASSERT_NE(port_.on_data(second, kBytes), nullptr);
+  port_.on_data_done(second, true);
+  EXPECT_TRUE(answers().empty());
+  engine::Record record;
+  ASSERT_TRUE(memory(1).next(0, record));  // room for one
+  EXPECT_TRUE(memory().flush_backlog());
+  EXPECT_TRUE(memory().crowded(1));
+  EXPECT_TRUE(port_.advance(1));
+  const RailHeader got = answer();
+  EXPECT_EQ(got.kind, RailFrame::got);
+  EXPECT_EQ(got.to_nic, 1u);
+  EXPECT_FALSE(port_.advance(2)) << "the other one has no room yet";
+}
+
 TEST_F(RxPortFullRingTest, WhatTheDestinationCannotReadAnyMoreIsUnwanted) {
   memory().reader_gone(1);
   EXPECT_TRUE(port_.advance(1));
