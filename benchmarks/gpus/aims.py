@@ -64,7 +64,7 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
         mesh = _Exchanges(results.get("mesh", ()))
         found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
     found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _ctas(results), _cores(results)]
-    return [*found, _memory(kernels), _grants(calibration)]
+    return [*found, _memory(kernels, gpus), _grants(calibration)]
 
 
 def _one_gpu(results: Results, kernels: str) -> list[Line]:
@@ -74,7 +74,7 @@ def _one_gpu(results: Results, kernels: str) -> list[Line]:
         found.append(_Exchanges(results.get(name, ())).bound(f"{shape}, one pair", "hot-pair:64MiB", 0.95))
     for name, shape in (("hosts", "rails 4×1"), ("rails-2", "rails 2×2, two of them")):
         found += _gains(_Exchanges(results.get(name, ())), f"{shape}, balanced", dict.fromkeys(_OVER_RAILS_BALANCED, 0.98))
-    return [*found, _ctas(results), _cores(results), _memory(kernels)]
+    return [*found, _ctas(results), _cores(results), _memory(kernels, 1)]
 
 
 def _paper_rails(results: Results, pair: float) -> list[Line]:
@@ -288,13 +288,16 @@ def _row(own: Exchange, group: str) -> str:
     return f"`{own.matrix}`" + ("" if group == "exchanges" else f" ({group})")
 
 
-def _memory(kernels: str) -> Line:
+def _memory(kernels: str, gpus: int) -> Line:
+    """What is told is of all ranks of a GPU."""
     what, wanted = "memory of a GPU that a communicator takes", "≤ 64 MiB"
     found = re.findall(r"a communicator of (\d+) ranks takes ([\d.]+) MiB of the device", kernels)
     if not found:
         return Line(what, wanted)
-    ranks, most = max(found, key=lambda each: float(each[1]))
-    return Line(what, wanted, f"{most} MiB with {ranks} ranks", float(most) <= 64)
+    ranks, most = max(((int(ranks), float(taken)) for ranks, taken in found), key=lambda each: each[1])
+    shared_by = max(1, ranks // gpus)
+    taken = most / shared_by
+    return Line(what, wanted, f"{taken} MiB with {ranks} ranks" + (f", {shared_by} a GPU" if shared_by > 1 else ""), taken <= 64)
 
 
 def _grants(calibration: Calibration | None) -> Line:

@@ -441,12 +441,14 @@ def test_on_one_gpu_nccl_is_a_rival_where_it_has_the_same_rails() -> None:
         "shared": [run_of(exchanges("balanced:4MiB", 1e-3, 2e-3))],
         "hosts": [run_of([*exchanges("balanced:4MiB", 1e-3, 1e-3), *exchanges("balanced:16KiB", 0.9e-3, 1e-3)])],
     }
-    told = {each.what: each for each in aims.lines(found, 1)}
+    told = {each.what: each for each in aims.lines(found, 1, kernels="a communicator of 4 ranks takes 80.0 MiB of the device\n")}
     assert told["rails 2×4, one pair"].reached is True
     assert (told["rails 2×4, eight of them, one pair"].seen, told["rails 2×4, eight of them, one pair"].reached) == ("0.96", True)
     assert told["rails 4×1, balanced, `balanced:4MiB`"].reached is True
     assert told["rails 4×1, balanced, `balanced:16KiB`"].reached is False
     assert told["rails 2×2, two of them, balanced, `balanced:4MiB`"].reached is None
+    memory = told["memory of a GPU that a communicator takes"]
+    assert (memory.seen, memory.reached) == ("20.0 MiB with 4 ranks, 4 a GPU", True)
     assert not any("inside" in name or "layer" in name for name in told)
 
 
