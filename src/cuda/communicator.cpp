@@ -26,6 +26,7 @@ using namespace std::chrono_literals;
 
 // How often the watching thread looks: while operations are under way, and else. An error or a new buffer is seen within that time.
 constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
+constexpr auto kAnswerTime = 500ms;  // of a GPU, or an engine's thread, that is asked why nothing moves
 constexpr std::size_t kMostPending = 4096;
 constexpr std::size_t kMostMail = 8;  // of one look; a mail is some milliseconds of work
 
@@ -689,7 +690,6 @@ std::vector<Communicator::Pending> Communicator::waiting_messages() const {
 
 // Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
 bool Communicator::read_words(const std::set<std::uint32_t>& mates, bool theirs, PortWords& words) const {
-  constexpr auto kAnswerTime = 500ms;
   const DeviceScope scope(device_);
   words.own.resize(mates_.size() + 1);
   words.mates.resize(mates_.size() + 1);
@@ -728,14 +728,22 @@ std::string Communicator::describe() const {
     text += '\n';
     waiting = waiting_messages();
   }
-  if (!waiting.empty()) text += describe(waiting);
-  if (rails_ == nullptr) return text;
+  if (rails_ == nullptr) return text + describe(waiting, nullptr);
+  const auto standing = rails_->standing(kAnswerTime);
+  text += describe(waiting, standing ? &*standing : nullptr);
+  if (standing) {
+    for (const std::string& link : standing->links) text += link + '\n';
+  } else {
+    text += "the thread that serves rails does not answer\n";
+  }
   for (const std::string& link : rails_->links_down()) text += "link down: " + link + '\n';
   return text;
 }
 
-std::string Communicator::describe(const std::vector<Pending>& waiting) const {
+// `standing`: of messages over rails.
+std::string Communicator::describe(const std::vector<Pending>& waiting, const engine::Standing* standing) const {
   std::string text;
+  if (waiting.empty()) return text;
   std::set<std::uint32_t> mates;
   for (const Pending& pending : waiting) {
     if (near(pending.peer)) mates.insert(mate_of_[pending.peer]);
@@ -750,14 +758,19 @@ std::string Communicator::describe(const std::vector<Pending>& waiting) const {
   for (const auto& [pending, message] : in_order(waiting)) {
     if (pending.operation != waiting.front().operation)
       text += name(pending.direction, pending.bytes, pending.peer) + ": queued behind";
+    else if (pending.path == Path::rail && standing != nullptr && !standing->messages.empty())
+      continue;  // told below
     else if (pending.path == Path::rail)
-      text += name(pending.direction, pending.bytes, pending.peer) + ": over rails";
+      text += name(pending.direction, pending.bytes, pending.peer) + ": over rails" +
+              (standing == nullptr ? "" : "; its kernel has not listed it, or it has ended");
     else if (readable)
       text += waiting_text(message, *words.own[mate_of_[pending.peer]]);
     else
       text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
     text += std::string(" (") + where(pending.peer) + ")\n";
   }
+  if (standing == nullptr) return text;
+  for (const std::string& message : standing->messages) text += message + " (another node)\n";
   return text;
 }
 

@@ -138,7 +138,7 @@ class Communicator {
   Path path_of(const Transfer& transfer) const;
   std::vector<Pending> waiting_messages() const;  // under mutex_
   static std::vector<std::pair<Pending, Waiting>> in_order(const std::vector<Pending>& waiting);
-  std::string describe(const std::vector<Pending>& waiting) const;
+  std::string describe(const std::vector<Pending>& waiting, const engine::Standing* standing) const;
   // The own ports' words, by mate, and those of mates for this rank where they are asked for. False: the GPU does not answer.
   struct PortWords {
     std::vector<const Port*> own, mates;

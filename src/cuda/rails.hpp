@@ -4,8 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,7 @@ class Rails {
 
   std::uint64_t bytes_sent(PathKind kind) const { return control_.bytes_by_kind[static_cast<std::size_t>(kind)].load(); }
   std::vector<std::string> links_down() const { return engine_->links_down(); }
+  std::optional<engine::Standing> standing(std::chrono::milliseconds limit) const { return engine_->standing(limit); }
 
  private:
   struct HostDeleter {

@@ -64,6 +64,7 @@ void Engine::run(std::future<bool> runs) {
 }
 
 bool Engine::turn(std::uint64_t now) {
+  if (is_asked_.load()) answer_asked();
   take_posted(now);
   bool moved = read_rings();  // pulls first: they free what others wait for
   moved = read_mail(now) || moved;
@@ -325,6 +326,47 @@ std::vector<std::string> Engine::links_down() const {
     }
   }
   return names;
+}
+
+std::optional<Standing> Engine::standing(std::chrono::milliseconds limit) {
+  std::future<Standing> answer;
+  {
+    const std::lock_guard lock(mutex_);
+    answer = asked_.emplace_back().get_future();
+  }
+  is_asked_.store(true);
+  wake();
+  if (answer.wait_for(limit) != std::future_status::ready) return std::nullopt;
+  return answer.get();
+}
+
+void Engine::answer_asked() {
+  is_asked_.store(false);
+  std::vector<std::promise<Standing>> asked;
+  {
+    const std::lock_guard lock(mutex_);
+    asked.swap(asked_);
+  }
+  for (std::promise<Standing>& who : asked) who.set_value(stand());
+}
+
+Standing Engine::stand() const {
+  const auto nics = static_cast<std::uint32_t>(cluster_.nics.size());
+  const auto name = [this](std::uint32_t nic, std::uint32_t peer) { return name_of(nic) + " to " + name_of(peer); };
+  Standing standing;
+  for (const OperationPtr& operation : operations_) {
+    for (const SendMessage& message : operation->sends) {
+      if (message.over) continue;
+      standing.messages.push_back(waiting_text(message, [&](std::uint32_t link) { return name(link / nics, link % nics); }));
+    }
+    for (const RecvMessage& message : operation->recvs) {
+      if (!message.over) standing.messages.push_back(waiting_text(message));
+    }
+  }
+  for (const LinkLoad& load : proxy_->loads()) {
+    if (!load.idle()) standing.links.push_back(waiting_text(load, name(load.nic, load.peer), router_->rate(load.nic, load.peer)));
+  }
+  return standing;
 }
 
 void Engine::begin_close() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <map>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "router.hpp"
 #include "row_history.hpp"
 #include "slot_memory.hpp"
+#include "standing.hpp"
 
 namespace railweave::engine {
 
@@ -44,6 +46,8 @@ class Engine final : public EngineServices {
   void post(const std::shared_ptr<Operation>& operation) override;
   std::shared_ptr<SharedMemory> allocate(std::uint64_t bytes);
   std::vector<std::string> links_down() const;
+  // Asks the engine's thread; nothing where it does not answer in time.
+  std::optional<Standing> standing(std::chrono::milliseconds limit);
   // Has the engine thread look at everything, if it sleeps.
   void wake() const { memory_->wake(memory_->self()); }
   // close() in two steps: the first does not wait.
@@ -118,6 +122,8 @@ class Engine final : public EngineServices {
   bool drain_mail(std::uint32_t mate, std::uint64_t now);
   void on_frame(std::uint32_t source, FrameType type, ByteReader& payload);
   void notice_links(std::uint64_t now);
+  void answer_asked();
+  Standing stand() const;
   void settle(std::uint64_t now);
 
   // engine_operations.cpp
@@ -183,6 +189,8 @@ class Engine final : public EngineServices {
   std::vector<std::weak_ptr<SharedMemory>> allocations_;
   std::atomic<bool> close_requested_{false};
   std::atomic<bool> links_settled_{false};
+  std::vector<std::promise<Standing>> asked_;
+  std::atomic<bool> is_asked_{false};
 
   // Engine thread.
   std::thread thread_;

@@ -345,6 +345,14 @@ bool RailProxy::arm() {
   return std::all_of(ports_.begin(), ports_.end(), [](auto& port) { return port->transport().arm(); });
 }
 
+std::vector<LinkLoad> RailProxy::loads() const {
+  std::vector<LinkLoad> loads;
+  for (const auto& port : ports_) {
+    for (const auto& [peer, link] : port->links()) loads.push_back(link->load());
+  }
+  return loads;
+}
+
 std::vector<RailProxy::Rate> RailProxy::take_rates(std::uint64_t now) {
   std::vector<Rate> rates;
   for (auto& port : ports_) {

@@ -51,6 +51,8 @@ class RailProxy final : public Carrier {
     std::optional<std::uint64_t> Bps;  // none: nothing has been measured for long
   };
   std::vector<Rate> take_rates(std::uint64_t now);
+  // Of all links.
+  std::vector<LinkLoad> loads() const;
 
  private:
   class Port;

@@ -295,10 +295,14 @@ void Router::apply_rates(std::uint64_t nominal) {
   }
 }
 
-std::uint64_t Router::rate_to_try(std::uint32_t nic, std::uint32_t peer) const {
+std::uint64_t Router::rate(std::uint32_t nic, std::uint32_t peer) const {
   const auto found = measured_.find({nic, peer});
-  if (found == measured_.end()) return 0;
-  const std::uint64_t last = found->second, nominal = fabric_.edge(to_leaf_[nic]).capacity_Bps;
+  return found == measured_.end() ? 0 : found->second;
+}
+
+std::uint64_t Router::rate_to_try(std::uint32_t nic, std::uint32_t peer) const {
+  const std::uint64_t last = rate(nic, peer), nominal = fabric_.edge(to_leaf_[nic]).capacity_Bps;
+  if (last == 0) return 0;
   std::uint64_t fastest = 0;
   for (const std::vector<EdgeId>* edges : {&to_leaf_, &from_leaf_}) {
     for (const EdgeId edge : *edges) {

@@ -49,6 +49,8 @@ class Router {
   // A measured rate of the link, or 0: forget it. True if it says more than the last one, from which it must differ by over a sixteenth,
   // and others should know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
+  // The last rate of set_rate(), or 0.
+  std::uint64_t rate(std::uint32_t nic, std::uint32_t peer) const;
   // What to take for the rate of a link that nothing has confirmed for long. One that was slow carries so little that it might never be
   // measured again: twice as much, up to the fastest rail of its kind. One that was as fast as that says nothing against another link of
   // the same NIC that is slow now: 0.

@@ -273,6 +273,16 @@ std::uint32_t TxLink::in_phase(Phase phase) const {
       std::count_if(active_.begin(), active_.end(), [phase](const auto& entry) { return entry.second.phase == phase; }));
 }
 
+LinkLoad TxLink::load() const {
+  return {names_.nic,
+          names_.peer,
+          up(),
+          static_cast<std::uint32_t>(queue_.size()),
+          in_phase(Phase::offered),
+          in_phase(Phase::accepted),
+          in_phase(Phase::sent)};
+}
+
 void TxLink::raise_generation() {
   word_ = ((word_ >> 1) + 1) << 1;
   port_.memory.set_link_word(names_.own_nic, names_.peer, word_);

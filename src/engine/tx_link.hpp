@@ -11,6 +11,7 @@
 
 #include "cpu_wait.hpp"
 #include "node_memory.hpp"
+#include "standing.hpp"
 #include "transport.hpp"
 
 namespace railweave::engine {
@@ -106,6 +107,7 @@ class TxLink {
   bool up() const noexcept { return (word_ & 1) != 0; }
   std::uint32_t peer() const noexcept { return names_.peer; }
   bool idle() const noexcept { return queue_.empty() && active_.empty(); }
+  LinkLoad load() const;
 
   void connect(std::span<const std::byte> address, std::uint64_t now);
   // A `forward` record whose slot this rank's proxy now holds.
