@@ -33,6 +33,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -398,8 +399,13 @@ class Rank {
     api_->destroy(communicator_);
   }
 
-  // Without a call that waits. One that copies to pageable memory keeps the context's lock until the kernel has ended, and UCX over TCP
-  // wants that lock on the engine's thread before it moves bytes of slots on a GPU (docs/cuda.md, GPUDirect).
+  // The copy to pageable memory behind an operation, as programs make it, waits within a call that keeps the context's lock. Nothing may
+  // mind that but UCX over TCP, which wants the lock on the engine's thread before it moves bytes of slots on a GPU (docs/cuda.md,
+  // GPUDirect).
+  static bool slots_on_gpu_over_tcp() {
+    const char* setting = std::getenv("RAILWEAVE_GPU_DIRECT");
+    return setting != nullptr && std::string_view(setting) == "3";
+  }
   void wait_for_stream() {
     cudaError_t state = cudaErrorNotReady;
     for (; state == cudaErrorNotReady; state = cudaStreamQuery(stream_)) std::this_thread::yield();
@@ -460,7 +466,7 @@ class Rank {
       if (flows.empty()) continue;
       check(cudaMemsetAsync(receive_, 0xa5, in[rank_], stream_), "poison");
       post(System::railweave, flows);
-      wait_for_stream();
+      if (slots_on_gpu_over_tcp()) wait_for_stream();
       check(cudaMemcpyAsync(result.data(), receive_, in[rank_], cudaMemcpyDeviceToHost, stream_), "read back");
       check(cudaStreamSynchronize(stream_), "random operation");
       require(api_->async_error(communicator_));

@@ -294,10 +294,10 @@ def _memory(kernels: str, gpus: int) -> Line:
     found = re.findall(r"a communicator of (\d+) ranks takes ([\d.]+) MiB of the device", kernels)
     if not found:
         return Line(what, wanted)
-    ranks, most = max(((int(ranks), float(taken)) for ranks, taken in found), key=lambda each: each[1])
-    shared_by = max(1, ranks // gpus)
-    taken = most / shared_by
-    return Line(what, wanted, f"{taken} MiB with {ranks} ranks" + (f", {shared_by} a GPU" if shared_by > 1 else ""), taken <= 64)
+    told = [(int(ranks), -(-int(ranks) // gpus), float(of_gpu)) for ranks, of_gpu in found]
+    ranks, sharing, of_gpu = max(told, key=lambda each: each[2] / each[1])
+    taken = of_gpu / sharing
+    return Line(what, wanted, f"{taken:.1f} MiB with {ranks} ranks" + (f", {sharing} a GPU" if sharing > 1 else ""), taken <= 64)
 
 
 def _grants(calibration: Calibration | None) -> Line:

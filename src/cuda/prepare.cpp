@@ -186,10 +186,12 @@ std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   return std::min(most, sums.partners * of_nccl + world - sums.partners);
 }
 
-// Messages inside the node that are moved beside others over rails need to be no faster than those. One block pushes 46 GB/s, nearly what
-// a rail of 400 Gbit/s carries, and moves a quarter of that in packets or out of slots (docs/cuda-measured.md). One more for the copies of
-// rails. So they take no SMs from the program, and no more than NCCL's kernel does, which has a channel or two for a peer there.
+// Messages inside the node beside others over rails need be little faster than those: a block for each time that they have as many bytes,
+// and one more. A block pushes 46 GB/s and moves 5 to 11 in packets or out of slots (docs/cuda-measured.md), so these count fourfold: more
+// than rails of 100 Gbit/s a rank bring. Never fewer than four, as NCCL's kernel has at least there, since a mate may have nothing else to
+// wait for.
 constexpr std::uint64_t kPushesPerCopy = 4;
+constexpr std::uint64_t kLeastBesideRails = 4;
 
 std::uint64_t blocks_beside_rails(const LaunchLimits& limits, const Sums& sums) {
   const auto pushes = [&](Direction direction, std::uint64_t pulled) {
@@ -197,7 +199,7 @@ std::uint64_t blocks_beside_rails(const LaunchLimits& limits, const Sums& sums) 
     return sums.bytes[d] + (kPushesPerCopy - 1) * (sums.packet_bytes[d] + pulled);
   };
   const std::uint64_t most = std::max(pushes(Direction::send, 0), pushes(Direction::receive, sums.pulled_bytes));
-  return 1 + divide_up(most, std::max<std::uint64_t>(limits.rail_bytes, 1));
+  return std::max(kLeastBesideRails, 1 + divide_up(most, std::max<std::uint64_t>(limits.rail_bytes, 1)));
 }
 
 // What the operation may have.

@@ -64,7 +64,7 @@ void Engine::take_posted(std::uint64_t now) {
 bool Engine::involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const {
   const auto with = [&](std::uint32_t peer, bool done) { return peer == rank && !(unfinished_only && done); };
   // Nor is that unfinished which only waits for copies of this rank's own.
-  const auto to = [&](const SendMessage& m) { return with(m.key.destination, m.over || m.done == m.chunks.size()); };
+  const auto to = [&](const SendMessage& m) { return with(m.key.destination, m.over || (m.done == m.chunks.size() && m.copies != 0)); };
   const auto from = [&](const RecvMessage& m) { return with(m.key.source, m.over || m.here || m.arrived + m.copies == m.chunks); };
   return std::any_of(operation.sends.begin(), operation.sends.end(), to) ||
          std::any_of(operation.recvs.begin(), operation.recvs.end(), from);

@@ -100,10 +100,9 @@ void HostSource::match(SendMessage& message, const Grant& grant, std::byte* loca
 
 bool HostSource::advance() {
   bool moved = false;
-  const auto stands = [this](const SendMessage* message) { return stands_announced(*message); };
-  for (auto next = std::find_if(held_.begin(), held_.end(), stands); next != held_.end();
-       next = std::find_if(held_.begin(), held_.end(), stands)) {
-    finish_if_done(**next);
+  for (std::size_t i = held_.size(); i-- != 0;) {
+    if (!stands_announced(*held_[i])) continue;
+    finish_if_done(*held_[i]);  // takes it out
     moved = true;
   }
   int budget = kChunksPerTurn;

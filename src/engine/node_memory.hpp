@@ -80,8 +80,8 @@ class NodeMemory {
   bool next(std::uint32_t mate, Record& record);
   // Mates whose ring is so far behind that announcing more should wait.
   bool crowded(std::uint32_t mate) const { return !backlog_[mate].empty(); }
-  // Records for that mate so far, those that wait for room included; and whether it has, or will find, the first `count` of them without
-  // this process. A mate that reads nothing more lacks none.
+  // Records for a mate that reads so far, those that wait for room included; and whether it has, or will find, the first `count` of them
+  // without this process. One that reads nothing more (reader_gone) lacks none.
   std::uint64_t announced(std::uint32_t mate) const { return written_[mate] + backlog_[mate].size(); }
   bool has_written(std::uint32_t mate, std::uint64_t count) const { return gone_[mate] || count <= written_[mate]; }
   // True if anything found room.

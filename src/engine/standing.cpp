@@ -62,7 +62,10 @@ std::string waiting_text(const SendMessage& message, const std::function<std::st
   }
   std::string text = what + "granted, " + of_chunks(message.done, message.chunks.size()) + " landed" + part("being copied", copying);
   for (const auto& [link, chunks] : out) text += part("under way over " + name_of(link), chunks);
-  return text + part("not sent yet", todo);
+  text += part("not sent yet", todo);
+  if (message.done == message.chunks.size() && message.copies == 0)
+    text += "; a record waits for room in the ring of " + peer + ", which reads nothing";
+  return text;
 }
 
 std::string waiting_text(const RecvMessage& message) {

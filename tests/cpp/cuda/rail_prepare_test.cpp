@@ -98,10 +98,26 @@ TEST_P(BlocksBeside, MessagesInsideTheNodeNeedBeNoFasterThanRails) {
 }
 constexpr std::uint64_t operator""_MiB(unsigned long long n) { return n << 20; }
 INSTANTIATE_TEST_SUITE_P(Table, BlocksBeside,
-                         testing::Values(Beside{64_MiB, 64_MiB, true, 2}, Beside{64_MiB, 192_MiB, true, 2}, Beside{64_MiB, 10_MiB, true, 8},
+                         testing::Values(Beside{64_MiB, 64_MiB, true, 4}, Beside{64_MiB, 192_MiB, true, 4}, Beside{64_MiB, 10_MiB, true, 8},
                                          Beside{64_MiB, 1, true, 11}, Beside{64_MiB, 0, true, 11},
                                          // out of slots, and in packets
-                                         Beside{64_MiB, 64_MiB, false, 5}, Beside{1_MiB, 2_MiB, true, 3}));
+                                         Beside{64_MiB, 64_MiB, false, 5}, Beside{1_MiB, 2_MiB, true, 4}, Beside{1_MiB, 1_MiB, true, 5}));
+
+// What else there is or may be had counts as before.
+TEST(PrepareRails, FewBlocksBesideRailsAreNotMore) {
+  HostView a{};
+  Port port;
+  std::vector<Message> near{message(Direction::receive, &a, 64_MiB), message(Direction::send, &a, 100)};
+  for (Message& m : near) m.local = &port;
+  near[0].receive.buffer = kAbsoluteBuffer;
+  LaunchLimits limits;
+  limits.beside_rails = true;
+  limits.rail_bytes = 1_MiB;
+  EXPECT_EQ(prepare(near, limits).blocks, 1u) << "a mapped receive needs one that grants";
+  near[0].receive.buffer = kNoBuffer;
+  limits.room = 2;
+  EXPECT_EQ(prepare(near, limits).blocks, 2u);
+}
 
 struct Case {
   std::uint64_t bytes;

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 
 #include <cstring>
+#include <fstream>
 
 #include "copying_backend.hpp"
 #include "engine.hpp"
@@ -205,6 +206,64 @@ TEST_P(LosesEachGot, TheSendEndsIfItsDestinationIsKnownToHaveIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, LosesEachGot, testing::Values(Loss{true, false}, Loss{true, true}, Loss{false, false}, Loss{false, true}));
+
+bool is_stopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const auto name_ends = line.rfind(')');
+  return name_ends != std::string::npos && line.substr(name_ends + 1, 3) == " T ";
+}
+
+// Rank 1 has lent its buffer and is stopped, and its ring has room for all records of a send but one. Rank 0's program is told that its
+// send has ended when that one stands there, too, and ends its process at once; if rank 1 dies instead, it is told that.
+class FullRing : public testing::TestWithParam<int> {};
+
+TEST_P(FullRing, ASendThatHasEndedNeedsItsProcessNoMore) {
+  const int signal = GetParam();
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  const auto statuses = run_processes(2, [&](std::uint32_t rank) {
+    constexpr std::uint32_t kChunks = engine::kRingRecords + 1;
+    constexpr auto kSoon = std::chrono::seconds(10);
+    ExchangeSettings settings = rank_settings({1, 2}, rank);
+    settings.chunk_bytes = 4096;
+    settings.lease_ms = 600'000;  // it is stopped on purpose
+    engine::Engine engine(rank, 2, directory.rendezvous(), settings, std::nullopt);
+    const auto buffer = engine.allocate(kChunks * settings.chunk_bytes);
+    const std::uint64_t bytes = buffer->bytes();
+    if (rank == 1) {
+      const auto operation = one_message(engine, buffer->data(), bytes, 0, 1);
+      const std::string granted = "receive of " + std::to_string(bytes) + " bytes from rank 0: granted, 0 of 257 chunks arrived";
+      for (auto now = engine.standing(kSoon); !now || now->messages.empty() || now->messages[0].find(granted) != 0;
+           now = engine.standing(kSoon))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      shared[0] = ::getpid();
+      ::raise(SIGSTOP);
+      std::unique_lock lock(operation->mutex);
+      operation->changed.wait(lock, [&] { return operation->ended; });
+      return operation->failure.kind == engine::FailureKind::none && first_wrong(buffer->data(), bytes, 5) == bytes ? 0 : 1;
+    }
+    fill(buffer->data(), bytes, 5);
+    while (shared[0] == 0 || !is_stopped(shared[0])) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto operation = one_message(engine, buffer->data(), bytes, 0, 1);
+    const std::string landed =
+        "send of " + std::to_string(bytes) +
+        " bytes to rank 1: granted, 257 of 257 chunks landed; a record waits for room in the ring of rank 1, which reads nothing";
+    for (auto now = engine.standing(kSoon); !now || now->messages != std::vector{landed}; now = engine.standing(kSoon)) {
+      const std::lock_guard lock(operation->mutex);
+      if (operation->ended) return 2;
+    }
+    ::kill(shared[0], signal);
+    std::unique_lock lock(operation->mutex);
+    operation->changed.wait(lock, [&] { return operation->ended; });
+    const auto expected = signal == SIGCONT ? engine::FailureKind::none : engine::FailureKind::died;
+    ::_exit(operation->failure.kind == expected ? 0 : 3);
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, signal == SIGCONT ? 0 : -SIGKILL}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Mate, FullRing, testing::Values(SIGCONT, SIGKILL));
 
 // Its copies into buffers wait until the test says so, as those of a GPU may.
 class HeldBackend final : engine::Copier, public engine::CopyingBackend {
