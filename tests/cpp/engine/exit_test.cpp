@@ -252,7 +252,8 @@ TEST_P(FullRing, ASendThatHasEndedNeedsItsProcessNoMore) {
         " bytes to rank 1: granted, 257 of 257 chunks landed; a record waits for room in the ring of rank 1, which reads nothing";
     for (auto now = engine.standing(kSoon); !now || now->messages != std::vector{landed}; now = engine.standing(kSoon)) {
       const std::lock_guard lock(operation->mutex);
-      if (operation->ended) return 2;
+      if (operation->ended) ::kill(shared[0], SIGKILL);
+      if (operation->ended) ::_exit(2);
     }
     ::kill(shared[0], signal);
     std::unique_lock lock(operation->mutex);
