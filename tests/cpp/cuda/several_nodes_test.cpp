@@ -117,7 +117,7 @@ TEST_F(Networks, AreTcpAlone) {
   EXPECT_EQ(better(), "");
   variables = {{"NCCL_NET", "socket"}, {"NCCL_NET_PLUGIN", "none"}};
   EXPECT_EQ(better(), "");
-  EXPECT_EQ(better_network("/nonexistent", [](const char*) -> const char* { return nullptr; }), "");
+  EXPECT_EQ(better_network(folder / "none", [](const char*) -> const char* { return nullptr; }), "");
 }
 
 TEST_F(Networks, AreRdmaUnlessNcclIsToldOtherwise) {
