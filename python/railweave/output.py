@@ -42,6 +42,13 @@ def is_standard_output(path: Path) -> bool:
         return False
 
 
+def name_files(**written: Path | None) -> None:
+    """Says on standard error where what was asked for lies, but for what is there already."""
+    for what, path in written.items():
+        if path is not None and not is_standard_output(path):
+            print(f"{what}: {path}", file=sys.stderr)
+
+
 def check_writable(path: Path) -> None:
     """To be told before a long job rather than after it: raises the OutputError that `write_whole` would raise now."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import subprocess
@@ -83,3 +84,10 @@ def test_lists_of_commands_are_told_to_the_end(group: str) -> None:
     done = subprocess.run([sys.executable, "-m", "railweave", *group.split(), "--help"], capture_output=True, text=True, timeout=120)
     listed = done.stdout.partition("Commands:")[2]
     assert listed.count("\n") > 3 and "..." not in listed
+
+
+def test_a_solver_that_greets_does_not_spoil_what_is_written() -> None:
+    line = [sys.executable, "-m", "railweave", "plan", "--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", "hot-pair:1MiB", "--exact"]
+    done = subprocess.run([*line, "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "gap" in json.loads(done.stdout)

@@ -42,6 +42,20 @@ def _cpus(advice: Advice, form: str) -> list[tuple[int, ...]]:
     return known
 
 
+def unbound_ranks(advice: Advice) -> list[int]:
+    """Those whose cores are not known."""
+    return [rank for rank, binding in enumerate(advice.bindings) if not binding.cpus]
+
+
+def unbound_text(advice: Advice) -> str:
+    """What a format that does more than bind leaves out for them."""
+    unbound = unbound_ranks(advice)
+    if len(unbound) == len(advice.bindings):
+        return "cores not known: nothing is bound"
+    names = f"ranks {', '.join(map(str, unbound))}" if len(unbound) > 1 else f"rank {unbound[0]}"
+    return f"cores of {names} not known: not bound"
+
+
 def _ranks(advice: Advice) -> range:
     return range(len(advice.bindings))
 
@@ -80,13 +94,18 @@ railweave_bind() (
 
 def _by_rank(advice: Advice, override: bool, of_rank: Callable[[int], list[str]], without: str) -> list[str]:
     """Variables and cores of the rank that reads this; `without` is what is done when there is none."""
-    lines = [*_exports(advice, None, override), *(_BIND % ("yes" if override else "")).splitlines(), f'case "{_LOCAL_RANK}" in']
+    unbound = unbound_ranks(advice)
+    binds = len(unbound) < len(advice.bindings)
+    function = (_BIND % ("yes" if override else "")).splitlines() if binds else []
+    forget = ["unset -f railweave_bind"] if binds else []
+    remark = [f"# {unbound_text(advice)}"] if unbound else []
+    lines = [*remark, *_exports(advice, None, override), *function, f'case "{_LOCAL_RANK}" in']
     for rank in _ranks(advice):
         cpus = advice.bindings[rank].cpus
         bind = [f"railweave_bind {cpu_text(cpus)}"] if cpus else []
-        lines += [f"  {rank}) {'; '.join([*_exports(advice, rank, override), *bind, *of_rank(rank), 'unset -f railweave_bind'])} ;;"]
+        lines += [f"  {rank}) {'; '.join([*_exports(advice, rank, override), *bind, *of_rank(rank), *forget]) or ':'} ;;"]
     complaint = f'echo "railweave: no local rank from 0 to {len(advice.bindings) - 1} in the environment" >&2'
-    return [*lines, f"  *) unset -f railweave_bind; {complaint}; {without} ;;", "esac"]
+    return [*lines, f"  *) {'; '.join([*forget, complaint, without])} ;;", "esac"]
 
 
 def shell(advice: Advice, override: bool) -> str:
@@ -203,4 +222,6 @@ def kubernetes(advice: Advice) -> str:
 
 
 FORMATS: dict[str, Callable[[Advice], str]] = {"rankfile": rankfile, "kubernetes": kubernetes}
+BINDING = ("shell", "torchrun")
+"""Formats that bind where cores are known and do the rest where they are not; `slurm` and `rankfile` refuse."""
 OVERRIDABLE: dict[str, Callable[[Advice, bool], str]] = {"shell": shell, "slurm": slurm, "torchrun": torchrun}

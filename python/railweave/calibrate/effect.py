@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def link_state(calibration: Calibration, fabric: Fabric) -> LinkState:
     """The fabric's links with what was measured: of each node's GPUs, by their number there. Other links stay at their nominal rate.
 
     A link between two GPUs carries what their pair did; a GPU's link to an NVSwitch the most that one of its pairs did. Raises
-    CalibrationError for a fabric whose nodes have another number of GPUs.
+    CalibrationError for a fabric whose nodes have another number of GPUs, or others.
     """
     from railweave.fabric import LinkState, VertexKind
 
@@ -91,6 +92,12 @@ def link_state(calibration: Calibration, fabric: Fabric) -> LinkState:
                 f"expected {len(calibration.gpus)}, as the calibration has"
             )
         for index, gpu in enumerate(gpus):
+            there, measured = fabric.vertex(gpu).model, calibration.gpus[index].name
+            if _parts(there) and _parts(measured) and not _parts(there) & _parts(measured):
+                raise CalibrationError(
+                    f"fabric '{fabric.name}': GPU {index} of {fabric.node_names[node]} is '{there}'; expected '{measured}', as the "
+                    "calibration has; plan on a fabric of the machine that was measured"
+                )
             for edge in fabric.out_edges(gpu):
                 other = fabric.edge(edge).dst
                 if other in gpus:
@@ -101,3 +108,9 @@ def link_state(calibration: Calibration, fabric: Fabric) -> LinkState:
                 if fabric.vertex(fabric.edge(edge).src).kind == VertexKind.nvswitch:
                     links.set_rate(edge, max(Bps for pair, Bps in rate.items() if pair[1] == index))
     return links
+
+
+def _parts(name: str) -> set[str]:
+    """The parts that a name speaks of; none where it has none that is told by a word. Who gives the name writes the rest of it in its own
+    way: `NVIDIA H200`, `H200 SXM 141GB`, `Tesla V100-SXM2-32GB`. A chip (`GH100 [H200 SXM 141GB]`) is that of several parts."""
+    return set(re.findall(r"\b(?!(?:G[A-Z]|AD)1\d\d)[A-Z]{1,2}\d{1,4}S?\b", name))

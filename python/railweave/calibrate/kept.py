@@ -15,6 +15,10 @@ from railweave.calibrate.effect import settings
 from railweave.device import library
 from railweave.launch import cache
 
+_NONE = "no calibration is kept on this machine; `railweave calibrate` makes one"
+_OF_ANOTHER_BUILD = " does not hold here (another build of Railweave)"
+"""As src/engine/kept_calibration.cpp says it."""
+
 
 def keep(calibration: Calibration) -> str | None:
     """Writes it for the programs to come, and says where; None where it cannot be written to a folder that only this user writes."""
@@ -27,7 +31,21 @@ def kept() -> Calibration:
     found = _native.find_calibration(library(), cache.FOR_ALL)
     path = found["path"]
     if not path:
-        raise CalibrationError(found["problem"] or "no calibration is kept; `railweave calibrate` makes one")
+        raise CalibrationError(found["problem"] or _NONE)
+    return _read(path)
+
+
+def kept_for_another_build() -> tuple[Calibration, str]:
+    """The one that holds but for the device library, which it names and this machine has none of; and its file. Raises CalibrationError
+    where there is none, or it is damaged."""
+    problem = _native.find_calibration("", cache.FOR_ALL)["problem"]
+    path, only_the_build, _ = problem.partition(_OF_ANOTHER_BUILD)  # the last thing that is compared: all else is as it was
+    if not only_the_build:
+        raise CalibrationError(problem or _NONE)
+    return _read(path), path
+
+
+def _read(path: str) -> Calibration:
     try:
         return parse(Path(path).read_text(encoding="utf-8").split("\n", 2)[2], path)
     except (OSError, UnicodeDecodeError, IndexError) as error:

@@ -143,4 +143,11 @@ def _render(advice: Advice, form: str, override: bool) -> str:
         return render(advice)
     from railweave.advise import formats
 
-    return formats.render(advice, form, override)
+    text = formats.render(advice, form, override)
+    if form in formats.BINDING and formats.unbound_ranks(advice):
+        click.echo(
+            f"railweave: --format {form}: {formats.unbound_text(advice)}; run it on the node, or give a recording of the node "
+            "(railweave topo --record)",
+            err=True,
+        )
+    return text

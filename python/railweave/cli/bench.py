@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from railweave.lab.spec import ISOLATIONS
-from railweave.output import check_writable, write_whole
+from railweave.output import check_writable, name_files, write_whole
 
 if TYPE_CHECKING:
     from railweave.lab import LabSpec
@@ -39,7 +39,7 @@ def command() -> None:
 @command.command(short_help="Exchanges by traffic matrices, in a lab or on GPUs.")
 @click.option("--lab", "shape", metavar="NODESxGPUS", help="Emulated rails to run on; needs root.")
 @click.option("--gpus", is_flag=False, flag_value=0, type=click.IntRange(0), metavar="[N]", help="This machine's GPUs, by default all.")
-@click.option("--rails", default=0, metavar="N", help="Rails; by default as in --fabric, else one a GPU.")
+@click.option("--rails", type=click.IntRange(min=1), metavar="N", help="Rails; by default as in --fabric, else one a GPU.")
 @click.option("--rate", default="400mbit", show_default=True, help="Rate of each NIC, each way.")
 @click.option("--spine-rate", metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
 @click.option(
@@ -68,7 +68,7 @@ def command() -> None:
 def alltoallv(
     shape: str | None,
     gpus: int | None,
-    rails: int,
+    rails: int | None,
     rate: str,
     spine_rate: str | None,
     isolation: str | None,
@@ -97,11 +97,15 @@ def alltoallv(
     if mesh is not None:
         from railweave.cli.bench_gpus import run_on_mesh
 
-        context = click.get_current_context()
-        compared = any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("systems", "other_nccl"))
-        if gpus is None or shape is not None or compared:
+        if gpus is None or shape is not None or _given("systems", "other_nccl"):
             raise click.UsageError("--emulate-mesh takes --gpus and compares Railweave with itself: no --lab, --systems, --nccl")
         return run_on_mesh(gpus, mesh, matrices, repeat or 9, json_file, report)
+    if gpus is not None and (ignored := _given("policies", "peers")):
+        raise click.UsageError(f"--gpus compares PyTorch's NCCL and Railweave (--systems): no {ignored}")
+    if gpus is None and (ignored := _given("systems", "other_nccl")):
+        raise click.UsageError(f"--lab without --gpus compares --policies and --peer: no {ignored}")
+    if shape is None and (ignored := _given("rails", "rate", "spine_rate", "isolation", "source")):
+        raise click.UsageError(f"--gpus without --lab runs on this machine's own links: no {ignored}")
     if gpus is not None and shape is not None:
         from railweave.cli.bench_gpus import run_on_rails
 
@@ -119,7 +123,14 @@ def alltoallv(
     return _in_lab(shape, rails, rate, spine_rate, isolation or "gpu", source, matrices, policies, peers, repeat or 5, json_file, report)
 
 
-def _gpu_lab(shape: str, rails: int, rate: str, spine_rate: str | None, isolation: str | None) -> LabSpec:
+def _given(*names: str) -> str:
+    """Those of the options that were typed, as they are typed."""
+    context = click.get_current_context()
+    typed = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return ", ".join(option.opts[0] for option in context.command.params if option.name in typed)
+
+
+def _gpu_lab(shape: str, rails: int | None, rate: str, spine_rate: str | None, isolation: str | None) -> LabSpec:
     from railweave.lab import LabSpec
     from railweave.lab.spec import parse_rate, parse_shape
 
@@ -129,7 +140,7 @@ def _gpu_lab(shape: str, rails: int, rate: str, spine_rate: str | None, isolatio
 
 def _in_lab(
     shape: str,
-    rails: int,
+    rails: int | None,
     rate: str,
     spine_rate: str | None,
     isolation: str,
@@ -180,6 +191,7 @@ def _in_lab(
 
         write_whole(report, page(found))
     Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
+    name_files(result=json_file, page=report)
     wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in results if each.wrong]
     if wrong:
         click.echo("\n".join(["wrong bytes:", *wrong]), err=True)
@@ -191,7 +203,7 @@ def _in_lab(
 @click.option(
     "--gpus", is_flag=False, flag_value=0, default=0, type=click.IntRange(0), metavar="[N]", help="By default all of this machine."
 )
-@click.option("--rails", default=0, metavar="N", help="Of the lab; by default one a GPU.")
+@click.option("--rails", type=click.IntRange(min=1), metavar="N", help="Of the lab; by default one a GPU.")
 @click.option("--rate", default="8gbit", show_default=True, help="Of each NIC of the lab, each way.")
 @click.option(
     "--skew", "skews", multiple=True, metavar="none|zipf:S|rotating", help="Repeatable; by default none, zipf:0.6, 1.0, 1.2, rotating."
@@ -209,7 +221,7 @@ def _in_lab(
 def moe(
     shape: str | None,
     gpus: int,
-    rails: int,
+    rails: int | None,
     rate: str,
     skews: tuple[str, ...],
     computes: tuple[float, ...],
@@ -273,6 +285,7 @@ def report(result_file: Path, page_file: Path) -> None:
     with result_file.open("rb") as file:
         on_gpus = f'"{GPU_FORMAT}"'.encode() in file.read(200)
     write_whole(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
+    name_files(page=page_file)
 
 
 def _check(*outputs: Path | None) -> None:

@@ -25,7 +25,7 @@ from railweave.bench.taken import TakenTime, warning
 from railweave.cli.bench import BenchProgress, chosen
 from railweave.lab import LabSpec
 from railweave.matrix import Matrix, load
-from railweave.output import write_whole
+from railweave.output import name_files, write_whole
 
 # What skew looks like from small to large, what a real gate sends, and what no skew looks like.
 DEFAULT_MATRICES = (
@@ -240,6 +240,7 @@ def _finish(found: Run, report: Path | None) -> None:
         from railweave.report.gpus import page
 
         write_whole(report, page(found))
+        name_files(page=report)
     console = Console(width=None if sys.stdout.isatty() else 140)
     for title, head, rows in tables(found):
         table = Table(title=f"{found.place}: {title}", title_justify="left", box=None, pad_edge=False)

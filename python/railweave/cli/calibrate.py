@@ -9,8 +9,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from railweave._native import TransportError
 from railweave.calibrate import Calibration, read, settings
-from railweave.calibrate.kept import keep, kept
+from railweave.calibrate.kept import keep, kept, kept_for_another_build
 from railweave.output import check_writable, write_whole
 from railweave.size import format_size
 
@@ -33,7 +34,7 @@ def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     if output:
         check_writable(output)
     if show:
-        calibration = kept()
+        calibration = _kept()
     elif recorded:
         calibration = read(str(recorded))
     else:
@@ -41,6 +42,16 @@ def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     if output:
         write_whole(output, calibration.text())
     _show(calibration)
+
+
+def _kept() -> Calibration:
+    """Without a device library, whose build it is kept for, nobody goes by it here; what was measured can be shown all the same."""
+    try:
+        return kept()
+    except TransportError as error:
+        calibration, path = kept_for_another_build()
+        click.echo(f"railweave: {path} is shown, but no program goes by it here: {error}", err=True)
+        return calibration
 
 
 def _measured() -> Calibration:

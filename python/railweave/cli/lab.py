@@ -20,14 +20,14 @@ def command() -> None:
 @command.command()
 @click.argument("name")
 @click.argument("shape", metavar="NODESxGPUS")
-@click.option("--rails", default=0, metavar="N", help="Rails; by default one a GPU.")
+@click.option("--rails", type=click.IntRange(min=1), metavar="N", help="Rails; by default one a GPU.")
 @click.option("--rate", default="400mbit", show_default=True, help="Rate of each NIC, each way.")
 @click.option("--spine-rate", default=None, metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
 @click.option(
     "--isolation", type=click.Choice(ISOLATIONS), default="gpu", show_default=True, help="Does a rank see its node's NICs, or only its own?"
 )
 @click.option("--mtu", default=9000, show_default=True, help="Of all links.")
-def up(name: str, shape: str, rails: int, rate: str, spine_rate: str | None, isolation: str, mtu: int) -> None:
+def up(name: str, shape: str, rails: int | None, rate: str, spine_rate: str | None, isolation: str, mtu: int) -> None:
     """Build a lab that stays until `railweave lab down NAME`.
 
     \b
@@ -37,7 +37,7 @@ def up(name: str, shape: str, rails: int, rate: str, spine_rate: str | None, iso
     """
     nodes, gpus = parse_shape(shape)
     spine = parse_rate(spine_rate) if spine_rate else 0
-    lab = Lab.up(LabSpec(nodes, gpus, rails, parse_rate(rate), spine, isolation, mtu), name)
+    lab = Lab.up(LabSpec(nodes, gpus, rails or 0, parse_rate(rate), spine, isolation, mtu), name)
     lab.release()
     click.echo(f"{name} is up: {_summary(lab.spec)}")
     click.echo(f"Run a program on every rank: railweave lab exec {name} -- PROGRAM; mpirun: railweave lab exec {name} --node 0 -- mpirun …")
@@ -88,7 +88,7 @@ def link(name: str, node: int, rail: int, up: bool | None, rate: str | None) -> 
 def down(name: str | None, all_: bool) -> None:
     """Take a lab down: kill what runs in it and remove it."""
     if (name is None) != all_:
-        raise click.UsageError("give the name of a lab, or --all")
+        raise click.UsageError("give either the name of a lab or --all")
     for each in labs() if name is None else [name]:
         if take_down(each):
             click.echo(f"{each} is down")

@@ -65,9 +65,9 @@ def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
 @click.command(name="top")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.1), metavar="SECONDS", help="Between two looks.")
-@click.option("--count", default=0, type=click.IntRange(min=0), metavar="N", help="End after so many tables; by default on Ctrl-C.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many tables; by default on Ctrl-C.")
 @click.option("--listen", type=click.IntRange(0, 65535), metavar="PORT", help="Serve the counters to Prometheus instead, at /metrics.")
-def command(directory: Path, interval: float, count: int, listen: int | None) -> None:
+def command(directory: Path, interval: float, count: int | None, listen: int | None) -> None:
     """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
     if listen is not None:
         with _server(directory, listen) as server:
@@ -82,7 +82,7 @@ def command(directory: Path, interval: float, count: int, listen: int | None) ->
         _look(directory, interval, count, console.print)
 
 
-def _look(directory: Path, interval: float, count: int, show: Callable[[Table], None]) -> None:
+def _look(directory: Path, interval: float, count: int | None, show: Callable[[Table], None]) -> None:
     before, began, shown = read(directory), time.monotonic(), 0
     while not count or shown < count:
         time.sleep(interval)

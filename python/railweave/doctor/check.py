@@ -86,7 +86,7 @@ class Check:
             yield self._finding(Subject("machine"), unknown(str(missing)))
             return
         if not subjects:
-            yield self._finding(Subject("machine"), clear(self.nobody or "nothing here that it could be about"))
+            yield self._finding(Subject("machine"), clear(self.nobody or "nothing here that it could be about"), absent=True)
         for subject in subjects:
             try:
                 verdict = unknown(subject.missing) if subject.missing else self.judge(patient, subject)
@@ -94,7 +94,7 @@ class Check:
                 verdict = unknown(str(missing))
             yield self._finding(subject, verdict)
 
-    def _finding(self, subject: Subject, verdict: Verdict) -> Finding:
+    def _finding(self, subject: Subject, verdict: Verdict, absent: bool = False) -> Finding:
         fired = verdict.answer is Answer.fires
         return Finding(
             self.id,
@@ -108,4 +108,5 @@ class Check:
             self.inputs,
             self.source,
             subject.devices,
+            absent,
         )

@@ -82,6 +82,13 @@ def prometheus(examinations: Sequence[Examination]) -> str:
             labels = {"severity": severity.value} | ({"machine": examination.name} if several else {})
             count = sum(finding.severity is severity for finding in examination.with_answer(Answer.fires))
             lines.append(f"railweave_doctor_findings{_labels(labels)} {count}")
+    lines += [
+        "# HELP railweave_doctor_gpus Number of GPUs; NaN where it is not known.",
+        "# TYPE railweave_doctor_gpus gauge",
+    ]
+    for examination in examinations:
+        of = _labels({"machine": examination.name}) if several else ""
+        lines.append(f"railweave_doctor_gpus{of} {'NaN' if examination.gpu_count is None else examination.gpu_count}")
     return "\n".join(lines) + "\n"
 
 

@@ -13,12 +13,14 @@ LEAF = "leaf at "
 
 @dataclass(frozen=True)
 class Examination:
-    """All answers about one machine, worst first, and how the fabric NICs were told from the others."""
+    """All answers about one machine, worst first, its GPUs, and how the fabric NICs were told from the others."""
 
     name: str  # The recording's file name, or "this machine".
     findings: tuple[Finding, ...]
     fabric_nics: str  # Which NICs were taken for the GPU network, and why.
     traits: dict[str, str]  # What should be equal on equal nodes: driver, kernel, firmware, ...
+    gpus: str = ""  # Which GPUs there are, or why that is not known.
+    gpu_count: int | None = None  # None where it is not known.
     salt: str | None = None  # Which salt its recording was made with; None where it does not say. Live machines have their own names.
 
     def with_answer(self, answer: Answer) -> tuple[Finding, ...]:

@@ -35,7 +35,8 @@ def examine(
         if (check.needs == "job" and machine.process is None) or (check.needs == "probe" and probes is None):
             continue
         findings += check.examine(patient)
-    return Examination(name, in_order(findings), patient.fabric_nics_why, _traits(machine), salt)
+    count = len(machine.gpus.value) if isinstance(machine.gpus, Known) else None
+    return Examination(name, in_order(findings), patient.fabric_nics_why, _traits(machine), patient.gpus_told, count, salt)
 
 
 def _traits(machine: Machine) -> dict[str, str]:

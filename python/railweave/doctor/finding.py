@@ -43,3 +43,4 @@ class Finding:
     inputs: str = ""  # What the check reads.
     source: str = ""  # Where its rule comes from.
     devices: tuple[str, ...] = ()  # PCI addresses of the GPUs and NICs concerned: where a picture shows it.
+    absent: bool = False  # Clear only because what it would judge is not there.

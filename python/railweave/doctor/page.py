@@ -90,9 +90,12 @@ def _row(examination: Examination, comparison: Comparison | None) -> list[str]:
 def _machine(result: Page, examination: Examination, picture: str | None, several: bool) -> None:
     of = f": {examination.name}" if several else ""
     fired = groups(examination.with_answer(Answer.fires))
-    if picture is not None:
-        result.figure(f"The machine{of}", f"Fabric NICs: {examination.fabric_nics}.", picture)
+    about = f"GPUs: {examination.gpus}. Fabric NICs: {examination.fabric_nics}."
     text = "" if fired else "Nothing that could be judged is wrong."
+    if picture is not None:
+        result.figure(f"The machine{of}", about, picture)
+    else:
+        text = f"{about} {text}".strip()
     result.notes(f"Findings{of}", text, [_note(group) for group in fired])
     unknown = examination.with_answer(Answer.unknown)
     if unknown:
@@ -108,9 +111,18 @@ def _machine(result: Page, examination: Examination, picture: str | None, severa
         f"Clear{of}",
         "Judged, and found as it should be.",
         ["check", "subject", "found"],
-        [[group[0].check, subjects(group), group[0].text] for group in groups(clear)],
+        [[group[0].check, subjects(group), group[0].text] for group in groups([finding for finding in clear if not finding.absent])],
         3,
     )
+    absent = [finding for finding in clear if finding.absent]
+    if absent:
+        result.table(
+            f"Nothing to look at{of}",
+            "Counted as clear, because what these checks are about is not there.",
+            ["check", "why"],
+            [[finding.check, finding.text] for finding in absent],
+            2,
+        )
 
 
 def _note(group: Sequence[Finding]) -> Note:

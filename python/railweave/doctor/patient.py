@@ -12,6 +12,7 @@ from railweave.launch.rank import find_rank
 from railweave.machine.fabric_nics import UnknownNicError, fabric_nics, is_up
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
 from railweave.machine.paths import SWITCHED, WAYS, pci_way
+from railweave.machine.pci import gpus_on_the_bus
 from railweave.machine.source import Reason
 from railweave.records import dataclass
 
@@ -71,6 +72,24 @@ class Patient:
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs; MissingError when that is not known."""
         return need(self.machine.gpus)
+
+    @property
+    def gpus_told(self) -> str:
+        """How many GPUs of which name; without any, who says so."""
+        if isinstance(self.machine.gpus, Unknown):
+            return f"unknown: {self.machine.gpus}"
+        counts: dict[str, int] = {}
+        for gpu in self.machine.gpus.value:
+            name = gpu.name.value if isinstance(gpu.name, Known) else "of unknown name"
+            counts[name] = counts.get(name, 0) + 1
+        told = ", ".join(f"{count} {name}" if name == "of unknown name" else f"{count} x {name}" for name, count in counts.items())
+        if told:
+            return told
+        # A driver may list none although the bus has some: that is no machine without GPUs.
+        if not isinstance(self.machine.pci, Known):
+            return f"none: {self.machine.gpus.evidence} lists none, and the PCI bus is not readable"
+        there = len(gpus_on_the_bus(self.machine.pci.value))
+        return f"none that the driver lists, {there} on the PCI bus" if there else "none on the PCI bus"
 
     @property
     def nics(self) -> tuple[Nic, ...]:

@@ -20,7 +20,8 @@ _TITLES = {check.id: check.title for check in CHECKS}
 
 def render(examination: Examination) -> str:
     """What fires in full, what is unknown with the reason, and how many are clear."""
-    lines = [examination.name, *_wrapped(f"fabric NICs: {examination.fabric_nics}", ""), ""]
+    about = (f"GPUs: {examination.gpus}", f"fabric NICs: {examination.fabric_nics}")
+    lines = [examination.name, *(line for text in about for line in _wrapped(text, "")), ""]
     for group in groups(examination.with_answer(Answer.fires)):
         lines += [*_fired(group), ""]
     unknown = groups(examination.with_answer(Answer.unknown))
@@ -29,7 +30,7 @@ def render(examination: Examination) -> str:
         for group in unknown:
             lines += list(_wrapped(f"{group[0].check}, {subjects(group)}: {group[0].text}", "  "))
         lines.append("")
-    lines.append(summary(examination))
+    lines += _wrapped(summary(examination), "")
     return "\n".join(lines) + "\n"
 
 
@@ -37,9 +38,10 @@ def summary(examination: Examination) -> str:
     """One line: how many of what."""
     fired = examination.with_answer(Answer.fires)
     counts = [f"{sum(finding.severity.value == name for finding in fired)} {name}" for name in ("error", "warning", "info")]
-    return (
-        f"{', '.join(counts)}; {len(examination.with_answer(Answer.unknown))} unknown, {len(examination.with_answer(Answer.clear))} clear"
-    )
+    clear = examination.with_answer(Answer.clear)
+    absent = sum(finding.absent for finding in clear)
+    rest = f", of which {absent} had nothing to look at" if absent else ""
+    return f"{', '.join(counts)}; {len(examination.with_answer(Answer.unknown))} unknown, {len(clear)} clear{rest}"
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:

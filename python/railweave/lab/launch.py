@@ -63,7 +63,10 @@ def _first_process(lab: str, programs: list[Program], events: int) -> None:
         # The kernel gives those that wait to be collected in the order of their start. A killed one is why others ended, not the other
         # way round, and the owner names the first.
         codes.sort(key=lambda each: each[1] >= 0)
-        os.write(events, b"".join(json.dumps({"index": index, "status": code}).encode() + b"\n" for index, code in codes))
+        try:
+            os.write(events, b"".join(json.dumps({"index": index, "status": code}).encode() + b"\n" for index, code in codes))
+        except BrokenPipeError:  # who asked for them has gone
+            os._exit(1)
     os._exit(0)
 
 

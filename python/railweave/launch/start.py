@@ -100,6 +100,8 @@ def _parse(arguments: Sequence[str]) -> _Options:
         options.command = options.command[1:]
     if not options.command:
         raise LaunchError("no command; expected railweave run [OPTIONS] -- CMD [ARGS]", 2)
+    if not options.command[0]:
+        raise LaunchError("the command is an empty word; expected railweave run [OPTIONS] -- CMD [ARGS]", 2)
     if options.workload not in ("bandwidth", "latency"):
         raise LaunchError(f"--for {options.workload}; expected bandwidth or latency", 2)
     if options.shim and options.shim not in SHIMS:

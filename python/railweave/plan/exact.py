@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import highspy
 import numpy as np
@@ -14,6 +20,23 @@ from railweave.errors import Error, UnreachableError
 # Above this many columns interior point without crossover is faster than the simplex method: 49,000 columns take 8 s against
 # 76 s (HiGHS 1.15), 2,000 columns 0.2 s against 0.05 s.
 SIMPLEX_MAX_COLUMNS = 5000
+
+
+@contextlib.contextmanager
+def _standard_output_kept() -> Iterator[None]:
+    """Whatever a library's own code prints meanwhile is lost."""
+    c = ctypes.CDLL(None)
+    sys.stdout.flush()
+    c.fflush(None)
+    kept = os.dup(1)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        c.fflush(None)  # before what it holds would go where it may not
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 class SolverError(Error):
@@ -109,7 +132,8 @@ class ExactRouting:
         lp.a_matrix_.index_ = np.array(index)
         lp.a_matrix_.value_ = np.array(value)
         solver = "simplex" if columns <= SIMPLEX_MAX_COLUMNS else "ipm"
-        highs = highspy.Highs()
+        with _standard_output_kept():  # HiGHS 1.16 greets there before it can be told not to
+            highs = highspy.Highs()
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("solver", solver)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +15,7 @@ from railweave.bench.result import Result, Run
 from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
+from railweave.report.units import BYTES, RATES, TIMES, decimals, fitting
 
 _PLOTS_A_ROW = 3
 
@@ -21,13 +24,14 @@ def page(run: Run) -> str:
     """The HTML document."""
     lab, policies = run.lab, run.policies()
     result = Page(
-        "A skewed exchange over all rails" if "railweave" in policies else "An exchange over rails",
+        "An exchange over rails",
         f"All-to-allv between {lab['nodes'] * lab['gpus']} ranks on {lab['nodes']} nodes with {lab['rails']} rails of "
         f"{lab['rate'] / 1e6:g} Mbit/s each way, wired as {run.fabric}; each rank sees {_sight(run)}. {_checked(run)} "
         f"{warning(run.machine)}".rstrip(),
     )
     result.cards(_cards(run))
-    with mpl.rc_context(STYLE):
+    # a file's name may have dollar signs that are no formula
+    with mpl.rc_context({**STYLE, "text.parse_math": False}):
         result.figure(
             "Effective rate",
             "Payload over the median time, for each traffic matrix; the black mark is the bound that no routing on this fabric can beat, "
@@ -40,9 +44,7 @@ def page(run: Run) -> str:
             "Rails that stay empty while another is full are what a skewed exchange loses.",
             svg(_rails(run), f"Bytes through each NIC under {', '.join(policies)}", "rails"),
         )
-    result.table(
-        "All figures", f"Speed-up is over {policies[0]}; seconds are medians of {len(run.results[0].seconds)} repetitions.", *_table(run), 2
-    )
+    result.table("All figures", f"Speed-up is over {policies[0]}; {_repetitions(run)}.", *_table(run), 2)
     result.facts("Where this comes from", _facts(run), run.command)
     return result.render()
 
@@ -51,6 +53,11 @@ def _checked(run: Run) -> str:
     if any(each.wrong for each in run.results):
         return "Not every byte was right: see the table."
     return "Every byte was checked on every rank, and right."
+
+
+def _repetitions(run: Run) -> str:
+    count = len(run.results[0].seconds)
+    return "times are of one repetition" if count == 1 else f"times are medians of {count} repetitions"
 
 
 def _sight(run: Run) -> str:
@@ -70,7 +77,8 @@ def _cards(run: Run) -> list[tuple[str, str]]:
             cards.append((f"{gains[least]:.2f}×", f"the least gain: {least}"))
     best = "railweave" if "railweave" in policies else policies[0]
     fractions = [run.find(matrix, best).bound_fraction for matrix in run.matrices()]
-    cards.append((f"{min(fractions):.0%}–{max(fractions):.0%}", f"of the bound reached by {best}"))
+    ends = [f"{end:.0%}" for end in (min(fractions), max(fractions))]
+    cards.append(("–".join(dict.fromkeys(ends)), f"of the bound reached by {best}"))
     return cards
 
 
@@ -80,23 +88,22 @@ def _rates(run: Run) -> Figure:
     axes = figure.subplots()
     width = 0.8 / len(policies)
     places = np.arange(len(matrices))
+    unit = fitting([max(_rate(each, min([*each.seconds, each.bound_seconds or math.inf])) for each in run.results)], RATES)
     for number, policy in enumerate(policies):
         results = [run.find(matrix, policy) for matrix in matrices]
-        rates = np.array([each.gbps for each in results])
-        spread = np.array(
-            [[each.gbps - each.bytes / max(each.seconds) / 1e9, each.bytes / min(each.seconds) / 1e9 - each.gbps] for each in results]
-        )
+        rates = np.array([_rate(each, each.seconds_median) for each in results]) / unit.size
+        ends = np.array([[_rate(each, end(each.seconds)) for each in results] for end in (max, min)]) / unit.size
         at = places + (number - (len(policies) - 1) / 2) * width
-        axes.bar(at, rates, width * 0.92, color=_colour(policy), yerr=spread.T, error_kw={"lw": 0.8, "ecolor": "#1c2733"})
+        axes.bar(at, rates, width * 0.92, color=_colour(policy), yerr=np.abs(ends - rates), error_kw={"lw": 0.8, "ecolor": "#1c2733"})
         for x, each in zip(at, results, strict=True):
             ink = "white" if policy == "railweave" else "#1c2733"
             axes.annotate(f"{each.bound_fraction:.0%}", (x, 0), (0, 4), textcoords="offset points", ha="center", size=8.5, color=ink)
     for place, matrix in zip(places, matrices, strict=True):
         bound = run.find(matrix, policies[0])
         if bound.bound_seconds > 0:
-            axes.hlines(bound.bytes / bound.bound_seconds / 1e9, place - 0.44, place + 0.44, color="black", lw=2)
+            axes.hlines(_rate(bound, bound.bound_seconds) / unit.size, place - 0.44, place + 0.44, color="black", lw=2)
     axes.set_xticks(places, [_title(matrix) for matrix in matrices])
-    axes.set_ylabel("GB/s")
+    axes.set_ylabel(unit.name)
     axes.margins(x=0.02)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.06)
     handles: list[Patch | Line2D] = [Patch(color=_colour(policy), label=policy) for policy in policies]
@@ -123,12 +130,15 @@ def _rails(run: Run) -> Figure:
 def _rail_bars(axes: Axes, run: Run, matrix: str) -> None:
     policies, rails, nodes = run.policies(), run.lab["rails"], run.lab["nodes"]
     width = 0.84 / len(policies)
+    unit = fitting(
+        [max((max(nic.tx_bytes, nic.rx_bytes) for policy in policies for nic in run.find(matrix, policy).rails), default=0)], BYTES
+    )
     for number, policy in enumerate(policies):
         nics = run.find(matrix, policy).rails
         # a gap of one NIC between nodes
         at = np.array([nic.node * (rails + 0.8) + nic.rail for nic in nics]) + (number - (len(policies) - 1) / 2) * width
-        axes.bar(at, [nic.tx_bytes / 1e6 for nic in nics], width * 0.95, color=_colour(policy))
-        axes.bar(at, [-nic.rx_bytes / 1e6 for nic in nics], width * 0.95, color=_colour(policy), alpha=0.55)
+        axes.bar(at, [nic.tx_bytes / unit.size for nic in nics], width * 0.95, color=_colour(policy))
+        axes.bar(at, [-nic.rx_bytes / unit.size for nic in nics], width * 0.95, color=_colour(policy), alpha=0.55)
     axes.axhline(0, color="#8a97a5", lw=0.8)
     axes.set_title(_title(matrix).replace("\n", " "), size=10.5, loc="left")
     step = max(1, nodes * rails // 16)
@@ -148,30 +158,36 @@ def _rail_bars(axes: Axes, run: Run, matrix: str) -> None:
         )
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylabel("MB", size=8)
+    axes.set_ylabel(unit.name, size=8)
 
 
 def _table(run: Run) -> tuple[list[str], list[list[str]]]:
-    head = ["matrix", "policy", "median ms", "fastest", "slowest", "GB/s", "speed-up", "bound ms", "of bound", "payload", "bytes"]
+    times = fitting((each.seconds_median for each in run.results), TIMES)
+    rates = fitting((_rate(each, each.seconds_median) for each in run.results), RATES)
+    payload = fitting((each.bytes for each in run.results), BYTES)
+    head = ["matrix", "policy", f"median {times.name}", "fastest", "slowest", rates.name, "speed-up"]
+    head += [f"bound {times.name}", "of bound", f"payload {payload.name}", "bytes"]
     base, rows = run.policies()[0], []
     for matrix in run.matrices():
         reference = run.find(matrix, base).seconds_median
         for number, policy in enumerate(run.policies()):
-            rows.append([matrix if number == 0 else "", policy, *_figures(run.find(matrix, policy), reference)])
+            each = run.find(matrix, policy)
+            row = [
+                *map(times.show, (each.seconds_median, min(each.seconds), max(each.seconds))),
+                rates.show(_rate(each, each.seconds_median)),
+                f"{reference / each.seconds_median:.2f}",
+                times.show(each.bound_seconds),
+                f"{each.bound_fraction:.{decimals(each.bound_fraction, 2)}f}",
+                payload.show(each.bytes),
+                "ok" if each.wrong is None else f"WRONG: {each.wrong}",
+            ]
+            rows.append([matrix if number == 0 else "", policy, *row])
     return head, rows
 
 
-def _figures(each: Result, reference: float) -> list[str]:
-    times = [f"{seconds * 1e3:.1f}" for seconds in (each.seconds_median, min(each.seconds), max(each.seconds))]
-    return [
-        *times,
-        f"{each.gbps:.3f}",
-        f"{reference / each.seconds_median:.2f}",
-        f"{each.bound_seconds * 1e3:.1f}",
-        f"{each.bound_fraction:.2f}",
-        f"{each.bytes / 1e6:.1f} MB",
-        "ok" if each.wrong is None else f"WRONG: {each.wrong}",
-    ]
+def _rate(each: Result, seconds: float) -> float:
+    """Bytes per second."""
+    return each.bytes / seconds
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -187,7 +203,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _colour(policy: str) -> str:
-    return COLOURS[policy]
+    # one that this version does not have, in the result of another
+    return COLOURS.get(policy, "#5b6b7b")
 
 
 def _title(matrix: str) -> str:

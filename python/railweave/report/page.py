@@ -44,6 +44,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 16px; margi
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
+.command span { display: inline-block; max-width: 100%; }
 @media (max-width: 600px) {
   main { padding: 16px 8px 32px; } section { padding: 16px 12px; } h1 { font-size: 26px; } .lead { font-size: 16px; }
   td.text:last-child { min-width: 18em; }
@@ -108,7 +109,9 @@ class Page:
     def facts(self, title: str, facts: Sequence[tuple[str, str]], command: str) -> None:
         """Where the figures come from."""
         items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts)
-        self._section(title, "", f"<dl>{items}<dt>command</dt><dd><code>{html.escape(command)}</code></dd></dl>")
+        # Browsers break lines behind hyphens, and no property of text forbids it: each word is a box of its own.
+        words = " ".join(f"<span>{html.escape(word)}</span>" for word in command.split())
+        self._section(title, "", f'<dl>{items}<dt>command</dt><dd><code class="command">{words}</code></dd></dl>')
 
     def render(self) -> str:
         """The HTML document."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from typing import Any
@@ -52,4 +53,4 @@ def svg(figure: Figure, description: str, name: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -56,6 +57,34 @@ def test_json_follows_its_schema(furnished: Furnished, name: str) -> None:
 def test_binding_formats_need_cores(form: str) -> None:
     with pytest.raises(AdviceError, match="cores of 'xe9680-4hca' are not known"):
         formats.render(advise(read_host(fabric.load("xe9680-4hca"))), form)
+
+
+@pytest.mark.parametrize("form", formats.BINDING)
+def test_without_cores_the_rest_is_set_and_what_is_missing_is_said(
+    tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]], form: str
+) -> None:
+    made = cli("advise", "xe9680-4hca", "--format", form)
+    assert made.returncode == 0
+    assert made.stderr.startswith(f"railweave: --format {form}: cores not known: nothing is bound; ")
+    assert "\n# cores not known: nothing is bound\n" in made.stdout
+    assert "railweave_bind" not in made.stdout and "taskset" not in made.stdout
+    script = tmp_path / "advice.sh"
+    script.write_text(made.stdout)
+    show = 'echo "pml=$OMPI_MCA_pml"'
+    done = run(f"set -eu; . {script}; {show}" if form == "shell" else f"sh {script} sh -c '{show}'", LOCAL_RANK="2")
+    assert (done.stdout, done.stderr) == ("pml=ucx\n", "")
+    done = run(f'. {script}; echo "$?"' if form == "shell" else f'sh {script} true; echo "$?"')
+    assert done.stdout == "64\n" and "no local rank from 0 to 7" in done.stderr
+
+
+@pytest.mark.parametrize("form", formats.BINDING)
+def test_ranks_whose_cores_are_not_known_are_named(form: str) -> None:
+    advice = here(2)
+    some = replace(advice, bindings=(advice.bindings[0], replace(advice.bindings[1], cpus=None)))
+    text = formats.render(some, form)
+    assert "\n# cores of rank 1 not known: not bound\n" in text
+    assert len(re.findall(r"railweave_bind \d", text)) == 1
+    assert "not known" not in formats.render(advice, form)
 
 
 def here(ranks: int) -> Advice:

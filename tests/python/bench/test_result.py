@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -64,8 +67,8 @@ def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tm
         '"text"',
         "{}",
         '{"format": "railweave-bench", "version": 2}',
-        '{"format": "railweave-bench", "version": 1}',
-        json.dumps({**make_run().to_json(), "results": []}),
+        "[" * 200_000,
+        '{"a":' * 200_000,
     ],
 )
 def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
@@ -73,6 +76,80 @@ def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench`"):
         Run.load(path)
+
+
+def put(*place: str | int, value: object) -> Callable[[dict[str, Any]], object]:
+    """An edit that puts the value there."""
+
+    def edit(document: Any) -> None:
+        for name in place[:-1]:
+            document = document[name]
+        document[place[-1]] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda document: document.pop("date"), "the whole: no date; expected date, command, machine, versions, lab, fabric, results"),
+        (put("place", value="here"), 'the whole: "place"; expected only format, version, date,'),
+        (put("date", value=1), "date: 1; expected text"),
+        (put("machine", value=None), "machine: null; expected an object"),
+        (lambda document: document["machine"].pop("kernel"), "machine: no kernel; expected cpu, cores, memory_bytes, kernel"),
+        (put("machine", "memory_bytes", value="much"), 'machine.memory_bytes: "much"; expected a whole number from 0'),
+        (put("machine", "cores", value=True), "machine.cores: true; expected a whole number from 1"),
+        (put("machine", "cpu_stolen", value=math.nan), "machine.cpu_stolen: NaN; expected a share from 0 to 1"),
+        (put("versions", value=[]), "versions: []; expected an object"),
+        (put("versions", "python", value=3), "versions.python: 3; expected text"),
+        (put("lab", value=None), "lab: null; expected an object"),
+        (put("lab", "nodes", value=10**400), "lab.nodes: 1000"),
+        (put("lab", "isolation", value=[[[]]]), "lab.isolation: a list of 1; expected one of node, gpu"),
+        (put("results", value=[]), "results: []; expected a list of results, at least one"),
+        (put("results", value={"a": 1}), "results: an object; expected a list of results, at least one"),
+        (put("results", 1, value=None), "results[1]: null; expected an object"),
+        (lambda document: document["results"][1].pop("rails"), "results[1]: no rails; expected policy, matrix, seconds,"),
+        (put("results", 3, "seconds", value=[]), "results[3].seconds: []; expected a list of positive numbers, at least one"),
+        (put("results", 3, "seconds", value=0.5), "results[3].seconds: 0.5; expected a list of positive numbers, at least one"),
+        (put("results", 3, "seconds", value=["x"]), 'results[3].seconds[0]: "x"; expected a positive number'),
+        (put("results", 3, "seconds", value=[0.0]), "results[3].seconds[0]: 0.0; expected a positive number"),
+        (put("results", 3, "seconds", 2, value=-1), "results[3].seconds[2]: -1; expected a positive number"),
+        (put("results", 3, "seconds", 2, value=math.inf), "results[3].seconds[2]: Infinity; expected a positive number"),
+        (put("results", 3, "seconds", 2, value=5e-324), "results[3].seconds[2]: 5e-324; expected a positive number"),
+        (put("results", 0, "bytes", value=-1), "results[0].bytes: -1; expected a whole number from 0"),
+        (put("results", 0, "bound_seconds", value=None), "results[0].bound_seconds: null; expected 0 or a positive number"),
+        (put("results", 0, "policy", value=["railweave"]), "results[0].policy: a list of 1; expected text"),
+        (put("results", 0, "wrong", value=False), "results[0].wrong: false; expected text"),
+        (put("results", 0, "rails", value={}), "results[0].rails: {}; expected a list of NICs"),
+        (put("results", 0, "rails", 1, "node", value=2), "results[0].rails[1].node: 2; expected a whole number from 0 to 1"),
+        (lambda document: document["results"][0]["rails"][1].pop("tx_bytes"), "results[0].rails[1]: no tx_bytes; expected node, rail,"),
+        (lambda document: document["results"].pop(3), 'results: none for matrix "balanced:4MiB" under "railweave"; expected every policy'),
+        (put("results", 0, "matrix", value="x"), 'results: none for matrix "x" under "railweave"; expected every policy'),
+        (put("results", 0, "policy", value="x"), 'results: none for matrix "hot-pair:32MiB" under "single-path"; expected every policy'),
+    ],
+)
+def test_what_is_damaged_says_where(edit: Callable[[dict[str, Any]], object], said: str, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(make_run().to_json()))
+    edit(document)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    done = CliRunner().invoke(command, ["report", str(path), str(tmp_path / "page.html")])
+    assert isinstance(done.exception, BenchError)
+    assert str(done.exception).startswith(f"{path}: {said}")
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_what_other_versions_write_is_read(tmp_path: Path) -> None:
+    document = json.loads(json.dumps(make_run().to_json()))
+    document["machine"] |= {"cpu_stolen": 0, "of a later version": 1}
+    document["lab"]["of a later version"] = 1
+    twice = [*document["results"], document["results"][0]]  # a matrix that was given twice
+    document["results"] = [{"of a later version": 1, **each} for each in twice]
+    for each in document["results"]:
+        del each["gbps"]  # follows from the rest
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    assert Run.load(path).results == [*make_run().results, make_run().results[0]]
 
 
 def test_bytes_that_are_no_result_say_so(tmp_path: Path) -> None:

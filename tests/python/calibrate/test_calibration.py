@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from railweave import _native
 from railweave import fabric as fabrics
 from railweave.calibrate import BlockRate, Calibration, CalibrationError, Gpu, SizeTime, link_state, parse, read, settings
-from railweave.calibrate.kept import keep, kept
+from railweave.calibrate.kept import keep, kept, kept_for_another_build
 from railweave.calibrate.measure import Matrix, measure
 from railweave.cli import root
 from railweave.device import library
@@ -222,10 +222,15 @@ def test_packets_go_as_far_as_they_are_no_slower_taken_together(four: Calibratio
     assert settings(replace(four, sizes=tuple(SizeTime(*row) for row in rows)))["gpu_low_latency_bytes"] == str(limit)
 
 
+def named(*names: str) -> tuple[Gpu, ...]:
+    """Four GPUs, of one name or of one each."""
+    return tuple(Gpu(name, f"0000:{i:02x}:00.0") for i, name in enumerate(names * (4 // len(names))))
+
+
 def test_links_of_a_mesh_have_their_pairs_rate(four: Calibration) -> None:
     fabric = fabrics.load("h100-4gpu-ndr", 2)
     rates = tuple(replace(row, push_Bps=10**9 * (1 + 10 * row.source + row.destination)) for row in four.pairs)
-    links = link_state(replace(four, pairs=rates), fabric)
+    links = link_state(replace(four, gpus=named("NVIDIA H100 80GB HBM3"), pairs=rates), fabric)
     for node in range(2):
         gpus = fabric.gpus_of(node)
         for i, a in enumerate(gpus):
@@ -254,6 +259,28 @@ def test_links_to_a_switch_carry_the_most_of_their_pairs() -> None:
 def test_a_fabric_of_other_machines_is_refused(four: Calibration) -> None:
     with pytest.raises(CalibrationError, match="has 8 GPUs; expected 4, as the calibration has"):
         link_state(four, fabrics.load("hgx-h200"))
+
+
+@pytest.mark.parametrize(
+    ("names", "fabric", "refused"),
+    [
+        (["NVIDIA H100 80GB HBM3"], "h100-4gpu-ndr", None),
+        (["GH100 [H100 SXM5 80GB]"], "h100-4gpu-ndr", None),
+        (["Tesla V100-SXM2-32GB"], "kisti-v100-4gpu", None),
+        (["NVIDIA Graphics Device"], "kisti-v100-4gpu", None),  # which tells no part
+        (["GH100"], "kisti-v100-4gpu", None),  # nor does a chip
+        (["NVIDIA H200"], "kisti-v100-4gpu", "GPU 0 of node0 is 'V100 SXM2'; expected 'NVIDIA H200'"),
+        (["GH100 [H200 SXM 141GB]"], "h100-4gpu-ndr", "GPU 0 of node0 is 'H100 SXM5'; expected 'GH100 "),
+        (["NVIDIA H100 NVL", "NVIDIA H200"], "h100-4gpu-ndr", "GPU 1 of node0 is 'H100 SXM5'; expected 'NVIDIA H200'"),
+    ],
+)
+def test_a_fabric_of_other_gpus_is_refused(four: Calibration, names: list[str], fabric: str, refused: str | None) -> None:
+    measured = replace(four, gpus=named(*names))
+    if refused is None:
+        link_state(measured, fabrics.load(fabric, 1))
+    else:
+        with pytest.raises(CalibrationError, match=f"^fabric '{fabric}': {re.escape(refused)}"):
+            link_state(measured, fabrics.load(fabric, 1))
 
 
 def _without(name: str) -> Callable[[dict[str, Any]], None]:
@@ -329,6 +356,30 @@ def test_the_device_library_finds_what_is_kept(four: Calibration, own_folder: Pa
     assert shown.exit_code == 0 and "gpu_low_latency_bytes 524288" in shown.output
 
 
+def test_what_is_kept_is_shown_without_the_device_library(four: Calibration, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise _native.TransportError("no device library: none; build one")
+
+    place = Path(str(keep(four)))
+    monkeypatch.setattr("railweave.calibrate.kept.library", missing)
+    shown = CliRunner().invoke(root, ["calibrate", "--show"])
+    assert shown.exit_code == 0, shown.output
+    assert "4 x NVIDIA H200, CUDA 13.0" in shown.stdout
+    assert shown.stderr == f"railweave: {place} is shown, but no program goes by it here: no device library: none; build one\n"
+    text = place.read_text()
+    for change, says in (
+        (text.replace("boot: ", "boot: 0", 1), f"{place} does not hold here (another boot)"),
+        (text[: text.index("\n")] + "\n{}\n{}", f"{place}: no format"),
+    ):
+        place.write_text(change)
+        with pytest.raises(CalibrationError, match=f"^{re.escape(says)}"):
+            kept_for_another_build()
+    place.unlink()
+    refused = CliRunner().invoke(root, ["calibrate", "--show"])
+    assert isinstance(refused.exception, CalibrationError)
+    assert str(refused.exception).startswith("no calibration is kept on this machine")
+
+
 def test_what_cannot_be_kept_is_not_called_kept(four: Calibration, own_folder: Path) -> None:
     folder = cache.folder()
     assert folder is not None
@@ -356,6 +407,7 @@ def test_the_command_shows_a_file_and_plans_by_it(four: Calibration, tmp_path: P
     assert shown.exit_code == 0, shown.output
     assert "4 x NVIDIA H200, CUDA 13.0" in shown.output
     assert "gpu_blocks 16" in shown.output and "gpu_low_latency_bytes 524288" in shown.output
+    path.write_text(replace(four, gpus=named("NVIDIA H100 80GB HBM3")).text())
     arguments = ["plan", "--fabric", "h100-4gpu-ndr", "--nodes", "1", "--matrix", "hot-pair:256MiB", "--policy", "single-path", "--json"]
     times = []
     for more in ([], ["--calibration", str(path)]):

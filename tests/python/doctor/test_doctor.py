@@ -14,16 +14,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner, Result
-from template_machine import TemplateMachine
+from template_machine import PCI, TemplateMachine
 
 from railweave.cli.doctor import command
 from railweave.doctor.catalogue import CHECKS
 from railweave.doctor.compare import compare
+from railweave.doctor.document import prometheus
 from railweave.doctor.examination import Examination
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding, Severity
 from railweave.machine.discovery import record
+from railweave.machine.facts import Unknown
+from railweave.machine.source import Reason
 from railweave.output import OutputError
+from railweave.records import replace
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "schema/doctor.schema.json").read_text())
@@ -145,11 +149,54 @@ def test_textfile_has_a_series_for_each_answer(ill: Path, tmp_path: Path) -> Non
     lines = target.read_text().splitlines()
     series = [line for line in lines if not line.startswith("#")]
     for line in series:
-        assert re.fullmatch(r'railweave_doctor_findings?\{(?:\w+="(?:[^"\\]|\\.)*",?)+\} (?:NaN|\d+)', line), line
+        assert re.fullmatch(r'railweave_doctor_(?:gpus|findings?\{(?:\w+="(?:[^"\\]|\\.)*",?)+\}) (?:NaN|\d+)', line), line
     assert len(set(series)) == len(series)
     assert 'railweave_doctor_finding{check="nic.mtu",severity="warning",subject="mlx5_1"} 1' in series
     assert 'railweave_doctor_finding{check="nic.mtu",severity="warning",subject="mlx5_0"} 0' in series
+    assert "railweave_doctor_gpus 8" in series
     assert [path.name for path in tmp_path.iterdir()] == ["railweave.prom"]
+
+
+def without_gpus() -> TemplateMachine:
+    machine = TemplateMachine("hgx-h100")
+    machine.nvml["gpus"] = []
+    for gpu in machine.gpus:
+        at = f"{PCI}/{gpu.bus_id}"
+        del machine.links[at]
+        machine.files = {path: content for path, content in machine.files.items() if not path.startswith(f"{at}/")}
+    return machine
+
+
+def test_a_machine_without_gpus_is_told_as_such_everywhere(healthy: Path, tmp_path: Path) -> None:
+    bare = without_gpus().record(tmp_path / "bare.tar.zst")
+    outputs = [str(tmp_path / name) for name in ("page.html", "railweave.prom")]
+    told = run(str(bare), "--html", outputs[0], "--prometheus", outputs[1]).output
+    assert told.splitlines()[:2] == ["bare", "GPUs: none on the PCI bus"]
+    absent = [finding for finding in examine(without_gpus().machine(), "bare").findings if finding.absent]
+    assert {"gpu.lost", "gpu.throttle", "gdr.distance", "nic.ratio"} <= {finding.check for finding in absent}
+    assert {finding.answer for finding in absent} == {Answer.clear}
+    assert told.endswith(f" clear, of which {len(absent)} had nothing to look at\n")
+    page = (tmp_path / "page.html").read_text()
+    assert "GPUs: none on the PCI bus. Fabric NICs: mlx5_0, " in page and "Nothing to look at" in page
+    assert "railweave_doctor_gpus 0" in (tmp_path / "railweave.prom").read_text().splitlines()
+    run(str(bare), str(healthy), "--prometheus", outputs[1])
+    series = (tmp_path / "railweave.prom").read_text().splitlines()
+    assert {'railweave_doctor_gpus{machine="bare"} 0', 'railweave_doctor_gpus{machine="healthy"} 8'} <= set(series)
+    assert "GPUs: 8 x NVIDIA H100" in run(str(healthy)).output
+
+
+def test_gpus_that_are_not_listed_or_not_known_are_not_called_none() -> None:
+    machine = TemplateMachine("hgx-h100")
+    machine.nvml["gpus"] = []
+    examined = examine(machine.machine(), "m")
+    assert (examined.gpus, examined.gpu_count) == ("none that the driver lists, 8 on the PCI bus", 0)
+    machine.nvml = {}
+    examined = examine(machine.machine(), "m")
+    assert (examined.gpus, examined.gpu_count) == ("8 of unknown name", 8)
+    unread = replace(machine.machine(), gpus=Unknown(Reason.permission, "/sys/bus/pci/devices", "Permission denied"))
+    examined = examine(unread, "m")
+    assert examined.gpus.startswith("unknown: /sys/bus/pci/devices") and examined.gpu_count is None
+    assert "railweave_doctor_gpus NaN\n" in prometheus([examined])
 
 
 class _Outside(HTMLParser):

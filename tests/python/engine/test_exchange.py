@@ -208,6 +208,15 @@ def test_a_program_ends_well_whatever_its_daemon_threads_wait_for(tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[3] / "examples" / "exchange.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        ["rank 0: 1000004 bytes received, all right", "rank 1: 4000004 bytes received, all right"],
+    ), done.stderr
+
+
 def test_a_closed_exchange_says_so(tmp_path: Path) -> None:
     exchange = Exchange(0, 1, f"file://{tmp_path}")
     exchange.close()

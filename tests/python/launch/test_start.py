@@ -199,6 +199,8 @@ def test_an_inherited_descriptor_stays_open(advice: Path) -> None:
     [
         ((), 2, "no command"),
         (("--",), 2, "no command"),
+        (("",), 2, "an empty word"),
+        (("--", "", "x"), 2, "an empty word"),
         (("--sim", "nccl", "true"), 2, "no such option: --sim"),
         (("--shim",), 2, "--shim needs a value"),
         (("--shim=ucx", "true"), 2, "--shim ucx; expected nccl"),

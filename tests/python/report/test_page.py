@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html.parser
 import re
@@ -75,9 +76,11 @@ def test_page_is_well_formed_with_unique_ids() -> None:
 def test_page_says_what_was_found() -> None:
     text = a_page()
     assert "4.01×" in text  # 0.69 s over 0.172 s
-    assert "98%–98%" in text or "98%" in text
+    assert "<b>98%</b>" in text  # least and most are equal
+    assert "An exchange over rails</h1>" in text
+    assert "times are medians of 3 repetitions" in text
     assert "A &lt;CPU&gt; &amp; more" in text
-    assert "railweave bench --lab &#x27;2x4&#x27;" in text
+    assert '<code class="command"><span>railweave</span> <span>bench</span> <span>--lab</span> <span>&#x27;2x4&#x27;</span></code>' in text
     assert "2026-01-02T03:04:05+00:00" in text
 
 
@@ -85,6 +88,39 @@ def test_wrong_bytes_cannot_be_overlooked() -> None:
     text = page(make_run(wrong="rank 2 got a wrong byte"))
     assert 'class="bad">WRONG: rank 2' in text
     assert "Not every byte was right" in text
+
+
+def changed(**changes: object) -> Run:
+    """A run of one matrix, all of whose results have these values."""
+    run = make_run(matrices=1)
+    return dataclasses.replace(run, results=[dataclasses.replace(each, **changes) for each in run.results])  # type: ignore[arg-type]
+
+
+def test_small_messages_have_figures() -> None:
+    text = page(changed(seconds=[0.0021], bytes=56 << 10, bound_seconds=8.4e-5, rails=[RailBytes(0, 0, 900, 0)]))
+    heads, cells = re.findall("<th [^>]*>([^<]*)<", text), re.findall("<td [^>]*>([^<]*)<", text)
+    assert heads == [
+        *("matrix", "policy", "median ms", "fastest", "slowest", "MB/s", "speed-up"),
+        *("bound ms", "of bound", "payload KB", "bytes"),
+    ]
+    assert cells[2:11] == ["2.10", "2.10", "2.10", "27.3", "1.00", "0.0840", "0.0400", "57.3", "ok"]
+    assert "<!-- MB/s -->" in text
+    assert "<!-- B -->" in text
+    assert "<b>4%</b>" in text
+    assert "times are of one repetition." in text
+
+
+def test_nothing_to_move_has_a_page() -> None:
+    assert page(changed(bytes=0, bound_seconds=0.0, rails=[])).count("<svg") == 2
+
+
+def test_any_name_is_text() -> None:
+    """Formulas of dollar signs, quotes in attributes, and a policy of another version."""
+    text = page(changed(matrix="a$\\frac$<b>.csv", policy='new"><b>'))
+    assert "a$\\frac$&lt;b&gt;.csv" in text
+    assert 'new"><b>' not in text
+    assert 'aria-label="Effective rates of new&quot;&gt;&lt;b&gt;"' in text
+    assert text.count("<svg") == 2
 
 
 def test_equal_results_give_equal_pages() -> None:

@@ -56,6 +56,20 @@ def test_a_mesh_compares_railweave_with_itself_on_gpus(more: tuple[str, ...]) ->
     assert "--emulate-mesh takes --gpus and compares Railweave with itself" in refused("alltoallv", "--emulate-mesh", "120", *more)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", "--peer", "ucx", "--policies", "nimble"), "compares PyTorch's NCCL and Railweave (--systems): no --policies, --peer"),
+        (("--lab", "2x2", "--gpus", "--peer", "ucx"), "no --peer"),
+        (("--lab", "2x2", "--systems", "nccl", "--nccl", __file__), "compares --policies and --peer: no --systems, --nccl"),
+        (("--gpus", "--rate", "1gbit", "--rails", "2"), "this machine's own links: no --rails, --rate"),
+        (("--lab", "2x2", "--rails", "0"), "0 is not in the range x>=1"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    assert said in " ".join(refused("alltoallv", *arguments).split())
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_a_mesh_has_three_gpus() -> None:
     assert "a mesh of 2 GPUs; messages go through others from 3 to 8 on" in refused("alltoallv", "--gpus", "--emulate-mesh", "120")
