@@ -41,6 +41,10 @@ def serves_itself(system: str) -> bool:
     return not system.startswith("nccl")
 
 
+# What a document that is none, or was damaged, raises when it is read or worked with.
+_OF_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, StopIteration)
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """A kernel that a call launches, on the rank where it is largest."""
@@ -182,14 +186,25 @@ class Run:
             exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
             layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer) if f.name in each}) for each in value.pop("layers")]
             others = [Beside.from_json(each) for each in value.pop("beside", [])]
-            return cls(**value, exchanges=exchanges, layers=layers, beside=others)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {error}") from error
+            run = cls(**value, exchanges=exchanges, layers=layers, beside=others)
+            run.follow()
+        except _OF_DAMAGE as error:
+            what = str(error) or type(error).__name__
+            raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {what}") from error
+        return run
+
+    def follow(self) -> None:
+        """Works out what follows from the figures, as tables and pages do: it raises one of `_OF_DAMAGE` where that cannot be."""
+        if not self.systems():
+            raise ValueError("expected at least one result")
+        self.problems()
+        self.to_json()
+        _ = self.place, [each.seconds_median for each in self.layers]
 
     @property
     def place(self) -> str:
         """The GPUs, and what they stood for."""
-        gpus = f"{self.gpus} × {self.machine['gpu']}"
+        gpus = f"{self.gpus:d} × {self.machine['gpu']}"
         if mesh := self.settings.get("emulated_mesh_GBps"):
             return f"{gpus}, EMULATED NVLink mesh of {mesh} GB/s a link"
         if nodes := self.settings.get("nodes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -80,6 +81,43 @@ def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench` on GPUs"):
+        Run.load(path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("machine",), None),
+        (("gpus",), None),
+        (("exchanges", 0, "seconds"), []),
+        (("exchanges", 0, "seconds"), ["x"]),
+        (("exchanges", 0, "seconds"), [0.0]),
+        (("exchanges", 0, "kernels"), None),
+        (("exchanges", 0, "matrix"), "another"),
+        (("layers", 0, "seconds"), []),
+        (("layers", 0, "skew"), "another"),
+        (("beside", 0, "alone_seconds"), [0.0]),
+        (("exchanges",), {}),
+    ],
+)
+def test_a_damaged_result_says_so(at: tuple[Any, ...], value: object, tmp_path: Path) -> None:
+    document = make_run().to_json()
+    place = document
+    for step in at[:-1]:
+        place = place[step]
+    place[at[-1]] = value
+    if at == ("exchanges",):
+        document["layers"] = document["beside"] = []
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench` on GPUs: ."):
+        Run.load(path)
+
+
+def test_a_result_without_end_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{"a":' * 200_000)
+    with pytest.raises(BenchError, match="not a result"):
         Run.load(path)
 
 
