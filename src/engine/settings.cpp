@@ -74,14 +74,12 @@ constexpr std::array kTable{
             "2 x H200, docs/cuda.md; `railweave calibrate` measures it", &S::gpu_low_latency_bytes},
     Setting{"gpu_nodes", "nodes", true, 0, 1024,
             "most nodes of a communicator between GPUs; one over more is left to NCCL; 0: one over several is served where ranks reach "
-            "each other "
-            "by TCP, at no more than 10 Gbit/s for each, and have four CPUs each",
+            "each other by TCP, at no more than 10 Gbit/s for each, and have four CPUs each",
             "what labs of 2 and 4 x H200 have shown to be as fast as NCCL at least (docs/cuda.md)", &S::gpu_nodes},
     Setting{"gpu_direct", "", false, 0, 3,
             "slots of NICs in the memory of their owner's GPU, which the NICs read and write (GPUDirect): 0: never; 1: where the hardware "
             "has it and the way from NIC to GPU is short; 2: whatever the way; 3: through network interfaces, too, which is for tests, as "
-            "it may "
-            "stand still (docs/cuda.md)",
+            "it may stand still (docs/cuda.md)",
             "the ways are NCCL's; not measured (docs/cuda.md)", &S::gpu_direct},
     Setting{"gpu_timeout_ms", "ms", false, 1, 24 * kHour, "an operation on GPUs that has not ended after this time fails",
             "three times the 10 minutes after which PyTorch's watchdog gives up", &S::gpu_timeout_ms},

@@ -242,6 +242,8 @@ def moe(
     )
     if shape and gpus:
         raise click.UsageError("--lab takes the GPUs that CUDA_VISIBLE_DEVICES names: no --gpus N")
+    if not shape and (ignored := _given("rails", "rate")):
+        raise click.UsageError(f"without --lab it runs on this machine's own links: no {ignored}")
     spec = _gpu_lab(shape, rails, rate, None, None) if shape else None
     run_layers(gpus, spec, options, systems, repeat, json_file, report)
 

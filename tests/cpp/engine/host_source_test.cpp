@@ -10,6 +10,26 @@ namespace {
 
 using engine::Record;
 
+// Rank 0's send of these bytes, two chunks, to rank 1.
+engine::SendMessage& add_send(engine::Operation& operation, const std::vector<std::byte>& data) {
+  engine::SendMessage& message = operation.sends.emplace_back();
+  message.key = {0, 0, 1, 0, 1};
+  message.data = data.data();
+  message.bytes = data.size();
+  message.chunks.resize(2);
+  message.operation = &operation;
+  operation.unfinished = 1;
+  return message;
+}
+
+engine::Grant grant_of(const engine::SendMessage& message) {
+  engine::Grant grant;
+  grant.message = message.key;
+  grant.bytes = message.bytes;
+  grant.chunks = 2;
+  return grant;
+}
+
 // Rank 0 sends two chunks to rank 1, over the links from its NIC to NICs 1 and 2 in turns.
 class HostSourceTest : public testing::Test {
  protected:
@@ -21,24 +41,12 @@ class HostSourceTest : public testing::Test {
       share.bytes = 10 * data_.size();
       operation_.routes[1].shares.push_back(share);
     }
-    engine::SendMessage& message = operation_.sends.emplace_back();
-    message.key = {0, 0, 1, 0, 1};
-    message.data = data_.data();
-    message.bytes = data_.size();
-    message.chunks.resize(2);
-    message.operation = &operation_;
-    operation_.unfinished = 1;
+    add_send(operation_, data_);
     operation_.report.bytes_by_nic.resize(1);
     source_.send(operation_);
   }
 
-  void grant() {
-    engine::Grant grant;
-    grant.message = message().key;
-    grant.bytes = message().bytes;
-    grant.chunks = 2;
-    source_.on_grant(grant, nullptr);
-  }
+  void grant() { source_.on_grant(grant_of(message()), nullptr); }
   // Chunks that go out now, copied into their slots: their `forward` records.
   std::vector<Record> go_out() {
     source_.advance();
@@ -157,19 +165,9 @@ class FullRingTest : public testing::Test {
     Record other;
     other.kind = engine::RecordKind::placed;
     for (std::uint32_t i = 1; i < engine::kRingRecords; ++i) services_.memory().announce(1, other);
-    engine::SendMessage& message = operation_.sends.emplace_back();
-    message.key = {0, 0, 1, 0, 1};
-    message.data = data_.data();
-    message.bytes = data_.size();
-    message.chunks.resize(2);
-    message.operation = &operation_;
-    operation_.unfinished = 1;
+    const engine::SendMessage& message = add_send(operation_, data_);
     source_.send(operation_);
-    engine::Grant grant;
-    grant.message = message.key;
-    grant.bytes = message.bytes;
-    grant.chunks = 2;
-    source_.on_grant(grant, into_.data());
+    source_.on_grant(grant_of(message), into_.data());
     source_.advance();
     EXPECT_EQ(copier_.tickets.size(), 2u);
     for (const std::uint64_t ticket : std::exchange(copier_.tickets, {})) source_.on_copied({ticket, true});

@@ -70,6 +70,10 @@ def test_options_that_would_do_nothing_are_refused(arguments: tuple[str, ...], s
     assert said in " ".join(refused("alltoallv", *arguments).split())
 
 
+def test_a_layer_on_the_machines_own_links_has_no_rails() -> None:
+    assert "own links: no --rails, --rate" in " ".join(refused("moe", "--rate", "8gbit", "--rails", "2").split())
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_a_mesh_has_three_gpus() -> None:
     assert "a mesh of 2 GPUs; messages go through others from 3 to 8 on" in refused("alltoallv", "--gpus", "--emulate-mesh", "120")
