@@ -25,10 +25,6 @@ def or_told(command: Callable[[], T]) -> T:
     except Error as error:
         print(f"railweave: {error}", file=sys.stderr)
         sys.exit(1)
-    except UnicodeEncodeError as error:
-        what = error.object[error.start : error.end]
-        print(f"railweave: {what[:20]!a} cannot be written in {error.encoding}; with PYTHONIOENCODING=utf-8 it is UTF-8", file=sys.stderr)
-        sys.exit(1)
     except OSError as error:
         if error.errno not in (*_FULL, errno.EPIPE):
             raise

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from railweave._native import Demand, Planner
 from railweave.bench import result
@@ -60,7 +58,7 @@ def run(
         lab = stack.enter_context(Lab.up(spec))
         sessions: list[Session] = []
         if peers:
-            program = build_peer(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-"))))
+            program = build_peer(lab)
         for index, policy in enumerate(policies):
             step(f"starting {policy}")
             sessions.append(stack.enter_context(PolicySession(policy, lab, fabric, index)))

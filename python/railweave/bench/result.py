@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import importlib.metadata
 import itertools
-import json
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from railweave.bench.errors import BenchError
 from railweave.bench.timed import Timed
+from railweave.fields import Fields, shown
 from railweave.lab.spec import ISOLATIONS
 
 FORMAT, VERSION = "railweave-bench", 1
@@ -95,15 +95,8 @@ class Run:
     @classmethod
     def load(cls, path: Path) -> Run:
         """Read the JSON document. Raises BenchError naming the file and the place in it."""
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
-        except RecursionError:
-            raise BenchError(f"{path}: not a result of `railweave bench`: nested too deep") from None
-        except ValueError as error:
-            raise BenchError(f"{path}: not a result of `railweave bench`: not JSON ({error})") from error
-        return _Reader(path).run(document)
+        reader = _Reader(path, "a result of `railweave bench`", BenchError)
+        return reader.run(reader.document(reader.file(), FORMAT, VERSION))
 
     def matrices(self) -> list[str]:
         """In the order they ran."""
@@ -118,136 +111,82 @@ class Run:
         return next(each for each in self.results if (each.matrix, each.policy) == (matrix, policy))
 
 
-class _Reader:
+class _Reader(Fields):
     """Checks what the page and the table go by, so that neither fails halfway.
 
     What else stands in `machine`, `versions`, `lab` and `results` passes: it follows from the rest, or another version wrote it.
     """
 
-    def __init__(self, source: Path) -> None:
-        self._source = source
-
-    def run(self, found: object) -> Run:
-        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-            raise BenchError(f"{self._source}: not a result of `railweave bench`: expected format {FORMAT}, version {VERSION}")
-        fields = tuple(field.name for field in dataclasses.fields(Run))
-        self._keys("the whole", found, fields)
-        if other := sorted(found.keys() - {"format", "version", *fields}):
-            raise self._fail("the whole", other[0], f"only format, version, {', '.join(fields)}")
+    def run(self, found: dict[str, Any]) -> Run:
+        self.only_keys("the whole", found, ("format", "version", *(field.name for field in dataclasses.fields(Run))))
         lab = self._lab(found["lab"])
-        results = [
-            self._result(f"results[{place}]", each, lab) for place, each in enumerate(self._rows("results", found["results"], "results"))
-        ]
+        results = [self._result(f"results[{place}]", each, lab) for place, each in enumerate(self.rows("results", found["results"], 1))]
         run = Run(
-            self._text("date", found["date"]),
-            self._text("command", found["command"]),
+            self.text("date", found["date"]),
+            self.text("command", found["command"]),
             self._machine(found["machine"]),
-            {name: self._text(f"versions.{name}", text) for name, text in self._keys("versions", found["versions"], ()).items()},
+            {name: self.text(f"versions.{name}", text) for name, text in self.keys("versions", found["versions"], ()).items()},
             lab,
-            self._text("fabric", found["fabric"]),
+            self.text("fabric", found["fabric"]),
             results,
         )
         there = {(each.matrix, each.policy) for each in results}
         for pair in itertools.product(run.matrices(), run.policies()):
             if pair not in there:
-                matrix, policy = map(_shown, pair)
-                raise BenchError(
-                    f"{self._source}: results: none for matrix {matrix} under {policy}; expected every policy for every matrix"
-                )
+                matrix, policy = map(shown, pair)
+                raise BenchError(f"{self.source}: results: none for matrix {matrix} under {policy}; expected every policy for every matrix")
         return run
 
     def _machine(self, found: object) -> dict[str, Any]:
-        machine = self._keys("machine", found, ("cpu", "cores", "memory_bytes", "kernel"))
+        machine = self.keys("machine", found, ("cpu", "cores", "memory_bytes", "kernel"))
         for name in ("cpu", "kernel"):
-            self._text(f"machine.{name}", machine[name])
-        self._whole("machine.cores", machine["cores"], 1, _MOST)
-        self._whole("machine.memory_bytes", machine["memory_bytes"], 0, _MOST)
+            self.text(f"machine.{name}", machine[name])
+        self.whole("machine.cores", machine["cores"], 1, _MOST)
+        self.whole("machine.memory_bytes", machine["memory_bytes"], 0, _MOST)
         for name in ("cpu_stolen", "cpu_others"):
             if name in machine:
-                self._number(f"machine.{name}", machine[name], 0.0, 1.0, "a share from 0 to 1")
+                self.number(f"machine.{name}", machine[name], 0.0, 1.0, "a share from 0 to 1")
         return machine
 
     def _lab(self, found: object) -> dict[str, Any]:
-        lab = self._keys("lab", found, ("nodes", "gpus", "rails", "rate", "spine_rate", "isolation", "mtu"))
+        lab = self.keys("lab", found, ("nodes", "gpus", "rails", "rate", "spine_rate", "isolation", "mtu"))
         for name in ("nodes", "gpus", "rails"):
-            self._whole(f"lab.{name}", lab[name], 1, _MOST_OF_LAB)
+            self.whole(f"lab.{name}", lab[name], 1, _MOST_OF_LAB)
         for name in ("rate", "spine_rate", "mtu"):
-            self._whole(f"lab.{name}", lab[name], 1, _MOST)
+            self.whole(f"lab.{name}", lab[name], 1, _MOST)
         if lab["isolation"] not in ISOLATIONS:
-            raise self._fail("lab.isolation", lab["isolation"], f"one of {', '.join(ISOLATIONS)}")
+            raise self.fail("lab.isolation", lab["isolation"], f"one of {', '.join(ISOLATIONS)}")
         return lab
 
     def _result(self, at: str, found: object, lab: dict[str, Any]) -> Result:
-        row = self._keys(at, found, tuple(field.name for field in dataclasses.fields(Result)))
-        seconds = self._rows(f"{at}.seconds", row["seconds"], "positive numbers")
+        row = self.keys(at, found, tuple(field.name for field in dataclasses.fields(Result)))
+        seconds = self.rows(f"{at}.seconds", row["seconds"], 1)
         for place, each in enumerate(seconds):
-            self._number(f"{at}.seconds[{place}]", each, _LEAST_S, _MOST_S, f"a positive number of seconds ({_LEAST_S:g} to {_MOST_S:g})")
-        bound = self._number(
+            self.number(f"{at}.seconds[{place}]", each, _LEAST_S, _MOST_S, f"a positive number of seconds ({_LEAST_S:g} to {_MOST_S:g})")
+        bound = self.number(
             f"{at}.bound_seconds",
             row["bound_seconds"],
             _LEAST_S if row["bound_seconds"] else 0,
             _MOST_S,
             f"0 or a positive number of seconds ({_LEAST_S:g} to {_MOST_S:g})",
         )
-        rails = row["rails"]
-        if not isinstance(rails, list):
-            raise self._fail(f"{at}.rails", rails, "a list of NICs")
         return Result(
-            self._text(f"{at}.policy", row["policy"]),
-            self._text(f"{at}.matrix", row["matrix"]),
+            self.text(f"{at}.policy", row["policy"]),
+            self.text(f"{at}.matrix", row["matrix"]),
             seconds,
-            self._whole(f"{at}.bytes", row["bytes"], 0, _MOST),
+            self.whole(f"{at}.bytes", row["bytes"], 0, _MOST),
             bound,
-            None if row["wrong"] is None else self._text(f"{at}.wrong", row["wrong"]),
-            [self._rail(f"{at}.rails[{place}]", each, lab) for place, each in enumerate(rails)],
+            None if row["wrong"] is None else self.text(f"{at}.wrong", row["wrong"]),
+            [self._rail(f"{at}.rails[{place}]", each, lab) for place, each in enumerate(self.rows(f"{at}.rails", row["rails"]))],
         )
 
     def _rail(self, at: str, found: object, lab: dict[str, Any]) -> RailBytes:
-        row = self._keys(at, found, tuple(field.name for field in dataclasses.fields(RailBytes)))
+        row = self.keys(at, found, tuple(field.name for field in dataclasses.fields(RailBytes)))
         return RailBytes(
-            self._whole(f"{at}.node", row["node"], 0, lab["nodes"] - 1),
-            self._whole(f"{at}.rail", row["rail"], 0, lab["rails"] - 1),
-            *(self._whole(f"{at}.{name}", row[name], 0, _MOST) for name in ("tx_bytes", "rx_bytes")),
+            self.whole(f"{at}.node", row["node"], 0, lab["nodes"] - 1),
+            self.whole(f"{at}.rail", row["rail"], 0, lab["rails"] - 1),
+            *(self.whole(f"{at}.{name}", row[name], 0, _MOST) for name in ("tx_bytes", "rx_bytes")),
         )
-
-    def _fail(self, at: str, found: object, expected: str) -> BenchError:
-        return BenchError(f"{self._source}: {at}: {_shown(found)}; expected {expected}")
-
-    def _keys(self, at: str, found: object, names: tuple[str, ...]) -> dict[str, Any]:
-        if not isinstance(found, dict):
-            raise self._fail(at, found, "an object")
-        for name in names:
-            if name not in found:
-                raise BenchError(f"{self._source}: {at}: no {name}; expected {', '.join(names)}")
-        return found
-
-    def _rows(self, at: str, found: object, what: str) -> list[Any]:
-        if not isinstance(found, list) or not found:
-            raise self._fail(at, found, f"a list of {what}, at least one")
-        return found
-
-    def _text(self, at: str, found: object) -> str:
-        if not isinstance(found, str):
-            raise self._fail(at, found, "text")
-        return found
-
-    def _whole(self, at: str, found: object, least: int, most: int) -> int:
-        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-            raise self._fail(at, found, f"a whole number from {least} to {most}")
-        return found
-
-    def _number(self, at: str, found: object, least: float, most: float, expected: str) -> float:
-        if not isinstance(found, (int, float)) or isinstance(found, bool) or not least <= found <= most:
-            raise self._fail(at, found, expected)
-        return found
-
-
-def _shown(found: object) -> str:
-    """On one line; not what stands in lists and objects, which may be nested deep."""
-    if isinstance(found, (list, dict)) and found:
-        return f"a list of {len(found)}" if isinstance(found, list) else "an object"
-    shown = json.dumps(found)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def now() -> str:

@@ -8,8 +8,8 @@ import dataclasses
 import json
 import os
 import selectors
+import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +22,7 @@ from railweave.bench.errors import BenchError
 from railweave.fabric import Fabric
 from railweave.lab import Lab, Program
 from railweave.lab.environment import RENDEZVOUS_PORT, node_name
+from railweave.lab.wire import INSIDE_TMP
 from railweave.matrix import Matrix
 
 _START_S = 120.0  # 64 Python processes on 4 busy cores need 30
@@ -188,7 +189,7 @@ class MpiSession(Session):
     """MPI_Alltoallv of the system's OpenMPI, over its own TCP transport or over UCX, started by mpirun in the same lab."""
 
     def __init__(self, peer: str, lab: Lab, program: Path) -> None:
-        """`program` is `mpi_alltoallv.c`, built."""
+        """`program` is `mpi_alltoallv.c`, built, at the same path on all nodes."""
         super().__init__(peer, lab)
         spec = lab.spec
         hosts = ",".join(f"{node_name(node)}:{spec.gpus}" for node in range(spec.nodes))
@@ -255,14 +256,16 @@ def _mpi_options(peer: str, rails: int) -> list[str]:
     ]
 
 
-def build_peer(directory: Path) -> Path:
-    """Compile the MPI peer; the system's mpicc knows where its MPI is."""
-    program = directory / "mpi_alltoallv"
-    source = Path(__file__).with_name("mpi_alltoallv.c")
-    try:
-        subprocess.run(["mpicc", "-O2", "-o", str(program), str(source)], check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise BenchError("peers need OpenMPI's compiler: apt-get install openmpi-bin libopenmpi-dev") from error
-    except subprocess.CalledProcessError as error:
-        raise BenchError(f"mpicc cannot build {source}:\n{error.stderr.strip()}") from error
+def build_peer(lab: Lab) -> Path:
+    """Compile the MPI peer on each node of the lab, in whose memory it is gone with the lab, however that ends; where the host keeps its
+    temporary files, and whether programs may be started from there, is no matter. The system's mpicc knows where its MPI is."""
+    if shutil.which("mpicc") is None:
+        raise BenchError("peers need OpenMPI's compiler: apt-get install openmpi-bin libopenmpi-dev")
+    source, program = Path(__file__).with_name("mpi_alltoallv.c"), INSIDE_TMP / "mpi_alltoallv"
+    command = ["mpicc", "-O2", "-o", str(program), str(source)]
+    with tempfile.TemporaryFile() as log:
+        said = {1: log.fileno(), 2: log.fileno()}
+        if lab.start([Program(command, node=node, fds=said) for node in range(lab.spec.nodes)]).wait() != 0:
+            log.seek(0)
+            raise BenchError(f"mpicc cannot build {source}:\n{log.read().decode(errors='replace').strip()}")
     return program

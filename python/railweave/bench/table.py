@@ -7,6 +7,7 @@ from rich.table import Table
 
 from railweave.bench.result import Result, Run
 from railweave.bench.taken import warning
+from railweave.units import RATES, TIMES, decimals, fitting
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -14,6 +15,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 def table(run: Run) -> Table:
     """One row for each matrix and policy; the speed-up is over the first policy of the run."""
     base, spec = run.policies()[0], run.lab
+    times = fitting((each.seconds_median for each in run.results), TIMES)
+    rates = fitting((each.bytes / each.seconds_median for each in run.results), RATES)
     checked = (
         "Every byte on every rank was right" if all(each.wrong is None for each in run.results) else "[red]THERE WERE WRONG BYTES[/red]"
     )
@@ -30,7 +33,7 @@ def table(run: Run) -> Table:
     )
     result.add_column("matrix", no_wrap=True)
     result.add_column("policy", no_wrap=True)
-    for name in ("ms", "±", "GB/s", "speed-up", "bound"):
+    for name in (times.name, "±", rates.name, "speed-up", "bound"):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("NICs", no_wrap=True)
     for matrix in run.matrices():
@@ -40,11 +43,11 @@ def table(run: Run) -> Table:
             result.add_row(
                 matrix if number == 0 else "",
                 policy,
-                f"{each.seconds_median * 1e3:.0f}",
+                times.show(each.seconds_median),
                 f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.0%}",
-                f"{each.gbps:.3f}",
+                rates.show(each.bytes / each.seconds_median),
                 f"{reference / each.seconds_median:.2f}",
-                f"{each.bound_fraction:.2f}",
+                f"{each.bound_fraction:.{decimals(each.bound_fraction, 2)}f}",
                 _bars(busiest_node(each)) if each.wrong is None else "[red]WRONG[/red]",
                 end_section=number == len(run.policies()) - 1,
             )

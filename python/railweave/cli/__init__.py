@@ -58,6 +58,7 @@ def root() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point. Known errors (bad input, missing permission) end with one line on stderr and exit status 1."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
-        sys.stdout.reconfigure(errors="replace")  # people see a `?` for a line of a tree; files shall have all or nothing
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A `?` for what its encoding lacks, rather than no table of what was measured for minutes. Standard error has escapes already.
+        sys.stdout.reconfigure(errors="replace")
     return or_told(lambda: root.main(args=argv, prog_name="railweave"))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from railweave.lab import Lab, LabError, LabSpec, Program, labs, take_down
+from railweave.lab.labels import start_labelled
 from railweave.lab.spec import ISOLATIONS, parse_rate, parse_shape
 
 
@@ -47,11 +48,14 @@ def up(name: str, shape: str, rails: int | None, rate: str, spine_rate: str | No
 @click.argument("name")
 @click.option("--rank", type=int, multiple=True, help="Only on this rank (repeatable).")
 @click.option("--node", type=int, help="Once, on this node, for launchers such as mpirun (hosts are node0, node1, …).")
+@click.option("--label", is_flag=True, help="Begin each line of output with its rank, as `srun --label` does.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(name: str, rank: tuple[int, ...], node: int | None, program: tuple[str, ...]) -> None:
+def exec_(name: str, rank: tuple[int, ...], node: int | None, label: bool, program: tuple[str, ...]) -> None:
     """Run a program on all ranks, with torchrun's variables, its own NIC, and settings for OpenMPI, NCCL, UCX and Gloo."""
     if rank and node is not None:
         raise click.UsageError("--rank and --node exclude each other")
+    if label and node is not None:
+        raise click.UsageError("--label says which rank wrote a line; what runs once on a --node is none (mpirun has --tag-output)")
     lab = Lab.find(name)
     if node is not None:
         programs = [Program(list(program), node=node)]
@@ -59,7 +63,7 @@ def exec_(name: str, rank: tuple[int, ...], node: int | None, program: tuple[str
     else:
         programs = [Program(list(program), rank=r) for r in rank or range(lab.spec.world)]
         _within(rank, lab.spec.world, "rank")
-    with lab.start(programs, new_session=False) as job:
+    with start_labelled(lab, programs) if label else lab.start(programs, new_session=False) as job:
         try:
             status = job.wait()
         except KeyboardInterrupt:

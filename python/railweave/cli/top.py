@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import re
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +34,19 @@ def _table(rows: list[Rates]) -> Table:
     return table
 
 
-def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
+def _endpoint(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    """Where to listen: an address, empty for all of this machine, and a port. Without an address it is for this machine alone, as what is
+    served names hosts, processes and what they move to whoever asks; `:PORT` is all, as in the node agent's `metricsListen`."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(?:\[([^][]+)\]:|([^][:]*):)?([0-9]{1,5})", value)
+    if match is None or int(match[3]) > 65535:
+        raise click.BadParameter(f"'{value}': expected PORT, ADDRESS:PORT, [IPV6]:PORT or :PORT, with a port up to 65535")
+    address = match[1] or match[2]
+    return "127.0.0.1" if address is None else address, int(match[3])
+
+
+def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHTTPServer:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if urlsplit(self.path).path != "/metrics":
@@ -56,22 +70,34 @@ def _server(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
         def log_message(self, *arguments: object) -> None:
             """Scrapes are not logged."""
 
+    bound = address or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+
+    class Server(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+
     try:
-        return http.server.ThreadingHTTPServer(("", port), Handler)
+        return Server((bound, port), Handler)
     except OSError as error:
-        raise ShimError(f"port {port}: {error.strerror}; expected a free one to serve /metrics on (0: any)") from error
+        where = f"port {port} of {address or 'all addresses'}: {error.strerror}"
+        raise ShimError(f"{where}; expected an address of this machine and a free port to serve /metrics on (0: any)") from error
 
 
 @click.command(name="top")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.1), metavar="SECONDS", help="Between two looks.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many tables; by default on Ctrl-C.")
-@click.option("--listen", type=click.IntRange(0, 65535), metavar="PORT", help="Serve the counters to Prometheus instead, at /metrics.")
-def command(directory: Path, interval: float, count: int | None, listen: int | None) -> None:
+@click.option(
+    "--listen",
+    callback=_endpoint,
+    metavar="[ADDRESS:]PORT",
+    help="Serve the counters to Prometheus instead, at /metrics; to this machine alone where no address is named, to all for :PORT.",
+)
+def command(directory: Path, interval: float, count: int | None, listen: tuple[str, int] | None) -> None:
     """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
     if listen is not None:
-        with _server(directory, listen) as server:
-            click.echo(f"http://0.0.0.0:{server.server_address[1]}/metrics")
+        with _server(directory, *listen) as server:
+            host, port = str(server.server_address[0]), server.server_address[1]
+            click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
             server.serve_forever()
     console = Console()
     if console.is_terminal:

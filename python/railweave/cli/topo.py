@@ -156,7 +156,7 @@ def _show(source: str | None, recording: Path | None, nodes: int | None, as_json
     for note in notes:
         click.echo(f"railweave: {note}", err=True)
     if as_json:
-        click.echo(fabric.to_json(), nl=False)
+        click.echo(fabric.to_json().encode(), nl=False)  # JSON is UTF-8 whatever the terminal's encoding
     elif svg is not None:
         from railweave.topo.picture import render_svg
 

@@ -20,6 +20,8 @@ def document(examinations: Sequence[Examination], comparison: Comparison | None)
         "machines": [
             {
                 "name": examination.name,
+                "gpus": examination.gpus,
+                "gpu_count": examination.gpu_count,
                 "fabric_nics": examination.fabric_nics,
                 "worst": examination.worst.value if examination.worst is not None else None,
                 "findings": [_finding(finding) for finding in examination.findings],
@@ -56,6 +58,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "inputs": finding.inputs,
         "source": finding.source,
         "devices": list(finding.devices),
+        "absent": finding.absent,
     }
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from railweave.lab.spec import LabSpec, host_address
-from railweave.lab.wire import INSIDE
+from railweave.lab.wire import INSIDE_TMP
 
 RENDEZVOUS_PORT = 29500  # torchrun's default
 _AGENT = str(Path(__file__).with_name("agent.sh"))
@@ -23,7 +23,7 @@ def for_node(spec: LabSpec, node: int) -> dict[str, str]:
     result = {
         "RAILWEAVE_NODE_ID": node_name(node),
         "RAILWEAVE_LAB_PYTHON": sys.executable,
-        "TMPDIR": str(INSIDE / "tmp"),
+        "TMPDIR": str(INSIDE_TMP),
         "NODE_RANK": str(node),
         "GROUP_RANK": str(node),
         "LOCAL_WORLD_SIZE": str(spec.gpus),

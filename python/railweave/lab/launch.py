@@ -25,6 +25,7 @@ def main(lab: str, parent: str, programs_fd: str, events_fd: str) -> None:
     syscalls.die_with_parent()
     if os.read(int(parent), 1) != b"":  # the owner closes its end once we run: by then it cannot have died unnoticed
         os._exit(1)
+    os.close(int(parent))
     with os.fdopen(int(programs_fd)) as file:
         programs = [Program.from_json(value) for value in json.load(file)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the programs; this process waits for them
@@ -47,12 +48,15 @@ def _spread_process_ids(job: int) -> None:
 
 def _first_process(lab: str, programs: list[Program], events: int) -> None:
     running = {}
+    passed = {here for program in programs for here in program.fds.values()}
+    for fd in passed:
+        os.set_inheritable(fd, False)  # no program shall have those of the others
     for index, program in enumerate(programs):
         pid = os.fork()
         if pid == 0:
             _become(lab, program, events)
         running[pid] = index
-    for fd in {here for program in programs for here in program.fds.values()}:
+    for fd in passed:
         os.close(fd)
     while running:
         ended = [os.wait()]

@@ -128,7 +128,7 @@ def _be_node(spec: LabSpec, node: int, parent: socket.socket) -> None:
     syscalls.mount("shm", "/dev/shm", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777")
     os.umask(0)
     wire.INSIDE.mkdir(mode=0o755)
-    (wire.INSIDE / "tmp").mkdir(mode=0o1777)
+    wire.INSIDE_TMP.mkdir(mode=0o1777)
     for file, for_ranks in (("hosts", False), ("rank-hosts", True)):
         (wire.INSIDE / file).write_text(hosts_file(spec, for_ranks=for_ranks))
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -25,6 +25,7 @@ _TIMEOUT_S = 30.0
 # Everything of a lab inside its nodes lives in the node's private /dev/shm, and vanishes with it.
 INSIDE = Path("/dev/shm/.railweave-lab")
 INSIDE_SOCKET = INSIDE / "supervisor.sock"
+INSIDE_TMP = INSIDE / "tmp"
 
 
 def listen(name: str) -> socket.socket:

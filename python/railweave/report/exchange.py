@@ -15,7 +15,7 @@ from railweave.bench.result import Result, Run
 from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
-from railweave.report.units import BYTES, RATES, TIMES, decimals, fitting
+from railweave.units import BYTES, RATES, TIMES, decimals, fitting
 
 _PLOTS_A_ROW = 3
 

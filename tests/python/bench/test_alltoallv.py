@@ -24,7 +24,7 @@ from railweave.bench.alltoallv import Case, lower_bound, run, steps
 from railweave.bench.errors import BenchError
 from railweave.bench.session import MpiSession, PolicySession, build_peer
 from railweave.bench.worker import Worker
-from railweave.lab import Lab, LabError, LabSpec, labs, wire
+from railweave.lab import Lab, LabError, LabSpec, labs, syscalls, wire
 from railweave.lab.fabric import of_lab
 from railweave.matrix import generate
 
@@ -186,10 +186,9 @@ def test_time_limit_names_the_ranks(lab: Lab) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
 def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
-    program = build_peer(tmp_path)
-    with MpiSession("openmpi", lab, program) as session, pytest.raises(BenchError, match="rank 0 sends 3221225472 bytes"):
+    with MpiSession("openmpi", lab, build_peer(lab)) as session, pytest.raises(BenchError, match="rank 0 sends 3221225472 bytes"):
         session.exchange(generate("hot-pair:3GiB", 4), 0, 120.0)
-    program.unlink()  # a rank that is still ending may have it open
+    program = tmp_path / "peer"
     program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
     program.chmod(0o755)
     for first_asked_when_all_is_over in (False, True):
@@ -198,6 +197,46 @@ def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
                 session._job._process.wait()
             with pytest.raises(BenchError, match=r"(?s)openmpi, filling.*mpirun ended with status 3.*no luck"):
                 session.exchange(generate("balanced:1KiB", 4), 0, 120.0)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
+def test_a_peer_that_does_not_build_says_why(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_CC", "gcc -DMPI_Alltoallv=no_such_function -Werror")
+    with pytest.raises(BenchError, match=r"(?s)mpicc cannot build .*mpi_alltoallv\.c:\n.*no_such_function"):
+        build_peer(lab)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BenchError, match="apt-get install"):
+        build_peer(lab)
+
+
+@pytest.fixture
+def no_programs(tmp_path: Path) -> Iterator[Path]:
+    """A file system of which no program can be started."""
+    target = tmp_path / "noexec"
+    target.mkdir()
+    syscalls.mount("none", str(target), "tmpfs", syscalls.MS_NOEXEC)
+    yield target
+    subprocess.run(["umount", str(target)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
+def test_a_peer_needs_no_temporary_folder_and_leaves_nothing_there(no_programs: Path, nothing_stays: None) -> None:
+    before = set(labs())
+    command = [sys.executable, "-m", "railweave", "bench", "alltoallv", "--lab", "2x1", "--policies", "", "--peer", "openmpi"]
+    process = subprocess.Popen(
+        [*command, "--matrix", "balanced:1MiB", "--repeat", "1000"],
+        env={**os.environ, "TMPDIR": str(no_programs)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert _exchanges(process, before), process.communicate()[0]
+    process.terminate()
+    process.communicate(timeout=500)
+    assert process.returncode == -signal.SIGTERM
+    assert list(no_programs.iterdir()) == []
 
 
 @pytest.mark.root
@@ -215,16 +254,23 @@ def test_command(nothing_stays: None, tmp_path: Path, request: pytest.FixtureReq
     assert "<svg" in (tmp_path / "r.html").read_text()
 
 
+def _exchanges(process: subprocess.Popen[str], before: set[str]) -> bool:
+    """Waits until exchanges have begun in the lab that is not among those `before`. False where the command ends without."""
+    while process.poll() is None:
+        with contextlib.suppress(LabError):  # it goes down
+            for name in set(labs()) - before:
+                if max(link["tx_bytes"] for link in Lab.find(name).links()) >= 1 << 20:
+                    return True
+        time.sleep(0.05)
+    return False
+
+
 @pytest.mark.root
 def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
     before = set(labs())
     command = [sys.executable, "-m", "railweave", "bench", "alltoallv", "--lab", "2x2", "--matrix", "balanced:1MiB", "--repeat", "1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while not (new := set(labs()) - before):
-        time.sleep(0.05)
-    lab = Lab.find(new.pop())
-    while max(link["tx_bytes"] for link in lab.links()) < 1 << 20:  # exchanges have begun
-        time.sleep(0.05)
+    assert _exchanges(process, before)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 130

@@ -305,8 +305,8 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     ("change", "says"),
     [
         (_set("format", "railweave-fabric"), "no format railweave-calibration"),
-        (_set("version", 2), "version: 2; expected 1; calibrate again"),
-        (_without("sizes"), "no sizes; expected format, version"),
+        (_set("version", 2), "version: 2; expected version 1 of a "),
+        (_without("sizes"), "the whole: no sizes; expected format, version"),
         (_set("extra", 1), 'the whole: "extra"; expected only format'),
         (_set("date", 5), "date: 5; expected printable text"),
         (_set("driver", "a\nb"), "driver: "),
@@ -340,6 +340,13 @@ def test_a_damaged_file_says_where_and_what(four: Calibration, change: Callable[
 def test_what_is_no_calibration_is_refused(text: str) -> None:
     with pytest.raises(CalibrationError, match=r"^FILE: .*railweave calibrate"):
         parse(text, "FILE")
+
+
+def test_what_can_be_read_but_not_written_again_is_told(four: Calibration) -> None:
+    for depth in range(800, 1000):  # about as deep as Python's reader of JSON goes; its writer goes less deep
+        text = four.text().replace('"CUDA 13.0"', "[" * depth + "]" * depth)
+        with pytest.raises(CalibrationError, match=r"^FILE: (driver: a list of 1; expected printable text|nested too deep)"):
+            parse(text, "FILE")
 
 
 def test_the_device_library_finds_what_is_kept(four: Calibration, own_folder: Path) -> None:

@@ -19,6 +19,7 @@ from template_machine import PCI, TemplateMachine
 from railweave.cli.doctor import command
 from railweave.doctor.catalogue import CHECKS
 from railweave.doctor.compare import compare
+from railweave.doctor.document import document as as_json
 from railweave.doctor.document import prometheus
 from railweave.doctor.examination import Examination
 from railweave.doctor.examine import examine
@@ -179,7 +180,10 @@ def test_a_machine_without_gpus_is_told_as_such_everywhere(healthy: Path, tmp_pa
     page = (tmp_path / "page.html").read_text()
     assert "GPUs: none on the PCI bus. Fabric NICs: mlx5_0, " in page and "Nothing to look at" in page
     assert "railweave_doctor_gpus 0" in (tmp_path / "railweave.prom").read_text().splitlines()
-    run(str(bare), str(healthy), "--prometheus", outputs[1])
+    of_bare, of_healthy = json.loads(run(str(bare), str(healthy), "--json", "--prometheus", outputs[1]).output)["machines"]
+    assert (of_bare["gpus"], of_bare["gpu_count"]) == ("none on the PCI bus", 0)
+    assert [each["check"] for each in of_bare["findings"] if each["absent"]] == [finding.check for finding in absent]
+    assert (of_healthy["gpus"], of_healthy["gpu_count"]) == ("8 x NVIDIA H100 SXM5 80GB", 8)
     series = (tmp_path / "railweave.prom").read_text().splitlines()
     assert {'railweave_doctor_gpus{machine="bare"} 0', 'railweave_doctor_gpus{machine="healthy"} 8'} <= set(series)
     assert "GPUs: 8 x NVIDIA H100" in run(str(healthy)).output
@@ -197,6 +201,9 @@ def test_gpus_that_are_not_listed_or_not_known_are_not_called_none() -> None:
     examined = examine(unread, "m")
     assert examined.gpus.startswith("unknown: /sys/bus/pci/devices") and examined.gpu_count is None
     assert "railweave_doctor_gpus NaN\n" in prometheus([examined])
+    told = as_json([examined], None)
+    jsonschema.validate(told, SCHEMA)
+    assert told["machines"][0]["gpu_count"] is None
 
 
 class _Outside(HTMLParser):

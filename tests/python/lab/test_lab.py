@@ -364,6 +364,34 @@ def test_command_line(cli: Cli, nothing_stays: Check) -> None:
     assert "no lab named" in cli("lab", "exec", name, "true").stderr
 
 
+def test_labels_say_which_rank_wrote_a_line(cli: Cli, nothing_stays: Check) -> None:
+    name = f"test-{os.getpid()}"
+    cli("lab", "up", name, "2x6")
+    try:
+        script = "for i in 1 2 3 4 5; do printf 'half of %s' $i; printf ' and half\\n'; done; echo >&2; printf 'the end'"
+        done = cli("lab", "exec", name, "--label", "--", "sh", "-c", script)
+        lines = [*(f"half of {i} and half" for i in (1, 2, 3, 4, 5)), "the end"]
+        told = done.stdout.splitlines()
+        for rank in range(12):
+            assert [line for line in told if line.startswith(f"{rank:2}: ")] == [f"{rank:2}: {line}" for line in lines]
+        assert (len(told), sorted(done.stderr.splitlines())) == (72, sorted(f"{rank:2}: " for rank in range(12)))
+        # A line without end takes no memory, descriptors of the others are not a program's, and the status is the program's.
+        script = "yes | tr -d '\\n' | head -c 1000000; echo; ls /proc/self/fd; exit 9"
+        done = cli("lab", "exec", name, "--label", "--rank", "3", "--", "sh", "-c", script)
+        *long, a, b, c, d = done.stdout.splitlines()
+        assert all(line.startswith("3: ") for line in long) and 7 < len(long) < 20
+        assert sum(map(len, long)) - 3 * len(long) == 1_000_000
+        assert ([a, b, c, d], done.returncode) == (["3: 0", "3: 1", "3: 2", "3: 3"], 9)
+        for other in ("yes", "echo ready; exec sleep 1000"):  # ends with its reader, with its first failure
+            line = f"{sys.executable} -m railweave lab exec {name} --label -- sh -c '[ $RANK = 5 ] && exit 7; {other}'"
+            piped = subprocess.run(["bash", "-c", f"{line} | head -n 1"], capture_output=True, text=True, timeout=500, check=False)
+            assert "Traceback" not in piped.stderr
+        refused = cli("lab", "exec", name, "--label", "--node", "0", "true")
+        assert (refused.returncode, "mpirun has --tag-output" in refused.stderr) == (2, True)
+    finally:
+        cli("lab", "down", name)
+
+
 def test_a_lab_without_a_name_is_not_given_one(cli: Cli, nothing_stays: Check) -> None:
     done = cli("lab", "up", "", "1x1")
     assert done.returncode == 1

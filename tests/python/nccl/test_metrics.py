@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -61,7 +64,7 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
     assert joined.count("# TYPE railweave_sent_bytes_total counter") == 1
     assert parse(joined) == read(tmp_path)
     assert {counters.sent for counters in read(tmp_path).values()} == {5, 6}
-    with top._server(tmp_path, 0) as server:
+    with top._server(tmp_path, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -69,11 +72,53 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
             for path in ("/metrics", "/metrics?by=hand"):
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
                     assert answer.read().decode() == joined
-            with pytest.raises(ShimError, match=f"port {port}: Address already in use; expected a free one"):
-                top._server(tmp_path, port)
+            with pytest.raises(ShimError, match=f"port {port} of 127.0.0.1: Address already in use; expected an address of this machine"):
+                top._server(tmp_path, "127.0.0.1", port)
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "others"),
+    [
+        ("0", r"http://127\.0\.0\.1:\d+/metrics", False),
+        ("[::1]:0", r"http://\[::1\]:\d+/metrics", False),
+        ("localhost:0", r"http://(127\.0\.0\.1|\[::1\]):\d+/metrics", False),
+        ("0.0.0.0:0", r"http://0\.0\.0\.0:\d+/metrics", True),
+        (":0", r"http://(\[::\]|0\.0\.0\.0):\d+/metrics", True),
+    ],
+)
+def test_only_who_is_meant_to_is_served(endpoint: str, url: str, others: bool, tmp_path: Path) -> None:
+    if "::1" in endpoint:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError as error:
+            pytest.skip(f"no IPv6: {error}")
+    command = [sys.executable, "-u", "-m", "railweave", "top", str(tmp_path), "--listen", endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        try:
+            told = serving.stdout.readline().strip()
+            assert re.fullmatch(url, told)
+            with urllib.request.urlopen(told, timeout=120) as answer:
+                assert answer.status == 200
+            # Any other address of this machine, of which its loopback has millions.
+            with socket.socket() as other:
+                assert (other.connect_ex(("127.0.0.2", int(told.split(":")[-1].split("/")[0]))) == 0) == others
+        finally:
+            serving.terminate()
+
+
+@pytest.mark.parametrize("endpoint", ["", "x", "65536", "host:", "::1:9400", "[::1]", "[]:9400", "1:2:3", "-1"])
+def test_what_is_no_endpoint_is_refused(endpoint: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(top.command, [str(tmp_path), "--listen", endpoint])
+    assert (refused.exit_code, f"'{endpoint}': expected PORT, ADDRESS:PORT" in refused.output) == (2, True)
+
+
+def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
+    failed = CliRunner().invoke(top.command, [str(tmp_path), "--listen", "192.0.2.1:0"])
+    assert str(failed.exception).startswith("port 0 of 192.0.2.1: Cannot assign requested address; expected an address of this machine")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -88,7 +133,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
-    with top._server(tmp_path, 0) as server:
+    with top._server(tmp_path, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

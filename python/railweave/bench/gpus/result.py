@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from railweave.bench.errors import BenchError
 from railweave.bench.timed import Timed
+from railweave.fields import Fields
 
 FORMAT, VERSION = "railweave-bench-gpus", 1
 _RESAMPLES = 4000
@@ -42,7 +42,7 @@ def serves_itself(system: str) -> bool:
 
 
 # What a document that is none, or was damaged, raises when it is read or worked with.
-_OF_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, StopIteration)
+_OF_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, StopIteration)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,18 +179,17 @@ class Run:
     @classmethod
     def load(cls, path: Path) -> Run:
         """Reads the JSON document. Raises BenchError naming the file."""
+        fields = Fields(path, "a result of `railweave bench` on GPUs", BenchError)
+        value = fields.document(fields.file(), FORMAT, VERSION)
         try:
-            value = json.loads(path.read_text())
-            if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
-                raise ValueError(f"expected format {FORMAT}, version {VERSION}")
+            del value["format"], value["version"]
             exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
             layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer) if f.name in each}) for each in value.pop("layers")]
             others = [Beside.from_json(each) for each in value.pop("beside", [])]
             run = cls(**value, exchanges=exchanges, layers=layers, beside=others)
             run.follow()
         except _OF_DAMAGE as error:
-            what = str(error) or type(error).__name__
-            raise BenchError(f"{path}: not a result of `railweave bench` on GPUs: {what}") from error
+            raise fields.none(str(error) or type(error).__name__) from error
         return run
 
     def follow(self) -> None:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from railweave.bench.gpus.result import Ratio, Run, ratio
+from railweave.units import decimals
 
 
 def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
@@ -23,7 +24,7 @@ def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
                     system,
                     _microseconds(each.seconds_median),
                     f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.1%}",
-                    f"{each.gbps:.1f}",
+                    f"{each.gbps:.{decimals(each.gbps, 1)}f}",
                     gain,
                     interval,
                     f"{each.bound_fraction:.2f}",

@@ -80,7 +80,7 @@ def make_run_at(date: str) -> Run:
 def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
-    with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench` on GPUs"):
+    with pytest.raises(BenchError, match=r"run\.json: .*expected a result of `railweave bench` on GPUs$"):
         Run.load(path)
 
 
@@ -110,14 +110,14 @@ def test_a_damaged_result_says_so(at: tuple[Any, ...], value: object, tmp_path: 
         document["layers"] = document["beside"] = []
     path = tmp_path / "run.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(BenchError, match=r"run\.json: not a result of `railweave bench` on GPUs: ."):
+    with pytest.raises(BenchError, match=r"run\.json: .+; expected a result of `railweave bench` on GPUs$"):
         Run.load(path)
 
 
 def test_a_result_without_end_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text('{"a":' * 200_000)
-    with pytest.raises(BenchError, match="not a result"):
+    with pytest.raises(BenchError, match="nested too deep; expected a result of `railweave bench` on GPUs"):
         Run.load(path)
 
 

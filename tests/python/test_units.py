@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from railweave.report.units import BYTES, RATES, TIMES, Unit, fitting
+from railweave.units import BYTES, RATES, TIMES, Unit, fitting
 
 
 @pytest.mark.parametrize(
