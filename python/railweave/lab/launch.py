@@ -84,7 +84,9 @@ def _become(lab: str, program: Program, events: int) -> None:
             assert program.node is not None
             variables = environment.for_node(spec, program.node)
         _place_fds(program.fds)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # What is ignored stays so in the program; Python ignores the last two, so a reader that leaves would go unnoticed.
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
         try:
             os.execvpe(program.argv[0], program.argv, {**os.environ, **variables, **program.env})
         except OSError as error:  # names the last folder of PATH that was tried

@@ -350,6 +350,8 @@ def test_command_line(cli: Cli, nothing_stays: Check) -> None:
         done = cli("lab", "exec", name, "--", "sh", "-c", "echo $RANK")
         assert sorted(done.stdout.split()) == ["0", "1", "2", "3"]
         assert cli("lab", "exec", name, "--rank", "2", "--", "sh", "-c", "exit 9").returncode == 9
+        ignored = cli("lab", "exec", name, "--rank", "0", "--", "grep", "SigIgn", "/proc/self/status").stdout
+        assert int(ignored.split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
         assert "no rank 4" in cli("lab", "exec", name, "--rank", "4", "true").stderr
         assert cli("lab", "link", name, "--node", "0", "--rail", "1", "--down").returncode == 0
         (status,) = json.loads(cli("lab", "status", name, "--json").stdout)
