@@ -18,12 +18,12 @@ extern "C" {
 
 typedef enum railweave_status {
   RAILWEAVE_OK = 0,
-  RAILWEAVE_ERROR_ARGUMENT = 1,  /* a null pointer, a number out of range, sizes that do not fit */
+  RAILWEAVE_ERROR_ARGUMENT = 1,  /* a null pointer */
   RAILWEAVE_ERROR_SETTINGS = 2,  /* an unknown setting, or a value that it cannot have */
   RAILWEAVE_ERROR_BOOTSTRAP = 3, /* the ranks could not be brought together */
   RAILWEAVE_ERROR_TRANSPORT = 4, /* the network library */
   RAILWEAVE_ERROR_RANK_DIED = 5, /* railweave_last_rank() says which */
-  RAILWEAVE_ERROR_EXCHANGE = 6,  /* an operation failed otherwise */
+  RAILWEAVE_ERROR_EXCHANGE = 6,  /* a rank, size or use that cannot be, or an operation failed otherwise */
   RAILWEAVE_ERROR_INTERNAL = 7   /* out of memory and the like */
 } railweave_status;
 

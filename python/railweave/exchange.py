@@ -262,7 +262,10 @@ class Exchange:
         return self._last
 
     def close(self) -> None:
-        """Waits for own operations, then serves as relay until nobody needs this rank; bounded by the setting drain_ms."""
+        """Waits for own operations, then relays what ranks of this node had posted; bounded by the setting drain_ms, but while bytes move.
+
+        In a forked child it does nothing.
+        """
         self._native.close()
 
     def __enter__(self) -> Exchange:

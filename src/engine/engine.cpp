@@ -61,6 +61,17 @@ void Engine::run(std::future<bool> runs) {
     if (sleep()) idle_since = 0;
     last_turn_ = now_ns();
   }
+  put_links_down();
+}
+
+// What mates that are threads of this process go by: they see no process end.
+void Engine::put_links_down() {
+  for (std::uint32_t own = 0; own < cluster_.self().nics.size(); ++own) {
+    for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
+      const std::uint64_t word = memory_->link_word(memory_->self(), own, peer);
+      if ((word & 1) != 0) memory_->set_link_word(own, peer, ((word >> 1) + 1) << 1);
+    }
+  }
 }
 
 bool Engine::turn(std::uint64_t now) {
@@ -246,6 +257,7 @@ void Engine::settle(std::uint64_t now) {
       ++i;
     }
   }
+  memory_->set_ended_first(operations_.empty() ? taken_ : operations_.front()->serial - 1);
 }
 
 bool Engine::serves(std::uint32_t rank) const {
@@ -379,7 +391,7 @@ void Engine::begin_close() {
 }
 
 void Engine::close() {
-  if (!thread_.joinable()) return;
+  if (!thread_.joinable() || !is_of_this_process()) return;
   begin_close();
   thread_.join();
 }

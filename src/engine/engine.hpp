@@ -1,6 +1,8 @@
 // A rank's engine: its thread, what it owns, and how operations pass through (docs/protocol.md).
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -50,6 +52,9 @@ class Engine final : public EngineServices {
   std::optional<Standing> standing(std::chrono::milliseconds limit);
   // Has the engine thread look at everything, if it sleeps.
   void wake() const { memory_->wake(memory_->self()); }
+  // A forked child has the engine's memory, but not its thread, and its sockets are the parent's, too: there nothing may be posted, waited
+  // for, closed or taken apart.
+  bool is_of_this_process() const { return cluster_.self().pid == ::getpid(); }
   // close() in two steps: the first does not wait.
   void begin_close();
   void close();
@@ -114,6 +119,7 @@ class Engine final : public EngineServices {
   void run(std::future<bool> runs);
   bool turn(std::uint64_t now);
   bool sleep();
+  void put_links_down();
   std::uint64_t next_deadline() const;
   bool read_rings();
   bool drain_ring(std::uint32_t mate, std::size_t most);
@@ -164,6 +170,7 @@ class Engine final : public EngineServices {
   void on_leaving(std::uint32_t rank);
   void tell_deaths();
   void fail_operations_with(std::uint32_t rank, FailureKind kind, bool collectives);
+  bool is_needed(std::uint64_t now);
   bool may_exit(std::uint64_t now);
   void advance_closing(std::uint64_t now);
 
@@ -202,7 +209,10 @@ class Engine final : public EngineServices {
   std::vector<std::pair<std::uint64_t, std::shared_ptr<SharedMemory>>> mapped_;  // by inode, oldest first
   std::uint64_t seen_link_changes_ = 0;
   std::uint64_t last_turn_ = 0, next_tick_ = 0, last_tick_ = 0;
+  std::uint64_t taken_ = 0;  // operations
   std::uint64_t closing_since_ = 0, leaving_since_ = 0, may_exit_since_ = 0;
+  std::uint64_t carried_at_ = 0;              // while it closes: when its NICs last had anything under way
+  std::vector<std::uint64_t> posted_before_;  // by mate: operations when it began to close
   bool stopped_ = false;
 };
 

@@ -61,15 +61,15 @@ void Engine::check_nodes(std::uint64_t now) {
   }
 }
 
-// Whether no frame can come from a node, or get there, ever again: of each two NICs that reach each other one has lost the process that
-// drove it. A rank that leaves drives its NICs until it goes, but nobody connects to them again.
+// Whether no frame can come from a node, or get there, ever again: of each two NICs that reach each other one has lost who drove it. A rank
+// that leaves drives its NICs until it goes, but nobody connects to them again.
 bool Engine::cut_off(std::uint32_t node) const {
   for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
-    if (members_[cluster_.nics[nic].owner].state == RankState::dead) continue;
+    const RankState near = members_[cluster_.nics[nic].owner].state;
     for (const std::uint32_t peer : cluster_.nodes[node].nics) {
-      if (!router_->connected(nic, peer)) continue;
-      const RankState state = members_[cluster_.nics[peer].owner].state;
-      if (state == RankState::alive || (state == RankState::leaving && (link_word(nic, peer) & 1) != 0)) return false;
+      const RankState far = members_[cluster_.nics[peer].owner].state;
+      if (near == RankState::dead || far == RankState::dead || !router_->connected(nic, peer)) continue;
+      if ((near == RankState::alive && far == RankState::alive) || (link_word(nic, peer) & 1) != 0) return false;
     }
   }
   return true;
@@ -209,7 +209,10 @@ void Engine::fail_operations_with(std::uint32_t rank, FailureKind kind, bool col
 
 void Engine::advance_closing(std::uint64_t now) {
   const std::uint64_t drain = settings_.drain_ms * 1'000'000;
-  if (closing_since_ == 0) closing_since_ = now;
+  if (closing_since_ == 0) {
+    closing_since_ = carried_at_ = now;
+    for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) posted_before_.push_back(memory_->posted(mate));
+  }
   if (leaving_since_ == 0) {
     if (!operations_.empty() && now - closing_since_ < drain) return;
     for (const OperationPtr& operation : operations_) {
@@ -219,6 +222,7 @@ void Engine::advance_closing(std::uint64_t now) {
     }
     settle(now);
     if (!operations_.empty() && now - closing_since_ < 2 * drain) return;
+    if (is_needed(now)) return;
     check_pids();  // others hear of a death before they hear that ranks leave because of it
     leaving_since_ = now;
     memory_->set_leaving();
@@ -232,6 +236,19 @@ void Engine::advance_closing(std::uint64_t now) {
   }
   if (may_exit_since_ == 0) may_exit_since_ = now;
   stopped_ = cluster_.nodes.size() == 1 || now - may_exit_since_ >= kLingerNs;
+}
+
+// For mates on whose way to another node there may be no other NICs than this rank's: until what they had posted when it began to close has
+// ended. Ranks of other nodes have mates there that see it likewise, and one such NIC at either end is a way. What a mate waits for may be
+// something else, so where these NICs carry nothing it is not waited for longer than drain_ms.
+bool Engine::is_needed(std::uint64_t now) {
+  if (cluster_.nodes.size() == 1 || cluster_.self().nics.empty()) return false;
+  if (!proxy_->idle()) carried_at_ = now;
+  if (now - carried_at_ >= settings_.drain_ms * 1'000'000) return false;
+  for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
+    if (members_[cluster_.mates()[mate]].state == RankState::alive && !memory_->ended_first(mate, posted_before_[mate])) return true;
+  }
+  return false;
 }
 
 bool Engine::may_exit(std::uint64_t now) {

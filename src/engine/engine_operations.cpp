@@ -58,6 +58,7 @@ void Engine::take_posted(std::uint64_t now) {
     const std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
+  taken_ += posted.size();
   for (const OperationPtr& operation : posted) start(operation, now);
 }
 

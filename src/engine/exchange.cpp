@@ -25,6 +25,25 @@ std::uint32_t chunk_count(std::uint64_t bytes, std::uint64_t chunk) {
   return static_cast<std::uint32_t>(count);
 }
 
+// A forked child has no engine thread: its operations would never end, and a lock may be held for ever.
+void require_process(std::int32_t process) {
+  if (process != ::getpid()) {
+    throw ExchangeError("process " + std::to_string(::getpid()) + " did not create this exchange; expected process " +
+                        std::to_string(process) + ": a forked child must create its own");
+  }
+}
+
+// In a forked child it stays as it is: taken apart there it would end its parent's connections.
+void destroy(engine::Engine* engine) {
+  if (engine->is_of_this_process()) delete engine;
+}
+
+std::shared_ptr<engine::Engine> start(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous,
+                                      const ExchangeSettings& settings, std::optional<Fabric> fabric, Interruption interruption) {
+  return {new engine::Engine(rank, world, rendezvous, settings, std::move(fabric), engine::TransportWrapper{}, std::move(interruption)),
+          destroy};
+}
+
 // Thrown where it is found, what is wrong with a fabric would leave the others waiting: it travels as a problem of the settings.
 std::shared_ptr<engine::Engine> start(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, ExchangeSettings settings,
                                       const FabricText& text, Interruption interruption) {
@@ -37,8 +56,7 @@ std::shared_ptr<engine::Engine> start(std::uint32_t rank, std::uint32_t world, c
     settings.problem = error.what();
   }
   try {
-    return std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric), engine::TransportWrapper{},
-                                            std::move(interruption));
+    return start(rank, world, rendezvous, settings, std::move(fabric), std::move(interruption));
   } catch (const Error&) {
     if (unread) std::rethrow_exception(unread);
     throw;
@@ -58,18 +76,21 @@ std::byte* ExchangeBuffer::data() const noexcept { return registration_->memory-
 std::uint64_t ExchangeBuffer::bytes() const noexcept { return registration_->bytes; }
 
 void Handle::wait() {
+  require_process(operation_->process);
   std::unique_lock lock(operation_->mutex);
   operation_->changed.wait(lock, [this] { return operation_->ended; });
   throw_if_failed(*operation_);
 }
 
 bool Handle::test() {
+  require_process(operation_->process);
   const std::lock_guard lock(operation_->mutex);
   if (operation_->ended) throw_if_failed(*operation_);
   return operation_->ended;
 }
 
 bool Handle::wait_for(double seconds) {
+  require_process(operation_->process);
   std::unique_lock lock(operation_->mutex);
   if (!operation_->changed.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return operation_->ended; })) return false;
   throw_if_failed(*operation_);
@@ -77,6 +98,7 @@ bool Handle::wait_for(double seconds) {
 }
 
 OperationReport Handle::report() const {
+  require_process(operation_->process);
   const std::lock_guard lock(operation_->mutex);
   if (!operation_->ended) throw ExchangeError("the operation is still running; wait for it before its report");
   return operation_->report;
@@ -85,6 +107,7 @@ OperationReport Handle::report() const {
 Group::Group(std::shared_ptr<engine::Engine> engine, std::uint32_t communicator)
     : engine_(std::move(engine)), operation_(std::make_shared<engine::Operation>()) {
   operation_->communicator = communicator;
+  operation_->process = engine_->cluster().self().pid;
 }
 
 void Group::send(const void* data, std::uint64_t bytes, std::uint32_t peer) {
@@ -117,12 +140,7 @@ void Group::recv(void* data, std::uint64_t bytes, std::uint32_t peer) {
 
 Handle Group::end() {
   if (operation_ == nullptr) throw ExchangeError("the group has been posted; begin another");
-  const engine::Cluster& cluster = engine_->cluster();
-  // A forked child has no engine thread: its operations would never end.
-  if (cluster.ranks[cluster.rank].pid != ::getpid()) {
-    throw ExchangeError("process " + std::to_string(::getpid()) + " did not create this exchange; expected process " +
-                        std::to_string(cluster.ranks[cluster.rank].pid) + ": a forked child must create its own");
-  }
+  require_process(operation_->process);
   auto operation = std::move(operation_);
   engine_->post(operation);
   return Handle(std::move(operation));
@@ -130,8 +148,7 @@ Handle Group::end() {
 
 Exchange::Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
                    std::optional<Fabric> fabric, Interruption interruption)
-    : engine_(std::make_shared<engine::Engine>(rank, world, rendezvous, settings, std::move(fabric), engine::TransportWrapper{},
-                                               std::move(interruption))) {}
+    : engine_(start(rank, world, rendezvous, settings, std::move(fabric), std::move(interruption))) {}
 
 Exchange::Exchange(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
                    const FabricText& fabric, Interruption interruption)
@@ -174,6 +191,7 @@ Handle Exchange::all_to_all_v(const void* send, std::span<const std::uint64_t> s
 Group Exchange::group(std::uint32_t communicator) { return Group(engine_, communicator); }
 
 ExchangeBuffer Exchange::allocate(std::uint64_t bytes) {
+  require_process(engine_->cluster().self().pid);
   return ExchangeBuffer(std::make_shared<ExchangeBuffer::Registration>(engine_->allocate(bytes), bytes));
 }
 

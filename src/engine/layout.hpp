@@ -9,7 +9,7 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 12;
+inline constexpr std::uint32_t kProtocolVersion = 13;
 inline constexpr std::uint32_t kRingRecords = 256;
 inline constexpr std::uint32_t kMaxCarryBytes = 96u << 10;  // of the control frames that a rail carries at once; any frame fits
 inline constexpr std::uint32_t kMaxFrameBytes =
@@ -88,8 +88,11 @@ struct RegionHeader {
   std::uint64_t leaving = 0;
   std::uint64_t unended = 0;  // operations that the program has posted and that have not ended
   std::uint64_t failed = 0;   // 1 once an operation has failed
+  std::uint64_t posted = 0;   // operations so far
+  std::uint64_t ended = 0;    // of which so many, from the first one on, have ended
+  std::uint64_t reserved[6] = {};
 };
-static_assert(sizeof(RegionHeader) == 64);
+static_assert(sizeof(RegionHeader) == 128);
 
 // A rank's row: seqlock (odd while it is written), then bytes to each rank, then messages that it has posted with each.
 struct RowHeader {

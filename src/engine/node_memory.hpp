@@ -100,7 +100,10 @@ class NodeMemory {
   std::uint64_t lease(std::uint32_t mate) const { return load_flag(header(mate).lease_ns); }
   void set_leaving() { store_flag(header(self_).leaving, 1); }
   // The rank's will (docs/protocol.md §12): what its mates read when its process has ended. Any thread.
-  void operation_posted() { std::atomic_ref<std::uint64_t>(header(self_).unended).fetch_add(1); }
+  void operation_posted() {
+    std::atomic_ref<std::uint64_t>(header(self_).unended).fetch_add(1);
+    std::atomic_ref<std::uint64_t>(header(self_).posted).fetch_add(1);
+  }
   // Before the program can know that it has ended.
   void operation_ended(bool failed) {
     if (failed) store_flag(header(self_).failed, 1);
@@ -108,6 +111,10 @@ class NodeMemory {
   }
   // Of a mate whose process has ended: it had ended all that its program had posted, and well.
   bool ended_well(std::uint32_t mate) const { return load_flag(header(mate).unended) == 0 && load_flag(header(mate).failed) == 0; }
+  // How many operations a mate's program has posted; and whether the first `count` of them have ended.
+  std::uint64_t posted(std::uint32_t mate) const { return load_flag(header(mate).posted); }
+  bool ended_first(std::uint32_t mate, std::uint64_t count) const { return load_flag(header(mate).ended) >= count; }
+  void set_ended_first(std::uint64_t count) { store_flag(header(self_).ended, count); }
   void hear(std::uint32_t node, std::uint64_t now) { store_flag(regions_[self_].at<std::uint64_t>(layouts_[self_].heard(node)), now); }
   std::uint64_t last_heard(std::uint32_t node) const;
   std::uint64_t link_word(std::uint32_t owner, std::uint32_t own_nic, std::uint32_t nic) const {

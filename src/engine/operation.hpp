@@ -125,6 +125,7 @@ enum class OperationPhase : std::uint8_t { posted, rows, running, failing, ended
 
 struct Operation {
   std::uint32_t communicator = 0;
+  std::int32_t process = 0;                // whose program posted it
   std::uint64_t serial = 0;                // on this exchange
   std::uint64_t number = 0;                // of the newest collective on the communicator, itself included
   std::vector<std::uint64_t> posted_with;  // messages with each rank on the communicator so far, its own included

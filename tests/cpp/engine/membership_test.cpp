@@ -1,6 +1,10 @@
 // Ranks that disagree, do not come, or leave.
 #include <gtest/gtest.h>
 
+#include <barrier>
+#include <memory>
+#include <optional>
+
 #include "job.hpp"
 
 namespace railweave::test {
@@ -176,6 +180,49 @@ TEST(Leaving, FailsMessagesThatNeedTheRankAndNoOthers) {
     else
       rest.recv(data.data(), 1000, 0);
     rest.end().wait();
+  });
+}
+
+// Two nodes of two ranks with a rail each: ranks 0 and 3 have no way to each other but over the NIC of 1 or 2, which have nothing to do.
+TEST(Leaving, RelaysForWhatItsMatesHadPosted) {
+  run_job({2, 2}, {}, [posted = std::make_shared<std::barrier<>>(4)](Exchange& exchange) {
+    const std::uint32_t rank = exchange.rank();
+    if (rank == 1 || rank == 2) {
+      posted->arrive_and_wait();
+      exchange.close();
+      return;
+    }
+    constexpr std::uint64_t kBytes = 32u << 20;
+    std::vector<std::byte> data(kBytes);
+    Group group = exchange.group();
+    if (rank == 0) {
+      fill(data.data(), kBytes, 1);
+      group.send(data.data(), kBytes, 3);
+    } else {
+      group.recv(data.data(), kBytes, 0);
+    }
+    Handle handle = group.end();
+    posted->arrive_and_wait();
+    handle.wait();
+    EXPECT_EQ(first_wrong(data.data(), kBytes, 1), kBytes);
+  });
+}
+
+// What a mate waits for may need nobody's NIC.
+TEST(Leaving, DoesNotWaitForMatesThatMoveNothing) {
+  ExchangeSettings settings;
+  settings.drain_ms = 100;
+  run_job({2, 2}, settings, [posted = std::make_shared<std::barrier<>>(4)](Exchange& exchange) {
+    std::vector<std::byte> data(1000);
+    std::optional<Handle> handle;
+    if (exchange.rank() == 0) {
+      Group group = exchange.group();
+      group.recv(data.data(), 1000, 3);
+      handle = group.end();
+    }
+    posted->arrive_and_wait();
+    if (!handle) return exchange.close();
+    EXPECT_THROW(handle->wait(), RankDied);
   });
 }
 

@@ -128,18 +128,41 @@ def test_shapes_of_arrays_are_numpys(tmp_path: Path, shape: Any) -> None:
         assert exchange.empty(shape, np.int16).shape == np.empty(shape).shape
 
 
-def test_a_forked_child_is_refused(tmp_path: Path) -> None:
-    with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange:
-        child = os.fork()
-        if child == 0:
-            try:
-                exchange.all_to_all_v(np.zeros(1), np.zeros(1), [1], [1])
-            except ExchangeError as error:
-                os._exit(0 if "forked" in str(error) else 1)
-            os._exit(2)
-        assert os.waitpid(child, 0)[1] == 0
-        exchange.all_to_all_v(np.ones(1), into := np.zeros(1), [1], [1])
-        assert into == [1]
+def test_a_forked_child_is_refused_and_ends_nothing(tmp_path: Path) -> None:
+    """What it inherits of an exchange between nodes, sockets and all, stays its parent's however the child lets go of it."""
+
+    def body(exchange: Exchange) -> None:
+        peer = 1 - exchange.rank
+        group = exchange.group()
+        group.recv(late := np.zeros(100_000), peer)
+        outstanding = group.end()
+        reached.wait(60)
+        if exchange.rank == 0:
+            child = os.fork()
+            if child == 0:
+                told = []
+                for use in (lambda: exchange.group().end(), outstanding.test, outstanding.wait, lambda: exchange.empty(8)):
+                    try:
+                        use()
+                    except ExchangeError as error:
+                        told.append("a forked child must create its own" in str(error))
+                exchange.close()
+                os._exit(0 if told == [True] * 4 and let_go(exchange) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        reached.wait(60)
+        group = exchange.group()
+        group.send(np.full(100_000, exchange.rank + 1.0), peer)
+        group.end().wait()
+        outstanding.wait()
+        assert (late == peer + 1).all()
+
+    def let_go(exchange: Exchange) -> bool:
+        del exchange._native
+        gc.collect()
+        return True
+
+    reached = threading.Barrier(2)
+    run_ranks(tmp_path, 2, body)
 
 
 def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
