@@ -171,7 +171,8 @@ class Exchange:
     """
 
     def __init__(self, rank: int, world: int, rendezvous: str, *, fabric: str | None = None, **settings: object) -> None:
-        self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, settings)
+        chosen = {name: int(value) if isinstance(value, bool) else value for name, value in settings.items()}
+        self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, chosen)
         self._last: OperationReport | None = None
         # Goes after _native, which ends what is under way.
         self._running: list[tuple[Any, list[_Array]]] = []

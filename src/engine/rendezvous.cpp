@@ -477,9 +477,14 @@ std::unique_ptr<Rendezvous> make_rendezvous(const std::string& address, std::uin
   }
   const auto colon = address.rfind(':');
   if (address.starts_with(kTcp) && colon > kTcp.size() && colon + 1 < address.size()) {
+    // A name of a service is left to the resolver, which takes more than it should of numbers.
+    const std::string port = address.substr(colon + 1);
+    const bool number = port.find_first_not_of("0123456789") == std::string::npos;
+    if (number && (port.size() > 5 || std::stoul(port) > 65535 || std::stoul(port) == 0))
+      throw BootstrapError("rendezvous '" + address + "': port " + port + "; expected 1 to 65535");
     std::string host = address.substr(kTcp.size(), colon - kTcp.size());
     if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-    return std::make_unique<TcpRendezvous>(host, address.substr(colon + 1), rank, world, limit, std::move(interruption));
+    return std::make_unique<TcpRendezvous>(host, port, rank, world, limit, std::move(interruption));
   }
   throw BootstrapError("rendezvous '" + address + "'; expected tcp://HOST:PORT or file:///DIRECTORY");
 }

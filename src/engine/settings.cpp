@@ -140,9 +140,8 @@ std::uint64_t parse_number(const Setting& setting, std::string_view text) {
   if (setting.unit == "bytes" && suffix == "GiB") shift = 30;
   const bool suffix_ok = suffix.empty() || shift != 0;
   if (status != std::errc{} || !suffix_ok || value > (setting.maximum >> shift) || (value << shift) < setting.minimum) {
-    refuse(
-        setting, text,
-        "a number of " + std::string(setting.unit) + " from " + std::to_string(setting.minimum) + " to " + std::to_string(setting.maximum));
+    const std::string what = setting.unit.empty() ? "a number" : "a number of " + std::string(setting.unit);
+    refuse(setting, text, what + " from " + std::to_string(setting.minimum) + " to " + std::to_string(setting.maximum));
   }
   return value << shift;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -105,7 +106,10 @@ ncclResult_t missing(const char* name) {
                                ? found().origin
                                : std::string(name) + " is not in this NCCL (" + found().origin + "); update NCCL or do not call it";
   set_last_error(text.c_str());
-  log(LogLevel::warn, text);
+  static std::mutex told_mutex;
+  static std::set<std::string> told;  // a program may try again and again
+  const std::lock_guard lock(told_mutex);
+  if (told.insert(text).second) log(LogLevel::warn, text);
   return ncclInvalidUsage;
 }
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from railweave.errors import Error
@@ -21,8 +22,9 @@ from railweave.nccl import ShimError
 from railweave.nccl.metrics import PATHS, Rates, merged, rates, read
 
 
-def _table(rows: list[Rates]) -> Table:
-    table = Table(title="GB/s of each rank", caption=None if rows else "no rank that Railweave serves, yet")
+def _table(rows: list[Rates], left_out: list[str]) -> Table:
+    notes = [*([] if rows else ["no rank that Railweave serves, yet"]), *(f"left out: {escape(why)}" for why in left_out)]
+    table = Table(title="GB/s of each rank", caption="\n".join(notes) or None)
     for name in ("communicator", "rank", "host"):
         table.add_column(name)
     for name in ("sent", "received", *PATHS, "messages waiting"):
@@ -47,13 +49,20 @@ def _endpoint(context: click.Context, option: click.Parameter, value: str | None
 
 
 def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHTTPServer:
+    told: set[str] = set()
+
+    def left_out(why: str) -> None:
+        if why not in told:
+            told.add(why)
+            click.echo(f"railweave: left out: {why}", err=True)
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if urlsplit(self.path).path != "/metrics":
                 self.send_error(404, "only /metrics")
                 return
             try:
-                body = merged(directory).encode()
+                body = merged(directory, left_out).encode()
             except Error as error:
                 self.send_error(500, str(error))
                 return
@@ -109,9 +118,10 @@ def command(directory: Path, interval: float, count: int | None, listen: tuple[s
 
 
 def _look(directory: Path, interval: float, count: int | None, show: Callable[[Table], None]) -> None:
-    before, began, shown = read(directory), time.monotonic(), 0
+    before, began, shown = read(directory, lambda _: None), time.monotonic(), 0
     while not count or shown < count:
         time.sleep(interval)
-        after, now = read(directory), time.monotonic()
-        show(_table(rates(before, after, now - began)))
+        left_out: list[str] = []
+        after, now = read(directory, left_out.append), time.monotonic()
+        show(_table(rates(before, after, now - began), left_out))
         before, began, shown = after, now, shown + 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from railweave.nccl import ShimError
@@ -16,6 +19,7 @@ _SILENT_S = 15.0
 
 PATHS = ("direct", "relay", "host", "rail", "cross_rail")
 _LINE = re.compile(r'^(\w+)\{((?:\w+="[^"]*",?)+)\} (\d+)$')
+_HEAD = re.compile(r"^# (?:HELP|TYPE) \w+ .")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -57,7 +61,11 @@ def parse(text: str, source: str = "<string>") -> dict[tuple[str, int], RankCoun
     """By communicator and rank. Raises ShimError naming the line that is no counter of the shim."""
     found: dict[tuple[str, int], RankCounters] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line or line.startswith("#"):
+        if not line:
+            continue
+        if line.startswith("#"):
+            if not _HEAD.match(line):
+                raise ShimError(f"{source}:{number}: '{line[:80]}'; expected a counter as the shim writes it")
             continue
         match = _LINE.match(line)
         labels = dict(_LABEL.findall(match[2])) if match else {}
@@ -93,26 +101,44 @@ def _age(path: Path) -> float:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        with open(path, opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ShimError(f"{path}: no file; expected counters as the shim writes them")
+            return file.read()
     except FileNotFoundError:
         return ""  # its process has just ended
     except (OSError, UnicodeDecodeError) as error:
         raise ShimError(f"{path}: {error}; expected counters as the shim writes them") from error
 
 
-def read(directory: Path) -> dict[tuple[str, int], RankCounters]:
-    """Of all processes of the job that are alive."""
-    found: dict[tuple[str, int], RankCounters] = {}
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that somebody put there has perhaps no writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _counters(directory: Path, left_out: Callable[[str], None]) -> Iterator[tuple[str, dict[tuple[str, int], RankCounters]]]:
+    """The text and what it says of each process that is alive; a file that is none of the shim's is named and hides no other."""
     for path in _files(directory):
-        found.update(parse(_text(path), str(path)))
+        try:
+            text = _text(path)
+            yield text, parse(text, str(path))
+        except ShimError as error:
+            left_out(str(error))
+
+
+def read(directory: Path, left_out: Callable[[str], None]) -> dict[tuple[str, int], RankCounters]:
+    """Of all processes of the job that are alive. `left_out` hears why a file does not count."""
+    found: dict[tuple[str, int], RankCounters] = {}
+    for _, counters in _counters(directory, left_out):
+        found.update(counters)
     return found
 
 
-def merged(directory: Path) -> str:
-    """One text of all files, each family's description once, as Prometheus wants it."""
+def merged(directory: Path, left_out: Callable[[str], None]) -> str:
+    """One text of all files, each family's description once, as Prometheus wants it. `left_out` hears why a file does not count."""
     families: dict[str, tuple[list[str], list[str]]] = {}
-    for path in _files(directory):
-        for line in _text(path).splitlines():
+    for text, _ in _counters(directory, left_out):
+        for line in text.splitlines():
             name = line.split()[2] if line.startswith("#") else line.partition("{")[0]
             head, samples = families.setdefault(name, ([], []))
             if not line.startswith("#"):

@@ -109,6 +109,17 @@ Interruption at_once() {
 }
 
 // Whatever it waits for: others to say hello, rank 0's answer.
+TEST(Rendezvous, PortsThatCannotBeAreRefused) {
+  for (const std::string port : {"0", "65536", "99999", "123456789012345678901"}) {
+    try {
+      engine::make_rendezvous("tcp://127.0.0.1:" + port, 0, 1, 1s);
+      ADD_FAILURE() << port;
+    } catch (const BootstrapError& error) {
+      EXPECT_EQ(std::string(error.what()), "rendezvous 'tcp://127.0.0.1:" + port + "': port " + port + "; expected 1 to 65535");
+    }
+  }
+}
+
 TEST(FileRendezvous, AnInterruptedRankLeavesNothing) {
   const ScratchDirectory directory;
   std::ofstream(directory.path() / "notes") << "the user's";

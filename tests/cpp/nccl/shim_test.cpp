@@ -212,6 +212,7 @@ TEST(Shim, AVariableThatOneRankCannotReadLeavesAllRanksAndIsNamed) {
 TEST(Shim, FunctionsThatNcclLacksGiveAnErrorWithText) {
   const Outcome outcome = run(Mode::preload, "missing_function");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN ncclCommSuspend is not in this NCCL"), 4u) << "once a process: " << outcome.log;
 }
 
 TEST(Shim, AStallIsDescribedInTheLog) {

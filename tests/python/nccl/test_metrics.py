@@ -60,10 +60,10 @@ def test_what_is_no_counter_is_named(line: str) -> None:
 def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
     (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
     (tmp_path / "railweave-n1-2.prom").write_text(text(1, 6))
-    joined = merged(tmp_path)
+    joined = merged(tmp_path, pytest.fail)
     assert joined.count("# TYPE railweave_sent_bytes_total counter") == 1
-    assert parse(joined) == read(tmp_path)
-    assert {counters.sent for counters in read(tmp_path).values()} == {5, 6}
+    assert parse(joined) == read(tmp_path, pytest.fail)
+    assert {counters.sent for counters in read(tmp_path, pytest.fail).values()} == {5, 6}
     with top._server(tmp_path, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -121,14 +121,22 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     assert str(failed.exception).startswith("port 0 of 192.0.2.1: Cannot assign requested address; expected an address of this machine")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "railweave-n1-1.prom").write_bytes(b"\xff\xfe")
     (tmp_path / "railweave-n1-2.prom").mkdir()
-    for bad in ("railweave-n1-1.prom: 'utf-8'", "railweave-n1-2.prom: .*Is a directory"):
-        for reader in (read, merged):
-            with pytest.raises(ShimError, match=bad):
-                reader(tmp_path)
-        (tmp_path / "railweave-n1-1.prom").write_text("")
+    os.mkfifo(tmp_path / "railweave-n1-3.prom")
+    (tmp_path / "railweave-n1-4.prom").write_text(text(1, 7)[:-20])
+    (tmp_path / "railweave-n1-5.prom").write_text("# HELP\n")
+    (tmp_path / "railweave-n1-6.prom").write_text(text(0, 5))
+    expected = ("1.prom: 'utf-8'", "2.prom: .*Is a directory", "3.prom: no file", r"4.prom:\d+: 'railweave", "5.prom:1: '# HELP'")
+    for reader in (read, merged):
+        left_out: list[str] = []
+        found = reader(tmp_path, left_out.append)
+        assert (parse(found) if isinstance(found, str) else found).keys() == {("ab", 0)}
+        for text_of, why in zip(left_out, expected, strict=True):
+            assert re.search(why, text_of)
+    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert (shown.exit_code, "0 of 2" in shown.output, shown.output.count("left out:")) == (0, True, 5)
 
 
 def test_a_reader_that_leaves_is_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -152,8 +160,8 @@ def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
         (tmp_path / f"railweave-n1-{number}.prom").write_text(text(rank, 5))
     long_ago = (tmp_path / "railweave-n1-1.prom").stat().st_mtime - 60
     os.utime(tmp_path / "railweave-n1-1.prom", (long_ago, long_ago))
-    assert [counters.rank for counters in read(tmp_path).values()] == [1]
-    assert 'rank="0"' not in merged(tmp_path)
+    assert [counters.rank for counters in read(tmp_path, pytest.fail).values()] == [1]
+    assert 'rank="0"' not in merged(tmp_path, pytest.fail)
 
 
 def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> None:
