@@ -66,7 +66,8 @@ class RailRoles {
     return true;
   }
 
-  // The last block to leave moves the communicators' counts on and tells the host.
+  // The last block to leave moves the communicators' counts on and tells the host; and the engines, if they wait for the copies of a kernel
+  // that was sent away.
   RAILWEAVE_ROLE void end() {
     const std::uint32_t left = block_.share([&] {
       const std::uint32_t own = stopped_ ? kLeftStopped : kLeft;
@@ -78,7 +79,10 @@ class RailRoles {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = messages_[i];
       if (!m.reports) return;
-      if (any_stopped(left)) return give_up(block_, m);
+      if (any_stopped(left)) {
+        block_.vacate(&m.rail.port->left, std::uint64_t{1});
+        return give_up(block_, m);
+      }
       block_.store(&m.rail.counts->begun, number_of(m));
       report(block_, m, read_totals(block_, m));
     });

@@ -167,7 +167,7 @@ TEST(Rails, WhatARankSentBeforeItLeftIsReceived) {
     Buffers buffers;
     buffers.add(rank.rank(), 0, 1, 5000, 1);
     if (rank.rank() == 1) {
-      rank.before_copy = [&] {
+      rank.before_copy = [&](std::span<const std::byte>) {
         here = true;
         here.notify_all();
         left.wait(false);
@@ -439,6 +439,62 @@ TEST(Rails, AnAbortWhileBytesMoveEndsBothSides) {
       EXPECT_NE(rank.failure(), "");
     });
   }
+}
+
+// A block that is in the middle of a copy when its rank aborts still reads the slot: nothing may land there.
+TEST(Rails, ASlotIsNobodyElsesWhileABlockOfAnAbortedRankReadsIt) {
+  GpuJob job({2, 1});
+  const ExchangeSettings settings = impatient();
+  std::atomic<bool> failed{false}, goes_on{false};
+  run_gpu_job(job, settings, [&](GpuRank& rank) {
+    Buffers buffers;
+    buffers.add(rank.rank(), 0, 1, 1'000'000, 1);
+    if (rank.rank() == 0) {
+      rank.run(buffers.transfers);
+      EXPECT_NE(rank.failure(), "");
+      failed = true;
+      return;
+    }
+    rank.before_copy = [&](std::span<const std::byte> slot) {
+      const std::vector<std::byte> before(slot.begin(), slot.end());
+      goes_on.wait(false);
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), slot.begin()));
+    };
+    std::jthread plug([&] {
+      while (!rank.asked(settings.rx_slots)) std::this_thread::sleep_for(1ms);  // more chunks wait for a slot
+      rank.fail("aborted");
+      while (!failed) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(100ms);  // what the other's link still had would come
+      goes_on = true;
+      goes_on.notify_all();
+    });
+    rank.run(buffers.transfers);
+    EXPECT_EQ(rank.failure(), "aborted");
+  });
+}
+
+// As on a GPU that has failed. Its block pushes: a slot that it fills is nobody else's, whatever happens.
+TEST(Rails, AKernelThatDoesNotLeaveKeepsItsRankForTheDrainTimeAtMost) {
+  GpuJob job({2, 2});
+  ExchangeSettings settings = impatient();
+  settings.drain_ms = ExchangeSettings{}.drain_ms;
+  std::atomic<bool> heard{false};
+  run_gpu_job(job, settings, [&](GpuRank& rank) {
+    if (rank.rank() < 2) wait_in_vain(rank, 2);
+    if (rank.rank() == 1) {
+      EXPECT_EQ(rank.failure(), "rank 2 has left: it has closed its exchange");
+      heard = true;
+      heard.notify_all();
+    }
+    if (rank.rank() != 2) return;
+    rank.before_copy = [&](std::span<const std::byte>) {
+      rank.fail("aborted");
+      heard.wait(false);
+    };
+    std::vector<std::byte> data(100'000);
+    rank.run({{Direction::send, 0, data.data(), data.size()}});
+    EXPECT_EQ(rank.failure(), "aborted");
+  });
 }
 
 TEST(Rails, SizesThatDifferFailBothSides) {
