@@ -537,5 +537,33 @@ TEST(Rails, AnOperationThatWaitsTooLongGivesUp) {
   });
 }
 
+// Before the host has seen why that one gave up. What its engine asks for in the meantime is in the buffer of an operation that has left.
+TEST(Rails, AnOperationBehindOneThatGaveUpTakesNothingThatWasMeantForIt) {
+  GpuJob job({2, 1});
+  job.timeout_ns = 50'000'000;
+  std::atomic<bool> gave_up{false};
+  run_gpu_job(job, impatient(), [&](GpuRank& rank) {
+    std::vector<std::byte> data(100'000, std::byte{7});
+    if (rank.rank() == 0) {
+      gave_up.wait(false);
+      std::fill(data.begin(), data.end(), std::byte{8});
+      rank.run({{Direction::send, 1, data.data(), data.size()}});
+      EXPECT_NE(rank.failure(), "");
+      return;
+    }
+    rank.run({{Direction::receive, 0, data.data(), data.size()}});
+    EXPECT_EQ(rank.host().error, static_cast<std::uint32_t>(cuda::KernelError::timed_out));
+    job.timeout_ns = GpuJob({1, 1}).timeout_ns;
+    gave_up = true;
+    gave_up.notify_all();
+    while (!rank.asked(1)) std::this_thread::sleep_for(1ms);
+    std::vector<std::byte> next = data;
+    rank.run({{Direction::receive, 0, next.data(), next.size()}});
+    EXPECT_EQ(data, std::vector<std::byte>(data.size(), std::byte{7}));
+    EXPECT_EQ(rank.completed(), 0u);
+    rank.fail("timed out");
+  });
+}
+
 }  // namespace
 }  // namespace railweave::test
