@@ -2,7 +2,8 @@
  * operation, asks for its copies as places are free, and says that it has ended. Grants, slots and rails are the other models'.
  *
  * OPERATIONS launches of a communicator, one after another, BLOCKS blocks each; a block may begin when others are in the middle. COPIES of
- * each operation, PLACES for them at once. FAIL: the communicator fails, at any moment.
+ * each operation, PLACES for them at once. FAIL: the communicator fails, at any moment: the host sends its kernels away, or a kernel gives
+ * up by itself and the host hears of it later.
  */
 #ifndef OPERATIONS
 #define OPERATIONS 2
@@ -27,9 +28,12 @@ byte before;                            /* operations that have ended */
 byte claimed;                           /* operations that a block has listed, or is listing */
 byte taken;                             /* copies */
 byte leaving;                           /* blocks of the launch that have left */
+bit  quit;                              /* one of them before the operation was over */
 /* pinned host memory; the kernel's words, then the engine's */
 byte list, begun;                       /* the operation whose messages are listed; how many have been listed */
 byte made[PLACES];
+bit  error;                             /* a kernel gave up by itself */
+bit  gone;                              /* all blocks of a kernel that gave up, or was sent away */
 byte number[PLACES], job[PLACES];       /* of the copy at a place: its number, and its operation */
 byte ended;
 bit  stop;                              /* the host's */
@@ -38,6 +42,7 @@ byte launched;
 byte copied[LAST + 1];                  /* how often each copy was made */
 byte asked;
 bit  gave_up;
+bit  reused;                            /* slots of copies that were not made have something else */
 
 proctype Host()
 {
@@ -49,7 +54,10 @@ proctype Host()
 #endif
   od;
 #if FAIL
-  if :: atomic { !stop -> stop = 1 } :: skip fi
+  if
+  :: atomic { !stop -> stop = 1 }
+  :: atomic { leaving == BLOCKS && !error -> skip }
+  fi
 #endif
 }
 
@@ -67,8 +75,10 @@ proctype Block()
   bit leave, mine;
   do
   :: atomic { op < launched -> op++; n = before + 1; leave = 0; mine = 0; c = 0 }
-#ifndef MUT_NO_LOOK_AT_BEGIN
+#ifdef MUT_NO_LOOK_AT_ERROR
      leave = stop;
+#elif !defined(MUT_NO_LOOK_AT_BEGIN)
+     leave = stop || error;
 #endif
      if
      :: leave
@@ -85,15 +95,24 @@ proctype Block()
      fi;
      do
      :: atomic { leave -> break }
-     :: atomic { !leave && stop -> leave = 1 }
+     :: atomic { !leave && (stop || error) -> leave = 1 }
+#if FAIL
+     :: atomic { !leave && !error -> error = 1; leave = 1 }
+#endif
      :: atomic { !leave && ended >= n -> break }
      :: atomic { !leave && number[(taken + 1) % PLACES] == taken + 1 -> taken++; c = taken }
         assert(job[c % PLACES] == op);
         copied[c]++;
-        assert(copied[c] == 1);
+        assert(copied[c] == 1 && !reused);
         made[c % PLACES] = c
      od;
-     atomic { leaving++; if :: leaving == BLOCKS && !leave -> before = n :: else fi }
+     atomic {
+       leaving++; quit = quit || leave;
+       if
+       :: leaving == BLOCKS && quit -> quit = 0; gone = 1
+       :: leaving == BLOCKS && !quit -> before = n
+       :: else
+       fi }
   :: atomic { op == OPERATIONS -> break }
   od
 }
@@ -114,6 +133,11 @@ proctype Engine()
 end:
   do
   :: atomic { stop && !gave_up -> gave_up = 1; open = 0 }
+#ifdef MUT_GIVE_UP_AT_ONCE
+  :: atomic { gave_up && !reused -> reused = 1 }
+#else
+  :: atomic { gave_up && gone && !reused -> reused = 1 }
+#endif
   :: atomic { !gave_up && posted == ended && begun > posted -> posted++; open = COPIES }
      assert(list == posted)
   :: atomic { !gave_up && open > 0 && PLACE_IS_FREE -> asked++; open-- }
@@ -131,7 +155,7 @@ proctype Monitor()
   atomic { timeout ->
     assert(launched == OPERATIONS && leaving == BLOCKS);
     i = 1;
-    do :: i <= LAST -> assert(stop || copied[i] == 1); i++ :: else -> break od }
+    do :: i <= LAST -> assert(copied[i] == 1 || (stop && (i > asked || reused))); i++ :: else -> break od }
 }
 
 init { atomic { byte i; run Host(); i = 0; do :: i < BLOCKS -> run Block(); i++ :: else -> break od; run Engine(); run Monitor() } }

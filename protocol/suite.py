@@ -945,4 +945,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "assertion",
         "a launch that was queued makes a copy that the operation before it has left",
     ),
+    Mutation(
+        "gpu-rails-no-look-at-error",
+        "gpu_rails",
+        _defines("MUT_NO_LOOK_AT_ERROR FAIL=1"),
+        "a kernel that begins looks whether it was sent away, and not whether the one before it gave up",
+        "assertion",
+        "the host has not seen that yet: the same",
+    ),
+    Mutation(
+        "gpu-rails-give-up-at-once",
+        "gpu_rails",
+        _defines("MUT_GIVE_UP_AT_ONCE FAIL=1"),
+        "the engine gives slots of copies back when the communicator has ended, not when its kernel has left",
+        "assertion",
+        "a block still reads the slot of a copy that it had taken, and something else lands there",
+    ),
 )

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "../engine/shared_memory.hpp"
 #include "railweave/error.hpp"
 
 namespace railweave::cuda {
@@ -26,18 +27,21 @@ constexpr std::uint32_t kMostPushes = kRailCopies / 2;
 
 }  // namespace
 
-RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control)
+RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control,
+                         std::uint64_t drain_ms)
     : CopyingBackend(services, static_cast<Copier&>(*this)),
       services_(services),
       port_(port),
       regions_(std::move(regions)),
-      control_(control) {}
+      control_(control),
+      drain_ns_(drain_ms * 1'000'000) {}
 
 bool RailBackend::advance() {
   thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns: naps are that short
   static_cast<void>(slack);
   bool moved = false;
-  if (control_.stopped.load(std::memory_order_acquire))
+  if (stopped_at_ == 0 && control_.stopped.load(std::memory_order_acquire)) stopped_at_ = engine::now_ns();
+  if (stopped_at_ != 0)
     give_up();
   else
     moved = take_listed();
@@ -47,11 +51,18 @@ bool RailBackend::advance() {
 }
 
 std::uint64_t RailBackend::next_look(std::uint64_t now) const {
-  if (control_.stopped.load(std::memory_order_acquire)) return std::numeric_limits<std::uint64_t>::max();
+  // Once it has ended, the last word of its kernel.
+  if (stopped_at_ != 0) return open_ != 0 ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
   return expects() ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
 }
 
 std::uint64_t RailBackend::spin_ns() const { return !control_.stopped.load(std::memory_order_acquire) && expects() ? kSpinNs : 0; }
+
+// A kernel that was sent away finishes the copies that its blocks had taken on: until it has left they read slots. One that cannot leave
+// any more, as its GPU has failed, is not waited for longer than anybody else.
+bool RailBackend::copies_no_more() const {
+  return stopped_at_ != 0 && (load_flag(port_.left) != 0 || engine::now_ns() - stopped_at_ >= drain_ns_);
+}
 
 bool RailBackend::expects() const { return operation_ != nullptr || control_.captured.load() || begun_ < control_.enqueued.load(); }
 
@@ -184,20 +195,19 @@ void RailBackend::ask(const Copy& copy) {
 }
 
 void RailBackend::take_ended(std::vector<Ended>& ended) {
-  // A kernel that has been sent away makes some of them still, but its slots are nobody else's: a writer's are its own, and what is read
-  // out of a slot that has been given away goes into a buffer of an operation that has failed.
-  const bool stopped = control_.stopped.load(std::memory_order_acquire);
+  const bool stopped = stopped_at_ != 0, given_up = open_ != 0 && copies_no_more();
   for (std::size_t i = 0; open_ != 0 && i < places_.size(); ++i) {
     Place& place = places_[i];
     if (!place.used) continue;
     const bool made = load_flag(port_.made[i]) == place.number;
-    if (!made && !stopped) continue;
+    if (!made && !given_up) continue;
     place.used = false;
     --open_;
     if (place.copy.kind == CopyKind::push) --open_pushes_;
     if (place.copy.kind == CopyKind::put) --open_puts_;
     ended.push_back({place.copy.ticket, made});
   }
+  // Of these no kernel knows.
   for (; !waiting_.empty() && (stopped || place_is_free()); waiting_.pop_front()) {
     if (stopped)
       ended.push_back({waiting_.front().ticket, false});

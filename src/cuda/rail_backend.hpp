@@ -19,7 +19,7 @@ namespace railweave::cuda {
 struct RailControl {
   std::atomic<std::uint64_t> enqueued{0};  // operations with messages to other nodes
   std::atomic<bool> captured{false};       // operations run that were not counted
-  // The communicator has ended and its kernels leave: what they had been asked to copy is given up.
+  // The communicator has ended and its kernels leave: what they had been asked to copy is given up when they have.
   std::atomic<bool> stopped{false};
   // An operation has failed. Called on the engine thread.
   std::function<void(const engine::Failure&)> on_failure;
@@ -36,7 +36,8 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
     std::uint64_t device;
     std::shared_ptr<void> keep = nullptr;  // what makes it so
   };
-  RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control);
+  // `drain_ms`: how long kernels that were sent away are waited for at most.
+  RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control, std::uint64_t drain_ms);
 
   bool advance() override;
   void on_end(const engine::Operation& operation) override;
@@ -72,6 +73,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   void end_operation();
   void fail(const engine::Failure& failure);
   void give_up();
+  bool copies_no_more() const;
   bool place_is_free() const { return !places_[(asked_ + 1) % kRailCopies].used; }
   void ask(const Copy& copy);
   bool stage(Copy copy, std::span<const std::byte> data);
@@ -81,7 +83,9 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   RailPort& port_;
   const std::vector<Mapped> regions_;
   RailControl& control_;
-  std::uint64_t begun_ = 0;  // operations taken from the port
+  const std::uint64_t drain_ns_;
+  std::uint64_t stopped_at_ = 0;  // when the communicator was seen to have ended
+  std::uint64_t begun_ = 0;       // operations taken from the port
   std::shared_ptr<engine::Operation> operation_;
   bool told_ = false;        // of a failure
   std::uint64_t asked_ = 0;  // copies

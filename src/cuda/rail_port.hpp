@@ -45,6 +45,9 @@ struct RailPort {
   // The kernel writes.
   alignas(128) std::uint64_t begun;  // operations with messages to other nodes; the list below is the newest one's, written before
   std::uint64_t listed;
+  // 1: a kernel was sent away, or gave up, and all of its blocks have left. It has read what it read of slots and stages, and no kernel
+  // copies anything for the communicator from then on.
+  std::uint64_t left;
   RailMessage messages[kMaxMessages];
   alignas(128) std::uint64_t made[kRailCopies];  // number of the last copy that was made at this place
   // Small messages, which engines send each other in control frames: those that go out, written before the list; and those that have

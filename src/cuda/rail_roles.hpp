@@ -23,15 +23,16 @@ class RailRoles {
   RAILWEAVE_ROLE RailRoles(Block& block, const Part& part)
       : block_(block), state_(*part.state), messages_(part.messages), count_(part.count), timeout_ns_(part.timeout_ns) {}
 
-  // Whichever block comes first lists the messages, once a communicator. None does for a communicator that has ended: copies that its
-  // engine had asked for are not for this operation. False then: nothing is left to do.
+  // Whichever block comes first lists the messages, once a communicator. None does for a communicator that has ended, or whose kernel
+  // before this one said why it gave up, which the host may not have seen yet: copies that its engine had asked for are not for this
+  // operation. False then: nothing is left to do.
   RAILWEAVE_ROLE bool begin() {
     for (std::uint32_t first = 0; first < count_; first = end_of(first)) {
       const Message& m = messages_[first];
       const Entry entry = block_.share([&] {
         Entry found = Entry::others;
         block_.lead([&] {
-          if (block_.relaxed(&m.host->stop) != 0) {
+          if ((block_.relaxed(&m.host->stop) | block_.relaxed(&m.host->error)) != 0) {
             found = Entry::ended;
           } else {
             const std::uint64_t before = block_.relaxed(&m.rail.counts->begun);
@@ -66,7 +67,8 @@ class RailRoles {
     return true;
   }
 
-  // The last block to leave moves the communicators' counts on and tells the host.
+  // The last block to leave moves the communicators' counts on and tells the host; and the engines, if they wait for the copies of a kernel
+  // that was sent away.
   RAILWEAVE_ROLE void end() {
     const std::uint32_t left = block_.share([&] {
       const std::uint32_t own = stopped_ ? kLeftStopped : kLeft;
@@ -78,7 +80,10 @@ class RailRoles {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = messages_[i];
       if (!m.reports) return;
-      if (any_stopped(left)) return give_up(block_, m);
+      if (any_stopped(left)) {
+        block_.vacate(&m.rail.port->left, std::uint64_t{1});
+        return give_up(block_, m);
+      }
       block_.store(&m.rail.counts->begun, number_of(m));
       report(block_, m, read_totals(block_, m));
     });

@@ -28,7 +28,7 @@ Rails::Rails(std::uint32_t rank, const std::vector<NodeFacts>& facts, engine::Re
     throw BootstrapError("it spans " + nodes + " nodes, and " + objection + " (RAILWEAVE_GPU_NODES=" + nodes +
                          " has it served all the same)");
   }
-  const auto make_backend = [this](engine::EngineServices& services) -> std::unique_ptr<engine::Backend> {
+  const auto make_backend = [this, &settings](engine::EngineServices& services) -> std::unique_ptr<engine::Backend> {
     void* port = nullptr;
     check(cudaHostAlloc(&port, sizeof(RailPort), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     port_.reset(new (port) RailPort{});
@@ -44,7 +44,7 @@ Rails::Rails(std::uint32_t rank, const std::vector<NodeFacts>& facts, engine::Re
       const std::span<std::byte> moved = services.memory().moved_nic_slots(mate);
       regions.push_back({moved.data(), moved.size(), reinterpret_cast<std::uint64_t>(moved.data())});
     }
-    return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_);
+    return std::make_unique<RailBackend>(services, *port_, std::move(regions), control_, settings.drain_ms);
   };
   engine_ = std::make_unique<engine::Engine>(std::move(cluster), rendezvous, settings, std::nullopt, engine::TransportWrapper{},
                                              make_backend, &slots_);

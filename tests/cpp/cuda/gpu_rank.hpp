@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,10 +44,10 @@ class LaunchedBlock : public cuda::HostBlock {
     release(word, value);
   }
   void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
-    if (before_copy) before_copy();
+    if (before_copy) before_copy({from, bytes});
     HostBlock::copy(to, from, bytes);
   }
-  std::function<void()> before_copy;
+  std::function<void(std::span<const std::byte> from)> before_copy;
 };
 
 // What the ranks of a job share: their ports for each other inside the nodes, and the plugs of their rails.
@@ -86,7 +87,7 @@ class GpuRank {
           nic = std::make_unique<HiddenTransport>(std::move(nic), slots_, moved_, job.nic_of(rank));
           return std::make_unique<FaultTransport>(std::move(nic), FaultPolicy{}, job.rails, rank);
         },
-        [this](engine::EngineServices& services) {
+        [this, &settings](engine::EngineServices& services) {
           std::vector<cuda::RailBackend::Mapped> regions;
           for (std::uint32_t mate = 0; mate < services.memory().mates(); ++mate) {
             const auto region = services.memory().region(mate);
@@ -94,7 +95,7 @@ class GpuRank {
             const auto moved = services.memory().moved_nic_slots(mate);
             regions.push_back({moved.data(), moved.size(), reinterpret_cast<std::uint64_t>(slots_.show(moved.data()))});
           }
-          return std::make_unique<cuda::RailBackend>(services, *port_, std::move(regions), control_);
+          return std::make_unique<cuda::RailBackend>(services, *port_, std::move(regions), control_, settings.drain_ms);
         },
         &slots_);
   }
@@ -197,10 +198,14 @@ class GpuRank {
   // Copies that its kernels have taken on; while they run.
   std::uint64_t taken() { return std::atomic_ref(counts_.taken).load(); }
   const cuda::RailPort& port() const { return *port_; }
+  // Whether its engine has asked for the n-th copy; while its kernels run.
+  bool asked(std::uint64_t n) {
+    return cuda::is_of(std::atomic_ref(port_->copies[n % cuda::kRailCopies].words[cuda::RailCopy::kWords - 1]).load(), n);
+  }
   engine::Engine& engine() { return *engine_; }
   const HiddenSlots& slots() const { return slots_; }
   const HiddenTransport::Counts& moved() const { return moved_; }
-  std::function<void()> before_copy;  // of its blocks
+  std::function<void(std::span<const std::byte> from)> before_copy;  // of its blocks
 
  private:
   GpuJob& job_;
