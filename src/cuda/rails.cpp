@@ -62,7 +62,7 @@ void Rails::expect(bool captured) {
 
 void Rails::stop() {
   control_.stopped = true;
-  engine_->begin_close();
+  engine_->begin_close(true);  // who waits for this rank shall hear of it
 }
 
 }  // namespace railweave::cuda

@@ -381,11 +381,12 @@ Standing Engine::stand() const {
   return standing;
 }
 
-void Engine::begin_close() {
+void Engine::begin_close(bool at_once) {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
+  if (at_once) leaves_at_once_.store(true);
   close_requested_.store(true);
   memory_->wake(memory_->self());
 }

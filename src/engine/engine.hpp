@@ -55,8 +55,8 @@ class Engine final : public EngineServices {
   // A forked child has the engine's memory, but not its thread, and its sockets are the parent's, too: there nothing may be posted, waited
   // for, closed or taken apart.
   bool is_of_this_process() const { return cluster_.self().pid == ::getpid(); }
-  // close() in two steps: the first does not wait.
-  void begin_close();
+  // close() in two steps: the first does not wait. `at_once`: what others would have it relay is not waited for.
+  void begin_close(bool at_once = false);
   void close();
 
   // --- EngineServices
@@ -194,7 +194,7 @@ class Engine final : public EngineServices {
   };
   std::map<std::uint32_t, Numbers> numbers_;  // by communicator
   std::vector<std::weak_ptr<SharedMemory>> allocations_;
-  std::atomic<bool> close_requested_{false};
+  std::atomic<bool> close_requested_{false}, leaves_at_once_{false};
   std::atomic<bool> links_settled_{false};
   std::vector<std::promise<Standing>> asked_;
   std::atomic<bool> is_asked_{false};

@@ -242,7 +242,7 @@ void Engine::advance_closing(std::uint64_t now) {
 // ended. Ranks of other nodes have mates there that see it likewise, and one such NIC at either end is a way. What a mate waits for may be
 // something else, so where these NICs carry nothing it is not waited for longer than drain_ms.
 bool Engine::is_needed(std::uint64_t now) {
-  if (cluster_.nodes.size() == 1 || cluster_.self().nics.empty()) return false;
+  if (cluster_.nodes.size() == 1 || cluster_.self().nics.empty() || leaves_at_once_.load()) return false;
   if (!proxy_->idle()) carried_at_ = now;
   if (now - carried_at_ >= settings_.drain_ms * 1'000'000) return false;
   for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {

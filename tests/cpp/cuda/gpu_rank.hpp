@@ -180,7 +180,7 @@ class GpuRank {
     }
     std::atomic_ref(host_.stop).store(1);
     control_.stopped = true;
-    engine_->begin_close();
+    engine_->begin_close(true);
   }
   std::string failure() {
     const std::lock_guard lock(mutex_);
