@@ -1,23 +1,10 @@
-"""What protocol/check checks: configurations of the models, and mutations that must be caught.
-
-`defines` are preprocessor definitions of the model; each model's head says what they mean and what its faults are.
-"""
+"""Mutations of the models that protocol/check must catch: each replaces one rule."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Configuration:
-    """A model with its sizes and faults; it must hold."""
-
-    name: str
-    model: str
-    defines: tuple[str, ...]
-    question: str
-    full: bool = False  # only with --full
-    bitstate: bool = False  # hashed states: a search that may miss some; only where the exhaustive one does not fit
+from configurations import defines
 
 
 @dataclass(frozen=True)
@@ -32,227 +19,11 @@ class Mutation:
     shape: str  # of the counterexample
 
 
-def _defines(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-CONFIGURATIONS: tuple[Configuration, ...] = (
-    Configuration(
-        "rail-lossy",
-        "rail",
-        _defines("NT=2 NG=2 LOSS=1 DUP=1 RESEND=1"),
-        "one link: a frame lost, one doubled, a timer that fires early; any order",
-    ),
-    Configuration(
-        "rail-window",
-        "rail",
-        _defines("NT=3 NG=2 NX=2 RESEND=1"),
-        "two transfers at once share one rx slot; data sent twice",
-    ),
-    Configuration(
-        "rail-flap",
-        "rail",
-        _defines("NT=4 NG=3 FLAP=1 DUP=1"),
-        "the link goes down and up again while chunks are on it; late writes of the old generation",
-    ),
-    Configuration(
-        "rail-flap-resend",
-        "rail",
-        _defines("NT=4 NG=3 FLAP=1 RESEND=1"),
-        "late writes and data sent twice together",
-    ),
-    Configuration(
-        "rail-receiver-gives-up",
-        "rail",
-        _defines("NT=4 NG=3 RXFLAP=1 DUP=1"),
-        "the receiver fences a generation on its own, wrongly",
-    ),
-    Configuration(
-        "rail-both-give-up",
-        "rail",
-        _defines("NT=5 NG=4 RXFLAP=1 FLAP=1 NC=1"),
-        "both ends give up on a good link, in any order",
-    ),
-    Configuration(
-        "rails-one-dies",
-        "rail",
-        _defines("NL=2 NT=2 NG=3 CUT=1"),
-        "a rail dies for ever in the middle: all chunks arrive over the other",
-    ),
-    Configuration(
-        "rails-sending-relay-exits",
-        "rail",
-        _defines("NL=2 NT=2 NG=3 TXEXIT=1"),
-        "the process that owns the sending NIC ends",
-    ),
-    Configuration(
-        "rails-receiving-relay-exits",
-        "rail",
-        _defines("NL=2 NT=2 NG=3 RXEXIT=1"),
-        "the process that owns the receiving NIC ends; what it announced is still read",
-    ),
-    Configuration(
-        "rails-into-one-nic",
-        "rail",
-        _defines("NL=2 NN=1 NT=2 NG=3 TXEXIT=1"),
-        "two senders share one rx slot; one of them dies holding it",
-    ),
-    Configuration(
-        "rails-out-of-one-nic",
-        "rail",
-        _defines("NL=2 NO=1 NT=3 NC=1 NG=3 FLAP=1"),
-        "two links share one tx slot; one goes down while its data is under way",
-    ),
-    Configuration(
-        "rail-destination-dies",
-        "rail",
-        _defines("ND=2 NT=3 NG=2 NX=2 DEXIT=1"),
-        "one of two destinations behind a NIC dies; the other completes with the shared rx slot",
-    ),
-    Configuration(
-        "rail-ahead-lossy",
-        "rail",
-        _defines("NT=3 NG=2 NR=2 AHEAD=1 LOSS=1 DUP=1 RESEND=1"),
-        "slots accepted before they are asked for: a frame lost, one doubled, a timer that fires early",
-    ),
-    Configuration(
-        "rail-ahead-flap",
-        "rail",
-        _defines("NC=1 NT=3 NG=3 NR=2 AHEAD=1 FLAP=1 DUP=1"),
-        "the same while the link goes down and up again: a number accepted in one generation is used in the next",
-    ),
-    Configuration(
-        "rail-ahead-gives-up",
-        "rail",
-        _defines("NC=1 NT=3 NG=3 NR=2 AHEAD=1 RXFLAP=1 RESEND=1"),
-        "the same while the receiver fences a generation, wrongly",
-    ),
-    Configuration(
-        "rails-ahead-into-one-nic",
-        "rail",
-        _defines("NC=1 NL=2 NN=1 NT=2 NG=3 NR=2 AHEAD=1 TXEXIT=1"),
-        "two senders share two slots, of which one may be accepted ahead; one of the senders dies",
-    ),
-    Configuration(
-        "rails-ahead-into-one-nic-full",
-        "rail",
-        _defines("NL=2 NN=1 NT=2 NG=3 NR=2 AHEAD=1 TXEXIT=1"),
-        "the same with two chunks",
-        full=True,
-    ),
-    Configuration(
-        "rail-ahead-flap-full",
-        "rail",
-        _defines("NT=4 NG=3 NR=2 AHEAD=1 FLAP=1"),
-        "two chunks and a link that goes down and up again",
-        full=True,
-    ),
-    Configuration(
-        "rail-ahead-gives-up-full",
-        "rail",
-        _defines("NT=4 NG=3 NR=2 AHEAD=1 RXFLAP=1"),
-        "two chunks and a receiver that gives up",
-        full=True,
-    ),
-    Configuration(
-        "rail-ahead-destination-dies",
-        "rail",
-        _defines("ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
-        "a slot accepted ahead gets data for a destination that has died",
-    ),
-    Configuration("control", "control", (), "three control frames over two carriers: loss, doubling, early resend, death of a carrier"),
-    Configuration("doorbell", "doorbell", (), "two writers, a reader that sleeps; stores become visible late"),
-    Configuration(
-        "groups-differ", "matching", _defines("PROGRAM=1 CHUNKS=1"), "what one rank posts as one operation, another posts as two"
-    ),
-    Configuration(
-        "communicators-opposite",
-        "matching",
-        _defines("PROGRAM=2 CHUNKS=1"),
-        "two communicators in opposite order; the third rank only relays",
-    ),
-    Configuration(
-        "late-receiver", "matching", _defines("PROGRAM=3"), "a receiver posts only after others have used the same sender and slots"
-    ),
-    Configuration("messages-of-a-pair", "matching", _defines("PROGRAM=4"), "k-th meets k-th; one rank never calls"),
-    Configuration("exchange", "matching", _defines("PROGRAM=5 FIRST=2"), "both ways at once, every slot and ring full"),
-    Configuration("failing", "failing", (), "a peer of both ranks dies; the operation after that goes on"),
-    Configuration("failing-by-cancel", "failing", _defines("WITH_A=0"), "the sender learns of the failure only from its receiver"),
-    Configuration("leaving", "leaving", (), "a relay and a source leave in any order"),
-    Configuration("leaving-cut-short", "leaving", _defines("EXPIRE=1"), "the drain time ends while a slot is in use"),
-    Configuration("leaving-peer-stopped", "leaving", _defines("STOP=1"), "a peer is stopped for ever; the leaving rank gets away"),
-    Configuration(
-        "dying", "dying", (), "ends of a destination and a source, with their operations or before; last frames and `got` are lost or not"
-    ),
-    Configuration("kernels-late", "kernels", _defines("PROGRAM=1"), "GPU kernels: a receiver launches only after others got theirs"),
-    Configuration("kernels-exchange", "kernels", _defines("PROGRAM=2"), "GPU kernels: both ways at once, twice"),
-    Configuration(
-        "kernels-packets", "kernels", _defines("PROGRAM=3"), "GPU kernels: packets and pushes that wait for each other, either way"
-    ),
-    Configuration(
-        "gpu-rails",
-        "gpu_rails",
-        (),
-        "a GPU's blocks list two operations to their engine and make its copies",
-    ),
-    Configuration(
-        "gpu-rails-one-block",
-        "gpu_rails",
-        _defines("BLOCKS=1 PLACES=1"),
-        "one resident block, one place for copies",
-    ),
-    Configuration(
-        "gpu-rails-failing",
-        "gpu_rails",
-        _defines("FAIL=1"),
-        "the communicator fails at any moment, with a launch still queued",
-    ),
-    Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
-    Configuration("endpoints", "endpoints", _defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
-    Configuration(
-        "eager", "eager", _defines("CREDITS=1 FAIL=2"), "small messages without a grant: one credit, receives posted in another order"
-    ),
-    Configuration(
-        "eager-leaving", "eager", _defines("CREDITS=4 FAIL=2"), "the same with credits for all: the source leaves before they are taken"
-    ),
-    Configuration(
-        "eager-large-for-source",
-        "eager",
-        _defines("MISMATCH=1 CREDITS=2 FAIL=1"),
-        "a message is large for its source, small for its destination",
-    ),
-    Configuration(
-        "eager-large-for-destination",
-        "eager",
-        _defines("MISMATCH=2 CREDITS=4 FAIL=1"),
-        "a message is small for its source, large for its destination",
-    ),
-    Configuration("groups-differ-full", "matching", _defines("PROGRAM=1"), "the same with two chunks a message", full=True),
-    Configuration(
-        "communicators-opposite-full", "matching", _defines("PROGRAM=2"), "the same with two chunks a message", full=True, bitstate=True
-    ),
-    Configuration("rails-one-dies-full", "rail", _defines("NL=2 NT=2 NG=3 CUT=1 RESEND=1"), "a rail dies, data sent twice", full=True),
-    Configuration(
-        "rail-flap-window-full",
-        "rail",
-        _defines("NT=4 NG=3 NX=2 FLAP=1"),
-        "two transfers at once when the link goes down and up",
-        full=True,
-    ),
-    Configuration(
-        "rail-lossy-full",
-        "rail",
-        _defines("NT=3 NC=3 NG=2 NX=2 LOSS=1"),
-        "three chunks, two tx slots, a lost frame",
-        full=True,
-    ),
-)
-
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "accept-of-any-generation",
         "rail",
-        _defines("MUT_ACCEPT_OF_ANY_GENERATION NC=1 NT=3 NG=3 NR=2 AHEAD=1 FLAP=1"),
+        defines("MUT_ACCEPT_OF_ANY_GENERATION NC=1 NT=3 NG=3 NR=2 AHEAD=1 FLAP=1"),
         "a sender takes a slot that was accepted ahead in an earlier generation",
         "assertion",
         "the slot has been freed; the data that names it is thrown away, and nobody sends it again",
@@ -260,7 +31,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "fence-keeps-ahead",
         "rail",
-        _defines("MUT_FENCE_KEEPS_AHEAD NC=1 NT=3 NG=3 NR=2 AHEAD=1 FLAP=1"),
+        defines("MUT_FENCE_KEEPS_AHEAD NC=1 NT=3 NG=3 NR=2 AHEAD=1 FLAP=1"),
         "a newer hello leaves slots that were accepted ahead with their numbers",
         "assertion",
         "the sender never uses that number; the slot stays taken for ever",
@@ -268,7 +39,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "all-ahead",
         "rail",
-        _defines("MUT_ALL_AHEAD NL=2 NN=1 NT=2 NG=3 NR=2 AHEAD=1 TXEXIT=1"),
+        defines("MUT_ALL_AHEAD NL=2 NN=1 NT=2 NG=3 NR=2 AHEAD=1 TXEXIT=1"),
         "all slots of a NIC may be accepted ahead, not a part of them",
         "assertion",
         "each of two links has a slot for a transfer that never comes; the one that is offered waits for ever",
@@ -276,7 +47,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "keep-slot-of-unwanted",
         "rail",
-        _defines("MUT_KEEP_SLOT_OF_UNWANTED ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
+        defines("MUT_KEEP_SLOT_OF_UNWANTED ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
         "data for a dead destination that has a slot accepted ahead is thrown away, and the slot is not freed",
         "assertion",
         "the slot stays taken for ever",
@@ -284,7 +55,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-receiver-fence",
         "rail",
-        _defines("MUT_NO_RECEIVER_FENCE NL=2 NN=1 NT=2 NG=3 TXEXIT=1"),
+        defines("MUT_NO_RECEIVER_FENCE NL=2 NN=1 NT=2 NG=3 TXEXIT=1"),
         "a receiver frees slots only at a newer hello",
         "assertion",
         "sender 1 has a slot accepted and dies; no hello ever comes; sender 2's offer waits for the slot for ever",
@@ -292,7 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "second-write",
         "rail",
-        _defines("MUT_SECOND_WRITE NT=3 NG=2 NX=2 RESEND=1"),
+        defines("MUT_SECOND_WRITE NT=3 NG=2 NX=2 RESEND=1"),
         "data is taken while other data of the same transfer is being written",
         "assertion",
         "data sent twice, both writes begin, the first lands, the slot goes to another chunk, the second write ends in it",
@@ -300,7 +71,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-transfer-tag",
         "rail",
-        _defines("MUT_NO_TRANSFER_TAG NT=4 NG=3 FLAP=1 RESEND=1"),
+        defines("MUT_NO_TRANSFER_TAG NT=4 NG=3 FLAP=1 RESEND=1"),
         "data goes into the slot that it names, whether or not its transfer still holds it",
         "assertion",
         "a late write of a fenced transfer falls into the slot of another chunk",
@@ -308,7 +79,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "reuse-before-fence",
         "rail",
-        _defines("MUT_REUSE_BEFORE_FENCE NT=4 NG=3 FLAP=1"),
+        defines("MUT_REUSE_BEFORE_FENCE NT=4 NG=3 FLAP=1"),
         "a hello frees slots into which a write is under way",
         "assertion",
         "link down and up during a write; the slot is given away; the old write ends in it",
@@ -316,7 +87,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "fence-takes-landed",
         "rail",
-        _defines("MUT_FENCE_TAKES_LANDED NT=4 NG=3 FLAP=1"),
+        defines("MUT_FENCE_TAKES_LANDED NT=4 NG=3 FLAP=1"),
         "a hello also frees slots that have landed",
         "assertion",
         "the destination reads a slot that was freed under it",
@@ -324,7 +95,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "forget-finished",
         "rail",
-        _defines("MUT_FORGET_FINISHED NT=2 NG=2 DUP=1"),
+        defines("MUT_FORGET_FINISHED NT=2 NG=2 DUP=1"),
         "a receiver does not remember finished transfers",
         "assertion",
         "an offer that comes twice takes a slot for data that was sent already; the slot is never freed",
@@ -332,7 +103,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "up-without-hello",
         "rail",
-        _defines("MUT_UP_WITHOUT_HELLO NT=4 NG=3 FLAP=1"),
+        defines("MUT_UP_WITHOUT_HELLO NT=4 NG=3 FLAP=1"),
         "a link is up again without the receiver having fenced the old generation",
         "assertion",
         "the slot of a dropped transfer stays taken; the resent chunk waits for it for ever",
@@ -340,7 +111,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "over-only-when-up",
         "rail",
-        _defines("MUT_OVER_ONLY_WHEN_UP NT=5 NC=1 NG=4 FLAP=1 RXFLAP=1"),
+        defines("MUT_OVER_ONLY_WHEN_UP NT=5 NC=1 NG=4 FLAP=1 RXFLAP=1"),
         "a sender whose link is down ignores that the receiver has given the generation up",
         "assertion",
         "over(g) comes before hello_back(g): the link is up in a generation that the receiver answers no more",
@@ -348,7 +119,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "word-after-announce",
         "rail",
-        _defines("MUT_WORD_AFTER_ANNOUNCE NT=4 NG=3 FLAP=1"),
+        defines("MUT_WORD_AFTER_ANNOUNCE NT=4 NG=3 FLAP=1"),
         "the source remembers the link's word as it is after the announcement",
         "assertion",
         "link changes between copy and look: the proxy drops the record, the source sees no change, the chunk is lost",
@@ -356,7 +127,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "retire-by-state",
         "rail",
-        _defines("MUT_RETIRE_BY_STATE NT=4 NG=3 FLAP=1"),
+        defines("MUT_RETIRE_BY_STATE NT=4 NG=3 FLAP=1"),
         "the source looks only whether the link is up, not at its generation",
         "assertion",
         "link down and up between two looks: the chunk is dropped and never sent again",
@@ -364,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-retire",
         "rail",
-        _defines("MUT_NO_RETIRE NL=2 NT=2 NG=3 CUT=1"),
+        defines("MUT_NO_RETIRE NL=2 NT=2 NG=3 CUT=1"),
         "chunks on a dead rail are not sent again",
         "assertion",
         "rail dies with a chunk on it; both sides wait for ever",
@@ -372,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "done-at-forward",
         "rail",
-        _defines("MUT_DONE_AT_FORWARD NT=4 NG=3 FLAP=1"),
+        defines("MUT_DONE_AT_FORWARD NT=4 NG=3 FLAP=1"),
         "a chunk counts as sent when the relay has it",
         "assertion",
         "link goes down with the chunk in the relay's slot: the send completes, the chunk never arrives",
@@ -380,7 +151,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "take-used-slot",
         "rail",
-        _defines("MUT_TAKE_USED_SLOT NT=4 NG=2"),
+        defines("MUT_TAKE_USED_SLOT NT=4 NG=2"),
         "slots are taken without looking at their flag",
         "assertion",
         "two chunks in one slot: the older record is stale, its chunk is lost",
@@ -388,7 +159,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "free-tx-early",
         "rail",
-        _defines("MUT_FREE_TX_EARLY NL=2 NO=1 NT=4 NG=3 FLAP=1"),
+        defines("MUT_FREE_TX_EARLY NL=2 NO=1 NT=4 NG=3 FLAP=1"),
         "a tx slot is freed when its link goes down, before the transport lets go of it",
         "assertion",
         "the slot gets another chunk for another link; the old data frame carries those bytes under the old name",
@@ -396,7 +167,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "count-twice",
         "rail",
-        _defines("MUT_COUNT_TWICE NT=4 NG=3 FLAP=1"),
+        defines("MUT_COUNT_TWICE NT=4 NG=3 FLAP=1"),
         "a chunk that comes twice is counted twice",
         "assertion",
         "resent chunk and late original are counted as two; the receive completes with a chunk missing",
@@ -404,7 +175,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "free-before-copy",
         "rail",
-        _defines("MUT_FREE_BEFORE_COPY NT=4 NG=2"),
+        defines("MUT_FREE_BEFORE_COPY NT=4 NG=2"),
         "the destination frees the slot before it has copied it",
         "assertion",
         "the next chunk is written into the slot that is being read",
@@ -412,7 +183,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "got-before-announced",
         "rail",
-        _defines("MUT_GOT_BEFORE_ANNOUNCED NL=2 NT=2 NG=3 RXEXIT=1"),
+        defines("MUT_GOT_BEFORE_ANNOUNCED NL=2 NT=2 NG=3 RXEXIT=1"),
         "the receiver says that a chunk has landed while its record is still to be written into the destination's ring",
         "assertion",
         "the receiver's process ends in between: the send has ended, nobody sends the chunk again, the destination waits for ever",
@@ -420,7 +191,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "unwanted-is-got",
         "rail",
-        _defines("MUT_UNWANTED_IS_GOT ND=2 NT=3 NG=2 NX=2 DEXIT=1"),
+        defines("MUT_UNWANTED_IS_GOT ND=2 NT=3 NG=2 NX=2 DEXIT=1"),
         "what a dead destination does not want any more is answered like what has landed",
         "assertion",
         "the send ends well, and its bytes are nowhere",
@@ -428,7 +199,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "take-back-unlanded",
         "rail",
-        _defines("MUT_TAKE_BACK_UNLANDED ND=2 NT=4 NG=2 NX=2 DEXIT=1"),
+        defines("MUT_TAKE_BACK_UNLANDED ND=2 NT=4 NG=2 NX=2 DEXIT=1"),
         "slots of a dead destination are taken back although data for them may still come",
         "assertion",
         "the slot is given to another chunk and the dead destination's data is written over it",
@@ -436,7 +207,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "announce-to-dead",
         "rail",
-        _defines("MUT_ANNOUNCE_TO_DEAD ND=2 NT=4 NG=2 DEXIT=1"),
+        defines("MUT_ANNOUNCE_TO_DEAD ND=2 NT=4 NG=2 DEXIT=1"),
         "what lands for a destination after its death is announced to it all the same",
         "assertion",
         "nobody frees the slot; the other destination's chunk waits for it for ever",
@@ -444,7 +215,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-sequence",
         "control",
-        _defines("MUT_NO_SEQUENCE"),
+        defines("MUT_NO_SEQUENCE"),
         "control frames are handed on as they come",
         "assertion",
         "a frame overtakes another: the program gets them out of order",
@@ -452,7 +223,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "same-carrier",
         "control",
-        _defines("MUT_SAME_CARRIER"),
+        defines("MUT_SAME_CARRIER"),
         "resends go by the same carrier",
         "cycle",
         "the carrier is dead: the frame is sent again for ever",
@@ -460,7 +231,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "ack-new-only",
         "control",
-        _defines("MUT_ACK_NEW_ONLY"),
+        defines("MUT_ACK_NEW_ONLY"),
         "a repeated control frame is not acknowledged again",
         "assertion",
         "the acknowledgement was lost; the sender waits for ever",
@@ -468,7 +239,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-writer-fence",
         "doorbell",
-        _defines("MUT_NO_WRITER_FENCE"),
+        defines("MUT_NO_WRITER_FENCE"),
         "no fence between publishing and looking at the doorbell flag",
         "assertion",
         "the writer looks before its store is visible, the reader before the writer's: it sleeps with work there",
@@ -476,7 +247,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-reader-fence",
         "doorbell",
-        _defines("MUT_NO_READER_FENCE"),
+        defines("MUT_NO_READER_FENCE"),
         "no fence between setting the flag and looking once more",
         "assertion",
         "the mirror image",
@@ -484,7 +255,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "look-before-flag",
         "doorbell",
-        _defines("MUT_LOOK_BEFORE_FLAG"),
+        defines("MUT_LOOK_BEFORE_FLAG"),
         "the reader does not look again after it set the flag",
         "assertion",
         "a record published between look and flag rings no bell",
@@ -492,7 +263,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "look-at-one",
         "doorbell",
-        _defines("MUT_LOOK_AT_ONE"),
+        defines("MUT_LOOK_AT_ONE"),
         "the last look covers only some of what roles wait for",
         "assertion",
         "as before, for a freed slot or a link word instead of a record",
@@ -500,7 +271,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "operation-number",
         "matching",
-        _defines("MUT_OPERATION_NUMBER PROGRAM=1 CHUNKS=1"),
+        defines("MUT_OPERATION_NUMBER PROGRAM=1 CHUNKS=1"),
         "messages are matched by the rank's operation count",
         "assertion",
         "groups differ by rank: numbers never meet, both wait for ever",
@@ -508,7 +279,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-communicator",
         "matching",
-        _defines("MUT_NO_COMMUNICATOR PROGRAM=2 CHUNKS=1"),
+        defines("MUT_NO_COMMUNICATOR PROGRAM=2 CHUNKS=1"),
         "messages are matched without their communicator",
         "assertion",
         "opposite order: the bytes of one communicator land in the buffer of the other",
@@ -516,7 +287,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "one-operation-at-a-time",
         "matching",
-        _defines("MUT_ONE_OPERATION_AT_A_TIME PROGRAM=2 CHUNKS=1"),
+        defines("MUT_ONE_OPERATION_AT_A_TIME PROGRAM=2 CHUNKS=1"),
         "a worker finishes an operation before it begins the next (a receiver that waits inside a role for another communicator)",
         "assertion",
         "each rank waits for the operation that the other has not begun",
@@ -524,7 +295,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "push-without-grant",
         "matching",
-        _defines("MUT_PUSH_WITHOUT_GRANT PROGRAM=3"),
+        defines("MUT_PUSH_WITHOUT_GRANT PROGRAM=3"),
         "a source does not wait for a grant",
         "assertion",
         "the chunk comes before its receive is posted and has no place to go: lost",
@@ -532,7 +303,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "more-than-granted",
         "matching",
-        _defines("MUT_MORE_THAN_GRANTED PROGRAM=4"),
+        defines("MUT_MORE_THAN_GRANTED PROGRAM=4"),
         "a source sends more chunks than were granted",
         "assertion",
         "the destination does not believe the record: the chunk is lost",
@@ -540,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "wait-for-all-rows",
         "matching",
-        _defines("MUT_WAIT_FOR_ALL_ROWS PROGRAM=4"),
+        defines("MUT_WAIT_FOR_ALL_ROWS PROGRAM=4"),
         "a source waits for the rows of all ranks",
         "assertion",
         "a third rank never calls: nothing is ever sent",
@@ -548,7 +319,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "announce-before-copy",
         "matching",
-        _defines("MUT_ANNOUNCE_BEFORE_COPY PROGRAM=4"),
+        defines("MUT_ANNOUNCE_BEFORE_COPY PROGRAM=4"),
         "a slot is announced before it is filled",
         "assertion",
         "the destination copies half-written bytes",
@@ -556,7 +327,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "wait-in-role",
         "matching",
-        _defines("MUT_WAIT_IN_ROLE PROGRAM=5 FIRST=2"),
+        defines("MUT_WAIT_IN_ROLE PROGRAM=5 FIRST=2"),
         "the push role waits for a free slot",
         "assertion",
         "both workers wait for the other's pull, which its worker would do next",
@@ -564,7 +335,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "wait-for-grant",
         "matching",
-        _defines("MUT_WAIT_FOR_GRANT PROGRAM=2 CHUNKS=1"),
+        defines("MUT_WAIT_FOR_GRANT PROGRAM=2 CHUNKS=1"),
         "the source role waits for one message's grant",
         "assertion",
         "opposite order: each waits for a grant that the other's waiting worker would send",
@@ -572,7 +343,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "drop-early-grant",
         "matching",
-        _defines("MUT_DROP_EARLY_GRANT PROGRAM=2 CHUNKS=1"),
+        defines("MUT_DROP_EARLY_GRANT PROGRAM=2 CHUNKS=1"),
         "a grant that comes before its send is posted is dropped",
         "assertion",
         "the destination has granted and says nothing more: both wait",
@@ -580,7 +351,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "take-used-direct-slot",
         "matching",
-        _defines("MUT_TAKE_USED_SLOT PROGRAM=4"),
+        defines("MUT_TAKE_USED_SLOT PROGRAM=4"),
         "a direct slot is taken without looking at its flag",
         "assertion",
         "two chunks in one slot: the older record is stale, its chunk is lost",
@@ -588,7 +359,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "failed-post-takes-no-number",
         "failing",
-        _defines("MUT_FAILED_POST_TAKES_NO_NUMBER WITH_A=0"),
+        defines("MUT_FAILED_POST_TAKES_NO_NUMBER WITH_A=0"),
         "an operation that fails at once takes no numbers",
         "assertion",
         "the next receive is given the number of the failed one: wrong bytes",
@@ -596,7 +367,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "cancel-of-retired-ignored",
         "failing",
-        _defines("MUT_CANCEL_OF_RETIRED_IGNORED"),
+        defines("MUT_CANCEL_OF_RETIRED_IGNORED"),
         "a cancel of a message that is over here is not answered",
         "assertion",
         "the failing side waits for the answer for ever (until the drain time)",
@@ -604,7 +375,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "cancel-before-post-forgotten",
         "failing",
-        _defines("MUT_CANCEL_BEFORE_POST_FORGOTTEN WITH_A=0"),
+        defines("MUT_CANCEL_BEFORE_POST_FORGOTTEN WITH_A=0"),
         "a cancel of a message not yet posted is forgotten",
         "assertion",
         "the send is posted later, its grant is still there: it writes into a buffer that was given back",
@@ -612,7 +383,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "keep-writing",
         "failing",
-        _defines("MUT_KEEP_WRITING"),
+        defines("MUT_KEEP_WRITING"),
         "a source answers a cancel and writes on",
         "assertion",
         "a buffer is written after its operation has ended",
@@ -620,7 +391,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "return-without-answer",
         "failing",
-        _defines("MUT_RETURN_WITHOUT_ANSWER"),
+        defines("MUT_RETURN_WITHOUT_ANSWER"),
         "a failing receive ends before the writers of its mapped buffer have answered",
         "assertion",
         "the same",
@@ -628,7 +399,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "new-after-lease-end",
         "leaving",
-        _defines("MUT_NEW_AFTER_LEASE_END"),
+        defines("MUT_NEW_AFTER_LEASE_END"),
         "chunks are given to a relay that has said it leaves",
         "assertion",
         "it goes with the chunk in its slot: a second attempt that a leave must not cost",
@@ -636,7 +407,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-lease-end",
         "leaving",
-        _defines("MUT_NO_LEASE_END"),
+        defines("MUT_NO_LEASE_END"),
         "a relay leaves without telling",
         "assertion",
         "the same",
@@ -644,7 +415,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-drain",
         "leaving",
-        _defines("MUT_NO_DRAIN"),
+        defines("MUT_NO_DRAIN"),
         "a relay goes with slots in use",
         "assertion",
         "the same",
@@ -652,7 +423,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "left-not-retired",
         "leaving",
-        _defines("MUT_LEFT_NOT_RETIRED EXPIRE=1"),
+        defines("MUT_LEFT_NOT_RETIRED EXPIRE=1"),
         "chunks in the slots of a rank that has left are not sent again",
         "assertion",
         "the drain time ended first; the chunk is lost",
@@ -660,7 +431,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "wait-for-leavers",
         "leaving",
-        _defines("MUT_WAIT_FOR_LEAVERS"),
+        defines("MUT_WAIT_FOR_LEAVERS"),
         "a leaving rank waits for acknowledgements of ranks that have left",
         "assertion",
         "two ranks leave together: the slower one waits for ever",
@@ -668,7 +439,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "drain-for-ever",
         "leaving",
-        _defines("MUT_DRAIN_FOR_EVER STOP=1"),
+        defines("MUT_DRAIN_FOR_EVER STOP=1"),
         "no drain time",
         "assertion",
         "a peer is stopped: the leaving rank waits for ever",
@@ -676,7 +447,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "death-is-failure",
         "dying",
-        _defines("MUT_DEATH_IS_FAILURE"),
+        defines("MUT_DEATH_IS_FAILURE"),
         "each message with a rank that died fails",
         "assertion",
         "the destination has everything and its program knows; the link took `got` along, and the send fails",
@@ -684,7 +455,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "will-without-grant",
         "dying",
-        _defines("MUT_WILL_WITHOUT_GRANT"),
+        defines("MUT_WILL_WITHOUT_GRANT"),
         "a send to a rank that died with nothing under way has ended, whether it was granted or not",
         "assertion",
         "the receive was never posted",
@@ -692,7 +463,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "will-without-failures",
         "dying",
-        _defines("MUT_WILL_WITHOUT_FAILURES"),
+        defines("MUT_WILL_WITHOUT_FAILURES"),
         "the will does not say that an operation has failed",
         "assertion",
         "the receive failed, and its cancel died with the rank: the send ends well without its bytes",
@@ -700,7 +471,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "failure-after-count",
         "dying",
-        _defines("MUT_FAILURE_AFTER_COUNT"),
+        defines("MUT_FAILURE_AFTER_COUNT"),
         "a failed operation is counted as ended before the failure is noted",
         "assertion",
         "the rank dies in between",
@@ -708,7 +479,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "will-after-program",
         "dying",
-        _defines("MUT_WILL_AFTER_PROGRAM"),
+        defines("MUT_WILL_AFTER_PROGRAM"),
         "the program learns that its operation has ended before the will says so",
         "assertion",
         "the program ends the process at once; the send fails",
@@ -716,7 +487,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "leaving-is-failure",
         "dying",
-        _defines("MUT_LEAVING_IS_FAILURE"),
+        defines("MUT_LEAVING_IS_FAILURE"),
         "each message with a rank that left fails",
         "assertion",
         "the destination has everything and has left; the link took `got` along, and the send fails",
@@ -724,7 +495,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "left-without-grant",
         "dying",
-        _defines("MUT_LEFT_WITHOUT_GRANT"),
+        defines("MUT_LEFT_WITHOUT_GRANT"),
         "a send to a rank that left has ended, whether it was granted or not",
         "assertion",
         "the receive was never posted",
@@ -732,7 +503,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "leaves-before-cancelling",
         "dying",
-        _defines("MUT_LEAVES_BEFORE_CANCELLING"),
+        defines("MUT_LEAVES_BEFORE_CANCELLING"),
         "a rank says that it leaves before it has cancelled what failed",
         "assertion",
         "the send ends well without its bytes",
@@ -740,7 +511,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "unwanted-has-landed",
         "dying",
-        _defines("MUT_UNWANTED_HAS_LANDED"),
+        defines("MUT_UNWANTED_HAS_LANDED"),
         "a mate of a destination that left or died answers what that does not want any more like what has landed",
         "assertion",
         "the send ends well, and its bytes are nowhere",
@@ -748,7 +519,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "fails-with-landed",
         "dying",
-        _defines("MUT_FAILS_WITH_LANDED"),
+        defines("MUT_FAILS_WITH_LANDED"),
         "a destination whose source has left or died fails its receive without a look into its ring",
         "assertion",
         "the send has ended, the last chunk stands in the ring",
@@ -756,7 +527,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "heard-one-way",
         "nodes",
-        _defines("MUT_HEARD_ONE_WAY"),
+        defines("MUT_HEARD_ONE_WAY"),
         "any frame from a node counts as a sign of life, also a ping that this node cannot answer",
         "assertion",
         "one direction is cut: one side declares the other dead, the other hears it and waits for ever",
@@ -764,7 +535,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "answers-the-dead",
         "nodes",
-        _defines("MUT_ANSWERS_THE_DEAD"),
+        defines("MUT_ANSWERS_THE_DEAD"),
         "pings of a node that was declared dead are still answered",
         "assertion",
         "the cut heals after one side's decision and before the other's: that one waits for ever",
@@ -772,7 +543,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "kernel-push-without-grant",
         "kernels",
-        _defines("PROGRAM=1 MUT_PUSH_WITHOUT_GRANT"),
+        defines("PROGRAM=1 MUT_PUSH_WITHOUT_GRANT"),
         "a kernel fills a slot for a receive whose kernel does not run yet",
         "assertion",
         "the pool is full of chunks for a receiver that launches only after others got theirs through the same pool",
@@ -780,7 +551,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "kernel-push-waits",
         "kernels",
-        _defines("PROGRAM=2 MUT_PUSH_WAITS"),
+        defines("PROGRAM=2 MUT_PUSH_WAITS"),
         "a block waits for room in its push role",
         "assertion",
         "both blocks wait for each other's pull",
@@ -788,7 +559,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "kernel-needs-host-call",
         "kernels",
-        _defines("PROGRAM=2 MUT_NEEDS_HOST_CALL"),
+        defines("PROGRAM=2 MUT_NEEDS_HOST_CALL"),
         "a kernel waits for a host call that the runtime holds back until the kernel has ended",
         "assertion",
         "neither ever comes",
@@ -796,7 +567,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "kernel-packets-first",
         "kernels",
-        _defines("PROGRAM=3 MUT_PACKETS_FIRST"),
+        defines("PROGRAM=3 MUT_PACKETS_FIRST"),
         "a block moves its operation's packets to the end before it turns to granted messages",
         "assertion",
         "the packets come from a rank that has yet to receive what this operation pushes",
@@ -804,7 +575,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "kernel-granted-first",
         "kernels",
-        _defines("PROGRAM=3 MUT_GRANTED_FIRST"),
+        defines("PROGRAM=3 MUT_GRANTED_FIRST"),
         "a block completes granted messages before it turns to packets",
         "assertion",
         "the peer grants only in an operation after the one that waits for the packets",
@@ -812,7 +583,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "kernel-credit-first",
         "kernels",
-        _defines("PROGRAM=3 MUT_CREDIT_FIRST"),
+        defines("PROGRAM=3 MUT_CREDIT_FIRST"),
         "a packet is credited before it was read",
         "assertion",
         "the next one is written over it",
@@ -820,7 +591,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "deaf-to-numbers",
         "endpoints",
-        _defines("MUT_DEAF FLAPS=2"),
+        defines("MUT_DEAF FLAPS=2"),
         "a NIC does not mind a higher number than its own",
         "cycle",
         "one end has a new endpoint: data is offered, accepted, sent and lost, for ever",
@@ -828,7 +599,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "one-endpoint-beyond",
         "endpoints",
-        _defines("MUT_ONE_BEYOND FLAPS=2"),
+        defines("MUT_ONE_BEYOND FLAPS=2"),
         "a NIC that hears of a renewed endpoint makes one more than the peer",
         "assertion",
         "the peer hears a higher number, too: both make new ones for ever",
@@ -836,7 +607,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "one-endpoint-at-a-time",
         "endpoints",
-        _defines("MUT_ONE_AT_A_TIME FLAPS=2"),
+        defines("MUT_ONE_AT_A_TIME FLAPS=2"),
         "a NIC that hears a higher number makes one endpoint, whatever the number",
         "cycle",
         "the peer is two ahead: the pair stays broken",
@@ -844,7 +615,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "wait-for-credit",
         "eager",
-        _defines("MUT_WAIT_FOR_CREDIT"),
+        defines("MUT_WAIT_FOR_CREDIT"),
         "a small message without a credit waits for one",
         "assertion",
         "the credit is held by a message whose receive is posted only after that of the waiting one",
@@ -852,7 +623,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "forget-ask",
         "eager",
-        _defines("MUT_FORGET_ASK"),
+        defines("MUT_FORGET_ASK"),
         "an ask that comes before its receive is posted is dropped",
         "assertion",
         "the receive is posted and waits for the message, the message for a grant",
@@ -860,7 +631,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "no-late-ask",
         "eager",
-        _defines("MUT_NO_LATE_ASK MISMATCH=1 CREDITS=4"),
+        defines("MUT_NO_LATE_ASK MISMATCH=1 CREDITS=4"),
         "a large message never asks",
         "assertion",
         "the destination holds it for small and grants nothing: both wait, and neither hears that the sizes differ",
@@ -868,7 +639,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "credit-on-arrival",
         "eager",
-        _defines("MUT_CREDIT_ON_ARRIVAL"),
+        defines("MUT_CREDIT_ON_ARRIVAL"),
         "a credit goes back when the message comes, not when it is taken",
         "assertion",
         "the destination keeps more than it has room for",
@@ -876,7 +647,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "keep-stale",
         "eager",
-        _defines("MUT_KEEP_STALE FAIL=1 CREDITS=4"),
+        defines("MUT_KEEP_STALE FAIL=1 CREDITS=4"),
         "a small message whose receive has failed is kept",
         "assertion",
         "nobody takes it: room and credit are lost",
@@ -884,7 +655,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "keep-late-grant",
         "eager",
-        _defines("MUT_KEEP_LATE_GRANT MISMATCH=2 CREDITS=4"),
+        defines("MUT_KEEP_LATE_GRANT MISMATCH=2 CREDITS=4"),
         "a grant of a message that is over is kept",
         "assertion",
         "it is kept for ever",
@@ -892,7 +663,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "refuse-what-is-here",
         "eager",
-        _defines("MUT_REFUSE_WHAT_IS_HERE CREDITS=4"),
+        defines("MUT_REFUSE_WHAT_IS_HERE CREDITS=4"),
         "receives from a rank that has left are refused, also when their bytes are here",
         "assertion",
         "the source has completed its send and left, the receive fails",
@@ -900,7 +671,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-all-list",
         "gpu_rails",
-        _defines("MUT_ALL_LIST"),
+        defines("MUT_ALL_LIST"),
         "every block lists the operation's messages, not the first alone",
         "assertion",
         "the engine reads a list that a late block is writing again",
@@ -908,7 +679,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-begun-first",
         "gpu_rails",
-        _defines("MUT_BEGUN_BEFORE_LIST"),
+        defines("MUT_BEGUN_BEFORE_LIST"),
         "a kernel says that it has listed its messages before it has",
         "assertion",
         "the engine reads the list of the operation before",
@@ -916,7 +687,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-part-of-a-copy",
         "gpu_rails",
-        _defines("MUT_NUMBER_BEFORE_JOB"),
+        defines("MUT_NUMBER_BEFORE_JOB"),
         "a block believes that a copy is there before all of its words are (each carries the copy's number)",
         "assertion",
         "a block makes the copy that stood there before",
@@ -924,7 +695,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-reuse-place",
         "gpu_rails",
-        _defines("MUT_REUSE_PLACE"),
+        defines("MUT_REUSE_PLACE"),
         "the engine uses a place again before its copy was made",
         "assertion",
         "the copy is lost, blocks wait for its number for ever",
@@ -932,7 +703,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-end-before-made",
         "gpu_rails",
-        _defines("MUT_END_BEFORE_MADE"),
+        defines("MUT_END_BEFORE_MADE"),
         "the engine ends an operation while copies of it are under way (a chunk that was sent twice has two)",
         "assertion",
         "the kernel leaves, and the next one makes a copy into a buffer of an operation that is over",
@@ -940,7 +711,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-no-look-at-begin",
         "gpu_rails",
-        _defines("MUT_NO_LOOK_AT_BEGIN FAIL=1"),
+        defines("MUT_NO_LOOK_AT_BEGIN FAIL=1"),
         "a kernel does not look whether its communicator has failed before it takes copies",
         "assertion",
         "a launch that was queued makes a copy that the operation before it has left",
@@ -948,7 +719,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-no-look-at-error",
         "gpu_rails",
-        _defines("MUT_NO_LOOK_AT_ERROR FAIL=1"),
+        defines("MUT_NO_LOOK_AT_ERROR FAIL=1"),
         "a kernel that begins looks whether it was sent away, and not whether the one before it gave up",
         "assertion",
         "the host has not seen that yet: the same",
@@ -956,7 +727,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "gpu-rails-give-up-at-once",
         "gpu_rails",
-        _defines("MUT_GIVE_UP_AT_ONCE FAIL=1"),
+        defines("MUT_GIVE_UP_AT_ONCE FAIL=1"),
         "the engine gives slots of copies back when the communicator has ended, not when its kernel has left",
         "assertion",
         "a block still reads the slot of a copy that it had taken, and something else lands there",

@@ -1,0 +1,236 @@
+"""What protocol/check checks: configurations of the models, which must hold. mutations.py has those that must be caught.
+
+`defines` are preprocessor definitions of the model; each model's head says what they mean and what its faults are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A model with its sizes and faults; it must hold."""
+
+    name: str
+    model: str
+    defines: tuple[str, ...]
+    question: str
+    full: bool = False  # only with --full
+    bitstate: bool = False  # hashed states: a search that may miss some; only where the exhaustive one does not fit
+
+
+def defines(text: str) -> tuple[str, ...]:
+    """Of one line, as compilers take them."""
+    return tuple(text.split())
+
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    Configuration(
+        "rail-lossy",
+        "rail",
+        defines("NT=2 NG=2 LOSS=1 DUP=1 RESEND=1"),
+        "one link: a frame lost, one doubled, a timer that fires early; any order",
+    ),
+    Configuration(
+        "rail-window",
+        "rail",
+        defines("NT=3 NG=2 NX=2 RESEND=1"),
+        "two transfers at once share one rx slot; data sent twice",
+    ),
+    Configuration(
+        "rail-flap",
+        "rail",
+        defines("NT=4 NG=3 FLAP=1 DUP=1"),
+        "the link goes down and up again while chunks are on it; late writes of the old generation",
+    ),
+    Configuration(
+        "rail-flap-resend",
+        "rail",
+        defines("NT=4 NG=3 FLAP=1 RESEND=1"),
+        "late writes and data sent twice together",
+    ),
+    Configuration(
+        "rail-receiver-gives-up",
+        "rail",
+        defines("NT=4 NG=3 RXFLAP=1 DUP=1"),
+        "the receiver fences a generation on its own, wrongly",
+    ),
+    Configuration(
+        "rail-both-give-up",
+        "rail",
+        defines("NT=5 NG=4 RXFLAP=1 FLAP=1 NC=1"),
+        "both ends give up on a good link, in any order",
+    ),
+    Configuration(
+        "rails-one-dies",
+        "rail",
+        defines("NL=2 NT=2 NG=3 CUT=1"),
+        "a rail dies for ever in the middle: all chunks arrive over the other",
+    ),
+    Configuration(
+        "rails-sending-relay-exits",
+        "rail",
+        defines("NL=2 NT=2 NG=3 TXEXIT=1"),
+        "the process that owns the sending NIC ends",
+    ),
+    Configuration(
+        "rails-receiving-relay-exits",
+        "rail",
+        defines("NL=2 NT=2 NG=3 RXEXIT=1"),
+        "the process that owns the receiving NIC ends; what it announced is still read",
+    ),
+    Configuration(
+        "rails-into-one-nic",
+        "rail",
+        defines("NL=2 NN=1 NT=2 NG=3 TXEXIT=1"),
+        "two senders share one rx slot; one of them dies holding it",
+    ),
+    Configuration(
+        "rails-out-of-one-nic",
+        "rail",
+        defines("NL=2 NO=1 NT=3 NC=1 NG=3 FLAP=1"),
+        "two links share one tx slot; one goes down while its data is under way",
+    ),
+    Configuration(
+        "rail-destination-dies",
+        "rail",
+        defines("ND=2 NT=3 NG=2 NX=2 DEXIT=1"),
+        "one of two destinations behind a NIC dies; the other completes with the shared rx slot",
+    ),
+    Configuration(
+        "rail-ahead-lossy",
+        "rail",
+        defines("NT=3 NG=2 NR=2 AHEAD=1 LOSS=1 DUP=1 RESEND=1"),
+        "slots accepted before they are asked for: a frame lost, one doubled, a timer that fires early",
+    ),
+    Configuration(
+        "rail-ahead-flap",
+        "rail",
+        defines("NC=1 NT=3 NG=3 NR=2 AHEAD=1 FLAP=1 DUP=1"),
+        "the same while the link goes down and up again: a number accepted in one generation is used in the next",
+    ),
+    Configuration(
+        "rail-ahead-gives-up",
+        "rail",
+        defines("NC=1 NT=3 NG=3 NR=2 AHEAD=1 RXFLAP=1 RESEND=1"),
+        "the same while the receiver fences a generation, wrongly",
+    ),
+    Configuration(
+        "rails-ahead-into-one-nic",
+        "rail",
+        defines("NC=1 NL=2 NN=1 NT=2 NG=3 NR=2 AHEAD=1 TXEXIT=1"),
+        "two senders share two slots, of which one may be accepted ahead; one of the senders dies",
+    ),
+    Configuration(
+        "rails-ahead-into-one-nic-full",
+        "rail",
+        defines("NL=2 NN=1 NT=2 NG=3 NR=2 AHEAD=1 TXEXIT=1"),
+        "the same with two chunks",
+        full=True,
+    ),
+    Configuration(
+        "rail-ahead-flap-full",
+        "rail",
+        defines("NT=4 NG=3 NR=2 AHEAD=1 FLAP=1"),
+        "two chunks and a link that goes down and up again",
+        full=True,
+    ),
+    Configuration(
+        "rail-ahead-gives-up-full",
+        "rail",
+        defines("NT=4 NG=3 NR=2 AHEAD=1 RXFLAP=1"),
+        "two chunks and a receiver that gives up",
+        full=True,
+    ),
+    Configuration(
+        "rail-ahead-destination-dies",
+        "rail",
+        defines("ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
+        "a slot accepted ahead gets data for a destination that has died",
+    ),
+    Configuration("control", "control", (), "three control frames over two carriers: loss, doubling, early resend, death of a carrier"),
+    Configuration("doorbell", "doorbell", (), "two writers, a reader that sleeps; stores become visible late"),
+    Configuration("groups-differ", "matching", defines("PROGRAM=1 CHUNKS=1"), "what one rank posts as one operation, another posts as two"),
+    Configuration(
+        "communicators-opposite",
+        "matching",
+        defines("PROGRAM=2 CHUNKS=1"),
+        "two communicators in opposite order; the third rank only relays",
+    ),
+    Configuration(
+        "late-receiver", "matching", defines("PROGRAM=3"), "a receiver posts only after others have used the same sender and slots"
+    ),
+    Configuration("messages-of-a-pair", "matching", defines("PROGRAM=4"), "k-th meets k-th; one rank never calls"),
+    Configuration("exchange", "matching", defines("PROGRAM=5 FIRST=2"), "both ways at once, every slot and ring full"),
+    Configuration("failing", "failing", (), "a peer of both ranks dies; the operation after that goes on"),
+    Configuration("failing-by-cancel", "failing", defines("WITH_A=0"), "the sender learns of the failure only from its receiver"),
+    Configuration("leaving", "leaving", (), "a relay and a source leave in any order"),
+    Configuration("leaving-cut-short", "leaving", defines("EXPIRE=1"), "the drain time ends while a slot is in use"),
+    Configuration("leaving-peer-stopped", "leaving", defines("STOP=1"), "a peer is stopped for ever; the leaving rank gets away"),
+    Configuration(
+        "dying", "dying", (), "ends of a destination and a source, with their operations or before; last frames and `got` are lost or not"
+    ),
+    Configuration("kernels-late", "kernels", defines("PROGRAM=1"), "GPU kernels: a receiver launches only after others got theirs"),
+    Configuration("kernels-exchange", "kernels", defines("PROGRAM=2"), "GPU kernels: both ways at once, twice"),
+    Configuration(
+        "kernels-packets", "kernels", defines("PROGRAM=3"), "GPU kernels: packets and pushes that wait for each other, either way"
+    ),
+    Configuration(
+        "gpu-rails",
+        "gpu_rails",
+        (),
+        "a GPU's blocks list two operations to their engine and make its copies",
+    ),
+    Configuration(
+        "gpu-rails-one-block",
+        "gpu_rails",
+        defines("BLOCKS=1 PLACES=1"),
+        "one resident block, one place for copies",
+    ),
+    Configuration(
+        "gpu-rails-failing",
+        "gpu_rails",
+        defines("FAIL=1"),
+        "the communicator fails at any moment, with a launch still queued",
+    ),
+    Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
+    Configuration("endpoints", "endpoints", defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
+    Configuration(
+        "eager", "eager", defines("CREDITS=1 FAIL=2"), "small messages without a grant: one credit, receives posted in another order"
+    ),
+    Configuration(
+        "eager-leaving", "eager", defines("CREDITS=4 FAIL=2"), "the same with credits for all: the source leaves before they are taken"
+    ),
+    Configuration(
+        "eager-large-for-source",
+        "eager",
+        defines("MISMATCH=1 CREDITS=2 FAIL=1"),
+        "a message is large for its source, small for its destination",
+    ),
+    Configuration(
+        "eager-large-for-destination",
+        "eager",
+        defines("MISMATCH=2 CREDITS=4 FAIL=1"),
+        "a message is small for its source, large for its destination",
+    ),
+    Configuration("groups-differ-full", "matching", defines("PROGRAM=1"), "the same with two chunks a message", full=True),
+    Configuration(
+        "communicators-opposite-full", "matching", defines("PROGRAM=2"), "the same with two chunks a message", full=True, bitstate=True
+    ),
+    Configuration("rails-one-dies-full", "rail", defines("NL=2 NT=2 NG=3 CUT=1 RESEND=1"), "a rail dies, data sent twice", full=True),
+    Configuration(
+        "rail-flap-window-full",
+        "rail",
+        defines("NT=4 NG=3 NX=2 FLAP=1"),
+        "two transfers at once when the link goes down and up",
+        full=True,
+    ),
+    Configuration(
+        "rail-lossy-full",
+        "rail",
+        defines("NT=3 NC=3 NG=2 NX=2 LOSS=1"),
+        "three chunks, two tx slots, a lost frame",
+        full=True,
+    ),
+)
