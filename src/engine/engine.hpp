@@ -170,7 +170,7 @@ class Engine final : public EngineServices {
   void on_leaving(std::uint32_t rank);
   void tell_deaths();
   void fail_operations_with(std::uint32_t rank, FailureKind kind, bool collectives);
-  bool is_needed(std::uint64_t now);
+  bool is_needed(std::uint64_t now) const;
   bool may_exit(std::uint64_t now);
   void advance_closing(std::uint64_t now);
 

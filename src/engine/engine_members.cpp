@@ -213,6 +213,7 @@ void Engine::advance_closing(std::uint64_t now) {
     closing_since_ = carried_at_ = now;
     for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) posted_before_.push_back(memory_->posted(mate));
   }
+  if (!proxy_->idle()) carried_at_ = now;
   if (leaving_since_ == 0) {
     if (!operations_.empty() && now - closing_since_ < drain) return;
     for (const OperationPtr& operation : operations_) {
@@ -241,9 +242,8 @@ void Engine::advance_closing(std::uint64_t now) {
 // For mates on whose way to another node there may be no other NICs than this rank's: until what they had posted when it began to close has
 // ended. Ranks of other nodes have mates there that see it likewise, and one such NIC at either end is a way. What a mate waits for may be
 // something else, so where these NICs carry nothing it is not waited for longer than drain_ms.
-bool Engine::is_needed(std::uint64_t now) {
+bool Engine::is_needed(std::uint64_t now) const {
   if (cluster_.nodes.size() == 1 || cluster_.self().nics.empty() || leaves_at_once_.load()) return false;
-  if (!proxy_->idle()) carried_at_ = now;
   if (now - carried_at_ >= settings_.drain_ms * 1'000'000) return false;
   for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
     if (members_[cluster_.mates()[mate]].state == RankState::alive && !memory_->ended_first(mate, posted_before_[mate])) return true;
