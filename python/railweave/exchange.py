@@ -263,7 +263,7 @@ class Exchange:
         return self._last
 
     def close(self) -> None:
-        """Waits for own operations, then relays what ranks of this node had posted; bounded by the setting drain_ms, but while bytes move.
+        """Waits for own operations, then relays what ranks of this node had posted; for drain_ms at most once nothing moves.
 
         In a forked child it does nothing.
         """

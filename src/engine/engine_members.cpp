@@ -246,7 +246,8 @@ bool Engine::is_needed(std::uint64_t now) const {
   if (cluster_.nodes.size() == 1 || cluster_.self().nics.empty() || leaves_at_once_.load()) return false;
   if (now - carried_at_ >= settings_.drain_ms * 1'000'000) return false;
   for (std::uint32_t mate = 0; mate < memory_->mates(); ++mate) {
-    if (members_[cluster_.mates()[mate]].state == RankState::alive && !memory_->ended_first(mate, posted_before_[mate])) return true;
+    if (mate == memory_->self() || members_[cluster_.mates()[mate]].state != RankState::alive) continue;
+    if (!memory_->ended_first(mate, posted_before_[mate])) return true;
   }
   return false;
 }
