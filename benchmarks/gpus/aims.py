@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from sections import MESH_GBPS
 
 from railweave.bench.gpus.mesh import MOST_GPUS
-from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, ratio
+from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, call_ratio, ratio
 from railweave.bench.gpus.table import quantiles
 from railweave.calibrate import Calibration
 from railweave.size import parse_size
@@ -47,8 +47,10 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
         _together(exchanges),
         *_gains(exchanges, "balanced", {"balanced:16MiB": 1.15, "balanced:64MiB": 1.05, "balanced:256MiB": 1.0}),
         _least(exchanges, "any pattern, 64KiB to 2MiB: least gain", 1.5, lambda e: 1 << 16 <= _size(e.matrix) <= 2 << 20, _device),
-        _least(exchanges, "any pattern, to 64KiB: p50 of single calls, least gain", 0.98, lambda e: _size(e.matrix) <= 1 << 16, _call(0)),
-        _least(exchanges, "any pattern, to 64KiB: p99 of single calls, least gain", 0.98, lambda e: _size(e.matrix) <= 1 << 16, _call(1)),
+        *(
+            _least(exchanges, f"any pattern, to 64KiB: {name} of single calls, least gain", 0.98, _is_small, _call(part))
+            for name, part in (("p50", 0.5), ("p99", 0.99))
+        ),
         *_floors(exchanges),
     ]
     nodes = _Exchanges(results.get("nodes" if gpus < 8 else "rails", ()))
@@ -156,12 +158,8 @@ def _device(theirs: Exchange, own: Exchange) -> Ratio:
     return ratio(theirs.seconds, own.seconds)
 
 
-def _call(quantile: int) -> Gain:
-    def gain(theirs: Exchange, own: Exchange) -> Ratio:
-        value = quantiles(theirs.call_seconds)[quantile] / quantiles(own.call_seconds)[quantile]
-        return Ratio(value, value, value)  # of one sample each: no interval
-
-    return gain
+def _call(part: float) -> Gain:
+    return lambda theirs, own: call_ratio(theirs, own, part)
 
 
 def _shown(gain: Ratio) -> str:
@@ -210,6 +208,10 @@ def _size(matrix: str) -> float:
     if name in ("moe", "trace"):
         return math.inf
     return parse_size(rest.partition(":")[0] if rest else matrix.rpartition("-")[2])
+
+
+def _is_small(exchange: Exchange) -> bool:
+    return _size(exchange.matrix) <= 1 << 16
 
 
 def _layer(runs: Sequence[Run]) -> Line:

@@ -16,6 +16,7 @@ from railweave.fields import Fields
 
 FORMAT, VERSION = "railweave-bench-gpus", 1
 _RESAMPLES = 4000
+_CALL_RESAMPLES = 400  # of thousands of calls each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,29 @@ def ratio(rival: Sequence[float], own: Sequence[float]) -> Ratio:
     medians = np.median(pairs[:, draws], axis=2)
     low, high = np.percentile(medians[0] / medians[1], [2.5, 97.5])
     return Ratio(float(np.median(pairs[0]) / np.median(pairs[1])), float(low), float(high))
+
+
+def quantile(times: Sequence[float], part: float) -> float:
+    """The least time that so much of all times does not exceed: 0.5 for p50."""
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def call_ratio(rival: Exchange, own: Exchange, part: float) -> Ratio:
+    """As `ratio`, of a quantile of single calls. Calls of a round are alike in what the machine did meanwhile, so rounds are drawn, not
+    calls. Where results do not tell calls of one round from another's, the interval is the value."""
+    rounds = len(own.seconds)
+    value = quantile(rival.call_seconds, part) / quantile(own.call_seconds, part)
+    if rounds < 2 or any(len(each.call_seconds) % rounds or len(each.seconds) != rounds for each in (rival, own)):
+        return Ratio(value, value, value)
+    draws = np.random.default_rng(0).integers(0, rounds, (_CALL_RESAMPLES, rounds))
+    found = []
+    for each in (rival, own):
+        calls = np.array(each.call_seconds).reshape(rounds, -1)[draws].reshape(_CALL_RESAMPLES, -1)
+        place = min(calls.shape[1] - 1, int(calls.shape[1] * part))
+        found.append(np.partition(calls, place, axis=1)[:, place])
+    low, high = np.percentile(found[0] / found[1], [2.5, 97.5])
+    return Ratio(value, float(low), float(high))
 
 
 def serves_itself(system: str) -> bool:

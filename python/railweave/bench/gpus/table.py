@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from railweave.bench.gpus.result import Ratio, Run, ratio
+from railweave.bench.gpus.result import Ratio, Run, call_ratio, quantile, ratio
 from railweave.units import decimals
 
 
@@ -37,20 +37,23 @@ def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
 
 def call_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     """Head and rows: single calls that are waited for, beside the floor, what a call takes the host, and what its threads take."""
-    head = ["matrix", "system", "call p50 us", "p99 us", "floor p50 us", "p99 us", "host us", "busy cores", "gain p50", "gain p99"]
+    head = ["matrix", "system", "call p50 us", "p99 us", "floor p50 us", "p99 us", "host us", "busy cores"]
+    head += ["gain p50", "95%", "gain p99", "95%"]
     rows = []
     for matrix in run.matrices():
         rival = run.find(matrix, run.systems()[0])
         for number, system in enumerate(run.systems()):
             each = run.find(matrix, system)
-            own, theirs = quantiles(each.call_seconds), quantiles(rival.call_seconds)
+            gains = [_gain(call_ratio(rival, each, part), system == rival.system) for part in (0.5, 0.99)]
             rows.append(
                 [
                     matrix if number == 0 else "",
                     system,
-                    *map(_microseconds, (*own, *quantiles(each.floor_seconds), statistics.median(each.host_seconds))),
+                    *map(_microseconds, (*quantiles(each.call_seconds), *quantiles(each.floor_seconds))),
+                    _microseconds(statistics.median(each.host_seconds)),
                     f"{statistics.median(each.busy_cores):.2f}" if each.busy_cores else "",
-                    *("" if system == rival.system else f"{a / b:.2f}" for a, b in zip(theirs, own, strict=True)),
+                    *gains[0],
+                    *gains[1],
                 ]
             )
     return head, rows
@@ -138,8 +141,7 @@ def slowest_gain(run: Run, system: str) -> tuple[str, Ratio]:
 
 def quantiles(times: Sequence[float]) -> tuple[float, float]:
     """p50 and p99."""
-    ordered = sorted(times)
-    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    return quantile(times, 0.5), quantile(times, 0.99)
 
 
 def _gain(value: Ratio, itself: bool) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from railweave.bench import result as lab_result
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Run, ratio
+from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, ratio
 from railweave.bench.gpus.table import markdown, tables
 from railweave.report.gpus import page
 
@@ -58,6 +59,21 @@ def test_pairs_of_rounds_stay_together() -> None:
     drifting = [1.0, 2.0, 3.0, 4.0, 5.0]
     together = ratio([1.5 * each for each in drifting], drifting)
     assert (together.low, together.high) == pytest.approx((1.5, 1.5))
+
+
+def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
+    def calls(system: str, *rounds: float) -> Exchange:
+        each = make_exchange(system, "balanced:1KiB", list(rounds), NCCL)
+        return dataclasses.replace(each, call_seconds=[time for time in rounds for _ in range(100)])
+
+    slow = 9.0  # in one round of five each call took so long: a p99 that one round decides
+    unsteady = call_ratio(calls("nccl", 1.2, 1.2, 1.2, 1.2, 1.2), calls("railweave", 1.0, 1.0, slow, 1.0, 1.0), 0.99)
+    assert unsteady.value == pytest.approx(1.2 / slow)
+    assert (unsteady.low, unsteady.high) == pytest.approx((1.2 / slow, 1.2)), "without that round it is another one"
+    typical = call_ratio(calls("nccl", 1.2, 1.2, 1.2, 1.2, 1.2), calls("railweave", 1.0, 1.0, slow, 1.0, 1.0), 0.5)
+    assert typical.value == pytest.approx(1.2)
+    uneven = dataclasses.replace(calls("nccl", 2.0, 2.0), call_seconds=[2.0] * 7)
+    assert call_ratio(uneven, calls("railweave", 1.0, 1.0), 0.5) == Ratio(2.0, 2.0, 2.0), "no telling which call was of which round"
 
 
 def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tmp_path: Path) -> None:
