@@ -172,7 +172,7 @@ class DeviceBlock : public DeviceWords {
     const std::uint32_t at = threadIdx.x / 32 * Packet::kData;
     if (at >= bytes) return;
     number += threadIdx.x / 32;
-    write_packet(to.packets[number % kPacketSlots], packet_flag(number), from + at, packet_bytes(bytes - at), [] { return true; });
+    write_packet(from + at, packet_bytes(bytes - at), [&] { return Destination{&to.packets[number % kPacketSlots], packet_flag(number)}; });
   }
   // Not told by a closure when to give up: one that knows the roles puts what they hold into local memory (64 bytes of the kernel's stack).
   __device__ __noinline__ static void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes,

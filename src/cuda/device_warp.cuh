@@ -45,16 +45,23 @@ class DeviceWarp : public DeviceWords {
     return static_cast<std::uint32_t>(__ffs(static_cast<int>(bits)) - 1);
   }
 
-  __device__ __forceinline__ bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes,
-                                        const std::uint64_t* credit, std::uint64_t least, bool patient) {
-    return write_packet(to, flag, from, bytes, [&] {
+  template <typename Number>
+  __device__ __forceinline__ bool write(Port& to, const Port& own, const std::byte* from, std::uint32_t bytes, bool patient,
+                                        Number&& number_of) {
+    // Which credit counts follows from the number, so all are asked for, and before the data: what is asked for last comes last.
+    const Credits credits(own);
+    return write_packet(from, bytes, [&]() -> Destination {
+      const std::uint64_t number = number_of(), least = least_credit(number);
+      const std::uint32_t slot = number % kPacketSlots;
+      const Destination place{&to.packets[slot], packet_flag(number)};
+      if (credits.of(slot) >= least) return place;
       constexpr std::uint32_t kLooks = 64;  // some 45 us, where a credit takes 4
 #pragma unroll 1
       for (std::uint32_t looks = patient ? kLooks : 1; looks > 0; --looks) {
-        if (__all_sync(~0u, relaxed(credit) >= least)) return true;
+        if (__all_sync(~0u, relaxed(&own.credits[slot]) >= least)) return place;
       }
       if (patient) idle_turns_ += kLooks;
-      return false;
+      return {};
     });
   }
   __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
@@ -85,6 +92,32 @@ class DeviceWarp : public DeviceWords {
 
  private:
   __device__ __forceinline__ static std::uint32_t lane() { return threadIdx.x & 31; }
+
+  // Of a pair: two a lane and load.
+  class Credits {
+   public:
+    __device__ __forceinline__ explicit Credits(const Port& port) {
+#pragma unroll
+      for (std::uint32_t k = 0; k < kLoads; ++k) {
+        const std::uint32_t slot = 2 * (32 * k + lane());
+        relaxed_pair(&port.credits[slot < kPacketSlots ? slot : 0], words_[k]);
+      }
+    }
+    // The same at all lanes.
+    __device__ __forceinline__ std::uint64_t of(std::uint32_t slot) const {
+      const std::uint32_t holder = slot / 2;
+      // Neither by an index nor in a loop, or the words lie in memory.
+      const std::uint64_t even = holder < 32 ? words_[0][0] : holder < 64 ? words_[1][0] : words_[2][0];
+      const std::uint64_t odd = holder < 32 ? words_[0][1] : holder < 64 ? words_[1][1] : words_[2][1];
+      const std::uint64_t word = slot % 2 == 0 ? even : odd;
+      return __shfl_sync(~0u, static_cast<unsigned long long>(word), static_cast<int>(holder % 32));
+    }
+
+   private:
+    static constexpr std::uint32_t kLoads = 3;
+    static_assert(kPacketSlots % 2 == 0 && kPacketSlots <= 64 * kLoads && offsetof(Port, credits) % 16 == 0);
+    std::uint64_t words_[kLoads][2];
+  };
 
   std::uint32_t blocks_;
   std::uint32_t idle_turns_ = 0;

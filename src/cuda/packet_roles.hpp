@@ -8,8 +8,8 @@
 //   mask(n, f)                     bits of i < n where f(i)
 //   from(i, f)                     f(), computed by lane i, at every lane
 //   leader(f)                      f() by one lane
-//   write(packet, flag, from, bytes, credit, least, patient)   stores a packet when *credit has reached `least`, false when it has not;
-//                                  `patient`: after some more looks at it
+//   write(to, own, from, bytes, patient, number)   stores the packet of that number when the own port has its credit, false when it has
+//                                  not; `patient`: after some more looks at it; `number` is asked for once the loads are under way
 //   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
 //   stagger()                      waits, the longer the later its place among the warps of its block
 //   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
@@ -131,15 +131,17 @@ class PacketRoles {
   RAILWEAVE_ROLE bool move(std::uint32_t i, bool alone) {
     const Message& m = messages_[i];
     const std::uint64_t next = warp_.from(i, [&] { return std::uint64_t{lane(i).next}; });
-    const std::uint64_t number = warp_.from(i, [&] { return lane(i).number; }) + next;
-    const std::uint32_t slot = number % kPacketSlots;
+    // Asked for as late as can be: the first time it is still on its way, and what is to be sent need not wait for it.
+    const auto number_of = [&] { return warp_.from(i, [&] { return lane(i).number; }) + next; };
     std::byte* data = m.data + next * Packet::kData;
     const std::uint64_t left = m.bytes - next * Packet::kData;
     const std::uint32_t bytes = left < Packet::kData ? static_cast<std::uint32_t>(left) : Packet::kData;
     bool moved = false;
     if (sends(m)) {
-      moved = warp_.write(m.remote->packets[slot], packet_flag(number), data, bytes, &m.local->credits[slot], least_credit(number), alone);
+      moved = warp_.write(*m.remote, *m.local, data, bytes, alone, number_of);
     } else {
+      const std::uint64_t number = number_of();
+      const std::uint32_t slot = number % kPacketSlots;
       moved = warp_.read(m.local->packets[slot], packet_flag(number), data, bytes);
       // All its loads are over, as their values were looked at or stored.
       if (moved) warp_.leader([&] { warp_.store(&m.remote->credits[slot], packet_flag(number)); });

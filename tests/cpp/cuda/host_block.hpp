@@ -215,11 +215,13 @@ class HostWarp : public HostWords {
     f();
   }
   static std::uint32_t lowest(std::uint32_t bits) { return static_cast<std::uint32_t>(std::countr_zero(bits)); }
-  bool write(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes, const std::uint64_t* credit, std::uint64_t least,
-             bool patient) {
+  template <typename Number>
+  bool write(Port& to, const Port& own, const std::byte* from, std::uint32_t bytes, bool patient, Number&& number_of) {
+    const std::uint64_t number = number_of();
+    const std::uint32_t slot = number % kPacketSlots;
     for (std::uint32_t looks = patient ? 4 : 1; looks > 0; --looks) {
-      if (acquire(credit) < least) continue;
-      write_packet(to, flag, from, bytes);
+      if (acquire(&own.credits[slot]) < least_credit(number)) continue;
+      write_packet(to.packets[slot], packet_flag(number), from, bytes);
       return true;
     }
     return false;
