@@ -55,6 +55,9 @@ type Agent struct {
 	// publishing are addresses on their way to the source: what is sent is what the address is then, so the last one is right.
 	publishing *turns[netip.Addr]
 
+	// hearing: changes of tenants go one step after the other. Between settling and publishing a step no other may mark addresses.
+	hearing sync.Mutex
+
 	mutex       sync.Mutex
 	attachments map[attachment.Key]*attachment.Attachment
 	// own are this node's published addresses with the tenant they have now.

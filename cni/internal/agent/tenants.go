@@ -203,6 +203,8 @@ func (a *Agent) catchUp() {
 
 // heard brings the view into the switch and then says so: what is due was in the view before the rails were applied.
 func (a *Agent) heard(ctx context.Context) {
+	a.hearing.Lock()
+	defer a.hearing.Unlock()
 	a.catchUp()
 	due := a.Source.View().Due(a.Config.Node)
 	if err := a.applyAll(ctx); err == nil { // else logged by the rail, which tries again; heard again at the next heartbeat
