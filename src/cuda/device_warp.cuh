@@ -53,12 +53,12 @@ class DeviceWarp : public DeviceWords {
     return write_packet(from, bytes, [&]() -> Destination {
       const std::uint64_t number = number_of(), least = least_credit(number);
       const std::uint32_t slot = number % kPacketSlots;
-      const Destination place{&to.packets[slot], packet_flag(number)};
-      if (credits.of(slot) >= least) return place;
+      const Destination there{&to.packets[slot], packet_flag(number)};
+      if (credits.of(slot) >= least) return there;
       constexpr std::uint32_t kLooks = 64;  // some 45 us, where a credit takes 4
 #pragma unroll 1
       for (std::uint32_t looks = patient ? kLooks : 1; looks > 0; --looks) {
-        if (__all_sync(~0u, relaxed(&own.credits[slot]) >= least)) return place;
+        if (__all_sync(~0u, relaxed(&own.credits[slot]) >= least)) return there;
       }
       if (patient) idle_turns_ += kLooks;
       return {};

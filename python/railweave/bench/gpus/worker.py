@@ -44,8 +44,8 @@ _TIMEOUT = datetime.timedelta(seconds=120)
 # The stream is held by a sleep while calls are queued, for this much longer than queueing took the last time. It is counted in cycles: on
 # a slower clock it lasts longer, which only costs time.
 _SLEEP_FACTOR, _SLEEP_S, _SLEEP_HZ = 1.5, 2e-3, 2e9
-# Calls before those that are counted. The first one after another process has had the GPU takes 80 to 140 us longer: 1.7 to 2.7 us of each
-# of 50 calls, in the rounds in which the other system had been measured before (2 x H100).
+# Calls before those that are counted. Without them more than half of the rounds, under either system and whichever was measured before,
+# took 80 to 180 us longer: 1.7 to 3.7 us of each of 50 calls (2 x H100). What takes that long is not known.
 _WARM_CALLS = 5
 
 

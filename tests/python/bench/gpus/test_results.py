@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +63,7 @@ def test_pairs_of_rounds_stay_together() -> None:
 def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
     def calls(system: str, *rounds: float) -> Exchange:
         each = make_exchange(system, "balanced:1KiB", list(rounds), NCCL)
-        return dataclasses.replace(each, call_seconds=[time for time in rounds for _ in range(100)])
+        return replace(each, call_seconds=[time for time in rounds for _ in range(100)])
 
     slow = 9.0  # in one round of five each call took so long: a p99 that one round decides
     unsteady = call_ratio(calls("nccl", 1.2, 1.2, 1.2, 1.2, 1.2), calls("railweave", 1.0, 1.0, slow, 1.0, 1.0), 0.99)
@@ -72,7 +71,7 @@ def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
     assert (unsteady.low, unsteady.high) == pytest.approx((1.2 / slow, 1.2)), "without that round it is another one"
     typical = call_ratio(calls("nccl", 1.2, 1.2, 1.2, 1.2, 1.2), calls("railweave", 1.0, 1.0, slow, 1.0, 1.0), 0.5)
     assert typical.value == pytest.approx(1.2)
-    uneven = dataclasses.replace(calls("nccl", 2.0, 2.0), call_seconds=[2.0] * 7)
+    uneven = replace(calls("nccl", 2.0, 2.0), call_seconds=[2.0] * 7)
     assert call_ratio(uneven, calls("railweave", 1.0, 1.0), 0.5) == Ratio(2.0, 2.0, 2.0), "no telling which call was of which round"
 
 
