@@ -116,7 +116,9 @@ Fabric load_fabric(const std::string& what, const LoadOptions& options) {
   std::error_code problem;
   const bool exists = fs::exists(what, problem);
   if (problem) throw ParseError({what, 0, 0, ""}, "cannot be read: " + problem.message(), "a readable file");
-  if (!exists) return one_kind_of_node(load_node_template(what, options.template_dirs), what, options.nodes);
+  // A folder of a template's name hides nothing: people keep a machine's results in one.
+  const bool named = !exists || (fs::is_directory(what, problem) && find_template(what, options.template_dirs));
+  if (named) return one_kind_of_node(load_node_template(what, options.template_dirs), what, options.nodes);
   return parse_fabric(read_file(what), what, options);
 }
 

@@ -158,6 +158,17 @@ TEST_F(Load, ErrorsOfANestedFileNameThatFile) {
   EXPECT_NE(error.find("bad.xml:2:2: /system/cpu[1]"), std::string::npos) << error;
 }
 
+TEST_F(Load, AFolderOfATemplatesNameIsNotInItsWay) {
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directories(folder_ / "dgx-1v");
+  std::filesystem::current_path(folder_);
+  const Fabric fabric = load_fabric("dgx-1v", kOptions);
+  const std::string named = parse_error([] { load_fabric("./dgx-1v", kOptions); });
+  std::filesystem::current_path(before);
+  EXPECT_EQ(fabric.gpu_count(), 8U);
+  EXPECT_NE(named.find("./dgx-1v: not a file"), std::string::npos) << named;
+}
+
 TEST_F(Load, WhatCannotBeLoadedSaysWhatCould) {
   const auto error_of = [](const std::string& what) { return parse_error([&] { load_fabric(what, kOptions); }); };
   EXPECT_NE(error_of("no-such-machine").find("no such file, and no template of that name; expected a file, or one of charisma-ab"),
