@@ -25,7 +25,8 @@ def run(rank: int, folder: str) -> None:
         recv = exchange.empty(sum(received), np.float32)  # mates write it directly; any other array works, too
         exchange.all_to_all_v(send, recv, sent, received)
         assert (recv == np.repeat(np.arange(WORLD), received)).all()
-        print(f"rank {rank}: {recv.nbytes} bytes received, all right", flush=True)
+        # The end of the line with it: where Python does not buffer it would be a write of its own, and the ranks share the output.
+        print(f"rank {rank}: {recv.nbytes} bytes received, all right\n", end="", flush=True)
 
         own, other = np.array([rank]), np.array([-1])
         with exchange.group() as group:  # posted and waited for at the end
