@@ -28,8 +28,8 @@ using capi::require;
 
 extern "C" {
 
-const char* railweave_last_error(void) { return capi::last_error.text.c_str(); }
-uint32_t railweave_last_rank(void) { return capi::last_error.rank; }
+const char* railweave_last_error(void) { return capi::last_error().text.c_str(); }
+uint32_t railweave_last_rank(void) { return capi::last_error().rank; }
 
 railweave_status railweave_exchange_create(uint32_t rank, uint32_t world, const char* rendezvous, const char* fabric_json,
                                            const railweave_setting* settings, size_t setting_count, railweave_exchange** exchange) {

@@ -7,6 +7,7 @@
 
 #include "railweave/engine/error.hpp"
 #include "railweave/railweave.h"
+#include "thread_own.hpp"
 
 namespace railweave::capi {
 
@@ -14,10 +15,10 @@ struct LastError {
   std::string text = "no error";
   std::uint32_t rank = 0;  // of the last RAILWEAVE_ERROR_RANK_DIED
 };
-inline thread_local LastError last_error;
+inline LastError& last_error() { return thread_own<LastError>(); }
 
 inline railweave_status note(railweave_status status, const std::string& text) {
-  last_error.text = text;
+  last_error().text = text;
   return status;
 }
 
@@ -27,7 +28,7 @@ railweave_status guarded(Call&& call) noexcept {
     call();
     return RAILWEAVE_OK;
   } catch (const RankDied& error) {
-    last_error.rank = error.rank();
+    last_error().rank = error.rank();
     return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
   } catch (const SettingsError& error) {
     return note(RAILWEAVE_ERROR_SETTINGS, error.what());

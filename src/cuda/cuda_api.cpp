@@ -38,7 +38,7 @@ railweave_status guarded(Call&& call) noexcept {
   });
 }
 
-const char* last_error() { return capi::last_error.text.c_str(); }
+const char* last_error() { return capi::last_error().text.c_str(); }
 
 railweave_status probe(int32_t device) {
   return guarded([&] {

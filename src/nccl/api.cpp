@@ -43,7 +43,7 @@ bool is_blocking(const void* config, bool inherited) {
 // The communicators of this process that may have a device side; nullptr: every call about it is NCCL's.
 // The reference is good until the thread's next call.
 const CommunicatorPointer& tracked(ncclComm_t handle) {
-  static const CommunicatorPointer none;
+  static const CommunicatorPointer& none = *new CommunicatorPointer();  // programs call while static objects are destroyed
   return passes() ? none : Registry::get().find(handle);
 }
 
@@ -84,6 +84,8 @@ ncclResult_t check_served(const CommunicatorPointer& communicator) {
   if (communicator == nullptr || communicator->state() == Communicator::State::unserved) return ncclInProgress;
   if (communicator->state() == Communicator::State::settling)
     return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that it is ready");
+  if (communicator->is_queueing())
+    return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that its last group is launched");
   const ncclResult_t error = communicator->known_error();
   return error == ncclSuccess ? error : Group::of_this_thread().fail(error);
 }
@@ -286,7 +288,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   static const Real<ncclResult_t(ncclComm_t, int*, int, ncclComm_t*, void*, int)> real("ncclCommShrink");
   const CommunicatorPointer parent = tracked(comm);
   if (parent == nullptr || excluded == nullptr || count < 0) return real(comm, excluded, count, child, config, flags);
-  if ((flags & kShrinkAbort) != 0) parent->abort();
+  if ((flags & kShrinkAbort) != 0) parent->revoke();
   Origin origin = parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking()));
   return born(child, std::move(origin), real(comm, excluded, count, child, config, flags), parent);
 }
@@ -306,10 +308,13 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const 
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
-  const ncclResult_t result = real(comm, error);
   const CommunicatorPointer communicator = tracked(comm);
-  if (result != ncclSuccess || *error == ncclInProgress || communicator == nullptr) return result;
+  if (communicator == nullptr) return real(comm, error);
+  const std::uint64_t expected = communicator->children_expected();
+  const ncclResult_t result = communicator->ask_nccl_state(error);
+  if (result != ncclSuccess || *error == ncclInProgress) return result;
   communicator->follow_children();
+  communicator->forget_children(expected);
   if (*error == ncclSuccess) *error = communicator->async_error();
   return result;
 }
@@ -350,7 +355,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
 RAILWEAVE_NCCL_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   static const Real<ncclResult_t(ncclComm_t, int)> real("ncclCommRevoke");
   const CommunicatorPointer communicator = tracked(comm);
-  if (communicator != nullptr) communicator->abort();
+  if (communicator != nullptr) communicator->revoke();
   return real(comm, flags);
 }
 

@@ -11,6 +11,7 @@
 #include "log.hpp"
 #include "real_nccl.hpp"
 #include "settings.hpp"
+#include "thread_own.hpp"
 #include "watch.hpp"
 
 namespace railweave::nccl {
@@ -25,9 +26,9 @@ constexpr auto kPoll = milliseconds(1);
 // Of all communicators, so that looking one up costs nothing more where none is expected.
 std::atomic<std::size_t> expected_children{0};
 
-ncclResult_t real_async_error(ncclComm_t handle, ncclResult_t& error) {
+ncclResult_t real_async_error(ncclComm_t handle, ncclResult_t* error) {
   static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
-  return real(handle, &error);
+  return real(handle, error);
 }
 
 // Empty: nothing is wrong.
@@ -44,6 +45,8 @@ std::string absence(const Round& round, const char* otherwise, milliseconds limi
 }
 
 }  // namespace
+
+std::mutex Communicator::handle_mutex_;
 
 Communicator::Communicator(ncclComm_t handle, Origin origin) : handle_(handle), origin_(std::move(origin)) {}
 
@@ -67,7 +70,7 @@ void Communicator::wait_settled() {
 
 void Communicator::run() {
   try {
-    switch (wait_for_nccl()) {
+    switch (wait_until_made()) {
       case Ready::cancelled: leave_to_nccl("it was ended while it was made", false); break;
       case Ready::failed: leave_to_nccl("NCCL could not make it", false); break;
       case Ready::yes: agree();
@@ -80,15 +83,26 @@ void Communicator::run() {
   changed_.notify_all();
 }
 
-Communicator::Ready Communicator::wait_for_nccl() {
+ncclResult_t Communicator::ask_nccl_state(ncclResult_t* error) const {
+  const std::lock_guard lock(handle_mutex_);
+  return real_async_error(handle_, error);
+}
+
+ncclResult_t Communicator::wait_for_nccl() {
   for (;; std::this_thread::sleep_for(kPoll)) {
     const std::lock_guard lock(handle_mutex_);
-    if (cancelled_.load()) return Ready::cancelled;
+    if (cancelled_.load()) return ncclInvalidUsage;
     ncclResult_t error = ncclSuccess;
-    if (real_async_error(handle_, error) != ncclSuccess) return Ready::failed;
-    if (error == ncclInProgress) continue;
-    return error == ncclSuccess && ask_nccl() ? Ready::yes : Ready::failed;
+    if (const ncclResult_t asked = real_async_error(handle_, &error); asked != ncclSuccess) return asked;
+    if (error != ncclInProgress) return error;
   }
+}
+
+Communicator::Ready Communicator::wait_until_made() {
+  const ncclResult_t made = wait_for_nccl();
+  const std::lock_guard lock(handle_mutex_);
+  if (cancelled_.load()) return Ready::cancelled;
+  return made == ncclSuccess && ask_nccl() ? Ready::yes : Ready::failed;
 }
 
 bool Communicator::ask_nccl() {
@@ -219,6 +233,8 @@ railweave_status Communicator::on_device_side(F&& f) const {
 
 ncclResult_t Communicator::async_error() {
   if (state() == State::settling || has_settling_children()) return ncclInProgress;
+  if (queueing_.load() != 0) return ncclInProgress;
+  if (revoked_) return ncclSuccess;
   if (const ncclResult_t error = error_.load(); error != ncclSuccess) return error;
   if (state() != State::served) return ncclSuccess;
   const auto status = on_device_side([](auto& api, auto* side) { return api.async_error(side); });
@@ -242,7 +258,34 @@ void Communicator::abort() {
   });
 }
 
+void Communicator::revoke() {
+  abort();
+  revoked_ = true;
+}
+
+bool Communicator::nccl_is_busy() {
+  ncclResult_t error = ncclSuccess;
+  return ask_nccl_state(&error) == ncclSuccess && error == ncclInProgress;
+}
+
+void Communicator::begin_queueing() {
+  const std::lock_guard lock(mutex_);
+  ++queueing_;
+}
+
+void Communicator::end_queueing(ncclResult_t result) {
+  ncclResult_t none = ncclSuccess;
+  if (result != ncclSuccess) error_.compare_exchange_strong(none, result);
+  const std::lock_guard lock(mutex_);
+  --queueing_;
+  changed_.notify_all();
+}
+
 void Communicator::drain() {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queueing_ == 0; });
+  }
   if (const auto status = device_library().api->drain(device_side_); status != RAILWEAVE_OK)
     log(LogLevel::warn, label() + ": " + device_error(status));
 }
@@ -268,7 +311,7 @@ void Communicator::release() {
   in_background([self = shared_from_this()] {
     {
       std::unique_lock lock(self->mutex_);
-      self->changed_.wait(lock, [&] { return !self->running_ && !self->draining_; });
+      self->changed_.wait(lock, [&] { return !self->running_ && !self->draining_ && self->queueing_ == 0; });
     }
     railweave_cuda_communicator* device_side = nullptr;
     {
@@ -282,6 +325,7 @@ void Communicator::release() {
 void Communicator::expect(Birth child) {
   const std::lock_guard lock(family_mutex_);
   child.origin.blocking = false;
+  child.number = births_++;
   expected_.push_back(std::move(child));
   ++expected_children;
 }
@@ -303,6 +347,16 @@ void Communicator::follow_children() {
     --expected_children;
     return true;
   });
+}
+
+void Communicator::forget_children(std::uint64_t count) {
+  const std::lock_guard lock(family_mutex_);
+  expected_children -= std::erase_if(expected_, [count](const Birth& birth) { return birth.number < count; });
+}
+
+std::uint64_t Communicator::children_expected() const {
+  const std::lock_guard lock(family_mutex_);
+  return births_;
 }
 
 bool Communicator::has_settling_children() {
@@ -397,7 +451,7 @@ const CommunicatorPointer& Registry::find(ncclComm_t handle) {
     ncclComm_t handle = nullptr;
     CommunicatorPointer communicator;
   };
-  static thread_local Remembered last;
+  auto& last = capi::thread_own<Remembered>();
   const std::uint64_t changes = changes_.load(std::memory_order_acquire);
   if (last.changes != changes || last.handle != handle) {
     last = {changes, handle, look_up(handle)};

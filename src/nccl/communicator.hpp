@@ -33,6 +33,7 @@ struct Origin {
 struct Birth {
   ncclComm_t* handle = nullptr;  // where NCCL writes it, from a thread of its own
   Origin origin;
+  std::uint64_t number = 0;  // of its parent's
 
   ncclComm_t made() const noexcept { return __atomic_load_n(handle, __ATOMIC_ACQUIRE); }
 };
@@ -65,12 +66,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   railweave_cuda_communicator* device_side() const noexcept { return device_side_.load(std::memory_order_acquire); }
   const RangeDomain* ranges() const noexcept { return ranges_.get(); }
 
-  // ncclSuccess, ncclInProgress while settling or finalizing, or what ended it.
+  // NCCL's own state, of the program's call. NCCL ends what another thread of its made in that call, and not for two callers at once, so
+  // the threads of the shim and of the program take turns.
+  ncclResult_t ask_nccl_state(ncclResult_t* error) const;
+  // ncclSuccess, ncclInProgress while settling, queueing or finalizing, or what ended it.
   ncclResult_t async_error();
   // What is known to have ended it, without asking the device library; ncclSuccess: nothing.
   ncclResult_t known_error() const noexcept { return error_.load(std::memory_order_relaxed); }
   // Calls below do nothing to a communicator that is not served.
   void abort();
+  // The same for one that may still be asked and have children: as NCCL, it has no error from then on, and refuses messages.
+  void revoke();
   // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
   // over.
   void finalize();
@@ -78,12 +84,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // after another by one thread of the program, and each waits for the others.
   void release();
 
+  // True: NCCL is still launching a group's collectives. They come before the group's messages, so who queues those waits for its end.
+  bool nccl_is_busy();
+  // In progress from here on to end_queueing(), of which the program hears as of an asynchronous error.
+  void begin_queueing();
+  bool is_queueing() const noexcept { return queueing_.load(std::memory_order_relaxed) != 0; }
+  void end_queueing(ncclResult_t result);
+  // For NCCL to be done; what it ended with. ncclInvalidUsage: the program has ended the communicator meanwhile.
+  ncclResult_t wait_for_nccl();
+
   // A child whose handle NCCL writes later: at the latest when this one, which does not block, is ready again. It counts as one that does
   // not block either, whatever its configuration says.
   void expect(Birth child);
   bool expects(ncclComm_t child) const;
   // Follows the expected children that NCCL has made. This one is in progress until they are settled.
   void follow_children();
+  // NCCL is done with the first `count` children that were expected: where it failed, the handle's place is the program's again.
+  void forget_children(std::uint64_t count);
+  std::uint64_t children_expected() const;
 
   // The origin of a child; each rank of the parent calls it in the same order.
   Origin split(int color, bool blocking);
@@ -103,7 +121,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   enum class Ready { yes, failed, cancelled };
   void run();
-  Ready wait_for_nccl();
+  Ready wait_until_made();
   bool ask_nccl();
   void agree();
   void end_device_side();
@@ -130,12 +148,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<ncclResult_t> error_{ncclSuccess};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> told_error_{false};
+  std::atomic<bool> revoked_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;     // guarded by mutex_: the settling thread
-  bool draining_ = false;    // guarded by mutex_
-  std::mutex handle_mutex_;  // held while a thread of the shim uses handle_
+  bool running_ = false;               // guarded by mutex_: the settling thread
+  bool draining_ = false;              // guarded by mutex_
+  std::atomic<unsigned> queueing_{0};  // changed under mutex_: groups whose messages wait for NCCL's part
+  // Held while a thread of the shim uses handle_, and by who asks for NCCL's state. One for all: a group's communicators share what that
+  // ends.
+  static std::mutex handle_mutex_;
   std::mutex enqueue_mutex_;
   mutable std::shared_mutex device_mutex_;  // held by who uses the device side beside the program's sends and receives, and to free it
 
@@ -146,6 +168,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t splits_ = 0;                           // guarded by family_mutex_
   std::map<std::vector<int>, std::uint64_t> shrinks_;  // guarded by family_mutex_
   std::vector<Birth> expected_;                        // guarded by family_mutex_
+  std::uint64_t births_ = 0;                           // guarded by family_mutex_: children that were ever expected
   std::vector<std::weak_ptr<Communicator>> settling_;  // guarded by family_mutex_: children
 };
 

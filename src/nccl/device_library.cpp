@@ -44,8 +44,8 @@ DeviceLibrary load() {
 }  // namespace
 
 const DeviceLibrary& device_library() {
-  // Never unloaded: streams may hold its kernels and callbacks until the process ends.
-  static const DeviceLibrary library = load();
+  // Never unloaded: streams may hold its kernels and callbacks until the process ends, and threads of the shim go on until then.
+  static const DeviceLibrary& library = *new DeviceLibrary(load());
   return library;
 }
 

@@ -6,9 +6,11 @@
 #include <set>
 #include <utility>
 
+#include "background.hpp"
 #include "device_library.hpp"
 #include "log.hpp"
 #include "real_nccl.hpp"
+#include "thread_own.hpp"
 
 namespace railweave::nccl {
 namespace {
@@ -81,10 +83,34 @@ void Launch::clear() noexcept {
   communicators_.clear();
 }
 
-Group& Group::of_this_thread() {
-  static thread_local Group group;
-  return group;
+void Batch::clear() noexcept {
+  messages.clear();
+  communicators.clear();
+  has_self_messages = false;
 }
+
+namespace {
+
+// One launch for what is connected; `launch` is used where that is all.
+ncclResult_t enqueue(const Batch& batch, Launch& launch) {
+  if (batch.messages.empty()) return ncclSuccess;
+  if (batch.communicators.size() == 1) {
+    launch.clear();
+    for (const Message& message : batch.messages) launch.add(message);
+    return launch.run();
+  }
+  const std::vector<std::size_t> launch_of = launches(batch.messages);
+  std::vector<Launch> list(*std::max_element(launch_of.begin(), launch_of.end()) + 1);
+  for (std::size_t i = 0; i < batch.messages.size(); ++i) list[launch_of[i]].add(batch.messages[i]);
+  for (Launch& each : list) {
+    if (const ncclResult_t result = each.run(); result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
+}
+
+}  // namespace
+
+Group& Group::of_this_thread() { return capi::thread_own<Group>(); }
 
 ncclResult_t Group::fail(ncclResult_t error) noexcept {
   if (open() && error_ == ncclSuccess) error_ = error;
@@ -92,16 +118,10 @@ ncclResult_t Group::fail(ncclResult_t error) noexcept {
 }
 
 void Group::add(const CommunicatorPointer& communicator, const Message& message) {
-  if (std::find(communicators_.rbegin(), communicators_.rend(), communicator) == communicators_.rend())
-    communicators_.push_back(communicator);
-  has_self_messages_ = has_self_messages_ || message.peer == communicator->rank();
-  messages_.push_back(message);
-}
-
-void Group::forget_messages() noexcept {
-  messages_.clear();
-  communicators_.clear();
-  has_self_messages_ = false;
+  auto& known = batch_.communicators;
+  if (std::find(known.rbegin(), known.rend(), communicator) == known.rend()) known.push_back(communicator);
+  batch_.has_self_messages = batch_.has_self_messages || message.peer == communicator->rank();
+  batch_.messages.push_back(message);
 }
 
 ncclResult_t Group::finish(ncclResult_t nccl) {
@@ -109,37 +129,39 @@ ncclResult_t Group::finish(ncclResult_t nccl) {
   ncclResult_t result = nccl;
   if (nccl == ncclSuccess || nccl == ncclInProgress) {
     if (!births_.empty() && follow(std::exchange(births_, {}))) result = ncclInProgress;
-    const ncclResult_t queued = error == ncclSuccess ? enqueue() : error;
+    ncclResult_t queued = error;
+    if (queued == ncclSuccess && batch_.has_self_messages) {
+      if (const std::string wrong = check_self_messages(batch_.messages); !wrong.empty()) queued = refuse(ncclInvalidUsage, wrong);
+    }
+    if (queued == ncclSuccess && !(nccl == ncclInProgress && queue_later())) queued = enqueue(batch_, launch_);
     if (queued != ncclSuccess) result = queued;
   }
   births_.clear();
-  forget_messages();
+  batch_.clear();
   return result;
 }
 
 ncclResult_t Group::finish_simulated(ncclResult_t nccl) {
-  forget_messages();
+  batch_.clear();
   return finish(nccl);
 }
 
-// One launch for what is connected.
-ncclResult_t Group::enqueue() {
-  if (messages_.empty()) return ncclSuccess;
-  if (has_self_messages_) {
-    if (const std::string wrong = check_self_messages(messages_); !wrong.empty()) return refuse(ncclInvalidUsage, wrong);
-  }
-  if (communicators_.size() == 1) {
-    launch_.clear();
-    for (const Message& message : messages_) launch_.add(message);
-    return launch_.run();
-  }
-  const std::vector<std::size_t> launch_of = launches(messages_);
-  std::vector<Launch> list(*std::max_element(launch_of.begin(), launch_of.end()) + 1);
-  for (std::size_t i = 0; i < messages_.size(); ++i) list[launch_of[i]].add(messages_[i]);
-  for (Launch& launch : list) {
-    if (const ncclResult_t result = launch.run(); result != ncclSuccess) return result;
-  }
-  return ncclSuccess;
+// The group's other part is collectives of communicators that do not block: NCCL launches them from a thread of its own, and they come
+// before the messages on each rank. Waiting for that here could be waiting for a rank that this thread drives, too.
+bool Group::queue_later() {
+  const auto is_busy = [](const CommunicatorPointer& each) { return !each->blocking() && each->nccl_is_busy(); };
+  if (std::none_of(batch_.communicators.begin(), batch_.communicators.end(), is_busy)) return false;
+  for (const CommunicatorPointer& communicator : batch_.communicators) communicator->begin_queueing();
+  in_background([batch = std::exchange(batch_, {})] {
+    ncclResult_t result = ncclSuccess;
+    for (const CommunicatorPointer& communicator : batch.communicators) {
+      if (result == ncclSuccess) result = communicator->wait_for_nccl();
+    }
+    Launch launch;
+    if (result == ncclSuccess) result = enqueue(batch, launch);
+    for (const CommunicatorPointer& communicator : batch.communicators) communicator->end_queueing(result);
+  });
+  return true;
 }
 
 // A child of a parent that does not block is followed through it, also where NCCL has made it already: the program asks the parent whether

@@ -26,6 +26,15 @@ struct GroupBirth {
   CommunicatorPointer parent;  // nullptr: it has none
 };
 
+// The messages of a group.
+struct Batch {
+  std::vector<Message> messages;
+  std::vector<CommunicatorPointer> communicators;  // of the messages, each once; they live until the messages are queued
+  bool has_self_messages = false;
+
+  void clear() noexcept;
+};
+
 // What is queued at once: everything here is connected.
 class Launch {
  public:
@@ -54,7 +63,6 @@ class Group {
 
   // Remembered until the end, which gives the first of them.
   ncclResult_t fail(ncclResult_t error) noexcept;
-  // The communicator lives until the messages are queued.
   void add(const CommunicatorPointer& communicator, const Message& message);
   void add(GroupBirth birth) { births_.push_back(std::move(birth)); }
 
@@ -66,14 +74,12 @@ class Group {
  private:
   // True: one that does not block is not settled yet, so the program has to ask for it, whatever NCCL's call gave.
   static bool follow(std::vector<GroupBirth>&& births);
-  void forget_messages() noexcept;
-  ncclResult_t enqueue();
+  // True: on a thread of its own, as NCCL is still launching collectives of the group.
+  bool queue_later();
 
   unsigned depth_ = 0;
   ncclResult_t error_ = ncclSuccess;
-  std::vector<Message> messages_;
-  std::vector<CommunicatorPointer> communicators_;  // of the messages, each once
-  bool has_self_messages_ = false;
+  Batch batch_;
   Launch launch_;  // of a group of one communicator
   std::vector<GroupBirth> births_;
 };

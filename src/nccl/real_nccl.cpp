@@ -11,6 +11,7 @@
 
 #include "log.hpp"
 #include "settings.hpp"
+#include "thread_own.hpp"
 
 namespace railweave::nccl {
 
@@ -80,20 +81,23 @@ Found find_real() {
 }
 
 const Found& found() {
-  static const Found result = [] {
-    Found real = find_real();
-    if (real.handle == nullptr)
-      log(LogLevel::warn, real.origin);
+  // Never freed, as nothing here is: programs call while static objects are destroyed.
+  static const Found& result = *[] {
+    const auto* const real = new Found(find_real());
+    if (real->handle == nullptr)
+      log(LogLevel::warn, real->origin);
     else
-      log(LogLevel::info, "NCCL: " + real.origin);
+      log(LogLevel::info, "NCCL: " + real->origin);
     return real;
   }();
   return result;
 }
 
 std::mutex error_mutex;
-std::string error_text;           // guarded by error_mutex
-thread_local std::string handed;  // what the last last_error() of this thread returned
+std::string& error_text() {  // guarded by error_mutex
+  static std::string& text = *new std::string;
+  return text;
+}
 
 }  // namespace
 
@@ -107,7 +111,7 @@ ncclResult_t missing(const char* name) {
                                : std::string(name) + " is not in this NCCL (" + found().origin + "); update NCCL or do not call it";
   set_last_error(text.c_str());
   static std::mutex told_mutex;
-  static std::set<std::string> told;  // a program may try again and again
+  static std::set<std::string>& told = *new std::set<std::string>;  // a program may try again and again
   const std::lock_guard lock(told_mutex);
   if (told.insert(text).second) log(LogLevel::warn, text);
   return ncclInvalidUsage;
@@ -115,12 +119,13 @@ ncclResult_t missing(const char* name) {
 
 void set_last_error(const char* text) {
   const std::lock_guard lock(error_mutex);
-  error_text = text;
+  error_text() = text;
 }
 
 const char* last_error() {
   const std::lock_guard lock(error_mutex);
-  handed = error_text;
+  std::string& handed = capi::thread_own<std::string, struct Handed>();  // until the thread's next call
+  handed = error_text();
   return handed.c_str();
 }
 

@@ -140,17 +140,17 @@ Settings read_settings(const char* (*lookup)(const char* name), std::string& err
 }
 
 const Settings& settings() {
-  static std::string errors;
-  static const Settings value = read_settings([](const char* name) -> const char* { return std::getenv(name); }, errors);
-  static const bool told = [] {
-    open_log(value.log, value.log_file);
+  // Never freed: threads of the shim go on while static objects are destroyed.
+  static const Settings& value = *[] {
+    std::string errors;
+    const auto* const read = new Settings(read_settings([](const char* name) -> const char* { return std::getenv(name); }, errors));
+    open_log(read->log, read->log_file);
     if (!errors.empty()) log(LogLevel::warn, errors.substr(0, errors.size() - 1));
     for (const std::string& name : unread_variables(environ))
       log(LogLevel::warn, name + " is set, but nothing of Railweave reads a variable of that name");
-    if (!value.shim) log(LogLevel::info, "switched off (RAILWEAVE_SHIM): every call goes to NCCL");
-    return true;
+    if (!read->shim) log(LogLevel::info, "switched off (RAILWEAVE_SHIM): every call goes to NCCL");
+    return read;
   }();
-  static_cast<void>(told);
   return value;
 }
 

@@ -2,10 +2,12 @@
 
 #include <netinet/in.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <system_error>
 
 namespace railweave::nccl {
@@ -72,7 +74,14 @@ std::optional<HubAddress> nccl_host(const ncclUniqueId& id) {
 Hub& own_hub() {
   // Lives until the process ends: communicators that are split later still meet there, and joining its thread at exit could wait for
   // what a dead rank never sends.
-  static Hub* const hub = new Hub();
+  static std::mutex mutex;
+  static Hub* hub = nullptr;  // guarded by mutex, as is of_process
+  static pid_t of_process = 0;
+  const std::lock_guard lock(mutex);
+  if (of_process != ::getpid()) {  // a forked child has its parent's hub without the thread that serves it
+    hub = new Hub();
+    of_process = ::getpid();
+  }
   return *hub;
 }
 

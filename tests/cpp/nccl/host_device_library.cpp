@@ -155,7 +155,7 @@ void finish(Part& part, Handle handle) {
   }
   if (status != RAILWEAVE_OK && communicator.error == RAILWEAVE_OK) {
     communicator.error = status;
-    communicator.error_text = capi::last_error.text;
+    communicator.error_text = capi::last_error().text;
   }
   communicator.completed += part.transfers.size();
   --communicator.running;
@@ -180,7 +180,7 @@ class InDrain {
   railweave_cuda_communicator& communicator_;
 };
 
-const char* last_error() { return capi::last_error.text.c_str(); }
+const char* last_error() { return capi::last_error().text.c_str(); }
 
 railweave_status probe(int32_t device) {
   const char* refused = std::getenv("STAND_IN_REFUSES_DEVICE");
@@ -239,6 +239,7 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
 }
 
 railweave_status async_error(railweave_cuda_communicator* communicator) {
+  if (communicator->aborted.load()) return note(RAILWEAVE_ERROR_EXCHANGE, "aborted on rank " + std::to_string(communicator->rank));
   const std::lock_guard lock(communicator->mutex);
   return communicator->error == RAILWEAVE_OK ? RAILWEAVE_OK : note(communicator->error, communicator->error_text);
 }

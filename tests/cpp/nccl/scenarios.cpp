@@ -231,6 +231,85 @@ void non_blocking(Rank& self) {
   destroy(comm);
 }
 
+// A program that asks all the time, also while NCCL's threads end.
+void asked_all_the_time(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  for (int life = 0; life < 3; ++life) {
+    const ncclComm_t comm = self.connect("life" + std::to_string(life), &config);
+    ncclResult_t error = ncclInProgress;
+    while (error == ncclInProgress) must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    must(error, "the communicator's set-up");
+    exchange_skewed(comm);
+    destroy(comm);
+  }
+}
+
+// A child that NCCL could not make: where its handle would have come the program has something else.
+void failed_split(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  const ncclComm_t comm = self.connect("job", &config);
+  must(wait_ready(comm), "the communicator's set-up");
+  ::setenv("STAND_IN_FAILS_CHILDREN", "1", 1);
+  ncclComm_t place = nullptr;
+  must(ncclCommSplit(comm, 0, self.rank, &place, nullptr), "ncclCommSplit");
+  require(wait_ready(comm) == ncclSystemError && place == nullptr, "the split fails");
+  __atomic_store_n(&place, reinterpret_cast<ncclComm_t>(std::uintptr_t{64}), __ATOMIC_RELEASE);
+  for (int again = 0; again < 3; ++again) {
+    require(wait_ready(comm) == ncclSystemError, "the parent's error stays");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+// Made smaller by an abort: its parent has no error then, but carries nothing any more.
+void shrunk_by_abort(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  const ncclComm_t comm = self.connect("job", &config);
+  must(wait_ready(comm), "the communicator's set-up");
+  exchange_skewed(comm);
+  int gone[] = {self.world - 1};
+  if (self.rank != gone[0]) {
+    ncclComm_t rest = nullptr;
+    must(ncclCommShrink(comm, gone, 1, &rest, nullptr, kShrinkAbort), "ncclCommShrink");
+    must(wait_ready(comm), "the parent after it");
+    require(rest != nullptr, "a parent that is ready has its children's handles written");
+    exchange_skewed(rest);
+    char byte = 0;
+    require(ncclSend(&byte, 1, ncclInt8, 0, comm, nullptr) != ncclSuccess, "the parent carries no message any more");
+    must(wait_ready(comm), "the parent after a message that was refused");
+    destroy(rest);
+  }
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+// Communicators that a static object ends, when the main thread's own objects are gone.
+struct LateEnd {
+  std::vector<ncclComm_t> communicators;
+  ~LateEnd() {
+    for (int again = 0; again < 2; ++again) {
+      for (const ncclComm_t comm : communicators) {
+        ncclResult_t error = ncclSuccess;
+        if (ncclCommGetAsyncError(comm, &error) != ncclSuccess || error != ncclSuccess) std::_Exit(1);
+      }
+    }
+    for (const ncclComm_t comm : communicators) {
+      if (ncclCommFinalize(comm) != ncclSuccess) std::_Exit(1);
+    }
+    for (const ncclComm_t comm : communicators) {
+      if (ncclCommDestroy(comm) != ncclSuccess) std::_Exit(1);
+    }
+  }
+};
+
+void ended_by_a_static_object(Rank& self) {
+  static LateEnd late;
+  late.communicators = {self.connect("first"), self.connect("second")};
+  for (const ncclComm_t comm : late.communicators) exchange_skewed(comm);
+}
+
 // An NCCL that is done before its calls return, and a program that asks only where it has to: for a communicator whose call gave
 // ncclInProgress, and for a split's parent.
 void quick(Rank& self) {
@@ -351,6 +430,30 @@ void mixed_group(Rank& self) {
   stream.synchronize();
   messages.check();
   require(total[99] == self.world * self.world * (self.world + 1) / 2.0, "the reductions add up");
+  destroy(comm);
+}
+
+// The same where NCCL launches collectives after the group's end, and on some ranks before.
+void mixed_group_later(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  const ncclComm_t comm = self.connect("job", &config);
+  must(wait_ready(comm), "the communicator's set-up");
+  const Stream stream;
+  Messages messages(comm);
+  std::array<double, 100> mine{}, total{};
+  mine.fill(self.rank + 1.0);
+  for (int round = 0; round < 3; ++round) {
+    begin();
+    messages.send((self.rank + 1) % self.world, std::size_t{70'000}, stream);
+    must(ncclAllReduce(mine.data(), total.data(), mine.size(), ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+    messages.receive((self.rank + self.world - 1) % self.world, std::size_t{70'000}, stream);
+    require(ncclGroupEnd() == ncclInProgress, "the group is launched later");
+    must(wait_ready(comm), "the group's launch");
+  }
+  stream.synchronize();
+  messages.check();
+  require(total[99] == self.world * (self.world + 1) / 2.0, "the reductions add up");
   destroy(comm);
 }
 
@@ -701,11 +804,16 @@ const std::map<std::string, Scenario>& scenarios() {
       {"split", split},
       {"shrink", shrink},
       {"non_blocking", non_blocking},
+      {"asked_all_the_time", asked_all_the_time},
+      {"failed_split", failed_split},
+      {"shrunk_by_abort", shrunk_by_abort},
+      {"ended_by_a_static_object", ended_by_a_static_object},
       {"quick", quick},
       {"finalized_late", finalized_late},
       {"descriptors", descriptors},
       {"lives", lives},
       {"mixed_group", mixed_group},
+      {"mixed_group_later", mixed_group_later},
       {"all_to_all", all_to_all},
       {"graph", graph},
       {"never_waits", never_waits},

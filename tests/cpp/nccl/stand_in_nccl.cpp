@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -39,7 +41,8 @@ struct ncclComm {
   std::atomic<ncclResult_t> error{ncclSuccess};
   std::atomic<bool> aborted{false};
   std::unique_ptr<Mesh> control, data;
-  std::thread maker;  // of a non-blocking communicator
+  std::thread maker;           // of a non-blocking communicator, or of its group
+  std::atomic<int> asking{0};  // threads that ask for its error
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -202,14 +205,15 @@ ncclResult_t end_makers(std::vector<std::pair<ncclComm*, std::function<void()>>>
 }
 
 // As NCCL does it: a parent that does not block gives its child's handle when that is made, and until then it is in progress, while the
-// call gave ncclSuccess.
+// call gave ncclSuccess. STAND_IN_FAILS_CHILDREN: it is never made.
 std::function<void()> hand_over_later(ncclComm* parent, ncclComm** handle, std::function<void()> work) {
   parent->error = ncclInProgress;
   ncclComm* const child = std::exchange(*handle, nullptr);
   return [parent, handle, child, work = std::move(work)] {
     work();
-    __atomic_store_n(handle, child, __ATOMIC_RELEASE);
-    parent->error = ncclSuccess;
+    const bool fails = std::getenv("STAND_IN_FAILS_CHILDREN") != nullptr;
+    if (!fails) __atomic_store_n(handle, child, __ATOMIC_RELEASE);
+    parent->error = fails ? ncclSystemError : ncclSuccess;
   };
 }
 
@@ -249,11 +253,33 @@ ncclResult_t launch_all(std::vector<Work> works) {
   return ncclSuccess;
 }
 
+// As NCCL does it: a group with collectives of communicators that do not block is launched by a thread, at any time. On every second rank
+// that is before the call returns.
+bool launches_later(const std::vector<Work>& works) {
+  return std::any_of(works.begin(), works.end(), [](const Work& work) { return !work.comm->blocking && !work.collectives.empty(); });
+}
+
+ncclResult_t launch_later(const std::vector<Work>& works) {
+  ncclComm* const first = works.front().comm;
+  if (first->maker.joinable()) first->maker.join();
+  for (const Work& work : works) work.comm->error = ncclInProgress;
+  first->maker = std::thread([works] {
+    if (works.front().comm->rank % 2 != 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    for (const Work& work : works) {
+      launch(work);
+      work.comm->error = ncclSuccess;
+    }
+  });
+  if (first->rank % 2 == 0) first->maker.join();
+  return ncclInProgress;
+}
+
 ncclResult_t launch_unless_grouped() { return group.depth != 0 ? ncclSuccess : launch_all(std::exchange(group.works, {})); }
 
 ncclResult_t check(ncclComm* comm, int type, int peer) {
   if (comm == nullptr) return refuse(ncclInvalidArgument, "stand-in: comm is NULL");
   if (comm->error != ncclSuccess) return comm->error == ncclInProgress ? ncclInvalidArgument : comm->error.load();
+  if (comm->aborted.load()) return refuse(ncclInvalidUsage, "stand-in: comm was aborted");
   if (element_bytes(type) == 0) return refuse(ncclInvalidArgument, "stand-in: datatype");
   if (peer < 0 || peer >= comm->world) return refuse(ncclInvalidArgument, "stand-in: peer");
   return ncclSuccess;
@@ -360,7 +386,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ch
   return begin_child(parent, child, work);
 }
 
-ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclComm_t* child, Config* config, int) {
+ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclComm_t* child, Config* config, int flags) {
+  if ((flags & kShrinkAbort) != 0) parent->aborted = true;
   std::vector<int> gone(excluded, excluded + count);
   std::sort(gone.begin(), gone.end());
   std::string name = parent->name + "x" + std::to_string(parent->shrinks[gone]++);
@@ -383,8 +410,15 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return free_comm(comm);
 }
 
+// NCCL frees in this call what its thread was for, so two threads of a program in it at once have it freed twice.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  if (++comm->asking != 1) {
+    std::fputs("stand-in: two threads ask for the error of one communicator at once\n", stderr);
+    std::abort();
+  }
   *error = comm->error;
+  if (*error == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  --comm->asking;
   return ncclSuccess;
 }
 
@@ -422,6 +456,7 @@ ncclResult_t ncclGroupEnd() {
   const ncclResult_t made = end_makers(std::exchange(group.makers, {}));
   if (made != ncclSuccess && made != ncclInProgress) return made;
   if (!self_messages_pair(works)) return refuse(ncclInvalidUsage, "stand-in: a send to oneself without its receive");
+  if (launches_later(works)) return launch_later(works);
   launch_all(std::move(works));
   return made;
 }
