@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "liveness.hpp"
 #include "operation.hpp"
@@ -22,7 +23,7 @@ struct BookPage {
     std::uint64_t buffer;  // 0: being written, or withdrawn
     BufferKind kind;
     std::uint32_t reserved;
-    std::byte handle[64];  // a cudaIpcMemHandle_t
+    std::uint64_t handle[8];  // a cudaIpcMemHandle_t
   };
   Liveness life;
   std::uint64_t newest;      // number of the newest entry; the first one is kAbsoluteBuffer + 1
@@ -35,6 +36,12 @@ inline bool is_listed(BookPage& page, std::uint64_t number) { return std::atomic
 
 // Lists one more buffer, in the place of the oldest, and returns its number. `handle`: 64 bytes, or none.
 std::uint64_t list_buffer(BookPage& page, BufferKind kind, const void* handle);
+// What the entry of buffer `number` says; nothing where it is another's, or becomes that while it is read.
+struct Listing {
+  BufferKind kind;
+  std::uint64_t handle[8];
+};
+std::optional<Listing> read_listing(BookPage& page, std::uint64_t number);
 // Unless its place has been taken.
 void withdraw_buffer(BookPage& page, std::uint64_t number);
 

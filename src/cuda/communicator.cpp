@@ -65,6 +65,22 @@ constexpr auto kLeftFor = 1s;
 // And where an operation of a graph waits, of which the host does not know for whom: a minute in which nothing ended. Not measured.
 constexpr auto kReplayLeftFor = 60s;
 
+[[noreturn]] void throw_ended(Failure failure) {
+  failure.text = "the communicator has ended: " + failure.text;
+  throw_failure(failure);
+}
+
+// Which stream it is. A handle does not say that for ever: a stream may be destroyed with work pending, and its handle be the next one's.
+// None: it cannot be told (that of the thread is another stream in each, a driver may be too old), so it is like no other.
+StreamId id_of(cudaStream_t stream) {
+  if (stream == cudaStreamPerThread) return std::nullopt;
+  if (stream == nullptr || stream == cudaStreamLegacy) return ~std::uint64_t{0};
+  unsigned long long id = 0;
+  if (cudaStreamGetId(stream, &id) == cudaSuccess) return id;
+  static_cast<void>(cudaGetLastError());
+  return std::nullopt;
+}
+
 std::string name(Direction direction, std::uint64_t bytes, std::uint32_t peer) {
   return (direction == Direction::send ? "send of " : "receive of ") + std::to_string(bytes) + " bytes " +
          (direction == Direction::send ? "to" : "from") + " rank " + std::to_string(peer);
@@ -150,9 +166,9 @@ Message Communicator::make_near_message(const Transfer& transfer) {
 // Operations of a communicator run one after another, in the order of enqueue calls, whatever their streams. Inside one capture an edge
 // says so; an event before the first and after the last one orders the graph's run among other operations. Event nodes between the
 // operations would cost each of them 1 to 3 us (docs/gpu-probe.md).
-void Communicator::order_before(cudaStream_t stream, const Capture& capture) {
+void Communicator::order_before(cudaStream_t stream, StreamId id, const Capture& capture) {
   if (!capture.active) {
-    if (!ordered_ || last_stream_ != stream) check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitDefault), "ordering an operation");
+    if (!id || ordered_behind_ != id) check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitDefault), "ordering an operation");
   } else if (capture.id != capture_) {
     check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitExternal), "ordering a captured operation");
   } else if (last_stream_ != stream) {
@@ -160,7 +176,7 @@ void Communicator::order_before(cudaStream_t stream, const Capture& capture) {
   }
 }
 
-void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
+void Communicator::order_after(cudaStream_t stream, StreamId id, const Capture& capture) {
   if (!capture.active) {
     check(cudaEventRecord(last_.get(), stream), "ordering an operation");
   } else {
@@ -174,18 +190,19 @@ void Communicator::order_after(cudaStream_t stream, const Capture& capture) {
     captured_node_ = node;
   }
   last_stream_ = stream;
-  // The handle of the stream per thread means another stream in each thread.
-  ordered_ = !capture.active && stream != cudaStreamPerThread;
+  // A graph may be replayed between this operation and the next, on any stream. The event says so, the stream does not.
+  ordered_behind_ = captured_ ? std::nullopt : id;
 }
 
 // What comes behind others' operations on their stream does not run beside them. A captured operation runs at any time beside whatever
 // others queue then, as they have before.
-Held Communicator::held_beside(std::span<Communicator* const> own, cudaStream_t stream, bool captured) {
+Held Communicator::held_beside(std::span<Communicator* const> own, StreamId stream, bool captured) {
   Held sum;
   for (const Communicator* other : residents().all) {
     const Claim& claim = other->claim_;
     if (claim.blocks == 0 || other->device_ != own[0]->device_ || std::find(own.begin(), own.end(), other) != own.end()) continue;
-    if (captured ? other->failure().has_value() : claim.stream == stream || !other->holds()) continue;
+    const bool before = claim.stream && claim.stream == stream;
+    if (captured ? other->failure().has_value() : before || !other->holds()) continue;
     sum.add(claim.blocks, claim.cluster, claim.ahead);
   }
   return sum;
@@ -197,20 +214,21 @@ bool Communicator::holds() const {
 }
 
 // Its operations run one after another, so they hold what the largest of them does.
-void Communicator::hold(const Plan& plan, cudaStream_t stream, bool captured) {
-  const bool more = holds(), one_stream = !captured && stream != cudaStreamPerThread && (!more || claim_.stream == stream);
+void Communicator::hold(const Plan& plan, StreamId stream, bool captured) {
+  const bool more = holds(), one_stream = !captured && (!more || claim_.stream == stream);
   if (!more) claim_ = {};
   claim_.blocks = std::max(claim_.blocks, plan.blocks);
   claim_.cluster = std::max(claim_.cluster, plan.cluster);
   claim_.ahead = std::max(claim_.ahead, plan.ahead());
-  claim_.stream = one_stream ? std::optional(stream) : std::nullopt;
+  claim_.stream = one_stream ? stream : std::nullopt;
 }
 
 // Before the launch, as a mapping that leaves the table is kept for what has been counted by then. And after which nobody may take the rank
 // for one that has ended everything.
 void Communicator::note(std::span<const Transfer> transfers, bool captured) {
   const std::scoped_lock lock(mutex_);
-  if (failure_ || left_) throw ExchangeError("the communicator has ended: " + (failure_ ? failure_->text : "the process ends"));
+  if (failure_) throw_ended(*failure_);
+  if (left_) throw_ended({"the process ends", std::nullopt});
   if (captured) {
     captured_ = true;
     return;
@@ -290,7 +308,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     Communicator& communicator = *transfer->communicator;
     if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
       if (communicator.device_ != first.device_) throw Error("an operation on two devices; one call serves one device");
-      if (const auto failure = communicator.failure()) throw ExchangeError("the communicator has ended: " + failure->text);
+      if (const auto failure = communicator.failure()) throw_ended(*failure);
       communicators.push_back(&communicator);
       world = std::max(world, communicator.world_);
     }
@@ -306,6 +324,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   }
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);
+  const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
 
   LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks),
                       first.settings_.gpu_low_latency_bytes,
@@ -330,7 +349,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   {
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
     const Room room =
-        room_beside({first.share_.processors, residents().ranks[first.device_]}, held_beside(communicators, streams[0], capture.active));
+        room_beside({first.share_.processors, residents().ranks[first.device_]}, held_beside(communicators, id, capture.active));
     limits.cluster_blocks = std::min(limits.cluster_blocks, room.cluster);
     limits.needed = room.needed;
     limits.room = room.blocks;
@@ -339,7 +358,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     try {
       for (Communicator* communicator : communicators) {
         before.emplace_back(communicator->claim_, communicator->captured_);
-        communicator->hold(plan, streams[0], capture.active);  // by what there was before this operation
+        communicator->hold(plan, id, capture.active);  // by what there was before this operation
         communicator->note(transfers, capture.active);
         ++noted;
       }
@@ -358,7 +377,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   try {
-    for (Communicator* communicator : communicators) communicator->order_before(streams[0], capture);
+    for (Communicator* communicator : communicators) communicator->order_before(streams[0], id, capture);
     checks.launch_sums(streams[0]);
     check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
   } catch (...) {
@@ -369,7 +388,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   try {
     checks.launch_comparison(streams[0]);
     for (Communicator* communicator : communicators) {
-      communicator->order_after(streams[0], capture);
+      communicator->order_after(streams[0], id, capture);
       const bool far = std::any_of(transfers.begin(), transfers.end(), [communicator](const Transfer& transfer) {
         return transfer.communicator == communicator && !communicator->near(transfer.peer);
       });

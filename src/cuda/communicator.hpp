@@ -37,6 +37,7 @@ namespace railweave::cuda {
 
 class Communicator;
 struct Capture;
+using StreamId = std::optional<std::uint64_t>;  // no two streams of a process share one; none: it cannot be told which stream it is
 
 struct Transfer {
   Communicator* communicator;
@@ -105,17 +106,17 @@ class Communicator {
   const char* where(std::uint32_t rank) const;
   // With the sums of each message behind it, where its communicator is in the checksum mode.
   static std::vector<Transfer> with_sums(std::span<const Transfer> transfers, Checks& checks);
-  void order_before(cudaStream_t stream, const Capture& capture);
-  void order_after(cudaStream_t stream, const Capture& capture);
+  void order_before(cudaStream_t stream, StreamId id, const Capture& capture);
+  void order_after(cudaStream_t stream, StreamId id, const Capture& capture);
   // What its queued operations may hold of the device.
   struct Claim {
     std::uint32_t blocks = 0, cluster = 1, ahead = 0;
-    std::optional<cudaStream_t> stream;  // that they are all on, if they are
+    StreamId stream;  // that they are all on, if they are
   };
 
   // The next two under the residents' mutex.
-  static Held held_beside(std::span<Communicator* const> own, cudaStream_t stream, bool captured);
-  void hold(const Plan& plan, cudaStream_t stream, bool captured);
+  static Held held_beside(std::span<Communicator* const> own, StreamId stream, bool captured);
+  void hold(const Plan& plan, StreamId stream, bool captured);
   bool holds() const;
   void note(std::span<const Transfer> transfers, bool captured);
   void take_back(std::span<const Transfer> transfers);
@@ -169,7 +170,7 @@ class Communicator {
   Event last_;                                         // after the last operation
   Event join_;                                         // other streams of an operation
   cudaStream_t last_stream_ = nullptr;
-  bool ordered_ = false;  // what is queued on last_stream_ comes after the last operation
+  StreamId ordered_behind_;  // what is queued on this stream comes after the last operation, without an event
   // The capture that the last operation was queued in, its node there, and the node that records `last_` after it.
   unsigned long long capture_ = 0;
   cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;

@@ -293,7 +293,7 @@ MappingTable Communicator::table_of(std::uint32_t mate, bool other_process) {
           "putting a mapping into use");
   };
   if (!other_process) return table;
-  table.open = [](const std::byte* bytes) -> std::shared_ptr<void> {
+  table.open = [](const void* bytes) -> std::shared_ptr<void> {
     cudaIpcMemHandle_t handle;
     std::memcpy(&handle, bytes, sizeof handle);
     void* base = nullptr;

@@ -112,11 +112,7 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
 railweave_status async_error(railweave_cuda_communicator* communicator) {
   return guarded([&] {
     require(communicator, "communicator");
-    const auto failure = communicator->communicator.failure();
-    if (!failure) return;
-    if (failure->dead_rank) throw RankDied(*failure->dead_rank, failure->text);
-    if (failure->damaged) throw TransportError(failure->text);
-    throw ExchangeError(failure->text);
+    if (const auto failure = communicator->communicator.failure()) cuda::throw_failure(*failure);
   });
 }
 

@@ -40,12 +40,24 @@ std::uint64_t list_buffer(BookPage& page, BufferKind kind, const void* handle) {
   std::uint64_t number = page.newest + 1;
   while (granted_name(number) <= kAbsoluteBuffer) ++number;
   BookPage::Entry& entry = entry_of(page, number);
+  std::uint64_t words[8] = {};
+  if (handle != nullptr) std::memcpy(words, handle, sizeof words);
+  // Each word says more than itself: who reads one of these has not found the old number after it.
   std::atomic_ref(entry.buffer).store(0);
-  entry.kind = kind;
-  if (handle != nullptr) std::memcpy(entry.handle, handle, sizeof entry.handle);
+  std::atomic_ref(entry.kind).store(kind, std::memory_order_release);
+  for (std::size_t i = 0; i < std::size(words); ++i) std::atomic_ref(entry.handle[i]).store(words[i], std::memory_order_release);
   std::atomic_ref(entry.buffer).store(number);
   std::atomic_ref(page.newest).store(number);
   return number;
+}
+
+std::optional<Listing> read_listing(BookPage& page, std::uint64_t number) {
+  BookPage::Entry& entry = entry_of(page, number);
+  Listing listing{};
+  listing.kind = std::atomic_ref(entry.kind).load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < std::size(entry.handle); ++i)
+    listing.handle[i] = std::atomic_ref(entry.handle[i]).load(std::memory_order_acquire);
+  return is_listed(page, number) ? std::optional(listing) : std::nullopt;
 }
 
 void withdraw_buffer(BookPage& page, std::uint64_t number) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "railweave/engine/error.hpp"
+
 namespace railweave::cuda {
 namespace {
 
@@ -33,6 +35,12 @@ Failure loss_of(std::uint32_t rank, std::span<const Mate> mates) {
 }
 
 }  // namespace
+
+void throw_failure(const Failure& failure) {
+  if (failure.dead_rank) throw RankDied(*failure.dead_rank, failure.text);
+  if (failure.damaged) throw TransportError(failure.text);
+  throw ExchangeError(failure.text);
+}
 
 std::string other_namespace(const std::string& theirs, const std::string& mine) {
   const std::string boot = boot_of(mine);

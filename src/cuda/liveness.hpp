@@ -15,6 +15,9 @@ struct Failure {
   bool damaged = false;                    // bytes arrived that nobody sent
 };
 
+// As the exception that it is for who uses the communicator: RankDied, TransportError for damage, ExchangeError for what was ended.
+[[noreturn]] void throw_failure(const Failure& failure);
+
 // What to add to "runs on another node" when that node is this machine. Identities are those of engine::node_identity: they end with the
 // PID namespace, by whose numbers ranks find each other's memory.
 std::string other_namespace(const std::string& theirs, const std::string& mine);

@@ -1,7 +1,6 @@
 #include "mate_book.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace railweave::cuda {
@@ -49,16 +48,13 @@ void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& 
 // A mapping that is refused leaves the table without the buffer: its data go through slots.
 void MateBook::map(std::uint64_t number) {
   const auto index = static_cast<std::uint32_t>(number % kMappings);
-  BookPage::Entry& entry = entry_of(page(), number);
-  std::byte handle[sizeof entry.handle];
-  std::memcpy(handle, entry.handle, sizeof handle);
-  const BufferKind kind = entry.kind;
-  if (!is_listed(page(), number)) return;  // replaced meanwhile by a newer one, which follows; or withdrawn
+  const auto listing = read_listing(page(), number);
+  if (!listing) return;  // replaced meanwhile by a newer one, which follows; or withdrawn
   if (mapped_[index].number == number) return;
   retire(index);
   mapped_[index].number = number;
-  if (kind != BufferKind::ipc || !table_.open) return;
-  mapped_[index].base = table_.open(handle);
+  if (listing->kind != BufferKind::ipc || !table_.open) return;
+  mapped_[index].base = table_.open(listing->handle);
   if (mapped_[index].base != nullptr)
     table_.write(index, {granted_name(number), reinterpret_cast<std::uint64_t>(mapped_[index].base.get())});
 }

@@ -20,7 +20,7 @@ struct MappingTable {
   // Writes the table in device memory at an index, the name last: a kernel that reads it finds the base. In order with earlier writes.
   std::function<void(std::uint32_t index, Mapping mapping)> write;
   // Maps by an entry's handle; nothing where that is refused. None: a mate of this process, whose memory is reached where it lies.
-  std::function<std::shared_ptr<void>(const std::byte* handle)> open;
+  std::function<std::shared_ptr<void>(const void* handle)> open;
 };
 
 class MateBook {

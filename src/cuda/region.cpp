@@ -7,18 +7,34 @@
 #include <string>
 
 #include "device.hpp"
+#include "nvlink.hpp"
 #include "railweave/engine/error.hpp"
 
 namespace railweave::cuda {
 namespace {
 
-// Packets need a link that carries 128 bytes together, and pushes are announced by atomic adds: NVLink does both, PCIe neither. A GPU that
-// this process does not see cannot be asked about.
+std::string address_of(int device) {
+  char bus[16] = {};
+  check(cudaDeviceGetPCIBusId(bus, sizeof bus, device), "asking for a GPU's PCI address");
+  return bus;
+}
+
+// CUDA maps the memory of a GPU that this process does not see, but says nothing of the link to it.
+void check_hidden_link(int own, const std::string& bus, const std::string& who) {
+  const auto joined = joined_by_nvlink(address_of(own), bus);
+  if (!joined)
+    throw BootstrapError(who +
+                         " is not visible to this rank, and NVML, which could tell how they are linked, does not answer "
+                         "(let each rank see all GPUs of its node)");
+  if (!*joined) throw BootstrapError(who + " is not linked to this rank's by NVLink, as NVML says");
+}
+
+// Packets need a link that carries 128 bytes together, and pushes are announced by atomic adds: NVLink does both, PCIe neither.
 void check_link(int own, const std::string& bus, const std::string& who) {
   int other = 0, atomics = 0;
   if (cudaDeviceGetByPCIBusId(&other, bus.c_str()) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    return;
+    return check_hidden_link(own, bus, who);
   }
   if (other == own) return;
   check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, own, other), "asking for the link between GPUs");
@@ -77,7 +93,7 @@ RegionHandle Region::handle() const {
   handle.pid = static_cast<std::int32_t>(::getpid());
   check(cudaGetDevice(&handle.device), "asking for the current device");
   handle.ports = handle_;
-  check(cudaDeviceGetPCIBusId(handle.bus, sizeof handle.bus, handle.device), "asking for a GPU's PCI address");
+  address_of(handle.device).copy(handle.bus, sizeof handle.bus);
   return handle;
 }
 

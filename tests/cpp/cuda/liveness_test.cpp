@@ -11,6 +11,8 @@
 #include <array>
 #include <vector>
 
+#include "railweave/engine/error.hpp"
+
 namespace railweave::cuda {
 namespace {
 
@@ -158,6 +160,18 @@ TEST(Nodes, AnotherPidNamespaceOfThisMachineIsNamed) {
   EXPECT_EQ(other_namespace("other 77aa-boot 4026531836", mine), "");
   EXPECT_EQ(other_namespace("rack 1", "rack 1 a"), "") << "as RAILWEAVE_NODE_ID may be, too";
   EXPECT_EQ(other_namespace("rack1", "rack2"), "") << "as RAILWEAVE_NODE_ID gives them";
+}
+
+TEST(Failures, AreTheErrorsThatTheirCausesAre) {
+  EXPECT_THROW(throw_failure({"rank 2 has died", 2}), RankDied);
+  EXPECT_THROW(throw_failure({"message 5 was damaged", std::nullopt, true}), TransportError);
+  try {
+    throw_failure({"aborted on rank 1", std::nullopt});
+  } catch (const RankDied&) {
+    FAIL() << "nobody has died";
+  } catch (const ExchangeError& error) {
+    EXPECT_STREQ(error.what(), "aborted on rank 1");
+  }
 }
 
 }  // namespace
