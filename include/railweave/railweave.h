@@ -18,7 +18,7 @@ extern "C" {
 
 typedef enum railweave_status {
   RAILWEAVE_OK = 0,
-  RAILWEAVE_ERROR_ARGUMENT = 1,  /* a null pointer */
+  RAILWEAVE_ERROR_ARGUMENT = 1,  /* a null pointer, or a fabric that cannot be read */
   RAILWEAVE_ERROR_SETTINGS = 2,  /* an unknown setting, or a value that it cannot have */
   RAILWEAVE_ERROR_BOOTSTRAP = 3, /* the ranks could not be brought together */
   RAILWEAVE_ERROR_TRANSPORT = 4, /* the network library */

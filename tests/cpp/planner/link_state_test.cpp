@@ -108,5 +108,21 @@ TEST(Hysteresis, ASmallGainDoesNotReplaceThePlanALargeOneDoes) {
   EXPECT_NEAR(without.z_seconds * 150e9 / static_cast<double>(demand.total()), 1, 0.01);
 }
 
+TEST(Hysteresis, ThatKeepsAllPlansKeepsNoneOverADeadLink) {
+  const Fabric fabric = machine("h100-4gpu-ndr", 2);
+  PlannerSettings settings;
+  settings.hysteresis_permille = 1000;
+  Planner planner(fabric, settings);
+  LinkState links(fabric);
+  const Demand demand = one_pair(8, 0, 4, 1024 * kMiB);
+  const std::uint64_t id = planner.plan(demand, links).id;
+  slow_to_half(fabric, links, "leaf1");
+  EXPECT_EQ(planner.plan(demand, links).id, id);
+  take_down(fabric, links, "leaf1");
+  const Plan without = planner.plan(demand, links);
+  EXPECT_NE(without.id, id);
+  EXPECT_NEAR(without.z_seconds * 150e9 / static_cast<double>(demand.total()), 1, 0.01);
+}
+
 }  // namespace
 }  // namespace railweave::testing
