@@ -57,6 +57,8 @@ def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[in
     for tensor, rows, role in ((output, output_rows, "output"), (input_, input_rows, "input")):
         if not tensor.is_contiguous():
             raise Error(f"{role} of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+        if tensor.is_conj() or tensor.is_neg():  # memory holds other values than the tensor's
+            raise Error(f"{role} is a conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
         row_bytes = tensor.element_size() * tensor[:1].numel()
         sizes.append([count * row_bytes for count in rows])
     return ranks_of(group, input_.device).start(output, input_, sizes[0], sizes[1], own_stream)
@@ -77,9 +79,9 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
         output_rows, input_rows = context.rows
-        gradient = gradients[0].contiguous()
-        result = gradient.new_empty(context.input_shape)
-        _start(result, gradient, input_rows, output_rows, context.group, own_stream=False).wait()
+        gradient = gradients[0].resolve_conj().resolve_neg().contiguous()
+        # Differentiable itself, for gradients of gradients (create_graph).
+        result = all_to_all_single(gradient.new_empty(context.input_shape), gradient, input_rows, output_rows, context.group)
         return None, result, None, None, None, None
 
 

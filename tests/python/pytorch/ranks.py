@@ -44,6 +44,23 @@ def check_gradients(rank: int, world: int) -> None:
     assert input_.grad is not None and torch.equal(input_.grad, wanted)
 
 
+def check_second_gradients(rank: int, world: int) -> None:
+    """Of a gradient penalty, against torch.distributed's own function."""
+    import torch.distributed.nn.functional as differentiable
+
+    def penalty(over: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        input_ = torch.arange(2.0 * world, dtype=torch.float64).reshape(world, 2).requires_grad_()
+        output = over(torch.empty(world, 2, dtype=torch.float64), input_)
+        loss = (output**3).sum() * (rank + 1)
+        (gradient,) = torch.autograd.grad(loss, input_, create_graph=True)
+        (loss + (gradient**2).sum()).backward()
+        assert input_.grad is not None
+        return input_.grad
+
+    wanted = penalty(lambda output, input_: differentiable.all_to_all_single(output, input_))
+    assert torch.equal(penalty(lambda output, input_: all_to_all_single(output, input_)), wanted)
+
+
 def check_refusals(world: int) -> None:
     good = torch.zeros(world, 2)
     for arguments, text in [
@@ -52,6 +69,7 @@ def check_refusals(world: int) -> None:
         ((good.t().contiguous().t(), good), "not contiguous"),
         ((good.double(), good), "expected the same"),
         ((good, good), "overlap"),
+        ((good.cfloat().clone(), good.cfloat().conj()), "conjugate"),
     ]:
         check_refused(lambda arguments=arguments: all_to_all_single(*arguments), text)
 
@@ -82,6 +100,7 @@ def main() -> None:
     even = torch.full((world, 4), float(rank))
     assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
     check_gradients(rank, world)
+    check_second_gradients(rank, world)
     check_refusals(world)
     some = dist.new_group([0, 2])
     if rank in (0, 2):
