@@ -49,6 +49,7 @@ struct ncclComm {
   std::uint64_t tickets = 0, turn = 0;  // guarded by mutex
   std::uint64_t splits = 0;
   std::map<std::vector<int>, int> shrinks;
+  std::vector<ncclComm*> unmade;  // children that failed, which nobody else knows
 };
 
 namespace {
@@ -212,7 +213,10 @@ std::function<void()> hand_over_later(ncclComm* parent, ncclComm** handle, std::
   return [parent, handle, child, work = std::move(work)] {
     work();
     const bool fails = std::getenv("STAND_IN_FAILS_CHILDREN") != nullptr;
-    if (!fails) __atomic_store_n(handle, child, __ATOMIC_RELEASE);
+    if (fails)
+      parent->unmade.push_back(child);
+    else
+      __atomic_store_n(handle, child, __ATOMIC_RELEASE);
     parent->error = fails ? ncclSystemError : ncclSuccess;
   };
 }
@@ -313,6 +317,7 @@ void wait_for_kernels(ncclComm* comm) {
 
 ncclResult_t free_comm(ncclComm* comm) {
   join_maker(comm);
+  for (ncclComm* const child : comm->unmade) free_comm(child);
   wait_for_kernels(comm);
   delete comm;
   return ncclSuccess;
