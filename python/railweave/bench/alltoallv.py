@@ -21,7 +21,7 @@ _TIMEOUT_BOUNDS, _TIMEOUT_S, _TIMEOUT_RANK_S = 20.0, 30.0, 5.0
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A matrix with its name and the time that no routing can beat."""
+    """A matrix with its name and its `lower_bound`."""
 
     name: str
     matrix: Matrix
@@ -29,7 +29,7 @@ class Case:
 
 
 def lower_bound(fabric: Fabric, matrix: Matrix) -> float:
-    """Seconds that no routing on this fabric can beat, as the planner finds them: an endpoint, a node's NICs, or links together."""
+    """Seconds that an endpoint or a node's NICs need under any routing, or links together over the routes that the planner considers."""
     bound = Planner(fabric).plan(Demand.from_numpy(matrix), LinkState(fabric)).bound
     return float(bound.seconds)
 

@@ -14,7 +14,7 @@ from railweave.calibrate import link_state, read
 from railweave.errors import FabricError
 from railweave.fabric import Fabric, LinkState
 from railweave.plan import POLICIES, Planned, make
-from railweave.plan.explain import explain, gap_remark, size_text, time_text
+from railweave.plan.explain import bound_name, explain, gap_remark, size_text, time_text
 
 
 @click.command(name="plan")
@@ -34,7 +34,7 @@ from railweave.plan.explain import explain, gap_remark, size_text, time_text
 @click.option("--down", multiple=True, metavar="VERTEX", help="Take down all links of a vertex, e.g. leaf0 or node0/nic1; repeatable.")
 @click.option("--slow", multiple=True, metavar="VERTEX=PART", help="Slow the links of a vertex to a part of their rate, e.g. leaf0=0.5.")
 @click.option("--calibration", "calibrated", metavar="FILE", help="What railweave calibrate measured on the fabric's nodes (--output).")
-@click.option("--exact", is_flag=True, help="Also solve the linear program, for the gap to the optimum.")
+@click.option("--exact", is_flag=True, help="Also solve the linear program over the planner's routes, for the gap to the optimum.")
 @click.option("--explain", "explained", is_flag=True, help="Say for each demand which paths it takes and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema/plan.schema.json).")
 def command(
@@ -88,7 +88,9 @@ def _link_state(fabric: Fabric, calibrated: str | None, down: tuple[str, ...], s
         if not name or not 0 < factor <= 1:
             raise click.BadParameter(f"'{text}'; expected VERTEX=PART with a part above 0 and up to 1", param_hint="--slow")
         for edge in _edges_of(fabric, name):
-            links.set_rate(edge, max(1, int(fabric.edge(edge).capacity_Bps * factor)))
+            if not links.is_down(edge):
+                # A link has two ends, and what was measured may be slower still: no slowdown speeds up what another left.
+                links.set_rate(edge, max(1, min(links.rate_Bps(edge), int(fabric.edge(edge).capacity_Bps * factor))))
     return links
 
 
@@ -116,7 +118,7 @@ def _show(planned: Planned) -> None:
         table.add_row(name, str(len(sizes)), size_text(sum(sizes)), f"{sum(sizes) / total:.1%}")
     console.print(table)
     console.print(f"time         {time_text(plan.z_seconds)}", highlight=False)
-    console.print(f"bound        {time_text(planned.bound_seconds)} ({plan.bound.kind})", highlight=False)
+    console.print(f"bound        {time_text(planned.bound_seconds)} ({bound_name(planned)})", highlight=False)
     if planned.optimum is not None:
         remark = gap_remark(planned)
         gap = f"{planned.gap:.3%}" + (remark and f": {remark}")

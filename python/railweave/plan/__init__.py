@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railweave._native import Demand, Fabric, LinkState, Plan, Planner, PlannerSettings, Route, Share, policy_names
+from railweave.plan.bound import endpoint_bound
 from railweave.plan.exact import ExactRouting, Optimum
 
 __all__ = ["POLICIES", "Plan", "Planned", "Planner", "PlannerSettings", "Route", "Share", "make"]
@@ -36,12 +37,28 @@ class Planned:
 
     @property
     def bound_seconds(self) -> float:
-        """The best lower bound known: of endpoints and prices, or the exact optimum where it was computed."""
-        return max(self.plan.bound.seconds, self.optimum.seconds if self.optimum else 0.0)
+        """The best lower bound known for this plan: the exact optimum if that says more, else `plan.bound`."""
+        return self.optimum.seconds if self.optimum and self.bound_is_optimum else self.plan.bound.seconds
+
+    @property
+    def bound_is_optimum(self) -> bool:
+        """Whether `bound_seconds` is the linear program's: not where the plan takes routes beside it and so ends sooner."""
+        if self.optimum is None or self.beats_optimum:
+            return False
+        # That of prices has demands that stay whole, which the linear program divides: the optimum may be below it.
+        return self.plan.bound.kind == "links" or self.optimum.seconds > self.plan.bound.seconds * (1 + SOLVER_TOLERANCE)
+
+    @property
+    def beats_optimum(self) -> bool:
+        """Whether the plan takes routes that the planner does not consider, and ends sooner by them than all that it does consider."""
+        return self.gap is not None and self.gap < 0
 
     @property
     def gap(self) -> float | None:
-        """Plan time over the optimum of the linear program, minus 1; None when that was not computed."""
+        """Plan time over the optimum of the linear program, minus 1; None when that was not computed.
+
+        Negative where the plan's routes, which the linear program does not have, are faster than those that it has.
+        """
         if self.optimum is None:
             return None
         gap = self.plan.z_seconds / self.optimum.seconds - 1 if self.optimum.seconds > 0 else 0.0
@@ -108,6 +125,10 @@ def make(
     planner = Planner(fabric, settings)
     plan = planner.plan(demand, links)
     time_us = planner.plan_microseconds(demand, links)
-    # A bound that is known makes the linear program smaller; a little less of it leaves room for rounding.
-    optimum = ExactRouting(fabric, planner, links).optimum(demand, plan.bound.seconds * (1 - 1e-7)) if exact else None
+    optimum = None
+    if exact:
+        # A bound that is known makes the linear program smaller; a little less of it leaves room for rounding. That of prices can be
+        # above the optimum, which would then be reported as high as that.
+        known = plan.bound if plan.bound.kind != "links" else endpoint_bound(fabric, demand, links)
+        optimum = ExactRouting(fabric, planner, links).optimum(demand, known.seconds * (1 - 1e-7))
     return Planned(fabric, links, demand, planner, plan, time_us, optimum)

@@ -1,14 +1,8 @@
-"""The exact optimum of a routing: a linear program over all candidate routes, solved by HiGHS."""
+"""The exact optimum over the routes that the planner considers: a linear program over all of them, solved by HiGHS."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import highspy
 import numpy as np
@@ -22,21 +16,19 @@ from railweave.errors import Error, UnreachableError
 SIMPLEX_MAX_COLUMNS = 5000
 
 
-@contextlib.contextmanager
-def _standard_output_kept() -> Iterator[None]:
-    """Whatever a library's own code prints meanwhile is lost."""
-    c = ctypes.CDLL(None)
-    sys.stdout.flush()
-    c.fflush(None)
-    kept = os.dup(1)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        yield
-    finally:
-        c.fflush(None)  # before what it holds would go where it may not
-        os.dup2(kept, 1)
-        os.close(kept)
+class _SilentHighs(highspy.Highs):
+    """Prints nothing, not even who it is.
+
+    HiGHS 1.16 greets when its callbacks are set, which the constructor does. Standard output cannot be turned away meanwhile: it belongs
+    to the whole process, to other threads too, and may be closed.
+    """
+
+    def __init__(self) -> None:
+        highspy.Highs.__init__(self)
+
+    def enableCallbacks(self) -> None:  # noqa: N802, the name is HiGHS's
+        self.setOptionValue("output_flag", False)
+        highspy.Highs.enableCallbacks(self)
 
 
 class SolverError(Error):
@@ -45,7 +37,7 @@ class SolverError(Error):
 
 @dataclass(frozen=True)
 class Optimum:
-    """The least time any split of the bytes over the candidate routes can take, in the fluid limit."""
+    """The least time any split of the bytes over the planner's candidate routes can take, in the fluid limit; others may take less."""
 
     seconds: float
     columns: int
@@ -79,7 +71,10 @@ class ExactRouting:
         return self._loads[src, dst]
 
     def optimum(self, demand: Demand, at_least: float = 0.0) -> Optimum:
-        """Solve the linear program of a demand; `at_least` is a lower bound (seconds) that is known already and makes it smaller."""
+        """Solve the linear program of a demand; `at_least` is a lower bound (seconds) that is known already and makes it smaller.
+
+        It has to hold for any split, as `endpoint_bound` does: an optimum below it would not be found.
+        """
         matrix = demand.to_numpy().astype(np.float64)
         np.fill_diagonal(matrix, 0)
         pairs = [(int(s), int(d)) for s, d in np.argwhere(matrix > 0)]
@@ -132,9 +127,8 @@ class ExactRouting:
         lp.a_matrix_.index_ = np.array(index)
         lp.a_matrix_.value_ = np.array(value)
         solver = "simplex" if columns <= SIMPLEX_MAX_COLUMNS else "ipm"
-        with _standard_output_kept():  # HiGHS 1.16 greets there before it can be told not to
-            highs = highspy.Highs()
-        highs.setOptionValue("output_flag", False)
+        highs = _SilentHighs()
+        highs.setOptionValue("output_flag", False)  # for versions that set no callbacks when they are made
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("solver", solver)
         if solver == "ipm":

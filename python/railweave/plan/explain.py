@@ -40,13 +40,25 @@ def time_text(seconds: float) -> str:
 
 
 def gap_remark(planned: Planned) -> str:
-    """Why a plan misses the optimum, which divides every demand: small ones stay whole, and the bottleneck carries enough of them."""
+    """Why a plan misses the optimum, which divides every demand: small ones stay whole, and the bottleneck carries enough of them.
+
+    Or why it beats it, which has only the planner's routes.
+    """
     plan, bottleneck = planned.plan, planned.plan.bottleneck
+    if planned.beats_optimum:
+        return "it takes routes that the planner does not consider"
     if planned.optimum is None or not planned.gap or bottleneck is None or plan.policy in ("single-path", "nccl"):
         return ""
     too_many = (plan.z_seconds - planned.optimum.seconds) * _capacity(planned, bottleneck)
     small = sum(share.bytes for share in plan.shares if _stays_whole(planned, share) and _loads(planned, share, bottleneck))
     return f"demands of at most {size_text(WHOLE)} take one path, the optimum divides them" if small >= too_many else ""
+
+
+def bound_name(planned: Planned) -> str:
+    """Which bound `bound_seconds` is, in a few words: those that hold for the planner's routes alone say so."""
+    if planned.bound_is_optimum:
+        return "linear program, over the planner's routes"
+    return planned.plan.bound.kind + (", over the planner's routes" if planned.plan.bound.kind == "links" else "")
 
 
 def _stays_whole(planned: Planned, share: Share) -> bool:
@@ -91,23 +103,37 @@ def _summary(planned: Planned) -> Iterator[str]:
     yield f"Bound: {time_text(planned.bound_seconds)}: {_bound(planned)}."
     if planned.optimum is not None:
         best = time_text(planned.optimum.seconds)
-        remark = gap_remark(planned)
-        above = f"{planned.gap:.2%} above it" + (remark and f" ({remark})")
-        yield f"Exact optimum over all candidate routes: {best}; this plan is {above}."
-    if plan.z_seconds <= planned.bound_seconds * AT_BOUND:
+        yield f"Exact optimum over the routes that the planner considers: {best}; {_beside_optimum(planned)}."
+    # Not by the optimum's time, which says nothing of endpoints.
+    if plan.z_seconds <= plan.bound.seconds * AT_BOUND:
         if plan.bound.kind in ("sender", "receiver"):
             yield "Routing cannot help further: an endpoint is the bound, all its links are busy all the time."
         elif plan.bound.kind in ("node-out", "node-in"):
             yield "Routing cannot help further: all NICs of that node are busy all the time."
 
 
+def _beside_optimum(planned: Planned) -> str:
+    others = [share for share in planned.plan.shares if not _considered(planned, share)] if planned.beats_optimum else []
+    if not others:
+        remark = gap_remark(planned)
+        return f"this plan is {planned.gap:.2%} above it" + (remark and f" ({remark})")
+    part = sum(share.bytes for share in others) / sum(share.bytes for share in planned.plan.shares)
+    most = max(others, key=lambda share: share.bytes)
+    example = f"GPU {most.route.src} -> GPU {most.route.dst} by {_way(planned, most)}"
+    return f"this plan ends {-(planned.gap or 0):.2%} before that, as it takes others: {part:.0%} of its bytes, as {example}"
+
+
+def _considered(planned: Planned, share: Share) -> bool:
+    return share.route in planned.planner.candidates(share.route.src, share.route.dst, planned.links)
+
+
 def _bound(planned: Planned) -> str:
     plan, fabric, demand = planned.plan, planned.fabric, planned.demand.to_numpy()
     bound = plan.bound
-    if planned.optimum is not None and planned.optimum.seconds > bound.seconds * (1 + 1e-6):
-        return "the linear program: several links together can carry no more"
+    if planned.bound_is_optimum:
+        return "the linear program: over the routes that the planner considers, several links together can carry no more"
     if bound.at is None:
-        return "several links together can carry no more (by linear-programming duality)"
+        return "over the routes that the planner considers, several links together can carry no more (by linear-programming duality)"
     if bound.kind in ("sender", "receiver"):
         line = demand[bound.at, :] if bound.kind == "sender" else demand[:, bound.at]
         size = int(line.sum()) - int(demand[bound.at, bound.at])
@@ -133,18 +159,20 @@ def _demand(planned: Planned, shares: list[Share]) -> Iterator[str]:
 
 
 def _route(planned: Planned, share: Share) -> str:
-    route = share.route
     busiest, part = _busiest(planned, share)
+    return f"{_way(planned, share)}; busiest: {planned.fabric.describe(busiest)}, {part:.0%} of the plan's time"
+
+
+def _way(planned: Planned, share: Share) -> str:
+    route = share.route
     if route.nic_src is None:
-        via = {"direct": "direct", "host": "staged in host memory"}.get(route.kind, f"over GPU {route.relay_src}")
-    else:
-        hops = [planned.vertex_name(route.nic_src), planned.vertex_name(route.nic_dst)]
-        if route.relay_src is not None:
-            hops.insert(0, f"GPU {route.relay_src}")
-        if route.relay_dst is not None:
-            hops.append(f"GPU {route.relay_dst}")
-        via = f"{route.kind}: {' -> '.join(str(h) for h in hops)}"
-    return f"{via}; busiest: {planned.fabric.describe(busiest)}, {part:.0%} of the plan's time"
+        return {"direct": "direct", "host": "staged in host memory"}.get(route.kind, f"over GPU {route.relay_src}")
+    hops = [planned.vertex_name(route.nic_src), planned.vertex_name(route.nic_dst)]
+    if route.relay_src is not None:
+        hops.insert(0, f"GPU {route.relay_src}")
+    if route.relay_dst is not None:
+        hops.append(f"GPU {route.relay_dst}")
+    return f"{route.kind}: {' -> '.join(str(h) for h in hops)}"
 
 
 def _busiest(planned: Planned, share: Share) -> tuple[int, float]:

@@ -34,8 +34,9 @@ def page(run: Run) -> str:
     with mpl.rc_context({**STYLE, "text.parse_math": False}):
         result.figure(
             "Effective rate",
-            "Payload over the median time, for each traffic matrix; the black mark is the bound that no routing on this fabric can beat, "
-            "the figure on a bar is the share of it that was reached. Thin lines span the fastest and the slowest repetition.",
+            "Payload over the median time, for each traffic matrix; the black mark is the bound: the most that an endpoint, a node's NICs, "
+            "or several links together over the routes that Railweave's planner considers can pass. The figure on a bar is the share of it "
+            "that was reached. Thin lines span the fastest and the slowest repetition.",
             svg(_rates(run), f"Effective rates of {', '.join(policies)}", "rates"),
         )
         result.figure(

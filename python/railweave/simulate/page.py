@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
 from railweave.simulate.prediction import Prediction, Study
-from railweave.simulate.text import bound_reason, duration, held_by, size
+from railweave.simulate.text import beyond, bound_reason, duration, held_by, size
 from railweave.size import counted
 
 _LINKS = 16
@@ -28,7 +28,7 @@ def page(study: Study, command: str) -> str:
     with mpl.rc_context(STYLE):
         result.figure(
             "Time under each policy",
-            f"The line is the bound, {duration(study.bound_seconds)}{bound_reason(study)}: no routing on this fabric is faster.",
+            f"The line is the bound, {duration(study.bound_seconds)}{bound_reason(study)}: {_promise(study)}",
             svg(_times(study), "Predicted time of each policy", "times"),
         )
         result.figure(
@@ -49,6 +49,17 @@ def _cards(study: Study) -> list[tuple[str, str]]:
         cards.append((f"{first.seconds / best.seconds:.2f}×", f"{best.policy} over {first.policy}"))
     cards.append((f"{best.bound_fraction:.1%}", f"of the bound, {best.policy}"))
     return cards
+
+
+def _promise(study: Study) -> str:
+    """What nobody can beat, and by which routes."""
+    if study.bound_kind == "links":
+        return "the least over the routes that Railweave's planner considers; other routes might be faster."
+    everywhere = "no routing on this fabric is faster."
+    if not study.beyond_routes:
+        return everywhere
+    least = duration(study.routes_seconds)
+    return f"{everywhere} Over the routes that it considers, Railweave's planner expects no less than {least}, which {beyond(study)}."
 
 
 def _colour(policy: str) -> str:
@@ -163,7 +174,7 @@ def _last(each: Prediction) -> list[list[str]]:
 def _facts(study: Study) -> list[tuple[str, str]]:
     facts = [("bound", f"{duration(study.bound_seconds)}{bound_reason(study)}")]
     if study.optimum_seconds is not None:
-        facts.append(("optimum of all routings", duration(study.optimum_seconds)))
+        facts.append(("optimum over the planner's routes", duration(study.optimum_seconds)))
     loss = max((each.batching_loss_seconds / each.seconds for each in study.predictions if each.seconds), default=0.0)
     facts.append(("model", f"max-min fair fluid simulation; a link lost at most {loss:.3%} of the time to batching"))
     return facts

@@ -33,9 +33,23 @@ def headline(study: Study) -> str:
     where = f"{counted(study.nodes, 'node')}, {counted(study.gpus, 'GPU')}"
     return (
         f"{study.matrix} on {study.fabric}: {where}, {size(study.bytes)}, skew {study.skew:.2f}\n"
-        f"bound {duration(study.bound_seconds)}{bound_reason(study)}"
-        + (f", optimum of all routings {duration(study.optimum_seconds)}" if study.optimum_seconds is not None else "")
+        f"bound {duration(study.bound_seconds)}{bound_reason(study)}{_of_the_routes(study)}"
     )
+
+
+def _of_the_routes(study: Study) -> str:
+    beaten = f", which {beyond(study)}" if study.beyond_routes else ""
+    if study.optimum_seconds is not None:
+        whose = "their optimum" if study.bound_kind == "links" else "optimum over the planner's routes"
+        return f", {whose} {duration(study.optimum_seconds)}{beaten}"
+    return f", over the planner's routes {duration(study.routes_seconds)}{beaten}" if beaten else ""
+
+
+def beyond(study: Study) -> str:
+    """Who ends before the planner's routes allow: 'single-path and nccl beat'; proven to be by other routes where the optimum is known."""
+    *first, last = study.beyond_routes
+    verb = f"{', '.join(first)} and {last} beat" if first else f"{last} beats"
+    return verb + (" by others" if study.optimum_seconds is not None else "")
 
 
 def bound_reason(study: Study) -> str:
@@ -45,7 +59,7 @@ def bound_reason(study: Study) -> str:
         "receiver": "what {} receives",
         "node-out": "what leaves {}",
         "node-in": "what enters {}",
-        "links": "several links together",
+        "links": "several links together, over the planner's routes",
     }
     return f" ({reasons[study.bound_kind].format(study.bound_at)})" if study.bound_kind in reasons else ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -89,6 +91,92 @@ def test_plans_lie_between_the_optimum_and_three_percent(seed: int, density: flo
     assert planned.gap is not None
     assert 0 <= planned.gap <= 0.03
     assert planned.plan.bound.seconds <= (planned.optimum.seconds if planned.optimum else 0) * (1 + 1e-6)
+
+
+# Background of 1 MiB a pair is not divided, so that the bound that prices prove of the rest is above the optimum.
+def test_the_optimum_divides_demands_that_a_plan_leaves_whole() -> None:
+    built = fabric.load("dgx-1v", 2)
+    size = matrix.load("bidir-pair:256MiB:1MiB", built.gpu_count)
+    planned = make(built, size, exact=True)
+    other = make(built, size, "nimble", exact=True)
+    assert planned.optimum is not None
+    assert other.optimum is not None
+    assert planned.optimum.seconds == pytest.approx(other.optimum.seconds, rel=1e-6)
+    assert planned.bound_seconds == planned.optimum.seconds < planned.plan.bound.seconds
+    assert planned.bound_is_optimum
+
+
+# Single path crosses the spine, where the planner keeps to rails and so to the link between the sockets.
+def test_a_plan_over_other_routes_may_end_before_the_optimum() -> None:
+    built = fabric.load("charisma-c", 3)
+    size = matrix.load("rotating-hotspot:256MiB", built.gpu_count)
+    planned = make(built, size, "single-path", exact=True)
+    assert planned.gap == pytest.approx(-0.153, abs=0.001)
+    assert planned.beats_optimum
+    assert planned.bound_seconds == planned.plan.bound.seconds <= planned.plan.z_seconds
+    assert planned.bound_seconds == make(built, size, "single-path").bound_seconds
+    jsonschema.validate(json.loads(json.dumps(planned.document())), SCHEMA)
+    text = "\n".join(explain(planned))
+    assert "Bound: 48.318 ms: node0 sends 1152MiB to other nodes" in text
+    assert "over the routes that the planner considers: 57.043 ms; this plan ends 15.29% before that, as it takes others: 94% of" in text
+    assert "as GPU 0 -> GPU 6 by cross-rail: node0/nic0 -> node1/nic1." in text
+    assert "above it" not in text
+    basic = ["--fabric", "charisma-c", "--nodes", "3", "--matrix", "rotating-hotspot:256MiB"]
+    status, text = run(*basic, "--policy", "single-path", "--exact")
+    assert status == 0
+    assert "bound        48.318 ms (node-out)\noptimum      57.043 ms, gap -15.294%: it takes routes that the planner does not" in text
+
+
+def test_a_bound_of_the_planners_routes_is_called_that() -> None:
+    arguments = ["--fabric", "charisma-c", "--nodes", "3", "--matrix", "rotating-hotspot:256MiB"]
+    assert "bound        56.702 ms (links, over the planner's routes)\n" in run(*arguments)[1]
+    assert "bound        57.043 ms (linear program, over the planner's routes)\n" in run(*arguments, "--exact")[1]
+    for also in ([], ["--exact"], ["--policy", "nccl", "--exact"]):
+        text = run(*arguments, *also, "--explain")[1]
+        assert "over the routes that the planner considers, several links together can carry no more" in text
+        # Its NICs are not busy all the time: the sockets' link is.
+        assert "Routing cannot help further" not in text
+
+
+PRINTS_BESIDE_EXACT_PLANS = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from railweave import fabric, matrix
+from railweave.plan import make
+built = fabric.load("h100-4gpu-ndr", 1)
+size = matrix.load("hot-pair:64MiB", built.gpu_count)
+def one(number):
+    make(built, size, exact=True)
+    os.write(1, f"{number}\\n".encode())
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(one, range(200)))
+print("end")
+"""
+
+
+def test_exact_plans_leave_standard_output_to_other_threads() -> None:
+    result = subprocess.run([sys.executable, "-c", PRINTS_BESIDE_EXACT_PLANS], capture_output=True, text=True, check=True, timeout=300)
+    lines = result.stdout.splitlines()
+    assert lines.pop() == "end"
+    assert sorted(map(int, lines)) == list(range(200))
+
+
+@pytest.mark.parametrize("solver", ["simplex", "ipm"])
+def test_the_solver_prints_nothing(solver: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if solver == "ipm":
+        monkeypatch.setattr("railweave.plan.exact.SIMPLEX_MAX_COLUMNS", 0)
+    built = fabric.load("h100-4gpu-ndr", 1)
+    planned = make(built, matrix.load("hot-pair:1GiB", built.gpu_count), exact=True)
+    assert planned.optimum is not None
+    assert planned.optimum.solver == solver
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("also", [[], ["--json"], ["--explain"]])
+def test_a_closed_standard_output_is_no_failure(also: list[str]) -> None:
+    arguments = [sys.executable, "-m", "railweave", "plan", "--fabric", "h100-4gpu-ndr", "--matrix", "hot-pair:64MiB", "--exact", *also]
+    result = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *arguments], stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_dead_link_changes_the_optimum() -> None:
@@ -223,6 +311,42 @@ def test_the_command_line(tmp_path: Path) -> None:
     status, text = run("--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", str(wrong))
     assert status != 0
     assert "8" in text
+
+
+# Of what slows a link down the worst counts, whatever the order: its two ends, twice the same, a calibration.
+@pytest.mark.parametrize(
+    ("slowed", "seconds"),
+    [
+        (["leaf0=0.1"], 0.2147),
+        (["leaf0=0.1", "node0/nic0=0.9"], 0.2147),
+        (["node0/nic0=0.9", "leaf0=0.1"], 0.2147),
+        (["leaf0=0.1", "leaf0=0.5"], 0.2147),
+        (["node0/nic0=0.9"], 0.0239),
+    ],
+)
+def test_no_slowdown_speeds_a_link_up(slowed: list[str], seconds: float) -> None:
+    arguments = ["--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", "outcast:256MiB", "--policy", "single-path", "--json"]
+    status, text = run(*arguments, *(each for name in slowed for each in ("--slow", name)))
+    assert status == 0
+    assert json.loads(text)["z_seconds"] == pytest.approx(seconds, rel=0.01)
+
+
+def test_no_slowdown_speeds_up_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(_: object, built: fabric.Fabric) -> LinkState:
+        links = LinkState(built)
+        leaf = built.find_vertex("leaf0")
+        assert leaf is not None
+        for edge in [*built.out_edges(leaf), *built.in_edges(leaf)]:
+            links.set_rate(edge, built.edge(edge).capacity_Bps // 10)
+        return links
+
+    monkeypatch.setattr("railweave.cli.plan.read", lambda path: path)
+    monkeypatch.setattr("railweave.cli.plan.link_state", measured)
+    arguments = ["--fabric", "h100-4gpu-ndr", "--nodes", "2", "--matrix", "outcast:256MiB", "--policy", "single-path", "--json"]
+    for also, seconds in (([], 0.2147), (["--slow", "leaf0=0.5"], 0.2147), (["--slow", "leaf0=0.05"], 0.4295)):
+        status, text = run(*arguments, "--calibration", "any.json", *also)
+        assert status == 0
+        assert json.loads(text)["z_seconds"] == pytest.approx(seconds, rel=0.01)
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 16_385, 1 << 40])

@@ -78,6 +78,8 @@ def test_page_says_what_was_found() -> None:
     assert "4.01×" in text  # 0.69 s over 0.172 s
     assert "<b>98%</b>" in text  # least and most are equal
     assert "An exchange over rails</h1>" in text
+    assert "or several links together over the routes that Railweave&#x27;s planner considers can pass" in text
+    assert "no routing" not in text
     assert "times are medians of 3 repetitions" in text
     assert "A &lt;CPU&gt; &amp; more" in text
     assert '<code class="command"><span>railweave</span> <span>bench</span> <span>--lab</span> <span>&#x27;2x4&#x27;</span></code>' in text

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -19,7 +20,7 @@ from railweave.errors import DemandError
 from railweave.simulate import PolicyError, Study, parse_policy, study
 from railweave.simulate.document import document
 from railweave.simulate.page import page
-from railweave.simulate.text import LEAST_WIDTH, duration, render, size
+from railweave.simulate.text import LEAST_WIDTH, duration, headline, render, size
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("single-path", "nccl", "nccl-pxn0", "nccl-pxn1", "ucx-rails", "nimble", "railweave")
@@ -42,6 +43,54 @@ def test_no_policy_beats_the_bound_and_none_loses_bytes(machine: str, traffic: s
         assert max(flow.finish_seconds for flow in each.last) == each.seconds
         for flow in each.last:
             assert flow.startup_seconds + sum(seconds for _, seconds in flow.waits) == pytest.approx(flow.finish_seconds)
+
+
+# Single path crosses the spine, which to the planner is no route while the rails are whole.
+@pytest.mark.parametrize("exact", [False, True])
+def test_policies_with_other_routes_have_a_bound_that_holds_for_them(exact: bool) -> None:
+    result = predict("charisma-c", 3, "rotating-hotspot:256MiB", exact=exact)
+    assert (result.bound_kind, result.bound_at, result.beyond_routes) == ("node-out", "node0", ("single-path",))
+    for each in result.predictions:
+        assert each.seconds >= result.bound_seconds * (1 - 1e-9), each.policy
+        assert each.bound_fraction == pytest.approx(result.bound_seconds / each.seconds), each.policy
+    assert (result.optimum_seconds is not None) == exact
+    what = "optimum over the planner's routes 57.043 ms, which single-path beats by others" if exact else ""
+    what = what or "over the planner's routes 56.702 ms, which single-path beats"
+    assert headline(result).splitlines()[1] == f"bound 48.318 ms (what leaves node0), {what}"
+    text = page(result, "railweave simulate")
+    assert "no routing on this fabric is faster. Over the routes that it considers, Railweave&#x27;s planner expects no less than" in text
+    assert "optimum of all routings" not in text
+    data = json.loads(json.dumps(document(result)))
+    jsonschema.validate(data, json.loads((ROOT / "schema/simulation.schema.json").read_text()))
+    assert data["bound"]["kind"] == "node-out"
+
+
+def test_a_bound_of_the_planners_routes_is_called_that() -> None:
+    result = predict("charisma-c", 3, "rotating-hotspot:256MiB", ("nccl", "railweave"), exact=True)
+    assert (result.bound_kind, result.beyond_routes) == ("links", ())
+    bound = "bound 56.702 ms (several links together, over the planner's routes), their optimum 57.043 ms"
+    assert headline(result).splitlines()[1] == bound
+    assert result.predictions[1].bound_fraction == pytest.approx((result.optimum_seconds or 0) / result.predictions[1].seconds)
+    text = page(result, "railweave simulate")
+    assert "the least over the routes that Railweave&#x27;s planner considers; other routes might be faster" in text
+    assert "no routing on this fabric is faster" not in text
+
+
+# Background of 1 MiB a pair is not divided, so that the bound that prices prove of the rest is above the optimum.
+def test_no_bound_is_above_the_optimum() -> None:
+    result = predict("dgx-1v", 2, "bidir-pair:256MiB:1MiB", ("single-path", "nimble", "railweave"), exact=True)
+    assert result.optimum_seconds == pytest.approx(6.767e-3, rel=1e-3)
+    assert result.bound_seconds <= result.optimum_seconds
+    assert result.beyond_routes == ()
+
+
+def test_a_closed_standard_output_leaves_the_page(tmp_path: Path) -> None:
+    report = tmp_path / "page.html"
+    arguments = ["--fabric", "h100-4gpu-ndr", "--matrix", "hot-pair:64MiB", "--exact", "--report", str(report)]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "railweave", "simulate", *arguments]
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert report.read_text().endswith("</html>\n")
 
 
 def test_hot_pair_gains_what_the_rails_allow() -> None:
