@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 
 namespace railweave {
 namespace {
@@ -24,6 +25,9 @@ bool PairOptimizer::improve(const LiveRoutes& routes, const Fabric& fabric, cons
     if (load_[r] != 0) solver_.add_base(r, load_[r]);
   }
   solver_.solve();
+  bound_seconds_ = keeps_rails_    ? 0
+                   : kept_.empty() ? solver_.bound_seconds()
+                                   : solver_.bound_seconds_less(saved_elsewhere(routes, fabric, from));
   round(settings);
   write(demand.ranks(), from, to);
   return true;
@@ -34,6 +38,8 @@ void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const
   pairs_.clear();
   first_.clear();
   options_.clear();
+  kept_.clear();
+  keeps_rails_ = !rails;
   const std::uint32_t ranks = demand.ranks();
   const std::uint64_t least = std::max(settings.multipath_min_bytes + 1, 2 * settings.chunk_bytes);  // to be split
   for (GpuId src = 0; src < ranks; ++src) {
@@ -45,9 +51,13 @@ void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const
       const GpuId first = fabric.first_gpu(b), last = first + static_cast<GpuId>(fabric.gpus_of(b).size());
       for (GpuId dst = first; dst < last; ++dst) {
         const std::uint64_t bytes = demand.at(src, dst);
-        if (src == dst || bytes < least) continue;
+        if (src == dst || bytes == 0) continue;
         const auto inner = a == b ? routes.node_columns(src, dst) : std::span<const NodeColumn>{};
-        if (inner.size() + outer.size() >= 2) add_pair(routes, src, dst, bytes, inner, outer, from, std::size_t{src} * ranks + dst);
+        if (inner.size() + outer.size() < 2) continue;
+        if (bytes < least)
+          kept_.push_back({src, dst});
+        else
+          add_pair(routes, src, dst, bytes, inner, outer, from, std::size_t{src} * ranks + dst);
       }
     }
   }
@@ -80,6 +90,45 @@ void PairOptimizer::add_pair(const LiveRoutes& routes, GpuId src, GpuId dst, std
     solver_.add_column(take(c, {source.resources, outer[c].network, destination.resources}),
                        {routes.resources(source.binding), routes.resources(outer[c].network), routes.resources(destination.binding)});
   }
+}
+
+// Bytes times price that the kept demands would save on their cheapest columns. The solver has them for bytes that cannot go elsewhere,
+// which says how far it can come, and not what other plans can do.
+double PairOptimizer::saved_elsewhere(const LiveRoutes& routes, const Fabric& fabric, const Draft& from) {
+  const auto price = [&](PoolRange range) {
+    double sum = 0;
+    for (ResourceId r : routes.resources(range)) sum += static_cast<double>(solver_.price(r));
+    return sum;
+  };
+  const bool rails = std::any_of(kept_.begin(), kept_.end(), [&](const Kept& k) { return fabric.node_of(k.src) != fabric.node_of(k.dst); });
+  source_price_.clear();
+  destination_price_.clear();
+  network_price_.clear();
+  if (rails) {
+    for (const Segment& segment : routes.sources()) source_price_.push_back(price(segment.resources));
+    for (const Segment& segment : routes.destinations()) destination_price_.push_back(price(segment.resources));
+    for (const RailColumn& column : routes.columns()) network_price_.push_back(price(column.network));
+  }
+  double saved = 0;
+  for (const auto& [src, dst] : kept_) {
+    const NodeId a = fabric.node_of(src), b = fabric.node_of(dst);
+    const auto inner = a == b ? routes.node_columns(src, dst) : std::span<const NodeColumn>{};
+    const auto outer = a == b ? std::span<const RailColumn>{} : routes.columns(a, b);
+    const auto price_of = [&](std::size_t column) {
+      if (a == b) return price(inner[column].resources);
+      const RailColumn& c = outer[column];
+      return source_price_[routes.first_segment(src) + c.nic_src] + network_price_[static_cast<std::size_t>(&c - routes.columns().data())] +
+             destination_price_[routes.first_segment(dst) + c.nic_dst];
+    };
+    double cheapest = std::numeric_limits<double>::infinity();
+    for (std::size_t c = 0; c < inner.size() + outer.size(); ++c) {
+      if (a == b || routes.column_usable(outer[c], src, dst)) cheapest = std::min(cheapest, price_of(c));
+    }
+    const std::size_t pair = std::size_t{src} * fabric.gpu_count() + dst;
+    for (std::uint32_t part = from.start[pair]; part < from.start[pair + 1]; ++part)
+      saved += static_cast<double>(static_cast<std::int64_t>(from.bytes[part])) * (price_of(from.column[part]) - cheapest);
+  }
+  return saved;
 }
 
 // Whole chunks: each part is rounded down, then what is left goes chunk by chunk where it delays the plan least.

@@ -8,7 +8,6 @@
 namespace railweave {
 namespace {
 
-constexpr std::uint32_t kUnused = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kLoadBits = 34;
 constexpr std::uint32_t kInverseBits = 28;
 constexpr std::uint32_t kTopBits = 24;                  // of the top resource's time, where exponents are computed
@@ -91,6 +90,7 @@ void PriceSolver::begin(std::span<const std::uint64_t> capacities_Bps, std::uint
   entry_.clear();
   capacities_ = capacities_Bps;
   bound_seconds_ = bound_seconds;
+  least_ = volume_ = 0;
 }
 
 inline std::uint32_t PriceSolver::use(std::uint32_t resource) {
@@ -296,7 +296,14 @@ void PriceSolver::find_bound() {
     least += to_double(base_[r]) * price;
     volume += to_double(capacity_[r]) * price;
   }
+  least_ = least;
+  volume_ = volume;
   if (volume != 0) bound_seconds_ = std::max(bound_seconds_, least / volume * to_double(std::uint64_t{1} << shift_));
+}
+
+double PriceSolver::bound_seconds_less(double saved) const noexcept {
+  if (volume_ == 0) return 0;
+  return (least_ - saved / to_double(std::uint64_t{1} << shift_)) / volume_ * to_double(std::uint64_t{1} << shift_);
 }
 
 bool PriceSolver::proven_within(double part) const {

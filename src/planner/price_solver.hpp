@@ -40,9 +40,14 @@ class PriceSolver {
 
   // No split can end earlier than this: for any prices, sum of (bytes * cheapest column) / sum of (price * capacity).
   double bound_seconds() const noexcept { return bound_seconds_; }
+  // Prices at the end, of the caller's resources, in a unit of the solver's; a resource of no column and no base has none.
+  std::uint64_t price(std::uint32_t resource) const { return local_[resource] == kUnused ? 0 : price_[local_[resource]]; }
+  // The bound at these prices if bytes of the base had cost so much less: for each, bytes * (its price - that of the cheapest way).
+  double bound_seconds_less(double saved) const noexcept;
 
  private:
-  struct Slope {  // of a column's price, while its demand is balanced
+  static constexpr std::uint32_t kUnused = ~0U;  // a resource that is not in the problem
+  struct Slope {                                 // of a column's price, while its demand is balanced
     std::uint64_t price = 0;
     double level = 0;   // logarithm of the price, base 2, 16 fraction bits
     double bytes = 0;   // that raise it by one unit
@@ -95,6 +100,7 @@ class PriceSolver {
 
   Sharpness sharpness_;
   double bound_seconds_ = 0;
+  double least_ = 0, volume_ = 0;  // of the bound at the last prices: what all bytes cost at least, what a second of all resources costs
 };
 
 }  // namespace railweave

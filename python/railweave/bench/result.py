@@ -46,7 +46,7 @@ class Result(Timed):
     matrix: str
     seconds: list[float]
     bytes: int  # payload between different ranks
-    bound_seconds: float  # no routing can be faster; see docs/bench.md
+    bound_seconds: float  # the least for it; see docs/bench.md
     wrong: str | None  # first wrong byte
     rails: list[RailBytes]
 

@@ -45,7 +45,6 @@ class Planned:
         """Whether `bound_seconds` is the linear program's: not where the plan takes routes beside it and so ends sooner."""
         if self.optimum is None or self.beats_optimum:
             return False
-        # That of prices has demands that stay whole, which the linear program divides: the optimum may be below it.
         return self.plan.bound.kind == "links" or self.optimum.seconds > self.plan.bound.seconds * (1 + SOLVER_TOLERANCE)
 
     @property

@@ -8,8 +8,7 @@ from railweave._native import Bound, Demand, Fabric, LinkState, Planner, Planner
 def endpoint_bound(fabric: Fabric, demand: Demand, links: LinkState) -> Bound:
     """The longest that a GPU or a node's NICs need for what they send or receive.
 
-    The planner's own bound may be of kind links: that is of its routes, and of demands that it leaves whole on one of them, so other
-    routes can beat it (docs/planner.md, "What a bound holds for").
+    The planner's own bound may be of kind links: that is of its routes, which others can beat (docs/planner.md, "What a bound holds for").
     """
     settings = PlannerSettings()
     settings.policy = "single-path"  # static policies solve nothing, so theirs is never of kind links

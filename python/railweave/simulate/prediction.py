@@ -126,8 +126,7 @@ def study(fabric: Fabric, matrix: npt.NDArray[np.uint64], matrix_name: str, poli
     anyway = endpoint_bound(fabric, demand, links) if bound.kind == "links" else bound
     optimum = ExactRouting(fabric, best, links).optimum(demand, anyway.seconds).seconds if exact else None
     payload = int(demand.total) - int(np.trace(matrix.astype(object)))
-    # The optimum is the better lower bound, also where it is less: it divides demands that the bound of links leaves whole.
-    least = bound.seconds if optimum is None else optimum
+    least = bound.seconds if optimum is None else optimum  # the optimum is the better lower bound
     predictions = tuple(_predict(fabric, links, demand, payload, least, policy) for policy in policies)
     beyond = tuple(each.policy for each in predictions if each.plan_seconds < least * (1 - SOLVER_TOLERANCE))
     if beyond:
@@ -141,7 +140,7 @@ def study(fabric: Fabric, matrix: npt.NDArray[np.uint64], matrix_name: str, poli
         matrix=matrix_name,
         bytes=payload,
         skew=float(demand.skew),
-        bound_seconds=min(bound.seconds, least) if bound.kind == "links" else bound.seconds,
+        bound_seconds=bound.seconds,
         bound_kind=bound.kind,
         bound_at=_whose(fabric, bound),
         optimum_seconds=optimum,

@@ -94,15 +94,22 @@ def test_plans_lie_between_the_optimum_and_three_percent(seed: int, density: flo
 
 
 # Background of 1 MiB a pair is not divided, so that the bound that prices prove of the rest is above the optimum.
-def test_the_optimum_divides_demands_that_a_plan_leaves_whole() -> None:
-    built = fabric.load("dgx-1v", 2)
-    size = matrix.load("bidir-pair:256MiB:1MiB", built.gpu_count)
+# Small demands stay on the way that they were first given; a bound that took it for the only one would be above the optimum.
+@pytest.mark.parametrize(
+    ("machine", "nodes", "text"),
+    [("dgx-1v", 1, "hot-pair:64MiB:512KiB"), ("dgx-1v", 2, "bidir-pair:256MiB:1MiB"), ("kisti-v100-4gpu", 2, "zipf:16MiB:1.2:3")],
+)
+def test_bounds_of_links_hold_for_demands_that_a_plan_leaves_whole(machine: str, nodes: int, text: str) -> None:
+    built = fabric.load(machine, nodes)
+    size = matrix.load(text, built.gpu_count)
     planned = make(built, size, exact=True)
     other = make(built, size, "nimble", exact=True)
     assert planned.optimum is not None
     assert other.optimum is not None
     assert planned.optimum.seconds == pytest.approx(other.optimum.seconds, rel=1e-6)
-    assert planned.bound_seconds == planned.optimum.seconds < planned.plan.bound.seconds
+    assert planned.plan.bound.kind == "links"
+    assert planned.optimum.seconds * 0.98 < planned.plan.bound.seconds <= planned.optimum.seconds * (1 + 1e-6)
+    assert planned.bound_seconds == planned.optimum.seconds
     assert planned.bound_is_optimum
 
 
