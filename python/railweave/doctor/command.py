@@ -209,14 +209,14 @@ def _rails(inputs: Sequence[_Input], named: Sequence[str], pattern: str | None) 
     if len(inputs) == 1:
         return [None]
     from railweave.doctor.check import MissingError
-    from railweave.doctor.checks.nics import cables_of
+    from railweave.doctor.checks.nics import counted_cables
     from railweave.doctor.patient import Patient
     from railweave.doctor.rails import Cables, FleetRails
 
     cables: list[Cables] = []
     for each in inputs:
         try:
-            cables.append(cables_of(Patient(each.machine, named)))
+            cables.append(counted_cables(Patient(each.machine, named)))
         except MissingError:
             cables.append({})
     return [

@@ -60,15 +60,24 @@ class FleetRails(Rails):
         self._others = others
 
     def judge(self, nic: str, switch: str, cables: Cables) -> Verdict:
-        """A switch whose cables lead to another NIC on the other machines is that one's rail."""
-        there = Counter(name for others in self._others for name, other in others.items() if other == switch)
-        if there[nic]:
-            with_it = sum(others.get(nic) == switch for others in self._others)
-            if there[nic] == max(there.values()):
-                return clear(f"goes to {switch}, as on {with_it} other machine{'s' if with_it > 1 else ''}")
-        if not there:
+        """A switch whose cables lead to another NIC on the other machines is that one's rail. NICs of two machines are the same by their
+        places, as rails are counted, and not by names, which the kernel gives in the order in which it finds devices; places are the same
+        only among as many."""
+        names = list(cables)
+        place = names.index(nic)
+        knowing = [others for others in self._others if switch in others.values()]
+        alike = [list(others.values()) for others in knowing if len(others) == len(cables)]
+        if not knowing:
             return unknown(f"goes to {switch}, where no other machine here has a NIC")
+        if not alike:
+            counts = " or ".join(map(str, sorted({len(others) for others in knowing})))
+            return unknown(f"goes to {switch}; {len(cables)} fabric NICs here and {counts} on other machines there have no common places")
+        there = Counter(at for others in alike for at, other in enumerate(others) if other == switch)
+        # This machine counts as well: where two rails share a switch, one wrong cable elsewhere would outvote the rail that lacks it.
+        if there[place] and (there[place] == max(there.values()) or 2 * (there[place] + 1) > len(alike) + 1):
+            return clear(f"goes to {switch}, as on {there[place]} other machine{'s' if there[place] > 1 else ''}")
         usual, count = there.most_common(1)[0]
+        which = f"NIC {usual}, {names[usual]} here"
         if count < 2:
-            return unknown(f"goes to {switch}, where one other machine has {usual}; which of both is wrong takes a third")
-        return fires(f"goes to {switch}, where {count} other machines have {usual}")
+            return unknown(f"goes to {switch}, where one other machine has {which}; which of both is wrong takes a third")
+        return fires(f"goes to {switch}, where {count} other machines have {which}; it is NIC {place}")

@@ -28,11 +28,13 @@ def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic,
     """
     nics = machine.nics.value if isinstance(machine.nics, Known) else ()
     if named:
-        by_name = {nic.name: nic for nic in nics} | {f"{nic.name}:{nic.port}": nic for nic in nics}
+        # Without a port the first one is meant, as findings name it.
+        by_name = {nic.name: nic for nic in reversed(nics)} | {f"{nic.name}:{nic.port}": nic for nic in nics}
         missing = [name for name in named if name not in by_name]
         if missing:
             raise UnknownNicError(f"no NIC {', '.join(missing)} here; there are {', '.join(nic.name for nic in nics) or 'none'}")
-        return tuple(by_name[name] for name in named), "named"
+        # A port that is named twice, or once with its number, does not carry twice as much.
+        return tuple({(nic.name, nic.port): nic for nic in (by_name[name] for name in named)}.values()), "named"
     rdma = [nic for nic in nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None]
     ports = [nic for nic in rdma if not is_virtual_function(machine, nic)] or rdma
     fastest = max((nic.rate_bps.value for nic in ports if isinstance(nic.rate_bps, Known) and is_up(nic)), default=0)

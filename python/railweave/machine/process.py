@@ -65,8 +65,8 @@ def is_communication_variable(name: str) -> bool:
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
-def _environment(block: bytes) -> Mapping[str, str]:
-    pairs = (entry.decode("utf-8", errors="replace").partition("=") for entry in block.split(b"\0") if entry)
+def _environment(block: bytes, errors: str = "replace") -> Mapping[str, str]:
+    pairs = (entry.decode("utf-8", errors=errors).partition("=") for entry in block.split(b"\0") if entry)
     found: dict[str, str] = {}
     for name, _, value in pairs:
         if is_communication_variable(name):
@@ -78,7 +78,8 @@ def kept(path: str, content: bytes) -> bytes:
     """The part of a file of /proc that a recording may hold: an environment has secrets, mounts name servers and users, and what follows
     `--` on the kernel's command line is meant for init."""
     if path.endswith("/environ"):
-        return b"".join(f"{name}={value}\0".encode() for name, value in _environment(content).items())
+        variables = _environment(content, "surrogateescape").items()
+        return b"".join(f"{name}={value}\0".encode(errors="surrogateescape") for name, value in variables)
     if path.endswith("/mountinfo"):
         return b"".join(line + b"\n" for line in content.splitlines() if line.split()[4:5] == [b"/dev/shm"])
     if path.endswith("/maps"):

@@ -30,6 +30,24 @@ _SERVER = re.compile(r"\b((?:nfsroot|netroot|hostname|url)=)(\S+)")
 _HWLOC_IDENTITY = re.compile(r"(name=\"DMI\w*(?:Serial|UUID|AssetTag)\" value=\")[^\"]*")
 # NCCL topology files (of nvidia-topologyd, or named in nccl.conf): GUIDs of nets, hashes of the host's name.
 _NCCL_IDENTITY = re.compile(r"(\b(?:guid|host_hash)=\"0x)([0-9a-fA-F]*[1-9a-fA-F][0-9a-fA-F]*)\"")
+# Variables that name other hosts than this one, in an environment or in lines of nccl.conf: NCCL_COMM_ID, NCCL_RAS_ADDR, NCCL_HOSTID (NCCL
+# user guide, environment variables), OMPI_MCA_orte_nodelist and orte_hnp_uri, MPICH_INTERFACE_HOSTNAME_R0, UCX_STATS_DEST,
+# NVSHMEM_BOOTSTRAP_UID_SESSION_ID, RAILWEAVE_NODE_ID, and what other releases name alike. In an environment a value ends with the variable,
+# which may have lines; elsewhere with the line.
+_VARIABLE = r"((?:^[ \t#]*|(?<=\0))(?:NCCL|TORCH_NCCL|UCX|OMPI|MPICH|MV2|FI|NVSHMEM|RAILWEAVE)_(?:\w+_)?"
+_VALUE = r"[ \t]*=)([^\0]*(?=\0)|.*)"
+_HOSTS = re.compile(
+    _VARIABLE
+    + r"(?:(?:COMM|SESSION|NODE|HOST)_?ID|HOSTS?|(?:HOST|NODE)_?(?:NAMES?|LIST)|NODE_?REGEX|URI|ADDR(?:ESS(?:ES)?|S)?|SERVERS?|STATS_DEST)"
+    + r"(?:_R?\d+)?"
+    + _VALUE,
+    re.IGNORECASE | re.MULTILINE,
+)
+# Arguments of the job's program, and variables that mpirun hands on, of whichever name: anything may stand there.
+_ANYTHING = re.compile(_VARIABLE + r"(?:ARGV|ENV_LIST\w*)" + _VALUE, re.IGNORECASE | re.MULTILINE)
+# `host`, `host:port`, `tcp://host:port`, `udp:host:port` (UCX_STATS_DEST), `[IPv6]:port`.
+_LABEL = r"\w(?:[\w-]*\w)?"
+_END = re.compile(rf"((?:[A-Za-z][\w+.-]*://|udp:)?)(?:\[([^\[\]]*)\]|({_LABEL}(?:\.{_LABEL})*))((?::\d+)?)")
 _SERIAL = re.compile(r"((?:serial(?:[ _]?(?:number|no))?|chassis_serial|board_serial)\"?\s*[:=]\s*\"?)([^\s\",]+)", re.IGNORECASE)
 
 # Extended capability of the configuration space that holds a device's serial number, and the bytes of the number in it.
@@ -54,12 +72,15 @@ class Redactor:
         for word in {name.strip(), name.strip().split(".")[0]}:
             if len(word) < 2 or word in {"localhost", "(none)"} or word.isdigit():
                 continue
-            self._names[word] = f"{kind}-{self._digest(word.split('.')[0], 3).hex()}"
+            self._names[word] = self._name(word, kind)
         words = sorted(self._names, key=lambda word: (-len(word), word))
         self._pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, words))})(?![\w-])") if words else None
 
     def text(self, text: str) -> str:
         """The text with stand-ins."""
+        # First, because a stand-in for an address, taken for a host, would get another stand-in.
+        text = _ANYTHING.sub(lambda found: found[1] + "removed", text)
+        text = _HOSTS.sub(lambda found: found[1] + self._hosts(found[2]), text)
         text = _SECRET.sub(lambda found: found[1] + "removed", text)
         text = _SERVER.sub(lambda found: found[1] + "removed", text)
         text = _HWLOC_IDENTITY.sub(lambda found: found[1] + "removed", text)
@@ -75,14 +96,38 @@ class Redactor:
         return text
 
     def content(self, path: str, content: bytes) -> bytes:
-        """A file's content with stand-ins; binary files are left alone but for a device's serial number in its configuration space."""
-        if path.endswith("/config"):
+        """A file's content with stand-ins. Of what is read only configuration spaces are binary, in which a device's serial number alone is
+        replaced; elsewhere bytes that are not UTF-8 (Latin-1 in a comment) stay, and the rest of their file is no less telling."""
+        if path.startswith("/sys/") and path.endswith("/config"):
             return without_serial_number(content)
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError:
-            return content
-        return self.text(text).encode("utf-8")
+        return self.text(content.decode("utf-8", errors="surrogateescape")).encode("utf-8", errors="surrogateescape")
+
+    def _name(self, name: str, kind: str) -> str:
+        """By the first label, so that a host with and without its domain is one."""
+        return f"{kind}-{self._digest(name.split('.')[0], 3).hex()}"
+
+    def _hosts(self, value: str) -> str:
+        """A list of hosts with stand-ins for their names; addresses are left to what replaces them everywhere. A value of another form
+        (`node[17-20]`) gets one stand-in as a whole: what cannot be taken apart cannot be shown in part."""
+        parts = re.split(r"([\s,;]+)", value)
+        told = [part if place % 2 or not part else self._end(part) for place, part in enumerate(parts)]
+        known = [part for part in told if part is not None]
+        return "".join(known) if len(known) == len(told) else f"hosts-{self._digest(value.strip(), 3).hex()}"
+
+    def _end(self, text: str) -> str | None:
+        """One host of a list, with a port or without; None for what is none."""
+        if _is_ipv6(text):
+            return text
+        found = _END.fullmatch(text)
+        if found is None:
+            return None
+        scheme, bracketed, name, port = found.groups()
+        if bracketed is not None:
+            return text if _is_ipv6(bracketed.split("%")[0]) else None
+        # Digits are an address, a rank, or the number of a job (OMPI_MCA_orte_hnp_uri).
+        if set(name) <= set("0123456789.") or name == "localhost":
+            return text
+        return f"{scheme}{self._names.get(name) or self._name(name, 'host')}{port}"
 
     def _digest(self, value: str, size: int) -> bytes:
         return hmac.new(self._salt, value.lower().encode("utf-8", errors="surrogateescape"), hashlib.sha256).digest()[:size]
@@ -128,6 +173,10 @@ class Redactor:
         digits = self._digest(value, 8).hex()
         prefix = "fe80::" if value.lower().startswith("fe80") else "fd00::"
         return prefix + ":".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+
+def _is_ipv6(text: str) -> bool:
+    return text in {"::", "::1"} or any(form.fullmatch(text) for form in (_IPV6, _GROUPS))
 
 
 def without_serial_number(config: bytes) -> bytes:

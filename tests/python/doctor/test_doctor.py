@@ -25,7 +25,8 @@ from railweave.doctor.examination import Examination
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding, Severity
 from railweave.machine.discovery import record
-from railweave.machine.facts import Unknown
+from railweave.machine.fabric_nics import fabric_nics
+from railweave.machine.facts import Known, Unknown
 from railweave.machine.source import Reason
 from railweave.output import OutputError
 from railweave.records import replace
@@ -336,6 +337,26 @@ def test_named_nics_are_the_ones_that_are_judged() -> None:
     judged = examine(machine.machine(), "m", nics=("mlx5_0", "mlx5_1"))
     assert {finding.subject for finding in judged.findings if finding.check == "nic.mtu"} == {"mlx5_0", "mlx5_1"}
     assert judged.fabric_nics == "mlx5_0, mlx5_1: named"
+
+
+@pytest.mark.parametrize("named", [["mlx5_0", "mlx5_0"], ["mlx5_0:1", "mlx5_0"], ["mlx5_0", "mlx5_0:1", "mlx5_0"]])
+def test_a_nic_that_is_named_twice_counts_once(named: list[str]) -> None:
+    machine = TemplateMachine("xe9680-4hca").machine()
+    once, judged = examine(machine, "m", nics=("mlx5_0",)), examine(machine, "m", nics=named)
+    assert judged.fabric_nics == "mlx5_0: named"
+    assert judged.findings == once.findings
+    ratio = next(finding for finding in judged.findings if finding.check == "nic.ratio")
+    assert "1 fabric NIC" in ratio.text and "50 GB/s" in ratio.text + ratio.effect
+
+
+def test_ports_of_one_nic_are_named_by_number_and_the_first_without() -> None:
+    machine = TemplateMachine("xe9680-4hca").machine()
+    assert isinstance(machine.nics, Known)
+    nics = machine.nics.value
+    second = replace(nics[0], port=2)
+    machine = replace(machine, nics=replace(machine.nics, value=(nics[0], second, *nics[1:])))
+    assert fabric_nics(machine, ["mlx5_0:1", "mlx5_0"])[0] == (nics[0],)
+    assert fabric_nics(machine, ["mlx5_0:2", "mlx5_0"])[0] == (second, nics[0])
 
 
 def test_slower_nics_are_left_out_and_a_dead_one_is_not() -> None:

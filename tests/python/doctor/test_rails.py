@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from template_machine import TemplateMachine
+from template_machine import PCI, TemplateMachine
 
 from railweave.cli.doctor import command
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding
 from railweave.doctor.rails import Cables, FleetRails, NamedRails, Rails
+from railweave.machine.source import Reason
 
 STRAIGHT = {nic: f"leaf{nic}" for nic in range(8)}
 SWAPPED = {**STRAIGHT, 2: "leaf3", 3: "leaf2"}
@@ -42,7 +45,7 @@ def test_two_swapped_cables_are_unknown_alone_and_found_beside_others() -> None:
     fleet = FleetRails([cables(STRAIGHT), cables(STRAIGHT)])
     found = rails_of(SWAPPED, fleet)
     assert fired(found) == ["mlx5_2", "mlx5_3"]
-    assert found["mlx5_2"].text == "goes to leaf3, where 2 other machines have mlx5_3"
+    assert found["mlx5_2"].text == "goes to leaf3, where 2 other machines have NIC 3, mlx5_3 here; it is NIC 2"
     assert found["mlx5_2"].evidence == ("lldpcli -f json show neighbors: rail2 - leaf3 Eth1",)
     assert found["mlx5_2"].effect and found["mlx5_2"].fix
     assert answers(rails_of(STRAIGHT, fleet)) == {CLEAR}
@@ -61,6 +64,33 @@ def test_one_other_machine_does_not_tell_which_of_both_is_wrong() -> None:
 def test_a_machine_at_other_leafs_has_no_reference() -> None:
     pod = {nic: f"leaf{nic + 8}" for nic in range(8)}
     assert answers(rails_of(pod, FleetRails([cables(STRAIGHT)] * 3))) == {UNKNOWN}
+
+
+def test_machines_with_another_number_of_fabric_nics_have_no_common_places() -> None:
+    fewer = {nic: f"leaf{nic}" for nic in range(1, 8)}
+    found = rails_of(STRAIGHT, FleetRails([cables(fewer), cables(fewer)]))
+    assert answers(found) == {UNKNOWN}
+    assert found["mlx5_1"].text == "goes to leaf1; 8 fabric NICs here and 7 on other machines there have no common places"
+    # Those with as many are asked, and outvoted by no others.
+    assert answers(rails_of(STRAIGHT, FleetRails([cables(fewer), cables(fewer), cables(STRAIGHT)]))) == {CLEAR}
+
+
+def test_rails_that_share_a_leaf_stay_clear_beside_one_wrong_cable() -> None:
+    pairs = {nic: f"leaf{nic // 2}" for nic in range(8)}
+    crossed = {**pairs, 1: "leaf1", 2: "leaf0"}
+    assert answers(rails_of(pairs, FleetRails([cables(pairs), cables(crossed)]))) == {CLEAR}
+    assert fired(rails_of(crossed, FleetRails([cables(pairs), cables(pairs)]))) == ["mlx5_1", "mlx5_2"]
+
+
+@pytest.mark.parametrize("reference", [FleetRails([cables(STRAIGHT)] * 2), NamedRails(r"leaf(\d+)")])
+def test_places_are_unknown_where_an_address_is(reference: Rails) -> None:
+    machine = TemplateMachine("hgx-h100")
+    machine.leaf(STRAIGHT)
+    device = "/sys/class/infiniband/mlx5_5/device"
+    machine.links.pop("/sys/class/infiniband/mlx5_5")
+    machine.unreadable["/sys/class/infiniband/mlx5_5"] = machine.unreadable[device] = (Reason.permission, "Permission denied")
+    found = [finding for finding in examine(machine.machine(), "m", rails=reference).findings if finding.check == "nic.rail"]
+    assert {finding.answer for finding in found} == {UNKNOWN}
 
 
 def test_one_leaf_for_all_has_no_rails() -> None:
@@ -99,18 +129,69 @@ def test_a_pattern_is_not_for_recordings(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "stand-ins" in done.output
 
 
-def test_recordings_of_one_salt_judge_each_others_cables(tmp_path: Path) -> None:
+def fleet(folder: Path, change: Callable[[TemplateMachine], None], leafs: dict[int, str]) -> tuple[list[str], TemplateMachine]:
+    """Recordings of four machines, the third with another wiring and changed."""
     files = []
     for name in "abcd":
         machine = TemplateMachine("hgx-h100")
-        machine.leaf(SWAPPED if name == "c" else STRAIGHT)
-        files.append(str(machine.record(tmp_path / f"{name}.tar.zst")))
+        machine.leaf(STRAIGHT)
+        if name == "c":
+            machine.leaf(leafs)
+            change(machine)
+            changed = machine
+        files.append(str(machine.record(folder / f"{name}.tar.zst")))
+    return files, changed
+
+
+def rail_answers(files: list[str]) -> dict[str, set[tuple[str, str]]]:
+    """Machine and NIC, by answer."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for machine in json.loads(CliRunner().invoke(command, ["--json", *files]).output)["machines"]:
+        for finding in machine["findings"]:
+            if finding["check"] == "nic.rail":
+                found.setdefault(finding["answer"], set()).add((machine["name"], finding["subject"]))
+    return found
+
+
+def later(machine: TemplateMachine) -> None:
+    """Two other HCAs enumerate first."""
+
+    def named(text: str) -> str:
+        return re.sub(r"mlx5_(\d+)", lambda found: f"mlx5_{int(found[1]) + 2}", text)
+
+    machine.files = {named(path): content for path, content in machine.files.items()}
+    machine.links = {named(path): named(target) for path, target in machine.links.items()}
+
+
+def without_the_first(machine: TemplateMachine) -> None:
+    """A NIC that is not there."""
+    gone = (f"{PCI}/{machine.nics[0].bus_id}", "/sys/class/infiniband/mlx5_0", "/sys/class/net/rail0")
+    for table in (machine.files, machine.links):
+        for path in [path for path in table if path.startswith(gone)]:
+            del table[path]
+
+
+def test_recordings_of_one_salt_judge_each_others_cables(tmp_path: Path) -> None:
+    files, _ = fleet(tmp_path, lambda _: None, SWAPPED)
+    assert rail_answers(files)["fires"] == {("c", "mlx5_2"), ("c", "mlx5_3")}
     document = json.loads(CliRunner().invoke(command, ["--json", *files]).output)
-    wrong = {
-        (machine["name"], finding["subject"])
-        for machine in document["machines"]
-        for finding in machine["findings"]
-        if finding["check"] == "nic.rail" and finding["answer"] == "fires"
-    }
-    assert wrong == {("c", "mlx5_2"), ("c", "mlx5_3")}
     assert [entry["machine"] for entry in document["comparison"]["odd_ones"]] == ["c"]
+
+
+def test_a_machine_whose_nics_have_other_names_is_judged_by_their_places(tmp_path: Path) -> None:
+    files, changed = fleet(tmp_path, later, STRAIGHT)
+    assert {nic.name for nic in changed.machine().nics.value} == {f"mlx5_{nic}" for nic in range(2, 10)}  # type: ignore[union-attr]
+    assert set(rail_answers(files)) == {"clear"}
+    assert CliRunner().invoke(command, [*files, "--fail-on", "error"]).exit_code == 0
+
+
+def test_swapped_cables_are_found_under_other_names(tmp_path: Path) -> None:
+    files, _ = fleet(tmp_path, later, SWAPPED)
+    assert rail_answers(files)["fires"] == {("c", "mlx5_4"), ("c", "mlx5_5")}
+
+
+def test_a_machine_that_lacks_a_nic_is_unknown_and_its_fleet_clear(tmp_path: Path) -> None:
+    files, _ = fleet(tmp_path, without_the_first, {nic: leaf for nic, leaf in STRAIGHT.items() if nic})
+    found = rail_answers(files)
+    assert found["unknown"] == {("c", f"mlx5_{nic}") for nic in range(1, 8)}
+    assert found["clear"] == {(name, f"mlx5_{nic}") for name in "abd" for nic in range(8)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import jsonschema
 import pytest
 import zstandard
 from crafted import craft
-from template_machine import SERIAL_NUMBER
+from template_machine import JOB, PCI, SERIAL_NUMBER, TemplateMachine
 
 from railweave.machine.discovery import discover, record
 from railweave.machine.facts import Known
@@ -146,6 +147,110 @@ def test_a_topology_file_keeps_its_places_and_not_its_guids() -> None:
     told = Redactor(b"salt").text(text)
     assert "5c25730003a1e004" not in told and "2f17" not in told
     assert 'busid="0000:3b:00.0"' in told and 'guid="0x0"' in told and 'numaid="0"' in told
+
+
+def test_a_byte_that_is_not_utf_8_hides_nothing_and_stays(tmp_path: Path) -> None:
+    machine = TemplateMachine("h100-4gpu-ndr")
+    machine.environ(NCCL_TOPO_FILE="/topo.xml", NCCL_CONF_FILE="/nccl/config", OMPI_MCA_mpi_banner="x")
+    texts = {
+        f"/proc/{JOB}/root/topo.xml": b'<system><!-- r\xe9seau -->\n<cpu host_hash="0x2f17"/><net guid="0x5c25730003a1e004"/></system>\n',
+        f"/proc/{JOB}/root/nccl/config": b"# r\xe9seau\nNCCL_COMM_ID=10.20.30.40:9999\r\nNCCL_IB_HCA=mlx5\n",
+        "/proc/cmdline": b"root=/dev/sda1 note=\xe9\xff token=hunter2 nfsroot=filer:/x iommu=pt\n",
+        "/etc/nccl.conf": b"# \xe9 gpu-node-17\nNCCL_IB_HCA=mlx5\n",
+    }
+    machine.files |= texts
+    environ = machine.files[f"/proc/{JOB}/environ"]
+    assert isinstance(environ, str)
+    machine.files[f"/proc/{JOB}/environ"] = environ.encode() + b"NCCL_DEBUG_FILE=/r\xe9seau/gpu-node-17\0"
+    kept = read_recording(machine.record(tmp_path / "node.tar.zst")).files
+    everything = b"\n".join(kept.values())
+    for secret in (b"2f17", b"5c25730003a1e004", b"10.20.30.40", b"hunter2", b"filer", b"gpu-node-17"):
+        assert secret not in everything
+    form = {
+        f"/proc/{JOB}/root/topo.xml": rb'<system><!-- r\xe9seau -->\n<cpu host_hash="0x\w{16}"/><net guid="0x\w{16}"/></system>\n',
+        f"/proc/{JOB}/root/nccl/config": rb"# r\xe9seau\nNCCL_COMM_ID=10(\.\d+){3}:9999\r\nNCCL_IB_HCA=mlx5\n",
+        "/proc/cmdline": rb"root=/dev/sda1 note=\xe9\xff token=removed nfsroot=removed iommu=pt\n",
+        "/etc/nccl.conf": rb"# \xe9 host-[0-9a-f]{6}\nNCCL_IB_HCA=mlx5\n",
+        f"/proc/{JOB}/environ": rb"LOCAL_RANK=0\0.*\0NCCL_DEBUG_FILE=/r\xe9seau/host-[0-9a-f]{6}\0",
+    }
+    for path, pattern in form.items():
+        assert re.fullmatch(pattern, kept[path]), (path, kept[path])
+
+
+def test_binary_files_stay_but_for_a_serial_number(tmp_path: Path) -> None:
+    """Configuration spaces, in which anything that looks like an address is none."""
+    machine = TemplateMachine("h100-4gpu-ndr")
+    path = f"{PCI}/{machine.gpus[0].bus_id}/config"
+    config = machine.files[path]
+    assert isinstance(config, bytes)
+    config = machine.files[path] = config[:0xC00] + b" 10.20.30.40 \xff" + config[0xC0F:]
+    assert read_recording(machine.record(tmp_path / "node.tar.zst")).files[path] == without_serial_number(config)
+
+
+HOST = "host-[0-9a-f]{6}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("NCCL_COMM_ID=gpunode-secret18:9999", f"NCCL_COMM_ID={HOST}:9999"),
+        ("NCCL_COMM_ID=gpunode-secret18.example.org:9999", f"NCCL_COMM_ID={HOST}:9999"),
+        ("NCCL_COMM_ID=192.168.7.9:9999", r"NCCL_COMM_ID=10(\.\d+){3}:9999"),
+        ("NCCL_COMM_ID=[2001:db8::7334]:9999", r"NCCL_COMM_ID=\[fd00::[0-9a-f:]{19}\]:9999"),
+        ("NCCL_COMM_ID=localhost:9999", "NCCL_COMM_ID=localhost:9999"),
+        ("NCCL_RAS_ADDR=gpunode-secret18:28028", f"NCCL_RAS_ADDR={HOST}:28028"),
+        ("NCCL_HOSTID=gpunode-secret18", f"NCCL_HOSTID={HOST}"),
+        ("OMPI_MCA_orte_nodelist=gpunode-secret18,gpunode-secret19", f"OMPI_MCA_orte_nodelist={HOST},{HOST}"),
+        ("OMPI_MCA_orte_nodelist=gpunode-secret[2:17-18]@0(2)", "OMPI_MCA_orte_nodelist=hosts-[0-9a-f]{6}"),
+        ("OMPI_MCA_orte_nodelist=gpunode-secret17,gpunode-secret[18-19]", "OMPI_MCA_orte_nodelist=hosts-[0-9a-f]{6}"),
+        ("OMPI_MCA_orte_hosts=gpunode-secret17\ngpunode-secret18", f"OMPI_MCA_orte_hosts={HOST}\n{HOST}"),
+        (
+            "OMPI_MCA_orte_hnp_uri=983040000.0;tcp://192.168.7.9:46833;tcp6://[2001:db8::7334]:53989;tcp://gpunode-secret18:1",
+            rf"OMPI_MCA_orte_hnp_uri=983040000.0;tcp://10(\.\d+){{3}}:46833;tcp6://\[fd00::[0-9a-f:]{{19}}\]:53989;tcp://{HOST}:1",
+        ),
+        ("MPICH_INTERFACE_HOSTNAME_R0=gpunode-secret18", f"MPICH_INTERFACE_HOSTNAME_R0={HOST}"),
+        ("UCX_STATS_DEST=udp:gpunode-secret18:37873", f"UCX_STATS_DEST=udp:{HOST}:37873"),
+        ("NVSHMEM_BOOTSTRAP_UID_SESSION_ID=gpunode-secret18:4444", f"NVSHMEM_BOOTSTRAP_UID_SESSION_ID={HOST}:4444"),
+        ("RAILWEAVE_NODE_ID=gpunode-secret18", f"RAILWEAVE_NODE_ID={HOST}"),
+        ("OMPI_ARGV=-c 'import x\nx.run(\"gpunode-secret18\")'", "OMPI_ARGV=removed"),
+        ("OMPI_MCA_mca_base_env_list=MASTER_ADDR=gpunode-secret18;WANDB=hunter2", "OMPI_MCA_mca_base_env_list=removed"),
+    ],
+)
+def test_variables_that_name_hosts_have_stand_ins_for_them(variable: str, told: str) -> None:
+    other = "NCCL_SOCKET_IFNAME=eth0,ib1\0NCCL_IB_ADDR_FAMILY=AF_INET\0OMPI_COMM_WORLD_LOCAL_RANK=0\0"
+    redactor = Redactor(b"salt")
+    redactor.add_name("gpu-node-17", "host")
+    out = redactor.content("/proc/7/environ", f"{variable}\0{other}{variable}\0".encode()).decode()
+    assert re.fullmatch(f"{told}\0{re.escape(other)}{told}\0", out), out
+    for secret in ("secret1", "example.org", "192.168", "2001:db8", "hunter2"):
+        assert secret not in out
+
+
+def test_a_host_has_one_stand_in_wherever_it_is_named() -> None:
+    """On the machine itself, and in variables of others."""
+    itself, other = Redactor(b"salt"), Redactor(b"salt")
+    itself.add_name("node7.example.org", "host")
+    name = itself.text("node7")
+    assert itself.text("NCCL_COMM_ID=node7:1") == f"NCCL_COMM_ID={name}:1"
+    assert other.text("NCCL_COMM_ID=node7:1\nOMPI_MCA_orte_nodelist=node7.example.org,node8") == (
+        f"NCCL_COMM_ID={name}:1\nOMPI_MCA_orte_nodelist={name},{other.text('NCCL_HOSTID=node8').split('=')[1]}"
+    )
+    lists = [other.text(f"OMPI_MCA_orte_nodelist=node[{numbers}]") for numbers in ("7-8", "7-8", "7-9")]
+    assert lists[0] == lists[1] != lists[2]
+
+
+def test_hosts_of_a_recorded_process_and_of_nccl_conf_are_replaced(tmp_path: Path) -> None:
+    machine = TemplateMachine("h100-4gpu-ndr")
+    machine.environ(NCCL_COMM_ID="gpunode-secret18:9999", OMPI_MCA_orte_nodelist="node0,node1", NCCL_IB_HCA="mlx5")
+    machine.files["/etc/nccl.conf"] = "NCCL_RAS_ADDR=gpunode-secret19:28028\n#NCCL_COMM_ID=gpunode-secret18:9999 # was\nNCCL_DEBUG=WARN\n"
+    path = machine.record(tmp_path / "node.tar.zst")
+    everything = zstandard.decompress(path.read_bytes(), max_output_size=64 << 20)
+    assert b"gpunode-secret" not in everything and b"node0,node1" not in everything
+    replayed = discover(RecordedSource(path), JOB)
+    assert replayed.numa == machine.machine().numa  # whose folders are called as those hosts are
+    assert replayed.process is not None and isinstance(replayed.process.environ, Known)
+    assert replayed.process.environ.value["NCCL_IB_HCA"] == "mlx5"
+    assert read_recording(path).files["/etc/nccl.conf"].endswith(b"\nNCCL_DEBUG=WARN\n")
 
 
 def test_one_salt_gives_one_stand_in_and_another_another(source: Source, tmp_path: Path) -> None:

@@ -193,6 +193,13 @@ def cables_of(patient: Patient) -> dict[str, str | None]:
     return {label(nic): neighbours.get(_netdev(nic)) for nic in ordered}
 
 
+def counted_cables(patient: Patient) -> dict[str, str | None]:
+    """The same for who goes by places: MissingError where an address, or whether a NIC is one of the GPU network, is not known."""
+    for nic in patient.sure_fabric_nics:
+        need(nic.bus_id)
+    return cables_of(patient)
+
+
 def _judge_rail(patient: Patient, subject: Subject) -> Verdict:
     nic = _nic(subject)
     cables = cables_of(patient)
@@ -202,7 +209,7 @@ def _judge_rail(patient: Patient, subject: Subject) -> Verdict:
     line = f"{_lldp_evidence(patient)}: {_netdev(nic)} - {own.switch} {own.port}"
     verdict = _by_itself(label(nic), own.switch, cables)
     if patient.rails is not None and verdict.answer is Answer.unknown:
-        verdict = patient.rails.judge(label(nic), own.switch, cables)
+        verdict = patient.rails.judge(label(nic), own.switch, counted_cables(patient))
     return Verdict(verdict.answer, verdict.text, (line,))
 
 
