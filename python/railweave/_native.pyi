@@ -375,7 +375,7 @@ class Share:
     def bytes(self) -> int: ...
 
 class Bound:
-    """Why no plan can end earlier."""
+    """Why no plan can end earlier; links: no plan over the routes that the planner considers."""
 
     @property
     def kind(self) -> str:

@@ -82,7 +82,7 @@ void bind_routes(nb::module_& m) {
 }
 
 void bind_plan(nb::module_& m) {
-  nb::class_<Bound>(m, "Bound", "Why no plan can end earlier.")
+  nb::class_<Bound>(m, "Bound", "Why no plan can end earlier; links: no plan over the routes that the planner considers.")
       .def_prop_ro(
           "kind", [](const Bound& b) { return to_string(b.kind); }, "sender, receiver, node-out, node-in, links or none")
       .def_ro("seconds", &Bound::seconds)

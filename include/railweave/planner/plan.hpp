@@ -58,6 +58,7 @@ enum class Policy : std::uint8_t { single_path, nccl, ucx_rails, nimble, railwea
 std::string_view to_string(Policy policy) noexcept;
 
 // Why no plan can end earlier. A GPU's bound is everything its links and host path carry together; a node's is all its NICs.
+// That of prices is of the planner's own routes, which others can beat (docs/planner.md, "What a bound holds for").
 struct Bound {
   enum class Kind : std::uint8_t { none, gpu_out, gpu_in, node_out, node_in, prices };
   Kind kind = Kind::none;
