@@ -28,7 +28,9 @@ constexpr auto kFullPause = std::chrono::milliseconds(100);
 
 struct Connection {
   FileDescriptor socket;
+  Clock::time_point since = Clock::now();
   std::string in, out;
+  bool known = false;  // has shown a nonce that is admitted
   bool closing = false;
 };
 
@@ -97,7 +99,7 @@ FileDescriptor listen_anywhere(std::uint16_t& port) {
 
 class Hub::Server {
  public:
-  Server() : listener_(listen_anywhere(port_)) {
+  explicit Server(std::chrono::milliseconds stranger) : stranger_(stranger), listener_(listen_anywhere(port_)) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
     stop_read_ = FileDescriptor(ends[0]);
@@ -131,6 +133,7 @@ class Hub::Server {
       std::size_t at = 2;
       for (Connection& connection : connections_) serve(connection, polled[at++].revents);
       if (full_ || polled[1].revents != 0) accept_all();
+      hang_up();
       forget_closed();
     }
   }
@@ -138,6 +141,9 @@ class Hub::Server {
   int time_left() const {
     auto first = full_ ? Clock::now() + kFullPause : Clock::time_point::max();
     for (const auto& [name, gathering] : gatherings_) first = std::min(first, gathering.deadline);
+    for (const Connection& connection : connections_) {
+      if (!connection.known) first = std::min(first, connection.since + stranger_);
+    }
     if (first == Clock::time_point::max()) return -1;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(first - Clock::now()).count();
     return left < 0 ? 0 : static_cast<int>(left) + 1;
@@ -194,6 +200,7 @@ class Hub::Server {
   }
 
   void join(Connection& connection, const JoinFrame& frame, const std::string& name, std::string blob) {
+    connection.known = connection.known || admitted(frame.nonce);
     if (!admitted(frame.nonce) || frame.world == 0 || frame.world > kMaxWorld || frame.rank >= frame.world)
       return answer(connection, RoundStatus::refused);
     if (const auto ended = expired_.find(name); ended != expired_.end()) return answer(connection, ended->second);
@@ -264,6 +271,11 @@ class Hub::Server {
     }
   }
 
+  void hang_up() {
+    const auto now = Clock::now();
+    for (Connection& connection : connections_) connection.closing |= !connection.known && now - connection.since >= stranger_;
+  }
+
   // A rank that has gone while others wait is absent: its round cannot complete, and ends now instead of at its deadline.
   void forget_closed() {
     for (auto& [name, gathering] : gatherings_) {
@@ -275,6 +287,7 @@ class Hub::Server {
     connections_.remove_if([](const Connection& connection) { return connection.closing; });
   }
 
+  const std::chrono::milliseconds stranger_;
   std::uint16_t port_ = 0;
   FileDescriptor listener_, stop_read_, stop_write_;
   bool full_ = false;  // the process has no descriptor for who waits at the listener
@@ -286,7 +299,7 @@ class Hub::Server {
   std::thread thread_;
 };
 
-Hub::Hub() : server_(std::make_unique<Server>()) {}
+Hub::Hub(std::chrono::milliseconds stranger) : server_(std::make_unique<Server>(stranger)) {}
 Hub::~Hub() = default;
 std::uint16_t Hub::port() const noexcept { return server_->port(); }
 void Hub::admit(const std::array<std::uint8_t, 16>& nonce) { server_->admit(nonce); }

@@ -113,6 +113,24 @@ TEST(Hub, StrangersAndDisagreementsAreRefused) {
   for (const Round& round : rounds) EXPECT_TRUE(round.status == RoundStatus::refused || round.status == RoundStatus::expired);
 }
 
+TEST(Hub, WhoSaysNothingIsHungUpOnAndARankIsNot) {
+  Hub hub(milliseconds(100));
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  HubClient rank(address, kNever);
+  ASSERT_TRUE(rank.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
+  ASSERT_EQ(rank.join("alone", 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
+  FileDescriptor silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in place{};
+  place.sin_family = AF_INET;
+  place.sin_port = htons(hub.port());
+  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::connect(silent.get(), reinterpret_cast<const sockaddr*>(&place), sizeof place), 0);
+  char byte = 0;
+  EXPECT_EQ(::recv(silent.get(), &byte, 1, 0), 0) << "waits for the end";
+  EXPECT_EQ(rank.join("again", 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
+}
+
 // Sends a rank in and comes back when the hub has counted it, without an answer.
 void send_in(HubClient& client, std::atomic<bool>& cancelled, std::uint32_t rank, std::uint32_t world) {
   ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
