@@ -10,7 +10,6 @@ import os
 import selectors
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from railweave.bench.errors import BenchError
 from railweave.fabric import Fabric
 from railweave.lab import Lab, Program
 from railweave.lab.environment import RENDEZVOUS_PORT, node_name
+from railweave.lab.own_process import own_process
 from railweave.lab.wire import INSIDE_TMP
 from railweave.matrix import Matrix
 
@@ -98,7 +98,7 @@ class PolicySession(Session):
         log = self.log.fileno()
         programs = [
             Program(
-                [sys.executable, "-m", "railweave.bench.worker", policy, rendezvous, "3", "4"],
+                own_process("railweave.bench.worker", policy, rendezvous, "3", "4"),
                 rank=rank,
                 env=dict(environment or {}),
                 fds={1: log, 2: log, 3: theirs.fileno(), 4: description},
@@ -249,6 +249,7 @@ class MpiSession(Session):
 
 def _mpi_options(peer: str, rails: int) -> list[str]:
     if peer == "openmpi":
+        # Shared memory is vader in OpenMPI 4, which refuses sm, and sm in 5, which still takes vader for it.
         return ["--mca", "pml", "ob1", "--mca", "btl", "tcp,vader,self"]
     return [
         *("--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"),

@@ -122,10 +122,15 @@ def status(name: str | None, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 def fabric(name: str) -> None:
-    """Print a lab's fabric as JSON, for plan and simulate."""
+    """Print a lab's fabric as JSON, for plan and simulate: its links as they are now, without those that are down."""
     from railweave.lab.fabric import of_lab
 
-    click.echo(of_lab(Lab.find(name).spec).to_json())
+    lab = Lab.find(name)
+    links = lab.links()
+    for nic in links:
+        if not nic["up"]:  # in JSON that is an edge less, which is easily missed
+            click.echo(f"node {nic['node']} rail {nic['rail']} is down and left out", err=True)
+    click.echo(of_lab(lab.spec, links).to_json())
 
 
 def _all_that_stay() -> list[dict[str, Any]]:

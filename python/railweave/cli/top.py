@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import math
 import re
 import socket
 import time
@@ -21,6 +22,9 @@ from railweave.errors import Error
 from railweave.nccl import ShimError
 from railweave.nccl.metrics import PATHS, Rates, merged, rates, read
 
+# Tenths, as counters are written once a second anyway; a day, far beyond what anybody watches by and within what sleep() takes.
+_INTERVAL_S = (0.1, 86_400)
+
 
 def _table(rows: list[Rates], left_out: list[str]) -> Table:
     notes = [*([] if rows else ["no rank that Railweave serves, yet"]), *(f"left out: {escape(why)}" for why in left_out)]
@@ -34,6 +38,12 @@ def _table(rows: list[Rates], left_out: list[str]) -> Table:
         who = (row.counters.communicator, f"{row.counters.rank} of {row.counters.world}", row.counters.host)
         table.add_row(*who, *(f"{figure / 1e9:.2f}" for figure in figures), str(row.waiting))
     return table
+
+
+def _seconds(context: click.Context, option: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # neither below a range nor above it, so that click lets it pass
+        raise click.BadParameter(f"{value} is not in the range {_INTERVAL_S[0]}<=x<={_INTERVAL_S[1]}.")
+    return value
 
 
 def _endpoint(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, int] | None:
@@ -93,7 +103,15 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
 
 @click.command(name="top")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.1), metavar="SECONDS", help="Between two looks.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(*_INTERVAL_S),
+    callback=_seconds,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many tables; by default on Ctrl-C.")
 @click.option(
     "--listen",

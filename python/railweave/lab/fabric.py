@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from railweave import fabric
@@ -21,8 +21,10 @@ _RAIL_NS = 50_000  # half of what ping says between two nodes, 0.1 ms
 Json = dict[str, Any]
 
 
-def of_lab(spec: LabSpec) -> Fabric:
-    """The fabric of a lab as such: ranks of a node share memory, each sits beside its NIC."""
+def of_lab(spec: LabSpec, links: Sequence[Json] = ()) -> Fabric:
+    """The fabric of a lab as such: ranks of a node share memory, each sits beside its NIC. `links`: what they are now (`Lab.links`), where
+    that may be something else than the spec says; one that is down carries nothing, and a fabric has no edge of that kind."""
+    rates = {(link["node"], link["rail"]): link["rate"] if link["up"] else 0 for link in links}
     vertices: list[Json] = []
     edges: list[Json] = []
     for node in range(spec.nodes):
@@ -31,7 +33,8 @@ def of_lab(spec: LabSpec) -> Fabric:
         for a, b, kind in _inside(spec):
             edges += _both_ways(f"{name}/{a}", f"{name}/{b}", kind, _MEMORY_BPS, _MEMORY_NS, "lab: a copy through shared memory")
         for rail in range(spec.rails):
-            edges += _both_ways(f"{name}/nic{rail}", f"leaf{rail}", "rail", spec.rate // 8, _RAIL_NS, _shaped(spec.rate))
+            if rate := rates.get((node, rail), spec.rate):
+                edges += _both_ways(f"{name}/nic{rail}", f"leaf{rail}", "rail", rate // 8, _RAIL_NS, _shaped(rate))
     vertices += [{"name": f"leaf{rail}", "kind": "leaf", "index": rail, "rail": rail} for rail in range(spec.rails)]
     if spec.rails > 1:
         vertices.append({"name": "spine0", "kind": "spine", "index": 0})

@@ -9,7 +9,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Any
 
 from railweave.lab import syscalls, wire
 from railweave.lab.errors import LabError, what_rights_it_needs
+from railweave.lab.own_process import own_process
 from railweave.lab.program import Program
 from railweave.lab.spec import LabSpec
 
@@ -40,7 +40,7 @@ class Lab:
         name = f"lab-{os.getpid()}-{next(_numbers)}" if name is None else name
         owner_read, owner_write = os.pipe()
         ready_read, ready_write = os.pipe()
-        command = [sys.executable, "-m", "railweave.lab.supervisor", name, json.dumps(spec.to_json()), str(owner_read), str(ready_write)]
+        command = own_process("railweave.lab.supervisor", name, json.dumps(spec.to_json()), str(owner_read), str(ready_write))
         try:
             supervisor = _start_as_init(command, (owner_read, ready_write))
         except BaseException:
@@ -135,7 +135,7 @@ class Job:
         os.write(programs_fd, json.dumps([program.to_json() for program in programs]).encode())
         os.lseek(programs_fd, 0, os.SEEK_SET)
         self.events, events_write = os.pipe()
-        command = [sys.executable, "-m", "railweave.lab.launch", lab.name, *map(str, (parent_read, programs_fd, events_write))]
+        command = own_process("railweave.lab.launch", lab.name, *map(str, (parent_read, programs_fd, events_write)))
         passed = {parent_read, programs_fd, events_write, *(here for program in programs for here in program.fds.values())}
         try:
             with syscalls.in_namespace(processes, "pid"):

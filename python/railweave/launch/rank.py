@@ -32,14 +32,15 @@ _LAUNCHERS = (
 
 
 def find_rank(environment: Mapping[str, str]) -> Rank:
-    """Raises LaunchError for a variable that is no number."""
+    """Raises LaunchError for a variable that is no number. An empty one counts as none, as in what `advise --format shell` writes: scripts
+    cannot always unset what they do not want."""
     for launcher, local, size in _LAUNCHERS:
-        if local in environment:
-            return Rank(launcher, _number(environment, local), _number(environment, size) if size in environment else None)
+        if environment.get(local):
+            return Rank(launcher, _number(environment, local), _number(environment, size) if environment.get(size) else None)
     # A batch script has SLURM_LOCALID too, but no step: it is not one of several tasks.
-    if "SLURM_LOCALID" in environment and "SLURM_STEP_ID" in environment:
+    if environment.get("SLURM_LOCALID") and environment.get("SLURM_STEP_ID"):
         return Rank("srun", _number(environment, "SLURM_LOCALID"), _slurm_tasks(environment))
-    if "JOB_COMPLETION_INDEX" in environment:
+    if environment.get("JOB_COMPLETION_INDEX"):
         _number(environment, "JOB_COMPLETION_INDEX")
         return Rank("Kubernetes indexed job", 0, 1)  # a pod is a rank, and sees only its own GPUs
     return Rank("none", 0, 1)
@@ -55,8 +56,8 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 def _slurm_tasks(environment: Mapping[str, str]) -> int | None:
     """Tasks on this node from a list such as `8(x2),4`: 8 on the first two nodes, 4 on the third."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE")
-    node = environment.get("SLURM_NODEID", "0")
-    if text is None or not node.isdecimal():
+    node = environment.get("SLURM_NODEID") or "0"
+    if not text or not node.isdecimal():
         return None
     nodes: list[int] = []
     for part in text.split(","):

@@ -18,7 +18,9 @@ __all__ = ["PATHS", "RankCounters", "Rates", "merged", "parse", "rates", "read"]
 _SILENT_S = 15.0
 
 PATHS = ("direct", "relay", "host", "rail", "cross_rail")
-_LINE = re.compile(r'^(\w+)\{((?:\w+="[^"]*",?)+)\} (\d+)$')
+# ASCII digits, and no more than the shim's 64 and 32 bits take: int() knows neither `²`, which is a digit to str, nor 5,000 of them.
+_LINE = re.compile(r'^(\w+)\{((?:\w+="[^"]*",?)+)\} ([0-9]{1,20})$')
+_RANK = re.compile(r"[0-9]{1,10}")
 _HEAD = re.compile(r"^# (?:HELP|TYPE) \w+ .")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -72,8 +74,8 @@ def parse(text: str, source: str = "<string>") -> dict[tuple[str, int], RankCoun
         if (
             not match
             or not {"host", "communicator", "rank", "world"} <= labels.keys()
-            or not labels["rank"].isdigit()
-            or not labels["world"].isdigit()
+            or not _RANK.fullmatch(labels["rank"])
+            or not _RANK.fullmatch(labels["world"])
         ):
             raise ShimError(f"{source}:{number}: '{line[:80]}'; expected a counter as the shim writes it")
         key = (labels["communicator"], int(labels["rank"]))
@@ -97,6 +99,8 @@ def _age(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")  # its process has just ended
+    except OSError:
+        return 0.0  # a link to itself, say: whoever reads it says so
 
 
 def _text(path: Path) -> str:

@@ -39,6 +39,21 @@ def test_nics_are_beside_the_ranks_that_have_them(gpus: int, rails: int) -> None
         assert {here for here, there in beside if there == switch and "/nic" in here} == {f"node0/nic{rail}" for rail in spec.rails_of(gpu)}
 
 
+def test_links_are_what_they_are_now() -> None:
+    spec = LabSpec(2, 2, rate=400_000_000)
+    links = [{"node": nic.node, "rail": nic.rail, "up": True, "rate": spec.rate} for nic in spec.nics()]
+    assert of_lab(spec, links).to_json() == of_lab(spec).to_json()
+    links[1]["rate"], links[2]["up"] = 100_000_000, False
+    fabric = of_lab(spec, links)
+    names = [vertex.name for vertex in fabric.vertices]
+    rails = {(names[edge.src], names[edge.dst]): (edge.capacity_Bps, edge.source) for edge in fabric.edges if edge.kind == EdgeKind.rail}
+    slow, full = (12_500_000, "lab: tbf at 100 mbit"), (50_000_000, "lab: tbf at 400 mbit")
+    expected = {"node0/nic0": ("leaf0", full), "node0/nic1": ("leaf1", slow), "node1/nic1": ("leaf1", full)}
+    assert rails == {ends: what for nic, (leaf, what) in expected.items() for ends in ((nic, leaf), (leaf, nic))}
+    assert "node1/nic0" in names, "which stays the node's NIC 0, of those that are counted"
+    assert _bound(fabric, "hot-pair:5MB", 4) == pytest.approx(0.1), "what is left of node 1"
+
+
 def test_hot_pair_is_bound_by_all_rails_of_the_node() -> None:
     assert _bound(of_lab(LabSpec(2, 4, rate=400_000_000)), "hot-pair:32MiB", 8) == pytest.approx((32 << 20) / 200e6)
 

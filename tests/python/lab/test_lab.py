@@ -357,7 +357,11 @@ def test_command_line(cli: Cli, nothing_stays: Check) -> None:
         (status,) = json.loads(cli("lab", "status", name, "--json").stdout)
         assert [link["up"] for link in status["links"]] == [True, False, True, True]
         assert "node 0 rail 1: down" in cli("lab", "status").stdout
-        assert json.loads(cli("lab", "fabric", name).stdout)["format"] == "railweave-fabric"
+        assert cli("lab", "link", name, "--node", "1", "--rail", "0", "--rate", "50mbit").returncode == 0
+        told = cli("lab", "fabric", name)
+        rails = {edge["from"]: edge["source"] for edge in json.loads(told.stdout)["edges"] if edge["kind"] == "rail"}
+        assert (rails["node0/nic0"], rails["node1/nic0"], "node0/nic1" in rails) == ("lab: tbf at 100 mbit", "lab: tbf at 50 mbit", False)
+        assert told.stderr == "node 0 rail 1 is down and left out\n"
         again = cli("lab", "up", name, "2x2")
         assert again.returncode == 1
         assert "is up already" in again.stderr

@@ -34,6 +34,17 @@ SRUN = {**SLURM_JOB, "SLURM_STEP_ID": "0", "SLURM_LOCALID": "5", "SLURM_STEP_TAS
         ({**SRUN, **TORCHRUN}, ("torchrun", 3, 8)),
         ({**SLURM_JOB, **MPIRUN}, ("Open MPI", 2, 4)),
         ({"JOB_COMPLETION_INDEX": "6", **TORCHRUN}, ("torchrun", 3, 8)),
+        # An empty variable counts as none.
+        ({"LOCAL_RANK": ""}, ("none", 0, 1)),
+        ({**MPIRUN, "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}, ("Open MPI", 2, 4)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": ""}, ("torchrun", 3, None)),
+        ({**MPICH, "OMPI_COMM_WORLD_LOCAL_RANK": ""}, ("MPICH", 1, 2)),
+        ({**SRUN, "MPI_LOCALRANKID": ""}, ("srun", 5, 8)),
+        ({**SRUN, "SLURM_STEP_ID": ""}, ("none", 0, 1)),
+        ({**SRUN, "SLURM_LOCALID": ""}, ("none", 0, 1)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": ""}, ("srun", 5, None)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4,8", "SLURM_NODEID": ""}, ("srun", 5, 4)),
+        ({"JOB_COMPLETION_INDEX": ""}, ("none", 0, 1)),
     ],
 )
 def test_rank(environment: dict[str, str], expected: tuple[str, int, int | None]) -> None:
@@ -45,7 +56,7 @@ def test_rank(environment: dict[str, str], expected: tuple[str, int, int | None]
     ("environment", "message"),
     [
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a number"),
-        ({"LOCAL_RANK": ""}, "LOCAL_RANK=: expected"),
+        ({"LOCAL_RANK": " "}, "LOCAL_RANK= : expected"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1: expected"),
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "٣"}, "OMPI_COMM_WORLD_LOCAL_SIZE=٣"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "8(y2)"}, "SLURM_STEP_TASKS_PER_NODE"),

@@ -224,6 +224,12 @@ def test_a_bad_rank_starts_nothing(advice: Path) -> None:
     assert "LOCAL_RANK=first" in done.stderr
 
 
+def test_an_empty_rank_is_none(advice: Path) -> None:
+    done = start("--advice", str(advice), "--explain", "echo", "started", LOCAL_RANK="", LOCAL_WORLD_SIZE="")
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    assert "local rank 0 of 1 (no launcher)" in done.stderr
+
+
 def test_help_is_for_run_only_before_the_command(advice: Path) -> None:
     assert start("--help").stdout.startswith("Usage: railweave run")
     assert start("--advice", str(advice), "sh", "-c", 'echo "$1"', "sh", "--help").stdout == "--help\n"

@@ -51,7 +51,17 @@ def test_rates_come_from_two_looks_busiest_first() -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ["nonsense", 'railweave_sent_bytes_total{rank="0"} 1', text(0, 1).replace('rank="0"', 'rank="x"')])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        'railweave_sent_bytes_total{rank="0"} 1',
+        *(text(0, 1).replace('rank="0"', f'rank="{rank}"') for rank in ("x", "²", "٣", "-1", "", "1" * 5000)),
+        *(text(0, 1).replace('world="2"', f'world="{world}"') for world in ("²", "1" * 5000)),
+        *(text(0, 1).replace("} 4", f"}} {value}") for value in ("²", "٣", "-1", "1" * 5000)),
+    ],
+    ids=lambda _: "line",  # of thousands of characters
+)
 def test_what_is_no_counter_is_named(line: str) -> None:
     with pytest.raises(ShimError, match=r"here:\d+: "):
         parse(line, "here")
@@ -116,6 +126,13 @@ def test_what_is_no_endpoint_is_refused(endpoint: str, tmp_path: Path) -> None:
     assert (refused.exit_code, f"'{endpoint}': expected PORT, ADDRESS:PORT" in refused.output) == (2, True)
 
 
+@pytest.mark.parametrize("interval", ["nan", "-nan", "inf", "-inf", "1e300", "86401", "0.05", "0", "-1", "x", ""])
+def test_what_is_no_interval_is_refused(interval: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(top.command, [str(tmp_path / "none"), "--interval", interval])
+    expected = "is not a valid float" if interval in ("x", "") else "is not in the range 0.1<=x<=86400."
+    assert (refused.exit_code, expected in refused.output) == (2, True), refused.output
+
+
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     failed = CliRunner().invoke(top.command, [str(tmp_path), "--listen", "192.0.2.1:0"])
     assert str(failed.exception).startswith("port 0 of 192.0.2.1: Cannot assign requested address; expected an address of this machine")
@@ -128,7 +145,13 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
     (tmp_path / "railweave-n1-4.prom").write_text(text(1, 7)[:-20])
     (tmp_path / "railweave-n1-5.prom").write_text("# HELP\n")
     (tmp_path / "railweave-n1-6.prom").write_text(text(0, 5))
-    expected = ("1.prom: 'utf-8'", "2.prom: .*Is a directory", "3.prom: no file", r"4.prom:\d+: 'railweave", "5.prom:1: '# HELP'")
+    (tmp_path / "railweave-n1-7.prom").write_text(text(1, 7).replace('rank="1"', 'rank="²"'))
+    (tmp_path / "railweave-n1-8.prom").write_text(text(1, 7).replace("} 7\n", f"}} {'7' * 5000}\n"))
+    (tmp_path / "railweave-n1-9.prom").symlink_to("railweave-n1-9.prom")
+    expected = (
+        *("1.prom: 'utf-8'", "2.prom: .*Is a directory", "3.prom: no file", r"4.prom:\d+: 'railweave", "5.prom:1: '# HELP'"),
+        *("7.prom:3: 'railweave", r"8.prom:\d+: 'railweave", "9.prom: .*symbolic links"),
+    )
     for reader in (read, merged):
         left_out: list[str] = []
         found = reader(tmp_path, left_out.append)
@@ -136,7 +159,7 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
         for text_of, why in zip(left_out, expected, strict=True):
             assert re.search(why, text_of)
     shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
-    assert (shown.exit_code, "0 of 2" in shown.output, shown.output.count("left out:")) == (0, True, 5)
+    assert (shown.exit_code, "0 of 2" in shown.output, shown.output.count("left out:")) == (0, True, 8)
 
 
 def test_a_reader_that_leaves_is_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """What the GPUs can do without any protocol: one process that writes from each GPU into the others' memory, for a matrix. Nobody is asked
 whether the receiver is ready, so nothing that is correct for two programs can be faster. Written with Triton, apart from the engine.
 
-Started as `python -m railweave.bench.gpus.probe CONTROL-FD`. One JSON line each way:
+Its argument is CONTROL-FD. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]]}                    → {"ready": true}
     {"do": "push", "calls": n, "ctas": c}                     → {"seconds"}: kernels with c CTAs a GPU, given to receivers by bytes
     {"do": "interleave", "calls": n, "ctas": c}               → {"seconds"}: one kernel with c CTAs a GPU, whose pieces go round receivers

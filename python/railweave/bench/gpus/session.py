@@ -8,7 +8,6 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import IO, Any, Protocol
 
 from railweave.bench.errors import BenchError
 from railweave.lab import Lab, Program
+from railweave.lab.own_process import own_process
 from railweave.nccl import preloaded
 
 _LOOK_S = 0.2  # how often silent ranks are looked after
@@ -76,13 +76,15 @@ class Ranks(Protocol):
 class LocalRanks:
     """Children of this process."""
 
-    def __init__(self, words: Sequence[str], environments: Sequence[Mapping[str, str]], controls: Sequence[int], log: int) -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], controls: Sequence[int], log: int
+    ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for environment, control in zip(environments, controls, strict=True):
                 self._processes.append(
                     subprocess.Popen(
-                        [*words[:3], str(control), *words[3:]],
+                        own_process(module, str(control), *arguments),
                         env=dict(environment),
                         stdout=log,
                         stderr=log,
@@ -111,9 +113,15 @@ class LabRanks:
     _CONTROL = 3
 
     def __init__(
-        self, lab: Lab, words: Sequence[str], environments: Sequence[Mapping[str, str]], controls: Sequence[int], log: int
+        self,
+        lab: Lab,
+        module: str,
+        arguments: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        controls: Sequence[int],
+        log: int,
     ) -> None:
-        argv = [*words[:3], str(self._CONTROL), *words[3:]]
+        argv = own_process(module, str(self._CONTROL), *arguments)
         self._job = lab.start(
             [
                 Program(argv, rank=rank, env=dict(environment), fds={1: log, 2: log, self._CONTROL: control})
@@ -145,10 +153,9 @@ class Processes:
         self.hello: dict[str, Any] = {}
         pairs = [socket.socketpair() for _ in environments]
         self._controls = [ours for ours, _ in pairs]
-        words = [sys.executable, "-m", module, *arguments]
-        common = (environments, [theirs.fileno() for _, theirs in pairs], self._log.fileno())
+        common = (module, arguments, environments, [theirs.fileno() for _, theirs in pairs], self._log.fileno())
         try:
-            self._ranks: Ranks = LabRanks(lab, words, *common) if lab else LocalRanks(words, *common)
+            self._ranks: Ranks = LabRanks(lab, *common) if lab else LocalRanks(*common)
         except BaseException:
             for ours in self._controls:
                 ours.close()

@@ -1,6 +1,6 @@
 """One rank on its GPU: does what the driver says, over torch.distributed with whatever NCCL its environment brings.
 
-Started as `python -m railweave.bench.gpus.worker CONTROL-FD STORE-FILE` with RANK, LOCAL_RANK and WORLD_SIZE. One JSON line each way:
+Its arguments are CONTROL-FD STORE-FILE; it has RANK, LOCAL_RANK and WORLD_SIZE. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]], "repetition": r}   fill what is sent                        → {"ready": true}
     {"do": "check"}                                           exchange and compare every byte          → {"wrong": null or [source, place]}
     {"do": "queued", "calls": n}                              n calls queued, none waited for          → {"seconds", "host_seconds", "held",

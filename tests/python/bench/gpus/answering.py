@@ -1,4 +1,4 @@
-"""Ranks for the tests of Processes: `python -m bench.gpus.answering CONTROL-FD [die]`, without PyTorch."""
+"""Ranks for the tests of Processes, without PyTorch; the argument is CONTROL-FD."""
 
 from __future__ import annotations
 
