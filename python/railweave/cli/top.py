@@ -74,7 +74,7 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
             try:
                 body = merged(directory, left_out).encode()
             except Error as error:
-                self.send_error(500, str(error))
+                self.send_error(500, explain=str(error))  # in the page: the status line takes Latin-1 alone
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")

@@ -242,7 +242,7 @@ class Patient:
         listed = environ.get("CUDA_VISIBLE_DEVICES")
         if listed is not None:
             numbers = [word.strip() for word in listed.split(",") if word.strip()]
-            if not all(word.isdecimal() and int(word) < len(gpus) for word in numbers):
+            if not all(word.isdecimal() and len(word) < 10 and int(word) < len(gpus) for word in numbers):
                 raise MissingError(f"CUDA_VISIBLE_DEVICES={listed}: not numbers of GPUs of this machine")
             visible = [gpus[int(word)] for word in numbers]
         if len(visible) == 1:

@@ -43,7 +43,7 @@ def _visible(gpus: Sequence[Placement], text: str) -> list[Placement]:
     """
     found: list[Placement] = []
     for word in (part.strip() for part in text.split(",")):
-        if word.isdecimal() and int(word) < len(gpus):
+        if word.isdecimal() and len(word) < 10 and int(word) < len(gpus):
             found.append(gpus[int(word)])
             continue
         named = [gpu for gpu in gpus if word.startswith("GPU-") and gpu.uuid.startswith(word)]

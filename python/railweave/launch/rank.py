@@ -46,9 +46,13 @@ def find_rank(environment: Mapping[str, str]) -> Rank:
     return Rank("none", 0, 1)
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    if not _is_number(text):
         raise LaunchError(f"{name}={text}: expected a number, as launchers set it")
     return int(text)
 
@@ -57,15 +61,15 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int | None:
     """Tasks on this node from a list such as `8(x2),4`: 8 on the first two nodes, 4 on the third."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE")
     node = environment.get("SLURM_NODEID") or "0"
-    if not text or not node.isdecimal():
+    if not text or not _is_number(node):
         return None
-    nodes: list[int] = []
+    before = 0  # nodes
     for part in text.split(","):
         tasks, _, times = part.partition("(x")
         times = times.rstrip(")") or "1"
-        if not (tasks.isdecimal() and times.isdecimal()):
+        if not (_is_number(tasks) and _is_number(times)):
             raise LaunchError(f"SLURM_STEP_TASKS_PER_NODE={text}: expected numbers such as 8(x2),4")
-        if int(node) < len(nodes) + int(times):
+        before += int(times)
+        if int(node) < before:
             return int(tasks)
-        nodes += [int(tasks)] * int(times)
     return None

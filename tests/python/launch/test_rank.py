@@ -44,6 +44,7 @@ SRUN = {**SLURM_JOB, "SLURM_STEP_ID": "0", "SLURM_LOCALID": "5", "SLURM_STEP_TAS
         ({**SRUN, "SLURM_LOCALID": ""}, ("none", 0, 1)),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": ""}, ("srun", 5, None)),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4,8", "SLURM_NODEID": ""}, ("srun", 5, 4)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x900000000),8", "SLURM_NODEID": "900000000"}, ("srun", 5, 8)),
         ({"JOB_COMPLETION_INDEX": ""}, ("none", 0, 1)),
     ],
 )
@@ -61,6 +62,7 @@ def test_rank(environment: dict[str, str], expected: tuple[str, int, int | None]
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "٣"}, "OMPI_COMM_WORLD_LOCAL_SIZE=٣"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "8(y2)"}, "SLURM_STEP_TASKS_PER_NODE"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "²"}, "SLURM_STEP_TASKS_PER_NODE"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "8(x" + "9" * 5000 + ")"}, "SLURM_STEP_TASKS_PER_NODE"),
         ({"JOB_COMPLETION_INDEX": "one"}, "JOB_COMPLETION_INDEX=one"),
     ],
 )

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -116,6 +117,22 @@ def test_only_who_is_meant_to_is_served(endpoint: str, url: str, others: bool, t
             # Any other address of this machine, of which its loopback has millions.
             with socket.socket() as other:
                 assert (other.connect_ex(("127.0.0.2", int(told.split(":")[-1].split("/")[0]))) == 0) == others
+        finally:
+            serving.terminate()
+
+
+def test_a_directory_that_has_gone_is_told_whatever_its_name(tmp_path: Path) -> None:
+    directory = tmp_path / "日本"
+    directory.mkdir()
+    command = [sys.executable, "-u", "-m", "railweave", "top", str(directory), "--listen", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        try:
+            told = serving.stdout.readline().strip()
+            directory.rmdir()
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(told, timeout=120)
+            assert (caught.value.code, "日本" in caught.value.read().decode()) == (500, True)
         finally:
             serving.terminate()
 
