@@ -286,8 +286,11 @@ func collide(wanted, other *attachment.Attachment) error {
 // realise does the work of Attach, all parts side by side. A crash in between leaves nothing wrong: what the store lacks is
 // removed from the switch by the next start, and what it has is installed.
 func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachment) error {
-	if !a.claim(held) {
+	switch err := a.claim(held); {
+	case errors.Is(err, errNoNamespace):
 		return failure.New(nodev1.Reason_NAMESPACE_UNKNOWN, held.Pod.Namespace, "", "the Namespace does not exist")
+	case err != nil: // its namespace ended, and another attachment needed what it has
+		return failure.New(nodev1.Reason_NETNS_MISSING, held.Netns, "", "it vanished").Because(err)
 	}
 	parts := []func() error{
 		func() error {
@@ -369,7 +372,7 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 	if err := wrap(a.revalidating.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "cached flows may be left"); err != nil {
 		return a.keep(held, err)
 	}
-	a.unpublish(ctx, held)
+	a.takeBack(ctx, a.disown(held))
 	a.release(held)
 	if err := wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written"); err != nil {
 		return err

@@ -46,12 +46,9 @@ func (a *Agent) railState(r *rail, bridge *vswitch.Bridge, mine []*attachment.At
 		pod := flow.Pod{Key: held.Key, OFPort: bridge.Ports[held.Port].OFPort, MAC: held.MAC, Hosts: held.Hosts()}
 		for _, host := range held.Hosts() {
 			here[host] = true
-			if entry, published := a.own[host]; published && !entry.Revoked {
-				pod.Tenant = a.tenantNumber(entry.Tenant)
-			} else {
-				pod.Tenant = 0
-				break
-			}
+		}
+		if tenant, has := a.tenantOf(held); has {
+			pod.Tenant = a.tenantNumber(tenant)
 		}
 		state.Pods = append(state.Pods, pod)
 	}
@@ -65,9 +62,11 @@ func (a *Agent) railState(r *rail, bridge *vswitch.Bridge, mine []*attachment.At
 			member(address, entry.Tenant, entry.Rail)
 		}
 	}
-	for address, entry := range a.own {
-		if !entry.Revoked && entry.Rail != r.config.Name {
-			member(address, entry.Tenant, entry.Rail)
+	for _, held := range a.attachments { // of this node's other rails
+		if tenant, has := a.tenantOf(held); has && held.Rail != r.config.Name {
+			for _, host := range held.Hosts() {
+				member(host, tenant, held.Rail)
+			}
 		}
 	}
 	return state

@@ -29,23 +29,28 @@ func (a *Agent) adoptPublished() {
 	for _, other := range view.Nodes {
 		a.generation = max(a.generation, other.Acks[a.Config.Node])
 	}
-	var nobodys []netip.Addr
+	holders := a.holders()
 	for address, entry := range view.Entries {
-		if entry.Node == a.Config.Node {
+		if entry.Node != a.Config.Node {
+			continue
+		}
+		a.generation = max(a.generation, entry.Generation)
+		if held := holders[address]; held != nil { // else publishAll takes it back
 			a.own[address] = entry
-			a.generation = max(a.generation, entry.Generation)
-			if !entry.Tenant.Valid() {
-				nobodys = append(nobodys, address)
-			}
 		}
 	}
-	for _, address := range nobodys { // an older agent wrote them: they get their tenant as by a change of it
-		entry := a.own[address]
-		wanted, exists := view.Namespaces[entry.Namespace]
-		if !exists {
-			wanted = tenancy.TenantOf(entry.Namespace, "") // nothing will be granted
+	for address, entry := range a.own {
+		held := holders[address]
+		if entry.Tenant.Valid() && fits(entry, held) {
+			continue
 		}
-		entry.Tenant = wanted
+		// An older agent wrote it without its kind, or it is of the pod that had the address before: what is published may be in
+		// force on other nodes and, with cached flows, here. It gets its tenant as by a change of it.
+		wanted, exists := view.Namespaces[held.Pod.Namespace]
+		if !exists {
+			wanted = tenancy.TenantOf(held.Pod.Namespace, "") // nothing will be granted
+		}
+		entry.Namespace, entry.Rail, entry.Tenant = held.Pod.Namespace, held.Rail, wanted
 		entry.Revoked, entry.Changed, entry.Generation = true, true, a.nextGeneration()
 		a.own[address] = entry
 		a.unsettled = true
@@ -56,21 +61,61 @@ func (a *Agent) adoptPublished() {
 	}
 }
 
-// claim gives the addresses of an attachment the tenant its Namespace has now, on this node. false: there is no such Namespace.
-func (a *Agent) claim(held *attachment.Attachment) bool {
+// holders are this node's attachments by address; collide sees to it that an address has one. Called with the mutex held.
+func (a *Agent) holders() map[netip.Addr]*attachment.Attachment {
+	holders := map[netip.Addr]*attachment.Attachment{}
+	for _, held := range a.attachments {
+		for _, host := range held.Hosts() {
+			holders[host] = held
+		}
+	}
+	return holders
+}
+
+// fits tells whether an entry is about the attachment that has its address now. One of the pod that had the address before is
+// not: it names somebody else's tenant.
+func fits(entry tenancy.Entry, held *attachment.Attachment) bool {
+	return entry.Namespace == held.Pod.Namespace && entry.Rail == held.Rail
+}
+
+// tenantOf is the tenant that all addresses of an attachment have; false if they have none, or not the same. Called with the mutex held.
+func (a *Agent) tenantOf(held *attachment.Attachment) (tenancy.Tenant, bool) {
+	var common tenancy.Tenant
+	for i, host := range held.Hosts() {
+		entry, owned := a.own[host]
+		if !owned || entry.Revoked || !fits(entry, held) || i > 0 && entry.Tenant != common {
+			return "", false
+		}
+		common = entry.Tenant
+	}
+	return common, common != ""
+}
+
+var (
+	errNoNamespace = errors.New("its Namespace does not exist")
+	errDetached    = errors.New("it was detached meanwhile")
+)
+
+// claim gives the addresses of an attachment the tenant its Namespace has now, on this node.
+func (a *Agent) claim(held *attachment.Attachment) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	// Looked up under the lock: an entry of an attachment that is gone would be found by the next pod with its address.
+	if now := a.attachments[held.Key]; now == nil || !now.SameRequest(held) {
+		return errDetached
+	}
 	// Asked under the lock: markRevoked either knows what is claimed here, or had a view that this one is not older than.
 	tenant, exists := a.Source.View().Namespaces[held.Pod.Namespace]
 	if !exists {
-		return false
+		return errNoNamespace
 	}
 	for _, host := range held.Hosts() {
-		if _, known := a.own[host]; !known {
+		// One that does not fit never gave this attachment flows (tenantOf), so that nothing has to be revoked before it is replaced.
+		if entry, known := a.own[host]; !known || !fits(entry, held) {
 			a.own[host] = tenancy.Entry{Address: host, Node: a.Config.Node, Rail: held.Rail, Namespace: held.Pod.Namespace, Tenant: tenant, Generation: a.nextGeneration()}
 		}
 	}
-	return true
+	return nil
 }
 
 // publish makes the claimed addresses of an attachment known to all nodes, side by side. One whose tenant is being changed is
@@ -121,44 +166,51 @@ func (a *Agent) takeBack(ctx context.Context, addresses []netip.Addr) {
 	}
 }
 
-// unpublish takes the addresses of an attachment back.
-func (a *Agent) unpublish(ctx context.Context, held *attachment.Attachment) {
-	hosts := held.Hosts()
+// disown forgets the addresses of an attachment that is removed, except those that another one has by now, and returns the others.
+func (a *Agent) disown(held *attachment.Attachment) []netip.Addr {
 	a.mutex.Lock()
-	for _, host := range hosts {
+	defer a.mutex.Unlock()
+	holders := a.holders()
+	disowned := slices.DeleteFunc(held.Hosts(), func(host netip.Addr) bool { return holders[host] != nil })
+	for _, host := range disowned {
 		delete(a.own, host)
 	}
-	a.mutex.Unlock()
-	a.takeBack(ctx, hosts)
+	return disowned
 }
 
 // publishAll makes the published addresses those of the attachments.
 func (a *Agent) publishAll(ctx context.Context) {
 	view := a.Source.View()
 	a.mutex.Lock()
-	used := map[netip.Addr]bool{}
-	var unknown []*attachment.Attachment
+	holders := a.holders()
+	var lacking []*attachment.Attachment
 	for _, held := range a.attachments {
-		for _, host := range held.Hosts() {
-			used[host] = true
-			if _, known := a.own[host]; !known || view.Entries[host].Node != a.Config.Node {
-				unknown = append(unknown, held.Clone())
-				break
-			}
+		if slices.ContainsFunc(held.Hosts(), func(host netip.Addr) bool {
+			entry, owned := a.own[host]
+			return !owned || !fits(entry, held) || !entry.Changed && view.Entries[host] != entry
+		}) {
+			lacking = append(lacking, held.Clone())
 		}
 	}
-	var gone []netip.Addr
+	// Whether or not the view shows it yet, what no attachment has must go: it would be the next pod's.
+	gone := map[netip.Addr]bool{}
+	for address := range a.own {
+		gone[address] = holders[address] == nil
+	}
 	for address, entry := range view.Entries {
-		if entry.Node == a.Config.Node && !used[address] {
-			gone = append(gone, address)
-			delete(a.own, address)
+		if entry.Node == a.Config.Node {
+			gone[address] = holders[address] == nil
 		}
+	}
+	maps.DeleteFunc(gone, func(_ netip.Addr, is bool) bool { return !is })
+	for address := range gone {
+		delete(a.own, address)
 	}
 	a.mutex.Unlock()
-	a.takeBack(ctx, gone)
-	for _, held := range unknown {
-		if !a.claim(held) {
-			continue // it has no tenant, so nothing passes
+	a.takeBack(ctx, slices.Collect(maps.Keys(gone)))
+	for _, held := range lacking {
+		if a.claim(held) != nil {
+			continue // it has no tenant, so nothing passes; or it is gone
 		}
 		if err := a.publish(ctx, held); err != nil {
 			a.Log.Error("an attachment's address was not published", "attachment", held.Key.String(), "error", err)
@@ -190,12 +242,14 @@ func (a *Agent) catchUp() {
 	view := a.Source.View()
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	holders := a.holders()
 	for address, entry := range view.Entries {
 		if entry.Node != a.Config.Node {
 			continue
 		}
 		a.generation = max(a.generation, entry.Generation)
-		if known, owned := a.own[address]; owned && known.Generation < entry.Generation {
+		known, owned := a.own[address]
+		if held := holders[address]; held != nil && owned && known.Generation < entry.Generation && fits(entry, held) {
 			a.own[address] = entry
 		}
 	}
