@@ -284,6 +284,33 @@ func TestOneTenantForAllAddresses(t *testing.T) {
 	}
 }
 
+// TestReconciliationPublishesWhatIsShown: of what an object says beside its entry (its owner, the Node) the view tells nothing, so
+// the source is asked each time; also for an address whose tenant was changed, once the view shows the change.
+func TestReconciliationPublishesWhatIsShown(t *testing.T) {
+	n, l := behind(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	address := held.Hosts()[0]
+	writeNamespaces(t, n.agent.Config.Tenancy.Directory, map[string]string{"team-a": "blue", "team-b": ""})
+	n.await("the change is published", func() bool {
+		entry := n.published(address)
+		return entry.Tenant == "label/blue" && !entry.Revoked
+	})
+	var asked []tenancy.Entry
+	l.locked(func() {
+		l.publish = func(_ context.Context, entry tenancy.Entry) error {
+			l.locked(func() { asked = append(asked, entry) })
+			return nil
+		}
+	})
+	n.agent.publishAll(t.Context())
+	l.locked(func() {
+		if !slices.Contains(asked, n.agent.Source.(*lagging).Source.View().Entries[address]) {
+			t.Errorf("published: %+v", asked)
+		}
+	})
+}
+
 // TestDetachLeavesTheNextOnesAddress: another attachment that has got the address meanwhile keeps it.
 func TestDetachLeavesTheNextOnesAddress(t *testing.T) {
 	n := start(t)

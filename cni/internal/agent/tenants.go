@@ -118,14 +118,16 @@ func (a *Agent) claim(held *attachment.Attachment) error {
 	return nil
 }
 
-// publish makes the claimed addresses of an attachment known to all nodes, side by side. One whose tenant is being changed is
-// left to changeTenants: others may hear of it only when it is in force here, and in the order of generations.
+// publish makes the claimed addresses of an attachment known to all nodes, side by side. One whose tenant was changed is left to
+// changeTenants until the view shows it: others may hear of it only when it is in force here, and in the order of generations.
 func (a *Agent) publish(ctx context.Context, held *attachment.Attachment) error {
 	hosts := held.Hosts()
 	results := make(chan error, len(hosts))
 	for _, host := range hosts {
 		go func() {
-			results <- a.publishAddress(ctx, host, func(entry tenancy.Entry) bool { return !entry.Changed })
+			results <- a.publishAddress(ctx, host, func(entry tenancy.Entry) bool {
+				return !entry.Changed || a.Source.View().Entries[host] == entry
+			})
 		}()
 	}
 	var first error
@@ -183,14 +185,9 @@ func (a *Agent) publishAll(ctx context.Context) {
 	view := a.Source.View()
 	a.mutex.Lock()
 	holders := a.holders()
-	var lacking []*attachment.Attachment
+	var present []*attachment.Attachment
 	for _, held := range a.attachments {
-		if slices.ContainsFunc(held.Hosts(), func(host netip.Addr) bool {
-			entry, owned := a.own[host]
-			return !owned || !fits(entry, held) || !entry.Changed && view.Entries[host] != entry
-		}) {
-			lacking = append(lacking, held.Clone())
-		}
+		present = append(present, held.Clone())
 	}
 	// Whether or not the view shows it yet, what no attachment has must go: it would be the next pod's.
 	gone := map[netip.Addr]bool{}
@@ -208,7 +205,7 @@ func (a *Agent) publishAll(ctx context.Context) {
 	}
 	a.mutex.Unlock()
 	a.takeBack(ctx, slices.Collect(maps.Keys(gone)))
-	for _, held := range lacking {
+	for _, held := range present { // also what the view shows: the source knows whether all of it is right, and writes only what is not
 		if a.claim(held) != nil {
 			continue // it has no tenant, so nothing passes; or it is gone
 		}

@@ -202,13 +202,18 @@ func (d *Directory) Stale() (time.Time, error) {
 
 // Publish writes an address into this node's file.
 func (d *Directory) Publish(_ context.Context, entry Entry) error {
+	entry.Node = d.self
 	d.mutex.Lock()
 	other, taken := d.view.Entries[entry.Address]
+	at, there := d.search(&d.own, entry.Address)
+	done := there && d.own.Addresses[at] == entry && other == entry
 	d.mutex.Unlock()
-	if taken && other.Node != d.self {
+	switch {
+	case taken && other.Node != d.self:
 		return &TakenError{entry.Address, other.Node}
+	case done:
+		return nil
 	}
-	entry.Node = d.self
 	err := d.rewrite(func(file *nodeFile) bool {
 		at, there := d.search(file, entry.Address)
 		if there && file.Addresses[at] == entry {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
@@ -58,10 +60,10 @@ type Kubernetes struct {
 	self       string
 	core       kubernetes.Interface
 	objects    dynamic.Interface
-	owner      metav1.OwnerReference
 	addresses  cache.Store
 	nodes      cache.Store
 	namespaces corelisters.NamespaceLister
+	node       corelisters.NodeLister // has this node's alone
 	changed    chan struct{}
 
 	mutex sync.Mutex
@@ -73,20 +75,20 @@ type Kubernetes struct {
 
 // OpenKubernetes follows the cluster and returns when everything was heard once.
 func OpenKubernetes(ctx context.Context, core kubernetes.Interface, objects dynamic.Interface, self string) (*Kubernetes, error) {
-	node, err := core.CoreV1().Nodes().Get(ctx, self, metav1.GetOptions{})
-	if err != nil {
+	if _, err := core.CoreV1().Nodes().Get(ctx, self, metav1.GetOptions{}); err != nil {
 		return nil, fmt.Errorf("node %s: %w", self, err)
 	}
-	k := &Kubernetes{
-		self: self, core: core, objects: objects, changed: make(chan struct{}, 1), dirty: true, echo: time.Now(),
-		// With the Node go its addresses.
-		owner: metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
-	}
+	k := &Kubernetes{self: self, core: core, objects: objects, changed: make(chan struct{}, 1), dirty: true, echo: time.Now()}
 	custom := dynamicinformer.NewDynamicSharedInformerFactory(objects, 0)
 	builtin := informers.NewSharedInformerFactory(core, 0)
 	addresses, nodes := custom.ForResource(AddressResource).Informer(), custom.ForResource(NodeResource).Informer()
 	namespaces := builtin.Core().V1().Namespaces()
-	k.addresses, k.nodes, k.namespaces = addresses.GetStore(), nodes.GetStore(), namespaces.Lister()
+	// Of all Nodes this one's alone: a kubelet changes its Node every few minutes.
+	mine := informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTweakListOptions(func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, self).String()
+	}))
+	node := mine.Core().V1().Nodes()
+	k.addresses, k.nodes, k.namespaces, k.node = addresses.GetStore(), nodes.GetStore(), namespaces.Lister(), node.Lister()
 	everything := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { k.heard() }, UpdateFunc: func(any, any) { k.heard() }, DeleteFunc: func(any) { k.heard() },
 	}
@@ -96,9 +98,11 @@ func OpenKubernetes(ctx context.Context, core kubernetes.Interface, objects dyna
 			return nil, err
 		}
 	}
+	known := node.Informer().HasSynced
 	custom.Start(ctx.Done())
 	builtin.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), addresses.HasSynced, nodes.HasSynced, namespaces.Informer().HasSynced) {
+	mine.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), addresses.HasSynced, nodes.HasSynced, namespaces.Informer().HasSynced, known) {
 		return nil, errors.New("the cluster's addresses, nodes and Namespaces could not be read")
 	}
 	return k, nil
@@ -221,19 +225,41 @@ func objectName(address netip.Addr) string {
 	return strings.NewReplacer(".", "-", ":", "-").Replace(address.StringExpanded())
 }
 
-func (k *Kubernetes) object(kind, name string, spec map[string]any) *unstructured.Unstructured {
+// owners of what this node publishes: with the Node go its addresses. It is asked for each time: a Node that is deleted and
+// registered again has another UID, and what names the dead one the garbage collector deletes as often as it is published.
+func (k *Kubernetes) owners() ([]metav1.OwnerReference, error) {
+	node, err := k.node.Get(k.self)
+	if err != nil {
+		return nil, fmt.Errorf("nothing is published for a Node that does not exist: %w", err)
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}, nil
+}
+
+func object(kind, name string, owners []metav1.OwnerReference, spec map[string]any) *unstructured.Unstructured {
 	object := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "railweave.io/v1", "kind": kind, "spec": spec}}
 	object.SetName(name)
-	object.SetOwnerReferences([]metav1.OwnerReference{k.owner})
+	object.SetOwnerReferences(owners)
 	return object
+}
+
+// update gives an object what it must have now; what others added to it stays.
+func update(ctx context.Context, resource dynamic.ResourceInterface, held *unstructured.Unstructured, owners []metav1.OwnerReference, spec map[string]any) error {
+	held.Object["spec"] = spec
+	held.SetOwnerReferences(owners)
+	_, err := resource.Update(ctx, held, metav1.UpdateOptions{})
+	return err
 }
 
 // Publish creates or updates the address's object. Its name is taken by whoever has the address.
 func (k *Kubernetes) Publish(ctx context.Context, entry Entry) error {
 	entry.Node = k.self
+	owners, err := k.owners()
+	if err != nil {
+		return err
+	}
 	name := objectName(entry.Address)
 	if held, there, err := k.addresses.GetByKey(name); err == nil && there {
-		if known, ok := decodeAddress(held); ok && known == entry {
+		if known, ok := decodeAddress(held); ok && known == entry && slices.Equal(held.(*unstructured.Unstructured).GetOwnerReferences(), owners) {
 			return nil
 		}
 	}
@@ -244,7 +270,7 @@ func (k *Kubernetes) Publish(ctx context.Context, entry Entry) error {
 		return err
 	}
 	resource := k.objects.Resource(AddressResource)
-	_, err = resource.Create(ctx, k.object("RailAddress", name, wanted), metav1.CreateOptions{})
+	_, err = resource.Create(ctx, object("RailAddress", name, owners, wanted), metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -255,9 +281,7 @@ func (k *Kubernetes) Publish(ctx context.Context, entry Entry) error {
 	if known, ok := decodeAddress(held); ok && known.Node != k.self {
 		return &TakenError{entry.Address, known.Node}
 	}
-	held.Object["spec"] = wanted
-	_, err = resource.Update(ctx, held, metav1.UpdateOptions{})
-	return err
+	return update(ctx, resource, held, owners, wanted)
 }
 
 // Remove deletes the address's object, if it is this node's.
@@ -291,18 +315,20 @@ func (k *Kubernetes) Report(ctx context.Context, node Node) error {
 	if err != nil {
 		return err
 	}
+	owners, err := k.owners()
+	if err != nil {
+		return err
+	}
 	resource := k.objects.Resource(NodeResource)
 	held, err := resource.Get(ctx, k.self, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		_, err = resource.Create(ctx, k.object("RailNode", k.self, wanted), metav1.CreateOptions{})
+		_, err = resource.Create(ctx, object("RailNode", k.self, owners, wanted), metav1.CreateOptions{})
 		return err
 	}
 	if err != nil {
 		return err
 	}
-	held.Object["spec"] = wanted
-	_, err = resource.Update(ctx, held, metav1.UpdateOptions{})
-	return err
+	return update(ctx, resource, held, owners, wanted)
 }
 
 // VerifyPod asks the API server itself: the request decides which tenant's traffic the pod will see.

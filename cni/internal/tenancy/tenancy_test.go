@@ -257,13 +257,59 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("a pod of another node: %v", err)
 	}
 	// An object whose name is not its address's was not made by an agent.
-	forged := first.object("RailAddress", "forged", map[string]any{"address": "10.64.0.9", "node": "node2", "rail": "rail0", "namespace": "team-a", "tenant": "namespace/team-a", "generation": int64(1)})
+	forged := object("RailAddress", "forged", nil, map[string]any{"address": "10.64.0.9", "node": "node2", "rail": "rail0", "namespace": "team-a", "tenant": "namespace/team-a", "generation": int64(1)})
 	if _, err := objects.Resource(AddressResource).Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the forged object", func() bool { return len(first.addresses.List()) == 1 })
 	if got := first.View().Entries; len(got) != 0 {
 		t.Errorf("%v", got)
+	}
+}
+
+// TestNodeMadeAnew: a Node that was deleted and registered again has another UID. What is published names it, also what was
+// published before; the garbage collector deletes what names the dead one.
+func TestNodeMadeAnew(t *testing.T) {
+	ctx := t.Context()
+	core := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "before"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team-a"}})
+	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{AddressResource: "RailAddressList", NodeResource: "RailNodeList"})
+	k, err := OpenKubernetes(ctx, core, objects, "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := Entry{Address: one, Node: "node1", Rail: "rail0", Namespace: "team-a", Tenant: "namespace/team-a", Generation: 3}
+	publish := func() error {
+		return errors.Join(k.Publish(ctx, entry), k.Report(ctx, Node{Name: "node1", Heartbeat: time.Now()}))
+	}
+	owners := func() (found []string) {
+		for resource, name := range map[schema.GroupVersionResource]string{AddressResource: objectName(one), NodeResource: "node1"} {
+			held, err := objects.Resource(resource).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, owner := range held.GetOwnerReferences() {
+				found = append(found, owner.Kind+" "+owner.Name+" "+string(owner.UID))
+			}
+		}
+		return found
+	}
+	if err := publish(); err != nil {
+		t.Fatal(err)
+	}
+	if got := owners(); !slices.Equal(got, []string{"Node node1 before", "Node node1 before"}) {
+		t.Errorf("%q", got)
+	}
+	await(t, "the address is heard of", func() bool { return k.View().Entries[one] == entry })
+	if err := core.CoreV1().Nodes().Delete(ctx, "node1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "nothing is published for a Node that is gone", func() bool { return publish() != nil })
+	if _, err := core.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "after"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "it is published again", func() bool { return publish() == nil })
+	if got := owners(); !slices.Equal(got, []string{"Node node1 after", "Node node1 after"}) {
+		t.Errorf("%q", got)
 	}
 }
 
