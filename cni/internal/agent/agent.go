@@ -175,6 +175,8 @@ func (a *Agent) run(ctx context.Context) error {
 	running.Go(func() { every(ctx, answerPoll, a.observeSwitch) })
 	running.Go(func() { a.watchTombstones(ctx) })
 	running.Go(func() { a.watchNode(ctx) })
+	// On its own: an alarm must not wait for what it is about.
+	running.Go(func() { every(ctx, a.Config.ReconcilePeriod(), a.observeTenancy) })
 	a.setReady()
 	every(ctx, a.Config.ReconcilePeriod(), a.reconcile)
 	return nil
@@ -217,7 +219,7 @@ func (a *Agent) start(ctx context.Context) error {
 		}
 	})
 	a.observeSessions(ctx)
-	a.publishAll(ctx)
+	a.claimAll()
 	for {
 		err := a.replayTombstones(ctx, nil)
 		if err == nil {
@@ -236,6 +238,7 @@ func (a *Agent) start(ctx context.Context) error {
 	if err := a.applyAll(ctx); err != nil {
 		a.Log.Error("not every rail was applied", "error", err)
 	}
+	a.publishAll(ctx) // after what passes here: the API server may take its time
 	a.withdrawStrangers()
 	a.closeAbandoned(ctx)
 	a.tellWithoutPool()

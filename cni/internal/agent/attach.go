@@ -372,9 +372,12 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 	if err := wrap(a.revalidating.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "cached flows may be left"); err != nil {
 		return a.keep(held, err)
 	}
-	a.takeBack(ctx, a.disown(held))
+	disowned := a.disown(held)
 	a.release(held)
-	if err := wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written"); err != nil {
+	// The store first: what a crash, or an API server that does not answer, leaves published is taken back later, as nobody has it.
+	err := wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written")
+	a.takeBack(ctx, disowned)
+	if err != nil {
 		return err
 	}
 	a.mutex.Lock()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/tenancy"
@@ -309,6 +310,47 @@ func TestReconciliationPublishesWhatIsShown(t *testing.T) {
 			t.Errorf("published: %+v", asked)
 		}
 	})
+}
+
+// TestSourceThatSwallowsRequests holds up neither a DEL, which has its own time, nor for ever a reconciliation or a report.
+func TestSourceThatSwallowsRequests(t *testing.T) {
+	n, l := behind(t)
+	held, other := n.pod("team-a", 1), n.pod("team-a", 2)
+	for _, each := range []*attachment.Attachment{held, other} {
+		n.attach(each)
+		n.announce(each)
+	}
+	swallow := func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	l.locked(func() {
+		l.remove = func(ctx context.Context, _ netip.Addr) error { return swallow(ctx) }
+		l.publish = func(ctx context.Context, _ tenancy.Entry) error { return swallow(ctx) }
+	})
+	if err := n.agent.Detach(t.Context(), held.Key); err != nil {
+		t.Errorf("DEL fails because of the API server: %v", err)
+	}
+	if stored := n.stored(); len(stored) != 1 || stored[0].Key != other.Key {
+		t.Errorf("%+v", stored)
+	}
+	// One whose caller gives up meanwhile is done all the same: the store was written first.
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := n.agent.Detach(short, other.Key); err != nil {
+		t.Errorf("DEL fails because of the API server: %v", err)
+	}
+	if stored := n.stored(); len(stored) != 0 {
+		t.Errorf("%+v", stored)
+	}
+	n.agent.reconcile(t.Context()) // ends
+	l.locked(func() { l.remove, l.publish = nil, nil })
+	n.agent.reconcile(t.Context())
+	for _, host := range append(held.Hosts(), other.Hosts()...) {
+		if entry, there := l.Source.View().Entries[host]; there {
+			t.Errorf("not taken back when the API server answered again: %+v", entry)
+		}
+	}
 }
 
 // TestDetachLeavesTheNextOnesAddress: another attachment that has got the address meanwhile keeps it.

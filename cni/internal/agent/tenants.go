@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
@@ -159,13 +160,40 @@ func (a *Agent) publishAddress(ctx context.Context, address netip.Addr, may func
 	}
 }
 
-// takeBack removes addresses that are no longer this node's. One that fails is tried again by publishAll.
+const (
+	// takeBackTime: the API server removes an address within some 10 ms. A DEL waits no longer for one that swallows requests.
+	takeBackTime = 3 * time.Second
+	// sourceTime bounds a request to the source on nobody's behalf, and publishTime a reconciliation's requests together: what they do
+	// not do the next heartbeat or reconciliation does. A node's 3,200 addresses (200 pods, 8 rails) take a second or two.
+	sourceTime  = 10 * time.Second
+	publishTime = 20 * time.Second
+	// publishers write at a time. Their requests share the client's connection.
+	publishers = 64
+)
+
+// takeBack removes addresses that are no longer this node's, side by side. One that fails is tried again by publishAll.
 func (a *Agent) takeBack(ctx context.Context, addresses []netip.Addr) {
-	for _, address := range addresses {
+	ctx, cancel := context.WithTimeout(ctx, takeBackTime)
+	defer cancel()
+	sideBySide(addresses, func(address netip.Addr) {
 		if err := a.publishAddress(ctx, address, func(tenancy.Entry) bool { return false }); err != nil {
 			a.Log.Warn("a published address was not taken back; trying again later", "address", address, "error", err)
 		}
+	})
+}
+
+// sideBySide does the work for each, some at a time, and waits.
+func sideBySide[T any](each []T, work func(T)) {
+	var working sync.WaitGroup
+	free := make(chan struct{}, publishers)
+	for _, one := range each {
+		free <- struct{}{}
+		working.Go(func() {
+			defer func() { <-free }()
+			work(one)
+		})
 	}
+	working.Wait()
 }
 
 // disown forgets the addresses of an attachment that is removed, except those that another one has by now, and returns the others.
@@ -180,39 +208,43 @@ func (a *Agent) disown(held *attachment.Attachment) []netip.Addr {
 	return disowned
 }
 
-// publishAll makes the published addresses those of the attachments.
-func (a *Agent) publishAll(ctx context.Context) {
+// claimAll makes the addresses this node owns those of its attachments: what no attachment has is not inherited by the next pod. It
+// returns the addresses to take back and the attachments that have what may be published.
+func (a *Agent) claimAll() (gone []netip.Addr, claimed []*attachment.Attachment) {
 	view := a.Source.View()
 	a.mutex.Lock()
 	holders := a.holders()
-	var present []*attachment.Attachment
-	for _, held := range a.attachments {
-		present = append(present, held.Clone())
-	}
-	// Whether or not the view shows it yet, what no attachment has must go: it would be the next pod's.
-	gone := map[netip.Addr]bool{}
 	for address := range a.own {
-		gone[address] = holders[address] == nil
+		if holders[address] == nil { // whether or not the view shows it yet
+			gone = append(gone, address)
+			delete(a.own, address)
+		}
 	}
 	for address, entry := range view.Entries {
-		if entry.Node == a.Config.Node {
-			gone[address] = holders[address] == nil
+		if entry.Node == a.Config.Node && holders[address] == nil && !slices.Contains(gone, address) {
+			gone = append(gone, address)
 		}
 	}
-	maps.DeleteFunc(gone, func(_ netip.Addr, is bool) bool { return !is })
-	for address := range gone {
-		delete(a.own, address)
+	for _, held := range a.attachments {
+		claimed = append(claimed, held.Clone())
 	}
 	a.mutex.Unlock()
-	a.takeBack(ctx, slices.Collect(maps.Keys(gone)))
-	for _, held := range present { // also what the view shows: the source knows whether all of it is right, and writes only what is not
-		if a.claim(held) != nil {
-			continue // it has no tenant, so nothing passes; or it is gone
-		}
+	// One that could not be claimed has no tenant, so nothing passes; or it is gone.
+	return gone, slices.DeleteFunc(claimed, func(held *attachment.Attachment) bool { return a.claim(held) != nil })
+}
+
+// publishAll makes the published addresses those of the attachments.
+func (a *Agent) publishAll(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, publishTime)
+	defer cancel()
+	gone, claimed := a.claimAll()
+	a.takeBack(ctx, gone)
+	// Also what the view shows: the source knows whether all of it is right, and writes only what is not.
+	sideBySide(claimed, func(held *attachment.Attachment) {
 		if err := a.publish(ctx, held); err != nil {
 			a.Log.Error("an attachment's address was not published", "attachment", held.Key.String(), "error", err)
 		}
-	}
+	})
 }
 
 // watchTenancy follows the source: addresses of other nodes, changes of tenants, barriers, heartbeats.
@@ -288,6 +320,8 @@ func (a *Agent) report(ctx context.Context) {
 	a.mutex.Lock()
 	node := tenancy.Node{Name: a.Config.Node, Heartbeat: a.Now(), Barrier: tenancy.Barrier(slices.Collect(maps.Values(a.own))), Acks: maps.Clone(a.acks)}
 	a.mutex.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, sourceTime)
+	defer cancel()
 	if err := a.Source.Report(ctx, node); err != nil {
 		a.Log.Warn("this node's state was not published; trying again at the next heartbeat", "error", err)
 	}
@@ -388,7 +422,10 @@ func (a *Agent) publishOutdated(ctx context.Context) bool {
 	a.mutex.Unlock()
 	slices.SortFunc(outdated, func(x, y tenancy.Entry) int { return cmp.Compare(x.Generation, y.Generation) })
 	for _, entry := range outdated {
-		if err := a.publishAddress(ctx, entry.Address, func(tenancy.Entry) bool { return true }); err != nil {
+		bounded, cancel := context.WithTimeout(ctx, sourceTime)
+		err := a.publishAddress(bounded, entry.Address, func(tenancy.Entry) bool { return true })
+		cancel()
+		if err != nil {
 			a.Log.Error("an address was not published; trying again at the next heartbeat", "address", entry.Address, "error", err)
 			return false
 		}
