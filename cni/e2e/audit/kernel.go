@@ -85,7 +85,7 @@ func prefixOf(text string) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// portLinks checks the veth interfaces of the node: each is an attachment's, or on the default network's bridge.
+// portLinks checks the veth interfaces of the node: each is an attachment's, with the rail's MTU, or on the default network's bridge.
 func portLinks(e *expectation) ([]Finding, error) {
 	text, err := e.node.NS.Output("ip", "-j", "-d", "link", "show", "type", "veth")
 	if err != nil {
@@ -94,6 +94,7 @@ func portLinks(e *expectation) ([]Finding, error) {
 	var links []struct {
 		Name   string `json:"ifname"`
 		Master string `json:"master"`
+		MTU    int    `json:"mtu"`
 	}
 	if strings.TrimSpace(text) != "" {
 		if err := json.Unmarshal([]byte(text), &links); err != nil {
@@ -102,9 +103,11 @@ func portLinks(e *expectation) ([]Finding, error) {
 	}
 	var findings []Finding
 	for _, link := range links {
-		own := link.Name == "eth0" || strings.HasPrefix(link.Name, "uplink") || link.Master == "cni0" ||
-			slices.ContainsFunc(e.attachments, func(a expected) bool { return a.Port == link.Name })
-		if !own {
+		port := slices.ContainsFunc(e.attachments, func(a expected) bool { return a.Port == link.Name })
+		if port && link.MTU != testnet.RailMTU {
+			findings = append(findings, e.finding("kernel", "port %s has MTU %d, the rail has %d", link.Name, link.MTU, testnet.RailMTU))
+		}
+		if !port && link.Name != "eth0" && !strings.HasPrefix(link.Name, "uplink") && link.Master != "cni0" {
 			findings = append(findings, e.finding("kernel", "interface %s is left over", link.Name))
 		}
 	}

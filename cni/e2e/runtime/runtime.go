@@ -118,15 +118,18 @@ func (r *Runtime) RailConfig(rail int) map[string]any {
 	return map[string]any{
 		"cniVersion": r.options.CNIVersion, "name": testnet.Rail(rail),
 		"plugins": []any{
-			map[string]any{"type": "ovs", "bridge": testnet.Bridge(rail), "vlan": 0, "mtu": testnet.RailMTU,
-				"socket_file": "unix:" + r.Node.OVS.DatabaseSocket(),
-				// ovs-cni polls the port's state; its default of one second would be most of an ADD.
-				"link_state_check_retries": 500, "link_state_check_interval": 10,
-				"ipam": r.ipam(rail)},
+			ovsPlugin(testnet.Bridge(rail), r.Node.OVS.DatabaseSocket(), r.ipam(rail)),
 			map[string]any{"type": "railweave-ovs", "railweave": own},
 			map[string]any{"type": "railweave-frr", "railweave": own},
 		},
 	}
+}
+
+// ovsPlugin is ovs-cni's part of a rail's configuration: what the chart installs (networks.yaml), nothing more.
+func ovsPlugin(bridge, socket string, ipam any) map[string]any {
+	return map[string]any{"type": "ovs", "bridge": bridge, "vlan": 0, "socket_file": "unix:" + socket,
+		// ovs-cni polls the port's state; its default of one second would be most of an ADD.
+		"link_state_check_retries": 500, "link_state_check_interval": 10, "ipam": ipam}
 }
 
 // ChangeSettings gives our plugins of a rail other settings, as who edits the network's definition does. It returns those of before.

@@ -307,6 +307,9 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 			return nil
 		},
 		func() error {
+			return datapathFailure(a.ensurePortMTU(held), held.Port, "the port's MTU could not be set")
+		},
+		func() error {
 			return datapathFailure(a.Database.MarkPort(ctx, r.config.Bridge, held.Port, markKey, mark(held)), held.Port, "the port could not be marked")
 		},
 	}
@@ -326,6 +329,15 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.Metrics.Attachments.Set(float64(len(a.attachments)))
+	return nil
+}
+
+// ensurePortMTU gives the host's end of an interface, or a virtual function's representor, the MTU of the pod's end. ovs-cni leaves
+// it at the kernel's 1500 unless the network's configuration says otherwise, and what is longer would be dropped without a word.
+func (a *Agent) ensurePortMTU(held *attachment.Attachment) error {
+	if mtu := a.railMTU(held.Rail); mtu > 0 {
+		return a.Kernel.EnsureMTU(held.Port, mtu)
+	}
 	return nil
 }
 

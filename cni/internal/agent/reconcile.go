@@ -50,9 +50,10 @@ func (a *Agent) onEveryRail(work func(*rail)) {
 	working.Wait()
 }
 
-// repairPods sets again what was changed inside the pods: routes, rules, neighbours, MTU.
+// repairPods sets again what was changed inside the pods (routes, rules, neighbours, MTU) and at the other end of their interfaces.
 func (a *Agent) repairPods(r *rail) {
 	for _, held := range a.onRail(r.config.Name) {
+		a.repairPort(held)
 		var difference *podnet.DifferenceError
 		if !errors.As(a.Pods.Check(a.podInterface(held)), &difference) {
 			continue
@@ -62,6 +63,19 @@ func (a *Agent) repairPods(r *rail) {
 		if err := a.Pods.Configure(a.podInterface(held)); err != nil {
 			a.Log.Error("a pod's interface could not be set again", "attachment", held.Key.String(), "error", err)
 		}
+	}
+}
+
+// repairPort sets the port's MTU again. A port that is gone is the rail's business.
+func (a *Agent) repairPort(held *attachment.Attachment) {
+	found, err := a.Kernel.MTU(held.Port)
+	if wanted := a.railMTU(held.Rail); err != nil || wanted == 0 || found == wanted {
+		return
+	}
+	a.Metrics.Repairs.WithLabelValues("port").Inc()
+	a.Log.Warn("a port's MTU is not the rail's", "attachment", held.Key.String(), "port", held.Port, "mtu", found)
+	if err := a.ensurePortMTU(held); err != nil {
+		a.Log.Error("a port's MTU could not be set", "attachment", held.Key.String(), "error", err)
 	}
 }
 

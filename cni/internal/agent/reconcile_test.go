@@ -29,6 +29,32 @@ func TestPodIsRepaired(t *testing.T) {
 	}
 }
 
+// TestPortHasTheRailsMTU: ovs-cni leaves the host's end at the kernel's 1500; the pod's end has the rail's, and longer packets to it
+// would be dropped without a word. What is changed later is set again.
+func TestPortHasTheRailsMTU(t *testing.T) {
+	for name, test := range map[string]struct {
+		file string // "mtu" in the node file
+		want int
+	}{"of the uplink": {"", 9000}, "of the node file": {`"mtu":4200,`, 4200}} {
+		t.Run(name, func(t *testing.T) {
+			w, dir := newWorld(t), t.TempDir()
+			w.pools = strings.NewReplacer(`"name":"rail0",`, `"name":"rail0",`+test.file)
+			writeNamespaces(t, dir, map[string]string{"team-a": ""})
+			n := w.boot("node1", t.TempDir(), dir, "boot1")
+			held := n.pod("team-a", 1)
+			n.attach(held)
+			if port, pod := n.mtus[held.Port], n.netns[held.Netns].interfaces["net1"].configured.MTU; port != test.want || pod != test.want {
+				t.Errorf("the port's MTU is %d, the pod's %d, want %d", port, pod, test.want)
+			}
+			n.locked(func() { n.mtus[held.Port] = 1500 })
+			n.agent.reconcile(t.Context())
+			if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestPortOfALivePodComesBack: ovs-cni's late DEL took it.
 func TestPortOfALivePodComesBack(t *testing.T) {
 	n := start(t)

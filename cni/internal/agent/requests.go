@@ -145,6 +145,9 @@ func (a *Agent) CheckAttachment(ctx context.Context, expected *attachment.Attach
 	if port, there := bridge.Ports[held.Port]; !there || port.OFPort <= 0 {
 		return failure.New(nodev1.Reason_PORT_MISSING, held.Port, "the agent puts it back if the link exists; else restart the pod", "it is not on bridge %s", r.config.Bridge)
 	}
+	if err := a.checkPortMTU(held); err != nil {
+		return err
+	}
 	if err := r.checkFlows(ctx); err != nil {
 		return err
 	}
@@ -152,6 +155,19 @@ func (a *Agent) CheckAttachment(ctx context.Context, expected *attachment.Attach
 		return podFailure(held, err)
 	}
 	return a.judgeRDMA(held)
+}
+
+func (a *Agent) checkPortMTU(held *attachment.Attachment) error {
+	wanted := a.railMTU(held.Rail)
+	found, err := a.Kernel.MTU(held.Port)
+	switch {
+	case err != nil:
+		return failure.New(nodev1.Reason_PORT_MISSING, held.Port, "restart the pod", "its link cannot be read").Because(err)
+	case wanted > 0 && found != wanted:
+		return failure.New(nodev1.Reason_DATAPATH_DIFFERS, held.Port, "the agent sets it again at its next reconciliation", "it has MTU %d, the pod's end has %d", found, wanted)
+	default:
+		return nil
+	}
 }
 
 // checkFlows compares the whole bridge: what is missing for this pod and what somebody added are both wrong.

@@ -99,17 +99,22 @@ func (a *Agent) tenantNumber(tenant tenancy.Tenant) uint32 {
 	return number
 }
 
+// railMTU is the MTU of a rail's interfaces at both ends, in the pod and on the bridge; 0 while it is not known.
+func (a *Agent) railMTU(name string) int {
+	r := a.rails[name]
+	if r.config.MTU > 0 {
+		return r.config.MTU
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.mtu
+}
+
 // podInterface is how an attachment's interface must be in the pod.
 func (a *Agent) podInterface(held *attachment.Attachment) *podnet.Interface {
 	r := a.rails[held.Rail]
-	r.mutex.Lock()
-	mtu := r.mtu
-	r.mutex.Unlock()
-	if r.config.MTU > 0 {
-		mtu = r.config.MTU
-	}
 	wanted := &podnet.Interface{
-		Netns: held.Netns, Name: held.Interface, MAC: held.MAC, MTU: mtu, Table: r.config.Table,
+		Netns: held.Netns, Name: held.Interface, MAC: held.MAC, MTU: a.railMTU(held.Rail), Table: r.config.Table,
 		Addresses: slices.Clone(held.Addresses), RouterMAC: r.config.RouterMAC,
 	}
 	gateways := map[bool]netip.Addr{} // by "is IPv4"

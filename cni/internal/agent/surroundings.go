@@ -57,6 +57,8 @@ type Kernel interface {
 	RepeatAddresses(link string) error
 	NeighbourMAC(link string, peer netip.Addr) (string, error)
 	LinkExists(name string) bool
+	MTU(link string) (int, error)
+	EnsureMTU(link string, mtu int) error
 }
 
 // Pods are the network namespaces of the pods.
@@ -106,6 +108,12 @@ func (Host) NeighbourMAC(link string, peer netip.Addr) (string, error) {
 
 // LinkExists asks the kernel.
 func (Host) LinkExists(name string) bool { return kernel.LinkExists(name) }
+
+// MTU asks the kernel.
+func (Host) MTU(link string) (int, error) { return kernel.MTU(link) }
+
+// EnsureMTU of a link.
+func (Host) EnsureMTU(link string, mtu int) error { return kernel.EnsureMTU(link, mtu) }
 
 // Namespaces are the real Pods.
 type Namespaces struct{}

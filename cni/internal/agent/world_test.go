@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,7 @@ type world struct {
 	missed    map[netip.Addr]bool // bgpd did not hear of the last change of these
 	untold    map[netip.Addr]bool // the leafs did not hear that these are gone
 	links     map[string]bool
+	mtus      map[string]int // of links; one that is not in it has 1500
 	netns     map[string]*fakeNetns
 	fail      map[string]error // by operation
 	findings  []preflight.Finding
@@ -68,7 +70,7 @@ func newWorld(t *testing.T) *world {
 		sessions: map[string]frr.Session{
 			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")},
 			"rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
-		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, missed: map[netip.Addr]bool{}, untold: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
+		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, missed: map[netip.Addr]bool{}, untold: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, mtus: map[string]int{}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
 	}
 }
 
@@ -402,6 +404,25 @@ func (h host) LinkExists(name string) bool {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	return h.links[name]
+}
+
+func (h host) MTU(link string) (int, error) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if !h.links[link] {
+		return 0, os.ErrNotExist
+	}
+	return cmp.Or(h.mtus[link], 1500), nil
+}
+
+func (h host) EnsureMTU(link string, mtu int) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if err := h.do("mtu", link); err != nil {
+		return err
+	}
+	h.mtus[link] = mtu
+	return nil
 }
 
 type pods struct{ *world }

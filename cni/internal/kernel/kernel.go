@@ -227,6 +227,30 @@ func NeighbourMAC(linkName string, peer netip.Addr) (string, error) {
 	return "", nil
 }
 
+// MTU of a link in the node's namespace.
+func MTU(linkName string) (int, error) {
+	link, err := netlink.LinkByName(linkName)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", linkName, err)
+	}
+	return link.Attrs().MTU, nil
+}
+
+// EnsureMTU gives a link that MTU.
+func EnsureMTU(linkName string, mtu int) error {
+	link, err := netlink.LinkByName(linkName)
+	if err != nil {
+		return fmt.Errorf("%s: %w", linkName, err)
+	}
+	if link.Attrs().MTU == mtu {
+		return nil
+	}
+	if err := netlink.LinkSetMTU(link, mtu); err != nil {
+		return fmt.Errorf("MTU %d of %s: %w", mtu, linkName, err)
+	}
+	return nil
+}
+
 // LinkExists tells whether the node's namespace has a link of that name.
 func LinkExists(name string) bool {
 	_, err := netlink.LinkByName(name)

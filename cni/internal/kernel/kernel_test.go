@@ -26,8 +26,9 @@ func TestLinkLocal(t *testing.T) {
 	}
 }
 
-// TestRepeatAddresses: listeners hear of each address again, and the addresses stay.
-func TestRepeatAddresses(t *testing.T) {
+// emptyNamespace is a network namespace of the test's own.
+func emptyNamespace(t *testing.T) ns.NetNS {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
@@ -40,7 +41,12 @@ func TestRepeatAddresses(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	err = namespace.Do(func(ns.NetNS) error {
+	return namespace
+}
+
+// TestRepeatAddresses: listeners hear of each address again, and the addresses stay.
+func TestRepeatAddresses(t *testing.T) {
+	err := emptyNamespace(t).Do(func(ns.NetNS) error {
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "local0"}, PeerName: "peer"}); err != nil {
 			return err
 		}
@@ -81,6 +87,32 @@ func TestRepeatAddresses(t *testing.T) {
 			err = fmt.Errorf("addresses are now %v", present)
 		}
 		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEnsureMTU(t *testing.T) {
+	err := emptyNamespace(t).Do(func(ns.NetNS) error {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port1"}, PeerName: "net1"}); err != nil {
+			return err
+		}
+		for range 2 { // twice is once
+			if err := EnsureMTU("port1", 9000); err != nil {
+				return err
+			}
+		}
+		if mtu, err := MTU("port1"); err != nil || mtu != 9000 {
+			t.Errorf("%d, %v", mtu, err)
+		}
+		if mtu, err := MTU("net1"); err != nil || mtu != 1500 {
+			t.Errorf("the other end has %d, %v", mtu, err)
+		}
+		if err := EnsureMTU("port9", 9000); err == nil {
+			t.Error("a link that is not there")
+		}
+		return nil
 	})
 	if err != nil {
 		t.Error(err)
