@@ -40,8 +40,9 @@ type rail struct {
 	mtu       int
 	leafMAC   string
 	session   frr.Session
-	downSince time.Time // zero: the leaf is there
-	told      bool      // pods were told that it is down
+	downSince time.Time         // zero: the leaf is there
+	told      bool              // pods were told that it is down
+	comparing []chan<- []string // want to know what the next comparison of the switch finds
 }
 
 func newRail(agent *Agent, config *nodeconfig.Rail) *rail {
@@ -381,8 +382,17 @@ func (r *rail) announce(wanted map[netip.Addr]bool) error {
 // verify compares the switch with what was installed; what differs is counted, named and replaced.
 func (r *rail) verify(ctx context.Context) error {
 	differences, err := r.agent.Switch.Differences(ctx, r.config.Bridge, flow.Text(r.installed))
-	if err != nil || len(differences) == 0 {
+	if err != nil {
 		return err
+	}
+	r.mutex.Lock()
+	for _, told := range r.comparing {
+		told <- differences // has room for one, and is told once
+	}
+	r.comparing = nil
+	r.mutex.Unlock()
+	if len(differences) == 0 {
+		return nil
 	}
 	r.agent.Metrics.Repairs.WithLabelValues("flow").Add(float64(len(differences)))
 	r.agent.Log.Warn("the bridge's flows were not what was installed; replacing them", "bridge", r.config.Bridge, "differences", len(differences), "first", differences[0])

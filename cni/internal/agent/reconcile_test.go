@@ -55,6 +55,46 @@ func TestPortHasTheRailsMTU(t *testing.T) {
 	}
 }
 
+// TestCheckUnderChurn: CHECK of a pod is true while others come and go, and still finds what is wrong.
+func TestCheckUnderChurn(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	var churn sync.WaitGroup
+	for i := range 4 {
+		other := n.pod("team-a", 10+i)
+		churn.Go(func() {
+			for range 40 {
+				if err := errors.Join(n.agent.Attach(t.Context(), other.Clone()), n.agent.Detach(t.Context(), other.Key)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	quiet := make(chan struct{})
+	go func() { churn.Wait(); close(quiet) }()
+	for running := true; running; {
+		if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
+			t.Errorf("%v", err)
+			break
+		}
+		select {
+		case <-quiet:
+			running = false
+		default:
+		}
+	}
+	<-quiet
+	n.locked(func() { n.flows["br-rail0"]["x"] = "cookie=0x0,table=0,priority=1,actions=NORMAL" })
+	if got := failure.ReasonOf(n.agent.CheckAttachment(t.Context(), held)); got != nodev1.Reason_DATAPATH_DIFFERS {
+		t.Errorf("a flow of somebody else: %v", got)
+	}
+	if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
+		t.Errorf("it is not replaced: %v", err)
+	}
+}
+
 // TestPortOfALivePodComesBack: ovs-cni's late DEL took it.
 func TestPortOfALivePodComesBack(t *testing.T) {
 	n := start(t)

@@ -182,12 +182,34 @@ func (r *rail) checkFlows(ctx context.Context) error {
 	if err != nil {
 		return failure.New(nodev1.Reason_DATAPATH_DIFFERS, r.config.Bridge, "see whether ovs-vswitchd runs", "its flows cannot be read").Because(err)
 	}
-	if len(differences) > 0 {
-		r.verifying.Store(true)
-		r.applying.poke()
-		return failure.New(nodev1.Reason_DATAPATH_DIFFERS, r.config.Bridge, "the agent replaces them now", "%d flows differ, first %q", len(differences), differences[0])
+	if len(differences) == 0 {
+		return nil
 	}
-	return nil
+	// While others come and go, what is desired may not be installed yet, or no longer. The rail itself compares the switch with
+	// what it has installed, between two changes, and puts right what differs.
+	differences, err = r.compare(ctx)
+	switch {
+	case len(differences) > 0:
+		return failure.New(nodev1.Reason_DATAPATH_DIFFERS, r.config.Bridge, "the agent replaces them now", "%d flows differ, first %q", len(differences), differences[0])
+	default:
+		return wrap(err, nodev1.Reason_DATAPATH_DIFFERS, r.config.Bridge, "its flows are not those it must have")
+	}
+}
+
+// compare has the rail's batch verify the switch, and then make it what it must be. Of a switch of which nobody knows what it has,
+// and which was given all flows, there is nothing to tell.
+func (r *rail) compare(ctx context.Context) (differences []string, err error) {
+	told := make(chan []string, 1)
+	r.mutex.Lock()
+	r.comparing = append(r.comparing, told)
+	r.mutex.Unlock()
+	r.verifying.Store(true)
+	err = r.applying.do(ctx)
+	select {
+	case differences = <-told:
+	default:
+	}
+	return differences, err
 }
 
 // CheckAnnouncement tells whether the leaf can know the addresses.
