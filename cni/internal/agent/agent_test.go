@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -167,6 +168,32 @@ func TestCollisions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOneInterfaceOnARail: a second one of the same pod would share the first one's routing table. On another rail, or after the
+// first one's DEL, it is welcome.
+func TestOneInterfaceOnARail(t *testing.T) {
+	n := start(t)
+	first, second, elsewhere := n.pod("team-a", 1), n.pod("team-a", 2), n.podOn("rail1", "team-a", 3)
+	for name, other := range map[string]*attachment.Attachment{"net2": second, "net3": elsewhere} {
+		other.ContainerID, other.Interface, other.Netns, other.Pod = first.ContainerID, name, first.Netns, first.Pod
+		n.locked(func() {
+			n.netns[first.Netns].interfaces[name] = &fakeInterface{mac: other.MAC, addresses: other.Addresses}
+		})
+	}
+	n.attach(first)
+	n.attach(elsewhere)
+	err := n.agent.Attach(t.Context(), second.Clone())
+	if got := failure.ReasonOf(err); got != nodev1.Reason_REQUEST_MALFORMED || !strings.Contains(err.Error(), "net1") {
+		t.Errorf("%v", err)
+	}
+	if err := n.agent.CheckAttachment(t.Context(), first); err != nil {
+		t.Errorf("the first one suffers: %v", err)
+	}
+	if err := n.agent.Detach(t.Context(), first.Key); err != nil {
+		t.Fatal(err)
+	}
+	n.attach(second)
 }
 
 func TestManyAtOnce(t *testing.T) {
