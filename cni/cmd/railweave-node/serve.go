@@ -111,7 +111,7 @@ func serve(ctx context.Context, args []string) error {
 	}
 	defer func() { cancel(); finish() }()
 	node := agent.New(agent.Surroundings{
-		Config: config, Database: database, Switch: vswitch.NewSwitch(config.OVS.RunDir), Routing: frr.New(config), Kernel: agent.Host{}, Pods: agent.Namespaces{},
+		Config: config, Database: database, Switch: vswitch.NewSwitch(config.OVS.RunDir), Routing: frr.New(config), Kernel: agent.Host{}, Pods: agent.NewNamespaces(),
 		Source: source, Recorder: recorder, Preflight: func(ctx context.Context) []preflight.Finding {
 			return preflight.Judge(config, preflight.Gather(ctx, config))
 		}, Metrics: agent.NewMetrics(registry), Log: log, BootID: boot, Now: time.Now,

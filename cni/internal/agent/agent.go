@@ -83,7 +83,9 @@ type Agent struct {
 	closed map[string]uint64
 	// revived are announced although no pod has them, until the next poll.
 	revived []netip.Addr
-	ready   bool
+	// rebooted: the store is of before the last boot.
+	rebooted bool
+	ready    bool
 }
 
 // New makes an agent; Run starts it.
@@ -263,6 +265,7 @@ func (a *Agent) load(ctx context.Context) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.generation = state.Generation
+	a.rebooted = state.BootID != a.BootID
 	for name, mac := range state.LeafMACs {
 		if r, known := a.rails[name]; known && flow.ValidMAC(mac) {
 			r.mutex.Lock()

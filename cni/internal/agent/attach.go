@@ -404,7 +404,7 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 
 // release cleans up in a pod that lives on without the interface. One that is ending is no reason to keep the attachment.
 func (a *Agent) release(held *attachment.Attachment) {
-	if a.dead(held) {
+	if held.BootID != a.BootID || !a.Pods.Alive(held.Netns, held.NetnsInode) {
 		return
 	}
 	if err := a.Pods.Release(a.podInterface(held)); err != nil {

@@ -79,9 +79,36 @@ func (a *Agent) repairPort(held *attachment.Attachment) {
 	}
 }
 
-// dead: its namespace is gone, or the machine was rebooted since.
+// dead: its namespace is gone, or the machine was rebooted since. Of one that cannot be found where nothing can, the port tells: a
+// veth ends with the namespace.
 func (a *Agent) dead(held *attachment.Attachment) bool {
-	return held.BootID != a.BootID || !a.Pods.Alive(held.Netns, held.NetnsInode)
+	if held.BootID != a.BootID {
+		return true
+	}
+	switch a.Pods.Fate(held.Netns, held.NetnsInode) {
+	case podnet.Lives:
+		return false
+	case podnet.Ended:
+		return true
+	default:
+		return !a.Kernel.LinkExists(held.Port)
+	}
+}
+
+// warnOfUnseen tells of pods that are kept only because nobody can tell that they have ended.
+func (a *Agent) warnOfUnseen() {
+	unseen, example := 0, ""
+	a.mutex.Lock()
+	for _, held := range a.attachments {
+		if held.BootID == a.BootID && a.Pods.Fate(held.Netns, held.NetnsInode) == podnet.Unclear {
+			unseen, example = unseen+1, held.Netns
+		}
+	}
+	a.mutex.Unlock()
+	if unseen > 0 {
+		a.Log.Error("pods' namespaces are not at their paths, nor is any other namespace in that directory; they are kept: is the runtime's directory mounted (paths.netns of the chart)?",
+			"attachments", unseen, "example", example)
+	}
 }
 
 // sweep removes attachments whose namespace is dead, and ports of dead namespaces that nobody else removes: after a reboot
@@ -108,6 +135,7 @@ func (a *Agent) sweep(ctx context.Context) {
 		})
 	}
 	removing.Wait()
+	a.warnOfUnseen()
 	for _, r := range a.rails {
 		if err := a.purgePorts(ctx, r); err != nil {
 			a.Log.Error("stale ports were not purged", "bridge", r.config.Bridge, "error", err)
@@ -159,8 +187,17 @@ func (a *Agent) portIsDead(port vswitch.Port) bool {
 	if port.ExternalIDs["owner"] != ovsCNIOwner || netns == "" {
 		return false
 	}
-	inode, err := a.Pods.Inode(netns)
-	return err != nil && !a.Pods.Alive(netns, inode)
+	switch a.Pods.Fate(netns, 0) {
+	case podnet.Lives:
+		return false
+	case podnet.Ended:
+		return true
+	default:
+		a.mutex.Lock()
+		defer a.mutex.Unlock()
+		// The rows that are there when the agent starts for the first time after a reboot are of before.
+		return a.rebooted && !a.ready || !a.Kernel.LinkExists(port.Name)
+	}
 }
 
 func decodeMark(port vswitch.Port) (*attachment.Attachment, error) {

@@ -140,6 +140,66 @@ func TestTombstones(t *testing.T) {
 	n.await("the late tombstone is replayed", func() bool { return len(n.announced()) == 0 && n.flowsWith(second.MAC) == 0 })
 }
 
+// TestNamespacesNotSeen: with another directory mounted than the runtime's all pods look dead. They are kept, with what they have
+// on disk, on the bridge and in the routes, until it is certain that they have ended.
+func TestNamespacesNotSeen(t *testing.T) {
+	n := start(t)
+	held, ending := n.pod("team-a", 1), n.pod("team-a", 2)
+	for _, each := range []*attachment.Attachment{held, ending} {
+		n.attach(each)
+		n.announce(each)
+	}
+	fresh := n.pod("team-a", 3) // ovs-cni was here, its ADD is under way
+	n.stop()
+	n.locked(func() { n.unmounted = true })
+	n = n.restart("boot1")
+	n.agent.reconcile(t.Context())
+	if stored := n.stored(); len(stored) != 2 || len(n.announced()) != 4 || n.flowsWith("dl_src="+held.MAC) != 2 {
+		t.Errorf("stored %v, announced %v", stored, n.announced())
+	}
+	n.locked(func() {
+		for _, each := range []*attachment.Attachment{held, ending, fresh} {
+			if _, there := n.bridges["br-rail0"].Ports[each.Port]; !there {
+				t.Errorf("port %s was purged", each.Port)
+			}
+		}
+		delete(n.links, ending.Port) // a veth ends with its namespace
+		delete(n.links, fresh.Port)
+	})
+	n.agent.reconcile(t.Context())
+	if stored := n.stored(); len(stored) != 1 || stored[0].Key != held.Key {
+		t.Errorf("stored %v", stored)
+	}
+	n.locked(func() {
+		if _, there := n.bridges["br-rail0"].Ports[fresh.Port]; there {
+			t.Error("a port without a link was not purged")
+		}
+		n.unmounted = false
+	})
+	if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
+		t.Errorf("the directory is seen again: %v", err)
+	}
+}
+
+// TestRebootWithoutNamespaces: after a reboot no pod is there yet, and what is left of those before goes all the same; of a virtual
+// function the port's link is still there.
+func TestRebootWithoutNamespaces(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	fresh := n.pod("team-a", 2)
+	n.stop()
+	n.locked(func() { n.unmounted = true })
+	n = n.restart("boot2")
+	n.nothingLeft()
+	n.locked(func() {
+		if _, there := n.bridges["br-rail0"].Ports[fresh.Port]; there {
+			t.Error("a port of before the reboot was not purged")
+		}
+	})
+}
+
 // TestTombstoneOfAnUnknownAttachment: the store was lost, cached flows may be left.
 func TestTombstoneOfAnUnknownAttachment(t *testing.T) {
 	n := start(t)

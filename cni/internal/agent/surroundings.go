@@ -65,6 +65,8 @@ type Kernel interface {
 type Pods interface {
 	Inode(path string) (uint64, error)
 	Alive(path string, inode uint64) bool
+	// Fate of a namespace; inode 0: whichever was at the path.
+	Fate(path string, inode uint64) podnet.Fate
 	MAC(netns, name string) (string, error)
 	CheckAddresses(i *podnet.Interface) error
 	Configure(i *podnet.Interface) error
@@ -116,13 +118,19 @@ func (Host) MTU(link string) (int, error) { return kernel.MTU(link) }
 func (Host) EnsureMTU(link string, mtu int) error { return kernel.EnsureMTU(link, mtu) }
 
 // Namespaces are the real Pods.
-type Namespaces struct{}
+type Namespaces struct{ witness *podnet.Witness }
+
+// NewNamespaces of this machine.
+func NewNamespaces() Namespaces { return Namespaces{podnet.NewWitness()} }
 
 // Inode and the others are those of package podnet.
 func (Namespaces) Inode(path string) (uint64, error) { return podnet.Inode(path) }
 
 // Alive tells whether a namespace is still there.
 func (Namespaces) Alive(path string, inode uint64) bool { return podnet.Alive(path, inode) }
+
+// Fate of a namespace.
+func (n Namespaces) Fate(path string, inode uint64) podnet.Fate { return n.witness.Fate(path, inode) }
 
 // MAC of a pod's interface.
 func (Namespaces) MAC(netns, name string) (string, error) { return podnet.MAC(netns, name) }

@@ -41,6 +41,7 @@ type world struct {
 	links     map[string]bool
 	mtus      map[string]int // of links; one that is not in it has 1500
 	netns     map[string]*fakeNetns
+	unmounted bool             // the agents see none of them
 	fail      map[string]error // by operation
 	findings  []preflight.Finding
 	megaflows []vswitch.Megaflow
@@ -445,10 +446,24 @@ func (p pods) Inode(path string) (uint64, error) {
 	if path == "/etc/hostname" {
 		return 0, podnet.ErrNotNamespace
 	}
-	if namespace := p.netns[path]; namespace != nil {
+	if namespace := p.netns[path]; namespace != nil && !p.unmounted {
 		return namespace.inode, nil
 	}
 	return 0, os.ErrNotExist
+}
+
+func (p pods) Fate(path string, inode uint64) podnet.Fate {
+	found, err := p.Inode(path)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	switch {
+	case err == nil && (inode == 0 || inode == found):
+		return podnet.Lives
+	case err != nil && p.unmounted:
+		return podnet.Unclear
+	default:
+		return podnet.Ended
+	}
 }
 
 func (p pods) Alive(path string, inode uint64) bool {
