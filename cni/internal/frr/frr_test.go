@@ -22,7 +22,7 @@ func load(t *testing.T, name string) *nodeconfig.Config {
 	return config
 }
 
-var goldens = []string{"unnumbered", "numbered", "bfd-one-family"}
+var goldens = []string{"unnumbered", "unnumbered-addresses", "numbered", "bfd-one-family"}
 
 func TestGolden(t *testing.T) {
 	for _, name := range goldens {

@@ -4,6 +4,7 @@ package frr
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
@@ -105,9 +106,12 @@ func router(line printer, config *nodeconfig.Config) {
 		if n.rail.Peer.ASN != 0 {
 			asn = fmt.Sprint(n.rail.Peer.ASN)
 		}
-		if n.rail.Peer.Unnumbered {
+		switch {
+		case n.rail.Peer.Unnumbered && guessed(n.rail):
+			line(" neighbor %s interface v6only remote-as %s", n.name, asn)
+		case n.rail.Peer.Unnumbered:
 			line(" neighbor %s interface remote-as %s", n.name, asn)
-		} else {
+		default:
 			line(" neighbor %s remote-as %s", n.name, asn)
 		}
 		line(" neighbor %s description %s", n.name, n.rail.Name)
@@ -130,6 +134,14 @@ func router(line printer, config *nodeconfig.Config) {
 	}
 	line("exit")
 	line("!")
+}
+
+// guessed: FRR makes the peer's IPv4 address up from a /30 or /31 of the interface, and then waits for a session with it rather than
+// with the neighbour that it hears. (On other rails the line stays as it was: another one would end their sessions once.)
+func guessed(rail *nodeconfig.Rail) bool {
+	return slices.ContainsFunc(rail.NodeAddresses(), func(prefix netip.Prefix) bool {
+		return prefix.Addr().Is4() && (prefix.Bits() == 30 || prefix.Bits() == 31)
+	})
 }
 
 func addressFamily(line printer, config *nodeconfig.Config, peers []neighbor, name string) {
