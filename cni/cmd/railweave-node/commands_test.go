@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // TestEndWhileWaitingForTheDatabase: who is asked to end before Open vSwitch runs ends in order.
@@ -22,6 +24,31 @@ func TestEndWhileWaitingForTheDatabase(t *testing.T) {
 	end()
 	if err := serve(ctx, []string{"--config", file}); err != nil {
 		t.Errorf("an orderly end: %v", err)
+	}
+}
+
+// TestProbesShareAnAnswer: who floods the probes' port does not flood Open vSwitch.
+func TestProbesShareAnAnswer(t *testing.T) {
+	asked := 0
+	answer := remembered(func(context.Context) error {
+		asked++
+		return fmt.Errorf("answer %d", asked)
+	})
+	var asking sync.WaitGroup
+	began := time.Now()
+	for range 100 {
+		asking.Go(func() {
+			if err := answer(t.Context()); err == nil {
+				t.Error("no answer")
+			}
+		})
+	}
+	asking.Wait()
+	if most := 1 + int(time.Since(began)/readyPeriod); asked > most {
+		t.Errorf("asked %d times, at most %d", asked, most)
+	}
+	for before := asked; asked == before; {
+		_ = answer(t.Context()) // a later one is a new one
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -8,11 +9,13 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -98,13 +101,15 @@ func serve(ctx context.Context, args []string) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	database := openDatabase(ctx, config.OVS.RunDir, log)
 	if database == nil {
 		return nil // asked to end before there was a database
 	}
 	defer database.Close()
+	// What the agent lives on goes on for a moment when it is asked to end: requests under way need it.
+	asked := ctx
+	ctx, cancel := context.WithCancel(context.WithoutCancel(asked))
+	defer cancel()
 	source, recorder, finish, err := openTenancy(ctx, config, log)
 	if err != nil {
 		return err
@@ -121,26 +126,66 @@ func serve(ctx context.Context, args []string) error {
 		return err
 	}
 	server := agent.NewServer(node)
-	failed := make(chan error, 2)
+	failed, ended := make(chan error, 1), make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	web, err := serveWeb(config, node, registry)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = web.Close() }() // the process ends
-	go func() { failed <- node.Run(ctx) }()
-	err = <-failed
-	server.GracefulStop() // requests under way finish
-	cancel()
-	return err
+	go func() { ended <- node.Run(ctx) }()
+	select {
+	case <-asked.Done():
+		stopServing(server)
+		cancel()
+		return <-ended
+	case err := <-ended:
+		stopServing(server)
+		return err
+	case err := <-failed:
+		cancel()
+		return cmp.Or(err, <-ended)
+	}
+}
+
+// stopTime: what an ADD or a DEL waits for takes milliseconds. The chart gives the agent 10 s to end, of which it needs some for
+// the Node's condition.
+const stopTime = 5 * time.Second
+
+// stopServing lets requests under way finish, while the agent still works for them.
+func stopServing(server *grpc.Server) {
+	late := time.AfterFunc(stopTime, server.Stop)
+	defer late.Stop()
+	server.GracefulStop()
+}
+
+// readyPeriod: a probe asks every few seconds. Every answer costs questions to ovsdb-server and ovs-vswitchd, whose control socket
+// has a short queue, and the port is open to all who reach the node.
+const readyPeriod = time.Second
+
+// remembered asks no more often than each readyPeriod; who asks meanwhile hears the last answer.
+func remembered(ask func(context.Context) error) func(context.Context) error {
+	var mutex sync.Mutex
+	var asked time.Time
+	var answer error
+	return func(ctx context.Context) error {
+		mutex.Lock()
+		defer mutex.Unlock()
+		if asked.IsZero() || time.Since(asked) >= readyPeriod {
+			answer = ask(context.WithoutCancel(ctx)) // not who asked alone hears it
+			asked = time.Now()
+		}
+		return answer
+	}
 }
 
 func serveWeb(config *nodeconfig.Config, node *agent.Agent, registry *prometheus.Registry) (*http.Server, error) {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "alive") })
+	serving := remembered(node.Serving)
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
-		if problem := node.Serving(r.Context()); problem != nil {
+		if problem := serving(r.Context()); problem != nil {
 			http.Error(w, problem.Error(), http.StatusServiceUnavailable)
 			return
 		}

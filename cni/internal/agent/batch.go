@@ -3,6 +3,9 @@ package agent
 import (
 	"context"
 	"sync"
+
+	nodev1 "github.com/railweave/railweave/cni/api/v1"
+	"github.com/railweave/railweave/cni/internal/failure"
 )
 
 // batch runs one piece of work for many who wait for it: whoever asks while it runs is served by the next run. Two hundred
@@ -10,13 +13,15 @@ import (
 type batch struct {
 	work func(context.Context) error
 	wake chan struct{}
+	// ended is closed when nothing is served any more.
+	ended chan struct{}
 
 	mutex   sync.Mutex
 	waiting []chan error
 }
 
 func newBatch(work func(context.Context) error) *batch {
-	return &batch{work: work, wake: make(chan struct{}, 1)}
+	return &batch{work: work, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
 // poke asks for a run and waits for nothing.
@@ -39,11 +44,19 @@ func (b *batch) do(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	case <-b.ended:
+	}
+	select {
+	case err := <-done: // served in the last run
+		return err
+	default:
+		return failure.New(nodev1.Reason_NOT_READY, "railweave-node", "the runtime tries again", "it is being stopped")
 	}
 }
 
-// run serves until the context ends. failed hears of errors, not of what the end interrupted.
+// run serves, once, until the context ends. failed hears of errors, not of what the end interrupted.
 func (b *batch) run(ctx context.Context, failed func(error)) {
+	defer close(b.ended)
 	for {
 		select {
 		case <-ctx.Done():

@@ -140,6 +140,19 @@ func TestTombstones(t *testing.T) {
 	n.await("the late tombstone is replayed", func() bool { return len(n.announced()) == 0 && n.flowsWith(second.MAC) == 0 })
 }
 
+// TestRequestsAtTheEnd are answered, whatever time they have: the agent's end waits for them.
+func TestRequestsAtTheEnd(t *testing.T) {
+	n := start(t)
+	held, late := n.pod("team-a", 1), n.pod("team-a", 2)
+	n.attach(held)
+	n.stop()
+	for verb, err := range map[string]error{"Attach": n.agent.Attach(t.Context(), late), "Announce": n.agent.Announce(t.Context(), held.Key, "rail0", held.Addresses), "Detach": n.agent.Detach(t.Context(), held.Key)} {
+		if got := failure.ReasonOf(err); got != nodev1.Reason_NOT_READY {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
+
 // TestNamespacesNotSeen: with another directory mounted than the runtime's all pods look dead. They are kept, with what they have
 // on disk, on the bridge and in the routes, until it is certain that they have ended.
 func TestNamespacesNotSeen(t *testing.T) {
