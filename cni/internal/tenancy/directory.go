@@ -168,6 +168,12 @@ func (d *Directory) reload() {
 		return
 	}
 	d.stale, d.why = time.Time{}, nil
+	now := time.Now()
+	for name, node := range view.Nodes {
+		before, known := d.view.Nodes[name]
+		node.hear(before, known, now)
+		view.Nodes[name] = node
+	}
 	same := maps.Equal(view.Namespaces, d.view.Namespaces) && maps.Equal(view.Entries, d.view.Entries) &&
 		maps.EqualFunc(view.Nodes, d.view.Nodes, func(a, b Node) bool { return a.Barrier == b.Barrier && maps.Equal(a.Acks, b.Acks) }) &&
 		maps.EqualFunc(view.Disputed, d.view.Disputed, slices.Equal)
@@ -255,6 +261,7 @@ func (d *Directory) Report(_ context.Context, node Node) error {
 		return true
 	})
 	if err == nil {
+		node.Heard = time.Now()
 		d.foresee(func(view *View) { view.Nodes[d.self] = node })
 	}
 	return err

@@ -69,6 +69,8 @@ type Kubernetes struct {
 	mutex sync.Mutex
 	dirty bool
 	view  View
+	// beats are the nodes as their heartbeats were last heard.
+	beats map[string]Node
 	// echo is when this node's own heartbeat was last heard through the watch: what proves that the watch is alive.
 	echo time.Time
 }
@@ -78,7 +80,7 @@ func OpenKubernetes(ctx context.Context, core kubernetes.Interface, objects dyna
 	if _, err := core.CoreV1().Nodes().Get(ctx, self, metav1.GetOptions{}); err != nil {
 		return nil, fmt.Errorf("node %s: %w", self, err)
 	}
-	k := &Kubernetes{self: self, core: core, objects: objects, changed: make(chan struct{}, 1), dirty: true, echo: time.Now()}
+	k := &Kubernetes{self: self, core: core, objects: objects, changed: make(chan struct{}, 1), dirty: true, echo: time.Now(), beats: map[string]Node{}}
 	custom := dynamicinformer.NewDynamicSharedInformerFactory(objects, 0)
 	builtin := informers.NewSharedInformerFactory(core, 0)
 	addresses, nodes := custom.ForResource(AddressResource).Informer(), custom.ForResource(NodeResource).Informer()
@@ -92,7 +94,7 @@ func OpenKubernetes(ctx context.Context, core kubernetes.Interface, objects dyna
 	everything := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { k.heard() }, UpdateFunc: func(any, any) { k.heard() }, DeleteFunc: func(any) { k.heard() },
 	}
-	heartbeats := cache.ResourceEventHandlerFuncs{AddFunc: func(now any) { k.heardNode(nil, now) }, UpdateFunc: k.heardNode, DeleteFunc: func(any) { k.heard() }}
+	heartbeats := cache.ResourceEventHandlerFuncs{AddFunc: func(now any) { k.heardNode(nil, now) }, UpdateFunc: k.heardNode, DeleteFunc: k.forgetNode}
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{addresses: everything, nodes: heartbeats, namespaces.Informer(): everything} {
 		if _, err := informer.AddEventHandler(handler); err != nil {
 			return nil, err
@@ -126,6 +128,9 @@ func (k *Kubernetes) heardNode(before, now any) {
 	}
 	k.mutex.Lock()
 	k.dirty = true
+	last, known := k.beats[node.Name]
+	node.hear(last, known, time.Now())
+	k.beats[node.Name] = node
 	if node.Name == k.self {
 		k.echo = time.Now()
 	}
@@ -133,6 +138,15 @@ func (k *Kubernetes) heardNode(before, now any) {
 	if old, ok := decodeNode(before); !ok || old.Barrier != node.Barrier || fmt.Sprint(old.Acks) != fmt.Sprint(node.Acks) {
 		k.heard()
 	}
+}
+
+func (k *Kubernetes) forgetNode(gone any) {
+	if node, ok := decodeNode(gone); ok {
+		k.mutex.Lock()
+		delete(k.beats, node.Name)
+		k.mutex.Unlock()
+	}
+	k.heard()
 }
 
 func spec[T any](object any) (T, bool) {
@@ -186,6 +200,8 @@ func (k *Kubernetes) View() View {
 	}
 	for _, object := range k.nodes.List() {
 		if node, ok := decodeNode(object); ok {
+			last, known := k.beats[node.Name] // of before, if its event is still to come
+			node.hear(last, known, time.Now())
 			view.Nodes[node.Name] = node
 		}
 	}

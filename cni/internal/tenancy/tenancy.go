@@ -69,6 +69,30 @@ type Node struct {
 	Barrier uint64 `json:"barrier"`
 	// Acks are the barriers of other nodes that are in force here.
 	Acks map[string]uint64 `json:"acks,omitempty"`
+	// Heard is when the heartbeat was heard to change, by the clock of who heard it; zero if it was only read once.
+	Heard time.Time `json:"-"`
+}
+
+// lives tells whether a node was heard of within its lifetime. Clocks differ, so the time of hearing counts, where there is one.
+func (n Node) lives(now time.Time) bool {
+	last := n.Heard
+	if last.IsZero() {
+		last = n.Heartbeat
+	}
+	return now.Sub(last) < Lifetime
+}
+
+// hear sets when a node's heartbeat was heard, given what was known of the node before. Of the first one nobody knows how old it is:
+// its own time counts, unless that lies ahead.
+func (n *Node) hear(before Node, known bool, now time.Time) {
+	switch {
+	case known && before.Heartbeat.Equal(n.Heartbeat):
+		n.Heard = before.Heard
+	case !known && n.Heartbeat.Before(now):
+		n.Heard = n.Heartbeat
+	default:
+		n.Heard = now
+	}
 }
 
 // View is everything heard of so far. It is never changed, only replaced.
@@ -155,7 +179,7 @@ func Next(entry Entry, wanted Tenant, missing []string) Step {
 func (v View) Missing(owner string, barrier uint64, now time.Time) []string {
 	var missing []string
 	for name, node := range v.Nodes {
-		if name != owner && now.Sub(node.Heartbeat) < Lifetime && node.Acks[owner] < barrier {
+		if name != owner && node.lives(now) && node.Acks[owner] < barrier {
 			missing = append(missing, name)
 		}
 	}
@@ -215,7 +239,7 @@ func (v View) InForce(namespace string, now time.Time) (bool, string) {
 		if entry.Namespace != namespace {
 			continue
 		}
-		if last := v.Nodes[entry.Node].Heartbeat; (entry.Revoked || entry.Tenant != wanted) && now.Sub(last) >= Lifetime {
+		if (entry.Revoked || entry.Tenant != wanted) && !v.Nodes[entry.Node].lives(now) {
 			return false, fmt.Sprintf("%s has tenant %q, wanted %q; only the agent of %s can change it, which has not been heard of for %v", address, entry.Tenant, wanted, entry.Node, Lifetime)
 		}
 		if entry.Revoked {

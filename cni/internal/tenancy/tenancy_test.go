@@ -88,6 +88,42 @@ func TestMissingAndDue(t *testing.T) {
 	}
 }
 
+// TestLifeByHearing: a node lives for a lifetime from when its heartbeat was heard to change, whatever its clock says.
+func TestLifeByHearing(t *testing.T) {
+	start := time.Now()
+	for _, test := range []struct {
+		name  string
+		ahead time.Duration // the node's clock
+		beats int           // one a period, the first is heard at the start
+		after time.Duration // the last
+		want  bool
+	}{
+		{"as ours", 0, 2, Lifetime - time.Second, true},
+		{"as ours, dead", 0, 2, Lifetime, false},
+		{"ahead, alive", time.Hour, 2, Lifetime - time.Second, true},
+		{"ahead, dead", time.Hour, 2, Lifetime, false},
+		{"ahead, dead since before we looked", time.Hour, 1, Lifetime, false},
+		{"behind, alive", -time.Hour, 2, Lifetime - time.Second, true},
+		{"behind, one beat: it may have died long ago", -time.Hour, 1, 0, false},
+		{"dead since before we looked", -Lifetime, 1, 0, false},
+	} {
+		node, known, now := Node{}, false, start
+		for beat := range test.beats {
+			now = start.Add(time.Duration(beat) * HeartbeatPeriod)
+			heard := Node{Name: "node2", Heartbeat: now.Add(test.ahead)}
+			heard.hear(node, known, now)
+			node, known = heard, true
+		}
+		again := Node{Name: "node2", Heartbeat: node.Heartbeat} // nothing new
+		again.hear(node, true, now.Add(test.after))
+		view := emptyView()
+		view.Nodes["node2"] = again
+		if got := len(view.Missing("node1", 1, now.Add(test.after))) > 0; got != test.want {
+			t.Errorf("%s: lives %t, want %t", test.name, got, test.want)
+		}
+	}
+}
+
 func TestInForce(t *testing.T) {
 	now := time.Now()
 	for _, test := range []struct {
@@ -178,6 +214,16 @@ func contract(t *testing.T, first, second Source) {
 		}
 	}
 	await(t, "the report", func() bool { n := second.View().Nodes["node1"]; return n.Barrier == 4 && n.Acks["node2"] == 9 })
+	before := time.Now()
+	if err := first.Report(ctx, Node{Name: "node1", Heartbeat: before.Add(time.Hour), Barrier: 4, Acks: map[string]uint64{"node2": 9}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []Source{first, second} {
+		await(t, "a heartbeat of a clock that is ahead, by the time of hearing", func() bool {
+			n := source.View().Nodes["node1"]
+			return n.Heartbeat.Sub(before) > time.Minute && !n.Heard.Before(before) && n.Heard.Sub(before) < time.Hour
+		})
+	}
 	if err := second.Remove(ctx, one); err != nil {
 		t.Errorf("removing another node's address: %v", err)
 	}
