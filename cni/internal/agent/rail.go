@@ -192,11 +192,7 @@ func (r *rail) apply(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for name, port := range bridge.Ports {
-		if port.OFPort > 0 {
-			r.numbers[name] = port.OFPort // kept when the port goes, to ask for it again
-		}
-	}
+	r.rememberNumbers(bridge, mine)
 	if incarnation == r.incarnation && r.verifying.Swap(false) {
 		if err := r.verify(ctx); err != nil {
 			return err
@@ -211,6 +207,23 @@ func (r *rail) apply(ctx context.Context) error {
 		return err
 	}
 	return r.announce(served)
+}
+
+// rememberNumbers of the ports. That of an attachment's port is kept when the port goes, to ask for it again.
+func (r *rail) rememberNumbers(bridge *vswitch.Bridge, mine []*attachment.Attachment) {
+	for name, port := range bridge.Ports {
+		if port.OFPort > 0 {
+			r.numbers[name] = port.OFPort
+		}
+	}
+	needed := map[string]bool{}
+	for _, held := range mine {
+		needed[held.Port] = true
+	}
+	maps.DeleteFunc(r.numbers, func(name string, _ int) bool {
+		_, there := bridge.Ports[name]
+		return !there && !needed[name]
+	})
 }
 
 func cmpErr(err, otherwise error) error {

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -110,6 +111,29 @@ func TestPortOfALivePodComesBack(t *testing.T) {
 	port := n.bridges["br-rail0"].Ports[held.Port]
 	if port.ExternalIDs[ovsCNINetns] != held.Netns || port.ExternalIDs[markKey] == "" {
 		t.Errorf("%+v", port)
+	}
+}
+
+// TestPortNumbersAreForgotten once neither the bridge nor an attachment has the port.
+func TestPortNumbersAreForgotten(t *testing.T) {
+	n := start(t)
+	r := newRail(n.agent, n.agent.rails["rail0"].config)
+	held := n.pod("team-a", 1)
+	mine := []*attachment.Attachment{held}
+	with := &vswitch.Bridge{Ports: map[string]vswitch.Port{held.Port: {OFPort: 7}, "p0": {OFPort: 1}}}
+	without := &vswitch.Bridge{Ports: map[string]vswitch.Port{"p0": {OFPort: 1}}}
+	for step, test := range []struct {
+		bridge *vswitch.Bridge
+		mine   []*attachment.Attachment
+		want   map[string]int
+	}{
+		{with, mine, map[string]int{held.Port: 7, "p0": 1}},
+		{without, mine, map[string]int{held.Port: 7, "p0": 1}}, // ovs-cni's late DEL: it will be put back
+		{without, nil, map[string]int{"p0": 1}},
+	} {
+		if r.rememberNumbers(test.bridge, test.mine); !maps.Equal(r.numbers, test.want) {
+			t.Errorf("step %d: %v, want %v", step, r.numbers, test.want)
+		}
 	}
 }
 

@@ -82,7 +82,8 @@ func (a *Agent) plausible(address netip.Addr, railName string) bool {
 	return inside && pool.Gateway != address
 }
 
-// tenantNumber is the tenant's number in the switch's registers, given out on first use. Called with the mutex held.
+// tenantNumber is the tenant's number in the switch's registers, given out on first use. It is not given to another tenant when the
+// last pod of this one here has ended: flows with it may be left on a bridge that cannot be changed then. Called with the mutex held.
 func (a *Agent) tenantNumber(tenant tenancy.Tenant) uint32 {
 	number, known := a.tenants[tenant]
 	if !known {

@@ -179,6 +179,9 @@ func Open(stateDir string) (*State, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
+	if err := tidy(stateDir, time.Now()); err != nil {
+		return nil, err
+	}
 	state, err := Read(stateDir)
 	var damaged *DamagedError
 	if !errors.As(err, &damaged) {
@@ -193,6 +196,29 @@ func Open(stateDir string) (*State, error) {
 		return nil, fmt.Errorf("%w; it could not be moved into quarantine: %w", damaged, err)
 	}
 	return &State{Version: version}, damaged
+}
+
+// unfinished: a write takes milliseconds, a minute on a disk that hangs. A file that a kill has left is older.
+const unfinished = time.Hour
+
+// tidy removes what writes have left that were killed, of the agent and of plugins. Others may be writing now.
+func tidy(stateDir string, now time.Time) error {
+	for _, dir := range []string{stateDir, filepath.Join(stateDir, tombstoneDir)} {
+		left, err := filepath.Glob(filepath.Join(dir, ".*.json-*"))
+		if err != nil {
+			return err
+		}
+		for _, path := range left {
+			info, err := os.Lstat(path)
+			if err != nil || !info.Mode().IsRegular() || now.Sub(info.ModTime()) < unfinished {
+				continue // finished meanwhile, or not ours
+			}
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Write replaces the store.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
 )
@@ -97,6 +98,39 @@ func TestDamagedGoesIntoQuarantine(t *testing.T) {
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("the damaged store is still in place: %v", err)
+	}
+}
+
+// TestLeftovers of writes that were killed go when the store is opened; one that may be under way, and what is not ours, stays.
+func TestLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	if err := Bury(dir, Tombstone{Verb: Detach, Key: attachment.Key{Network: "n", ContainerID: "c", Interface: "net1"}}); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-2 * unfinished)
+	for name, stays := range map[string]bool{
+		".store.json-1": false, ".tenancy.json-2": false, "tombstones/.ab.json-3": false, ".store.json-4": true, "notes.json-5": true, ".other": true,
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if name != ".store.json-4" {
+			if err := os.Chtimes(path, old, old); err != nil {
+				t.Fatal(err)
+			}
+		}
+		defer func() {
+			if _, err := os.Lstat(path); (err == nil) != stays {
+				t.Errorf("%s: stays %t, %v", name, stays, err)
+			}
+		}()
+	}
+	if _, err := Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	if found, _, err := Tombstones(dir); err != nil || len(found) != 1 {
+		t.Errorf("%v, %v", found, err)
 	}
 }
 
