@@ -119,7 +119,9 @@ func TestRefused(t *testing.T) {
 		{"no GID", func(n *node, _ *attachment.Attachment) { n.fail["rdma"] = podnet.ErrNoGID }, nodev1.Reason_RDMA_NOT_READY},
 		{"the pod cannot be configured", func(n *node, _ *attachment.Attachment) { n.fail["configure"] = errors.New("full") }, nodev1.Reason_POD_SETUP_FAILED},
 		{"the port cannot be marked", func(n *node, _ *attachment.Attachment) { n.fail["mark-port"] = errors.New("refused") }, nodev1.Reason_DATAPATH_FAILED},
-		{"the port's MTU cannot be set", func(n *node, _ *attachment.Attachment) { n.fail["mtu"] = errors.New("refused") }, nodev1.Reason_DATAPATH_FAILED},
+		{"the port's MTU cannot be set", func(n *node, _ *attachment.Attachment) {
+			n.fail["mtu"] = errors.New("refused")
+		}, nodev1.Reason_DATAPATH_FAILED},
 		{"the database does not answer", func(n *node, _ *attachment.Attachment) { n.fail["mark-port"] = vswitch.ErrSilent }, nodev1.Reason_NOT_READY},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -276,7 +276,8 @@ func collide(wanted, other *attachment.Attachment) error {
 	}
 	// A rail has one routing table in a pod: each of two interfaces would take the other's routes, again and again.
 	if wanted.NetnsInode == other.NetnsInode && wanted.BootID == other.BootID {
-		return failure.New(nodev1.Reason_REQUEST_MALFORMED, wanted.Key.String(), "name each rail once in the pod's networks", "the pod has an interface on %s already: %s", other.Rail, other.Interface)
+		return failure.New(nodev1.Reason_REQUEST_MALFORMED, wanted.Key.String(), "name each rail once in the pod's networks",
+			"the pod has an interface on %s already: %s", other.Rail, other.Interface)
 	}
 	if wanted.MAC == other.MAC {
 		return failure.New(nodev1.Reason_MAC_IN_USE, wanted.MAC, "let ovs-cni choose the MAC address", "pod %s/%s has it", other.Pod.Namespace, other.Pod.Name)

@@ -168,7 +168,9 @@ func TestEntryWithoutAttachment(t *testing.T) {
 	n, l := behind(t)
 	keeper, next := n.pod("team-a", 9), n.pod("team-b", 1)
 	n.attach(keeper)
-	stale := tenancy.Entry{Address: next.Hosts()[0], Node: "node1", Rail: "rail0", Namespace: "team-a", Tenant: "namespace/team-a", Generation: 1}
+	stale := tenancy.Entry{
+		Address: next.Hosts()[0], Node: "node1", Rail: "rail0", Namespace: "team-a", Tenant: "namespace/team-a", Generation: 1,
+	}
 	leave := func() {
 		if err := l.Source.Publish(t.Context(), stale); err != nil {
 			t.Fatal(err)
@@ -220,9 +222,10 @@ func TestAdoptedEntryOfAnotherPod(t *testing.T) {
 				}
 			}
 			theirs := n.senderTenant(keeper)
+			sender, tenant := "nw_src="+held.Hosts()[0].String()+",", "set_field:"+theirs+"->reg0"
 			n.locked(func() {
 				n.added = func(flow string) {
-					if strings.Contains(flow, "nw_src="+held.Hosts()[0].String()+",") && strings.Contains(flow, "set_field:"+theirs+"->reg0") {
+					if strings.Contains(flow, sender) && strings.Contains(flow, tenant) {
 						t.Errorf("the restarted agent installed %s", flow)
 					}
 				}
@@ -230,7 +233,8 @@ func TestAdoptedEntryOfAnotherPod(t *testing.T) {
 			again := n.boot("node1", n.state, n.agent.Config.Tenancy.Directory, "boot1")
 			again.await("its own tenant", func() bool {
 				entry := again.published(held.Hosts()[0])
-				return entry.Tenant == "namespace/team-b" && entry.Namespace == "team-b" && entry.Rail == "rail0" && !entry.Revoked && entry.Changed && again.senderTenant(held) != ""
+				is := entry.Tenant == "namespace/team-b" && entry.Namespace == "team-b" && entry.Rail == "rail0"
+				return is && !entry.Revoked && entry.Changed && again.senderTenant(held) != ""
 			})
 		})
 	}

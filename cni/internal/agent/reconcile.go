@@ -106,8 +106,8 @@ func (a *Agent) warnOfUnseen() {
 	}
 	a.mutex.Unlock()
 	if unseen > 0 {
-		a.Log.Error("pods' namespaces are not at their paths, nor is any other namespace in that directory; they are kept: is the runtime's directory mounted (paths.netns of the chart)?",
-			"attachments", unseen, "example", example)
+		a.Log.Error("pods' namespaces are not at their paths, nor is any other namespace in that directory; the pods are kept",
+			"remedy", "mount the runtime's directory: paths.netns of the chart", "attachments", unseen, "example", example)
 	}
 }
 

@@ -44,10 +44,13 @@ func TestPortHasTheRailsMTU(t *testing.T) {
 			n := w.boot("node1", t.TempDir(), dir, "boot1")
 			held := n.pod("team-a", 1)
 			n.attach(held)
-			if port, pod := n.mtus[held.Port], n.netns[held.Netns].interfaces["net1"].configured.MTU; port != test.want || pod != test.want {
-				t.Errorf("the port's MTU is %d, the pod's %d, want %d", port, pod, test.want)
-			}
-			n.locked(func() { n.mtus[held.Port] = 1500 })
+			n.locked(func() {
+				port, pod := n.mtus[held.Port], n.netns[held.Netns].interfaces["net1"].configured.MTU
+				if port != test.want || pod != test.want {
+					t.Errorf("the port's MTU is %d, the pod's %d, want %d", port, pod, test.want)
+				}
+				n.mtus[held.Port] = 1500
+			})
 			n.agent.reconcile(t.Context())
 			if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
 				t.Error(err)

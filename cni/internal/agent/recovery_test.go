@@ -146,7 +146,11 @@ func TestRequestsAtTheEnd(t *testing.T) {
 	held, late := n.pod("team-a", 1), n.pod("team-a", 2)
 	n.attach(held)
 	n.stop()
-	for verb, err := range map[string]error{"Attach": n.agent.Attach(t.Context(), late), "Announce": n.agent.Announce(t.Context(), held.Key, "rail0", held.Addresses), "Detach": n.agent.Detach(t.Context(), held.Key)} {
+	for verb, err := range map[string]error{
+		"Attach":   n.agent.Attach(t.Context(), late),
+		"Announce": n.agent.Announce(t.Context(), held.Key, "rail0", held.Addresses),
+		"Detach":   n.agent.Detach(t.Context(), held.Key),
+	} {
 		if got := failure.ReasonOf(err); got != nodev1.Reason_NOT_READY {
 			t.Errorf("%s: %v", verb, err)
 		}

@@ -164,7 +164,8 @@ func (a *Agent) checkPortMTU(held *attachment.Attachment) error {
 	case err != nil:
 		return failure.New(nodev1.Reason_PORT_MISSING, held.Port, "restart the pod", "its link cannot be read").Because(err)
 	case wanted > 0 && found != wanted:
-		return failure.New(nodev1.Reason_DATAPATH_DIFFERS, held.Port, "the agent sets it again at its next reconciliation", "it has MTU %d, the pod's end has %d", found, wanted)
+		return failure.New(nodev1.Reason_DATAPATH_DIFFERS, held.Port, "the agent sets it again at its next reconciliation",
+			"it has MTU %d, the pod's end has %d", found, wanted)
 	default:
 		return nil
 	}

@@ -76,7 +76,9 @@ func TestTruth(t *testing.T) {
 			delete(n.bridges["br-rail0"].Ports, h.Port)
 			delete(n.links, h.Port)
 		}, fine, nodev1.Reason_PORT_MISSING, nodev1.Reason_ROUTE_DIFFERS},
-		{"the port's MTU changed", func(n *node, h *attachment.Attachment) { n.mtus[h.Port] = 1500 }, fine, nodev1.Reason_DATAPATH_DIFFERS, fine},
+		{"the port's MTU changed", func(n *node, h *attachment.Attachment) {
+			n.mtus[h.Port] = 1500
+		}, fine, nodev1.Reason_DATAPATH_DIFFERS, fine},
 		{"another namespace at the path", func(n *node, h *attachment.Attachment) { n.netns[h.Netns].inode++ }, fine, nodev1.Reason_NETNS_MISSING, fine},
 		{"interface gone from the pod", func(n *node, h *attachment.Attachment) { delete(n.netns[h.Netns].interfaces, "net1") }, fine, nodev1.Reason_INTERFACE_MISSING, fine},
 		{"a route changed in the pod", func(n *node, h *attachment.Attachment) { n.netns[h.Netns].interfaces["net1"].spoiled = true }, fine, nodev1.Reason_POD_DIFFERS, fine},

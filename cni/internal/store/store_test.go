@@ -109,7 +109,8 @@ func TestLeftovers(t *testing.T) {
 	}
 	old := time.Now().Add(-2 * unfinished)
 	for name, stays := range map[string]bool{
-		".store.json-1": false, ".tenancy.json-2": false, "tombstones/.ab.json-3": false, ".store.json-4": true, "notes.json-5": true, ".other": true,
+		".store.json-1": false, ".tenancy.json-2": false, "tombstones/.ab.json-3": false,
+		".store.json-4": true, "notes.json-5": true, ".other": true,
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {

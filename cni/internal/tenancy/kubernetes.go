@@ -80,7 +80,9 @@ func OpenKubernetes(ctx context.Context, core kubernetes.Interface, objects dyna
 	if _, err := core.CoreV1().Nodes().Get(ctx, self, metav1.GetOptions{}); err != nil {
 		return nil, fmt.Errorf("node %s: %w", self, err)
 	}
-	k := &Kubernetes{self: self, core: core, objects: objects, changed: make(chan struct{}, 1), dirty: true, echo: time.Now(), beats: map[string]Node{}}
+	k := &Kubernetes{
+		self: self, core: core, objects: objects, changed: make(chan struct{}, 1), dirty: true, echo: time.Now(), beats: map[string]Node{},
+	}
 	custom := dynamicinformer.NewDynamicSharedInformerFactory(objects, 0)
 	builtin := informers.NewSharedInformerFactory(core, 0)
 	addresses, nodes := custom.ForResource(AddressResource).Informer(), custom.ForResource(NodeResource).Informer()
@@ -94,7 +96,9 @@ func OpenKubernetes(ctx context.Context, core kubernetes.Interface, objects dyna
 	everything := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { k.heard() }, UpdateFunc: func(any, any) { k.heard() }, DeleteFunc: func(any) { k.heard() },
 	}
-	heartbeats := cache.ResourceEventHandlerFuncs{AddFunc: func(now any) { k.heardNode(nil, now) }, UpdateFunc: k.heardNode, DeleteFunc: k.forgetNode}
+	heartbeats := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(now any) { k.heardNode(nil, now) }, UpdateFunc: k.heardNode, DeleteFunc: k.forgetNode,
+	}
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{addresses: everything, nodes: heartbeats, namespaces.Informer(): everything} {
 		if _, err := informer.AddEventHandler(handler); err != nil {
 			return nil, err
@@ -259,7 +263,9 @@ func object(kind, name string, owners []metav1.OwnerReference, spec map[string]a
 }
 
 // update gives an object what it must have now; what others added to it stays.
-func update(ctx context.Context, resource dynamic.ResourceInterface, held *unstructured.Unstructured, owners []metav1.OwnerReference, spec map[string]any) error {
+func update(ctx context.Context, resource dynamic.ResourceInterface, held *unstructured.Unstructured, owners []metav1.OwnerReference,
+	spec map[string]any,
+) error {
 	held.Object["spec"] = spec
 	held.SetOwnerReferences(owners)
 	_, err := resource.Update(ctx, held, metav1.UpdateOptions{})
@@ -275,7 +281,8 @@ func (k *Kubernetes) Publish(ctx context.Context, entry Entry) error {
 	}
 	name := objectName(entry.Address)
 	if held, there, err := k.addresses.GetByKey(name); err == nil && there {
-		if known, ok := decodeAddress(held); ok && known == entry && slices.Equal(held.(*unstructured.Unstructured).GetOwnerReferences(), owners) {
+		known, ok := decodeAddress(held)
+		if ok && known == entry && slices.Equal(held.(*unstructured.Unstructured).GetOwnerReferences(), owners) {
 			return nil
 		}
 	}

@@ -215,7 +215,8 @@ func contract(t *testing.T, first, second Source) {
 	}
 	await(t, "the report", func() bool { n := second.View().Nodes["node1"]; return n.Barrier == 4 && n.Acks["node2"] == 9 })
 	before := time.Now()
-	if err := first.Report(ctx, Node{Name: "node1", Heartbeat: before.Add(time.Hour), Barrier: 4, Acks: map[string]uint64{"node2": 9}}); err != nil {
+	ahead := Node{Name: "node1", Heartbeat: before.Add(time.Hour), Barrier: 4, Acks: map[string]uint64{"node2": 9}}
+	if err := first.Report(ctx, ahead); err != nil {
 		t.Fatal(err)
 	}
 	for _, source := range []Source{first, second} {
@@ -317,7 +318,8 @@ func TestKubernetes(t *testing.T) {
 // published before; the garbage collector deletes what names the dead one.
 func TestNodeMadeAnew(t *testing.T) {
 	ctx := t.Context()
-	core := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "before"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team-a"}})
+	core := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "before"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team-a"}})
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{AddressResource: "RailAddressList", NodeResource: "RailNodeList"})
 	k, err := OpenKubernetes(ctx, core, objects, "node1")
 	if err != nil {
@@ -350,7 +352,8 @@ func TestNodeMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "nothing is published for a Node that is gone", func() bool { return publish() != nil })
-	if _, err := core.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "after"}}, metav1.CreateOptions{}); err != nil {
+	anew := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "after"}}
+	if _, err := core.CoreV1().Nodes().Create(ctx, anew, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "it is published again", func() bool { return publish() == nil })
