@@ -122,7 +122,10 @@ def status(name: str | None, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 def fabric(name: str) -> None:
-    """Print a lab's fabric as JSON, for plan and simulate: its links as they are now, without those that are down."""
+    """Print a lab's fabric as JSON, for plan and simulate.
+
+    Its links are as they are now; those that are down are left out.
+    """
     from railweave.lab.fabric import of_lab
 
     lab = Lab.find(name)

@@ -38,12 +38,21 @@ def _rank(command: list[str]) -> None:
 
 
 def _relay_to_daemon(rank: int) -> None:
-    """Let 127.0.0.1 in the rank's namespace reach the daemon that listens on 127.0.0.1 here."""
-    addresses = " ".join(value for key, value in os.environ.items() if key.startswith("PMIX_SERVER_URI"))
-    ports = {int(port) for port in re.findall(r"://127\.0\.0\.1:(\d+)", addresses)}
+    """Give the program an address of its own namespace for its daemon, in place of the one that the daemon has here.
+
+    That one is 127.0.0.1, but with OpenMPI 5's mpirun, the daemon of its own node's ranks, the one that other nodes reach it at.
+    """
+    uris = {key: value for key, value in os.environ.items() if key.startswith("PMIX_SERVER_URI")}
+    place = re.compile(r"(?<=://)([\d.]+):(\d+)")
     _, fds = wire.request(None, "enter-rank", rank=rank)
-    with syscalls.in_namespace(fds[0], "net"):
-        listeners = {socket.create_server(("127.0.0.1", port)): port for port in ports}
+    listeners: dict[socket.socket, tuple[str, int]] = {}
+    nearby: dict[tuple[str, str], str] = {}
+    for address, port in set(place.findall(" ".join(uris.values()))):
+        with syscalls.in_namespace(fds[0], "net"):
+            listener = socket.create_server(("127.0.0.1", 0))  # not its port: that may be taken there
+        listeners[listener] = (address, int(port))
+        nearby[address, port] = f"127.0.0.1:{listener.getsockname()[1]}"
+    os.environ.update({key: place.sub(lambda found: nearby[found[1], found[2]], value) for key, value in uris.items()})
     if os.fork() == 0:
         if os.fork() == 0:  # an orphan: the program must not find a child it did not start
             # The daemon waits until nobody holds the program's output any more, so let go of everything but the listeners.
@@ -59,7 +68,7 @@ def _relay_to_daemon(rank: int) -> None:
         os.close(fd)
 
 
-def _pump(listeners: dict[socket.socket, int]) -> None:
+def _pump(listeners: dict[socket.socket, tuple[str, int]]) -> None:
     """Carry bytes both ways until the last connection has closed."""
     selector = selectors.DefaultSelector()
     for listener in listeners:
@@ -70,7 +79,7 @@ def _pump(listeners: dict[socket.socket, int]) -> None:
             source = key.fileobj
             assert isinstance(source, socket.socket)
             if source in listeners:
-                pair = source.accept()[0], socket.create_connection(("127.0.0.1", listeners[source]))
+                pair = source.accept()[0], socket.create_connection(listeners[source])
                 other.update([pair, pair[::-1]])
                 for end in pair:
                     selector.register(end, selectors.EVENT_READ)
@@ -94,7 +103,9 @@ def main(mode: str, *arguments: str) -> None:
         if mode == "host":
             _host(arguments[0], list(arguments[1:]))
         _rank(list(arguments))
-    except (LabError, OSError, KeyError) as error:
+    except KeyError as error:
+        sys.exit(f"railweave lab: {error.args[0]} is not set; mpirun (or prterun --personality ompi) sets it for each rank")
+    except (LabError, OSError) as error:
         sys.exit(f"railweave lab: {error}")
 
 

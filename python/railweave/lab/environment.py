@@ -36,17 +36,28 @@ def for_node(spec: LabSpec, node: int) -> dict[str, str]:
         "NCCL_IPC_USE_ABSTRACT_SOCKET": "0",
         # OpenMPI: data over the rails only, daemons through the lab's agent.
         "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8",
+        # They are ORTE's in version 4 and PRRTE's from version 5 on; each has names of its own, and few of ORTE's mean anything to PRRTE.
         "OMPI_MCA_oob_tcp_if_include": launchers,
+        "PRTE_MCA_prte_if_include": launchers,
         "OMPI_MCA_plm_rsh_agent": f"{_AGENT} host",
+        "PRTE_MCA_plm_ssh_agent": f"{_AGENT} host",
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        # By slot, as ORTE does it: once nodes may have more ranks than slots, PRRTE's default (by package) has all ranks on the first.
+        # PRRTE 3.0.13 renames this and the binding policy, to names that 3.0.12 does not know, and takes these still.
+        "PRTE_MCA_rmaps_default_mapping_policy": "slot:OVERSUBSCRIBE",
         "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if spec.isolation == "gpu":
         # mpirun starts ranks from the node's own namespace; the fork agent moves each into its rank's.
         result["OMPI_MCA_orte_fork_agent"] = f"{_AGENT} rank"
+        result["PRTE_MCA_odls_base_exec_agent"] = f"{_AGENT} rank"
     return result
 
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "node_memory.hpp"
@@ -39,7 +40,7 @@ inline engine::Cluster small_cluster(std::uint32_t mates) {
     if (rank == 0) info.nics = {0};
     if (node == 1) info.nics = {rank - mates + 1};
     cluster.nodes[node].ranks.push_back(rank);
-    cluster.ranks.push_back(info);
+    cluster.ranks.push_back(std::move(info));  // a copy is out of bounds to GCC 14's warnings
   }
   for (const std::uint32_t owner : {0u, mates, mates + 1}) {
     engine::NicInfo nic;

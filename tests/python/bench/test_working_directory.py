@@ -45,9 +45,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def railweave(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """As the installed script is run, whose own path does not have the working directory."""
-    script = "import sys; del sys.path[0]; from railweave.cli import main; main(sys.argv[1:])"
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=500, check=False)
+    """As the installed script is run, whose own path does not have the working directory. Not by `python -c`, for which Python 3.13
+    itself imports linecache from there before it runs anything."""
+    return subprocess.run(own_process("railweave", *arguments), capture_output=True, text=True, timeout=500, check=False)
 
 
 def nothing(told: Path) -> bool:
