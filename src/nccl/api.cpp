@@ -84,6 +84,7 @@ ncclResult_t check_served(const CommunicatorPointer& communicator) {
   if (communicator == nullptr || communicator->state() == Communicator::State::unserved) return ncclInProgress;
   if (communicator->state() == Communicator::State::settling)
     return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that it is ready");
+  if (communicator->is_revoked()) return refuse(ncclInvalidUsage, "a message on a communicator that was revoked");
   if (communicator->is_queueing())
     return refuse(ncclInvalidArgument, "a communicator is used before ncclCommGetAsyncError has said that its last group is launched");
   const ncclResult_t error = communicator->known_error();

@@ -88,6 +88,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool nccl_is_busy();
   // In progress from here on to end_queueing(), of which the program hears as of an asynchronous error.
   void begin_queueing();
+  bool is_revoked() const noexcept { return revoked_.load(std::memory_order_relaxed); }
   bool is_queueing() const noexcept { return queueing_.load(std::memory_order_relaxed) != 0; }
   void end_queueing(ncclResult_t result);
   // For NCCL to be done; what it ended with. ncclInvalidUsage: the program has ended the communicator meanwhile.

@@ -1,6 +1,7 @@
 #include "group.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
@@ -151,15 +152,19 @@ ncclResult_t Group::finish_simulated(ncclResult_t nccl) {
 bool Group::queue_later() {
   const auto is_busy = [](const CommunicatorPointer& each) { return !each->blocking() && each->nccl_is_busy(); };
   if (std::none_of(batch_.communicators.begin(), batch_.communicators.end(), is_busy)) return false;
-  for (const CommunicatorPointer& communicator : batch_.communicators) communicator->begin_queueing();
-  in_background([batch = std::exchange(batch_, {})] {
+  // One that blocks is not asked for its state by its program. NCCL has no such beside others in a group.
+  std::vector<CommunicatorPointer> later;
+  std::copy_if(batch_.communicators.begin(), batch_.communicators.end(), std::back_inserter(later),
+               [](const CommunicatorPointer& each) { return !each->blocking(); });
+  for (const CommunicatorPointer& communicator : later) communicator->begin_queueing();
+  in_background([batch = std::exchange(batch_, {}), later] {
     ncclResult_t result = ncclSuccess;
-    for (const CommunicatorPointer& communicator : batch.communicators) {
+    for (const CommunicatorPointer& communicator : later) {
       if (result == ncclSuccess) result = communicator->wait_for_nccl();
     }
     Launch launch;
     if (result == ncclSuccess) result = enqueue(batch, launch);
-    for (const CommunicatorPointer& communicator : batch.communicators) communicator->end_queueing(result);
+    for (const CommunicatorPointer& communicator : later) communicator->end_queueing(result);
   });
   return true;
 }

@@ -163,19 +163,36 @@ func stopServing(server *grpc.Server) {
 // has a short queue, and the port is open to all who reach the node.
 const readyPeriod = time.Second
 
-// remembered asks no more often than each readyPeriod; who asks meanwhile hears the last answer.
+// readyTime: longer than any of the questions takes that an answer is made of.
+const readyTime = 10 * time.Second
+
+// remembered asks no more often than each readyPeriod; who asks meanwhile hears the last answer, so that nobody but the first waits.
 func remembered(ask func(context.Context) error) func(context.Context) error {
-	var mutex sync.Mutex
+	var asking, known sync.Mutex
 	var asked time.Time
 	var answer error
+	last := func() (time.Time, error) {
+		known.Lock()
+		defer known.Unlock()
+		return asked, answer
+	}
 	return func(ctx context.Context) error {
-		mutex.Lock()
-		defer mutex.Unlock()
-		if asked.IsZero() || time.Since(asked) >= readyPeriod {
-			answer = ask(context.WithoutCancel(ctx)) // not who asked alone hears it
-			asked = time.Now()
+		if at, answer := last(); !at.IsZero() && (time.Since(at) < readyPeriod || !asking.TryLock()) {
+			return answer
+		} else if at.IsZero() {
+			asking.Lock()
 		}
-		return answer
+		defer asking.Unlock()
+		if at, answer := last(); !at.IsZero() && time.Since(at) < readyPeriod {
+			return answer // of who asked just before
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTime) // not who asked alone hears it
+		defer cancel()
+		now := ask(ctx)
+		known.Lock()
+		defer known.Unlock()
+		answer, asked = now, time.Now()
+		return now
 	}
 }
 

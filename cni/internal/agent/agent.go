@@ -221,7 +221,7 @@ func (a *Agent) start(ctx context.Context) error {
 		}
 	})
 	a.observeSessions(ctx)
-	a.claimAll()
+	gone, _ := a.claimAll()
 	for {
 		err := a.replayTombstones(ctx, nil)
 		if err == nil {
@@ -240,7 +240,7 @@ func (a *Agent) start(ctx context.Context) error {
 	if err := a.applyAll(ctx); err != nil {
 		a.Log.Error("not every rail was applied", "error", err)
 	}
-	a.publishAll(ctx) // after what passes here: the API server may take its time
+	a.publishAll(ctx, gone...) // after what passes here: the API server may take its time
 	a.withdrawStrangers()
 	a.closeAbandoned(ctx)
 	a.tellWithoutPool()

@@ -24,7 +24,7 @@ const (
 // reconcile compares everything with what it should be. A rail that cannot be served now holds up neither the others nor the alarms.
 func (a *Agent) reconcile(ctx context.Context) {
 	a.sweep(ctx)
-	a.claimAll()
+	gone, _ := a.claimAll()
 	a.onEveryRail(func(r *rail) {
 		if err := r.ensureBridge(ctx); err != nil {
 			a.Log.Error("rail is not usable", "rail", r.config.Name, "error", err)
@@ -38,7 +38,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 	a.withdrawStrangers()
 	a.closeAbandoned(ctx)
 	a.observeOffload(ctx)
-	a.publishAll(ctx) // last: the API server may take its time
+	a.publishAll(ctx, gone...) // last: the API server may take its time
 }
 
 // onEveryRail works on all rails side by side, and waits.

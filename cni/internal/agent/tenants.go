@@ -101,12 +101,17 @@ var (
 func (a *Agent) claim(held *attachment.Attachment) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	// Asked under the lock: markRevoked either knows what is claimed here, or had a view that this one is not older than.
+	return a.claimFrom(held, a.Source.View())
+}
+
+// claimFrom does it by a view that was asked for under the mutex. Called with the mutex held.
+func (a *Agent) claimFrom(held *attachment.Attachment, view tenancy.View) error {
 	// Looked up under the lock: an entry of an attachment that is gone would be found by the next pod with its address.
 	if now := a.attachments[held.Key]; now == nil || !now.SameRequest(held) {
 		return errDetached
 	}
-	// Asked under the lock: markRevoked either knows what is claimed here, or had a view that this one is not older than.
-	tenant, exists := a.Source.View().Namespaces[held.Pod.Namespace]
+	tenant, exists := view.Namespaces[held.Pod.Namespace]
 	if !exists {
 		return errNoNamespace
 	}
@@ -211,8 +216,9 @@ func (a *Agent) disown(held *attachment.Attachment) []netip.Addr {
 // claimAll makes the addresses this node owns those of its attachments: what no attachment has is not inherited by the next pod. It
 // returns the addresses to take back and the attachments that have what may be published.
 func (a *Agent) claimAll() (gone []netip.Addr, claimed []*attachment.Attachment) {
-	view := a.Source.View()
 	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	view := a.Source.View() // once for all: with many nodes' heartbeats each view is put together anew
 	holders := a.holders()
 	for address := range a.own {
 		if holders[address] == nil { // whether or not the view shows it yet
@@ -226,25 +232,36 @@ func (a *Agent) claimAll() (gone []netip.Addr, claimed []*attachment.Attachment)
 		}
 	}
 	for _, held := range a.attachments {
-		claimed = append(claimed, held.Clone())
+		if a.claimFrom(held, view) == nil { // else it has no tenant, so nothing passes
+			claimed = append(claimed, held.Clone())
+		}
 	}
-	a.mutex.Unlock()
-	// One that could not be claimed has no tenant, so nothing passes; or it is gone.
-	return gone, slices.DeleteFunc(claimed, func(held *attachment.Attachment) bool { return a.claim(held) != nil })
+	return gone, claimed
 }
 
-// publishAll makes the published addresses those of the attachments.
-func (a *Agent) publishAll(ctx context.Context) {
+// publishAll makes the published addresses those of the attachments. `gone`: what an earlier claimAll found to be taken back.
+func (a *Agent) publishAll(ctx context.Context, gone ...netip.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, publishTime)
 	defer cancel()
-	gone, claimed := a.claimAll()
-	a.takeBack(ctx, gone)
+	found, claimed := a.claimAll()
+	a.takeBack(ctx, append(gone, found...))
+	var mutex sync.Mutex
+	var failed int
+	var example string
+	var first error
 	// Also what the view shows: the source knows whether all of it is right, and writes only what is not.
 	sideBySide(claimed, func(held *attachment.Attachment) {
 		if err := a.publish(ctx, held); err != nil {
-			a.Log.Error("an attachment's address was not published", "attachment", held.Key.String(), "error", err)
+			mutex.Lock()
+			defer mutex.Unlock()
+			if failed++; failed == 1 {
+				example, first = held.Key.String(), err
+			}
 		}
 	})
+	if failed > 0 { // one line: while the API server is away, all of them
+		a.Log.Error("attachments' addresses were not published; trying again later", "attachments", failed, "example", example, "error", first)
+	}
 }
 
 // watchTenancy follows the source: addresses of other nodes, changes of tenants, barriers, heartbeats.

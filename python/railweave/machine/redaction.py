@@ -30,21 +30,25 @@ _SERVER = re.compile(r"\b((?:nfsroot|netroot|hostname|url)=)(\S+)")
 _HWLOC_IDENTITY = re.compile(r"(name=\"DMI\w*(?:Serial|UUID|AssetTag)\" value=\")[^\"]*")
 # NCCL topology files (of nvidia-topologyd, or named in nccl.conf): GUIDs of nets, hashes of the host's name.
 _NCCL_IDENTITY = re.compile(r"(\b(?:guid|host_hash)=\"0x)([0-9a-fA-F]*[1-9a-fA-F][0-9a-fA-F]*)\"")
+
+
 # Variables that name other hosts than this one, in an environment or in lines of nccl.conf: NCCL_COMM_ID, NCCL_RAS_ADDR, NCCL_HOSTID (NCCL
 # user guide, environment variables), OMPI_MCA_orte_nodelist and orte_hnp_uri, MPICH_INTERFACE_HOSTNAME_R0, UCX_STATS_DEST,
 # NVSHMEM_BOOTSTRAP_UID_SESSION_ID, RAILWEAVE_NODE_ID, and what other releases name alike. In an environment a value ends with the variable,
 # which may have lines; elsewhere with the line.
-_VARIABLE = r"((?:^[ \t#]*|(?<=\0))(?:NCCL|TORCH_NCCL|UCX|OMPI|MPICH|MV2|FI|NVSHMEM|RAILWEAVE)_(?:\w+_)?"
-_VALUE = r"[ \t]*=)([^\0]*(?=\0)|.*)"
-_HOSTS = re.compile(
-    _VARIABLE
-    + r"(?:(?:COMM|SESSION|NODE|HOST)_?ID|HOSTS?|(?:HOST|NODE)_?(?:NAMES?|LIST)|NODE_?REGEX|URI|ADDR(?:ESS(?:ES)?|S)?|SERVERS?|STATS_DEST)"
-    + r"(?:_R?\d+)?"
-    + _VALUE,
-    re.IGNORECASE | re.MULTILINE,
+def _variables(names: str) -> dict[bool, re.Pattern[str]]:
+    """By whether the text has NULs: looking for one that is not there takes each variable to the end of the text."""
+    name = r"((?:^[ \t#]*|(?<=\0))(?:NCCL|TORCH_NCCL|UCX|OMPI|MPICH|MV2|FI|NVSHMEM|RAILWEAVE)_(?:\w+_)?" + names + r"[ \t]*=)"
+    ends = {True: r"([^\0]*(?=\0)|.*)", False: r"(.*)"}
+    return {nuls: re.compile(name + value, re.IGNORECASE | re.MULTILINE) for nuls, value in ends.items()}
+
+
+_HOSTS = _variables(
+    r"(?:(?:COMM|SESSION|NODE|HOST)_?ID|HOSTS?|(?:HOST|NODE)_?(?:NAMES?|LIST)|NODE_?REGEX|URI|ADDR(?:ESS(?:ES)?|S)?|SERVERS?|STATS_DEST)"
+    r"(?:_R?\d+)?"
 )
 # Arguments of the job's program, and variables that mpirun hands on, of whichever name: anything may stand there.
-_ANYTHING = re.compile(_VARIABLE + r"(?:ARGV|ENV_LIST\w*)" + _VALUE, re.IGNORECASE | re.MULTILINE)
+_ANYTHING = _variables(r"(?:ARGV|ENV_LIST\w*)")
 # `host`, `host:port`, `tcp://host:port`, `udp:host:port` (UCX_STATS_DEST), `[IPv6]:port`.
 _LABEL = r"\w(?:[\w-]*\w)?"
 _END = re.compile(rf"((?:[A-Za-z][\w+.-]*://|udp:)?)(?:\[([^\[\]]*)\]|({_LABEL}(?:\.{_LABEL})*))((?::\d+)?)")
@@ -79,8 +83,9 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text with stand-ins."""
         # First, because a stand-in for an address, taken for a host, would get another stand-in.
-        text = _ANYTHING.sub(lambda found: found[1] + "removed", text)
-        text = _HOSTS.sub(lambda found: found[1] + self._hosts(found[2]), text)
+        nuls = "\0" in text
+        text = _ANYTHING[nuls].sub(lambda found: found[1] + "removed", text)
+        text = _HOSTS[nuls].sub(lambda found: found[1] + self._hosts(found[2]), text)
         text = _SECRET.sub(lambda found: found[1] + "removed", text)
         text = _SERVER.sub(lambda found: found[1] + "removed", text)
         text = _HWLOC_IDENTITY.sub(lambda found: found[1] + "removed", text)
