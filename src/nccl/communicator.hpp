@@ -77,6 +77,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort();
   // The same for one that may still be asked and have children: as NCCL, it has no error from then on, and refuses messages.
   void revoke();
+  bool is_revoked() const noexcept { return revoked_.load(std::memory_order_relaxed); }
   // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
   // over.
   void finalize();
@@ -88,7 +89,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool nccl_is_busy();
   // In progress from here on to end_queueing(), of which the program hears as of an asynchronous error.
   void begin_queueing();
-  bool is_revoked() const noexcept { return revoked_.load(std::memory_order_relaxed); }
   bool is_queueing() const noexcept { return queueing_.load(std::memory_order_relaxed) != 0; }
   void end_queueing(ncclResult_t result);
   // For NCCL to be done; what it ended with. ncclInvalidUsage: the program has ended the communicator meanwhile.

@@ -378,7 +378,7 @@ class Planner::Impl {
   bool keeps_winning(const Plan& next) {
     Plan& plan = current();
     const Peak peak = find_peak(plan.load, live_.capacities_Bps());
-    // False as well where a dead link makes it infinite, and the settings keep all plans: infinity times 0 is less than nothing.
+    // Asked so that a dead link's infinite time loses also where the settings keep all plans: infinity times 0 is no number.
     if (!(peak.seconds * (1.0 - settings_.hysteresis_permille / 1000.0) <= next.z_seconds)) return false;
     plan.z_seconds = peak.seconds;
     plan.bottleneck = peak.at;

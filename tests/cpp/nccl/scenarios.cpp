@@ -37,6 +37,14 @@ void begin() { must(ncclGroupStart(), "ncclGroupStart"); }
 void end() { must(ncclGroupEnd(), "ncclGroupEnd"); }
 void destroy(ncclComm_t comm) { must(ncclCommDestroy(comm), "ncclCommDestroy"); }
 
+ncclComm_t connect_without_blocking(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  const ncclComm_t comm = self.connect("job", &config);
+  must(wait_ready(comm), "the communicator's set-up");
+  return comm;
+}
+
 // A hot pair and a little for everybody; ranks 0 and 1 exchange what others do not.
 std::size_t skewed(int source, int destination) {
   return source == 0 && destination == 1 ? 3'000'001 : 4096 + static_cast<std::size_t>(17 * source + destination);
@@ -207,10 +215,7 @@ void shrink(Rank& self) {
 }
 
 void non_blocking(Rank& self) {
-  Config config;
-  config.blocking = 0;
-  const ncclComm_t comm = self.connect("job", &config);
-  must(wait_ready(comm), "the communicator's set-up");
+  const ncclComm_t comm = connect_without_blocking(self);
   exchange_skewed(comm);
   ncclComm_t child = nullptr;
   must(ncclCommSplit(comm, 0, self.rank, &child, nullptr), "ncclCommSplit");
@@ -247,10 +252,7 @@ void asked_all_the_time(Rank& self) {
 
 // A child that NCCL could not make: where its handle would have come the program has something else.
 void failed_split(Rank& self) {
-  Config config;
-  config.blocking = 0;
-  const ncclComm_t comm = self.connect("job", &config);
-  must(wait_ready(comm), "the communicator's set-up");
+  const ncclComm_t comm = connect_without_blocking(self);
   ::setenv("STAND_IN_FAILS_CHILDREN", "1", 1);
   ncclComm_t place = nullptr;
   must(ncclCommSplit(comm, 0, self.rank, &place, nullptr), "ncclCommSplit");
@@ -265,10 +267,7 @@ void failed_split(Rank& self) {
 
 // Made smaller by an abort: its parent has no error then, but carries nothing any more.
 void shrunk_by_abort(Rank& self) {
-  Config config;
-  config.blocking = 0;
-  const ncclComm_t comm = self.connect("job", &config);
-  must(wait_ready(comm), "the communicator's set-up");
+  const ncclComm_t comm = connect_without_blocking(self);
   exchange_skewed(comm);
   int gone[] = {self.world - 1};
   if (self.rank != gone[0]) {
@@ -330,10 +329,7 @@ void quick(Rank& self) {
 
 // Finalized while the last messages are on their way, and destroyed without a look at how far that is.
 void finalized_late(Rank& self) {
-  Config config;
-  config.blocking = 0;
-  const ncclComm_t comm = self.connect("job", &config);
-  must(wait_ready(comm), "the communicator's set-up");
+  const ncclComm_t comm = connect_without_blocking(self);
   const Stream stream;
   Messages messages(comm);
   if (self.rank == 0) {
@@ -435,10 +431,7 @@ void mixed_group(Rank& self) {
 
 // The same where NCCL launches collectives after the group's end, and on some ranks before.
 void mixed_group_later(Rank& self) {
-  Config config;
-  config.blocking = 0;
-  const ncclComm_t comm = self.connect("job", &config);
-  must(wait_ready(comm), "the communicator's set-up");
+  const ncclComm_t comm = connect_without_blocking(self);
   const Stream stream;
   Messages messages(comm);
   std::array<double, 100> mine{}, total{};
