@@ -8,40 +8,59 @@
 
 namespace railweave::cuda {
 
-// 16 bytes from anywhere, read in words as wide as the address allows. L2 only: slots are written by other GPUs while the kernel runs.
-template <typename Word>
-__device__ __forceinline__ uint4 load16(const std::byte* from) {
-  union {
-    uint4 vector;
-    Word words[16 / sizeof(Word)];
-  } value;
-#pragma unroll
-  for (std::uint32_t i = 0; i < 16 / sizeof(Word); ++i) value.words[i] = __ldcg(reinterpret_cast<const Word*>(from) + i);
-  return value.vector;
-}
-
-// `to` is aligned to 16 bytes. Eight loads in flight a thread: one block then moves 46 GB/s (docs/gpu-probe.md).
-template <typename Word>
-__device__ __forceinline__ void copy_vectors(std::byte* to, const std::byte* from, std::uint32_t vectors) {
+// Eight loads in flight a thread: one block then moves 46 GB/s (docs/gpu-probe.md). L2 only: slots are written by other GPUs while the
+// kernel runs.
+__device__ __forceinline__ void copy_vectors(uint4* to, const uint4* from, std::uint32_t vectors) {
   constexpr std::uint32_t kInFlight = 8;
-  auto* out = reinterpret_cast<uint4*>(to);
-  std::uint32_t i = threadIdx.x;
-  for (; i + (kInFlight - 1) * kThreads < vectors; i += kInFlight * kThreads) {
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < vectors; i += kInFlight * kThreads) {
     uint4 values[kInFlight];
 #pragma unroll
-    for (std::uint32_t k = 0; k < kInFlight; ++k) values[k] = load16<Word>(from + 16ull * (i + k * kThreads));
+    for (std::uint32_t k = 0; k < kInFlight; ++k) {
+      if (i + k * kThreads < vectors) values[k] = __ldcg(from + (i + k * kThreads));
+    }
 #pragma unroll
-    for (std::uint32_t k = 0; k < kInFlight; ++k) out[i + k * kThreads] = values[k];
+    for (std::uint32_t k = 0; k < kInFlight; ++k) {
+      if (i + k * kThreads < vectors) to[i + k * kThreads] = values[k];
+    }
   }
-  // The rest, all at once again.
-  uint4 values[kInFlight];
+}
+
+// 16 bytes of the 32 of two vectors, from byte `shift` on, which is less than 16.
+__device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, std::uint32_t shift) {
+  const std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  std::uint32_t pairs[6], each[5];
 #pragma unroll
-  for (std::uint32_t k = 0; k < kInFlight; ++k) {
-    if (i + k * kThreads < vectors) values[k] = load16<Word>(from + 16ull * (i + k * kThreads));
-  }
+  for (std::uint32_t i = 0; i < 6; ++i) pairs[i] = (shift & 8) != 0 ? words[i + 2] : words[i];
 #pragma unroll
-  for (std::uint32_t k = 0; k < kInFlight; ++k) {
-    if (i + k * kThreads < vectors) out[i + k * kThreads] = values[k];
+  for (std::uint32_t i = 0; i < 5; ++i) each[i] = (shift & 4) != 0 ? pairs[i + 1] : pairs[i];
+  const std::uint32_t bits = 8 * (shift & 3);
+  return {__funnelshift_r(each[0], each[1], bits), __funnelshift_r(each[1], each[2], bits), __funnelshift_r(each[2], each[3], bits),
+          __funnelshift_r(each[3], each[4], bits)};
+}
+
+// From a place that is aligned to other bytes than `to` is: the first vector begins `shift` bytes, 1 to 15, behind `from`. Narrower loads
+// would touch each sector several times: byte by byte a block moved 7 GB/s. So whole vectors are loaded, one more than are stored, and what
+// a thread's lacks comes from its neighbour in the warp, which has a stretch of its own for that.
+inline __device__ __noinline__ void copy_shifted(uint4* to, const uint4* from, std::uint32_t shift, std::uint32_t vectors) {
+  constexpr std::uint32_t kInFlight = 4, kStretch = 32 * kInFlight;
+  const std::uint32_t lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (std::uint32_t first = threadIdx.x / 32 * kStretch; first < vectors; first += kWarps * kStretch) {
+    uint4 values[kInFlight + 1];
+#pragma unroll
+    for (std::uint32_t k = 0; k <= kInFlight; ++k) {
+      const std::uint32_t i = first + 32 * k + lane;
+      if (i <= vectors && (k < kInFlight || lane == 0)) values[k] = __ldcg(from + i);
+    }
+#pragma unroll
+    for (std::uint32_t k = 0; k < kInFlight; ++k) {
+      const uint4 lent = lane == 0 ? values[k + 1] : values[k];
+      const auto neighbours = [lane](std::uint32_t word) { return __shfl_sync(~0u, word, static_cast<int>((lane + 1) % 32)); };
+      const uint4 next{neighbours(lent.x), neighbours(lent.y), neighbours(lent.z), neighbours(lent.w)};
+      const std::uint32_t i = first + 32 * k + lane;
+      if (i < vectors) to[i] = shifted(values[k], next, shift);
+    }
   }
 }
 
@@ -153,18 +172,20 @@ class DeviceBlock : public DeviceWords {
     idle_turns_ %= kTurnsBetweenLooks;
     const auto misaligned = static_cast<std::uint32_t>(-reinterpret_cast<std::uintptr_t>(to) & 15);
     const std::uint32_t head = misaligned < bytes ? misaligned : bytes;
-    const std::uint32_t vectors = (bytes - head) / 16, tail = (bytes - head) % 16;
+    const std::uint32_t shift = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(from + head) % 16);
+    std::uint32_t vectors = (bytes - head) / 16, tail = (bytes - head) % 16;
+    if (shift != 0 && vectors != 0 && shift + tail < 16) {  // the last vector's neighbour would begin in the message and end behind it
+      --vectors;
+      tail += 16;
+    }
     if (threadIdx.x < head) to[threadIdx.x] = load_byte(from + threadIdx.x);
     if (threadIdx.x < tail) to[bytes - tail + threadIdx.x] = load_byte(from + (bytes - tail + threadIdx.x));
-    to += head;
-    from += head;
-    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
-    if (address % 16 == 0) {
-      copy_vectors<uint4>(to, from, vectors);
-    } else if (address % 4 == 0) {
-      copy_vectors<unsigned int>(to, from, vectors);
+    auto* const out = reinterpret_cast<uint4*>(to + head);
+    const auto* const in = reinterpret_cast<const uint4*>(from + head - shift);
+    if (shift == 0) {
+      copy_vectors(out, in, vectors);
     } else {
-      copy_vectors<unsigned char>(to, from, vectors);
+      copy_shifted(out, in, shift, vectors);
     }
   }
   // A packet a warp. Whoever calls this has seen their credits, or their first lines.

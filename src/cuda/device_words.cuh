@@ -11,11 +11,13 @@ namespace railweave::cuda {
 inline constexpr std::uint32_t kThreads = 512;
 inline constexpr std::uint32_t kWarps = kThreads / 32;
 
-// At most 8 bytes from anywhere. Not inlined, as little code as possible: what a kernel of a few microseconds runs it has to fetch first.
+// Less than 8 bytes from anywhere, at once. Not inlined: what a kernel of a few microseconds runs it has to fetch first.
 inline __device__ __noinline__ std::uint64_t load_bytes(const std::byte* from, std::uint32_t bytes) {
   std::uint64_t value = 0;
-#pragma unroll 1
-  for (std::uint32_t i = 0; i < 8 && i < bytes; ++i) value |= static_cast<std::uint64_t>(from[i]) << (8 * i);
+#pragma unroll
+  for (std::uint32_t i = 0; i < 7; ++i) {
+    if (i < bytes) value |= static_cast<std::uint64_t>(from[i]) << (8 * i);
+  }
   return value;
 }
 inline __device__ __noinline__ void store_bytes(std::byte* to, std::uint64_t value, std::uint32_t bytes) {
@@ -103,26 +105,14 @@ struct DeviceWords {
     return value;
   }
 
-  // --- Packets: by a warp. Lanes 8 l to 8 l + 7 have 16 bytes of a line each, the last one 8 and the flag. What is not aligned to 8 bytes
-  // goes word by word.
+  // --- Packets: by a warp. Lanes 8 l to 8 l + 7 have 16 bytes of a line each, the last one 8 and the flag.
   struct Destination {
     Packet* to;  // none: it may not be written
     std::uint64_t flag;
   };
   template <typename Find>
   __device__ __forceinline__ static bool write_packet(const std::byte* from, std::uint32_t bytes, Find&& find) {
-    if (reinterpret_cast<std::uintptr_t>(from) % 8 != 0) {
-      const Destination there = find();
-      if (there.to == nullptr) return false;
-#pragma unroll 1
-      for (std::uint32_t k = 0; line(k) * Line::kData < bytes; ++k) {
-        const std::uint32_t at = place(k);
-        const std::uint64_t first = at < bytes ? load_bytes(from + at, bytes - at) : 0;
-        const std::uint64_t second = at + 8 < bytes ? load_bytes(from + at + 8, bytes - at - 8) : 0;
-        put(*there.to, k, first, has_flag() ? there.flag : second);
-      }
-      return true;
-    }
+    if (reinterpret_cast<std::uintptr_t>(from) % 8 != 0) return write_packet_from_between(from, bytes, find);
     // The data are on their way while `find` looks where the packet goes, and whether it may be written. Whole packets, which are most,
     // have nothing that depends on their length: a third of the instructions.
     std::uint64_t data[kRounds][2], rest = 0;
@@ -180,13 +170,7 @@ struct DeviceWords {
     }
     if (!__all_sync(~0u, all)) return false;
     if (reinterpret_cast<std::uintptr_t>(to) % 8 != 0) {
-#pragma unroll 1
-      for (std::uint32_t k = 0; line(k) * Line::kData < bytes; ++k) {
-        get(from, k, data[0]);
-        const std::uint32_t at = place(k);
-        if (at < bytes) store_bytes(to + at, data[0][0], bytes - at);
-        if (at + 8 < bytes && !has_flag()) store_bytes(to + at + 8, data[0][1], bytes - at - 8);
-      }
+      store_between(from, to, bytes);
     } else if (whole) {
 #pragma unroll
       for (std::uint32_t k = 0; k < kRounds; ++k) {
@@ -226,6 +210,76 @@ struct DeviceWords {
   __device__ __forceinline__ static auto& word(Byte* data, std::uint32_t round, std::uint32_t which) {
     using Word = std::conditional_t<std::is_const_v<Byte>, const std::uint64_t, std::uint64_t>;
     return *reinterpret_cast<Word*>(data + place(0) + std::size_t{round} * (4 * Line::kData) + 8 * which);
+  }
+  // Data that do not begin at a multiple of 8 bytes are loaded and stored in words that do, and shifted. Byte by byte a packet took 16 times
+  // as many sectors' accesses, and those of a lane one after another: 0.46 to 0.75 of NCCL's speed (docs/cuda-measured.md).
+  template <typename Find>
+  __device__ __forceinline__ static bool write_packet_from_between(const std::byte* from, std::uint32_t bytes, Find&& find) {
+    const auto skew = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(from) % 8);
+    const auto* const base = reinterpret_cast<const std::uint64_t*>(from - skew);
+    // The first word begins before the data. A last one that ends behind them is loaded by bytes, too.
+    const std::uint32_t end = skew + bytes, whole = end / 8;
+    const std::uint64_t first = load_bytes(from, end < 8 ? bytes : 8 - skew) << (8 * skew);
+    const std::uint64_t last = whole > 0 ? load_bytes(reinterpret_cast<const std::byte*>(base + whole), end % 8) : 0;
+    std::uint64_t data[kRounds][2];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+#pragma unroll
+      for (std::uint32_t j = 0; j < 2; ++j) {
+        const std::uint32_t i = place(k) / 8 + j;
+        data[k][j] = i == 0 ? first : last;
+        if (i != 0 && i < whole && (j == 0 || !has_flag())) data[k][j] = base[i];
+      }
+    }
+    const Destination there = find();
+    if (there.to == nullptr) return false;
+    const std::uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+      // The word behind a lane's last one is the first of the lane behind it; of the last lane, the first lane's of the round behind.
+      const std::uint64_t lent = lane != 0 ? data[k][0] : k + 1 < kRounds ? data[k + 1][0] : last;
+      const std::uint64_t behind = __shfl_sync(~0u, static_cast<unsigned long long>(lent), static_cast<int>((lane + 1) % 32));
+      if (line(k) * Line::kData >= bytes) continue;
+      const std::uint64_t own = joined(data[k][0], has_flag() ? behind : data[k][1], 8 * skew);
+      put(*there.to, k, own, has_flag() ? there.flag : joined(data[k][1], behind, 8 * skew));
+    }
+    return true;
+  }
+  // A packet that has come. Not inlined, and asked for once more, for registers.
+  __device__ __noinline__ static void store_between(const Packet& from, std::byte* to, std::uint32_t bytes) {
+    const auto skew = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) % 8);
+    auto* const base = reinterpret_cast<std::uint64_t*>(to - skew);
+    // Words of memory from 1 to before `whole` are all the packet's. What is behind them is of the last word of data, or of the last two.
+    const std::uint32_t whole = (skew + bytes) / 8, last = (bytes - 1) / 8, lane = threadIdx.x & 31;
+    std::uint64_t data[kRounds][2] = {}, rest = 0;
+    bool has_rest = false;
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+      if (line(k) * Line::kData < bytes) get(from, k, data[k]);
+    }
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRounds; ++k) {
+      // The word before a lane's first one is the last of the lane before it; of the first lane, the last lane's of the round before.
+      const std::uint64_t lent = lane == 31 ? data[k == 0 ? 0 : k - 1][0] : has_flag() ? data[k][0] : data[k][1];
+      const std::uint64_t before = __shfl_sync(~0u, static_cast<unsigned long long>(lent), static_cast<int>((lane + 31) % 32));
+      const std::uint64_t words[2] = {joined(before, data[k][0], 64 - 8 * skew), joined(data[k][0], data[k][1], 64 - 8 * skew)};
+#pragma unroll
+      for (std::uint32_t j = 0; j < 2; ++j) {
+        const std::uint32_t i = place(k) / 8 + j;
+        if (j == 1 && has_flag()) continue;
+        if (i > 0 && i < whole) base[i] = words[j];
+        if (i == last && whole > 0) {
+          rest = whole == last ? words[j] : data[k][j] >> (64 - 8 * skew);
+          has_rest = true;
+        }
+      }
+    }
+    if (lane == 0) store_bytes(to, data[0][0], whole == 0 ? bytes : 8 - skew);
+    if (has_rest) store_bytes(reinterpret_cast<std::byte*>(base + whole), rest, (skew + bytes) % 8);
+  }
+  // 64 bits of the 128 of two words, from bit `shift` on: 8 to 56.
+  __device__ __forceinline__ static std::uint64_t joined(std::uint64_t low, std::uint64_t high, std::uint32_t shift) {
+    return low >> shift | high << (64 - shift);
   }
   __device__ __forceinline__ static void put(Packet& to, std::uint32_t round, std::uint64_t first, std::uint64_t second) {
     asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to.lines[line(round)].words + 2 * part()), "l"(first), "l"(second)
