@@ -3,7 +3,7 @@
 setup-cuda: ## a CUDA toolkit in .cuda where the machine has none
 	@scripts/setup-cuda
 
-cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchmark, in build/cuda (needs no GPU)
+cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchmarks, in build/cuda (needs no GPU)
 	@if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi; \
 	cmake -G Ninja -B build/cuda -DRAILWEAVE_CUDA=ON -DRAILWEAVE_TESTS=ON -DRAILWEAVE_BENCHMARKS=ON >/dev/null && \
-	cmake --build build/cuda -j $(JOBS) --target railweave_cuda gpu_protocol_test gpu_exchange
+	cmake --build build/cuda -j $(JOBS) --target railweave_cuda gpu_protocol_test gpu_exchange link_sleep

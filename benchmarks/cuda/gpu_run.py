@@ -32,6 +32,7 @@ _ROW = re.compile(
 )
 _SMALL = "16,1024,8192,65536,131072,262144,524288"
 _MIDDLE = "1048576,2097152,4194304,16777216"
+_SOME = "1024,65536,262144,1048576,2097152,16777216,67108864"
 _DIRECT = "lie in the GPU's memory (GPUDirect)"
 _LARGE = "4194304,16777216,67108864,268435456"
 
@@ -80,6 +81,12 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     rest = ("--patterns", "pair,both,incast,outcast", "--sizes")
     steps += [
         Step("graph replays, small", (*measure, first, "--graph", "--sizes", _SMALL), 30, 70),
+        Step(
+            "graph replays, odd places",
+            (*measure, first, "--graph", "--offset", "4", "--patterns", "pair,balanced", "--sizes", _SOME),
+            15,
+            60,
+        ),
         Step("graph replays, other patterns", (*measure, first, "--graph", *rest, _MIDDLE), 30, 70),
         Step("queued calls, other patterns", (*measure, first, *rest, _LARGE), 50, 120, rates=True),
         Step("lives", (*exchange, "--railweave", first, "--lives", "30"), 20, 60),

@@ -67,6 +67,17 @@ class DeviceWarp : public DeviceWords {
   __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
     return read_packet(from, flag, to, bytes);
   }
+  // Addresses are spread over the links by pairs of lines: 48 of them crossed all 18 of an H100. Loads that the assembler may not leave
+  // out.
+  __device__ __forceinline__ static void touch(const Port& port) {
+    constexpr std::uint32_t kLoads = 4;
+    static_assert(kLoads <= kPacketSlots && Packet::kLines == 32);
+#pragma unroll
+    for (std::uint32_t k = 0; k < kLoads; ++k) {
+      [[maybe_unused]] std::uint64_t value;
+      asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(value) : "l"(&port.packets[k].lines[lane()].flag));
+    }
+  }
   __device__ __forceinline__ bool last(std::uint32_t* left, bool& stopped) const {
     stopped = __syncthreads_or(stopped) != 0;
     if (threadIdx.x >= 32) return false;

@@ -211,8 +211,8 @@ struct DeviceWords {
     using Word = std::conditional_t<std::is_const_v<Byte>, const std::uint64_t, std::uint64_t>;
     return *reinterpret_cast<Word*>(data + place(0) + std::size_t{round} * (4 * Line::kData) + 8 * which);
   }
-  // Data that do not begin at a multiple of 8 bytes are loaded and stored in words that do, and shifted. Byte by byte a packet took 16 times
-  // as many sectors' accesses, and those of a lane one after another: 0.46 to 0.75 of NCCL's speed (docs/cuda-measured.md).
+  // Data that do not begin at a multiple of 8 bytes are loaded and stored in words that do, and shifted. Byte by byte a packet took 16
+  // times as many sectors' accesses, and those of a lane one after another: 0.46 to 0.75 of NCCL's speed (docs/cuda-measured.md).
   template <typename Find>
   __device__ __forceinline__ static bool write_packet_from_between(const std::byte* from, std::uint32_t bytes, Find&& find) {
     const auto skew = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(from) % 8);

@@ -11,6 +11,7 @@
 //   write(to, own, from, bytes, patient, number)   stores the packet of that number when the own port has its credit, false when it has
 //                                  not; `patient`: after some more looks at it; `number` is asked for once the loads are under way
 //   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
+//   touch(port)                    reads from all over a mate's packets, and waits for none of it
 //   stagger()                      waits, the longer the later its place among the warps of its block
 //   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
 //   idle()                         after a turn without work; true when it is time to look at the host's words
@@ -34,6 +35,9 @@ RAILWEAVE_ROLE constexpr std::uint64_t least_credit(std::uint64_t number) {
   return number < kPacketSlots ? 0 : packet_flag(number - kPacketSlots);
 }
 
+// Well within the 50 ms after which links sleep (`nvidia-smi nvlink -gLowPwrInfo` of H100s), and a microsecond of it.
+inline constexpr std::uint64_t kTouchEveryNs = 20'000'000;
+
 template <typename Warp>
 class PacketRoles {
  public:
@@ -42,6 +46,7 @@ class PacketRoles {
 
   RAILWEAVE_ROLE void run() {
     begin();
+    if (warp_.index() == warp_.warps() / 2) keep_links_awake();
     while (!stopped_ && go_on()) continue;
     end();
   }
@@ -65,6 +70,21 @@ class PacketRoles {
     const auto waits = [&](std::uint32_t i) { return sends(messages_[i]) && lane(i).packets > kPacketSlots; };
     if (warp_.mask(count_, waits) != 0) warp_.stagger();
     start_ = warp_.now();
+  }
+
+  // NVLink's links sleep one by one when nothing has crossed them for 50 ms, and the first message over each then takes 110 us more. Short
+  // messages cross few of them, so one in many finds a link asleep, and after a pause many do, one after another. Reads that cross all
+  // links wake them together, and now and then keep them awake. By a warp that has nothing to do in short operations, as only they matter.
+  RAILWEAVE_ROLE void keep_links_awake() {
+    std::uint32_t due = warp_.mask(count_, [&](std::uint32_t i) {
+      const Message& m = messages_[i];
+      return sends(m) && m.last_of_pair && start_ - warp_.relaxed(&m.local->touched_at) > kTouchEveryNs;
+    });
+    for (; due != 0; due &= due - 1) {
+      const Message& m = messages_[Warp::lowest(due)];
+      warp_.touch(*m.remote);
+      warp_.leader([&] { warp_.store(&m.local->touched_at, start_); });
+    }
   }
 
   // Moves a packet if one can be. False when all of the warp's are moved.

@@ -96,6 +96,7 @@ struct alignas(128) Port {
   std::uint64_t received;
   std::uint64_t packets_sent;
   std::uint64_t packets_received;
+  std::uint64_t touched_at;      // ns, when r last read from all over p's port: keep_links_awake()
   std::uint64_t taken[kSlots];   // how often r has taken the slot at p
   std::uint64_t pulled[kSlots];  // how often r has claimed its own slot for a pull
   IndirectPath indirect[kIndirectPaths];

@@ -227,6 +227,7 @@ class HostWarp : public HostWords {
     return false;
   }
   void stagger() { delay(); }
+  void touch(const Port& port) { relaxed(&port.packets[0].lines[0].flag); }
   bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) { return read_packet(from, flag, to, bytes); }
   bool last(std::uint32_t* left, bool& stopped) {
     const std::uint32_t own = stopped ? kLeftStopped : kLeft, now = add(left, own) + own;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <tuple>
@@ -144,6 +145,28 @@ TEST(Roles, SmallSendsEndBeforeTheirReceive) {
   EXPECT_TRUE(data == came);
 }
 // Two ranks that send first and receive in a later operation: legal for small messages only.
+TEST(Roles, ShortMessagesKeepLinksAwake) {
+  Node node(2);
+  Bytes data(100), received(300);
+  std::uint64_t& touched_at = node.port(0, 1).touched_at;
+  const auto send = [&] { node.run(0, {{Direction::send, 1, data.data(), data.size()}}); };
+  const auto begin = std::chrono::steady_clock::now();
+  send();
+  const std::uint64_t first = touched_at;
+  EXPECT_NE(first, 0u);
+  send();
+  const bool at_once = std::chrono::steady_clock::now() - begin < std::chrono::nanoseconds(kTouchEveryNs);
+  EXPECT_TRUE(touched_at == first || !at_once);
+  const std::uint64_t long_ago = touched_at -= kTouchEveryNs + 1;
+  send();
+  EXPECT_GT(touched_at - long_ago, kTouchEveryNs);
+  node.run(1, {{Direction::receive, 0, received.data(), 100},
+               {Direction::receive, 0, received.data() + 100, 100},
+               {Direction::receive, 0, received.data() + 200, 100}});
+  EXPECT_EQ(node.port(1, 0).touched_at, 0u) << "a rank that only receives";
+  EXPECT_EQ(node.host(0).error + node.host(1).error, 0u);
+}
+
 TEST_P(Orders, ManyMessagesOfAPair) {
   std::mt19937_64 random(7);
   Node node(2);

@@ -44,9 +44,11 @@ _TIMEOUT = datetime.timedelta(seconds=120)
 # The stream is held by a sleep while calls are queued, for this much longer than queueing took the last time. It is counted in cycles: on
 # a slower clock it lasts longer, which only costs time.
 _SLEEP_FACTOR, _SLEEP_S, _SLEEP_HZ = 1.5, 2e-3, 2e9
-# Calls before those that are counted. Without them more than half of the rounds, under either system and whichever was measured before,
-# took 80 to 180 us longer: 1.7 to 3.7 us of each of 50 calls (2 x H100). What takes that long is not known.
+# Calls before those that are counted, and before them bytes for each peer, which cross all links. NVLink's links sleep one by one when
+# nothing has crossed them for 50 ms, and the first message over each takes 110 us longer, under either system: of 50 calls of 16 bytes
+# behind the sleep, one to three of NCCL's did (2 x H100, docs/cuda-measured.md).
 _WARM_CALLS = 5
+_WAKING_BYTES = 1 << 20
 
 
 def _signed(word: int) -> int:
@@ -84,6 +86,7 @@ class Worker:
         self._send_counts = self._recv_counts = [0] * world
         self._send = self._recv = torch.empty(0, dtype=torch.uint8, device="cuda")
         self._tick = torch.zeros(1, device="cuda")
+        self._waking = torch.zeros(2, world * _WAKING_BYTES, dtype=torch.uint8, device="cuda")
         self._host_seconds = 200e-6  # of a call, until one was measured
         self._other_work: OtherWork | None = None
 
@@ -117,8 +120,8 @@ class Worker:
         return {"wrong": None}
 
     def queued(self, calls: int) -> dict[str, Any]:
-        """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks start together, with
-        some calls that are not counted.
+        """Device time of a call, the host's part hidden: the GPU sleeps while the calls are queued, then all ranks wake the links and start
+        together, with some calls that are not counted.
 
         `held`: the last call was queued before the first one began, so the time is the device's alone. `busy_cores`: what the process's
         other threads took of the processors from the first call's begin to the last one's end. Before it NCCL's threads are busy with the
@@ -128,6 +131,7 @@ class Worker:
         torch.cuda.synchronize()
         warm = min(_WARM_CALLS, calls)
         torch.cuda._sleep(int((_SLEEP_FACTOR * (warm + calls) * self._host_seconds + _SLEEP_S) * _SLEEP_HZ))
+        dist.all_to_all_single(self._waking[0], self._waking[1])
         dist.all_reduce(self._tick)
         for _ in range(warm):
             self._exchange()
