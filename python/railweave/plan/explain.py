@@ -187,6 +187,8 @@ def _why(planned: Planned, shares: list[Share], total: int) -> str:
     if planned.plan.policy in ("single-path", "nccl", "ucx-rails"):
         return "Why: the policy is static; it does not look at the traffic."
     candidates = planned.planner.candidates(src, dst, planned.links)
+    if shares[0].route not in candidates:
+        return "Why: the whole plan is today's single path: over rails it would end later."
     if len(candidates) == 1:
         return "Why: the only usable path."
     first = candidates[0]

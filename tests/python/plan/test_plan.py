@@ -134,10 +134,28 @@ def test_a_plan_over_other_routes_may_end_before_the_optimum() -> None:
     assert "bound        48.318 ms (node-out)\noptimum      57.043 ms, gap -15.294%: it takes routes that the planner does not" in text
 
 
+# It is the single path's there, whose routes are none of the candidates.
+def test_no_plan_ends_after_that_of_the_single_path() -> None:
+    built = fabric.load("charisma-c", 3)
+    size = matrix.load("rotating-hotspot:256MiB", built.gpu_count)
+    planned, single = make(built, size, exact=True), make(built, size, "single-path")
+    assert planned.plan.policy == "railweave"
+    assert planned.plan.z_seconds == single.plan.z_seconds
+    ways = [[(share.route, share.bytes) for share in each.plan.shares] for each in (planned, single)]
+    assert ways[0] == ways[1]
+    assert planned.plan.id != single.plan.id
+    assert planned.plan.bound.kind == "node-out"
+    assert [share.bytes for share in planned.planner.shares(0, 6)] == [256 << 20]
+    assert "Why: the whole plan is today's single path: over rails it would end later.\n" in "\n".join(explain(planned))
+    for seed in range(8):
+        size = matrix.load(f"zipf:16MiB:0.8:{seed}", built.gpu_count)
+        assert make(built, size).plan.z_seconds <= make(built, size, "single-path").plan.z_seconds
+
+
 def test_a_bound_of_the_planners_routes_is_called_that() -> None:
-    arguments = ["--fabric", "charisma-c", "--nodes", "3", "--matrix", "rotating-hotspot:256MiB"]
-    assert "bound        56.702 ms (links, over the planner's routes)\n" in run(*arguments)[1]
-    assert "bound        57.043 ms (linear program, over the planner's routes)\n" in run(*arguments, "--exact")[1]
+    arguments = ["--fabric", "charisma-c", "--nodes", "3", "--matrix", "zipf:64MiB:1.2"]
+    assert "bound        14.170 ms (links, over the planner's routes)\n" in run(*arguments)[1]
+    assert "bound        14.195 ms (linear program, over the planner's routes)\n" in run(*arguments, "--exact")[1]
     for also in ([], ["--exact"], ["--policy", "nccl", "--exact"]):
         text = run(*arguments, *also, "--explain")[1]
         assert "over the routes that the planner considers, several links together can carry no more" in text
