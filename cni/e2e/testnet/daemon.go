@@ -3,6 +3,7 @@ package testnet
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -30,8 +31,19 @@ func (d daemon) start() error {
 	cmd.Env = append(os.Environ(), d.env...)
 	// Not the session of a terminal: Ctrl-C must reach the owner, which then takes things down in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if _, err := output(cmd); err != nil {
+	// A file, as who reads a pipe would wait for the daemon's end: FRR 10's zebra keeps its standard output.
+	said, err := os.CreateTemp("", filepath.Base(d.program)+"-")
+	if err != nil {
 		return err
+	}
+	defer said.Close()
+	if err := os.Remove(said.Name()); err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = said, said
+	if err := cmd.Run(); err != nil {
+		text, _ := io.ReadAll(io.NewSectionReader(said, 0, 1<<16))
+		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(string(text)))
 	}
 	if _, err := d.pid(); err != nil {
 		return fmt.Errorf("%s started but left no pid: %w", filepath.Base(d.program), err)

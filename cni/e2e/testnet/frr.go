@@ -18,7 +18,7 @@ const (
 	frrRunDir    = "/var/run/frr"
 )
 
-// FRR is one set of routing daemons (zebra, bgpd, bfdd) in a namespace. Its pathspace is the namespace's name.
+// FRR is one set of routing daemons (zebra, bgpd, bfdd, from FRR 10 on mgmtd, which has zebra's configuration there) in a namespace. Its pathspace is the namespace's name.
 type FRR struct {
 	ns  Namespace
 	dir string // for logs
@@ -42,7 +42,16 @@ func (f FRR) daemon(name string, args ...string) daemon {
 
 func (f FRR) daemons() []daemon {
 	// -K: routes left in the kernel by an earlier zebra stay for 120 s, long enough for graceful restart to relearn them.
-	return []daemon{f.daemon("zebra", "-s", "90000000", "-K", "120"), f.daemon("bgpd"), f.daemon("bfdd")}
+	all := []daemon{f.daemon("zebra", "-s", "90000000", "-K", "120"), f.daemon("bgpd"), f.daemon("bfdd")}
+	if mgmtd := f.daemon("mgmtd"); exists(mgmtd.program) {
+		all = append([]daemon{mgmtd}, all...)
+	}
+	return all
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // create makes the pathspace with the given configuration and starts the daemons.
