@@ -21,7 +21,7 @@ func TestEndToEnd(t *testing.T) {
 	}{
 		{"unnumbered", cluster.Options{Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}}},
 		{"numbered", cluster.Options{Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Numbered}}},
-		{"bfd, CNI 0.4.0", cluster.Options{Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered}, BFD: true, CNIVersion: "0.4.0"}},
+		{"bfd, CNI 0.4.0", cluster.Options{Network: testnet.Config{Nodes: 2, Rails: 2, Peering: testnet.Unnumbered, BFD: true}, CNIVersion: "0.4.0"}},
 		{"three nodes, CNI 1.0.0", cluster.Options{Network: testnet.Config{Nodes: 3, Rails: 2, Peering: testnet.Unnumbered}, CNIVersion: "1.0.0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

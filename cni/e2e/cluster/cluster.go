@@ -25,7 +25,6 @@ type Options struct {
 	Network testnet.Config
 	// Tenants are the Namespaces there are: Namespace to tenant label, "" for none.
 	Tenants map[string]string
-	BFD     bool
 	// Kubeconfig, if set, is called for each node before its agent starts, and makes tenants come from the API it names.
 	Kubeconfig func(network *testnet.Network, node *testnet.Node) (string, error)
 	// CNIVersion, Observe and Interrupt are the runtimes'.
@@ -92,7 +91,7 @@ func (c *Cluster) Logs() error {
 
 func (c *Cluster) start() error {
 	for _, node := range c.Network.Nodes {
-		options := testnet.AgentOptions{Program: filepath.Join(c.Bin, "railweave-node"), BFD: c.options.BFD}
+		options := testnet.AgentOptions{Program: filepath.Join(c.Bin, "railweave-node")}
 		if c.options.Kubeconfig != nil {
 			file, err := c.options.Kubeconfig(c.Network, node)
 			if err != nil {

@@ -23,7 +23,6 @@ type AgentOptions struct {
 	Program string // railweave-node
 	// Kubeconfig makes the agent take tenants and pods from a Kubernetes API; without it they come from TenancyDir.
 	Kubeconfig string
-	BFD        bool
 }
 
 // Agent is a node's railweave-node.
@@ -106,7 +105,7 @@ func (a *Agent) nodeFile() map[string]any {
 		"socket":   a.Socket(), "stateDir": a.StateDir(),
 		"ovs": map[string]any{"runDir": a.node.OVS.RunDir(), "datapathType": "netdev"},
 		"frr": map[string]any{"pathspace": a.node.FRR.Pathspace(), "runDir": frrRunDir, "confDir": frrConfigDir,
-			"binDir": FRRDaemonDir, "bfd": a.options.BFD},
+			"binDir": FRRDaemonDir, "bfd": a.network.Config.BFD},
 		"tenancy": tenancy, "metricsListen": "127.0.0.1:9477", "reconcileSeconds": 5, "rails": rails,
 	}
 }

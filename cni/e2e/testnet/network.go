@@ -26,6 +26,7 @@ type Config struct {
 	Nodes   int
 	Rails   int
 	Peering Peering
+	BFD     bool // between nodes and leafs; FRR 10 begins no session of which one end alone has it
 }
 
 // Validate reports what is wrong with a shape.
@@ -257,7 +258,7 @@ const nodeRouteLimit = 256
 func (n *Network) leafConfig(rail int) string {
 	neighbors := []neighbor{{ifname: "spine"}}
 	for _, node := range n.Nodes {
-		peer := neighbor{ifname: LeafPort(node.Index), isNode: true, maxRoute: nodeRouteLimit}
+		peer := neighbor{ifname: LeafPort(node.Index), isNode: true, bfd: n.Config.BFD, maxRoute: nodeRouteLimit}
 		if n.Config.Peering == Numbered {
 			link := NodeLink(rail, node.Index)
 			peer.peer4, peer.peer6 = link.Node4.Addr(), link.Node6.Addr()

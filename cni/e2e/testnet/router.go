@@ -29,10 +29,11 @@ type neighbor struct {
 	peer4    netip.Addr // numbered only
 	peer6    netip.Addr // numbered only
 	isNode   bool       // accept only the rail's host routes from it
+	bfd      bool
 	maxRoute int
 }
 
-// routerConfig renders a leaf's or spine's frr.conf: eBGP to each neighbour, IPv4 and IPv6, graceful restart, BFD towards nodes. From
+// routerConfig renders a leaf's or spine's frr.conf: eBGP to each neighbour, IPv4 and IPv6, graceful restart. From
 // nodes only host routes of the rail's pool are accepted, as a careful operator would have it.
 func routerConfig(r Router, id netip.Addr, pool4, pool6 netip.Prefix, neighbors []neighbor) string {
 	var b strings.Builder
@@ -64,9 +65,10 @@ func routerConfig(r Router, id netip.Addr, pool4, pool6 netip.Prefix, neighbors 
 			}
 			line(" neighbor %s timers connect 1", peer)
 			line(" neighbor %s advertisement-interval 0", peer)
-			if n.isNode {
+			if n.bfd {
 				line(" neighbor %s bfd", peer)
-			} else {
+			}
+			if !n.isNode {
 				// Between leafs and spine nothing ever fails; a machine that stands still for seconds must not look like it.
 				line(" neighbor %s timers 20 60", peer)
 			}
