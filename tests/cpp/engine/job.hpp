@@ -48,10 +48,14 @@ struct Shape {
   std::uint32_t world() const { return nodes * ranks; }
 };
 
-// The libucx wheel of the project's virtual environment, where there is one (CMakeLists.txt); else the system's.
-inline std::string test_ucx_library() {
-  const char* path = std::getenv("RAILWEAVE_UCX_LIBRARY");
-  return path == nullptr ? "" : path;
+// The libucx wheel of the project's virtual environment, where there is one (CMakeLists.txt); else the system's. Asked once, before any
+// rank's thread loads it: UCX is told by the environment what to leave alone, which no other thread may read meanwhile.
+inline const std::string& test_ucx_library() {
+  static const std::string library = [] {
+    const char* path = std::getenv("RAILWEAVE_UCX_LIBRARY");
+    return std::string(path == nullptr ? "" : path);
+  }();
+  return library;
 }
 
 inline ExchangeSettings rank_settings(const Shape& shape, std::uint32_t rank, ExchangeSettings base = {}) {
