@@ -65,7 +65,7 @@ _CHECKS = (Check("calibrate", "Calibration", 50, 120),)
 _LATE_CHECKS = (
     Check("check-random_groups", "Random groups", 60, 200),
     Check("check-ordering", "Operations on several streams, and replays between them", 30, 120),
-    Check("check-collectives", "PyTorch's collectives", 60, 240),
+    Check("check-collectives", "PyTorch's collectives", 80, 300),
     Check("check-death", "A rank dies", 15, 60),
     Check("check-goodbye", "A rank's program ends without destroying anything", 20, 90),
     Check("rail-down", "A rail that goes down in the middle of an exchange", 90, 240),

@@ -70,6 +70,14 @@ WAYS = (
 )
 
 
+def _visible() -> list[str]:
+    """The GPUs that this program may use, as CUDA_VISIBLE_DEVICES names them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [each for each in chosen.split(",") if each]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+
+
 def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> tuple[dict[str, object], str]:
     """What rank 0 printed, and what is wrong."""
     environment = {
@@ -93,7 +101,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
                 stderr=subprocess.STDOUT,
                 env={
                     **environment,
-                    **({"CUDA_VISIBLE_DEVICES": str(rank), "CHECK_HIDDEN": "1"} if way.hidden else {}),
+                    **({"CUDA_VISIBLE_DEVICES": _visible()[rank], "CHECK_HIDDEN": "1"} if way.hidden else {}),
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),
                     "WORLD_SIZE": str(options.ranks),
@@ -154,7 +162,6 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", help="by default all")
     options = parser.parse_intermixed_args()
     results, status = [], 0
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +169,8 @@ def main() -> int:
             for section in way.sections:
                 if (options.sections and section not in options.sections) or (options.ways and way.name not in options.ways):
                     continue
-                if way.hidden and options.ranks > gpus:  # nothing to hide
+                if way.hidden and options.ranks > len(_visible()):
+                    print(f"not run: {way.name}, {section}: needs a GPU for each rank", flush=True)
                     continue
                 result, problem = _run(way, section, options, folder)
                 results.append(result)

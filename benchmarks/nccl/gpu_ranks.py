@@ -209,11 +209,11 @@ def ordering(rank: int, world: int) -> dict[str, object]:
         fill(salt)
         for place in range(3):
             handle = ctypes.c_void_p()
-            runtime.cudaStreamCreate(ctypes.addressof(handle))
+            _require(int(runtime.cudaStreamCreate(ctypes.addressof(handle))) == 0 and bool(handle.value), "cudaStreamCreate")
             with torch.cuda.stream(torch.cuda.ExternalStream(handle.value or 0)):
                 torch.cuda._sleep(naps * ((rank + place + salt) % 3))
             exchange(place, handle.value or 0)
-            runtime.cudaStreamDestroy(handle.value or 0)
+            _require(int(runtime.cudaStreamDestroy(handle.value or 0)) == 0, "cudaStreamDestroy")
         check(salt, "streams destroyed with work pending")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -11,7 +11,7 @@
 //   write(to, own, from, bytes, patient, number)   stores the packet of that number when the own port has its credit, false when it has
 //                                  not; `patient`: after some more looks at it; `number` is asked for once the loads are under way
 //   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
-//   touch(port)                    reads from all over a mate's packets, and waits for none of it
+//   touch(port)                    reads from all over a mate's packets, and needs none of it
 //   stagger()                      waits, the longer the later its place among the warps of its block
 //   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
 //   idle()                         after a turn without work; true when it is time to look at the host's words

@@ -96,12 +96,12 @@ struct alignas(128) Port {
   std::uint64_t received;
   std::uint64_t packets_sent;
   std::uint64_t packets_received;
-  std::uint64_t touched_at;      // ns, when r last read from all over p's port: keep_links_awake()
   std::uint64_t taken[kSlots];   // how often r has taken the slot at p
   std::uint64_t pulled[kSlots];  // how often r has claimed its own slot for a pull
   IndirectPath indirect[kIndirectPaths];
-  std::uint64_t sent_at;    // address at r of an IndirectSent of the host's, or zero
-  std::uint64_t link_free;  // emulated mesh: ns at which the link from r to p is free; whoever moves bytes over it adds what they take
+  std::uint64_t sent_at;     // address at r of an IndirectSent of the host's, or zero
+  std::uint64_t link_free;   // emulated mesh: ns at which the link from r to p is free; whoever moves bytes over it adds what they take
+  std::uint64_t touched_at;  // ns; r's own: when it last read from all over p's port (keep_links_awake())
   // p writes.
   Packet packets[kPacketSlots];  // packet q at q % kPacketSlots
   alignas(128) std::byte slots[kSlots][kSlotBytes];

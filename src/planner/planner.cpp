@@ -21,6 +21,9 @@ __extension__ using Wide = unsigned __int128;
 // A plan this near its bound is left alone: closer would take longer to find than it saves.
 constexpr double kGoodEnough = 1.004;
 
+// Pairs between nodes for which the single path is tried: 4,096 take it about a millisecond, the search for a plan as long.
+constexpr std::size_t kSinglePathPairs = 4096;
+
 constexpr std::uint64_t kFirstId = 0x5261696C77656176ULL;
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -42,13 +45,13 @@ class Planner::Impl {
   Impl(const Fabric& fabric, const PlannerSettings& settings)
       : fabric_(&fabric), settings_(settings), table_(fabric), live_(table_), static_(table_, live_, settings) {
     if (settings.chunk_bytes == 0) throw DemandError("planner: chunk_bytes is 0; a chunk has at least one byte");
-    bounds_.refresh(fabric, live_);
+    look_at_links();
   }
 
   const Plan& plan(const Demand& demand, const LinkState& links) {
     check_fits(demand, *fabric_);
     const bool changed = live_.refresh(links);
-    if (changed) bounds_.refresh(*fabric_, live_);
+    if (changed) look_at_links();
     stale_ = stale_ || changed;
     const bool same_demand = planned_ && demand_.bytes() == demand.bytes();
     if (same_demand && !stale_) {
@@ -114,6 +117,16 @@ class Planner::Impl {
   }
 
  private:
+  void look_at_links() {
+    bounds_.refresh(*fabric_, live_);
+    bool crosses = false, whole = true;
+    for (EdgeId e = 0; e < fabric_->edges().size(); ++e) {
+      crosses = crosses || fabric_->edge(e).kind == EdgeKind::uplink;
+      whole = whole && live_.capacity_Bps(e) != 0;
+    }
+    crosses_whole_spine_ = crosses && whole;
+  }
+
   Plan& current() { return plans_[current_]; }
 
   [[noreturn]] void throw_unreachable(GpuId src, GpuId dst, std::uint64_t bytes) const {
@@ -193,21 +206,30 @@ class Planner::Impl {
   }
 
   // The own NICs' crossings of the spine are not among the candidates (docs/planner.md, "What a bound holds for"): where rails meet
-  // narrow links inside the nodes they may be faster. So no plan ends after the one of today's single path.
+  // narrow links inside the nodes they may be faster. So the plan of today's single path is made, too, unless this one is near its
+  // endpoints' bound, there are so many pairs that it would take long, or a link is down, round which the candidates know more ways.
   bool takes_single_path(const Demand& demand, Plan& plan, Draft& draft) {
-    if (sums_.rail_pairs == 0) return false;  // inside a node it takes the first candidate
+    if (!crosses_whole_spine_ || sums_.rail_pairs == 0 || sums_.rail_pairs > kSinglePathPairs) return false;
+    const std::uint32_t ranks = demand.ranks();
+    single_.shares.reserve(std::size_t{ranks} * ranks);  // also where it is not made this time: plan() allocates nothing later
+    single_.load.reserve(fabric_->resources().size());
+    single_draft_.clear(ranks);
     const Bound of_endpoints = bounds_.find(sums_);
     if (plan.z_seconds <= of_endpoints.seconds * kGoodEnough || own_nics_seconds(demand) >= plan.z_seconds) return false;
     single_.id = plan.id;
     make_static(demand, single_, single_draft_);
     if (single_.z_seconds >= plan.z_seconds) return false;
-    single_.bound = plan.bound.seconds <= single_.z_seconds ? plan.bound : of_endpoints;
-    std::swap(plan, single_);
-    std::swap(draft, single_draft_);
+    plan.id = single_.id;
+    plan.shares = single_.shares;
+    plan.load = single_.load;
+    plan.z_seconds = single_.z_seconds;
+    plan.bottleneck = single_.bottleneck;
+    if (plan.bound.seconds > plan.z_seconds) plan.bound = of_endpoints;
+    draft.start = single_draft_.start;
     return true;
   }
 
-  // What the own NICs of GPUs would take at the least, without the routes of a million pairs.
+  // What single-path takes at the least.
   double own_nics_seconds(const Demand& demand) {
     const std::uint32_t ranks = demand.ranks();
     double longest = 0;
@@ -470,6 +492,7 @@ class Planner::Impl {
   Draft improved_, single_draft_;
   Plan single_;
   int current_ = 0;
+  bool crosses_whole_spine_ = false;
   bool planned_ = false;
   bool stale_ = true;
 };

@@ -78,9 +78,11 @@ def explain(planned: Planned) -> Iterator[str]:
     yield from _summary(planned)
     demands = [list(shares) for _, shares in groupby(plan.shares, key=lambda s: (s.route.src, s.route.dst))]
     order = sorted(demands, key=lambda shares: (-sum(s.bytes for s in shares), shares[0].route.src, shares[0].route.dst))
-    for shares in order[:MAX_DEMANDS]:
+    shown = order[:MAX_DEMANDS]
+    single = plan.policy == "railweave" and not all(_considered(planned, share) for shares in shown for share in shares)
+    for shares in shown:
         yield ""
-        yield from _demand(planned, shares)
+        yield from _demand(planned, shares, single)
     if len(order) > MAX_DEMANDS:
         yield ""
         yield f"… and {len(order) - MAX_DEMANDS} demands with fewer bytes (--json has them all)."
@@ -149,13 +151,13 @@ def _bound(planned: Planned) -> str:
     return f"{name} {verb} {size_text(size)} {to} other nodes, and its NICs together carry {size / bound.seconds / 1e9:.1f} GB/s"
 
 
-def _demand(planned: Planned, shares: list[Share]) -> Iterator[str]:
+def _demand(planned: Planned, shares: list[Share], single: bool) -> Iterator[str]:
     src, dst = shares[0].route.src, shares[0].route.dst
     total = sum(share.bytes for share in shares)
     yield f"GPU {src} -> GPU {dst}, {size_text(total)}:"
     for share in shares:
         yield f"  {size_text(share.bytes):>10}  {_route(planned, share)}"
-    yield f"  {_why(planned, shares, total)}"
+    yield f"  {_why(planned, shares, total, single)}"
 
 
 def _route(planned: Planned, share: Share) -> str:
@@ -182,13 +184,13 @@ def _busiest(planned: Planned, share: Share) -> tuple[int, float]:
     return busiest, int(load[busiest]) / _capacity(planned, busiest) / planned.plan.z_seconds
 
 
-def _why(planned: Planned, shares: list[Share], total: int) -> str:
+def _why(planned: Planned, shares: list[Share], total: int, single: bool) -> str:
     src, dst = shares[0].route.src, shares[0].route.dst
+    if single:
+        return "Why: the whole plan is today's single path: over rails it would end later."
     if planned.plan.policy in ("single-path", "nccl", "ucx-rails"):
         return "Why: the policy is static; it does not look at the traffic."
     candidates = planned.planner.candidates(src, dst, planned.links)
-    if shares[0].route not in candidates:
-        return "Why: the whole plan is today's single path: over rails it would end later."
     if len(candidates) == 1:
         return "Why: the only usable path."
     first = candidates[0]

@@ -46,7 +46,7 @@ _TIMEOUT = datetime.timedelta(seconds=120)
 _SLEEP_FACTOR, _SLEEP_S, _SLEEP_HZ = 1.5, 2e-3, 2e9
 # Calls before those that are counted, and before them bytes for each peer, which cross all links. NVLink's links sleep one by one when
 # nothing has crossed them for 50 ms, and the first message over each takes 110 us longer, under either system: of 50 calls of 16 bytes
-# behind the sleep, one to three of NCCL's did (2 x H100, docs/cuda-measured.md).
+# behind the sleep, up to three of NCCL's did (2 x H100, docs/cuda-measured.md).
 _WARM_CALLS = 5
 _WAKING_BYTES = 1 << 20
 
