@@ -228,8 +228,8 @@ class Rank {
     check(cudaStreamSynchronize(stream_), "synchronize");
     for (auto [buffer, data] : {std::pair(&send_buffer_, &send_), std::pair(&receive_buffer_, &receive_)}) {
       *buffer = DeviceBuffer();
-      *buffer = DeviceBuffer(bytes, options_.in_pieces);
-      *data = buffer->data();
+      *buffer = DeviceBuffer(bytes + options_.offset, options_.in_pieces);
+      *data = buffer->data() + (rank_ % 2 == 0 ? options_.offset : 0);
     }
     capacity_ = bytes;
   }
@@ -256,13 +256,12 @@ class Rank {
     require(api_->enqueue(transfers_.data(), transfers_.size(), &stream, 1));
   }
 
-  std::uint32_t offset() const { return rank_ % 2 == 0 ? options_.offset : 0; }
   std::vector<Flow> flows_of(const Matrix& m) {
     std::vector<Flow> flows;
     std::uint64_t out = 0, in = 0;
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
-      flows.push_back({true, peer, send_ + offset() + out, m[rank_][peer]});
-      flows.push_back({false, peer, receive_ + offset() + in, m[peer][rank_]});
+      flows.push_back({true, peer, send_ + out, m[rank_][peer]});
+      flows.push_back({false, peer, receive_ + in, m[peer][rank_]});
       out += m[rank_][peer];
       in += m[peer][rank_];
     }
@@ -315,7 +314,7 @@ class Rank {
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
       bytes.resize(m[rank_][peer]);
       for (std::uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = expected(rank_, peer, i);
-      check(cudaMemcpy(send_ + offset() + out, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "fill");
+      check(cudaMemcpy(send_ + out, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "fill");
       out += bytes.size();
     }
   }
@@ -324,7 +323,7 @@ class Rank {
     std::vector<std::uint8_t> bytes;
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
       bytes.resize(m[peer][rank_]);
-      check(cudaMemcpy(bytes.data(), receive_ + offset() + in, bytes.size(), cudaMemcpyDeviceToHost), "read back");
+      check(cudaMemcpy(bytes.data(), receive_ + in, bytes.size(), cudaMemcpyDeviceToHost), "read back");
       for (std::uint64_t i = 0; i < bytes.size(); ++i) wrong += bytes[i] != expected(peer, rank_, i);
       in += bytes.size();
     }
@@ -332,14 +331,14 @@ class Rank {
   }
 
   void measure(const Pattern& pattern, std::uint64_t size) {
-    std::uint64_t room = 1 + options_.offset;
+    std::uint64_t room = 1;
     for (std::uint32_t i = 0; i < world_; ++i) {
       std::uint64_t out = 0, in = 0;
       for (std::uint32_t j = 0; j < world_; ++j) {
         out += pattern.bytes[i][j];
         in += pattern.bytes[j][i];
       }
-      room = std::max({room, options_.offset + out, options_.offset + in});
+      room = std::max({room, out, in});
     }
     reserve(room);
     fill(pattern.bytes);

@@ -144,7 +144,7 @@ TEST(Roles, SmallSendsEndBeforeTheirReceive) {
   node.run(1, {{Direction::receive, 0, came.data(), came.size()}});
   EXPECT_TRUE(data == came);
 }
-// Two ranks that send first and receive in a later operation: legal for small messages only.
+
 TEST(Roles, ShortMessagesKeepLinksAwake) {
   Node node(2);
   Bytes data(100), received(300);
@@ -167,6 +167,7 @@ TEST(Roles, ShortMessagesKeepLinksAwake) {
   EXPECT_EQ(node.host(0).error + node.host(1).error, 0u);
 }
 
+// Two ranks that send first and receive in a later operation: legal for small messages only.
 TEST_P(Orders, ManyMessagesOfAPair) {
   std::mt19937_64 random(7);
   Node node(2);

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -58,8 +59,13 @@ def test_policies_with_other_routes_have_a_bound_that_holds_for_them(exact: bool
     what = "optimum over the planner's routes 57.043 ms, which single-path and railweave beat by others" if exact else ""
     assert headline(result).splitlines()[1] == "bound 48.318 ms (what leaves node0)" + (what and f", {what}")
     text = page(result, "railweave simulate")
+    promise = "no routing on this fabric is faster. Over the routes that it considers, Railweave&#x27;s planner expects no less than"
+    assert (promise in text) == exact
     assert "no routing on this fabric is faster." in text
     assert "optimum of all routings" not in text
+    beaten = dataclasses.replace(result, beyond_routes=("nccl",), optimum_seconds=None, routes_seconds=56.702e-3)
+    assert headline(beaten).endswith(", over the planner's routes 56.702 ms, which nccl beats")
+    assert promise in page(beaten, "railweave simulate")
     data = json.loads(json.dumps(document(result)))
     jsonschema.validate(data, json.loads((ROOT / "schema/simulation.schema.json").read_text()))
     assert data["bound"]["kind"] == "node-out"
