@@ -233,12 +233,12 @@ class Planner::Impl {
   double own_nics_seconds(const Demand& demand) {
     const std::uint32_t ranks = demand.ranks();
     double longest = 0;
-    owed_bytes_.assign(2 * std::size_t{ranks}, 0);
+    far_bytes_.assign(2 * std::size_t{ranks}, 0);
     for (GpuId src = 0; src < ranks; ++src) {
       for (GpuId dst = 0; dst < ranks; ++dst) {
         if (fabric_->node_of(src) == fabric_->node_of(dst)) continue;
-        owed_bytes_[2 * src] += demand.at(src, dst);
-        owed_bytes_[2 * dst + 1] += demand.at(src, dst);
+        far_bytes_[2 * src] += demand.at(src, dst);
+        far_bytes_[2 * dst + 1] += demand.at(src, dst);
       }
     }
     for (GpuId gpu = 0; gpu < ranks; ++gpu) {
@@ -250,8 +250,8 @@ class Planner::Impl {
         out_Bps += live_.nic_out_Bps(node, at);
         in_Bps += live_.nic_in_Bps(node, at);
       }
-      if (out_Bps != 0) longest = std::max(longest, static_cast<double>(owed_bytes_[2 * gpu]) / static_cast<double>(out_Bps));
-      if (in_Bps != 0) longest = std::max(longest, static_cast<double>(owed_bytes_[2 * gpu + 1]) / static_cast<double>(in_Bps));
+      if (out_Bps != 0) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu]) / static_cast<double>(out_Bps));
+      if (in_Bps != 0) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu + 1]) / static_cast<double>(in_Bps));
     }
     return longest;
   }
@@ -484,7 +484,7 @@ class Planner::Impl {
   std::vector<std::int64_t> owed_out_, owed_in_;  // by NIC: bytes that it is short of its part so far
   std::vector<EdgeId> edges_;
   std::vector<ResourceId> loaded_;
-  std::vector<std::uint64_t> owed_bytes_;  // by GPU: to and from other nodes
+  std::vector<std::uint64_t> far_bytes_;  // by GPU: to and from other nodes
 
   Demand demand_;
   std::array<Plan, 2> plans_;

@@ -18,7 +18,8 @@ const (
 	frrRunDir    = "/var/run/frr"
 )
 
-// FRR is one set of routing daemons (zebra, bgpd, bfdd, from FRR 10 on mgmtd, which has zebra's configuration there) in a namespace. Its pathspace is the namespace's name.
+// FRR is one set of routing daemons (zebra, bgpd, bfdd; from FRR 10 on also mgmtd, which has zebra's configuration there) in a
+// namespace. Its pathspace is the namespace's name.
 type FRR struct {
 	ns  Namespace
 	dir string // for logs
