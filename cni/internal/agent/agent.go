@@ -58,6 +58,9 @@ type Agent struct {
 	// hearing: changes of tenants go one step after the other. Between settling and publishing a step no other may mark addresses.
 	hearing sync.Mutex
 
+	// observing: sessions are looked at by one at a time, as what is remembered from look to look is of a single sequence of looks.
+	observing sync.Mutex
+
 	mutex       sync.Mutex
 	attachments map[attachment.Key]*attachment.Attachment
 	// own are this node's published addresses with the tenant they have now.

@@ -137,6 +137,8 @@ func (a *Agent) watchRouting(ctx context.Context) {
 }
 
 func (a *Agent) observeSessions(ctx context.Context) {
+	a.observing.Lock()
+	defer a.observing.Unlock()
 	sessions, err := a.Routing.Sessions(ctx)
 	if ctx.Err() != nil {
 		return // nobody knows what an interrupted question would have been answered
