@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ _ATTEMPTS = 8
 _ENOUGH_S = 0.3  # of a system's calls in a round, at the bound; a rival may take four times as long
 # The same of single calls. Their p99 is asked for small messages, whose calls are nothing but latency.
 _ENOUGH_SINGLE_S = 0.05
+# Nine tenths of such a call are the host's, whose speed changes within seconds: systems take turns before it does.
+_CALLS_A_TURN = 25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +149,13 @@ def _exchange_one(
             times[ranks.name].append(max(each["seconds"] for each in answers))
             host[ranks.name].append(max(each["host_seconds"] for each in answers))
             busy[ranks.name].append(max(each["busy_cores"] for each in answers))
-            for nothing, kept in ((False, single), (True, floor)):
-                # The first calls find the processors asleep and caches cold.
-                cold, warm = min(_COLD_CALLS, calls // 4), _affordable(effort.single_calls, bound, _ENOUGH_SINGLE_S)
-                answers = ranks.ask(_TIMEOUT_S, "single", calls=cold + warm, nothing=nothing)
-                kept[ranks.name] += _slowest(answers)[cold:]
+        # The first calls find the processors asleep and caches cold.
+        cold, left = min(_COLD_CALLS, calls // 4), _affordable(effort.single_calls, bound, _ENOUGH_SINGLE_S)
+        while left > 0:
+            some = min(left, _CALLS_A_TURN)
+            left -= some
+            for ranks, (nothing, kept) in itertools.product(turn, ((False, single), (True, floor))):
+                kept[ranks.name] += _slowest(ranks.ask(_TIMEOUT_S, "single", calls=cold + some, nothing=nothing))[cold:]
     for ranks in systems.running.values():
         _note_wrong(wrong, ranks)
     return [

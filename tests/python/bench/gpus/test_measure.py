@@ -42,12 +42,12 @@ class Ranks:
         return [{"seconds": {"copy": 9e-5, "push": 1e-4 if few else 8e-5, "interleave": 1.1e-4 if few else 7e-5}.get(do, 0.0)}]
 
 
-def measure(matrix: Any, *ranks: Ranks, rounds: int = 3) -> Any:
+def measure(matrix: Any, *ranks: Ranks, rounds: int = 3, single_calls: int = 4) -> Any:
     systems = Systems([], Place(2), lambda _: None)
     systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
     probe: Any = Ranks("probe", 0, 1, [])
     bound_of = functools.partial(measure_bound, probe)
-    (results,) = exchange(systems, bound_of, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, 4), lambda _: None)
+    (results,) = exchange(systems, bound_of, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, single_calls), lambda _: None)
     return results
 
 
@@ -61,6 +61,14 @@ def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
     assert first.call_seconds == [pytest.approx(5.1e-5)] * 12
     assert first.busy_cores == [0.5] * 3
     assert first.bound_seconds == 7e-5, "the fastest way of the probe"
+
+
+def test_systems_take_turns_in_single_calls_within_a_round() -> None:
+    order: list[str] = []
+    first, second = measure([[0, 5], [5, 0]], Ranks("a", 1e-4, 17, order), Ranks("b", 5e-5, 16, order), rounds=2, single_calls=30)
+    once = ["a single", "a single", "b single", "b single"]  # the call and the floor
+    assert [each for each in order if each.endswith("single")] == [*once, *once, *once[2:], *once[:2], *once[2:], *once[:2]]
+    assert len(first.call_seconds) == len(second.floor_seconds) == 60, "calls that warm up are left out"
 
 
 def test_a_wrong_byte_is_told_with_its_place() -> None:
