@@ -99,7 +99,7 @@ struct Shared {
 
 struct Options {
   std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0, lives = 0, nodes = 1, ranks = 0, offset = 0;
+  std::uint32_t rounds = 5, checks = 0, lives = 0, fresh = 0, nodes = 1, ranks = 0, offset = 0;
   bool graph = false, death = false, threads = false, in_pieces = false, large = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
@@ -185,6 +185,7 @@ class Rank {
                   options_.graph ? "graph replays" : "queued calls");
     if (options_.checks != 0) check_random();
     if (options_.lives != 0) check_lives();
+    if (options_.fresh != 0) time_fresh_buffers();
     for (const std::uint64_t size : options_.sizes) {
       for (const Pattern& pattern : patterns(world_, size)) {
         const bool wanted = ("," + options_.patterns + ",").find("," + std::string(pattern.option) + ",") != std::string::npos;
@@ -538,6 +539,44 @@ class Rank {
     compare("lives", before);
   }
 
+  // For how long messages into a new buffer go through slots, until the sender has mapped it. Operations of 16 MiB one after another,
+  // each waited for: one that takes less than half as long as the first goes straight there.
+  void time_fresh_buffers() {
+    constexpr std::uint64_t kBytes = 16u << 20;
+    constexpr std::uint32_t kMostOperations = 1000;
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> times;
+    for (std::uint32_t buffer = 0; buffer < options_.fresh; ++buffer) {
+      capacity_ = 0;
+      reserve(kBytes);
+      ::usleep(30'000 + buffer * 7919 % 40'000);  // at any time of what looks for new buffers now and then
+      barrier();
+      const auto begin = Clock::now();
+      std::vector<Flow> flows;
+      if (rank_ == 0) flows.push_back({true, 1, send_, kBytes});
+      if (rank_ == 1) flows.push_back({false, 0, receive_, kBytes});
+      float first = 0, last = 0;
+      for (std::uint32_t operation = 0; operation < kMostOperations && (operation < 2 || last > first / 2); ++operation) {
+        check(cudaEventRecord(start_, stream_), "record");
+        if (!flows.empty()) post(System::railweave, flows);
+        check(cudaEventRecord(stop_, stream_), "record");
+        check(cudaEventSynchronize(stop_), "an operation into a new buffer");
+        check(cudaEventElapsedTime(&shared_.seconds[rank_], start_, stop_), "elapsed");
+        barrier();
+        last = shared_.seconds[0];
+        if (operation == 0) first = last;
+        barrier();
+      }
+      require(api_->async_error(communicator_));
+      times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+    }
+    std::sort(times.begin(), times.end());
+    if (rank_ == 0)
+      std::printf("new buffers are reached through slots for %.1f ms [%.1f to %.1f], %u of them\n", times[times.size() / 2], times.front(),
+                  times.back(), options_.fresh);
+    barrier();
+  }
+
   std::uint32_t rank_, world_;
   int device_ = 0;
   const Options& options_;
@@ -599,6 +638,8 @@ Options parse(int argc, char** argv) {
       options.ranks = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--offset") {
       options.offset = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--fresh") {
+      options.fresh = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--lives") {
       options.lives = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--sizes") {

@@ -1,5 +1,5 @@
 // What a rank tells its mates outside the kernels, in host memory that they map: that it is alive and well, and which buffers grants may
-// name. One writer, any number of readers, no locks.
+// name. One writer but of the bell, any number of readers, no locks.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "bell.hpp"
 #include "liveness.hpp"
 #include "operation.hpp"
 
@@ -26,6 +27,8 @@ struct BookPage {
     std::uint64_t handle[8];  // a cudaIpcMemHandle_t
   };
   Liveness life;
+  Bell bell;  // what wakes this rank's threads; mates ring it
+  std::uint32_t reserved;
   std::uint64_t newest;      // number of the newest entry; the first one is kAbsoluteBuffer + 1
   Entry entries[kMappings];  // buffer n at n % kMappings
 };

@@ -155,8 +155,7 @@ Message Communicator::make_near_message(const Transfer& transfer) {
   if (transfer.direction == Direction::send) {
     message.mappings = region_->mappings(mate);
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
-    const Book::Place place = book_->name(transfer.data, transfer.bytes);
-    if (place.is_new) wake_.notify_all();  // mates map it the sooner; new names are rare
+    const Book::Place place = name_buffer(transfer.data, transfer.bytes);
     const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
     message.receive = {buffer.buffer, buffer.offset};
   }
@@ -406,7 +405,19 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
 
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
   const DeviceScope scope(device_);
-  book_->name(data, bytes);
+  name_buffer(data, bytes);
+}
+
+// New names are rare, and until mates have mapped a buffer its messages go through slots.
+Book::Place Communicator::name_buffer(const void* data, std::uint64_t bytes) {
+  const Book::Place place = book_->name(data, bytes);
+  if (place.is_new) ring_all();
+  return place;
+}
+
+void Communicator::ring_all() const {
+  ring(book_->page().bell);
+  for (const Mate& mate : mates_) ring(mate_books_[mate.rank]->page().bell);
 }
 
 // --- Watching
@@ -429,7 +440,7 @@ void Communicator::end_threads() {
     const std::scoped_lock lock(mutex_);
     ending_ = true;
   }
-  wake_.notify_all();
+  ring(book_->page().bell);
   for (std::jthread* thread : {&watcher_, &mapper_}) {
     if (thread->joinable()) thread->join();
   }
@@ -444,11 +455,14 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
   } catch (const Error& error) {
     fail({error.what(), std::nullopt});
   }
+  Bell& bell = book_->page().bell;
+  std::uint32_t heard = rings_of(bell);
   std::unique_lock lock(mutex_);
   while (!ending_) {
     const bool busy = captured_ || enqueued() != ended().completed;
-    wake_.wait_for(lock, busy ? kBusyLook : kIdleLook);
     lock.unlock();
+    wait_for_ring(bell, heard, busy ? kBusyLook : kIdleLook);
+    heard = rings_of(bell);
     try {
       (this->*look)();
     } catch (const std::exception& error) {
@@ -519,7 +533,8 @@ void Communicator::follow_books() {
     mate_books_[mate.rank]->follow(progress, of_mate);
   }
   if (extents_ == nullptr) return;
-  extents_->deliver();
+  if (extents_->deliver()) ring_all();  // who it is for, and this thread, which may have more to send
+  if (mail.size() == kMostMail) ring(book_->page().bell);
   const bool busy = progress.captured || progress.enqueued != progress.completed;
   extents_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
 }
@@ -644,7 +659,7 @@ void Communicator::abort() {
     if (left) failure_ = failure;
   }
   if (!left) return fail(failure);
-  wake_.notify_all();
+  ring(book_->page().bell);
   stop_kernels();
 }
 

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -103,6 +102,9 @@ class Communicator {
   static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);
   Message make_message(const Transfer& transfer);
   Message make_near_message(const Transfer& transfer);
+  // All mates hear of it at once where it is new.
+  Book::Place name_buffer(const void* data, std::uint64_t bytes);
+  void ring_all() const;
   const char* where(std::uint32_t rank) const;
   // With the sums of each message behind it, where its communicator is in the checksum mode.
   static std::vector<Transfer> with_sums(std::span<const Transfer> transfers, Checks& checks);
@@ -179,7 +181,6 @@ class Communicator {
   Claim claim_;  // as long as an operation has not ended; under the residents' mutex
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;
   bool ending_ = false;
   std::uint64_t enqueued_by_path_[kPaths] = {};
   std::uint64_t operations_ = 0;

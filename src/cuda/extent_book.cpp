@@ -197,18 +197,25 @@ bool ExtentBook::send(Parcel& parcel) {
   return parcel.waiting.empty();
 }
 
-void ExtentBook::deliver() {
-  for (int sent = 0; sent < kParcelsPerCall; ++sent) {
+bool ExtentBook::deliver() {
+  bool sent = false;
+  for (int parcels = 0; parcels < kParcelsPerCall; ++parcels) {
     Parcel* parcel = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      if (outgoing_.empty()) return;
+      if (outgoing_.empty()) return sent;
       parcel = &outgoing_.front();  // others are only added behind it
     }
-    if (pack(*parcel) && !send(*parcel)) return;
+    if (pack(*parcel)) {
+      const std::size_t before = parcel->waiting.size();
+      const bool all = send(*parcel);
+      sent = sent || parcel->waiting.size() < before;
+      if (!all) return sent;
+    }
     const std::lock_guard lock(mutex_);
     outgoing_.pop_front();
   }
+  return sent;
 }
 
 void ExtentBook::look_for_freed(std::size_t most) {

@@ -58,8 +58,8 @@ class ExtentBook {
   // again is new: a name goes with the memory, not with its address.
   std::optional<Name> name(std::uint64_t address, std::uint64_t bytes);
 
-  // Sends what mates do not have yet, as far as they take it.
-  void deliver();
+  // Sends what mates do not have yet, as far as they take it. Whether anything was sent.
+  bool deliver();
   // Withdraws an extent with a chunk that its program has given up, so that nobody keeps the memory. Looks at so many chunks of one.
   void look_for_freed(std::size_t most);
 

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -100,6 +102,58 @@ TEST(Buffers, AMessageOverSeveralChunksArrivesWhereItBelongs) {
   for (std::uint64_t i = 0; i < bytes; ++i) ASSERT_EQ(pointer(address)[i], static_cast<std::byte>(i * 7 / 3)) << i;
   EXPECT_EQ(pointer(address)[-1], std::byte{0});
   EXPECT_EQ(pointer(address)[bytes], std::byte{0});
+}
+
+TEST(Buffers, DeliveringSaysWhetherAnythingWasSent) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  EXPECT_FALSE(owner.book.deliver());
+  HostSegment segment(owner.memory, 1);
+  segment.fill(0);
+  ASSERT_TRUE(owner.book.name(segment.at(0), 10));
+  EXPECT_TRUE(owner.book.deliver());
+  EXPECT_FALSE(owner.book.deliver());
+}
+
+using namespace std::chrono_literals;
+// Much longer than a wait that is ended, however busy the machine is, and much shorter than the next.
+constexpr auto kNever = 60s;
+
+TEST(Bell, WhatRangSinceItWasAskedEndsAWaitAtOnce) {
+  Bell bell{};
+  const std::uint32_t heard = rings_of(bell);
+  ring(bell);
+  const auto begin = std::chrono::steady_clock::now();
+  wait_for_ring(bell, heard, kNever);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kNever / 2);
+  EXPECT_NE(rings_of(bell), heard);
+}
+
+TEST(Bell, AnotherProcessEndsAWait) {
+  engine::SharedMemory shared = engine::SharedMemory::create("bell", sizeof(BookPage));
+  Bell& bell = shared.at<BookPage>(0).bell;
+  const std::uint32_t heard = rings_of(bell);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    engine::SharedMemory there = engine::SharedMemory::open(shared.handle());
+    ::usleep(50'000);
+    ring(there.at<BookPage>(0).bell);
+    ::_exit(0);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (rings_of(bell) == heard && std::chrono::steady_clock::now() - begin < kNever) wait_for_ring(bell, heard, kNever);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kNever / 2);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(Bell, AWaitEndsWithItsTime) {
+  Bell bell{};
+  const auto begin = std::chrono::steady_clock::now();
+  wait_for_ring(bell, rings_of(bell), 20ms);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 20ms);
 }
 
 TEST(Buffers, OneNameForAllOfASegment) {

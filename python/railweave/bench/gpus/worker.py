@@ -55,6 +55,11 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
+def _processor_of(rank: int, world: int, allowed: set[int]) -> int:
+    """Each rank's from a part of its own."""
+    return sorted(allowed)[len(allowed) * (2 * rank + 1) // (2 * world)]
+
+
 def words(count: int, first: int) -> Any:
     """The pattern's words on this GPU (railweave.bench.pattern)."""
     return torch.arange(count, dtype=torch.int64, device="cuda") * _G + _signed(first)
@@ -150,19 +155,28 @@ class Worker:
         return {"seconds": start.elapsed_time(stop) / 1e3 / calls, "host_seconds": self._host_seconds, "held": held, "busy_cores": busy}
 
     def single(self, calls: int, nothing: bool) -> dict[str, Any]:
-        """Time of a call as a program that waits for it sees it; `nothing`: the same call with 0 bytes for everybody, the floor."""
+        """Time of a call as a program that waits for it sees it; `nothing`: the same call with 0 bytes for everybody, the floor.
+
+        The thread that calls has the same processor under every system: which one it got was worth 47 to 125 us of a floor of 70 otherwise
+        (2 x H100 in a virtual machine, docs/results.md).
+        """
         empty, zeros = self._send[:0], [0] * self.world
         times = []
-        for _ in range(calls):
-            dist.all_reduce(self._tick)
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            if nothing:
-                dist.all_to_all_single(self._recv[:0], empty, zeros, zeros)
-            else:
-                self._exchange()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {_processor_of(self.rank, self.world, allowed)})
+        try:
+            for _ in range(calls):
+                dist.all_reduce(self._tick)
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                if nothing:
+                    dist.all_to_all_single(self._recv[:0], empty, zeros, zeros)
+                else:
+                    self._exchange()
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+        finally:
+            os.sched_setaffinity(0, allowed)
         return {"seconds": times}
 
     def beside(self, work: str, pieces: int, exchanges: int) -> dict[str, Any]:
