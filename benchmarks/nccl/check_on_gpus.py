@@ -37,8 +37,8 @@ class Way:
 
 
 WAYS = (
-    Way("shim", ("collectives", "graphs", "ordering", "lives", "random_groups", "host_cost", "memory"), True),
-    Way("shim, expandable segments", ("collectives", "graphs", "freed"), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    Way("shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory"), True),
+    Way("shim, expandable segments", ("collectives", "graphs", "freed", "buffers"), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Way(
         "shim, expandable segments, over slots",
         ("collectives",),

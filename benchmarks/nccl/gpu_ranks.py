@@ -279,6 +279,29 @@ def freed(rank: int, world: int) -> dict[str, object]:
     return result
 
 
+def buffers(rank: int, world: int) -> dict[str, object]:
+    """As a program that keeps its activations: receive buffers in turn, more than any program has, and one alone."""
+    nbytes, calls = 32 << 20, 200
+    send = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+
+    def call_us(outputs: list[torch.Tensor]) -> float:
+        for output in outputs:
+            dist.all_to_all_single(output, send)
+        torch.cuda.synchronize()
+        time.sleep(1)  # all are mapped
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        dist.barrier()
+        start.record()
+        for number in range(calls):
+            dist.all_to_all_single(outputs[number % len(outputs)], send)
+        stop.record()
+        torch.cuda.synchronize()
+        return round(start.elapsed_time(stop) * 1e3 / calls, 1)
+
+    many = [torch.zeros(nbytes, dtype=torch.uint8, device="cuda") for _ in range(calls)]
+    return {"us, one buffer": call_us(many[:1]), f"us, {calls} in turn": call_us(many)}
+
+
 def random_groups(rank: int, world: int) -> dict[str, object]:
     """See random_groups.py."""
     nccl = Nccl()
@@ -483,7 +506,7 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
 
 SECTIONS = {
     f.__name__: f
-    for f in (collectives, graphs, ordering, freed, lives, random_groups, host_cost, memory, stall, death, goodbye, torch_interface)
+    for f in (collectives, graphs, ordering, freed, buffers, lives, random_groups, host_cost, memory, stall, death, goodbye, torch_interface)
 }
 
 

@@ -38,7 +38,10 @@ Allocation find_allocation(const void* data) {
 
 }  // namespace
 
-Book::Book(Remarks& remarks) : remarks_(remarks), memory_(engine::SharedMemory::create("railweave-book", sizeof(BookPage))) {
+Book::Book(Remarks& remarks)
+    : remarks_(remarks),
+      memory_(engine::SharedMemory::create("railweave-book", sizeof(BookPage))),
+      allocations_(page(), [](std::uint64_t address) { return find_allocation(reinterpret_cast<const void*>(address)).buffer_id; }) {
   page().newest = kAbsoluteBuffer;
 }
 
@@ -71,19 +74,19 @@ Book::Place Book::find(const void* data, std::uint64_t bytes) {
   }
   const std::uint64_t offset = address - allocation.base;
   if (address < allocation.base || offset > allocation.bytes || bytes > allocation.bytes - offset) return {};
-  const auto known = names_.find(allocation.buffer_id);
-  // Entries are reused in turn; a name whose entry is gone is given anew.
-  if (known != names_.end() && known->second + kMappings > page().newest) return {{known->second, offset}, local};
+  if (const auto known = allocations_.find(allocation.buffer_id)) return {{*known, offset}, local};
   cudaIpcMemHandle_t handle;
   static_assert(sizeof handle == sizeof BookPage::Entry::handle);
   if (cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return {{}, local};
   }
-  const std::uint64_t number = list_buffer(page(), BufferKind::ipc, &handle);
-  std::erase_if(names_, [&](const auto& name) { return name.second + kMappings <= number; });
-  names_[allocation.buffer_id] = number;
-  return {{number, offset}, local};
+  return {{allocations_.list(allocation.buffer_id, allocation.base, &handle), offset}, local};
+}
+
+bool Book::look_for_freed(std::size_t most) {
+  const bool allocations = allocations_.look_for_freed(most);
+  return (extents_ != nullptr && extents_->look_for_freed(most)) || allocations;
 }
 
 }  // namespace railweave::cuda

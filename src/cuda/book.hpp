@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "../engine/shared_memory.hpp"
+#include "allocation_book.hpp"
 #include "book_page.hpp"
 #include "extent_book.hpp"
 #include "mailbox.hpp"
@@ -33,6 +33,9 @@ class Book {
   // memory that was not made to be. A freed and reused address has another buffer id, so it never finds the old name. Calls may run beside
   // each other: allocators register memory on whatever thread allocates.
   Place name(const void* data, std::uint64_t bytes);
+  // Withdraws names of memory that its program has given back: until mates let go of it, it is not free. Looks at so many allocations and
+  // pieces. Whether there was any.
+  bool look_for_freed(std::size_t most);
 
  private:
   Place find(const void* data, std::uint64_t bytes);
@@ -41,7 +44,7 @@ class Book {
   Remarks& remarks_;
   bool remarked_ = false;
   engine::SharedMemory memory_;
-  std::unordered_map<std::uint64_t, std::uint64_t> names_;  // CUDA's buffer id → name
+  AllocationBook allocations_;
   std::unique_ptr<ExtentBook> extents_;
 };
 

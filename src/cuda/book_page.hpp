@@ -33,6 +33,10 @@ struct BookPage {
   Entry entries[kMappings];  // buffer n at n % kMappings
 };
 
+// Buffers, and pieces of those in virtual memory, at which the mapping thread looks each time for what was freed: every ms while operations
+// run, else every 20 ms. A piece is three calls of the driver, so either way a few thousand calls a second.
+inline constexpr std::size_t kLooksWhileBusy = 8, kLooksWhileIdle = 128;
+
 // The entry of buffer `number`, or what has taken its place.
 inline BookPage::Entry& entry_of(BookPage& page, std::uint64_t number) { return page.entries[number % kMappings]; }
 inline bool is_listed(BookPage& page, std::uint64_t number) { return std::atomic_ref(entry_of(page, number).buffer).load() == number; }

@@ -24,7 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How often the watching thread looks: while operations are under way, and else. An error or a new buffer is seen within that time.
+// How often the threads look: while operations are under way, and else. An error is seen within that time, and what has been freed.
 constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
 constexpr auto kAnswerTime = 500ms;  // of a GPU, or an engine's thread, that is asked why nothing moves
 constexpr std::size_t kMostPending = 4096;
@@ -425,7 +425,7 @@ void Communicator::ring_all() const {
 // Mates have this rank for one of theirs by now, so what it lacks is a failure of the communicator.
 void Communicator::start_threads() {
   try {
-    if (virtual_memory_ != nullptr) mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
+    mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
     watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
   } catch (const std::system_error& error) {
     fail({std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)", std::nullopt});
@@ -475,7 +475,6 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
 void Communicator::look_around() {
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
   if (auto failure = find_unmatched()) fail(std::move(*failure));
-  if (virtual_memory_ == nullptr) follow_books();
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
     case KernelError::none: break;
@@ -501,11 +500,9 @@ void Communicator::look_around() {
   }
 }
 
-// With virtual memory on a thread of its own: mapping takes many calls of the driver, and who watches must hear of a death while one of
-// them waits for something.
+// On a thread of its own: a call of the driver may wait for another thread's, and who watches must hear of a death meanwhile.
 void Communicator::follow_books() {
   MateBook::Progress progress{};
-  // Asked only where it matters: a call of CUDA may wait for another thread's, and without virtual memory it is the watching thread's.
   const bool retired = std::any_of(mate_books_.begin(), mate_books_.end(), [](const auto& book) { return book && book->keeps_retired(); });
   progress.settled = retired && cudaStreamQuery(side_stream_.get()) == cudaSuccess;
   {
@@ -532,11 +529,11 @@ void Communicator::follow_books() {
     }
     mate_books_[mate.rank]->follow(progress, of_mate);
   }
-  if (extents_ == nullptr) return;
-  if (extents_->deliver()) ring_all();  // who it is for, and this thread, which may have more to send
-  if (mail.size() == kMostMail) ring(book_->page().bell);
+  const bool sent = extents_ != nullptr && extents_->deliver();
   const bool busy = progress.captured || progress.enqueued != progress.completed;
-  extents_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
+  const bool freed = book_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
+  if (sent || freed) ring_all();  // who it is for, and this thread, which may have more to send
+  if (mail.size() == kMostMail) ring(book_->page().bell);
 }
 
 // A rank that has left will not queue what a message of this one still needs. What it had queued has ended, so its counts say what that

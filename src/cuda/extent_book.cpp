@@ -87,7 +87,8 @@ bool ExtentBook::still_there(const Extent& extent, std::uint64_t address, std::u
   });
 }
 
-// The chunks that hold those bytes, and their neighbours: tensors come and go inside a segment, and shall find one name.
+// The chunks that hold those bytes, and their neighbours: tensors come and go inside a segment, and shall find one name. A segment's chunks
+// are all as large; what lies beside them is others' memory, NCCL's own for one (117 chunks of it beside a buffer of one, 2 x H100).
 std::shared_ptr<ExtentBook::Extent> ExtentBook::find_extent(std::uint64_t address, std::uint64_t bytes) {
   std::deque<Chunk> chunks;
   std::string refused;
@@ -115,13 +116,20 @@ std::shared_ptr<ExtentBook::Extent> ExtentBook::find_extent(std::uint64_t addres
     if (!chunk) return give_up(refused);
     chunks.push_back(*chunk);
   }
+  const std::uint64_t size = chunks.front().bytes;
+  const auto neighbour = [&](std::uint64_t at) -> std::optional<Chunk> {
+    const auto chunk = retain(at);
+    if (!chunk || chunk->bytes == size) return chunk;
+    memory_.release(chunk->handle);
+    return std::nullopt;
+  };
   while (chunks.size() < kMostChunks) {
-    const auto chunk = retain(chunks.back().base + chunks.back().bytes);
+    const auto chunk = neighbour(chunks.back().base + chunks.back().bytes);
     if (!chunk) break;
     chunks.push_back(*chunk);
   }
   while (chunks.size() < kMostChunks && chunks.front().base != 0) {
-    const auto chunk = retain(chunks.front().base - 1);
+    const auto chunk = neighbour(chunks.front().base - 1);
     if (!chunk) break;
     chunks.push_front(*chunk);
   }
@@ -218,7 +226,7 @@ bool ExtentBook::deliver() {
   return sent;
 }
 
-void ExtentBook::look_for_freed(std::size_t most) {
+bool ExtentBook::look_for_freed(std::size_t most) {
   Named named{};
   std::size_t first = 0;
   {
@@ -226,7 +234,7 @@ void ExtentBook::look_for_freed(std::size_t most) {
     drop_unlisted();
     std::size_t chunks = 0;
     for (const Named& each : named_) chunks += each.extent->chunks.size();
-    if (chunks == 0) return;
+    if (chunks == 0) return false;
     std::size_t at = looked_at_ % chunks;
     for (const Named& each : named_) {
       named = each;
@@ -238,9 +246,10 @@ void ExtentBook::look_for_freed(std::size_t most) {
   }
   const auto& chunks = named.extent->chunks;
   const Chunk& last = chunks[std::min(first + most, chunks.size()) - 1];
-  if (still_there(*named.extent, chunks[first].base, last.base + last.bytes)) return;
+  if (still_there(*named.extent, chunks[first].base, last.base + last.bytes)) return false;
   const std::lock_guard lock(mutex_);
   withdraw(named.number);
+  return true;
 }
 
 // --- A mate

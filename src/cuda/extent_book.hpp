@@ -22,9 +22,6 @@ namespace railweave::cuda {
 
 // Of an extent: 20 GiB of PyTorch's 20 MiB chunks.
 inline constexpr std::uint32_t kMostChunks = 1024;
-// Chunks at which the mapping thread looks each time it wakes: every ms while operations run, else every 20 ms. A chunk is three calls of
-// the driver, so either way a few thousand a second.
-inline constexpr std::size_t kLooksWhileBusy = 8, kLooksWhileIdle = 128;
 
 // Says something once.
 class Remarks {
@@ -61,7 +58,8 @@ class ExtentBook {
   // Sends what mates do not have yet, as far as they take it. Whether anything was sent.
   bool deliver();
   // Withdraws an extent with a chunk that its program has given up, so that nobody keeps the memory. Looks at so many chunks of one.
-  void look_for_freed(std::size_t most);
+  // Whether it has.
+  bool look_for_freed(std::size_t most);
 
  private:
   // Holds on to its chunks' handles: so no other memory has one of them.

@@ -11,12 +11,13 @@ MateBook::MateBook(const engine::MemoryHandle& handle, MappingTable table, Virtu
 }
 
 void MateBook::retire(std::uint32_t index) {
-  Mapped& mapped = mapped_[index];
-  if (mapped.base != nullptr) {
+  const auto mapped = mapped_.find(index);
+  if (mapped == mapped_.end()) return;
+  if (mapped->second.base != nullptr) {
     table_.write(index, {0, 0});
-    retired_.push_back({std::move(mapped.base), std::nullopt});
+    retired_.push_back({std::move(mapped->second.base), std::nullopt});
   }
-  mapped = {};
+  mapped_.erase(mapped);
 }
 
 void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& mail) {
@@ -27,9 +28,11 @@ void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& 
   const std::uint64_t newest = std::atomic_ref(page().newest).load();
   if (newest - seen_ > kMappings) seen_ = newest - kMappings;
   while (seen_ < newest) map(++seen_);
-  for (std::uint32_t index = 0; index < kMappings; ++index) {
-    if (mapped_[index].withdrawable && !is_listed(page(), mapped_[index].number)) retire(index);
+  std::vector<std::uint32_t> withdrawn;
+  for (const auto& [index, mapped] : mapped_) {
+    if (!is_listed(page(), mapped.number)) withdrawn.push_back(index);
   }
+  for (const std::uint32_t index : withdrawn) retire(index);
   if (arrivals_) {
     arrivals_->tidy();
     for (const Mail* each : mail) {
@@ -37,7 +40,7 @@ void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& 
       if (!arrived || !is_listed(page(), arrived->number)) continue;
       const auto index = static_cast<std::uint32_t>(arrived->number % kMappings);
       retire(index);
-      mapped_[index] = {arrived->number, arrived->extent, true};
+      mapped_[index] = {arrived->number, arrived->extent};
       table_.write(index, {granted_name(arrived->number), arrived->extent->base()});
     }
   }
@@ -50,13 +53,11 @@ void MateBook::map(std::uint64_t number) {
   const auto index = static_cast<std::uint32_t>(number % kMappings);
   const auto listing = read_listing(page(), number);
   if (!listing) return;  // replaced meanwhile by a newer one, which follows; or withdrawn
-  if (mapped_[index].number == number) return;
   retire(index);
-  mapped_[index].number = number;
+  Mapped& mapped = mapped_[index] = {number, nullptr};
   if (listing->kind != BufferKind::ipc || !table_.open) return;
-  mapped_[index].base = table_.open(listing->handle);
-  if (mapped_[index].base != nullptr)
-    table_.write(index, {granted_name(number), reinterpret_cast<std::uint64_t>(mapped_[index].base.get())});
+  mapped.base = table_.open(listing->handle);
+  if (mapped.base != nullptr) table_.write(index, {granted_name(number), reinterpret_cast<std::uint64_t>(mapped.base.get())});
 }
 
 }  // namespace railweave::cuda

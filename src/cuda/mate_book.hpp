@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "../engine/shared_memory.hpp"
@@ -47,8 +48,7 @@ class MateBook {
  private:
   struct Mapped {
     std::uint64_t number = 0;
-    std::shared_ptr<const void> base;
-    bool withdrawable = false;
+    std::shared_ptr<const void> base;  // none: refused, or its descriptors are on their way
   };
   struct Retired {
     std::shared_ptr<const void> base;
@@ -61,7 +61,7 @@ class MateBook {
   const MappingTable table_;
   std::optional<ExtentArrivals> arrivals_;
   std::uint64_t seen_ = kAbsoluteBuffer;
-  Mapped mapped_[kMappings];
+  std::unordered_map<std::uint32_t, Mapped> mapped_;  // by index in the table
   std::vector<Retired> retired_;
 };
 

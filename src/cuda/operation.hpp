@@ -13,7 +13,7 @@ enum class Path : std::uint8_t { packets, granted, rail };
 inline constexpr std::uint32_t kPaths = 3;
 
 // Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
-inline constexpr std::uint32_t kMappings = 64;
+inline constexpr std::uint32_t kMappings = 1024;
 struct alignas(16) Mapping {  // kernels read both words in one access
   std::uint64_t buffer;       // granted_name()
   std::uint64_t base;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -16,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "allocation_book.hpp"
 #include "extent_book.hpp"
 #include "host_virtual_memory.hpp"
 #include "mailbox.hpp"
@@ -82,6 +84,22 @@ void exchange_mail(Owner& owner, Writer& writer) {
   }
 }
 
+// So many files may be open at least, as long as it lives.
+class OpenFiles {
+ public:
+  explicit OpenFiles(rlim_t files) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit more{std::max(before_.rlim_cur, files), before_.rlim_max};
+    if (::setrlimit(RLIMIT_NOFILE, &more) != 0) throw Error("the limit on open files cannot be raised");
+  }
+  OpenFiles(const OpenFiles&) = delete;
+  OpenFiles& operator=(const OpenFiles&) = delete;
+  ~OpenFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
 std::byte* pointer(std::uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
 TEST(Buffers, AMessageOverSeveralChunksArrivesWhereItBelongs) {
@@ -102,6 +120,76 @@ TEST(Buffers, AMessageOverSeveralChunksArrivesWhereItBelongs) {
   for (std::uint64_t i = 0; i < bytes; ++i) ASSERT_EQ(pointer(address)[i], static_cast<std::byte>(i * 7 / 3)) << i;
   EXPECT_EQ(pointer(address)[-1], std::byte{0});
   EXPECT_EQ(pointer(address)[bytes], std::byte{0});
+}
+
+// NCCL's own memory, for one.
+TEST(Buffers, ChunksOfAnotherSizeBesideASegmentAreNotOfIt) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 6);
+  for (std::size_t place = 1; place < 4; ++place) segment.fill(place);
+  const Chunk before{segment.at(1) - kChunk / 2, kChunk / 2, owner.memory.create(kChunk / 2)};
+  const Chunk behind{segment.at(4), 2 * kChunk, owner.memory.create(2 * kChunk)};
+  for (const Chunk& each : {before, behind}) {
+    owner.memory.map(each);
+    owner.memory.allow(each.base, each.bytes);
+  }
+  const auto name = owner.book.name(segment.at(2), 10);
+  ASSERT_TRUE(name);
+  EXPECT_EQ(name->buffer.offset, kChunk);
+  exchange_mail(owner, writer);
+  EXPECT_NE(writer.find(name->buffer), nullptr);
+  EXPECT_EQ(writer.memory.mappings(), 3u);
+  for (const Chunk& each : {before, behind}) {
+    owner.memory.unmap(each.base, each.bytes);
+    owner.memory.release(each.handle);
+  }
+}
+
+// What mates keep mapped is not free, whatever its program has given back.
+TEST(Buffers, AnAllocationThatWasFreedIsLetGoOf) {
+  Owner owner;
+  std::map<std::uint64_t, std::uint64_t> allocated{{0x1000, 7}, {0x2000, 8}, {0x3000, 9}};
+  AllocationBook book(owner.page(), [&](std::uint64_t address) { return allocated.contains(address) ? allocated[address] : 0; });
+  std::set<std::uint64_t> opened;
+  MappingTable table;
+  Mapping entries[kMappings]{};
+  table.write = [&](std::uint32_t index, Mapping mapping) { entries[index] = mapping; };
+  table.open = [&](const void* handle) {
+    std::uint64_t base = 0;
+    std::memcpy(&base, handle, sizeof base);
+    opened.insert(base);
+    return std::shared_ptr<void>(reinterpret_cast<void*>(base), [&opened, base](void*) { opened.erase(base); });
+  };
+  Remarks remarks{[](const std::string&) {}};
+  MateBook mate(owner.shared.handle(), table, nullptr, "rank 3", remarks);
+  std::map<std::uint64_t, std::uint64_t> names;
+  for (const auto& [base, id] : allocated) {
+    EXPECT_FALSE(book.find(id));
+    const std::uint64_t handle[8] = {base};
+    names[id] = book.list(id, base, handle);
+  }
+  mate.follow({1, 0, false, true, false});
+  EXPECT_EQ(opened, (std::set<std::uint64_t>{0x1000, 0x2000, 0x3000}));
+  EXPECT_EQ(entries[names[8] % kMappings].base, 0x2000u);
+
+  EXPECT_FALSE(book.look_for_freed(2)) << "all is there";
+  allocated.erase(0x1000);
+  allocated[0x2000] = 10;  // freed, and others' now
+  EXPECT_FALSE(book.look_for_freed(1)) << "the third one";
+  EXPECT_TRUE(book.look_for_freed(1));
+  EXPECT_TRUE(book.look_for_freed(1));
+  EXPECT_FALSE(book.look_for_freed(5));
+  EXPECT_FALSE(book.find(7));
+  EXPECT_FALSE(book.find(8));
+  EXPECT_EQ(book.find(9), names[9]);
+
+  mate.follow({1, 0, false, true, false});
+  EXPECT_EQ(entries[names[8] % kMappings].buffer, 0u) << "no kernel finds it any more";
+  EXPECT_EQ(opened.size(), 3u) << "an operation that found it may run";
+  mate.follow({1, 1, false, true, false});
+  EXPECT_EQ(opened, (std::set<std::uint64_t>{0x3000}));
 }
 
 TEST(Buffers, DeliveringSaysWhetherAnythingWasSent) {
@@ -284,13 +372,16 @@ TEST(Buffers, OldNamesMakeRoom) {
   Writer writer(owner.shared.handle());
   owner.book.add_mate(writer.mailbox.handle());
   // Every other place stays empty, so each chunk is an extent of its own.
+  const OpenFiles limit(4 * kMappings);
   HostSegment segment(owner.memory, 2 * kMappings + 40);
   std::vector<BufferName> names;
   for (std::size_t place = 0; place < segment.places(); place += 2) {
     segment.fill(place);
     names.push_back(owner.book.name(segment.at(place), kChunk)->buffer);
-    exchange_mail(owner, writer);
+    owner.book.deliver();
+    writer.look();
   }
+  exchange_mail(owner, writer);
   for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(writer.find(names[i]) != nullptr, i + kMappings >= names.size()) << i;
   writer.completed = writer.enqueued = 1;
   writer.look();
@@ -411,7 +502,7 @@ TEST(Buffers, AMateThatIsStoppedKeepsNoMemoryThatWasFreed) {
   Owner owner;
   Writer writer(owner.shared.handle());
   owner.book.add_mate(writer.mailbox.handle());
-  constexpr std::size_t kLive = kMappings - 8;  // more than a mailbox takes
+  constexpr std::size_t kLive = 56;  // more than a mailbox takes
   HostSegment live(owner.memory, 2 * kLive), freed(owner.memory, 1);
   for (std::size_t place = 0; place < live.places(); place += 2) {
     live.fill(place);
