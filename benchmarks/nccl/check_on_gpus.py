@@ -38,7 +38,12 @@ class Way:
 
 WAYS = (
     Way("shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory"), True),
-    Way("shim, expandable segments", ("collectives", "graphs", "freed", "buffers"), True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    Way(
+        "shim, expandable segments",
+        ("collectives", "graphs", "freed", "buffers"),
+        True,
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
     Way(
         "shim, expandable segments, over slots",
         ("collectives",),

@@ -506,7 +506,21 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
 
 SECTIONS = {
     f.__name__: f
-    for f in (collectives, graphs, ordering, freed, buffers, lives, random_groups, host_cost, memory, stall, death, goodbye, torch_interface)
+    for f in (
+        collectives,
+        graphs,
+        ordering,
+        freed,
+        buffers,
+        lives,
+        random_groups,
+        host_cost,
+        memory,
+        stall,
+        death,
+        goodbye,
+        torch_interface,
+    )
 }
 
 
