@@ -154,6 +154,10 @@ Message Communicator::make_near_message(const Transfer& transfer) {
   message.relay_slots = indirect_->relay_slots();
   if (transfer.direction == Direction::send) {
     message.mappings = region_->mappings(mate);
+  } else if (transfer.peer == rank_) {
+    // Whatever memory it is. Without that what a rank sends itself went through slots where it is virtual, as no table has its own buffers:
+    // an all-to-all of 64 MiB under PyTorch's expandable segments took 1,040 us instead of 115, and NCCL 144 (2 x H100).
+    message.receive = {kAbsoluteBuffer, reinterpret_cast<std::uint64_t>(transfer.data)};
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
     const Book::Place place = name_buffer(transfer.data, transfer.bytes);
     const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
