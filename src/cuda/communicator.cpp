@@ -216,6 +216,12 @@ bool Communicator::holds() const {
   return !failure_ && (captured_ || enqueued() != ended().completed);
 }
 
+bool Communicator::runs_beside() const {
+  const std::scoped_lock lock(residents().mutex);
+  return std::any_of(residents().all.begin(), residents().all.end(),
+                     [&](const Communicator* other) { return other != this && other->device_ == device_ && other->holds(); });
+}
+
 // Its operations run one after another, so they hold what the largest of them does.
 void Communicator::hold(const Plan& plan, StreamId stream, bool captured) {
   const bool more = holds(), one_stream = !captured && (!more || claim_.stream == stream);
@@ -519,6 +525,7 @@ void Communicator::follow_books() {
   // nobody tells, is seen.
   if (progress.captured)
     progress.quiet = progress.settled && progress.enqueued == progress.completed && cudaEventQuery(last_.get()) == cudaSuccess;
+  progress.idle = retired && (progress.captured ? progress.quiet : progress.enqueued == progress.completed) && !runs_beside();
   std::deque<Mail> mail;
   while (mailbox_ != nullptr && mail.size() < kMostMail) {
     auto next = mailbox_->receive();

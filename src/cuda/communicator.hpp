@@ -120,6 +120,7 @@ class Communicator {
   static Held held_beside(std::span<Communicator* const> own, StreamId stream, bool captured);
   void hold(const Plan& plan, StreamId stream, bool captured);
   bool holds() const;
+  bool runs_beside() const;  // does another communicator's operation on the device; takes the residents' mutex
   void note(std::span<const Transfer> transfers, bool captured);
   void take_back(std::span<const Transfer> transfers);
   void start_threads();

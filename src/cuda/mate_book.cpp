@@ -15,13 +15,13 @@ void MateBook::retire(std::uint32_t index) {
   if (mapped == mapped_.end()) return;
   if (mapped->second.base != nullptr) {
     table_.write(index, {0, 0});
-    retired_.push_back({std::move(mapped->second.base), std::nullopt});
+    retired_.push_back({std::move(mapped->second.base), mapped->second.kind, std::nullopt});
   }
   mapped_.erase(mapped);
 }
 
 void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& mail) {
-  if (progress.quiet) retired_.clear();
+  if (progress.quiet) std::erase_if(retired_, [&](const Retired& retired) { return may_go(retired, progress); });
   for (Retired& retired : retired_) {
     if (progress.settled && !retired.enqueued) retired.enqueued = progress.enqueued;
   }
@@ -40,13 +40,20 @@ void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& 
       if (!arrived || !is_listed(page(), arrived->number)) continue;
       const auto index = static_cast<std::uint32_t>(arrived->number % kMappings);
       retire(index);
-      mapped_[index] = {arrived->number, arrived->extent};
+      mapped_[index] = {arrived->number, arrived->extent, BufferKind::virtual_};
       table_.write(index, {granted_name(arrived->number), arrived->extent->base()});
     }
   }
   if (progress.captured) return;
-  std::erase_if(retired_, [&](const Retired& retired) { return retired.enqueued && progress.completed >= *retired.enqueued; });
+  std::erase_if(retired_, [&](const Retired& retired) {
+    return retired.enqueued && progress.completed >= *retired.enqueued && may_go(retired, progress);
+  });
 }
+
+// CUDA unmaps another process' allocation when no kernel of the device runs, and until then no other thread's launch returns (2.3 s of a
+// kernel of 2.5, H100, driver 580). Where that kernel waits for a rank whose program waits for one that this program is about to launch,
+// none of them would ever go on. Virtual memory is unmapped beside kernels.
+bool MateBook::may_go(const Retired& retired, const Progress& progress) { return retired.kind == BufferKind::virtual_ || progress.idle; }
 
 // A mapping that is refused leaves the table without the buffer: its data go through slots.
 void MateBook::map(std::uint64_t number) {
@@ -54,7 +61,7 @@ void MateBook::map(std::uint64_t number) {
   const auto listing = read_listing(page(), number);
   if (!listing) return;  // replaced meanwhile by a newer one, which follows; or withdrawn
   retire(index);
-  Mapped& mapped = mapped_[index] = {number, nullptr};
+  Mapped& mapped = mapped_[index] = {number, nullptr, listing->kind};
   if (listing->kind != BufferKind::ipc || !table_.open) return;
   mapped.base = table_.open(listing->handle);
   if (mapped.base != nullptr) table_.write(index, {granted_name(number), reinterpret_cast<std::uint64_t>(mapped.base.get())});

@@ -39,8 +39,9 @@ class MateBook {
     bool captured;  // operations may run that were not counted
     bool settled;   // the table's changes of earlier calls had taken effect before `enqueued` was read
     bool quiet;     // settled, and none ran at some time after that
+    bool idle;      // no kernel of this library runs on the device
   };
-  // Whether mappings that have left the table are still kept: only then the last two matter.
+  // Whether mappings that have left the table are still kept: only then the last three matter.
   bool keeps_retired() const { return !retired_.empty(); }
   // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
   void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});
@@ -49,12 +50,15 @@ class MateBook {
   struct Mapped {
     std::uint64_t number = 0;
     std::shared_ptr<const void> base;  // none: refused, or its descriptors are on their way
+    BufferKind kind = BufferKind::ipc;
   };
   struct Retired {
     std::shared_ptr<const void> base;
+    BufferKind kind;
     std::optional<std::uint64_t> enqueued;  // operations that may have found it in the table; none until the table's change has settled
   };
   void map(std::uint64_t number);
+  static bool may_go(const Retired& retired, const Progress& progress);
   void retire(std::uint32_t index);
 
   engine::SharedMemory memory_;
