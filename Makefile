@@ -7,7 +7,7 @@ RAILWEAVE := .venv/bin/railweave
 # scripts/setup puts a Go there when the machine has none that is new enough.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build demo test test-cpp test-python lint tidy format stubs clean
+.PHONY: help setup build demo test test-cpp test-python test-torch lint tidy format stubs clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -35,6 +35,12 @@ test-cpp: build ## C++ tests
 test-python: ## Python tests
 	@.venv/bin/python -m pytest -q -n 3 -m 'not root'
 	@.venv/bin/python -m pytest -q -m root
+
+# Not part of `test`, as PyTorch's wheels bring 3 GB. What this virtual environment holds otherwise is .venv's.
+test-torch: setup ## railweave.torch on CPU tensors (downloads PyTorch once, 3 GB)
+	@test -x build/torch/bin/pytest || { .venv/bin/python -m venv build/torch && build/torch/bin/pip install -q torch numpy pytest; }
+	@ls -d $(CURDIR)/.venv/lib/python3*/site-packages > $$(ls -d build/torch/lib/python3*/site-packages)/railweave.pth
+	@build/torch/bin/python -m pytest -q -p no:xdist tests/python/pytorch
 
 lint: ## formatters, linters, type checker
 	@scripts/lint

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from railweave.errors import Error
-from railweave.torch.ranks import Pending, _DeviceRanks, close, ranks_of
+from railweave.torch.ranks import Pending, _DeviceRanks, close, made_ranks_of, ranks_of
 
 __all__ = ["Work", "all_to_all_single", "close", "deregister", "register"]
 
@@ -123,15 +123,24 @@ def all_to_all_single(
 
 
 def register(tensor: Any, group: Any = None) -> int:
-    """A CUDA tensor that is exchanged often: its memory is mapped by the group's other ranks once. The result goes to deregister()."""
-    ranks = ranks_of(group, tensor.device)
-    if not isinstance(ranks, _DeviceRanks):
+    """Has the group's other ranks map a CUDA tensor's memory ahead of its first exchange. The result goes to deregister().
+
+    As a first exchange does, the first call of a group makes its communicator, together with the others' calls.
+    """
+    if tensor.device.type != "cuda":  # before anything that other ranks take part in
         raise Error(f"only CUDA tensors are registered; this one is on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise Error(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; register what it is a view of")
+    ranks = ranks_of(group, tensor.device)
+    assert isinstance(ranks, _DeviceRanks)
     return ranks.communicator.register(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def deregister(registration: int, device: Any, group: Any = None) -> None:
-    """Ends a registration, before its memory is freed."""
-    ranks = ranks_of(group, device)
+    """Ends a registration, before its memory is freed. `device`: the tensor's. After close() there is nothing to end."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise Error(f"only CUDA tensors are registered; got {device}")
+    ranks = made_ranks_of(group, device)
     if isinstance(ranks, _DeviceRanks):
         ranks.communicator.deregister(registration)

@@ -15,7 +15,7 @@ from railweave.device import DeviceCommunicator, Transfer
 from railweave.errors import Error
 from railweave.exchange import Exchange, Handle
 
-__all__ = ["Pending", "Ranks", "close", "ranks_of"]
+__all__ = ["Pending", "Ranks", "close", "made_ranks_of", "ranks_of"]
 
 
 class Pending(Protocol):
@@ -117,9 +117,20 @@ def _own_address() -> str:
     return socket.gethostname()
 
 
+def _key_of(group: Any, device: Any) -> tuple[Any, str]:
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return group if group is not None else dist.group.WORLD, str(device)
+
+
+def made_ranks_of(group: Any, device: Any) -> Ranks | None:
+    """As ranks_of(), where they are made already; asks nobody."""
+    return _made.get(_key_of(group, device))
+
+
 def ranks_of(group: Any, device: Any) -> Ranks:
     """The communicator of a group for tensors of that device; all ranks of the group make it together, the first time."""
-    key = (group if group is not None else dist.group.WORLD, str(device))
+    key = _key_of(group, device)
     if key in _made:
         return _made[key]
     if device.type not in ("cpu", "cuda"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from railweave.errors import Error
-from railweave.torch import all_to_all_single, close
+from railweave.torch import all_to_all_single, close, deregister, register
+from railweave.torch.ranks import made_ranks_of
 
 
 def sizes(source: int, destination: int) -> int:
@@ -92,6 +94,14 @@ def check_forgotten(world: int) -> None:
     assert bool((output == 1).all())
 
 
+def check_registering_alone(group: Any) -> None:
+    """By one rank: the others would be waited for if anything were made before what is given is looked at."""
+    check_refused(lambda: register(torch.zeros(4), group), "only CUDA tensors")
+    check_refused(lambda: deregister(1, torch.device("cpu"), group), "only CUDA tensors")
+    deregister(1, torch.device("cuda", 0), group)  # nothing is there to end
+    assert made_ranks_of(group, torch.device("cpu")) is None
+
+
 def main() -> None:
     rank, world = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
@@ -102,6 +112,9 @@ def main() -> None:
     check_gradients(rank, world)
     check_second_gradients(rank, world)
     check_refusals(world)
+    untouched = dist.new_group([0, 1])
+    if rank == 0:
+        check_registering_alone(untouched)
     some = dist.new_group([0, 2])
     if rank in (0, 2):
         check_values(rank // 2, 2, False, some)

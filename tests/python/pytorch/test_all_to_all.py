@@ -1,4 +1,4 @@
-"""railweave.torch on CPU tensors, against what each row should be. Needs PyTorch, which CI does not install: its wheels bring 3 GB."""
+"""railweave.torch on CPU tensors, against what each row should be. Needs PyTorch, which CI does not install, as its wheels bring 3 GB: `make test-torch`."""
 
 from __future__ import annotations
 
