@@ -289,7 +289,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   static const Real<ncclResult_t(ncclComm_t, int*, int, ncclComm_t*, void*, int)> real("ncclCommShrink");
   const CommunicatorPointer parent = tracked(comm);
   if (parent == nullptr || excluded == nullptr || count < 0) return real(comm, excluded, count, child, config, flags);
-  if ((flags & kShrinkAbort) != 0) parent->revoke();
+  if ((flags & kShrinkAbort) != 0 && real) parent->revoke();
   Origin origin = parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking()));
   return born(child, std::move(origin), real(comm, excluded, count, child, config, flags), parent);
 }
@@ -352,12 +352,17 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return real(comm);
 }
 
-// A revoked communicator carries nothing any more, but can still be asked, shrunk and destroyed.
+// A revoked communicator carries nothing any more, but can still be asked, split, shrunk and destroyed. NCCL may wait for its kernels, and
+// those for messages that were queued before them, so the device side ends first; but not for a call that NCCL refuses, which changes
+// nothing. It refuses flags that it does not know, and none is known up to 2.32.
 RAILWEAVE_NCCL_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   static const Real<ncclResult_t(ncclComm_t, int)> real("ncclCommRevoke");
   const CommunicatorPointer communicator = tracked(comm);
-  if (communicator != nullptr) communicator->revoke();
-  return real(comm, flags);
+  const bool first = communicator != nullptr && real && flags == 0 && !communicator->is_finalized();
+  if (first) communicator->revoke();
+  const ncclResult_t result = real(comm, flags);
+  if (communicator != nullptr && !first && (result == ncclSuccess || result == ncclInProgress)) communicator->revoke();
+  return result;
 }
 
 // --- Registered memory: NCCL's own registration stands, the device side maps the buffer too ---

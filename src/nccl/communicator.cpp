@@ -261,6 +261,7 @@ void Communicator::abort() {
 void Communicator::revoke() {
   abort();
   revoked_ = true;
+  const std::lock_guard lock(handle_mutex_);  // no thread of the shim is in NCCL with it, nor will be
 }
 
 bool Communicator::nccl_is_busy() {
@@ -291,6 +292,7 @@ void Communicator::drain() {
 }
 
 void Communicator::finalize() {
+  finalized_ = true;
   if (state() != State::served) return;
   if (origin_.blocking) return drain();
   {

@@ -75,12 +75,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t known_error() const noexcept { return error_.load(std::memory_order_relaxed); }
   // Calls below do nothing to a communicator that is not served.
   void abort();
-  // The same for one that may still be asked and have children: as NCCL, it has no error from then on, and refuses messages.
+  // The same for one that may still be asked and have children: as NCCL, it has no error from then on, and refuses messages. The shim's
+  // threads leave NCCL's handle alone from here on.
   void revoke();
   bool is_revoked() const noexcept { return revoked_.load(std::memory_order_relaxed); }
   // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
   // over.
   void finalize();
+  bool is_finalized() const noexcept { return finalized_.load(std::memory_order_relaxed); }
   // The shim's threads leave NCCL's handle alone from here on. Frees the device side on a thread: ranks of one process may be destroyed one
   // after another by one thread of the program, and each waits for the others.
   void release();
@@ -150,6 +152,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> told_error_{false};
   std::atomic<bool> revoked_{false};
+  std::atomic<bool> finalized_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

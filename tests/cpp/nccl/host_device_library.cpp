@@ -24,12 +24,20 @@ using namespace railweave;
 
 struct railweave_cuda_communicator {
   railweave_cuda_communicator(Exchange made, const railweave_cuda_config& config, bool checks)
-      : exchange(std::move(made)), rank(config.rank), device(config.device), checksums(checks), sent_to(config.world) {}
+      : exchange(std::move(made)),
+        rank(config.rank),
+        device(config.device),
+        checksums(checks),
+        log(config.log),
+        log_context(config.log_context),
+        sent_to(config.world) {}
 
   Exchange exchange;
   const std::uint32_t rank;
   const int device;
   const bool checksums;
+  decltype(railweave_cuda_config::log) const log;
+  void* const log_context;
   std::vector<std::uint64_t> sent_to;  // messages, by rank; operations of a communicator touch it one after another
   std::atomic<bool> aborted{false};
   std::atomic<int> draining{0};
@@ -269,12 +277,20 @@ void destroy(railweave_cuda_communicator* communicator) {
   delete communicator;
 }
 
-railweave_status register_buffer(railweave_cuda_communicator*, void* data, uint64_t, void** handle) {
+void tell_of_buffer(const railweave_cuda_communicator& communicator, const std::string& text) {
+  if (std::getenv("STAND_IN_TELLS_BUFFERS") != nullptr) communicator.log(communicator.log_context, text.c_str());
+}
+
+railweave_status register_buffer(railweave_cuda_communicator* communicator, void* data, uint64_t bytes, void** handle) {
+  tell_of_buffer(*communicator, "maps " + std::to_string(bytes) + " bytes ahead");
   *handle = data;
   return RAILWEAVE_OK;
 }
 
-railweave_status deregister_buffer(railweave_cuda_communicator*, void*) { return RAILWEAVE_OK; }
+railweave_status deregister_buffer(railweave_cuda_communicator* communicator, void*) {
+  tell_of_buffer(*communicator, "forgets a buffer");
+  return RAILWEAVE_OK;
+}
 
 railweave_status counters(railweave_cuda_communicator* communicator, railweave_cuda_counters* out) {
   out->enqueued = communicator->enqueued;

@@ -24,18 +24,18 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("not so: " + what);
 }
 
-ncclUniqueId Rank::unique_id(const std::string& name) {
+ncclUniqueId Rank::unique_id(const std::string& name, int maker, const std::function<ncclResult_t(ncclUniqueId*)>& make) {
   ncclUniqueId id{};
   const std::filesystem::path path = directory_ + "/" + name + ".id";
-  if (rank == 0) {
-    must(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  if (rank == maker) {
+    must(make(&id), "making a unique id");
     std::ofstream(path.string() + ".part", std::ios::binary).write(id.internal, sizeof id.internal);
     std::filesystem::rename(path.string() + ".part", path);
     return id;
   }
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (!std::filesystem::exists(path)) {
-    require(std::chrono::steady_clock::now() < deadline, "rank 0 has written " + path.string());
+    require(std::chrono::steady_clock::now() < deadline, "rank " + std::to_string(maker) + " has written " + path.string());
     wait_a_moment();
   }
   std::ifstream(path, std::ios::binary).read(id.internal, sizeof id.internal);

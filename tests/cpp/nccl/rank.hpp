@@ -21,7 +21,8 @@ class Rank {
   const int rank, world;
   // A communicator of all ranks; `config` as for ncclCommInitRankConfig.
   ncclComm_t connect(const std::string& name = "job", Config* config = nullptr);
-  ncclUniqueId unique_id(const std::string& name);
+  // The same on all ranks: rank `maker` calls `make`, the others read what it has written.
+  ncclUniqueId unique_id(const std::string& name, int maker = 0, const std::function<ncclResult_t(ncclUniqueId*)>& make = ncclGetUniqueId);
   // Says something to the other ranks, and waits for another rank to say it.
   void say(const std::string& word);
   void hear(const std::string& word, int from);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -37,11 +39,20 @@ void begin() { must(ncclGroupStart(), "ncclGroupStart"); }
 void end() { must(ncclGroupEnd(), "ncclGroupEnd"); }
 void destroy(ncclComm_t comm) { must(ncclCommDestroy(comm), "ncclCommDestroy"); }
 
-ncclComm_t connect_without_blocking(Rank& self) {
+ncclComm_t connect_without_blocking(Rank& self, const std::string& name = "job") {
   Config config;
   config.blocking = 0;
-  const ncclComm_t comm = self.connect("job", &config);
+  const ncclComm_t comm = self.connect(name, &config);
   must(wait_ready(comm), "the communicator's set-up");
+  return comm;
+}
+
+// As if the id had been made without the shim.
+ncclComm_t connect_without_hub(Rank& self, const std::string& name) {
+  ncclUniqueId id = self.unique_id(name);
+  std::fill(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, '\0');
+  ncclComm_t comm = nullptr;
+  must(ncclCommInitRank(&comm, self.world, id, self.rank), "ncclCommInitRank");
   return comm;
 }
 
@@ -284,6 +295,142 @@ void shrunk_by_abort(Rank& self) {
   must(ncclCommAbort(comm), "ncclCommAbort");
 }
 
+void revoke(ncclComm_t comm) {
+  const ncclResult_t result = ncclCommRevoke(comm, 0);
+  require(result == ncclSuccess || result == ncclInProgress, "ncclCommRevoke gives " + std::to_string(result));
+  must(wait_ready(comm), "a communicator that was revoked");
+}
+
+// Everything in flight ends, a collective behind a message, too. Nothing is carried afterwards, but children can be made.
+void revoke_and_go_on(const Rank& self, ncclComm_t comm) {
+  exchange_skewed(comm);
+  const Stream stream;
+  std::vector<char> never(100'000);
+  double number = 1;
+  must(ncclRecv(never.data(), never.size(), ncclInt8, (self.rank + 1) % self.world, comm, stream), "ncclRecv");
+  must(ncclAllReduce(&number, &number, 1, ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+  revoke(comm);
+  stream.synchronize();
+  char byte = 0;
+  require(ncclSend(&byte, 1, ncclInt8, 0, comm, stream) == ncclInvalidUsage, "it sends nothing any more");
+  require(std::string(ncclGetLastError(comm)).find("was revoked") != std::string::npos, "the text says so");
+  require(ncclRecv(&byte, 1, ncclInt8, 0, comm, stream) == ncclInvalidUsage, "it receives nothing any more");
+  require(ncclAllReduce(&number, &number, 1, ncclFloat64, ncclSum, comm, stream) == ncclInvalidUsage, "it has no collectives any more");
+  require(ncclCommRevoke(comm, 0) == ncclInvalidArgument, "it is revoked once");
+  must(wait_ready(comm), "one that has refused messages");
+  ncclComm_t child = nullptr, rest = nullptr;
+  must(ncclCommSplit(comm, 0, -self.rank, &child, nullptr), "ncclCommSplit");
+  must(wait_ready(comm), "the split");
+  exchange_skewed(child);
+  int gone[] = {1};
+  if (self.rank != gone[0]) {
+    must(ncclCommShrink(comm, gone, 1, &rest, nullptr, 0), "ncclCommShrink");
+    must(wait_ready(comm), "the smaller communicator's set-up");
+    exchange_skewed(rest);
+    destroy(rest);
+  }
+  destroy(child);
+  require(ncclCommFinalize(comm) == ncclInvalidArgument, "it cannot be finalized");
+  destroy(comm);
+}
+
+void revoked(Rank& self) {
+  ::setenv("RAILWEAVE_DRAIN_MS", "500", 1);  // what an abort waits for its unfinished operations
+  revoke_and_go_on(self, self.connect());
+}
+
+void revoked_without_blocking(Rank& self) {
+  ::setenv("RAILWEAVE_DRAIN_MS", "500", 1);
+  revoke_and_go_on(self, connect_without_blocking(self));
+}
+
+// What NCCL refuses changes nothing: flags that it does not know, and one that is being finalized.
+void revoke_refused(Rank& self) {
+  const ncclComm_t comm = connect_without_blocking(self);
+  require(ncclCommRevoke(comm, 7) == ncclInvalidArgument, "unknown flags are refused");
+  exchange_skewed(comm);
+  const Stream stream;
+  Messages messages(comm);
+  if (self.rank == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (int peer = 1; peer < self.world; ++peer) messages.send(peer, std::size_t{100'000}, stream);
+  } else {
+    messages.receive(0, std::size_t{100'000}, stream);
+  }
+  const ncclResult_t result = ncclCommFinalize(comm);
+  require(result == ncclSuccess || result == ncclInProgress, "ncclCommFinalize gives " + std::to_string(result));
+  require(ncclCommRevoke(comm, 0) == ncclInvalidArgument, "one that is finalized cannot be revoked");
+  destroy(comm);
+  stream.synchronize();
+  messages.check();
+}
+
+// Revoked before it is there.
+void revoked_while_made(Rank& self) {
+  Config config;
+  config.blocking = 0;
+  for (int life = 0; life < 8; ++life) {
+    const ncclComm_t comm = self.connect("life" + std::to_string(life), &config);
+    std::this_thread::sleep_for(std::chrono::milliseconds(life));
+    revoke(comm);
+    char byte = 0;
+    require(ncclSend(&byte, 1, ncclInt8, self.rank, comm, nullptr) == ncclInvalidUsage, "it carries no message");
+    destroy(comm);
+  }
+}
+
+// Ranks come to a communicator that goes on beside the one of all; each kind of rank has its own form of the call.
+void grown(Rank& self) {
+  const bool comes = self.rank == self.world - 1;
+  ncclComm_t comm = nullptr;
+  if (!comes) {
+    must(ncclCommInitRank(&comm, self.world - 1, self.unique_id("job"), self.rank), "ncclCommInitRank");
+    exchange_skewed(comm);
+  }
+  for (const bool blocks : {true, false}) {
+    Config config;
+    config.blocking = blocks ? 1 : 0;
+    const ncclUniqueId id =
+        self.unique_id(blocks ? "grown" : "grown later", 0, [comm](ncclUniqueId* made) { return ncclCommGetUniqueId(comm, made); });
+    ncclComm_t all = nullptr, child = nullptr;
+    const ncclResult_t result =
+        ncclCommGrow(comm, self.world, comes || self.rank == 0 ? &id : nullptr, comes ? self.rank : -1, &all, &config);
+    require(result == ncclSuccess || (!blocks && result == ncclInProgress), "ncclCommGrow gives " + std::to_string(result));
+    must(wait_ready(all), "the larger communicator's set-up");
+    exchange_skewed(all);
+    must(ncclCommSplit(all, 0, -self.rank, &child, nullptr), "ncclCommSplit");
+    must(wait_ready(all), "the split");
+    exchange_skewed(child);
+    destroy(child);
+    destroy(all);
+  }
+  if (comes) return;
+  ncclComm_t none = nullptr;
+  require(ncclCommGrow(comm, self.world - 1, nullptr, -1, &none, nullptr) == ncclInvalidArgument, "it has to become larger");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+// Several unique ids, of several ranks; with and without a configuration.
+void several_ids(Rank& self) {
+  const auto list = [&](const std::string& name) {
+    return std::array{self.unique_id(name + " of 1", 1), self.unique_id(name + " of 0", 0)};
+  };
+  const auto connect = [&](auto ids, Config* config) {
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = ncclCommInitRankScalable(&comm, self.world, self.rank, static_cast<int>(ids.size()), ids.data(), config);
+    require(result == ncclSuccess || (config != nullptr && result == ncclInProgress),
+            "ncclCommInitRankScalable gives " + std::to_string(result));
+    must(wait_ready(comm), "the communicator's set-up");
+    exchange_skewed(comm);
+    destroy(comm);
+  };
+  Config config;
+  config.blocking = 0;
+  connect(list("first"), nullptr);
+  connect(list("second"), &config);
+}
+
 // Communicators that a static object ends, when the main thread's own objects are gone.
 struct LateEnd {
   std::vector<ncclComm_t> communicators;
@@ -450,20 +597,73 @@ void mixed_group_later(Rank& self) {
   destroy(comm);
 }
 
-void all_to_all(Rank& self) {
-  const ncclComm_t comm = self.connect();
+// `call`: NCCL's, of these buffers, so many elements and that stream.
+template <typename Call>
+void exchange_all_to_all(const Rank& self, Call&& call) {
   const Stream stream;
   const std::size_t count = 20'000;
   std::vector<std::int32_t> send(count * static_cast<std::size_t>(self.world)), receive(send.size());
   for (std::size_t i = 0; i < send.size(); ++i) send[i] = self.rank * 1'000'000 + static_cast<int>(i);
-  must(ncclAlltoAll(send.data(), receive.data(), count, ncclInt32, comm, stream), "ncclAlltoAll");
+  must(call(send.data(), receive.data(), count, ncclInt32, stream), "the call");
   stream.synchronize();
   bool right = true;
   for (std::size_t i = 0; i < receive.size(); ++i)
     right =
         right && receive[i] == static_cast<int>(i / count) * 1'000'000 + self.rank * static_cast<int>(count) + static_cast<int>(i % count);
   require(right, "every element comes from its rank and place");
+}
+
+void all_to_all(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_all_to_all(self, [comm](const void* send, void* receive, std::size_t count, int type, cudaStream_t stream) {
+    return ncclAlltoAll(send, receive, count, type, comm, stream);
+  });
   destroy(comm);
+}
+
+auto configured(ncclComm_t comm, const ncclCollConfigHead* config) {
+  return [comm, config](const void* send, void* receive, std::size_t count, int type, cudaStream_t stream) {
+    return ncclAlltoAllConfig(send, receive, count, type, comm, stream, config);
+  };
+}
+
+// Without a configuration, with one, and with a shorter one of an older release: nothing past its end is read.
+void all_to_all_config(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  std::atomic<bool> event{false};
+  ncclCollConfigHead config{}, shorter{};
+  config.size = sizeof config;
+  config.max_ctas = 4;
+  shorter.size = offsetof(ncclCollConfigHead, launch_completion_event);
+  shorter.launch_completion_event = &event;
+  const std::array<const ncclCollConfigHead*, 3> all{nullptr, &config, &shorter};
+  for (const ncclCollConfigHead* each : all) exchange_all_to_all(self, configured(comm, each));
+  require(!event, "what lies behind a shorter configuration is not its event");
+  destroy(comm);
+}
+
+// Only under the shim: an event is refused where Railweave serves, in groups, too, and NCCL's where it does not.
+void completion_event(Rank& self) {
+  const ncclComm_t served = self.connect("served"), other = connect_without_hub(self, "other");
+  std::atomic<bool> event{false};
+  ncclCollConfigHead config{};
+  config.size = sizeof config;
+  config.launch_completion_event = &event;
+  char byte = 0;
+  const auto refused = [&] {
+    return ncclAlltoAllConfig(&byte, &byte, 0, ncclInt8, served, nullptr, &config) == ncclInvalidUsage &&
+           std::string(ncclGetLastError(served)).find("launchCompletionEvent") != std::string::npos;
+  };
+  require(refused(), "the event is refused");
+  begin();
+  require(refused(), "the event is refused in a group");
+  require(ncclGroupEnd() == ncclInvalidUsage, "the group's end says so, too");
+  exchange_all_to_all(self, configured(served, nullptr));
+  require(!event, "nothing was launched that tells of its launch");
+  exchange_all_to_all(self, configured(other, &config));
+  require(event, "NCCL records the event");
+  destroy(other);
+  destroy(served);
 }
 
 // A captured exchange, run three times, with plain ones before and after.
@@ -608,6 +808,30 @@ void registered(Rank& self) {
   destroy(comm);
 }
 
+// Windows: there when the call returns, when the group ends, or when a communicator that does not block is ready.
+void windows(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  std::vector<char> buffer(100'000), second(200'000), third(300'000);
+  std::array<ncclWindow_t, 3> made{};
+  must(ncclCommWindowRegister(comm, buffer.data(), buffer.size(), &made[0], 0), "ncclCommWindowRegister");
+  require(made[0] != nullptr, "the window is there");
+  begin();
+  must(ncclCommWindowRegister(comm, second.data(), second.size(), &made[1], 0), "ncclCommWindowRegister in a group");
+  end();
+  require(made[1] != nullptr, "the group's window is there");
+  const ncclComm_t later = connect_without_blocking(self, "later");
+  require(ncclCommWindowRegister(later, third.data(), third.size(), &made[2], 0) == ncclInProgress, "the window comes later");
+  must(wait_ready(later), "the window");
+  require(made[2] != nullptr, "the window that came later is there");
+  exchange_skewed(comm);
+  exchange_skewed(later);
+  must(ncclCommWindowDeregister(later, made[2]), "ncclCommWindowDeregister");
+  for (const ncclWindow_t window : {made[0], made[1]}) must(ncclCommWindowDeregister(comm, window), "ncclCommWindowDeregister");
+  require(ncclCommWindowRegister(comm, nullptr, 1, &made[0], 0) == ncclInvalidArgument, "a window needs a buffer");
+  destroy(later);
+  destroy(comm);
+}
+
 // All ranks of the communicator in this process, driven by one thread; every process has a communicator of its own.
 void one_process(Rank&) {
   std::array<ncclComm_t, 3> comms{};
@@ -654,11 +878,7 @@ void one_process_of_threads(Rank&) {
 
 // One group over a communicator that can be served and one whose id tells of no hub.
 void half_served(Rank& self) {
-  const ncclComm_t served = self.connect("served");
-  ncclUniqueId id = self.unique_id("other");
-  std::fill(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, '\0');
-  ncclComm_t other = nullptr;
-  must(ncclCommInitRank(&other, self.world, id, self.rank), "ncclCommInitRank");
+  const ncclComm_t served = self.connect("served"), other = connect_without_hub(self, "other");
   const Stream stream;
   Messages a(served), b(other);
   for (int round = 0; round < 3; ++round) exchange_both(self, a, stream, b, stream);
@@ -800,6 +1020,12 @@ const std::map<std::string, Scenario>& scenarios() {
       {"asked_all_the_time", asked_all_the_time},
       {"failed_split", failed_split},
       {"shrunk_by_abort", shrunk_by_abort},
+      {"revoked", revoked},
+      {"revoked_without_blocking", revoked_without_blocking},
+      {"revoke_refused", revoke_refused},
+      {"revoked_while_made", revoked_while_made},
+      {"grown", grown},
+      {"several_ids", several_ids},
       {"ended_by_a_static_object", ended_by_a_static_object},
       {"quick", quick},
       {"finalized_late", finalized_late},
@@ -808,6 +1034,8 @@ const std::map<std::string, Scenario>& scenarios() {
       {"mixed_group", mixed_group},
       {"mixed_group_later", mixed_group_later},
       {"all_to_all", all_to_all},
+      {"all_to_all_config", all_to_all_config},
+      {"completion_event", completion_event},
       {"graph", graph},
       {"never_waits", never_waits},
       {"abort_receive", abort_receive},
@@ -816,6 +1044,7 @@ const std::map<std::string, Scenario>& scenarios() {
       {"wrong_calls", wrong_calls},
       {"simulated", simulated},
       {"registered", registered},
+      {"windows", windows},
       {"one_process", one_process},
       {"one_process_of_threads", one_process_of_threads},
       {"half_served", half_served},

@@ -119,12 +119,14 @@ INSTANTIATE_TEST_SUITE_P(All, Program,
                                          // the parent, two rounds of halves, and three ranks with a colour
                                          Case{"split", 4 + 8 + 3}, Case{"shrink", 4 + 3}, Case{"non_blocking", 4 + 4 + 3},
                                          Case{"asked_all_the_time", 3 * 4}, Case{"failed_split", 4}, Case{"shrunk_by_abort", 4 + 3},
-                                         Case{"ended_by_a_static_object", 8}, Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)},
-                                         Case{"finalized_late", 4}, Case{"mixed_group", 4}, Case{"mixed_group_later", 4},
-                                         Case{"all_to_all", 4}, Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4},
+                                         Case{"revoked", 4 + 4 + 3}, Case{"revoked_without_blocking", 4 + 4 + 3}, Case{"revoke_refused", 4},
+                                         Case{"grown", 3}, Case{"several_ids", 4 + 4}, Case{"ended_by_a_static_object", 8},
+                                         Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)}, Case{"finalized_late", 4},
+                                         Case{"mixed_group", 4}, Case{"mixed_group_later", 4}, Case{"all_to_all", 4},
+                                         Case{"all_to_all_config", 4}, Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4},
                                          Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"simulated", 4}, Case{"registered", 4},
-                                         Case{"one_process", 4 * 3}, Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4},
-                                         Case{"random_groups", 8}),
+                                         Case{"windows", 4 + 4}, Case{"one_process", 4 * 3}, Case{"one_process_of_threads", 4 * (3 + 3)},
+                                         Case{"half_served", 4}, Case{"random_groups", 8}),
                          [](const auto& tested) { return std::string(tested.param.scenario); });
 
 // The others have to come within this time of each other, on a busy machine, too.
@@ -165,6 +167,40 @@ TEST(Shim, ADeviceThatIsRefusedLeavesAllRanksAndSaysWhoAndWhyOnce) {
   EXPECT_EQ(outcome.count(": served"), 0u);
   EXPECT_EQ(outcome.count("left to NCCL: rank 2: device 2 is refused"), 3u) << outcome.log;
   EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
+}
+
+// Whether it is served by then is a matter of luck.
+TEST(Shim, ACommunicatorMayBeRevokedWhileItIsMade) {
+  for (const Mode mode : {Mode::plain, Mode::preload, Mode::drop_in}) {
+    const Outcome outcome = run(mode, "revoked_while_made");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  }
+}
+
+TEST(Shim, CommunicatorsThatHaveGrownAndTheirChildrenStayWithNccl) {
+  const Outcome outcome = run(Mode::preload, "grown");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: communicators that have grown are left to NCCL"), 2u * (4 + 4)) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
+}
+
+// A window that is not there when the call returns gives no hint.
+TEST(Shim, RegisteredMemoryIsMappedAhead) {
+  for (const char* scenario : {"registered", "windows"}) {
+    const Outcome outcome = run(Mode::preload, scenario, 4, {"STAND_IN_TELLS_BUFFERS=1"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count("maps 100000 bytes ahead"), 4u) << outcome.log;
+    EXPECT_EQ(outcome.count(" bytes ahead"), 4u) << outcome.log;
+    EXPECT_EQ(outcome.count("forgets a buffer"), 4u) << outcome.log;
+  }
+}
+
+TEST(Shim, AnEventOfAnAllToAllIsRefusedWhereItIsServed) {
+  for (const Mode mode : {Mode::preload, Mode::drop_in}) {
+    const Outcome outcome = run(mode, "completion_event");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+  }
 }
 
 TEST(Shim, WhatTheDeviceLibraryDecidedIsLoggedWithItsCommunicator) {

@@ -40,6 +40,8 @@ struct ncclComm {
   bool blocking = true;
   std::atomic<ncclResult_t> error{ncclSuccess};
   std::atomic<bool> aborted{false};
+  std::atomic<bool> revoked{false};
+  bool finalized = false;
   std::unique_ptr<Mesh> control, data;
   std::thread maker;           // of a non-blocking communicator, or of its group
   std::atomic<int> asking{0};  // threads that ask for its error
@@ -73,6 +75,7 @@ struct Group {
   int depth = 0;
   std::vector<Work> works;
   std::vector<std::pair<ncclComm*, std::function<void()>>> makers;
+  std::vector<std::function<void()>> windows;
 
   Work& on(ncclComm* comm, cudaStream_t stream) {
     auto at = std::find_if(works.begin(), works.end(), [&](const Work& work) { return work.comm == comm; });
@@ -282,6 +285,7 @@ ncclResult_t launch_unless_grouped() { return group.depth != 0 ? ncclSuccess : l
 
 ncclResult_t check(ncclComm* comm, int type, int peer) {
   if (comm == nullptr) return refuse(ncclInvalidArgument, "stand-in: comm is NULL");
+  if (comm->revoked.load()) return refuse(ncclInvalidUsage, "stand-in: comm was revoked");
   if (comm->error != ncclSuccess) return comm->error == ncclInProgress ? ncclInvalidArgument : comm->error.load();
   if (comm->aborted.load()) return refuse(ncclInvalidUsage, "stand-in: comm was aborted");
   if (element_bytes(type) == 0) return refuse(ncclInvalidArgument, "stand-in: datatype");
@@ -314,6 +318,22 @@ void wait_for_kernels(ncclComm* comm) {
   std::unique_lock lock(comm->mutex);
   comm->changed.wait(lock, [&] { return comm->turn == comm->tickets; });
 }
+
+// NCCL frees in some calls what its thread was for, so two threads of a program in these at once have it freed twice.
+class Asking {
+ public:
+  explicit Asking(ncclComm* comm) : comm_(comm) {
+    if (++comm_->asking == 1) return;
+    std::fputs("stand-in: two threads at once in calls that end what a communicator's thread made\n", stderr);
+    std::abort();
+  }
+  ~Asking() { --comm_->asking; }
+  Asking(const Asking&) = delete;
+  Asking& operator=(const Asking&) = delete;
+
+ private:
+  ncclComm* comm_;
+};
 
 ncclResult_t free_comm(ncclComm* comm) {
   join_maker(comm);
@@ -351,6 +371,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
+}
+
+// All ids are used there; here the ranks meet at the first.
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int ids, ncclUniqueId* list, Config* config) {
+  if (ids < 1 || list == nullptr) return refuse(ncclInvalidArgument, "stand-in: no unique id");
+  return ncclCommInitRankConfig(comm, nranks, list[0], rank, config);
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
@@ -402,7 +428,56 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclCom
   return begin_child(parent, child, [made = *child] { make(made); });
 }
 
+// Of an existing communicator, for those who come to it.
+ncclResult_t ncclCommGetUniqueId(ncclComm_t, ncclUniqueId* id) { return ncclGetUniqueId(id); }
+
+// Those who are there keep their ranks and pass -1; one of them has the id, which the others get through the communicator.
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* grown, Config* config) {
+  *grown = nullptr;
+  const bool comes = comm == nullptr;
+  if (comes ? id == nullptr || rank < 0 || rank >= nranks : nranks <= comm->world || rank != -1)
+    return refuse(ncclInvalidArgument, "stand-in: no such rank of a communicator that grows");
+  *grown = new_comm(comes ? meeting_place(*id) : "", comes ? rank : comm->rank, nranks, blocking(config, comes || comm->blocking));
+  if (comes) return begin(*grown, [made = *grown] { make(made); });
+  return begin(*grown, [comm, made = *grown, mine = id == nullptr ? ncclUniqueId{} : *id] {
+    std::vector<ncclUniqueId> all(static_cast<std::size_t>(comm->world));
+    const Outcome outcome = comm->control->all_gather(&mine, sizeof mine, all.data());
+    const auto given =
+        std::find_if(all.begin(), all.end(), [](const ncclUniqueId& each) { return meeting_place(each) != meeting_place({}); });
+    if (outcome != Outcome::done || given == all.end()) {
+      made->error = ncclSystemError;
+      return;
+    }
+    made->name = meeting_place(*given);
+    make(made);
+  });
+}
+
+// What is in flight ends. Then the communicator may be asked, split, shrunk and destroyed, and nothing else.
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+  if (comm == nullptr) return ncclSuccess;
+  if (flags != 0 || comm->finalized || comm->revoked.load())
+    return refuse(ncclInvalidArgument, "stand-in: such a communicator cannot be revoked in such a way");
+  const Asking asking(comm);
+  comm->aborted = comm->revoked = true;
+  join_maker(comm);
+  comm->error = ncclInProgress;
+  const auto quiesce = [comm] {
+    wait_for_kernels(comm);
+    comm->aborted = false;
+    comm->error = ncclSuccess;
+  };
+  if (comm->blocking) {
+    quiesce();
+    return ncclSuccess;
+  }
+  comm->maker = std::thread(quiesce);
+  return ncclInProgress;
+}
+
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (comm->finalized || comm->revoked.load()) return refuse(ncclInvalidArgument, "stand-in: comm was finalized or revoked");
+  comm->finalized = true;
   join_maker(comm);
   wait_for_kernels(comm);
   return ncclSuccess;
@@ -415,15 +490,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return free_comm(comm);
 }
 
-// NCCL frees in this call what its thread was for, so two threads of a program in it at once have it freed twice.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  if (++comm->asking != 1) {
-    std::fputs("stand-in: two threads ask for the error of one communicator at once\n", stderr);
-    std::abort();
-  }
+  const Asking asking(comm);
   *error = comm->error;
   if (*error == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  --comm->asking;
   return ncclSuccess;
 }
 
@@ -449,6 +519,31 @@ ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** hand
 
 ncclResult_t ncclCommDeregister(ncclComm_t, void*) { return ncclSuccess; }
 
+// NULL until it is there: at the end of an open group, or, of a communicator that does not block, when that is ready again.
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t bytes, ncclWindow_t* window, int) {
+  if (buffer == nullptr || bytes == 0) return refuse(ncclInvalidArgument, "stand-in: no buffer");
+  *window = nullptr;
+  const auto make_it = [window, buffer] { __atomic_store_n(window, reinterpret_cast<ncclWindow_t>(buffer), __ATOMIC_RELEASE); };
+  if (group.depth != 0) {
+    group.windows.emplace_back(make_it);
+    return ncclSuccess;
+  }
+  if (comm->blocking) {
+    make_it();
+    return ncclSuccess;
+  }
+  join_maker(comm);
+  comm->error = ncclInProgress;
+  comm->maker = std::thread([comm, make_it] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    make_it();
+    comm->error = ncclSuccess;
+  });
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return ncclSuccess; }
+
 ncclResult_t ncclGroupStart() {
   ++group.depth;
   return ncclSuccess;
@@ -458,6 +553,7 @@ ncclResult_t ncclGroupEnd() {
   if (group.depth == 0) return refuse(ncclInvalidUsage, "stand-in: no group is open");
   if (--group.depth != 0) return ncclSuccess;
   std::vector<Work> works = std::exchange(group.works, {});
+  for (const auto& make_window : std::exchange(group.windows, {})) make_window();
   const ncclResult_t made = end_makers(std::exchange(group.makers, {}));
   if (made != ncclSuccess && made != ncclInProgress) return made;
   if (!self_messages_pair(works)) return refuse(ncclInvalidUsage, "stand-in: a send to oneself without its receive");
@@ -487,6 +583,16 @@ ncclResult_t ncclAlltoAll(const void* send, void* receive, std::size_t count, in
     ncclRecv(static_cast<char*>(receive) + static_cast<std::size_t>(peer) * bytes, count, type, peer, comm, stream);
   }
   return ncclGroupEnd();
+}
+
+// The event is a std::atomic<bool> here.
+ncclResult_t ncclAlltoAllConfig(const void* send, void* receive, std::size_t count, int type, ncclComm_t comm, cudaStream_t stream,
+                                const ncclCollConfigHead* config) {
+  const ncclResult_t result = ncclAlltoAll(send, receive, count, type, comm, stream);
+  if (result != ncclSuccess || config == nullptr || config->size < sizeof *config || config->launch_completion_event == nullptr)
+    return result;
+  stand_in::launch(stream, comm->device, [event = static_cast<std::atomic<bool>*>(config->launch_completion_event)] { *event = true; });
+  return result;
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, ncclComm_t comm, cudaStream_t stream) {
