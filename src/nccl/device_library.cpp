@@ -32,7 +32,7 @@ DeviceLibrary load() {
     if (handle != nullptr) break;
     error = ::dlerror();
   }
-  if (handle == nullptr) return {nullptr, "no device library: " + error};
+  if (handle == nullptr) return {nullptr, "no device library: " + error + "; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it"};
   const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(handle, "railweave_cuda_entry"));
   const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
   if (api == nullptr || api->size < sizeof(railweave_cuda_api) || api->version != RAILWEAVE_CUDA_VERSION)

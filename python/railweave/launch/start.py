@@ -120,8 +120,12 @@ class _Voice:
         if self.everything:
             print(f"railweave run: rank {self.rank.local}: {text}", file=sys.stderr)
 
+    @property
+    def warns(self) -> bool:
+        return self.everything or self.rank.local == 0
+
     def warn(self, text: str) -> None:
-        if self.everything or self.rank.local == 0:
+        if self.warns:
             print(f"railweave run: rank {self.rank.local}: warning: {text}", file=sys.stderr)
 
 
@@ -209,13 +213,16 @@ def _set(environment: dict[str, str], gpus: list[Placement], options: _Options, 
 
 
 def _preload(environment: dict[str, str], voice: _Voice) -> None:
-    from railweave.nccl import ShimError, preloaded
+    from railweave.nccl import ShimError, preloaded, why_no_device_library
 
     try:
         environment.update(preloaded(environment))
+        missing = why_no_device_library(environment) if voice.warns else ""
     except ShimError as error:
         raise LaunchError(f"--shim: {error}") from None
     voice.explain(f"LD_PRELOAD={environment['LD_PRELOAD']}")
+    if missing:
+        voice.warn(f"no device library: {missing}; everything is left to NCCL; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it")
 
 
 def _examine(environment: dict[str, str], voice: _Voice) -> None:

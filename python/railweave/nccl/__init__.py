@@ -9,7 +9,9 @@ from pathlib import Path
 
 from railweave.errors import Error
 
-__all__ = ["ShimError", "library", "preloaded"]
+__all__ = ["ShimError", "library", "preloaded", "why_no_device_library"]
+
+_DEVICE_LIBRARY = "librailweave_cuda.so"
 
 
 class ShimError(Error):
@@ -26,6 +28,22 @@ def library() -> Path:
     if not path.exists():
         raise ShimError(f"{path} does not exist; install Railweave with its C++ parts (make setup)")
     return path
+
+
+def why_no_device_library(environment: Mapping[str, str]) -> str:
+    """Why the shim will find no device library, without which it leaves all to NCCL; empty: there is one. A file is not tried, as that
+    takes longer than all else before a program's start, and the shim tells."""
+    named = environment.get("RAILWEAVE_CUDA_LIBRARY", "")
+    path = Path(named) if named else library().parent / _DEVICE_LIBRARY
+    if (not named or "/" in named) and os.access(path, os.R_OK):
+        return ""
+    from _ctypes import dlopen  # of `ctypes`, which brings much more; as the shim, wherever the loader finds it
+
+    try:
+        dlopen(named or _DEVICE_LIBRARY, os.RTLD_LAZY)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def preloaded(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -230,6 +230,8 @@ TEST(Shim, WithoutADeviceLibraryNcclServes) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_CUDA_LIBRARY=/nowhere.so"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count("left to NCCL: rank 0: no device library: /nowhere.so"), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it\n"), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
 }
 
 // Found at the device library's bootstrap, after all have agreed.

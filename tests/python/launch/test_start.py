@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from railweave import fabric
+from railweave import fabric, nccl
 from railweave.advise.advice import advise
 from railweave.advise.document import document
 from railweave.advise.host import read_host
@@ -248,6 +249,23 @@ def test_the_shim_is_preloaded_before_what_was(advice: Path) -> None:
     assert Path(first).name == "librailweave_nccl.so"
     assert Path(first).exists()
     assert second == "/usr/lib/other.so"
+
+
+def test_without_a_device_library_the_shim_is_preloaded_and_it_is_said_once(advice: Path, tmp_path: Path) -> None:
+    def warned(rank: int, **environment: str) -> list[str]:
+        words = ("--advice", str(advice), "--shim", "nccl", "--", "sh", "-c", "echo $LD_PRELOAD")
+        done = start(*words, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="8", **environment)
+        assert (done.returncode, done.stdout.rstrip().endswith("librailweave_nccl.so")) == (0, True), done.stderr
+        return done.stderr.splitlines()
+
+    (line,) = warned(0, RAILWEAVE_CUDA_LIBRARY="/nowhere.so")
+    assert line.startswith("railweave run: rank 0: warning: no device library: /nowhere.so: cannot open")
+    assert line.endswith("; everything is left to NCCL; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it")
+    assert warned(1, RAILWEAVE_CUDA_LIBRARY="/nowhere.so") == []
+    there = tmp_path / "librailweave_cuda.so"
+    shutil.copy(nccl.library(), there)  # any library
+    assert warned(0, RAILWEAVE_CUDA_LIBRARY=str(there)) == []
+    assert warned(0, LD_LIBRARY_PATH=str(tmp_path)) == []
 
 
 def test_the_command_group_knows_it(cli: Any) -> None:

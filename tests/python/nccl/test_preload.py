@@ -23,5 +23,17 @@ def test_a_path_that_the_loader_would_split_is_refused(monkeypatch: pytest.Monke
         nccl.preloaded({})
 
 
+def test_where_the_device_library_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(nccl, "library", lambda: tmp_path / "librailweave_nccl.so")
+    missing = "librailweave_cuda.so: cannot open shared object file: No such file or directory"
+    assert nccl.why_no_device_library({}) == missing
+    assert nccl.why_no_device_library({"RAILWEAVE_CUDA_LIBRARY": ""}) == missing
+    assert nccl.why_no_device_library({"RAILWEAVE_CUDA_LIBRARY": "other.so"}).startswith("other.so: cannot open")
+    (tmp_path / "librailweave_cuda.so").touch()
+    assert nccl.why_no_device_library({}) == ""
+    assert nccl.why_no_device_library({"RAILWEAVE_CUDA_LIBRARY": f"{tmp_path}/librailweave_cuda.so"}) == ""
+    assert nccl.why_no_device_library({"RAILWEAVE_CUDA_LIBRARY": "/nowhere.so"}).startswith("/nowhere.so: cannot open")
+
+
 def test_this_build_has_it() -> None:
     assert nccl.library().name == "librailweave_nccl.so"
