@@ -12,6 +12,7 @@
 #include "device.hpp"
 #include "railweave/cuda.h"
 #include "railweave/engine/error.hpp"
+#include "refusal.hpp"
 #include "settings.hpp"
 #include "status.hpp"
 
@@ -49,11 +50,7 @@ railweave_status probe(int32_t device) {
     cuda::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's architecture");
     cudaDeviceProp properties{};
     cuda::check(cudaGetDeviceProperties(&properties, device), "asking for a GPU's name");
-    // "NVIDIA H200 MIG 1g.18gb"
-    if (const std::string name = properties.name; name.find(" MIG ") != std::string::npos)
-      throw Error("device " + std::to_string(device) + " is a MIG slice (" + name + "), which no other can reach");
-    if (major < 7)
-      throw Error("device " + std::to_string(device) + " has compute capability " + std::to_string(major) + ".x; expected 7.0 or newer");
+    if (const std::string refusal = cuda::device_refusal(device, {properties.name, major}); !refusal.empty()) throw Error(refusal);
   });
 }
 

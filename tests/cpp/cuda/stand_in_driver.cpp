@@ -82,6 +82,7 @@ STAND_IN int cuDeviceGetName(char* name, int room, int) {
 STAND_IN int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { return give(flags, 0u) + give(active, 1); }
 STAND_IN int cuDevicePrimaryCtxRetain(void** retained, int) { return give<void*>(retained, &context); }
 STAND_IN int cuDeviceTotalMem_v2(std::size_t* bytes, int) { return give(bytes, std::size_t{1} << 34); }
+STAND_IN int cuDriverGetVersion(int* version) { return give(version, 12040); }
 STAND_IN int cuEventCreate(void** event, unsigned) { return give<void*>(event, &stream); }
 STAND_IN int cuGetErrorString(int, const char** text) { return give(text, "an error of the stand-in"); }
 STAND_IN int cuMemAlloc_v2(std::uint64_t*, std::size_t) { return kOutOfMemory; }

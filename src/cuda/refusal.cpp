@@ -1,0 +1,43 @@
+#include "refusal.hpp"
+
+#include <dlfcn.h>
+
+namespace railweave::cuda {
+namespace {
+
+constexpr int kOldest = 7;  // Volta
+
+std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+
+}  // namespace
+
+std::string device_refusal(int device, const DeviceFacts& facts) {
+  const std::string which = "device " + std::to_string(device);
+  // "NVIDIA H200 MIG 1g.18gb"
+  if (facts.name.find(" MIG ") != std::string::npos) return which + " is a MIG slice (" + facts.name + "), which no other can reach";
+  if (facts.major < kOldest)
+    return which + " has compute capability " + std::to_string(facts.major) + ".x; expected " + std::to_string(kOldest) + ".0 or newer";
+  return "";
+}
+
+// The driver is asked itself: its version as CUDA's runtime tells it is 0 as well where the runtime could not work with it.
+std::string driver_refusal(int runtime, const char* library) {
+  void* const driver = ::dlopen(library, RTLD_LAZY | RTLD_LOCAL);  // stays, as CUDA's own runtime keeps it
+  if (driver == nullptr) {
+    const char* const error = ::dlerror();
+    return std::string("no NVIDIA driver (") + (error != nullptr ? error : library) + ")";
+  }
+  const auto ask = reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDriverGetVersion"));
+  int found = 0;
+  return ask != nullptr && ask(&found) == 0 ? version_refusal(found, runtime) : "";
+}
+
+std::string version_refusal(int driver, int runtime) {
+  if (driver >= runtime) return "";
+  // Drivers serve all of a major version from its first on.
+  const int first = runtime / 1000 * 1000;
+  return "the NVIDIA driver supports CUDA " + version(driver) + ", and this build needs CUDA " + version(driver < first ? first : runtime) +
+         "; update the driver";
+}
+
+}  // namespace railweave::cuda

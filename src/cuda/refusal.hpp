@@ -1,0 +1,23 @@
+// Why a device, or the driver, is not good enough. Decided from what CUDA says, without CUDA.
+#pragma once
+
+#include <string>
+
+namespace railweave::cuda {
+
+// What CUDA says of a device.
+struct DeviceFacts {
+  std::string name;
+  int major = 0;  // of its compute capability
+};
+
+// Empty: it can be served.
+std::string device_refusal(int device, const DeviceFacts& facts);
+
+// What is behind CUDA's error 35, which it gives without a driver and with an older one. `runtime`: the version that this build is of, as
+// CUDA has it (12040 is 12.4). `library`: the driver's. Empty: neither is so.
+std::string driver_refusal(int runtime, const char* library = "libcuda.so.1");
+// The same for a driver that is there.
+std::string version_refusal(int driver, int runtime);
+
+}  // namespace railweave::cuda

@@ -1,0 +1,46 @@
+#include "refusal.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace railweave::cuda {
+namespace {
+
+TEST(Refusal, MigSlicesAreNotServed) {
+  EXPECT_EQ(device_refusal(0, {"NVIDIA H200 MIG 1g.18gb", 9}),
+            "device 0 is a MIG slice (NVIDIA H200 MIG 1g.18gb), which no other can reach");
+  EXPECT_EQ(device_refusal(3, {"NVIDIA A100-SXM4-40GB MIG 3g.20gb", 8}),
+            "device 3 is a MIG slice (NVIDIA A100-SXM4-40GB MIG 3g.20gb), which no other can reach");
+  for (const char* whole : {"NVIDIA H200", "NVIDIA A100-SXM4-40GB", "Tesla V100-SXM2-16GB", "NVIDIA MIGHTY", ""})
+    EXPECT_EQ(device_refusal(0, {whole, 7}), "") << whole;
+}
+
+TEST(Refusal, DevicesOlderThanVoltaAreNotServed) {
+  EXPECT_EQ(device_refusal(1, {"Tesla P100-SXM2-16GB", 6}), "device 1 has compute capability 6.x; expected 7.0 or newer");
+  EXPECT_EQ(device_refusal(1, {"NVIDIA B200", 10}), "");
+}
+
+TEST(Refusal, NoDriverIsToldFromAnOlderOne) {
+  const std::string none = driver_refusal(13000, "/nowhere/libcuda.so.1");
+  EXPECT_EQ(none.find("no NVIDIA driver (/nowhere/libcuda.so.1: cannot open shared object file"), 0u) << none;
+  EXPECT_EQ(driver_refusal(13000, DRIVER_OF_12_4),
+            "the NVIDIA driver supports CUDA 12.4, and this build needs CUDA 13.0; update the driver");
+}
+
+// CUDA 12.9 goes with each driver of CUDA 12.
+TEST(Refusal, OfANewerMinorVersionTheFirstOneIsNeeded) {
+  EXPECT_EQ(version_refusal(11080, 12090), "the NVIDIA driver supports CUDA 11.8, and this build needs CUDA 12.0; update the driver");
+  EXPECT_EQ(version_refusal(12020, 12090), "the NVIDIA driver supports CUDA 12.2, and this build needs CUDA 12.9; update the driver");
+}
+
+// Then CUDA's own text has to do.
+TEST(Refusal, WhatTheDriverIsNotToBlameFor) {
+  EXPECT_EQ(version_refusal(13000, 13000), "");
+  EXPECT_EQ(version_refusal(13010, 12090), "");
+  EXPECT_EQ(driver_refusal(12040, DRIVER_OF_12_4), "");
+  EXPECT_EQ(driver_refusal(13000, STAND_IN_NVML), "") << "a library that does not answer";
+}
+
+}  // namespace
+}  // namespace railweave::cuda
