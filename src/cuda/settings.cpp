@@ -39,8 +39,15 @@ bool is_set(const Setting& setting) {
   return text != nullptr && *text != '\0';
 }
 
+// What a calibration would change most: of bytes that could go over the host by default none do.
+std::string nothing_kept(const ExchangeSettings& settings) {
+  const std::string share = std::to_string(settings.gpu_host_share);
+  return "not calibrated: gpu_host_share is " + share + (settings.gpu_host_share == 0 ? " (no bytes over the host)" : "") +
+         "; run railweave calibrate";
+}
+
 std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings) {
-  if (kept.path.empty()) return kept.problem.empty() ? "" : "not as calibrated: " + kept.problem;
+  if (kept.path.empty()) return kept.problem.empty() ? nothing_kept(settings) : "not as calibrated: " + kept.problem;
   std::string followed, otherwise;
   for (const auto& [name, value] : kept.settings) {
     const Setting& setting = setting_named(name);
@@ -58,8 +65,8 @@ std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings
 void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept, const ExchangeSettings& settings) {
   static std::atomic<bool> told{false};
   if (config.size < offsetof(railweave_cuda_config, warn) || config.log == nullptr) return;
+  if (told.exchange(true)) return;
   const std::string text = remark(kept, settings);
-  if (text.empty() || told.exchange(true)) return;
   const bool can_warn = config.size >= sizeof config && config.warn != nullptr;
   (kept.damaged && can_warn ? config.warn : config.log)(config.log_context, text.c_str());
 }

@@ -349,12 +349,16 @@ TEST(Calibrated, AVariableCountsMore) {
   EXPECT_EQ(outcome.count("gpu_relays 1; set otherwise: RAILWEAVE_GPU_BLOCKS=4\n"), 4u) << outcome.log;
 }
 
-TEST(Calibrated, NothingIsSaidWhereNothingIsKept) {
+TEST(Calibrated, WhereNothingIsKeptAProcessSaysOnceWhatIsOff) {
   if (fs::exists(std::string(railweave::kKeptForAll) + "/calibration")) GTEST_SKIP() << "this machine was calibrated for all users";
-  const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"STAND_IN_TELLS_SETTINGS=1"});
+  const Outcome outcome = run(Mode::preload, "two_communicators", 4, {"STAND_IN_TELLS_SETTINGS=1"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
-  EXPECT_EQ(outcome.count(kDefaults), 4u) << outcome.log;
-  EXPECT_EQ(outcome.count("calibrat"), 0u) << outcome.log;
+  EXPECT_EQ(outcome.count(kDefaults), 8u) << outcome.log;
+  EXPECT_EQ(outcome.count(": not calibrated: gpu_host_share is 0 (no bytes over the host); run railweave calibrate\n"), 4u) << outcome.log;
+  EXPECT_EQ(outcome.count("calibrat"), 2u * 4) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
+  const Outcome set = run(Mode::preload, "alltoallv", 2, {"RAILWEAVE_GPU_HOST_SHARE=118"});
+  EXPECT_EQ(set.count(": not calibrated: gpu_host_share is 118; run railweave calibrate\n"), 2u) << set.log;
 }
 
 TEST(Calibrated, ADamagedFileIsAWarningAProcessAndTheJobRuns) {
