@@ -39,7 +39,7 @@ test-python: ## Python tests
 # Not part of `test`, as PyTorch's wheels bring 3 GB. What this virtual environment holds otherwise is .venv's.
 test-torch: setup ## railweave.torch on CPU tensors (downloads PyTorch once, 3 GB)
 	@test -x build/torch/bin/pytest || { .venv/bin/python -m venv build/torch && build/torch/bin/pip install -q torch numpy pytest; }
-	@ls -d $(CURDIR)/.venv/lib/python3*/site-packages > $$(ls -d build/torch/lib/python3*/site-packages)/railweave.pth
+	@echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/.venv/lib/python3*/site-packages)')" > $$(ls -d build/torch/lib/python3*/site-packages)/railweave.pth
 	@build/torch/bin/python -m pytest -q -p no:xdist tests/python/pytorch
 
 lint: ## formatters, linters, type checker
