@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "allocator.hpp"
 #include "background.hpp"
 #include "device_library.hpp"
 #include "log.hpp"
@@ -165,7 +167,8 @@ Facts Communicator::own_facts(const std::string& host, ReservedPort& port) const
     return facts;
   }
   facts.device_abi = library.api->version;
-  facts.refusal = device_error(library.api->probe(device_));
+  facts.refusal = pool_refusal([](const char* name) -> const char* { return std::getenv(name); });
+  if (facts.refusal.empty()) facts.refusal = device_error(library.api->probe(device_));
   if (rank_ != 0 || !facts.refusal.empty()) return facts;
   try {
     port = reserve_port(host);

@@ -169,6 +169,14 @@ TEST(Shim, ADeviceThatIsRefusedLeavesAllRanksAndSaysWhoAndWhyOnce) {
   EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
 }
 
+TEST(Shim, MemoryOfPoolsLeavesAllRanksToNcclAndSaysWhichVariable) {
+  const Outcome outcome = run(Mode::preload, "split", 4, {"PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64, backend:cudaMallocAsync"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 0u);
+  EXPECT_GE(outcome.count("rank 0: its memory comes from CUDA's pools (PYTORCH_CUDA_ALLOC_CONF="), 1u) << outcome.log;
+  EXPECT_GE(run(Mode::preload, "split", 4, {"PYTORCH_CUDA_ALLOC_CONF=backend:native,expandable_segments:True"}).count(": served"), 1u);
+}
+
 // Whether it is served by then is a matter of luck.
 TEST(Shim, ACommunicatorMayBeRevokedWhileItIsMade) {
   for (const Mode mode : {Mode::plain, Mode::preload, Mode::drop_in}) {

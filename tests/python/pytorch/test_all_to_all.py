@@ -1,4 +1,4 @@
-"""railweave.torch on CPU tensors, against what each row should be. Needs PyTorch, which CI does not install, as its wheels bring 3 GB: `make test-torch`."""
+"""railweave.torch on CPU tensors, against what each row should be. Needs PyTorch, whose wheels bring 3 GB: `make test-torch`, not CI."""
 
 from __future__ import annotations
 
