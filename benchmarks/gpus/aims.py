@@ -19,7 +19,7 @@ from railweave.size import parse_size
 Results = Mapping[str, Sequence[Run]]  # by group
 
 _OWN = "railweave"
-_TUNED = "nccl-tuned"  # not NCCL's defaults: beside the rival, not one
+_NO_RIVALS = ("nccl-tuned", "nccl-shim-off")  # not NCCL as it comes: beside the rival, not one
 _LARGE = ("16MiB", "64MiB", "256MiB")
 
 
@@ -116,7 +116,7 @@ class _Exchanges:
 
     def rival(self, matrix: str) -> Exchange | None:
         """The best NCCL with its defaults."""
-        rivals = [each for each in self.by_matrix.get(matrix, ()) if each.system not in (_OWN, _TUNED)]
+        rivals = [each for each in self.by_matrix.get(matrix, ()) if each.system not in (_OWN, *_NO_RIVALS)]
         return min(rivals, key=lambda each: each.seconds_median, default=None)
 
     def pairs(self) -> list[tuple[Exchange, Exchange]]:
@@ -251,7 +251,7 @@ def _beside_line(theirs: Beside, own: Beside) -> Line:
     seen = (
         f"{own.equal_slowed:.2f}× its time alone, under NCCL {theirs.equal_slowed:.2f}×: {_shown(gain)}, {_shown(both)} until both are over"
     )
-    return Line(what, _BESIDE, f"{seen}; {outlasting}", gain.high >= 1.0)
+    return Line(what, _BESIDE, f"{seen}; {outlasting}", gain.value >= 1.0)
 
 
 def _ctas(results: Results) -> Line:

@@ -338,6 +338,14 @@ def _nccl_of_pytorch() -> Path:
     return next((path for place in places if (path := Path(place) / "lib" / "libnccl.so.2").exists()), Path("libnccl.so.2"))
 
 
+def _lacking(gpus: int) -> str:
+    """What this machine lacks for a run; empty: nothing that can be seen at once."""
+    if importlib.util.find_spec("torch") is None:
+        return f"{sys.executable} has no PyTorch; run it with the Python of your PyTorch programs"
+    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return "" if found >= gpus else f"--gpus {gpus}, and this machine has {found} of NVIDIA's"
+
+
 def main() -> int:
     """Runs what is missing, then writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -358,6 +366,8 @@ def main() -> int:
     ]
     if unknown := set(options.names) - set(known):
         parser.error(f"no section or check {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if not options.tables and (lacking := _lacking(options.gpus)):
+        parser.error(f"{lacking}; what is there already is told by --tables")
     (options.out / "parts").mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with what it started
     good = options.tables or evaluation.run(options.names or known)

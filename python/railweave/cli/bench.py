@@ -52,7 +52,10 @@ def command() -> None:
 @click.option("--policies", default="single-path,railweave", show_default=True, help="Of the engine, separated by commas; '' for none.")
 @click.option("--peer", "peers", default="", metavar="openmpi,ucx", help="MPI_Alltoallv of the system's OpenMPI, over TCP or UCX.")
 @click.option(
-    "--systems", default="nccl,railweave", show_default=True, help="On GPUs: nccl, nccl-tuned, railweave; the first is the rival."
+    "--systems",
+    default="nccl,railweave",
+    show_default=True,
+    help="On GPUs: nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival.",
 )
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="On GPUs: one more rival's libnccl.so.2.")
 @click.option(
@@ -214,7 +217,9 @@ def _in_lab(
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="A rank: each of 2,048, to 8 experts.")
 @click.option("--width", type=click.IntRange(8), default=7168, show_default=True, help="Elements of a token, 2 bytes each.")
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Of a round.")
-@click.option("--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, railweave; the first is the rival.")
+@click.option(
+    "--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival."
+)
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
 @click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
@@ -254,7 +259,9 @@ def moe(
 )
 @click.option("--work", "works", multiple=True, type=click.Choice(("gemm", "all-reduce")), help="Repeatable; by default both.")
 @click.option("--matrix", "matrices", multiple=True, metavar="GEN|FILE", help="Repeatable; by default a hot pair and a balanced one.")
-@click.option("--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, railweave; the first is the rival.")
+@click.option(
+    "--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival."
+)
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="One more rival's libnccl.so.2.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")

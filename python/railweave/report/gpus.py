@@ -14,7 +14,14 @@ from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import STYLE, svg
 
-_COLOURS = {"railweave": "#0072b2", "nccl": "#999999", "single-path": "#999999", "nccl-tuned": "#e69f00", "nccl-other": "#cc79a7"}
+_COLOURS = {
+    "railweave": "#0072b2",
+    "nccl": "#999999",
+    "single-path": "#999999",
+    "nccl-tuned": "#e69f00",
+    "nccl-shim-off": "#009e73",
+    "nccl-other": "#cc79a7",
+}
 
 
 def page(run: Run) -> str:

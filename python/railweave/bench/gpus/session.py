@@ -35,7 +35,7 @@ class System:
     environment: Mapping[str, str]
 
 
-SYSTEMS = ("nccl", "nccl-tuned", "railweave")
+SYSTEMS = ("nccl", "nccl-tuned", "nccl-shim-off", "railweave")
 
 
 def shimmed() -> str:
@@ -50,6 +50,7 @@ def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
     found = {
         "nccl": System("nccl", {"LD_PRELOAD": bare}),
         "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **_TUNED}),
+        "nccl-shim-off": System("nccl-shim-off", {"LD_PRELOAD": own, "RAILWEAVE_SHIM": "off"}),
         "railweave": System("railweave", {"LD_PRELOAD": own}),
     }
     result = [found[name] for name in names]

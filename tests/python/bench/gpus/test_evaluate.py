@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -321,6 +322,18 @@ def test_what_failed_is_told_with_why(tmp_path: Path) -> None:
     assert "- `moe.01`, runs, or was cut off:\n\n```\nlayer 2\n```" in told
 
 
+def test_a_machine_without_what_a_run_needs_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(out), "--gpus", "62"])
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main()
+    assert ended.value.code == 2
+    assert re.search(r"has no PyTorch|--gpus 62, and this machine has \d+ of NVIDIA's", capsys.readouterr().err)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_what_runs_ends_with_the_evaluation(how: signal.Signals, tmp_path: Path) -> None:
     held = tmp_path / "fifo"
@@ -331,6 +344,7 @@ def test_what_runs_ends_with_the_evaluation(how: signal.Signals, tmp_path: Path)
         import sys
         sys.path.insert(0, {str(SCRIPTS)!r})
         import evaluate
+        evaluate._lacking = lambda gpus: ""
         evaluate.Evaluation.command = lambda *_: [sys.executable, "-c", {bench!r}]
         sys.argv = ["evaluate.py", {str(tmp_path / "out")!r}, "hot"]
         sys.exit(evaluate.main())

@@ -50,6 +50,7 @@ def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeyp
     assert found["railweave"]["LD_PRELOAD"] == f"{shim}:/other.so"
     assert found["nccl-tuned"]["LD_PRELOAD"] == "/other.so"
     assert int(found["nccl-tuned"]["NCCL_MIN_P2P_NCHANNELS"]) > 1
+    assert found["nccl-shim-off"] == {"LD_PRELOAD": found["railweave"]["LD_PRELOAD"], "RAILWEAVE_SHIM": "off"}
     assert found["nccl-other"]["LD_PRELOAD"] == "/newest/libnccl.so.2:/other.so"
     monkeypatch.delenv("LD_PRELOAD")
     assert [each.environment["LD_PRELOAD"] for each in systems(["nccl", "railweave"], None)] == ["", shim]
