@@ -1,4 +1,4 @@
-.PHONY: cuda setup-cuda
+.PHONY: cuda cuda-sm70 setup-cuda
 
 setup-cuda: ## a CUDA toolkit in .cuda where the machine has none
 	@scripts/setup-cuda
@@ -7,3 +7,6 @@ cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchma
 	@if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi; \
 	cmake -G Ninja -B build/cuda -DRAILWEAVE_CUDA=ON -DRAILWEAVE_TESTS=ON -DRAILWEAVE_BENCHMARKS=ON >/dev/null && \
 	cmake --build build/cuda -j $(JOBS) --target railweave_cuda gpu_protocol_test gpu_exchange link_sleep
+
+cuda-sm70: setup-cuda ## that the kernels have no instruction that sm_70 lacks, which CUDA 13 does not compile for (needs no GPU)
+	@scripts/check-sm70
