@@ -78,8 +78,8 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits) {
   return any;
 }
 
-// A block pulls some 20 GB/s out of slots: four for what comes over the host (50 GB/s of PCIe), as many as for a send where relays bring
-// most of a message.
+// A block pulls some 20 GB/s out of slots: four for what comes over the host, enough for the 50 GB/s of PCIe 5 (a slower one leaves some of
+// them waiting); as many as for a send where relays bring most of a message.
 std::uint64_t indirect_blocks_worth(const Message& message) {
   constexpr std::uint64_t kForHost = 4, kBytesPerBlock = 256u << 10;
   return (message.paths & ~kOverHost) != 0 ? message.bytes / kBytesPerBlock : kForHost;
