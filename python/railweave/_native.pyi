@@ -601,7 +601,7 @@ def exchange_settings() -> list:
     """
 
 def exchange_settings_markdown() -> str:
-    """The settings table as docs/engine.md has it."""
+    """The settings table as docs/settings.md has it."""
 
 def calibration_fingerprint(library: str) -> str:
     """

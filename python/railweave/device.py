@@ -139,7 +139,7 @@ def library() -> str:
 class DeviceCommunicator:
     """Ranks that exchange device memory in stream order. All ranks construct it together and close it.
 
-    `rendezvous` is tcp://HOST:PORT, where rank 0 listens; `settings` are those of docs/engine.md. Errors: BootstrapError when ranks do
+    `rendezvous` is tcp://HOST:PORT, where rank 0 listens; `settings` are those of docs/settings.md. Errors: BootstrapError when ranks do
     not come, TransportError without a device library, ExchangeError when an operation failed. What it decides, and why, goes to the
     logger railweave.device, at the latest with the next call.
     """

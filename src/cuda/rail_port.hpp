@@ -10,7 +10,7 @@
 
 namespace railweave::cuda {
 
-// Copies that may be under way at once. A NIC's owner has 24 slots for each writer, and 64 for what arrives (docs/engine.md).
+// Copies that may be under way at once. A NIC's owner has 24 slots for each writer, and 64 for what arrives (docs/settings.md).
 inline constexpr std::uint32_t kRailCopies = 64;
 // Of an operation's small messages to other nodes, together: four of the largest (eager_bytes). What finds no place there waits for grants.
 inline constexpr std::uint32_t kRailStage = 256u << 10;

@@ -19,7 +19,7 @@ const Setting& setting_named(std::string_view name) {
   for (const Setting& setting : settings_table()) {
     if (setting.name == name) return setting;
   }
-  throw SettingsError("no setting named '" + std::string(name) + "'; docs/engine.md lists them");
+  throw SettingsError("no setting named '" + std::string(name) + "'; docs/settings.md lists them");
 }
 
 // The library that this is linked into: a calibration is of its kernels.

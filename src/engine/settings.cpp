@@ -216,7 +216,7 @@ void set(ExchangeSettings& settings, std::string_view name, std::string_view tex
   if (found != kTable.end())
     try_to_set(*found, settings, text);
   else if (settings.problem.empty())
-    settings.problem = "no setting named '" + std::string(name) + "'; docs/engine.md lists them";
+    settings.problem = "no setting named '" + std::string(name) + "'; docs/settings.md lists them";
 }
 
 void check(const ExchangeSettings& settings) {

@@ -1,4 +1,4 @@
-// Settings of the shim: RAILWEAVE_* variables, read once. docs/nccl.md shows the same table.
+// Settings of the shim: RAILWEAVE_* variables, read once. docs/settings.md shows the same table.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ std::vector<std::string> unread_variables(const char* const* environment);
 // Of this process; the first call reads the environment.
 const Settings& settings();
 
-// The table as docs/nccl.md has it.
+// The table as docs/settings.md has it.
 std::string settings_markdown();
 
 }  // namespace railweave::nccl

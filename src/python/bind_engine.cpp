@@ -174,7 +174,7 @@ void bind_engine(nb::module_& m) {
   bind_errors(m);
   Waiting::watch_end();
   m.def("exchange_settings", &settings_rows, "The settings table: name, environment variable, default, unit, help, measurement.");
-  m.def("exchange_settings_markdown", &settings_markdown, "The settings table as docs/engine.md has it.");
+  m.def("exchange_settings_markdown", &settings_markdown, "The settings table as docs/settings.md has it.");
 
   m.def("calibration_fingerprint", &calibration_fingerprint, nb::arg("library"),
         "What a calibration depends on, in one line; `library` is the path of librailweave_cuda.so.");

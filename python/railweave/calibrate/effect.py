@@ -38,7 +38,7 @@ def enough_blocks(rows: Sequence[BlockRate]) -> int:
 
 
 def settings(calibration: Calibration) -> dict[str, str]:
-    """Settings of docs/engine.md that follow from it, by name.
+    """Settings of docs/settings.md that follow from it, by name.
 
     `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were not slower, one pair and all GPUs
     taken together: a size that costs one of them a few percent and spares the other more is worth it. `gpu_host_share`: the part of a lone

@@ -48,7 +48,7 @@ TEST(Bootstrap, ASettingThatCannotBeHadIsNamedOnAllRanks) {
   EXPECT_EQ(texts[0], "rank 1: " + unread);
   EXPECT_EQ(texts[1], "its own: " + unread);
   const auto unknown = bootstrap_errors([](ExchangeSettings& settings) { set(settings, "colour", "blue"); });
-  EXPECT_EQ(unknown[0], "rank 1: no setting named 'colour'; docs/engine.md lists them");
+  EXPECT_EQ(unknown[0], "rank 1: no setting named 'colour'; docs/settings.md lists them");
   const auto out_of_range = bootstrap_errors([](ExchangeSettings& settings) { settings.bootstrap_ms = ~std::uint64_t{0}; });
   EXPECT_NE(out_of_range[0].find("rank 1: setting bootstrap_ms"), std::string::npos) << out_of_range[0];
 }

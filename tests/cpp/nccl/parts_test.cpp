@@ -421,7 +421,7 @@ TEST(Settings, TheSwitchIsOffUnlessItIsSurelyOn) {
 TEST(Settings, TheDocumentHasTheTable) {
   std::ifstream file(DOCUMENT);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_NE(text.find(settings_markdown()), std::string::npos) << "docs/nccl.md should have:\n" << settings_markdown();
+  EXPECT_NE(text.find(settings_markdown()), std::string::npos) << "docs/settings.md should have:\n" << settings_markdown();
 }
 
 TEST(Settings, VariablesThatNothingReadsAreFound) {

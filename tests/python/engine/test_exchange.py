@@ -380,6 +380,6 @@ def test_links_that_the_process_has_no_descriptors_for_are_refused(tmp_path: Pat
 
 
 def test_the_page_has_the_table() -> None:
-    page = Path(__file__).parents[3] / "docs" / "engine.md"
+    page = Path(__file__).parents[3] / "docs" / "settings.md"
     assert _native.exchange_settings_markdown() in page.read_text()
     assert {row["environment"] for row in settings()} >= {"RAILWEAVE_POLICY", "RAILWEAVE_CHUNK_BYTES"}
