@@ -21,6 +21,7 @@ railweave_status register_buffer(railweave_cuda_communicator*, void* data, uint6
 railweave_status deregister_buffer(railweave_cuda_communicator*, void*) { return RAILWEAVE_OK; }
 railweave_status counters(railweave_cuda_communicator*, railweave_cuda_counters*) { return RAILWEAVE_OK; }
 size_t describe(railweave_cuda_communicator*, char*, size_t) { return 0; }
+size_t nics(railweave_cuda_communicator*, railweave_cuda_nic*, size_t) { return 0; }
 
 const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  RAILWEAVE_CUDA_VERSION,
@@ -36,7 +37,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  register_buffer,
                                  deregister_buffer,
                                  counters,
-                                 describe};
+                                 describe,
+                                 nics};
 
 }  // namespace
 

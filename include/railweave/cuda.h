@@ -5,8 +5,8 @@
  * RAILWEAVE_CUDA_VERSION changes when the meaning of something existing does.
  *
  * Threads: calls on different communicators may run at the same time. enqueue calls that share a communicator are made one after
- * another by the caller; async_error, counters, describe, abort, register_buffer and deregister_buffer may run beside any call except
- * destroy.
+ * another by the caller; async_error, counters, describe, nics, abort, register_buffer and deregister_buffer may run beside any call
+ * except destroy.
  *
  * Functions return RAILWEAVE_OK or an error code of railweave.h; last_error then has the text, until the thread's next call. */
 #ifndef RAILWEAVE_CUDA_H
@@ -69,6 +69,19 @@ typedef struct railweave_cuda_counters {
   uint64_t bytes_by_kind[5]; /* sent so far, by PathKind: direct, relay, host, rail, cross_rail; repeated ones included */
 } railweave_cuda_counters;
 
+/* A NIC of the rank's node. */
+typedef struct railweave_cuda_nic {
+  size_t size; /* sizeof(railweave_cuda_nic), set by the caller in the first; the list's stride as well */
+  char name[64];
+  uint64_t bytes_per_second; /* 0: unknown */
+  uint64_t bytes_sent;       /* by this rank, in operations that have ended; repeated ones included */
+  uint32_t owner;            /* the rank that serves it */
+  uint32_t links;            /* to NICs of other nodes; 0 where the communicator ends */
+  uint32_t links_down;       /* of those */
+  uint32_t reserved;
+  char down[512]; /* what is at the other end of those that are down, a line each, as many as have room */
+} railweave_cuda_nic;
+
 typedef struct railweave_cuda_api {
   size_t size; /* sizeof(railweave_cuda_api) of the library */
   uint32_t version;
@@ -118,6 +131,10 @@ typedef struct railweave_cuda_api {
    * the length that the whole text has. Works while kernels wait: it copies words from the GPU, and goes without them when that does not
    * answer within half a second. */
   size_t (*describe)(railweave_cuda_communicator* communicator, char* text, size_t bytes);
+
+  /* The NICs of the rank's node, always in one order: writes at most `count` and returns how many there are, none where all ranks are of
+   * one node. `nics` may be NULL with a count of 0. */
+  size_t (*nics)(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics, size_t count);
 } railweave_cuda_api;
 
 /* The library's one entry, found by dlsym("railweave_cuda_entry"): the table for that version, NULL when it does not have it. */

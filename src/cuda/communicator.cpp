@@ -707,6 +707,8 @@ Counters Communicator::counters() const {
   return counters;
 }
 
+std::vector<NicUse> Communicator::nics() const { return rails_ == nullptr ? std::vector<NicUse>{} : rails_->nics(); }
+
 Path Communicator::path_of(const Transfer& transfer) const {
   if (!near(transfer.peer)) return Path::rail;
   return transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;

@@ -75,6 +75,8 @@ class Communicator {
   // Names the buffer to the mates ahead of its first use.
   void register_buffer(const void* data, std::uint64_t bytes);
   Counters counters() const;
+  // Of the rank's node, where it is one of several.
+  std::vector<NicUse> nics() const;
   std::string describe() const;
 
   std::uint32_t world() const noexcept { return world_; }

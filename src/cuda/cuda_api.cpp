@@ -184,6 +184,45 @@ size_t describe(railweave_cuda_communicator* communicator, char* text, size_t by
   return whole.size();
 }
 
+void put(char* to, size_t room, const std::string& text) {
+  const size_t length = std::min(room - 1, text.size());
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+railweave_cuda_nic written(const cuda::NicUse& use) {
+  railweave_cuda_nic nic{};
+  put(nic.name, sizeof nic.name, use.name);
+  nic.bytes_per_second = use.rate_Bps;
+  nic.bytes_sent = use.sent;
+  nic.owner = use.owner;
+  nic.links = use.links;
+  nic.links_down = static_cast<uint32_t>(use.down.size());
+  std::string down;
+  for (const std::string& peer : use.down) {
+    if (down.size() + peer.size() + 1 >= sizeof nic.down) break;
+    down += peer + '\n';
+  }
+  put(nic.down, sizeof nic.down, down);
+  return nic;
+}
+
+size_t nics(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics, size_t count) {
+  size_t found = 0;
+  guarded([&] {
+    require(communicator, "communicator");
+    const std::vector<cuda::NicUse> uses = communicator->communicator.nics();
+    const size_t stride = nics == nullptr || count == 0 ? 0 : nics->size;
+    for (size_t i = 0; i < std::min(count, uses.size()) && stride != 0; ++i) {
+      railweave_cuda_nic nic = written(uses[i]);
+      nic.size = stride;
+      std::memcpy(reinterpret_cast<std::byte*>(nics) + i * stride, &nic, std::min(stride, sizeof nic));
+    }
+    found = uses.size();
+  });
+  return found;
+}
+
 constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   RAILWEAVE_CUDA_VERSION,
                                   0,
@@ -198,7 +237,8 @@ constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   register_buffer,
                                   deregister_buffer,
                                   counters,
-                                  describe};
+                                  describe,
+                                  nics};
 
 }  // namespace
 

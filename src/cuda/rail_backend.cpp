@@ -34,7 +34,10 @@ RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::
       port_(port),
       regions_(std::move(regions)),
       control_(control),
-      drain_ns_(drain_ms * 1'000'000) {}
+      drain_ns_(drain_ms * 1'000'000) {
+  const engine::Cluster& cluster = services.cluster();
+  control_.bytes_by_nic = std::vector<std::atomic<std::uint64_t>>(cluster.nodes[cluster.node()].nics.size());
+}
 
 bool RailBackend::advance() {
   thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns: naps are that short
@@ -128,6 +131,8 @@ void RailBackend::end_operation() {
   if (operation_->phase != engine::OperationPhase::ended) return;
   for (std::size_t kind = 0; kind < control_.bytes_by_kind.size(); ++kind)
     control_.bytes_by_kind[kind] += operation_->report.bytes_by_kind[kind];
+  const std::vector<std::uint64_t>& by_nic = operation_->report.bytes_by_nic;  // empty where it failed before it began
+  for (std::size_t nic = 0; nic < by_nic.size(); ++nic) control_.bytes_by_nic[nic] += by_nic[nic];
   if (operation_->failure.kind == engine::FailureKind::none) store_flag(port_.ended, begun_);
   operation_.reset();
 }

@@ -25,6 +25,7 @@ struct RailControl {
   std::function<void(const engine::Failure&)> on_failure;
   // Sent by operations that have ended; repeated ones included.
   std::array<std::atomic<std::uint64_t>, 5> bytes_by_kind{};
+  std::vector<std::atomic<std::uint64_t>> bytes_by_nic;  // of the node, in its order; made with the backend
 };
 
 class RailBackend final : engine::Copier, public engine::CopyingBackend {

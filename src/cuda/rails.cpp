@@ -60,6 +60,27 @@ void Rails::expect(bool captured) {
   engine_->wake();
 }
 
+std::vector<NicUse> Rails::nics() const {
+  const engine::Cluster& cluster = engine_->cluster();
+  std::vector<NicUse> uses;
+  for (engine::NicLinks& links : engine_->nic_links()) {
+    const engine::NicInfo& info = cluster.nics[links.nic];
+    NicUse& use = uses.emplace_back();
+    use.name = info.device;
+    use.owner = info.owner;
+    use.rate_Bps = info.rate_Bps;
+    use.sent = control_.bytes_by_nic[info.position].load();
+    use.links = links.links;
+    use.down = std::move(links.down);
+  }
+  if (!engine_->is_closing()) return uses;  // asked after the links: it began to close before it takes them down
+  for (NicUse& use : uses) {
+    use.links = 0;
+    use.down.clear();
+  }
+  return uses;
+}
+
 void Rails::stop() {
   control_.stopped = true;
   engine_->begin_close(true);  // who waits for this rank shall hear of it

@@ -18,6 +18,16 @@
 
 namespace railweave::cuda {
 
+// A NIC of the node, as a rank of it sees it.
+struct NicUse {
+  std::string name;
+  std::uint32_t owner = 0;
+  std::uint64_t rate_Bps = 0;  // 0: unknown
+  std::uint64_t sent = 0;      // bytes, by this rank
+  std::uint32_t links = 0;     // to NICs of other nodes
+  std::vector<std::string> down;
+};
+
 class Rails {
  public:
   // With the rank's device current. Takes the last rounds of the rendezvous. `facts`: of all ranks. Throws BootstrapError (on every rank).
@@ -39,6 +49,8 @@ class Rails {
 
   std::uint64_t bytes_sent(PathKind kind) const { return control_.bytes_by_kind[static_cast<std::size_t>(kind)].load(); }
   std::vector<std::string> links_down() const { return engine_->links_down(); }
+  // In the node's order; of one that leaves without links, as it takes them down itself.
+  std::vector<NicUse> nics() const;
   std::optional<engine::Standing> standing(std::chrono::milliseconds limit) const { return engine_->standing(limit); }
 
  private:

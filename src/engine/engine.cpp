@@ -329,15 +329,27 @@ std::string Engine::apart(std::uint32_t nic, std::uint32_t peer) const {
 
 std::vector<std::string> Engine::links_down() const {
   std::vector<std::string> names;
-  if (cluster_.nodes.size() < 2) return names;
-  for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
-    for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
-      if (!router_->connected(nic, peer) || (link_word(nic, peer) & 1) != 0) continue;
-      const std::string why = apart(nic, peer);
-      names.push_back(name_of(nic) + " to " + name_of(peer) + (why.empty() ? "" : " (" + why + ")"));
-    }
+  for (const NicLinks& links : nic_links()) {
+    for (const std::string& peer : links.down) names.push_back(name_of(links.nic) + " to " + peer);
   }
   return names;
+}
+
+std::vector<NicLinks> Engine::nic_links() const {
+  std::vector<NicLinks> found;
+  if (cluster_.nodes.size() < 2) return found;
+  for (const std::uint32_t nic : cluster_.nodes[cluster_.node()].nics) {
+    NicLinks& of_nic = found.emplace_back();
+    of_nic.nic = nic;
+    for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
+      if (!router_->connected(nic, peer)) continue;
+      ++of_nic.links;
+      if ((link_word(nic, peer) & 1) != 0) continue;
+      const std::string why = apart(nic, peer);
+      of_nic.down.push_back(name_of(peer) + (why.empty() ? "" : " (" + why + ")"));
+    }
+  }
+  return found;
 }
 
 std::optional<Standing> Engine::standing(std::chrono::milliseconds limit) {

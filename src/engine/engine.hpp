@@ -31,6 +31,13 @@ namespace railweave::engine {
 // Wraps the transport of each NIC, by its position among this rank's; tests inject faults with it.
 using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, std::uint32_t own_nic)>;
 
+// What a NIC of this node has to those of other nodes.
+struct NicLinks {
+  std::uint32_t nic = 0;
+  std::uint32_t links = 0;
+  std::vector<std::string> down;  // of those: what is at the other end, and why it is for ever where that is known
+};
+
 class Engine final : public EngineServices {
  public:
   Engine(std::uint32_t rank, std::uint32_t world, const std::string& rendezvous, const ExchangeSettings& settings,
@@ -48,6 +55,9 @@ class Engine final : public EngineServices {
   void post(const std::shared_ptr<Operation>& operation) override;
   std::shared_ptr<SharedMemory> allocate(std::uint64_t bytes);
   std::vector<std::string> links_down() const;
+  // In the node's order. Where it closes links are down.
+  std::vector<NicLinks> nic_links() const;
+  bool is_closing() const { return close_requested_.load(); }
   // Asks the engine's thread; nothing where it does not answer in time.
   std::optional<Standing> standing(std::chrono::milliseconds limit);
   // Has the engine thread look at everything, if it sleeps.

@@ -1,6 +1,7 @@
 #include "agreement.hpp"
 
 #include <cstring>
+#include <utility>
 
 namespace railweave::nccl {
 namespace {
@@ -28,7 +29,35 @@ bool take(const std::string& blob, std::size_t& at, std::string& text) {
 
 std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank); }
 
+Verdict no(Cause cause, std::string reason) { return {false, cause, std::move(reason), ""}; }
+
 }  // namespace
+
+const char* word_of(Cause cause) {
+  switch (cause) {
+    case Cause::ended: return "ended";
+    case Cause::nccl_failed: return "nccl_failed";
+    case Cause::foreign_id: return "foreign_id";
+    case Cause::grown: return "grown";
+    case Cause::one_rank: return "one_rank";
+    case Cause::no_hub: return "no_hub";
+    case Cause::rank_missing: return "rank_missing";
+    case Cause::rank_left: return "rank_left";
+    case Cause::no_agreement: return "no_agreement";
+    case Cause::versions: return "versions";
+    case Cause::no_device_library: return "no_device_library";
+    case Cause::refused: return "refused";
+    case Cause::several_nodes: return "several_nodes";
+    case Cause::set_up_failed: return "set_up_failed";
+  }
+  return "refused";
+}
+
+// By how the text begins: what ranks tell each other has no more than that, and those of other builds are to be understood, too.
+Cause cause_of(std::string_view refusal, Cause otherwise) {
+  if (refusal.starts_with("no device library") || refusal.starts_with("the device library does not have")) return Cause::no_device_library;
+  return refusal.starts_with("it spans ") ? Cause::several_nodes : otherwise;
+}
 
 std::string encode(const Facts& facts) {
   std::string blob;
@@ -56,19 +85,15 @@ Verdict decide(std::span<const std::string> blobs) {
     const Facts facts = decode(blobs[rank]);
     if (rank == 0) first = facts;
     if (facts.version != first.version)
-      return {false,
-              rank_text(rank) + " speaks version " + std::to_string(facts.version) + " of the shim's protocol, rank 0 version " +
-                  std::to_string(first.version),
-              ""};
-    if (!facts.refusal.empty()) return {false, rank_text(rank) + ": " + facts.refusal, ""};
+      return no(Cause::versions, rank_text(rank) + " speaks version " + std::to_string(facts.version) +
+                                     " of the shim's protocol, rank 0 version " + std::to_string(first.version));
+    if (!facts.refusal.empty()) return no(cause_of(facts.refusal, Cause::refused), rank_text(rank) + ": " + facts.refusal);
     if (facts.device_abi != first.device_abi)
-      return {false,
-              rank_text(rank) + " has a device library of version " + std::to_string(facts.device_abi) + ", rank 0 of version " +
-                  std::to_string(first.device_abi),
-              ""};
+      return no(Cause::versions, rank_text(rank) + " has a device library of version " + std::to_string(facts.device_abi) +
+                                     ", rank 0 of version " + std::to_string(first.device_abi));
   }
-  if (first.rendezvous.empty()) return {false, "rank 0 named no rendezvous", ""};
-  return {true, "", first.rendezvous};
+  if (first.rendezvous.empty()) return no(Cause::no_agreement, "rank 0 named no rendezvous");
+  return {true, {}, "", first.rendezvous};
 }
 
 }  // namespace railweave::nccl

@@ -4,8 +4,30 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace railweave::nccl {
+
+// Why a communicator is left to NCCL, in a word: metrics have it as a label, so there are few. The log says it in full.
+enum class Cause : std::uint8_t {
+  ended,              // by the program, while it was made
+  nccl_failed,        // NCCL could not make it
+  foreign_id,         // its unique id was made without the shim
+  grown,              // it has grown
+  one_rank,           // there is nobody to exchange with
+  no_hub,             // the process that made its unique id cannot be reached, or has no hub
+  rank_missing,       // a rank has no shim, or came too late
+  rank_left,          // a rank went away
+  no_agreement,       // the ranks did not come to know each other
+  versions,           // ranks have different builds
+  no_device_library,  // a rank has none
+  refused,            // a rank cannot serve: its GPU, what its process lacks
+  several_nodes,      // it spans nodes where that is not served
+  set_up_failed,      // the device side of a rank could not be made
+};
+const char* word_of(Cause cause);
+// Of what a rank says that it lacks, `otherwise` where it is nothing special.
+Cause cause_of(std::string_view refusal, Cause otherwise);
 
 // Raised when ranks of different builds could not work together.
 inline constexpr std::uint32_t kAgreementVersion = 1;
@@ -23,8 +45,9 @@ Facts decode(const std::string& blob);
 
 struct Verdict {
   bool served = false;
-  std::string reason;      // why not, naming the first rank
-  std::string rendezvous;  // where rank 0 listens
+  Cause cause = Cause::refused;  // why not
+  std::string reason;            // the same, naming the first rank
+  std::string rendezvous;        // where rank 0 listens
 };
 
 Verdict decide(std::span<const std::string> blobs);

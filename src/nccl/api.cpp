@@ -59,16 +59,19 @@ Origin origin_of(const ncclUniqueId& id, bool blocking) {
   Origin origin;
   origin.blocking = blocking;
   origin.hub = read_hub(id);
-  if (origin.hub)
+  if (origin.hub) {
     origin.name = name_of(*origin.hub);
-  else
-    origin.no_hub = "its unique id was made without the shim, or with NCCL_COMM_ID";
+    return origin;
+  }
+  origin.no_hub_cause = Cause::foreign_id;
+  origin.no_hub = "its unique id was made without the shim, or with NCCL_COMM_ID";
   return origin;
 }
 
-Origin without_hub(std::string name, std::string reason) {
+Origin without_hub(std::string name, Cause cause, std::string reason) {
   Origin origin;
   origin.name = std::move(name);
+  origin.no_hub_cause = cause;
   origin.no_hub = std::move(reason);
   return origin;
 }
@@ -261,7 +264,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, 
   const ncclResult_t result = real(comms, devices, list);
   if (!mine || result != ncclSuccess) return result;
   // All ranks are in this process.
-  Origin origin = without_hub("", "this process cannot make a hub");
+  Origin origin = without_hub("", Cause::no_hub, "this process cannot make a hub");
   try {
     HubAddress loopback;
     loopback.family = 2;  // AF_INET
@@ -300,7 +303,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const 
   static const Real<ncclResult_t(ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*, void*)> real("ncclCommGrow");
   if (passes()) return real(comm, nranks, id, rank, grown, config);
   const CommunicatorPointer parent = tracked(comm);
-  Origin origin = without_hub("grown", "communicators that have grown are left to NCCL");
+  Origin origin = without_hub("grown", Cause::grown, "communicators that have grown are left to NCCL");
   origin.blocking = is_blocking(config, parent == nullptr || parent->blocking());
   return born(grown, std::move(origin), real(comm, nranks, id, rank, grown, config));
 }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -46,6 +48,46 @@ std::string absence(const Round& round, const char* otherwise, milliseconds limi
   return round.missing + ": " + otherwise + " (RAILWEAVE_SHIM_WAIT_MS=" + std::to_string(limit.count()) + ")";
 }
 
+Cause cause_of(const Round& round) { return round.left ? Cause::rank_left : Cause::rank_missing; }
+
+// A word for each, as metrics have it as a label.
+const char* word_of(ncclResult_t error) {
+  switch (error) {
+    case ncclUnhandledCudaError: return "cuda_error";
+    case ncclSystemError: return "system_error";
+    case ncclInternalError: return "internal_error";
+    case ncclInvalidArgument:
+    case ncclInvalidUsage: return "invalid_usage";
+    case ncclRemoteError: return "remote_error";
+    default: return "error";
+  }
+}
+
+// What the device library says of the node's NICs: those of one name are one, whoever serves it.
+std::vector<NicSample> nics_of(const railweave_cuda_api& api, railweave_cuda_communicator* side, std::uint32_t rank) {
+  std::vector<NicSample> samples;
+  if (api.size <= offsetof(railweave_cuda_api, nics)) return samples;  // of an older build
+  std::vector<railweave_cuda_nic> nics(api.nics(side, nullptr, 0));
+  if (nics.empty()) return samples;
+  nics[0].size = sizeof nics[0];
+  nics.resize(std::min(nics.size(), api.nics(side, nics.data(), nics.size())));
+  for (const railweave_cuda_nic& nic : nics) {
+    auto at = std::find_if(samples.begin(), samples.end(), [&](const NicSample& sample) { return sample.name == nic.name; });
+    if (at == samples.end()) at = samples.insert(at, {nic.name, 0, 0, false, 0, 0, {}});
+    at->bytes_sent += nic.bytes_sent;
+    at->bytes_per_second = std::max(at->bytes_per_second, nic.bytes_per_second);
+    if (nic.owner != rank) continue;
+    at->own = true;
+    at->links += nic.links;
+    at->links_down += nic.links_down;
+    std::istringstream lines(nic.down);
+    for (std::string line; std::getline(lines, line);) {
+      if (std::find(at->down.begin(), at->down.end(), line) == at->down.end()) at->down.push_back(line);
+    }
+  }
+  return samples;
+}
+
 }  // namespace
 
 std::mutex Communicator::handle_mutex_;
@@ -73,8 +115,8 @@ void Communicator::wait_settled() {
 void Communicator::run() {
   try {
     switch (wait_until_made()) {
-      case Ready::cancelled: leave_to_nccl("it was ended while it was made", false); break;
-      case Ready::failed: leave_to_nccl("NCCL could not make it", false); break;
+      case Ready::cancelled: leave_to_nccl(Cause::ended, "it was ended while it was made", false); break;
+      case Ready::failed: leave_to_nccl(Cause::nccl_failed, "NCCL could not make it", false); break;
       case Ready::yes: agree();
     }
   } catch (const std::exception& error) {
@@ -120,36 +162,39 @@ bool Communicator::ask_nccl() {
 // Two rounds. After the first all ranks know whether all can; after the second, whether all did. A rank that does not see the end of the
 // first is missing in the second, so nobody is served; only a lost answer to the second leaves a rank in doubt, and that one fails.
 void Communicator::agree() {
-  if (!origin_.hub) return leave_to_nccl(origin_.no_hub, false);
-  if (world_ == 1) return leave_to_nccl("it has one rank", false);
+  if (!origin_.hub) return leave_to_nccl(origin_.no_hub_cause, origin_.no_hub, false);
+  if (world_ == 1) return leave_to_nccl(Cause::one_rank, "it has one rank", false);
   const milliseconds limit(settings().shim_wait_ms);
   HubClient hub(*origin_.hub, cancelled_);
   try {
-    if (!hub.connect(Clock::now() + limit)) return leave_to_nccl("the process that made its unique id cannot be reached", true);
+    if (!hub.connect(Clock::now() + limit))
+      return leave_to_nccl(Cause::no_hub, "the process that made its unique id cannot be reached", true);
   } catch (const std::system_error& error) {
-    return leave_to_nccl(error.what(), true);  // this rank is missing in the first round, so no other goes another way
+    return leave_to_nccl(Cause::no_hub, error.what(), true);  // this rank is missing in the first round, so no other goes another way
   }
 
   ReservedPort port;
   const Round first = hub.join(origin_.name + " facts", rank_, world_, encode(own_facts(hub.local_host(), port)), limit);
-  if (first.status == RoundStatus::expired) return leave_to_nccl(absence(first, "no shim there, or too late", limit), rank_ == first.first);
-  if (first.status != RoundStatus::complete) return leave_to_nccl("its ranks did not come to know each other", true);
+  if (first.status == RoundStatus::expired)
+    return leave_to_nccl(cause_of(first), absence(first, "no shim there, or too late", limit), rank_ == first.first);
+  if (first.status != RoundStatus::complete) return leave_to_nccl(Cause::no_agreement, "its ranks did not come to know each other", true);
   const Verdict verdict = decide(first.blobs);
-  if (!verdict.served) return leave_to_nccl(verdict.reason, rank_ == 0);
+  if (!verdict.served) return leave_to_nccl(verdict.cause, verdict.reason, rank_ == 0);
 
   const std::string refusal = create_device_side(verdict.rendezvous);
   const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, limit);
   if (second.status == RoundStatus::expired) {
     end_device_side();
-    return leave_to_nccl(absence(second, "not set up", limit), rank_ == second.first);
+    return leave_to_nccl(cause_of(second), absence(second, "not set up", limit), rank_ == second.first);
   }
   const auto refused = std::find_if(second.blobs.begin(), second.blobs.end(), [](const std::string& text) { return !text.empty(); });
   if (second.status == RoundStatus::complete && refused == second.blobs.end()) return settled(State::served);
   if (second.status == RoundStatus::unknown && refusal.empty()) return fail(ncclSystemError, "the last answer of its other ranks was lost");
   end_device_side();
   if (second.status == RoundStatus::complete)
-    return leave_to_nccl("rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused, rank_ == 0);
-  leave_to_nccl("the last answer of its other ranks was lost", true);
+    return leave_to_nccl(cause_of(*refused, Cause::set_up_failed),
+                         "rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused, rank_ == 0);
+  leave_to_nccl(Cause::rank_left, "the last answer of its other ranks was lost", true);
 }
 
 void Communicator::end_device_side() {
@@ -205,8 +250,10 @@ std::string Communicator::label() const {
   return name + " (" + std::to_string(world_) + " ranks, this is rank " + std::to_string(rank_) + ")";
 }
 
-void Communicator::leave_to_nccl(const std::string& reason, bool warn) {
+void Communicator::leave_to_nccl(Cause cause, const std::string& reason, bool warn) {
   log(warn ? LogLevel::warn : LogLevel::info, label() + ": left to NCCL: " + reason);
+  cause_ = cause;
+  reason_ = reason;
   settled(State::unserved);
 }
 
@@ -215,6 +262,7 @@ void Communicator::fail(ncclResult_t error, const std::string& reason) {
   log(LogLevel::warn, text);
   set_last_error(text.c_str());
   error_ = error;
+  reason_ = reason;
   settled(State::failed);
 }
 
@@ -222,8 +270,8 @@ void Communicator::settled(State state) {
   if (state == State::served) {
     ranges_ = std::make_unique<const RangeDomain>("Railweave " + label());
     log(LogLevel::info, label() + ": served: sends, receives and all-to-all go over Railweave on device " + std::to_string(device_));
-    watch(shared_from_this());
   }
+  if (state == State::served || !settings().metrics.empty()) watch(shared_from_this());
   state_.store(state, std::memory_order_release);
 }
 
@@ -432,10 +480,27 @@ std::string Communicator::describe() const {
 std::optional<Sample> Communicator::sample() const {
   const std::shared_lock lock(device_mutex_);
   if (state() != State::served || device_side_ == nullptr) return std::nullopt;
-  Sample sample{origin_.name, rank_, world_, device_, {}};
+  Sample sample{origin_.name, rank_, world_, device_, {}, {}};
   sample.counters.size = sizeof sample.counters;
   if (device_library().api->counters(device_side_, &sample.counters) != RAILWEAVE_OK) return std::nullopt;
+  sample.nics = nics_of(*device_library().api, device_side_, rank_);
   return sample;
+}
+
+std::optional<Fate> Communicator::fate() const {
+  const State state = this->state();
+  if (state == State::settling || cancelled_.load()) return std::nullopt;
+  Fate fate{origin_.name, rank_, world_, "served", "", ""};
+  if (const ncclResult_t error = known_error(); error != ncclSuccess) {
+    fate.state = "failed";
+    fate.reason = word_of(error);
+    if (state == State::failed) fate.text = reason_;
+  } else if (state == State::unserved) {
+    fate.state = "nccl";
+    fate.reason = word_of(cause_);
+    fate.text = reason_;
+  }
+  return fate;
 }
 
 Registry& Registry::get() {

@@ -26,6 +26,7 @@ struct Origin {
   std::string name;               // the same on all its ranks, unique at its hub
   std::optional<HubAddress> hub;  // none: it cannot be served
   std::string no_hub;             // why
+  Cause no_hub_cause = Cause::no_hub;
   bool blocking = true;
 };
 
@@ -118,6 +119,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string describe() const;
   // Nothing unless it is served.
   std::optional<Sample> sample() const;
+  // Nothing while it is settling, and once the program ends it.
+  std::optional<Fate> fate() const;
 
   std::mutex& enqueue_mutex() noexcept { return enqueue_mutex_; }
 
@@ -130,7 +133,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void end_device_side();
   Facts own_facts(const std::string& host, ReservedPort& port) const;
   std::string create_device_side(const std::string& rendezvous);
-  void leave_to_nccl(const std::string& reason, bool warn);
+  void leave_to_nccl(Cause cause, const std::string& reason, bool warn);
   void fail(ncclResult_t error, const std::string& reason);
   void settled(State state);
   std::string label() const;
@@ -147,6 +150,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int device_ = 0;
   std::atomic<railweave_cuda_communicator*> device_side_{nullptr};
   std::unique_ptr<const RangeDomain> ranges_;
+  Cause cause_ = Cause::refused;  // this and the next are written before state_: why it is not served
+  std::string reason_;
   std::atomic<State> state_{State::settling};
   std::atomic<ncclResult_t> error_{ncclSuccess};
   std::atomic<bool> cancelled_{false};

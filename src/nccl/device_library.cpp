@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,8 @@ DeviceLibrary load() {
   if (handle == nullptr) return {nullptr, "no device library: " + error + "; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it"};
   const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(handle, "railweave_cuda_entry"));
   const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
-  if (api == nullptr || api->size < sizeof(railweave_cuda_api) || api->version != RAILWEAVE_CUDA_VERSION)
+  // nics came later, and is done without.
+  if (api == nullptr || api->size < offsetof(railweave_cuda_api, nics) || api->version != RAILWEAVE_CUDA_VERSION)
     return {nullptr, "the device library does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
                          " of its interface; install one build of both"};
   return {api, ""};

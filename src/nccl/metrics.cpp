@@ -3,12 +3,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 namespace railweave::nccl {
 namespace {
@@ -28,9 +32,24 @@ constexpr Family kFamilies[] = {
     {"railweave_received_bytes_total", "Bytes of receives that have ended.", &railweave_cuda_counters::bytes_received},
 };
 
-std::string head(const std::string& name, const std::string& help) {
-  return "# HELP " + name + " " + help + "\n# TYPE " + name + " counter\n";
+// Down links that are named, of a NIC: where it is broken they are as many as NICs elsewhere, and say no more than their number.
+constexpr std::size_t kNamedLinks = 8;
+
+std::string head(const std::string& name, const std::string& help, const char* type = "counter") {
+  return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
 }
+
+// As a label's value, which readers look for up to the next quote.
+std::string plain(std::string text) {
+  for (char& c : text) {
+    if (c == '"') c = '\'';
+    if (c == '\\') c = '/';
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  }
+  return text;
+}
+
+std::string label(const char* name, const std::string& value) { return std::string(name) + "=\"" + plain(value) + "\""; }
 
 // The file of this process, removed at its end: a rank that has left is not shown as one that stands still. Leaked, as the thread that
 // writes it runs on while static objects are destroyed.
@@ -78,35 +97,75 @@ struct AtExit {
 
 }  // namespace
 
-std::string metrics_text(std::span<const Sample> samples, const std::string& host, int pid) {
+std::string metrics_text(const Metrics& metrics, const std::string& host, int pid) {
+  const std::string process = label("host", host) + "," + label("pid", std::to_string(pid));
+  const auto ranks = [](const std::string& communicator, std::uint32_t rank, std::uint32_t world) {
+    return label("communicator", communicator) + "," + label("rank", std::to_string(rank)) + "," + label("world", std::to_string(world));
+  };
   const auto labels = [&](const Sample& sample) {
-    return "host=\"" + host + "\",pid=\"" + std::to_string(pid) + "\",communicator=\"" + sample.communicator + "\",rank=\"" +
-           std::to_string(sample.rank) + "\",world=\"" + std::to_string(sample.world) + "\",device=\"" + std::to_string(sample.device) +
-           "\"";
+    return process + "," + ranks(sample.communicator, sample.rank, sample.world) + "," + label("device", std::to_string(sample.device));
   };
   std::string text;
+  const auto line = [&text](const std::string& name, const std::string& all, std::uint64_t value) {
+    text += name + "{" + all + "} " + std::to_string(value) + "\n";
+  };
   for (const Family& family : kFamilies) {
     text += head(family.name, family.help);
-    for (const Sample& sample : samples)
-      text += std::string(family.name) + "{" + labels(sample) + "} " + std::to_string(sample.counters.*family.member) + "\n";
+    for (const Sample& sample : metrics.samples) line(family.name, labels(sample), sample.counters.*family.member);
   }
   const std::string paths = "railweave_path_bytes_total";
   text += head(paths, "Bytes sent so far by kind of path, repeated ones included.");
-  for (const Sample& sample : samples) {
+  for (const Sample& sample : metrics.samples) {
     for (std::size_t kind = 0; kind < std::size(kPaths); ++kind)
-      text +=
-          paths + "{" + labels(sample) + ",path=\"" + kPaths[kind] + "\"} " + std::to_string(sample.counters.bytes_by_kind[kind]) + "\n";
+      line(paths, labels(sample) + "," + label("path", kPaths[kind]), sample.counters.bytes_by_kind[kind]);
+  }
+  // `value`: nothing where the NIC has none.
+  const auto of_nics = [&](const std::string& name, const char* help, const char* type, auto value) {
+    text += head(name, help, type);
+    for (const Sample& sample : metrics.samples) {
+      for (const NicSample& nic : sample.nics) {
+        if (const std::optional<std::uint64_t> found = value(nic)) line(name, labels(sample) + "," + label("nic", nic.name), *found);
+      }
+    }
+  };
+  using Value = std::optional<std::uint64_t>;
+  of_nics("railweave_nic_bytes_total", "Bytes that the rank has sent through each NIC of its node, repeated ones included.", "counter",
+          [](const NicSample& nic) -> Value { return nic.bytes_sent; });
+  of_nics("railweave_nic_bytes_per_second", "Rate of each NIC that the rank serves, where it is known.", "gauge",
+          [](const NicSample& nic) { return nic.own && nic.bytes_per_second != 0 ? Value(nic.bytes_per_second) : Value(); });
+  of_nics("railweave_nic_links", "Links of each NIC that the rank serves to NICs of other nodes.", "gauge",
+          [](const NicSample& nic) { return nic.own && nic.links != 0 ? Value(nic.links) : Value(); });
+  of_nics("railweave_nic_links_down", "Of those links, the ones that are down.", "gauge",
+          [](const NicSample& nic) { return nic.own && nic.links != 0 ? Value(nic.links_down) : Value(); });
+  const std::string down = "railweave_link_down";
+  text += head(down, "Links that are down, of each NIC the first ones.", "gauge");
+  for (const Sample& sample : metrics.samples) {
+    for (const NicSample& nic : sample.nics) {
+      for (std::size_t i = 0; i < std::min(nic.down.size(), kNamedLinks); ++i)
+        line(down, labels(sample) + "," + label("nic", nic.name) + "," + label("peer", nic.down[i]), 1);
+    }
+  }
+  const std::string communicators = "railweave_communicators";
+  text += head(communicators, "Ranks of communicators in this process by what became of them.", "gauge");
+  std::map<std::pair<std::string, std::string>, std::uint64_t> counts{{{"served", ""}, 0}};
+  for (const Fate& fate : metrics.fates) ++counts[{fate.state, fate.reason}];
+  for (const auto& [kind, count] : counts)
+    line(communicators, process + "," + label("state", kind.first) + "," + label("reason", kind.second), count);
+  for (const Fate& fate : metrics.fates) {
+    if (*fate.reason == '\0') continue;
+    text += "# communicator {" + process + "," + ranks(fate.communicator, fate.rank, fate.world) + "," + label("state", fate.state) + "," +
+            label("reason", fate.reason) + "," + label("text", fate.text) + "}\n";
   }
   return text;
 }
 
-bool write_metrics(const std::string& directory, std::span<const Sample> samples) {
+bool write_metrics(const std::string& directory, const Metrics& metrics) {
   static const AtExit at_exit;
   ::mkdir(directory.c_str(), 0755);  // where it is there already, or cannot be made, the file says so
   char host[HOST_NAME_MAX + 1] = "?";
   ::gethostname(host, HOST_NAME_MAX);
   const std::string path = directory + "/railweave-" + host + "-" + std::to_string(::getpid()) + ".prom";
-  return File::get().write(path, metrics_text(samples, host, ::getpid()));
+  return File::get().write(path, metrics_text(metrics, host, ::getpid()));
 }
 
 }  // namespace railweave::nccl

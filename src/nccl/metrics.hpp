@@ -3,24 +3,50 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "railweave/cuda.h"
 
 namespace railweave::nccl {
+
+// A NIC of the rank's node.
+struct NicSample {
+  std::string name;
+  std::uint64_t bytes_sent = 0;        // by this rank
+  std::uint64_t bytes_per_second = 0;  // 0: unknown
+  bool own = false;                    // this rank serves it, and tells of its links:
+  std::uint32_t links = 0, links_down = 0;
+  std::vector<std::string> down;  // what is at the other end of some of those
+};
 
 struct Sample {
   std::string communicator;
   std::uint32_t rank = 0, world = 0;
   int device = 0;
   railweave_cuda_counters counters{};
+  std::vector<NicSample> nics;
 };
 
-std::string metrics_text(std::span<const Sample> samples, const std::string& host, int pid);
+// What became of a rank of a communicator.
+struct Fate {
+  std::string communicator;  // empty: it has no name
+  std::uint32_t rank = 0, world = 0;
+  const char* state = "";   // "served", "nccl": left to it, or "failed"
+  const char* reason = "";  // why it is not served; one of few words
+  std::string text;         // the same in full
+};
+
+struct Metrics {
+  std::vector<Sample> samples;  // of ranks that are served
+  std::vector<Fate> fates;      // of all that are settled
+};
+
+// What is no label, as there is no end of its values, is in comments, which Prometheus passes over: why communicators are not served.
+std::string metrics_text(const Metrics& metrics, const std::string& host, int pid);
 
 // Replaces DIRECTORY/railweave-HOST-PID.prom at once, so that a reader sees a whole file; removed when the process ends in order. The
 // directory is made where only it is missing. False, with errno, when the file cannot be written.
-bool write_metrics(const std::string& directory, std::span<const Sample> samples);
+bool write_metrics(const std::string& directory, const Metrics& metrics);
 
 }  // namespace railweave::nccl

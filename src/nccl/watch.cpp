@@ -41,28 +41,29 @@ std::uint64_t progress(const railweave_cuda_counters& counters) {
                          counters.enqueued + counters.completed + counters.bytes_sent + counters.bytes_received);
 }
 
-void look(Watched& watched, std::vector<Sample>& samples) {
+void look(Watched& watched, Metrics& metrics) {
   const auto communicator = watched.communicator.lock();
   if (communicator == nullptr) return;
-  const auto sample = communicator->sample();
+  if (auto fate = communicator->fate()) metrics.fates.push_back(std::move(*fate));
+  auto sample = communicator->sample();
   if (!sample) return;
   const railweave_cuda_counters& counters = sample->counters;
   if (settings().stall_ms != 0 &&
       watched.detector.stalled(progress(counters), counters.enqueued > counters.completed, StallDetector::Clock::now()))
     log(LogLevel::warn, "stalled for " + std::to_string(settings().stall_ms) + " ms: " + communicator->describe());
-  samples.push_back(*sample);
+  metrics.samples.push_back(std::move(*sample));
 }
 
 void run(std::chrono::milliseconds interval) {
   Watch& watch = the_watch();
   bool told = false;
   for (;; std::this_thread::sleep_for(interval)) {
-    std::vector<Sample> samples;
+    Metrics metrics;
     const std::lock_guard lock(watch.mutex);
     std::erase_if(watch.entries, [](const Watched& watched) { return watched.communicator.expired(); });
-    for (Watched& watched : watch.entries) look(watched, samples);
+    for (Watched& watched : watch.entries) look(watched, metrics);
     const std::string& directory = settings().metrics;
-    if (directory.empty() || write_metrics(directory, samples) || std::exchange(told, true)) continue;
+    if (directory.empty() || write_metrics(directory, metrics) || std::exchange(told, true)) continue;
     log(LogLevel::warn, "RAILWEAVE_METRICS=" + directory + ": no file can be written there: " + std::strerror(errno));
   }
 }

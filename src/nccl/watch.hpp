@@ -1,4 +1,4 @@
-// Looks at served communicators from time to time: says what operations that stand still wait for, and keeps the metrics.
+// Looks at communicators from time to time: says what operations that stand still wait for, and keeps the metrics.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-"""`railweave top`: what a running job moves, by rank and kind of path."""
+"""`railweave top`: what a running job moves, by rank, kind of path and NIC, and what is not served, and why."""
 
 from __future__ import annotations
 
@@ -8,36 +8,104 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from railweave.errors import Error
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import PATHS, Rates, merged, rates, read
+from railweave.nccl.metrics import PATHS, Look, NicRates, Rates, Unserved, merged, nic_rates, rates, read
 
 # Tenths, as counters are written once a second anyway; a day, far beyond what anybody watches by and within what sleep() takes.
 _INTERVAL_S = (0.1, 86_400)
 
 
-def _table(rows: list[Rates], left_out: list[str]) -> Table:
-    notes = [*([] if rows else ["no rank that Railweave serves, yet"]), *(f"left out: {escape(why)}" for why in left_out)]
-    table = Table(title="GB/s of each rank", caption="\n".join(notes) or None)
+# Of what is below the tables: reasons, and names in one of them.
+_MOST_NOTES, _MOST_NAMES = 8, 4
+
+
+def _short(communicator: str) -> str:
+    """Enough of a communicator's name to find it in the log; a child's tells its own part, too."""
+    return re.sub(r"^([0-9a-f]{8})[0-9a-f]+", r"\1", communicator)
+
+
+def _listed(names: Sequence[str], total: int = 0) -> str:
+    """The first ones; `total`: how many there are, where not all have a name."""
+    more = max(total, len(names)) - len(names[:_MOST_NAMES])
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more else "")
+
+
+def _rank_table(rows: list[Rates]) -> Table:
+    table = Table(title="GB/s of each rank", box=box.SIMPLE_HEAD, padding=0)
     for name in ("communicator", "rank", "host"):
-        table.add_column(name)
-    for name in ("sent", "received", *PATHS, "messages waiting"):
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name, overflow="fold")
+    for name in ("sent", "received", *PATHS, "waiting"):
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=name != "cross_rail")
     for row in rows:
         figures = (row.sent, row.received, *(row.by_path[path] for path in PATHS))
-        who = (row.counters.communicator, f"{row.counters.rank} of {row.counters.world}", row.counters.host)
+        who = (_short(row.counters.communicator), f"{row.counters.rank} of {row.counters.world}", row.counters.host)
         table.add_row(*who, *(f"{figure / 1e9:.2f}" for figure in figures), str(row.waiting))
     return table
+
+
+def _nic_table(nics: list[NicRates]) -> Table:
+    several = len({communicator for nic in nics for communicator, _ in nic.by_rank}) > 1
+    table = Table(title="GB/s sent by each NIC", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("host", overflow="fold")
+    table.add_column("NIC", overflow="fold")
+    for name in ("sent", "of", "used", "links down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("by rank", overflow="fold")
+    for nic in nics:
+        ranks = [
+            f"{f'{_short(communicator)} ' if several else ''}{rank}: {sent / 1e9:.2f}"
+            for (communicator, rank), sent in sorted(nic.by_rank.items(), key=lambda entry: (-entry[1], entry[0]))
+        ]
+        capacity = (f"{nic.rate / 1e9:.2f}", f"{100 * nic.sent / nic.rate:.0f}%") if nic.rate else ("", "")
+        links = f"{nic.down} of {nic.links}" if nic.links else ""
+        table.add_row(nic.host, nic.name, f"{nic.sent / 1e9:.2f}", *capacity, links, _listed(ranks), style="red" if nic.down else None)
+    return table
+
+
+def _unserved(unserved: list[Unserved]) -> list[str]:
+    """A line for each reason, of the most ranks first."""
+    by_reason: dict[tuple[str, str], list[Unserved]] = {}
+    for each in unserved:
+        by_reason.setdefault((each.state, each.text or each.reason), []).append(each)
+    lines = []
+    for (state, why), ranks in sorted(by_reason.items(), key=lambda entry: (entry[0][0], -len(entry[1]), entry[0])):
+        named = sorted({_short(each.communicator) for each in ranks if each.communicator})
+        noun = "communicator" if len(named) == 1 else "communicators"
+        who = f"{noun} {_listed(named)}, " if named else ""
+        lines.append(f"{'left to NCCL' if state == 'nccl' else state}: {why} ({who}{len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'})")
+    return lines[:_MOST_NOTES] + ([f"and {len(lines) - _MOST_NOTES} more reasons"] if len(lines) > _MOST_NOTES else [])
+
+
+def _why_nothing(look: Look, directory: Path) -> str:
+    if not look.processes:
+        return f"no process keeps counters in {directory}; expected a job with the shim and RAILWEAVE_METRICS={directory}"
+    if look.ranks or not look.unserved:
+        return "no rank that Railweave serves, yet"
+    reasons = _listed(sorted({each.reason for each in look.unserved}))
+    return f"no rank that Railweave serves: all communicators of {look.processes} processes are left to NCCL or failed ({reasons})"
+
+
+def _view(before: Look, after: Look, seconds: float, directory: Path, left_out: list[str]) -> Group:
+    rows, nics = rates(before, after, seconds), nic_rates(before, after, seconds)
+    notes = [] if rows else [_why_nothing(after, directory)]
+    for nic in nics:
+        if nic.down:
+            notes.append(f"links down: {nic.name} of {nic.host} to {_listed(nic.peers_down, nic.down)}")
+    notes += [*_unserved(after.unserved), *(f"left out: {why}" for why in left_out)]
+    tables = [*([_rank_table(rows)] if rows else []), *([_nic_table(nics)] if nics else [])]
+    return Group(*tables, *(Text(note) for note in notes))
 
 
 def _seconds(context: click.Context, option: click.Parameter, value: float) -> float:
@@ -129,17 +197,17 @@ def command(directory: Path, interval: float, count: int | None, listen: tuple[s
     console = Console()
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            _look(directory, interval, count, lambda table: live.update(table, refresh=True))
+            _look(directory, interval, count, lambda view: live.update(view, refresh=True))
     else:
-        console.width = 130  # all columns in full, for files and pipes, which get one table after another
+        console.width = 100  # the same everywhere, for files and pipes, which get one look after another
         _look(directory, interval, count, console.print)
 
 
-def _look(directory: Path, interval: float, count: int | None, show: Callable[[Table], None]) -> None:
+def _look(directory: Path, interval: float, count: int | None, show: Callable[[Group], None]) -> None:
     before, began, shown = read(directory, lambda _: None), time.monotonic(), 0
     while not count or shown < count:
         time.sleep(interval)
         left_out: list[str] = []
         after, now = read(directory, left_out.append), time.monotonic()
-        show(_table(rates(before, after, now - began), left_out))
+        show(_view(before, after, now - began, directory, left_out))
         before, began, shown = after, now, shown + 1

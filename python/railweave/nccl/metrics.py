@@ -7,27 +7,41 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from railweave.nccl import ShimError
 
-__all__ = ["PATHS", "RankCounters", "Rates", "merged", "parse", "rates", "read"]
+__all__ = ["PATHS", "Look", "Nic", "NicRates", "RankCounters", "Rates", "Unserved", "merged", "nic_rates", "parse", "rates", "read"]
 
 # Written each second; a process that has not for so long has died without taking its file along, or does not run.
 _SILENT_S = 15.0
 
 PATHS = ("direct", "relay", "host", "rail", "cross_rail")
 # ASCII digits, and no more than the shim's 64 and 32 bits take: int() knows neither `²`, which is a digit to str, nor 5,000 of them.
-_LINE = re.compile(r'^(\w+)\{((?:\w+="[^"]*",?)+)\} ([0-9]{1,20})$')
+_LABELS = r'\{((?:\w+="[^"]*",?)+)\}'
+_LINE = re.compile(rf"^(\w+){_LABELS} ([0-9]{{1,20}})$")
 _RANK = re.compile(r"[0-9]{1,10}")
 _HEAD = re.compile(r"^# (?:HELP|TYPE) \w+ .")
+# A comment to Prometheus: what it says has no end of values.
+_UNSERVED = re.compile(rf"^# communicator {_LABELS}$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclasses.dataclass
+class Nic:
+    """A NIC of a rank's node. Its rate (bytes/s) and links, `down` and by name, are told by the rank that serves it."""
+
+    sent: int = 0
+    rate: int = 0
+    links: int = 0
+    down: int = 0
+    peers_down: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
 class RankCounters:
-    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS."""
+    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS, `nics` by name."""
 
     host: str
     communicator: str
@@ -38,6 +52,34 @@ class RankCounters:
     sent: int = 0
     received: int = 0
     by_path: dict[str, int] = dataclasses.field(default_factory=dict)
+    nics: dict[str, Nic] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unserved:
+    """A rank of a communicator that is left to NCCL, or has failed: `reason` in a word, and `text`, which may be empty."""
+
+    communicator: str
+    rank: int
+    world: int
+    state: str
+    reason: str
+    text: str
+
+
+@dataclasses.dataclass
+class Look:
+    """What a job's processes say at one time: ranks that are served, by communicator and rank, and those that are not."""
+
+    ranks: dict[tuple[str, int], RankCounters] = dataclasses.field(default_factory=dict)
+    unserved: list[Unserved] = dataclasses.field(default_factory=list)
+    processes: int = 0
+
+    def add(self, other: Look) -> None:
+        """What another process says."""
+        self.ranks.update(other.ranks)
+        self.unserved.extend(other.unserved)
+        self.processes += other.processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,26 +93,49 @@ class Rates:
     waiting: int
 
 
+@dataclasses.dataclass(frozen=True)
+class NicRates:
+    """What went through a NIC between two looks, bytes/s, of each rank that sent; `rate`, 0 where it is unknown, is what it can."""
+
+    host: str
+    name: str
+    rate: int
+    links: int
+    down: int
+    peers_down: tuple[str, ...]
+    by_rank: dict[tuple[str, int], float]
+
+    @property
+    def sent(self) -> float:
+        """Of all ranks."""
+        return sum(self.by_rank.values())
+
+
 _MEMBERS = {
     "railweave_messages_enqueued_total": "enqueued",
     "railweave_messages_completed_total": "completed",
     "railweave_sent_bytes_total": "sent",
     "railweave_received_bytes_total": "received",
 }
+_NIC_MEMBERS = {
+    "railweave_nic_bytes_total": "sent",
+    "railweave_nic_bytes_per_second": "rate",
+    "railweave_nic_links": "links",
+    "railweave_nic_links_down": "down",
+}
+_OF_PROCESSES = ("railweave_communicators",)
 
 
-def parse(text: str, source: str = "<string>") -> dict[tuple[str, int], RankCounters]:
-    """By communicator and rank. Raises ShimError naming the line that is no counter of the shim."""
-    found: dict[tuple[str, int], RankCounters] = {}
+def parse(text: str, source: str = "<string>") -> Look:
+    """What a process says. Raises ShimError naming the line that is no counter of the shim."""
+    look = Look(processes=1)
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line:
+        if not line or _HEAD.match(line):
             continue
-        if line.startswith("#"):
-            if not _HEAD.match(line):
-                raise ShimError(f"{source}:{number}: '{line[:80]}'; expected a counter as the shim writes it")
+        match = _UNSERVED.match(line) or _LINE.match(line)
+        labels = dict(_LABEL.findall(match[1 if match.re is _UNSERVED else 2])) if match else {}
+        if match and match.re is _LINE and match[1] in _OF_PROCESSES:
             continue
-        match = _LINE.match(line)
-        labels = dict(_LABEL.findall(match[2])) if match else {}
         if (
             not match
             or not {"host", "communicator", "rank", "world"} <= labels.keys()
@@ -79,12 +144,25 @@ def parse(text: str, source: str = "<string>") -> dict[tuple[str, int], RankCoun
         ):
             raise ShimError(f"{source}:{number}: '{line[:80]}'; expected a counter as the shim writes it")
         key = (labels["communicator"], int(labels["rank"]))
-        counters = found.setdefault(key, RankCounters(labels["host"], key[0], key[1], int(labels["world"])))
-        if member := _MEMBERS.get(match[1]):
-            setattr(counters, member, int(match[3]))
-        elif match[1] == "railweave_path_bytes_total":
-            counters.by_path[labels.get("path", "")] = int(match[3])
-    return found
+        if match.re is _UNSERVED:
+            why = (labels.get(name, "") for name in ("state", "reason", "text"))
+            look.unserved.append(Unserved(*key, int(labels["world"]), *why))
+        else:
+            _take(look.ranks.setdefault(key, RankCounters(labels["host"], *key, int(labels["world"]))), match[1], labels, int(match[3]))
+    return look
+
+
+def _take(counters: RankCounters, name: str, labels: dict[str, str], value: int) -> None:
+    if member := _MEMBERS.get(name):
+        setattr(counters, member, value)
+    elif name == "railweave_path_bytes_total":
+        counters.by_path[labels.get("path", "")] = value
+    elif "nic" in labels:
+        nic = counters.nics.setdefault(labels["nic"], Nic())
+        if member := _NIC_MEMBERS.get(name):
+            setattr(nic, member, value)
+        elif name == "railweave_link_down":
+            nic.peers_down.append(labels.get("peer", ""))
 
 
 def _files(directory: Path) -> list[Path]:
@@ -103,14 +181,14 @@ def _age(path: Path) -> float:
         return 0.0  # a link to itself, say: whoever reads it says so
 
 
-def _text(path: Path) -> str:
+def _text(path: Path) -> str | None:
     try:
         with open(path, opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ShimError(f"{path}: no file; expected counters as the shim writes them")
             return file.read()
     except FileNotFoundError:
-        return ""  # its process has just ended
+        return None  # its process has just ended
     except (OSError, UnicodeDecodeError) as error:
         raise ShimError(f"{path}: {error}; expected counters as the shim writes them") from error
 
@@ -120,29 +198,31 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _counters(directory: Path, left_out: Callable[[str], None]) -> Iterator[tuple[str, dict[tuple[str, int], RankCounters]]]:
+def _looks(directory: Path, left_out: Callable[[str], None]) -> Iterator[tuple[str, Look]]:
     """The text and what it says of each process that is alive; a file that is none of the shim's is named and hides no other."""
     for path in _files(directory):
         try:
-            text = _text(path)
-            yield text, parse(text, str(path))
+            if (text := _text(path)) is not None:
+                yield text, parse(text, str(path))
         except ShimError as error:
             left_out(str(error))
 
 
-def read(directory: Path, left_out: Callable[[str], None]) -> dict[tuple[str, int], RankCounters]:
+def read(directory: Path, left_out: Callable[[str], None]) -> Look:
     """Of all processes of the job that are alive. `left_out` hears why a file does not count."""
-    found: dict[tuple[str, int], RankCounters] = {}
-    for _, counters in _counters(directory, left_out):
-        found.update(counters)
-    return found
+    look = Look()
+    for _, of_process in _looks(directory, left_out):
+        look.add(of_process)
+    return look
 
 
 def merged(directory: Path, left_out: Callable[[str], None]) -> str:
     """One text of all files, each family's description once, as Prometheus wants it. `left_out` hears why a file does not count."""
     families: dict[str, tuple[list[str], list[str]]] = {}
-    for text, _ in _counters(directory, left_out):
+    for text, _ in _looks(directory, left_out):
         for line in text.splitlines():
+            if not line or _UNSERVED.match(line):
+                continue
             name = line.split()[2] if line.startswith("#") else line.partition("{")[0]
             head, samples = families.setdefault(name, ([], []))
             if not line.startswith("#"):
@@ -152,13 +232,37 @@ def merged(directory: Path, left_out: Callable[[str], None]) -> str:
     return "".join(f"{line}\n" for head, samples in families.values() for line in (*head, *samples))
 
 
-def rates(before: dict[tuple[str, int], RankCounters], after: dict[tuple[str, int], RankCounters], seconds: float) -> list[Rates]:
+def _in_both(before: Look, after: Look) -> Iterable[tuple[RankCounters, RankCounters]]:
+    return ((before.ranks[key], new) for key, new in after.ranks.items() if key in before.ranks)
+
+
+def rates(before: Look, after: Look, seconds: float) -> list[Rates]:
     """Of the ranks in both, the busiest sender first."""
     result = []
-    for key in before.keys() & after.keys():
-        old, new = before[key], after[key]
+    for old, new in _in_both(before, after):
         by_path = {path: (new.by_path.get(path, 0) - old.by_path.get(path, 0)) / seconds for path in PATHS}
         result.append(
             Rates(new, (new.sent - old.sent) / seconds, (new.received - old.received) / seconds, by_path, new.enqueued - new.completed)
         )
     return sorted(result, key=lambda row: (-row.sent, row.counters.communicator, row.counters.rank))
+
+
+def nic_rates(before: Look, after: Look, seconds: float) -> list[NicRates]:
+    """Of the NICs of the ranks in both, by host and name. Communicators share a host's NICs: each has links of its own, and the most that
+    are down in one of them count."""
+    nics: dict[tuple[str, str], list[tuple[tuple[str, int], float, Nic]]] = {}
+    for old, new in _in_both(before, after):
+        for name, nic in new.nics.items():
+            sent = (nic.sent - old.nics.get(name, Nic()).sent) / seconds
+            nics.setdefault((new.host, name), []).append(((new.communicator, new.rank), sent, nic))
+    result = []
+    for (host, name), uses in nics.items():
+        worst = max((nic for *_, nic in uses), key=lambda nic: (nic.down, nic.links))
+        by_rank = {rank: sent for rank, sent, _ in uses if sent > 0}
+        result.append(NicRates(host, name, max(nic.rate for *_, nic in uses), worst.links, worst.down, tuple(worst.peers_down), by_rank))
+    return sorted(result, key=lambda nic: (nic.host, _natural(nic.name)))
+
+
+def _natural(name: str) -> tuple[tuple[str, int], ...]:
+    """mlx5_2 comes before mlx5_10."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"([^0-9]*)([0-9]{0,18})", name))

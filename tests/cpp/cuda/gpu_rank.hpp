@@ -203,6 +203,7 @@ class GpuRank {
     return cuda::is_of(std::atomic_ref(port_->copies[n % cuda::kRailCopies].words[cuda::RailCopy::kWords - 1]).load(), n);
   }
   engine::Engine& engine() { return *engine_; }
+  const cuda::RailControl& control() const { return control_; }
   const HiddenSlots& slots() const { return slots_; }
   const HiddenTransport::Counts& moved() const { return moved_; }
   std::function<void(std::span<const std::byte> from)> before_copy;  // of its blocks

@@ -236,6 +236,24 @@ TEST_P(ManySmall, MessagesArrive) {
 // More bytes than find a place at their sources, 600 KB a rank; and more messages than may be under way unasked: 75 of a pair.
 INSTANTIATE_TEST_SUITE_P(Than, ManySmall, testing::Values(ManyCase{80, 60'000, true}, ManyCase{300, 1000, false}));
 
+TEST(Rails, BytesAreCountedByTheNicThatSentThem) {
+  GpuJob job({2, 2});
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    std::uint64_t bytes = 0;
+    for (std::uint64_t round = 0; round < 2; ++round) {
+      Buffers buffers;
+      for (std::uint32_t source = 0; source < 4; ++source) buffers.add(rank.rank(), source, source ^ 2, 1'000'000, round * 10 + source);
+      rank.run(buffers.transfers);
+      bytes += 1'000'000;
+    }
+    const cuda::RailControl& control = rank.control();
+    ASSERT_EQ(control.bytes_by_nic.size(), 2u) << "of its node, its mate's too";
+    EXPECT_GE(control.bytes_by_nic[0] + control.bytes_by_nic[1], bytes);
+    EXPECT_EQ(control.bytes_by_nic[0] + control.bytes_by_nic[1], control.bytes_by_kind[static_cast<std::size_t>(PathKind::rail)] +
+                                                                     control.bytes_by_kind[static_cast<std::size_t>(PathKind::cross_rail)]);
+  });
+}
+
 // A graph's launches come without a word to the engine, and with the same parameters each time.
 TEST(Rails, ACapturedLaunchRunsAgainAndAgain) {
   GpuJob job({2, 2});

@@ -45,6 +45,7 @@ class Log final : public engine::SlotMemory {
 // Two ranks on two nodes; rank 1's NICs at those places have no IPv4 address.
 struct Found {
   std::vector<std::string> said[2], down;  // down: of rank 0
+  std::vector<engine::NicLinks> nics;      // of rank 0's node
 };
 Found run(const std::string& nics, const std::vector<bool>& six) {
   const ScratchDirectory directory;
@@ -68,6 +69,7 @@ Found run(const std::string& nics, const std::vector<bool>& six) {
           engine::make_host_backend, &log);
       found.said[rank] = log.said;
       if (rank == 0) found.down = engine.links_down();
+      if (rank == 0) found.nics = engine.nic_links();
       step.arrive_and_wait();
       engine.close();
     });
@@ -83,12 +85,23 @@ TEST(LinkFamilies, ThatDifferAreToldOnceWithWhatToDo) {
                                      "which the other has; give it one"});
   EXPECT_TRUE(found.said[1].empty());
   EXPECT_EQ(found.down, std::vector<std::string>{"lo of rank 0 to lo of rank 1 (lo of rank 1 has no IPv4 address, which the other has)"});
+  ASSERT_EQ(found.nics.size(), 1u);
+  EXPECT_EQ(found.nics[0].links, 1u);
+  EXPECT_EQ(found.nics[0].down, std::vector<std::string>{"lo of rank 1 (lo of rank 1 has no IPv4 address, which the other has)"});
 }
 
 TEST(LinkFamilies, OfManyLinksOneIsNamed) {
   const Found found = run("lo,lo,lo", {true, false, true});
   ASSERT_EQ(found.said[0].size(), 1u);
   EXPECT_NE(found.said[0][0].find("; give it one (and so for "), std::string::npos) << found.said[0][0];
+  ASSERT_EQ(found.nics.size(), 3u);
+  std::size_t links = 0, down = 0;
+  for (const engine::NicLinks& nic : found.nics) {
+    links += nic.links;
+    down += nic.down.size();
+  }
+  EXPECT_GT(links, down) << "those of the other NIC are up";
+  EXPECT_EQ(down, found.down.size());
 }
 
 TEST(LinkFamilies, ThatAreTheSameAreNotTold) { EXPECT_TRUE(run("lo", {false}).said[0].empty()); }

@@ -314,6 +314,23 @@ size_t describe(railweave_cuda_communicator* communicator, char* text, size_t by
   return lines.size();
 }
 
+// STAND_IN_NICS="N": so many, dealt to the ranks in turn; the second one has a link that is down.
+size_t nics(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics, size_t count) {
+  const char* text = std::getenv("STAND_IN_NICS");
+  const std::size_t all = text == nullptr ? 0 : std::strtoul(text, nullptr, 10);
+  for (std::size_t i = 0; i < std::min(count, all); ++i) {
+    railweave_cuda_nic& nic = nics[i];
+    std::snprintf(nic.name, sizeof nic.name, "mlx5_%zu", i);
+    nic.bytes_per_second = 50'000'000'000;
+    nic.bytes_sent = communicator->sent / all;
+    nic.owner = static_cast<std::uint32_t>(i % communicator->sent_to.size());
+    nic.links = 4;
+    nic.links_down = i == 1 ? 1 : 0;
+    std::snprintf(nic.down, sizeof nic.down, "%s", i == 1 ? "mlx5_1 of rank 9\n" : "");
+  }
+  return all;
+}
+
 const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  RAILWEAVE_CUDA_VERSION,
                                  0,
@@ -328,7 +345,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  register_buffer,
                                  deregister_buffer,
                                  counters,
-                                 describe};
+                                 describe,
+                                 nics};
 
 }  // namespace
 

@@ -249,6 +249,7 @@ struct Decision {
   std::vector<std::string> blobs;
   bool served;
   const char* reason;
+  Cause cause = Cause::refused;
 };
 
 TEST(Agreement, Table) {
@@ -256,15 +257,27 @@ TEST(Agreement, Table) {
       {"all can", {facts(), facts(), facts()}, true, ""},
       {"one cannot", {facts(), facts("no driver"), facts()}, false, "rank 1: no driver"},
       {"the first names the reason", {facts(), facts("a"), facts("b")}, false, "rank 1: a"},
-      {"other device library", {facts(), facts("", 2)}, false, "rank 1 has a device library of version 2, rank 0 of version 1"},
-      {"other protocol", {facts(), facts("", 1, 9)}, false, "rank 1 speaks version 9 of the shim's protocol, rank 0 version 1"},
+      {"other device library",
+       {facts(), facts("", 2)},
+       false,
+       "rank 1 has a device library of version 2, rank 0 of version 1",
+       Cause::versions},
+      {"other protocol",
+       {facts(), facts("", 1, 9)},
+       false,
+       "rank 1 speaks version 9 of the shim's protocol, rank 0 version 1",
+       Cause::versions},
+      {"no library", {facts(), facts("no device library: x.so")}, false, "rank 1: no device library: x.so", Cause::no_device_library},
       {"garbage", {facts(), std::string("\x01\0\0\0xyz", 7)}, false, "rank 1: its facts cannot be read"},
-      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 1"},
+      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 1", Cause::versions},
   };
   for (const Decision& decision : table) {
     const Verdict verdict = decide(decision.blobs);
     EXPECT_EQ(verdict.served, decision.served) << decision.name;
     EXPECT_EQ(verdict.reason, decision.reason) << decision.name;
+    if (!decision.served) {
+      EXPECT_STREQ(word_of(verdict.cause), word_of(decision.cause)) << decision.name;
+    }
     EXPECT_EQ(verdict.rendezvous, decision.served ? "tcp://10.0.0.1:5000" : "") << decision.name;
   }
 }
@@ -440,10 +453,10 @@ TEST(Settings, VariablesOfTheEngineAreKnown) {
 
 // Keeps counters while a thread writes them on and on, and ends as programs do.
 [[noreturn]] void write_and_exit(const std::string& folder) {
-  const std::vector<Sample> samples{{"ab", 1, 2, 0, {}}};
-  if (!write_metrics(folder, samples) || std::filesystem::is_empty(folder)) std::_Exit(1);
-  std::thread([folder, samples] {
-    for (;;) write_metrics(folder, samples);
+  const Metrics metrics{{{"ab", 1, 2, 0, {}, {}}}, {}};
+  if (!write_metrics(folder, metrics) || std::filesystem::is_empty(folder)) std::_Exit(1);
+  std::thread([folder, metrics] {
+    for (;;) write_metrics(folder, metrics);
   }).detach();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   std::exit(0);
@@ -465,7 +478,7 @@ TEST(Metrics, TheFileEndsWithItsProcess) {
   const rlimit none{16, 16};
   ::signal(SIGXFSZ, SIG_IGN);
   ::setrlimit(RLIMIT_FSIZE, &none);
-  const bool refused = !write_metrics(folder, std::vector<Sample>{{"ab", 1, 2, 0, {}}}) && errno == EFBIG;
+  const bool refused = !write_metrics(folder, {{{"ab", 1, 2, 0, {}, {}}}, {}}) && errno == EFBIG;
   std::_Exit(refused ? 0 : 1);
 }
 
@@ -478,11 +491,14 @@ TEST(Metrics, NothingIsLeftOfAFileThatDidNotFit) {
 }
 
 TEST(Metrics, AreInPrometheusTextFormat) {
-  std::vector<Sample> samples{{"ab", 1, 2, 0, {}}};
-  samples[0].counters.enqueued = 4;
-  samples[0].counters.completed = 3;
-  samples[0].counters.bytes_by_kind[3] = 17;
-  const std::string text = metrics_text(samples, "n1", 7);
+  Metrics metrics{{{"ab", 1, 2, 0, {}, {}}}, {}};
+  Sample& sample = metrics.samples[0];
+  sample.counters.enqueued = 4;
+  sample.counters.completed = 3;
+  sample.counters.bytes_by_kind[3] = 17;
+  sample.nics = {{"mlx5_0", 11, 50, true, 4, 2, {"mlx5_0 of rank 8", "mlx5_1 of rank 9 (\"why\\)\n"}}, {"mlx5_1", 6, 50, false, 4, 0, {}}};
+  metrics.fates = {{"ab", 1, 2, "served", "", ""}, {"", 0, 1, "nccl", "one_rank", "it has one rank"}, {"", 0, 1, "nccl", "one_rank", ""}};
+  const std::string text = metrics_text(metrics, "n1", 7);
   const std::string labels = R"({host="n1",pid="7",communicator="ab",rank="1",world="2",device="0")";
   EXPECT_TRUE(
       text.starts_with("# HELP railweave_messages_enqueued_total Messages handed to Railweave.\n"
@@ -492,7 +508,30 @@ TEST(Metrics, AreInPrometheusTextFormat) {
       << text;
   EXPECT_NE(text.find("railweave_messages_completed_total" + labels + "} 3\n"), std::string::npos) << text;
   EXPECT_NE(text.find("railweave_path_bytes_total" + labels + ",path=\"rail\"} 17\n"), std::string::npos) << text;
-  EXPECT_EQ(std::count(text.begin(), text.end(), '#'), 2 * 5) << text;
+  for (const std::string& line :
+       {"railweave_nic_bytes_total" + labels + ",nic=\"mlx5_0\"} 11\n", "railweave_nic_bytes_total" + labels + ",nic=\"mlx5_1\"} 6\n",
+        "railweave_nic_bytes_per_second" + labels + ",nic=\"mlx5_0\"} 50\n", "railweave_nic_links" + labels + ",nic=\"mlx5_0\"} 4\n",
+        "railweave_nic_links_down" + labels + ",nic=\"mlx5_0\"} 2\n",
+        "railweave_link_down" + labels + ",nic=\"mlx5_0\",peer=\"mlx5_0 of rank 8\"} 1\n",
+        "railweave_link_down" + labels + ",nic=\"mlx5_0\",peer=\"mlx5_1 of rank 9 ('why/) \"} 1\n",
+        std::string("# TYPE railweave_communicators gauge\n"
+                    "railweave_communicators{host=\"n1\",pid=\"7\",state=\"nccl\",reason=\"one_rank\"} 2\n"
+                    "railweave_communicators{host=\"n1\",pid=\"7\",state=\"served\",reason=\"\"} 1\n"
+                    "# communicator {host=\"n1\",pid=\"7\",communicator=\"\",rank=\"0\",world=\"1\",state=\"nccl\",reason=\"one_rank\","
+                    "text=\"it has one rank\"}\n")})
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  EXPECT_EQ(text.find("railweave_nic_links" + labels + ",nic=\"mlx5_1\""), std::string::npos) << "another rank tells of it";
+  EXPECT_EQ(std::count(text.begin(), text.end(), '#'), 2 * 11 + 2) << text;
+}
+
+// Where a NIC is broken its links are as many as there are NICs elsewhere.
+TEST(Metrics, OfManyLinksThatAreDownTheFirstAreNamed) {
+  Metrics metrics{{{"ab", 1, 2, 0, {}, {{"mlx5_0", 0, 0, true, 100, 100, {}}}}}, {}};
+  for (int rank = 0; rank < 100; ++rank) metrics.samples[0].nics[0].down.push_back("mlx5_0 of rank " + std::to_string(rank));
+  const std::string text = metrics_text(metrics, "n1", 7);
+  EXPECT_NE(text.find("nic=\"mlx5_0\"} 100\n"), std::string::npos);
+  EXPECT_NE(text.find("of rank 7\"} 1\n"), std::string::npos);
+  EXPECT_EQ(text.find("of rank 8\"} 1\n"), std::string::npos);
 }
 
 // A stack larger than the address space: no thread can be had.

@@ -13,6 +13,7 @@
 #include <future>
 #include <iterator>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -1004,6 +1005,33 @@ void damaged(Rank& self) {
   must(ncclCommAbort(comm), "ncclCommAbort");
 }
 
+// Only under the shim: its metrics come to have all that METRICS_WANTED names, and for rank 1 METRICS_WANTED_1, a line each.
+void counted(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  std::string wanted = std::getenv("METRICS_WANTED");
+  if (const char* more = std::getenv("METRICS_WANTED_1"); more != nullptr && self.rank == 1) wanted += std::string("\n") + more;
+  const auto read = [] {
+    std::string text;
+    for (const auto& entry : std::filesystem::directory_iterator(std::getenv("RAILWEAVE_METRICS"))) {
+      if (!entry.path().filename().string().ends_with("-" + std::to_string(::getpid()) + ".prom")) continue;
+      std::ifstream file(entry.path());
+      text.assign(std::istreambuf_iterator<char>(file), {});
+    }
+    return text;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::istringstream lines(wanted);
+  for (std::string line; std::getline(lines, line);) {
+    std::string text;
+    while ((text = read()).find(line) == std::string::npos) {
+      require(std::chrono::steady_clock::now() < deadline, line + " does not come into\n" + text);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  destroy(comm);
+}
+
 }  // namespace
 
 const std::map<std::string, Scenario>& scenarios() {
@@ -1054,6 +1082,7 @@ const std::map<std::string, Scenario>& scenarios() {
       {"stall", stall},
       {"long_stall", long_stall},
       {"damaged", damaged},
+      {"counted", counted},
   };
   return all;
 }

@@ -249,6 +249,40 @@ TEST(Shim, ADeviceSideThatCannotBeMadeLeavesAllRanks) {
   EXPECT_EQ(outcome.count("left to NCCL: rank 0: setting chunk_bytes"), 4u) << outcome.log;
 }
 
+// --- Counters
+
+Outcome count_with(const std::vector<std::string>& environment, int ranks = 4) {
+  const Directory metrics;
+  std::vector<std::string> variables{"RAILWEAVE_METRICS=" + metrics.path().string()};
+  variables.insert(variables.end(), environment.begin(), environment.end());
+  Outcome outcome = run(Mode::preload, "counted", ranks, variables);
+  EXPECT_TRUE(fs::is_empty(metrics.path())) << "left by a process that has ended";
+  return outcome;
+}
+
+TEST(Shim, CountsWhatEachNicHasSentAndTellsOfLinksThatAreDown) {
+  const Outcome outcome = count_with({"STAND_IN_NICS=3", "METRICS_WANTED=state=\"served\",reason=\"\"} 1",
+                                      "METRICS_WANTED_1=,nic=\"mlx5_0\"} 16458\n"  // a third of what it has sent
+                                      ",nic=\"mlx5_1\"} 50000000000\n,nic=\"mlx5_1\"} 4\n,nic=\"mlx5_1\",peer=\"mlx5_1 of rank 9\"} 1"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+}
+
+TEST(Shim, CountsCommunicatorsThatAreLeftToNcclByTheReason) {
+  struct {
+    std::string variable, wanted;
+    int ranks;
+  } const cases[] = {
+      {"RAILWEAVE_CUDA_LIBRARY=/nowhere.so", "reason=\"no_device_library\",text=\"rank 0: no device library: /nowhere.so", 4},
+      {"RAILWEAVE_CHUNK_BYTES=1", "reason=\"set_up_failed\",text=\"rank 0: setting chunk_bytes", 4},
+      {"RAILWEAVE_STALL_MS=0", "reason=\"one_rank\",text=\"it has one rank\"}", 1}};
+  for (const auto& [variable, wanted, ranks] : cases) {
+    const std::string state = "state=\"nccl\",", counted = state + wanted.substr(0, wanted.find(',')) + "} 1";
+    const Outcome outcome =
+        count_with({variable, "METRICS_WANTED=" + state + wanted + "\n" + counted + "\nstate=\"served\",reason=\"\"} 0"}, ranks);
+    EXPECT_EQ(outcome.exit_code, 0) << variable << outcome.log;
+  }
+}
+
 // Of two ranks the wrapped one; the other hears of it long before its wait is over.
 TEST(Shim, AVariableThatOneRankCannotReadLeavesAllRanksAndIsNamed) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 2, {}, "", "env RAILWEAVE_CHUNK_BYTES=1");

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from railweave.cli import top
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import merged, parse, rates, read
+from railweave.nccl.metrics import merged, nic_rates, parse, rates, read
 
 LABELS = 'host="n1",pid="7",communicator="ab",rank="{rank}",world="2",device="0"'
 
@@ -43,8 +43,9 @@ def text(rank: int, sent: int, completed: int = 3) -> str:
 
 
 def test_rates_come_from_two_looks_busiest_first() -> None:
-    before = parse(text(0, 100)) | parse(text(1, 0))
-    after = parse(text(0, 300)) | parse(text(1, 1000, completed=4))
+    before, after = parse(text(0, 100)), parse(text(0, 300))
+    before.add(parse(text(1, 0)))
+    after.add(parse(text(1, 1000, completed=4)))
     found = rates(before, after, 2.0)
     assert [(row.counters.rank, row.sent, row.by_path["direct"], row.by_path["rail"], row.waiting) for row in found] == [
         (1, 500.0, 500.0, 0.0, 0),
@@ -52,10 +53,70 @@ def test_rates_come_from_two_looks_busiest_first() -> None:
     ]
 
 
+def nics(rank: int, sent: int, down: int = 0) -> str:
+    """Of a rank that serves mlx5_<rank>, and sends over mlx5_0 too."""
+    labels = LABELS.format(rank=rank)
+    own = f'{labels},nic="mlx5_{rank}"'
+    lines = [
+        f'railweave_nic_bytes_total{{{labels},nic="mlx5_0"}} {sent}',
+        f"railweave_nic_bytes_total{{{own}}} {sent}",
+        f"railweave_nic_bytes_per_second{{{own}}} 1000",
+        f"railweave_nic_links{{{own}}} 4",
+        f"railweave_nic_links_down{{{own}}} {down}",
+        *(f'railweave_link_down{{{own},peer="mlx5_{peer} of rank 8"}} 1' for peer in range(down)),
+    ]
+    return text(rank, sent) + "".join(f"{line}\n" for line in lines)
+
+
+def unserved(rank: int, reason: str, why: str) -> str:
+    process = 'host="n1",pid="8"'
+    return (
+        f'railweave_communicators{{{process},state="nccl",reason="{reason}"}} 1\n'
+        f'# communicator {{{process},communicator="cd",rank="{rank}",world="2",state="nccl",reason="{reason}",text="{why}"}}\n'
+    )
+
+
+def test_nics_are_those_of_a_host_whoever_sends_over_them() -> None:
+    before, after = parse(nics(0, 0)), parse(nics(0, 300, down=1))
+    before.add(parse(nics(1, 0)))
+    after.add(parse(nics(1, 100, down=2)))
+    first, second = nic_rates(before, after, 2.0)
+    assert (first.name, first.sent, first.by_rank) == ("mlx5_0", 200.0, {("ab", 0): 150.0, ("ab", 1): 50.0})
+    assert (first.rate, first.links, first.down, first.peers_down) == (1000, 4, 1, ("mlx5_0 of rank 8",))
+    assert (second.name, second.sent, second.down, len(second.peers_down)) == ("mlx5_1", 50.0, 2, 2)
+
+
+def test_the_command_shows_nics_links_that_are_down_and_why_communicators_are_left_to_nccl(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(nics(0, 5, down=1))
+    (tmp_path / "railweave-n1-2.prom").write_text(unserved(0, "one_rank", "it has one rank"))
+    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"n1 +mlx5_0 .* 1 of 4", shown.output), shown.output
+    assert "links down: mlx5_0 of n1 to mlx5_0 of rank 8" in shown.output
+    assert "left to NCCL: it has one rank (communicator cd, 1 rank)" in shown.output
+    assert max(map(len, shown.output.splitlines())) <= 100
+
+
+def test_where_nothing_is_served_the_command_says_why(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"railweave-n1-{rank}.prom").write_text(unserved(rank, "refused", "rank 0: device 0 is a MIG slice"))
+    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert "no rank that Railweave serves: all communicators of 2 processes are left to NCCL or failed (refused)" in shown.output
+    assert "left to NCCL: rank 0: device 0 is a MIG slice (communicator cd, 2 ranks)" in shown.output
+
+
+def test_prometheus_gets_counts_and_no_texts_without_end(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(nics(0, 5) + unserved(0, "refused", "rank 0: device 0 is a MIG slice"))
+    joined = merged(tmp_path, pytest.fail)
+    assert 'state="nccl",reason="refused"} 1' in joined
+    assert "MIG" not in joined
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "nonsense",
+        '# communicator {host="n1",communicator="ab",rank="x",world="2"}',
         'railweave_sent_bytes_total{rank="0"} 1',
         *(text(0, 1).replace('rank="0"', f'rank="{rank}"') for rank in ("x", "²", "٣", "-1", "", "1" * 5000)),
         *(text(0, 1).replace('world="2"', f'world="{world}"') for world in ("²", "1" * 5000)),
@@ -73,8 +134,8 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
     (tmp_path / "railweave-n1-2.prom").write_text(text(1, 6))
     joined = merged(tmp_path, pytest.fail)
     assert joined.count("# TYPE railweave_sent_bytes_total counter") == 1
-    assert parse(joined) == read(tmp_path, pytest.fail)
-    assert {counters.sent for counters in read(tmp_path, pytest.fail).values()} == {5, 6}
+    assert parse(joined).ranks == read(tmp_path, pytest.fail).ranks
+    assert {counters.sent for counters in read(tmp_path, pytest.fail).ranks.values()} == {5, 6}
     with top._server(tmp_path, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -172,7 +233,7 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
     for reader in (read, merged):
         left_out: list[str] = []
         found = reader(tmp_path, left_out.append)
-        assert (parse(found) if isinstance(found, str) else found).keys() == {("ab", 0)}
+        assert (parse(found) if isinstance(found, str) else found).ranks.keys() == {("ab", 0)}
         for text_of, why in zip(left_out, expected, strict=True):
             assert re.search(why, text_of)
     shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
@@ -200,7 +261,7 @@ def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
         (tmp_path / f"railweave-n1-{number}.prom").write_text(text(rank, 5))
     long_ago = (tmp_path / "railweave-n1-1.prom").stat().st_mtime - 60
     os.utime(tmp_path / "railweave-n1-1.prom", (long_ago, long_ago))
-    assert [counters.rank for counters in read(tmp_path, pytest.fail).values()] == [1]
+    assert [counters.rank for counters in read(tmp_path, pytest.fail).ranks.values()] == [1]
     assert 'rank="0"' not in merged(tmp_path, pytest.fail)
 
 
@@ -211,6 +272,6 @@ def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> Non
     assert shown.output.count("0 of 2") == 2, "a pipe gets each table"
     (tmp_path / "railweave-n1-1.prom").unlink()
     nobody = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
-    assert "no rank that Railweave serves, yet" in nobody.output
+    assert "no process keeps counters in" in nobody.output
     failed = CliRunner().invoke(top.command, [str(tmp_path / "none")])
     assert isinstance(failed.exception, ShimError)
