@@ -1,0 +1,434 @@
+// What a communicator's threads do, how it ends, and what it says of itself.
+#include <pthread.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <numeric>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "communicator.hpp"
+#include "communicator_parts.hpp"
+#include "device.hpp"
+#include "packet_roles.hpp"
+#include "railweave/engine/error.hpp"
+
+namespace railweave::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How often the threads look: while operations are under way, and else. An error is seen within that time, and what has been freed.
+constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
+constexpr auto kAnswerTime = 500ms;   // of a GPU, or an engine's thread, that is asked why nothing moves
+constexpr std::size_t kMostMail = 8;  // of one look; a mail is some milliseconds of work
+
+// What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
+// that its processes have in turns. Not measured.
+constexpr auto kLeftFor = 1s;
+// And where an operation of a graph waits, of which the host does not know for whom: a minute in which nothing ended. Not measured.
+constexpr auto kReplayLeftFor = 60s;
+
+template <typename T>
+T load_shared(T& word) {
+  return std::atomic_ref(word).load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+// --- Watching
+
+// Mates have this rank for one of theirs by now, so what it lacks is a failure of the communicator.
+void Communicator::start_threads() {
+  try {
+    mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
+    watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
+  } catch (const std::system_error& error) {
+    fail({std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)", std::nullopt});
+    tell_leaving(book_->page().life);
+    end_threads();
+    throw BootstrapError(failure()->text);
+  }
+}
+
+void Communicator::end_threads() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  ring(book_->page().bell);
+  for (std::jthread* thread : {&watcher_, &mapper_}) {
+    if (thread->joinable()) thread->join();
+  }
+}
+
+void Communicator::watch(const char* name, void (Communicator::*look)()) {
+  ::pthread_setname_np(::pthread_self(), name);  // for top and profilers
+  try {
+    check(cudaSetDevice(device_), "selecting a device");
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "relaxing the capture mode");
+  } catch (const Error& error) {
+    fail({error.what(), std::nullopt});
+  }
+  Bell& bell = book_->page().bell;
+  std::uint32_t heard = rings_of(bell);
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    const bool busy = captured_ || enqueued() != ended().completed;
+    lock.unlock();
+    wait_for_ring(bell, heard, busy ? kBusyLook : kIdleLook);
+    heard = rings_of(bell);
+    try {
+      (this->*look)();
+    } catch (const std::exception& error) {
+      fail({error.what(), std::nullopt});
+    }
+    lock.lock();
+  }
+}
+
+void Communicator::look_around() {
+  if (auto failure = find_failure(mates_)) fail(std::move(*failure));
+  if (auto failure = find_unmatched()) fail(std::move(*failure));
+  const HostView now = view();
+  switch (static_cast<KernelError>(now.error)) {
+    case KernelError::none: break;
+    case KernelError::aborted:  // for a reason that is known already, unless it is another communicator's
+      fail({"an operation that it shared with another communicator was ended with that one", std::nullopt});
+      break;
+    case KernelError::timed_out:
+      fail({"an operation waited longer than gpu_timeout_ms (" + std::to_string(settings_.gpu_timeout_ms) + " ms) for rank " +
+                std::to_string(now.error_peer),
+            std::nullopt});
+      break;
+    case KernelError::sizes_differ:
+      fail({"a message to rank " + std::to_string(now.error_peer) + " has " + std::to_string(now.error_bytes[0]) + " bytes here and " +
+                std::to_string(now.error_bytes[1]) + " there; counts of a send and its receive must be equal",
+            std::nullopt});
+      break;
+    case KernelError::bad_record:
+      fail({"rank " + std::to_string(now.error_peer) + " announced bytes outside its message", std::nullopt});
+      break;
+    case KernelError::damaged:
+      fail({damage_text({now.error_peer, now.error_message, now.error_bytes[0], now.error_bytes[1], now.error_chunk}), std::nullopt, true});
+      break;
+  }
+}
+
+// On a thread of its own: a call of the driver may wait for another thread's, and who watches must hear of a death meanwhile.
+void Communicator::follow_books() {
+  MateBook::Progress progress{};
+  const bool retired = std::any_of(mate_books_.begin(), mate_books_.end(), [](const auto& book) { return book && book->keeps_retired(); });
+  progress.settled = retired && cudaStreamQuery(side_stream_.get()) == cudaSuccess;
+  {
+    const std::scoped_lock lock(mutex_);
+    progress.enqueued = enqueued();
+    progress.completed = ended().completed;
+    progress.captured = captured_;
+  }
+  // A graph's launch records the event, as later operations that wait for it need. So a replay that is not over by this look, of which
+  // nobody tells, is seen.
+  if (progress.captured)
+    progress.quiet = progress.settled && progress.enqueued == progress.completed && cudaEventQuery(last_.get()) == cudaSuccess;
+  progress.idle = retired && (progress.captured ? progress.quiet : progress.enqueued == progress.completed) && !runs_beside();
+  std::deque<Mail> mail;
+  while (mailbox_ != nullptr && mail.size() < kMostMail) {
+    auto next = mailbox_->receive();
+    if (!next) break;
+    mail.push_back(std::move(*next));
+  }
+  for (const Mate& mate : mates_) {
+    if (!processes_[mate.rank] && virtual_memory_ == nullptr) continue;
+    std::vector<const Mail*> of_mate;
+    for (const Mail& each : mail) {
+      if (ExtentArrivals::sender(each) == mate.rank) of_mate.push_back(&each);
+    }
+    mate_books_[mate.rank]->follow(progress, of_mate);
+  }
+  const bool sent = extents_ != nullptr && extents_->deliver();
+  const bool busy = progress.captured || progress.enqueued != progress.completed;
+  const bool freed = book_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
+  if (sent || freed) ring_all();  // who it is for, and this thread, which may have more to send
+  if (mail.size() == kMostMail) ring(book_->page().bell);
+}
+
+// A rank that has left will not queue what a message of this one still needs. What it had queued has ended, so its counts say what that
+// was.
+std::optional<Failure> Communicator::find_unmatched() {
+  std::set<std::uint32_t> gone;
+  for (const Mate& mate : mates_) {
+    if (has_left_well(mate)) gone.insert(mate.rank);
+  }
+  if (gone.empty()) return std::nullopt;
+  std::vector<Pending> waiting;
+  std::uint64_t completed = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failure_) return std::nullopt;
+    waiting = waiting_messages();
+    completed = ended().completed + replayed().completed;
+  }
+  // What graphs run is not known message by message, only that something does.
+  const bool replay = waiting.empty() && captured_ && cudaEventQuery(last_.get()) == cudaErrorNotReady;
+  std::erase_if(waiting, [first = waiting.empty() ? 0 : waiting.front().operation, &gone](const Pending& pending) {
+    return pending.operation != first || gone.count(pending.peer) == 0;
+  });
+  const auto now = std::chrono::steady_clock::now();
+  if ((waiting.empty() && !replay) || !waits_for_left_ || waits_for_left_->first != completed) {
+    waits_for_left_ = std::nullopt;
+    if (!waiting.empty() || replay) waits_for_left_.emplace(completed, now);
+    return std::nullopt;
+  }
+  if (now - waits_for_left_->second < (replay ? kReplayLeftFor : kLeftFor)) return std::nullopt;
+  if (replay) return Failure{"an operation of a graph waits, and rank " + std::to_string(*gone.begin()) + " has left", *gone.begin()};
+  waits_for_left_->second = now;
+  const std::scoped_lock words_lock(words_mutex_);
+  PortWords words;
+  std::set<std::uint32_t> mates;
+  for (const Pending& pending : waiting) mates.insert(mate_of_[pending.peer]);
+  if (!read_words(mates, true, words)) return std::nullopt;
+  for (const auto& [pending, message] : in_order(waiting)) {
+    const std::uint32_t mate = mate_of_[pending.peer];
+    if (!is_unmatched(message, *words.own[mate], *words.mates[mate])) continue;
+    const std::scoped_lock lock(mutex_);
+    if (ended().completed + replayed().completed != completed) return std::nullopt;
+    return Failure{"a " + name(pending.direction, pending.bytes, pending.peer) + " waits, and that rank has left", pending.peer};
+  }
+  return std::nullopt;
+}
+
+// True, and mates that have nothing to do with this rank any more go on, where all that was queued has ended: nothing is queued from then
+// on. Under mutex_. The watching threads end, too: what they met would be told as a failure.
+bool Communicator::leave() {
+  if (failure_ || enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) != cudaSuccess)) return false;
+  left_ = ending_ = true;
+  tell_leaving(book_->page().life);
+  return true;
+}
+
+// Mates take an end with something unended for a death. It is no failure: threads of the program's that still ask for one would end it.
+void Communicator::leave_with_process() {
+  if (const auto lock = lock_for_a_moment(mutex_)) leave();
+}
+
+// Kernels leave, mates hear of it, later calls fail. The first reason stays.
+void Communicator::fail(Failure failure) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (ending_) return;  // mates hold it for one that has left, or that no failure is news of
+    if (!failure_) failure_ = std::move(failure);
+    tell_failure(book_->page().life, *failure_);
+  }
+  stop_kernels();
+}
+
+void Communicator::stop_kernels() {
+  std::atomic_ref(region_->host().stop).store(1, std::memory_order_release);
+  if (rails_ != nullptr) rails_->stop();
+}
+
+HostView Communicator::view() const {
+  HostView& host = region_->host();
+  HostView copy{};
+  copy.error = load_shared(host.error);
+  copy.error_peer = load_shared(host.error_peer);
+  copy.error_chunk = load_shared(host.error_chunk);
+  copy.error_message = load_shared(host.error_message);
+  for (int i = 0; i < 2; ++i) copy.error_bytes[i] = load_shared(host.error_bytes[i]);
+  return copy;
+}
+
+std::uint64_t Communicator::enqueued() const { return std::accumulate(enqueued_by_path_, enqueued_by_path_ + kPaths, std::uint64_t{0}); }
+
+Totals Communicator::ended() const {
+  Totals sum{};
+  for (std::size_t path = 0; path < kPaths; ++path) sum += ended(static_cast<Path>(path), false);
+  return sum;
+}
+
+Totals Communicator::replayed() const {
+  Totals sum{};
+  for (std::size_t path = 0; path < kPaths; ++path) sum += ended(static_cast<Path>(path), true);
+  return sum;
+}
+
+Totals Communicator::ended(Path path, bool captured) const {
+  Totals& totals = region_->host().ended[account_of(path, captured)];
+  return {load_shared(totals.completed), load_shared(totals.bytes_sent), load_shared(totals.bytes_received)};
+}
+
+std::optional<Failure> Communicator::failure() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_;
+}
+
+// PyTorch aborts what a program has not destroyed when it ends.
+void Communicator::abort() {
+  const Failure failure{"aborted on rank " + std::to_string(rank_), std::nullopt};
+  bool left = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    left = leave();
+    if (left) failure_ = failure;
+  }
+  if (!left) return fail(failure);
+  ring(book_->page().bell);
+  stop_kernels();
+}
+
+void Communicator::drain() {
+  if (drained_) return;
+  drained_ = true;
+  // What was queued ends, however late its peers come: no bound but that of every operation, gpu_timeout_ms. The event covers captured
+  // operations as well, which have no count.
+  while (cudaEventQuery(last_.get()) == cudaErrorNotReady) std::this_thread::sleep_for(kBusyLook);
+  tell_leaving(book_->page().life);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings_.drain_ms);
+  const auto left = [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); };
+  while (!std::all_of(mates_.begin(), mates_.end(), left) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(kBusyLook);
+  if (rails_ != nullptr) rails_->close();
+}
+
+// --- Looking at it
+
+Counters Communicator::counters() const {
+  const Totals replays = replayed();
+  Totals now = ended();
+  now += replays;
+  const std::scoped_lock lock(mutex_);
+  Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}};
+  std::uint64_t far = 0;
+  for (const PathKind kind : {PathKind::rail, PathKind::cross_rail}) {
+    const std::uint64_t bytes = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
+    counters.bytes_by_kind[static_cast<std::size_t>(kind)] = bytes;
+    far += bytes;
+  }
+  const IndirectSent indirect = indirect_->sent();
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::host)] = indirect.over_host;
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::relay)] = indirect.over_relays;
+  const std::uint64_t others = far + indirect.over_host + indirect.over_relays;
+  counters.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] = now.bytes_sent - std::min(others, now.bytes_sent);
+  return counters;
+}
+
+std::vector<NicUse> Communicator::nics() const { return rails_ == nullptr ? std::vector<NicUse>{} : rails_->nics(); }
+
+Path Communicator::path_of(const Transfer& transfer) const {
+  if (!near(transfer.peer)) return Path::rail;
+  return transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
+}
+
+// The newest of each path, as many as have not ended, oldest first: an operation's paths end each for itself.
+std::vector<Communicator::Pending> Communicator::waiting_messages() const {
+  std::uint64_t left[kPaths];
+  for (std::size_t path = 0; path < kPaths; ++path) {
+    const std::uint64_t completed = ended(static_cast<Path>(path), false).completed;
+    left[path] = enqueued_by_path_[path] > completed ? enqueued_by_path_[path] - completed : 0;
+  }
+  std::vector<Pending> waiting;
+  for (auto pending = pending_.rbegin(); pending != pending_.rend(); ++pending) {
+    std::uint64_t& of_path = left[static_cast<std::size_t>(pending->path)];
+    if (of_path == 0) continue;
+    --of_path;
+    waiting.push_back(*pending);
+  }
+  std::reverse(waiting.begin(), waiting.end());
+  return waiting;
+}
+
+// Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
+bool Communicator::read_words(const std::set<std::uint32_t>& mates, bool theirs, PortWords& words) const {
+  const DeviceScope scope(device_);
+  words.own.resize(mates_.size() + 1);
+  words.mates.resize(mates_.size() + 1);
+  for (const std::uint32_t mate : mates) {
+    words.own[mate] = region_->copy_words(mate, side_stream_.get());
+    if (theirs) words.mates[mate] = region_->copy_mates_words(mate, side_stream_.get());
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
+  cudaError_t status = cudaErrorNotReady;
+  while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(kBusyLook);
+  return status == cudaSuccess;
+}
+
+// Each message with what is under way of its pair before it.
+std::vector<std::pair<Communicator::Pending, Waiting>> Communicator::in_order(const std::vector<Pending>& waiting) {
+  std::map<std::tuple<std::uint32_t, Direction, Path>, std::uint64_t> before;
+  std::vector<std::pair<Pending, Waiting>> order;
+  for (const Pending& pending : waiting) {
+    std::uint64_t& earlier = before[{pending.peer, pending.direction, pending.path}];
+    order.push_back({pending, {pending.direction, pending.path, pending.peer, pending.bytes, earlier}});
+    earlier += pending.path == Path::packets ? packets_of(pending.bytes) : 1;
+  }
+  return order;
+}
+
+std::string Communicator::describe() const {
+  const std::scoped_lock words_lock(words_mutex_);
+  std::vector<Pending> waiting;
+  std::string text;
+  {
+    const std::scoped_lock lock(mutex_);
+    text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
+           std::to_string(ended().completed + replayed().completed) + " messages ended";
+    if (failure_) text += "; failed: " + failure_->text;
+    text += '\n';
+    waiting = waiting_messages();
+  }
+  if (rails_ == nullptr) return text + describe(waiting, nullptr);
+  const auto standing = rails_->standing(kAnswerTime);
+  text += describe(waiting, standing ? &*standing : nullptr);
+  if (standing) {
+    for (const std::string& link : standing->links) text += link + '\n';
+  } else {
+    text += "the thread that serves rails does not answer\n";
+  }
+  for (const std::string& link : rails_->links_down()) text += "link down: " + link + '\n';
+  return text;
+}
+
+// `standing`: of messages over rails.
+std::string Communicator::describe(const std::vector<Pending>& waiting, const engine::Standing* standing) const {
+  std::string text;
+  if (waiting.empty()) return text;
+  std::set<std::uint32_t> mates;
+  for (const Pending& pending : waiting) {
+    if (near(pending.peer)) mates.insert(mate_of_[pending.peer]);
+  }
+  PortWords words;
+  bool readable = false;
+  try {
+    readable = read_words(mates, false, words);
+  } catch (const DeviceError& error) {
+    text += std::string("the GPU cannot be asked: ") + error.what() + '\n';
+  }
+  for (const auto& [pending, message] : in_order(waiting)) {
+    if (pending.operation != waiting.front().operation)
+      text += name(pending.direction, pending.bytes, pending.peer) + ": queued behind";
+    else if (pending.path == Path::rail && standing != nullptr && !standing->messages.empty())
+      continue;  // told below
+    else if (pending.path == Path::rail)
+      text += name(pending.direction, pending.bytes, pending.peer) + ": over rails" +
+              (standing == nullptr ? "" : "; its kernel has not listed it, or it has ended");
+    else if (readable)
+      text += waiting_text(message, *words.own[mate_of_[pending.peer]]);
+    else
+      text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
+    text += std::string(" (") + where(pending.peer) + ")\n";
+  }
+  if (standing == nullptr) return text;
+  for (const std::string& message : standing->messages) text += message + " (another node)\n";
+  return text;
+}
+
+const char* Communicator::where(std::uint32_t rank) const {
+  if (!near(rank)) return "another node";
+  return processes_[rank] ? "another process" : "this process";
+}
+
+}  // namespace railweave::cuda
