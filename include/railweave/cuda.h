@@ -120,8 +120,8 @@ typedef struct railweave_cuda_api {
   /* drain (unless it was aborted or drained), then frees everything; NULL is allowed. */
   void (*destroy)(railweave_cuda_communicator* communicator);
 
-  /* Memory that will be used often: mapped once, ahead of its use. A hint; transfers need not be registered. `handle` goes to
-   * deregister, before the memory is freed. */
+  /* Memory that will be used often: mapped ahead of its first use, as long as it is among the rank's 1,024 newest buffers. A hint;
+   * transfers need not be registered. `handle` goes to deregister, before the memory is freed. */
   railweave_status (*register_buffer)(railweave_cuda_communicator* communicator, void* data, uint64_t bytes, void** handle);
   railweave_status (*deregister_buffer)(railweave_cuda_communicator* communicator, void* handle);
 

@@ -185,7 +185,10 @@ class DeviceCommunicator:
         self._check(self._api.async_error(self._handle))
 
     def register(self, pointer: int, nbytes: int) -> int:
-        """Memory that will be used often: mapped once, ahead of its use. The result goes to deregister()."""
+        """Memory that will be used often: mapped ahead of its first use, while it is among the rank's 1,024 newest buffers.
+
+        The result goes to deregister().
+        """
         handle = _Pointer()
         self._check(self._api.register_buffer(self._handle, pointer, nbytes, ctypes.byref(handle)))
         return handle.value or 0

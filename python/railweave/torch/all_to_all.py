@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from railweave.errors import Error
-from railweave.torch.ranks import Pending, _DeviceRanks, close, made_ranks_of, ranks_of
+from railweave.torch.ranks import Pending, _DeviceRanks, close, made_ranks_of, ranks_of, world_of
 
 __all__ = ["Work", "all_to_all_single", "close", "deregister", "register"]
 
@@ -29,6 +30,13 @@ class Work:
         return self._output
 
 
+def _refuse_what_has_no_rows_in_memory(tensor: Any, role: str) -> None:
+    if not torch.is_tensor(tensor):
+        raise Error(f"{role} is a {type(tensor).__name__}; expected a tensor")
+    if tensor.layout != torch.strided:
+        raise Error(f"{role} has layout {tensor.layout}; expected a dense tensor")
+
+
 def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str) -> list[int]:
     """Rows for each rank."""
     rows = tensor.shape[0] if tensor.dim() else 0
@@ -38,7 +46,10 @@ def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str)
         if rows % world:
             raise Error(f"{role} has {rows} rows for {world} ranks; expected a multiple, or {role}_split_sizes")
         return [rows // world] * world
-    sizes = list(splits)
+    try:
+        sizes = [operator.index(size) for size in splits]
+    except TypeError as error:
+        raise Error(f"{role}_split_sizes: {error}; expected whole numbers of rows") from None
     if len(sizes) != world or sum(sizes) != rows or any(size < 0 for size in sizes):
         raise Error(f"{role}_split_sizes {sizes} for {rows} rows; expected {world} sizes that add up to the rows")
     return sizes
@@ -51,6 +62,7 @@ def _overlap(output: Any, input_: Any) -> bool:
 
 
 def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, own_stream: bool) -> Pending:
+    # All that is wrong here is told before ranks_of(), in which the others take part: they would wait for a rank that has left.
     if _overlap(output, input_):
         raise Error("output and input overlap; an exchange does not work in place")
     sizes = []
@@ -61,6 +73,9 @@ def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[in
             raise Error(f"{role} is a conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
         row_bytes = tensor.element_size() * tensor[:1].numel()
         sizes.append([count * row_bytes for count in rows])
+    received, sent = (each[torch.distributed.get_rank(group)] for each in sizes)
+    if received != sent:
+        raise Error(f"this rank sends itself {sent} bytes and receives {received} of itself; expected as many")
     return ranks_of(group, input_.device).start(output, input_, sizes[0], sizes[1], own_stream)
 
 
@@ -107,13 +122,13 @@ def all_to_all_single(
     contiguous and on one device, cpu or cuda. Without split sizes rows are split evenly. For CUDA tensors the exchange runs in the
     current stream (with `async_op`: beside it) and the host does not wait.
     """
+    for tensor, role in ((output, "output"), (input, "input")):
+        _refuse_what_has_no_rows_in_memory(tensor, role)
     if output.device != input.device or output.dtype != input.dtype:
         raise Error(f"output is {output.dtype} on {output.device}, input {input.dtype} on {input.device}; expected the same")
     if output.requires_grad and output.is_leaf and torch.is_grad_enabled():
         raise Error("output is a leaf that requires grad, and is written in place; pass torch.empty(...) of the shape")
-    world = torch.distributed.get_world_size(group)
-    if world < 1:
-        raise Error("this rank is not in the group; only its ranks exchange")
+    world = world_of(group)
     output_rows = _row_sizes(output, output_split_sizes, world, "output")
     input_rows = _row_sizes(input, input_split_sizes, world, "input")
     started = _Started(own_stream=async_op)
@@ -127,10 +142,14 @@ def register(tensor: Any, group: Any = None) -> int:
 
     As a first exchange does, the first call of a group makes its communicator, together with the others' calls.
     """
-    if tensor.device.type != "cuda":  # before anything that other ranks take part in
+    # All of this is told before ranks_of(), in which the others take part.
+    _refuse_what_has_no_rows_in_memory(tensor, "what is registered")
+    if tensor.device.type != "cuda":
         raise Error(f"only CUDA tensors are registered; this one is on {tensor.device}")
     if not tensor.is_contiguous():
         raise Error(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; register what it is a view of")
+    if not tensor.numel():
+        raise Error(f"the tensor of shape {tuple(tensor.shape)} has no bytes to register")
     ranks = ranks_of(group, tensor.device)
     assert isinstance(ranks, _DeviceRanks)
     return ranks.communicator.register(tensor.data_ptr(), tensor.numel() * tensor.element_size())

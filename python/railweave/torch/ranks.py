@@ -15,7 +15,7 @@ from railweave.device import DeviceCommunicator, Transfer
 from railweave.errors import Error
 from railweave.exchange import Exchange, Handle
 
-__all__ = ["Pending", "Ranks", "close", "made_ranks_of", "ranks_of"]
+__all__ = ["Pending", "Ranks", "close", "made_ranks_of", "ranks_of", "world_of"]
 
 
 class Pending(Protocol):
@@ -123,8 +123,18 @@ def _key_of(group: Any, device: Any) -> tuple[Any, str]:
     return group if group is not None else dist.group.WORLD, str(device)
 
 
+def world_of(group: Any) -> int:
+    """Ranks of a group that this rank is in."""
+    world = int(dist.get_world_size(group))
+    if world < 1:
+        raise Error("this rank is not in the group; only its ranks exchange")
+    return world
+
+
 def made_ranks_of(group: Any, device: Any) -> Ranks | None:
-    """As ranks_of(), where they are made already; asks nobody."""
+    """As ranks_of(), where they are made already; asks nobody, and starts nothing: to ask for the current GPU would start CUDA."""
+    if device.type == "cuda" and not torch.cuda.is_initialized():
+        return None
     return _made.get(_key_of(group, device))
 
 
@@ -135,7 +145,7 @@ def ranks_of(group: Any, device: Any) -> Ranks:
         return _made[key]
     if device.type not in ("cpu", "cuda"):
         raise Error(f"tensors are on {device}; expected cpu or cuda")
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    rank, world = dist.get_rank(group), world_of(group)
     with _free_port() as port:
         # Objects travel as CPU or GPU tensors, whichever the group's backend takes.
         address = [f"tcp://{_own_address()}:{port}" if rank == 0 else None]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from railweave.errors import Error
 from railweave.torch import all_to_all_single, close, deregister, register
@@ -63,17 +64,24 @@ def check_second_gradients(rank: int, world: int) -> None:
     assert torch.equal(penalty(lambda output, input_: all_to_all_single(output, input_)), wanted)
 
 
-def check_refusals(world: int) -> None:
-    good = torch.zeros(world, 2)
+def check_refusals_alone(group: Any) -> None:
+    """By one of two ranks: the other would be waited for if anything were made before arguments are looked at."""
+    good = torch.zeros(2, 2)
     for arguments, text in [
-        ((torch.zeros(world + 1, 2), good), "multiple"),
-        ((good, good, [1] * world, [world] * world), "add up"),
+        ((torch.zeros(3, 2), good), "multiple"),
+        ((good, good, [1, 1], [2, 2]), "add up"),
         ((good.t().contiguous().t(), good), "not contiguous"),
         ((good.double(), good), "expected the same"),
         ((good, good), "overlap"),
         ((good.cfloat().clone(), good.cfloat().conj()), "conjugate"),
+        ((good.clone(), good, [1.0, 1.0]), "whole numbers"),
+        ((good.clone(), good, None, [0, 2]), "sends itself 0 bytes"),
+        ((good.clone(), good.to_sparse()), "dense"),
+        ((good.numpy(), good), "is a ndarray"),
+        ((good.to("meta"), good.to("meta")), "expected cpu or cuda"),
     ]:
-        check_refused(lambda arguments=arguments: all_to_all_single(*arguments), text)
+        check_refused(lambda arguments=arguments: all_to_all_single(*arguments, group=group), text)
+    assert made_ranks_of(group, torch.device("cpu")) is None
 
 
 def check_refused(call: Callable[[], object], text: str) -> None:
@@ -95,11 +103,26 @@ def check_forgotten(world: int) -> None:
 
 
 def check_registering_alone(group: Any) -> None:
-    """By one rank: the others would be waited for if anything were made before what is given is looked at."""
+    """As check_refusals_alone(), without a GPU."""
     check_refused(lambda: register(torch.zeros(4), group), "only CUDA tensors")
+    check_refused(lambda: register([0.0], group), "is a list")
+    with FakeTensorMode():
+        there = torch.empty(4, 2, device="cuda:0")
+        check_refused(lambda: register(there.t(), group), "not contiguous")
+        check_refused(lambda: register(there[:0], group), "no bytes")
     check_refused(lambda: deregister(1, torch.device("cpu"), group), "only CUDA tensors")
-    deregister(1, torch.device("cuda", 0), group)  # nothing is there to end
+    for device in (torch.device("cuda", 0), torch.device("cuda"), "cuda"):
+        deregister(1, device, group)  # nothing is there to end
+    assert not torch.cuda.is_initialized()
     assert made_ranks_of(group, torch.device("cpu")) is None
+
+
+def check_outside(group: Any) -> None:
+    """By a rank that is not in the group."""
+    even = torch.zeros(2, 2)
+    check_refused(lambda: all_to_all_single(even.clone(), even, group=group), "not in the group")
+    with FakeTensorMode():
+        check_refused(lambda: register(torch.empty(4, device="cuda:0"), group), "not in the group")
 
 
 def main() -> None:
@@ -111,15 +134,15 @@ def main() -> None:
     assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
     check_gradients(rank, world)
     check_second_gradients(rank, world)
-    check_refusals(world)
     untouched = dist.new_group([0, 1])
     if rank == 0:
+        check_refusals_alone(untouched)
         check_registering_alone(untouched)
     some = dist.new_group([0, 2])
     if rank in (0, 2):
         check_values(rank // 2, 2, False, some)
     else:
-        check_refused(lambda: all_to_all_single(even.clone(), even, group=some), "not in the group")
+        check_outside(some)
     check_forgotten(world)
     close()
     dist.destroy_process_group()
