@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from sections import MESH_GBPS
 
 from railweave.bench.gpus.mesh import MOST_GPUS
-from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, call_ratio, ratio
+from railweave.bench.gpus.result import Beside, Exchange, Ratio, Run, call_ratio, gain_at_bound, ratio
 from railweave.bench.gpus.table import quantiles
 from railweave.calibrate import Calibration
 from railweave.size import parse_size
@@ -147,8 +147,14 @@ def _gains(exchanges: _Exchanges, what: str, wanted: Mapping[str, float]) -> lis
             continue
         gain = _device(theirs, own)
         seen = f"{_shown(gain)}; {own.gbps:.1f} against {theirs.gbps:.1f} GB/s"
-        found.append(Line(f"{what}, `{matrix}`", text, seen, gain.value >= least))
+        found.append(Line(f"{what}, `{matrix}`", text, seen + _out_of_reach(theirs, gain, least), gain.value >= least))
     return found
+
+
+def _out_of_reach(theirs: Exchange, gain: Ratio, wanted: float) -> str:
+    """Of an aim that is missed: that the bound misses it, too."""
+    at_bound = gain_at_bound(theirs)
+    return f"; {at_bound:.2f}× at the bound" if at_bound and max(gain.value, at_bound) < wanted else ""
 
 
 Gain = Callable[[Exchange, Exchange], Ratio]
@@ -181,11 +187,12 @@ def _together(exchanges: _Exchanges) -> Line:
 
 
 def _least(exchanges: _Exchanges, what: str, wanted: float, chosen: Callable[[Exchange], bool], gain_of: Gain) -> Line:
-    gains = {own.matrix: gain_of(theirs, own) for theirs, own in exchanges.pairs() if chosen(own)}
+    gains = [(theirs, gain_of(theirs, own)) for theirs, own in exchanges.pairs() if chosen(own)]
     if not gains:
         return Line(what, f"≥ {wanted:g}×")
-    least = min(gains, key=lambda matrix: gains[matrix].value)
-    return Line(what, f"≥ {wanted:g}×", f"{_shown(gains[least])}, `{least}`, of {len(gains)}", gains[least].value >= wanted)
+    theirs, gain = min(gains, key=lambda pair: pair[1].value)
+    limit = _out_of_reach(theirs, gain, wanted) if gain_of is _device else ""  # the bound is of device time
+    return Line(what, f"≥ {wanted:g}×", f"{_shown(gain)}, `{theirs.matrix}`, of {len(gains)}{limit}", gain.value >= wanted)
 
 
 def _floors(exchanges: _Exchanges) -> list[Line]:

@@ -37,6 +37,11 @@ def ratio(rival: Sequence[float], own: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(pairs[0]) / np.median(pairs[1])), float(low), float(high))
 
 
+def gain_at_bound(rival: Exchange) -> float | None:
+    """How many times as fast as the rival a system is that takes as long as the bound. None: nothing limits what was sent."""
+    return rival.seconds_median / rival.bound_seconds if rival.bound_seconds else None
+
+
 def quantile(times: Sequence[float], part: float) -> float:
     """The least time that so much of all times does not exceed: 0.5 for p50."""
     ordered = sorted(times)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from railweave.bench.gpus.result import Ratio, Run, call_ratio, quantile, ratio
+from railweave.bench.gpus.result import Ratio, Run, call_ratio, gain_at_bound, quantile, ratio
 from railweave.units import decimals
 
 
 def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: device time, rate, gain over the first system with its interval, share of the bound, CTAs."""
-    head = ["matrix", "system", "device us", "±", "GB/s", "gain", "95%", "of bound", "CTAs", "bytes"]
+    """Head and rows: device time, rate, gain over the first system with its interval, and at the bound, share of the bound, CTAs."""
+    head = ["matrix", "system", "device us", "±", "GB/s", "gain", "95%", "gain at bound", "of bound", "CTAs", "bytes"]
     rows = []
     for matrix in run.matrices():
         rival = run.find(matrix, run.systems()[0])
+        at_bound = gain_at_bound(rival)
         for number, system in enumerate(run.systems()):
             each = run.find(matrix, system)
             gain, interval = _gain(ratio(rival.seconds, each.seconds), system == rival.system)
@@ -27,6 +28,7 @@ def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
                     f"{each.gbps:.{decimals(each.gbps, 1)}f}",
                     gain,
                     interval,
+                    f"{at_bound:.2f}×" if at_bound and system != rival.system else "",
                     f"{each.bound_fraction:.2f}",
                     str(each.ctas),
                     "ok" if each.wrong is None else "WRONG",

@@ -420,7 +420,7 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     assert became("hot pair + 1/16, `hot-pair:16MiB:1MiB`") is False
     assert became("hot pair + 1/16, `hot-pair:64MiB:4MiB`") is None
     assert became("any pattern, 64KiB to 2MiB: least gain") is False
-    assert told["any pattern, 64KiB to 2MiB: least gain"].seen == "1.40×, `hot-pair:1MiB`, of 1"
+    assert told["any pattern, 64KiB to 2MiB: least gain"].seen == "1.40×, `hot-pair:1MiB`, of 1; 1.40× at the bound"
     assert became("any pattern, to 64KiB: p99 of single calls, least gain") is True
     assert became("0 bytes: p50 of single calls") is True
     assert became("incast, outcast, Zipf 1.0, rotating hotspots, 16 to 256 MiB") is True
@@ -464,6 +464,19 @@ def test_on_one_gpu_nccl_is_a_rival_where_it_has_the_same_rails() -> None:
     memory = told["memory of a GPU that a communicator takes"]
     assert (memory.seen, memory.reached) == ("20.0 MiB with 4 ranks, 4 a GPU", True)
     assert not any("inside" in name or "layer" in name for name in told)
+
+
+def test_an_aim_that_the_bound_misses_too_says_so() -> None:
+    def told(what: str, bound: float) -> aims.Line:
+        rows = [*exchanges("two-pairs-64MiB", 1.3e-3, 1e-3, bound), *exchanges("balanced:64KiB", 1.3e-3, 1e-3, bound)]
+        return next(each for each in aims.lines({"exchanges": [run_of(rows)]}, 4) if what in each.what)
+
+    for what in ("two-pairs-64MiB", "64KiB to 2MiB"):
+        beyond, within = told(what, 0.95e-3), told(what, 0.8e-3)
+        assert beyond.seen.endswith("; 1.37× at the bound")
+        assert "bound" not in within.seen
+        assert (beyond.reached, within.reached) == (False, False)
+    assert "bound" not in told("p50 of single calls, least", 2e-3).seen
 
 
 def test_rows_with_more_ctas_than_nccl_are_named() -> None:

@@ -13,7 +13,7 @@ import pytest
 from railweave.bench import result as lab_result
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, ratio
-from railweave.bench.gpus.table import markdown, tables
+from railweave.bench.gpus.table import exchange_rows, markdown, tables
 from railweave.report.gpus import page
 
 NCCL, OWN = Kernel("ncclDevKernel_SendRecv", 17, 640), Kernel("railweave::cuda::exchange<16u>", 16, 512)
@@ -184,7 +184,8 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     head, rows = found["device time of a call among queued ones"]
     row = dict(zip(head, rows[1], strict=True))
     assert (row["system"], row["gain"], row["of bound"], row["CTAs"]) == ("railweave", "1.12×", "0.94", "16")
-    assert rows[0][head.index("gain")] == ""
+    assert row["gain at bound"] == "1.19×", "217 us over 182"
+    assert rows[0][head.index("gain")] == rows[0][head.index("gain at bound")] == ""
     calls = found["single calls, each waited for"]
     assert dict(zip(calls[0], calls[1][1], strict=True))["busy cores"] == "0.25"
     layers = found["mixture-of-experts layer, forward and backward"][1]
@@ -199,6 +200,13 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     text = markdown(head, rows)
     assert text.count("\n") == len(rows) + 2
     assert "| `hot-pair:64MiB:4MiB` | nccl |" in text
+
+
+def test_where_nothing_is_limited_there_is_no_gain_at_the_bound() -> None:
+    """In labs whose ranks share GPUs, of what stays inside nodes."""
+    run = make_run()
+    head, rows = exchange_rows(replace(run, exchanges=[replace(each, bound_seconds=0.0) for each in run.exchanges]))
+    assert [row[head.index("gain at bound")] for row in rows] == [""] * 4
 
 
 def test_an_emulated_mesh_is_called_so_everywhere() -> None:
