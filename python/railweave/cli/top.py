@@ -94,7 +94,8 @@ def _why_nothing(look: Look, directory: Path) -> str:
     if look.ranks or not look.unserved:
         return "no rank that Railweave serves, yet"
     reasons = _listed(sorted({each.reason for each in look.unserved}))
-    return f"no rank that Railweave serves: all communicators of {look.processes} processes are left to NCCL or failed ({reasons})"
+    processes = f"{look.processes} {'process' if look.processes == 1 else 'processes'}"
+    return f"no rank that Railweave serves: all communicators of {processes} are left to NCCL or failed ({reasons})"
 
 
 def _view(before: Look, after: Look, seconds: float, directory: Path, left_out: list[str]) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import socket
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from railweave.cli import top
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import merged, nic_rates, parse, rates, read
+from railweave.nccl.metrics import Look, merged, nic_rates, parse, rates, read
 
 LABELS = 'host="n1",pid="7",communicator="ab",rank="{rank}",world="2",device="0"'
 
@@ -42,10 +44,50 @@ def text(rank: int, sent: int, completed: int = 3) -> str:
     )
 
 
+def nic_text(rank: int, sent: dict[str, int], own: str, down: tuple[str, ...] = (), communicator: str = "ab", host: str = "n1") -> str:
+    """As the same test does; `sent` by NIC, `down`: what the links of the own one that are down lead to."""
+    labels = LABELS.format(rank=rank).replace('"ab"', f'"{communicator}"').replace('"n1"', f'"{host}"')
+    return (
+        "".join(f'railweave_nic_bytes_total{{{labels},nic="{name}"}} {bytes_}\n' for name, bytes_ in sent.items())
+        + f'railweave_nic_bytes_per_second{{{labels},nic="{own}"}} 1000\n'
+        f'railweave_nic_links{{{labels},nic="{own}"}} 4\n'
+        f'railweave_nic_links_down{{{labels},nic="{own}"}} {len(down)}\n'
+        + "".join(f'railweave_link_down{{{labels},nic="{own}",peer="{peer}"}} 1\n' for peer in down)
+    )
+
+
+def left(text_: str, reason: str, communicator: str = "cd", rank: int = 0, world: int = 4, state: str = "nccl") -> str:
+    return (
+        f'railweave_communicators{{host="n1",pid="7",state="{state}",reason="{reason}"}} 1\n'
+        f'# communicator {{host="n1",pid="7",communicator="{communicator}",rank="{rank}",world="{world}",state="{state}",'
+        f'reason="{reason}",text="{text_}"}}\n'
+    )
+
+
+def look_at(*texts: str) -> Look:
+    look = Look()
+    for each in texts:
+        look.add(parse(each))
+    return look
+
+
+def shown(directory: Path, before: dict[str, str], after: dict[str, str] | None = None) -> str:
+    """What the command prints for files of that text, by name, at the first look and at the second."""
+    for name, content in before.items():
+        (directory / f"railweave-{name}.prom").write_text(content)
+    first = read(directory, pytest.fail)
+    for name, content in (after or before).items():
+        (directory / f"railweave-{name}.prom").write_text(content)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(top._view(first, read(directory, pytest.fail), 1.0, directory, []))
+    found = console.export_text()
+    assert max(map(len, found.splitlines())) <= 100
+    return found
+
+
 def test_rates_come_from_two_looks_busiest_first() -> None:
-    before, after = parse(text(0, 100)), parse(text(0, 300))
-    before.add(parse(text(1, 0)))
-    after.add(parse(text(1, 1000, completed=4)))
+    before = look_at(text(0, 100), text(1, 0))
+    after = look_at(text(0, 300), text(1, 1000, completed=4))
     found = rates(before, after, 2.0)
     assert [(row.counters.rank, row.sent, row.by_path["direct"], row.by_path["rail"], row.waiting) for row in found] == [
         (1, 500.0, 500.0, 0.0, 0),
@@ -53,71 +95,14 @@ def test_rates_come_from_two_looks_busiest_first() -> None:
     ]
 
 
-def nics(rank: int, sent: int, down: int = 0) -> str:
-    """Of a rank that serves mlx5_<rank>, and sends over mlx5_0 too."""
-    labels = LABELS.format(rank=rank)
-    own = f'{labels},nic="mlx5_{rank}"'
-    lines = [
-        f'railweave_nic_bytes_total{{{labels},nic="mlx5_0"}} {sent}',
-        f"railweave_nic_bytes_total{{{own}}} {sent}",
-        f"railweave_nic_bytes_per_second{{{own}}} 1000",
-        f"railweave_nic_links{{{own}}} 4",
-        f"railweave_nic_links_down{{{own}}} {down}",
-        *(f'railweave_link_down{{{own},peer="mlx5_{peer} of rank 8"}} 1' for peer in range(down)),
-    ]
-    return text(rank, sent) + "".join(f"{line}\n" for line in lines)
-
-
-def unserved(rank: int, reason: str, why: str) -> str:
-    process = 'host="n1",pid="8"'
-    return (
-        f'railweave_communicators{{{process},state="nccl",reason="{reason}"}} 1\n'
-        f'# communicator {{{process},communicator="cd",rank="{rank}",world="2",state="nccl",reason="{reason}",text="{why}"}}\n'
-    )
-
-
-def test_nics_are_those_of_a_host_whoever_sends_over_them() -> None:
-    before, after = parse(nics(0, 0)), parse(nics(0, 300, down=1))
-    before.add(parse(nics(1, 0)))
-    after.add(parse(nics(1, 100, down=2)))
-    first, second = nic_rates(before, after, 2.0)
-    assert (first.name, first.sent, first.by_rank) == ("mlx5_0", 200.0, {("ab", 0): 150.0, ("ab", 1): 50.0})
-    assert (first.rate, first.links, first.down, first.peers_down) == (1000, 4, 1, ("mlx5_0 of rank 8",))
-    assert (second.name, second.sent, second.down, len(second.peers_down)) == ("mlx5_1", 50.0, 2, 2)
-
-
-def test_the_command_shows_nics_links_that_are_down_and_why_communicators_are_left_to_nccl(tmp_path: Path) -> None:
-    (tmp_path / "railweave-n1-1.prom").write_text(nics(0, 5, down=1))
-    (tmp_path / "railweave-n1-2.prom").write_text(unserved(0, "one_rank", "it has one rank"))
-    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
-    assert shown.exit_code == 0, shown.output
-    assert re.search(r"n1 +mlx5_0 .* 1 of 4", shown.output), shown.output
-    assert "links down: mlx5_0 of n1 to mlx5_0 of rank 8" in shown.output
-    assert "left to NCCL: it has one rank (communicator cd, 1 rank)" in shown.output
-    assert max(map(len, shown.output.splitlines())) <= 100
-
-
-def test_where_nothing_is_served_the_command_says_why(tmp_path: Path) -> None:
-    for rank in range(2):
-        (tmp_path / f"railweave-n1-{rank}.prom").write_text(unserved(rank, "refused", "rank 0: device 0 is a MIG slice"))
-    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
-    assert "no rank that Railweave serves: all communicators of 2 processes are left to NCCL or failed (refused)" in shown.output
-    assert "left to NCCL: rank 0: device 0 is a MIG slice (communicator cd, 2 ranks)" in shown.output
-
-
-def test_prometheus_gets_counts_and_no_texts_without_end(tmp_path: Path) -> None:
-    (tmp_path / "railweave-n1-1.prom").write_text(nics(0, 5) + unserved(0, "refused", "rank 0: device 0 is a MIG slice"))
-    joined = merged(tmp_path, pytest.fail)
-    assert 'state="nccl",reason="refused"} 1' in joined
-    assert "MIG" not in joined
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "nonsense",
-        '# communicator {host="n1",communicator="ab",rank="x",world="2"}',
         'railweave_sent_bytes_total{rank="0"} 1',
+        "# communicator {",
+        left("x", "one_rank").replace('rank="0"', 'rank="²"'),
+        left("x", "one_rank").replace('communicator="cd",', ""),
         *(text(0, 1).replace('rank="0"', f'rank="{rank}"') for rank in ("x", "²", "٣", "-1", "", "1" * 5000)),
         *(text(0, 1).replace('world="2"', f'world="{world}"') for world in ("²", "1" * 5000)),
         *(text(0, 1).replace("} 4", f"}} {value}") for value in ("²", "٣", "-1", "1" * 5000)),
@@ -131,9 +116,10 @@ def test_what_is_no_counter_is_named(line: str) -> None:
 
 def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
     (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
-    (tmp_path / "railweave-n1-2.prom").write_text(text(1, 6))
+    (tmp_path / "railweave-n1-2.prom").write_text(text(1, 6) + left("rank 2: no shim there", "rank_missing"))
     joined = merged(tmp_path, pytest.fail)
     assert joined.count("# TYPE railweave_sent_bytes_total counter") == 1
+    assert (joined.count('reason="rank_missing"} 1'), "no shim there" in joined) == (1, False), "texts have no end"
     assert parse(joined).ranks == read(tmp_path, pytest.fail).ranks
     assert {counters.sent for counters in read(tmp_path, pytest.fail).ranks.values()} == {5, 6}
     with top._server(tmp_path, "127.0.0.1", 0) as server:
@@ -236,8 +222,8 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
         assert (parse(found) if isinstance(found, str) else found).ranks.keys() == {("ab", 0)}
         for text_of, why in zip(left_out, expected, strict=True):
             assert re.search(why, text_of)
-    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
-    assert (shown.exit_code, "0 of 2" in shown.output, shown.output.count("left out:")) == (0, True, 8)
+    answer = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert (answer.exit_code, "0 of 2" in answer.output, answer.output.count("left out:")) == (0, True, 8)
 
 
 def test_a_reader_that_leaves_is_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -267,11 +253,76 @@ def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
 
 def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> None:
     (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
-    shown = CliRunner().invoke(top.command, [str(tmp_path), "--count", "2", "--interval", "0.1"])
-    assert shown.exit_code == 0, shown.output
-    assert shown.output.count("0 of 2") == 2, "a pipe gets each table"
+    answer = CliRunner().invoke(top.command, [str(tmp_path), "--count", "2", "--interval", "0.1"])
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.count("0 of 2") == 2, "a pipe gets each table"
     (tmp_path / "railweave-n1-1.prom").unlink()
     nobody = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
     assert "no process keeps counters in" in nobody.output
     failed = CliRunner().invoke(top.command, [str(tmp_path / "none")])
     assert isinstance(failed.exception, ShimError)
+
+
+def test_what_went_through_a_nic_is_of_all_ranks_and_its_links_of_the_one_that_serves_it() -> None:
+    before = look_at(nic_text(0, {"mlx5_0": 0, "mlx5_10": 0}, "mlx5_10"), nic_text(1, {"mlx5_0": 7, "mlx5_10": 7}, "mlx5_0"))
+    after = look_at(
+        nic_text(0, {"mlx5_0": 100, "mlx5_10": 600}, "mlx5_10", ("mlx5_3 of rank 9",)),
+        nic_text(1, {"mlx5_0": 7, "mlx5_10": 207}, "mlx5_0"),
+        nic_text(2, {"mlx5_0": 5000}, "mlx5_2"),  # not there at the first look
+    )
+    first, second = nic_rates(before, after, 2.0)
+    assert (first.name, first.sent, first.rate, first.links, first.down) == ("mlx5_0", 50.0, 1000, 4, 0)
+    assert first.by_rank == {("ab", 0): 50.0}, "the other sent nothing"
+    assert (second.name, second.sent, second.peers_down) == ("mlx5_10", 400.0, ("mlx5_3 of rank 9",))
+    assert second.by_rank == {("ab", 0): 300.0, ("ab", 1): 100.0}
+
+
+def test_communicators_share_the_nics_of_a_host_and_not_those_of_another() -> None:
+    def look(scale: int) -> Look:
+        texts = [nic_text(0, {"mlx5_0": 100 * scale}, "mlx5_0", communicator=name) for name in ("ab", "cd")]
+        return look_at(*texts, nic_text(1, {"mlx5_0": 900 * scale}, "mlx5_0", host="n2"))
+
+    assert [(nic.host, nic.sent, nic.links) for nic in nic_rates(look(0), look(1), 1.0)] == [("n1", 200.0, 4), ("n2", 900.0, 4)]
+
+
+def test_nics_are_shown_with_their_use_and_the_links_that_are_down(tmp_path: Path) -> None:
+    def files(seconds: int) -> dict[str, str]:
+        down = tuple(f"mlx5_0 of rank {rank}" for rank in range(9, 15))
+        fast = nic_text(0, {"mlx5_0": 25 * seconds * 10**9, "mlx5_1": 10**9 * seconds}, "mlx5_0", down)
+        return {"n1-1": text(0, seconds * 26 * 10**9) + fast.replace("} 1000\n", "} 50000000000\n")}
+
+    found = shown(tmp_path, files(0), files(1))
+    assert re.search(r"n1 +mlx5_0 +25\.00 +50\.00 +50% +6 of 4 +0: 25\.00", found)
+    assert re.search(r"n1 +mlx5_1 +1\.00 +0: 1\.00", found), "nobody knows its rate"
+    listed = re.sub(r"\s+", " ", found)
+    assert "links down: mlx5_0 of n1 to mlx5_0 of rank 9, mlx5_0 of rank 10, mlx5_0 of rank 11, mlx5_0 of rank 12 and 2 more" in listed
+
+
+def test_what_is_left_to_nccl_is_told_below_with_the_reason(tmp_path: Path) -> None:
+    missing = "rank 2: no shim there, or too late"
+    found = shown(
+        tmp_path,
+        {
+            "n1-1": text(0, 5)
+            + left(missing, "rank_missing", "0123456789abcdef/split0.1", rank=0)
+            + left("it has one rank", "one_rank", ""),
+            "n1-2": left(missing, "rank_missing", "0123456789abcdef/split0.1", rank=1) + left("", "remote_error", "ef", state="failed"),
+        },
+    )
+    assert "GB/s of each rank" in found
+    for line in (
+        "failed: remote_error (communicator ef, 1 rank)",
+        f"left to NCCL: {missing} (communicator 01234567/split0.1, 2 ranks)",
+        "left to NCCL: it has one rank (1 rank)",
+    ):
+        assert line in found
+
+
+def test_where_nothing_is_served_the_reason_is_told(tmp_path: Path) -> None:
+    assert f"RAILWEAVE_METRICS={tmp_path}" in shown(tmp_path, {}).replace("\n", "")
+    assert "no rank that Railweave serves, yet" in shown(tmp_path, {"n1-1": 'railweave_communicators{state="served",reason=""} 0\n'})
+    found = re.sub(r"\s+", " ", shown(tmp_path, {"n1-1": left("it spans 2 nodes, and [why]", "several_nodes")}))
+    assert "no rank that Railweave serves: all communicators of 1 process are left to NCCL or failed (several_nodes)" in found
+    assert "left to NCCL: it spans 2 nodes, and [why] (communicator cd, 1 rank)" in found
+    many = "".join(left(f"reason {number}", "refused") for number in range(10))
+    assert "and 2 more reasons" in shown(tmp_path, {"n1-1": many})
