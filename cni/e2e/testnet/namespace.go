@@ -183,6 +183,7 @@ func waitGone(pids []int, limit time.Duration) bool {
 	})
 }
 
+// alive reports whether any thread of the process is left.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -190,7 +191,13 @@ func alive(pid int) bool {
 	}
 	// The state follows the command name, which is in parentheses and may itself contain some.
 	rest := string(stat[strings.LastIndexByte(string(stat), ')')+1:])
-	return !strings.HasPrefix(strings.TrimSpace(rest), "Z")
+	if !strings.HasPrefix(strings.TrimSpace(rest), "Z") {
+		return true
+	}
+	// Of a process that is killed the first thread may be gone before others, which hold its files until they are, and the
+	// locks on them: ovs-vswitchd, started then, finds its pid file still taken.
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return err == nil && len(threads) > 1
 }
 
 // waitUntil polls cond at the given interval until it holds or limit has passed, and returns whether it held.
