@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "log.hpp"
@@ -14,21 +16,25 @@ namespace {
 
 constexpr const char* kName = "librailweave_cuda.so";
 
-std::string beside_the_shim() {
+// Beside the shim, as it was loaded and where that leads: in NCCL's place it is a link in a folder of its own.
+std::vector<std::string> places() {
+  std::vector<std::string> result;
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<void*>(&device_library), &info) == 0 || info.dli_fname == nullptr) return kName;
-  const std::string path = info.dli_fname;
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? kName : path.substr(0, slash + 1) + kName;
+  if (::dladdr(reinterpret_cast<void*>(&device_library), &info) != 0 && info.dli_fname != nullptr) {
+    const std::filesystem::path shim = info.dli_fname;
+    std::error_code unreadable;
+    for (const std::filesystem::path& each : {shim, std::filesystem::canonical(shim, unreadable)})
+      if (each.has_parent_path()) result.push_back(each.parent_path() / kName);
+  }
+  result.emplace_back(kName);
+  return result;
 }
 
 DeviceLibrary load() {
   const std::string& named = settings().cuda_library;
   std::string error;
   void* handle = nullptr;
-  const std::vector<std::string> places =
-      named.empty() ? std::vector<std::string>{beside_the_shim(), kName} : std::vector<std::string>{named};
-  for (const std::string& path : places) {
+  for (const std::string& path : named.empty() ? places() : std::vector<std::string>{named}) {
     handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr) break;
     error = ::dlerror();

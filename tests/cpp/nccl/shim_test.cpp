@@ -242,6 +242,20 @@ TEST(Shim, WithoutADeviceLibraryNcclServes) {
   EXPECT_EQ(outcome.count("WARN"), 1u) << outcome.log;
 }
 
+// As `cmake --install` lays them: the drop-in is a link into the folder above it.
+TEST(Shim, InNcclsPlaceItFindsTheDeviceLibraryBesideTheFileThatItIs) {
+  const Directory installed;
+  const fs::path& folder = installed.path();
+  fs::copy_file(SHIM, folder / "librailweave_nccl.so");
+  fs::create_symlink(DEVICE_LIBRARY, folder / "librailweave_cuda.so");
+  fs::create_directory(folder / "drop-in");
+  fs::create_symlink("../librailweave_nccl.so", folder / "drop-in" / "libnccl.so.2");
+  const Outcome outcome =
+      run(Mode::drop_in, "alltoallv", 4, {"RAILWEAVE_CUDA_LIBRARY=", "LD_LIBRARY_PATH=" + (folder / "drop-in").string()});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+}
+
 // Found at the device library's bootstrap, after all have agreed.
 TEST(Shim, ADeviceSideThatCannotBeMadeLeavesAllRanks) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_CHUNK_BYTES=1"});
