@@ -171,7 +171,7 @@ class Communicator {
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
   std::vector<Mate> mates_;                            // the other ranks of the node
-  Stream side_stream_;                                 // of the mapping thread
+  Stream side_stream_;                                 // of the communicator's threads
   Event last_;                                         // after the last operation
   Event join_;                                         // other streams of an operation
   cudaStream_t last_stream_ = nullptr;

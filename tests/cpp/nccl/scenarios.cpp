@@ -345,13 +345,8 @@ void revoked_without_blocking(Rank& self) {
   revoke_and_go_on(self, connect_without_blocking(self));
 }
 
-// What NCCL refuses changes nothing: flags that it does not know, and one that is being finalized.
-void revoke_refused(Rank& self) {
-  const ncclComm_t comm = connect_without_blocking(self);
-  require(ncclCommRevoke(comm, 7) == ncclInvalidArgument, "unknown flags are refused");
-  exchange_skewed(comm);
-  const Stream stream;
-  Messages messages(comm);
+// Rank 0 sends late, so that messages are on their way when the communicator is finalized.
+void finalize_before_they_end(const Rank& self, ncclComm_t comm, Messages& messages, const Stream& stream) {
   if (self.rank == 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     for (int peer = 1; peer < self.world; ++peer) messages.send(peer, std::size_t{100'000}, stream);
@@ -360,6 +355,16 @@ void revoke_refused(Rank& self) {
   }
   const ncclResult_t result = ncclCommFinalize(comm);
   require(result == ncclSuccess || result == ncclInProgress, "ncclCommFinalize gives " + std::to_string(result));
+}
+
+// What NCCL refuses changes nothing: flags that it does not know, and one that is being finalized.
+void revoke_refused(Rank& self) {
+  const ncclComm_t comm = connect_without_blocking(self);
+  require(ncclCommRevoke(comm, 7) == ncclInvalidArgument, "unknown flags are refused");
+  exchange_skewed(comm);
+  const Stream stream;
+  Messages messages(comm);
+  finalize_before_they_end(self, comm, messages, stream);
   require(ncclCommRevoke(comm, 0) == ncclInvalidArgument, "one that is finalized cannot be revoked");
   destroy(comm);
   stream.synchronize();
@@ -480,14 +485,7 @@ void finalized_late(Rank& self) {
   const ncclComm_t comm = connect_without_blocking(self);
   const Stream stream;
   Messages messages(comm);
-  if (self.rank == 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    for (int peer = 1; peer < self.world; ++peer) messages.send(peer, std::size_t{100'000}, stream);
-  } else {
-    messages.receive(0, std::size_t{100'000}, stream);
-  }
-  const ncclResult_t result = ncclCommFinalize(comm);
-  require(result == ncclSuccess || result == ncclInProgress, "ncclCommFinalize gives " + std::to_string(result));
+  finalize_before_they_end(self, comm, messages, stream);
   destroy(comm);
   stream.synchronize();
   messages.check();
