@@ -1,5 +1,5 @@
-// Device memory of a program, from cudaMalloc or as PyTorch's expandable segments make it: pieces of 20 MiB (cuMemCreate) mapped side by
-// side.
+// Device memory of a program: from cudaMalloc; as PyTorch's expandable segments make it, pieces of 20 MiB (cuMemCreate) mapped side by
+// side; or of the device's pool (cudaMallocAsync), which no other process can map.
 #pragma once
 
 #include <cuda.h>
@@ -13,14 +13,18 @@
 #include <string>
 #include <utility>
 
+enum class DeviceMemory { plain, in_pieces, of_pool };
+
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   // On the current device.
-  DeviceBuffer(std::uint64_t bytes, bool in_pieces) : bytes_(std::max<std::uint64_t>(bytes, 1)), in_pieces_(in_pieces) {
-    if (!in_pieces_) {
+  DeviceBuffer(std::uint64_t bytes, DeviceMemory memory) : bytes_(std::max<std::uint64_t>(bytes, 1)), memory_(memory) {
+    if (memory_ != DeviceMemory::in_pieces) {
       void* data = nullptr;
-      if (cudaMalloc(&data, bytes_) != cudaSuccess) throw std::runtime_error("cudaMalloc of " + std::to_string(bytes_) + " bytes");
+      const cudaError_t error = memory_ == DeviceMemory::plain ? cudaMalloc(&data, bytes_) : cudaMallocAsync(&data, bytes_, nullptr);
+      if (error != cudaSuccess || cudaStreamSynchronize(nullptr) != cudaSuccess)
+        throw std::runtime_error("allocating " + std::to_string(bytes_) + " bytes");
       base_ = reinterpret_cast<CUdeviceptr>(data);
       return;
     }
@@ -46,12 +50,12 @@ class DeviceBuffer {
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     std::swap(base_, other.base_);
     std::swap(bytes_, other.bytes_);
-    std::swap(in_pieces_, other.in_pieces_);
+    std::swap(memory_, other.memory_);
     return *this;
   }
   ~DeviceBuffer() {
     if (base_ == 0) return;
-    if (!in_pieces_) {
+    if (memory_ != DeviceMemory::in_pieces) {
       cudaFree(data());
       return;
     }
@@ -77,5 +81,5 @@ class DeviceBuffer {
 
   CUdeviceptr base_ = 0;
   std::uint64_t bytes_ = 0;
-  bool in_pieces_ = false;
+  DeviceMemory memory_ = DeviceMemory::plain;
 };

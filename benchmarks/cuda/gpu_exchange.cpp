@@ -3,7 +3,7 @@
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
 //                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--ranks 4] [--virtual]
-//                [--offset 4]
+//                [--pool] [--offset 4] [--waited]
 //
 // --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
 // each 50th of 5,000 messages; --large: of few and large messages instead, as those are that take several paths; --lives: communicators
@@ -12,11 +12,14 @@
 // ranks say that they are on so many nodes, which reach each other over loopback (bytes and failures; the rates of rails are `railweave
 // bench`'s business); --ranks: so many instead of one a GPU, which share GPUs then (best under MPS: benchmarks/gpus/under_mps.py), each a
 // host of its own to NCCL, which refuses two of a host on one GPU; --virtual: buffers as PyTorch's expandable segments are, which are to be
-// mapped; --offset: what ranks with even numbers send and receive begins so many bytes behind a boundary, as splits of odd numbers of
-// elements do, so that it is aligned to other places than at their peers. Without --nccl nothing is measured.
+// mapped; --pool: buffers of CUDA's pool, which cannot be; --offset: what ranks with even numbers send and receive begins so many bytes
+// behind a boundary, as splits of odd numbers of elements do, so that it is aligned to other places than at their peers; --waited: each
+// operation is waited for before the next, as a program sees it, with one of the other system between, as other kernels are in programs.
+// Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
-// in us), the least and the largest, and the busiest rank's GB/s.
+// in us), the least and the largest, and the busiest rank's GB/s. With --waited an operation's time is from when the last rank calls until
+// the last one has seen its end, and what the call took of it on the slowest rank stands behind, medians of the round.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -26,6 +29,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -45,7 +49,7 @@
 
 namespace {
 
-constexpr std::uint32_t kMostRanks = 8;
+constexpr std::uint32_t kMostRanks = 8, kCalls = 100;
 
 [[noreturn]] void die(const std::string& text) {
   std::fprintf(stderr, "gpu_exchange: %s\n", text.c_str());
@@ -95,12 +99,14 @@ struct Shared {
   UniqueId id;
   float seconds[kMostRanks];
   std::uint64_t wrong[kMostRanks];
+  std::atomic<std::uint32_t> arrived;
+  double called[kMostRanks][kCalls], returned[kMostRanks][kCalls], ended[kMostRanks][kCalls];
 };
 
 struct Options {
   std::string railweave, nccl;
   std::uint32_t rounds = 5, checks = 0, lives = 0, fresh = 0, nodes = 1, ranks = 0, offset = 0;
-  bool graph = false, death = false, threads = false, in_pieces = false, large = false;
+  bool graph = false, death = false, threads = false, in_pieces = false, of_pool = false, large = false, waited = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
 };
@@ -182,7 +188,9 @@ class Rank {
     if (nccl_.library != nullptr) nccl_.get_version(&version);
     if (rank_ == 0)
       std::printf("%u ranks, NCCL %d, %u rounds, %s\n", world_, version, options_.rounds,
-                  options_.graph ? "graph replays" : "queued calls");
+                  options_.waited  ? "calls waited for"
+                  : options_.graph ? "graph replays"
+                                   : "queued calls");
     if (options_.checks != 0) check_random();
     if (options_.lives != 0) check_lives();
     if (options_.fresh != 0) time_fresh_buffers();
@@ -229,7 +237,9 @@ class Rank {
     check(cudaStreamSynchronize(stream_), "synchronize");
     for (auto [buffer, data] : {std::pair(&send_buffer_, &send_), std::pair(&receive_buffer_, &receive_)}) {
       *buffer = DeviceBuffer();
-      *buffer = DeviceBuffer(bytes + options_.offset, options_.in_pieces);
+      *buffer = DeviceBuffer(bytes + options_.offset, options_.of_pool     ? DeviceMemory::of_pool
+                                                      : options_.in_pieces ? DeviceMemory::in_pieces
+                                                                           : DeviceMemory::plain);
       *data = buffer->data() + (rank_ % 2 == 0 ? options_.offset : 0);
     }
     capacity_ = bytes;
@@ -309,6 +319,41 @@ class Rank {
     return slowest;
   }
 
+  // Seconds of an operation, and of the call that queues it.
+  std::pair<float, float> timed_waited(System system, const std::vector<Flow>& flows, std::uint32_t operations) {
+    const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+    for (std::uint32_t i = 0; i < operations; ++i) {
+      post(system == System::nccl ? System::railweave : System::nccl, flows);
+      check(cudaStreamSynchronize(stream_), "an operation between");
+      // Not barrier(), from which ranks wake up some 50 us apart.
+      shared_.arrived.fetch_add(1);
+      ++meetings_;
+      while (shared_.arrived.load() < meetings_ * world_) {
+      }
+      shared_.called[rank_][i] = now();
+      post(system, flows);
+      shared_.returned[rank_][i] = now();
+      check(cudaStreamSynchronize(stream_), "an operation that is waited for");
+      shared_.ended[rank_][i] = now();
+    }
+    barrier();
+    std::vector<double> whole, call;
+    for (std::uint32_t i = 0; i < operations; ++i) {
+      double called = 0, ended = 0, longest = 0;
+      for (std::uint32_t rank = 0; rank < world_; ++rank) {
+        called = std::max(called, shared_.called[rank][i]);
+        ended = std::max(ended, shared_.ended[rank][i]);
+        longest = std::max(longest, shared_.returned[rank][i] - shared_.called[rank][i]);
+      }
+      whole.push_back(ended - called);
+      call.push_back(longest);
+    }
+    barrier();
+    std::sort(whole.begin(), whole.end());
+    std::sort(call.begin(), call.end());
+    return {static_cast<float>(whole[operations / 2]), static_cast<float>(call[operations / 2])};
+  }
+
   void fill(const Matrix& m) {
     std::uint64_t out = 0;
     std::vector<std::uint8_t> bytes;
@@ -344,8 +389,8 @@ class Rank {
     reserve(room);
     fill(pattern.bytes);
     const std::vector<Flow> flows = flows_of(pattern.bytes);
-    const std::uint32_t operations = size <= 4u << 20 ? 100 : 50;
-    std::vector<float> times[2];
+    const std::uint32_t operations = size <= 4u << 20 ? kCalls : 50;
+    std::vector<float> times[2], calls[2];
     std::uint64_t wrong[2] = {};
     // NCCL connects, and Railweave maps buffers, at their first use; mappings are made beside the operations.
     for (const System system : {System::nccl, System::railweave}) {
@@ -357,8 +402,12 @@ class Rank {
     }
     ::usleep(5000);
     for (std::uint32_t round = 0; round < options_.rounds; ++round) {
-      for (const System system : {System::nccl, System::railweave})
-        times[static_cast<int>(system)].push_back(timed(system, flows, operations));
+      for (const System system : {System::nccl, System::railweave}) {
+        const auto [seconds, call] =
+            options_.waited ? timed_waited(system, flows, operations) : std::pair(timed(system, flows, operations), 0.0f);
+        times[static_cast<int>(system)].push_back(seconds);
+        calls[static_cast<int>(system)].push_back(call);
+      }
     }
     check(cudaMemset(receive_, 0xa5, room), "poison");
     barrier();
@@ -379,6 +428,9 @@ class Rank {
       std::printf("  %s %9.2f us [%9.2f %9.2f] %6.1f GB/s", s == 0 ? "nccl" : "railweave", 1e6 * static_cast<double>(medians[s]),
                   1e6 * static_cast<double>(times[s].front()), 1e6 * static_cast<double>(times[s].back()),
                   static_cast<double>(busiest(pattern.bytes)) / static_cast<double>(medians[s]) / 1e9);
+      if (!options_.waited) continue;
+      std::sort(calls[s].begin(), calls[s].end());
+      std::printf(" (call %.2f us)", 1e6 * static_cast<double>(calls[s][calls[s].size() / 2]));
     }
     std::printf("  ratio %.2f%s\n", static_cast<double>(medians[0] / medians[1]), all_wrong == 0 ? "" : "  WRONG BYTES");
     std::fflush(stdout);
@@ -591,6 +643,7 @@ class Rank {
   DeviceBuffer send_buffer_, receive_buffer_;
   std::byte *send_ = nullptr, *receive_ = nullptr;
   std::uint64_t capacity_ = 0;
+  std::uint32_t meetings_ = 0;
   std::vector<railweave_cuda_transfer> transfers_;
 };
 
@@ -610,11 +663,9 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    const std::pair<const char*, bool*> switches[] = {{"--graph", &options.graph},
-                                                      {"--death", &options.death},
-                                                      {"--threads", &options.threads},
-                                                      {"--virtual", &options.in_pieces},
-                                                      {"--large", &options.large}};
+    const std::pair<const char*, bool*> switches[] = {
+        {"--graph", &options.graph},  {"--death", &options.death}, {"--threads", &options.threads}, {"--virtual", &options.in_pieces},
+        {"--pool", &options.of_pool}, {"--large", &options.large}, {"--waited", &options.waited}};
     const auto found = std::find_if(std::begin(switches), std::end(switches), [&](const auto& each) { return name == each.first; });
     if (found != std::end(switches)) {
       *found->second = true;

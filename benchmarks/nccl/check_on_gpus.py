@@ -36,11 +36,12 @@ class Way:
     hidden: bool = False  # a rank sees its own GPU alone, as container runtimes and batch systems have it
 
 
+_NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
 WAYS = (
     Way("shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory"), True),
     Way(
         "shim, expandable segments",
-        ("collectives", "graphs", "freed", "buffers"),
+        ("collectives", "graphs", "freed", "buffers", "random_groups"),
         True,
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     ),
@@ -48,8 +49,9 @@ WAYS = (
         "shim, expandable segments, over slots",
         ("collectives",),
         True,
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"},
+        {**_NOT_MAPPED, "RAILWEAVE_GPU_STAGING_BYTES": "0"},
     ),
+    Way("shim, memory that cannot be mapped", ("collectives", "graphs", "random_groups"), True, _NOT_MAPPED),
     Way("shim, non-blocking communicators", ("collectives",), True, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}),
     Way("shim, GPUs hidden from each other", ("collectives", "random_groups"), True, hidden=True),
     Way(

@@ -65,23 +65,34 @@ Book::Place Book::find(const void* data, std::uint64_t bytes) {
   if (!allocation.shareable) {
     if (extents_ == nullptr && allocation.on_device && !std::exchange(remarked_, true))
       remarks_.once(
-          "a receive buffer is reached through slots: it was not allocated by cudaMalloc, and virtual memory (PyTorch's "
+          "a receive buffer cannot be mapped by other ranks: it was not allocated by cudaMalloc, and virtual memory (PyTorch's "
           "expandable segments) is not mapped here");
-    if (extents_ == nullptr || !allocation.on_device) return {};
-    const auto extent = extents_->name(address, bytes);
-    if (!extent) return {};
-    return {extent->buffer, extent->reached ? local : extent->buffer};
+    Place place;
+    place.on_device = allocation.on_device;
+    if (extents_ == nullptr || !allocation.on_device) return place;
+    if (const auto extent = extents_->name(address, bytes)) {
+      place.remote = extent->buffer;
+      place.local = extent->reached ? local : extent->buffer;
+    }
+    return place;
   }
   const std::uint64_t offset = address - allocation.base;
   if (address < allocation.base || offset > allocation.bytes || bytes > allocation.bytes - offset) return {};
-  if (const auto known = allocations_.find(allocation.buffer_id)) return {{*known, offset}, local};
+  Place place;
+  place.on_device = true;
+  place.local = local;
+  if (const auto known = allocations_.find(allocation.buffer_id)) {
+    place.remote = {*known, offset};
+    return place;
+  }
   cudaIpcMemHandle_t handle;
   static_assert(sizeof handle == sizeof BookPage::Entry::handle);
   if (cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    return {{}, local};
+    return place;
   }
-  return {{allocations_.list(allocation.buffer_id, allocation.base, &handle), offset}, local};
+  place.remote = {allocations_.list(allocation.buffer_id, allocation.base, &handle), offset};
+  return place;
 }
 
 bool Book::look_for_freed(std::size_t most) {

@@ -25,13 +25,14 @@ class Book {
   ExtentBook& add_extents(VirtualMemory& memory, std::uint32_t rank, std::vector<int> reached);
 
   struct Place {
-    BufferName remote{};  // for mates in other processes
-    BufferName local{};   // for mates of this process
-    bool is_new = false;  // listed by this call
+    BufferName remote{};     // for mates in other processes
+    BufferName local{};      // for mates of this process
+    bool is_new = false;     // listed by this call
+    bool on_device = false;  // lies in a GPU's memory
   };
   // Names the memory at `data`, and publishes its handle if it is new. kNoBuffer where it cannot be shared: host memory, pools, virtual
-  // memory that was not made to be. A freed and reused address has another buffer id, so it never finds the old name. Calls may run beside
-  // each other: allocators register memory on whatever thread allocates.
+  // memory that was not made to be shared. A freed and reused address has another buffer id, so it never finds the old name. Calls may run
+  // beside each other: allocators register memory on whatever thread allocates.
   Place name(const void* data, std::uint64_t bytes);
   // Withdraws names of memory that its program has given back: until mates let go of it, it is not free. Looks at so many allocations and
   // pieces. Whether there was any.

@@ -98,9 +98,12 @@ Message Communicator::make_message(const Transfer& transfer) {
     throw Error(name(transfer.direction, transfer.bytes, transfer.peer) + ": expected memory and at least 1 byte");
   if (transfer.bytes > ~reinterpret_cast<std::uint64_t>(transfer.data))
     throw Error(name(transfer.direction, transfer.bytes, transfer.peer) + ": more than there are addresses");
-  Message message = near(transfer.peer) ? make_near_message(transfer) : Message{};
-  if (!near(transfer.peer)) message.rail = rails_->side();
+  Message message{};
   message.data = transfer.data;
+  if (near(transfer.peer))
+    complete_near(message, transfer);
+  else
+    message.rail = rails_->side();
   message.bytes = transfer.bytes;
   message.direction = transfer.direction;
   message.peer = transfer.peer;
@@ -109,9 +112,8 @@ Message Communicator::make_message(const Transfer& transfer) {
   return message;
 }
 
-Message Communicator::make_near_message(const Transfer& transfer) {
+void Communicator::complete_near(Message& message, const Transfer& transfer) {
   const std::uint32_t mate = mate_of_[transfer.peer];
-  Message message{};
   message.local = region_->local(mate);
   message.remote = region_->remote(mate);
   message.paths = transfer.direction == Direction::send ? indirect_->paths_to(mate) : indirect_->paths_from(mate);
@@ -124,10 +126,50 @@ Message Communicator::make_near_message(const Transfer& transfer) {
     message.receive = {kAbsoluteBuffer, reinterpret_cast<std::uint64_t>(transfer.data)};
   } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
     const Book::Place place = name_buffer(transfer.data, transfer.bytes);
-    const BufferName& buffer = processes_[transfer.peer] ? place.remote : place.local;
-    message.receive = {buffer.buffer, buffer.offset};
+    message.receive = name_for(transfer.peer, place);
+    if (message.receive.buffer != kNoBuffer || !place.on_device)
+      return;  // a copy to pageable host memory would wait for the operation here
+    std::byte* const there = staging_->place(transfer.data, transfer.bytes);
+    if (there == nullptr) return want_staging();
+    message.data = there;
+    message.receive = name_for(transfer.peer, name_buffer(there, transfer.bytes));
   }
-  return message;
+}
+
+// --- Receives into memory that mates cannot map
+
+void Communicator::want_staging() {
+  if (staging_->want()) ring(book_->page().bell);
+  if (staging_->full() && !std::exchange(told_no_room_, true))
+    remarks_.once(
+        "messages into receive buffers that other ranks cannot map go through slots where they do not fit into gpu_staging_bytes (" +
+        std::to_string(staging_->bytes()) + "), at a tenth of the rate");
+}
+
+void Communicator::provide_staging() {
+  const std::uint64_t bytes = staging_->bytes();
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes);
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    remarks_.once("receive buffers that other ranks cannot map are reached through slots: no " + std::to_string(bytes >> 20) +
+                  " MiB of the GPU to receive into instead (gpu_staging_bytes): " + text_of(error));
+    return staging_->provide(nullptr);
+  }
+  std::shared_ptr<std::byte> buffer(static_cast<std::byte*>(memory), [](std::byte* data) { cudaFree(data); });
+  const Book::Place place = name_buffer(buffer.get(), bytes);
+  if (std::any_of(mates_.begin(), mates_.end(), [&](const Mate& mate) { return name_for(mate.rank, place).buffer == kNoBuffer; })) {
+    remarks_.once("receive buffers that other ranks cannot map are reached through slots: nor can they map memory of this library");
+    return staging_->provide(nullptr);
+  }
+  remarks_.once("messages into receive buffers that other ranks cannot map are received into " + std::to_string(bytes >> 20) +
+                " MiB of this library's (gpu_staging_bytes), and copied from there");
+  staging_->provide(std::move(buffer));
+}
+
+void Communicator::copy_staged(cudaStream_t stream) const {
+  for (const Staging::Copy& copy : staging_->copies())
+    check(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDeviceToDevice, stream), "copying what was received");
 }
 
 // Operations of a communicator run one after another, in the order of enqueue calls, whatever their streams. Inside one capture an edge
@@ -282,6 +324,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
       if (communicator.device_ != first.device_) throw Error("an operation on two devices; one call serves one device");
       if (const auto failure = communicator.failure()) throw_ended(*failure);
+      communicator.staging_->begin();
       communicators.push_back(&communicator);
       world = std::max(world, communicator.world_);
     }
@@ -359,6 +402,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     throw;
   }
   try {
+    for (const Communicator* communicator : communicators) communicator->copy_staged(streams[0]);
     checks.launch_comparison(streams[0]);
     for (Communicator* communicator : communicators) {
       communicator->order_after(streams[0], id, capture);
@@ -379,7 +423,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
 
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
   const DeviceScope scope(device_);
-  name_buffer(data, bytes);
+  const Book::Place place = name_buffer(data, bytes);
+  if (place.remote.buffer == kNoBuffer && place.on_device) want_staging();
 }
 
 // New names are rare, and until mates have mapped a buffer its messages go through slots.
@@ -387,6 +432,10 @@ Book::Place Communicator::name_buffer(const void* data, std::uint64_t bytes) {
   const Book::Place place = book_->name(data, bytes);
   if (place.is_new) ring_all();
   return place;
+}
+
+BufferName Communicator::name_for(std::uint32_t peer, const Book::Place& place) const {
+  return processes_[peer] ? place.remote : place.local;
 }
 
 void Communicator::ring_all() const {

@@ -30,6 +30,7 @@
 #include "railweave/engine/settings.hpp"
 #include "region.hpp"
 #include "room.hpp"
+#include "staging.hpp"
 #include "virtual_memory.hpp"
 
 namespace railweave::cuda {
@@ -103,9 +104,13 @@ class Communicator {
   bool near(std::uint32_t rank) const { return mate_of_[rank] != kFar; }
   static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);
   Message make_message(const Transfer& transfer);
-  Message make_near_message(const Transfer& transfer);
+  void complete_near(Message& message, const Transfer& transfer);
   // All mates hear of it at once where it is new.
   Book::Place name_buffer(const void* data, std::uint64_t bytes);
+  BufferName name_for(std::uint32_t peer, const Book::Place& place) const;
+  void want_staging();
+  void provide_staging();
+  void copy_staged(cudaStream_t stream) const;
   void ring_all() const;
   const char* where(std::uint32_t rank) const;
   // With the sums of each message behind it, where its communicator is in the checksum mode.
@@ -167,7 +172,9 @@ class Communicator {
   std::unique_ptr<Mailbox> mailbox_;
   ExtentBook* extents_ = nullptr;  // the book's
   std::optional<Book> book_;
-  std::optional<Checker> checker_;                     // in the checksum mode
+  std::optional<Checker> checker_;  // in the checksum mode
+  std::optional<Staging> staging_;
+  bool told_no_room_ = false;
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
   std::vector<Mate> mates_;                            // the other ranks of the node

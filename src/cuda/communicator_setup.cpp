@@ -134,6 +134,7 @@ void Communicator::set_up_device() {
   gpu_ = properties.uuid;
   if (settings_.checksum != 0) checker_.emplace(world_);
   book_.emplace(remarks_);
+  staging_.emplace(settings_.gpu_staging_bytes);
   side_stream_ = make_stream();
   last_ = make_event();
   join_ = make_event();

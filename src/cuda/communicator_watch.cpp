@@ -148,6 +148,7 @@ void Communicator::follow_books() {
     }
     mate_books_[mate.rank]->follow(progress, of_mate);
   }
+  if (staging_->wanted()) provide_staging();
   const bool sent = extents_ != nullptr && extents_->deliver();
   const bool busy = progress.captured || progress.enqueued != progress.completed;
   const bool freed = book_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);

@@ -107,7 +107,7 @@ std::shared_ptr<ExtentBook::Extent> ExtentBook::find_extent(std::uint64_t addres
   };
   const auto give_up = [&](const std::string& why) {
     for (const Chunk& chunk : chunks) memory_.release(chunk.handle);
-    remarks_.once("a receive buffer is reached through slots: " + why);
+    remarks_.once("a receive buffer cannot be mapped by other ranks: " + why);
     return nullptr;
   };
   for (std::uint64_t at = address; at < address + bytes; at = chunks.back().base + chunks.back().bytes) {
@@ -188,7 +188,7 @@ bool ExtentBook::pack(Parcel& parcel) {
     for (std::size_t at = parcel.first; at < end; ++at) parcel.descriptors.push_back(memory_.export_memory(chunks[at].handle));
     return true;
   } catch (const Error& error) {
-    remarks_.once(std::string("a receive buffer is reached through slots: ") + error.what());
+    remarks_.once(std::string("a receive buffer cannot be mapped by other ranks: ") + error.what());
     return false;
   }
 }

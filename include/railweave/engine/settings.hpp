@@ -35,6 +35,7 @@ struct ExchangeSettings {
   std::uint64_t gpu_direct = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;
   std::uint64_t gpu_virtual_memory = 1;
+  std::uint64_t gpu_staging_bytes = 48u << 20;
   std::uint64_t gpu_host_share = 0;
   std::uint64_t gpu_relays = 0;
   std::uint64_t gpu_emulated_mesh = 0;

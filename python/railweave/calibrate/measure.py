@@ -51,7 +51,8 @@ def measure(bench: Bench, tell: Callable[[str], None]) -> Calibration:
         return [[0 if row == column else nbytes for column in range(world)] for row in range(world)]
 
     def chosen(blocks: int, low_latency: str) -> dict[str, str]:
-        return {"gpu_blocks": str(blocks), "gpu_low_latency_bytes": low_latency}
+        # What cannot be mapped goes over slots, as it does where it is more than can be received elsewhere and copied.
+        return {"gpu_blocks": str(blocks), "gpu_low_latency_bytes": low_latency, "gpu_staging_bytes": "0"}
 
     def times(settings: Mapping[str, str]) -> list[tuple[int, int]]:
         """By size: of one pair, and of all pairs at once."""

@@ -46,8 +46,8 @@ class MoeWorker:
         generator = torch.Generator(device="cuda").manual_seed(1000 + self.rank)
 
         def normal(rows: int, columns: int, scale: float) -> Any:
-            made = torch.randn(rows, columns, generator=generator, device="cuda", dtype=torch.float32) * scale
-            return made.to(_DTYPE).requires_grad_()
+            made = torch.randn(rows, columns, generator=generator, device="cuda", dtype=_DTYPE)
+            return made.mul_(scale).requires_grad_()  # in place: several ranks of a lab share a GPU's memory
 
         self._tokens = tokens
         self._input = normal(tokens, width, 1.0)
