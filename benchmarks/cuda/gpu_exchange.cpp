@@ -19,7 +19,8 @@
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s. With --waited an operation's time is from when the last rank calls until
-// the last one has seen its end, and what the call took of it on the slowest rank stands behind, medians of the round.
+// the last one has seen its end; behind it stand the median and the 99th percentile of all rounds' operations, and what the call took on
+// the slowest rank.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -319,8 +320,15 @@ class Rank {
     return slowest;
   }
 
-  // Seconds of an operation, and of the call that queues it.
-  std::pair<float, float> timed_waited(System system, const std::vector<Flow>& flows, std::uint32_t operations) {
+  // Seconds of each operation, and of the calls that queue them.
+  struct Waited {
+    std::vector<double> whole, calls;
+  };
+  static float at(std::vector<double>& times, double part) {
+    std::sort(times.begin(), times.end());
+    return static_cast<float>(times[static_cast<std::size_t>(part * static_cast<double>(times.size() - 1))]);
+  }
+  float timed_waited(System system, const std::vector<Flow>& flows, std::uint32_t operations, Waited& waited) {
     const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
     for (std::uint32_t i = 0; i < operations; ++i) {
       post(system == System::nccl ? System::railweave : System::nccl, flows);
@@ -337,7 +345,7 @@ class Rank {
       shared_.ended[rank_][i] = now();
     }
     barrier();
-    std::vector<double> whole, call;
+    std::vector<double> whole;
     for (std::uint32_t i = 0; i < operations; ++i) {
       double called = 0, ended = 0, longest = 0;
       for (std::uint32_t rank = 0; rank < world_; ++rank) {
@@ -346,12 +354,11 @@ class Rank {
         longest = std::max(longest, shared_.returned[rank][i] - shared_.called[rank][i]);
       }
       whole.push_back(ended - called);
-      call.push_back(longest);
+      waited.calls.push_back(longest);
     }
     barrier();
-    std::sort(whole.begin(), whole.end());
-    std::sort(call.begin(), call.end());
-    return {static_cast<float>(whole[operations / 2]), static_cast<float>(call[operations / 2])};
+    waited.whole.insert(waited.whole.end(), whole.begin(), whole.end());
+    return at(whole, 0.5);
   }
 
   void fill(const Matrix& m) {
@@ -390,7 +397,8 @@ class Rank {
     fill(pattern.bytes);
     const std::vector<Flow> flows = flows_of(pattern.bytes);
     const std::uint32_t operations = size <= 4u << 20 ? kCalls : 50;
-    std::vector<float> times[2], calls[2];
+    std::vector<float> times[2];
+    Waited waited[2];
     std::uint64_t wrong[2] = {};
     // NCCL connects, and Railweave maps buffers, at their first use; mappings are made beside the operations.
     for (const System system : {System::nccl, System::railweave}) {
@@ -403,10 +411,8 @@ class Rank {
     ::usleep(5000);
     for (std::uint32_t round = 0; round < options_.rounds; ++round) {
       for (const System system : {System::nccl, System::railweave}) {
-        const auto [seconds, call] =
-            options_.waited ? timed_waited(system, flows, operations) : std::pair(timed(system, flows, operations), 0.0f);
-        times[static_cast<int>(system)].push_back(seconds);
-        calls[static_cast<int>(system)].push_back(call);
+        const int s = static_cast<int>(system);
+        times[s].push_back(options_.waited ? timed_waited(system, flows, operations, waited[s]) : timed(system, flows, operations));
       }
     }
     check(cudaMemset(receive_, 0xa5, room), "poison");
@@ -429,9 +435,12 @@ class Rank {
                   1e6 * static_cast<double>(times[s].front()), 1e6 * static_cast<double>(times[s].back()),
                   static_cast<double>(busiest(pattern.bytes)) / static_cast<double>(medians[s]) / 1e9);
       if (!options_.waited) continue;
-      std::sort(calls[s].begin(), calls[s].end());
-      std::printf(" (call %.2f us)", 1e6 * static_cast<double>(calls[s][calls[s].size() / 2]));
+      std::printf(" (p50 %.2f, p99 %.2f, call %.2f us)", 1e6 * static_cast<double>(at(waited[s].whole, 0.5)),
+                  1e6 * static_cast<double>(at(waited[s].whole, 0.99)), 1e6 * static_cast<double>(at(waited[s].calls, 0.5)));
     }
+    if (options_.waited)
+      std::printf("  p50 %.2fx p99 %.2fx", static_cast<double>(at(waited[0].whole, 0.5) / at(waited[1].whole, 0.5)),
+                  static_cast<double>(at(waited[0].whole, 0.99) / at(waited[1].whole, 0.99)));
     std::printf("  ratio %.2f%s\n", static_cast<double>(medians[0] / medians[1]), all_wrong == 0 ? "" : "  WRONG BYTES");
     std::fflush(stdout);
     if (all_wrong != 0) die(std::to_string(all_wrong) + " wrong bytes");

@@ -1,9 +1,12 @@
+#include <cudaTypedefs.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "device.hpp"
 #include "device_block.cuh"
 #include "device_warp.cuh"
+#include "driver.hpp"
 #include "kernel.hpp"
 #include "rail_roles.hpp"
 
@@ -130,28 +133,36 @@ cudaError_t launch_list(const OperationHeader& header, std::span<const Message> 
   return launched;
 }
 
+cudaError_t launch_by_driver(const CUlaunchConfig& config, const KernelTraits& traits, const void* kernel, void** arguments) {
+  static const auto launch_kernel = driver_call<PFN_cuLaunchKernelEx_v11060>("cuLaunchKernelEx", 11060);
+  const auto is_it = [kernel](const auto& each) { return each.first == kernel; };
+  const auto found = std::find_if(traits.functions.begin(), traits.functions.end(), is_it);
+  return static_cast<cudaError_t>(launch_kernel(&config, found->second, arguments, nullptr));  // errors have the runtime's numbers
+}
+
 template <std::uint32_t Capacity>
 cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHeader& header, std::span<const Message> messages,
                          const Plan& plan, const KernelTraits& traits, cudaStream_t stream) {
   Parameters<Capacity> parameters;
   parameters.header = header;
   std::memcpy(parameters.messages, messages.data(), messages.size_bytes());
-  cudaLaunchAttribute attributes[2]{};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(plan.blocks);
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
+  CUlaunchAttribute attributes[2]{};
+  CUlaunchConfig config{};
+  config.gridDimX = plan.blocks;
+  config.blockDimX = kThreads;
+  config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+  config.hStream = stream;
   config.attrs = attributes;
   if (traits.programmatic) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[config.numAttrs++].value.programmaticStreamSerializationAllowed = 1;
   }
   if (plan.cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {plan.cluster, 1, 1};
+    attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[config.numAttrs++].value.clusterDim = {plan.cluster, 1, 1};
   }
   void* arguments[] = {&parameters};
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+  return launch_by_driver(config, traits, reinterpret_cast<const void*>(kernel), arguments);
 }
 
 // Up to `most`.
@@ -190,23 +201,29 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange_packets<kFew>),
                            reinterpret_cast<const void*>(&exchange_packets<kSome>),
                            reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>)};
+  KernelTraits traits;
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, kernel), "loading the kernels");
+    CUfunction function = nullptr;
+    check(cudaGetFuncBySymbol(&function, kernel), "loading the kernels");
+    traits.functions.emplace_back(kernel, function);
   }
   int device = 0, major = 0, processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's processors");
-  const auto sms = static_cast<std::uint32_t>(processors);
-  if (major < 9) return {sms};
+  traits.processors = static_cast<std::uint32_t>(processors);
+  if (major < 9) return traits;
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   const std::uint32_t packets =
       std::min({most_cluster_blocks(&exchange_packets<kFew>, kMost), most_cluster_blocks(&exchange_packets<kSome>, kMost),
                 most_cluster_blocks(&exchange_packets<kMaxPacketMessages>, kMost)});
   const std::uint32_t apart = std::min(most_cluster_blocks(&exchange_apart<kSome>, kMostApartCluster),
                                        most_cluster_blocks(&exchange_apart<kMaxMessages>, kMostApartCluster));
-  return {sms, std::min(packets, apart), true};
+  traits.most_cluster_blocks = std::min(packets, apart);
+  traits.programmatic = true;
+  return traits;
 }
 
 cudaError_t launch(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits& traits,
