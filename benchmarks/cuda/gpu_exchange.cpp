@@ -715,6 +715,8 @@ Options parse(int argc, char** argv) {
   }
   if (options.railweave.empty()) die("--railweave is needed");
   if (options.nccl.empty()) options.sizes.clear();
+  if (options.of_pool && options.in_pieces) die("--pool and --virtual: buffers are of one kind");
+  if (options.waited && options.graph) die("--waited: calls are waited for, not replays; without --graph");
   if (options.threads && options.death) die("--death ends a process: not with --threads");
   return options;
 }

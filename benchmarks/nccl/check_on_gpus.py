@@ -51,7 +51,7 @@ WAYS = (
         True,
         {**_NOT_MAPPED, "RAILWEAVE_GPU_STAGING_BYTES": "0"},
     ),
-    Way("shim, memory that cannot be mapped", ("collectives", "graphs", "random_groups"), True, _NOT_MAPPED),
+    Way("shim, memory that cannot be mapped", ("collectives", "graphs", "random_groups"), True, _NOT_MAPPED, ("copied from there",)),
     Way("shim, non-blocking communicators", ("collectives",), True, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}),
     Way("shim, GPUs hidden from each other", ("collectives", "random_groups"), True, hidden=True),
     Way(

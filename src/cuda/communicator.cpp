@@ -130,7 +130,10 @@ void Communicator::complete_near(Message& message, const Transfer& transfer) {
     if (message.receive.buffer != kNoBuffer || !place.on_device)
       return;  // a copy to pageable host memory would wait for the operation here
     std::byte* const there = staging_->place(transfer.data, transfer.bytes);
-    if (there == nullptr) return want_staging();
+    if (there == nullptr) {
+      if (staging_->full()) tell_no_room();
+      return want_staging();
+    }
     message.data = there;
     message.receive = name_for(transfer.peer, name_buffer(there, transfer.bytes));
   }
@@ -140,7 +143,10 @@ void Communicator::complete_near(Message& message, const Transfer& transfer) {
 
 void Communicator::want_staging() {
   if (staging_->want()) ring(book_->page().bell);
-  if (staging_->full() && !std::exchange(told_no_room_, true))
+}
+
+void Communicator::tell_no_room() {
+  if (!std::exchange(told_no_room_, true))
     remarks_.once(
         "messages into receive buffers that other ranks cannot map go through slots where they do not fit into gpu_staging_bytes (" +
         std::to_string(staging_->bytes()) + "), at a tenth of the rate");
@@ -158,7 +164,7 @@ void Communicator::provide_staging() {
   }
   std::shared_ptr<std::byte> buffer(static_cast<std::byte*>(memory), [](std::byte* data) { cudaFree(data); });
   const Book::Place place = name_buffer(buffer.get(), bytes);
-  if (std::any_of(mates_.begin(), mates_.end(), [&](const Mate& mate) { return name_for(mate.rank, place).buffer == kNoBuffer; })) {
+  if (!named_for_all(place)) {
     remarks_.once("receive buffers that other ranks cannot map are reached through slots: nor can they map memory of this library");
     return staging_->provide(nullptr);
   }
@@ -424,7 +430,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
   const DeviceScope scope(device_);
   const Book::Place place = name_buffer(data, bytes);
-  if (place.remote.buffer == kNoBuffer && place.on_device) want_staging();
+  if (place.on_device && !named_for_all(place)) want_staging();
 }
 
 // New names are rare, and until mates have mapped a buffer its messages go through slots.
@@ -436,6 +442,10 @@ Book::Place Communicator::name_buffer(const void* data, std::uint64_t bytes) {
 
 BufferName Communicator::name_for(std::uint32_t peer, const Book::Place& place) const {
   return processes_[peer] ? place.remote : place.local;
+}
+
+bool Communicator::named_for_all(const Book::Place& place) const {
+  return std::all_of(mates_.begin(), mates_.end(), [&](const Mate& mate) { return name_for(mate.rank, place).buffer != kNoBuffer; });
 }
 
 void Communicator::ring_all() const {

@@ -108,7 +108,9 @@ class Communicator {
   // All mates hear of it at once where it is new.
   Book::Place name_buffer(const void* data, std::uint64_t bytes);
   BufferName name_for(std::uint32_t peer, const Book::Place& place) const;
+  bool named_for_all(const Book::Place& place) const;
   void want_staging();
+  void tell_no_room();
   void provide_staging();
   void copy_staged(cudaStream_t stream) const;
   void ring_all() const;
@@ -174,7 +176,7 @@ class Communicator {
   std::optional<Book> book_;
   std::optional<Checker> checker_;  // in the checksum mode
   std::optional<Staging> staging_;
-  bool told_no_room_ = false;
+  bool told_no_room_ = false;                          // of the thread that queues
   std::vector<std::unique_ptr<MateBook>> mate_books_;  // by rank; empty for the own and far ones
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
   std::vector<Mate> mates_;                            // the other ranks of the node

@@ -11,8 +11,8 @@
 
 namespace railweave::cuda {
 
-// The operations of a communicator run one after another, so one buffer does for all of them. All but wanted() and provide() is called by
-// the thread that queues operations, those two by the one that maps: making memory may wait for others' calls of the driver.
+// The operations of a communicator run one after another, so one buffer does for all of them. wanted() and provide() are called by the
+// thread that maps, as making memory may wait for others' calls of the driver; want() by any; the rest by the one that queues operations.
 class Staging {
  public:
   struct Copy {

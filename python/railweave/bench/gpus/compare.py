@@ -42,7 +42,7 @@ class Effort:
 
     rounds: int = 9
     calls: int = 50  # queued in a round
-    single_calls: int = 1000  # waited for, in a round; of 200 the p50 differed by 5% from run to run (docs/results.md)
+    single_calls: int = 1000  # waited for, in a round; of 200 gains of p50 scattered from 0.95 to 1.07 (docs/results.md)
 
 
 def rows_of(matrix: Matrix) -> Matrix:
