@@ -395,7 +395,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                plan.packet_messages,
                                plan.packet_blocks,
                                static_cast<std::uint32_t>(rails.size()),
-                               limits.link_MBps};
+                               limits.link_MBps,
+                               plan.send_warps};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   try {

@@ -188,25 +188,32 @@ class DeviceBlock : public DeviceWords {
       copy_shifted(out, in, shift, vectors);
     }
   }
-  // A packet a warp. Whoever calls this has seen their credits, or their first lines.
+  // A packet a warp, and then the next. Whoever calls this has seen their credits, or their first lines.
   __device__ __noinline__ static void write_bundle(Port& to, std::uint64_t number, const std::byte* from, std::uint32_t bytes) {
-    const std::uint32_t at = threadIdx.x / 32 * Packet::kData;
-    if (at >= bytes) return;
     number += threadIdx.x / 32;
-    write_packet(from + at, packet_bytes(bytes - at), [&] { return Destination{&to.packets[number % kPacketSlots], packet_flag(number)}; });
+#pragma unroll 1
+    for (std::uint32_t at = threadIdx.x / 32 * Packet::kData; at < bytes; at += kBundleBytes, number += kWarps) {
+      write_packet(from + at, packet_bytes(bytes - at), [&] {
+        return Destination{&to.packets[number % kPacketSlots], packet_flag(number)};
+      });
+    }
   }
   // Not told by a closure when to give up: one that knows the roles puts what they hold into local memory (64 bytes of the kernel's stack).
   __device__ __noinline__ static void read_bundle(const Port& from, Port& source, std::uint64_t number, std::byte* to, std::uint32_t bytes,
                                                   const std::uint32_t* stop) {
     constexpr std::uint32_t kSpinsBetweenLooks = 1u << 16;
-    const std::uint32_t at = threadIdx.x / 32 * Packet::kData;
-    if (at >= bytes) return;
     number += threadIdx.x / 32;
-    const std::uint32_t slot = number % kPacketSlots;
-    for (std::uint32_t spins = 1; !read_packet(from.packets[slot], packet_flag(number), to + at, packet_bytes(bytes - at)); ++spins) {
-      if (spins % kSpinsBetweenLooks == 0 && __any_sync(~0u, relaxed(stop) != 0)) return;
+#pragma unroll 1
+    for (std::uint32_t at = threadIdx.x / 32 * Packet::kData; at < bytes; at += kBundleBytes, number += kWarps) {
+      const std::uint32_t slot = number % kPacketSlots;
+      const auto taken = [&] {
+        if ((threadIdx.x & 31) == 0) store(&source.credits[slot], credit_of(number));
+      };
+      for (std::uint32_t spins = 1; !read_packet(from.packets[slot], packet_flag(number), to + at, packet_bytes(bytes - at), taken);
+           ++spins) {
+        if (spins % kSpinsBetweenLooks == 0 && __any_sync(~0u, relaxed(stop) != 0)) return;
+      }
     }
-    if ((threadIdx.x & 31) == 0) store(&source.credits[slot], packet_flag(number));
   }
 
  private:

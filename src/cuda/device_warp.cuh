@@ -51,21 +51,22 @@ class DeviceWarp : public DeviceWords {
     // Which credit counts follows from the number, so all are asked for, and before the data: what is asked for last comes last.
     const Credits credits(own);
     return write_packet(from, bytes, [&]() -> Destination {
-      const std::uint64_t number = number_of(), least = least_credit(number);
+      const std::uint64_t number = number_of();
       const std::uint32_t slot = number % kPacketSlots;
       const Destination there{&to.packets[slot], packet_flag(number)};
-      if (credits.of(slot) >= least) return there;
+      if (is_credited(credits.of(slot), number)) return there;
       constexpr std::uint32_t kLooks = 64;  // some 45 us, where a credit takes 4
 #pragma unroll 1
       for (std::uint32_t looks = patient ? kLooks : 1; looks > 0; --looks) {
-        if (__all_sync(~0u, relaxed(&own.credits[slot]) >= least)) return there;
+        if (__all_sync(~0u, is_credited(relaxed(&own.credits[slot]), number))) return there;
       }
       if (patient) idle_turns_ += kLooks;
       return {};
     });
   }
-  __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
-    return read_packet(from, flag, to, bytes);
+  template <typename Taken>
+  __device__ __forceinline__ static bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes, Taken&& taken) {
+    return read_packet(from, flag, to, bytes, taken);
   }
   // Addresses are spread over the links by pairs of lines: 48 of them crossed all 18 of an H100. Loads that the assembler may not leave
   // out.
@@ -89,10 +90,10 @@ class DeviceWarp : public DeviceWords {
     stopped = any_stopped(now);
     return blocks_left(now) == blocks_;
   }
-  __device__ __forceinline__ static void stagger() {
-    constexpr long long kCycles = 300;  // of 90, 180, 300 and 400 the best for 1 MiB (docs/cuda-measured.md)
-    const long long begin = clock64();
-    while (clock64() - begin < kCycles * (threadIdx.x / 32)) continue;
+  __device__ __forceinline__ void stagger(std::uint32_t warps) const {
+    constexpr std::uint32_t kCycles = 300;  // of 90, 180, 300 and 400 the best for 1 MiB (docs/cuda-measured.md)
+    const long long begin = clock64(), wait = kCycles * warps * (threadIdx.x / 32) / kWarps;
+    while (clock64() - begin < wait) continue;
   }
   __device__ __forceinline__ bool idle() {
     constexpr std::uint32_t kTurnsBetweenLooks = 2048;  // every warp looks
@@ -104,30 +105,30 @@ class DeviceWarp : public DeviceWords {
  private:
   __device__ __forceinline__ static std::uint32_t lane() { return threadIdx.x & 31; }
 
-  // Of a pair: two a lane and load.
+  // Of a pair: four a lane and load.
   class Credits {
    public:
     __device__ __forceinline__ explicit Credits(const Port& port) {
 #pragma unroll
       for (std::uint32_t k = 0; k < kLoads; ++k) {
-        const std::uint32_t slot = 2 * (32 * k + lane());
-        relaxed_pair(&port.credits[slot < kPacketSlots ? slot : 0], words_[k]);
+        const std::uint32_t slot = 4 * (32 * k + lane());
+        relaxed_four(&port.credits[slot < kPacketSlots ? slot : 0], credits_[k]);
       }
     }
     // The same at all lanes.
-    __device__ __forceinline__ std::uint64_t of(std::uint32_t slot) const {
-      const std::uint32_t holder = slot / 2;
-      // Neither by an index nor in a loop, or the words lie in memory.
-      const std::uint64_t even = holder < 32 ? words_[0][0] : holder < 64 ? words_[1][0] : words_[2][0];
-      const std::uint64_t odd = holder < 32 ? words_[0][1] : holder < 64 ? words_[1][1] : words_[2][1];
-      const std::uint64_t word = slot % 2 == 0 ? even : odd;
-      return __shfl_sync(~0u, static_cast<unsigned long long>(word), static_cast<int>(holder % 32));
+    __device__ __forceinline__ Credit of(std::uint32_t slot) const {
+      const std::uint32_t holder = slot / 4, which = slot % 4;
+      // Neither by an index nor in a loop, or they lie in memory.
+      const bool first = holder < 32;
+      const Credit even = which == 0 ? (first ? credits_[0][0] : credits_[1][0]) : (first ? credits_[0][2] : credits_[1][2]);
+      const Credit odd = which == 1 ? (first ? credits_[0][1] : credits_[1][1]) : (first ? credits_[0][3] : credits_[1][3]);
+      return __shfl_sync(~0u, which % 2 == 0 ? even : odd, static_cast<int>(holder % 32));
     }
 
    private:
-    static constexpr std::uint32_t kLoads = 3;
-    static_assert(kPacketSlots % 2 == 0 && kPacketSlots <= 64 * kLoads && offsetof(Port, credits) % 16 == 0);
-    std::uint64_t words_[kLoads][2];
+    static constexpr std::uint32_t kLoads = 2;
+    static_assert(kPacketSlots % 4 == 0 && kPacketSlots <= 128 * kLoads && offsetof(Port, credits) % 16 == 0);
+    Credit credits_[kLoads][4];
   };
 
   std::uint32_t blocks_;

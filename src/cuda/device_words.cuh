@@ -69,6 +69,12 @@ struct DeviceWords {
   __device__ __forceinline__ static void relaxed_pair(const std::uint64_t* words, std::uint64_t (&values)[2]) {
     asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(values[0]), "=l"(values[1]) : "l"(words) : "memory");
   }
+  __device__ __forceinline__ static void relaxed_four(const std::uint32_t* words, std::uint32_t (&values)[4]) {
+    asm volatile("ld.relaxed.sys.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "l"(words)
+                 : "memory");
+  }
   // Whoever changes a mapping writes its base before its name.
   __device__ __forceinline__ static Mapping pair(const Mapping* mapping) {
     static_assert(sizeof(Mapping) == 16 && alignof(Mapping) == 16 && offsetof(Mapping, base) == 8);
@@ -147,7 +153,10 @@ struct DeviceWords {
     }
     return true;
   }
-  __device__ __forceinline__ static bool read_packet(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) {
+  // Calls `taken` at all lanes once its loads are over.
+  template <typename Taken>
+  __device__ __forceinline__ static bool read_packet(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes,
+                                                     Taken&& taken) {
     std::uint64_t data[kRounds][2];
     bool all = true;
     const bool whole = bytes == Packet::kData;
@@ -172,11 +181,13 @@ struct DeviceWords {
     if (reinterpret_cast<std::uintptr_t>(to) % 8 != 0) {
       store_between(from, to, bytes);
     } else if (whole) {
+      taken();  // what was loaded has been looked at; 0.1 to 0.3 us of a message that waits for credits
 #pragma unroll
       for (std::uint32_t k = 0; k < kRounds; ++k) {
         word(to, k, 0) = data[k][0];
         if (!has_flag()) word(to, k, 1) = data[k][1];
       }
+      return true;
     } else {
       const std::uint32_t end = bytes & ~7u;
       std::uint64_t rest = 0;
@@ -194,6 +205,7 @@ struct DeviceWords {
       if (has_rest) store_bytes(to + end, rest, bytes - end);
     }
     __syncwarp();
+    taken();
     return true;
   }
 

@@ -37,11 +37,11 @@ __global__ void __launch_bounds__(kThreads) exchange(const __grid_constant__ Par
   Roles<DeviceBlock<Capacity>, kPackets, kIndirect>(block, whole_part(parameters.header, parameters.messages)).run();
 }
 
-template <std::uint32_t Capacity>
+template <std::uint32_t Capacity, bool kSplit = false>
 __global__ void __launch_bounds__(kThreads) exchange_packets(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   DeviceWarp warp(gridDim.x);
-  PacketRoles<DeviceWarp>(warp, whole_part(parameters.header, parameters.messages)).run();
+  PacketRoles<DeviceWarp, kSplit>(warp, whole_part(parameters.header, parameters.messages)).run();
 }
 
 template <std::uint32_t Capacity>
@@ -200,7 +200,10 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&write_list),
                            reinterpret_cast<const void*>(&exchange_packets<kFew>),
                            reinterpret_cast<const void*>(&exchange_packets<kSome>),
-                           reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>)};
+                           reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>),
+                           reinterpret_cast<const void*>(&exchange_packets<kFew, true>),
+                           reinterpret_cast<const void*>(&exchange_packets<kSome, true>),
+                           reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages, true>)};
   KernelTraits traits;
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
@@ -218,7 +221,9 @@ KernelTraits preload_kernels() {
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   const std::uint32_t packets =
       std::min({most_cluster_blocks(&exchange_packets<kFew>, kMost), most_cluster_blocks(&exchange_packets<kSome>, kMost),
-                most_cluster_blocks(&exchange_packets<kMaxPacketMessages>, kMost)});
+                most_cluster_blocks(&exchange_packets<kMaxPacketMessages>, kMost),
+                most_cluster_blocks(&exchange_packets<kFew, true>, kMost), most_cluster_blocks(&exchange_packets<kSome, true>, kMost),
+                most_cluster_blocks(&exchange_packets<kMaxPacketMessages, true>, kMost)});
   const std::uint32_t apart = std::min(most_cluster_blocks(&exchange_apart<kSome>, kMostApartCluster),
                                        most_cluster_blocks(&exchange_apart<kMaxMessages>, kMostApartCluster));
   traits.most_cluster_blocks = std::min(packets, apart);
@@ -234,7 +239,10 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     return launch_sized(most, header, messages, plan, traits, stream);
   };
   switch (plan.kernel) {
-    case Kernel::packets: return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
+    case Kernel::packets: {
+      if (plan.send_warps == 0) return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
+      return sized(&exchange_packets<kFew, true>, &exchange_packets<kSome, true>, &exchange_packets<kMaxPacketMessages, true>);
+    }
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
     case Kernel::indirect: return sized(&exchange<kSome, false, true>, &exchange<kSome, false, true>, &exchange<kMaxMessages, false, true>);
     case Kernel::apart: return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);

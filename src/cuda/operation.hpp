@@ -118,10 +118,11 @@ struct Share {
   BufferName granted;
   Totals totals;  // of messages that report: before the operation
 };
-// What a block of the general kernel sends at once: a packet for each of its warps.
+// What a block of the general kernel sends at once: a packet for each of its warps, or 2, 4, ... of a message that has more of those than
+// a word has bits.
 inline constexpr std::uint32_t kBundlePackets = 16;
 inline constexpr std::uint64_t kBundleBytes = std::uint64_t{kBundlePackets} * Packet::kData;
-inline constexpr std::uint64_t kMostBundles = 64;  // of a message; 3.9 MB
+inline constexpr std::uint32_t kMostBundles = 64;  // of a message
 
 // As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1); longer operations have theirs in device memory.
 inline constexpr std::uint32_t kMaxMessages = 256;
@@ -147,8 +148,9 @@ struct OperationHeader {
   // Where packets have blocks of their own beside granted messages: the first so many messages, and the first so many blocks.
   std::uint32_t packet_messages;
   std::uint32_t packet_blocks;
-  std::uint32_t rails;          // messages to and from other nodes, after those that are counted
-  std::uint32_t link_MBps = 0;  // of the links of an emulated mesh, or 0
+  std::uint32_t rails;           // messages to and from other nodes, after those that are counted
+  std::uint32_t link_MBps = 0;   // of the links of an emulated mesh, or 0
+  std::uint32_t send_warps = 0;  // of those that move packets: so many send and the others receive; 0: all do both
 };
 
 // Messages of an operation that the same blocks move: all of them, or those of one path.
@@ -159,6 +161,7 @@ struct Part {
   std::uint32_t count;
   std::uint64_t timeout_ns;
   std::uint32_t link_MBps = 0;
+  std::uint32_t send_warps = 0;
 };
 
 }  // namespace railweave::cuda

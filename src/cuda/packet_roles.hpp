@@ -10,9 +10,10 @@
 //   leader(f)                      f() by one lane
 //   write(to, own, from, bytes, patient, number)   stores the packet of that number when the own port has its credit, false when it has
 //                                  not; `patient`: after some more looks at it; `number` is asked for once the loads are under way
-//   read(packet, flag, to, bytes)  takes a packet; false, and nothing taken, when it is not all there
+//   read(packet, flag, to, bytes, taken)  takes a packet, and calls `taken` once all its loads are over; false, and nothing taken, when
+//                                  it is not all there
 //   touch(port)                    reads from all over a mate's packets, and needs none of it
-//   stagger()                      waits, the longer the later its place among the warps of its block
+//   stagger(warps)                 waits, the longer the later its place among the warps of its block, of which so many do
 //   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
@@ -30,19 +31,27 @@ RAILWEAVE_ROLE constexpr std::uint32_t packets_of(std::uint64_t bytes) {
 }
 // The flag of a packet's lines, and its credit.
 RAILWEAVE_ROLE constexpr std::uint64_t packet_flag(std::uint64_t number) { return number + 1; }
-// A packet may be written once the one before it in its slot was taken.
-RAILWEAVE_ROLE constexpr std::uint64_t least_credit(std::uint64_t number) {
-  return number < kPacketSlots ? 0 : packet_flag(number - kPacketSlots);
+RAILWEAVE_ROLE constexpr Credit credit_of(std::uint64_t number) { return static_cast<Credit>(packet_flag(number)); }
+// A packet may be written once the one before it in its slot was taken. `credit`: what the slot has.
+RAILWEAVE_ROLE constexpr bool is_credited(Credit credit, std::uint64_t number) {
+  return number < kPacketSlots || static_cast<std::int32_t>(credit - credit_of(number - kPacketSlots)) >= 0;
 }
 
 // Well within the 50 ms after which links sleep (`nvidia-smi nvlink -gLowPwrInfo` of H100s), and a microsecond of it.
 inline constexpr std::uint64_t kTouchEveryNs = 20'000'000;
 
-template <typename Warp>
+// kSplit: the first send_warps() warps send and the others receive, instead of each doing both. A warp that is about to send leaves what
+// has come for it, and the credits for that, until later.
+template <typename Warp, bool kSplit = false>
 class PacketRoles {
  public:
   RAILWEAVE_ROLE PacketRoles(Warp& warp, const Part& part)
-      : warp_(warp), state_(*part.state), messages_(part.messages), count_(part.count), timeout_ns_(part.timeout_ns) {}
+      : warp_(warp),
+        state_(*part.state),
+        messages_(part.messages),
+        count_(part.count),
+        split_(kSplit ? part.send_warps : 0),
+        timeout_ns_(part.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
@@ -61,14 +70,15 @@ class PacketRoles {
       if (m.reports) own.totals = read_totals(warp_, m);
       own.number = warp_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
       own.packets = packets_of(m.bytes);
-      const std::uint32_t place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
-      own.next = place >= m.first_warp ? place - m.first_warp : place + warp_.warps() - m.first_warp;
-      own.lacks_credit = own.next >= kPacketSlots;  // that comes for a packet of this message
+      const std::uint32_t warps = warps_of(m), place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
+      own.next = place >= m.first_warp ? place - m.first_warp : place + warps - m.first_warp;
+      if (kSplit && place >= warps) own.next = own.packets;  // others move it
+      own.lacks_credit = own.next >= kPacketSlots;           // that comes for a packet of this message
     });
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(messages_[i]); });
     // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
-    const auto waits = [&](std::uint32_t i) { return sends(messages_[i]) && lane(i).packets > kPacketSlots; };
-    if (warp_.mask(count_, waits) != 0) warp_.stagger();
+    const auto waits = [&](std::uint32_t i) { return sends(messages_[i]) && lane(i).packets > kPacketSlots && (!kSplit || is_open(i)); };
+    if (warp_.mask(count_, waits) != 0) warp_.stagger(kSplit ? split_ * kBundlePackets / warp_.warps() : kBundlePackets);
     start_ = warp_.now();
   }
 
@@ -125,6 +135,11 @@ class PacketRoles {
     Totals totals;          // of messages that report: before the operation
   };
 
+  // That share a message's packets.
+  RAILWEAVE_ROLE std::uint32_t warps_of(const Message& m) const {
+    if (!kSplit) return warp_.warps();
+    return sends(m) ? split_ : warp_.warps() - split_;
+  }
   RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
   RAILWEAVE_ROLE bool is_open(std::uint32_t i) { return lane(i).next < lane(i).packets; }
   // All that is left: the attempt itself tells whether its packet can be moved.
@@ -143,8 +158,8 @@ class PacketRoles {
     const Message& m = messages_[i];
     const std::uint64_t number = lane(i).number + lane(i).next;
     const std::uint32_t slot = number % kPacketSlots;
-    const std::uint64_t value = warp_.relaxed(sends(m) ? &m.local->credits[slot] : &m.local->packets[slot].lines[0].flag);
-    return sends(m) ? value >= least_credit(number) : value == packet_flag(number);
+    if (sends(m)) return is_credited(warp_.relaxed(&m.local->credits[slot]), number);
+    return warp_.relaxed(&m.local->packets[slot].lines[0].flag) == packet_flag(number);
   }
 
   // `alone`: nothing else can be moved meanwhile, so a packet that lacks its credit is kept at hand.
@@ -162,13 +177,12 @@ class PacketRoles {
     } else {
       const std::uint64_t number = number_of();
       const std::uint32_t slot = number % kPacketSlots;
-      moved = warp_.read(m.local->packets[slot], packet_flag(number), data, bytes);
-      // All its loads are over, as their values were looked at or stored.
-      if (moved) warp_.leader([&] { warp_.store(&m.remote->credits[slot], packet_flag(number)); });
+      const auto taken = [&] { warp_.leader([&] { warp_.store(&m.remote->credits[slot], credit_of(number)); }); };
+      moved = warp_.read(m.local->packets[slot], packet_flag(number), data, bytes, taken);
     }
     warp_.each(count_, [&](std::uint32_t k) {
       if (k != i) return;
-      if (moved) lane(k).next += warp_.warps();
+      if (moved) lane(k).next += warps_of(m);
       lane(k).lacks_credit = sends(m) && !moved;
     });
     return moved;
@@ -192,6 +206,7 @@ class PacketRoles {
   PartState& state_;
   const Message* messages_;
   std::uint32_t count_;
+  std::uint32_t split_;  // warps that send
   std::uint32_t all_sends_ = 0;
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;

@@ -11,7 +11,7 @@ namespace railweave::cuda {
 inline constexpr std::uint32_t kGrants = 8;
 // Slots of a pair for what cannot be written into the user's buffer. With the packets they stay under 1 MiB a peer.
 inline constexpr std::uint32_t kSlots = 8;
-inline constexpr std::uint64_t kSlotBytes = 32u << 10;
+inline constexpr std::uint64_t kSlotBytes = 16u << 10;
 // Indirect paths of a pair: its bytes lie in slots elsewhere in between, in pinned host memory (kHostPath) or in the memory of another GPU
 // of the node (a relay each, from kFirstRelay on). The words that tell of them stay at the pair's two ends, as those of kSlots do.
 inline constexpr std::uint32_t kHostPath = 0, kFirstRelay = 1, kMostRelays = 6;
@@ -22,8 +22,9 @@ inline constexpr std::uint64_t kIndirectBytes = 256u << 10;
 // where many pairs share a GPU's memory. A slot's turn (filled, seen, pulled, seen) is estimated at 23 us over NVLink and 30 us over PCIe;
 // then 16 and 8 slots carry 182 and 70 GB/s.
 inline constexpr std::uint32_t kIndirectSlots = 16, kHostSlots = 8;
-// Packets of a pair that may be under way at once. 690 KB of data: what a GPU injects within the 2 us that a credit takes to come back.
-inline constexpr std::uint32_t kPacketSlots = 184;
+// Packets of a pair that may be under way at once: what is left of 1 MiB. With 184 and slots twice as large messages from 704 KiB to 3 MiB
+// took 3 to 10% longer (docs/cuda-measured.md).
+inline constexpr std::uint32_t kPacketSlots = 220;
 
 // Names of a receiver's buffers in grants; others are numbers in the receiver's book (book.hpp).
 inline constexpr std::uint64_t kNoBuffer = 0;        // slots only
@@ -45,6 +46,9 @@ struct Packet {
   static constexpr std::uint32_t kData = kLines * Line::kData;
   Line lines[kLines];
 };
+
+// Of a slot for packets: the low half of the last packet's flag that was taken from it. Two that are compared are less than 2^31 apart.
+using Credit = std::uint32_t;
 
 // What a receive tells its source. Each word carries 4 bytes below and the low half of the message's number above, so that the words need
 // no order among themselves: a grant is there when all its words name the message.
@@ -84,9 +88,9 @@ struct IndirectSent {
 // In rank r's memory, at index p: what the pair (r, p) needs at r.
 struct alignas(128) Port {
   // r is the source; p writes.
-  Grant grants[kGrants];                // of message n at n % kGrants
-  std::uint64_t freed[kSlots];          // how often p has emptied its slot
-  std::uint64_t credits[kPacketSlots];  // flag of the last packet that p took from its slot
+  Grant grants[kGrants];        // of message n at n % kGrants
+  std::uint64_t freed[kSlots];  // how often p has emptied its slot
+  Credit credits[kPacketSlots];
   // r is the destination; p writes.
   std::uint64_t placed[kGrants];  // bytes of message n, at n % kGrants, that are in the user's buffer; p adds, r clears
   std::uint64_t filled[kSlots];   // how often the slot was filled; written after slot and record

@@ -39,6 +39,7 @@ struct Plan {
   std::uint32_t packet_blocks = 0;    // apart: the first of them
   std::uint32_t packet_messages = 0;  // apart: the first of the messages
   std::uint32_t cluster = 1;          // blocks that begin together or not at all; the grid is made of whole ones
+  std::uint32_t send_warps = 0;       // packets: the first warps send, so many, and the others receive; 0: all do both
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
   std::uint32_t ahead() const { return kernel == Kernel::packets ? blocks - cluster : 0; }

@@ -19,7 +19,7 @@
 //   sync()                         barrier of the block
 //   fence()                        what the block wrote before the last barrier comes before what this thread writes next, for everybody
 //   copy                           bytes, by all threads
-//   write_bundle, read_bundle      packets, one a warp
+//   write_bundle, read_bundle      packets, one a warp at once
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
 //
@@ -183,7 +183,17 @@ class Roles {
     for (std::uint64_t bundle = first; bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
     return mine;
   }
-  RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) { return (m.bytes + kBundleBytes - 1) / kBundleBytes; }
+  // Packets of a bundle, which is a power of two.
+  RAILWEAVE_ROLE static std::uint32_t bundle_packets(const Message& m) {
+    const std::uint32_t all = packets_of(m.bytes);
+    std::uint32_t packets = kBundlePackets;
+    while (packets * kMostBundles < all) packets *= 2;
+    return packets;
+  }
+  RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) {
+    const std::uint64_t bytes = std::uint64_t{bundle_packets(m)} * Packet::kData;
+    return (m.bytes + bytes - 1) / bytes;
+  }
   RAILWEAVE_ROLE static std::uint64_t all_bundles(const Message& m) { return ~std::uint64_t{0} >> (kMostBundles - bundles(m)); }
 
   // --- Failure
@@ -276,17 +286,19 @@ class Roles {
       return Step::own_more;
     }
     slot = lowest(own.at);
-    const std::uint64_t first = std::uint64_t{slot} * kBundlePackets;
-    const std::uint64_t last = first + kBundlePackets < packets_of(m.bytes) ? first + kBundlePackets : packets_of(m.bytes);
-    std::uint64_t values[kBundlePackets];
-    for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
-      const std::uint64_t place = (own.number + (first + k < last ? first + k : first)) % kPacketSlots;
-      values[k] = block_.relaxed(sends(m) ? &m.local->credits[place] : &m.local->packets[place].lines[0].flag);
-    }
+    const std::uint64_t begin = std::uint64_t{slot} * bundle_packets(m);
+    const std::uint64_t end = begin + bundle_packets(m) < packets_of(m.bytes) ? begin + bundle_packets(m) : packets_of(m.bytes);
     bool ready = true;
-    for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
-      const std::uint64_t number = own.number + (first + k < last ? first + k : first);
-      ready = ready && (sends(m) ? values[k] >= least_credit(number) : values[k] == packet_flag(number));
+    for (std::uint64_t first = begin; first < end; first += kBundlePackets) {
+      std::uint64_t values[kBundlePackets];
+      for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
+        const std::uint64_t place = (own.number + (first + k < end ? first + k : first)) % kPacketSlots;
+        values[k] = sends(m) ? block_.relaxed(&m.local->credits[place]) : block_.relaxed(&m.local->packets[place].lines[0].flag);
+      }
+      for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
+        const std::uint64_t number = own.number + (first + k < end ? first + k : first);
+        ready = ready && (sends(m) ? is_credited(static_cast<Credit>(values[k]), number) : values[k] == packet_flag(number));
+      }
     }
     if (!ready) return Step::waiting;
     return sends(m) ? Step::push_packets : Step::pull_packets;
@@ -354,7 +366,7 @@ class Roles {
   }
 
   // A slot of which the peer's count is so much ahead of the own one, or kSlots. Each block begins with the slot of its own index, or all
-  // would be after the same one: of those that lose a race for it, each loses a turn, longer than a slot of 32 KiB takes to copy.
+  // would be after the same one: of those that lose a race for it, each loses a turn, longer than a slot takes to copy.
   RAILWEAVE_ROLE std::uint32_t nearest_slot(const Glance& glance, std::uint64_t ahead) const {
     std::uint32_t slot = kSlots, least = kSlots;
     for (std::uint32_t k = 0; k < kSlots; ++k) {
@@ -403,9 +415,10 @@ class Roles {
 
   RAILWEAVE_ROLE bool claim_bundle(Work& work, const Message& m, Share& own) {
     own.at &= ~(std::uint64_t{1} << work.slot);
-    work.offset = work.slot * kBundleBytes;
-    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < kBundleBytes ? m.bytes - work.offset : kBundleBytes);
-    work.turn = own.number + std::uint64_t{work.slot} * kBundlePackets;
+    const std::uint64_t packets = bundle_packets(m), bytes = packets * Packet::kData;
+    work.offset = work.slot * bytes;
+    work.bytes = static_cast<std::uint32_t>(m.bytes - work.offset < bytes ? m.bytes - work.offset : bytes);
+    work.turn = own.number + work.slot * packets;
     return true;
   }
 

@@ -68,7 +68,7 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
 std::uint64_t packets_with_room(const Waiting& m, const Port& port) {
   const std::uint64_t first = port.packets_sent + m.before, count = packets_of(m.bytes);
   std::uint64_t taken = 0;
-  while (taken < count && port.credits[(first + taken) % kPacketSlots] >= least_credit(first + taken)) ++taken;
+  while (taken < count && is_credited(port.credits[(first + taken) % kPacketSlots], first + taken)) ++taken;
   return taken;
 }
 

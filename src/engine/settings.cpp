@@ -70,7 +70,7 @@ constexpr std::array kTable{
     Setting{"gpu_blocks", "blocks", false, 1, 64,
             "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers up to twice as many",
             "NCCL 2.28.9 has 17 CTAs from 128 KiB on and 9 at 64 KiB (docs/results.md); `railweave calibrate` measures it", &S::gpu_blocks},
-    Setting{"gpu_low_latency_bytes", "bytes", false, 0, 3u << 20,
+    Setting{"gpu_low_latency_bytes", "bytes", false, 0, 8u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree",
             "2 x H200, docs/cuda.md; `railweave calibrate` measures it", &S::gpu_low_latency_bytes},
     Setting{"gpu_nodes", "nodes", true, 0, 1024,

@@ -121,13 +121,9 @@ class Node {
     const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size()),
                                          false, host_share, link_MBps, ~0u, 2 * cluster_blocks});
     kernels_[rank].push_back(plan.kernel);
-    const OperationHeader header{states_[rank].get(),
-                                 timeout_ns,
-                                 static_cast<std::uint32_t>(messages.size()),
-                                 plan.packet_messages,
-                                 plan.packet_blocks,
-                                 0,
-                                 link_MBps};
+    const OperationHeader header{
+        states_[rank].get(), timeout_ns,     static_cast<std::uint32_t>(messages.size()), plan.packet_messages, plan.packet_blocks, 0,
+        link_MBps,           plan.send_warps};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
@@ -168,7 +164,9 @@ class Node {
     for (std::uint32_t w = 0; w < warps; ++w) {
       all.push_back([=, this, &header] {
         HostWarp warp(w, warps, seed + w + 1, delays);
-        PacketRoles<HostWarp>(warp, whole_part(header, messages)).run();
+        const Part part = whole_part(header, messages);
+        if (plan.send_warps == 0) return PacketRoles<HostWarp>(warp, part).run();
+        PacketRoles<HostWarp, true>(warp, part).run();
       });
     }
     run_clusters({all});

@@ -173,7 +173,7 @@ class HostBlock : public HostWords {
         std::this_thread::yield();
       }
       // The thread sanitizer does not see that the packet's loads are over.
-      release(&source.credits[slot], packet_flag(number));
+      release(&source.credits[slot], credit_of(number));
     }
   }
 
@@ -220,15 +220,20 @@ class HostWarp : public HostWords {
     const std::uint64_t number = number_of();
     const std::uint32_t slot = number % kPacketSlots;
     for (std::uint32_t looks = patient ? 4 : 1; looks > 0; --looks) {
-      if (acquire(&own.credits[slot]) < least_credit(number)) continue;
+      if (!is_credited(acquire(&own.credits[slot]), number)) continue;
       write_packet(to.packets[slot], packet_flag(number), from, bytes);
       return true;
     }
     return false;
   }
-  void stagger() { delay(); }
+  void stagger(std::uint32_t) { delay(); }
   void touch(const Port& port) { relaxed(&port.packets[0].lines[0].flag); }
-  bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes) { return read_packet(from, flag, to, bytes); }
+  template <typename Taken>
+  bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes, Taken&& taken) {
+    if (!read_packet(from, flag, to, bytes)) return false;
+    taken();
+    return true;
+  }
   bool last(std::uint32_t* left, bool& stopped) {
     const std::uint32_t own = stopped ? kLeftStopped : kLeft, now = add(left, own) + own;
     stopped = any_stopped(now);

@@ -135,6 +135,36 @@ INSTANTIATE_TEST_SUITE_P(Table, Apart,
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 2, 16, 1},
                                          ApartCase{{513u << 10, 1}, {}, 16, 16, 1}, ApartCase{{1}, {1u << 20}, 16, 2, 1}));
 
+struct SplitCase {
+  std::vector<std::uint64_t> sends, receives;
+  std::uint32_t send_warps;
+};
+class Split : public testing::TestWithParam<SplitCase> {};
+
+TEST_P(Split, WhereAMessageWaitsForCreditsWarpsSendOrReceive) {
+  std::vector<Message> messages;
+  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
+  const Plan plan = prepare(messages, {16, 4u << 20, 8, 2, false, 0, 0, ~0u, 16});
+  ASSERT_EQ(plan.kernel, Kernel::packets);
+  EXPECT_EQ(plan.send_warps, GetParam().send_warps);
+  const std::uint32_t warps = plan.blocks * kBundlePackets;
+  for (const Message& m : messages) {
+    if (plan.send_warps == 0) continue;
+    EXPECT_LT(m.first_warp, m.direction == Direction::send ? plan.send_warps : warps - plan.send_warps);
+  }
+}
+constexpr std::uint64_t kSlotted = std::uint64_t{kPacketSlots} * Packet::kData;  // which its slots hold
+INSTANTIATE_TEST_SUITE_P(Table, Split,
+                         testing::Values(SplitCase{{2u << 20}, {2u << 20}, 128},      // balanced
+                                         SplitCase{{kSlotted}, {kSlotted}, 0},        // nothing waits
+                                         SplitCase{{kSlotted + 1}, {kSlotted}, 128},  //
+                                         SplitCase{{2u << 20}, {128u << 10}, 240},    // the hot pair's source, 1/16 back
+                                         SplitCase{{128u << 10}, {2u << 20}, 16},     // and its destination
+                                         SplitCase{{2u << 20}, {8}, 0},               // less than half a warp of a block's
+                                         SplitCase{{8}, {2u << 20}, 0}, SplitCase{{2u << 20}, {}, 0}, SplitCase{{}, {2u << 20}, 0},
+                                         SplitCase{{1u << 20, 1u << 20, 1u << 20}, {1u << 20}, 192}));
+
 struct BlocksCase {
   std::vector<std::uint64_t> sends, receives;
   std::uint32_t blocks;

@@ -201,7 +201,7 @@ TEST(Roles, PacketNumbersDoNotWrap) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     Port& port = node.port(rank, 1 - rank);
     port.packets_sent = port.packets_received = kStart;
-    for (std::uint64_t number = kStart - kPacketSlots; number < kStart; ++number) port.credits[number % kPacketSlots] = packet_flag(number);
+    for (std::uint64_t number = kStart - kPacketSlots; number < kStart; ++number) port.credits[number % kPacketSlots] = credit_of(number);
   }
   Program program(2);
   for (std::size_t op = 0; op < 8; ++op) {
@@ -213,23 +213,31 @@ TEST(Roles, PacketNumbersDoNotWrap) {
   EXPECT_EQ(node.port(1, 0).packets_received, kStart + 8 * packets_of(30'000));
 }
 
-// A message of more packets than slots, and operations that run ahead of their receiver until the slots are full.
-class Windows : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {};
+// A message of more packets than slots, also of more than the general kernel has bits for, and operations that run ahead of their receiver
+// until the slots are full. The answer: some warps send and some receive, in proportion; of one so small that none would, all do both.
+class Windows
+    : public testing::TestWithParam<std::tuple<std::tuple<std::uint32_t, std::uint32_t>, std::tuple<std::uint64_t, std::uint64_t>>> {};
 
 TEST_P(Windows, CreditsComeBack) {
   std::mt19937_64 random(11);
   Node node(2);
-  std::tie(node.cluster_blocks, node.blocks_at_most) = GetParam();
-  node.low_latency_bytes = 2u << 20;
+  std::tie(node.cluster_blocks, node.blocks_at_most) = std::get<0>(GetParam());
+  const auto [bytes, answer] = std::get<1>(GetParam());
+  node.low_latency_bytes = 8u << 20;
   Program program(2);
   for (std::size_t op = 0; op < 3; ++op) {
-    program.add(random, 0, op, 1, op, kPacketSlots * Packet::kData + 100'001);
-    program.add(random, 1, op, 0, op, 250'000);
+    program.add(random, 0, op, 1, op, bytes);
+    program.add(random, 1, op, 0, op, answer);
   }
   program.run(node);
   program.check();
 }
-INSTANTIATE_TEST_SUITE_P(Kernels, Windows, testing::Values(std::tuple{1u, 4u}, std::tuple{8u, 1u}, std::tuple{8u, 4u}));
+constexpr std::uint64_t kMoreThanSlots = kPacketSlots * Packet::kData + 100'001, kMoreThanBits = kMostBundles * kBundleBytes + 100'001;
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, Windows,
+    testing::Combine(testing::Values(std::tuple{1u, 4u}, std::tuple{8u, 1u}, std::tuple{8u, 4u}),
+                     testing::Values(std::tuple{kMoreThanSlots, std::uint64_t{250'000}}, std::tuple{kMoreThanSlots, kMoreThanSlots},
+                                     std::tuple{kMoreThanSlots, std::uint64_t{8}}, std::tuple{kMoreThanBits, std::uint64_t{250'000}})));
 
 TEST(Roles, SizesThatDifferStopTheSource) {
   std::mt19937_64 random(10);

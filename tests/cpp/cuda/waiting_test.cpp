@@ -62,12 +62,12 @@ TEST_F(Waits, ForBytesOfItsSender) {
 
 TEST_F(Waits, ForRoomForPackets) {
   port->packets_sent = 200;
-  for (std::uint64_t number = 0; number < 203; ++number) port->credits[number % kPacketSlots] = packet_flag(number);
-  // Packets to 202 were taken, so 386 may be written, and 387 waits for 203.
-  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 185}, *port),
-            "send of 7680 bytes to rank 1: in 2 packets from number 385, for which rank 1 has room");
-  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 185}, *port),
-            "send of 7681 bytes to rank 1: in 3 packets from number 385: number 387 waits for rank 1 to take number 203");
+  for (std::uint64_t number = 0; number < 203; ++number) port->credits[number % kPacketSlots] = credit_of(number);
+  // Packets to 202 were taken, so 422 may be written, and 423 waits for 203.
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 221}, *port),
+            "send of 7680 bytes to rank 1: in 2 packets from number 421, for which rank 1 has room");
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 221}, *port),
+            "send of 7681 bytes to rank 1: in 3 packets from number 421: number 423 waits for rank 1 to take number 203");
 }
 
 TEST_F(Waits, ForPackets) {
@@ -106,11 +106,12 @@ TEST_F(Unmatched, IsAReceiveWhosePacketsWillNotCome) {
 TEST_F(Unmatched, IsASendOfMorePacketsThanThePeerTakesAndHasRoomFor) {
   own->packets_sent = 100;  // of which the peer never took the last 60
   peers->packets_received = 40;
-  for (std::uint64_t number = 0; number < 40; ++number) own->credits[number % kPacketSlots] = packet_flag(number);
-  EXPECT_FALSE(unmatched({kSend, Path::packets, 1, 124 * Packet::kData, 0}));
-  EXPECT_TRUE(unmatched({kSend, Path::packets, 1, 125 * Packet::kData, 0}));
-  peers->packets_received = 225;
-  EXPECT_FALSE(unmatched({kSend, Path::packets, 1, 125 * Packet::kData, 0})) << "its credits are on their way";
+  for (std::uint64_t number = 0; number < 40; ++number) own->credits[number % kPacketSlots] = credit_of(number);
+  constexpr std::uint64_t kRoom = kPacketSlots - 60;
+  EXPECT_FALSE(unmatched({kSend, Path::packets, 1, kRoom * Packet::kData, 0}));
+  EXPECT_TRUE(unmatched({kSend, Path::packets, 1, (kRoom + 1) * Packet::kData, 0}));
+  peers->packets_received = 100 + kRoom + 1;
+  EXPECT_FALSE(unmatched({kSend, Path::packets, 1, (kRoom + 1) * Packet::kData, 0})) << "its credits are on their way";
 }
 
 }  // namespace
