@@ -3,19 +3,20 @@
 //
 //   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
 //                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--ranks 4] [--virtual]
-//                [--pool] [--offset 4] [--waited]
+//                [--pool] [--offset 4] [--parts 7] [--waited]
 //
-// --patterns: of pair, hot, balanced, both (a pair both ways; from three GPUs on), incast, outcast (too); --check: random operations first,
-// each 50th of 5,000 messages; --large: of few and large messages instead, as those are that take several paths; --lives: communicators
-// that come and go, with nothing left of them; --threads: one process for all ranks (for compute-sanitizer, which does not know memory of
-// other processes); --graph: replays of captured operations; --death: at the end the last rank is killed while others wait; --nodes: the
-// ranks say that they are on so many nodes, which reach each other over loopback (bytes and failures; the rates of rails are `railweave
-// bench`'s business); --ranks: so many instead of one a GPU, which share GPUs then (best under MPS: benchmarks/gpus/under_mps.py), each a
-// host of its own to NCCL, which refuses two of a host on one GPU; --virtual: buffers as PyTorch's expandable segments are, which are to be
-// mapped; --pool: buffers of CUDA's pool, which cannot be; --offset: what ranks with even numbers send and receive begins so many bytes
-// behind a boundary, as splits of odd numbers of elements do, so that it is aligned to other places than at their peers; --waited: each
-// operation is waited for before the next, as a program sees it, with one of the other system between, as other kernels are in programs.
-// Without --nccl nothing is measured.
+// --patterns: of pair, hot, half (1/16 and 1/2 of the pair's bytes between all others), balanced, both (a pair both ways; from three GPUs
+// on), incast, outcast (too); --parts: a pair's bytes go in so many messages, which are as 1 : 2 : 3 ..., as those to several peers are;
+// --check: random operations first, each 50th of 5,000 messages; --large: of few and large messages instead, as those are that take several
+// paths; --lives: communicators that come and go, with nothing left of them; --threads: one process for all ranks (for compute-sanitizer,
+// which does not know memory of other processes); --graph: replays of captured operations; --death: at the end the last rank is killed
+// while others wait; --nodes: the ranks say that they are on so many nodes, which reach each other over loopback (bytes and failures; the
+// rates of rails are `railweave bench`'s business); --ranks: so many instead of one a GPU, which share GPUs then (best under MPS:
+// benchmarks/gpus/under_mps.py), each a host of its own to NCCL, which refuses two of a host on one GPU; --virtual: buffers as PyTorch's
+// expandable segments are, which are to be mapped; --pool: buffers of CUDA's pool, which cannot be; --offset: what ranks with even numbers
+// send and receive begins so many bytes behind a boundary, as splits of odd numbers of elements do, so that it is aligned to other places
+// than at their peers; --waited: each operation is waited for before the next, as a program sees it, with one of the other system between,
+// as other kernels are in programs. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s. With --waited an operation's time is from when the last rank calls until
@@ -106,7 +107,7 @@ struct Shared {
 
 struct Options {
   std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0, lives = 0, fresh = 0, nodes = 1, ranks = 0, offset = 0;
+  std::uint32_t rounds = 5, checks = 0, lives = 0, fresh = 0, nodes = 1, ranks = 0, offset = 0, parts = 1;
   bool graph = false, death = false, threads = false, in_pieces = false, of_pool = false, large = false, waited = false;
   std::string patterns;  // empty: all
   std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
@@ -121,17 +122,19 @@ struct Pattern {
 
 std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
   const Matrix none(world, std::vector<std::uint64_t>(world));
-  Matrix balanced = none, pair = none, both = none, hot = none, incast = none, outcast = none;
+  Matrix balanced = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none;
   for (std::uint32_t i = 0; i < world; ++i) {
     for (std::uint32_t j = 0; j < world; ++j) {
       if (i == j) continue;
       balanced[i][j] = size;
       hot[i][j] = size / 16;
+      half[i][j] = size / 2;
     }
   }
-  pair[0][1] = both[0][1] = both[1][0] = hot[0][1] = size;
+  pair[0][1] = both[0][1] = both[1][0] = hot[0][1] = half[0][1] = size;
   for (std::uint32_t i = 1; i < world; ++i) incast[i][0] = outcast[0][i] = size;
-  std::vector<Pattern> all{{"one pair", "pair", pair}, {"hot pair + 1/16", "hot", hot}, {"balanced", "balanced", balanced}};
+  std::vector<Pattern> all{
+      {"one pair", "pair", pair}, {"hot pair + 1/16", "hot", hot}, {"hot pair + 1/2", "half", half}, {"balanced", "balanced", balanced}};
   if (world > 2) {
     all.push_back({"pair both ways", "both", both});
     all.push_back({"incast", "incast", incast});
@@ -272,12 +275,21 @@ class Rank {
     std::vector<Flow> flows;
     std::uint64_t out = 0, in = 0;
     for (std::uint32_t peer = 0; peer < world_; ++peer) {
-      flows.push_back({true, peer, send_ + out, m[rank_][peer]});
-      flows.push_back({false, peer, receive_ + in, m[peer][rank_]});
+      add_parts(flows, true, peer, send_ + out, m[rank_][peer]);
+      add_parts(flows, false, peer, receive_ + in, m[peer][rank_]);
       out += m[rank_][peer];
       in += m[peer][rank_];
     }
     return flows;
+  }
+  // The first of n has 1 part of 1 + ... + n, the last one n.
+  void add_parts(std::vector<Flow>& flows, bool send, std::uint32_t peer, std::byte* data, std::uint64_t bytes) const {
+    const std::uint64_t n = options_.parts, all = n * (n + 1) / 2;
+    for (std::uint64_t k = 1, at = 0; k <= n; ++k) {
+      const std::uint64_t end = k == n ? bytes : bytes * (k * (k + 1) / 2) / all / 16 * 16;
+      flows.push_back({send, peer, data + at, end - at});
+      at = end;
+    }
   }
 
   float timed(System system, const std::vector<Flow>& flows, std::uint32_t operations) {
@@ -698,6 +710,9 @@ Options parse(int argc, char** argv) {
       options.ranks = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--offset") {
       options.offset = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (name == "--parts") {
+      options.parts = static_cast<std::uint32_t>(std::stoul(value));
+      if (options.parts == 0) die("--parts: expected 1 or more");
     } else if (name == "--fresh") {
       options.fresh = static_cast<std::uint32_t>(std::stoul(value));
     } else if (name == "--lives") {

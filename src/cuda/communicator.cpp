@@ -389,14 +389,15 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       throw;
     }
   }
-  const OperationHeader header{first.region_->state(),
-                               first.settings_.gpu_timeout_ms * 1'000'000,
-                               static_cast<std::uint32_t>(messages.size()),
-                               plan.packet_messages,
-                               plan.packet_blocks,
-                               static_cast<std::uint32_t>(rails.size()),
-                               limits.link_MBps,
-                               plan.send_warps};
+  const OperationHeader header{.state = first.region_->state(),
+                               .timeout_ns = first.settings_.gpu_timeout_ms * 1'000'000,
+                               .count = static_cast<std::uint32_t>(messages.size()),
+                               .packet_messages = plan.packet_messages,
+                               .packet_blocks = plan.packet_blocks,
+                               .packet_blocks_a_cluster = plan.packet_blocks_a_cluster,
+                               .rails = static_cast<std::uint32_t>(rails.size()),
+                               .link_MBps = limits.link_MBps,
+                               .send_warps = plan.send_warps};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   try {

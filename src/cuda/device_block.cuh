@@ -72,12 +72,13 @@ class DeviceBlock : public DeviceWords {
   static constexpr bool kMany = Capacity == 0;
 
   DeviceBlock() = default;
-  // Beside so many first blocks of the grid, which move packets.
-  __device__ __forceinline__ explicit DeviceBlock(std::uint32_t packet_blocks) : packet_blocks_(packet_blocks) {}
+  // Beside so many blocks of the grid that move packets, of which so many are before this one.
+  __device__ __forceinline__ DeviceBlock(std::uint32_t packet_blocks, std::uint32_t before)
+      : packet_blocks_(packet_blocks), before_(before) {}
   __device__ __forceinline__ explicit DeviceBlock(Share* shares) : shares_(shares) {}
 
   __device__ __forceinline__ std::uint32_t blocks() const { return gridDim.x - packet_blocks_; }
-  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x - packet_blocks_; }
+  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x - before_; }
 
   // One block has nobody to share the states with: they are in shared memory then.
   __device__ __forceinline__ static MessageState* states(MessageState* in_global) {
@@ -223,7 +224,7 @@ class DeviceBlock : public DeviceWords {
   __device__ __forceinline__ static std::byte load_byte(const std::byte* from) {
     return static_cast<std::byte>(__ldcg(reinterpret_cast<const unsigned char*>(from)));
   }
-  std::uint32_t packet_blocks_ = 0;
+  std::uint32_t packet_blocks_ = 0, before_ = 0;
   Share* shares_ = nullptr;
   std::uint32_t turn_ = 0;
   std::uint32_t idle_turns_ = 0;

@@ -9,11 +9,11 @@ namespace railweave::cuda {
 
 class DeviceWarp : public DeviceWords {
  public:
-  // Of the grid's first `blocks` blocks.
-  __device__ __forceinline__ explicit DeviceWarp(std::uint32_t blocks) : blocks_(blocks) {}
+  // Of block `block` of `blocks`.
+  __device__ __forceinline__ DeviceWarp(std::uint32_t blocks, std::uint32_t block) : blocks_(blocks), block_(block) {}
 
   // Neighbours in this count are warps of different blocks, so that a few packets use many SMs' ports.
-  __device__ __forceinline__ std::uint32_t index() const { return blockIdx.x + blocks_ * (threadIdx.x / 32); }
+  __device__ __forceinline__ std::uint32_t index() const { return block_ + blocks_ * (threadIdx.x / 32); }
   __device__ __forceinline__ std::uint32_t warps() const { return blocks_ * kWarps; }
 
   template <typename T>
@@ -131,7 +131,7 @@ class DeviceWarp : public DeviceWords {
     Credit credits_[kLoads][4];
   };
 
-  std::uint32_t blocks_;
+  std::uint32_t blocks_, block_;
   std::uint32_t idle_turns_ = 0;
 };
 

@@ -30,6 +30,22 @@ __device__ __forceinline__ void wait_for_earlier_work() {
 #endif
 }
 
+// Which cluster of the grid this block is in, and which of its blocks it is.
+__device__ __forceinline__ std::uint32_t cluster_index() {
+  std::uint32_t value = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(value));
+#endif
+  return value;
+}
+__device__ __forceinline__ std::uint32_t place_in_cluster() {
+  std::uint32_t value = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(value));
+#endif
+  return value;
+}
+
 template <std::uint32_t Capacity, bool kPackets, bool kIndirect = false>
 __global__ void __launch_bounds__(kThreads) exchange(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
@@ -40,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) exchange(const __grid_constant__ Par
 template <std::uint32_t Capacity, bool kSplit = false>
 __global__ void __launch_bounds__(kThreads) exchange_packets(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
-  DeviceWarp warp(gridDim.x);
+  DeviceWarp warp(gridDim.x, blockIdx.x);
   PacketRoles<DeviceWarp, kSplit>(warp, whole_part(parameters.header, parameters.messages)).run();
 }
 
@@ -48,11 +64,12 @@ template <std::uint32_t Capacity>
 __global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
   const OperationHeader& header = parameters.header;
-  if (blockIdx.x < header.packet_blocks) {
-    DeviceWarp warp(header.packet_blocks);
+  const std::uint32_t own = header.packet_blocks_a_cluster, before = cluster_index() * own, place = place_in_cluster();
+  if (place < own && before < header.packet_blocks) {
+    DeviceWarp warp(header.packet_blocks, before + place);
     PacketRoles<DeviceWarp>(warp, packet_part(header, parameters.messages)).run();
   } else {
-    DeviceBlock<Capacity> block(header.packet_blocks);
+    DeviceBlock<Capacity> block(header.packet_blocks, min(before + own, header.packet_blocks));
     Roles<DeviceBlock<Capacity>, false>(block, granted_part(header, parameters.messages)).run();
   }
 }
@@ -212,12 +229,11 @@ KernelTraits preload_kernels() {
     check(cudaGetFuncBySymbol(&function, kernel), "loading the kernels");
     traits.functions.emplace_back(kernel, function);
   }
-  int device = 0, major = 0, processors = 0;
+  int device = 0, processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's processors");
   traits.processors = static_cast<std::uint32_t>(processors);
-  if (major < 9) return traits;
+  if (!has_clusters(device)) return traits;
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   const std::uint32_t packets =
       std::min({most_cluster_blocks(&exchange_packets<kFew>, kMost), most_cluster_blocks(&exchange_packets<kSome>, kMost),

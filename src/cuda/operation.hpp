@@ -145,10 +145,12 @@ struct OperationHeader {
   OperationState* state;
   std::uint64_t timeout_ns;
   std::uint32_t count;
-  // Where packets have blocks of their own beside granted messages: the first so many messages, and the first so many blocks.
-  std::uint32_t packet_messages;
-  std::uint32_t packet_blocks;
-  std::uint32_t rails;           // messages to and from other nodes, after those that are counted
+  // Where packets have blocks of their own beside granted messages: the first so many messages, and so many blocks, the first ones of
+  // each cluster.
+  std::uint32_t packet_messages = 0;
+  std::uint32_t packet_blocks = 0;
+  std::uint32_t packet_blocks_a_cluster = 0;
+  std::uint32_t rails = 0;       // messages to and from other nodes, after those that are counted
   std::uint32_t link_MBps = 0;   // of the links of an emulated mesh, or 0
   std::uint32_t send_warps = 0;  // of those that move packets: so many send and the others receive; 0: all do both
 };

@@ -226,22 +226,47 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
   return std::max(1u, most);
 }
 
-// Packets have as much of the blocks as they have of the bytes. Half of each cluster is theirs, so that blocks of both kinds are running,
-// or none: neither kind does the other's work.
+// Of so many bytes on packets take longer in these blocks than the granted messages beside them in the others. A block moves packets at 28
+// GB/s; granted messages move at 366 GB/s, from 4 us later on (2 x H100, docs/cuda-measured.md).
+std::uint64_t packets_that_outlast(std::uint64_t granted_bytes, std::uint32_t blocks) {
+  return std::uint64_t{blocks} * (granted_bytes * 28 / 366 + 4 * 28'000);
+}
+
+// Packets have as much of the blocks as they have of the bytes, but every cluster that has any of theirs has one for granted messages, too:
+// so blocks of both kinds are running, or none. Neither kind does the other's work.
 Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const Sums& sums, std::uint32_t most) {
   const auto first_granted =
       std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
   const std::span packets(messages.begin(), first_granted), granted(first_granted, messages.end());
+  Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
+  const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
+  const std::uint64_t count = packets_of_fuller_direction(packets);
+  const std::uint64_t others = std::max<std::uint64_t>({sums.granted_worth, sums.pulled_worth, 1});
   const std::uint64_t bytes = std::max(sums.packet_bytes[0], sums.packet_bytes[1]);
   const std::uint64_t share = std::bit_ceil(divide_up(bytes * most, bytes + sums.granted_sent));
-  const std::uint64_t cap = std::min<std::uint64_t>(share, std::min({limits.cluster_blocks, kMostApartCluster, most}) / 2);
-  const std::uint32_t own = blocks_for_packets(packets_of_fuller_direction(packets), static_cast<std::uint32_t>(cap)), cluster = 2 * own;
-  const std::uint64_t others = std::clamp<std::uint64_t>(std::max(sums.granted_worth, sums.pulled_worth), 1, most - own);
-  std::uint32_t blocks = static_cast<std::uint32_t>(divide_up(own + others, cluster)) * cluster;
-  if (blocks > most) blocks -= cluster;
-  deal_to_warps(packets, own, 0);
-  assign(granted, blocks - own, std::max<std::uint64_t>(sums.granted_sent, 1));
-  return {Kernel::apart, blocks, own, static_cast<std::uint32_t>(packets.size()), cluster};
+  const std::uint32_t clusters = std::min(most, limits.needed) / largest;
+  const std::uint64_t granted_bytes = std::max(sums.bytes[0] - sums.packet_bytes[0], sums.bytes[1] - sums.packet_bytes[1]);
+  if (share > largest / 2 && clusters > 1 && bytes > packets_that_outlast(granted_bytes, largest / 2)) {
+    // Some blocks of each cluster, of which all begin. Bytes both ways are twice the work.
+    const std::uint64_t both = sums.packet_bytes[0] + sums.packet_bytes[1], all = both + sums.granted_sent;
+    const std::uint64_t wanted = std::min((both * most + all / 2) / all, divide_up(count, kPacketsPerBlock));
+    const auto in = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(wanted + others, largest), 2, clusters));
+    plan.packet_blocks_a_cluster = static_cast<std::uint32_t>(std::clamp<std::uint64_t>((wanted + in / 2) / in, 1, largest - 1));
+    plan.packet_blocks = in * plan.packet_blocks_a_cluster;
+    plan.cluster = largest;
+    plan.blocks = in * largest;
+  } else {
+    // Half of the first one.
+    const std::uint64_t cap = std::min<std::uint64_t>(share, largest / 2);
+    plan.packet_blocks = plan.packet_blocks_a_cluster = blocks_for_packets(count, static_cast<std::uint32_t>(cap));
+    plan.cluster = 2 * plan.packet_blocks;
+    const std::uint64_t wanted = plan.packet_blocks + std::min<std::uint64_t>(others, most - plan.packet_blocks);
+    plan.blocks = static_cast<std::uint32_t>(divide_up(wanted, plan.cluster)) * plan.cluster;
+    if (plan.blocks > most) plan.blocks -= plan.cluster;
+  }
+  deal_to_warps(packets, plan.packet_blocks, 0);
+  assign(granted, plan.blocks - plan.packet_blocks, std::max<std::uint64_t>(sums.granted_sent, 1));
+  return plan;
 }
 
 }  // namespace
@@ -267,13 +292,14 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
     const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, begin));
     const std::uint32_t send_warps = warps_that_send(messages);
     deal_to_warps(messages, blocks, send_warps);
-    return {Kernel::packets, blocks, 0, 0, std::min(blocks, limits.cluster_blocks), send_warps * blocks};
+    return {
+        .kernel = Kernel::packets, .blocks = blocks, .cluster = std::min(blocks, limits.cluster_blocks), .send_warps = send_warps * blocks};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));
   if (indirect) assign_indirect(messages, limits);
   const Kernel granted = indirect ? Kernel::indirect : Kernel::granted;
-  return {sums.packets == 0 && messages.size() <= kMaxMessages ? granted : Kernel::any, blocks};
+  return {.kernel = sums.packets == 0 && messages.size() <= kMaxMessages ? granted : Kernel::any, .blocks = blocks};
 }
 
 }  // namespace railweave::cuda

@@ -34,18 +34,19 @@ enum class Kernel : std::uint8_t {
 
 // How an operation is launched.
 struct Plan {
-  Kernel kernel;
-  std::uint32_t blocks;
-  std::uint32_t packet_blocks = 0;    // apart: the first of them
-  std::uint32_t packet_messages = 0;  // apart: the first of the messages
-  std::uint32_t cluster = 1;          // blocks that begin together or not at all; the grid is made of whole ones
-  std::uint32_t send_warps = 0;       // packets: the first warps send, so many, and the others receive; 0: all do both
+  Kernel kernel = Kernel::any;
+  std::uint32_t blocks = 0;
+  std::uint32_t packet_blocks = 0;            // apart: so many of them, the first ones of each cluster until there are no more
+  std::uint32_t packet_blocks_a_cluster = 0;  // apart
+  std::uint32_t packet_messages = 0;          // apart: the first of the messages
+  std::uint32_t cluster = 1;                  // blocks that begin together or not at all; the grid is made of whole ones
+  std::uint32_t send_warps = 0;               // packets: the first warps send, so many, and the others receive; 0: all do both
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
-  std::uint32_t ahead() const { return kernel == Kernel::packets ? blocks - cluster : 0; }
+  std::uint32_t ahead() const { return kernel == Kernel::packets || packet_blocks > packet_blocks_a_cluster ? blocks - cluster : 0; }
 };
 
-// Of an operation apart: 1 to 4 blocks for packets, and as many for granted messages, so that one of either kind is running or none.
+// Of an operation apart.
 inline constexpr std::uint32_t kMostApartCluster = 8;
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair, reports and operation of messages that

@@ -51,7 +51,7 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
     if (m.direction == Direction::receive) ++receives;
   }
   const auto wanted = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(std::max(bytes / kBytesPerRailBlock, receives), 1, kRailBlocks));
-  return {Kernel::rails, std::max(near.blocks, std::min({wanted, limits.blocks, limits.room}))};
+  return {.kernel = Kernel::rails, .blocks = std::max(near.blocks, std::min({wanted, limits.blocks, limits.room}))};
 }
 
 }  // namespace railweave::cuda

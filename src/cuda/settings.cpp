@@ -62,6 +62,10 @@ std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings
   return "as calibrated (" + kept.path + "): " + (followed.empty() ? "nothing" : followed) + otherwise;
 }
 
+// Messages of that many bytes to all others take no longer in packets than after a grant, in total up to some 6 MiB: as many as this among
+// so many ranks, with one message a pair or three (2 x H100, docs/cuda-measured.md).
+std::uint64_t packets_up_to(std::uint32_t world) { return std::uint64_t{world <= 2 ? 4u : world <= 4 ? 2u : 1u} << 20; }
+
 void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept, const ExchangeSettings& settings) {
   static std::atomic<bool> told{false};
   if (config.size < offsetof(railweave_cuda_config, warn) || config.log == nullptr) return;
@@ -73,9 +77,10 @@ void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept,
 
 }  // namespace
 
-ExchangeSettings settings_of(const railweave_cuda_config& config) {
+ExchangeSettings settings_of(const railweave_cuda_config& config, bool clusters) {
   const KeptCalibration& kept = kept_calibration();
   ExchangeSettings settings;
+  if (clusters) settings.gpu_low_latency_bytes = packets_up_to(config.world);
   for (const auto& [name, value] : kept.settings) setting_named(name).set(settings, value);
   settings = settings_from_environment(settings);
   // Which interfaces NCCL is to use was said to NCCL.

@@ -121,9 +121,14 @@ class Node {
     const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size()),
                                          false, host_share, link_MBps, ~0u, 2 * cluster_blocks});
     kernels_[rank].push_back(plan.kernel);
-    const OperationHeader header{
-        states_[rank].get(), timeout_ns,     static_cast<std::uint32_t>(messages.size()), plan.packet_messages, plan.packet_blocks, 0,
-        link_MBps,           plan.send_warps};
+    const OperationHeader header{.state = states_[rank].get(),
+                                 .timeout_ns = timeout_ns,
+                                 .count = static_cast<std::uint32_t>(messages.size()),
+                                 .packet_messages = plan.packet_messages,
+                                 .packet_blocks = plan.packet_blocks,
+                                 .packet_blocks_a_cluster = plan.packet_blocks_a_cluster,
+                                 .link_MBps = link_MBps,
+                                 .send_warps = plan.send_warps};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
@@ -190,25 +195,36 @@ class Node {
     for (const MessageState& state : states) EXPECT_EQ(state.claimed, 0u);
   }
 
-  // Half of the first cluster's blocks have a thread for each warp, the others are one thread each.
+  // Blocks for packets have a thread for each warp, the others are one thread each.
   void run_apart_from_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
     const std::uint32_t others = plan.blocks - plan.packet_blocks, warps = plan.packet_blocks * kBundlePackets;
     std::vector<Cluster> clusters(plan.blocks / plan.cluster);
-    for (std::uint32_t w = 0; w < warps; ++w) {
-      clusters[0].push_back([=, this, &header] {
-        HostWarp warp(w, warps, seed + 100 + w, delays);
-        PacketRoles<HostWarp>(warp, packet_part(header, messages)).run();
-      });
+    std::uint32_t packet_block = 0, other = 0;
+    for (std::uint32_t b = 0; b < plan.blocks; ++b) {
+      Cluster& cluster = clusters[b / plan.cluster];
+      if (b % plan.cluster < plan.packet_blocks_a_cluster && packet_block < plan.packet_blocks) {
+        for (std::uint32_t w = packet_block++; w < warps; w += plan.packet_blocks) {
+          cluster.push_back([=, this, &header] {
+            HostWarp warp(w, warps, seed + 100 + w, delays);
+            PacketRoles<HostWarp>(warp, packet_part(header, messages)).run();
+          });
+        }
+      } else {
+        cluster.push_back([=, this, &header, index = other++] {
+          const Part granted = granted_part(header, messages);
+          HostBlock block(index, others, seed + index + 50, delays);
+          block.make_room(granted.count);
+          Roles<HostBlock, false>(block, granted).run();
+        });
+      }
     }
-    for (std::uint32_t b = 0; b < others; ++b) {
-      clusters[(plan.packet_blocks + b) / plan.cluster].push_back([=, this, &header] {
-        const Part granted = granted_part(header, messages);
-        HostBlock block(b, others, seed + b + 50, delays);
-        block.make_room(granted.count);
-        Roles<HostBlock, false>(block, granted).run();
-      });
+    // As with packets alone, those of all clusters wait for each other.
+    if (plan.packet_blocks > plan.packet_blocks_a_cluster) {
+      Cluster all;
+      for (Cluster& cluster : clusters) all.insert(all.end(), cluster.begin(), cluster.end());
+      clusters = {std::move(all)};
     }
-    run_clusters(clusters);
+    run_clusters(std::move(clusters));
   }
 
   std::uint64_t seed_;

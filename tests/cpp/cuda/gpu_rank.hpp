@@ -153,7 +153,7 @@ class GpuRank {
         ++control_.enqueued;
       engine_->wake();
     }
-    const cuda::OperationHeader header{&state_, job_.timeout_ns, launch.near, 0, 0, rails};
+    const cuda::OperationHeader header{.state = &state_, .timeout_ns = job_.timeout_ns, .count = launch.near, .rails = rails};
     const std::uint32_t blocks = launch.plan.blocks;
     std::vector<std::jthread> threads;
     for (std::uint32_t b = 0; b < blocks; ++b) {

@@ -135,6 +135,43 @@ INSTANTIATE_TEST_SUITE_P(Table, Apart,
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 2, 16, 1},
                                          ApartCase{{513u << 10, 1}, {}, 16, 16, 1}, ApartCase{{1}, {1u << 20}, 16, 2, 1}));
 
+// Sent and received packets and granted messages, blocks in all, and those of packets in all and of a cluster, where three clusters begin.
+struct SpreadCase {
+  std::vector<std::uint64_t> sends, receives;
+  std::uint32_t world, blocks, packet_blocks, a_cluster;
+};
+class Spread : public testing::TestWithParam<SpreadCase> {};
+
+TEST_P(Spread, WhereHalfAClusterIsTooLittleForPackets) {
+  const SpreadCase& expected = GetParam();
+  std::vector<Message> messages;
+  for (std::uint32_t peer = 1; peer < expected.world; ++peer) {
+    for (const std::uint64_t bytes : expected.sends) messages.push_back(make(Direction::send, peer, bytes));
+    for (const std::uint64_t bytes : expected.receives) messages.push_back(make(Direction::receive, peer, bytes));
+  }
+  LaunchLimits limits{16, 4u << 20, 8, expected.world};
+  limits.needed = 24;
+  const Plan plan = prepare(messages, limits);
+  ASSERT_EQ(plan.kernel, Kernel::apart);
+  EXPECT_EQ(plan.blocks, expected.blocks);
+  EXPECT_EQ(plan.packet_blocks, expected.packet_blocks);
+  EXPECT_EQ(plan.packet_blocks_a_cluster, expected.a_cluster);
+  EXPECT_LT(plan.packet_blocks_a_cluster, plan.cluster) << "one for granted messages";
+  EXPECT_EQ(plan.blocks % plan.cluster, 0u);
+  const bool spread = plan.packet_blocks > plan.packet_blocks_a_cluster;
+  EXPECT_EQ(plan.ahead(), spread ? plan.blocks - plan.cluster : 0) << "each cluster that has packets is needed";
+  for (const Message& m : messages) EXPECT_LE(m.last_block, plan.blocks - plan.packet_blocks);
+  limits.needed = 8;
+  EXPECT_EQ(prepare(messages, limits).ahead(), 0u) << "no more clusters than surely begin";
+}
+INSTANTIATE_TEST_SUITE_P(Table, Spread,
+                         testing::Values(SpreadCase{{8u << 20}, {4u << 20}, 2, 16, 6, 3},   // half as much comes back in packets
+                                         SpreadCase{{4u << 20}, {8u << 20}, 2, 16, 14, 7},  // and there, where the other blocks only grant
+                                         SpreadCase{{4u << 20, 5u << 20}, {4u << 20, 5u << 20}, 2, 16, 10, 5},  // both ways
+                                         SpreadCase{{2u << 20, 5u << 20}, {2u << 20, 5u << 20}, 4, 24, 12, 4},  // to three peers
+                                         SpreadCase{{16u << 20}, {1u << 20}, 2, 16, 1, 1},                      // little
+                                         SpreadCase{{128u << 10}, {8u << 20}, 2, 8, 4, 4}));                    // a packet a warp
+
 struct SplitCase {
   std::vector<std::uint64_t> sends, receives;
   std::uint32_t send_warps;

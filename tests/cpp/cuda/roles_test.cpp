@@ -239,6 +239,29 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(std::tuple{kMoreThanSlots, std::uint64_t{250'000}}, std::tuple{kMoreThanSlots, kMoreThanSlots},
                                      std::tuple{kMoreThanSlots, std::uint64_t{8}}, std::tuple{kMoreThanBits, std::uint64_t{250'000}})));
 
+// Packets beside granted messages, in blocks of two clusters.
+class BesideGranted : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint64_t>> {};
+
+TEST_P(BesideGranted, PacketsOfAllClustersArrive) {
+  const auto [cluster_blocks, seed] = GetParam();
+  std::mt19937_64 random(seed);
+  Node node(2, seed);
+  node.cluster_blocks = cluster_blocks;
+  node.blocks_at_most = 2 * cluster_blocks;
+  node.low_latency_bytes = kMoreThanSlots;
+  Program program(2);
+  for (std::size_t op = 0; op < 3; ++op) {
+    program.add(random, 0, op, 1, op, kMoreThanSlots);
+    program.add(random, 0, op, 1, op, kMoreThanSlots + 1);
+    if (op != 1) program.add(random, 1, op, 0, op, kMoreThanSlots - 8);
+    program.add(random, 1, op, 0, op, 300'000);
+  }
+  program.run(node);
+  program.check();
+  EXPECT_EQ(node.kernels(0).front(), Kernel::apart);
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, BesideGranted, testing::Combine(testing::Values(2u, 4u), testing::Values(1u, 2u, 3u)));
+
 TEST(Roles, SizesThatDifferStopTheSource) {
   std::mt19937_64 random(10);
   Node node(2);

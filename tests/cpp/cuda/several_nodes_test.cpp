@@ -142,12 +142,36 @@ TEST(Interfaces, AreNccls) {
   railweave_cuda_config config{};
   config.size = sizeof config;
   ::setenv("NCCL_SOCKET_IFNAME", "^=eth1", 1);
-  EXPECT_EQ(settings_of(config).interfaces, "^=eth1");
+  EXPECT_EQ(settings_of(config, false).interfaces, "^=eth1");
   ::setenv("RAILWEAVE_INTERFACES", "rail", 1);
-  EXPECT_EQ(settings_of(config).interfaces, "rail");
+  EXPECT_EQ(settings_of(config, false).interfaces, "rail");
   ::unsetenv("RAILWEAVE_INTERFACES");
   ::unsetenv("NCCL_SOCKET_IFNAME");
-  EXPECT_EQ(settings_of(config).interfaces, "");
+  EXPECT_EQ(settings_of(config, false).interfaces, "");
+}
+
+// Fewer ranks share what an operation may have in packets. What somebody said counts for all of them.
+TEST(LowLatencyBytes, FollowTheNumberOfRanks) {
+  railweave_cuda_config config{};
+  config.size = sizeof config;
+  const auto of_ranks = [&](std::uint32_t world, bool clusters) {
+    config.world = world;
+    return settings_of(config, clusters).gpu_low_latency_bytes >> 20;
+  };
+  EXPECT_EQ(of_ranks(2, true), 4u);
+  EXPECT_EQ(of_ranks(3, true), 2u);
+  EXPECT_EQ(of_ranks(4, true), 2u);
+  EXPECT_EQ(of_ranks(5, true), 1u);
+  EXPECT_EQ(of_ranks(64, true), 1u);
+  EXPECT_EQ(of_ranks(2, false), 1u);
+  ::setenv("RAILWEAVE_GPU_LOW_LATENCY_BYTES", "3MiB", 1);
+  EXPECT_EQ(of_ranks(2, true), 3u);
+  EXPECT_EQ(of_ranks(8, true), 3u);
+  const railweave_setting setting{"gpu_low_latency_bytes", "7MiB"};
+  config.settings = &setting;
+  config.setting_count = 1;
+  EXPECT_EQ(of_ranks(4, true), 7u);
+  ::unsetenv("RAILWEAVE_GPU_LOW_LATENCY_BYTES");
 }
 
 }  // namespace
