@@ -17,6 +17,11 @@ RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* mes
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
 }
+RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t count) {
+  part.trains = trains;
+  part.count = count;
+  return part;
+}
 RAILWEAVE_ROLE Part granted_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[1], header.state->messages, messages + header.packet_messages, header.count - header.packet_messages,
           header.timeout_ns};

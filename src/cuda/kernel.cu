@@ -60,18 +60,54 @@ __global__ void __launch_bounds__(kThreads) exchange_packets(const __grid_consta
   PacketRoles<DeviceWarp, kSplit>(warp, whole_part(parameters.header, parameters.messages)).run();
 }
 
-template <std::uint32_t Capacity>
-__global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
+// The same with messages in trains.
+struct Trains {
+  std::uint32_t count;
+  Train of_pairs[kMaxPacketMessages];
+};
+struct TrainParameters {
+  OperationHeader header;
+  Trains trains;
+  Message messages[kMaxMessages];
+};
+static_assert(sizeof(TrainParameters) <= 32764);
+
+__device__ __forceinline__ Part in_trains(const Part& part, const Trains& trains) {
+  return part_in_trains(part, trains.of_pairs, trains.count);
+}
+
+__global__ void __launch_bounds__(kThreads) exchange_packet_trains(const __grid_constant__ TrainParameters parameters) {
   wait_for_earlier_work();
-  const OperationHeader& header = parameters.header;
+  DeviceWarp warp(gridDim.x, blockIdx.x);
+  const Part part = in_trains(whole_part(parameters.header, parameters.messages), parameters.trains);
+  PacketRoles<DeviceWarp, true, true>(warp, part).run();
+}
+
+// Where packets have blocks of their own: the others run the roles of granted messages, and these those of `packets`.
+template <std::uint32_t Capacity, typename Packets>
+__device__ __forceinline__ void run_apart(const OperationHeader& header, const Message* messages, Packets&& packets) {
   const std::uint32_t own = header.packet_blocks_a_cluster, before = cluster_index() * own, place = place_in_cluster();
   if (place < own && before < header.packet_blocks) {
     DeviceWarp warp(header.packet_blocks, before + place);
-    PacketRoles<DeviceWarp>(warp, packet_part(header, parameters.messages)).run();
+    packets(warp, packet_part(header, messages));
   } else {
     DeviceBlock<Capacity> block(header.packet_blocks, min(before + own, header.packet_blocks));
-    Roles<DeviceBlock<Capacity>, false>(block, granted_part(header, parameters.messages)).run();
+    Roles<DeviceBlock<Capacity>, false>(block, granted_part(header, messages)).run();
   }
+}
+
+template <std::uint32_t Capacity>
+__global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
+  wait_for_earlier_work();
+  run_apart<Capacity>(parameters.header, parameters.messages,
+                      [](DeviceWarp& warp, const Part& part) { PacketRoles<DeviceWarp>(warp, part).run(); });
+}
+
+__global__ void __launch_bounds__(kThreads) exchange_apart_trains(const __grid_constant__ TrainParameters parameters) {
+  wait_for_earlier_work();
+  run_apart<kMaxMessages>(parameters.header, parameters.messages, [&](DeviceWarp& warp, const Part& part) {
+    PacketRoles<DeviceWarp, false, true>(warp, in_trains(part, parameters.trains)).run();
+  });
 }
 
 // With messages to other nodes. One for all operations: what goes over rails takes longer than parameters and code cost.
@@ -102,9 +138,21 @@ __global__ void __launch_bounds__(kThreads) exchange_list(const __grid_constant_
   Roles<DeviceBlock<0>, true>(block, part).run();
 }
 
+struct PacketList {
+  OperationHeader header;
+  Trains trains;
+  const Message* messages;
+};
+
+__global__ void __launch_bounds__(kThreads) exchange_packet_list(const __grid_constant__ PacketList list) {
+  wait_for_earlier_work();
+  DeviceWarp warp(gridDim.x, blockIdx.x);
+  PacketRoles<DeviceWarp, true, true>(warp, in_trains(whole_part(list.header, list.messages), list.trains)).run();
+}
+
 struct Excerpt {
   Message* to;
-  MessageState* states;
+  MessageState* states;  // or none
   std::uint32_t count;
   Message messages[kMaxMessages];
 };
@@ -113,41 +161,21 @@ static_assert(sizeof(Excerpt) <= 32764);
 __global__ void __launch_bounds__(kMaxMessages) write_list(const __grid_constant__ Excerpt excerpt) {
   if (threadIdx.x >= excerpt.count) return;
   excerpt.to[threadIdx.x] = excerpt.messages[threadIdx.x];
-  excerpt.states[threadIdx.x] = MessageState{};
+  if (excerpt.states != nullptr) excerpt.states[threadIdx.x] = MessageState{};
 }
 
-cudaError_t write_out(const List& list, std::span<const Message> messages, cudaStream_t stream) {
+cudaError_t write_out(Message* to, MessageState* states, std::span<const Message> messages, cudaStream_t stream) {
   Excerpt excerpt;
   for (std::size_t first = 0; first < messages.size(); first += kMaxMessages) {
     const auto part = messages.subspan(first, std::min<std::size_t>(kMaxMessages, messages.size() - first));
-    excerpt.to = const_cast<Message*>(list.messages) + first;
-    excerpt.states = list.states + first;
+    excerpt.to = to + first;
+    excerpt.states = states != nullptr ? states + first : nullptr;
     excerpt.count = static_cast<std::uint32_t>(part.size());
     std::memcpy(excerpt.messages, part.data(), part.size_bytes());
     write_list<<<1, kMaxMessages, 0, stream>>>(excerpt);
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   return cudaSuccess;
-}
-
-cudaError_t launch_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, cudaStream_t stream) {
-  const std::size_t count = messages.size();
-  const std::size_t states_at = count * sizeof(Message), shares_at = states_at + count * sizeof(MessageState);
-  void* memory = nullptr;
-  // From the device's pool and in stream order: neither this nor giving it back waits for a kernel.
-  const cudaError_t error = cudaMallocAsync(&memory, shares_at + count * plan.blocks * sizeof(Share), stream);
-  if (error != cudaSuccess) return error;
-  auto* bytes = static_cast<std::byte*>(memory);
-  const List list{header, reinterpret_cast<Message*>(bytes), reinterpret_cast<MessageState*>(bytes + states_at),
-                  reinterpret_cast<Share*>(bytes + shares_at)};
-  cudaError_t launched = write_out(list, messages, stream);
-  if (launched == cudaSuccess) {
-    exchange_list<<<plan.blocks, kThreads, 0, stream>>>(list);
-    launched = cudaGetLastError();
-  }
-  // The operation runs, or not, whatever becomes of its memory: an error would mean that nothing was queued.
-  if (cudaFreeAsync(memory, stream) != cudaSuccess) static_cast<void>(cudaGetLastError());
-  return launched;
 }
 
 cudaError_t launch_by_driver(const CUlaunchConfig& config, const KernelTraits& traits, const void* kernel, void** arguments) {
@@ -157,12 +185,9 @@ cudaError_t launch_by_driver(const CUlaunchConfig& config, const KernelTraits& t
   return static_cast<cudaError_t>(launch_kernel(&config, found->second, arguments, nullptr));  // errors have the runtime's numbers
 }
 
-template <std::uint32_t Capacity>
-cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHeader& header, std::span<const Message> messages,
-                         const Plan& plan, const KernelTraits& traits, cudaStream_t stream) {
-  Parameters<Capacity> parameters;
-  parameters.header = header;
-  std::memcpy(parameters.messages, messages.data(), messages.size_bytes());
+template <typename Parameters>
+cudaError_t launch_planned(void (*kernel)(Parameters), Parameters& parameters, const Plan& plan, const KernelTraits& traits,
+                           cudaStream_t stream) {
   CUlaunchAttribute attributes[2]{};
   CUlaunchConfig config{};
   config.gridDimX = plan.blocks;
@@ -182,9 +207,67 @@ cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHe
   return launch_by_driver(config, traits, reinterpret_cast<const void*>(kernel), arguments);
 }
 
-// Up to `most`.
 template <std::uint32_t Capacity>
-std::uint32_t most_cluster_blocks(void (*kernel)(Parameters<Capacity>), std::uint32_t most) {
+cudaError_t launch_sized(void (*kernel)(Parameters<Capacity>), const OperationHeader& header, std::span<const Message> messages,
+                         const Plan& plan, const KernelTraits& traits, cudaStream_t stream) {
+  Parameters<Capacity> parameters;
+  parameters.header = header;
+  std::memcpy(parameters.messages, messages.data(), messages.size_bytes());
+  return launch_planned(kernel, parameters, plan, traits, stream);
+}
+
+Trains trains_of(const Plan& plan) {
+  Trains trains{static_cast<std::uint32_t>(plan.trains.size()), {}};
+  std::copy(plan.trains.begin(), plan.trains.end(), trains.of_pairs);
+  return trains;
+}
+
+cudaError_t launch_trains(void (*kernel)(TrainParameters), const OperationHeader& header, std::span<const Message> messages,
+                          const Plan& plan, const KernelTraits& traits, cudaStream_t stream) {
+  TrainParameters parameters;
+  parameters.header = header;
+  parameters.trains = trains_of(plan);
+  std::memcpy(parameters.messages, messages.data(), messages.size_bytes());
+  return launch_planned(kernel, parameters, plan, traits, stream);
+}
+
+// With device memory for an operation, from the device's pool and in stream order: neither this nor giving it back waits for a kernel.
+template <typename Launch>
+cudaError_t with_memory(std::size_t bytes, cudaStream_t stream, Launch&& launch) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMallocAsync(&memory, bytes, stream);
+  if (error != cudaSuccess) return error;
+  const cudaError_t launched = launch(static_cast<std::byte*>(memory));
+  // The operation runs, or not, whatever becomes of its memory: an error would mean that nothing was queued.
+  if (cudaFreeAsync(memory, stream) != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return launched;
+}
+
+cudaError_t launch_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, cudaStream_t stream) {
+  const std::size_t count = messages.size();
+  const std::size_t states_at = count * sizeof(Message), shares_at = states_at + count * sizeof(MessageState);
+  return with_memory(shares_at + count * plan.blocks * sizeof(Share), stream, [&](std::byte* bytes) {
+    auto* const list = reinterpret_cast<Message*>(bytes);
+    auto* const states = reinterpret_cast<MessageState*>(bytes + states_at);
+    if (const cudaError_t error = write_out(list, states, messages, stream); error != cudaSuccess) return error;
+    exchange_list<<<plan.blocks, kThreads, 0, stream>>>({header, list, states, reinterpret_cast<Share*>(bytes + shares_at)});
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_packet_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan,
+                               const KernelTraits& traits, cudaStream_t stream) {
+  return with_memory(messages.size_bytes(), stream, [&](std::byte* bytes) {
+    auto* const list = reinterpret_cast<Message*>(bytes);
+    if (const cudaError_t error = write_out(list, nullptr, messages, stream); error != cudaSuccess) return error;
+    PacketList parameters{header, trains_of(plan), list};
+    return launch_planned(&exchange_packet_list, parameters, plan, traits, stream);
+  });
+}
+
+// Up to `most`.
+template <typename Parameters>
+std::uint32_t most_cluster_blocks(void (*kernel)(Parameters), std::uint32_t most) {
   for (std::uint32_t blocks = most; blocks > 1; blocks /= 2) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -220,7 +303,10 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages>),
                            reinterpret_cast<const void*>(&exchange_packets<kFew, true>),
                            reinterpret_cast<const void*>(&exchange_packets<kSome, true>),
-                           reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages, true>)};
+                           reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages, true>),
+                           reinterpret_cast<const void*>(&exchange_packet_trains),
+                           reinterpret_cast<const void*>(&exchange_apart_trains),
+                           reinterpret_cast<const void*>(&exchange_packet_list)};
   KernelTraits traits;
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
@@ -235,14 +321,14 @@ KernelTraits preload_kernels() {
   traits.processors = static_cast<std::uint32_t>(processors);
   if (!has_clusters(device)) return traits;
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
-  const std::uint32_t packets =
-      std::min({most_cluster_blocks(&exchange_packets<kFew>, kMost), most_cluster_blocks(&exchange_packets<kSome>, kMost),
-                most_cluster_blocks(&exchange_packets<kMaxPacketMessages>, kMost),
-                most_cluster_blocks(&exchange_packets<kFew, true>, kMost), most_cluster_blocks(&exchange_packets<kSome, true>, kMost),
-                most_cluster_blocks(&exchange_packets<kMaxPacketMessages, true>, kMost)});
-  const std::uint32_t apart = std::min(most_cluster_blocks(&exchange_apart<kSome>, kMostApartCluster),
-                                       most_cluster_blocks(&exchange_apart<kMaxMessages>, kMostApartCluster));
-  traits.most_cluster_blocks = std::min(packets, apart);
+  // Each has the same threads and registers, but not the same shared memory.
+  traits.most_cluster_blocks = kMost;
+  const auto bound = [&traits](auto*... kernels) {
+    ((traits.most_cluster_blocks = most_cluster_blocks(kernels, traits.most_cluster_blocks)), ...);
+  };
+  bound(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>, &exchange_packets<kFew, true>,
+        &exchange_packets<kSome, true>, &exchange_packets<kMaxPacketMessages, true>, &exchange_packet_trains, &exchange_packet_list,
+        &exchange_apart<kSome>, &exchange_apart<kMaxMessages>, &exchange_apart_trains);
   traits.programmatic = true;
   return traits;
 }
@@ -256,12 +342,18 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
   };
   switch (plan.kernel) {
     case Kernel::packets: {
+      if (!plan.trains.empty()) {
+        if (messages.size() > kMaxMessages) return launch_packet_list(header, messages, plan, traits, stream);
+        return launch_trains(&exchange_packet_trains, header, messages, plan, traits, stream);
+      }
       if (plan.send_warps == 0) return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
       return sized(&exchange_packets<kFew, true>, &exchange_packets<kSome, true>, &exchange_packets<kMaxPacketMessages, true>);
     }
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
     case Kernel::indirect: return sized(&exchange<kSome, false, true>, &exchange<kSome, false, true>, &exchange<kMaxMessages, false, true>);
-    case Kernel::apart: return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
+    case Kernel::apart:
+      if (!plan.trains.empty()) return launch_trains(&exchange_apart_trains, header, messages, plan, traits, stream);
+      return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
     case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;
   }

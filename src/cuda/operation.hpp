@@ -126,7 +126,7 @@ inline constexpr std::uint32_t kMostBundles = 64;  // of a message
 
 // As many as fit into a kernel's parameters (32,764 bytes since CUDA 12.1); longer operations have theirs in device memory.
 inline constexpr std::uint32_t kMaxMessages = 256;
-// A warp of the packet kernel looks after one message a lane.
+// A warp of the packet kernel looks after one message, or train of them, a lane.
 inline constexpr std::uint32_t kMaxPacketMessages = 32;
 
 // Of blocks that share messages.
@@ -155,6 +155,14 @@ struct OperationHeader {
   std::uint32_t send_warps = 0;  // of those that move packets: so many send and the others receive; 0: all do both
 };
 
+// Messages of a pair and direction in packets, which lie side by side in their order: where there are more messages than a warp has lanes,
+// or where those of a pair wait for each other's credits.
+struct Train {
+  std::uint32_t first, count;  // messages of the part
+  std::uint32_t packets;
+  std::int32_t reporter;  // its message that reports, or kNone
+};
+
 // Messages of an operation that the same blocks move: all of them, or those of one path.
 struct Part {
   PartState* state;
@@ -164,6 +172,7 @@ struct Part {
   std::uint64_t timeout_ns;
   std::uint32_t link_MBps = 0;
   std::uint32_t send_warps = 0;
+  const Train* trains = nullptr;  // then `count` is theirs
 };
 
 }  // namespace railweave::cuda

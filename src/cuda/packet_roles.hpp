@@ -40,15 +40,17 @@ RAILWEAVE_ROLE constexpr bool is_credited(Credit credit, std::uint64_t number) {
 // Well within the 50 ms after which links sleep (`nvidia-smi nvlink -gLowPwrInfo` of H100s), and a microsecond of it.
 inline constexpr std::uint64_t kTouchEveryNs = 20'000'000;
 
-// kSplit: the first send_warps() warps send and the others receive, instead of each doing both. A warp that is about to send leaves what
-// has come for it, and the credits for that, until later.
-template <typename Warp, bool kSplit = false>
+// kSplit: the first so many warps send and the others receive, instead of each doing both. A warp that is about to send leaves what has
+// come for it, and the credits for that, until later. kTrains: a lane looks after all messages of a pair and direction, whose packets are
+// numbered through, and not after one; then none has to be split.
+template <typename Warp, bool kSplit = false, bool kTrains = false>
 class PacketRoles {
  public:
   RAILWEAVE_ROLE PacketRoles(Warp& warp, const Part& part)
       : warp_(warp),
         state_(*part.state),
         messages_(part.messages),
+        trains_(part.trains),
         count_(part.count),
         split_(kSplit ? part.send_warps : 0),
         timeout_ns_(part.timeout_ns) {}
@@ -65,20 +67,20 @@ class PacketRoles {
   // work.
   RAILWEAVE_ROLE void begin() {
     warp_.each(count_, [&](std::uint32_t i) {
-      const Message& m = messages_[i];
+      const Message& m = head(i);
       Lane& own = lane(i);
-      if (m.reports) own.totals = read_totals(warp_, m);
+      if (reports(i)) own.totals = read_totals(warp_, reporter(i));
       own.number = warp_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
-      own.packets = packets_of(m.bytes);
+      own.packets = kTrains ? trains_[i].packets : packets_of(m.bytes);
       const std::uint32_t warps = warps_of(m), place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warps - m.first_warp;
       if (kSplit && place >= warps) own.next = own.packets;  // others move it
       own.lacks_credit = own.next >= kPacketSlots;           // that comes for a packet of this message
     });
-    all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(messages_[i]); });
+    all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(head(i)); });
     // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
-    const auto waits = [&](std::uint32_t i) { return sends(messages_[i]) && lane(i).packets > kPacketSlots && (!kSplit || is_open(i)); };
-    if (warp_.mask(count_, waits) != 0) warp_.stagger(kSplit ? split_ * kBundlePackets / warp_.warps() : kBundlePackets);
+    const auto waits = [&](std::uint32_t i) { return sends(head(i)) && lane(i).packets > kPacketSlots && (!kSplit || is_open(i)); };
+    if (warp_.mask(count_, waits) != 0) warp_.stagger(is_split() ? split_ * kBundlePackets / warp_.warps() : kBundlePackets);
     start_ = warp_.now();
   }
 
@@ -87,11 +89,11 @@ class PacketRoles {
   // links wake them together, and now and then keep them awake. By a warp that has nothing to do in short operations, as only they matter.
   RAILWEAVE_ROLE void keep_links_awake() {
     std::uint32_t due = warp_.mask(count_, [&](std::uint32_t i) {
-      const Message& m = messages_[i];
-      return sends(m) && m.last_of_pair && start_ - warp_.relaxed(&m.local->touched_at) > kTouchEveryNs;
+      const Message& m = head(i);
+      return sends(m) && (kTrains || m.last_of_pair) && start_ - warp_.relaxed(&m.local->touched_at) > kTouchEveryNs;
     });
     for (; due != 0; due &= due - 1) {
-      const Message& m = messages_[Warp::lowest(due)];
+      const Message& m = head(Warp::lowest(due));
       warp_.touch(*m.remote);
       warp_.leader([&] { warp_.store(&m.local->touched_at, start_); });
     }
@@ -113,13 +115,14 @@ class PacketRoles {
     bool stopped = stopped_;
     if (!warp_.last(&state_.left, stopped)) return;
     warp_.each(count_, [&](std::uint32_t i) {
-      const Message& m = messages_[i];
+      const Message& m = head(i);
       if (stopped) {
-        if (m.reports) give_up(warp_, m);
+        if (reports(i)) give_up(warp_, reporter(i));
         return;
       }
-      if (m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, lane(i).number + lane(i).packets);
-      if (m.reports) report(warp_, m, lane(i).totals);
+      const std::uint64_t end = lane(i).number + lane(i).packets;
+      if (kTrains || m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, end);
+      if (reports(i)) report(warp_, reporter(i), lane(i).totals);
     });
     warp_.leader([&] {
       warp_.store(&state_.left, 0u);
@@ -128,16 +131,30 @@ class PacketRoles {
   }
 
   struct Lane {
-    std::uint64_t number;   // of the message's first packet
-    std::uint32_t next;     // packet of the message that this warp moves next
-    std::uint32_t packets;  // of the message
+    std::uint64_t number;   // of the first packet of the message, or train
+    std::uint32_t next;     // its packet that this warp moves next
+    std::uint32_t packets;  // of it
     bool lacks_credit;      // when last tried
-    Totals totals;          // of messages that report: before the operation
+    Totals totals;          // of one that reports: before the operation
   };
 
-  // That share a message's packets.
+  RAILWEAVE_ROLE const Message& head(std::uint32_t i) const { return messages_[kTrains ? trains_[i].first : i]; }
+  RAILWEAVE_ROLE bool reports(std::uint32_t i) const { return kTrains ? trains_[i].reporter != kNone : messages_[i].reports; }
+  RAILWEAVE_ROLE const Message& reporter(std::uint32_t i) const { return messages_[kTrains ? trains_[i].reporter : i]; }
+  // Which has packet `next` of the train.
+  RAILWEAVE_ROLE const Message& message_of(const Train& train, std::uint64_t next) const {
+    std::uint32_t message = train.first, end = train.first + train.count;
+    while (end - message > 1) {
+      const std::uint32_t middle = message + (end - message) / 2;
+      (messages_[middle].ordinal <= next ? message : end) = middle;
+    }
+    return messages_[message];
+  }
+
+  RAILWEAVE_ROLE bool is_split() const { return kSplit && (!kTrains || split_ != 0); }
+  // That share the packets of a message, or train.
   RAILWEAVE_ROLE std::uint32_t warps_of(const Message& m) const {
-    if (!kSplit) return warp_.warps();
+    if (!is_split()) return warp_.warps();
     return sends(m) ? split_ : warp_.warps() - split_;
   }
   RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
@@ -155,7 +172,7 @@ class PacketRoles {
   }
 
   RAILWEAVE_ROLE bool is_ready(std::uint32_t i) {
-    const Message& m = messages_[i];
+    const Message& m = head(i);
     const std::uint64_t number = lane(i).number + lane(i).next;
     const std::uint32_t slot = number % kPacketSlots;
     if (sends(m)) return is_credited(warp_.relaxed(&m.local->credits[slot]), number);
@@ -164,12 +181,13 @@ class PacketRoles {
 
   // `alone`: nothing else can be moved meanwhile, so a packet that lacks its credit is kept at hand.
   RAILWEAVE_ROLE bool move(std::uint32_t i, bool alone) {
-    const Message& m = messages_[i];
     const std::uint64_t next = warp_.from(i, [&] { return std::uint64_t{lane(i).next}; });
+    const Message& m = kTrains ? message_of(trains_[i], next) : messages_[i];
+    const std::uint64_t place = kTrains ? next - m.ordinal : next;  // the first one of a train is the first one of its pair
     // Asked for as late as can be: the first time it is still on its way, and what is to be sent need not wait for it.
     const auto number_of = [&] { return warp_.from(i, [&] { return lane(i).number; }) + next; };
-    std::byte* data = m.data + next * Packet::kData;
-    const std::uint64_t left = m.bytes - next * Packet::kData;
+    std::byte* data = m.data + place * Packet::kData;
+    const std::uint64_t left = m.bytes - place * Packet::kData;
     const std::uint32_t bytes = left < Packet::kData ? static_cast<std::uint32_t>(left) : Packet::kData;
     bool moved = false;
     if (sends(m)) {
@@ -192,11 +210,10 @@ class PacketRoles {
   RAILWEAVE_ROLE bool look_at_host() {
     const bool late = warp_.now() - start_ > timeout_ns_;
     warp_.each(count_, [&](std::uint32_t i) {
-      const Message& m = messages_[i];
-      if (m.reports && warp_.relaxed(&m.host->stop) != 0) {
-        stop_operation(warp_, state_, m, KernelError::aborted);
+      if (reports(i) && warp_.relaxed(&reporter(i).host->stop) != 0) {
+        stop_operation(warp_, state_, reporter(i), KernelError::aborted);
       } else if (late && is_open(i)) {
-        stop_operation(warp_, state_, m, KernelError::timed_out);
+        stop_operation(warp_, state_, head(i), KernelError::timed_out);
       }
     });
     return warp_.from(0, [&] { return std::uint64_t{warp_.relaxed(&state_.stopped)}; }) != 0;
@@ -205,7 +222,8 @@ class PacketRoles {
   Warp& warp_;
   PartState& state_;
   const Message* messages_;
-  std::uint32_t count_;
+  const Train* trains_;
+  std::uint32_t count_;  // messages, or trains
   std::uint32_t split_;  // warps that send
   std::uint32_t all_sends_ = 0;
   std::uint64_t timeout_ns_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 #include <vector>
 
 #include "indirect_prepare.hpp"
@@ -127,12 +128,54 @@ void deal_to_warps(std::span<Message> messages, std::uint32_t blocks, std::uint3
   }
 }
 
+// Messages of each pair and direction side by side.
+std::vector<Train> make_trains(std::span<Message> packets) {
+  struct Key {
+    const Port* pair;
+    Direction direction;
+    std::vector<Message> messages;
+  };
+  std::vector<Key> keys;
+  for (const Message& m : packets) {
+    auto at = std::find_if(keys.begin(), keys.end(), [&](const Key& key) { return key.pair == m.local && key.direction == m.direction; });
+    if (at == keys.end()) at = keys.insert(at, Key{m.local, m.direction, {}});
+    at->messages.push_back(m);
+  }
+  std::vector<Train> trains;
+  std::uint32_t first = 0;
+  for (const Key& key : keys) {
+    Train train{first, static_cast<std::uint32_t>(key.messages.size()), 0, kNone};
+    for (const Message& m : key.messages) {
+      if (m.reports) train.reporter = static_cast<std::int32_t>(first);
+      train.packets += packets_of(m.bytes);
+      packets[first++] = m;
+    }
+    trains.push_back(train);
+  }
+  return trains;
+}
+
+// Of messages in packets: of one pair several that have more packets than slots together, though perhaps not alone.
+bool wait_for_each_other(std::span<const Message> messages, std::uint64_t most_bytes) {
+  if (messages.size() <= 2 || most_bytes <= std::uint64_t{kPacketSlots} * Packet::kData) return false;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    std::uint64_t packets = 0, count = 0;
+    for (const Message& m : messages.subspan(i)) {
+      if (m.path != Path::packets || m.local != messages[i].local || m.direction != messages[i].direction) continue;
+      packets += packets_of(m.bytes);
+      ++count;
+    }
+    if (count > 1 && packets > kPacketSlots) return true;
+  }
+  return false;
+}
+
 // Of a block's warps, those that only send, while the others only receive; 0: all do both. Once a message waits for credits both ways go on
 // at once, or the credits do: 2 MiB both ways took 14.5 us, and 12.3 with half of the warps each. Where none waits, all warps send and then
 // all receive, and 512 KiB took 6.3 and 6.9 us (2 x H100, docs/cuda-measured.md).
-std::uint32_t warps_that_send(std::span<const Message> messages) {
+std::uint32_t warps_that_send(std::span<const Message> messages, std::span<const Train> trains) {
   std::uint64_t packets[2] = {};
-  bool waits = false;
+  bool waits = std::any_of(trains.begin(), trains.end(), [](const Train& train) { return train.packets > kPacketSlots; });
   for (const Message& m : messages) {
     packets[static_cast<int>(m.direction)] += packets_of(m.bytes);
     waits = waits || packets_of(m.bytes) > kPacketSlots;
@@ -235,9 +278,7 @@ std::uint64_t packets_that_outlast(std::uint64_t granted_bytes, std::uint32_t bl
 // Packets have as much of the blocks as they have of the bytes, but every cluster that has any of theirs has one for granted messages, too:
 // so blocks of both kinds are running, or none. Neither kind does the other's work.
 Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const Sums& sums, std::uint32_t most) {
-  const auto first_granted =
-      std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
-  const std::span packets(messages.begin(), first_granted), granted(first_granted, messages.end());
+  const std::span packets = messages.first(sums.packets), granted = messages.subspan(sums.packets);
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
   const std::uint64_t count = packets_of_fuller_direction(packets);
@@ -277,10 +318,20 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const Sums sums = sum_up(messages);
   const std::uint64_t worth = std::max(sums.worth[0], sums.worth[1]);
   const std::uint32_t most = most_blocks(limits, sums);
-  const bool warps_can = !limits.beside_rails && sums.packets <= kMaxPacketMessages && messages.size() <= kMaxMessages;
   count(messages);
-  if (sums.packets != 0 && sums.granted != 0 && warps_can && most > 1 && limits.cluster_blocks > 1) {
-    const Plan plan = plan_apart(messages, limits, sums, most);
+  std::vector<Train> trains;
+  bool warps_can = !limits.beside_rails;
+  if (warps_can && sums.packets != 0) {
+    if (sums.granted != 0)
+      std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
+    const std::span packets = messages.first(sums.packets);
+    if (packets.size() > kMaxPacketMessages || wait_for_each_other(packets, std::max(sums.packet_bytes[0], sums.packet_bytes[1])))
+      trains = make_trains(packets);
+    warps_can = trains.size() <= kMaxPacketMessages;
+  }
+  if (sums.packets != 0 && sums.granted != 0 && warps_can && messages.size() <= kMaxMessages && most > 1 && limits.cluster_blocks > 1) {
+    Plan plan = plan_apart(messages, limits, sums, most);
+    plan.trains = std::move(trains);
     number(messages.first(plan.packet_messages));
     number(messages.subspan(plan.packet_messages));
     return plan;
@@ -290,10 +341,13 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   if (sums.granted == 0 && warps_can && (limits.cluster_blocks > 1 || worth == 1)) {
     const std::uint32_t begin = std::max(limits.cluster_blocks, limits.needed);
     const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, begin));
-    const std::uint32_t send_warps = warps_that_send(messages);
+    const std::uint32_t send_warps = warps_that_send(messages, trains);
     deal_to_warps(messages, blocks, send_warps);
-    return {
-        .kernel = Kernel::packets, .blocks = blocks, .cluster = std::min(blocks, limits.cluster_blocks), .send_warps = send_warps * blocks};
+    return {.kernel = Kernel::packets,
+            .blocks = blocks,
+            .cluster = std::min(blocks, limits.cluster_blocks),
+            .send_warps = send_warps * blocks,
+            .trains = std::move(trains)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));

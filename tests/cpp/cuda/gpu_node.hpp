@@ -151,6 +151,10 @@ class Node {
     at_destination.link_in = reinterpret_cast<std::uint64_t>(&regions_[relay][destination].link_free);
   }
 
+  static Part in_trains(const Part& part, const Plan& plan) {
+    return part_in_trains(part, plan.trains.data(), static_cast<std::uint32_t>(plan.trains.size()));
+  }
+
   // Threads of blocks that begin together.
   using Cluster = std::vector<std::function<void()>>;
   void run_clusters(std::vector<Cluster> clusters) const {
@@ -167,9 +171,10 @@ class Node {
     const std::uint32_t warps = plan.blocks * kBundlePackets;
     Cluster all;
     for (std::uint32_t w = 0; w < warps; ++w) {
-      all.push_back([=, this, &header] {
+      all.push_back([=, this, &header, &plan] {
         HostWarp warp(w, warps, seed + w + 1, delays);
         const Part part = whole_part(header, messages);
+        if (!plan.trains.empty()) return PacketRoles<HostWarp, true, true>(warp, in_trains(part, plan)).run();
         if (plan.send_warps == 0) return PacketRoles<HostWarp>(warp, part).run();
         PacketRoles<HostWarp, true>(warp, part).run();
       });
@@ -204,9 +209,11 @@ class Node {
       Cluster& cluster = clusters[b / plan.cluster];
       if (b % plan.cluster < plan.packet_blocks_a_cluster && packet_block < plan.packet_blocks) {
         for (std::uint32_t w = packet_block++; w < warps; w += plan.packet_blocks) {
-          cluster.push_back([=, this, &header] {
+          cluster.push_back([=, this, &header, &plan] {
             HostWarp warp(w, warps, seed + 100 + w, delays);
-            PacketRoles<HostWarp>(warp, packet_part(header, messages)).run();
+            const Part part = packet_part(header, messages);
+            if (!plan.trains.empty()) return PacketRoles<HostWarp, false, true>(warp, in_trains(part, plan)).run();
+            PacketRoles<HostWarp>(warp, part).run();
           });
         }
       } else {

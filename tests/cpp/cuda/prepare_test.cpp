@@ -202,6 +202,61 @@ INSTANTIATE_TEST_SUITE_P(Table, Split,
                                          SplitCase{{8}, {2u << 20}, 0}, SplitCase{{2u << 20}, {}, 0}, SplitCase{{}, {2u << 20}, 0},
                                          SplitCase{{1u << 20, 1u << 20, 1u << 20}, {1u << 20}, 192}));
 
+// More messages than lanes, or several of a pair that wait for each other's credits.
+TEST(Prepare, PacketsOfAPairAreATrain) {
+  std::vector<Message> messages;
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    messages.push_back(make(Direction::send, 1 + i % 2, 8'000 + i));
+    messages.push_back(make(Direction::receive, 1 + i % 2, 100 + i, &hosts[i % 2]));
+  }
+  const LaunchLimits limits{16, 1u << 20, 8, 3, false, 0, 0, ~0u, 16};
+  const Plan plan = prepare(messages, limits);
+  EXPECT_EQ(plan.kernel, Kernel::packets);
+  ASSERT_EQ(plan.trains.size(), 4u);
+  std::uint32_t next = 0, reporters = 0;
+  for (const Train& train : plan.trains) {
+    ASSERT_EQ(train.first, next);
+    ASSERT_EQ(train.count, 10u);
+    next += train.count;
+    std::uint32_t packets = 0;
+    for (std::uint32_t i = train.first; i < next; ++i) {
+      const Message& m = messages[i];
+      EXPECT_EQ(m.local, messages[train.first].local);
+      EXPECT_EQ(m.direction, messages[train.first].direction);
+      EXPECT_EQ(m.ordinal, packets) << "in their order";
+      EXPECT_TRUE(i == train.first || m.bytes > messages[i - 1].bytes) << "in their order";
+      packets += static_cast<std::uint32_t>((m.bytes + Packet::kData - 1) / Packet::kData);
+      EXPECT_EQ(m.reports, static_cast<std::int32_t>(i) == train.reporter);
+      reporters += m.reports;
+    }
+    EXPECT_EQ(train.packets, packets);
+  }
+  EXPECT_EQ(reporters, 2u) << "one for each communicator";
+
+  std::vector<Message> few{make(Direction::send, 1, 400'000), make(Direction::send, 1, 400'000), make(Direction::receive, 1, 400'000)};
+  EXPECT_TRUE(prepare(few, limits).trains.empty()) << "its slots hold both";
+  few.push_back(make(Direction::send, 1, 400'000));
+  EXPECT_EQ(prepare(few, limits).trains.size(), 2u);
+  std::vector<Message> beside{few};
+  beside.push_back(make(Direction::send, 1, 2u << 20));
+  const Plan apart = prepare(beside, limits);
+  EXPECT_EQ(apart.kernel, Kernel::apart);
+  EXPECT_EQ(apart.trains.size(), 2u);
+  EXPECT_EQ(apart.packet_messages, 4u);
+
+  std::vector<Message> many;
+  for (std::uint32_t i = 0; i < 2 * kMaxMessages; ++i) many.push_back(make(Direction::send, 1 + i % 3, 1));
+  EXPECT_EQ(prepare(many, limits).kernel, Kernel::packets) << "also where they do not fit into a kernel's parameters";
+  many.push_back(make(Direction::send, 1, 2u << 20));
+  EXPECT_EQ(prepare(many, limits).kernel, Kernel::any);
+  std::vector<Message> pairs;
+  for (std::uint32_t i = 0; i < kMaxPacketMessages + 1; ++i) {
+    pairs.push_back(make(i % 2 == 0 ? Direction::send : Direction::receive, i / 2 % 16, 1));
+    pairs.back().local = reinterpret_cast<Port*>(sizeof(Port) * (i + 1));
+  }
+  EXPECT_EQ(prepare(pairs, limits).kernel, Kernel::any) << "more trains than lanes";
+}
+
 struct BlocksCase {
   std::vector<std::uint64_t> sends, receives;
   std::uint32_t blocks;

@@ -262,6 +262,33 @@ TEST_P(BesideGranted, PacketsOfAllClustersArrive) {
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, BesideGranted, testing::Combine(testing::Values(2u, 4u), testing::Values(1u, 2u, 3u)));
 
+// Messages of a pair in packets, more than a warp has lanes: alone, beside a granted one, and more than a kernel's parameters hold.
+class ManyMessages : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> {};
+
+TEST_P(ManyMessages, ShareAPairsSlots) {
+  const auto [count, largest, granted] = GetParam();
+  std::mt19937_64 random(count + largest);
+  Node node(3, 5);
+  node.cluster_blocks = 2;
+  node.blocks_at_most = 4;
+  node.low_latency_bytes = 128u << 10;
+  Program program(3);
+  for (std::size_t op = 0; op < 2; ++op) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      program.add(random, 0, op, 1, op, 1 + random() % largest);
+      program.add(random, i % 3, op, (i + 1) % 3, op, 1 + random() % largest);
+    }
+    if (granted != 0) program.add(random, 1, op, 0, op, granted);
+  }
+  program.run(node);
+  program.check();
+  EXPECT_EQ(node.kernels(0).front(), granted != 0 ? Kernel::apart : Kernel::packets);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
+}
+INSTANTIATE_TEST_SUITE_P(Counts, ManyMessages,
+                         testing::Values(std::tuple{40u, 100'000u, 0u}, std::tuple{40u, 5'000u, 300'000u}, std::tuple{10u, 128u << 10, 0u},
+                                         std::tuple{300u, 9'000u, 0u}));
+
 TEST(Roles, SizesThatDifferStopTheSource) {
   std::mt19937_64 random(10);
   Node node(2);
