@@ -315,7 +315,7 @@ TEST(Plan, TheMessagesDecideTheKernel) {
       more_large(kMaxMessages + 1, kLimit + 1);
   for (const Case& c : {Case{{kLimit}, Kernel::packets}, Case{{kLimit + 1}, Kernel::granted}, Case{{kLimit + 1, 1}, Kernel::apart},
                         Case{{1, kLimit + 1}, Kernel::apart}, Case{{kLimit + 1, kLimit + 1}, Kernel::granted},
-                        Case{many_small, Kernel::any}, Case{many_large, Kernel::granted}, Case{more_large, Kernel::any}}) {
+                        Case{many_small, Kernel::packets}, Case{many_large, Kernel::granted}, Case{more_large, Kernel::any}}) {
     std::vector<Message> messages;
     for (const std::uint64_t bytes : c.bytes) messages.push_back(make(Direction::send, 1, bytes));
     EXPECT_EQ(prepare(messages, {16, kLimit, 16}).kernel, c.kernel) << c.bytes.size() << " messages";
@@ -341,7 +341,7 @@ INSTANTIATE_TEST_SUITE_P(
                     PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, Kernel::any, 2},
                     PacketCase{{1}, {(2u << 20) + 1}, 16, 16, Kernel::apart, 2},
                     PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {}, 16, 16, Kernel::packets, 8},
-                    PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, Kernel::any, 8}));
+                    PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, Kernel::packets, 8}));
 
 // They own their packets for good, so none may be missing: as many whole clusters as begin whatever else waits.
 TEST(Prepare, ManyPacketsHaveAllClustersThatSurelyBegin) {
