@@ -490,7 +490,7 @@ class Rank {
 
   // Random groups: several messages a pair, any size and alignment, the own rank too.
   void check_random() {
-    const std::uint64_t room = (options_.large ? 256u : 64u) << 20;
+    const std::uint64_t room = (options_.large ? 256u : 96u) << 20;
     reserve(room);
     std::mt19937_64 random(7);
     std::vector<std::uint8_t> host(room), result(room);
@@ -528,7 +528,9 @@ class Rank {
       for (std::uint32_t i = 0; i < count; ++i) {
         const auto source = static_cast<std::uint32_t>(random() % world_), destination = static_cast<std::uint32_t>(random() % world_);
         constexpr std::uint64_t kLimits[] = {17, 9000, 33'000, 70'000, 300'000, 2'500'000};
-        const std::uint64_t limit = options_.large ? 60'000'000 : kLimits[random() % (many ? 3 : std::size(kLimits))];
+        // Beside packets now and then one that waits for a grant, in operations of many messages, too.
+        const bool granted = step % 100 == 99 ? i % 1000 == 500 : step % 5 == 4 && i == 0;
+        const std::uint64_t limit = options_.large ? 60'000'000 : granted ? 9'000'000 : kLimits[random() % (many ? 3 : std::size(kLimits))];
         const std::uint64_t bytes = 1 + random() % limit;
         const std::uint64_t from = out[source] + random() % 33, to = in[destination] + random() % 33;
         out[source] = from + bytes;

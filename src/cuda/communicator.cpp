@@ -104,6 +104,7 @@ Message Communicator::make_message(const Transfer& transfer) {
     complete_near(message, transfer);
   else
     message.rail = rails_->side();
+  message.path = path_of(transfer);
   message.bytes = transfer.bytes;
   message.direction = transfer.direction;
   message.peer = transfer.peer;
@@ -124,7 +125,7 @@ void Communicator::complete_near(Message& message, const Transfer& transfer) {
     // Whatever memory it is. Without that what a rank sends itself went through slots where it is virtual, as no table has its own buffers:
     // an all-to-all of 64 MiB under PyTorch's expandable segments took 1,040 us instead of 115, and NCCL 144 (2 x H100).
     message.receive = {kAbsoluteBuffer, reinterpret_cast<std::uint64_t>(transfer.data)};
-  } else if (transfer.bytes > settings_.gpu_low_latency_bytes) {
+  } else if (path_of(transfer) == Path::granted) {
     const Book::Place place = name_buffer(transfer.data, transfer.bytes);
     message.receive = name_for(transfer.peer, place);
     if (message.receive.buffer != kNoBuffer || !place.on_device)
@@ -348,17 +349,14 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   const Capture capture = capture_of(streams[0]);
   const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
 
-  LaunchLimits limits{static_cast<std::uint32_t>(first.settings_.gpu_blocks),
-                      first.settings_.gpu_low_latency_bytes,
-                      first.kernels_.most_cluster_blocks,
-                      world,
-                      !rails.empty(),
-                      static_cast<std::uint32_t>(first.settings_.gpu_host_share),
-                      static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
-                      1,
-                      1,
-                      first.settings_.eager_bytes,
-                      bytes_over_rails(rails)};
+  LaunchLimits limits{.blocks = static_cast<std::uint32_t>(first.settings_.gpu_blocks),
+                      .cluster_blocks = first.kernels_.most_cluster_blocks,
+                      .world = world,
+                      .beside_rails = !rails.empty(),
+                      .host_share = static_cast<std::uint32_t>(first.settings_.gpu_host_share),
+                      .link_MBps = static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
+                      .staged_bytes = first.settings_.eager_bytes,
+                      .rail_bytes = bytes_over_rails(rails)};
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;

@@ -161,6 +161,7 @@ class Communicator {
   const std::uint32_t rank_, world_;
   const int device_;
   const ExchangeSettings settings_;
+  std::uint64_t low_latency_bytes_ = 0;  // of messages in packets; the same at all ranks of the node
   KernelTraits kernels_{};
   cudaUUID_t gpu_{};
   DeviceShare share_{};

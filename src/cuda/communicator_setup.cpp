@@ -14,6 +14,7 @@
 #include "../engine/wire.hpp"
 #include "communicator.hpp"
 #include "railweave/engine/error.hpp"
+#include "settings.hpp"
 
 namespace railweave::cuda {
 namespace {
@@ -34,6 +35,7 @@ struct Hello {
   cudaUUID_t gpu{};
   std::int32_t process = 0;
   std::uint64_t low_latency_bytes = 0;
+  std::uint8_t by_ranks = 0;  // those may be more where the ranks are few and their GPUs able to
   std::uint64_t most_nodes = 0;
   std::uint64_t checksum = 0;
   std::uint64_t emulated_mesh = 0;
@@ -50,6 +52,7 @@ Blob encode(const Hello& hello, std::uint32_t world) {
       .put(hello.gpu)
       .put(hello.process)
       .put(hello.low_latency_bytes)
+      .put(hello.by_ranks)
       .put(hello.most_nodes)
       .put(hello.checksum);
   out.put(hello.emulated_mesh).text(hello.facts.network).put(hello.facts.cpus).put(hello.facts.quota);
@@ -72,6 +75,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   hello.gpu = in.get<cudaUUID_t>();
   hello.process = in.get<std::int32_t>();
   hello.low_latency_bytes = in.get<std::uint64_t>();
+  hello.by_ranks = in.get<std::uint8_t>();
   hello.most_nodes = in.get<std::uint64_t>();
   hello.checksum = in.get<std::uint64_t>();
   hello.emulated_mesh = in.get<std::uint64_t>();
@@ -173,6 +177,7 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
                    gpu_,
                    ::getpid(),
                    settings_.gpu_low_latency_bytes,
+                   settings_.gpu_low_latency_by_ranks && kernels_.most_cluster_blocks > 1,
                    settings_.gpu_nodes,
                    settings_.checksum,
                    settings_.gpu_emulated_mesh,
@@ -180,6 +185,8 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
   std::uint32_t mates = 0, others_here = 0;
+  bool by_ranks = true, shared = false;  // whether a GPU is
+  std::vector<cudaUUID_t> gpus;
   std::string far;  // the first that is no mate, for an error
   std::vector<NodeFacts> facts;
   for (std::uint32_t rank = 0; rank < world_; ++rank) {
@@ -194,6 +201,10 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
     check_equal(who, "gpu_emulated_mesh", theirs.emulated_mesh, mine.emulated_mesh);
     // Nodes of a lab may share GPUs, too. Ranks of this process are counted by what they hold. A GPU without a name is nobody else's.
     if (is_named(mine.gpu) && std::memcmp(&theirs.gpu, &mine.gpu, sizeof mine.gpu) == 0) others_here += theirs.process != mine.process;
+    const auto is_theirs = [&](const cudaUUID_t& gpu) { return is_named(gpu) && std::memcmp(&gpu, &theirs.gpu, sizeof gpu) == 0; };
+    shared = shared || std::any_of(gpus.begin(), gpus.end(), is_theirs);
+    gpus.push_back(theirs.gpu);
+    by_ranks = by_ranks && theirs.by_ranks != 0;
     if (theirs.node == mine.node)
       mate_of_[rank] = mates++;
     else if (far.empty())
@@ -201,6 +212,8 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
   }
   share_ = {kernels_.processors, 1 + others_here};
   nodes_ = static_cast<std::uint32_t>(of_node.size());
+  // Beside rails, and where ranks share a GPU, larger messages would go by the general roles.
+  low_latency_bytes_ = by_ranks && !shared && nodes_ == 1 ? packets_up_to(world_) : settings_.gpu_low_latency_bytes;
   if (settings_.gpu_nodes != 0 && nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
                          std::to_string(settings_.gpu_nodes));

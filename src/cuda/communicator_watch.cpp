@@ -320,7 +320,7 @@ std::vector<NicUse> Communicator::nics() const { return rails_ == nullptr ? std:
 
 Path Communicator::path_of(const Transfer& transfer) const {
   if (!near(transfer.peer)) return Path::rail;
-  return transfer.bytes <= settings_.gpu_low_latency_bytes ? Path::packets : Path::granted;
+  return cuda::path_of(transfer.bytes, low_latency_bytes_);
 }
 
 // The newest of each path, as many as have not ended, oldest first: an operation's paths end each for itself.

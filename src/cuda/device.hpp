@@ -34,13 +34,6 @@ inline void check(cudaError_t error, const std::string& what) {
   throw DeviceError(what + ": " + text_of(error));
 }
 
-// Blocks can be asked to begin together: compute capability 9.0 and later.
-inline bool has_clusters(int device) {
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
-  return major >= 9;
-}
-
 struct StreamDeleter {
   void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
 };

@@ -315,11 +315,12 @@ KernelTraits preload_kernels() {
     check(cudaGetFuncBySymbol(&function, kernel), "loading the kernels");
     traits.functions.emplace_back(kernel, function);
   }
-  int device = 0, processors = 0;
+  int device = 0, major = 0, processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's processors");
   traits.processors = static_cast<std::uint32_t>(processors);
-  if (!has_clusters(device)) return traits;
+  if (major < 9) return traits;
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   // Each has the same threads and registers, but not the same shared memory.
   traits.most_cluster_blocks = kMost;

@@ -83,7 +83,7 @@ struct Message {
   std::uint32_t peer;
   std::uint16_t first_block;  // sends: blocks that begin with it, first to last - 1
   std::uint16_t last_block;
-  std::uint16_t first_warp;  // of an operation in packets alone: has its first packet
+  std::uint16_t first_warp;  // of messages in packets: has its first packet
   Direction direction;
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on

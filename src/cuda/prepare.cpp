@@ -171,8 +171,8 @@ bool wait_for_each_other(std::span<const Message> messages, std::uint64_t most_b
 }
 
 // Of a block's warps, those that only send, while the others only receive; 0: all do both. Once a message waits for credits both ways go on
-// at once, or the credits do: 2 MiB both ways took 14.5 us, and 12.3 with half of the warps each. Where none waits, all warps send and then
-// all receive, and 512 KiB took 6.3 and 6.9 us (2 x H100, docs/cuda-measured.md).
+// at once, or the credits do: 2 MiB both ways took 14.5 us, and 12.4 with half of the warps each. Where none waits, all warps send and then
+// all receive, and 512 KiB took 6.2 and 6.9 us (2 x H100, docs/cuda-measured.md).
 std::uint32_t warps_that_send(std::span<const Message> messages, std::span<const Train> trains) {
   std::uint64_t packets[2] = {};
   bool waits = std::any_of(trains.begin(), trains.end(), [](const Train& train) { return train.packets > kPacketSlots; });
@@ -287,7 +287,8 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
   const std::uint64_t share = std::bit_ceil(divide_up(bytes * most, bytes + sums.granted_sent));
   const std::uint32_t clusters = std::min(most, limits.needed) / largest;
   const std::uint64_t granted_bytes = std::max(sums.bytes[0] - sums.packet_bytes[0], sums.bytes[1] - sums.packet_bytes[1]);
-  if (share > largest / 2 && clusters > 1 && bytes > packets_that_outlast(granted_bytes, largest / 2)) {
+  const bool outlast = sums.pulled_bytes == 0 && bytes > packets_that_outlast(granted_bytes, largest / 2);  // slots are slower than packets
+  if (share > largest / 2 && clusters > 1 && outlast) {
     // Some blocks of each cluster, of which all begin. Bytes both ways are twice the work.
     const std::uint64_t both = sums.packet_bytes[0] + sums.packet_bytes[1], all = both + sums.granted_sent;
     const std::uint64_t wanted = std::min((both * most + all / 2) / all, divide_up(count, kPacketsPerBlock));
@@ -313,7 +314,6 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
 }  // namespace
 
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
-  for (Message& m : messages) m.path = m.bytes <= limits.low_latency_bytes ? Path::packets : Path::granted;
   const bool indirect = choose_indirect(messages, limits);
   const Sums sums = sum_up(messages);
   const std::uint64_t worth = std::max(sums.worth[0], sums.worth[1]);

@@ -9,18 +9,22 @@
 
 namespace railweave::cuda {
 
+// Of a message to or from a rank of the node: by its size alone, so that both ends agree, and by the limit of its communicator.
+constexpr Path path_of(std::uint64_t bytes, std::uint64_t low_latency_bytes) {
+  return bytes <= low_latency_bytes ? Path::packets : Path::granted;
+}
+
 struct LaunchLimits {
-  std::uint32_t blocks = 16;                   // more for an operation with many peers: most_blocks()
-  std::uint64_t low_latency_bytes = 1u << 20;  // a message of at most that many goes in packets; the same on all ranks
-  std::uint32_t cluster_blocks = 1;            // as many blocks begin together or not at all on this device
-  std::uint32_t world = 2;                     // ranks of the communicator, of the largest where there are several
-  bool beside_rails = false;                   // with messages to other nodes, whose kernel has the general roles for the others
-  std::uint32_t host_share = 0;                // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
-  std::uint32_t link_MBps = 0;                 // of the links of an emulated mesh; 0: links are what they are
-  std::uint32_t room = ~0u;                    // never more blocks, whatever else is said here: room_beside()
-  std::uint32_t needed = 1;                    // blocks in clusters of `cluster_blocks` or fewer that all begin, if not together
-  std::uint64_t staged_bytes = 0;              // a message to another node of at most that many waits for no grant where there is room
-  std::uint64_t rail_bytes = 0;                // beside rails: bytes_over_rails() of the messages to and from other nodes
+  std::uint32_t blocks = 16;         // more for an operation with many peers: most_blocks()
+  std::uint32_t cluster_blocks = 1;  // as many blocks begin together or not at all on this device
+  std::uint32_t world = 2;           // ranks of the communicator, of the largest where there are several
+  bool beside_rails = false;         // with messages to other nodes, whose kernel has the general roles for the others
+  std::uint32_t host_share = 0;      // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
+  std::uint32_t link_MBps = 0;       // of the links of an emulated mesh; 0: links are what they are
+  std::uint32_t room = ~0u;          // never more blocks, whatever else is said here: room_beside()
+  std::uint32_t needed = 1;          // blocks in clusters of `cluster_blocks` or fewer that all begin, if not together
+  std::uint64_t staged_bytes = 0;    // a message to another node of at most that many waits for no grant where there is room
+  std::uint64_t rail_bytes = 0;      // beside rails: bytes_over_rails() of the messages to and from other nodes
 };
 
 // Which kernel it takes: whose roles move the messages.
@@ -51,7 +55,7 @@ struct Plan {
 // Of an operation apart.
 inline constexpr std::uint32_t kMostApartCluster = 8;
 
-// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, path, last_of_pair, reports and operation of messages that
+// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, last_of_pair, reports and operation of messages that
 // have all else (`paths` and `relay_slots`: those that there are), takes away the paths that they are not to use, and brings those in
 // packets to the front where the plan says so. Messages of a pair keep their order.
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits);

@@ -47,6 +47,14 @@ struct Work {
   std::byte* base;       // of a push: the destination's buffer, or null for a slot
 };
 
+// Of a message of so many packets; a power of two. All of a bundle's are seen before one is moved, so a pair's slots have to hold them.
+RAILWEAVE_ROLE constexpr std::uint32_t packets_of_bundle(std::uint32_t packets) {
+  std::uint32_t bundle = kBundlePackets;
+  while (bundle * kMostBundles < packets) bundle *= 2;
+  return bundle;
+}
+static_assert(packets_of_bundle(packets_of(8u << 20)) <= kPacketSlots, "the most that gpu_low_latency_bytes may be (settings.cpp)");
+
 // Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
 inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
 
@@ -183,13 +191,7 @@ class Roles {
     for (std::uint64_t bundle = first; bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
     return mine;
   }
-  // Packets of a bundle, which is a power of two.
-  RAILWEAVE_ROLE static std::uint32_t bundle_packets(const Message& m) {
-    const std::uint32_t all = packets_of(m.bytes);
-    std::uint32_t packets = kBundlePackets;
-    while (packets * kMostBundles < all) packets *= 2;
-    return packets;
-  }
+  RAILWEAVE_ROLE static std::uint32_t bundle_packets(const Message& m) { return packets_of_bundle(packets_of(m.bytes)); }
   RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) {
     const std::uint64_t bytes = std::uint64_t{bundle_packets(m)} * Packet::kData;
     return (m.bytes + bytes - 1) / bytes;
@@ -268,8 +270,8 @@ class Roles {
     return work;
   }
 
-  // Loads come before decisions, and each load is one for sends and receives, from different addresses: a trip to L2 is what a look costs,
-  // and lanes of a warp that take different branches make theirs one after another.
+  // Loads come before decisions, and of granted messages each load is one for sends and receives, from different addresses: a trip to L2 is
+  // what a look costs, and lanes of a warp that take different branches make theirs one after another.
   RAILWEAVE_ROLE Step look(std::uint32_t i, std::uint32_t& slot) const {
     return in_packets(message(i)) ? look_at_packets(i, slot) : look_at_granted(i, slot);
   }
@@ -279,8 +281,8 @@ class Roles {
   RAILWEAVE_ROLE Step look_at_packets(std::uint32_t i, std::uint32_t& slot) const {
     const Message& m = message(i);
     const Share& own = share(i);
+    const std::uint64_t unclaimed = all_bundles(m) & ~block_.relaxed(&state(i).claimed);
     if (own.at == 0) {
-      const std::uint64_t unclaimed = all_bundles(m) & ~block_.relaxed(&state(i).claimed);
       if (unclaimed == 0) return Step::over;
       slot = lowest(unclaimed);
       return Step::own_more;
@@ -300,8 +302,12 @@ class Roles {
         ready = ready && (sends(m) ? is_credited(static_cast<Credit>(values[k]), number) : values[k] == packet_flag(number));
       }
     }
-    if (!ready) return Step::waiting;
-    return sends(m) ? Step::push_packets : Step::pull_packets;
+    if (ready) return sends(m) ? Step::push_packets : Step::pull_packets;
+    // Its credits, or its packets, may be waiting for a lower bundle, of a block that has not begun.
+    const std::uint64_t lower = unclaimed & ((std::uint64_t{1} << slot) - 1);
+    if (lower == 0) return Step::waiting;
+    slot = lowest(lower);
+    return Step::own_more;
   }
 
   // What a look at a granted message loads.
@@ -406,7 +412,7 @@ class Roles {
           own_piece(m, own, block_.add(&s.claimed, std::uint64_t{m.piece_bytes}));
         } else {
           const std::uint64_t bit = std::uint64_t{1} << work.slot;
-          own.at = bit & ~block_.take(&s.claimed, bit);
+          own.at |= bit & ~block_.take(&s.claimed, bit);
         }
         return true;
       default: return false;

@@ -62,9 +62,14 @@ std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings
   return "as calibrated (" + kept.path + "): " + (followed.empty() ? "nothing" : followed) + otherwise;
 }
 
-// Messages of that many bytes to all others take no longer in packets than after a grant, in total up to some 6 MiB: as many as this among
-// so many ranks, with one message a pair or three (2 x H100, docs/cuda-measured.md).
-std::uint64_t packets_up_to(std::uint32_t world) { return std::uint64_t{world <= 2 ? 4u : world <= 4 ? 2u : 1u} << 20; }
+// Whether anybody said it; `settings` has what was found.
+bool is_said(const railweave_cuda_config& config, std::string_view name) {
+  const auto& kept = kept_calibration().settings;
+  if (is_set(setting_named(name)) || std::any_of(kept.begin(), kept.end(), [&](const auto& each) { return each.first == name; }))
+    return true;
+  return std::any_of(config.settings, config.settings + config.setting_count,
+                     [&](const railweave_setting& each) { return each.name == name; });
+}
 
 void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept, const ExchangeSettings& settings) {
   static std::atomic<bool> told{false};
@@ -77,10 +82,13 @@ void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept,
 
 }  // namespace
 
-ExchangeSettings settings_of(const railweave_cuda_config& config, bool clusters) {
+// Messages of that many bytes to all others take no longer in packets than after a grant, in all up to some 6 MiB: as many as this among so
+// many ranks, with one message a pair or three (2 x H100, docs/cuda-measured.md).
+std::uint64_t packets_up_to(std::uint32_t ranks) { return std::uint64_t{ranks <= 2 ? 4u : ranks <= 4 ? 2u : 1u} << 20; }
+
+ExchangeSettings settings_of(const railweave_cuda_config& config) {
   const KeptCalibration& kept = kept_calibration();
   ExchangeSettings settings;
-  if (clusters) settings.gpu_low_latency_bytes = packets_up_to(config.world);
   for (const auto& [name, value] : kept.settings) setting_named(name).set(settings, value);
   settings = settings_from_environment(settings);
   // Which interfaces NCCL is to use was said to NCCL.
@@ -93,6 +101,7 @@ ExchangeSettings settings_of(const railweave_cuda_config& config, bool clusters)
     capi::require(config.settings[i].value, "value of a setting");
     set(settings, config.settings[i].name, config.settings[i].value);
   }
+  settings.gpu_low_latency_by_ranks = !is_said(config, "gpu_low_latency_bytes");
   return settings;
 }
 

@@ -71,8 +71,8 @@ constexpr std::array kTable{
             "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers up to twice as many",
             "NCCL 2.28.9 has 17 CTAs from 128 KiB on and 9 at 64 KiB (docs/results.md); `railweave calibrate` measures it", &S::gpu_blocks},
     Setting{"gpu_low_latency_bytes", "bytes", false, 0, 8u << 20,
-            "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree; from "
-            "sm_90 on 4 MiB where nothing sets it in a communicator of two ranks, 2 MiB in one of three or four",
+            "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree; where "
+            "nothing sets it, 4 MiB between two ranks and 2 MiB among three or four, on one node with a GPU from sm_90 on each",
             "2 x H100, docs/cuda-measured.md; `railweave calibrate` measures it", &S::gpu_low_latency_bytes},
     Setting{"gpu_nodes", "nodes", true, 0, 1024,
             "most nodes of a communicator between GPUs; one over more is left to NCCL; 0: one over several is served where ranks reach "

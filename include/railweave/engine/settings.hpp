@@ -31,6 +31,7 @@ struct ExchangeSettings {
   std::uint64_t bootstrap_ms = 60000;
   std::uint64_t gpu_blocks = 16;
   std::uint64_t gpu_low_latency_bytes = 1u << 20;
+  bool gpu_low_latency_by_ranks = false;  // nobody said how many: more among few ranks (cuda::packets_up_to())
   std::uint64_t gpu_nodes = 0;
   std::uint64_t gpu_direct = 1;
   std::uint64_t gpu_timeout_ms = 1'800'000;

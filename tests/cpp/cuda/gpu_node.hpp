@@ -14,6 +14,7 @@
 
 #include "host_block.hpp"
 #include "prepare.hpp"
+#include "sized.hpp"
 #include "waiting.hpp"
 
 namespace railweave::cuda {
@@ -64,6 +65,7 @@ class Node {
   std::uint32_t blocks_at_most = 3;
   // What a device can begin together. With 1, and with messages for the general kernel, there are other readers and writers of packets.
   std::uint32_t cluster_blocks = 8;
+  std::vector<std::uint32_t> blocks_of, clusters_of;  // by rank, where they differ
   std::uint64_t low_latency_bytes = 32u << 10;
   bool mapped = true;
   // Each block, or cluster, begins when the one before it has ended: as if nothing more could be resident.
@@ -118,8 +120,10 @@ class Node {
 
   // The same with messages of other nodes, too: other communicators of the ranks' processes.
   void run(std::uint32_t rank, std::vector<Message> messages) {
-    const Plan plan = prepare(messages, {blocks_at_most, low_latency_bytes, cluster_blocks, static_cast<std::uint32_t>(hosts_.size()),
-                                         false, host_share, link_MBps, ~0u, 2 * cluster_blocks});
+    const std::uint32_t blocks = blocks_of.empty() ? blocks_at_most : blocks_of[rank];
+    const std::uint32_t clusters = clusters_of.empty() ? cluster_blocks : clusters_of[rank];
+    const Plan plan = prepare(sized(messages, low_latency_bytes), {blocks, clusters, static_cast<std::uint32_t>(hosts_.size()), false,
+                                                                   host_share, link_MBps, ~0u, 2 * clusters});
     kernels_[rank].push_back(plan.kernel);
     const OperationHeader header{.state = states_[rank].get(),
                                  .timeout_ns = timeout_ns,

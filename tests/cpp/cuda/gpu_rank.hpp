@@ -58,7 +58,8 @@ struct GpuJob {
   Shape shape;
   std::shared_ptr<RailSwitch> rails;
   std::vector<std::unique_ptr<cuda::Port[]>> ports;  // by rank, for each mate
-  cuda::LaunchLimits limits{2, 8u << 10, 1, 4};
+  std::uint64_t low_latency_bytes = 8u << 10;
+  cuda::LaunchLimits limits{2, 1, 4};
   std::uint32_t delays = 20;  // of 1024 touches of a word
   std::uint64_t timeout_ns = 3600'000'000'000;
   // What a rank's GPU and NIC can; by default slots lie in host memory.
@@ -118,6 +119,7 @@ class GpuRank {
       m.peer = t.peer;
       m.host = &host_;
       m.totals = totals_;
+      m.path = cuda::path_of(t.bytes, job_.low_latency_bytes);
       if (t.peer / job_.shape.ranks != node) {
         m.rail = {port_.get(), &counts_};
         far.push_back(m);

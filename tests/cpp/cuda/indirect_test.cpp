@@ -85,7 +85,7 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
     SCOPED_TRACE(c.what);
     std::vector<Message> messages;
     for (const auto& [direction, peer, bytes] : c.messages) messages.push_back(make(direction, peer, bytes));
-    EXPECT_EQ(prepare(messages, {16, 64u << 10, 16, 4, false, c.host_share, c.link_MBps}).kernel, c.kernel);
+    EXPECT_EQ(prepare(sized(messages, 64u << 10), {16, 16, 4, false, c.host_share, c.link_MBps}).kernel, c.kernel);
     for (std::size_t i = 0; i < messages.size(); ++i) EXPECT_EQ(messages[i].paths, c.paths[i]) << "message " << i;
   }
 }
@@ -93,10 +93,10 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
 // Kernels that do not know the paths are never told of them: their grants name none.
 TEST(PrepareIndirect, NotBesideRailsAndNotInLongOperations) {
   std::vector<Message> beside{make(Direction::receive, 1, 512 * kMiB)};
-  EXPECT_EQ(prepare(beside, {16, 0, 1, 4, true, 118, 0}).kernel, Kernel::granted);
+  EXPECT_EQ(prepare(sized(beside, 0), {16, 1, 4, true, 118, 0}).kernel, Kernel::granted);
   EXPECT_EQ(beside[0].paths, 0);
   std::vector<Message> many(kMaxMessages + 1, make(Direction::receive, 1, 512 * kMiB));
-  EXPECT_EQ(prepare(many, {16, 0, 1, 4, false, 118, 1000}).kernel, Kernel::any);
+  EXPECT_EQ(prepare(sized(many, 0), {16, 1, 4, false, 118, 1000}).kernel, Kernel::any);
   for (const Message& m : many) EXPECT_EQ(m.paths, 0);
 }
 
@@ -109,7 +109,7 @@ TEST(PrepareIndirect, BlocksForTheHost) {
                         Case{3, 500, 0, 8}, Case{1, 118, 0, 33}}) {
     std::vector<Message> messages{make(Direction::send, 1, 256 * kMiB)};
     messages[0].paths = kOverHost;
-    ASSERT_EQ(prepare(messages, {c.blocks, 0, 1, 4, false, c.share, 0}).kernel, Kernel::indirect);
+    ASSERT_EQ(prepare(sized(messages, 0), {c.blocks, 1, 4, false, c.share, 0}).kernel, Kernel::indirect);
     EXPECT_EQ(messages[0].host_blocks, c.host_blocks) << c.blocks << " blocks, " << c.share;
     EXPECT_EQ(messages[0].host_tail, c.tail);
     EXPECT_EQ(messages[0].piece_bytes, kIndirectBytes);
@@ -122,10 +122,10 @@ TEST(PrepareIndirect, BlocksThatPull) {
        {std::tuple{0u, 1u, 8u}, std::tuple{unsigned{kOverHost}, 4u, 12u}, std::tuple{unsigned{kOverTwoRelays}, 16u, 16u}}) {
     std::vector<Message> messages{make(Direction::receive, 1, 256 * kMiB)};
     messages[0].paths = static_cast<std::uint8_t>(paths);
-    EXPECT_EQ(prepare(messages, {16, 0, 1, 4, false, 118, 0}).blocks, mapped);
+    EXPECT_EQ(prepare(sized(messages, 0), {16, 1, 4, false, 118, 0}).blocks, mapped);
     messages[0].paths = static_cast<std::uint8_t>(paths);
     messages[0].receive = {};
-    EXPECT_EQ(prepare(messages, {16, 0, 1, 4, false, 118, 0}).blocks, in_slots);
+    EXPECT_EQ(prepare(sized(messages, 0), {16, 1, 4, false, 118, 0}).blocks, in_slots);
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "sized.hpp"
+
 namespace railweave::cuda {
 namespace {
 
@@ -23,7 +25,20 @@ Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes, HostV
 
 TEST(Prepare, SizeDecidesThePath) {
   std::vector<Message> messages{make(Direction::send, 1, 64u << 10), make(Direction::send, 1, (64u << 10) + 1)};
-  prepare(messages, {16, 64u << 10});
+  prepare(sized(messages, 64u << 10), {16});
+  EXPECT_EQ(messages[0].path, Path::packets);
+  EXPECT_EQ(messages[1].path, Path::granted);
+}
+
+// Its communicator's limit decides, which its peer has as well, whatever else is in the operation: communicators of two ranks and of four
+// have different ones.
+TEST(Prepare, CommunicatorsOfAnOperationHaveTheirOwnLimits) {
+  std::vector<Message> of_two{make(Direction::send, 1, 3u << 20)}, of_four{make(Direction::send, 2, 3u << 20, &hosts[1])};
+  sized(of_two, 4u << 20);
+  sized(of_four, 2u << 20);
+  std::vector<Message> messages{of_four[0], of_two[0]};
+  EXPECT_EQ(prepare(messages, {16, 8}).kernel, Kernel::apart);
+  EXPECT_EQ(messages[0].peer, 1u);
   EXPECT_EQ(messages[0].path, Path::packets);
   EXPECT_EQ(messages[1].path, Path::granted);
 }
@@ -32,7 +47,7 @@ TEST(Prepare, NumbersCountPerPairDirectionAndPath) {
   std::vector<Message> messages{make(Direction::send, 1, 10'000),    make(Direction::send, 2, 10), make(Direction::send, 1, 100'000),
                                 make(Direction::receive, 1, 10),     make(Direction::send, 1, 1),  make(Direction::send, 1, 200'000),
                                 make(Direction::receive, 1, 100'000)};
-  ASSERT_EQ(prepare(messages, {16, 64u << 10, 16}).packet_messages, 4u);
+  ASSERT_EQ(prepare(sized(messages, 64u << 10), {16, 16}).packet_messages, 4u);
   struct {
     std::uint64_t bytes;
     std::uint32_t ordinal;
@@ -55,7 +70,7 @@ TEST(Prepare, NumbersCountPerPairDirectionAndPath) {
 TEST(Prepare, OneReportForEachCommunicatorAndPath) {
   std::vector<Message> messages{make(Direction::send, 1, 1), make(Direction::send, 1, 1, &hosts[1]),
                                 make(Direction::send, 2, 1, &hosts[1])};
-  prepare(messages, {});
+  prepare(sized(messages, 1u << 20), {});
   EXPECT_TRUE(messages[0].reports);
   EXPECT_TRUE(messages[1].reports);
   EXPECT_FALSE(messages[2].reports);
@@ -69,7 +84,7 @@ TEST(Prepare, AGrantWaitsForTheMessageWhosePlaceItTakes) {
       messages.push_back(make(Direction::receive, 1, 100'000));
       messages.push_back(make(Direction::receive, 2, 10));
     }
-    const Plan plan = prepare(messages, {blocks, 64u << 10, 16});
+    const Plan plan = prepare(sized(messages, 64u << 10), {blocks, 16});
     EXPECT_EQ(plan.kernel, blocks == 1 ? Kernel::any : Kernel::apart);
     std::vector<std::int32_t> granted;
     for (std::size_t i = plan.packet_messages; i < messages.size(); ++i) {
@@ -92,7 +107,7 @@ TEST_P(Most, FollowsTheNumberOfPeers) {
   const auto [world, peers, bytes, blocks] = GetParam();
   std::vector<Message> messages;
   for (std::uint32_t peer = 0; peer < peers; ++peer) messages.push_back(make(Direction::send, peer, bytes));
-  EXPECT_EQ(prepare(messages, {16, 64u << 10, 1, world}).blocks, blocks);
+  EXPECT_EQ(prepare(sized(messages, 64u << 10), {16, 1, world}).blocks, blocks);
 }
 // Small, or to few: as NCCL's 9 and 17. Four GPUs that send to all: 8 each. One peer of more: not above NCCL's 11.
 INSTANTIATE_TEST_SUITE_P(Table, Most,
@@ -105,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Table, Most,
 TEST(Prepare, AllPeersOfABalancedOperationHaveAsManyBlocks) {
   std::vector<Message> messages;
   for (std::uint32_t peer = 0; peer < 3; ++peer) messages.push_back(make(Direction::send, peer, 16u << 20));
-  prepare(messages, {16, 512u << 10, 16, 4});
+  prepare(sized(messages, 512u << 10), {16, 16, 4});
   for (const Message& m : messages) EXPECT_EQ(m.last_block - m.first_block, 8);
 }
 
@@ -120,7 +135,7 @@ TEST_P(Apart, PacketsHaveAsMuchOfTheBlocksAsOfTheBytes) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
-  const Plan plan = prepare(messages, {16, 512u << 10, GetParam().cluster_blocks, 2});
+  const Plan plan = prepare(sized(messages, 512u << 10), {16, GetParam().cluster_blocks, 2});
   ASSERT_EQ(plan.kernel, Kernel::apart);
   EXPECT_EQ(plan.blocks, GetParam().blocks);
   EXPECT_EQ(plan.packet_blocks, GetParam().packet_blocks);
@@ -149,9 +164,9 @@ TEST_P(Spread, WhereHalfAClusterIsTooLittleForPackets) {
     for (const std::uint64_t bytes : expected.sends) messages.push_back(make(Direction::send, peer, bytes));
     for (const std::uint64_t bytes : expected.receives) messages.push_back(make(Direction::receive, peer, bytes));
   }
-  LaunchLimits limits{16, 4u << 20, 8, expected.world};
+  LaunchLimits limits{16, 8, expected.world};
   limits.needed = 24;
-  const Plan plan = prepare(messages, limits);
+  const Plan plan = prepare(sized(messages, 4u << 20), limits);
   ASSERT_EQ(plan.kernel, Kernel::apart);
   EXPECT_EQ(plan.blocks, expected.blocks);
   EXPECT_EQ(plan.packet_blocks, expected.packet_blocks);
@@ -182,7 +197,7 @@ TEST_P(Split, WhereAMessageWaitsForCreditsWarpsSendOrReceive) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
-  const Plan plan = prepare(messages, {16, 4u << 20, 8, 2, false, 0, 0, ~0u, 16});
+  const Plan plan = prepare(sized(messages, 4u << 20), {16, 8, 2, false, 0, 0, ~0u, 16});
   ASSERT_EQ(plan.kernel, Kernel::packets);
   EXPECT_EQ(plan.send_warps, GetParam().send_warps);
   const std::uint32_t warps = plan.blocks * kBundlePackets;
@@ -209,8 +224,8 @@ TEST(Prepare, PacketsOfAPairAreATrain) {
     messages.push_back(make(Direction::send, 1 + i % 2, 8'000 + i));
     messages.push_back(make(Direction::receive, 1 + i % 2, 100 + i, &hosts[i % 2]));
   }
-  const LaunchLimits limits{16, 1u << 20, 8, 3, false, 0, 0, ~0u, 16};
-  const Plan plan = prepare(messages, limits);
+  const LaunchLimits limits{16, 8, 3, false, 0, 0, ~0u, 16};
+  const Plan plan = prepare(sized(messages, 1u << 20), limits);
   EXPECT_EQ(plan.kernel, Kernel::packets);
   ASSERT_EQ(plan.trains.size(), 4u);
   std::uint32_t next = 0, reporters = 0;
@@ -234,27 +249,27 @@ TEST(Prepare, PacketsOfAPairAreATrain) {
   EXPECT_EQ(reporters, 2u) << "one for each communicator";
 
   std::vector<Message> few{make(Direction::send, 1, 400'000), make(Direction::send, 1, 400'000), make(Direction::receive, 1, 400'000)};
-  EXPECT_TRUE(prepare(few, limits).trains.empty()) << "its slots hold both";
+  EXPECT_TRUE(prepare(sized(few, 1u << 20), limits).trains.empty()) << "its slots hold both";
   few.push_back(make(Direction::send, 1, 400'000));
-  EXPECT_EQ(prepare(few, limits).trains.size(), 2u);
+  EXPECT_EQ(prepare(sized(few, 1u << 20), limits).trains.size(), 2u);
   std::vector<Message> beside{few};
   beside.push_back(make(Direction::send, 1, 2u << 20));
-  const Plan apart = prepare(beside, limits);
+  const Plan apart = prepare(sized(beside, 1u << 20), limits);
   EXPECT_EQ(apart.kernel, Kernel::apart);
   EXPECT_EQ(apart.trains.size(), 2u);
   EXPECT_EQ(apart.packet_messages, 4u);
 
   std::vector<Message> many;
   for (std::uint32_t i = 0; i < 2 * kMaxMessages; ++i) many.push_back(make(Direction::send, 1 + i % 3, 1));
-  EXPECT_EQ(prepare(many, limits).kernel, Kernel::packets) << "also where they do not fit into a kernel's parameters";
+  EXPECT_EQ(prepare(sized(many, 1u << 20), limits).kernel, Kernel::packets) << "also where they do not fit into a kernel's parameters";
   many.push_back(make(Direction::send, 1, 2u << 20));
-  EXPECT_EQ(prepare(many, limits).kernel, Kernel::any);
+  EXPECT_EQ(prepare(sized(many, 1u << 20), limits).kernel, Kernel::any);
   std::vector<Message> pairs;
   for (std::uint32_t i = 0; i < kMaxPacketMessages + 1; ++i) {
     pairs.push_back(make(i % 2 == 0 ? Direction::send : Direction::receive, i / 2 % 16, 1));
     pairs.back().local = reinterpret_cast<Port*>(sizeof(Port) * (i + 1));
   }
-  EXPECT_EQ(prepare(pairs, limits).kernel, Kernel::any) << "more trains than lanes";
+  EXPECT_EQ(prepare(sized(pairs, 1u << 20), limits).kernel, Kernel::any) << "more trains than lanes";
 }
 
 struct BlocksCase {
@@ -267,7 +282,7 @@ TEST_P(Blocks, FollowTheBytes) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 2, bytes));
-  const Plan plan = prepare(messages, {16, 32u << 10});
+  const Plan plan = prepare(sized(messages, 32u << 10), {16});
   EXPECT_EQ(plan.blocks, GetParam().blocks);
 }
 INSTANTIATE_TEST_SUITE_P(Table, Blocks,
@@ -291,7 +306,7 @@ TEST(Prepare, WhatComesThroughSlotsHasBlocksToPullIt) {
       messages.push_back(make(Direction::receive, 1, bytes));
       messages.back().receive = {};
     }
-    const Plan plan = prepare(messages, {16, 32u << 10, 16});
+    const Plan plan = prepare(sized(messages, 32u << 10), {16, 16});
     EXPECT_EQ(plan.kernel, c.kernel);
     EXPECT_EQ(plan.blocks, c.blocks) << c.sends.size() << " sends, " << c.receives.size() << " receives";
   }
@@ -318,7 +333,7 @@ TEST(Plan, TheMessagesDecideTheKernel) {
                         Case{many_small, Kernel::packets}, Case{many_large, Kernel::granted}, Case{more_large, Kernel::any}}) {
     std::vector<Message> messages;
     for (const std::uint64_t bytes : c.bytes) messages.push_back(make(Direction::send, 1, bytes));
-    EXPECT_EQ(prepare(messages, {16, kLimit, 16}).kernel, c.kernel) << c.bytes.size() << " messages";
+    EXPECT_EQ(prepare(sized(messages, kLimit), {16, 16}).kernel, c.kernel) << c.bytes.size() << " messages";
   }
 }
 
@@ -326,7 +341,7 @@ TEST_P(Packets, HaveAKernelOfTheirOwnWhereBlocksBeginTogether) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 2, bytes));
-  const Plan plan = prepare(messages, {GetParam().blocks_at_most, 2u << 20, GetParam().cluster_blocks});
+  const Plan plan = prepare(sized(messages, 2u << 20), {GetParam().blocks_at_most, GetParam().cluster_blocks});
   EXPECT_EQ(plan.kernel, GetParam().kernel);
   EXPECT_EQ(plan.blocks, GetParam().blocks);
 }
@@ -350,22 +365,22 @@ TEST(Prepare, ManyPacketsHaveAllClustersThatSurelyBegin) {
   } const cases[] = {{8, 8, 8, 8}, {8, 16, 16, 8}, {8, 40, 16, 8}, {4, 12, 8, 4}, {4, 16, 16, 4}};
   for (const auto& each : cases) {
     std::vector<Message> messages{make(Direction::send, 1, 1u << 20)};
-    LaunchLimits limits{16, 1u << 20, each.cluster_blocks};
+    LaunchLimits limits{16, each.cluster_blocks};
     limits.needed = each.needed;
-    const Plan plan = prepare(messages, limits);
+    const Plan plan = prepare(sized(messages, 1u << 20), limits);
     ASSERT_EQ(plan.kernel, Kernel::packets);
     EXPECT_EQ(plan.blocks, each.blocks) << each.cluster_blocks << " " << each.needed;
     EXPECT_EQ(plan.cluster, each.cluster);
     EXPECT_EQ(plan.ahead(), each.blocks - each.cluster) << "may run while the last cluster has not begun";
   }
   std::vector<Message> messages{make(Direction::send, 1, 1u << 20), make(Direction::send, 1, 2u << 20)};
-  EXPECT_EQ(prepare(messages, {16, 1u << 20, 8}).ahead(), 0u) << "one cluster does everything";
+  EXPECT_EQ(prepare(sized(messages, 1u << 20), {16, 8}).ahead(), 0u) << "one cluster does everything";
 }
 
 TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
   std::vector<Message> messages{make(Direction::send, 0, 3 * Packet::kData), make(Direction::receive, 0, 1),
                                 make(Direction::send, 1, 30 * Packet::kData), make(Direction::send, 2, 1), make(Direction::receive, 1, 1)};
-  ASSERT_EQ(prepare(messages, {2, 2u << 20, 16}).blocks, 1u);
+  ASSERT_EQ(prepare(sized(messages, 2u << 20), {2, 16}).blocks, 1u);
   const std::uint16_t first[] = {0, 0, 3, 1, 1};  // of 16 warps
   for (std::size_t i = 0; i < messages.size(); ++i) EXPECT_EQ(messages[i].first_warp, first[i]) << i;
 }
@@ -373,7 +388,7 @@ TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
 TEST(Prepare, BlocksGoToSendsByBytes) {
   std::vector<Message> messages{make(Direction::send, 0, 1u << 20), make(Direction::send, 1, 14u << 20),
                                 make(Direction::receive, 1, 50'000), make(Direction::send, 2, 1u << 20)};
-  ASSERT_EQ(prepare(messages, {16, 32u << 10, 1, 8}).blocks, 16u);
+  ASSERT_EQ(prepare(sized(messages, 32u << 10), {16, 1, 8}).blocks, 16u);
   EXPECT_EQ(messages[0].first_block, 0);
   EXPECT_EQ(messages[0].last_block, 1);
   EXPECT_EQ(messages[1].first_block, 1);
@@ -386,10 +401,10 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
 
 TEST(Prepare, AShortShareIsOnePiece) {
   std::vector<Message> messages{make(Direction::send, 1, 512u << 10)};
-  ASSERT_EQ(prepare(messages, {16, 64u << 10}).blocks, 16u);
+  ASSERT_EQ(prepare(sized(messages, 64u << 10), {16}).blocks, 16u);
   EXPECT_EQ(messages[0].piece_bytes, 32u << 10);
   messages[0].bytes = 100'000;
-  ASSERT_EQ(prepare(messages, {16, 64u << 10}).blocks, 7u);
+  ASSERT_EQ(prepare(sized(messages, 64u << 10), {16}).blocks, 7u);
   EXPECT_EQ(messages[0].piece_bytes, 14u << 10);
 }
 

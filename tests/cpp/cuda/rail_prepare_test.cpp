@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rail_port.hpp"
+#include "sized.hpp"
 
 namespace railweave::cuda {
 namespace {
@@ -64,10 +65,10 @@ TEST(PrepareRails, MessagesInsideTheNodeAreLeftToTheGeneralRoles) {
   for (std::size_t i = 0; i < near.size(); ++i) near[i].local = &ports[i % 2];
   LaunchLimits limits;
   limits.cluster_blocks = 8;
-  EXPECT_EQ(prepare(near, limits).kernel, Kernel::apart);
+  EXPECT_EQ(prepare(sized(near, 1u << 20), limits).kernel, Kernel::apart);
   limits.beside_rails = true;
   std::vector<Message> rails{message(Direction::send, &a, 9)};
-  const Plan plan = prepare_rails(rails, prepare(near, limits), limits);
+  const Plan plan = prepare_rails(rails, prepare(sized(near, 1u << 20), limits), limits);
   EXPECT_EQ(plan.kernel, Kernel::rails);
   EXPECT_EQ(plan.packet_messages, 0u);
   EXPECT_GT(plan.blocks, 4u);
@@ -94,7 +95,7 @@ TEST_P(BlocksBeside, MessagesInsideTheNodeNeedBeNoFasterThanRails) {
   std::vector<Message> rails{message(Direction::send, &a, c.rails), message(Direction::receive, &a, c.rails / 2)};
   limits.rail_bytes = bytes_over_rails(rails);
   EXPECT_EQ(limits.rail_bytes, c.rails);
-  EXPECT_EQ(prepare(near, limits).blocks, c.blocks);
+  EXPECT_EQ(prepare(sized(near, 1u << 20), limits).blocks, c.blocks);
 }
 constexpr std::uint64_t operator""_MiB(unsigned long long n) { return n << 20; }
 INSTANTIATE_TEST_SUITE_P(Table, BlocksBeside,
@@ -113,10 +114,10 @@ TEST(PrepareRails, FewBlocksBesideRailsAreNotMore) {
   LaunchLimits limits;
   limits.beside_rails = true;
   limits.rail_bytes = 1_MiB;
-  EXPECT_EQ(prepare(near, limits).blocks, 1u) << "a mapped receive needs one that grants";
+  EXPECT_EQ(prepare(sized(near, 1u << 20), limits).blocks, 1u) << "a mapped receive needs one that grants";
   near[0].receive.buffer = kNoBuffer;
   limits.room = 2;
-  EXPECT_EQ(prepare(near, limits).blocks, 2u);
+  EXPECT_EQ(prepare(sized(near, 1u << 20), limits).blocks, 2u);
 }
 
 struct Case {

@@ -289,6 +289,78 @@ INSTANTIATE_TEST_SUITE_P(Counts, ManyMessages,
                          testing::Values(std::tuple{40u, 100'000u, 0u}, std::tuple{40u, 5'000u, 300'000u}, std::tuple{10u, 128u << 10, 0u},
                                          std::tuple{300u, 9'000u, 0u}));
 
+// Ranks whose plans differ: one has packets alone, another the same beside granted messages, in trains or not, or general roles.
+class PlansDiffer : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(PlansDiffer, EveryByteArrives) {
+  const std::uint64_t seed = GetParam();
+  std::mt19937_64 random(seed);
+  const std::uint32_t world = 2 + random() % 3;
+  Node node(world, seed);
+  node.delays = random() % 2 == 0 ? 0 : 5;
+  constexpr std::uint64_t kLimits[] = {64u << 10, 512u << 10, 1u << 20, 4u << 20, 8u << 20};
+  node.low_latency_bytes = kLimits[random() % std::size(kLimits)];
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    node.clusters_of.push_back(1u << random() % 3);
+    node.blocks_of.push_back(1 + random() % 8);
+  }
+  Program program(world);
+  for (std::size_t op = 0; op < 3; ++op) {
+    const std::size_t count = random() % 4 == 0 ? 280 : random() % 3 == 0 ? 1 + random() % 60 : 1 + random() % 6;
+    const std::uint64_t most = std::min<std::uint64_t>(10'000'000 / count, 9u << 20);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t bytes = 1 + random() % (random() % 3 == 0 ? most : std::min<std::uint64_t>(most, 20'000));
+      program.add(random, random() % world, op, random() % world, op, bytes);
+    }
+  }
+  program.run(node);
+  program.check();
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    EXPECT_EQ(node.host(rank).error, 0u);
+    for (const PartState& part : node.state(rank).parts) EXPECT_EQ(part.left, 0u);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, PlansDiffer, testing::Range<std::uint64_t>(1, 25));
+
+// Of the general kernel, too, with a message of more packets than slots: its block takes on what those that have not begun would have.
+class OneBlockAtATime : public testing::TestWithParam<std::tuple<std::uint64_t, std::uint32_t, bool>> {};
+
+TEST_P(OneBlockAtATime, MovesMoreThanSlotsHold) {
+  const auto [bytes, blocks, both_ways] = GetParam();
+  std::mt19937_64 random(3);
+  Node node(2);
+  node.cluster_blocks = 1;
+  node.blocks_at_most = blocks;
+  node.low_latency_bytes = 8u << 20;
+  node.one_at_a_time = true;
+  node.timeout_ns = 60'000'000'000;
+  Program program(2);
+  program.add(random, 0, 0, 1, 0, bytes);
+  if (both_ways) program.add(random, 1, 0, 0, 0, bytes);
+  program.run(node);
+  program.check();
+  EXPECT_EQ(node.kernels(0).front(), Kernel::any);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
+}
+INSTANTIATE_TEST_SUITE_P(Sizes, OneBlockAtATime,
+                         testing::Combine(testing::Values(500'000u, 1u << 20, 5u << 20), testing::Values(4u, 16u), testing::Bool()));
+
+// An abort reaches whoever waits in trains, and counts nothing.
+TEST(Roles, AnAbortEndsTrains) {
+  Node node(2);
+  node.low_latency_bytes = 64u << 10;
+  Bytes came(40 * 5'000);
+  std::vector<Transfer> receives;
+  for (std::size_t i = 0; i < 40; ++i) receives.push_back({Direction::receive, 1, came.data() + i * 5'000, 5'000});
+  std::jthread waiting([&] { node.run(0, receives); });
+  std::atomic_ref(node.host(0).stop).store(1);
+  waiting.join();
+  EXPECT_EQ(node.kernels(0).front(), Kernel::packets);
+  EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
+  EXPECT_EQ(node.completed(0), 0u);
+  for (const PartState& part : node.state(0).parts) EXPECT_EQ(part.left + part.stopped, 0u);
+}
+
 TEST(Roles, SizesThatDifferStopTheSource) {
   std::mt19937_64 random(10);
   Node node(2);

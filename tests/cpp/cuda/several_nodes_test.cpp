@@ -142,35 +142,34 @@ TEST(Interfaces, AreNccls) {
   railweave_cuda_config config{};
   config.size = sizeof config;
   ::setenv("NCCL_SOCKET_IFNAME", "^=eth1", 1);
-  EXPECT_EQ(settings_of(config, false).interfaces, "^=eth1");
+  EXPECT_EQ(settings_of(config).interfaces, "^=eth1");
   ::setenv("RAILWEAVE_INTERFACES", "rail", 1);
-  EXPECT_EQ(settings_of(config, false).interfaces, "rail");
+  EXPECT_EQ(settings_of(config).interfaces, "rail");
   ::unsetenv("RAILWEAVE_INTERFACES");
   ::unsetenv("NCCL_SOCKET_IFNAME");
-  EXPECT_EQ(settings_of(config, false).interfaces, "");
+  EXPECT_EQ(settings_of(config).interfaces, "");
 }
 
 // Fewer ranks share what an operation may have in packets. What somebody said counts for all of them.
-TEST(LowLatencyBytes, FollowTheNumberOfRanks) {
+TEST(LowLatencyBytes, FollowTheNumberOfRanksWhereNothingSaysThem) {
+  EXPECT_EQ(packets_up_to(2), 4u << 20);
+  EXPECT_EQ(packets_up_to(3), 2u << 20);
+  EXPECT_EQ(packets_up_to(4), 2u << 20);
+  EXPECT_EQ(packets_up_to(5), 1u << 20);
+  EXPECT_EQ(packets_up_to(64), 1u << 20);
   railweave_cuda_config config{};
   config.size = sizeof config;
-  const auto of_ranks = [&](std::uint32_t world, bool clusters) {
-    config.world = world;
-    return settings_of(config, clusters).gpu_low_latency_bytes >> 20;
-  };
-  EXPECT_EQ(of_ranks(2, true), 4u);
-  EXPECT_EQ(of_ranks(3, true), 2u);
-  EXPECT_EQ(of_ranks(4, true), 2u);
-  EXPECT_EQ(of_ranks(5, true), 1u);
-  EXPECT_EQ(of_ranks(64, true), 1u);
-  EXPECT_EQ(of_ranks(2, false), 1u);
-  ::setenv("RAILWEAVE_GPU_LOW_LATENCY_BYTES", "3MiB", 1);
-  EXPECT_EQ(of_ranks(2, true), 3u);
-  EXPECT_EQ(of_ranks(8, true), 3u);
-  const railweave_setting setting{"gpu_low_latency_bytes", "7MiB"};
-  config.settings = &setting;
+  EXPECT_TRUE(settings_of(config).gpu_low_latency_by_ranks);
+  const railweave_setting other{"gpu_blocks", "4"}, setting{"gpu_low_latency_bytes", "7MiB"};
+  config.settings = &other;
   config.setting_count = 1;
-  EXPECT_EQ(of_ranks(4, true), 7u);
+  EXPECT_TRUE(settings_of(config).gpu_low_latency_by_ranks);
+  config.settings = &setting;
+  EXPECT_FALSE(settings_of(config).gpu_low_latency_by_ranks);
+  EXPECT_EQ(settings_of(config).gpu_low_latency_bytes, 7u << 20);
+  config.setting_count = 0;
+  ::setenv("RAILWEAVE_GPU_LOW_LATENCY_BYTES", "1MiB", 1);
+  EXPECT_FALSE(settings_of(config).gpu_low_latency_by_ranks);
   ::unsetenv("RAILWEAVE_GPU_LOW_LATENCY_BYTES");
 }
 

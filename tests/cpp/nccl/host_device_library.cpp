@@ -200,7 +200,7 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
   return guarded([&] {
     if (const char* told = std::getenv("STAND_IN_TELLS"); told != nullptr) config->log(config->log_context, told);
     if (const char* warned = std::getenv("STAND_IN_WARNS"); warned != nullptr) config->warn(config->log_context, warned);
-    const ExchangeSettings chosen = cuda::settings_of(*config, false);
+    const ExchangeSettings chosen = cuda::settings_of(*config);
     if (std::getenv("STAND_IN_TELLS_SETTINGS") != nullptr) {
       const std::string text = "runs with " + std::to_string(chosen.gpu_blocks) + " blocks, packets to " +
                                std::to_string(chosen.gpu_low_latency_bytes) + ", " + std::to_string(chosen.gpu_host_share) +
