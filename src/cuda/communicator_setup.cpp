@@ -200,8 +200,8 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
     check_equal(who, "checksum", theirs.checksum, mine.checksum);
     check_equal(who, "gpu_emulated_mesh", theirs.emulated_mesh, mine.emulated_mesh);
     // Nodes of a lab may share GPUs, too. Ranks of this process are counted by what they hold. A GPU without a name is nobody else's.
-    if (is_named(mine.gpu) && std::memcmp(&theirs.gpu, &mine.gpu, sizeof mine.gpu) == 0) others_here += theirs.process != mine.process;
     const auto is_theirs = [&](const cudaUUID_t& gpu) { return is_named(gpu) && std::memcmp(&gpu, &theirs.gpu, sizeof gpu) == 0; };
+    if (is_theirs(mine.gpu)) others_here += theirs.process != mine.process;
     shared = shared || std::any_of(gpus.begin(), gpus.end(), is_theirs);
     gpus.push_back(theirs.gpu);
     by_ranks = by_ranks && theirs.by_ranks != 0;

@@ -155,13 +155,13 @@ std::vector<Train> make_trains(std::span<Message> packets) {
   return trains;
 }
 
-// Of messages in packets: of one pair several that have more packets than slots together, though perhaps not alone.
-bool wait_for_each_other(std::span<const Message> messages, std::uint64_t most_bytes) {
-  if (messages.size() <= 2 || most_bytes <= std::uint64_t{kPacketSlots} * Packet::kData) return false;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
+// Whether a pair has several messages, all in packets, that together have more than it has slots. `most_bytes`: of the fuller direction.
+bool wait_for_each_other(std::span<const Message> packets_only, std::uint64_t most_bytes) {
+  if (packets_only.size() <= 2 || most_bytes <= std::uint64_t{kPacketSlots} * Packet::kData) return false;
+  for (std::size_t i = 0; i < packets_only.size(); ++i) {
     std::uint64_t packets = 0, count = 0;
-    for (const Message& m : messages.subspan(i)) {
-      if (m.path != Path::packets || m.local != messages[i].local || m.direction != messages[i].direction) continue;
+    for (const Message& m : packets_only.subspan(i)) {
+      if (m.local != packets_only[i].local || m.direction != packets_only[i].direction) continue;
       packets += packets_of(m.bytes);
       ++count;
     }

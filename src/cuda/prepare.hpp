@@ -52,7 +52,7 @@ struct Plan {
   std::uint32_t ahead() const { return kernel == Kernel::packets || packet_blocks > packet_blocks_a_cluster ? blocks - cluster : 0; }
 };
 
-// Of an operation apart.
+// Blocks of a cluster of an operation apart, at most.
 inline constexpr std::uint32_t kMostApartCluster = 8;
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, last_of_pair, reports and operation of messages that

@@ -62,7 +62,7 @@ std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings
   return "as calibrated (" + kept.path + "): " + (followed.empty() ? "nothing" : followed) + otherwise;
 }
 
-// Whether anybody said it; `settings` has what was found.
+// Whether a variable, a calibration or the config says it.
 bool is_said(const railweave_cuda_config& config, std::string_view name) {
   const auto& kept = kept_calibration().settings;
   if (is_set(setting_named(name)) || std::any_of(kept.begin(), kept.end(), [&](const auto& each) { return each.first == name; }))

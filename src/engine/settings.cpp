@@ -88,8 +88,8 @@ constexpr std::array kTable{
     Setting{
         "gpu_virtual_memory", "", false, 0, 1,
         "1: receive buffers in virtual memory (PyTorch's expandable segments, ncclMemAlloc) are mapped by the other ranks of the node; 0: "
-        "they are reached through slots",
-        "4 x H200: as fast as memory of cudaMalloc; slots give a pair 35 GB/s of 369 (docs/cuda-measured.md)", &S::gpu_virtual_memory},
+        "they count as memory that cannot be mapped",
+        "4 x H200: as fast as memory of cudaMalloc; slots give a pair 18 GB/s of 369 (docs/cuda-measured.md)", &S::gpu_virtual_memory},
     Setting{
         "gpu_staging_bytes", "bytes", false, 0, 4ull << 30,
         "of a communicator, allocated when a receive buffer is met that other ranks cannot map (memory pools): messages are received there "
