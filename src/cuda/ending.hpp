@@ -24,7 +24,7 @@ RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t
 }
 RAILWEAVE_ROLE Part granted_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[1], header.state->messages, messages + header.packet_messages, header.count - header.packet_messages,
-          header.timeout_ns};
+          header.timeout_ns,       header.link_MBps};
 }
 
 RAILWEAVE_ROLE Part rail_part(const OperationHeader& header, const Message* messages) {

@@ -54,7 +54,7 @@ bool crowds(const Message& m, const Traffic& same) {
 
 bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits) {
   const bool possible = !limits.beside_rails && messages.size() <= kMaxMessages &&
-                        std::all_of(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::granted; });
+                        std::any_of(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::granted; });
   const auto large = [&](const Message& m, bool over_host) {
     return over_host ? limits.host_share != 0 && (m.paths & kOverHost) != 0 && m.bytes >= least_over_host(limits)
                      : (m.paths & ~kOverHost) != 0 && m.bytes >= least_over_relays(m);
@@ -67,8 +67,9 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits) {
   for (Message& m : messages) {
     const Traffic &same = traffic[static_cast<int>(m.direction)], &other = traffic[1 - static_cast<int>(m.direction)];
     std::uint8_t wanted = 0;
-    if (any_large && large(m, true) && widens(m, same, other)) wanted |= kOverHost;
-    if (any_large && large(m, false) && crowds(m, same)) wanted |= static_cast<std::uint8_t>(~kOverHost);
+    const bool may = any_large && m.path == Path::granted;
+    if (may && large(m, true) && widens(m, same, other)) wanted |= kOverHost;
+    if (may && large(m, false) && crowds(m, same)) wanted |= static_cast<std::uint8_t>(~kOverHost);
     m.paths &= wanted;
     m.relay_slots = std::max(m.relay_slots, std::uint8_t{1});
     m.host_blocks = 0;

@@ -30,16 +30,16 @@ __device__ __forceinline__ void wait_for_earlier_work() {
 #endif
 }
 
-// Which cluster of the grid this block is in, and which of its blocks it is.
+// Which cluster of the grid this block is in, and which of its blocks it is. Where there are none a block is one.
 __device__ __forceinline__ std::uint32_t cluster_index() {
-  std::uint32_t value = 0;
+  std::uint32_t value = blockIdx.x;
 #if __CUDA_ARCH__ >= 900
   asm("mov.u32 %0, %%clusterid.x;" : "=r"(value));
 #endif
   return value;
 }
 __device__ __forceinline__ std::uint32_t place_in_cluster() {
-  std::uint32_t value = blockIdx.x;
+  std::uint32_t value = 0;
 #if __CUDA_ARCH__ >= 900
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(value));
 #endif
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) exchange_packet_trains(const __grid_
 }
 
 // Where packets have blocks of their own: the others run the roles of granted messages, and these those of `packets`.
-template <std::uint32_t Capacity, typename Packets>
+template <std::uint32_t Capacity, bool kIndirect, typename Packets>
 __device__ __forceinline__ void run_apart(const OperationHeader& header, const Message* messages, Packets&& packets) {
   const std::uint32_t own = header.packet_blocks_a_cluster, before = cluster_index() * own, place = place_in_cluster();
   if (place < own && before < header.packet_blocks) {
@@ -92,20 +92,21 @@ __device__ __forceinline__ void run_apart(const OperationHeader& header, const M
     packets(warp, packet_part(header, messages));
   } else {
     DeviceBlock<Capacity> block(header.packet_blocks, min(before + own, header.packet_blocks));
-    Roles<DeviceBlock<Capacity>, false>(block, granted_part(header, messages)).run();
+    Roles<DeviceBlock<Capacity>, false, kIndirect>(block, granted_part(header, messages)).run();
   }
 }
 
-template <std::uint32_t Capacity>
+template <std::uint32_t Capacity, bool kIndirect = false>
 __global__ void __launch_bounds__(kThreads) exchange_apart(const __grid_constant__ Parameters<Capacity> parameters) {
   wait_for_earlier_work();
-  run_apart<Capacity>(parameters.header, parameters.messages,
-                      [](DeviceWarp& warp, const Part& part) { PacketRoles<DeviceWarp>(warp, part).run(); });
+  run_apart<Capacity, kIndirect>(parameters.header, parameters.messages,
+                                 [](DeviceWarp& warp, const Part& part) { PacketRoles<DeviceWarp>(warp, part).run(); });
 }
 
+template <bool kIndirect>
 __global__ void __launch_bounds__(kThreads) exchange_apart_trains(const __grid_constant__ TrainParameters parameters) {
   wait_for_earlier_work();
-  run_apart<kMaxMessages>(parameters.header, parameters.messages, [&](DeviceWarp& warp, const Part& part) {
+  run_apart<kMaxMessages, kIndirect>(parameters.header, parameters.messages, [&](DeviceWarp& warp, const Part& part) {
     PacketRoles<DeviceWarp, false, true>(warp, in_trains(part, parameters.trains)).run();
   });
 }
@@ -295,6 +296,8 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange<kMaxMessages, false, true>),
                            reinterpret_cast<const void*>(&exchange_apart<kSome>),
                            reinterpret_cast<const void*>(&exchange_apart<kMaxMessages>),
+                           reinterpret_cast<const void*>(&exchange_apart<kSome, true>),
+                           reinterpret_cast<const void*>(&exchange_apart<kMaxMessages, true>),
                            reinterpret_cast<const void*>(&exchange_rails),
                            reinterpret_cast<const void*>(&exchange_list),
                            reinterpret_cast<const void*>(&write_list),
@@ -305,7 +308,8 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange_packets<kSome, true>),
                            reinterpret_cast<const void*>(&exchange_packets<kMaxPacketMessages, true>),
                            reinterpret_cast<const void*>(&exchange_packet_trains),
-                           reinterpret_cast<const void*>(&exchange_apart_trains),
+                           reinterpret_cast<const void*>(&exchange_apart_trains<false>),
+                           reinterpret_cast<const void*>(&exchange_apart_trains<true>),
                            reinterpret_cast<const void*>(&exchange_packet_list)};
   KernelTraits traits;
   for (const void* kernel : kernels) {
@@ -329,7 +333,8 @@ KernelTraits preload_kernels() {
   };
   bound(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>, &exchange_packets<kFew, true>,
         &exchange_packets<kSome, true>, &exchange_packets<kMaxPacketMessages, true>, &exchange_packet_trains, &exchange_packet_list,
-        &exchange_apart<kSome>, &exchange_apart<kMaxMessages>, &exchange_apart_trains);
+        &exchange_apart<kSome>, &exchange_apart<kMaxMessages>, &exchange_apart<kSome, true>, &exchange_apart<kMaxMessages, true>,
+        &exchange_apart_trains<false>, &exchange_apart_trains<true>);
   traits.programmatic = true;
   return traits;
 }
@@ -353,7 +358,11 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
     case Kernel::indirect: return sized(&exchange<kSome, false, true>, &exchange<kSome, false, true>, &exchange<kMaxMessages, false, true>);
     case Kernel::apart:
-      if (!plan.trains.empty()) return launch_trains(&exchange_apart_trains, header, messages, plan, traits, stream);
+      if (!plan.trains.empty()) {
+        return launch_trains(plan.indirect ? &exchange_apart_trains<true> : &exchange_apart_trains<false>, header, messages, plan, traits,
+                             stream);
+      }
+      if (plan.indirect) return sized(&exchange_apart<kSome, true>, &exchange_apart<kSome, true>, &exchange_apart<kMaxMessages, true>);
       return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
     case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;

@@ -24,16 +24,19 @@ constexpr std::uint64_t kPiecesPerBlock = 4;
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
 // What cannot be named comes through slots and has to be pulled, by a block for each: one alone moved 11 GB/s (docs/cuda-measured.md).
+bool comes_through_slots(const Message& m) { return m.direction == Direction::receive && m.receive.buffer == kNoBuffer; }
+
+// Of a granted message.
 std::uint64_t pulls_worth(const Message& m) {
-  if (m.direction == Direction::send || m.receive.buffer != kNoBuffer) return 0;
-  return std::min<std::uint64_t>(divide_up(m.bytes, kSlotBytes), kSlots);
+  const std::uint64_t of_slots = comes_through_slots(m) ? std::min<std::uint64_t>(divide_up(m.bytes, kSlotBytes), kSlots) : 0;
+  const bool over_paths = m.direction == Direction::receive && m.paths != 0;
+  return of_slots + (over_paths ? indirect_blocks_worth(m) : 0);
 }
 
 std::uint64_t blocks_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
   if (m.direction == Direction::send) return divide_up(m.bytes, kBytesPerBlock);
-  const std::uint64_t pulls = pulls_worth(m) + (m.paths != 0 ? indirect_blocks_worth(m) : 0);
-  return std::max<std::uint64_t>(pulls, 1);  // which grants
+  return std::max<std::uint64_t>(pulls_worth(m), 1);  // which grants
 }
 
 // Messages of a pair, a direction and a path, as far as they were counted.
@@ -192,8 +195,8 @@ struct Sums {
   std::uint64_t granted_sent = 0;                     // bytes
   std::uint64_t packet_bytes[2] = {};                 // by direction
   std::uint64_t pulled_bytes = 0;                     // of granted receives through slots
-  std::uint64_t worth[2] = {};                        // blocks; by direction
-  std::uint64_t granted_worth = 0, pulled_worth = 0;  // of granted sends; of granted receives through slots
+  std::uint64_t worth = 0;                            // blocks, of the direction that is worth more
+  std::uint64_t granted_worth = 0, pulled_worth = 0;  // of granted sends; of granted receives that are pulled
   std::uint32_t peers = 0;                            // to which granted messages go
   std::uint32_t partners = 0;                         // to or from which any message goes
   std::uint64_t largest = 0;                          // message
@@ -202,13 +205,14 @@ struct Sums {
 Sums sum_up(std::span<const Message> messages) {
   Sums sums;
   std::vector<const Port*> peers, partners;
+  std::uint64_t worth[2] = {};
   const auto add = [](std::vector<const Port*>& ports, const Port* port) {
     if (std::find(ports.begin(), ports.end(), port) == ports.end()) ports.push_back(port);
   };
   for (const Message& m : messages) {
     const int direction = static_cast<int>(m.direction);
     sums.bytes[direction] += m.bytes;
-    sums.worth[direction] += blocks_worth(m);
+    worth[direction] += blocks_worth(m);
     sums.largest = std::max(sums.largest, m.bytes);
     add(partners, m.local);
     if (m.path == Path::packets) {
@@ -217,14 +221,14 @@ Sums sum_up(std::span<const Message> messages) {
       continue;
     }
     ++sums.granted;
-    const std::uint64_t pulls = pulls_worth(m);
-    sums.pulled_worth += pulls;
-    if (pulls != 0) sums.pulled_bytes += m.bytes;
+    sums.pulled_worth += pulls_worth(m);
+    if (comes_through_slots(m)) sums.pulled_bytes += m.bytes;
     if (m.direction != Direction::send) continue;
     sums.granted_sent += m.bytes;
     sums.granted_worth += blocks_worth(m);
     add(peers, m.local);
   }
+  sums.worth = std::max(worth[0], worth[1]);
   sums.peers = static_cast<std::uint32_t>(peers.size());
   sums.partners = static_cast<std::uint32_t>(partners.size());
   return sums;
@@ -269,41 +273,71 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
   return std::max(1u, most);
 }
 
-// Of so many bytes on packets take longer in these blocks than the granted messages beside them in the others. A block moves packets at 28
-// GB/s; granted messages move at 366 GB/s, from 4 us later on (2 x H100, docs/cuda-measured.md).
-std::uint64_t packets_that_outlast(std::uint64_t granted_bytes, std::uint32_t blocks) {
-  return std::uint64_t{blocks} * (granted_bytes * 28 / 366 + 4 * 28'000);
+// What packets and granted messages take where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
+// direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have 366, from 4 us later on, when the grant
+// has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md).
+class ApartTimes {
+ public:
+  explicit ApartTimes(const Sums& sums) {
+    const auto& in_packets = sums.packet_bytes;
+    packets_us_ = (2.0 * std::max(in_packets[0], in_packets[1]) + 3.0 * std::min(in_packets[0], in_packets[1])) / (2 * 28e3);
+    link_us_ = static_cast<double>(std::max(sums.bytes[0] - in_packets[0], sums.bytes[1] - in_packets[1])) / 366e3;
+    granted_us_ = static_cast<double>(sums.granted_sent) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
+  }
+  double packets_us(std::uint32_t own) const { return packets_us_ / own; }
+  double all_us(std::uint32_t own, std::uint32_t blocks) const {
+    return std::max(packets_us(own), 4 + std::max(link_us_, granted_us_ / (blocks - own)));
+  }
+
+ private:
+  double packets_us_, link_us_, granted_us_;  // of a block; of the link
+};
+
+// Blocks of packets, a multiple of `step`, so that both kinds end as early as they can: the fewest with which packets take half of that
+// time at most, if there are such, as times of messages that wait for others are not that exact.
+std::uint32_t blocks_of_packets(const ApartTimes& times, std::uint32_t blocks, std::uint32_t step) {
+  std::uint32_t best = step;
+  for (std::uint32_t own = 2 * step; own < blocks; own += step) {
+    if (times.all_us(own, blocks) < times.all_us(best, blocks)) best = own;
+  }
+  const double least = times.all_us(best, blocks);
+  for (std::uint32_t own = best; own < blocks && times.all_us(own, blocks) <= least; own += step) {
+    if (3 * times.packets_us(own) <= 2 * least) return own;
+  }
+  return best;
 }
 
-// Packets have as much of the blocks as they have of the bytes, but every cluster that has any of theirs has one for granted messages, too:
-// so blocks of both kinds are running, or none. Neither kind does the other's work.
+// Neither kind does the other's work. Every cluster that has blocks of packets has one for granted messages, too, so blocks of both kinds
+// are running, or none; single blocks all begin.
 Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const Sums& sums, std::uint32_t most) {
   const std::span packets = messages.first(sums.packets), granted = messages.subspan(sums.packets);
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
-  const std::uint64_t count = packets_of_fuller_direction(packets);
+  const std::uint32_t surely = std::min(most, std::max(limits.needed, largest)) / largest * largest;
   const std::uint64_t others = std::max<std::uint64_t>({sums.granted_worth, sums.pulled_worth, 1});
-  const std::uint64_t bytes = std::max(sums.packet_bytes[0], sums.packet_bytes[1]);
-  const std::uint64_t share = std::bit_ceil(divide_up(bytes * most, bytes + sums.granted_sent));
-  const std::uint32_t clusters = std::min(most, limits.needed) / largest;
-  const std::uint64_t granted_bytes = std::max(sums.bytes[0] - sums.packet_bytes[0], sums.bytes[1] - sums.packet_bytes[1]);
-  const bool outlast = sums.pulled_bytes == 0 && bytes > packets_that_outlast(granted_bytes, largest / 2);  // slots are slower than packets
-  if (share > largest / 2 && clusters > 1 && outlast) {
-    // Some blocks of each cluster, of which all begin. Bytes both ways are twice the work.
-    const std::uint64_t both = sums.packet_bytes[0] + sums.packet_bytes[1], all = both + sums.granted_sent;
-    const std::uint64_t wanted = std::min((both * most + all / 2) / all, divide_up(count, kPacketsPerBlock));
-    const auto in = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(wanted + others, largest), 2, clusters));
-    plan.packet_blocks_a_cluster = static_cast<std::uint32_t>(std::clamp<std::uint64_t>((wanted + in / 2) / in, 1, largest - 1));
-    plan.packet_blocks = in * plan.packet_blocks_a_cluster;
+  const ApartTimes times(sums);
+  const std::uint64_t count = packets_of_fuller_direction(packets);
+  const auto wanted = [&](std::uint32_t blocks, std::uint32_t step) {
+    const std::uint64_t enough = divide_up(divide_up(count, kPacketsPerBlock), step) * step;
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks_of_packets(times, blocks, step), enough));
+  };
+  if (largest == 1) {
+    plan.packet_blocks = wanted(surely, 1);
+    plan.packet_blocks_a_cluster = 1;
+    plan.blocks = plan.packet_blocks + static_cast<std::uint32_t>(std::min<std::uint64_t>(others, surely - plan.packet_blocks));
+  } else if (const std::uint32_t own = wanted(most, 1); own > largest / 2 && surely > largest) {
+    // Some blocks of each cluster, of which all begin.
+    const auto clusters = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(own + others, largest), 2, surely / largest));
     plan.cluster = largest;
-    plan.blocks = in * largest;
+    plan.blocks = clusters * largest;
+    plan.packet_blocks = std::min(wanted(plan.blocks, clusters), plan.blocks - clusters);
+    plan.packet_blocks_a_cluster = plan.packet_blocks / clusters;
   } else {
     // Half of the first one.
-    const std::uint64_t cap = std::min<std::uint64_t>(share, largest / 2);
-    plan.packet_blocks = plan.packet_blocks_a_cluster = blocks_for_packets(count, static_cast<std::uint32_t>(cap));
+    plan.packet_blocks = plan.packet_blocks_a_cluster = blocks_for_packets(count, std::min(std::bit_ceil(own), largest / 2));
     plan.cluster = 2 * plan.packet_blocks;
-    const std::uint64_t wanted = plan.packet_blocks + std::min<std::uint64_t>(others, most - plan.packet_blocks);
-    plan.blocks = static_cast<std::uint32_t>(divide_up(wanted, plan.cluster)) * plan.cluster;
+    const std::uint64_t all = plan.packet_blocks + std::min<std::uint64_t>(others, most - plan.packet_blocks);
+    plan.blocks = static_cast<std::uint32_t>(divide_up(all, plan.cluster)) * plan.cluster;
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
   deal_to_warps(packets, plan.packet_blocks, 0);
@@ -316,11 +350,11 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const bool indirect = choose_indirect(messages, limits);
   const Sums sums = sum_up(messages);
-  const std::uint64_t worth = std::max(sums.worth[0], sums.worth[1]);
   const std::uint32_t most = most_blocks(limits, sums);
   count(messages);
   std::vector<Train> trains;
   bool warps_can = !limits.beside_rails;
+  const std::uint32_t begin = std::min(most, std::max(limits.cluster_blocks, limits.needed));
   if (warps_can && sums.packets != 0) {
     if (sums.granted != 0)
       std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
@@ -329,18 +363,19 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
       trains = make_trains(packets);
     warps_can = trains.size() <= kMaxPacketMessages;
   }
-  if (sums.packets != 0 && sums.granted != 0 && warps_can && messages.size() <= kMaxMessages && most > 1 && limits.cluster_blocks > 1) {
+  if (sums.packets != 0 && sums.granted != 0 && warps_can && messages.size() <= kMaxMessages && begin > 1) {
     Plan plan = plan_apart(messages, limits, sums, most);
+    plan.indirect = indirect;
+    if (indirect) assign_indirect(messages.subspan(sums.packets), limits);
     plan.trains = std::move(trains);
     number(messages.first(plan.packet_messages));
     number(messages.subspan(plan.packet_messages));
     return plan;
   }
   number(messages);
-  // Each block waits for all others, so all have to begin; where that is not sure the general roles claim their bundles.
-  if (sums.granted == 0 && warps_can && (limits.cluster_blocks > 1 || worth == 1)) {
-    const std::uint32_t begin = std::max(limits.cluster_blocks, limits.needed);
-    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), std::min(most, begin));
+  // Each block waits for all others, so all have to begin.
+  if (sums.granted == 0 && warps_can) {
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), begin);
     const std::uint32_t send_warps = warps_that_send(messages, trains);
     deal_to_warps(messages, blocks, send_warps);
     return {.kernel = Kernel::packets,
@@ -349,11 +384,11 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .send_warps = send_warps * blocks,
             .trains = std::move(trains)};
   }
-  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(worth, 1, most));
+  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(sums.worth, 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));
+  if (sums.packets != 0 || messages.size() > kMaxMessages) return {.kernel = Kernel::any, .blocks = blocks};
   if (indirect) assign_indirect(messages, limits);
-  const Kernel granted = indirect ? Kernel::indirect : Kernel::granted;
-  return {.kernel = sums.packets == 0 && messages.size() <= kMaxMessages ? granted : Kernel::any, .blocks = blocks};
+  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks};
 }
 
 }  // namespace railweave::cuda

@@ -22,7 +22,7 @@ struct LaunchLimits {
   std::uint32_t host_share = 0;      // thousandths of a lone pair's bytes that the path over the host carries; 0: none goes there
   std::uint32_t link_MBps = 0;       // of the links of an emulated mesh; 0: links are what they are
   std::uint32_t room = ~0u;          // never more blocks, whatever else is said here: room_beside()
-  std::uint32_t needed = 1;          // blocks in clusters of `cluster_blocks` or fewer that all begin, if not together
+  std::uint32_t needed = 1;          // blocks in clusters of `cluster_blocks` or fewer, or single ones, that all begin, if not together
   std::uint64_t staged_bytes = 0;    // a message to another node of at most that many waits for no grant where there is room
   std::uint64_t rail_bytes = 0;      // beside rails: bytes_over_rails() of the messages to and from other nodes
 };
@@ -32,8 +32,8 @@ enum class Kernel : std::uint8_t {
   packets,   // packet_roles.hpp alone
   granted,   // roles.hpp without packets
   indirect,  // the same with indirect paths
-  apart,     // packet_roles.hpp and roles.hpp, by blocks of their own
-  any,       // roles.hpp with packets: where blocks do not begin together, and for more messages than the others take
+  apart,     // packet_roles.hpp and roles.hpp, by blocks of their own; with indirect paths where the plan says so
+  any,       // roles.hpp with packets: where one block alone surely begins, and for more messages than the others take
   rails,     // rail_roles.hpp beside roles.hpp with packets
 };
 
@@ -44,6 +44,7 @@ struct Plan {
   std::uint32_t packet_blocks = 0;            // apart: so many of them, the first ones of each cluster until there are no more
   std::uint32_t packet_blocks_a_cluster = 0;  // apart
   std::uint32_t packet_messages = 0;          // apart: the first of the messages
+  bool indirect = false;                      // apart: granted messages may take indirect paths
   std::uint32_t cluster = 1;                  // blocks that begin together or not at all; the grid is made of whole ones
   std::uint32_t send_warps = 0;               // packets: the first warps send, so many, and the others receive; 0: all do both
   std::vector<Train> trains = {};             // of messages in packets that are not a lane each

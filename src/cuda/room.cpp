@@ -39,8 +39,7 @@ Room room_beside(const DeviceShare& share, const Held& held) {
   if (held.cluster > 1) blocks = std::min(blocks, (may_be_taken(share.processors, held.cluster) - (taken - held.absent)) / 2);
   blocks = std::max<std::int64_t>(blocks, 1);
   std::uint32_t needed = cluster;
-  while (cluster > 1 && needed + cluster <= blocks && taken + needed + kForLaterOnes <= may_be_taken(share.processors, cluster))
-    needed += cluster;
+  while (needed + cluster <= blocks && taken + needed + kForLaterOnes <= may_be_taken(share.processors, cluster)) needed += cluster;
   return {static_cast<std::uint32_t>(blocks), cluster, needed};
 }
 

@@ -26,7 +26,7 @@ struct Held {
 struct Room {
   std::uint32_t blocks;
   std::uint32_t cluster;  // a power of two
-  std::uint32_t needed;   // blocks in clusters of that size, of which each may wait for every other: all of them begin
+  std::uint32_t needed;   // blocks in clusters of that size or, where that is 1, single: all begin, so each may wait for every other
 };
 
 // No order of beginning and no choice of processors keeps one of these from beginning for ever: the operations that are held, up to five of

@@ -63,8 +63,8 @@ class Node {
   }
 
   std::uint32_t blocks_at_most = 3;
-  // What a device can begin together. With 1, and with messages for the general kernel, there are other readers and writers of packets.
-  std::uint32_t cluster_blocks = 8;
+  // What a device can begin together, and how many single blocks surely begin where that is 1.
+  std::uint32_t cluster_blocks = 8, single_blocks = 1;
   std::vector<std::uint32_t> blocks_of, clusters_of;  // by rank, where they differ
   std::uint64_t low_latency_bytes = 32u << 10;
   bool mapped = true;
@@ -122,8 +122,9 @@ class Node {
   void run(std::uint32_t rank, std::vector<Message> messages) {
     const std::uint32_t blocks = blocks_of.empty() ? blocks_at_most : blocks_of[rank];
     const std::uint32_t clusters = clusters_of.empty() ? cluster_blocks : clusters_of[rank];
-    const Plan plan = prepare(sized(messages, low_latency_bytes), {blocks, clusters, static_cast<std::uint32_t>(hosts_.size()), false,
-                                                                   host_share, link_MBps, ~0u, 2 * clusters});
+    const Plan plan =
+        prepare(sized(messages, low_latency_bytes), {blocks, clusters, static_cast<std::uint32_t>(hosts_.size()), false, host_share,
+                                                     link_MBps, ~0u, clusters > 1 ? 2 * clusters : single_blocks});
     kernels_[rank].push_back(plan.kernel);
     const OperationHeader header{.state = states_[rank].get(),
                                  .timeout_ns = timeout_ns,
@@ -136,7 +137,10 @@ class Node {
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
-      case Kernel::apart: return run_apart_from_packets(plan, header, messages.data(), seed);
+      case Kernel::apart: {
+        if (plan.indirect) return run_apart_from_packets<true>(plan, header, messages.data(), seed);
+        return run_apart_from_packets<false>(plan, header, messages.data(), seed);
+      }
       case Kernel::granted: return run_blocks<false>(plan, header, messages, seed);
       case Kernel::indirect: return run_blocks<false, true>(plan, header, messages, seed);
       case Kernel::any: return run_blocks<true>(plan, header, messages, seed);
@@ -205,6 +209,7 @@ class Node {
   }
 
   // Blocks for packets have a thread for each warp, the others are one thread each.
+  template <bool kIndirect>
   void run_apart_from_packets(const Plan& plan, const OperationHeader& header, const Message* messages, std::uint64_t seed) {
     const std::uint32_t others = plan.blocks - plan.packet_blocks, warps = plan.packet_blocks * kBundlePackets;
     std::vector<Cluster> clusters(plan.blocks / plan.cluster);
@@ -225,12 +230,12 @@ class Node {
           const Part granted = granted_part(header, messages);
           HostBlock block(index, others, seed + index + 50, delays);
           block.make_room(granted.count);
-          Roles<HostBlock, false>(block, granted).run();
+          Roles<HostBlock, false, kIndirect>(block, granted).run();
         });
       }
     }
-    // As with packets alone, those of all clusters wait for each other.
-    if (plan.packet_blocks > plan.packet_blocks_a_cluster) {
+    // As with packets alone, those of all clusters wait for each other, and single blocks.
+    if (plan.packet_blocks > plan.packet_blocks_a_cluster || plan.cluster == 1) {
       Cluster all;
       for (Cluster& cluster : clusters) all.insert(all.end(), cluster.begin(), cluster.end());
       clusters = {std::move(all)};

@@ -79,7 +79,8 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
            {"a quarter comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough}}, 118, 0, {both, over_relays}, Kernel::indirect},
            {"more comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough + 1}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
            {"as much comes back", {{kSend, 1, kEnough}, {kReceive, 1, kEnough}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
-           {"packets beside it", {{kSend, 1, kEnough}, {kSend, 2, 100}}, 118, 1000, {none, none}, Kernel::apart},
+           {"packets beside it", {{kSend, 1, 100}, {kSend, 1, kEnough}}, 118, 0, {none, both}, Kernel::apart},
+           {"of a size for relays", {{kSend, 1, 64u << 10}, {kSend, 1, 70'000}}, 118, 1000, {none, none}, Kernel::apart},
            {"packets alone", {{kSend, 2, 100}}, 118, 1000, {none}, Kernel::packets},
        }) {
     SCOPED_TRACE(c.what);
@@ -321,11 +322,35 @@ TEST_F(LastBlock, LeavesOutWhatOneEndHasNotMapped) {
   }
 }
 
-// The destination has other messages beside it, and a kernel that knows no paths.
+// Messages in packets beside it, at the destination alone or at both ends: in blocks of their own, while others send or pull.
+TEST_F(LastBlock, SendsOverTheHostBesidePackets) {
+  for (const std::uint32_t from : {0u, 2u}) {
+    Node node(3);
+    node.blocks_at_most = 8;
+    node.host_share = kHalf;
+    node.low_latency_bytes = 1000;
+    node.add_paths(true, 1);
+    std::mt19937_64 random(26);
+    node.one_at_a_time = node.last_first = true;
+    Program program(3);
+    program.add(random, 0, 0, 1, 0, kBytes);
+    for (std::uint32_t i = 0; i < 40; ++i) program.add(random, from, 0, 1, 0, 500 + i);  // in a train
+    program.run(node);
+    program.check();
+    EXPECT_EQ(node.kernels(0).front(), from == 0 ? Kernel::apart : Kernel::indirect);
+    EXPECT_EQ(node.kernels(1).front(), Kernel::apart);
+    const std::uint64_t over_host = pieces(node, 0, 1, kHostPath);
+    EXPECT_GT(over_host, 0u) << from;
+    EXPECT_LE(over_host, kPieces - kHostTail);
+  }
+}
+
+// The destination's kernel is one that knows no paths.
 TEST(Indirect, ADestinationThatKnowsNoneNamesNone) {
   std::mt19937_64 random(26);
   Node node(3);
   node.blocks_at_most = 8;
+  node.clusters_of = {8, 1, 8};
   node.host_share = kHalf;
   node.low_latency_bytes = 1000;
   node.add_paths(true, 1);
@@ -335,7 +360,7 @@ TEST(Indirect, ADestinationThatKnowsNoneNamesNone) {
   program.run(node);
   program.check();
   EXPECT_EQ(node.kernels(0).front(), Kernel::indirect);
-  EXPECT_EQ(node.kernels(1).front(), Kernel::apart);
+  EXPECT_EQ(node.kernels(1).front(), Kernel::any);
   for (std::uint32_t path = 0; path < kIndirectPaths; ++path) EXPECT_EQ(pieces(node, 0, 1, path), 0u);
 }
 

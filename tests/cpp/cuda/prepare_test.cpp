@@ -131,7 +131,7 @@ struct ApartCase {
 };
 class Apart : public testing::TestWithParam<ApartCase> {};
 
-TEST_P(Apart, PacketsHaveAsMuchOfTheBlocksAsOfTheBytes) {
+TEST_P(Apart, BothKindsEndAsEarlyAsTheyCan) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
@@ -145,7 +145,7 @@ TEST_P(Apart, PacketsHaveAsMuchOfTheBlocksAsOfTheBytes) {
 }
 INSTANTIATE_TEST_SUITE_P(Table, Apart,
                          testing::Values(ApartCase{{1u << 20}, {64u << 10}, 16, 16, 1},  // the hot pair's source, 1/16 back
-                                         ApartCase{{64u << 10}, {1u << 20}, 16, 8, 4},   // and its destination
+                                         ApartCase{{64u << 10}, {1u << 20}, 16, 2, 1},   // and its destination
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 16, 16, 4},
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 2, 16, 1},
                                          ApartCase{{513u << 10, 1}, {}, 16, 16, 1}, ApartCase{{1}, {1u << 20}, 16, 2, 1}));
@@ -181,11 +181,45 @@ TEST_P(Spread, WhereHalfAClusterIsTooLittleForPackets) {
 }
 INSTANTIATE_TEST_SUITE_P(Table, Spread,
                          testing::Values(SpreadCase{{8u << 20}, {4u << 20}, 2, 16, 6, 3},   // half as much comes back in packets
-                                         SpreadCase{{4u << 20}, {8u << 20}, 2, 16, 14, 7},  // and there, where the other blocks only grant
+                                         SpreadCase{{4u << 20}, {8u << 20}, 2, 16, 10, 5},  // and there, where the other blocks only grant
                                          SpreadCase{{4u << 20, 5u << 20}, {4u << 20, 5u << 20}, 2, 16, 10, 5},  // both ways
                                          SpreadCase{{2u << 20, 5u << 20}, {2u << 20, 5u << 20}, 4, 24, 12, 4},  // to three peers
-                                         SpreadCase{{16u << 20}, {1u << 20}, 2, 16, 1, 1},                      // little
-                                         SpreadCase{{128u << 10}, {8u << 20}, 2, 8, 4, 4}));                    // a packet a warp
+                                         SpreadCase{{16u << 20}, {1u << 20}, 2, 16, 2, 2},                      // little
+                                         SpreadCase{{128u << 10}, {8u << 20}, 2, 2, 1, 1},                      //
+                                         // 7 messages both ways and to one side, 3 to one side (docs/cuda-measured.md, "Many messages")
+                                         SpreadCase{{4u << 20, 3u << 20, 25u << 20}, {4u << 20, 3u << 20, 25u << 20}, 2, 16, 6, 3},
+                                         SpreadCase{{4u << 20, 3u << 20, 25u << 20}, {4u << 20, 4u << 20, 4u << 20, 4u << 20}, 2, 16, 8, 4},
+                                         SpreadCase{{3u << 20, 13u << 20}, {4u << 20, 4u << 20}, 2, 16, 8, 4}));
+
+// Without clusters: single blocks, of which as many surely begin.
+TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
+  struct {
+    std::uint32_t needed;
+    Kernel alone, beside;
+    std::uint32_t alone_blocks, beside_blocks, packet_blocks;
+  } const cases[] = {{1, Kernel::packets, Kernel::any, 1, 16, 0},
+                     {2, Kernel::packets, Kernel::apart, 2, 2, 1},
+                     {7, Kernel::packets, Kernel::apart, 4, 7, 5},
+                     {40, Kernel::packets, Kernel::apart, 16, 16, 10}};
+  for (const auto& each : cases) {
+    LaunchLimits limits{16, 1, 2};
+    limits.needed = each.needed;
+    std::vector<Message> alone{make(Direction::send, 1, 4u << 20), make(Direction::receive, 1, 4u << 20)};
+    const Plan packets = prepare(sized(alone, 4u << 20), limits);
+    EXPECT_EQ(packets.kernel, each.alone) << each.needed;
+    EXPECT_EQ(packets.blocks, each.alone_blocks) << each.needed;
+    EXPECT_EQ(packets.cluster, 1u);
+    std::vector<Message> beside{alone};
+    beside.push_back(make(Direction::send, 1, 5u << 20));
+    beside.push_back(make(Direction::receive, 1, 5u << 20));
+    const Plan apart = prepare(sized(beside, 4u << 20), limits);
+    EXPECT_EQ(apart.kernel, each.beside) << each.needed;
+    EXPECT_EQ(apart.blocks, each.beside_blocks) << each.needed;
+    EXPECT_EQ(apart.packet_blocks, each.packet_blocks) << each.needed;
+    EXPECT_EQ(apart.cluster, 1u);
+    for (const Message& m : beside) EXPECT_LE(m.last_block, apart.blocks - apart.packet_blocks);
+  }
+}
 
 struct SplitCase {
   std::vector<std::uint64_t> sends, receives;
@@ -353,7 +387,7 @@ INSTANTIATE_TEST_SUITE_P(
                     PacketCase{{130'000}, {}, 16, 16, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 16, 16, Kernel::packets, 16},
                     PacketCase{{1u << 20}, {}, 16, 8, Kernel::packets, 8}, PacketCase{{1u << 20}, {}, 7, 16, Kernel::packets, 4},
                     PacketCase{{16 * Packet::kData}, {1}, 16, 1, Kernel::packets, 1},
-                    PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, Kernel::any, 2},
+                    PacketCase{{16 * Packet::kData + 1}, {1}, 16, 1, Kernel::packets, 1},
                     PacketCase{{1}, {(2u << 20) + 1}, 16, 16, Kernel::apart, 2},
                     PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {}, 16, 16, Kernel::packets, 8},
                     PacketCase{std::vector<std::uint64_t>(kMaxPacketMessages, 1), {1}, 16, 16, Kernel::packets, 8}));

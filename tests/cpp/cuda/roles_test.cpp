@@ -215,31 +215,34 @@ TEST(Roles, PacketNumbersDoNotWrap) {
 
 // A message of more packets than slots, also of more than the general kernel has bits for, and operations that run ahead of their receiver
 // until the slots are full. The answer: some warps send and some receive, in proportion; of one so small that none would, all do both.
-class Windows
-    : public testing::TestWithParam<std::tuple<std::tuple<std::uint32_t, std::uint32_t>, std::tuple<std::uint64_t, std::uint64_t>>> {};
+class Windows : public testing::TestWithParam<
+                    std::tuple<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::tuple<std::uint64_t, std::uint64_t>>> {};
 
 TEST_P(Windows, CreditsComeBack) {
   std::mt19937_64 random(11);
   Node node(2);
-  std::tie(node.cluster_blocks, node.blocks_at_most) = std::get<0>(GetParam());
+  std::tie(node.cluster_blocks, node.blocks_at_most, node.single_blocks) = std::get<0>(GetParam());
   const auto [bytes, answer] = std::get<1>(GetParam());
-  node.low_latency_bytes = 8u << 20;
+  node.low_latency_bytes = bytes;
+  const bool general = node.cluster_blocks == 1 && node.single_blocks == 1;
   Program program(2);
   for (std::size_t op = 0; op < 3; ++op) {
     program.add(random, 0, op, 1, op, bytes);
     program.add(random, 1, op, 0, op, answer);
+    if (general) program.add(random, 0, op, 1, op, bytes + 1);  // beside a granted one
   }
   program.run(node);
   program.check();
+  EXPECT_EQ(node.kernels(0).front(), general ? Kernel::any : Kernel::packets);
 }
 constexpr std::uint64_t kMoreThanSlots = kPacketSlots * Packet::kData + 100'001, kMoreThanBits = kMostBundles * kBundleBytes + 100'001;
 INSTANTIATE_TEST_SUITE_P(
     Kernels, Windows,
-    testing::Combine(testing::Values(std::tuple{1u, 4u}, std::tuple{8u, 1u}, std::tuple{8u, 4u}),
+    testing::Combine(testing::Values(std::tuple{1u, 4u, 1u}, std::tuple{1u, 4u, 4u}, std::tuple{8u, 1u, 1u}, std::tuple{8u, 4u, 1u}),
                      testing::Values(std::tuple{kMoreThanSlots, std::uint64_t{250'000}}, std::tuple{kMoreThanSlots, kMoreThanSlots},
                                      std::tuple{kMoreThanSlots, std::uint64_t{8}}, std::tuple{kMoreThanBits, std::uint64_t{250'000}})));
 
-// Packets beside granted messages, in blocks of two clusters.
+// Packets beside granted messages, in blocks of two clusters, or in single ones.
 class BesideGranted : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint64_t>> {};
 
 TEST_P(BesideGranted, PacketsOfAllClustersArrive) {
@@ -247,7 +250,8 @@ TEST_P(BesideGranted, PacketsOfAllClustersArrive) {
   std::mt19937_64 random(seed);
   Node node(2, seed);
   node.cluster_blocks = cluster_blocks;
-  node.blocks_at_most = 2 * cluster_blocks;
+  node.blocks_at_most = std::max(2 * cluster_blocks, 3u);
+  node.single_blocks = 3;
   node.low_latency_bytes = kMoreThanSlots;
   Program program(2);
   for (std::size_t op = 0; op < 3; ++op) {
@@ -260,7 +264,7 @@ TEST_P(BesideGranted, PacketsOfAllClustersArrive) {
   program.check();
   EXPECT_EQ(node.kernels(0).front(), Kernel::apart);
 }
-INSTANTIATE_TEST_SUITE_P(Seeds, BesideGranted, testing::Combine(testing::Values(2u, 4u), testing::Values(1u, 2u, 3u)));
+INSTANTIATE_TEST_SUITE_P(Seeds, BesideGranted, testing::Combine(testing::Values(1u, 2u, 4u), testing::Values(1u, 2u, 3u)));
 
 // Messages of a pair in packets, more than a warp has lanes: alone, beside a granted one, and more than a kernel's parameters hold.
 class ManyMessages : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> {};
@@ -304,6 +308,7 @@ TEST_P(PlansDiffer, EveryByteArrives) {
     node.clusters_of.push_back(1u << random() % 3);
     node.blocks_of.push_back(1 + random() % 8);
   }
+  node.single_blocks = 1 + random() % 4;
   Program program(world);
   for (std::size_t op = 0; op < 3; ++op) {
     const std::size_t count = random() % 4 == 0 ? 280 : random() % 3 == 0 ? 1 + random() % 60 : 1 + random() % 6;
@@ -331,11 +336,13 @@ TEST_P(OneBlockAtATime, MovesMoreThanSlotsHold) {
   Node node(2);
   node.cluster_blocks = 1;
   node.blocks_at_most = blocks;
-  node.low_latency_bytes = 8u << 20;
+  node.low_latency_bytes = bytes;
   node.one_at_a_time = true;
   node.timeout_ns = 60'000'000'000;
   Program program(2);
   program.add(random, 0, 0, 1, 0, bytes);
+  program.add(random, 0, 0, 1, 0, bytes + 1);  // granted
+  program.add(random, 1, 0, 0, 0, bytes + 1);
   if (both_ways) program.add(random, 1, 0, 0, 0, bytes);
   program.run(node);
   program.check();

@@ -32,11 +32,11 @@ TEST(Room, WhatOthersHoldIsLeftOut) {
       {{132}, {16, 8, 8}, 17, 8, 16},  // the second of its clusters may not
       {{132}, {56, 8, 28}, 7, 4, 4},
       {{132}, {56, 8, 8}, 1, 4, 4},
-      {{132}, {85, 2, 28}, 7, 1, 1},
+      {{132}, {85, 2, 28}, 7, 1, 7},
       {{132}, {200, 1}, 1, 1, 1},  // more than there are
       {{132, 2}, {}, 25, 4, 20},   // ranks under MPS
       {{132, 4}, {}, 12, 2, 10},
-      {{132, 8}, {}, 6, 1, 1},
+      {{132, 8}, {}, 6, 1, 6},
       {{132, 64}, {}, 1, 4, 4},
       {{78}, {}, 23, 4, 16},  // smaller GPUs
       {{16}, {}, 1, 1, 1},
@@ -101,7 +101,7 @@ TEST(Room, WhatWasQueuedFirstCanBeginLast) {
       const std::uint32_t most = std::min(room.blocks, 28u);
       const std::uint32_t blocks = std::max(all_it_may ? most : 1 + static_cast<std::uint32_t>(random()) % most, cluster);
       if (cluster > room.blocks) continue;
-      const bool in_packets = cluster > 1 && random() % 2 == 0;
+      const bool in_packets = (cluster > 1 || room.cluster == 1) && random() % 2 == 0;
       const Operation operation = in_packets ? Operation{room.needed / cluster * cluster, cluster, room.needed / cluster * cluster}
                                              : Operation{blocks, cluster, cluster};
       queued.push_back(operation);
