@@ -350,7 +350,6 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
 
   LaunchLimits limits{.blocks = static_cast<std::uint32_t>(first.settings_.gpu_blocks),
-                      .cluster_blocks = first.kernels_.most_cluster_blocks,
                       .world = world,
                       .beside_rails = !rails.empty(),
                       .host_share = static_cast<std::uint32_t>(first.settings_.gpu_host_share),
@@ -368,9 +367,9 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   };
   {
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
-    const Room room =
-        room_beside({first.share_.processors, residents().ranks[first.device_]}, held_beside(communicators, id, capture.active));
-    limits.cluster_blocks = std::min(limits.cluster_blocks, room.cluster);
+    const Room room = room_beside({first.share_.processors, residents().ranks[first.device_], first.share_.cluster},
+                                  held_beside(communicators, id, capture.active));
+    limits.cluster_blocks = room.cluster;
     limits.needed = room.needed;
     limits.room = room.blocks;
     if (!messages.empty()) plan = prepare(messages, limits);

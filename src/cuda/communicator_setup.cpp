@@ -210,9 +210,9 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
     else if (far.empty())
       far = who + " runs on another node" + other_namespace(theirs.node, mine.node);
   }
-  share_ = {kernels_.processors, 1 + others_here};
+  share_ = {kernels_.processors, 1 + others_here, kernels_.most_cluster_blocks};
   nodes_ = static_cast<std::uint32_t>(of_node.size());
-  // Beside rails, and where ranks share a GPU, larger messages would go by the general roles.
+  // Beside rails larger messages would go by the general roles; where ranks share a GPU, and without clusters, none has been measured.
   low_latency_bytes_ = by_ranks && !shared && nodes_ == 1 ? packets_up_to(world_) : settings_.gpu_low_latency_bytes;
   if (settings_.gpu_nodes != 0 && nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +

@@ -52,18 +52,16 @@ bool crowds(const Message& m, const Traffic& same) {
 
 }  // namespace
 
-bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits) {
-  const bool possible = !limits.beside_rails && messages.size() <= kMaxMessages &&
-                        std::any_of(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::granted; });
+bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bool has_kernel) {
   const auto large = [&](const Message& m, bool over_host) {
     return over_host ? limits.host_share != 0 && (m.paths & kOverHost) != 0 && m.bytes >= least_over_host(limits)
                      : (m.paths & ~kOverHost) != 0 && m.bytes >= least_over_relays(m);
   };
   const bool any_large =
-      possible && std::any_of(messages.begin(), messages.end(), [&](const Message& m) { return large(m, true) || large(m, false); });
+      has_kernel && std::any_of(messages.begin(), messages.end(), [&](const Message& m) { return large(m, true) || large(m, false); });
   Traffic traffic[2];
   for (std::size_t i = 0; any_large && i < messages.size(); ++i) traffic[static_cast<int>(messages[i].direction)].add(messages[i]);
-  bool any = possible && limits.link_MBps != 0;
+  bool any = has_kernel && limits.link_MBps != 0;
   for (Message& m : messages) {
     const Traffic &same = traffic[static_cast<int>(m.direction)], &other = traffic[1 - static_cast<int>(m.direction)];
     std::uint8_t wanted = 0;

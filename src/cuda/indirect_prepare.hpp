@@ -9,9 +9,9 @@
 
 namespace railweave::cuda {
 
-// Takes away the paths that the messages are not to use. False when none is left that uses one and no link is paced: then another kernel
-// serves. Messages have their `path`.
-bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits);
+// Takes away the paths that the messages are not to use: all of them where they have a kernel that knows none. False when none is left
+// that uses one and no link is paced: then another kernel serves. Messages have their `path`.
+bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bool has_kernel);
 
 // Blocks that a message with paths is worth.
 std::uint64_t indirect_blocks_worth(const Message& message);

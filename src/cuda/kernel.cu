@@ -357,12 +357,11 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     }
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);
     case Kernel::indirect: return sized(&exchange<kSome, false, true>, &exchange<kSome, false, true>, &exchange<kMaxMessages, false, true>);
+    case Kernel::apart_indirect:
+      if (!plan.trains.empty()) return launch_trains(&exchange_apart_trains<true>, header, messages, plan, traits, stream);
+      return sized(&exchange_apart<kSome, true>, &exchange_apart<kSome, true>, &exchange_apart<kMaxMessages, true>);
     case Kernel::apart:
-      if (!plan.trains.empty()) {
-        return launch_trains(plan.indirect ? &exchange_apart_trains<true> : &exchange_apart_trains<false>, header, messages, plan, traits,
-                             stream);
-      }
-      if (plan.indirect) return sized(&exchange_apart<kSome, true>, &exchange_apart<kSome, true>, &exchange_apart<kMaxMessages, true>);
+      if (!plan.trains.empty()) return launch_trains(&exchange_apart_trains<false>, header, messages, plan, traits, stream);
       return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
     case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;

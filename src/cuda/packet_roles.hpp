@@ -1,7 +1,7 @@
 // What a warp does in an operation whose messages all travel in packets: no barriers, no claims, no trip to memory that the data do not
 // need. Written once for GPU warps (device_warp.cuh) and for threads (tests), over a `Warp`:
 //
-//   warps(), index()               those that share the messages: all are resident before the first one begins (kernel.cu)
+//   warps(), index()               those that share the messages: all begin, as whole clusters or as room.hpp says
 //   relaxed(p), store(p, v), release(p, v)
 //   Lanes<T>, at(lanes, i)         a T for each message, kept by lane i
 //   each(n, f)                     f(i) for i < n

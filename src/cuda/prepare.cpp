@@ -33,10 +33,17 @@ std::uint64_t pulls_worth(const Message& m) {
   return of_slots + (over_paths ? indirect_blocks_worth(m) : 0);
 }
 
-std::uint64_t blocks_worth(const Message& m) {
+std::uint64_t block_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
   if (m.direction == Direction::send) return divide_up(m.bytes, kBytesPerBlock);
   return std::max<std::uint64_t>(pulls_worth(m), 1);  // which grants
+}
+
+// Of the direction that is worth more.
+std::uint64_t blocks_worth(std::span<const Message> messages) {
+  std::uint64_t worth[2] = {};
+  for (const Message& m : messages) worth[static_cast<int>(m.direction)] += block_worth(m);
+  return std::max(worth[0], worth[1]);
 }
 
 // Messages of a pair, a direction and a path, as far as they were counted.
@@ -114,10 +121,11 @@ std::uint64_t packets_of_fuller_direction(std::span<const Message> messages) {
   return std::max(packets[0], packets[1]);
 }
 
-// A power of two, as clusters are.
-std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most) {
+// A power of two where there are clusters, as they are.
+std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most, bool clusters) {
   const std::uint64_t wanted = std::bit_ceil(divide_up(packets, kPacketsPerBlock));
-  return std::bit_floor(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, most)));
+  const auto blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, most));
+  return clusters ? std::bit_floor(blocks) : blocks;
 }
 
 // `send_warps`: of a block, or 0 where all do both.
@@ -190,29 +198,25 @@ std::uint32_t warps_that_send(std::span<const Message> messages, std::span<const
 
 // What the messages of an operation come to.
 struct Sums {
-  std::size_t packets = 0, granted = 0;               // messages
-  std::uint64_t bytes[2] = {};                        // by direction
-  std::uint64_t granted_sent = 0;                     // bytes
-  std::uint64_t packet_bytes[2] = {};                 // by direction
-  std::uint64_t pulled_bytes = 0;                     // of granted receives through slots
-  std::uint64_t worth = 0;                            // blocks, of the direction that is worth more
-  std::uint64_t granted_worth = 0, pulled_worth = 0;  // of granted sends; of granted receives that are pulled
-  std::uint32_t peers = 0;                            // to which granted messages go
-  std::uint32_t partners = 0;                         // to or from which any message goes
-  std::uint64_t largest = 0;                          // message
+  std::size_t packets = 0, granted = 0;  // messages
+  std::uint64_t bytes[2] = {};           // by direction
+  std::uint64_t granted_sent = 0;        // bytes
+  std::uint64_t packet_bytes[2] = {};    // by direction
+  std::uint64_t pulled_bytes = 0;        // of granted receives through slots
+  std::uint32_t peers = 0;               // to which granted messages go
+  std::uint32_t partners = 0;            // to or from which any message goes
+  std::uint64_t largest = 0;             // message
 };
 
 Sums sum_up(std::span<const Message> messages) {
   Sums sums;
   std::vector<const Port*> peers, partners;
-  std::uint64_t worth[2] = {};
   const auto add = [](std::vector<const Port*>& ports, const Port* port) {
     if (std::find(ports.begin(), ports.end(), port) == ports.end()) ports.push_back(port);
   };
   for (const Message& m : messages) {
     const int direction = static_cast<int>(m.direction);
     sums.bytes[direction] += m.bytes;
-    worth[direction] += blocks_worth(m);
     sums.largest = std::max(sums.largest, m.bytes);
     add(partners, m.local);
     if (m.path == Path::packets) {
@@ -221,14 +225,11 @@ Sums sum_up(std::span<const Message> messages) {
       continue;
     }
     ++sums.granted;
-    sums.pulled_worth += pulls_worth(m);
     if (comes_through_slots(m)) sums.pulled_bytes += m.bytes;
     if (m.direction != Direction::send) continue;
     sums.granted_sent += m.bytes;
-    sums.granted_worth += blocks_worth(m);
     add(peers, m.local);
   }
-  sums.worth = std::max(worth[0], worth[1]);
   sums.peers = static_cast<std::uint32_t>(peers.size());
   sums.partners = static_cast<std::uint32_t>(partners.size());
   return sums;
@@ -273,7 +274,7 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
   return std::max(1u, most);
 }
 
-// What packets and granted messages take where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
+// What both take together where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
 // direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have 366, from 4 us later on, when the grant
 // has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md).
 class ApartTimes {
@@ -284,28 +285,25 @@ class ApartTimes {
     link_us_ = static_cast<double>(std::max(sums.bytes[0] - in_packets[0], sums.bytes[1] - in_packets[1])) / 366e3;
     granted_us_ = static_cast<double>(sums.granted_sent) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
   }
-  double packets_us(std::uint32_t own) const { return packets_us_ / own; }
   double all_us(std::uint32_t own, std::uint32_t blocks) const {
-    return std::max(packets_us(own), 4 + std::max(link_us_, granted_us_ / (blocks - own)));
+    return std::max(packets_us_ / own, 4 + std::max(link_us_, granted_us_ / (blocks - own)));
   }
 
  private:
   double packets_us_, link_us_, granted_us_;  // of a block; of the link
 };
 
-// Blocks of packets, a multiple of `step`, so that both kinds end as early as they can: the fewest with which packets take half of that
-// time at most, if there are such, as times of messages that wait for others are not that exact.
+// Blocks of packets, a multiple of `step`, so that both kinds end as early as they can: the fewest.
 std::uint32_t blocks_of_packets(const ApartTimes& times, std::uint32_t blocks, std::uint32_t step) {
   std::uint32_t best = step;
   for (std::uint32_t own = 2 * step; own < blocks; own += step) {
     if (times.all_us(own, blocks) < times.all_us(best, blocks)) best = own;
   }
-  const double least = times.all_us(best, blocks);
-  for (std::uint32_t own = best; own < blocks && times.all_us(own, blocks) <= least; own += step) {
-    if (3 * times.packets_us(own) <= 2 * least) return own;
-  }
   return best;
 }
+
+// So many blocks packets may have also where fewer would do and the others lose nothing: a mate may have nothing else to wait for.
+constexpr std::uint32_t kPacketBlocksAnyway = kMostApartCluster / 2;
 
 // Neither kind does the other's work. Every cluster that has blocks of packets has one for granted messages, too, so blocks of both kinds
 // are running, or none; single blocks all begin.
@@ -314,29 +312,37 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
   const std::uint32_t surely = std::min(most, std::max(limits.needed, largest)) / largest * largest;
-  const std::uint64_t others = std::max<std::uint64_t>({sums.granted_worth, sums.pulled_worth, 1});
+  std::uint64_t pushes = 0, pulls = 0;
+  for (const Message& m : granted) {
+    if (m.direction == Direction::send) pushes += block_worth(m);
+    pulls += pulls_worth(m);
+  }
+  const std::uint64_t others = std::max<std::uint64_t>({pushes, pulls, 1});
   const ApartTimes times(sums);
-  const std::uint64_t count = packets_of_fuller_direction(packets);
-  const auto wanted = [&](std::uint32_t blocks, std::uint32_t step) {
-    const std::uint64_t enough = divide_up(divide_up(count, kPacketsPerBlock), step) * step;
-    return static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks_of_packets(times, blocks, step), enough));
-  };
+  const auto enough =
+      static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(packets_of_fuller_direction(packets), kPacketsPerBlock), 1, most));
   if (largest == 1) {
-    plan.packet_blocks = wanted(surely, 1);
+    std::uint32_t own = std::min(blocks_of_packets(times, surely, 1), enough);
+    const std::uint32_t anyway = std::min({kPacketBlocksAnyway, enough, surely - 1});
+    while (own < anyway && times.all_us(own + 1, surely) <= times.all_us(own, surely)) ++own;
+    plan.packet_blocks = own;
     plan.packet_blocks_a_cluster = 1;
-    plan.blocks = plan.packet_blocks + static_cast<std::uint32_t>(std::min<std::uint64_t>(others, surely - plan.packet_blocks));
-  } else if (const std::uint32_t own = wanted(most, 1); own > largest / 2 && surely > largest) {
+    plan.blocks = own + static_cast<std::uint32_t>(std::min<std::uint64_t>(others, surely - own));
+  } else if (const std::uint32_t own = std::min(blocks_of_packets(times, most, 1), enough); own > largest / 2 && surely > largest) {
     // Some blocks of each cluster, of which all begin.
     const auto clusters = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(own + others, largest), 2, surely / largest));
     plan.cluster = largest;
     plan.blocks = clusters * largest;
-    plan.packet_blocks = std::min(wanted(plan.blocks, clusters), plan.blocks - clusters);
+    plan.packet_blocks = std::min(blocks_of_packets(times, plan.blocks, clusters), (enough + clusters - 1) / clusters * clusters);
     plan.packet_blocks_a_cluster = plan.packet_blocks / clusters;
   } else {
-    // Half of the first one.
-    plan.packet_blocks = plan.packet_blocks_a_cluster = blocks_for_packets(count, std::min(std::bit_ceil(own), largest / 2));
-    plan.cluster = 2 * plan.packet_blocks;
-    const std::uint64_t all = plan.packet_blocks + std::min<std::uint64_t>(others, most - plan.packet_blocks);
+    // Up to half of the first one.
+    const std::uint32_t half = std::bit_floor(std::min(kPacketBlocksAnyway, largest / 2));
+    std::uint32_t of_packets = std::min(std::bit_floor(own), half);
+    while (of_packets < std::min(half, enough) && times.all_us(2 * of_packets, most) <= times.all_us(of_packets, most)) of_packets *= 2;
+    plan.packet_blocks = plan.packet_blocks_a_cluster = of_packets;
+    plan.cluster = 2 * of_packets;
+    const std::uint64_t all = of_packets + std::min<std::uint64_t>(others, most - of_packets);
     plan.blocks = static_cast<std::uint32_t>(divide_up(all, plan.cluster)) * plan.cluster;
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
@@ -348,14 +354,12 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
 }  // namespace
 
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
-  const bool indirect = choose_indirect(messages, limits);
   const Sums sums = sum_up(messages);
   const std::uint32_t most = most_blocks(limits, sums);
   count(messages);
   std::vector<Train> trains;
-  bool warps_can = !limits.beside_rails;
-  const std::uint32_t begin = std::min(most, std::max(limits.cluster_blocks, limits.needed));
-  if (warps_can && sums.packets != 0) {
+  bool warps_can = sums.packets != 0 && !limits.beside_rails;
+  if (warps_can) {
     if (sums.granted != 0)
       std::stable_partition(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::packets; });
     const std::span packets = messages.first(sums.packets);
@@ -363,19 +367,26 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
       trains = make_trains(packets);
     warps_can = trains.size() <= kMaxPacketMessages;
   }
-  if (sums.packets != 0 && sums.granted != 0 && warps_can && messages.size() <= kMaxMessages && begin > 1) {
+  // Blocks of packets wait for each other, so all have to begin. Beside granted messages the general roles have more blocks where few do.
+  const std::uint32_t begin = std::min(most, std::max(limits.cluster_blocks, limits.needed));
+  const bool enough_begin = begin > 1 && (limits.cluster_blocks > 1 || 2 * begin >= most);
+  const bool apart = warps_can && sums.granted != 0 && messages.size() <= kMaxMessages && enough_begin;
+  const bool granted = sums.packets == 0 && messages.size() <= kMaxMessages;
+  const bool indirect = choose_indirect(messages, limits, !limits.beside_rails && (apart || granted));
+  if (apart) {
     Plan plan = plan_apart(messages, limits, sums, most);
-    plan.indirect = indirect;
-    if (indirect) assign_indirect(messages.subspan(sums.packets), limits);
+    if (indirect) {
+      plan.kernel = Kernel::apart_indirect;
+      assign_indirect(messages.subspan(sums.packets), limits);
+    }
     plan.trains = std::move(trains);
     number(messages.first(plan.packet_messages));
     number(messages.subspan(plan.packet_messages));
     return plan;
   }
   number(messages);
-  // Each block waits for all others, so all have to begin.
   if (sums.granted == 0 && warps_can) {
-    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), begin);
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), begin, limits.cluster_blocks > 1);
     const std::uint32_t send_warps = warps_that_send(messages, trains);
     deal_to_warps(messages, blocks, send_warps);
     return {.kernel = Kernel::packets,
@@ -384,9 +395,9 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .send_warps = send_warps * blocks,
             .trains = std::move(trains)};
   }
-  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(sums.worth, 1, most));
+  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
   assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));
-  if (sums.packets != 0 || messages.size() > kMaxMessages) return {.kernel = Kernel::any, .blocks = blocks};
+  if (!granted) return {.kernel = Kernel::any, .blocks = blocks};
   if (indirect) assign_indirect(messages, limits);
   return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks};
 }

@@ -32,9 +32,10 @@ enum class Kernel : std::uint8_t {
   packets,   // packet_roles.hpp alone
   granted,   // roles.hpp without packets
   indirect,  // the same with indirect paths
-  apart,     // packet_roles.hpp and roles.hpp, by blocks of their own; with indirect paths where the plan says so
-  any,       // roles.hpp with packets: where one block alone surely begins, and for more messages than the others take
-  rails,     // rail_roles.hpp beside roles.hpp with packets
+  apart,     // packet_roles.hpp and roles.hpp, by blocks of their own
+  apart_indirect,
+  any,    // roles.hpp with packets: where one block alone surely begins, and for more messages than the others take
+  rails,  // rail_roles.hpp beside roles.hpp with packets
 };
 
 // How an operation is launched.
@@ -44,13 +45,15 @@ struct Plan {
   std::uint32_t packet_blocks = 0;            // apart: so many of them, the first ones of each cluster until there are no more
   std::uint32_t packet_blocks_a_cluster = 0;  // apart
   std::uint32_t packet_messages = 0;          // apart: the first of the messages
-  bool indirect = false;                      // apart: granted messages may take indirect paths
   std::uint32_t cluster = 1;                  // blocks that begin together or not at all; the grid is made of whole ones
   std::uint32_t send_warps = 0;               // packets: the first warps send, so many, and the others receive; 0: all do both
   std::vector<Train> trains = {};             // of messages in packets that are not a lane each
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
-  std::uint32_t ahead() const { return kernel == Kernel::packets || packet_blocks > packet_blocks_a_cluster ? blocks - cluster : 0; }
+  std::uint32_t ahead() const {
+    const bool all_needed = cluster > 1 && (kernel == Kernel::packets || packet_blocks > packet_blocks_a_cluster);
+    return all_needed ? blocks - cluster : 0;
+  }
 };
 
 // Blocks of a cluster of an operation apart, at most.

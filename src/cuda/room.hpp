@@ -8,8 +8,9 @@ namespace railweave::cuda {
 
 // A device, as one of the ranks on it sees it.
 struct DeviceShare {
-  std::uint32_t processors;  // SMs; a block fills one at most
-  std::uint32_t ranks = 1;   // that have this device, each with a process of its own
+  std::uint32_t processors;     // SMs; a block fills one at most
+  std::uint32_t ranks = 1;      // that have this device, each with a process of its own
+  std::uint32_t cluster = ~0u;  // blocks that the device can begin together, 1 before sm_90
 };
 
 // Operations of this process on the device that are queued or run.

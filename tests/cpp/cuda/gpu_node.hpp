@@ -137,10 +137,8 @@ class Node {
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
-      case Kernel::apart: {
-        if (plan.indirect) return run_apart_from_packets<true>(plan, header, messages.data(), seed);
-        return run_apart_from_packets<false>(plan, header, messages.data(), seed);
-      }
+      case Kernel::apart: return run_apart_from_packets<false>(plan, header, messages.data(), seed);
+      case Kernel::apart_indirect: return run_apart_from_packets<true>(plan, header, messages.data(), seed);
       case Kernel::granted: return run_blocks<false>(plan, header, messages, seed);
       case Kernel::indirect: return run_blocks<false, true>(plan, header, messages, seed);
       case Kernel::any: return run_blocks<true>(plan, header, messages, seed);

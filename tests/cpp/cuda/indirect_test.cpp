@@ -79,8 +79,8 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
            {"a quarter comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough}}, 118, 0, {both, over_relays}, Kernel::indirect},
            {"more comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough + 1}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
            {"as much comes back", {{kSend, 1, kEnough}, {kReceive, 1, kEnough}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
-           {"packets beside it", {{kSend, 1, 100}, {kSend, 1, kEnough}}, 118, 0, {none, both}, Kernel::apart},
-           {"of a size for relays", {{kSend, 1, 64u << 10}, {kSend, 1, 70'000}}, 118, 1000, {none, none}, Kernel::apart},
+           {"packets beside it", {{kSend, 1, 100}, {kSend, 1, kEnough}}, 118, 0, {none, both}, Kernel::apart_indirect},
+           {"of a size for relays", {{kSend, 1, 64u << 10}, {kSend, 1, 70'000}}, 118, 1000, {none, none}, Kernel::apart_indirect},
            {"packets alone", {{kSend, 2, 100}}, 118, 1000, {none}, Kernel::packets},
        }) {
     SCOPED_TRACE(c.what);
@@ -337,8 +337,8 @@ TEST_F(LastBlock, SendsOverTheHostBesidePackets) {
     for (std::uint32_t i = 0; i < 40; ++i) program.add(random, from, 0, 1, 0, 500 + i);  // in a train
     program.run(node);
     program.check();
-    EXPECT_EQ(node.kernels(0).front(), from == 0 ? Kernel::apart : Kernel::indirect);
-    EXPECT_EQ(node.kernels(1).front(), Kernel::apart);
+    EXPECT_EQ(node.kernels(0).front(), from == 0 ? Kernel::apart_indirect : Kernel::indirect);
+    EXPECT_EQ(node.kernels(1).front(), Kernel::apart_indirect);
     const std::uint64_t over_host = pieces(node, 0, 1, kHostPath);
     EXPECT_GT(over_host, 0u) << from;
     EXPECT_LE(over_host, kPieces - kHostTail);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <vector>
 
 #include "sized.hpp"
@@ -144,8 +146,8 @@ TEST_P(Apart, BothKindsEndAsEarlyAsTheyCan) {
   for (const Message& m : messages) EXPECT_LE(m.last_block, plan.blocks - plan.packet_blocks);
 }
 INSTANTIATE_TEST_SUITE_P(Table, Apart,
-                         testing::Values(ApartCase{{1u << 20}, {64u << 10}, 16, 16, 1},  // the hot pair's source, 1/16 back
-                                         ApartCase{{64u << 10}, {1u << 20}, 16, 2, 1},   // and its destination
+                         testing::Values(ApartCase{{1u << 20}, {64u << 10}, 16, 16, 2},  // the hot pair's source, 1/16 back
+                                         ApartCase{{64u << 10}, {1u << 20}, 16, 8, 4},   // and its destination
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 16, 16, 4},
                                          ApartCase{{4u << 20, 256u << 10, 256u << 10}, {256u << 10, 256u << 10, 256u << 10}, 2, 16, 1},
                                          ApartCase{{513u << 10, 1}, {}, 16, 16, 1}, ApartCase{{1}, {1u << 20}, 16, 2, 1}));
@@ -180,12 +182,12 @@ TEST_P(Spread, WhereHalfAClusterIsTooLittleForPackets) {
   EXPECT_EQ(prepare(messages, limits).ahead(), 0u) << "no more clusters than surely begin";
 }
 INSTANTIATE_TEST_SUITE_P(Table, Spread,
-                         testing::Values(SpreadCase{{8u << 20}, {4u << 20}, 2, 16, 6, 3},   // half as much comes back in packets
-                                         SpreadCase{{4u << 20}, {8u << 20}, 2, 16, 10, 5},  // and there, where the other blocks only grant
+                         testing::Values(SpreadCase{{8u << 20}, {4u << 20}, 2, 16, 6, 3},  // half as much comes back in packets
+                                         SpreadCase{{4u << 20}, {8u << 20}, 2, 16, 6, 3},  // and there
                                          SpreadCase{{4u << 20, 5u << 20}, {4u << 20, 5u << 20}, 2, 16, 10, 5},  // both ways
                                          SpreadCase{{2u << 20, 5u << 20}, {2u << 20, 5u << 20}, 4, 24, 12, 4},  // to three peers
                                          SpreadCase{{16u << 20}, {1u << 20}, 2, 16, 2, 2},                      // little
-                                         SpreadCase{{128u << 10}, {8u << 20}, 2, 2, 1, 1},                      //
+                                         SpreadCase{{128u << 10}, {8u << 20}, 2, 8, 4, 4},                      //
                                          // 7 messages both ways and to one side, 3 to one side (docs/cuda-measured.md, "Many messages")
                                          SpreadCase{{4u << 20, 3u << 20, 25u << 20}, {4u << 20, 3u << 20, 25u << 20}, 2, 16, 6, 3},
                                          SpreadCase{{4u << 20, 3u << 20, 25u << 20}, {4u << 20, 4u << 20, 4u << 20, 4u << 20}, 2, 16, 8, 4},
@@ -198,8 +200,8 @@ TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
     Kernel alone, beside;
     std::uint32_t alone_blocks, beside_blocks, packet_blocks;
   } const cases[] = {{1, Kernel::packets, Kernel::any, 1, 16, 0},
-                     {2, Kernel::packets, Kernel::apart, 2, 2, 1},
-                     {7, Kernel::packets, Kernel::apart, 4, 7, 5},
+                     {2, Kernel::packets, Kernel::any, 2, 16, 0},
+                     {8, Kernel::packets, Kernel::apart, 8, 8, 5},
                      {40, Kernel::packets, Kernel::apart, 16, 16, 10}};
   for (const auto& each : cases) {
     LaunchLimits limits{16, 1, 2};
@@ -218,6 +220,64 @@ TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
     EXPECT_EQ(apart.packet_blocks, each.packet_blocks) << each.needed;
     EXPECT_EQ(apart.cluster, 1u);
     for (const Message& m : beside) EXPECT_LE(m.last_block, apart.blocks - apart.packet_blocks);
+  }
+}
+
+// Whatever comes together: what kernels rely on.
+TEST(Prepare, EveryPlanHoldsTogether) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 20'000; ++round) {
+    constexpr std::uint64_t kLimit = 1u << 20;
+    LaunchLimits limits{1 + static_cast<std::uint32_t>(random() % 32), 1u << random() % 4, 2 + static_cast<std::uint32_t>(random() % 7)};
+    limits.beside_rails = random() % 8 == 0;
+    limits.host_share = random() % 2 == 0 ? 118 : 0;
+    limits.link_MBps = random() % 8 == 0 ? 1000 : 0;
+    limits.room = random() % 2 == 0 ? ~0u : 1 + static_cast<std::uint32_t>(random() % 32);
+    limits.needed = limits.cluster_blocks * (1 + static_cast<std::uint32_t>(random() % (limits.cluster_blocks == 1 ? 38 : 5)));
+    std::vector<Message> messages;
+    const std::size_t count = random() % 10 == 0 ? 1 + random() % 300 : 1 + random() % 12, peers = 1 + random() % 16;
+    const int largest = 1 + static_cast<int>(random() % 28);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t bytes = 1 + random() % (std::uint64_t{1} << random() % largest);
+      messages.push_back(
+          make(random() % 2 == 0 ? Direction::send : Direction::receive, static_cast<std::uint32_t>(random() % peers), bytes));
+      Message& m = messages.back();
+      if (m.direction == Direction::receive && random() % 8 == 0) m.receive = {};
+      m.paths = static_cast<std::uint8_t>(random() % 8);
+      m.relay_slots = 16;
+    }
+    const Plan plan = prepare(sized(messages, kLimit), limits);
+    SCOPED_TRACE(round);
+    const bool apart = plan.kernel == Kernel::apart || plan.kernel == Kernel::apart_indirect;
+    ASSERT_GT(plan.blocks, 0u);
+    ASSERT_LE(plan.blocks, std::max(limits.room, 1u));
+    ASSERT_LE(plan.cluster, limits.cluster_blocks);
+    ASSERT_EQ(plan.blocks % plan.cluster, 0u);
+    const bool single = plan.cluster == 1 && (apart || plan.kernel == Kernel::packets);
+    ASSERT_TRUE(!single || plan.blocks <= limits.needed) << "all begin";
+    std::uint32_t granted_blocks = plan.blocks;
+    if (apart) {
+      ASSERT_GT(plan.packet_blocks, 0u);
+      ASSERT_EQ(plan.packet_blocks % plan.packet_blocks_a_cluster, 0u) << "the first ones of whole clusters";
+      ASSERT_LE(plan.packet_blocks / plan.packet_blocks_a_cluster, plan.blocks / plan.cluster);
+      ASSERT_TRUE(plan.packet_blocks_a_cluster < plan.cluster || plan.cluster == 1) << "each has one for granted messages";
+      ASSERT_LT(plan.packet_blocks, plan.blocks);
+      const bool spread = plan.packet_blocks > plan.packet_blocks_a_cluster;
+      ASSERT_TRUE(!spread || plan.blocks <= limits.needed) << "all of these clusters begin";
+      granted_blocks -= plan.packet_blocks;
+    }
+    const bool knows_paths = plan.kernel == Kernel::indirect || plan.kernel == Kernel::apart_indirect;
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      const Message& m = messages[i];
+      ASSERT_EQ(m.path, path_of(m.bytes, kLimit));
+      ASSERT_TRUE(!apart || (m.path == Path::packets) == (i < plan.packet_messages));
+      ASSERT_TRUE((knows_paths && m.path == Path::granted) || m.paths == 0);
+      if (m.direction != Direction::send || m.path == Path::packets) continue;
+      ASSERT_GT(m.piece_bytes, 0u);
+      ASSERT_LT(m.first_block, m.last_block);
+      ASSERT_LE(m.last_block, granted_blocks);
+      ASSERT_LT(m.host_blocks, m.last_block - m.first_block);
+    }
   }
 }
 

@@ -36,9 +36,14 @@ TEST(Room, WhatOthersHoldIsLeftOut) {
       {{132}, {200, 1}, 1, 1, 1},  // more than there are
       {{132, 2}, {}, 25, 4, 20},   // ranks under MPS
       {{132, 4}, {}, 12, 2, 10},
-      {{132, 8}, {}, 6, 1, 6},
-      {{132, 64}, {}, 1, 4, 4},
-      {{78}, {}, 23, 4, 16},  // smaller GPUs
+      {{132, 8}, {}, 6, 1, 2},  // eight times six communicators have no room for more
+      {{132, 64}, {}, 1, 1, 1},
+      {{78}, {}, 23, 4, 16},         // smaller GPUs
+      {{108, 1, 1}, {}, 38, 1, 38},  // without clusters
+      {{108, 1, 1}, {28, 1}, 24, 1, 24},
+      {{108, 1, 1}, {56, 1}, 10, 1, 10},
+      {{80, 1, 1}, {}, 24, 1, 24},
+      {{132, 4, 1}, {}, 12, 1, 12},
       {{16}, {}, 1, 1, 1},
       {{0}, {}, 1, 1, 1},
   };
@@ -91,9 +96,10 @@ TEST(Room, WhatWasQueuedFirstCanBeginLast) {
     };
     std::vector<Operation> queued;
     Held held;
+    const std::uint32_t can_cluster = round % 3 == 0 ? 1 : 8;
     const std::uint32_t communicators = 1 + static_cast<std::uint32_t>(random()) % 6;
     for (std::uint32_t i = 0; i < communicators; ++i) {
-      const Room room = room_beside({device.processors()}, held);
+      const Room room = room_beside({device.processors(), 1, can_cluster}, held);
       const bool all_it_may = round % 4 == 0;
       const std::uint32_t wanted = random() % 2 == 0 ? 1 : all_it_may ? 8 : std::uint32_t{1} << random() % 4;
       const std::uint32_t cluster = std::min(room.cluster, wanted);
@@ -116,6 +122,25 @@ TEST(Room, WhatWasQueuedFirstCanBeginLast) {
       for (std::uint32_t begun = 0; begun < queued[last].needed; begun += queued[last].cluster) {
         ASSERT_TRUE(taken.has_room(queued[last].cluster)) << round << ": " << last << " of " << queued.size() << " after " << begun;
         taken.take_cluster(queued[last].cluster, random);
+      }
+    }
+  }
+}
+
+// Ranks that share a device, each with six communicators that hold all they may: what an operation needs of it still finds room.
+TEST(Room, BlocksThatAllBeginDoSoBesideOtherRanks) {
+  for (const std::uint32_t processors : {60u, 80u, 108u, 132u}) {
+    for (std::uint32_t ranks = 1; ranks <= 16; ++ranks) {
+      const DeviceShare share{processors, ranks, 1};
+      std::vector<Room> rooms;
+      Held held;
+      for (int communicator = 0; communicator < 6; ++communicator) {
+        rooms.push_back(room_beside(share, held));
+        held.add(rooms.back().blocks, 1, 0);
+      }
+      for (const Room& room : rooms) {
+        const std::uint32_t taken = kBlocksOfNccl + ranks * held.blocks - room.blocks;
+        EXPECT_TRUE(room.needed == 1 || taken + room.needed <= processors) << processors << ", " << ranks << " ranks: " << room.needed;
       }
     }
   }
