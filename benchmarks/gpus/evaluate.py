@@ -79,6 +79,11 @@ class Evaluation:
 
     # --- Running
 
+    def with_calibration(self, names: Sequence[str]) -> list[str]:
+        """The same, and where something is measured what exchanges go by."""
+        measures = any(section.name in names for section in self.sections)
+        return [*names, *(["calibrate"] if measures else [])]
+
     def run(self, wanted: Sequence[str]) -> bool:
         """Everything that is wanted and missing. False when something failed."""
         good = True
@@ -343,7 +348,11 @@ def _lacking(gpus: int) -> str:
     if importlib.util.find_spec("torch") is None:
         return f"{sys.executable} has no PyTorch; run it with the Python of your PyTorch programs"
     found = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return "" if found >= gpus else f"--gpus {gpus}, and this machine has {found} of NVIDIA's"
+    if found < gpus:
+        return f"--gpus {gpus}, and this machine has {found} of NVIDIA's"
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = found if said is None else len([each for each in said.split(",") if each.strip() not in ("", "-1")])
+    return "" if shown >= gpus else f"--gpus {gpus}, and CUDA_VISIBLE_DEVICES={said} shows {shown}"
 
 
 def main() -> int:
@@ -370,7 +379,7 @@ def main() -> int:
         parser.error(f"{lacking}; what is there already is told by --tables")
     (options.out / "parts").mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with what it started
-    good = options.tables or evaluation.run(options.names or known)
+    good = options.tables or evaluation.run(evaluation.with_calibration(options.names) or known)
     evaluation.write()
     if options.tables:
         evaluation.draw()

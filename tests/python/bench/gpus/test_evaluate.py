@@ -295,6 +295,8 @@ def test_each_machine_is_calibrated_once_before_anything_is_measured(before: boo
         monkeypatch.setattr(found, "_program", program)
         found.run(["calibrate", "check-death"])
     assert started == [("calibrate", before), ("check-death", False), ("calibrate", False)]
+    assert found.with_calibration(["check-death"]) == ["check-death"]
+    assert found.with_calibration(["hot", "check-death"]) == ["hot", "check-death", "calibrate"], "something is measured"
 
 
 def test_what_failed_is_told_with_why(tmp_path: Path) -> None:
@@ -332,6 +334,12 @@ def test_a_machine_without_what_a_run_needs_is_told_at_once(
     assert ended.value.code == 2
     assert re.search(r"has no PyTorch|--gpus 62, and this machine has \d+ of NVIDIA's", capsys.readouterr().err)
     assert not out.exists()
+    monkeypatch.setattr(evaluate.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [Path(f"/dev/nvidia{i}") for i in range(4)])
+    for said, lacking in (("0,1,2,3", ""), ("0,2", "--gpus 4, and CUDA_VISIBLE_DEVICES=0,2 shows 2"), ("-1", "shows 0"), ("", "shows 0")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+        assert lacking in evaluate._lacking(4)
+        assert bool(lacking) == bool(evaluate._lacking(4))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
