@@ -33,7 +33,7 @@ std::uint64_t pulls_worth(const Message& m) {
   return of_slots + (over_paths ? indirect_blocks_worth(m) : 0);
 }
 
-std::uint64_t block_worth(const Message& m) {
+std::uint64_t blocks_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
   if (m.direction == Direction::send) return divide_up(m.bytes, kBytesPerBlock);
   return std::max<std::uint64_t>(pulls_worth(m), 1);  // which grants
@@ -42,7 +42,7 @@ std::uint64_t block_worth(const Message& m) {
 // Of the direction that is worth more.
 std::uint64_t blocks_worth(std::span<const Message> messages) {
   std::uint64_t worth[2] = {};
-  for (const Message& m : messages) worth[static_cast<int>(m.direction)] += block_worth(m);
+  for (const Message& m : messages) worth[static_cast<int>(m.direction)] += blocks_worth(m);
   return std::max(worth[0], worth[1]);
 }
 
@@ -314,7 +314,7 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
   const std::uint32_t surely = std::min(most, std::max(limits.needed, largest)) / largest * largest;
   std::uint64_t pushes = 0, pulls = 0;
   for (const Message& m : granted) {
-    if (m.direction == Direction::send) pushes += block_worth(m);
+    if (m.direction == Direction::send) pushes += blocks_worth(m);
     pulls += pulls_worth(m);
   }
   const std::uint64_t others = std::max<std::uint64_t>({pushes, pulls, 1});

@@ -29,13 +29,13 @@ struct LaunchLimits {
 
 // Which kernel it takes: whose roles move the messages.
 enum class Kernel : std::uint8_t {
-  packets,   // packet_roles.hpp alone
-  granted,   // roles.hpp without packets
-  indirect,  // the same with indirect paths
-  apart,     // packet_roles.hpp and roles.hpp, by blocks of their own
-  apart_indirect,
-  any,    // roles.hpp with packets: where one block alone surely begins, and for more messages than the others take
-  rails,  // rail_roles.hpp beside roles.hpp with packets
+  packets,         // packet_roles.hpp alone
+  granted,         // roles.hpp without packets
+  indirect,        // the same with indirect paths
+  apart,           // packet_roles.hpp and roles.hpp, by blocks of their own
+  apart_indirect,  // the same with indirect paths
+  any,             // roles.hpp with packets: where few single blocks surely begin, and for more messages than the others take
+  rails,           // rail_roles.hpp beside roles.hpp with packets
 };
 
 // How an operation is launched.

@@ -53,9 +53,9 @@ Room room_beside(const DeviceShare& share, const Held& held) {
     const std::int64_t of_rank = std::max(others, held.blocks + blocks);
     const std::int64_t left = share.processors - (kBlocksOfNccl + (share.ranks - 1) * others + of_rank - blocks);
     needed = static_cast<std::uint32_t>(std::clamp<std::int64_t>(left, 1, blocks));
+  } else {
+    while (needed + cluster <= blocks && taken + needed + kForLaterOnes <= may_be_taken(share.processors, cluster)) needed += cluster;
   }
-  while (cluster > 1 && needed + cluster <= blocks && taken + needed + kForLaterOnes <= may_be_taken(share.processors, cluster))
-    needed += cluster;
   return {static_cast<std::uint32_t>(blocks), cluster, needed};
 }
 
