@@ -171,7 +171,7 @@ class Processes:
         self.hello = self._collect(_START_S)[0]
 
     def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
-        """All ranks do it; their answers. Raises BenchError when one ends, or `timeout` seconds pass."""
+        """All ranks do it; their answers. Raises BenchError when one ends or says that it failed, or `timeout` seconds pass."""
         self._doing = do
         line = json.dumps({"do": do, **command}).encode() + b"\n"
         for control in self._controls:
@@ -221,6 +221,8 @@ class Processes:
                         selector.unregister(key.fileobj)
                     if partial[key.data].endswith(b"\n"):
                         answers[key.data] = json.loads(partial[key.data])
+                        if why := answers[key.data].get("failed"):
+                            raise BenchError(f"{self.name}, {self._doing}: rank {key.data}: {why}")
                 if ready:
                     continue
                 # In a lab a process that starts the ranks holds the sockets as well, so they do not say it.

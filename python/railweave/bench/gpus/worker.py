@@ -237,10 +237,15 @@ def versions() -> dict[str, str]:
 
 
 def serve(lines: Any, actions: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Answers commands until the driver goes away."""
+    """Answers commands until the driver goes away. What the GPU has no memory for is an answer too, the last: {"failed": why}."""
     for line in lines:
         command = json.loads(line)
-        say(lines, actions[command.pop("do")](**command))
+        try:
+            answer = actions[command.pop("do")](**command)
+        except torch.cuda.OutOfMemoryError as error:
+            say(lines, {"failed": str(error).partition("\n")[0]})
+            return
+        say(lines, answer)
 
 
 def say(lines: Any, answer: dict[str, Any]) -> None:

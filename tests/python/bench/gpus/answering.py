@@ -24,6 +24,9 @@ def main(control_fd: str, *words: str) -> None:
                 os._exit(3)
             if command["do"] == "sleep":
                 continue
+            if command["do"] == "fill" and rank == 1:
+                say(failed="CUDA out of memory. Tried to allocate 2 TiB.")
+                continue
             say(rank=rank, **command)
 
 

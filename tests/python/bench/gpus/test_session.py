@@ -36,6 +36,13 @@ def test_a_rank_that_ends_is_named_with_what_was_said_last() -> None:
         ranks.ask(60, "die")
 
 
+def test_a_rank_that_says_why_it_failed_is_quoted_without_anything_else() -> None:
+    with pytest.raises(BenchError) as failed, start() as ranks:
+        ranks.ready()
+        ranks.ask(60, "fill")
+    assert str(failed.value) == "tested, fill: rank 1: CUDA out of memory. Tried to allocate 2 TiB."
+
+
 def test_silence_is_an_error_after_its_time() -> None:
     with pytest.raises(BenchError, match=r"tested, sleep: no answer from rank 0, 1, 2 within 0 s"), start() as ranks:
         ranks.ready()
