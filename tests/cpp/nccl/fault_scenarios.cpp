@@ -1,0 +1,213 @@
+// What goes wrong, and what is told of it.
+#include <dlfcn.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "scenarios.hpp"
+
+namespace {
+
+// A receive that no send meets ends when the communicator is aborted, and the stream goes on.
+void abort_receive(Rank& self) {
+  ::setenv("RAILWEAVE_DRAIN_MS", "500", 1);  // what an abort waits for its unfinished operations
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  if (self.rank == 1) {
+    const Stream stream;
+    Messages messages(comm);
+    messages.receive(0, std::size_t{100'000}, stream);
+    must(ncclCommAbort(comm), "ncclCommAbort");
+    stream.synchronize();
+    self.say("aborted");
+    return;
+  }
+  self.hear("aborted", 1);
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+// A rank dies while others wait for it: they get an asynchronous error and can abort.
+void rank_dies(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  if (self.rank == 2) ::_exit(0);
+  const Stream stream;
+  Messages messages(comm);
+  messages.receive(2, std::size_t{100'000}, stream);
+  ncclResult_t error = ncclSuccess;
+  while (error == ncclSuccess) {
+    must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  require(error == ncclRemoteError, "the error is ncclRemoteError, not " + std::to_string(error));
+  must(ncclCommAbort(comm), "ncclCommAbort");
+  stream.synchronize();
+}
+
+// A rank is killed while its bytes move; the others go on without it, in a communicator that its end left.
+void survivors(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  int dead[] = {self.world - 1};
+  const Stream stream;
+  Messages messages(comm);
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) {
+    messages.send(peer, std::size_t{4'000'000}, stream);
+    messages.receive(peer, std::size_t{4'000'000}, stream);
+  }
+  end();
+  if (self.rank == dead[0]) ::kill(::getpid(), SIGKILL);
+  std::vector<char> never(100'000);
+  ncclResult_t error = ncclRecv(never.data(), never.size(), ncclInt8, dead[0], comm, stream);  // it may be known already
+  while (error == ncclSuccess) {
+    must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  require(error == ncclRemoteError, "the error is ncclRemoteError, not " + std::to_string(error));
+  ncclComm_t rest = nullptr;
+  must(ncclCommShrink(comm, dead, 1, &rest, nullptr, kShrinkAbort), "ncclCommShrink");
+  stream.synchronize();
+  exchange_skewed(rest);
+  destroy(rest);
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+// Wrong calls give errors, in and out of groups, and the communicator works on.
+void wrong_calls(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  char byte = 0;
+  require(ncclSend(&byte, 1, ncclInt8, self.world, comm, stream) == ncclInvalidArgument, "a peer out of range is refused");
+  require(ncclRecv(&byte, 1, ncclInt8, -1, comm, stream) == ncclInvalidArgument, "a negative peer is refused");
+  require(ncclSend(&byte, 1, 99, 0, comm, stream) == ncclInvalidArgument, "an unknown datatype is refused");
+  require(*ncclGetLastError(comm) != '\0', "the last error has a text");
+  begin();
+  must(ncclSend(&byte, 1, ncclInt8, self.rank, comm, stream), "ncclSend");
+  require(ncclGroupEnd() == ncclInvalidUsage, "a send to oneself without its receive is refused");
+  require(ncclGroupEnd() == ncclInvalidUsage, "an end without a start is refused");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
+// Only under the shim: NCCL's stand-in does not have that function.
+void missing_function(Rank& self) {
+  const auto suspend = reinterpret_cast<ncclResult_t (*)(ncclComm_t, int)>(::dlsym(RTLD_DEFAULT, "ncclCommSuspend"));
+  require(suspend != nullptr, "the shim has ncclCommSuspend");
+  const ncclComm_t comm = self.connect();
+  for (int again = 0; again < 3; ++again)
+    require(suspend(comm, 0) == ncclInvalidUsage, "a function that NCCL lacks gives ncclInvalidUsage");
+  require(std::string(ncclGetLastError(comm)).find("ncclCommSuspend is not in this NCCL") != std::string::npos, "the text says so");
+  destroy(comm);
+}
+
+// Only under the shim: receives that no send meets are told in each rank's log.
+void stall_with(Rank& self, int of_each, std::size_t bytes) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  Messages messages(comm);
+  begin();
+  for (int peer = 0; peer < self.world; ++peer) {
+    for (int k = 0; k < of_each && peer != self.rank; ++k) messages.receive(peer, bytes, stream);
+  }
+  end();
+  std::string file = std::getenv("RAILWEAVE_LOG_FILE");
+  file.replace(file.find("%p"), 2, std::to_string(::getpid()));
+  const auto told = [&] {
+    std::ifstream log(file);
+    const std::string text{std::istreambuf_iterator<char>(log), {}};
+    return text.find("stalled") != std::string::npos;
+  };
+  while (!told()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  self.say("told");
+  for (int peer = 0; peer < self.world; ++peer) self.hear("told", peer);  // an abort ends the others' operations too
+  must(ncclCommAbort(comm), "ncclCommAbort");
+  stream.synchronize();
+}
+
+void stall(Rank& self) { stall_with(self, 1, 100'000); }
+
+void long_stall(Rank& self) { stall_with(self, 3000, 5000); }
+
+// Only under the shim, in the checksum mode: the last message from rank 0 to rank 1, of a graph's third replay, comes with
+// another bit.
+void damaged(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);  // three messages of each pair
+  const Stream stream;
+  std::vector<char> data(300'001, 'd');
+  if (self.rank < 2) {
+    stand_in::begin_capture(stream);
+    if (self.rank == 0)
+      must(ncclSend(data.data(), data.size(), ncclInt8, 1, comm, stream), "ncclSend");
+    else
+      must(ncclRecv(data.data(), data.size(), ncclInt8, 0, comm, stream), "ncclRecv");
+    const auto captured = stand_in::end_capture(stream);
+    for (int replay = 0; replay < 3; ++replay) stand_in::launch(*captured, stream);
+    stream.synchronize();
+  }
+  ncclResult_t error = ncclSuccess;
+  must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+  require(error == (self.rank == 1 ? ncclSystemError : ncclSuccess), "the receiver alone has an error, and it is ncclSystemError");
+  if (self.rank == 1) {
+    const std::string text = ncclGetLastError(comm);
+    require(text.find("communicator ") == 0 && text.find(" (4 ranks, this is rank 1): message 5 from rank 0") != std::string::npos, text);
+    self.say("found");
+  } else {
+    self.hear("found", 1);
+  }
+  must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+// Only under the shim: its metrics come to have all that METRICS_WANTED names, and for rank 1 METRICS_WANTED_1, a line each.
+void counted(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  std::string wanted = std::getenv("METRICS_WANTED");
+  if (const char* more = std::getenv("METRICS_WANTED_1"); more != nullptr && self.rank == 1) wanted += std::string("\n") + more;
+  const auto read = [] {
+    std::string text;
+    for (const auto& entry : std::filesystem::directory_iterator(std::getenv("RAILWEAVE_METRICS"))) {
+      if (!entry.path().filename().string().ends_with("-" + std::to_string(::getpid()) + ".prom")) continue;
+      std::ifstream file(entry.path());
+      text.assign(std::istreambuf_iterator<char>(file), {});
+    }
+    return text;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::istringstream lines(wanted);
+  for (std::string line; std::getline(lines, line);) {
+    std::string text;
+    while ((text = read()).find(line) == std::string::npos) {
+      require(std::chrono::steady_clock::now() < deadline, line + " does not come into\n" + text);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  destroy(comm);
+}
+
+}  // namespace
+
+Scenarios fault_scenarios() {
+  return {
+      {"abort_receive", abort_receive},
+      {"rank_dies", rank_dies},
+      {"survivors", survivors},
+      {"wrong_calls", wrong_calls},
+      {"missing_function", missing_function},
+      {"stall", stall},
+      {"long_stall", long_stall},
+      {"damaged", damaged},
+      {"counted", counted},
+  };
+}
