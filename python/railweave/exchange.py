@@ -175,12 +175,17 @@ class Exchange:
         self._native = _native.Exchange(_word(rank, "rank"), _word(world, "world"), rendezvous, fabric, chosen)
         self._last: OperationReport | None = None
         # Goes after _native, which ends what is under way.
-        self._running: list[tuple[Any, list[_Array]]] = []
+        self._running: dict[int, tuple[Any, list[_Array]]] = {}
+        self._numbers = itertools.count()
 
     def _keep(self, native: Any, arrays: list[_Array]) -> None:
-        """Until the operation has ended, which those that nobody waited for are asked here."""
-        self._running = [entry for entry in self._running if entry[1] and not _over(entry[0])]
-        self._running.append((native, arrays))
+        """Until the operation has ended, which those that nobody waited for are asked here. Threads may post side by side: each step is one
+        of the dictionary's own."""
+        for number, (other, _) in list(self._running.items()):
+            if _over(other):
+                self._running.pop(number, None)
+        if arrays:
+            self._running[next(self._numbers)] = (native, arrays)
 
     @property
     def rank(self) -> int:

@@ -87,7 +87,10 @@ bool Engine::turn(std::uint64_t now) {
   moved = memory_->flush_backlog() || moved;
   moved = control_->flush(now) || moved;
   if (now >= next_tick_) tick(now);
-  if (close_requested_.load()) advance_closing(now);
+  if (close_requested_.load()) {
+    take_posted(now);  // the last, posted since this turn began: nothing is posted after the request
+    advance_closing(now);
+  }
   settle(now);
   proxy_->flush();
   return moved;
@@ -303,9 +306,10 @@ std::shared_ptr<SharedMemory> Engine::allocate(std::uint64_t bytes) {
     throw ExchangeError("a buffer of " + std::to_string(bytes) + " bytes; expected at most the " + std::to_string(most) +
                         " of this machine's memory and swap");
   }
-  // Mates keep it mapped, as the next operation may use it again: without this each buffer of the past would hold its memory.
-  const auto done_with = [](SharedMemory* memory) {
-    memory->discard();
+  // Mates keep it mapped, as the next operation may use it again: without this each buffer of the past would hold its memory. A child that
+  // has inherited it lets go of it alone.
+  const auto done_with = [owner = ::getpid()](SharedMemory* memory) {
+    if (::getpid() == owner) memory->discard();
     delete memory;
   };
   std::shared_ptr<SharedMemory> memory(new SharedMemory(SharedMemory::create("railweave-buffer", std::max<std::uint64_t>(bytes, 1))),
@@ -404,7 +408,9 @@ void Engine::begin_close(bool at_once) {
 }
 
 void Engine::close() {
-  if (!thread_.joinable() || !is_of_this_process()) return;
+  if (!is_of_this_process()) return;
+  const std::lock_guard lock(close_mutex_);  // who comes second waits as well
+  if (!thread_.joinable()) return;
   begin_close();
   thread_.join();
 }

@@ -193,6 +193,8 @@ class Engine final : public EngineServices {
   std::unique_ptr<ControlChannel> control_;
   std::unique_ptr<Backend> backend_;
 
+  std::mutex close_mutex_;
+
   // Shared with program threads.
   mutable std::mutex mutex_;
   std::vector<OperationPtr> posted_;

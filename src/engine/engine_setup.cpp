@@ -262,9 +262,11 @@ void Engine::watch_mates() {
     const std::int32_t pid = cluster_.ranks[rank].pid;
     if (pid == ::getpid()) continue;
     members_[rank].pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    if (!members_[rank].pidfd) {
-      throw Error("cannot watch the process of rank " + std::to_string(rank) + " (pid " + std::to_string(pid) +
-                  "): pidfd_open failed; Linux 5.3 or newer is needed, and ranks of one node must share a PID namespace");
+    if (const int error = errno; !members_[rank].pidfd) {
+      throw Error(
+          "cannot watch the process of rank " + std::to_string(rank) + " (pid " + std::to_string(pid) +
+          "): pidfd_open: " + std::generic_category().message(error) +
+          (error == ENOSYS || error == ESRCH ? "; Linux 5.3 or newer is needed, and ranks of one node must share a PID namespace" : ""));
     }
   }
 }

@@ -30,8 +30,7 @@ void HostDestination::receive(Operation& operation) {
     messages_.emplace(message.key, &message);
     const bool own = message.key.source == services_.cluster().rank;
     if (auto kept = kept_.extract(message.key)) {
-      eager_[message.key.source].kept -= credits_of(kept.mapped().size());
-      give_credit(message.key.source, kept.mapped().size());
+      let_go(message.key.source, kept.mapped().size());
       take(message, kept.mapped());
     } else if (asked_.erase(message.key) != 0 || own || message.bytes > services_.eager_bytes()) {
       grant(message);
@@ -174,8 +173,17 @@ void HostDestination::drop(Operation& operation) {
   for (RecvMessage& message : operation.recvs) {
     if (message.over) continue;
     message.over = true;
-    messages_.erase(message.key);
+    if (messages_.erase(message.key) != 0) continue;
+    // Refused before it was looked for: what has come for it is nobody's, and its source has the room for others.
+    asked_.erase(message.key);
+    if (const auto kept = kept_.extract(message.key)) let_go(message.key.source, kept.mapped().size());
   }
+}
+
+// Of a message that was kept.
+void HostDestination::let_go(std::uint32_t source, std::uint64_t bytes) {
+  eager_[source].kept -= credits_of(bytes);
+  give_credit(source, bytes);
 }
 
 }  // namespace railweave::engine

@@ -31,6 +31,7 @@ class HostDestination {
   void take(RecvMessage& message, std::span<const std::byte> data);
   void taken(RecvMessage& message, bool made);
   void give_credit(std::uint32_t source, std::uint64_t bytes);
+  void let_go(std::uint32_t source, std::uint64_t bytes);
   void finish(RecvMessage& message);
   struct Pull {
     RecvMessage* message;  // kept until it has ended

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -32,6 +33,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPollInterval = std::chrono::milliseconds(2);
 constexpr auto kAskEvery = std::chrono::milliseconds(100);  // a person who presses Ctrl-C feels no delay; others are kept from little
 constexpr std::uint64_t kMaxBlob = 64u << 20;
+// An address that does not answer must not keep a rank from the host's next one.
+constexpr auto kMostOfAddress = std::chrono::seconds(5);
 // For ranks that read the last round while others know already that the exchange is refused: some milliseconds, if they live.
 constexpr auto kRefusedWait = std::chrono::seconds(1);
 
@@ -46,6 +49,8 @@ std::string list_ranks(const std::vector<std::uint32_t>& ranks) {
   throw BootstrapError("rank " + list_ranks(ranks) + " did not reach '" + round + "' within " + std::to_string(limit.count()) +
                        " ms; start all ranks with the same world and rendezvous, or raise RAILWEAVE_BOOTSTRAP_MS");
 }
+
+bool lacks_descriptors_or_memory(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
 // `error` is 0 where the stream came to its end.
 [[noreturn]] void lost(std::uint32_t rank, const std::string& round, int error) {
@@ -293,6 +298,7 @@ class TcpRendezvous final : public Rendezvous {
  private:
   // What a rank says first.
   struct Hello {
+    std::array<char, 8> protocol{'r', 'a', 'i', 'l', 'w', 'v', ' ', '1'};
     std::uint32_t rank = 0;
     std::uint32_t world = 0;
   };
@@ -303,26 +309,44 @@ class TcpRendezvous final : public Rendezvous {
     }
   };
 
-  void resolve(const std::string& host, const std::string& port, bool passive, AddressList& list) const {
+  // What getaddrinfo() gives: 0, or why there is no address.
+  static int resolve(const std::string& host, const std::string& port, bool passive, AddressList& list) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = passive ? AI_PASSIVE : 0;
-    if (const int status = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &list.head); status != 0) {
-      throw BootstrapError("rendezvous " + name_ + ": " + ::gai_strerror(status));
+    return ::getaddrinfo(host.c_str(), port.c_str(), &hints, &list.head);
+  }
+
+  [[noreturn]] void no_address(int status) const { throw BootstrapError("rendezvous " + name_ + ": " + ::gai_strerror(status)); }
+
+  [[noreturn]] void no_means(const std::string& what, int error) const {
+    throw BootstrapError("rank " + std::to_string(rank_) + " cannot " + what + " at " + name_ + ": " +
+                         std::generic_category().message(error) +
+                         (error == EMFILE ? "; raise the limit of open files (ulimit -n) above the number of ranks" : ""));
+  }
+
+  // At the first of the host's addresses that is this machine's.
+  Fd listener_at(const std::string& host, const std::string& port) const {
+    AddressList list;
+    if (const int status = resolve(host, port, true, list); status != 0) no_address(status);
+    int error = 0;
+    for (const addrinfo* address = list.head; address != nullptr; address = address->ai_next) {
+      Fd listener(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      const int on = 1;
+      ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      if (listener && ::bind(listener.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+          ::listen(listener.get(), static_cast<int>(world_)) == 0)
+        return listener;
+      error = errno;
+      if (lacks_descriptors_or_memory(error)) no_means("listen", error);
     }
+    throw BootstrapError("rank 0 cannot listen at " + name_ + ": " + std::generic_category().message(error) +
+                         "; choose a free port of this host");
   }
 
   void listen(const std::string& host, const std::string& port) {
-    AddressList list;
-    resolve(host, port, true, list);
-    Fd listener(::socket(list.head->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int on = 1;
-    ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (::bind(listener.get(), list.head->ai_addr, list.head->ai_addrlen) != 0 || ::listen(listener.get(), static_cast<int>(world_)) != 0) {
-      throw BootstrapError("rank 0 cannot listen at " + name_ + ": " + std::generic_category().message(errno) +
-                           "; choose a free port of this host");
-    }
+    const Fd listener = listener_at(host, port);
     peers_.resize(world_);
     std::vector<Fd> unknown;  // have connected and said nothing yet: whoever else does that must not keep ranks waiting
     for (std::uint32_t arrived = 1; arrived < world_;) {
@@ -339,6 +363,8 @@ class TcpRendezvous final : public Rendezvous {
       if (Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)); socket) {
         wake_at(socket, sizeof(Hello));
         unknown.push_back(std::move(socket));
+      } else if (lacks_descriptors_or_memory(errno)) {
+        no_means("accept connections", errno);
       }
     }
   }
@@ -347,7 +373,7 @@ class TcpRendezvous final : public Rendezvous {
   bool welcome(Fd socket) {
     Hello hello;
     if (::recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT) != sizeof hello) return false;
-    if (hello.rank >= kMaxRanks || hello.world > kMaxRanks) return false;
+    if (hello.protocol != Hello{}.protocol) return false;
     if (hello.world != world_ || hello.rank == 0 || hello.rank >= world_ || peers_[hello.rank]) {
       throw BootstrapError("rendezvous " + name_ + ": a process came as rank " + std::to_string(hello.rank) + " of " +
                            std::to_string(hello.world) + "; expected each rank from 1 to " + std::to_string(world_ - 1) + " of " +
@@ -361,29 +387,55 @@ class TcpRendezvous final : public Rendezvous {
   // poll() shows as readable what has so many bytes, or has ended.
   static void wake_at(const Fd& socket, int bytes) { ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes); }
 
+  // Rank 0 may not listen yet, nor its host's name be known, which a cluster's name service learns when that host starts.
   void connect(const std::string& host, const std::string& port) {
-    const Hello hello{rank_, world_};
-    while (Clock::now() < deadline_) {
+    int status = 0;
+    do {
       AddressList list;
-      resolve(host, port, false, list);
-      Fd socket(::socket(list.head->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-      if (connected(socket, *list.head) && ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello) {
-        server_ = std::move(socket);
-        return;
+      status = resolve(host, port, false, list);
+      if (status != 0 && status != EAI_NONAME && status != EAI_AGAIN) no_address(status);
+      for (const addrinfo* address = list.head; address != nullptr; address = address->ai_next) {
+        if (introduced_at(*address)) return;
       }
       ask();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
+    } while (Clock::now() < deadline_);
+    if (status != 0) no_address(status);
     missing({0}, "connect to " + name_, limit_);
   }
 
+  bool introduced_at(const addrinfo& address) {
+    const Hello hello{.rank = rank_, .world = world_};
+    Fd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket && lacks_descriptors_or_memory(errno)) no_means("connect", errno);
+    if (!connected(socket, address) || ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return false;
+    server_ = std::move(socket);
+    return true;
+  }
+
   bool connected(const Fd& socket, const addrinfo& to) {
-    if (::connect(socket.get(), to.ai_addr, to.ai_addrlen) == 0) return true;
-    pollfd entry{socket.get(), POLLOUT, 0};
-    if (errno != EINPROGRESS || !wait({&entry, 1})) return false;
-    int error = 0;
-    socklen_t size = sizeof error;
-    return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+    if (::connect(socket.get(), to.ai_addr, to.ai_addrlen) != 0) {
+      pollfd entry{socket.get(), POLLOUT, 0};
+      if (errno != EINPROGRESS || !wait({&entry, 1}, std::min(deadline_, Clock::now() + kMostOfAddress))) return false;
+      int error = 0;
+      socklen_t size = sizeof error;
+      if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) return false;
+    }
+    return !with_itself(socket);
+  }
+
+  // While nobody listens, a connection from the very port that it goes to meets itself. The kernel draws ports of its own, and rank 0's
+  // may be one of them.
+  static bool with_itself(const Fd& socket) {
+    sockaddr_storage here{}, there{};
+    socklen_t size = sizeof here, other_size = sizeof there;
+    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &size) != 0 ||
+        ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &other_size) != 0 || size != other_size ||
+        std::memcmp(&here, &there, size) != 0)
+      return false;
+    const linger at_once{1, 0};  // the port is rank 0's, and must not stay taken
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    return true;
   }
 
   std::vector<std::uint32_t> unconnected() const {
@@ -394,14 +446,16 @@ class TcpRendezvous final : public Rendezvous {
     return ranks;
   }
 
-  bool wait(std::span<pollfd> entries) {
+  bool wait(std::span<pollfd> entries) { return wait(entries, deadline_); }
+
+  bool wait(std::span<pollfd> entries, Clock::time_point until) {
     for (;;) {
       ask();
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
       if (left.count() <= 0) return false;
       const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(std::min(left, kAskEvery).count()));
       if (ready > 0) return true;
-      if (ready < 0 && errno != EINTR) return false;  // a signal of the program's says nothing of others
+      if (ready < 0 && errno != EINTR) no_means("wait for others", errno);  // a signal of the program's says nothing of others
     }
   }
 
@@ -409,10 +463,15 @@ class TcpRendezvous final : public Rendezvous {
   // limit.
   bool wait_watching(std::vector<pollfd>& entries, const std::string& round, const Fd* awaited = nullptr) {
     const std::size_t own = entries.size();
-    for (const Fd& peer : peers_) entries.push_back({&peer == awaited ? -1 : peer.get(), POLLRDHUP, 0});
-    if (!wait(entries)) return false;
+    std::vector<std::uint32_t> watched;
     for (std::uint32_t rank = 0; rank < peers_.size(); ++rank) {
-      if (entries[own + rank].revents != 0) lost(rank, round, 0);
+      if (!peers_[rank] || &peers_[rank] == awaited) continue;
+      entries.push_back({peers_[rank].get(), POLLRDHUP, 0});
+      watched.push_back(rank);
+    }
+    if (!wait(entries)) return false;
+    for (std::size_t i = 0; i < watched.size(); ++i) {
+      if (entries[own + i].revents != 0) lost(watched[i], round, 0);
     }
     return true;
   }

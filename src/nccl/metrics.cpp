@@ -97,8 +97,9 @@ struct AtExit {
 
 }  // namespace
 
-std::string metrics_text(const Metrics& metrics, const std::string& host, int pid) {
-  const std::string process = label("host", host) + "," + label("pid", std::to_string(pid));
+std::string metrics_text(const Metrics& metrics, const Process& of) {
+  const std::string process =
+      label("host", of.host) + "," + label("pid_namespace", std::to_string(of.pid_namespace)) + "," + label("pid", std::to_string(of.pid));
   const auto ranks = [](const std::string& communicator, std::uint32_t rank, std::uint32_t world) {
     return label("communicator", communicator) + "," + label("rank", std::to_string(rank)) + "," + label("world", std::to_string(world));
   };
@@ -164,8 +165,11 @@ bool write_metrics(const std::string& directory, const Metrics& metrics) {
   ::mkdir(directory.c_str(), 0755);  // where it is there already, or cannot be made, the file says so
   char host[HOST_NAME_MAX + 1] = "?";
   ::gethostname(host, HOST_NAME_MAX);
-  const std::string path = directory + "/railweave-" + host + "-" + std::to_string(::getpid()) + ".prom";
-  return File::get().write(path, metrics_text(metrics, host, ::getpid()));
+  struct stat pid_namespace {};
+  ::stat("/proc/self/ns/pid", &pid_namespace);  // 0 without /proc
+  const Process process{host, pid_namespace.st_ino, ::getpid()};
+  const std::string name = process.host + "-" + std::to_string(process.pid_namespace) + "-" + std::to_string(process.pid);
+  return File::get().write(directory + "/railweave-" + name + ".prom", metrics_text(metrics, process));
 }
 
 }  // namespace railweave::nccl

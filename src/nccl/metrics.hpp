@@ -42,11 +42,18 @@ struct Metrics {
   std::vector<Fate> fates;      // of all that are settled
 };
 
-// What is no label, as there is no end of its values, is in comments, which Prometheus passes over: why communicators are not served.
-std::string metrics_text(const Metrics& metrics, const std::string& host, int pid);
+// Containers that have the host's name, as with its network, each count their processes from 1.
+struct Process {
+  std::string host;
+  std::uint64_t pid_namespace = 0;  // its inode
+  int pid = 0;
+};
 
-// Replaces DIRECTORY/railweave-HOST-PID.prom at once, so that a reader sees a whole file; removed when the process ends in order. The
-// directory is made where only it is missing. False, with errno, when the file cannot be written.
+// What is no label, as there is no end of its values, is in comments, which Prometheus passes over: why communicators are not served.
+std::string metrics_text(const Metrics& metrics, const Process& process);
+
+// Replaces DIRECTORY/railweave-HOST-NAMESPACE-PID.prom at once, so that a reader sees a whole file; removed when the process ends in order.
+// The directory is made where only it is missing. False, with errno, when the file cannot be written.
 bool write_metrics(const std::string& directory, const Metrics& metrics);
 
 }  // namespace railweave::nccl

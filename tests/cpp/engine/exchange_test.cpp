@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <barrier>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <thread>
 
 #include "job.hpp"
 
@@ -114,6 +116,30 @@ TEST(Exchange, ABufferBeyondTheMachinesMemoryIsRefused) {
       EXPECT_EQ(std::string(error.what()).find("a buffer of 70368744177664 bytes; expected at most the "), 0u) << error.what();
     }
   });
+}
+
+// Also where the engine thread has just looked for posts, as it comes to on one processor beside the program again and again.
+TEST(Exchange, WhatWasPostedLastIsDoneBeforeTheEnd) {
+  cpu_set_t before, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<std::size_t>(::sched_getcpu()), &one);
+  ::sched_setaffinity(0, sizeof one, &one);
+  const ScratchDirectory directory;
+  ExchangeSettings settings = rank_settings({1, 1}, 0);
+  settings.spin_us = 100'000;
+  for (int life = 0; life < 2000 && !testing::Test::HasFailure(); ++life) {
+    std::vector<std::byte> sent(64, std::byte{1}), received(64);
+    Exchange exchange(0, 1, "file://" + (directory.path() / std::to_string(life)).string(), settings, std::nullopt);
+    std::this_thread::sleep_for(std::chrono::microseconds(50 + life % 200));
+    Group group = exchange.group(0);
+    group.send(sent.data(), sent.size(), 0);
+    group.recv(received.data(), received.size(), 0);
+    Handle handle = group.end();
+    exchange.close();
+    EXPECT_TRUE(handle.test()) << "life " << life;
+  }
+  ::sched_setaffinity(0, sizeof before, &before);
 }
 
 TEST(Exchange, TwoNodesOfOneRank) { exchange_matrix({2, 1}, {}, {{9, 5'000'001}, {3'000'001, 11}}, 5, false); }

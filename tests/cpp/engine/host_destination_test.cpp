@@ -55,6 +55,26 @@ TEST_F(HostDestinationTest, OneThatComesInChunksIsNotTakenFromAFrame) {
   EXPECT_EQ(copier_.tickets.size(), 0u);
 }
 
+// An operation that another rank's death refuses was never looked for here; the source still lives and sends others.
+TEST_F(HostDestinationTest, WhatHasComeForARefusedOperationGivesItsRoomBack) {
+  services_.state = engine::MessageState::unposted;
+  engine::Operation refused;
+  for (std::uint64_t number = 1; number <= engine::kEagerCredits; ++number) {
+    engine::RecvMessage& message = refused.recvs.emplace_back();
+    message.key = key();
+    message.key.number = 1 + number;
+    destination_.on_eager(message.key, data_);
+  }
+  destination_.on_eager({0, 1, 0, 0, 1000}, data_);
+  EXPECT_FALSE(destination_.has_come({0, 1, 0, 0, 1000})) << "no room";
+  EXPECT_EQ(services_.sent(), std::vector<FrameType>{});
+  destination_.drop(refused);
+  EXPECT_EQ(services_.sent(), std::vector<FrameType>(2, FrameType::credit));
+  for (const engine::RecvMessage& message : refused.recvs) EXPECT_FALSE(destination_.has_come(message.key));
+  destination_.on_eager({0, 1, 0, 0, 1000}, data_);
+  EXPECT_TRUE(destination_.has_come({0, 1, 0, 0, 1000}));
+}
+
 // Of a source that was not told that it may.
 TEST_F(HostDestinationTest, ChunksOfAMessageWithoutAGrantAreNotTaken) {
   const auto slot = services_.memory().take(0, engine::Pool::rx, 0, 0);

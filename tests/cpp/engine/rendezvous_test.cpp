@@ -3,12 +3,16 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -247,7 +251,8 @@ TEST(TcpRendezvous, StrangersKeepNobodyWaitingAndEndNothing) {
   std::thread first(
       [&] { failure = failure_of([&] { engine::make_rendezvous(address_of(place), 0, 2, 20s)->all_gather("first", engine::Blob(1)); }); });
   std::vector<engine::Fd> strangers;
-  for (const std::string_view text : {"", "?", "GET / HTTP/1.1\r\n"}) {
+  for (const std::string_view text : {std::string_view(""), std::string_view("?"), std::string_view("GET / HTTP/1.1\r\n"),
+                                      std::string_view("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 16)}) {
     const engine::Fd& stranger = strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const auto comes = [&] { return ::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&place), sizeof place) == 0; };
     for (int tries = 0; tries < 10'000 && !comes(); ++tries) std::this_thread::sleep_for(1ms);
@@ -261,6 +266,38 @@ TEST(TcpRendezvous, StrangersKeepNobodyWaitingAndEndNothing) {
   }
   first.join();
   EXPECT_EQ(failure, "");
+}
+
+// Where nobody listens yet, a connection whose own port is the one that it goes to meets itself: with few ports to draw, soon.
+TEST(TcpRendezvous, ARankThatMeetsItselfGoesOnLookingForRank0) {
+  std::string failure;
+  bool alone = false;
+  std::thread one([&] {
+    if (::unshare(CLONE_NEWNET) != 0) return;
+    const engine::Fd any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    ifreq lo{};
+    std::strcpy(lo.ifr_name, "lo");
+    lo.ifr_flags = IFF_UP;
+    if (::ioctl(any.get(), SIOCSIFFLAGS, &lo) != 0) return;
+    std::ofstream range("/proc/sys/net/ipv4/ip_local_port_range");
+    alone = (range << "40000 40005" << std::flush).good();
+    if (alone) failure = failure_of([&] { engine::make_rendezvous("tcp://127.0.0.1:40002", 1, 2, 2s); });
+  });
+  one.join();
+  if (!alone) GTEST_SKIP() << "no network namespace can be made here";
+  EXPECT_TRUE(failure.starts_with("rank 0 did not reach 'connect to tcp://127.0.0.1:40002' within 2000 ms")) << failure;
+}
+
+// The name may come: a cluster's name service learns it when rank 0's host starts.
+TEST(TcpRendezvous, ANameThatNobodyKnowsIsAskedForUntilTheLimit) {
+  const std::string address = "tcp://rank-0.invalid:40003";
+  int asked = 0;
+  const auto second_time = [&] {
+    if (++asked == 2) throw Interrupted();
+  };
+  EXPECT_THROW(engine::make_rendezvous(address, 1, 2, 600s, second_time), Interrupted);
+  const std::string failure = failure_of([&] { engine::make_rendezvous(address, 1, 2, 1ms); });
+  EXPECT_TRUE(failure.starts_with("rendezvous tcp://rank-0.invalid:40003: ")) << failure;
 }
 
 // Another world, or one who is there already.

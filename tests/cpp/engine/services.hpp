@@ -29,7 +29,7 @@ class Services final : public engine::EngineServices {
   }
   std::shared_ptr<void> registered(const std::byte*, std::uint64_t, engine::MemoryHandle&, std::uint64_t&) override { return nullptr; }
   std::shared_ptr<engine::SharedMemory> map(const engine::MemoryHandle&) override { return nullptr; }
-  engine::MessageState state_of(const engine::MessageKey&) const override { return engine::MessageState::unfinished; }
+  engine::MessageState state_of(const engine::MessageKey&) const override { return state; }
   std::uint64_t eager_bytes() const override { return 1000; }
   void message_over(engine::Operation& operation) override { --operation.unfinished; }
   void fail(engine::Operation& operation, const engine::Failure& failure) override { operation.failure = failure; }
@@ -38,6 +38,7 @@ class Services final : public engine::EngineServices {
 
   engine::NodeMemory& memory_of(std::uint32_t mate) { return *node_.memories[mate]; }
   std::vector<engine::FrameType> sent() const { return carrier_.types; }
+  engine::MessageState state = engine::MessageState::unfinished;  // of all messages
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> words;  // of links; else generation 1, up
 
  private:

@@ -498,8 +498,8 @@ TEST(Metrics, AreInPrometheusTextFormat) {
   sample.counters.bytes_by_kind[3] = 17;
   sample.nics = {{"mlx5_0", 11, 50, true, 4, 2, {"mlx5_0 of rank 8", "mlx5_1 of rank 9 (\"why\\)\n"}}, {"mlx5_1", 6, 50, false, 4, 0, {}}};
   metrics.fates = {{"ab", 1, 2, "served", "", ""}, {"", 0, 1, "nccl", "one_rank", "it has one rank"}, {"", 0, 1, "nccl", "one_rank", ""}};
-  const std::string text = metrics_text(metrics, "n1", 7);
-  const std::string labels = R"({host="n1",pid="7",communicator="ab",rank="1",world="2",device="0")";
+  const std::string text = metrics_text(metrics, {"n1", 4026531836, 7});
+  const std::string labels = R"({host="n1",pid_namespace="4026531836",pid="7",communicator="ab",rank="1",world="2",device="0")";
   EXPECT_TRUE(
       text.starts_with("# HELP railweave_messages_enqueued_total Messages handed to Railweave.\n"
                        "# TYPE railweave_messages_enqueued_total counter\n"
@@ -515,9 +515,11 @@ TEST(Metrics, AreInPrometheusTextFormat) {
         "railweave_link_down" + labels + ",nic=\"mlx5_0\",peer=\"mlx5_0 of rank 8\"} 1\n",
         "railweave_link_down" + labels + ",nic=\"mlx5_0\",peer=\"mlx5_1 of rank 9 ('why/) \"} 1\n",
         std::string("# TYPE railweave_communicators gauge\n"
-                    "railweave_communicators{host=\"n1\",pid=\"7\",state=\"nccl\",reason=\"one_rank\"} 2\n"
-                    "railweave_communicators{host=\"n1\",pid=\"7\",state=\"served\",reason=\"\"} 1\n"
-                    "# communicator {host=\"n1\",pid=\"7\",communicator=\"\",rank=\"0\",world=\"1\",state=\"nccl\",reason=\"one_rank\","
+                    "railweave_communicators{host=\"n1\",pid_namespace=\"4026531836\",pid=\"7\",state=\"nccl\",reason=\"one_rank\"} 2\n"
+                    "railweave_communicators{host=\"n1\",pid_namespace=\"4026531836\",pid=\"7\",state=\"served\",reason=\"\"} 1\n"
+                    "# communicator "
+                    "{host=\"n1\",pid_namespace=\"4026531836\",pid=\"7\",communicator=\"\",rank=\"0\",world=\"1\",state=\"nccl\",reason="
+                    "\"one_rank\","
                     "text=\"it has one rank\"}\n")})
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
   EXPECT_EQ(text.find("railweave_nic_links" + labels + ",nic=\"mlx5_1\""), std::string::npos) << "another rank tells of it";
@@ -528,7 +530,7 @@ TEST(Metrics, AreInPrometheusTextFormat) {
 TEST(Metrics, OfManyLinksThatAreDownTheFirstAreNamed) {
   Metrics metrics{{{"ab", 1, 2, 0, {}, {{"mlx5_0", 0, 0, true, 100, 100, {}}}}}, {}};
   for (int rank = 0; rank < 100; ++rank) metrics.samples[0].nics[0].down.push_back("mlx5_0 of rank " + std::to_string(rank));
-  const std::string text = metrics_text(metrics, "n1", 7);
+  const std::string text = metrics_text(metrics, {"n1", 4026531836, 7});
   EXPECT_NE(text.find("nic=\"mlx5_0\"} 100\n"), std::string::npos);
   EXPECT_NE(text.find("of rank 7\"} 1\n"), std::string::npos);
   EXPECT_EQ(text.find("of rank 8\"} 1\n"), std::string::npos);

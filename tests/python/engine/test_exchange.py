@@ -165,10 +165,75 @@ def test_a_forked_child_is_refused_and_ends_nothing(tmp_path: Path) -> None:
     run_ranks(tmp_path, 2, body)
 
 
+def test_a_forked_child_that_lets_go_of_received_data_leaves_its_parent_the_data(tmp_path: Path) -> None:
+    with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange:
+        received = exchange.empty(100_000)
+        received[:] = 7
+        child = os.fork()
+        if child == 0:
+            del received
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (received == 7).all()
+
+
 def test_ranks_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for rank, world, says in ((-1, 2, "rank -1; expected 0 to"), (0, -2, "world -2"), (2, 2, "rank 2 of 2"), (1.0, 2, "rank 1.0: ")):
         with pytest.raises(ExchangeError, match=says):
             Exchange(rank, world, f"file://{tmp_path}")  # type: ignore[arg-type]
+
+
+def test_arrays_live_also_where_threads_post_side_by_side(tmp_path: Path) -> None:
+    many, size = 200, 100_000
+
+    def post(communicator: int) -> None:
+        for _ in range(many):
+            group = exchange.group(communicator=communicator)
+            received = np.zeros(size, np.uint8)
+            group.recv(received, 0)
+            group.end()
+            alive.append(weakref.ref(received))
+
+    alive: list[weakref.ref[Any]] = []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with Exchange(0, 1, f"file://{tmp_path}", nics="lo") as exchange:
+            threads = [threading.Thread(target=post, args=[communicator]) for communicator in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            gc.collect()
+            assert [reference() is None for reference in alive].count(True) == 0
+            for communicator in range(4):
+                with exchange.group(communicator=communicator) as group:
+                    for _ in range(many):
+                        group.send(np.ones(size, np.uint8), 0)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_threads_may_close_side_by_side(tmp_path: Path) -> None:
+    def close(exchange: Exchange, together: threading.Barrier) -> None:
+        together.wait(60)
+        try:
+            exchange.close()
+        except RuntimeError as error:
+            failures.append(error)
+
+    failures: list[RuntimeError] = []
+    for life in range(10):
+        exchange = Exchange(0, 1, f"file://{tmp_path}/{life}", nics="lo")
+        together = threading.Barrier(2)
+        threads = [threading.Thread(target=close, args=[exchange, together], daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [thread.is_alive() for thread in threads] == [False, False]
+    assert failures == []
 
 
 def test_arrays_live_until_their_operation_has_ended_whoever_waits(tmp_path: Path) -> None:
@@ -363,6 +428,25 @@ def test_others_hear_over_tcp_that_a_rank_was_interrupted(start: Start) -> None:
     _until(introduced, ranks[1])
     assert _interrupted(ranks[1]) == (130, "")
     assert "BootstrapError: rank 1 closed its connection" in ranks[0].communicate(timeout=120)[1]
+
+
+def test_descriptors_that_rank_0_lacks_to_hear_others_are_named() -> None:
+    code = (
+        "import os, resource, sys\n"
+        "from railweave.exchange import Exchange\n"
+        "next = os.dup(0)\n"
+        "os.close(next)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (next + 1, next + 1))\n"  # one socket, to listen
+        "Exchange(0, 2, sys.argv[1], nics='lo', bootstrap_ms=100_000)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = free.getsockname()
+    rank_0 = subprocess.Popen([sys.executable, "-c", code, f"tcp://127.0.0.1:{place[1]}"], stderr=subprocess.PIPE, text=True)
+    with socket.socket() as comes:
+        _until(lambda: comes.connect_ex(place) == 0, rank_0)
+        said = rank_0.communicate(timeout=60)[1]
+    assert "BootstrapError: rank 0 cannot accept connections at tcp://127.0.0.1" in said
+    assert "Too many open files; raise the limit of open files (ulimit -n)" in said
 
 
 def test_links_that_the_process_has_no_descriptors_for_are_refused(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from railweave.cli import top
 from railweave.nccl import ShimError
 from railweave.nccl.metrics import Look, merged, nic_rates, parse, rates, read
 
-LABELS = 'host="n1",pid="7",communicator="ab",rank="{rank}",world="2",device="0"'
+PROCESS = 'host="n1",pid_namespace="4026531836",pid="7"'
+LABELS = PROCESS + ',communicator="ab",rank="{rank}",world="2",device="0"'
 
 
 def text(rank: int, sent: int, completed: int = 3) -> str:
@@ -58,8 +59,8 @@ def nic_text(rank: int, sent: dict[str, int], own: str, down: tuple[str, ...] = 
 
 def left(text_: str, reason: str, communicator: str = "cd", rank: int = 0, world: int = 4, state: str = "nccl") -> str:
     return (
-        f'railweave_communicators{{host="n1",pid="7",state="{state}",reason="{reason}"}} 1\n'
-        f'# communicator {{host="n1",pid="7",communicator="{communicator}",rank="{rank}",world="{world}",state="{state}",'
+        f'railweave_communicators{{{PROCESS},state="{state}",reason="{reason}"}} 1\n'
+        f'# communicator {{{PROCESS},communicator="{communicator}",rank="{rank}",world="{world}",state="{state}",'
         f'reason="{reason}",text="{text_}"}}\n'
     )
 
