@@ -20,13 +20,16 @@ TEST(Cancel, ReachesASendWhoseOperationStillWaitsForRows) {
   constexpr std::uint64_t kMapped = 1'000'000, kFar = 8'000'000, kSent = 100'000, kExpected = 200'000;
   // On rails as slow as this the bytes are worth the whole wait.
   const Fabric slow = engine::derive_fabric(rail_cluster(2, kFar / 40));
-  const auto body = [](Exchange& exchange) {
+  std::latch posted(1);  // by rank 0, which waits for rows from then on
+  const auto body = [&posted](Exchange& exchange) {
+    if (exchange.rank() != 0) posted.wait();
     if (exchange.rank() == 0) {
       std::vector<std::byte> near(kMapped, std::byte{0x5a}), far(kFar);
       Group group = exchange.group();
       group.send(near.data(), kMapped, 1);
       group.send(far.data(), kFar, 2);
       Handle handle = group.end();
+      posted.count_down();
       try {
         EXPECT_TRUE(handle.wait_for(120)) << "the cancel was not heard";
         ADD_FAILURE() << "the operation succeeded";

@@ -159,6 +159,7 @@ TEST(Exchange, SinglePathTakesOneRail) {
   matrix[0][2] = 8u << 20;
   ExchangeSettings settings;
   settings.policy = Policy::single_path;
+  settings.rail_timeout_ms = 60'000;  // as above
   const auto reports = exchange_matrix({2, 2}, settings, matrix, 2, false);
   EXPECT_EQ(std::count(reports[0].bytes_by_nic.begin(), reports[0].bytes_by_nic.end(), 0u), 1);
 }

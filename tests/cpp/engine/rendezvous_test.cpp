@@ -36,8 +36,12 @@ sockaddr_in loopback() {
   return address;
 }
 
+// Nobody else's until the program ends; rank 0 can listen there.
 sockaddr_in free_place() {
-  const engine::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  static std::vector<engine::Fd> held;
+  const engine::Fd& socket = held.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   sockaddr_in any = loopback();
   socklen_t size = sizeof any;
   EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), size), 0);

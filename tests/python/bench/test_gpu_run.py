@@ -71,12 +71,14 @@ def test_no_step_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
 
 
 _CONTROL = """#!/bin/sh
-quit=$CUDA_MPS_LOG_DIRECTORY/quit
+up=$CUDA_MPS_LOG_DIRECTORY/up quit=$CUDA_MPS_LOG_DIRECTORY/quit
 if [ "$1" = -f ]; then
   echo 'Client {PID: 7} connected' >&2
+  touch "$up"
   while [ ! -e "$quit" ]; do sleep 0.02; done
 else
   read -r question
+  [ -e "$up" ] || exit 1
   case "$question" in quit*) touch "$quit" ;; *) echo 100 ;; esac
 fi
 """

@@ -24,7 +24,8 @@ from railweave.exchange import Exchange, ExchangeError, SettingsError, settings
 
 
 def run_ranks(directory: Path, world: int, body: Callable[[Exchange], None], **chosen: object) -> None:
-    """Runs `body` on each rank in a thread; two nodes when the world is even."""
+    """Runs `body` on each rank in a thread; two nodes when the world is even. A busy machine may hold a thread up for seconds."""
+    chosen = {"death_ms": 600_000, "bootstrap_ms": 120_000, **chosen}
     failures: list[BaseException] = []
     ended = threading.Barrier(world)
 

@@ -100,12 +100,15 @@ def test_every_rank_reaches_every_rank(spec: LabSpec, nothing_stays: Check) -> N
 def test_every_rail_is_reached_from_each_nic(spec: LabSpec, tmp_path: Path, nothing_stays: Check) -> None:
     code = (
         "import os, sys, time\n"
+        "import numpy as np\n"
         "from railweave.exchange import Exchange\n"
         "rank, world, fabric = int(os.environ['RANK']), int(os.environ['WORLD_SIZE']), open(sys.argv[2]).read()\n"
         "with Exchange(rank, world, sys.argv[1], fabric=fabric) as exchange:\n"
         "    end = time.monotonic() + 60\n"
         "    while exchange.links_down() and time.monotonic() < end: time.sleep(0.05)\n"
         "    if exchange.links_down(): sys.exit(str(exchange.links_down()))\n"
+        "    a_word_of_each = np.zeros(world), np.zeros(world), [1] * world, [1] * world\n"
+        "    exchange.all_to_all_v(*a_word_of_each)\n"  # who leaves takes its links down: not before all have looked
     )
     fabric, meeting = tmp_path / "fabric.json", tmp_path / "meeting"
     fabric.write_text(of_lab(spec).to_json())
