@@ -13,6 +13,9 @@ def main() -> None:
             from railweave.launch.start import main as start
 
             sys.exit(start(sys.argv[2:]))
+        from railweave.ending import open_what_is_closed
+
+        open_what_is_closed()
         if sys.argv[1:2] == ["doctor"]:
             import gc
 

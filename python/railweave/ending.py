@@ -15,6 +15,16 @@ T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+def open_what_is_closed() -> None:
+    """As no file is to become standard output by chance: the next one that is opened gets the lowest free number, and `/dev/stdout` would
+    be that file. Who closes it wants to hear nothing."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def or_told(command: Callable[[], T]) -> T:
     """What the command returns. Known errors (bad input, missing permission, a full disk) end the process with one line on standard error
     and exit status 1; a reader that went away ends it in silence."""

@@ -49,14 +49,23 @@ def name_files(**written: Path | None) -> None:
             print(f"{what}: {path}", file=sys.stderr)
 
 
-def check_writable(path: Path) -> None:
-    """To be told before a long job rather than after it: raises the OutputError that `write_whole` would raise now."""
-    try:
-        if _is_regular_or_new(path):
+def check_writable(*paths: Path | None) -> None:
+    """To be told before a long job rather than after it: raises the OutputError that `write_whole` would raise now, and one where a file
+    would be written over another output."""
+    files: set[Path] = set()
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            if not _is_regular_or_new(path):
+                continue
             with tempfile.TemporaryFile(dir=path.resolve().parent):
                 pass
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        if path.resolve() in files:
+            raise OutputError(f"{path}: named for two outputs; expected a file for each")
+        files.add(path.resolve())
 
 
 def _is_regular_or_new(path: Path) -> bool:

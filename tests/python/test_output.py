@@ -114,6 +114,25 @@ def test_standard_output_that_is_full_or_closed_is_no_crash(command: tuple[str, 
     with os.fdopen(write, "w") as broken:
         done = subprocess.run(run, stdout=broken, stderr=subprocess.PIPE, text=True, timeout=500, check=False)
     assert (done.returncode, done.stderr) == (1, "")
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *run], stderr=subprocess.PIPE, text=True, timeout=500, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_file_becomes_a_standard_descriptor_that_is_closed(tmp_path: Path) -> None:
+    code = "from railweave.ending import open_what_is_closed\nopen_what_is_closed()\nprint(open('other', 'w').fileno())\n"
+    shell = 'exec "$@" <&- 2>&-'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=500
+    )
+    assert done.stdout == "3\n"
+
+
+def test_two_outputs_are_two_files(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    one, same = tmp_path / "out", tmp_path / "folder" / ".." / "out"
+    check_writable(one, None, tmp_path / "other", Path("/dev/null"), Path("/dev/null"))
+    with pytest.raises(OutputError, match="out: named for two outputs; expected a file for each"):
+        check_writable(one, same)
 
 
 @pytest.mark.parametrize(

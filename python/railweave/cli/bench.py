@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from railweave.lab import LabSpec
 
 _OUTPUT = click.Path(path_type=Path)
+
+
+def _finite(_context: click.Context, option: click.Parameter, values: tuple[float, ...]) -> tuple[float, ...]:
+    """A range holds what is no number, too."""
+    if any(math.isnan(value) for value in values):
+        raise click.BadParameter("nan is no number.", param=option)
+    return values
+
 
 # The main job: what skew looks like, and what no skew looks like. Two moments of a real model's routing: early, when experts
 # are far from even, and after 200 steps.
@@ -96,7 +105,7 @@ def alltoallv(
     """
     if shape is None and gpus is None and mesh is None:
         raise click.UsageError("give --lab NODESxGPUS, --gpus, or both")
-    _check(json_file, report)
+    check_writable(json_file, report)
     if mesh is not None:
         from railweave.cli.bench_gpus import run_on_mesh
 
@@ -187,13 +196,14 @@ def _in_lab(
         Path(source).name if source else f"lab {spec.shape}",
         results,
     )
+    # First what needs no file: a disk may have become full since it was looked at.
+    Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
     if json_file:
         write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if report:
         from railweave.report.exchange import page
 
         write_whole(report, page(found))
-    Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
     name_files(result=json_file, page=report)
     wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in results if each.wrong]
     if wrong:
@@ -212,7 +222,13 @@ def _in_lab(
     "--skew", "skews", multiple=True, metavar="none|zipf:S|rotating", help="Repeatable; by default none, zipf:0.6, 1.0, 1.2, rotating."
 )
 @click.option(
-    "--compute", "computes", multiple=True, type=float, metavar="X", help="Expert over dispatch time; repeatable; by default 0.5, 1, 2."
+    "--compute",
+    "computes",
+    multiple=True,
+    type=click.FloatRange(min=0, max=1000, min_open=True),
+    callback=_finite,
+    metavar="X",
+    help="Expert over dispatch time; repeatable; by default 0.5, 1, 2.",
 )
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="A rank: each of 2,048, to 8 experts.")
 @click.option("--width", type=click.IntRange(8), default=7168, show_default=True, help="Elements of a token, 2 bytes each.")
@@ -241,7 +257,7 @@ def moe(
     """A mixture-of-experts layer on GPUs: dispatch, experts, combine, forward and backward, through PyTorch."""
     from railweave.cli.bench_gpus import LayerOptions, run_layers
 
-    _check(json_file, report)
+    check_writable(json_file, report)
     options = LayerOptions(
         skews or ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating"), computes or (0.5, 1.0, 2.0), tokens, width, iterations
     )
@@ -277,7 +293,7 @@ def beside(
     """How much exchanges slow other work on the GPUs: matrix products, or NCCL's all-reduce on another communicator."""
     from railweave.cli.bench_gpus import run_beside
 
-    _check(json_file)
+    check_writable(json_file)
     run_beside(gpus, works or ("gemm", "all-reduce"), matrices, systems, other_nccl, repeat, json_file)
 
 
@@ -295,12 +311,6 @@ def report(result_file: Path, page_file: Path) -> None:
         on_gpus = f'"{GPU_FORMAT}"'.encode() in file.read(200)
     write_whole(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
     name_files(page=page_file)
-
-
-def _check(*outputs: Path | None) -> None:
-    for output in outputs:
-        if output is not None:
-            check_writable(output)
 
 
 def _title(matrix: str) -> str:

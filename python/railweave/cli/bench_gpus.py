@@ -25,7 +25,7 @@ from railweave.bench.taken import TakenTime, warning
 from railweave.cli.bench import BenchProgress, chosen
 from railweave.lab import LabSpec
 from railweave.matrix import Matrix, load
-from railweave.output import name_files, write_whole
+from railweave.output import OutputError, name_files, write_whole
 
 # What skew looks like from small to large, what a real gate sends, and what no skew looks like.
 DEFAULT_MATRICES = (
@@ -70,7 +70,7 @@ def run_exchanges(
         found = _run(date, all_of_them, gpus, dataclasses.asdict(effort))
         for results in compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step):
             _keep(found, taken, json_file, exchanges=results)
-    _finish(found, report)
+    _finish(found, json_file, report)
 
 
 DEFAULT_MESH_MATRICES = ("hot-pair:64MiB", "hot-pair:256MiB", "hot-pair:256MiB:16MiB", "bidir-pair:256MiB", "balanced:64MiB")
@@ -101,7 +101,7 @@ def run_on_mesh(gpus: int, rate_GBps: int, matrices: tuple[str, ...], rounds: in
 
         for results in compare.exchange(all_of_them, bound, cases, effort, progress.step):
             _keep(found, taken, json_file, exchanges=results)
-    _finish(found, report)
+    _finish(found, json_file, report)
 
 
 DEFAULT_RAIL_MATRICES = ("hot-pair:256MiB", "bidir-pair:256MiB", "incast:64MiB", "hot-pair:256MiB:2MiB", "balanced:16MiB")
@@ -129,7 +129,7 @@ def run_on_rails(
         found = _run(date, all_of_them, min(gpus, spec.world), {**dataclasses.asdict(effort), **_rails(spec)})
         for results in compare.exchange(all_of_them, rails.bound, cases, effort, progress.step):
             _keep(found, taken, json_file, exchanges=results)
-    _finish(found, report)
+    _finish(found, json_file, report)
 
 
 def _rails(spec: LabSpec) -> dict[str, int]:
@@ -155,18 +155,18 @@ def run_beside(
         found = _run(date, all_of_them, gpus, {"rounds": rounds})
         for results in beside.beside(all_of_them, works, cases, rounds, progress.step):
             _keep(found, taken, json_file, beside=results)
-    _finish(found, None)
+    _finish(found, json_file, None)
 
 
 def run_layers(
     gpus: int, spec: LabSpec | None, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None
 ) -> None:
     """`bench moe`, on this machine's GPUs, or on a lab's shaped rails."""
+    for skew in options.skews:
+        compare.schedule(skew, 2, options.tokens, 1)  # refuses what it does not know before anything starts
     gpus = _gpus(gpus, least=1 if spec else 2)
     world = spec.world if spec else gpus
     cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
-    for skew in options.skews:
-        compare.schedule(skew, world, options.tokens, 1)  # refuses what it does not know before anything starts
     date = result.now()
     running = systems(chosen(names, SYSTEMS, "system"), None)
     steps = (4 if spec else 2) + len(running) * len(cases) * (1 + rounds)
@@ -181,7 +181,7 @@ def run_layers(
         found = _run(date, all_of_them, min(gpus, world), {**settings, **(_rails(spec) if spec else {})})
         for results in compare.layers(all_of_them, world, options.tokens, options.width, cases, effort, options.iterations, progress.step):
             _keep(found, taken, json_file, layers=results)
-    _finish(found, report)
+    _finish(found, json_file, report)
 
 
 @contextlib.contextmanager
@@ -229,18 +229,19 @@ def _keep(
     taken.look()
     run.machine["cpu_stolen"] = round(taken.stolen, 4)
     if json_file:
-        write_whole(json_file, json.dumps(run.to_json(), indent=1) + "\n")
+        with contextlib.suppress(OutputError):  # told by _finish(), with what was measured until then and since
+            _write(run, json_file)
 
 
-def _finish(found: Run, report: Path | None) -> None:
+def _write(run: Run, json_file: Path) -> None:
+    write_whole(json_file, json.dumps(run.to_json(), indent=1) + "\n")
+
+
+def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:
+    """Tells first: that needs no file, and a disk may have become full."""
     from rich.console import Console
     from rich.table import Table
 
-    if report:
-        from railweave.report.gpus import page
-
-        write_whole(report, page(found))
-        name_files(page=report)
     console = Console(width=None if sys.stdout.isatty() else 140)
     for title, head, rows in tables(found):
         table = Table(title=f"{found.place}: {title}", title_justify="left", box=None, pad_edge=False)
@@ -251,6 +252,13 @@ def _finish(found: Run, report: Path | None) -> None:
         console.print(table)
     if doubt := warning(found.machine):
         console.print(doubt)
+    if json_file:
+        _write(found, json_file)
+    if report:
+        from railweave.report.gpus import page
+
+        write_whole(report, page(found))
+        name_files(page=report)
     if problems := found.problems():
         click.echo("\n".join(["wrong:", *problems]), err=True)
         sys.exit(1)

@@ -107,7 +107,11 @@ def run(arguments: Arguments) -> int:
         raise UsageError("--probe loads the GPUs of this machine; recordings have none to load.")
     outputs = [path for path in (arguments.html, arguments.prometheus) if path is not None]
     if outputs:
-        _check_writable(outputs)
+        from pathlib import Path
+
+        from railweave.output import check_writable
+
+        check_writable(*map(Path, outputs))
     pid = arguments.pid
     inputs = _recorded(arguments.files, pid) if arguments.files else [_Input("this machine", _live(pid), None)]
     examined = LEFT_OUT if len(inputs) < len(arguments.files) else 0
@@ -236,15 +240,6 @@ def _compared(examinations: Sequence[Examination]) -> Comparison:
     from railweave.doctor.compare import compare
 
     return compare(examinations)
-
-
-def _check_writable(outputs: Sequence[str]) -> None:
-    from pathlib import Path
-
-    from railweave.output import check_writable
-
-    for path in outputs:
-        check_writable(Path(path))
 
 
 def _write_files(

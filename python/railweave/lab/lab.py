@@ -9,9 +9,10 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from types import FrameType, TracebackType
 from typing import Any
 
 from railweave.lab import syscalls, wire
@@ -93,7 +94,10 @@ class Lab:
             os.close(self._owner)
             self._owner = -1
         if self._supervisor is not None:
-            self._supervisor.wait(_DOWN_S)
+            try:
+                self._supervisor.wait(_DOWN_S)
+            except subprocess.TimeoutExpired as error:
+                raise LabError(f"the lab '{self.name}' is still there {_DOWN_S:.0f} s after it was killed") from error
 
     def describe(self) -> dict[str, Any]:
         """Name, spec, and each NIC's state, rate and counters."""
@@ -111,8 +115,9 @@ class Lab:
 
     def start(self, programs: Sequence[Program], *, new_session: bool = True) -> Job:
         """Start programs in the lab. `new_session` takes the terminal from them: its input and its Ctrl-C."""
-        job = Job(self, programs, new_session)
-        self._jobs = [*(other for other in self._jobs if other.events >= 0), job]
+        with _uninterrupted():  # a process that nobody knows of would keep the lab from going down
+            job = Job(self, programs, new_session)
+            self._jobs = [*(other for other in self._jobs if other.events >= 0), job]
         return job
 
     def __enter__(self) -> Lab:
@@ -122,6 +127,23 @@ class Lab:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Take it down."""
         self.down()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C takes effect when this ends. Its signal is not held back, as whatever other thread then takes it hands it to this one."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # nothing is raised here
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *what: came.append(what))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(*came[0])
 
 
 class Job:

@@ -32,11 +32,14 @@ _LAUNCHERS = (
 
 
 def find_rank(environment: Mapping[str, str]) -> Rank:
-    """Raises LaunchError for a variable that is no number. An empty one counts as none, as in what `advise --format shell` writes: scripts
-    cannot always unset what they do not want."""
+    """Raises LaunchError for a variable that is no number, and a rank that its node has no place for. An empty one counts as none, as in
+    what `advise --format shell` writes: scripts cannot always unset what they do not want."""
     for launcher, local, size in _LAUNCHERS:
         if environment.get(local):
-            return Rank(launcher, _number(environment, local), _number(environment, size) if environment.get(size) else None)
+            number, among = _number(environment, local), _number(environment, size) if environment.get(size) else None
+            if among is not None and number >= among:
+                raise LaunchError(f"{local}={number}: expected less than {size}={among}")
+            return Rank(launcher, number, among)
     # A batch script has SLURM_LOCALID too, but no step: it is not one of several tasks.
     if environment.get("SLURM_LOCALID") and environment.get("SLURM_STEP_ID"):
         return Rank("srun", _number(environment, "SLURM_LOCALID"), _slurm_tasks(environment))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -320,6 +321,20 @@ def test_supervisor_killed(nothing_stays: Check) -> None:
         job.wait()
     job.close()
     lab.down()
+    nothing_stays()
+
+
+def test_ctrl_c_while_programs_are_started_does_not_keep_a_lab(nothing_stays: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    with pytest.raises(KeyboardInterrupt), Lab.up(LabSpec(2, 1)) as lab:
+        monkeypatch.setattr(subprocess, "Popen", interrupted)
+        lab.start([Program(["sleep", "1000"], rank=0)])
     nothing_stays()
 
 

@@ -59,6 +59,8 @@ def test_rank(environment: dict[str, str], expected: tuple[str, int, int | None]
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a number"),
         ({"LOCAL_RANK": " "}, "LOCAL_RANK= : expected"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1: expected"),
+        ({"LOCAL_RANK": "9", "LOCAL_WORLD_SIZE": "8"}, "LOCAL_RANK=9: expected less than LOCAL_WORLD_SIZE=8"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK=0: expected less than LOCAL_WORLD_SIZE=0"),
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "٣"}, "OMPI_COMM_WORLD_LOCAL_SIZE=٣"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "8(y2)"}, "SLURM_STEP_TASKS_PER_NODE"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "²"}, "SLURM_STEP_TASKS_PER_NODE"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -221,10 +222,23 @@ def _probe_median(probe: Processes, way: str, arguments: dict[str, int]) -> floa
 # --- Layers
 
 
+def _exponent(skew: str, text: str) -> float:
+    try:
+        exponent = float(text)
+    except ValueError:
+        exponent = math.nan
+    if not 0 <= exponent <= 10:
+        raise DemandError(f"skew '{skew}': expected zipf:S with S from 0 to 10")
+    return exponent
+
+
 def schedule(skew: str, gpus: int, tokens: int, rounds: int) -> list[list[list[int]]]:
     """Tokens from each rank to each, for each iteration. `skew`: none, zipf:S over experts, or rotating: one rank gets most, another
     one in each iteration. The same for the same arguments."""
     kind, _, argument = skew.partition(":")
+    if kind not in ("none", "rotating", "zipf") or (argument and kind != "zipf"):
+        raise DemandError(f"skew '{skew}': expected none, zipf:S or rotating")
+    exponent = _exponent(skew, argument) if kind == "zipf" else 0.0
     random = np.random.default_rng(0)
     result = []
     for number in range(rounds):
@@ -233,13 +247,11 @@ def schedule(skew: str, gpus: int, tokens: int, rounds: int) -> list[list[list[i
         elif kind == "rotating":
             share = np.full(gpus, (1.0 - _HOT_SHARE) / max(1, gpus - 1))
             share[number % gpus] = _HOT_SHARE
-        elif kind == "zipf":
+        else:
             experts = _EXPERTS_A_RANK * gpus
             popularity = np.empty(experts)
-            popularity[random.permutation(experts)] = 1.0 / np.arange(1, experts + 1) ** float(argument)
+            popularity[random.permutation(experts)] = 1.0 / np.arange(1, experts + 1) ** exponent
             share = popularity.reshape(gpus, -1).sum(axis=1) / popularity.sum()
-        else:
-            raise DemandError(f"skew '{skew}': expected none, zipf:S or rotating")
         if kind == "none":
             counts = np.full((gpus, gpus), tokens // gpus)
             counts[:, 0] += tokens - counts.sum(axis=1)

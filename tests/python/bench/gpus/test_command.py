@@ -50,6 +50,15 @@ def test_what_cannot_be_measured_is_refused() -> None:
     assert "skew 'steep': expected none, zipf:S or rotating" in refused("moe", "--skew", "steep")
 
 
+def test_what_is_no_share_of_compute_is_refused_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "-1 is not in the range 0<x<=1000" in refused("moe", "--compute", "-1").replace(".0", "")
+    assert "nan is no number" in refused("moe", "--compute", "nan")
+    assert "skew 'steep': expected none, zipf:S or rotating" in refused("moe", "--skew", "steep")
+    for skew in ("zipf", "zipf:x", "zipf:nan", "zipf:-1", "zipf:1e9"):
+        assert f"skew '{skew}': expected zipf:S with S from 0 to 10" in refused("moe", "--skew", skew)
+
+
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("more", [(), ("--gpus", "--lab", "2x2"), ("--gpus", "--systems", "nccl"), ("--gpus", "--nccl", __file__)])
 def test_a_mesh_compares_railweave_with_itself_on_gpus(more: tuple[str, ...]) -> None:
@@ -106,7 +115,7 @@ class Nothing:
         return "A GPU"
 
     def versions(self) -> dict[str, str]:
-        return {}
+        return {"torch": "2.10.0", "nccl": "2.28.9", "cuda": "13.0", "driver": "580.1"}
 
 
 @pytest.mark.parametrize(("probed", "wanted"), [(1e-3, 1e-3), (1e-9, 2**28 / 840e9)])
@@ -147,6 +156,20 @@ def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.Monke
     jsonschema.validate(Run.load(path).settings, schema["settings"])
     assert 0 <= Run.load(path).machine["cpu_stolen"] <= 1
     assert Run.load(path).settings["gpu_blocks"] == 8  # by which ranks go because the machine was calibrated
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_what_was_measured_is_shown_where_the_disk_has_become_full(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measures(*_: Any) -> Iterator[list[Exchange]]:
+        yield [Exchange("nccl", "hot-pair:1MiB", 8, 8, [1e-3], [1e-5], [1e-3], [1e-5], 1e-4, None, [Kernel("nccl", 9, 512)], [0.1])]
+
+    monkeypatch.setattr(bench_gpus, "start_probe", lambda _: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(bench_gpus.compare, "Systems", Nothing)
+    monkeypatch.setattr(bench_gpus.compare, "exchange", measures)
+    done = CliRunner().invoke(command, ["alltoallv", "--gpus", "--systems", "nccl", option, "/dev/full"])
+    assert "hot-pair:1MiB" in done.output
+    assert str(done.exception) == "/dev/full: cannot be written: No space left on device"
 
 
 def test_the_page_of_an_earlier_run_is_made_by_what_the_file_is(tmp_path: Path) -> None:
