@@ -27,8 +27,7 @@ struct BookPage {
     std::uint64_t handle[8];  // a cudaIpcMemHandle_t
   };
   Liveness life;
-  Bell bell;  // what wakes this rank's threads; mates ring it
-  std::uint32_t reserved;
+  Bell bell;                 // what wakes this rank's threads; mates ring it
   std::uint64_t newest;      // number of the newest entry; the first one is kAbsoluteBuffer + 1
   Entry entries[kMappings];  // buffer n at n % kMappings
 };

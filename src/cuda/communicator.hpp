@@ -141,7 +141,9 @@ class Communicator {
   std::optional<Failure> find_unmatched();
   void fail(Failure failure);
   void stop_kernels();  // also those that are launched later
-  bool leave();         // under mutex_
+  void come_to_rest();
+  void let_kernels_leave();
+  bool leave();  // under mutex_
   void leave_with_process();
   HostView view() const;
   std::uint64_t enqueued() const;  // under mutex_
@@ -199,10 +201,15 @@ class Communicator {
   std::uint64_t operations_ = 0;
   std::deque<Pending> pending_;  // newest last; see waiting_messages()
   std::optional<Failure> failure_;
+  std::chrono::steady_clock::time_point failed_at_;
   bool left_ = false;               // with all that was queued ended
   std::unique_ptr<Rails> rails_;    // where there are far ranks
   mutable std::mutex words_mutex_;  // held by who reads words of ports
-  // Of the watching thread: since when nothing has ended while a rank that has left is waited for.
+  // Of the mapping thread: since when the ports say that the communicator has ended, and whether mates have been told that its kernels
+  // rest.
+  bool halting_ = false, rests_ = false;
+  std::optional<std::chrono::steady_clock::time_point> halted_at_;
+  // Of the mapping thread: since when nothing has ended while a rank that has left is waited for.
   std::optional<std::pair<std::uint64_t, std::chrono::steady_clock::time_point>> waits_for_left_;
   std::jthread watcher_, mapper_;
 };

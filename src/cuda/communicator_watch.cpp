@@ -28,6 +28,9 @@ constexpr std::size_t kMostMail = 8;  // of one look; a mail is some millisecond
 // What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
 // that its processes have in turns. Not measured.
 constexpr auto kLeftFor = 1s;
+// A kernel that begins when the ports have been told to halt writes nothing, and one that waits leaves or rests. One that was writing ends
+// what it had been granted: 12 GB in this time over the slowest of NVLinks (25 GB/s), so this is for kernels that have not begun.
+constexpr auto kLastWrites = 500ms;
 // And where an operation of a graph waits, of which the host does not know for whom: a minute in which nothing ended. Not measured.
 constexpr auto kReplayLeftFor = 60s;
 
@@ -92,7 +95,7 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
 
 void Communicator::look_around() {
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
-  if (auto failure = find_unmatched()) fail(std::move(*failure));
+  let_kernels_leave();
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
     case KernelError::none: break;
@@ -120,6 +123,8 @@ void Communicator::look_around() {
 
 // On a thread of its own: a call of the driver may wait for another thread's, and who watches must hear of a death meanwhile.
 void Communicator::follow_books() {
+  come_to_rest();
+  if (auto failure = find_unmatched()) fail(std::move(*failure));
   MateBook::Progress progress{};
   const bool retired = std::any_of(mate_books_.begin(), mate_books_.end(), [](const auto& book) { return book && book->keeps_retired(); });
   progress.settled = retired && cudaStreamQuery(side_stream_.get()) == cudaSuccess;
@@ -220,15 +225,43 @@ void Communicator::fail(Failure failure) {
   {
     const std::scoped_lock lock(mutex_);
     if (ending_) return;  // mates hold it for one that has left, or that no failure is news of
+    if (!failure_) failed_at_ = std::chrono::steady_clock::now();
     if (!failure_) failure_ = std::move(failure);
     tell_failure(book_->page().life, *failure_);
   }
   stop_kernels();
+  ring_all();
 }
 
 void Communicator::stop_kernels() {
-  std::atomic_ref(region_->host().stop).store(1, std::memory_order_release);
+  std::uint32_t goes_on = 0;
+  std::atomic_ref(region_->host().stop).compare_exchange_strong(goes_on, kStop, std::memory_order_acq_rel);
   if (rails_ != nullptr) rails_->stop();
+}
+
+// When a communicator ends with operations under way, each rank's buffers are its program's again when no mate writes into them any more.
+// So each says when its kernels write nothing more, which has to be true whatever the mates do, and lets them leave when all mates have
+// said it.
+void Communicator::come_to_rest() {
+  if (rests_ || !failure()) return;
+  if (!std::exchange(halting_, true)) region_->halt(side_stream_.get());
+  if (!halted_at_ && cudaStreamQuery(side_stream_.get()) == cudaSuccess) halted_at_ = std::chrono::steady_clock::now();
+  if (!halted_at_) return;
+  const bool over = load_shared(region_->host().rests) != 0 || cudaEventQuery(last_.get()) == cudaSuccess;
+  if (!over && std::chrono::steady_clock::now() - *halted_at_ < kLastWrites) return;
+  rests_ = true;
+  tell_rest(book_->page().life);
+  ring_all();
+}
+
+void Communicator::let_kernels_leave() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_) return;
+    const bool late = std::chrono::steady_clock::now() - failed_at_ >= std::chrono::milliseconds(settings_.drain_ms);
+    if (!late && !std::all_of(mates_.begin(), mates_.end(), rests)) return;
+  }
+  std::atomic_ref(region_->host().stop).store(kLeave, std::memory_order_release);
 }
 
 HostView Communicator::view() const {

@@ -26,6 +26,7 @@ std::string other_namespace(const std::string& theirs, const std::string& mine);
 struct Liveness {
   std::uint32_t failed;   // kWell; else its communicator has ended: by an error or abort, or because of a death
   std::uint32_t leaving;  // no kernel of this rank will touch anything any more; if it is well, all that it had queued has ended
+  std::uint32_t rests;    // it has failed, and no kernel of this rank writes into other ranks' buffers any more
 };
 inline constexpr std::uint32_t kWell = 0, kFailed = 1, kDeathOf = 2;  // kDeathOf + r: rank r has died
 
@@ -38,10 +39,14 @@ struct Mate {
 // The first failure that is told stays.
 void tell_failure(Liveness& own, const Failure& failure);
 void tell_leaving(Liveness& own);
+void tell_rest(Liveness& own);
 // No kernel of that rank touches anything any more: it said so, or its process has ended.
 bool has_left(const Mate& mate);
 // The same, and nothing that it had queued was lost.
 bool has_left_well(const Mate& mate);
+
+// No kernel of that rank writes into other ranks' buffers any more.
+bool rests(const Mate& mate);
 
 // Why the communicator cannot go on, or nothing. A death goes before the failures that it causes: when a rank dies each of its mates fails,
 // and a mate that has seen the death a moment earlier must not hide it from the others.

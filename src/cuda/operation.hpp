@@ -44,15 +44,21 @@ struct Totals {
   }
 };
 
+// HostView::stop. What a kernel has granted may be written until the mates' hosts have heard that the communicator has ended, so it leaves
+// its program's buffers to nobody before `kLeave`.
+inline constexpr std::uint32_t kStop = 1, kLeave = 2;
+
 // Pinned host memory of a communicator: the kernels' only words with the host.
 struct HostView {
-  std::uint32_t stop;   // host → kernel: leave
+  std::uint32_t stop;   // host → kernel: give up, at kLeave at once
   std::uint32_t error;  // kernel → host: KernelError, written last
   std::uint32_t error_peer;
   std::uint32_t error_chunk;     // damaged: the first one that differs
   std::uint64_t error_bytes[2];  // sizes_differ, damaged: here, at the peer
   std::uint64_t error_message;   // damaged: number of the message from that peer
   Totals ended[kAccounts];       // see account_of()
+  std::uint32_t halted = 1;      // what the host copies to Port::halted
+  std::uint32_t rests;           // kernel → host: an operation was given up, and writes nothing more, but waits for kLeave
 };
 
 inline constexpr std::int32_t kNone = -1;

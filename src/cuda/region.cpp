@@ -76,6 +76,12 @@ void Region::release() noexcept {
   cudaFreeHost(words_);
 }
 
+// Copies need no SM, of which others' kernels may have all.
+void Region::halt(cudaStream_t stream) {
+  for (std::uint32_t mate = 0; mate < ports_.size(); ++mate)
+    check(cudaMemcpyAsync(&local(mate)->halted, &host_->halted, sizeof host_->halted, cudaMemcpyHostToDevice, stream), "ending a port");
+}
+
 const Port* Region::copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const {
   std::byte* const copy = words_ + kPortWordsBytes * place;
   check(cudaMemcpyAsync(copy, port, kPortWordsBytes, cudaMemcpyDefault, stream), "reading the words of a port");

@@ -40,6 +40,8 @@ class Region {
   Totals* totals() const { return own_->totals; }
   Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
   HostView& host() const { return *host_; }
+  // No kernel that begins when this has been done on the stream writes into mates' buffers any more.
+  void halt(cudaStream_t stream);
   // Copy the words of the own port for that mate, or of the mate's for this rank, on the stream, into memory of the host that the next call
   // for it reuses.
   const Port* copy_words(std::uint32_t mate, cudaStream_t stream) const;

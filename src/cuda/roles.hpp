@@ -63,6 +63,10 @@ inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
 template <typename Block, bool kPackets, bool kIndirect = false>
 class Roles {
  public:
+  static constexpr std::uint64_t kNeverGranted = ~std::uint64_t{0};  // a message's number, when the communicator has ended
+  // The host says kLeave within drain_ms. Where its threads cannot, no kernel stays for ever.
+  static constexpr std::uint64_t kLongestRest = 60'000'000'000;  // ns
+
   RAILWEAVE_ROLE Roles(Block& block, const Part& part)
       : block_(block),
         state_(*part.state),
@@ -110,9 +114,10 @@ class Roles {
       }
       // Numbers begin at 1, so that a zeroed flag names no message.
       const std::uint64_t count = block_.relaxed(sends(m) ? &m.local->sent : &m.local->received);
+      const bool halted = sends(m) && block_.relaxed(&m.local->halted) != 0;
       const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
       if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}));
-      own.number = count + m.ordinal + 1;
+      own.number = halted ? kNeverGranted : count + m.ordinal + 1;
       if (grants) post_grant(m, own.number);
     });
     start_ = block_.now();
@@ -150,14 +155,12 @@ class Roles {
       if (blocks_left(left) != block_.blocks()) return;
       stopped = any_stopped(left);
     }
+    if (stopped) outlast_grants();
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
       const Share& own = share(i);
       state(i) = MessageState{};
-      if (stopped) {
-        if (m.reports) give_up(block_, m);
-        return;
-      }
+      if (stopped) return;
       if (!in_packets(m)) {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
         if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);
@@ -212,6 +215,31 @@ class Roles {
       }
     });
     return block_.share([&] { return block_.relaxed(&state_.stopped) != 0; });
+  }
+
+  // The stream goes on when this kernel ends, and the buffers are the program's again. A mate that has a grant may still be writing, or a
+  // kernel of its that has not begun may come to: not once its host has heard of the end, for which this rank's waits. All other blocks
+  // have left, so this operation itself writes nothing more.
+  RAILWEAVE_ROLE void outlast_grants() {
+    block_.each(count_, [&](std::uint32_t i) {
+      const Message& m = message(i);
+      if (!m.reports) return;
+      give_up(block_, m);
+      block_.store(&m.host->rests, 1u);
+    });
+    block_.leader([&] {
+      const std::uint64_t since = block_.now();
+      for (std::uint32_t i = 0; i < count_; ++i) {
+        while (is_exposed(i) && block_.now() - since < kLongestRest) block_.idle();
+      }
+    });
+    block_.sync();
+  }
+
+  RAILWEAVE_ROLE bool is_exposed(std::uint32_t i) const {
+    const Message& m = message(i);
+    if (sends(m) || in_packets(m) || m.local == m.remote || block_.relaxed(&state(i).granted) != kGranted) return false;
+    return !place_is_free(i) && block_.relaxed(&m.host->stop) != kLeave;
   }
 
   RAILWEAVE_ROLE bool is_waiting(std::uint32_t i) {

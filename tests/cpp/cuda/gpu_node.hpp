@@ -88,6 +88,18 @@ class Node {
   const std::vector<Kernel>& kernels(std::uint32_t rank) const { return kernels_[rank]; }
   Port& port(std::uint32_t rank, std::uint32_t peer) { return regions_[rank][peer]; }
 
+  // As Region::halt().
+  void halt(std::uint32_t rank) {
+    for (std::uint32_t peer = 0; peer < hosts_.size(); ++peer) std::atomic_ref(regions_[rank][peer].halted).store(1);
+  }
+  // As the host of a rank whose mates rest: once its kernel has told of an error, it may leave.
+  std::jthread watch(std::uint32_t rank) {
+    return std::jthread([&host = hosts_[rank]] {
+      while (std::atomic_ref(host.error).load() == 0) std::this_thread::yield();
+      std::atomic_ref(host.stop).store(kLeave);
+    });
+  }
+
   // Runs one operation of a rank to its end.
   void run(std::uint32_t rank, const std::vector<Transfer>& transfers) { run(rank, messages_of(rank, transfers)); }
 

@@ -374,6 +374,7 @@ TEST(Indirect, ARecordOutsideItsMessageIsRefused) {
   IndirectPath& path = node.port(0, 1).indirect[kHostPath];
   path.records[0] = {1, came.size() - 8, 16, 0};
   path.filled[0] = 1;
+  const std::jthread watching = node.watch(0);
   node.run(0, {{Direction::receive, 1, came.data(), came.size()}});
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::bad_record));
   EXPECT_EQ(came, Bytes(came.size()));
@@ -396,7 +397,7 @@ TEST(Indirect, ASourceWhoseReceiverIsGoneEndsWhenToldSo) {
   EXPECT_EQ(waiting_text({Direction::send, Path::granted, 1, data.size(), 0}, *copy_words(port)),
             "send of 67108864 bytes to rank 1: granted, over slots; slots that rank 1 has not emptied: 0, 1, 2, 3, 4, 5, 6, 7; pieces that "
             "rank 1 has not taken: 8 over the host");
-  std::atomic_ref(node.host(0).stop).store(1);
+  std::atomic_ref(node.host(0).stop).store(kLeave);
   source.join();
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(node.completed(0), 0u);

@@ -63,6 +63,22 @@ class FourRanks : public testing::Test {
   std::array<Liveness, kRanks> lives{};
 };
 
+TEST_F(FourRanks, RestWhenTheySaySoLeaveOrAreGone) {
+  const auto all_rest = [&] {
+    const std::vector<Mate> mates = mates_of(0);
+    return std::all_of(mates.begin(), mates.end(), rests);
+  };
+  tell_failure(lives[1], {"aborted", std::nullopt});
+  tell_rest(lives[1]);
+  EXPECT_FALSE(all_rest());
+  tell_leaving(lives[2]);
+  EXPECT_FALSE(all_rest());
+  tell_failure(lives[3], {"aborted", std::nullopt});
+  EXPECT_FALSE(all_rest()) << "it has failed, and its kernels may still write";
+  processes[3].kill();
+  EXPECT_TRUE(all_rest());
+}
+
 TEST_F(FourRanks, NothingIsWrong) {
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_FALSE(seen_by(rank).has_value());
 }

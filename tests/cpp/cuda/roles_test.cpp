@@ -360,7 +360,7 @@ TEST(Roles, AnAbortEndsTrains) {
   std::vector<Transfer> receives;
   for (std::size_t i = 0; i < 40; ++i) receives.push_back({Direction::receive, 1, came.data() + i * 5'000, 5'000});
   std::jthread waiting([&] { node.run(0, receives); });
-  std::atomic_ref(node.host(0).stop).store(1);
+  std::atomic_ref(node.host(0).stop).store(kLeave);
   waiting.join();
   EXPECT_EQ(node.kernels(0).front(), Kernel::packets);
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
@@ -379,7 +379,7 @@ TEST(Roles, SizesThatDifferStopTheSource) {
   EXPECT_EQ(node.host(0).error_bytes[0], 100'000u);
   EXPECT_EQ(node.host(0).error_bytes[1], 90'000u);
   // Its host tells the peer's, which ends the receive.
-  std::atomic_ref(node.host(1).stop).store(1);
+  std::atomic_ref(node.host(1).stop).store(kLeave);
   receiver.join();
   EXPECT_EQ(node.host(1).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(came, Bytes(90'000));
@@ -391,7 +391,7 @@ TEST(Roles, AnAbortEndsWhatWaits) {
   std::jthread waiting([&] {
     node.run(0, {{Direction::send, 1, data.data(), data.size()}, {Direction::receive, 1, came.data(), came.size()}});
   });
-  std::atomic_ref(node.host(0).stop).store(1);
+  std::atomic_ref(node.host(0).stop).store(kLeave);
   waiting.join();
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(node.completed(0), 0u);
@@ -408,7 +408,7 @@ TEST(Roles, AnAbortEndsBothKinds) {
                  {Direction::receive, 1, came.data(), came.size()},
                  {Direction::receive, 1, more.data(), more.size()}});
   });
-  std::atomic_ref(node.host(0).stop).store(1);
+  std::atomic_ref(node.host(0).stop).store(kLeave);
   waiting.join();
   EXPECT_EQ(node.kernels(0).front(), Kernel::apart);
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
@@ -429,7 +429,7 @@ TEST(Roles, PacketsThatNeverComeHoldNoPushUp) {
   EXPECT_TRUE(data == came);
   std::uint64_t& pushed = node.host(0).ended[account_of(Path::granted, false)].completed;
   while (std::atomic_ref(pushed).load() == 0) std::this_thread::yield();
-  std::atomic_ref(node.host(0).stop).store(1);
+  std::atomic_ref(node.host(0).stop).store(kLeave);
   waiting.join();
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(node.completed(0), 1u);
@@ -461,6 +461,61 @@ TEST(Roles, ReplaysAreCountedApart) {
   }
 }
 
+// A mate that has the grant may be writing, or begin to, until its host has heard of the end: then the receiver's buffer is its program's.
+TEST(Roles, WhatWasGrantedIsOutlastedUntilMatesRest) {
+  std::mt19937_64 random(21);
+  Node node(2);
+  Bytes data = random_bytes(random, 1'000'000), came(data.size());
+  std::atomic<bool> left{false};
+  std::jthread receiver([&] {
+    node.run(0, {{Direction::receive, 1, came.data(), came.size()}});
+    left.store(true);
+  });
+  while (std::atomic_ref(node.port(1, 0).grants[1].words[5]).load() == 0) std::this_thread::yield();
+  std::atomic_ref(node.host(0).stop).store(kStop);
+  while (std::atomic_ref(node.host(0).rests).load() == 0) std::this_thread::yield();
+  EXPECT_EQ(std::atomic_ref(node.host(0).error).load(), static_cast<std::uint32_t>(KernelError::aborted));
+  node.run(1, {{Direction::send, 0, data.data(), data.size()}});  // it has not heard yet
+  EXPECT_TRUE(came == data);
+  // All that was granted has come: there is nothing to wait for any more.
+  receiver.join();
+  EXPECT_TRUE(left.load());
+  EXPECT_EQ(node.completed(0), 0u);
+}
+
+TEST(Roles, AReceiverThatWasStoppedLeavesWhenItsHostSaysSo) {
+  Node node(2);
+  Bytes came(1'000'000);
+  std::atomic<bool> left{false};
+  std::jthread receiver([&] {
+    node.run(0, {{Direction::receive, 1, came.data(), came.size()}});
+    left.store(true);
+  });
+  while (std::atomic_ref(node.port(1, 0).grants[1].words[5]).load() == 0) std::this_thread::yield();
+  std::atomic_ref(node.host(0).stop).store(kStop);
+  while (std::atomic_ref(node.host(0).rests).load() == 0) std::this_thread::yield();
+  for (int turns = 0; turns < 1000; ++turns) std::this_thread::yield();
+  EXPECT_FALSE(left.load());
+  std::atomic_ref(node.host(0).stop).store(kLeave);
+  receiver.join();
+}
+
+// Its launch was queued behind computing, say, and its host has heard of the end meanwhile.
+TEST(Roles, AKernelThatBeginsAfterTheEndWritesNothing) {
+  std::mt19937_64 random(22);
+  Node node(2);
+  Bytes data = random_bytes(random, 1'000'000), came(data.size()), more(data.size());
+  std::jthread receiver([&] { node.run(0, {{Direction::receive, 1, came.data(), came.size()}}); });
+  while (std::atomic_ref(node.port(1, 0).grants[1].words[5]).load() == 0) std::this_thread::yield();
+  node.halt(1);
+  std::atomic_ref(node.host(1).stop).store(kLeave);
+  node.run(1, {{Direction::send, 0, data.data(), data.size()}, {Direction::receive, 0, more.data(), more.size()}});
+  EXPECT_EQ(node.host(1).error, static_cast<std::uint32_t>(KernelError::aborted));
+  EXPECT_EQ(came, Bytes(came.size()));
+  std::atomic_ref(node.host(0).stop).store(kLeave);
+  receiver.join();
+}
+
 // What an operation has moved of another communicator's messages is not counted when it is stopped, so that one cannot go on either: its
 // next message would have the number of one that has partly been sent.
 TEST(Roles, CommunicatorsThatShareAnOperationEndTogether) {
@@ -474,7 +529,8 @@ TEST(Roles, CommunicatorsThatShareAnOperationEndTogether) {
           other.messages_of(0, {{Direction::receive, 1, data.data(), second}, {Direction::receive, 1, data.data(), first}});
       messages.insert(messages.end(), others.begin(), others.end());
       std::jthread running([&] { one.run(0, messages); });
-      std::atomic_ref(one.host(0).stop).store(1);
+      const std::jthread watching = other.watch(0);
+      std::atomic_ref(one.host(0).stop).store(kLeave);
       running.join();
       EXPECT_EQ(one.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
       EXPECT_EQ(other.host(0).error, static_cast<std::uint32_t>(KernelError::aborted)) << first << " and " << second << " bytes";
@@ -487,6 +543,7 @@ TEST(Roles, APeerThatNeverComesEndsInATimeOut) {
   Node node(2);
   node.timeout_ns = 1'000'000;
   Bytes came(100'000);
+  const std::jthread watching = node.watch(0);
   node.run(0, {{Direction::receive, 1, came.data(), came.size()}});
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::timed_out));
   EXPECT_EQ(node.host(0).error_peer, 1u);
@@ -500,6 +557,7 @@ TEST(Roles, ARecordOutsideItsMessageIsRefused) {
   SlotRecord& record = node.port(0, 1).records[2];
   record = {1, kSlotBytes - 8, 16, 0};
   node.port(0, 1).filled[2] = 1;
+  const std::jthread watching = node.watch(0);
   node.run(0, {{Direction::receive, 1, came.data(), came.size()}});
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::bad_record));
   EXPECT_EQ(came, Bytes(kSlotBytes));
@@ -640,7 +698,7 @@ TEST(Roles, AStallOfFourRanksIsToldWhole) {
     EXPECT_EQ(text(Direction::receive, Path::packets, 3, 500),
               "receive of 500 bytes from " + name(3) + ": in 1 packet from number 0, of which not all have come");
   }
-  for (std::uint32_t rank = 0; rank < 4; ++rank) std::atomic_ref(node.host(rank).stop).store(1);
+  for (std::uint32_t rank = 0; rank < 4; ++rank) std::atomic_ref(node.host(rank).stop).store(kLeave);
 }
 
 }  // namespace
