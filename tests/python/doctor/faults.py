@@ -58,8 +58,10 @@ def short_config(machine: TemplateMachine) -> None:
 
 
 def idle(machine: TemplateMachine) -> None:
+    """GPUs that idle: both ends of a link tell its speed."""
     for port in machine.gpus:
-        machine.device(port.bus_id, current_link_speed="2.5 GT/s PCIe")
+        for end in (port.bus_id, machine.parent(port)):
+            machine.device(end, current_link_speed="2.5 GT/s PCIe")
 
 
 def unread(machine: TemplateMachine, path: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults import Break, Case, idle, port_above, short_config, translated, unread
+from faults import Break, Case, fired, idle, port_above, short_config, translated, unread
 from template_machine import PCI, TemplateMachine
 
 from railweave.doctor.examine import examine
@@ -25,6 +25,13 @@ def grace(machine: TemplateMachine) -> None:
 
 def malformed_topology(machine: TemplateMachine) -> None:
     machine.files["/var/run/nvidia-topologyd/virtualTopology.xml"] = "<system>"
+
+
+def narrow_switch(machine: TemplateMachine) -> None:
+    """The link of the first switch to the CPU, as both of its ends tell it."""
+    root_port, upstream_port = machine.gpus[0].path.split("/")[1:3]
+    for end in (root_port, upstream_port):
+        machine.device(end, current_link_width="8")
 
 
 CASES = [
@@ -77,6 +84,16 @@ CASES = [
         name="slow-nic",
     ),
     Case(
+        "pcie.link",
+        narrow_switch,
+        ("bridge 0000:12:00.0",),
+        "32 GT/s x8; both ends can do 32 GT/s x16",
+        "current_link_width",
+        "warning",
+        effect="31.5 GB/s each way instead of 63.0 GB/s",
+        name="narrow-switch",
+    ),
+    Case(
         "pcie.aer",
         lambda machine: machine.device(machine.nics[0].bus_id, aer_dev_nonfatal="TLP 3\nTOTAL_ERR_NONFATAL 3"),
         ("mlx5_0",),
@@ -123,3 +140,11 @@ def test_load_settles_what_an_idle_gpu_leaves_open() -> None:
     findings = [f for f in examine(machine.machine(), "crafted", probes=Probes(probed)).findings if f.check == "pcie.link"]
     assert [finding.subject for finding in findings if finding.answer is Answer.fires] == ["GPU 2"]
     assert not any(finding.answer is Answer.unknown for finding in findings)
+
+
+def test_a_card_of_an_older_generation_is_no_fault_of_the_port_above_it() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    for port in machine.nics:
+        machine.device(port.bus_id, current_link_speed="16.0 GT/s PCIe", max_link_speed="16.0 GT/s PCIe")
+        machine.device(machine.parent(port), current_link_speed="16.0 GT/s PCIe")
+    assert fired(machine, "pcie.link") == []

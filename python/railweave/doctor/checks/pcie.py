@@ -189,12 +189,13 @@ def _judge_iommu(patient: Patient, subject: Subject) -> Verdict:
 
 
 def _links(patient: Patient) -> Sequence[Subject]:
-    """The link of each GPU and fabric NIC, and those of the bridges above, each once."""
+    """The link of each GPU and fabric NIC, and those of the switches above, each once: a link is judged from its lower end."""
     found: dict[str, Subject] = {}
     ends, unplaced = _ends(patient)
     for end, device in ends:
         found.setdefault(device.bus_id, Subject(label(end), (device, patient.parent(device), isinstance(end, Gpu)), bus_ids(end)))
-        for bridge in patient.machine.ancestors(device.bus_id):
+        # Every second bridge is a switch's upstream port. The others, root ports and downstream ports, tell of the same links from above.
+        for bridge in patient.machine.ancestors(device.bus_id)[1::2]:
             above = patient.parent(bridge)
             if above is not None and isinstance(bridge.link, Known):
                 found.setdefault(bridge.bus_id, Subject(f"bridge {bridge.bus_id}", (bridge, above, False), bus_ids(end)))
