@@ -160,6 +160,26 @@ class TemplateMachine:
         """Overwrites a file of a NIC's netdevice."""
         self.files[f"/sys/class/net/rail{nic}/{name}"] = content
 
+    def virtual_functions(self, nic: int, count: int) -> list[str]:
+        """Gives a NIC virtual functions, each an RDMA device with a port that is up: their addresses. Eight functions make a device."""
+        physical = self.nics[nic]
+        found = []
+        for number in range(1, count + 1):
+            bus_id = f"{physical.bus_id[:-4]}{number >> 3:02x}.{number & 7}"
+            path = f"{physical.path.rpartition('/')[0]}/{bus_id}"
+            name = f"mlx5_{nic}v{number}"
+            for old, new in (
+                (f"{PCI}/{physical.bus_id}/", f"{PCI}/{bus_id}/"),
+                (f"/sys/class/infiniband/mlx5_{nic}/", f"/sys/class/infiniband/{name}/"),
+            ):
+                self.files |= {new + file[len(old) :]: content for file, content in self.files.items() if file.startswith(old)}
+            self.device(bus_id, current_link_speed="Unknown", current_link_width="0")
+            self.links[f"{PCI}/{bus_id}"] = f"../../../devices/{path}"
+            self.links[f"{PCI}/{bus_id}/physfn"] = f"../{physical.bus_id}"
+            self.links[f"/sys/class/infiniband/{name}"] = f"../../devices/{path}/infiniband/{name}"
+            found.append(bus_id)
+        return found
+
     def virtual(self) -> None:
         """Makes it a virtual machine that hides the host's bridges."""
         self.files["/proc/cpuinfo"] = self.files["/proc/cpuinfo"].replace("flags\t\t: fpu", "flags\t\t: fpu hypervisor")  # type: ignore[arg-type]

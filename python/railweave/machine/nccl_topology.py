@@ -6,6 +6,7 @@ The project's own reader makes the fabric of it, so a machine found live and one
 from __future__ import annotations
 
 from railweave.errors import FabricError
+from railweave.machine.fabric_nics import is_virtual_function
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
 from railweave.machine.nccl_document import (
     ANY_CPU,
@@ -73,10 +74,12 @@ def export(machine: Machine, name: str = "machine") -> Export:
 
 
 def fabric_ports(machine: Machine) -> list[Nic]:
-    """The ports that NCCL would use: RDMA ports that are up; where there is none, netdevices. In NCCL's order, by address."""
+    """The ports that NCCL would use: RDMA ports that are up; where there is none, netdevices. In NCCL's order, by address. Physical ones,
+    unless there are virtual functions alone, as in a pod: NCCL lists both, but a virtual function has no wire of its own."""
     nics = known(machine.nics) or ()
     rdma = [nic for nic in nics if known(nic.rdma) and not _is_down(nic)]
     chosen = rdma or [nic for nic in nics if not known(nic.rdma) and not _is_down(nic)]
+    chosen = [nic for nic in chosen if not is_virtual_function(machine, nic)] or chosen
     return sorted(chosen, key=lambda nic: (known(nic.bus_id) or "~", nic.port, nic.name))
 
 
@@ -271,8 +274,9 @@ class _Writer:
         return self._cpus[min(self._cpus)]
 
     def _card(self, device: PciDevice) -> Pci:
-        """The element of a NIC. Functions of one card are one for NCCL, at function 0."""
-        card = device.bus_id.rsplit(".", 1)[0] + ".0"
+        """The element of a NIC. Functions of one card are one for NCCL, at function 0, virtual ones too (NCCL user guide 2.30,
+        NCCL_IB_MERGE_VFS: default 1)."""
+        card = (known(device.physical_function) or device.bus_id).rsplit(".", 1)[0] + ".0"
         if card not in self._bridges:
             element = self._pci(self._devices.get(card, device), "0x020000")
             element.bus_id = card

@@ -425,3 +425,28 @@ def test_command_line_lints_and_exports(cli: Callable[..., subprocess.CompletedP
 @pytest.mark.parametrize("path", topology_files())
 def test_files_of_real_machines_have_no_contradiction(path: Path) -> None:
     assert lint_file(path, None) == []
+
+
+def test_virtual_functions_bring_no_wires_of_their_own() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    without = nccl_topology.export(made.machine()).text
+    addresses = made.virtual_functions(0, 8)
+    machine = made.machine()
+    assert nccl_topology.export(machine).text == without
+    assert len(known(machine.nics) or ()) == len(made.nics) + 8
+    # NCCL's own file has them as further nets of the card, which is no contradiction.
+    of_nccl = without.replace('<net name="mlx5_0"', '<net name="mlx5_0v8" dev="9" speed="400000" port="1"/><net name="mlx5_0"', 1)
+    assert of_nccl != without and lint_nccl(of_nccl, "x.xml", machine) == []
+    assert addresses[-1].endswith(":01.0")
+
+
+def test_virtual_functions_of_a_pod_are_on_the_card_of_their_physical_function() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.virtual_functions(0, 8)
+    made.files = {path: content for path, content in made.files.items() if not re.match(r"/sys/class/infiniband/mlx5_\d/", path)}
+    made.links = {path: target for path, target in made.links.items() if not re.fullmatch(r"/sys/class/infiniband/mlx5_\d", path)}
+    system = ElementTree.fromstring(nccl_topology.export(made.machine()).text)
+    cards = {
+        pci.get("busid"): [net.get("name") for net in pci.findall("nic/net")] for pci in system.iter("pci") if pci.find("nic") is not None
+    }
+    assert cards == {made.nics[0].bus_id: [f"mlx5_0v{number}" for number in range(1, 9)]}
