@@ -87,8 +87,8 @@ def notes(host: Host) -> list[str]:
         )
     if any(numa.cores and not numa.threads_known for numa in host.numas):
         found.append(
-            "which logical CPUs share a core is not in the file: ranges of equal length are taken as first and second threads, as Linux "
-            "numbers them"
+            "which logical CPUs share a core is not in the file: halves of a node's list that are alike are taken as first and second "
+            "threads, as Linux numbers them"
         )
     if any(gpu.numa is None for gpu in host.gpus):
         found.append("the NUMA node of some GPUs is not known, as in a VM that hides it: those ranks are not bound")

@@ -254,17 +254,15 @@ def _numas(fabric: Fabric, members: Sequence[int]) -> dict[int, Numa]:
 
 def by_number(cpus: Sequence[int]) -> tuple[Core, ...]:
     """Logical CPUs as cores where it is not known which share one. Linux numbers first the first threads of all cores, then the second
-    ones, so ranges of equal length are the threads of the same cores. Where that is wrong, because a core's threads are neighbours, they
-    still go to one rank, but at the edges."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if ranges and ranges[-1][-1] == cpu - 1:
-            ranges[-1].append(cpu)
-        else:
-            ranges.append([cpu])
-    if len({len(one) for one in ranges}) == 1:
-        return tuple(Core(threads) for threads in zip(*ranges, strict=True))
-    return tuple(Core((cpu,)) for one in ranges for cpu in one)
+    ones, so halves that are alike (`0-7,16-23`; `0,2,4,6`, where CPUs alternate between nodes) are the threads of the same cores. Where
+    that is wrong, because a core's threads are neighbours or it has one, they still go to one rank, but at the edges."""
+    ordered = sorted(set(cpus))
+    half = len(ordered) // 2
+    pairs = list(zip(ordered[:half], ordered[half:], strict=False))
+    in_a_row = not ordered or ordered[-1] - ordered[0] < len(ordered)
+    if in_a_row or len(ordered) % 2 or len({second - first for first, second in pairs}) != 1:
+        return tuple(Core((cpu,)) for cpu in ordered)
+    return tuple(Core(pair) for pair in pairs)
 
 
 def compute_capability(model: str) -> int | None:

@@ -169,6 +169,8 @@ class Gpu:
     """Way to each NIC, likewise."""
     affinity: Fact[tuple[int, ...]] = NOT_ASKED
     """Cores that the driver calls near."""
+    numa: Fact[int] = NOT_ASKED
+    """NUMA node that the driver calls near, of a source without a PCI tree."""
     link: Fact[PciLink] = NOT_ASKED
     link_max: Fact[PciLink] = NOT_ASKED
     sm_clock_MHz: Fact[int] = NOT_ASKED

@@ -98,7 +98,7 @@ def _with_addresses(gpus: tuple[Gpu, ...], pci: Fact[tuple[PciDevice, ...]]) -> 
     )
 
 
-_ASKED = tuple(name for name in field_names(Gpu) if name not in {"index", "bus_id", "nic_paths"})
+_ASKED = tuple(name for name in field_names(Gpu) if name not in {"index", "bus_id", "nic_paths", "numa"})
 
 
 def reason_of(name: str) -> Reason:

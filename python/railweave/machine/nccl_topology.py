@@ -274,8 +274,8 @@ class _Writer:
         return self._cpus[min(self._cpus)]
 
     def _card(self, device: PciDevice) -> Pci:
-        """The element of a NIC. Functions of one card are one for NCCL, at function 0, virtual ones too (NCCL user guide 2.30,
-        NCCL_IB_MERGE_VFS: default 1)."""
+        """The element of a NIC. Functions of one card are one for NCCL, at function 0, virtual ones too (NCCL
+        src/transport/net_ib, NCCL_IB_MERGE_VFS: default 1)."""
         card = (known(device.physical_function) or device.bus_id).rsplit(".", 1)[0] + ".0"
         if card not in self._bridges:
             element = self._pci(self._devices.get(card, device), "0x020000")

@@ -21,6 +21,9 @@ _CELL = re.compile(r"X|NV(?:[1-9]\d{0,2})|N/A|SOC|" + "|".join(WAYS))
 _LEGEND = re.compile(r"\s*(NIC\d{1,4}):\s*(\S+)\s*$")
 _WHAT = "the text that `nvidia-smi topo -m` prints"
 _TEXT_LIMIT = 4 << 20
+# The tool cuts cells of cores: where CPUs alternate between two nodes it shows `0,2,4,6,8,10` and `1,3,5,7,9,11`, however many there are
+# (drivers 570 and 580). A list of so many without a range may go on, and its last number may lack digits.
+_MAY_BE_CUT = 6
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _machine(columns: list[str], rows: Mapping[str, _Row], legend: Mapping[str, 
     gpu_columns = [name for name in columns if _GPU.fullmatch(name)]
     nic_columns = [name for name in columns if name not in gpu_columns]
     gpus: list[Gpu] = []
-    numa: dict[int, set[int]] = {}
+    numa: dict[int, list[Fact[tuple[int, ...]]]] = {}
     for name in sorted(gpu_columns, key=lambda name: int(name[3:])):
         row = rows[name]
         at = f"{source}:{row.line}"
@@ -99,7 +102,7 @@ def _machine(columns: list[str], rows: Mapping[str, _Row], legend: Mapping[str, 
             raise fail(source, row.line, f"{ways[name]} from {name} to itself", "X")
         cores, node = _affinity(row, source)
         if isinstance(node, Known):
-            numa.setdefault(node.value, set()).update(cores.value if isinstance(cores, Known) else ())
+            numa.setdefault(node.value, []).append(cores)
         gpus.append(
             Gpu(
                 index=int(name[3:]),
@@ -108,6 +111,7 @@ def _machine(columns: list[str], rows: Mapping[str, _Row], legend: Mapping[str, 
                 peers=Known({int(other[3:]): ways[other] for other in gpu_columns if other != name}, at),
                 nic_paths=Known({legend.get(nic, nic): ways[nic] for nic in nic_columns}, at),
                 affinity=cores,
+                numa=node,
             )
         )
     no_address: Fact[str | None] = Unknown(Reason.not_given, source, "topo -m has no addresses")
@@ -115,7 +119,7 @@ def _machine(columns: list[str], rows: Mapping[str, _Row], legend: Mapping[str, 
     nics = tuple(
         Nic(legend.get(name, name), 1, no_address, rdma=_rdma(name, legend, source), nic_paths=paths[name]) for name in nic_columns
     )
-    nodes = tuple(NumaNode(number, Known(tuple(sorted(cores)), source)) for number, cores in sorted(numa.items()))
+    nodes = tuple(NumaNode(number, _of_node(cores, source)) for number, cores in sorted(numa.items()))
     no_node = Unknown(Reason.not_given, source, "no GPU has one NUMA node in its row")
     return Machine(source, gpus=Known(tuple(gpus), source), nics=Known(nics, source), numa=Known(nodes, source) if nodes else no_node)
 
@@ -135,6 +139,12 @@ def _nic_paths(row: _Row | None, legend: Mapping[str, str], columns: list[str], 
     return Known({legend.get(name, name): way for name, way in others}, f"{source}:{row.line}")
 
 
+def _of_node(cores: list[Fact[tuple[int, ...]]], source: str) -> Fact[tuple[int, ...]]:
+    """What the rows of a node's GPUs say together."""
+    told = [of_gpu.value for of_gpu in cores if isinstance(of_gpu, Known)]
+    return Known(tuple(sorted(set().union(*told))), source) if told else cores[0]
+
+
 def _affinity(row: _Row, source: str) -> tuple[Fact[tuple[int, ...]], Fact[int]]:
     """Cores and NUMA node. `N/A` stands where there is none, several nodes where the GPU is near to several."""
     at = f"{source}:{row.line}"
@@ -144,6 +154,8 @@ def _affinity(row: _Row, source: str) -> tuple[Fact[tuple[int, ...]], Fact[int]]
     try:
         if words and words[0] != "N/A":
             cores = Known(cpu_list(words[0]), at)
+            if "-" not in words[0] and len(cores.value) >= _MAY_BE_CUT:
+                cores = Unknown(Reason.not_given, at, f"CPU affinity {words[0]} may be cut off")
         if len(words) > 1 and words[1] != "N/A":
             nodes = cpu_list(words[1])
             node = Known(nodes[0], at) if len(nodes) == 1 else Unknown(Reason.not_given, at, f"NUMA nodes {words[1]}")

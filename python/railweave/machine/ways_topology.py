@@ -92,6 +92,10 @@ class _Writer:
         """From the GPUs' rows where they have one; the rest goes with what it is near to."""
         near = self._near(_NODE)
         stated: dict[str, int] = {}
+        for gpu in self._gpus:
+            number = known(gpu.numa)
+            if number is not None:
+                stated.setdefault(near[f"gpu{gpu.index}"], number)
         for node in known(self._machine.numa) or ():
             cores = set(known(node.cpus) or ())
             for gpu in self._gpus:

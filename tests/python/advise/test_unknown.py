@@ -15,6 +15,7 @@ from railweave.advise import live
 from railweave.advise.advice import advise
 from railweave.advise.host import Core, by_number, choose_network, read_host
 from railweave.advise.text import render
+from railweave.machine import nccl_topology
 from railweave.machine.discovery import discover
 from railweave.machine.fabric_nics import UnknownNicError
 from railweave.machine.facts import FLAT_TREE
@@ -138,12 +139,26 @@ def test_masks_of_a_topology_file_are_used(cli: Cli, tmp_path: Path) -> None:
     [
         ((0, 1, 8, 9), ((0, 8), (1, 9))),
         ((0, 1, 2, 3), ((0,), (1,), (2,), (3,))),
-        ((0, 1, 2, 8), ((0,), (1,), (2,), (8,))),  # no two equal ranges: nothing is paired
+        ((0, 1, 2, 8), ((0,), (1,), (2,), (8,))),  # no halves that are alike: nothing is paired
+        ((0, 1, 4, 5, 8, 9), ((0,), (1,), (4,), (5,), (8,), (9,))),
+        ((1, 3, 5, 7), ((1, 5), (3, 7))),  # CPUs that alternate between two nodes
+        ((0, 2, 4), ((0,), (2,), (4,))),
+        ((0, 1, 4, 5, 16, 17, 20, 21), ((0, 16), (1, 17), (4, 20), (5, 21))),
         ((0, 2), ((0, 2),)),
     ],
 )
 def test_cores_by_number(cpus: tuple[int, ...], cores: tuple[tuple[int, ...], ...]) -> None:
     assert by_number(cpus) == tuple(Core(threads) for threads in cores)
+
+
+def test_ranks_of_a_file_whose_cpus_alternate_between_nodes_share_none(tmp_path: Path) -> None:
+    path = tmp_path / "topology.xml"
+    text = nccl_topology.export(TemplateMachine("xe9680-4hca").machine()).text
+    even, odd = ('affinity="55555555,55555555"', 'affinity="aaaaaaaa,aaaaaaaa"')
+    path.write_text(re.sub('affinity="0000ff00"', odd, re.sub('affinity="000000ff"', even, text)))
+    bindings = [set(binding.cpus or ()) for binding in advise(read_host(fabric.load(path))).bindings]
+    assert [len(cpus) for cpus in bindings] == [8] * 8
+    assert set.union(*bindings) == set(range(64)), "each CPU serves one rank"
 
 
 def test_slower_nics_are_left_to_storage_and_said_so() -> None:

@@ -95,6 +95,27 @@ def test_forms_that_drivers_have_written(text: str) -> None:
     assert fabric.gpu_count == text.count("GPU0") // 2 + ("GPU1" in text)
 
 
+def test_lists_of_cores_that_the_tool_cuts_are_not_known() -> None:
+    """CPUs that alternate between nodes; the numbers of nodes stand in a column of their own."""
+    names = ["GPU0", "GPU1", "GPU2", "GPU3"]
+    cells = {0: "1,3,5,7,9,11\t1", 1: "0,2,4,6,8,10\t0", 2: "6,14,22,30\t3", 3: "0-3,8,10,12,14,16\t2"}
+    machine = parse_topo_matrix(matrix(names, lambda i, j: "SYS", lambda i: f"{cells[i]}\t\tN/A"), "m.txt")
+    gpus = known(machine.gpus) or ()
+    assert [known(gpu.affinity) for gpu in gpus] == [None, None, (6, 14, 22, 30), (0, 1, 2, 3, 8, 10, 12, 14, 16)]
+    assert str(gpus[0].affinity) == "m.txt:2: not given (CPU affinity 1,3,5,7,9,11 may be cut off)"
+    assert [known(gpu.numa) for gpu in gpus] == [1, 0, 3, 2]
+    assert {node.id: known(node.cpus) is None for node in known(machine.numa) or ()} == {0: True, 1: True, 2: False, 3: False}
+    fabric, _ = fabric_of(machine)
+    above = {
+        vertex.attributes["gpu.dev"]: fabric.vertex(fabric.edge(edge).dst).attributes["cpu.numaid"]
+        for vertex in fabric.vertices
+        if vertex.kind.name == "gpu"
+        for edge in fabric.out_edges(fabric.gpu(vertex.index))
+        if fabric.edge(edge).kind.name == "pcie"
+    }
+    assert above == {"0": "1", "1": "0", "2": "3", "3": "2"}
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
