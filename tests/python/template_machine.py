@@ -204,6 +204,8 @@ class TemplateMachine:
         self.files.setdefault(f"{at}/mountinfo", "30 1 0:26 / /dev/shm rw,nosuid - tmpfs tmpfs rw,size=67108864k\n")
         self.files.setdefault(f"{at}/maps", "7f0000000000-7f0000001000 r-xp 00000000 00:00 1 /usr/lib/x86_64-linux-gnu/libnccl.so.2.28.9\n")
         self.files.setdefault(f"{at}/root/dev/null", "")
+        for gpu in range(len(self.gpus)):
+            self.files.setdefault(f"{at}/root/dev/nvidia{gpu}", "")
         for nic in range(len(self.nics)):
             self.files.setdefault(f"{at}/root/dev/infiniband/uverbs{nic}", "")
 
@@ -326,6 +328,7 @@ class TemplateMachine:
                     "bus_id": {"value": f"0000{port.bus_id.upper()}"},
                     "name": {"value": f"NVIDIA {model}"},
                     "uuid": {"value": f"GPU-{index:08x}-0000-0000-0000-000000000000"},
+                    "minor": {"value": index},
                     "compute_capability": {"value": [major, minor]},
                     "memory_B": {"value": 80 << 30},
                     "pcie_generation": {"value": 5},

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from railweave.doctor.check import MissingError
 from railweave.launch.errors import LaunchError
+from railweave.launch.gpus import gpus_of
+from railweave.launch.placement import Placement
 from railweave.launch.rank import find_rank
 from railweave.machine.fabric_nics import UnknownNicError, fabric_nics, is_up
-from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown
+from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, Process, Unknown, known
 from railweave.machine.paths import SWITCHED, WAYS, pci_way
 from railweave.machine.pci import gpus_on_the_bus
 from railweave.machine.source import Reason
@@ -236,24 +238,31 @@ class Patient:
 
     @property
     def job_gpu(self) -> Gpu:
-        """The GPU of the job's process: the one it sees, else the one of its local rank among those it sees."""
+        """The GPU of the job's process: the only one that it has open, else that of its rank, as `railweave run` finds it."""
         environ, gpus = self.environ, self.gpus
-        visible = list(gpus)
-        listed = environ.get("CUDA_VISIBLE_DEVICES")
-        if listed is not None:
-            numbers = [word.strip() for word in listed.split(",") if word.strip()]
-            if not all(word.isdecimal() and len(word) < 10 and int(word) < len(gpus) for word in numbers):
-                raise MissingError(f"CUDA_VISIBLE_DEVICES={listed}: not numbers of GPUs of this machine")
-            visible = [gpus[int(word)] for word in numbers]
-        if len(visible) == 1:
-            return visible[0]
+        opened = [gpu for gpu in gpus if known(gpu.minor) in (known(self.job.open_gpus) or ())]
+        if len(opened) == 1:
+            return opened[0]
+        seen = need(self.job.gpu_devices)
+        node = {Placement({"uuid": known(gpu.uuid) or ""}, {}): gpu for gpu in gpus if len(seen) >= len(gpus) or need(gpu.minor) in seen}
+        _need_absolute_numbers(environ, len(node))
         try:
-            rank = find_rank(environ)
+            found, why = gpus_of(find_rank(environ), list(node), environ)
         except LaunchError as error:
             raise MissingError(str(error)) from error
-        if visible and not rank.alone:
-            return visible[rank.local % len(visible)]
-        raise MissingError("which GPU the process uses: neither CUDA_VISIBLE_DEVICES names one, nor does a launcher's local rank")
+        if len(found) == 1:
+            return node[found[0]]
+        nothing = "which GPU the process uses: neither CUDA_VISIBLE_DEVICES names one, nor does a launcher's local rank"
+        raise MissingError(why or nothing)
+
+
+def _need_absolute_numbers(environ: Mapping[str, str], gpus: int) -> None:
+    """MissingError where CUDA_VISIBLE_DEVICES may count among the GPUs of a device cgroup (Slurm's ConstrainDevices), which nobody but the
+    kernel knows: in a step of Slurm that is given some of them only."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES") or ""
+    numbers = [word for word in listed.split(",") if word.strip().isdecimal()]
+    if environ.get("SLURM_STEP_ID") and 0 < len(numbers) < gpus:
+        raise MissingError(f"CUDA_VISIBLE_DEVICES={listed}: in a Slurm step it may count among the GPUs of the step's device cgroup only")
 
 
 def label(what: Gpu | Nic) -> str:

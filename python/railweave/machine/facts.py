@@ -156,6 +156,8 @@ class Gpu:
     bus_id: Fact[str]
     name: Fact[str] = NOT_ASKED
     uuid: Fact[str] = NOT_ASKED
+    minor: Fact[int] = NOT_ASKED
+    """The N of /dev/nvidiaN."""
     sm: Fact[int] = NOT_ASKED
     """Compute capability, 90 for 9.0."""
     memory_B: Fact[int] = NOT_ASKED
@@ -362,6 +364,10 @@ class Process:
     memory_nodes: Fact[tuple[int, ...]]
     infiniband_devices: Fact[tuple[str, ...]]
     """Names in the process's /dev/infiniband."""
+    gpu_devices: Fact[tuple[int, ...]] = NOT_ASKED
+    """The N of each /dev/nvidiaN in the process's /dev; a device cgroup may refuse some of them."""
+    open_gpus: Fact[tuple[int, ...]] = NOT_ASKED
+    """Those that it has open."""
     ipc_lock: Fact[bool] = NOT_ASKED
     """Whether it may lock memory beyond the limit (CAP_IPC_LOCK)."""
     nccl_version: Fact[tuple[int, int, int]] = NOT_ASKED

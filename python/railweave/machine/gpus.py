@@ -142,6 +142,7 @@ def _gpu(entry: Mapping[str, Any]) -> Gpu:
         bus_id=ask("bus_id", canonical_bus_id),
         name=ask("name", str),
         uuid=ask("uuid", str),
+        minor=ask("minor", int),
         sm=ask("compute_capability", lambda value: int(value[0]) * 10 + int(value[1])),
         memory_B=ask("memory_B", int),
         nvlinks=_nvlinks(entry),

@@ -92,6 +92,7 @@ class Reader:
             "bus_id": ask(lambda: nvml.nvmlDeviceGetPciInfo(gpu).busId),
             "name": ask(lambda: nvml.nvmlDeviceGetName(gpu)),
             "uuid": ask(lambda: nvml.nvmlDeviceGetUUID(gpu)),
+            "minor": ask(lambda: nvml.nvmlDeviceGetMinorNumber(gpu)),
             "compute_capability": ask(lambda: list(nvml.nvmlDeviceGetCudaComputeCapability(gpu))),
             "memory_B": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
             "pcie_generation": ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),

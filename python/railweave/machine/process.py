@@ -39,6 +39,8 @@ _PREFIXES = (
 _NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "LD_PRELOAD"}
 # Variables whose value is a file that must be there (NCCL user guide, environment variables).
 _FILES = ("NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_GRAPH_FILE")
+_GPU_DEVICE = re.compile(r"nvidia(\d{1,4})")
+_OPEN_FILE = re.compile(r"/proc/\d+/fd/\d+")
 _CAP_IPC_LOCK = 14  # include/uapi/linux/capability.h
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -54,6 +56,8 @@ def read_process(source: Source, pid: int) -> Process:
         affinity=parsed(source, f"{at}/status", lambda text: cpu_list(_status(text, "Cpus_allowed_list"))),
         memory_nodes=parsed(source, f"{at}/status", lambda text: cpu_list(_status(text, "Mems_allowed_list"))),
         infiniband_devices=_infiniband(source, at),
+        gpu_devices=_gpu_devices(source, at),
+        open_gpus=_open_gpus(source, at),
         ipc_lock=parsed(source, f"{at}/status", lambda text: bool(int(_status(text, "CapEff"), 16) >> _CAP_IPC_LOCK & 1)),
         nccl_version=_nccl_version(source, at),
         missing_files=_missing_files(source, at),
@@ -89,6 +93,11 @@ def kept(path: str, content: bytes) -> bytes:
     return content
 
 
+def may_keep_link(path: str, target: str) -> bool:
+    """Whether a recording may hold a link: what else than a GPU a process has open says what its user works on."""
+    return _OPEN_FILE.fullmatch(path) is None or _gpu_of(target) is not None
+
+
 def _memlock(text: str) -> int | None:
     found = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
     if found is None:
@@ -120,6 +129,33 @@ def _infiniband(source: Source, at: str) -> Fact[tuple[str, ...]]:
         root = attempt(f"{at}/root/dev", lambda: source.listdir(f"{at}/root/dev"))
         return root if isinstance(root, Unknown) else or_else(names, ())
     return names
+
+
+def _gpu_devices(source: Source, at: str) -> Fact[tuple[int, ...]]:
+    path = f"{at}/root/dev"
+    return attempt(path, lambda: tuple(sorted(int(found[1]) for name in source.listdir(path) if (found := _GPU_DEVICE.fullmatch(name)))))
+
+
+def _open_gpus(source: Source, at: str) -> Fact[tuple[int, ...]]:
+    path = f"{at}/fd"
+
+    def read() -> tuple[int, ...]:
+        found = set()
+        for name in source.listdir(path):
+            try:
+                found.add(_gpu_of(source.readlink(f"{path}/{name}")))
+            except Unreadable as error:
+                if error.reason is Reason.permission:
+                    raise  # any other has been closed meanwhile, or is none that recordings keep
+        return tuple(sorted(minor for minor in found if minor is not None))
+
+    return attempt(path, read)
+
+
+def _gpu_of(target: str) -> int | None:
+    """N of the path /dev/nvidiaN."""
+    found = _GPU_DEVICE.fullmatch(target.removeprefix("/dev/")) if target.startswith("/dev/") else None
+    return int(found[1]) if found is not None else None
 
 
 def _nccl_version(source: Source, at: str) -> Fact[tuple[int, int, int]]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faults import Break, Case, unread
 from template_machine import JOB, TemplateMachine
 
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer
+from railweave.machine.discovery import discover
+from railweave.machine.facts import known
+from railweave.machine.recording import RecordedSource
 
 STATUS = "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t{}\nMems_allowed_list:\t0\n"
 LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {0}            {0}            bytes\n"
@@ -307,6 +312,11 @@ UNKNOWN: list[tuple[str, Break, str]] = [
         ({"SLURM_LOCALID": "0"}, None),  # a batch script is one of no tasks
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, None),  # all GPUs are its own
         ({"LOCAL_RANK": "first"}, None),
+        ({"LOCAL_RANK": "4", "CUDA_VISIBLE_DEVICES": "7,6,5,4,4"}, "GPU 4"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00000004"}, "GPU 4"),
+        ({"CUDA_VISIBLE_DEVICES": "4"}, "GPU 4"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "4"}, "GPU 4"),
+        ({"CUDA_VISIBLE_DEVICES": "4", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "4"}, None),  # of a device cgroup, or of the node
     ],
 )
 def test_a_process_is_the_rank_that_run_takes_it_for(variables: dict[str, str], gpu: str | None) -> None:
@@ -318,3 +328,37 @@ def test_a_process_is_the_rank_that_run_takes_it_for(variables: dict[str, str], 
         assert finding.answer is Answer.unknown
     else:
         assert (finding.answer, finding.text) == (Answer.clear, f"bound to cores near {gpu}")
+
+
+def of_job(machine: TemplateMachine) -> tuple[Answer, str]:
+    (finding,) = (one for one in examine(machine.machine(), "machine").findings if one.check == "job.cpu-affinity")
+    return finding.answer, finding.text
+
+
+def test_numbers_count_among_the_gpus_of_a_container() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    machine.environ(CUDA_VISIBLE_DEVICES="0", LOCAL_RANK="")
+    machine.process("status", STATUS.format("8-15"))
+    for gpu in (0, 1, 2, 3, 4, 6, 7):
+        del machine.files[f"/proc/{JOB}/root/dev/nvidia{gpu}"]
+    assert of_job(machine) == (Answer.clear, "bound to cores near GPU 5")
+    for entry in machine.nvml["gpus"]:
+        del entry["minor"]
+    answer, text = of_job(machine)
+    assert answer is Answer.unknown and "minor: not recorded" in text
+
+
+def test_the_gpu_that_a_process_has_open_is_its_own(tmp_path: Path) -> None:
+    """Also where a device cgroup numbers GPUs anew. What else it has open is no recording's."""
+    machine = TemplateMachine("xe9680-4hca")
+    machine.environ(CUDA_VISIBLE_DEVICES="0", SLURM_STEP_ID="0", SLURM_LOCALID="5", LOCAL_RANK="")
+    machine.process("status", STATUS.format("8-15"))
+    assert of_job(machine)[0] is Answer.unknown
+    for number, target in enumerate(["/home/anna/thesis.txt", "/dev/nvidiactl", "/dev/nvidia5", "/dev/nvidia5"]):
+        machine.links[f"/proc/{JOB}/fd/{number}"] = target
+    assert of_job(machine) == (Answer.clear, "bound to cores near GPU 5")
+    kept = RecordedSource(machine.record(tmp_path / "node.tar.zst"))
+    assert not any("thesis" in target for target in kept.recording.links.values())
+    assert known(discover(kept, JOB).process.open_gpus) == (5,)  # type: ignore[union-attr]
+    machine.links[f"/proc/{JOB}/fd/9"] = "/dev/nvidia4"
+    assert of_job(machine)[0] is Answer.unknown

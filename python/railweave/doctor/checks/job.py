@@ -77,7 +77,7 @@ CHECKS = (
         "job.cpu-affinity",
         "Process is not bound to its GPU's cores",
         Severity.warning,
-        "Cpus_allowed_list of the process; local_cpulist of its GPU; CUDA_VISIBLE_DEVICES, local rank",
+        "Cpus_allowed_list of the process; local_cpulist of its GPU; /dev/nvidiaN that it has open; CUDA_VISIBLE_DEVICES, local rank",
         "Proxy and progress threads run across the link between sockets from GPU and NIC, or wander: lower and unsteady bandwidth.",
         "Start it with `railweave run`, or numactl --cpunodebind=N --membind=N.",
         "Lee, Shin, Koo: Rail Optimized and NCCL PXN (43.8 to 80.7 GB/s with cores bound); NCCL user guide 2.30, performance and "
