@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faults import Break, Case, answers, no_gdrcopy, probes, unread
 from template_machine import TemplateMachine
@@ -180,3 +182,43 @@ def test_gpudirect_needs_a_cuda_that_exports_dma_buf() -> None:
 )
 def test_nvlinks_of_a_part_by_the_name_that_nvml_gives_it(name: str, links: int | None) -> None:
     assert expected_nvlinks(name) == links
+
+
+def superchips(folder: Path, count: int) -> TemplateMachine:
+    """Grace Hopper Superchips, each with a NIC beside its GPU, and without NVLinks to each other."""
+    path = folder / "superchips.yaml"
+    path.write_text(
+        "format: railweave-node\nversion: 1\nname: superchips\ndescription: Grace Hopper\n"
+        "links:\n  pcie5: {pcie: gen5 x16, latency: 250ns, source: test}\n  ndr: {capacity: 400Gbit/s, latency: 1us, source: test}\n"
+        "  c2c: {capacity: 100GB/s, latency: 150ns, source: test}\n"
+        f"numa: {{count: {count}{', socket: c2c' if count > 1 else ''}}}\n"
+        f"gpus: [{', '.join(f'{{model: H200, link: pcie5, gdr: true, at: [numa{numa}]}}' for numa in range(count))}]\n"
+        f"nics: [{', '.join(f'{{model: ConnectX-7, link: pcie5, port: ndr, at: [numa{numa}]}}' for numa in range(count))}]\n"
+    )
+    machine = TemplateMachine(str(path))
+    for gpu in machine.nvml["gpus"]:
+        gpu.update(name={"value": "NVIDIA GH200 480GB"}, nvlinks=[{"state": {"value": 0}}] * 18)
+    return machine
+
+
+def test_a_gpu_that_is_alone_has_nothing_to_link_to(tmp_path: Path) -> None:
+    (alone,) = answers(superchips(tmp_path, 1), "gpu.nvlinks", None).values()
+    assert alone.answer is Answer.unknown and "0 of 18 NVLinks are active; there is nothing to link to" in alone.text
+    assert {finding.answer for finding in answers(superchips(tmp_path, 2), "gpu.nvlinks", None).values()} == {Answer.fires}
+    registered = superchips(tmp_path, 1)
+    registered.nvml["gpus"][0]["fabric_state"] = {"value": 3}
+    assert {finding.answer for finding in answers(registered, "gpu.nvlinks", None).values()} == {Answer.fires}
+
+
+def test_nics_beside_a_coherent_cpu_are_near(tmp_path: Path) -> None:
+    machine = superchips(tmp_path, 2)
+    found = answers(machine, "gdr.distance", None)
+    assert {finding.answer for finding in found.values()} == {Answer.clear}
+    assert found["GPU 1"].text == "NODE to mlx5_1; from NCCL 2.27.3 on they use GPUDirect RDMA over NVLink-C2C"
+    for nic in (0, 1):
+        machine.device(machine.nics[nic].bus_id, numa_node="0")
+        machine.device(machine.parent(machine.nics[nic]), numa_node="0")
+    found = answers(machine, "gdr.distance", None)
+    assert (found["GPU 0"].answer, found["GPU 1"].answer) == (Answer.clear, Answer.fires)
+    machine.nvml["gpus"][0]["name"] = {"value": "NVIDIA H200"}
+    assert {finding.answer for finding in answers(machine, "gdr.distance", None).values()} == {Answer.fires}

@@ -20,6 +20,9 @@ _DMABUF_KERNEL = (5, 12)
 # NVIDIA's module for peer memory, of the driver and before it had one.
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 
+# Parts with NVLink-C2C to their CPU (data sheets of GH200, GB200 and GB300).
+_C2C = re.compile(r"\bG[BH][23]00\b")
+
 _WAYS = {
     "PHB": "the two meet only in the CPU's PCIe root",
     "NODE": "they hang from different PCIe roots of one NUMA node",
@@ -47,6 +50,8 @@ def _judge_distance(patient: Patient, subject: Subject) -> Verdict:
     names = ", ".join(label(nic) for nic in nics)
     if kind in SWITCHED:
         return clear(f"{kind} to {names}", *lines)
+    if kind != "SYS" and _C2C.search(need(gpu.name)):
+        return clear(f"{kind} to {names}; from NCCL 2.27.3 on they use GPUDirect RDMA over NVLink-C2C", *lines, evidence(gpu.name))
     return fires(f"its nearest NIC is {kind} away ({names})", *lines, effect=_through_cpu(patient, kind))
 
 
@@ -194,12 +199,12 @@ CHECKS = (
         "gdr.distance",
         "GPU and NIC do not share a PCIe switch",
         Severity.warning,
-        "PCI tree and NUMA nodes of GPUs and fabric NICs",
+        "PCI tree and NUMA nodes of GPUs and fabric NICs; GPU name",
         "",
         "Move NICs so that each GPU shares a switch with one, or have the vendor rewire the switches; until then let PXN and relays "
         "carry its traffic.",
-        "NCCL user guide 2.30, NCCL_NET_GDR_LEVEL (default PXB) and NCCL_PXN_DISABLE; LINE Yahoo Tech Blog, Rethinking AI "
-        "Infrastructure Part 3",
+        "NCCL user guide 2.30, NCCL_NET_GDR_LEVEL (default PXB), NCCL_NET_GDR_C2C and NCCL_PXN_DISABLE; LINE Yahoo Tech Blog, Rethinking "
+        "AI Infrastructure Part 3",
         _judge_distance,
         _gpus_if_nics,
         "no GPU, or no fabric NIC",

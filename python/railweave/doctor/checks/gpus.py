@@ -129,6 +129,8 @@ def _judge_nvlinks(patient: Patient, subject: Subject) -> Verdict:
     text = f"{len(links)} of {expected} NVLinks are active"
     if patient.is_virtual and not links:
         return unknown(f"{text}; a guest that got single GPUs of a board sees none", line)
+    if not links and len(patient.gpus) + len(unlisted_gpus(patient.machine)) == 1 and not _nvswitch_machine(patient):
+        return unknown(f"{text}; there is nothing to link to, no other GPU and no NVSwitch", line)  # a Grace Hopper Superchip alone
     return fires(text, line, evidence(gpu.name), effect=_lost(gpu, expected - len(links)))
 
 
