@@ -70,7 +70,8 @@ def notes(host: Host) -> list[str]:
     """What a reader should know about the cores."""
     found = []
     homes = {gpu.numa for gpu in host.gpus}
-    idle = [numa.number for numa in host.numas if numa.numbered and numa.number not in homes]
+    # Memory of its own kind (CXL, the HBM of GPUs on Grace) is a node without cores.
+    idle = [numa.number for numa in host.numas if numa.numbered and numa.number not in homes and numa.cores != ()]
     if idle and len(host.numas) > 1:
         names = ", ".join(str(number) for number in idle)
         found.append(

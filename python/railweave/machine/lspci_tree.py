@@ -20,6 +20,11 @@ _NETWORK = re.compile(
     r"Mellanox|ConnectX|BlueField|Ethernet|InfiniBand|Infiniband|Network (?:Connection|Adapter|Controller)|Elastic Fabric|network device",
     re.I,
 )
+# Functions of network cards that are no ports, by their names in pci.ids.
+_NO_PORT = re.compile(
+    r"bridge|Management Interface|NVMe|SNAP|\bDMA\b|Data Direct|Communication Channel|Flash Recovery|Virtio (?:block|file ?system|fs)\b",
+    re.I,
+)
 _WHAT = "the text that `lspci -tv` prints"
 
 
@@ -132,5 +137,5 @@ def _nics(devices: list[PciDevice]) -> tuple[Nic, ...]:
     return tuple(
         Nic(device.bus_id, 1, Known(device.bus_id, device.name.evidence))
         for device in devices
-        if isinstance(device.name, Known) and _NETWORK.search(device.name.value) and "bridge" not in device.name.value.lower()
+        if isinstance(device.name, Known) and _NETWORK.search(device.name.value) and not _NO_PORT.search(device.name.value)
     )

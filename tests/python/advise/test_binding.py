@@ -10,7 +10,7 @@ import pytest
 from railweave import fabric
 from railweave.advise.binding import bind, notes
 from railweave.advise.cpulist import from_list, to_mask
-from railweave.advise.host import Host, read_host
+from railweave.advise.host import Core, Host, Numa, read_host
 from railweave.launch.placement import cpu_text
 
 Furnished = Callable[..., Host]
@@ -42,6 +42,15 @@ def test_a_sub_numa_node_that_suffices_is_not_left(furnished: Furnished) -> None
     bindings = bind(furnished("lineyahoo-2nic", cores=32, smt=1, parts=4))
     assert [binding.cpus for binding in bindings[:4]] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert any("NPS" in note for note in notes(furnished("lineyahoo-2nic", cores=32, parts=4)))
+
+
+def test_memory_without_cores_leaves_none_to_other_work(furnished: Furnished) -> None:
+    """A node of CXL memory, or of a Grace GPU's."""
+    host = furnished("xe9680-4hca")
+    with_memory = replace(host, numas=(*host.numas, Numa(2, cores=())))
+    assert notes(with_memory) == notes(host) and bind(with_memory) == bind(host)
+    idle = replace(host, numas=(*with_memory.numas, Numa(3, cores=(Core((99,)),))))
+    assert any("no GPU hangs from NUMA node 3: " in note for note in notes(idle))
 
 
 def test_more_ranks_than_cores_share(furnished: Furnished) -> None:

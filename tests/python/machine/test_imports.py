@@ -260,6 +260,23 @@ def test_gpus_by_name(name: str, is_gpu: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "is_nic"),
+    [
+        ("Mellanox Technologies MT43244 BlueField-3 integrated ConnectX-7 network controller (rev 01)", True),
+        ("Mellanox Technologies MT43244 BlueField-3 SoC Management Interface (rev 01)", False),
+        ("Mellanox Technologies NVMe SNAP Controller", False),
+        ("Mellanox Technologies MT43244 Family [BlueField-3 SoC PCIe Bridge]", False),
+        ("Mellanox Technologies MT28908 Family [ConnectX-6 Virtual Function]", True),
+        ("Red Hat, Inc. Virtio network device", True),
+        ("Red Hat, Inc. Virtio block device", False),
+        ("Amazon.com, Inc. Elastic Fabric Adapter (EFA)", True),
+    ],
+)
+def test_nics_by_name(name: str, is_nic: bool) -> None:
+    assert len(known(parse_lspci_tree(f"-[0000:00]---05.0  {name}\n", "t.txt").nics) or ()) == is_nic
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ("", "t.txt: no PCI device"),
