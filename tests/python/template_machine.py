@@ -420,6 +420,7 @@ class TemplateMachine:
         )
         self.files["/proc/sys/kernel/arch"] = "x86_64"
         self.files["/sys/devices/system/cpu/online"] = ranges(range(count))
+        self.files["/sys/devices/system/cpu/isolated"] = ""
         self.files["/sys/devices/system/cpu/smt/active"] = "0"
         self.files["/sys/devices/system/cpu/smt/control"] = "notsupported"
         for node in range(self.numa_count):

@@ -115,13 +115,21 @@ def _numas(numas: tuple[Numa, ...], machine: Machine) -> tuple[Numa, ...]:
     if cores is None or nodes is None:
         return numas
     found: list[Numa] = []
+    isolated = known(machine.cpus.isolated) or ()
     for node in nodes:
         cpus = known(node.cpus)
         if cpus is None:
             found.append(Numa(node.id))
             continue
         here = frozenset(cpus)
+        free = here.difference(isolated)
         own = [core for core in cores if not here.isdisjoint(core.cpus)]
         packages = {core.package for core in own}
-        found.append(Numa(node.id, packages.pop() if len(packages) == 1 else None, tuple(Core(core.cpus) for core in own)))
+        found.append(Numa(node.id, packages.pop() if len(packages) == 1 else None, _cores(own, free)))
     return tuple(found)
+
+
+def _cores(cores: Sequence[facts.Core], free: frozenset[int]) -> tuple[Core, ...]:
+    """With the logical CPUs that ranks may have."""
+    left = (tuple(cpu for cpu in core.cpus if cpu in free) for core in cores)
+    return tuple(Core(cpus) for cpus in left if cpus)

@@ -74,18 +74,26 @@ def _export(name: str, value: str, override: bool) -> str:
 
 
 # In a subshell, which is why the caller gets no variables; $$ is the caller's number there too. The kernel narrows any set of CPUs to the
-# cpuset, so asking for all shows whether somebody has chosen cores before.
+# cpuset, so asking for all shows whether somebody has chosen cores before. Of those that isolcpus keeps from the scheduler a process has
+# none by itself, but all of its container's.
 _BIND = """\
 railweave_bind() (
   command -v taskset >/dev/null || { echo "railweave: taskset is not installed; not bound" >&2; exit 0; }
   override=%s
+  each() { tr , '\\n' | while IFS=- read -r first last; do [ -z "$first" ] || seq "$first" "${last:-$first}"; done; }
+  isolated=$(cat /sys/devices/system/cpu/isolated 2>/dev/null | each) || :
+  free() { each | grep -vxF "$isolated" | paste -sd , -; }
+  all=0-$(($(getconf _NPROCESSORS_CONF) - 1))
+  wanted=$(echo "$1" | free) || :
   before=$(taskset -p $$) && before=${before##*: }
-  taskset -pc "0-$(($(getconf _NPROCESSORS_CONF) - 1))" $$ >/dev/null
+  taskset -pc "$all" $$ >/dev/null
+  whole=$(taskset -p $$) && whole=${whole##*: }
+  taskset -pc "$(echo "$all" | free)" $$ >/dev/null 2>&1 || :
   allowed=$(taskset -p $$) && allowed=${allowed##*: }
-  if [ "$before" != "$allowed" ] && [ -z "$override" ]; then
+  if [ "$before" != "$allowed" ] && [ "$before" != "$whole" ] && [ -z "$override" ]; then
     echo "railweave: CPU affinity was set before and is kept (advice: $1)" >&2
     taskset -p "$before" $$ >/dev/null
-  elif ! taskset -pc "$1" $$ >/dev/null; then
+  elif ! taskset -pc "$wanted" $$ >/dev/null; then
     echo "railweave: none of the advised cores $1 is in this cpuset; not bound" >&2
     taskset -p "$before" $$ >/dev/null
   fi

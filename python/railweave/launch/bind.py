@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from railweave.launch.placement import cpu_text
+from railweave.launch.placement import cpu_set, cpu_text
 
 TYPE_CHECKING = False  # see placement.py
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ _SYSCALLS = {"x86_64": (239, 238), "aarch64": (236, 237)}
 """get_mempolicy and set_mempolicy, from the kernel's tables (asm/unistd_64.h, asm-generic/unistd.h): the C library lacks them."""
 
 
+_ISOLATED = "/sys/devices/system/cpu/isolated"
+
+
 def bind_cpus(cpus: frozenset[int], override: bool, explain: Say, warn: Say) -> bool:
     """Whether the process is now where it was advised to be."""
     before = os.sched_getaffinity(0)
@@ -26,9 +29,12 @@ def bind_cpus(cpus: frozenset[int], override: bool, explain: Say, warn: Say) -> 
     except OSError as error:
         warn(f"CPU affinity cannot be set here ({error.strerror}); left at {cpu_text(before)}")
         return False
-    allowed = os.sched_getaffinity(0)
+    whole = os.sched_getaffinity(0)
+    # CPUs that isolcpus keeps from the scheduler: a process has none of them by itself, but all of its container's. A cpuset may have no
+    # others.
+    allowed = whole - cpu_set(_read(_ISOLATED)) or whole
     wanted = cpus & allowed
-    if before != allowed and not override:
+    if before not in (allowed, whole) and not override:
         os.sched_setaffinity(0, before)
         warn(
             f"CPU affinity was {cpu_text(before)} before and is kept (advice: {cpu_text(cpus)}); let the launcher not bind "

@@ -276,6 +276,8 @@ class Cpus:
     model: Fact[int] = NOT_ASKED
     online: Fact[tuple[int, ...]] = NOT_ASKED
     cores: Fact[tuple[Core, ...]] = NOT_ASKED
+    isolated: Fact[tuple[int, ...]] = NOT_ASKED
+    """Logical CPUs that are kept from the scheduler (`isolcpus`): a process with several of them stays on one."""
     l3: Fact[tuple[tuple[int, ...], ...]] = NOT_ASKED
     """Logical CPUs that share a last-level cache."""
     smt: Fact[bool] = NOT_ASKED

@@ -93,6 +93,7 @@ def read_cores(source: Source) -> Cpus:
         model=_number(info, "model"),
         online=online,
         cores=_cores(source, online),
+        isolated=parsed(source, f"{CPUS}/isolated", cpu_list),
     )
 
 

@@ -167,6 +167,24 @@ def test_an_affinity_that_was_chosen_stays_unless_told(tmp_path: Path, form: str
     assert ("CPU affinity was set before and is kept" in done.stderr) == (not override)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to choose from")
+@pytest.mark.parametrize("form", ["shell", "torchrun"])
+def test_isolated_cpus_are_no_choice_of_the_user_and_are_left_alone(tmp_path: Path, form: str) -> None:
+    *free, isolated = sorted(os.sched_getaffinity(0))
+    (tmp_path / "isolated").write_text(f"{isolated}\n")
+    script = tmp_path / "advice.sh"
+    script.write_text(formats.render(here(2), form).replace("/sys/devices/system/cpu/isolated", str(tmp_path / "isolated")))
+    show = "grep Cpus_allowed_list /proc/self/status"
+    rest = f". {script}; {show}" if form == "shell" else f"sh {script} {show}"
+    (first, second) = (set(binding.cpus or ()) for binding in here(2).bindings)
+    for before in (free, [*free, isolated]):  # as the kernel and as a container's cpuset begin a process
+        done = run(f"taskset -pc {','.join(map(str, before))} $$ >/dev/null; {rest}", LOCAL_RANK="0")
+        assert (set(from_list(done.stdout.split()[-1])), done.stderr) == (first, "")
+        done = run(f"taskset -pc {','.join(map(str, before))} $$ >/dev/null; {rest}", LOCAL_RANK="1")
+        assert set(from_list(done.stdout.split()[-1])) == (second - {isolated} or set(before))
+        assert ("none of the advised cores" in done.stderr) == (second == {isolated})
+
+
 def test_torchrun_wrapper_ends_without_a_rank(tmp_path: Path) -> None:
     script = tmp_path / "advice.sh"
     script.write_text(formats.render(here(4), "torchrun"))

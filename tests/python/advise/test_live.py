@@ -51,6 +51,13 @@ def test_crafted_machine_is_known_to_the_core() -> None:
     assert advice.environment(5)["UCX_NET_DEVICES"] == "mlx5_5:1"
 
 
+def test_isolated_cpus_are_not_dealt() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.files["/sys/devices/system/cpu/isolated"] = "0-3,15\n"
+    bindings = advise(live.host_of(made.machine())[0]).bindings
+    assert sorted(cpu for binding in bindings for cpu in binding.cpus or ()) == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+
+
 def test_gpus_below_one_switch_do_not_take_the_same_nic() -> None:
     """What openucx/ucx issue 11680 saw: nearest-only leaves half of the NICs idle."""
     mapping = advise(host_of(craft())).mapping
