@@ -189,6 +189,14 @@ def test_virtual_functions_are_the_network_of_a_pod_that_has_nothing_else() -> N
     assert [nic.device for nic in pod.network_nics] == [f"mlx5_{n}:1" for n in range(4)]
 
 
+def test_virtual_functions_that_are_named_beside_physical_ones_are_not_called_down() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    made.virtual_functions(0, 2)
+    host = live.host_of(made.machine(), ["mlx5_0v1", "mlx5_0v2"])[0]
+    assert host.network_why == "none: named; mlx5_0v1, mlx5_0v2: virtual, their physical functions are the fabric's NICs"
+    assert [nic.device for nic in live.host_of(made.machine())[0].network_nics] == [f"mlx5_{n}:1" for n in range(4)]
+
+
 def test_nics_of_a_fabric_are_chosen_alike(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "topology.xml"
     text = Path(__file__).parents[3].joinpath("examples/nccl-topo-4xH200-rail-aligned.xml").read_text()
