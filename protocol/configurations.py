@@ -194,6 +194,12 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         defines("FAIL=1"),
         "the communicator fails at any moment, with a launch still queued",
     ),
+    Configuration(
+        "gpu-ending",
+        "gpu_ending",
+        defines(""),
+        "a communicator ends at any moment: nobody writes into buffers of a rank whose kernel has left, and all leave",
+    ),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("endpoints", "endpoints", defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
     Configuration(
