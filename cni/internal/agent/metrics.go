@@ -17,6 +17,7 @@ type Metrics struct {
 	SessionUp     *prometheus.GaugeVec
 	BFDDown       *prometheus.GaugeVec
 	Received      *prometheus.GaugeVec
+	OverLimit     *prometheus.GaugeVec
 	Megaflows     *prometheus.GaugeVec
 	TenantChanges *prometheus.CounterVec
 	Members       prometheus.Gauge
@@ -48,6 +49,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		SessionUp:     gauges("bgp_session_up", "1 if the rail's BGP session is established.", "rail"),
 		BFDDown:       gauges("bfd_down", "1 if BFD is used and not up.", "rail"),
 		Received:      gauges("bgp_prefixes_received", "Prefixes received from the leaf.", "rail"),
+		OverLimit:     gauges("bgp_prefixes_over_limit", "1 if the leaf sends more prefixes of a family than frr.maximumPrefixes.", "rail"),
 		Megaflows:     gauges("megaflows", "Cached flows that carry traffic, by where they are handled.", "rail", "layer"),
 		TenantChanges: counters("tenant_changes_total", "Addresses whose tenant was revoked or granted.", "step"),
 		Members:       gauge("published_addresses", "Addresses heard of, of all nodes."),
@@ -55,7 +57,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		Preflight:     gauge("preflight_failures", "Checks of the node that fail, so that nothing new is served."),
 		TenancyStale:  gauge("tenancy_stale_seconds", "For how long nothing could be heard of other nodes; 0 if all is well."),
 	}
-	registry.MustRegister(m.Attachments, m.Latency, m.Repairs, m.ApplyErrors, m.Flows, m.Announced, m.SessionUp, m.BFDDown, m.Received,
+	registry.MustRegister(m.Attachments, m.Latency, m.Repairs, m.ApplyErrors, m.Flows, m.Announced, m.SessionUp, m.BFDDown, m.Received, m.OverLimit,
 		m.Megaflows, m.TenantChanges, m.Members, m.Disputed, m.TenancyStale, m.Preflight)
 	return m
 }
@@ -70,4 +72,5 @@ func (m *Metrics) observeSession(rail string, session frr.Session) {
 	m.SessionUp.WithLabelValues(rail).Set(number(session.Established))
 	m.BFDDown.WithLabelValues(rail).Set(number(session.BFDDown))
 	m.Received.WithLabelValues(rail).Set(float64(session.Prefixes))
+	m.OverLimit.WithLabelValues(rail).Set(number(session.OverLimit))
 }

@@ -228,6 +228,29 @@ func gauge(t *testing.T, metric prometheus.Gauge) float64 {
 	return now.GetGauge().GetValue()
 }
 
+// TestMorePrefixesThanTheLimit are told, and nothing else comes of them.
+func TestMorePrefixesThanTheLimit(t *testing.T) {
+	n := start(t)
+	over := n.agent.Metrics.OverLimit.WithLabelValues("rail0")
+	for _, test := range []struct {
+		over bool
+		want float64
+	}{{true, 1}, {false, 0}} {
+		n.locked(func() {
+			session := n.sessions["rail0"]
+			session.OverLimit = test.over
+			n.sessions["rail0"] = session
+		})
+		n.agent.observeSessions(t.Context())
+		if got := gauge(t, over); got != test.want {
+			t.Errorf("over the limit %t: %v", test.over, got)
+		}
+		if err := n.agent.Status(t.Context(), "rail0"); err != nil {
+			t.Errorf("over the limit %t: %v", test.over, err)
+		}
+	}
+}
+
 // TestOffloadIsJudgedByTraffic: what is in hardware is told by the cached flows that carry packets of the rail's pods and uplink.
 func TestOffloadIsJudgedByTraffic(t *testing.T) {
 	n := start(t)

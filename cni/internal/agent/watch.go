@@ -188,6 +188,9 @@ func (r *rail) observe(session frr.Session) bool {
 	if session.Established != r.session.Established {
 		a.Log.Info("BGP session", "rail", r.config.Name, "established", session.Established, "peer", session.Peer)
 	}
+	if session.OverLimit && !r.session.OverLimit {
+		a.Log.Warn("the leaf sends more prefixes than frr.maximumPrefixes; the session goes on", "rail", r.config.Name, "received", session.Prefixes, "limit", a.Config.FRR.MaximumPrefixes)
+	}
 	r.session = session
 	return changed
 }

@@ -26,6 +26,8 @@ type Session struct {
 	ZebraAway bool
 	Peer      netip.Addr // the leaf's address on the link, with zone if link-local
 	Prefixes  int        // received
+	// OverLimit: more of one family than frr.maximumPrefixes. bgpd goes on all the same.
+	OverLimit bool
 }
 
 // Daemon is FRR as it runs in one pathspace.
@@ -274,7 +276,9 @@ func parseSessions(config *nodeconfig.Config, summaryJSON, neighborsJSON, bfdJSO
 				session.Peer = address
 			}
 			for _, carried := range families {
-				session.Prefixes += carried.Peers[n.name].PfxRcd
+				received := carried.Peers[n.name].PfxRcd
+				session.Prefixes += received
+				session.OverLimit = session.OverLimit || received > config.FRR.MaximumPrefixes
 			}
 			if config.FRR.BFD {
 				session.BFDDown = session.BFDDown || !bfdUp(bfd, rail, session.Peer)

@@ -164,6 +164,21 @@ func TestSessions(t *testing.T) {
 	}
 }
 
+// TestPrefixLimit is one of each family, as bgpd counts; 4 of each were received.
+func TestPrefixLimit(t *testing.T) {
+	config := load(t, "unnumbered")
+	for limit, over := range map[int]bool{3: true, 4: false} {
+		config.FRR.MaximumPrefixes = limit
+		sessions, err := parseSessions(config, read(t, "summary.json"), read(t, "neighbors.json"), "[]")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if up := sessions["rail0"]; up.OverLimit != over || !up.Established {
+			t.Errorf("limit %d: %+v", limit, up)
+		}
+	}
+}
+
 // TestZebraClients: what zebra says of its clients, as FRR 8.4.4 does, with bgpd and before bgpd came back.
 func TestZebraClients(t *testing.T) {
 	const header = "Name      Connect Time    Last Read  Last Write      IPv4 Routes           IPv6 Routes\n" +

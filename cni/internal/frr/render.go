@@ -157,7 +157,9 @@ func addressFamily(line printer, config *nodeconfig.Config, peers []neighbor, na
 				continue
 			}
 			line("  neighbor %s activate", n.name)
-			line("  neighbor %s maximum-prefix %d", n.name, config.FRR.MaximumPrefixes)
+			// A warning alone: without it the session stays down until somebody clears it, on all nodes at once, over routes that
+			// nothing here uses.
+			line("  neighbor %s maximum-prefix %d warning-only", n.name, config.FRR.MaximumPrefixes)
 			line("  neighbor %s route-map RW-IN in", n.name)
 			line("  neighbor %s route-map RW-OUT-%s out", n.name, n.rail.Name)
 		}
