@@ -171,14 +171,20 @@ func (a *Agent) run(ctx context.Context) error {
 		running.Go(func() { r.applying.run(ctx, r.applyFailed) })
 	}
 	running.Go(func() { a.watchHealth(ctx) })
-	if err := a.start(ctx); err != nil {
+	gone, err := a.restore(ctx)
+	if err != nil {
+		return err
+	}
+	// From here on, and not from when the agent is ready: an API server that does not answer may keep it from being ready for
+	// minutes, and the addresses of pods that end meanwhile are given out again.
+	running.Go(func() { a.watchTombstones(ctx) })
+	if err := a.start(ctx, gone); err != nil {
 		return err
 	}
 	running.Go(func() { a.watchRouting(ctx) })
 	running.Go(func() { a.watchTenancy(ctx) })
 	running.Go(func() { a.watchDatabase(ctx) })
 	running.Go(func() { every(ctx, answerPoll, a.observeSwitch) })
-	running.Go(func() { a.watchTombstones(ctx) })
 	running.Go(func() { a.watchNode(ctx) })
 	// On its own: an alarm must not wait for what it is about.
 	running.Go(func() { every(ctx, a.Config.ReconcilePeriod(), a.observeTenancy) })
@@ -205,15 +211,14 @@ func (a *Agent) Ready() bool {
 // startRetry: what is missing at start often comes a moment later.
 const startRetry = time.Second
 
-// start recovers the attachments, replays tombstones, sweeps the dead, and applies the rails once. What cannot be done on a
-// rail that cannot be served is left to the time when it can.
-func (a *Agent) start(ctx context.Context) error {
+// restore gets the attachments back and replays tombstones. It returns published addresses that nobody has any more.
+func (a *Agent) restore(ctx context.Context) (gone []netip.Addr, err error) {
 	if err := a.load(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	if a.Config.OVS.HWOffload {
 		if err := a.Database.SetOtherConfig(ctx, "hw-offload", "true"); err != nil {
-			return fmt.Errorf("request hardware offload: %w", err)
+			return nil, fmt.Errorf("request hardware offload: %w", err)
 		}
 	}
 	a.adoptPublished()
@@ -224,21 +229,26 @@ func (a *Agent) start(ctx context.Context) error {
 		}
 	})
 	a.observeSessions(ctx)
-	gone, _ := a.claimAll()
+	gone, _ = a.claimAll()
 	for {
 		err := a.replayTombstones(ctx, nil)
 		if err == nil {
-			break
+			return gone, nil
 		}
 		if a.storeProblem() == nil {
 			a.Log.Error("tombstones were not all replayed; no attachment to their rails is served before they are", "error", err)
-			break
+			return gone, nil
 		}
 		a.Log.Error("the agent is not ready before it knows what DELs wanted meanwhile", "error", err)
 		if err := sleep(ctx, startRetry); err != nil {
-			return err
+			return nil, err
 		}
 	}
+}
+
+// start sweeps the dead and applies the rails once. What cannot be done on a rail that cannot be served is left to the time when it
+// can.
+func (a *Agent) start(ctx context.Context, gone []netip.Addr) error {
 	a.sweep(ctx)
 	if err := a.applyAll(ctx); err != nil {
 		a.Log.Error("not every rail was applied", "error", err)

@@ -18,6 +18,7 @@ import (
 	"github.com/railweave/railweave/cni/internal/frr"
 	"github.com/railweave/railweave/cni/internal/kernel"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
+	"github.com/railweave/railweave/cni/internal/store"
 	"github.com/railweave/railweave/cni/internal/vswitch"
 )
 
@@ -206,7 +207,16 @@ func (r *rail) apply(ctx context.Context) error {
 	if err := r.install(ctx, incarnation, state); err != nil {
 		return err
 	}
-	return r.announce(served)
+	served = r.served(state, mine) // a DEL may have come meanwhile
+	if err := r.announce(served); err != nil {
+		return err
+	}
+	// A plugin buries, then withdraws. What it buried before this look is withdrawn here, what it buries later it withdraws itself,
+	// after the announcement: whoever comes last, the address is not announced.
+	if left := r.served(state, mine); len(left) < len(served) {
+		return r.withdrawAllBut(left)
+	}
+	return nil
 }
 
 // rememberNumbers of the ports. That of an attachment's port is kept when the port goes, to ask for it again.
@@ -296,15 +306,17 @@ func agree(bridge *vswitch.Bridge, numbers map[string]int) bool {
 }
 
 // served are the addresses to announce: of attachments that asked for it and whose datapath will be in place. One outside the
-// rail's pools (the node file had another one when the pod came) is not: FRR's prefix lists would not let it out.
+// rail's pools (the node file had another one when the pod came) is not: FRR's prefix lists would not let it out. Nor is one whose
+// DEL found no agent: it may be somebody else's before the tombstone is replayed.
 func (r *rail) served(state flow.Rail, mine []*attachment.Attachment) map[netip.Addr]bool {
 	ports := map[attachment.Key]int{}
 	for _, pod := range state.Pods {
 		ports[pod.Key] = pod.OFPort
 	}
+	ended := store.Ended(r.agent.Config.StateDir, slices.Collect(maps.Keys(ports)))
 	wanted := map[netip.Addr]bool{}
 	for _, held := range mine {
-		if held.Announced && ports[held.Key] > 0 && state.UplinkOFPort > 0 {
+		if held.Announced && !ended[held.Key] && ports[held.Key] > 0 && state.UplinkOFPort > 0 {
 			for _, host := range held.Hosts() {
 				_, wanted[host] = r.config.PoolOf(host)
 			}

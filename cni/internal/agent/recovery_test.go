@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,12 +9,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
 	"github.com/railweave/railweave/cni/internal/store"
+	"github.com/railweave/railweave/cni/internal/tenancy"
 )
 
 func TestRestartOfTheAgentChangesNothing(t *testing.T) {
@@ -273,9 +277,91 @@ func TestTombstonesOfOneRailDoNotHoldUpAnother(t *testing.T) {
 	}
 }
 
-// TestUnreadableTombstones: what DELs wanted is not known, so nothing new is served.
+// buryAlone does what the plugins do in a DEL that finds no agent. Called with the world's mutex held.
+func (n *node) buryAlone(held *attachment.Attachment) {
+	for _, verb := range []store.Verb{store.Withdraw, store.Detach} {
+		if err := store.Bury(n.state, store.Tombstone{Verb: verb, Key: held.Key}); err != nil {
+			n.t.Error(err)
+		}
+		for _, host := range held.Hosts() {
+			delete(n.routes, host)
+		}
+	}
+}
+
+// TestDeleteWhileStarting: what ends after the first replay, and before the API server lets the agent be ready, is not announced
+// again, and is gone without waiting for it.
+func TestDeleteWhileStarting(t *testing.T) {
+	n, l := behind(t)
+	held, other := n.pod("team-a", 1), n.pod("team-a", 2)
+	for _, each := range []*attachment.Attachment{held, other} {
+		n.attach(each)
+		n.announce(each)
+	}
+	n.stop()
+	buried := 0 // the history's length when the DEL was done
+	n.locked(func() {
+		n.incarnation++ // Open vSwitch was restarted as well: the flows are installed anew
+		n.flows["br-rail0"], n.flows["br-rail1"] = map[string]string{}, map[string]string{}
+		n.added = func(string) {
+			if buried == 0 {
+				n.buryAlone(held)
+				buried = len(n.history)
+			}
+		}
+	})
+	replayed := false
+	l.locked(func() {
+		l.publish = func(ctx context.Context, _ tenancy.Entry) error {
+			for ctx.Err() == nil {
+				if !store.Buried(n.state, store.Tombstone{Verb: store.Detach, Key: held.Key}) {
+					l.locked(func() { replayed = true })
+					return nil
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return ctx.Err()
+		}
+	})
+	n = n.restart("boot1")
+	l.locked(func() {
+		if !replayed {
+			t.Error("the tombstone waits until the agent is ready")
+		}
+	})
+	for _, operation := range n.history[buried:] {
+		for _, host := range held.Hosts() {
+			if operation == "announce "+host.String() {
+				t.Errorf("an address that the plugin had withdrawn came back: %s", operation)
+			}
+		}
+	}
+	if routes := n.announced(); !slices.Equal(routes, other.Hosts()) || n.flowsWith(held.MAC) != 0 {
+		t.Errorf("announced: %v, want %v; %d flows are left", routes, other.Hosts(), n.flowsWith(held.MAC))
+	}
+}
+
+// TestDeleteMeetsTheAnnouncement: the DEL comes between the agent's look at the tombstones and its announcement.
+func TestDeleteMeetsTheAnnouncement(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.locked(func() { n.announces = sync.OnceFunc(func() { n.buryAlone(held) }) })
+	if err := n.agent.Announce(t.Context(), held.Key, held.Rail, held.Addresses); failure.ReasonOf(err) != nodev1.Reason_ROUTE_DIFFERS {
+		t.Errorf("announced after its DEL: %v", err)
+	}
+	n.await("the tombstones are replayed", func() bool { return len(n.stored()) == 0 })
+	if routes := n.announced(); len(routes) != 0 || n.flowsWith(held.MAC) != 0 {
+		t.Errorf("announced: %v, %d flows are left", routes, n.flowsWith(held.MAC))
+	}
+}
+
+// TestUnreadableTombstones: what DELs wanted is not known, so nothing new is served. Pods that run keep their announcements.
 func TestUnreadableTombstones(t *testing.T) {
 	n := start(t)
+	held := n.pod("team-a", 2)
+	n.attach(held)
+	n.announce(held)
 	if err := os.WriteFile(filepath.Join(n.state, "tombstones"), nil, 0o600); err != nil { // a file, not a directory
 		t.Fatal(err)
 	}
@@ -283,5 +369,9 @@ func TestUnreadableTombstones(t *testing.T) {
 		if got := failure.ReasonOf(err); got != nodev1.Reason_STORE_FAILED {
 			t.Errorf("%s: %v", verb, err)
 		}
+	}
+	n.agent.reconcile(t.Context())
+	if routes := n.announced(); !slices.Equal(routes, held.Hosts()) {
+		t.Errorf("announced: %v", routes)
 	}
 }

@@ -51,6 +51,7 @@ type world struct {
 	recorder  Recorder                            // the agents'; nil: the log
 	ahead     atomic.Int64                        // of the agents' clock before the real one, in nanoseconds
 	added     func(flow string)                   // hears of every flow that is installed; nil: nobody does
+	announces func()                              // hears of every announcement, before it is made; nil: nobody does
 }
 
 type fakeNetns struct {
@@ -363,6 +364,9 @@ func (h host) Announce(address netip.Addr) error {
 	defer h.mutex.Unlock()
 	if err := h.do("announce", address); err != nil {
 		return err
+	}
+	if h.announces != nil {
+		h.announces()
 	}
 	h.routes[address] = true
 	delete(h.missed, address) // bgpd has it: it had it before, or it hears of it

@@ -220,12 +220,16 @@ func (c *Config) endAlone(args *skel.CmdArgs, verb store.Verb) error {
 	if err != nil {
 		return err
 	}
+	// First of all: an agent that starts announces nothing that is buried, but would announce again what was only withdrawn.
+	if err := store.Bury(c.Settings.StateDir, store.Tombstone{Verb: verb, Key: key}); err != nil {
+		return err
+	}
 	for _, host := range hosts {
 		if err := kernel.Withdraw(host); err != nil {
 			return err
 		}
 	}
-	return store.Bury(c.Settings.StateDir, store.Tombstone{Verb: verb, Key: key})
+	return nil
 }
 
 // announcedHosts are the attachment's addresses: by the store, or if there is none or it cannot be read by prevResult, which a DEL may lack.

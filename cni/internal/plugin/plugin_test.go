@@ -16,12 +16,15 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/containernetworking/plugins/pkg/testutils"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
+	"github.com/railweave/railweave/cni/internal/kernel"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
 	"github.com/railweave/railweave/cni/internal/store"
 )
@@ -288,6 +291,49 @@ func TestDeleteWithoutAgent(t *testing.T) {
 	}
 	if err := FRR().Del(call(configuration(damaged, ""))); codeOf(err) != failure.CNIStore {
 		t.Errorf("a damaged store: %v", err)
+	}
+}
+
+// TestBuriedBeforeWithdrawn: an agent that starts would announce again what is withdrawn and not buried.
+func TestBuriedBeforeWithdrawn(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	namespace, err := testutils.NewNS()
+	if err != nil {
+		t.Skipf("no network namespaces here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(namespace.Close(), testutils.UnmountNS(namespace)); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	tombstones := filepath.Join(dir, "tombstones")
+	if err := os.WriteFile(tombstones, nil, 0o600); err != nil { // a file, not a directory
+		t.Fatal(err)
+	}
+	host := netip.MustParseAddr("10.64.0.5")
+	err = namespace.Do(func(ns.NetNS) error {
+		if err := kernel.Announce(host); err != nil {
+			return err
+		}
+		if err := FRR().Del(call(configuration(dir, previous))); err == nil {
+			t.Error("DEL succeeds, though it is not buried")
+		}
+		if present, err := kernel.Announcements(); err != nil || !present[host] {
+			t.Errorf("withdrawn, though not buried: %v, %v", present, err)
+		}
+		if err := errors.Join(os.Remove(tombstones), FRR().Del(call(configuration(dir, previous)))); err != nil {
+			return err
+		}
+		if present, err := kernel.Announcements(); err != nil || present[host] {
+			t.Errorf("not withdrawn: %v, %v", present, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -166,12 +166,19 @@ func TestTombstones(t *testing.T) {
 	if found := expect("exhumed", 1, false); found[0] != second || Buried(dir, first) || !Buried(dir, second) {
 		t.Errorf("%v", found)
 	}
+	other := attachment.Key{Network: "n", ContainerID: "c", Interface: "net2"}
+	if ended := Ended(dir, []attachment.Key{first.Key, other}); len(ended) != 1 || !ended[first.Key] {
+		t.Errorf("ended: %v", ended)
+	}
 	// A directory that cannot be read is not an empty one.
 	if err := errors.Join(os.RemoveAll(filepath.Join(dir, tombstoneDir)), os.WriteFile(filepath.Join(dir, tombstoneDir), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if found, _, err := Tombstones(dir); err == nil {
 		t.Errorf("unreadable: %v", found)
+	}
+	if ended := Ended(dir, []attachment.Key{first.Key}); len(ended) != 0 {
+		t.Errorf("unreadable, but ended: %v", ended)
 	}
 }
 

@@ -108,6 +108,28 @@ func Buried(stateDir string, tombstone Tombstone) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
+// Ended tells which of the attachments have a tombstone, of either verb. Of a directory that cannot be read it tells of none: pods that
+// run are not to be cut off for it. While none waits it costs one look at an empty directory.
+func Ended(stateDir string, keys []attachment.Key) map[attachment.Key]bool {
+	entries, err := os.ReadDir(filepath.Join(stateDir, tombstoneDir))
+	if err != nil || len(entries) == 0 {
+		return nil
+	}
+	names := map[string]bool{}
+	for _, entry := range entries {
+		names[entry.Name()] = true
+	}
+	ended := map[attachment.Key]bool{}
+	for _, key := range keys {
+		for _, verb := range []Verb{Detach, Withdraw} {
+			if names[filepath.Base(Tombstone{Verb: verb, Key: key}.path(stateDir))] {
+				ended[key] = true
+			}
+		}
+	}
+	return ended
+}
+
 func setAside(stateDir, path string) error {
 	quarantine := filepath.Join(stateDir, quarantineDir)
 	if err := os.MkdirAll(quarantine, 0o700); err != nil {
