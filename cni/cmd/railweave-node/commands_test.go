@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,18 +13,60 @@ import (
 	"time"
 )
 
-// TestEndWhileWaitingForTheDatabase: who is asked to end before Open vSwitch runs ends in order.
-func TestEndWhileWaitingForTheDatabase(t *testing.T) {
+// withoutDatabase is a node file for a node where Open vSwitch does not run, and the address of its probes.
+func withoutDatabase(t *testing.T) (file, address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	address = listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
-	file := filepath.Join(dir, "node.json")
-	text := fmt.Sprintf(`{"apiVersion":"railweave.io/v1","kind":"NodeConfig","node":"node1","asn":65001,"routerID":"10.255.0.1","ovs":{"runDir":%q},
-"rails":[{"name":"rail0","bridge":"br-rail0","uplink":"p0","pools":[{"prefix":"10.64.0.0/16","gateway":"10.64.0.1"}],"peer":{"unnumbered":true}}]}`, dir)
+	file = filepath.Join(dir, "node.json")
+	text := fmt.Sprintf(`{"apiVersion":"railweave.io/v1","kind":"NodeConfig","node":"node1","asn":65001,"routerID":"10.255.0.1","ovs":{"runDir":%q},"metricsListen":%q,
+"rails":[{"name":"rail0","bridge":"br-rail0","uplink":"p0","pools":[{"prefix":"10.64.0.0/16","gateway":"10.64.0.1"}],"peer":{"unnumbered":true}}]}`, dir, address)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return file, address
+}
+
+// TestEndWhileWaitingForTheDatabase: who is asked to end before Open vSwitch runs ends in order.
+func TestEndWhileWaitingForTheDatabase(t *testing.T) {
+	file, _ := withoutDatabase(t)
 	ctx, end := context.WithCancel(t.Context())
 	end()
 	if err := serve(ctx, []string{"--config", file}); err != nil {
+		t.Errorf("an orderly end: %v", err)
+	}
+}
+
+// TestProbesWhileWaitingForTheDatabase: the agent is alive, so that kubelet does not restart it, but not ready.
+func TestProbesWhileWaitingForTheDatabase(t *testing.T) {
+	file, address := withoutDatabase(t)
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, []string{"--config", file}) }()
+	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusServiceUnavailable, "/metrics": http.StatusOK} {
+		var answer *http.Response
+		var err error
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			if answer, err = http.Get("http://" + address + path); err == nil { // #nosec G107 -- the test's own server
+				break
+			}
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		if err := answer.Body.Close(); err != nil || answer.StatusCode != want {
+			t.Errorf("%s: %d, want %d, %v", path, answer.StatusCode, want, err)
+		}
+	}
+	end()
+	if err := <-ended; err != nil {
 		t.Errorf("an orderly end: %v", err)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -84,6 +86,8 @@ func openDatabase(ctx context.Context, runDir string, log *slog.Logger) *vswitch
 	}
 }
 
+var errNoDatabase = errors.New("the agent waits for the Open vSwitch database: see whether ovsdb-server runs")
+
 func serve(ctx context.Context, args []string) error {
 	verbose := false
 	config, err := parseFlags("serve", args, func(set *flag.FlagSet) { set.BoolVar(&verbose, "verbose", false, "log at debug level") })
@@ -101,6 +105,18 @@ func serve(ctx context.Context, args []string) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	// First of all: whether the agent is alive is asked while it waits for the database, too.
+	var served atomic.Pointer[agent.Agent] // nil: there is none yet
+	web, err := serveWeb(config, func(ctx context.Context) error {
+		if node := served.Load(); node != nil {
+			return node.Serving(ctx)
+		}
+		return errNoDatabase
+	}, registry)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = web.Close() }() // the process ends
 	database := openDatabase(ctx, config.OVS.RunDir, log)
 	if database == nil {
 		return nil // asked to end before there was a database
@@ -128,11 +144,7 @@ func serve(ctx context.Context, args []string) error {
 	server := agent.NewServer(node)
 	failed, ended := make(chan error, 1), make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
-	web, err := serveWeb(config, node, registry)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = web.Close() }() // the process ends
+	served.Store(node)
 	go func() { ended <- node.Run(ctx) }()
 	select {
 	case <-asked.Done():
@@ -196,11 +208,12 @@ func remembered(ask func(context.Context) error) func(context.Context) error {
 	}
 }
 
-func serveWeb(config *nodeconfig.Config, node *agent.Agent, registry *prometheus.Registry) (*http.Server, error) {
+// serveWeb serves metrics and probes; asked for readiness it asks `serving`.
+func serveWeb(config *nodeconfig.Config, serving func(context.Context) error, registry *prometheus.Registry) (*http.Server, error) {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "alive") })
-	serving := remembered(node.Serving)
+	serving = remembered(serving)
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		if problem := serving(r.Context()); problem != nil {
 			http.Error(w, problem.Error(), http.StatusServiceUnavailable)
