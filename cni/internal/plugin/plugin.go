@@ -23,8 +23,11 @@ import (
 	"github.com/railweave/railweave/cni/internal/store"
 )
 
-// Versions of the CNI specification the plugins speak.
-func Versions() version.PluginInfo { return version.PluginSupports("0.4.0", "1.0.0", "1.1.0") }
+// Versions of the CNI specification the plugins speak. The older two also for DEL: one that the plugins refused would fail for ever,
+// and keep the plugins before them in the chain from giving back what they gave out.
+func Versions() version.PluginInfo {
+	return version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+}
 
 // OVS and FRR are the two programs' verbs.
 func OVS() skel.CNIFuncs {

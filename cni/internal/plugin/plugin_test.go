@@ -166,9 +166,9 @@ func TestAddPassesTheResultOn(t *testing.T) {
 // TestOlderVersions: results of the versions we promise come back in the same version.
 func TestOlderVersions(t *testing.T) {
 	dir := serve(t, &agent{})
-	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		stdin := strings.ReplaceAll(string(configuration(dir, previous)), "1.1.0", version)
-		if version == "0.4.0" {
+		if strings.HasPrefix(version, "0.") {
 			stdin = strings.NewReplacer(`{"address":"10.64.0.5/16"`, `{"version":"4","address":"10.64.0.5/16"`, `{"address":"fd64::5/64"`, `{"version":"6","address":"fd64::5/64"`).Replace(stdin)
 		}
 		text, err := printed(t, OVS().Add, call([]byte(stdin)))
@@ -180,7 +180,7 @@ func TestOlderVersions(t *testing.T) {
 		}
 	}
 	supported := Versions().SupportedVersions()
-	if strings.Join(supported, " ") != "0.4.0 1.0.0 1.1.0" {
+	if strings.Join(supported, " ") != "0.3.0 0.3.1 0.4.0 1.0.0 1.1.0" {
 		t.Errorf("%v", supported)
 	}
 }
