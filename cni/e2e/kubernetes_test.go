@@ -273,6 +273,21 @@ func (k *onKubernetes) admissionOfAddresses(t *testing.T) {
 	}
 	_, admin, err := k.api.Clients()
 	must(t, err)
+	// An address of a dead node is freed by the groups that may, and by nobody else. Dry runs: these have pods.
+	trial := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+	name := list.Items[0].GetName()
+	must(t, admin.Resource(tenancy.AddressResource).Delete(ctx, name, trial))
+	editor := rest.CopyConfig(k.api.Config)
+	editor.Impersonate = rest.ImpersonationConfig{UserName: "freer", Groups: []string{"freers"}}
+	must(t, k.grantAll(ctx, "freers"))
+	others, err := dynamic.NewForConfig(editor)
+	must(t, err)
+	denied(t, "somebody of no such group freeing an address", func() error {
+		return others.Resource(tenancy.AddressResource).Delete(ctx, name, trial)
+	})
+	denied(t, "an administrator silencing a node", func() error {
+		return admin.Resource(tenancy.NodeResource).Delete(ctx, "node2", trial)
+	})
 	denied(t, "an administrator publishing an address", func() error {
 		_, err := admin.Resource(tenancy.AddressResource).Create(ctx, object("by-hand", "node1", "namespace/team-a"), metav1.CreateOptions{})
 		return err
@@ -324,6 +339,20 @@ func (k *onKubernetes) admissionOfConditions(t *testing.T) {
 	denied(t, "an agent writing the kubelet's condition", patch("node1", condition("Ready", "True")))
 	denied(t, "an agent writing its node's capacity", patch("node1", `{"status":{"capacity":{"nvidia.com/gpu":"99"}}}`))
 	denied(t, "an agent labelling its node", patch("node1", `{"metadata":{"labels":{"a":"b"}}}`))
+	unknown := fmt.Sprintf(`"conditions":[{"type":%q,"status":"Unknown"}]`, agent.NodeCondition)
+	for what, text := range map[string]string{
+		"an owner":            `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"none"}]},"status":{` + unknown + `}}`,
+		"a finalizer":         `{"metadata":{"finalizers":["example.com/none"]},"status":{` + unknown + `}}`,
+		"volumes":             `{"status":{"volumesInUse":["none"],` + unknown + `}}`,
+		"another kubelet":     `{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":10255}},` + unknown + `}}`,
+		"another version":     `{"status":{"nodeInfo":{"kubeletVersion":"v0"},` + unknown + `}}`,
+		"images it lacks":     `{"status":{"images":[{"names":["none"]}],` + unknown + `}}`,
+		"features it lacks":   `{"status":{"features":{"supplementalGroupsPolicy":true},` + unknown + `}}`,
+		"an address it lacks": `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}],` + unknown + `}}`,
+	} {
+		denied(t, "an agent giving its node "+what, patch("node1", text))
+		denied(t, "an agent giving another node "+what, patch("node2", text))
+	}
 	must(t, patch("node1", condition(agent.NodeCondition, "Unknown"))()) // which its agent puts right within a minute
 	must(t, patch("node2", condition(agent.NodeCondition, "Unknown"))()) // as one does whose agent fell silent
 }
@@ -333,7 +362,7 @@ func (k *onKubernetes) admissionOfLabels(t *testing.T) {
 	// Somebody who may change Namespaces but is in none of the groups that may set tenants.
 	editor := rest.CopyConfig(k.api.Config)
 	editor.Impersonate = rest.ImpersonationConfig{UserName: "editor", Groups: []string{"editors"}}
-	must(t, k.grantNamespaces(ctx, "editors"))
+	must(t, k.grantAll(ctx, "editors"))
 	core, err := kubernetes.NewForConfig(editor)
 	must(t, err)
 	for namespace, label := range map[string]string{"team-a": "blue", "team-b2": ""} {
@@ -391,7 +420,7 @@ func (k *onKubernetes) as(t *testing.T, node string) *rest.Config {
 	return config
 }
 
-func (k *onKubernetes) grantNamespaces(ctx context.Context, group string) error {
+func (k *onKubernetes) grantAll(ctx context.Context, group string) error {
 	_, objects, err := k.api.Clients()
 	if err != nil {
 		return err
