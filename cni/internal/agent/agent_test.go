@@ -1,12 +1,15 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
@@ -71,6 +74,32 @@ func TestOrder(t *testing.T) {
 	}
 	if withdraw, flows, valid := n.position("withdraw", detached), n.position("flows br-rail0", detached), n.position("revalidate", detached); withdraw > flows || flows > valid {
 		t.Errorf("withdrawn at %d, flows at %d, revalidated at %d", withdraw, flows, valid)
+	}
+}
+
+// TestRouteThatTheListLacks is announced, and withdrawn, all the same.
+func TestRouteThatTheListLacks(t *testing.T) {
+	for name, end := range map[string]func(*node, *attachment.Attachment) error{
+		"Withdraw": func(n *node, held *attachment.Attachment) error { return n.agent.Withdraw(t.Context(), held.Key) },
+		"Detach":   func(n *node, held *attachment.Attachment) error { return n.agent.Detach(t.Context(), held.Key) },
+	} {
+		n := start(t)
+		held := n.pod("team-a", 1)
+		n.attach(held)
+		n.announce(held)
+		host := held.Hosts()[1]
+		lack := func(lists int) { n.locked(func() { n.lacking[host] = lists }) }
+		lack(routeLooks - 1)
+		if err := n.agent.CheckAnnouncement(t.Context(), held.Key, "rail0", held.Addresses); err != nil {
+			t.Errorf("CHECK, by lists that lack a route: %v", err)
+		}
+		lack(math.MaxInt)
+		if err := end(n, held); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if routes := n.announced(); len(routes) != 0 {
+			t.Errorf("%s: still announced: %v", name, routes)
+		}
 	}
 }
 
@@ -169,6 +198,56 @@ func TestCollisions(t *testing.T) {
 				t.Errorf("%+v", stored)
 			}
 		})
+	}
+}
+
+// TestDetachMeetsItsSuccessor: another pod got the port of one that has ended, and its Attach takes that one away. A DEL of it that comes
+// meanwhile succeeds when that is done, and not before.
+func TestDetachMeetsItsSuccessor(t *testing.T) {
+	n, l := behind(t)
+	first, second := n.pod("team-a", 1), n.pod("team-b", 2)
+	n.attach(first)
+	second.Port = first.Port
+	n.locked(func() { delete(n.netns, first.Netns) })
+	removing, free := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	l.locked(func() {
+		l.remove = func(context.Context, netip.Addr) error {
+			once.Do(func() { close(removing) })
+			<-free
+			return nil
+		}
+	})
+	attached, detached := make(chan error, 1), make(chan error, 1)
+	go func() { attached <- n.agent.Attach(t.Context(), second.Clone()) }()
+	<-removing
+	go func() { detached <- n.agent.Detach(t.Context(), first.Key) }()
+	select {
+	case err := <-detached:
+		t.Errorf("DEL answers %v while the attachment is being removed", err)
+		detached <- nil
+	case <-time.After(100 * time.Millisecond): // a DEL that does not wait takes no millisecond
+	}
+	close(free)
+	if err := errors.Join(<-attached, <-detached); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAttachAfterItsOwnDeath: a runtime that makes the namespace anew under the same key finds what is dead, and nobody else's turn.
+func TestAttachAfterItsOwnDeath(t *testing.T) {
+	n := start(t)
+	first, second := n.pod("team-a", 1), n.pod("team-a", 2)
+	n.attach(first)
+	second.Key = first.Key
+	n.locked(func() { delete(n.netns, first.Netns) })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := n.agent.Attach(ctx, second.Clone()); err != nil {
+		t.Error(err)
+	}
+	if stored := n.stored(); len(stored) != 1 || stored[0].Netns != second.Netns || n.flowsWith(first.MAC) != 0 {
+		t.Errorf("%v, %d flows of the dead one", stored, n.flowsWith(first.MAC))
 	}
 }
 

@@ -251,7 +251,12 @@ func (a *Agent) reserve(ctx context.Context, wanted *attachment.Attachment) (rep
 	}
 	a.mutex.Unlock()
 	for _, key := range dead {
-		if err := a.remove(ctx, key); err != nil {
+		if key == wanted.Key {
+			err = a.remove(ctx, key) // the turn is ours
+		} else {
+			_, err = a.removeDead(ctx, key) // in its turn: its own DEL must not succeed before this is done
+		}
+		if err != nil {
 			return false, err
 		}
 	}
@@ -375,11 +380,16 @@ func publishFailure(err error) error {
 func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 	a.mutex.Lock()
 	held, known := a.attachments[key]
-	delete(a.attachments, key)
 	a.mutex.Unlock()
 	if !known {
 		return nil
 	}
+	if err := a.withdrawHosts(held); err != nil {
+		return wrap(err, nodev1.Reason_DATAPATH_FAILED, key.String(), "the routes were not removed")
+	}
+	a.mutex.Lock()
+	delete(a.attachments, key)
+	a.mutex.Unlock()
 	// The rail withdraws before it changes flows. The store follows: a crash in between only means that it is done again.
 	r := a.rails[held.Rail]
 	if err := wrap(r.applying.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "the flows were not removed"); err != nil {
