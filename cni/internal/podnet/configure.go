@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/railweave/railweave/cni/internal/kernel"
@@ -224,25 +225,27 @@ func (i *Interface) rules() error {
 }
 
 func (i *Interface) missingRules(family int) ([]netip.Prefix, error) {
-	rules, err := netlink.RuleList(family)
-	if err != nil {
-		return nil, err
-	}
 	var missing []netip.Prefix
 	for _, prefix := range i.Addresses {
-		host := netip.PrefixFrom(prefix.Addr(), prefix.Addr().BitLen())
-		if familyOf(host.Addr()) != family {
-			continue
-		}
-		present := slices.ContainsFunc(rules, func(rule netlink.Rule) bool {
-			source, ok := kernel.FromIPNet(rule.Src)
-			return ok && source == host && rule.Table == i.Table && rule.Priority == i.Table
-		})
-		if !present {
-			missing = append(missing, host)
+		if familyOf(prefix.Addr()) == family {
+			missing = append(missing, netip.PrefixFrom(prefix.Addr(), prefix.Addr().BitLen()))
 		}
 	}
-	return missing, nil
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	err := list(unix.RTM_GETRULE, family, func(entry []byte) (bool, error) {
+		found, err := attributes(entry, unix.SizeofRtMsg)
+		if err != nil {
+			return false, err
+		}
+		if numberOf(found[nl.FRA_TABLE]) == i.Table && numberOf(found[nl.FRA_PRIORITY]) == i.Table {
+			source := netip.PrefixFrom(addressOf(found[nl.FRA_SRC]), int(nl.DeserializeRtMsg(entry).Src_len))
+			missing = slices.DeleteFunc(missing, func(host netip.Prefix) bool { return host == source })
+		}
+		return len(missing) > 0, nil
+	})
+	return missing, err
 }
 
 // Release removes what would outlive the interface in a pod that lives on: the rules that lead its addresses to the rail's
@@ -315,49 +318,71 @@ func CheckAddresses(i *Interface) error {
 }
 
 func (i *Interface) checkAddresses(link netlink.Link) error {
-	present, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	missing := slices.Clone(i.Addresses)
+	err := list(unix.RTM_GETADDR, netlink.FAMILY_ALL, func(entry []byte) (bool, error) {
+		found, err := attributes(entry, unix.SizeofIfAddrmsg)
+		if err != nil {
+			return false, err
+		}
+		// Where both are there IFA_ADDRESS is the other end's.
+		address := addressOf(found[unix.IFA_LOCAL])
+		if !address.IsValid() {
+			address = addressOf(found[unix.IFA_ADDRESS])
+		}
+		if int(nl.DeserializeIfAddrmsg(entry).Index) == link.Attrs().Index {
+			missing = slices.DeleteFunc(missing, func(prefix netip.Prefix) bool { return prefix.Addr() == address })
+		}
+		return len(missing) > 0, nil
+	})
 	if err != nil {
 		return err
 	}
-	found := map[netip.Addr]bool{}
-	for _, address := range present {
-		if prefix, ok := kernel.FromIPNet(address.IPNet); ok {
-			found[prefix.Addr()] = true
-		}
-	}
-	for _, prefix := range i.Addresses {
-		if !found[prefix.Addr()] {
-			return &DifferenceError{"address " + prefix.Addr().String() + " of " + i.Name, "missing", "there"}
-		}
+	if len(missing) > 0 {
+		return &DifferenceError{"address " + missing[0].Addr().String() + " of " + i.Name, "missing", "there"}
 	}
 	return nil
 }
 
-func (i *Interface) checkRoutes(link netlink.Link) error {
-	neighbours, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_ALL)
-	if err != nil {
-		return err
+// missingRoutes are the wanted ones of a family that are not there.
+func (i *Interface) missingRoutes(link netlink.Link, family int) ([]*netlink.Route, error) {
+	missing := slices.DeleteFunc(i.wantedRoutes(link), func(wanted *netlink.Route) bool { return (wanted.Gw.To4() != nil) != (family == netlink.FAMILY_V4) })
+	if len(missing) == 0 {
+		return nil, nil
 	}
-	for _, way := range i.Own {
-		permanent := slices.ContainsFunc(neighbours, func(n netlink.Neigh) bool {
-			return n.IP.Equal(way.Gateway.AsSlice()) && n.State&netlink.NUD_PERMANENT != 0 && n.HardwareAddr.String() == i.RouterMAC
+	err := list(unix.RTM_GETROUTE, family, func(entry []byte) (bool, error) {
+		found, err := attributes(entry, unix.SizeofRtMsg)
+		if err != nil {
+			return false, err
+		}
+		destination := netip.PrefixFrom(addressOf(found[unix.RTA_DST]), int(nl.DeserializeRtMsg(entry).Dst_len))
+		missing = slices.DeleteFunc(missing, func(wanted *netlink.Route) bool {
+			pool, _ := kernel.FromIPNet(wanted.Dst)
+			return pool == destination && numberOf(found[unix.RTA_TABLE]) == wanted.Table && numberOf(found[unix.RTA_OIF]) == wanted.LinkIndex &&
+				wanted.Gw.Equal(found[unix.RTA_GATEWAY])
 		})
-		if i.hasFamily(familyOf(way.Gateway)) && !permanent {
-			return &DifferenceError{"neighbour " + way.Gateway.String() + " on " + i.Name, "missing or changed", "permanent, " + i.RouterMAC}
+		return len(missing) > 0, nil
+	})
+	return missing, err
+}
+
+func (i *Interface) checkRoutes(link netlink.Link) error {
+	for _, way := range i.Own {
+		if !i.hasFamily(familyOf(way.Gateway)) {
+			continue
 		}
-	}
-	for _, wanted := range i.wantedRoutes(link) {
-		filter := &netlink.Route{Dst: wanted.Dst, Table: wanted.Table, LinkIndex: wanted.LinkIndex}
-		family := netlink.FAMILY_V4
-		if wanted.Dst.IP.To4() == nil {
-			family = netlink.FAMILY_V6
-		}
-		routes, err := netlink.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		found, err := neighbour(link.Attrs().Index, way.Gateway)
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Gw.Equal(wanted.Gw) }) {
-			return &DifferenceError{fmt.Sprintf("route %s in table %d", wanted.Dst, wanted.Table), "missing or changed", fmt.Sprintf("via %s dev %s", wanted.Gw, i.Name)}
+		if found == nil || found.State&netlink.NUD_PERMANENT == 0 || found.HardwareAddr.String() != i.RouterMAC {
+			return &DifferenceError{"neighbour " + way.Gateway.String() + " on " + i.Name, "missing or changed", "permanent, " + i.RouterMAC}
+		}
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		if missing, err := i.missingRoutes(link, family); err != nil {
+			return err
+		} else if len(missing) > 0 {
+			return &DifferenceError{fmt.Sprintf("route %s in table %d", missing[0].Dst, missing[0].Table), "missing or changed", fmt.Sprintf("via %s dev %s", missing[0].Gw, i.Name)}
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

@@ -1,8 +1,10 @@
 package podnet
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -185,6 +187,60 @@ func TestCheckFindsEachDifference(t *testing.T) {
 	if err := Check(&other); !errors.Is(err, ErrNoInterface) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestEndlessLists: what a pod makes too much of is a difference, found and repaired without reading it to its end.
+func TestEndlessLists(t *testing.T) {
+	for name, fill := range map[string]func(number uint32) error{
+		"rules": func(number uint32) error {
+			rule := netlink.NewRule()
+			rule.Family, rule.Priority, rule.Table, rule.Src = netlink.FAMILY_V4, 1, unix.RT_TABLE_MAIN, host(number)
+			return netlink.RuleAdd(rule)
+		},
+		"addresses": func(number uint32) error {
+			loopback, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			return netlink.AddrAdd(loopback, &netlink.Addr{IPNet: host(number)})
+		},
+		"routes": func(number uint32) error {
+			return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_BLACKHOLE, Dst: host(number), Table: unix.RT_TABLE_MAIN})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := pod(t, "10.64.0.5/16")
+			i.Own = []Way{{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParseAddr("10.64.0.1")}}
+			i.Table = 60000 // sorted behind what fills the lists
+			if err := errors.Join(Configure(i), Check(i)); err != nil {
+				t.Fatal(err)
+			}
+			err := inside(i.Netns, func() error {
+				for number := range uint32(listLimit) {
+					if err := fill(number); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var difference *DifferenceError
+			if err := Check(i); !errors.As(err, &difference) {
+				t.Errorf("%v", err)
+			}
+			if err := Configure(i); err != nil {
+				t.Errorf("what is there is not set again: %v", err)
+			}
+		})
+	}
+}
+
+// host is one of the addresses from 1.0.0.0 on.
+func host(number uint32) *net.IPNet {
+	address := binary.BigEndian.AppendUint32(nil, 1<<24+number)
+	return &net.IPNet{IP: address, Mask: net.CIDRMask(32, 32)}
 }
 
 // TestRelease: what another interface needs stays.
