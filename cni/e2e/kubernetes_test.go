@@ -331,12 +331,23 @@ func (k *onKubernetes) admissionOfConditions(t *testing.T) {
 			return err
 		}
 	}
+	// What a kubelet writes: it is to stand in the way of no condition.
+	admin, _, err := k.api.Clients()
+	must(t, err)
+	for _, node := range []string{"node1", "node2"} {
+		_, err := admin.CoreV1().Nodes().PatchStatus(ctx, node, []byte(`{"status":{"capacity":{"cpu":"8","memory":"16Gi"},"allocatable":{"cpu":"7500m","memory":"15Gi"},
+			"addresses":[{"type":"InternalIP","address":"192.0.2.9"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":10250}},
+			"nodeInfo":{"kubeletVersion":"v1.36.3","architecture":"amd64"},"images":[{"names":["example.com/a:1"],"sizeBytes":1000}],
+			"volumesInUse":["v"],"runtimeHandlers":[{"name":"runc","features":{"userNamespaces":true}}],"features":{"supplementalGroupsPolicy":false},
+			"conditions":[{"type":"Ready","status":"True"}]}}`))
+		must(t, err)
+	}
 	condition := func(kind, status string) string {
 		return fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q}]}}`, kind, status)
 	}
 	denied(t, "an agent calling another node ready", patch("node2", condition(agent.NodeCondition, "True")))
 	denied(t, "an agent calling another node not ready", patch("node2", condition(agent.NodeCondition, "False")))
-	denied(t, "an agent writing the kubelet's condition", patch("node1", condition("Ready", "True")))
+	denied(t, "an agent writing the kubelet's condition", patch("node1", condition("Ready", "False")))
 	denied(t, "an agent writing its node's capacity", patch("node1", `{"status":{"capacity":{"nvidia.com/gpu":"99"}}}`))
 	denied(t, "an agent labelling its node", patch("node1", `{"metadata":{"labels":{"a":"b"}}}`))
 	unknown := fmt.Sprintf(`"conditions":[{"type":%q,"status":"Unknown"}]`, agent.NodeCondition)
