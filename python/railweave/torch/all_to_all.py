@@ -97,7 +97,9 @@ class _Exchange(torch.autograd.Function):
         gradient = gradients[0].resolve_conj().resolve_neg().contiguous()
         # Differentiable itself, for gradients of gradients (create_graph).
         result = all_to_all_single(gradient.new_empty(context.input_shape), gradient, input_rows, output_rows, context.group)
-        return None, result, None, None, None, None
+        # What was in the output is gone: a gradient of zeros, and not none, which autograd would take for that of all that it is a view of.
+        overwritten = torch.zeros_like(gradients[0]) if context.needs_input_grad[0] else None
+        return overwritten, result, None, None, None, None
 
 
 class _Started(list[Pending]):

@@ -47,6 +47,26 @@ def check_gradients(rank: int, world: int) -> None:
     assert input_.grad is not None and torch.equal(input_.grad, wanted)
 
 
+def check_gradients_through_views(world: int) -> None:
+    """Outputs that are parts of a larger tensor: gradients of all that was written, and of what was not."""
+    parts = [torch.ones(world, 3, requires_grad=True) for _ in range(3)]
+    big = torch.empty(3, world, 3)
+    for i, part in enumerate(parts):
+        all_to_all_single(big[i], part)
+    big.sum().backward()
+    for part in parts:
+        assert part.grad is not None and torch.equal(part.grad, torch.ones(world, 3))
+    before = torch.ones(3 * world, 3, requires_grad=True)
+    input_ = torch.ones(world, 3, requires_grad=True)
+    big = before.clone()
+    all_to_all_single(big[world : 2 * world], input_)
+    (2 * big).sum().backward()
+    kept = torch.full((3, world, 3), 2.0)
+    kept[1] = 0  # as Tensor.copy_ has it
+    assert before.grad is not None and torch.equal(before.grad, kept.reshape(3 * world, 3))
+    assert input_.grad is not None and torch.equal(input_.grad, torch.full((world, 3), 2.0))
+
+
 def check_second_gradients(rank: int, world: int) -> None:
     """Of a gradient penalty, against torch.distributed's own function."""
     import torch.distributed.nn.functional as differentiable
@@ -133,6 +153,7 @@ def main() -> None:
     even = torch.full((world, 4), float(rank))
     assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
     check_gradients(rank, world)
+    check_gradients_through_views(world)
     check_second_gradients(rank, world)
     untouched = dist.new_group([0, 1])
     if rank == 0:
