@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -108,13 +108,44 @@ def _free_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
+def _address_towards(host: str) -> str | None:
+    """This host's address on the way to another one, None where there is no way."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, 9))  # sends nothing
+        return str(way.getsockname()[0])
+    return None
+
+
 def _own_address() -> str:
     """This host as the others see it: the address of the way to the job's master, else the host's name."""
-    if master := os.environ.get("MASTER_ADDR"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((master, 9))  # sends nothing
-            return str(way.getsockname()[0])
-    return socket.gethostname()
+    master = os.environ.get("MASTER_ADDR")
+    return (_address_towards(master) if master else None) or socket.gethostname()
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _announced(addresses: Sequence[str]) -> str:
+    """Where all ranks find this one, which is rank 0, by what each calls its own address.
+
+    The master's way to itself is loopback where its hosts file gives its name such an address; the way to a rank of another host is not.
+    """
+    own, *others = addresses
+    if _is_loopback(own):
+        for other in others:
+            address = None if _is_loopback(other) else _address_towards(other)
+            if address is not None and not _is_loopback(address):
+                return address
+    return own
+
+
+def _agree_on_rendezvous(group: Any, rank: int, world: int, port: int) -> str:
+    addresses: list[Any] = [None] * world
+    dist.all_gather_object(addresses, _own_address(), group=group)
+    rendezvous = [f"tcp://{_announced(addresses)}:{port}" if rank == 0 else None]
+    dist.broadcast_object_list(rendezvous, src=dist.get_global_rank(group, 0), group=group)
+    return str(rendezvous[0])
 
 
 def _key_of(group: Any, device: Any) -> tuple[Any, str]:
@@ -147,10 +178,10 @@ def ranks_of(group: Any, device: Any) -> Ranks:
         raise Error(f"tensors are on {device}; expected cpu or cuda")
     rank, world = dist.get_rank(group), world_of(group)
     with _free_port() as port:
-        # Objects travel as CPU or GPU tensors, whichever the group's backend takes.
-        address = [f"tcp://{_own_address()}:{port}" if rank == 0 else None]
-        dist.broadcast_object_list(address, src=dist.get_global_rank(key[0], 0), group=group)
-        rendezvous = str(address[0])
+        # Objects travel as CPU or GPU tensors, whichever the group's backend takes; the latter on the current GPU, which may be that of
+        # several ranks, where NCCL does not serve them.
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            rendezvous = _agree_on_rendezvous(key[0], rank, world, port)
         made: Ranks = _HostRanks(rank, world, rendezvous) if device.type == "cpu" else _DeviceRanks(rank, world, device.index, rendezvous)
     _made[key] = made
     return made
