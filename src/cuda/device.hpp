@@ -1,6 +1,7 @@
-// The CUDA runtime's errors as exceptions, and scopes for a thread's current device.
+// What CUDA gives and takes back as objects: streams, events, pinned memory; and scopes for a thread's current device.
 #pragma once
 
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -9,30 +10,10 @@
 #include <span>
 #include <string>
 
-#include "railweave/error.hpp"
-#include "refusal.hpp"
+#include "device_error.hpp"
+#include "driver.hpp"
 
 namespace railweave::cuda {
-
-// A CUDA call failed that should not have: out of memory, a lost device.
-class DeviceError : public Error {
- public:
-  using Error::Error;
-};
-
-inline std::string text_of(cudaError_t error) {
-  int runtime = 0;
-  if (error == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
-    if (const std::string refusal = driver_refusal(runtime); !refusal.empty()) return refusal;
-  }
-  return cudaGetErrorString(error) + (" (CUDA error " + std::to_string(error) + ")");
-}
-
-inline void check(cudaError_t error, const std::string& what) {
-  if (error == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // not to be found again by the program
-  throw DeviceError(what + ": " + text_of(error));
-}
 
 struct StreamDeleter {
   void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
@@ -75,24 +56,42 @@ inline PinnedMemory pin(std::span<std::byte> memory, const std::string& what) {
 
 // Makes a device current, and, while the scope lasts, allows this thread what a capture under way elsewhere forbids: our calls touch no
 // stream that is being captured, except by queueing the operation itself.
+//
+// What it puts back is the driver's context, which all copies of the runtime in a process share: none where there was none. To select what
+// this copy calls the current device then, GPU 0 on a new thread, would give each rank of a node a context there (since CUDA 12), and make
+// it the current device of a program whose own copy has selected another and not used it yet.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
-    check(cudaGetDevice(&before_), "asking for the current device");
-    if (before_ != device) check(cudaSetDevice(device), "selecting device " + std::to_string(device));
-    device_ = device;
+    // Fails where the driver has not been started on: nothing is current then.
+    if (contexts().get(&before_) != CUDA_SUCCESS) before_ = nullptr;
+    int current = 0;
+    if (before_ != nullptr) check(cudaGetDevice(&current), "asking for the current device");
+    if (before_ == nullptr || current != device) {
+      check(cudaSetDevice(device), "selecting device " + std::to_string(device));
+      selected_ = true;
+    }
     check(cudaThreadExchangeStreamCaptureMode(&mode_), "relaxing the capture mode");
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
   ~DeviceScope() {
     cudaThreadExchangeStreamCaptureMode(&mode_);
-    if (before_ != device_) cudaSetDevice(before_);
+    if (selected_) contexts().set(before_);
   }
 
  private:
-  int before_ = 0;
-  int device_ = 0;
+  struct Contexts {
+    PFN_cuCtxGetCurrent_v4000 get = driver_call<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
+    PFN_cuCtxSetCurrent_v4000 set = driver_call<PFN_cuCtxSetCurrent_v4000>("cuCtxSetCurrent", 4000);
+  };
+  static const Contexts& contexts() {
+    static const Contexts calls;
+    return calls;
+  }
+
+  CUcontext before_ = nullptr;
+  bool selected_ = false;
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "device.hpp"
+#include "device_error.hpp"
 
 namespace railweave::cuda {
 
