@@ -151,6 +151,13 @@ ncclResult_t route_all_to_all(const CommunicatorPointer& communicator, const Cal
   return end_unless_grouped();
 }
 
+// NCCL launches nothing of a group with a wrong call, but knows those alone that it was given. A send without a communicator is wrong for
+// it (and counts for the group in 2.13 and newer).
+void fail_group_of_nccl() {
+  static const Real<ncclResult_t(const void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> send("ncclSend");
+  send(nullptr, 0, 0, 0, nullptr, nullptr);
+}
+
 }  // namespace
 
 // --- Messages and groups ---
@@ -166,7 +173,14 @@ RAILWEAVE_NCCL_API ncclResult_t ncclGroupStart() {
 RAILWEAVE_NCCL_API ncclResult_t ncclGroupEnd() {
   static const Real<ncclResult_t()> real("ncclGroupEnd");
   const bool mine = !passes();
+  const bool wrong = mine && Group::of_this_thread().ends_in_error();
+  std::string found;
+  if (wrong) {
+    found = last_error();
+    fail_group_of_nccl();
+  }
   const ncclResult_t result = real();
+  if (wrong) set_last_error(found.c_str());  // and not that there is no communicator
   return mine && Group::of_this_thread().end() ? Group::of_this_thread().finish(result) : result;
 }
 
@@ -332,7 +346,10 @@ RAILWEAVE_NCCL_API const char* ncclGetLastError(ncclComm_t comm) {
 RAILWEAVE_NCCL_API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   static const Real<ncclResult_t(ncclComm_t)> real("ncclCommFinalize");
   const CommunicatorPointer communicator = tracked(comm);
-  if (communicator != nullptr) communicator->finalize();
+  if (communicator != nullptr) {
+    communicator->finalize();
+    if (communicator->is_ended()) return ncclInvalidUsage;
+  }
   return real(comm);
 }
 

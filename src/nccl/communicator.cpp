@@ -345,17 +345,19 @@ void Communicator::drain() {
 void Communicator::finalize() {
   finalized_ = true;
   if (state() != State::served) return;
-  if (origin_.blocking) return drain();
   {
     const std::lock_guard lock(mutex_);
+    if (cancelled_.load()) return;  // release() does not wait for what begins now
     draining_ = true;
   }
-  in_background([self = shared_from_this()] {
+  const auto drain_it = [self = shared_from_this()] {
     self->drain();
     const std::lock_guard lock(self->mutex_);
     self->draining_ = false;
     self->changed_.notify_all();
-  });
+  };
+  if (origin_.blocking) return drain_it();
+  in_background(drain_it);
 }
 
 void Communicator::release() {

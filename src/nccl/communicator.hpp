@@ -83,6 +83,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
   // over.
   void finalize();
+  // Another thread of the program has ended it, and NCCL's handle with it, while this one waited in finalize().
+  bool is_ended() const noexcept { return cancelled_.load() && !is_revoked(); }
   bool is_finalized() const noexcept { return finalized_.load(std::memory_order_relaxed); }
   // The shim's threads leave NCCL's handle alone from here on. Frees the device side on a thread: ranks of one process may be destroyed one
   // after another by one thread of the program, and each waits for the others.

@@ -125,18 +125,26 @@ void Group::add(const CommunicatorPointer& communicator, const Message& message)
   batch_.messages.push_back(message);
 }
 
+void Group::check() {
+  if (!std::exchange(batch_.has_self_messages, false) || error_ != ncclSuccess) return;
+  if (const std::string wrong = check_self_messages(batch_.messages); !wrong.empty()) error_ = refuse(ncclInvalidUsage, wrong);
+}
+
+bool Group::ends_in_error() {
+  if (depth_ != 1) return false;
+  check();
+  return error_ != ncclSuccess;
+}
+
 ncclResult_t Group::finish(ncclResult_t nccl) {
-  const ncclResult_t error = std::exchange(error_, ncclSuccess);
+  check();
+  ncclResult_t queued = std::exchange(error_, ncclSuccess);
   ncclResult_t result = nccl;
   if (nccl == ncclSuccess || nccl == ncclInProgress) {
     if (!births_.empty() && follow(std::exchange(births_, {}))) result = ncclInProgress;
-    ncclResult_t queued = error;
-    if (queued == ncclSuccess && batch_.has_self_messages) {
-      if (const std::string wrong = check_self_messages(batch_.messages); !wrong.empty()) queued = refuse(ncclInvalidUsage, wrong);
-    }
     if (queued == ncclSuccess && !(nccl == ncclInProgress && queue_later())) queued = enqueue(batch_, launch_);
-    if (queued != ncclSuccess) result = queued;
   }
+  if (queued != ncclSuccess) result = queued;
   births_.clear();
   batch_.clear();
   return result;

@@ -30,7 +30,7 @@ struct GroupBirth {
 struct Batch {
   std::vector<Message> messages;
   std::vector<CommunicatorPointer> communicators;  // of the messages, each once; they live until the messages are queued
-  bool has_self_messages = false;
+  bool has_self_messages = false;                  // that have not been checked
 
   void clear() noexcept;
 };
@@ -66,12 +66,16 @@ class Group {
   void add(const CommunicatorPointer& communicator, const Message& message);
   void add(GroupBirth birth) { births_.push_back(std::move(birth)); }
 
+  // Whether the end that comes is the outermost one and gives an error of the shim's, whatever NCCL makes of its own part.
+  bool ends_in_error();
   // After NCCL's own end of the group: follows the new communicators, queues the messages. `nccl` is what NCCL's end gave.
   ncclResult_t finish(ncclResult_t nccl);
   // Forgets the messages; the communicators are followed.
   ncclResult_t finish_simulated(ncclResult_t nccl);
 
  private:
+  // That messages to oneself come in pairs.
+  void check();
   // True: one that does not block is not settled yet, so the program has to ask for it, whatever NCCL's call gave.
   static bool follow(std::vector<GroupBirth>&& births);
   // True: on a thread of its own, as NCCL is still launching collectives of the group.

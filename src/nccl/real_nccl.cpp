@@ -1,7 +1,6 @@
 #include "real_nccl.hpp"
 
 #include <dlfcn.h>
-#include <sys/stat.h>
 
 #include <cstdlib>
 #include <mutex>
@@ -26,23 +25,13 @@ struct Found {
   std::string origin;
 };
 
-// The file that this code was loaded from.
-std::string own_path() {
-  Dl_info info{};
-  return ::dladdr(reinterpret_cast<void*>(&real_symbol), &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
-}
-
-bool same_file(const std::string& a, const std::string& b) {
-  struct stat x {
-  }, y{};
-  return ::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-// In drop-in mode the shim itself is called libnccl.so.2.
+// In drop-in mode the shim itself is called libnccl.so.2. By where it lies in memory: the path that it was loaded by is of the folder that
+// the program worked in then.
 bool is_own(void* handle) {
   void* symbol = ::dlsym(handle, "ncclGetVersion");
-  Dl_info info{};
-  return symbol != nullptr && ::dladdr(symbol, &info) != 0 && same_file(info.dli_fname, own_path());
+  Dl_info info{}, own{};
+  return symbol != nullptr && ::dladdr(symbol, &info) != 0 && ::dladdr(reinterpret_cast<void*>(&real_symbol), &own) != 0 &&
+         info.dli_fbase == own.dli_fbase;
 }
 
 std::vector<std::string> search_directories() {
@@ -74,8 +63,7 @@ Found find_real() {
   if (void* handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL); handle != nullptr && !is_own(handle)) return {handle, "on the search path"};
   for (const std::string& directory : search_directories()) {
     const std::string path = directory + "/" + kLibrary;
-    if (same_file(path, own_path())) continue;
-    if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) return {handle, path};
+    if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr && !is_own(handle)) return {handle, path};
   }
   return {nullptr, "no libnccl.so.2 beside the shim was found; set RAILWEAVE_NCCL_LIBRARY to the real one"};
 }

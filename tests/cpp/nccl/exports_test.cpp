@@ -2,6 +2,7 @@
 // the wheels.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <link.h>
 
 #include <filesystem>
 #include <fstream>
@@ -24,6 +25,19 @@ TEST(Exports, TheShimHasEveryFunctionOfEveryRelease) {
     EXPECT_GE(names, 60u) << entry.path();
   }
   EXPECT_GE(releases, 13u);
+}
+
+// By the mark and not by trying: whether the loader drops an unmarked library depends on what else the process has loaded.
+TEST(Exports, TheShimStaysWhenItIsClosed) {
+  void* shim = ::dlopen(SHIM, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(shim, nullptr) << ::dlerror();
+  const link_map* loaded = nullptr;
+  ASSERT_EQ(::dlinfo(shim, RTLD_DI_LINKMAP, &loaded), 0);
+  ElfW(Xword) flags = 0;
+  for (const ElfW(Dyn)* entry = loaded->l_ld; entry->d_tag != DT_NULL; ++entry) {
+    if (entry->d_tag == DT_FLAGS_1) flags = entry->d_un.d_val;
+  }
+  EXPECT_NE(flags & DF_1_NODELETE, 0u);
 }
 
 }  // namespace

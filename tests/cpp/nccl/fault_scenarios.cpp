@@ -100,6 +100,33 @@ void wrong_calls(Rank& self) {
   destroy(comm);
 }
 
+// Of a group with a wrong message nothing is done, not its collectives either.
+void wrong_group(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  char byte = 0;
+  double number = 1;
+  begin();
+  must(ncclAllReduce(&number, &number, 1, ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+  require(ncclSend(&byte, 1, ncclInt8, self.world, comm, stream) == ncclInvalidArgument, "a peer out of range is refused");
+  require(ncclGroupEnd() == ncclInvalidArgument, "the group's end gives the error of its message");
+  require(std::string(ncclGetLastError(comm)).find("peer") != std::string::npos, "the text says what is wrong");
+  begin();
+  begin();
+  must(ncclSend(&byte, 1, ncclInt8, self.rank, comm, stream), "ncclSend");
+  end();
+  must(ncclAllReduce(&number, &number, 1, ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+  require(ncclGroupEnd() == ncclInvalidUsage, "the group's end gives that a message to oneself is not received");
+  require(std::string(ncclGetLastError(comm)).find("send") != std::string::npos, "the text says what is wrong");
+  stream.synchronize();
+  require(number == 1, "nothing was added");
+  must(ncclAllReduce(&number, &number, 1, ncclFloat64, ncclSum, comm, stream), "ncclAllReduce");
+  stream.synchronize();
+  require(number == self.world, "the next collective is the first");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
 // Only under the shim: NCCL's stand-in does not have that function.
 void missing_function(Rank& self) {
   const auto suspend = reinterpret_cast<ncclResult_t (*)(ncclComm_t, int)>(::dlsym(RTLD_DEFAULT, "ncclCommSuspend"));
@@ -204,6 +231,7 @@ Scenarios fault_scenarios() {
       {"rank_dies", rank_dies},
       {"survivors", survivors},
       {"wrong_calls", wrong_calls},
+      {"wrong_group", wrong_group},
       {"missing_function", missing_function},
       {"stall", stall},
       {"long_stall", long_stall},

@@ -314,6 +314,31 @@ void finalized_late(Rank& self) {
   messages.check();
 }
 
+// Another thread aborts it while its end waits for a message that does not come. Only under the shim: NCCL's stand-in waits for ever.
+void finalized_and_aborted(Rank& self) {
+  ::setenv("RAILWEAVE_DRAIN_MS", "500", 1);  // what an abort waits for its unfinished operations
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  const Stream stream;
+  std::vector<char> never(100'000);
+  must(ncclRecv(never.data(), never.size(), ncclInt8, (self.rank + 1) % self.world, comm, stream), "ncclRecv");
+  auto aborted = std::async(std::launch::async, [comm] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    return ncclCommAbort(comm);
+  });
+  require(ncclCommFinalize(comm) == ncclInvalidUsage, "there is nothing more to finalize");
+  must(aborted.get(), "ncclCommAbort");
+  stream.synchronize();
+}
+
+// A program that has been started by relative paths, and works in another folder by its first call.
+void elsewhere(Rank& self) {
+  std::filesystem::current_path("/");
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
 // Communicators and their children come and go; what the process holds does not grow with them.
 void lives(Rank& self) {
   const auto live = [&](int number) {
@@ -453,6 +478,8 @@ Scenarios life_scenarios() {
       {"ended_by_a_static_object", ended_by_a_static_object},
       {"quick", quick},
       {"finalized_late", finalized_late},
+      {"finalized_and_aborted", finalized_and_aborted},
+      {"elsewhere", elsewhere},
       {"descriptors", descriptors},
       {"lives", lives},
       {"registered", registered},

@@ -124,9 +124,9 @@ INSTANTIATE_TEST_SUITE_P(All, Program,
                                          Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)}, Case{"finalized_late", 4},
                                          Case{"mixed_group", 4}, Case{"mixed_group_later", 4}, Case{"all_to_all", 4},
                                          Case{"all_to_all_config", 4}, Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4},
-                                         Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"simulated", 4}, Case{"registered", 4},
-                                         Case{"windows", 4 + 4}, Case{"one_process", 4 * 3}, Case{"one_process_of_threads", 4 * (3 + 3)},
-                                         Case{"half_served", 4}, Case{"random_groups", 8}),
+                                         Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"wrong_group", 4}, Case{"simulated", 4},
+                                         Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
+                                         Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"random_groups", 8}),
                          [](const auto& tested) { return std::string(tested.param.scenario); });
 
 // The others have to come within this time of each other, on a busy machine, too.
@@ -254,6 +254,22 @@ TEST(Shim, InNcclsPlaceItFindsTheDeviceLibraryBesideTheFileThatItIs) {
       run(Mode::drop_in, "alltoallv", 4, {"RAILWEAVE_CUDA_LIBRARY=", "LD_LIBRARY_PATH=" + (folder / "drop-in").string()});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+}
+
+// No file is where it was loaded from by then, and nothing else says where NCCL is.
+TEST(Shim, InNcclsPlaceByARelativePathItIsNotTakenForNccl) {
+  const std::string libraries = fs::relative(DROP_IN).string() + ":" + fs::path(STAND_IN).parent_path().string();
+  const Outcome outcome = run(Mode::drop_in, "elsewhere", 4, {"RAILWEAVE_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + libraries});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+}
+
+TEST(Shim, AFinalizationThatAnotherThreadAbortsEnds) {
+  for (const Mode mode : {Mode::preload, Mode::drop_in}) {
+    const Outcome outcome = run(mode, "finalized_and_aborted");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+  }
 }
 
 // Found at the device library's bootstrap, after all have agreed.

@@ -73,6 +73,7 @@ struct Work {
 
 struct Group {
   int depth = 0;
+  ncclResult_t error = ncclSuccess;  // of a wrong call: nothing of the group is done then
   std::vector<Work> works;
   std::vector<std::pair<ncclComm*, std::function<void()>>> makers;
   std::vector<std::function<void()>> windows;
@@ -89,6 +90,12 @@ thread_local std::string last_error_text;
 
 ncclResult_t refuse(ncclResult_t error, const char* text) {
   last_error_text = text;
+  return error;
+}
+
+// The same for a call that may be in a group.
+ncclResult_t remember(ncclResult_t error) {
+  if (group.depth != 0 && error != ncclSuccess) group.error = error;
   return error;
 }
 
@@ -294,7 +301,7 @@ ncclResult_t check(ncclComm* comm, int type, int peer) {
 }
 
 ncclResult_t add_transfer(bool send, void* data, std::size_t count, int type, int peer, ncclComm* comm, cudaStream_t stream) {
-  if (const ncclResult_t error = check(comm, type, peer); error != ncclSuccess) return error;
+  if (const ncclResult_t error = remember(check(comm, type, peer)); error != ncclSuccess) return error;
   group.on(comm, stream).transfers.push_back({send, peer, static_cast<char*>(data), count * element_bytes(type)});
   return launch_unless_grouped();
 }
@@ -552,6 +559,7 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (group.depth == 0) return refuse(ncclInvalidUsage, "stand-in: no group is open");
   if (--group.depth != 0) return ncclSuccess;
+  if (group.error != ncclSuccess) return std::exchange(group, {}).error;
   std::vector<Work> works = std::exchange(group.works, {});
   for (const auto& make_window : std::exchange(group.windows, {})) make_window();
   const ncclResult_t made = end_makers(std::exchange(group.makers, {}));
@@ -596,7 +604,7 @@ ncclResult_t ncclAlltoAllConfig(const void* send, void* receive, std::size_t cou
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t error = check(comm, type, 0); error != ncclSuccess) return error;
+  if (const ncclResult_t error = remember(check(comm, type, 0)); error != ncclSuccess) return error;
   group.on(comm, stream).collectives.push_back({send, receive, count, type});
   return launch_unless_grouped();
 }
