@@ -6,10 +6,11 @@ setup-cuda: ## a CUDA toolkit in .cuda where the machine has none
 cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchmarks, in build/cuda (needs no GPU)
 	@if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi; \
 	cmake -G Ninja -B build/cuda -DRAILWEAVE_CUDA=ON -DRAILWEAVE_TESTS=ON -DRAILWEAVE_BENCHMARKS=ON >/dev/null && \
-	cmake --build build/cuda -j $(JOBS) --target railweave_cuda railweave_nccl gpu_protocol_test gpu_exchange link_sleep
+	cmake --build build/cuda -j $(JOBS) --target railweave_cuda railweave_nccl gpu_protocol_test gpu_device_test gpu_exchange link_sleep
 
 cuda-sm70: setup-cuda ## that the kernels have no instruction that sm_70 lacks, which CUDA 13 does not compile for (needs no GPU)
 	@scripts/check-sm70
 
-test-cuda: cuda cuda-sm70 ## what of the CUDA build can be tested without a GPU: kernels compile, for sm_70 too; what is installed
+test-cuda: cuda cuda-sm70 ## what of the CUDA build can be tested without a GPU: kernels compile, for sm_70 too; contexts; what is installed
+	@ctest --test-dir build/cuda/tests/cpp/cuda -R '^DeviceScope' --no-tests=error --output-on-failure
 	@ctest --test-dir build/cuda/tests/cpp/nccl -R '^nccl_install$$' --no-tests=error --output-on-failure
