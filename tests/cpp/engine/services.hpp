@@ -38,7 +38,7 @@ class Services final : public engine::EngineServices {
 
   engine::NodeMemory& memory_of(std::uint32_t mate) { return *node_.memories[mate]; }
   std::vector<engine::FrameType> sent() const { return carrier_.types; }
-  engine::MessageState state = engine::MessageState::unfinished;  // of all messages
+  engine::MessageState state = engine::MessageState::unfinished;           // of all messages
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> words;  // of links; else generation 1, up
 
  private:
