@@ -27,11 +27,20 @@ struct Residents {
   std::mutex mutex;
   std::vector<Communicator*> all;
   std::map<int, std::uint32_t> ranks;  // by device: the most that any communicator has had on it
+  // By device, taken before `mutex`. Held until an operation has been noted, and by who makes a call of CUDA's that waits for kernels of
+  // the device: with nothing noted there none of ours runs or can begin, so that call does not wait for one. It may wait for another
+  // library's, which holds up operations on this device alone, whose launches would wait for the call anyway.
+  std::map<int, std::mutex> noting;
 };
 // Never destroyed: programs destroy communicators as late as when the process ends.
 Residents& residents() {
   static Residents& each = *new Residents;
   return each;
+}
+
+std::mutex& noting_on(int device) {
+  const std::scoped_lock lock(residents().mutex);
+  return residents().noting[device];
 }
 
 [[noreturn]] void throw_ended(Failure failure) {
@@ -58,6 +67,7 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       world_(world),
       device_(device),
       settings_(settings),
+      noting_(noting_on(device)),
       mate_of_(world, kFar),
       remarks_(std::move(say), std::move(warn)),
       mate_books_(world),
@@ -235,6 +245,17 @@ bool Communicator::runs_beside() const {
                      [&](const Communicator* other) { return other != this && other->device_ == device_ && other->holds(); });
 }
 
+bool Communicator::call_alone(bool quiet, const std::function<void()>& call) {
+  const std::scoped_lock noting(noting_);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (enqueued() != ended().completed || (captured_ && !quiet)) return false;
+  }
+  if (runs_beside()) return false;
+  call();
+  return true;
+}
+
 // Its operations run one after another, so they hold what the largest of them does.
 void Communicator::hold(const Plan& plan, StreamId stream, bool captured) {
   const bool more = holds(), one_stream = !captured && (!more || claim_.stream == stream);
@@ -366,6 +387,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     }
   };
   {
+    const std::scoped_lock noting(first.noting_);
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
     const Room room = room_beside({first.share_.processors, residents().ranks[first.device_], first.share_.cluster},
                                   held_beside(communicators, id, capture.active));

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -130,6 +131,9 @@ class Communicator {
   void hold(const Plan& plan, StreamId stream, bool captured);
   bool holds() const;
   bool runs_beside() const;  // does another communicator's operation on the device; takes the residents' mutex
+  // Makes a call of CUDA's that waits for kernels, if none of this library runs on the device; none begins before it has returned. False:
+  // one may run, and the call was not made. `quiet`: replays of captured operations were over when they were last looked at.
+  bool call_alone(bool quiet, const std::function<void()>& call);
   void note(std::span<const Transfer> transfers, bool captured);
   void take_back(std::span<const Transfer> transfers);
   void start_threads();
@@ -163,6 +167,7 @@ class Communicator {
   const std::uint32_t rank_, world_;
   const int device_;
   const ExchangeSettings settings_;
+  std::mutex& noting_;                   // of the device, see Residents
   std::uint64_t low_latency_bytes_ = 0;  // of messages in packets; the same at all ranks of the node
   KernelTraits kernels_{};
   cudaUUID_t gpu_{};

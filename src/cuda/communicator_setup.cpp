@@ -316,6 +316,7 @@ MappingTable Communicator::table_of(std::uint32_t mate, bool other_process) {
     static_cast<void>(cudaGetLastError());
     return nullptr;
   };
+  table.close_alone = [this](bool quiet, const std::function<void()>& close) { return call_alone(quiet, close); };
   return table;
 }
 

@@ -138,7 +138,6 @@ void Communicator::follow_books() {
   // nobody tells, is seen.
   if (progress.captured)
     progress.quiet = progress.settled && progress.enqueued == progress.completed && cudaEventQuery(last_.get()) == cudaSuccess;
-  progress.idle = retired && (progress.captured ? progress.quiet : progress.enqueued == progress.completed) && !runs_beside();
   std::deque<Mail> mail;
   while (mailbox_ != nullptr && mail.size() < kMostMail) {
     auto next = mailbox_->receive();

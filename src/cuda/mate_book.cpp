@@ -1,6 +1,6 @@
 #include "mate_book.hpp"
 
-#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace railweave::cuda {
@@ -21,7 +21,7 @@ void MateBook::retire(std::uint32_t index) {
 }
 
 void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& mail) {
-  if (progress.quiet) std::erase_if(retired_, [&](const Retired& retired) { return may_go(retired, progress); });
+  if (progress.quiet) let_go(true, [](const Retired&) { return true; });
   for (Retired& retired : retired_) {
     if (progress.settled && !retired.enqueued) retired.enqueued = progress.enqueued;
   }
@@ -45,15 +45,24 @@ void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& 
     }
   }
   if (progress.captured) return;
-  std::erase_if(retired_, [&](const Retired& retired) {
-    return retired.enqueued && progress.completed >= *retired.enqueued && may_go(retired, progress);
-  });
+  let_go(false, [&](const Retired& retired) { return retired.enqueued && progress.completed >= *retired.enqueued; });
 }
 
 // CUDA unmaps another process' allocation when no kernel of the device runs, and until then no other thread's launch returns (2.3 s of a
 // kernel of 2.5, H100, driver 580). Where that kernel waits for a rank whose program waits for one that this program is about to launch,
-// none of them would ever go on. Virtual memory is unmapped beside kernels.
-bool MateBook::may_go(const Retired& retired, const Progress& progress) { return retired.kind == BufferKind::virtual_ || progress.idle; }
+// none of them would ever go on. A look is too long a time for that: each is closed by itself, with no operation beginning meanwhile, and
+// what cannot be closed now waits for the next look. Virtual memory is unmapped beside kernels.
+template <typename Over>
+void MateBook::let_go(bool quiet, Over over) {
+  bool refused = false;
+  const auto close = [&](Retired& retired) {
+    if (retired.kind == BufferKind::virtual_) return true;
+    refused = refused || !table_.close_alone(quiet, [&] { retired.base.reset(); });
+    return !refused;
+  };
+  for (auto retired = retired_.begin(); retired != retired_.end();)
+    retired = over(*retired) && close(*retired) ? retired_.erase(retired) : std::next(retired);
+}
 
 // A mapping that is refused leaves the table without the buffer: its data go through slots.
 void MateBook::map(std::uint64_t number) {

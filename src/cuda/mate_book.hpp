@@ -22,6 +22,9 @@ struct MappingTable {
   std::function<void(std::uint32_t index, Mapping mapping)> write;
   // Maps by an entry's handle; nothing where that is refused. None: a mate of this process, whose memory is reached where it lies.
   std::function<std::shared_ptr<void>(const void* handle)> open;
+  // Runs `close`, which unmaps what `open` gave, while no kernel of this library runs on the device and none can begin; false: not now.
+  // `quiet`: as the look found it. With `open`.
+  std::function<bool(bool quiet, const std::function<void()>& close)> close_alone;
 };
 
 class MateBook {
@@ -39,9 +42,8 @@ class MateBook {
     bool captured;  // operations may run that were not counted
     bool settled;   // the table's changes of earlier calls had taken effect before `enqueued` was read
     bool quiet;     // settled, and none ran at some time after that
-    bool idle;      // no kernel of this library runs on the device
   };
-  // Whether mappings that have left the table are still kept: only then the last three matter.
+  // Whether mappings that have left the table are still kept: only then the last two matter.
   bool keeps_retired() const { return !retired_.empty(); }
   // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
   void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});
@@ -58,7 +60,9 @@ class MateBook {
     std::optional<std::uint64_t> enqueued;  // operations that may have found it in the table; none until the table's change has settled
   };
   void map(std::uint64_t number);
-  static bool may_go(const Retired& retired, const Progress& progress);
+  // Lets go of those of which `over` says that no operation uses them.
+  template <typename Over>
+  void let_go(bool quiet, Over over);
   void retire(std::uint32_t index);
 
   engine::SharedMemory memory_;

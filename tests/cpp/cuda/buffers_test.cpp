@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -59,7 +60,7 @@ struct Writer {
       EXPECT_EQ(ExtentArrivals::sender(each), 3u);
       pointers.push_back(&each);
     }
-    book->follow({enqueued, completed, captured, settled, quiet, false}, pointers);
+    book->follow({enqueued, completed, captured, settled, quiet}, pointers);
   }
   // What a kernel does with a grant: the address to write to, or none, which is to use slots.
   std::byte* find(const BufferName& name) const {
@@ -162,6 +163,11 @@ TEST(Buffers, AnAllocationThatWasFreedIsLetGoOf) {
     opened.insert(base);
     return std::shared_ptr<void>(reinterpret_cast<void*>(base), [&opened, base](void*) { opened.erase(base); });
   };
+  bool idle = false;
+  table.close_alone = [&](bool, const std::function<void()>& close) {
+    if (idle) close();
+    return idle;
+  };
   Remarks remarks{[](const std::string&) {}};
   MateBook mate(owner.shared.handle(), table, nullptr, "rank 3", remarks);
   std::map<std::uint64_t, std::uint64_t> names;
@@ -170,7 +176,7 @@ TEST(Buffers, AnAllocationThatWasFreedIsLetGoOf) {
     const std::uint64_t handle[8] = {base};
     names[id] = book.list(id, base, handle);
   }
-  mate.follow({1, 0, false, true, false, false});
+  mate.follow({1, 0, false, true, false});
   EXPECT_EQ(opened, (std::set<std::uint64_t>{0x1000, 0x2000, 0x3000}));
   EXPECT_EQ(entries[names[8] % kMappings].base, 0x2000u);
 
@@ -185,23 +191,69 @@ TEST(Buffers, AnAllocationThatWasFreedIsLetGoOf) {
   EXPECT_FALSE(book.find(8));
   EXPECT_EQ(book.find(9), names[9]);
 
-  mate.follow({1, 0, false, true, false, false});
+  mate.follow({1, 0, false, true, false});
   EXPECT_EQ(entries[names[8] % kMappings].buffer, 0u) << "no kernel finds it any more";
   EXPECT_EQ(opened.size(), 3u) << "an operation that found it may run";
-  mate.follow({1, 1, false, true, false, false});
+  mate.follow({1, 1, false, true, false});
   EXPECT_EQ(opened.size(), 3u) << "another kernel may run, which closing would wait for";
-  mate.follow({2, 2, false, true, false, true});
+  idle = true;
+  mate.follow({2, 2, false, true, false});
   EXPECT_EQ(opened, (std::set<std::uint64_t>{0x3000}));
 
   // With an operation that was captured, of whose replays nobody tells.
   allocated.erase(0x3000);
   EXPECT_TRUE(book.look_for_freed(5));
-  mate.follow({2, 2, true, true, true, true});
-  mate.follow({2, 2, true, true, false, false});
-  mate.follow({2, 2, true, true, true, false});
+  mate.follow({2, 2, true, true, true});
+  mate.follow({2, 2, true, true, false});
+  idle = false;
+  mate.follow({2, 2, true, true, true});
   EXPECT_EQ(opened.size(), 1u);
-  mate.follow({2, 2, true, true, true, true});
+  idle = true;
+  mate.follow({2, 2, true, true, true});
   EXPECT_TRUE(opened.empty());
+}
+
+// Operations that the program queues while a look closes mappings.
+TEST(Buffers, EachMappingIsClosedWhenNothingRunsThenAndNotWhenTheLookBegan) {
+  engine::SharedMemory shared = engine::SharedMemory::create("book", sizeof(BookPage));
+  auto& page = shared.at<BookPage>(0);
+  page.newest = kAbsoluteBuffer;
+  bool runs = false;
+  int closed = 0, asked = 0;
+  MappingTable table;
+  table.write = [](std::uint32_t, Mapping) {};
+  table.open = [&](const void*) {
+    return std::shared_ptr<void>(&shared, [&](void*) {
+      EXPECT_FALSE(runs) << "closed beside a kernel";
+      ++closed;
+    });
+  };
+  table.close_alone = [&](bool quiet, const std::function<void()>& close) {
+    EXPECT_FALSE(quiet);
+    ++asked;
+    if (runs) return false;
+    close();
+    runs = closed % 2 == 0;  // begins as soon as it may
+    return true;
+  };
+  Remarks remarks{[](const std::string&) {}};
+  MateBook mate(shared.handle(), table, nullptr, "rank 3", remarks);
+  std::vector<std::uint64_t> names;
+  for (int buffer = 0; buffer < 5; ++buffer) names.push_back(list_buffer(page, BufferKind::ipc, nullptr));
+  mate.follow({0, 0, false, true, false});
+  for (const std::uint64_t name : names) withdraw_buffer(page, name);
+  mate.follow({0, 0, false, false, false});
+  mate.follow({0, 0, false, true, false});
+  EXPECT_EQ(closed, 2);
+  EXPECT_EQ(asked, 3) << "the others of that look would be refused as well";
+  EXPECT_TRUE(mate.keeps_retired());
+  runs = false;
+  mate.follow({1, 1, false, true, false});
+  EXPECT_EQ(closed, 4);
+  runs = false;
+  mate.follow({2, 2, false, true, false});
+  EXPECT_EQ(closed, 5);
+  EXPECT_FALSE(mate.keeps_retired());
 }
 
 TEST(Buffers, DeliveringSaysWhetherAnythingWasSent) {
