@@ -100,7 +100,7 @@ class Communicator {
   std::vector<NodeFacts> find_mates(engine::Rendezvous& rendezvous, const std::string& problem);
   void meet_mates(engine::Rendezvous& rendezvous);
   MailboxHandle open_virtual_memory();
-  void add_mailbox(const MailboxHandle& mailbox);
+  void add_mailbox(const MailboxHandle& mailbox, const Mate& mate);
   MappingTable table_of(std::uint32_t mate, bool other_process);
   bool near(std::uint32_t rank) const { return mate_of_[rank] != kFar; }
   static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);

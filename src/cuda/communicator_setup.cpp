@@ -240,7 +240,7 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
     mine.problem = error.what();
   }
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-memory", encode(mine));
-  std::vector<MailboxHandle> mailboxes;
+  std::vector<std::pair<MailboxHandle, Mate>> mailboxes;
   std::vector<int> reached;
   std::string problem;
   try {
@@ -254,18 +254,18 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
       if (rank == rank_) continue;
       mate_books_[rank] =
           std::make_unique<MateBook>(theirs.book, table_of(mate_of_[rank], other_process), virtual_memory_.get(), who, remarks_);
-      if (theirs.mailbox.fd >= 0) mailboxes.push_back(theirs.mailbox);
       if (!other_process) reached.push_back(theirs.region.device);
       if (other_process) {
         processes_[rank] = engine::Fd(open_pidfd(theirs.region.pid));
         if (!processes_[rank]) throw BootstrapError(who + ": its process cannot be watched (pidfd_open: " + std::strerror(errno) + ")");
       }
       mates_.push_back({rank, &mate_books_[rank]->page().life, processes_[rank].get()});
+      if (theirs.mailbox.fd >= 0) mailboxes.emplace_back(theirs.mailbox, mates_.back());
     }
     indirect_->write_paths(*region_);
     if (virtual_memory_ != nullptr) {
       extents_ = &book_->add_extents(*virtual_memory_, rank_, std::move(reached));
-      for (const MailboxHandle& mailbox : mailboxes) add_mailbox(mailbox);
+      for (const auto& [mailbox, mate] : mailboxes) add_mailbox(mailbox, mate);
     }
   } catch (const std::exception& error) {
     problem = error.what();
@@ -287,9 +287,9 @@ MailboxHandle Communicator::open_virtual_memory() {
   }
 }
 
-void Communicator::add_mailbox(const MailboxHandle& mailbox) {
+void Communicator::add_mailbox(const MailboxHandle& mailbox, const Mate& mate) {
   try {
-    extents_->add_mate(mailbox);
+    extents_->add_mate(mailbox, [mate] { return has_left(mate); });
   } catch (const Error& error) {
     remarks_.once(std::string("a rank reaches receive buffers in virtual memory through slots: ") + error.what());
   }

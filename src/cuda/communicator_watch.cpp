@@ -150,7 +150,7 @@ void Communicator::follow_books() {
     for (const Mail& each : mail) {
       if (ExtentArrivals::sender(each) == mate.rank) of_mate.push_back(&each);
     }
-    mate_books_[mate.rank]->follow(progress, of_mate);
+    mate_books_[mate.rank]->follow(progress, of_mate, has_left(mate));
   }
   if (staging_->wanted()) provide_staging();
   const bool sent = extents_ != nullptr && extents_->deliver();

@@ -75,7 +75,9 @@ ExtentBook::Extent::~Extent() {
 ExtentBook::ExtentBook(VirtualMemory& memory, BookPage& page, std::uint32_t rank, std::vector<int> reached, Remarks& remarks)
     : memory_(memory), page_(page), rank_(rank), reached_(std::move(reached)), remarks_(remarks) {}
 
-void ExtentBook::add_mate(const MailboxHandle& mailbox) { mates_.emplace_back(mailbox); }
+void ExtentBook::add_mate(const MailboxHandle& mailbox, std::function<bool()> has_left) {
+  mates_.push_back({MailSender(mailbox), std::move(has_left)});
+}
 
 bool ExtentBook::still_there(const Extent& extent, std::uint64_t address, std::uint64_t end) const {
   return std::all_of(extent.chunks.begin(), extent.chunks.end(), [&](const Chunk& chunk) {
@@ -200,8 +202,10 @@ bool ExtentBook::send(Parcel& parcel) {
   mail.put(Head{kMagic, rank_, parcel.named.number, extent.end() - extent.base(), static_cast<std::uint32_t>(extent.chunks.size()),
                 static_cast<std::uint32_t>(parcel.first), static_cast<std::uint32_t>(parcel.descriptors.size()), 0});
   for (std::size_t i = 0; i < parcel.descriptors.size(); ++i) mail.put(extent.chunks[parcel.first + i].bytes);
-  std::erase_if(parcel.waiting,
-                [&](std::size_t mate) { return mates_[mate].send(mail.bytes(), parcel.descriptors) != MailSender::Result::later; });
+  std::erase_if(parcel.waiting, [&](std::size_t at) {
+    MateBox& mate = mates_[at];
+    return (mate.has_left && mate.has_left()) || mate.box.send(mail.bytes(), parcel.descriptors) != MailSender::Result::later;
+  });
   return parcel.waiting.empty();
 }
 

@@ -45,7 +45,8 @@ class ExtentBook {
  public:
   // `reached`: devices of this process' other ranks; memory that all of them can use where it lies needs no mapping there.
   ExtentBook(VirtualMemory& memory, BookPage& page, std::uint32_t rank, std::vector<int> reached, Remarks& remarks);
-  void add_mate(const MailboxHandle& mailbox);
+  // `has_left`: the mate reads its mail no longer, so what waits for it is not kept.
+  void add_mate(const MailboxHandle& mailbox, std::function<bool()> has_left = nullptr);
 
   struct Name {
     BufferName buffer;
@@ -78,6 +79,10 @@ class ExtentBook {
     std::uint64_t number;
     std::shared_ptr<const Extent> extent;
   };
+  struct MateBox {
+    MailSender box;
+    std::function<bool()> has_left;
+  };
   // A part of an extent, on its way.
   struct Parcel {
     Named named;
@@ -99,7 +104,7 @@ class ExtentBook {
   const std::uint32_t rank_;
   const std::vector<int> reached_;
   Remarks& remarks_;
-  std::vector<MailSender> mates_;
+  std::vector<MateBox> mates_;
   std::mutex mutex_;
   std::vector<Named> named_;    // listed, newest last
   std::list<Parcel> outgoing_;  // the first one is the mapping thread's

@@ -20,19 +20,20 @@ void MateBook::retire(std::uint32_t index) {
   mapped_.erase(mapped);
 }
 
-void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& mail) {
+void MateBook::follow(const Progress& progress, const std::vector<const Mail*>& mail, bool left) {
   if (progress.quiet) let_go(true, [](const Retired&) { return true; });
   for (Retired& retired : retired_) {
     if (progress.settled && !retired.enqueued) retired.enqueued = progress.enqueued;
   }
   const std::uint64_t newest = std::atomic_ref(page().newest).load();
   if (newest - seen_ > kMappings) seen_ = newest - kMappings;
-  while (seen_ < newest) map(++seen_);
+  while (seen_ < newest && !left) map(++seen_);
   std::vector<std::uint32_t> withdrawn;
   for (const auto& [index, mapped] : mapped_) {
-    if (!is_listed(page(), mapped.number)) withdrawn.push_back(index);
+    if (left || !is_listed(page(), mapped.number)) withdrawn.push_back(index);
   }
   for (const std::uint32_t index : withdrawn) retire(index);
+  if (left) arrivals_.reset();
   if (arrivals_) {
     arrivals_->tidy();
     for (const Mail* each : mail) {

@@ -45,8 +45,9 @@ class MateBook {
   };
   // Whether mappings that have left the table are still kept: only then the last two matter.
   bool keeps_retired() const { return !retired_.empty(); }
-  // Maps what is new, and puts it into the table; `mail` has come from this mate before the call.
-  void follow(const Progress& progress, const std::vector<const Mail*>& mail = {});
+  // Maps what is new, and puts it into the table; `mail` has come from this mate before the call. `left`: the mate has, or its process has
+  // ended. Nobody withdraws its names any more, and nothing is sent to its buffers, so all of them are let go of.
+  void follow(const Progress& progress, const std::vector<const Mail*>& mail = {}, bool left = false);
 
  private:
   struct Mapped {

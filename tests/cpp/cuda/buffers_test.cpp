@@ -256,6 +256,64 @@ TEST(Buffers, EachMappingIsClosedWhenNothingRunsThenAndNotWhenTheLookBegan) {
   EXPECT_FALSE(mate.keeps_retired());
 }
 
+// Its thread that looks for what is freed has ended, so its names stay listed whatever becomes of the memory.
+TEST(Buffers, WhatAMateThatHasLeftHadIsLetGoOf) {
+  engine::SharedMemory shared = engine::SharedMemory::create("book", sizeof(BookPage));
+  auto& page = shared.at<BookPage>(0);
+  page.newest = kAbsoluteBuffer;
+  Mapping entries[kMappings]{};
+  int open = 0;
+  MappingTable table;
+  table.write = [&](std::uint32_t index, Mapping mapping) { entries[index] = mapping; };
+  table.open = [&](const void*) {
+    ++open;
+    return std::shared_ptr<void>(&shared, [&](void*) { --open; });
+  };
+  table.close_alone = [](bool, const std::function<void()>& close) {
+    close();
+    return true;
+  };
+  Remarks remarks{[](const std::string&) {}};
+  MateBook mate(shared.handle(), table, nullptr, "rank 3", remarks);
+  const std::uint64_t first = list_buffer(page, BufferKind::ipc, nullptr);
+  mate.follow({1, 0, false, true, false});
+  EXPECT_EQ(open, 1);
+  list_buffer(page, BufferKind::ipc, nullptr);
+  mate.follow({1, 0, false, true, false}, {}, true);
+  EXPECT_EQ(entries[first % kMappings].buffer, 0u) << "no kernel finds it any more";
+  EXPECT_EQ(open, 1) << "an operation that found it may run, and what is new is not mapped";
+  mate.follow({1, 0, false, true, false}, {}, true);
+  EXPECT_EQ(open, 1);
+  mate.follow({1, 1, false, true, false}, {}, true);
+  EXPECT_EQ(open, 0);
+  EXPECT_FALSE(mate.keeps_retired());
+}
+
+TEST(Buffers, OfAMateThatHasLeftNoVirtualMemoryStaysMapped) {
+  Owner owner;
+  Writer writer(owner.shared.handle());
+  owner.book.add_mate(writer.mailbox.handle());
+  HostSegment segment(owner.memory, 3 + kMostDescriptors + 1);  // of two extents, the second of two mails
+  for (std::size_t place = 0; place < segment.places(); ++place) {
+    if (place != 2) segment.fill(place);
+  }
+  const auto name = owner.book.name(segment.at(0), kChunk);
+  exchange_mail(owner, writer);
+  ASSERT_NE(writer.find(name->buffer), nullptr);
+  ASSERT_TRUE(owner.book.name(segment.at(3), kChunk));
+  owner.book.deliver();
+  const auto begun = writer.mailbox.receive();
+  ASSERT_TRUE(begun);
+  writer.book->follow({0, 0, false, true, false}, {&*begun});
+  EXPECT_GT(writer.memory.mappings(), 2u);
+  writer.book->follow({0, 0, false, true, false}, {}, true);
+  EXPECT_EQ(writer.find(name->buffer), nullptr);
+  EXPECT_EQ(writer.memory.mappings(), 2u) << "its chunks on their way are given up at once, as no kernel knows them";
+  writer.book->follow({0, 0, false, true, false}, {}, true);
+  EXPECT_EQ(writer.memory.mappings(), 0u);
+  EXPECT_EQ(writer.memory.reserved, 0);
+}
+
 TEST(Buffers, DeliveringSaysWhetherAnythingWasSent) {
   Owner owner;
   Writer writer(owner.shared.handle());
@@ -562,6 +620,29 @@ TEST(Buffers, AMateThatDoesNotReadItsMailGetsItLater) {
 }
 
 // Behind what it has not taken yet.
+// One that has left without taking its communicator apart reads nothing, and its box fills.
+TEST(Buffers, AMateThatHasLeftHoldsUpNoOther) {
+  Owner owner;
+  Writer gone(owner.shared.handle()), writer(owner.shared.handle());
+  bool left = false;
+  owner.book.add_mate(gone.mailbox.handle(), [&] { return left; });
+  owner.book.add_mate(writer.mailbox.handle());
+  const OpenFiles limit(4 * kMappings);
+  HostSegment segment(owner.memory, 2 * 600);  // more mails than a socket takes: net.unix.max_dgram_qlen, 512 at most where systemd sets it
+  std::vector<BufferName> names;
+  for (std::size_t place = 0; place < segment.places(); place += 2) {
+    segment.fill(place);
+    names.push_back(owner.book.name(segment.at(place), kChunk)->buffer);
+    owner.book.deliver();
+    writer.look();
+  }
+  exchange_mail(owner, writer);
+  ASSERT_EQ(writer.find(names.back()), nullptr) << "the first box is full";
+  left = true;
+  while (owner.book.deliver()) writer.look();
+  EXPECT_NE(writer.find(names.back()), nullptr);
+}
+
 TEST(Buffers, AMateThatIsStoppedKeepsNoMemoryThatWasFreed) {
   Owner owner;
   Writer writer(owner.shared.handle());
