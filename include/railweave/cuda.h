@@ -117,7 +117,8 @@ typedef struct railweave_cuda_api {
    * NICs until no peer needs them. Every rank calls it or destroy, in any order. */
   railweave_status (*drain)(railweave_cuda_communicator* communicator);
 
-  /* drain (unless it was aborted or drained), then frees everything; NULL is allowed. */
+  /* drain (unless it was aborted or drained), then frees everything; NULL is allowed. Freeing waits for kernels, so beside operations of
+   * other communicators on the device memory is freed when none is under way. */
   void (*destroy)(railweave_cuda_communicator* communicator);
 
   /* Memory that will be used often: mapped ahead of its first use, as long as it is among the rank's 1,024 newest buffers. A hint;

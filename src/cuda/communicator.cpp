@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "capture.hpp"
 #include "checksum.hpp"
 #include "communicator_parts.hpp"
+#include "deferred.hpp"
 #include "device.hpp"
 #include "rail_prepare.hpp"
 #include "railweave/engine/error.hpp"
@@ -35,6 +37,12 @@ struct Residents {
 // Never destroyed: programs destroy communicators as late as when the process ends.
 Residents& residents() {
   static Residents& each = *new Residents;
+  return each;
+}
+
+// Never destroyed, for the same reason.
+Deferred& deferred() {
+  static Deferred& each = *new Deferred;
   return each;
 }
 
@@ -90,13 +98,38 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
   ranks = std::max(ranks, share_.ranks);
 }
 
-Communicator::~Communicator() {
+Communicator::~Communicator() { end(); }
+
+void Communicator::end() {
+  if (std::exchange(ended_, true)) return;
   drain();
   {
+    const std::scoped_lock noting(noting_);  // who holds it may ask those that it found
     const std::scoped_lock lock(residents().mutex);
     std::erase(residents().all, this);
   }
   end_threads();
+}
+
+void Communicator::give_back(int device, std::shared_ptr<void> memory) {
+  deferred().add(device, std::move(memory));
+  give_back_deferred(device);
+}
+
+// By the thread of each of the device's communicators that maps, and when one of them ends: with the last one nothing is left.
+void Communicator::give_back_deferred(int device) {
+  deferred().give_back(device, [device](const std::function<void()>& call) {
+    const std::scoped_lock noting(noting_on(device));
+    std::vector<const Communicator*> on_device;
+    {
+      const std::scoped_lock lock(residents().mutex);
+      std::copy_if(residents().all.begin(), residents().all.end(), std::back_inserter(on_device),
+                   [device](const Communicator* each) { return each->device_ == device; });
+    }
+    if (std::any_of(on_device.begin(), on_device.end(), [](const Communicator* each) { return each->runs(); })) return false;
+    call();
+    return true;
+  });
 }
 
 // --- Operations
@@ -237,6 +270,13 @@ Held Communicator::held_beside(std::span<Communicator* const> own, StreamId stre
 bool Communicator::holds() const {
   const std::scoped_lock lock(mutex_);
   return !failure_ && (captured_ || enqueued() != ended().completed);
+}
+
+// Replays are not noted, so one may be launched right after the event was asked. To take them for under way always, as holds() does, would
+// let pile up what a program destroys beside two communicators with graphs.
+bool Communicator::runs() const {
+  const std::scoped_lock lock(mutex_);
+  return !failure_ && (enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) == cudaErrorNotReady));
 }
 
 bool Communicator::runs_beside() const {

@@ -74,6 +74,10 @@ class Communicator {
   void abort();
   // Waits for own operations, then for mates of other processes, until none of them can touch this rank's memory any more.
   void drain();
+  // Drains, and ends its threads: only memory is left then, and nothing is told any more.
+  void end();
+  // Gives back the memory of one that has ended, at once or, as that waits for kernels, when no operation is under way on its device.
+  static void give_back(int device, std::shared_ptr<void> memory);
   // Names the buffer to the mates ahead of its first use.
   void register_buffer(const void* data, std::uint64_t bytes);
   Counters counters() const;
@@ -134,6 +138,9 @@ class Communicator {
   // Makes a call of CUDA's that waits for kernels, if none of this library runs on the device; none begins before it has returned. False:
   // one may run, and the call was not made. `quiet`: replays of captured operations were over when they were last looked at.
   bool call_alone(bool quiet, const std::function<void()>& call);
+  static void give_back_deferred(int device);
+  // Whether an operation is under way, as far as the host knows: an event tells of a graph's replays.
+  bool runs() const;
   void note(std::span<const Transfer> transfers, bool captured);
   void take_back(std::span<const Transfer> transfers);
   void start_threads();
@@ -197,7 +204,7 @@ class Communicator {
   unsigned long long capture_ = 0;
   cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;
   std::atomic<bool> captured_ = false;
-  bool drained_ = false;
+  bool drained_ = false, ended_ = false;
   Claim claim_;  // as long as an operation has not ended; under the residents' mutex
 
   mutable std::mutex mutex_;

@@ -158,6 +158,7 @@ void Communicator::follow_books() {
   const bool freed = book_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
   if (sent || freed) ring_all();  // who it is for, and this thread, which may have more to send
   if (mail.size() == kMostMail) ring(book_->page().bell);
+  give_back_deferred(device_);
 }
 
 // A rank that has left will not queue what a message of this one still needs. What it had queued has ended, so its counts say what that

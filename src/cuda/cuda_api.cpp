@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "communicator.hpp"
@@ -131,8 +132,11 @@ railweave_status drain(railweave_cuda_communicator* communicator) {
 void destroy(railweave_cuda_communicator* communicator) {
   if (communicator == nullptr) return;
   guarded([&] {
-    const cuda::DeviceScope scope(communicator->communicator.device());
-    delete communicator;
+    std::shared_ptr<railweave_cuda_communicator> ending(communicator);
+    const int device = ending->communicator.device();
+    const cuda::DeviceScope scope(device);
+    ending->communicator.end();
+    Communicator::give_back(device, std::move(ending));
   });
 }
 
