@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "device.hpp"
 #include "device_block.cuh"
@@ -232,11 +234,13 @@ cudaError_t launch_trains(void (*kernel)(TrainParameters), const OperationHeader
   return launch_planned(kernel, parameters, plan, traits, stream);
 }
 
-// With device memory for an operation, from the device's pool and in stream order: neither this nor giving it back waits for a kernel.
+// With device memory for an operation, from the library's pool and in stream order: neither this nor giving it back waits for a kernel.
+// Inside a capture the graph has the memory, and the pool says only of what kind.
 template <typename Launch>
-cudaError_t with_memory(std::size_t bytes, cudaStream_t stream, Launch&& launch) {
+cudaError_t with_memory(std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream, Launch&& launch) {
+  if (pool == nullptr) return cudaErrorNotSupported;
   void* memory = nullptr;
-  const cudaError_t error = cudaMallocAsync(&memory, bytes, stream);
+  const cudaError_t error = cudaMallocFromPoolAsync(&memory, bytes, pool, stream);
   if (error != cudaSuccess) return error;
   const cudaError_t launched = launch(static_cast<std::byte*>(memory));
   // The operation runs, or not, whatever becomes of its memory: an error would mean that nothing was queued.
@@ -244,10 +248,11 @@ cudaError_t with_memory(std::size_t bytes, cudaStream_t stream, Launch&& launch)
   return launched;
 }
 
-cudaError_t launch_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, cudaStream_t stream) {
+cudaError_t launch_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits& traits,
+                        cudaStream_t stream) {
   const std::size_t count = messages.size();
   const std::size_t states_at = count * sizeof(Message), shares_at = states_at + count * sizeof(MessageState);
-  return with_memory(shares_at + count * plan.blocks * sizeof(Share), stream, [&](std::byte* bytes) {
+  return with_memory(shares_at + count * plan.blocks * sizeof(Share), traits.pool, stream, [&](std::byte* bytes) {
     auto* const list = reinterpret_cast<Message*>(bytes);
     auto* const states = reinterpret_cast<MessageState*>(bytes + states_at);
     if (const cudaError_t error = write_out(list, states, messages, stream); error != cudaSuccess) return error;
@@ -258,12 +263,34 @@ cudaError_t launch_list(const OperationHeader& header, std::span<const Message> 
 
 cudaError_t launch_packet_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan,
                                const KernelTraits& traits, cudaStream_t stream) {
-  return with_memory(messages.size_bytes(), stream, [&](std::byte* bytes) {
+  return with_memory(messages.size_bytes(), traits.pool, stream, [&](std::byte* bytes) {
     auto* const list = reinterpret_cast<Message*>(bytes);
     if (const cudaError_t error = write_out(list, nullptr, messages, stream); error != cudaSuccess) return error;
     PacketList parameters{header, trains_of(plan), list};
     return launch_planned(&exchange_packet_list, parameters, plan, traits, stream);
   });
+}
+
+// Of all communicators on the device, as long as the process runs. From the device's own pool a stream may get what another one will have
+// freed, and waits for that one's kernel then, which may wait for a rank that waits for this one. None: the device has no pools.
+cudaMemPool_t pool_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, cudaMemPool_t> pools;
+  const std::scoped_lock lock(mutex);
+  if (const auto made = pools.find(device); made != pools.end()) return made->second;
+  int supported = 0;
+  check(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device), "asking for memory pools");
+  if (supported == 0) return pools[device] = nullptr;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, device};
+  cudaMemPool_t pool = nullptr;
+  check(cudaMemPoolCreate(&pool, &properties), "making a memory pool");
+  int wait = 0;
+  const cudaError_t error = cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &wait);
+  if (error != cudaSuccess) cudaMemPoolDestroy(pool);
+  check(error, "keeping a memory pool from making streams wait for each other");
+  return pools[device] = pool;
 }
 
 // Up to `most`.
@@ -324,6 +351,7 @@ KernelTraits preload_kernels() {
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's architecture");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's processors");
   traits.processors = static_cast<std::uint32_t>(processors);
+  traits.pool = pool_of(device);
   if (major < 9) return traits;
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   // Each has the same threads and registers, but not the same shared memory.
@@ -366,7 +394,7 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;
   }
-  if (messages.size() > kMaxMessages) return launch_list(header, messages, plan, stream);
+  if (messages.size() > kMaxMessages) return launch_list(header, messages, plan, traits, stream);
   return launch_sized(&exchange<kMaxMessages, true>, header, messages, plan, traits, stream);
 }
 

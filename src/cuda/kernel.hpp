@@ -20,6 +20,7 @@ struct KernelTraits {
   bool programmatic = false;              // a kernel's launch may overlap the end of the one before it
   // By kernel: what the driver launches. Through the runtime an operation takes 0.4 us more (docs/cuda-measured.md).
   std::vector<std::pair<const void*, CUfunction>> functions;
+  cudaMemPool_t pool = nullptr;  // for lists of messages; none: the device has no pools
 };
 
 // Loads the kernels into the current device's context, so that no launch has to wait for that.
