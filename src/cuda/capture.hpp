@@ -51,25 +51,43 @@ inline cudaGraphNode_t newest_node(cudaStream_t stream) {
   return info.nodes[0];
 }
 
-// What is captured next on the stream comes after the node.
-inline void add_dependency(cudaStream_t stream, cudaGraphNode_t node) {
-#if CUDART_VERSION >= 13000
-  check(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamAddCaptureDependencies),
-#else
-  check(cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamAddCaptureDependencies),
-#endif
-        "ordering captured operations");
-}
+// For CaptureOrder.
+struct CaptureCalls {
+  cudaGraph_t graph;
+  cudaEvent_t event;
 
-// `node` comes after `after` and no longer after `before`.
-inline void move_dependency(cudaGraph_t graph, cudaGraphNode_t node, cudaGraphNode_t before, cudaGraphNode_t after) {
+  void wait_for_event(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, event, cudaEventWaitExternal), "ordering a captured operation");
+  }
+
+  // What is captured next on the stream comes after the node.
+  void come_after(cudaStream_t stream, cudaGraphNode_t node) const {
 #if CUDART_VERSION >= 13000
-  check(cudaGraphRemoveDependencies(graph, &before, &node, nullptr, 1), "ordering captured operations");
-  check(cudaGraphAddDependencies(graph, &after, &node, nullptr, 1), "ordering captured operations");
+    check(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamAddCaptureDependencies),
 #else
-  check(cudaGraphRemoveDependencies(graph, &before, &node, 1), "ordering captured operations");
-  check(cudaGraphAddDependencies(graph, &after, &node, 1), "ordering captured operations");
+    check(cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamAddCaptureDependencies),
 #endif
-}
+          "ordering captured operations");
+  }
+
+  cudaGraphNode_t newest(cudaStream_t stream) const { return newest_node(stream); }
+
+  cudaGraphNode_t record_event(cudaGraphNode_t after) const {
+    cudaGraphNode_t node = nullptr;
+    check(cudaGraphAddEventRecordNode(&node, graph, &after, 1, event), "ordering a captured operation");
+    return node;
+  }
+
+  // `node` comes after `after` and no longer after `before`.
+  void move(cudaGraphNode_t node, cudaGraphNode_t before, cudaGraphNode_t after) const {
+#if CUDART_VERSION >= 13000
+    check(cudaGraphRemoveDependencies(graph, &before, &node, nullptr, 1), "ordering captured operations");
+    check(cudaGraphAddDependencies(graph, &after, &node, nullptr, 1), "ordering captured operations");
+#else
+    check(cudaGraphRemoveDependencies(graph, &before, &node, 1), "ordering captured operations");
+    check(cudaGraphAddDependencies(graph, &after, &node, 1), "ordering captured operations");
+#endif
+  }
+};
 
 }  // namespace railweave::cuda

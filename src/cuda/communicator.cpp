@@ -228,10 +228,8 @@ void Communicator::copy_staged(cudaStream_t stream) const {
 void Communicator::order_before(cudaStream_t stream, StreamId id, const Capture& capture) {
   if (!capture.active) {
     if (!id || ordered_behind_ != id) check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitDefault), "ordering an operation");
-  } else if (capture.id != capture_) {
-    check(cudaStreamWaitEvent(stream, last_.get(), cudaEventWaitExternal), "ordering a captured operation");
-  } else if (last_stream_ != stream) {
-    add_dependency(stream, captured_node_);
+  } else {
+    capture_order_.before(CaptureCalls{capture.graph, last_.get()}, capture.id, stream);
   }
 }
 
@@ -239,16 +237,8 @@ void Communicator::order_after(cudaStream_t stream, StreamId id, const Capture& 
   if (!capture.active) {
     check(cudaEventRecord(last_.get(), stream), "ordering an operation");
   } else {
-    const cudaGraphNode_t node = newest_node(stream);
-    if (capture.id != capture_) {
-      check(cudaGraphAddEventRecordNode(&record_node_, capture.graph, &node, 1, last_.get()), "ordering a captured operation");
-    } else {
-      move_dependency(capture.graph, record_node_, captured_node_, node);
-    }
-    capture_ = capture.id;
-    captured_node_ = node;
+    capture_order_.after(CaptureCalls{capture.graph, last_.get()}, capture.id, stream);
   }
-  last_stream_ = stream;
   // A graph may be replayed between this operation and the next, on any stream. The event says so, the stream does not.
   ordered_behind_ = captured_ ? std::nullopt : id;
 }

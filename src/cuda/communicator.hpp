@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "book.hpp"
+#include "capture_order.hpp"
 #include "checker.hpp"
 #include "device.hpp"
 #include "indirect_memory.hpp"
@@ -198,11 +199,8 @@ class Communicator {
   Stream side_stream_;                                 // of the communicator's threads
   Event last_;                                         // after the last operation
   Event join_;                                         // other streams of an operation
-  cudaStream_t last_stream_ = nullptr;
-  StreamId ordered_behind_;  // what is queued on this stream comes after the last operation, without an event
-  // The capture that the last operation was queued in, its node there, and the node that records `last_` after it.
-  unsigned long long capture_ = 0;
-  cudaGraphNode_t captured_node_ = nullptr, record_node_ = nullptr;
+  StreamId ordered_behind_;                            // what is queued on this stream comes after the last operation, without an event
+  CaptureOrder<cudaStream_t, cudaGraphNode_t> capture_order_;
   std::atomic<bool> captured_ = false;
   bool drained_ = false, ended_ = false;
   Claim claim_;  // as long as an operation has not ended; under the residents' mutex
