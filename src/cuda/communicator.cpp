@@ -120,13 +120,8 @@ void Communicator::give_back(int device, std::shared_ptr<void> memory) {
 void Communicator::give_back_deferred(int device) {
   deferred().give_back(device, [device](const std::function<void()>& call) {
     const std::scoped_lock noting(noting_on(device));
-    std::vector<const Communicator*> on_device;
-    {
-      const std::scoped_lock lock(residents().mutex);
-      std::copy_if(residents().all.begin(), residents().all.end(), std::back_inserter(on_device),
-                   [device](const Communicator* each) { return each->device_ == device; });
-    }
-    if (std::any_of(on_device.begin(), on_device.end(), [](const Communicator* each) { return each->runs(); })) return false;
+    const auto all = on_device(device);
+    if (std::any_of(all.begin(), all.end(), [](const Communicator* each) { return each->runs(); })) return false;
     call();
     return true;
   });
@@ -263,16 +258,19 @@ bool Communicator::holds() const {
 }
 
 // Replays are not noted, so one may be launched right after the event was asked. To take them for under way always, as holds() does, would
-// let pile up what a program destroys beside two communicators with graphs.
+// let pile up what a program destroys beside two communicators with graphs. A failed one's kernels may rest for a while before they leave.
 bool Communicator::runs() const {
   const std::scoped_lock lock(mutex_);
-  return !failure_ && (enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) == cudaErrorNotReady));
+  if (!failure_ && enqueued() != ended().completed) return true;
+  return (failure_ || captured_) && cudaEventQuery(last_.get()) == cudaErrorNotReady;
 }
 
-bool Communicator::runs_beside() const {
+std::vector<const Communicator*> Communicator::on_device(int device) {
   const std::scoped_lock lock(residents().mutex);
-  return std::any_of(residents().all.begin(), residents().all.end(),
-                     [&](const Communicator* other) { return other != this && other->device_ == device_ && other->holds(); });
+  std::vector<const Communicator*> found;
+  std::copy_if(residents().all.begin(), residents().all.end(), std::back_inserter(found),
+               [device](const Communicator* each) { return each->device_ == device; });
+  return found;
 }
 
 bool Communicator::call_alone(bool quiet, const std::function<void()>& call) {
@@ -281,7 +279,9 @@ bool Communicator::call_alone(bool quiet, const std::function<void()>& call) {
     const std::scoped_lock lock(mutex_);
     if (enqueued() != ended().completed || (captured_ && !quiet)) return false;
   }
-  if (runs_beside()) return false;
+  const auto others = on_device(device_);
+  if (std::any_of(others.begin(), others.end(), [this](const auto* each) { return each != this && (each->holds() || each->runs()); }))
+    return false;
   call();
   return true;
 }

@@ -135,12 +135,13 @@ class Communicator {
   static Held held_beside(std::span<Communicator* const> own, StreamId stream, bool captured);
   void hold(const Plan& plan, StreamId stream, bool captured);
   bool holds() const;
-  bool runs_beside() const;  // does another communicator's operation on the device; takes the residents' mutex
+  // They stay as long as the device's `noting` is held. Takes the residents' mutex.
+  static std::vector<const Communicator*> on_device(int device);
   // Makes a call of CUDA's that waits for kernels, if none of this library runs on the device; none begins before it has returned. False:
   // one may run, and the call was not made. `quiet`: replays of captured operations were over when they were last looked at.
   bool call_alone(bool quiet, const std::function<void()>& call);
   static void give_back_deferred(int device);
-  // Whether an operation is under way, as far as the host knows: an event tells of a graph's replays.
+  // Whether an operation is under way, as far as the host knows: an event tells of a graph's replays, and of one that has failed.
   bool runs() const;
   void note(std::span<const Transfer> transfers, bool captured);
   void take_back(std::span<const Transfer> transfers);
