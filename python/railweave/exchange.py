@@ -180,9 +180,10 @@ class Exchange:
 
     def _keep(self, native: Any, arrays: list[_Array]) -> None:
         """Until the operation has ended, which those that nobody waited for are asked here. Threads may post side by side: each step is one
-        of the dictionary's own."""
-        for number, (other, _) in list(self._running.items()):
-            if _over(other):
+        of the dictionary's own. Pairs would be made one by one, and finalizers, that let others run, could come between them."""
+        for number in list(self._running):
+            entry = self._running.get(number)
+            if entry is not None and _over(entry[0]):
                 self._running.pop(number, None)
         if arrays:
             self._running[next(self._numbers)] = (native, arrays)

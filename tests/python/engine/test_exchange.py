@@ -190,11 +190,22 @@ def test_arrays_live_also_where_threads_post_side_by_side(tmp_path: Path) -> Non
 
     def post(communicator: int) -> None:
         for _ in range(many):
+            Finalized()
             group = exchange.group(communicator=communicator)
             received = np.zeros(size, np.uint8)
             group.recv(received, 0)
             group.end()
             alive.append(weakref.ref(received))
+
+    class Finalized:
+        """Garbage whose end runs Python code, in the middle of whatever allocates."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            for _ in range(20):
+                pass
 
     alive: list[weakref.ref[Any]] = []
     before = sys.getswitchinterval()
@@ -207,7 +218,7 @@ def test_arrays_live_also_where_threads_post_side_by_side(tmp_path: Path) -> Non
             for thread in threads:
                 thread.join()
             gc.collect()
-            assert [reference() is None for reference in alive].count(True) == 0
+            assert [reference() is None for reference in alive] == [False] * 4 * many
             for communicator in range(4):
                 with exchange.group(communicator=communicator) as group:
                     for _ in range(many):
