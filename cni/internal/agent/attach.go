@@ -380,19 +380,17 @@ func publishFailure(err error) error {
 func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 	a.mutex.Lock()
 	held, known := a.attachments[key]
+	delete(a.attachments, key)
 	a.mutex.Unlock()
 	if !known {
 		return nil
 	}
-	if err := a.withdrawHosts(held); err != nil {
-		return wrap(err, nodev1.Reason_DATAPATH_FAILED, key.String(), "the routes were not removed")
-	}
-	a.mutex.Lock()
-	delete(a.attachments, key)
-	a.mutex.Unlock()
 	// The rail withdraws before it changes flows. The store follows: a crash in between only means that it is done again.
 	r := a.rails[held.Rail]
 	if err := wrap(r.applying.do(ctx), nodev1.Reason_DATAPATH_FAILED, r.config.Bridge, "the flows were not removed"); err != nil {
+		return a.keep(held, err)
+	}
+	if err := wrap(a.withdrawHosts(held), nodev1.Reason_DATAPATH_FAILED, key.String(), "the routes were not removed"); err != nil {
 		return a.keep(held, err)
 	}
 	// The next pod may get this port within milliseconds: no cached flow may still lead to it.

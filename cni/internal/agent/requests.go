@@ -48,15 +48,13 @@ func (a *Agent) setAnnounced(ctx context.Context, key attachment.Key, announced 
 	held.Announced = announced
 	r := a.rails[held.Rail]
 	a.mutex.Unlock()
-	if !announced {
-		if err := a.withdrawHosts(held); err != nil {
-			return wrap(err, nodev1.Reason_ROUTE_FAILED, key.String(), "the routes were not removed")
-		}
-	}
 	// Side by side: whichever a crash leaves undone, the next start does (announce) or the repeated DEL (withdraw).
 	saved := make(chan error, 1)
 	go func() { saved <- a.saving.do(ctx) }()
 	applied := wrap(r.applying.do(ctx), nodev1.Reason_ROUTE_FAILED, key.String(), "the routes were not changed")
+	if applied == nil && !announced {
+		applied = wrap(a.withdrawHosts(held), nodev1.Reason_ROUTE_FAILED, key.String(), "the routes were not removed")
+	}
 	return errors.Join(applied, wrap(<-saved, nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written"))
 }
 
@@ -98,12 +96,23 @@ func (a *Agent) Announce(ctx context.Context, key attachment.Key, railName strin
 	return a.routesAreThere(held)
 }
 
-// withdrawHosts takes an attachment's routes away one by one. The rail goes by the kernel's list, which may lack one of them. The
-// addresses are to be the attachment's still: the next one's routes stay.
+// withdrawHosts takes the routes of an attachment away that is not announced any more, one by one: the rail goes by the kernel's list,
+// which may lack one of them. To be called when the rail has been applied since, as until then it may announce what it knew before. An
+// address that another attachment announces meanwhile stays, and none comes to be announced while the mutex is held.
 func (a *Agent) withdrawHosts(held *attachment.Attachment) error {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	announced := map[netip.Addr]bool{}
+	for _, other := range a.attachments {
+		for _, host := range other.Hosts() {
+			announced[host] = announced[host] || other.Announced
+		}
+	}
 	for _, host := range held.Hosts() {
-		if err := a.Kernel.Withdraw(host); err != nil {
-			return err
+		if !announced[host] {
+			if err := a.Kernel.Withdraw(host); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
