@@ -198,7 +198,13 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "gpu-ending",
         "gpu_ending",
         defines(""),
-        "a communicator ends at any moment: nobody writes into buffers of a rank whose kernel has left, and all leave",
+        "two operations a rank, a communicator that ends at any moment: nobody writes into what has left, no bytes are another's, all leave",
+    ),
+    Configuration(
+        "gpu-ending-ungranted",
+        "gpu_ending",
+        defines("UNGRANTED_LEAVES=1"),
+        "the same where an operation that was given up and has granted nothing leaves at once",
     ),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("endpoints", "endpoints", defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
@@ -220,6 +226,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         defines("MISMATCH=2 CREDITS=4 FAIL=1"),
         "a message is small for its source, large for its destination",
     ),
+    Configuration("gpu-ending-two-faults-full", "gpu_ending", defines("FAULTS=2"), "both ranks abort, or find an error", full=True),
     Configuration("groups-differ-full", "matching", defines("PROGRAM=1"), "the same with two chunks a message", full=True),
     Configuration(
         "communicators-opposite-full", "matching", defines("PROGRAM=2"), "the same with two chunks a message", full=True, bitstate=True
