@@ -46,8 +46,9 @@ std::string list_ranks(const std::vector<std::uint32_t>& ranks) {
 }
 
 [[noreturn]] void missing(const std::vector<std::uint32_t>& ranks, const std::string& round, std::chrono::milliseconds limit) {
-  throw BootstrapError("rank " + list_ranks(ranks) + " did not reach '" + round + "' within " + std::to_string(limit.count()) +
-                       " ms; start all ranks with the same world and rendezvous, or raise RAILWEAVE_BOOTSTRAP_MS");
+  throw BootstrapError((ranks.size() == 1 ? "rank " : "ranks ") + list_ranks(ranks) + " did not reach '" + round + "' within " +
+                       std::to_string(limit.count()) + " ms; start all ranks with the same world and rendezvous, or raise " +
+                       "RAILWEAVE_BOOTSTRAP_MS (under the NCCL shim RAILWEAVE_SHIM_WAIT_MS)");
 }
 
 bool lacks_descriptors_or_memory(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
@@ -57,7 +58,7 @@ bool lacks_descriptors_or_memory(int error) { return error == EMFILE || error ==
   const std::string who = "rank " + std::to_string(rank);
   if (error == 0 || error == ECONNRESET || error == EPIPE) {
     throw BootstrapError(who + " closed its connection before all ranks had gone through '" + round +
-                         "': its process has ended, or what it says itself has ended its exchange");
+                         "': its process has ended, its own time limit was over, or what it says itself has ended its exchange");
   }
   throw BootstrapError("the connection to " + who + " broke during '" + round + "': " + std::generic_category().message(error));
 }

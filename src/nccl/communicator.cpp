@@ -168,7 +168,10 @@ void Communicator::agree() {
   HubClient hub(*origin_.hub, cancelled_);
   try {
     if (!hub.connect(Clock::now() + limit))
-      return leave_to_nccl(Cause::no_hub, "the process that made its unique id cannot be reached", true);
+      return leave_to_nccl(
+          Cause::no_hub,
+          "the process that made its unique id cannot be reached within " + std::to_string(limit.count()) + " ms (RAILWEAVE_SHIM_WAIT_MS)",
+          true);
   } catch (const std::system_error& error) {
     return leave_to_nccl(Cause::no_hub, error.what(), true);  // this rank is missing in the first round, so no other goes another way
   }

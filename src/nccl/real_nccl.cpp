@@ -52,9 +52,12 @@ std::vector<std::string> search_directories() {
 
 Found find_real() {
   if (const std::string& named = settings().nccl_library; !named.empty()) {
-    if (void* handle = ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr && !is_own(handle)) return {handle, named};
-    const char* error = ::dlerror();
-    return {nullptr, "RAILWEAVE_NCCL_LIBRARY=" + named + ": " + (error != nullptr ? error : "is the shim itself")};
+    const std::string refused = "RAILWEAVE_NCCL_LIBRARY=" + named + ": ";
+    void* const handle = ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) return {nullptr, refused + ::dlerror()};
+    if (::dlsym(handle, "ncclGetVersion") == nullptr) return {nullptr, refused + "is no NCCL: it has no ncclGetVersion"};
+    if (is_own(handle)) return {nullptr, refused + "is the shim itself"};
+    return {handle, named};
   }
   // What the program has loaded, also where it is not in the global scope (Python modules).
   if (void* handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD); handle != nullptr && !is_own(handle))
@@ -65,7 +68,9 @@ Found find_real() {
     const std::string path = directory + "/" + kLibrary;
     if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr && !is_own(handle)) return {handle, path};
   }
-  return {nullptr, "no libnccl.so.2 beside the shim was found; set RAILWEAVE_NCCL_LIBRARY to the real one"};
+  return {nullptr,
+          "no libnccl.so.2 other than the shim itself was found, neither loaded by the program nor on the search path; set "
+          "RAILWEAVE_NCCL_LIBRARY to the real one"};
 }
 
 const Found& found() {
@@ -94,9 +99,11 @@ void* real_symbol(const char* name) { return found().handle == nullptr ? nullptr
 const char* real_origin() { return found().origin.c_str(); }
 
 ncclResult_t missing(const char* name) {
-  const std::string text = found().handle == nullptr
-                               ? found().origin
-                               : std::string(name) + " is not in this NCCL (" + found().origin + "); update NCCL or do not call it";
+  if (found().handle == nullptr) {  // said when it was looked for
+    set_last_error(found().origin.c_str());
+    return ncclInvalidUsage;
+  }
+  const std::string text = std::string(name) + " is not in this NCCL (" + found().origin + "); update NCCL or do not call it";
   set_last_error(text.c_str());
   static std::mutex told_mutex;
   static std::set<std::string>& told = *new std::set<std::string>;  // a program may try again and again

@@ -110,7 +110,7 @@ TEST(Bootstrap, AMissingRankIsNamed) {
     Exchange exchange(0, 3, directory.rendezvous(), settings);
     FAIL();
   } catch (const BootstrapError& error) {
-    EXPECT_NE(std::string(error.what()).find("rank 1, 2 did not reach 'identity' within 200 ms"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("ranks 1, 2 did not reach 'identity' within 200 ms"), std::string::npos) << error.what();
   }
 }
 
