@@ -147,7 +147,7 @@ Message Communicator::make_message(const Transfer& transfer) {
   message.direction = transfer.direction;
   message.peer = transfer.peer;
   message.host = &region_->host();
-  message.totals = region_->totals();
+  message.ledger = region_->ledger();
   return message;
 }
 
@@ -260,9 +260,13 @@ bool Communicator::holds() const {
 // Replays are not noted, so one may be launched right after the event was asked. To take them for under way always, as holds() does, would
 // let pile up what a program destroys beside two communicators with graphs. A failed one's kernels may rest for a while before they leave.
 bool Communicator::runs() const {
-  const std::scoped_lock lock(mutex_);
-  if (!failure_ && enqueued() != ended().completed) return true;
-  return (failure_ || captured_) && cudaEventQuery(last_.get()) == cudaErrorNotReady;
+  bool event_tells = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (launching_ != 0 || (!failure_ && enqueued() != ended().completed)) return true;
+    event_tells = failure_ || captured_;
+  }
+  return event_tells && cudaEventQuery(last_.get()) == cudaErrorNotReady;  // not under mutex_: see replays_are_over()
 }
 
 std::vector<const Communicator*> Communicator::on_device(int device) {
@@ -280,8 +284,7 @@ bool Communicator::call_alone(bool quiet, const std::function<void()>& call) {
     if (enqueued() != ended().completed || (captured_ && !quiet)) return false;
   }
   const auto others = on_device(device_);
-  if (std::any_of(others.begin(), others.end(), [this](const auto* each) { return each != this && (each->holds() || each->runs()); }))
-    return false;
+  if (std::any_of(others.begin(), others.end(), [this](const auto* each) { return each != this && each->runs(); })) return false;
   call();
   return true;
 }
@@ -302,6 +305,7 @@ void Communicator::note(std::span<const Transfer> transfers, bool captured) {
   const std::scoped_lock lock(mutex_);
   if (failure_) throw_ended(*failure_);
   if (left_) throw_ended({"the process ends", std::nullopt});
+  ++launching_;
   if (captured) {
     captured_ = true;
     return;
@@ -410,6 +414,13 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;
+  const struct Launching {
+    const std::vector<Communicator*>& communicators;
+    const std::size_t& noted;
+    ~Launching() {
+      for (std::size_t i = 0; i < noted; ++i) --communicators[i]->launching_;
+    }
+  } launching{communicators, noted};
   const auto take_back = [&] {
     for (std::size_t i = 0; i < before.size(); ++i) {
       if (!capture.active && i < noted) communicators[i]->take_back(transfers);
@@ -446,7 +457,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                .packet_blocks_a_cluster = plan.packet_blocks_a_cluster,
                                .rails = static_cast<std::uint32_t>(rails.size()),
                                .link_MBps = limits.link_MBps,
-                               .send_warps = plan.send_warps};
+                               .send_warps = plan.send_warps,
+                               .receive_warps = plan.receive_warps};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   try {

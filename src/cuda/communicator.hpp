@@ -153,9 +153,11 @@ class Communicator {
   // The first message of the operation that runs that waits for a rank which has left.
   std::optional<Failure> find_unmatched();
   void fail(Failure failure);
-  void stop_kernels();  // also those that are launched later
+  void stop_kernels(std::uint32_t how);  // also those that are launched later
   void come_to_rest();
   void let_kernels_leave();
+  void halt_at_end();
+  bool replays_are_over() const;
   bool leave();  // under mutex_
   void leave_with_process();
   HostView view() const;
@@ -203,6 +205,7 @@ class Communicator {
   StreamId ordered_behind_;                            // what is queued on this stream comes after the last operation, without an event
   CaptureOrder<cudaStream_t, cudaGraphNode_t> capture_order_;
   std::atomic<bool> captured_ = false;
+  std::atomic<std::uint32_t> launching_ = 0;  // operations that are noted, and of which the event does not tell yet
   bool drained_ = false, ended_ = false;
   Claim claim_;  // as long as an operation has not ended; under the residents' mutex
 

@@ -46,7 +46,10 @@ T load_shared(T& word) {
 // Mates have this rank for one of theirs by now, so what it lacks is a failure of the communicator.
 void Communicator::start_threads() {
   try {
-    mapper_ = std::jthread([this] { watch("rw-mapper", &Communicator::follow_books); });
+    mapper_ = std::jthread([this] {
+      watch("rw-mapper", &Communicator::follow_books);
+      halt_at_end();
+    });
     watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
   } catch (const std::system_error& error) {
     fail({std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)", std::nullopt});
@@ -90,6 +93,16 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
       fail({error.what(), std::nullopt});
     }
     lock.lock();
+  }
+}
+
+// As the mapping thread's last act, where the rank was aborted with nothing under way: a graph that is launched yet moves nothing.
+void Communicator::halt_at_end() {
+  if (!failure() || halting_) return;
+  try {
+    region_->halt(side_stream_.get());
+  } catch (const DeviceError&) {
+    // The context is broken, and runs nothing.
   }
 }
 
@@ -206,10 +219,14 @@ std::optional<Failure> Communicator::find_unmatched() {
   return std::nullopt;
 }
 
+// No replay of what was captured is under way, as far as the event tells. Not under mutex_: the driver may wait for a thread that waits for
+// a kernel, and who holds it up then must not keep a death from being heard of.
+bool Communicator::replays_are_over() const { return !captured_ || cudaEventQuery(last_.get()) == cudaSuccess; }
+
 // True, and mates that have nothing to do with this rank any more go on, where all that was queued has ended: nothing is queued from then
 // on. Under mutex_. The watching threads end, too: what they met would be told as a failure.
 bool Communicator::leave() {
-  if (failure_ || enqueued() != ended().completed || (captured_ && cudaEventQuery(last_.get()) != cudaSuccess)) return false;
+  if (failure_ || enqueued() != ended().completed) return false;
   left_ = ending_ = true;
   tell_leaving(book_->page().life);
   return true;
@@ -217,25 +234,26 @@ bool Communicator::leave() {
 
 // Mates take an end with something unended for a death. It is no failure: threads of the program's that still ask for one would end it.
 void Communicator::leave_with_process() {
-  if (const auto lock = lock_for_a_moment(mutex_)) leave();
+  const bool over = replays_are_over();
+  if (const auto lock = lock_for_a_moment(mutex_); lock && over) leave();
 }
 
-// Kernels leave, mates hear of it, later calls fail. The first reason stays.
+// Kernels leave, mates hear of it, later calls fail. The first reason stays: who looks finds others again and again.
 void Communicator::fail(Failure failure) {
   {
     const std::scoped_lock lock(mutex_);
-    if (ending_) return;  // mates hold it for one that has left, or that no failure is news of
-    if (!failure_) failed_at_ = std::chrono::steady_clock::now();
-    if (!failure_) failure_ = std::move(failure);
+    if (ending_ || failure_) return;  // ending: mates hold it for one that has left, or that no failure is news of
+    failed_at_ = std::chrono::steady_clock::now();
+    failure_ = std::move(failure);
     tell_failure(book_->page().life, *failure_);
   }
-  stop_kernels();
+  stop_kernels(kStop);
   ring_all();
 }
 
-void Communicator::stop_kernels() {
+void Communicator::stop_kernels(std::uint32_t how) {
   std::uint32_t goes_on = 0;
-  std::atomic_ref(region_->host().stop).compare_exchange_strong(goes_on, kStop, std::memory_order_acq_rel);
+  std::atomic_ref(region_->host().stop).compare_exchange_strong(goes_on, how, std::memory_order_acq_rel);
   if (rails_ != nullptr) rails_->stop();
 }
 
@@ -244,22 +262,32 @@ void Communicator::stop_kernels() {
 // said it.
 void Communicator::come_to_rest() {
   if (rests_ || !failure()) return;
-  if (!std::exchange(halting_, true)) region_->halt(side_stream_.get());
-  if (!halted_at_ && cudaStreamQuery(side_stream_.get()) == cudaSuccess) halted_at_ = std::chrono::steady_clock::now();
+  // What is asked of a context that is broken answers with the error, and its kernels run no more.
+  const auto is_over = [](cudaError_t status) { return status != cudaErrorNotReady; };
+  const cudaError_t before = cudaStreamQuery(side_stream_.get());
+  const bool broken = is_over(before) && before != cudaSuccess;
+  if (!halting_ && !broken) {
+    region_->halt(side_stream_.get());
+    halting_ = true;
+  }
+  if (!halted_at_ && is_over(cudaStreamQuery(side_stream_.get()))) halted_at_ = std::chrono::steady_clock::now();
   if (!halted_at_) return;
-  const bool over = load_shared(region_->host().rests) != 0 || cudaEventQuery(last_.get()) == cudaSuccess;
+  const bool over = load_shared(region_->host().rests) != 0 || (launching_ == 0 && is_over(cudaEventQuery(last_.get())));
   if (!over && std::chrono::steady_clock::now() - *halted_at_ < kLastWrites) return;
   rests_ = true;
   tell_rest(book_->page().life);
   ring_all();
 }
 
+// A process that has died says nothing, and where another one serves its GPU (MPS) its kernel may outlive it for a moment.
 void Communicator::let_kernels_leave() {
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) return;
-    const bool late = std::chrono::steady_clock::now() - failed_at_ >= std::chrono::milliseconds(settings_.drain_ms);
-    if (!late && !std::all_of(mates_.begin(), mates_.end(), rests)) return;
+    const auto since = std::chrono::steady_clock::now() - failed_at_;
+    const auto at_rest = [since](const Mate& mate) { return rests(mate, since >= kLastWrites); };
+    const bool late = since >= std::max(std::chrono::milliseconds(settings_.drain_ms), 2 * kLastWrites);
+    if (!late && !std::all_of(mates_.begin(), mates_.end(), at_rest)) return;
   }
   std::atomic_ref(region_->host().stop).store(kLeave, std::memory_order_release);
 }
@@ -302,15 +330,15 @@ std::optional<Failure> Communicator::failure() const {
 // PyTorch aborts what a program has not destroyed when it ends.
 void Communicator::abort() {
   const Failure failure{"aborted on rank " + std::to_string(rank_), std::nullopt};
-  bool left = false;
+  bool left = replays_are_over();
   {
     const std::scoped_lock lock(mutex_);
-    left = leave();
+    left = left && leave();
     if (left) failure_ = failure;
   }
   if (!left) return fail(failure);
   ring(book_->page().bell);
-  stop_kernels();
+  stop_kernels(kLeave);  // a graph that is launched yet: nobody would tell it later
 }
 
 void Communicator::drain() {

@@ -12,7 +12,8 @@
 namespace railweave::cuda {
 
 RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[0], header.state->messages, messages, header.count, header.timeout_ns, header.link_MBps, header.send_warps};
+  return {&header.state->parts[0], header.state->messages, messages,          header.count,
+          header.timeout_ns,       header.link_MBps,       header.send_warps, header.receive_warps};
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
@@ -40,7 +41,7 @@ RAILWEAVE_ROLE constexpr std::uint32_t account_of(Path path, bool captured) {
 // Of a message that reports.
 template <typename Words>
 RAILWEAVE_ROLE Totals read_totals(Words& words, const Message& m) {
-  const Totals& totals = m.totals[account_of(m.path, m.captured)];
+  const Totals& totals = m.ledger->totals[account_of(m.path, m.captured)];
   return {words.relaxed(&totals.completed), words.relaxed(&totals.bytes_sent), words.relaxed(&totals.bytes_received)};
 }
 
@@ -49,7 +50,7 @@ RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before)
   const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
                    before.bytes_received + m.operation.bytes_received};
   const std::uint32_t account = account_of(m.path, m.captured);
-  m.totals[account] = now;
+  m.ledger->totals[account] = now;
   Totals& host = m.host->ended[account];
   words.store(&host.bytes_sent, now.bytes_sent);
   words.store(&host.bytes_received, now.bytes_received);
@@ -57,10 +58,17 @@ RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before)
 }
 
 // Of a message that reports, in an operation that was stopped: it counts for nothing, so each of its communicators has ended, and not only
-// the one for which it was stopped.
+// the one for which it was stopped. Its numbers would be used again by the next operation, which would find grants that were given to this
+// one, and would be taken for it: so that one moves nothing.
 template <typename Words>
 RAILWEAVE_ROLE void give_up(Words& words, const Message& m) {
+  words.store(&m.ledger->over, 1u);
   if (words.relaxed(&m.host->error) == 0) words.release(&m.host->error, static_cast<std::uint32_t>(KernelError::aborted));
+}
+
+template <typename Words>
+RAILWEAVE_ROLE bool is_over(Words& words, const Message& m) {
+  return words.relaxed(&m.ledger->over) != 0;
 }
 
 // What a block adds to PartState::left when it leaves, so that the last one knows whether all was done.

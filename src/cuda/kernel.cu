@@ -380,7 +380,8 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
         if (messages.size() > kMaxMessages) return launch_packet_list(header, messages, plan, traits, stream);
         return launch_trains(&exchange_packet_trains, header, messages, plan, traits, stream);
       }
-      if (plan.send_warps == 0) return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
+      if (plan.send_warps + plan.receive_warps == 0)
+        return sized(&exchange_packets<kFew>, &exchange_packets<kSome>, &exchange_packets<kMaxPacketMessages>);
       return sized(&exchange_packets<kFew, true>, &exchange_packets<kSome, true>, &exchange_packets<kMaxPacketMessages, true>);
     }
     case Kernel::granted: return sized(&exchange<kFew, false>, &exchange<kSome, false>, &exchange<kMaxMessages, false>);

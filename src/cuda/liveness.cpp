@@ -58,7 +58,9 @@ void tell_leaving(Liveness& own) { std::atomic_ref(own.leaving).store(1, std::me
 
 void tell_rest(Liveness& own) { std::atomic_ref(own.rests).store(1, std::memory_order_release); }
 
-bool rests(const Mate& mate) { return load(mate.life->rests) != 0 || has_left(mate); }
+bool rests(const Mate& mate, bool settled) {
+  return load(mate.life->rests) != 0 || load(mate.life->leaving) != 0 || (settled && has_exited(mate.pidfd));
+}
 
 bool has_left(const Mate& mate) { return load(mate.life->leaving) != 0 || has_exited(mate.pidfd); }
 

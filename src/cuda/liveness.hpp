@@ -45,8 +45,8 @@ bool has_left(const Mate& mate);
 // The same, and nothing that it had queued was lost.
 bool has_left_well(const Mate& mate);
 
-// No kernel of that rank writes into other ranks' buffers any more.
-bool rests(const Mate& mate);
+// No kernel of that rank writes into other ranks' buffers any more: it says so, or its process has died, `settled`: some time ago.
+bool rests(const Mate& mate, bool settled);
 
 // Why the communicator cannot go on, or nothing. A death goes before the failures that it causes: when a rank dies each of its mates fails,
 // and a mate that has seen the death a moment earlier must not hide it from the others.

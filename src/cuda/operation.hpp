@@ -44,6 +44,12 @@ struct Totals {
   }
 };
 
+// What a communicator's operations leave each other, in device memory.
+struct Ledger {
+  Totals totals[kAccounts];  // copied to the HostView at an operation's end
+  std::uint32_t over;        // an operation was given up, or the host says so: what begins now moves nothing
+};
+
 // HostView::stop. What a kernel has granted may be written until the mates' hosts have heard that the communicator has ended, so it leaves
 // its program's buffers to nobody before `kLeave`.
 inline constexpr std::uint32_t kStop = 1, kLeave = 2;
@@ -57,7 +63,7 @@ struct HostView {
   std::uint64_t error_bytes[2];  // sizes_differ, damaged: here, at the peer
   std::uint64_t error_message;   // damaged: number of the message from that peer
   Totals ended[kAccounts];       // see account_of()
-  std::uint32_t halted = 1;      // what the host copies to Port::halted
+  std::uint32_t over = 1;        // what the host copies to Ledger::over
   std::uint32_t rests;           // kernel → host: an operation was given up, and writes nothing more, but waits for kLeave
 };
 
@@ -82,7 +88,7 @@ struct Message {
     RailSide rail;            // peers on other nodes
   };
   HostView* host;
-  Totals* totals;             // of the communicator, by account: copied to the HostView at an operation's end
+  Ledger* ledger;             // of the communicator
   std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation; rails: `staged`
   std::uint32_t piece_bytes;  // of a push into a mapped buffer
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
@@ -156,9 +162,11 @@ struct OperationHeader {
   std::uint32_t packet_messages = 0;
   std::uint32_t packet_blocks = 0;
   std::uint32_t packet_blocks_a_cluster = 0;
-  std::uint32_t rails = 0;       // messages to and from other nodes, after those that are counted
-  std::uint32_t link_MBps = 0;   // of the links of an emulated mesh, or 0
-  std::uint32_t send_warps = 0;  // of those that move packets: so many send and the others receive; 0: all do both
+  std::uint32_t rails = 0;      // messages to and from other nodes, after those that are counted
+  std::uint32_t link_MBps = 0;  // of the links of an emulated mesh, or 0
+  // Of those that move packets: so many send, and so many others receive; 0, 0: all do both.
+  std::uint32_t send_warps = 0;
+  std::uint32_t receive_warps = 0;
 };
 
 // Messages of a pair and direction in packets, which lie side by side in their order: where there are more messages than a warp has lanes,
@@ -178,6 +186,7 @@ struct Part {
   std::uint64_t timeout_ns;
   std::uint32_t link_MBps = 0;
   std::uint32_t send_warps = 0;
+  std::uint32_t receive_warps = 0;
   const Train* trains = nullptr;  // then `count` is theirs
 };
 

@@ -37,12 +37,15 @@ RAILWEAVE_ROLE constexpr bool is_credited(Credit credit, std::uint64_t number) {
   return number < kPacketSlots || static_cast<std::int32_t>(credit - credit_of(number - kPacketSlots)) >= 0;
 }
 
+// Added to the numbers of what must not be moved: no packet comes with such a flag, and no slot is credited for it.
+inline constexpr std::uint64_t kNeverMoved = 1u << 30;
+
 // Well within the 50 ms after which links sleep (`nvidia-smi nvlink -gLowPwrInfo` of H100s), and a microsecond of it.
 inline constexpr std::uint64_t kTouchEveryNs = 20'000'000;
 
-// kSplit: the first so many warps send and the others receive, instead of each doing both. A warp that is about to send leaves what has
-// come for it, and the credits for that, until later. kTrains: a lane looks after all messages of a pair and direction, whose packets are
-// numbered through, and not after one; then none has to be split.
+// kSplit: the first so many warps send and the last so many receive, instead of each doing both. A warp that is about to send leaves what
+// has come for it, and the credits for that, until later. kTrains: a lane looks after all messages of a pair and direction, whose packets
+// are numbered through, and not after one; then none has to be split.
 template <typename Warp, bool kSplit = false, bool kTrains = false>
 class PacketRoles {
  public:
@@ -52,7 +55,8 @@ class PacketRoles {
         messages_(part.messages),
         trains_(part.trains),
         count_(part.count),
-        split_(kSplit ? part.send_warps : 0),
+        send_warps_(kSplit ? part.send_warps : 0),
+        receive_warps_(kSplit ? part.receive_warps : 0),
         timeout_ns_(part.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
@@ -70,7 +74,8 @@ class PacketRoles {
       const Message& m = head(i);
       Lane& own = lane(i);
       if (reports(i)) own.totals = read_totals(warp_, reporter(i));
-      own.number = warp_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
+      const std::uint64_t number = warp_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
+      own.number = is_over(warp_, m) ? number + kNeverMoved : number;
       own.packets = kTrains ? trains_[i].packets : packets_of(m.bytes);
       const std::uint32_t warps = warps_of(m), place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warps - m.first_warp;
@@ -80,7 +85,7 @@ class PacketRoles {
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(head(i)); });
     // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
     const auto waits = [&](std::uint32_t i) { return sends(head(i)) && lane(i).packets > kPacketSlots && (!kSplit || is_open(i)); };
-    if (warp_.mask(count_, waits) != 0) warp_.stagger(is_split() ? split_ * kBundlePackets / warp_.warps() : kBundlePackets);
+    if (warp_.mask(count_, waits) != 0) warp_.stagger(is_split() ? send_warps_ * kBundlePackets / warp_.warps() : kBundlePackets);
     start_ = warp_.now();
   }
 
@@ -151,11 +156,11 @@ class PacketRoles {
     return messages_[message];
   }
 
-  RAILWEAVE_ROLE bool is_split() const { return kSplit && (!kTrains || split_ != 0); }
+  RAILWEAVE_ROLE bool is_split() const { return kSplit && (!kTrains || (send_warps_ | receive_warps_) != 0); }
   // That share the packets of a message, or train.
   RAILWEAVE_ROLE std::uint32_t warps_of(const Message& m) const {
     if (!is_split()) return warp_.warps();
-    return sends(m) ? split_ : warp_.warps() - split_;
+    return sends(m) ? send_warps_ : receive_warps_;
   }
   RAILWEAVE_ROLE Lane& lane(std::uint32_t i) { return warp_.at(lanes_, i); }
   RAILWEAVE_ROLE bool is_open(std::uint32_t i) { return lane(i).next < lane(i).packets; }
@@ -223,8 +228,8 @@ class PacketRoles {
   PartState& state_;
   const Message* messages_;
   const Train* trains_;
-  std::uint32_t count_;  // messages, or trains
-  std::uint32_t split_;  // warps that send
+  std::uint32_t count_;                       // messages, or trains
+  std::uint32_t send_warps_, receive_warps_;  // where they are split
   std::uint32_t all_sends_ = 0;
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;

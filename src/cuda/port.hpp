@@ -100,8 +100,6 @@ struct alignas(128) Port {
   std::uint64_t received;
   std::uint64_t packets_sent;
   std::uint64_t packets_received;
-  std::uint32_t halted;  // the host's, when r's communicator has ended: what begins then writes into no buffer of p's
-  std::uint32_t reserved;
   std::uint64_t taken[kSlots];   // how often r has taken the slot at p
   std::uint64_t pulled[kSlots];  // how often r has claimed its own slot for a pull
   IndirectPath indirect[kIndirectPaths];

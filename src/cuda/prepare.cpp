@@ -128,13 +128,19 @@ std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most, bool
   return clusters ? std::bit_floor(blocks) : blocks;
 }
 
-// `send_warps`: of a block, or 0 where all do both.
-void deal_to_warps(std::span<Message> messages, std::uint32_t blocks, std::uint32_t send_warps) {
+// Of a block's warps: so many only send, and so many others only receive; none: all do both.
+struct Split {
+  std::uint32_t send = 0, receive = 0;
+
+  bool any() const { return send + receive != 0; }
+};
+
+void deal_to_warps(std::span<Message> messages, std::uint32_t blocks, const Split& split) {
   std::uint64_t before[2] = {};
   for (Message& m : messages) {
     std::uint64_t& first = before[static_cast<int>(m.direction)];
-    const std::uint32_t of_block = m.direction == Direction::send ? send_warps : kBundlePackets - send_warps;
-    m.first_warp = static_cast<std::uint16_t>(first % (blocks * (send_warps == 0 ? kBundlePackets : of_block)));
+    const std::uint32_t of_block = !split.any() ? kBundlePackets : m.direction == Direction::send ? split.send : split.receive;
+    m.first_warp = static_cast<std::uint16_t>(first % (blocks * of_block));
     first += packets_of(m.bytes);
   }
 }
@@ -181,19 +187,28 @@ bool wait_for_each_other(std::span<const Message> packets_only, std::uint64_t mo
   return false;
 }
 
-// Of a block's warps, those that only send, while the others only receive; 0: all do both. Once a message waits for credits both ways go on
-// at once, or the credits do: 2 MiB both ways took 14.5 us, and 12.4 with half of the warps each. Where none waits, all warps send and then
-// all receive, and 512 KiB took 6.2 and 6.9 us (2 x H100, docs/cuda-measured.md).
-std::uint32_t warps_that_send(std::span<const Message> messages, std::span<const Train> trains) {
+// Once a message waits for credits both ways go on at once, or the credits do: 2 MiB both ways took 14.5 us, and 12.4 with half of the
+// warps each. Where none waits, all warps send and then all receive, and 512 KiB took 6.2 and 6.9 us (2 x H100, docs/cuda-measured.md).
+// Then fewer of all of them send than a pair has slots, and no more look at packets that have not come than it takes to keep up: a pair of
+// 32 MiB in 15 messages took 105.9 us with all 256 warps at both ends, 105.4 with 128 that receive, 104.7 with 208 that send, too, and
+// 113.8 with 96 that receive.
+constexpr std::uint32_t kMostSend = 208, kMostReceive = 128;
+static_assert(kMostSend < kPacketSlots);
+
+Split split_warps(std::span<const Message> messages, std::span<const Train> trains, std::uint32_t blocks) {
   std::uint64_t packets[2] = {};
   bool waits = std::any_of(trains.begin(), trains.end(), [](const Train& train) { return train.packets > kPacketSlots; });
   for (const Message& m : messages) {
     packets[static_cast<int>(m.direction)] += packets_of(m.bytes);
     waits = waits || packets_of(m.bytes) > kPacketSlots;
   }
+  if (!waits) return {};
   const std::uint64_t sent = packets[static_cast<int>(Direction::send)], all = packets[0] + packets[1];
-  const std::uint64_t warps = (2 * kBundlePackets * sent + all) / (2 * all);  // in proportion, rounded
-  return waits && warps < kBundlePackets ? static_cast<std::uint32_t>(warps) : 0;
+  // In proportion, rounded, but none is left out.
+  const auto share = static_cast<std::uint32_t>((2 * kBundlePackets * sent + all) / (2 * all));
+  const std::uint32_t send = std::clamp(share, sent == 0 ? 0 : 1u, sent == all ? kBundlePackets : kBundlePackets - 1);
+  const auto most = [blocks](std::uint32_t warps) { return static_cast<std::uint32_t>(divide_up(warps, blocks)); };
+  return {std::min(send, most(kMostSend)), std::min(kBundlePackets - send, most(kMostReceive))};
 }
 
 // What the messages of an operation come to.
@@ -346,7 +361,7 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
     plan.blocks = static_cast<std::uint32_t>(divide_up(all, plan.cluster)) * plan.cluster;
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
-  deal_to_warps(packets, plan.packet_blocks, 0);
+  deal_to_warps(packets, plan.packet_blocks, {});
   assign(granted, plan.blocks - plan.packet_blocks, std::max<std::uint64_t>(sums.granted_sent, 1));
   return plan;
 }
@@ -387,12 +402,13 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   number(messages);
   if (sums.granted == 0 && warps_can) {
     const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), begin, limits.cluster_blocks > 1);
-    const std::uint32_t send_warps = warps_that_send(messages, trains);
-    deal_to_warps(messages, blocks, send_warps);
+    const Split split = split_warps(messages, trains, blocks);
+    deal_to_warps(messages, blocks, split);
     return {.kernel = Kernel::packets,
             .blocks = blocks,
             .cluster = std::min(blocks, limits.cluster_blocks),
-            .send_warps = send_warps * blocks,
+            .send_warps = split.send * blocks,
+            .receive_warps = split.receive * blocks,
             .trains = std::move(trains)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));

@@ -46,8 +46,10 @@ struct Plan {
   std::uint32_t packet_blocks_a_cluster = 0;  // apart
   std::uint32_t packet_messages = 0;          // apart: the first of the messages
   std::uint32_t cluster = 1;                  // blocks that begin together or not at all; the grid is made of whole ones
-  std::uint32_t send_warps = 0;               // packets: the first warps send, so many, and the others receive; 0: all do both
-  std::vector<Train> trains = {};             // of messages in packets that are not a lane each
+  // Packets: the first warps send, so many, and the last ones receive, so many; 0, 0: all do both.
+  std::uint32_t send_warps = 0;
+  std::uint32_t receive_warps = 0;
+  std::vector<Train> trains = {};  // of messages in packets that are not a lane each
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
   std::uint32_t ahead() const {

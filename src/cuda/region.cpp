@@ -78,8 +78,7 @@ void Region::release() noexcept {
 
 // Copies need no SM, of which others' kernels may have all.
 void Region::halt(cudaStream_t stream) {
-  for (std::uint32_t mate = 0; mate < ports_.size(); ++mate)
-    check(cudaMemcpyAsync(&local(mate)->halted, &host_->halted, sizeof host_->halted, cudaMemcpyHostToDevice, stream), "ending a port");
+  check(cudaMemcpyAsync(&own_->ledger.over, &host_->over, sizeof host_->over, cudaMemcpyHostToDevice, stream), "ending a communicator");
 }
 
 const Port* Region::copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const {

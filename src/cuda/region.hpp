@@ -37,10 +37,10 @@ class Region {
   Port* local(std::uint32_t mate) const { return ports(mate_) + mate; }
   Port* remote(std::uint32_t mate) const { return ports(mate) + mate_; }
   OperationState* state() const { return &own_->state; }
-  Totals* totals() const { return own_->totals; }
+  Ledger* ledger() const { return &own_->ledger; }
   Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
   HostView& host() const { return *host_; }
-  // No kernel that begins when this has been done on the stream writes into mates' buffers any more.
+  // No operation that begins when this has been done on the stream moves anything any more.
   void halt(cudaStream_t stream);
   // Copy the words of the own port for that mate, or of the mate's for this rank, on the stream, into memory of the host that the next call
   // for it reuses.
@@ -50,7 +50,7 @@ class Region {
  private:
   struct Own {
     OperationState state;
-    Totals totals[kAccounts];
+    Ledger ledger;
     Mapping mappings[1];  // kMappings for each mate
   };
 

@@ -63,7 +63,7 @@ inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
 template <typename Block, bool kPackets, bool kIndirect = false>
 class Roles {
  public:
-  static constexpr std::uint64_t kNeverGranted = ~std::uint64_t{0};  // a message's number, when the communicator has ended
+  static constexpr std::uint64_t kNeverGranted = ~std::uint64_t{0};  // a message's number, where the communicator has ended
   // The host says kLeave within drain_ms. Where its threads cannot, no kernel stays for ever.
   static constexpr std::uint64_t kLongestRest = 60'000'000'000;  // ns
 
@@ -107,18 +107,19 @@ class Roles {
       own.at = own.end = 0;
       if (m.reports) own.totals = read_totals(block_, m);
       if (in_packets(m)) {
-        own.number = block_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
+        const std::uint64_t number = block_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
+        own.number = is_over(block_, m) ? number + kNeverMoved : number;
         const std::uint64_t mine = bundles_of_block(m, i);
         own.at = mine & ~block_.take(&state(i).claimed, mine);
         return;
       }
       // Numbers begin at 1, so that a zeroed flag names no message.
       const std::uint64_t count = block_.relaxed(sends(m) ? &m.local->sent : &m.local->received);
-      const bool halted = sends(m) && block_.relaxed(&m.local->halted) != 0;
+      const bool over = is_over(block_, m);
       const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
       if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}));
-      own.number = halted ? kNeverGranted : count + m.ordinal + 1;
-      if (grants) post_grant(m, own.number);
+      own.number = over ? kNeverGranted : count + m.ordinal + 1;
+      if (grants && !over) post_grant(m, own.number);
     });
     start_ = block_.now();
   }
@@ -160,7 +161,7 @@ class Roles {
       const Message& m = message(i);
       const Share& own = share(i);
       state(i) = MessageState{};
-      if (stopped) return;
+      if (stopped || is_never(i)) return;
       if (!in_packets(m)) {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
         if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);
@@ -239,8 +240,11 @@ class Roles {
   RAILWEAVE_ROLE bool is_exposed(std::uint32_t i) const {
     const Message& m = message(i);
     if (sends(m) || in_packets(m) || m.local == m.remote || block_.relaxed(&state(i).granted) != kGranted) return false;
-    return !place_is_free(i) && block_.relaxed(&m.host->stop) != kLeave;
+    return (is_never(i) || !place_is_free(i)) && block_.relaxed(&m.host->stop) != kLeave;
   }
+
+  // As far as this block knows: another one that began just before may have granted it, or sent it.
+  RAILWEAVE_ROLE bool is_never(std::uint32_t i) const { return !in_packets(message(i)) && share(i).number == kNeverGranted; }
 
   RAILWEAVE_ROLE bool is_waiting(std::uint32_t i) {
     std::uint32_t slot = 0;
@@ -367,6 +371,7 @@ class Roles {
     for (std::uint32_t k = 0; k < kSlots; ++k) glance.theirs[k] = block_.relaxed(theirs + k);
     for (std::uint32_t k = 0; k < kSlots; ++k) glance.ours[k] = block_.relaxed(ours + k);
     if (sends(m)) return judge_send(m, own, glance, slot);
+    if (own.number == kNeverGranted) return Step::waiting;  // what has come in its place is another one's
     const Step step = judge_receive(m, glance, slot);
     if constexpr (kIndirect) {
       if (step != Step::waiting || glance.granted != kGranted || passed_over_) return step;

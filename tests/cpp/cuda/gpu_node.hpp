@@ -31,7 +31,8 @@ struct Transfer {
 // Ranks of one node, each with its region; operations run in threads.
 class Node {
  public:
-  explicit Node(std::uint32_t world, std::uint64_t seed = 1) : seed_(seed), hosts_(world), totals_(world), states_(world), kernels_(world) {
+  explicit Node(std::uint32_t world, std::uint64_t seed = 1)
+      : seed_(seed), hosts_(world), ledgers_(world), states_(world), kernels_(world) {
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       regions_.push_back(std::make_unique<Port[]>(world));
       states_[rank] = std::make_unique<OperationState>();
@@ -89,9 +90,7 @@ class Node {
   Port& port(std::uint32_t rank, std::uint32_t peer) { return regions_[rank][peer]; }
 
   // As Region::halt().
-  void halt(std::uint32_t rank) {
-    for (std::uint32_t peer = 0; peer < hosts_.size(); ++peer) std::atomic_ref(regions_[rank][peer].halted).store(1);
-  }
+  void halt(std::uint32_t rank) { std::atomic_ref(ledgers_[rank].over).store(1); }
   // As the host of a rank whose mates rest: once its kernel has told of an error, it may leave.
   std::jthread watch(std::uint32_t rank) {
     return std::jthread([&host = hosts_[rank]] {
@@ -114,7 +113,7 @@ class Node {
       m.direction = t.direction;
       m.peer = t.peer;
       m.host = &hosts_[rank];
-      m.totals = totals_[rank].data();
+      m.ledger = &ledgers_[rank];
       m.captured = captured;
       m.relay_slots = relay_slots;
       for (std::uint32_t path = 0; path < kIndirectPaths; ++path) {
@@ -145,7 +144,8 @@ class Node {
                                  .packet_blocks = plan.packet_blocks,
                                  .packet_blocks_a_cluster = plan.packet_blocks_a_cluster,
                                  .link_MBps = link_MBps,
-                                 .send_warps = plan.send_warps};
+                                 .send_warps = plan.send_warps,
+                                 .receive_warps = plan.receive_warps};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
@@ -193,7 +193,7 @@ class Node {
         HostWarp warp(w, warps, seed + w + 1, delays);
         const Part part = whole_part(header, messages);
         if (!plan.trains.empty()) return PacketRoles<HostWarp, true, true>(warp, in_trains(part, plan)).run();
-        if (plan.send_warps == 0) return PacketRoles<HostWarp>(warp, part).run();
+        if (plan.send_warps + plan.receive_warps == 0) return PacketRoles<HostWarp>(warp, part).run();
         PacketRoles<HostWarp, true>(warp, part).run();
       });
     }
@@ -255,7 +255,7 @@ class Node {
 
   std::uint64_t seed_;
   std::vector<HostView> hosts_;
-  std::vector<std::array<Totals, kAccounts>> totals_;
+  std::vector<Ledger> ledgers_;
   std::vector<std::unique_ptr<Port[]>> regions_;
   std::vector<std::unique_ptr<OperationState>> states_;
   std::vector<std::vector<Kernel>> kernels_;

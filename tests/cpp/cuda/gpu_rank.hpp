@@ -118,7 +118,7 @@ class GpuRank {
       m.direction = t.direction;
       m.peer = t.peer;
       m.host = &host_;
-      m.totals = totals_;
+      m.ledger = &ledger_;
       m.path = cuda::path_of(t.bytes, job_.low_latency_bytes);
       if (t.peer / job_.shape.ranks != node) {
         m.rail = {port_.get(), &counts_};
@@ -216,7 +216,7 @@ class GpuRank {
   std::uint64_t seed_ = 1;
   std::uint64_t staged_bytes_ = 0;
   cuda::HostView host_{};
-  cuda::Totals totals_[cuda::kAccounts]{};
+  cuda::Ledger ledger_{};
   cuda::OperationState state_{};
   cuda::RailCounts counts_{};
   std::unique_ptr<cuda::RailPort> port_ = std::make_unique<cuda::RailPort>();

@@ -63,10 +63,10 @@ class FourRanks : public testing::Test {
   std::array<Liveness, kRanks> lives{};
 };
 
-TEST_F(FourRanks, RestWhenTheySaySoLeaveOrAreGone) {
-  const auto all_rest = [&] {
+TEST_F(FourRanks, RestWhenTheySaySoLeaveOrAreGoneForAWhile) {
+  const auto all_rest = [&](bool settled = true) {
     const std::vector<Mate> mates = mates_of(0);
-    return std::all_of(mates.begin(), mates.end(), rests);
+    return std::all_of(mates.begin(), mates.end(), [settled](const Mate& mate) { return rests(mate, settled); });
   };
   tell_failure(lives[1], {"aborted", std::nullopt});
   tell_rest(lives[1]);
@@ -76,6 +76,7 @@ TEST_F(FourRanks, RestWhenTheySaySoLeaveOrAreGone) {
   tell_failure(lives[3], {"aborted", std::nullopt});
   EXPECT_FALSE(all_rest()) << "it has failed, and its kernels may still write";
   processes[3].kill();
+  EXPECT_FALSE(all_rest(false)) << "its kernel may outlive it for a moment";
   EXPECT_TRUE(all_rest());
 }
 

@@ -283,7 +283,8 @@ TEST(Prepare, EveryPlanHoldsTogether) {
 
 struct SplitCase {
   std::vector<std::uint64_t> sends, receives;
-  std::uint32_t send_warps;
+  std::uint32_t send_warps, receive_warps;
+  std::uint32_t blocks = 16;
 };
 class Split : public testing::TestWithParam<SplitCase> {};
 
@@ -291,25 +292,30 @@ TEST_P(Split, WhereAMessageWaitsForCreditsWarpsSendOrReceive) {
   std::vector<Message> messages;
   for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
   for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
-  const Plan plan = prepare(sized(messages, 4u << 20), {16, 8, 2, false, 0, 0, ~0u, 16});
+  const std::uint32_t blocks = GetParam().blocks;
+  const Plan plan = prepare(sized(messages, 4u << 20), {blocks, std::min(blocks, 8u), 2, false, 0, 0, ~0u, blocks});
   ASSERT_EQ(plan.kernel, Kernel::packets);
+  ASSERT_EQ(plan.blocks, blocks);
   EXPECT_EQ(plan.send_warps, GetParam().send_warps);
-  const std::uint32_t warps = plan.blocks * kBundlePackets;
+  EXPECT_EQ(plan.receive_warps, GetParam().receive_warps);
   for (const Message& m : messages) {
-    if (plan.send_warps == 0) continue;
-    EXPECT_LT(m.first_warp, m.direction == Direction::send ? plan.send_warps : warps - plan.send_warps);
+    const std::uint32_t of_direction = m.direction == Direction::send ? plan.send_warps : plan.receive_warps;
+    EXPECT_LT(m.first_warp, plan.send_warps + plan.receive_warps == 0 ? blocks * kBundlePackets : of_direction);
   }
 }
 constexpr std::uint64_t kSlotted = std::uint64_t{kPacketSlots} * Packet::kData;  // which its slots hold
 INSTANTIATE_TEST_SUITE_P(Table, Split,
-                         testing::Values(SplitCase{{2u << 20}, {2u << 20}, 128},      // balanced
-                                         SplitCase{{kSlotted}, {kSlotted}, 0},        // nothing waits
-                                         SplitCase{{kSlotted + 1}, {kSlotted}, 128},  //
-                                         SplitCase{{2u << 20}, {128u << 10}, 240},    // the hot pair's source, 1/16 back
-                                         SplitCase{{128u << 10}, {2u << 20}, 16},     // and its destination
-                                         SplitCase{{2u << 20}, {8}, 0},               // less than half a warp of a block's
-                                         SplitCase{{8}, {2u << 20}, 0}, SplitCase{{2u << 20}, {}, 0}, SplitCase{{}, {2u << 20}, 0},
-                                         SplitCase{{1u << 20, 1u << 20, 1u << 20}, {1u << 20}, 192}));
+                         testing::Values(SplitCase{{2u << 20}, {2u << 20}, 128, 128},      // balanced
+                                         SplitCase{{kSlotted}, {kSlotted}, 0, 0},          // nothing waits
+                                         SplitCase{{kSlotted + 1}, {kSlotted}, 128, 128},  //
+                                         SplitCase{{2u << 20}, {128u << 10}, 208, 16},     // the hot pair's source, 1/16 back
+                                         SplitCase{{128u << 10}, {2u << 20}, 16, 128},     // and its destination
+                                         SplitCase{{2u << 20}, {8}, 208, 16},              // not even a warp of a block's
+                                         SplitCase{{8}, {2u << 20}, 16, 128},              //
+                                         SplitCase{{2u << 20}, {}, 208, 0}, SplitCase{{}, {2u << 20}, 0, 128},
+                                         SplitCase{{1u << 20, 1u << 20, 1u << 20}, {1u << 20}, 192, 64},
+                                         SplitCase{{2u << 20}, {2u << 20}, 64, 64, 8},  // fewer blocks
+                                         SplitCase{{2u << 20}, {}, 128, 0, 8}, SplitCase{{}, {2u << 20}, 0, 128, 8}));
 
 // More messages than lanes, or several of a pair that wait for each other's credits.
 TEST(Prepare, PacketsOfAPairAreATrain) {

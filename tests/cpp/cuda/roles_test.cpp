@@ -525,6 +525,69 @@ TEST(Roles, AKernelThatBeginsAfterTheEndWritesNothing) {
   receiver.join();
 }
 
+// The numbers of an operation that was given up are used again by the next one, which finds grants that its mate gave to the first.
+TEST(Roles, WhatIsQueuedBehindAnOperationThatWasGivenUpMovesNothing) {
+  std::mt19937_64 random(23);
+  for (const std::size_t bytes : {1'000'000u, 100u}) {
+    Node node(3);
+    Bytes first = random_bytes(random, bytes), second = random_bytes(random, bytes), never(1'000'000), came(bytes), more(bytes);
+    std::jthread receiver([&] {
+      node.run(0, {{Direction::receive, 1, came.data(), bytes}, {Direction::send, 2, never.data(), never.size()}});
+    });
+    std::jthread sender([&] {
+      node.run(1, {{Direction::send, 0, first.data(), bytes}, {Direction::send, 2, never.data(), never.size()}});
+    });
+    const auto has_come = [&] {
+      return bytes < never.size() ? std::atomic_ref(node.port(1, 0).credits[0]).load() != 0
+                                  : std::atomic_ref(node.port(0, 1).placed[1]).load() == bytes;
+    };
+    while (!has_come()) std::this_thread::yield();
+    // Rank 2 has died. Neither of the others has granted what has not come, so both leave, and their programs have their buffers again.
+    for (const std::uint32_t rank : {0u, 1u}) std::atomic_ref(node.host(rank).stop).store(kStop);
+    receiver.join();
+    sender.join();
+    EXPECT_TRUE(came == first);
+    std::fill(came.begin(), came.end(), std::byte{0});
+    const std::uint64_t before = node.completed(0) + node.completed(1);  // packets end for themselves
+    // Their hosts' copies have not come yet.
+    for (const std::uint32_t rank : {0u, 1u}) std::atomic_ref(node.host(rank).stop).store(kLeave);
+    node.run(1, {{Direction::send, 0, second.data(), bytes}});
+    node.run(0, {{Direction::receive, 1, more.data(), bytes}});
+    EXPECT_EQ(came, Bytes(bytes));
+    EXPECT_EQ(more, Bytes(bytes)) << "what is in the place is the first one's";
+    EXPECT_EQ(node.completed(0) + node.completed(1), before);
+  }
+}
+
+// Where a kernel finds an error itself its host hears of it later: until then the next operation must not be taken for the first.
+TEST(Roles, AMateDoesNotTakeTheNextOperationForOneThatWasGivenUp) {
+  std::mt19937_64 random(24);
+  for (const auto& [bytes, clusters] : {std::pair{100u, 8u}, std::pair{30'000u, 1u}, std::pair{1'000'000u, 8u}}) {
+    Node node(3);
+    node.cluster_blocks = clusters;
+    node.timeout_ns = 20'000'000;
+    Bytes first = random_bytes(random, bytes), second = random_bytes(random, bytes), never(1'000'000), came(bytes);
+    node.run(0, {{Direction::send, 2, never.data(), never.size()}, {Direction::send, 2, never.data(), 100}});
+    EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::timed_out));
+    node.timeout_ns = 3600'000'000'000;
+    const std::uint64_t before = node.completed(0);
+    std::jthread next([&] { node.run(0, {{Direction::send, 1, second.data(), bytes}}); });
+    std::atomic<bool> left{false};
+    std::jthread mate([&] {
+      node.run(1, {{Direction::receive, 0, came.data(), bytes}});
+      left.store(true);
+    });
+    for (int turns = 0; turns < 2000 && !left; ++turns) std::this_thread::sleep_for(std::chrono::microseconds(10));
+    EXPECT_FALSE(left.load());
+    for (const std::uint32_t rank : {0u, 1u}) std::atomic_ref(node.host(rank).stop).store(kLeave);
+    next.join();
+    mate.join();
+    EXPECT_EQ(came, Bytes(bytes));
+    EXPECT_EQ(node.completed(0), before);
+    EXPECT_EQ(node.completed(1), 0u);
+  }
+}
+
 // What an operation has moved of another communicator's messages is not counted when it is stopped, so that one cannot go on either: its
 // next message would have the number of one that has partly been sent.
 TEST(Roles, CommunicatorsThatShareAnOperationEndTogether) {
@@ -582,12 +645,14 @@ class SlotsOfABlock : public testing::TestWithParam<Direction> {
     Bytes data(kSlots * kSlotBytes);
     HostView host{};
     OperationState state{};
+    Ledger ledger{};
     Message m{};
     m.local = here.get();
     m.remote = there.get();
     m.data = data.data();
     m.bytes = data.size();
     m.host = &host;
+    m.ledger = &ledger;
     m.direction = GetParam();
     m.path = Path::granted;
     m.piece_bytes = static_cast<std::uint32_t>(data.size());
@@ -643,6 +708,7 @@ TEST(Roles, HelpBeforeTheOwnGrantIsBrief) {
     Bytes data(kPieces * kPiece), came[2] = {Bytes(kPieces * kPiece), Bytes(kPieces * kPiece)};
     HostView host{};
     OperationState state{};
+    Ledger ledger{};
     std::array<Message, 2> messages{};
     for (std::uint32_t i = 0; i < 2; ++i) {
       Message& m = messages[i];
@@ -651,6 +717,7 @@ TEST(Roles, HelpBeforeTheOwnGrantIsBrief) {
       m.data = data.data();
       m.bytes = data.size();
       m.host = &host;
+      m.ledger = &ledger;
       m.direction = Direction::send;
       m.path = Path::granted;
       m.piece_bytes = i == 0 ? static_cast<std::uint32_t>(data.size()) : kPiece;  // the block's own one is one piece
