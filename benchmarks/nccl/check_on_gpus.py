@@ -38,7 +38,7 @@ class Way:
 
 _NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
 WAYS = (
-    Way("shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory"), True),
+    Way("shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory", "contexts"), True),
     Way(
         "shim, expandable segments",
         ("collectives", "graphs", "freed", "buffers", "random_groups"),
@@ -71,9 +71,11 @@ WAYS = (
     ),
     Way("shim, a rank dies", ("death",), True, {}, ("has died",)),
     Way("shim, a rank ends without destroying", ("goodbye",), True, {}, ("and that rank has left",)),
+    Way("shim, an abort", ("aborted_receive",), True),
+    Way("shim, wrong groups", ("wrong_groups",), True),
     Way("shim switched off", ("host_cost",), True, {"RAILWEAVE_SHIM": "off"}),
     Way("railweave.torch", ("torch_interface",), False),
-    Way("NCCL alone", ("collectives", "graphs", "ordering", "random_groups", "host_cost", "memory"), False),
+    Way("NCCL alone", ("collectives", "graphs", "ordering", "random_groups", "host_cost", "memory", "contexts", "wrong_groups"), False),
 )
 
 

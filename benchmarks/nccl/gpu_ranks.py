@@ -482,6 +482,120 @@ def goodbye(rank: int, world: int) -> dict[str, object]:
     os._exit(0 if error == _REMOTE_ERROR else 1)
 
 
+def aborted_receive(rank: int, world: int) -> dict[str, object]:
+    """Rank 0 aborts a receive, and its buffer is its own from then on: whether the sender writes right then, or its kernel waits behind
+    computing and its host does nothing until that has ended."""
+    nccl, filled = Nccl(), 0x5A
+    size_late, size_writing = 64 << 20, 4 << 30
+    data = torch.zeros(size_writing, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    result: dict[str, object] = {}
+    cases = [("late", size, 0.2) for size in (1 << 20, size_late, size_late)]
+    cases += [("writing", size_writing, delay_ms / 1e3) for delay_ms in (1, 2, 3, 4, 6, 8)]
+    for number, (case, nbytes, delay_s) in enumerate(cases):
+        unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+        dist.broadcast_object_list(unique_id, src=0)
+        communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+        sends = rank == world - 1
+        for _ in range(3 if sends or rank == 0 else 0):  # the buffer is mapped after the first
+            nccl.message(sends, data.data_ptr(), nbytes, 0, world - 1 - rank, communicator, stream.cuda_stream)
+            torch.cuda.synchronize()
+            time.sleep(0.2)
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.monotonic()
+        if sends:
+            data.fill_(number + 1)
+            if case == "late":
+                torch.cuda.current_stream().synchronize()
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(4_000_000_000)  # clock cycles: some 2 s
+            stream.wait_stream(torch.cuda.current_stream())
+            nccl.message(True, data.data_ptr(), nbytes, 0, 0, communicator, stream.cuda_stream)
+            if case == "late" and nbytes == size_late:  # a message in packets needs no mate
+                time.sleep(0.5)
+                _require(nccl.async_error(communicator) != 0, "the sender has not been told")
+                before = time.process_time()
+                time.sleep(0.5)
+                _require(time.process_time() - before < 0.25, "threads of a communicator that has failed are busy")
+            stream.synchronize()
+            nccl.abort(communicator)
+        elif rank == 0:
+            nccl.message(False, data.data_ptr(), nbytes, 0, world - 1, communicator, stream.cuda_stream)
+            time.sleep(delay_s)
+            aborted = time.monotonic()
+            nccl.abort(communicator)
+            stream.synchronize()
+            went_on = time.monotonic() - aborted
+            came = bool((data[nbytes - (1 << 20) : nbytes] == number + 1).all())
+            data.fill_(filled)
+            torch.cuda.synchronize()
+            result[f"{case} {number}: stream went on after, s; all had come"] = [round(went_on, 3), came]
+            if case == "late":
+                _require(time.monotonic() < begin + 1.5, "the sender's kernel has begun before the buffer was the program's again")
+        else:
+            nccl.abort(communicator)
+        dist.barrier()
+        torch.cuda.synchronize()
+        if rank == 0:
+            wrong = int((data != filled).sum())
+            _require(wrong == 0, f"{case} {number}: {wrong} bytes were written after the abort")
+    return result
+
+
+def contexts(rank: int, world: int) -> dict[str, object]:
+    """A rank has a CUDA context on its own GPU alone, after exchanges through communicators of each kind."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    sizes = _patterns(world)["uneven"]
+    _exchange(rank, world, sizes, torch.float32, 0, lambda o, i, a, b: dist.all_to_all_single(o, i, a, b))
+    torch.cuda.synchronize()
+    time.sleep(1)  # its threads have mapped
+    for device in range(torch.cuda.device_count()):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        _require(driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0, "cuDevicePrimaryCtxGetState")
+        _require(bool(active.value) == (device == torch.cuda.current_device()), f"GPU {device}: a context is {active.value}")
+    return {"GPUs": torch.cuda.device_count()}
+
+
+def wrong_groups(rank: int, world: int) -> dict[str, object]:
+    """A group with a wrong message does nothing, its collectives included, and the next one works."""
+    nccl = Nccl()
+    unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+    dist.broadcast_object_list(unique_id, src=0)
+    communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
+    stream = torch.cuda.current_stream().cuda_stream
+    total = torch.ones(1024, dtype=torch.int32, device="cuda")
+    data = torch.zeros(2, world, 1 << 20, dtype=torch.uint8, device="cuda")
+    rounds = 5
+    for salt in range(rounds):
+        for wrong_first in (True, False):
+            told = []
+            nccl.start()
+            calls = [
+                lambda: nccl.all_reduce(total.data_ptr(), total.numel(), communicator, stream),
+                lambda: nccl.message(False, data.data_ptr(), 1 << 20, 0, world + 3, communicator, stream),
+            ]
+            for call in (*(reversed(calls) if wrong_first else calls), nccl.end):
+                try:
+                    call()
+                except RuntimeError as error:
+                    told.append(str(error))
+            _require(len(told) == 2 and "ncclRecv" in told[0] and "ncclGroupEnd" in told[1], f"a wrong group was answered by {told}")
+        for peer in range(world):
+            data[0, peer] = _rows(rank, peer, 1 << 20, 1, torch.uint8, salt).view(-1)
+        nccl.start()
+        for peer in range(world):
+            nccl.message(True, data[0, peer].data_ptr(), 1 << 20, 0, peer, communicator, stream)
+            nccl.message(False, data[1, peer].data_ptr(), 1 << 20, 0, peer, communicator, stream)
+        nccl.end()
+        torch.cuda.synchronize()
+        _require(bool((total == 1).all()), "a wrong group's collective has run")
+        for peer in range(world):
+            _require(_same(data[1, peer], _rows(peer, rank, 1 << 20, 1, torch.uint8, salt).view(-1)), "the next group: wrong bytes")
+    nccl.destroy(communicator)
+    return {"groups": 2 * rounds}
+
+
 def torch_interface(rank: int, world: int) -> dict[str, object]:
     """railweave.torch on CUDA tensors: values, gradients, async_op, registered memory."""
     from railweave.torch import all_to_all_single, close, deregister, register
@@ -524,6 +638,9 @@ SECTIONS = {
         stall,
         death,
         goodbye,
+        aborted_receive,
+        contexts,
+        wrong_groups,
         torch_interface,
     )
 }
