@@ -525,12 +525,17 @@ def aborted_receive(rank: int, world: int) -> dict[str, object]:
             time.sleep(delay_s)
             aborted = time.monotonic()
             nccl.abort(communicator)
+            returned = time.monotonic() - aborted
             stream.synchronize()
             went_on = time.monotonic() - aborted
             came = bool((data[nbytes - (1 << 20) : nbytes] == number + 1).all())
             data.fill_(filled)
             torch.cuda.synchronize()
-            result[f"{case} {number}: stream went on after, s; all had come"] = [round(went_on, 3), came]
+            result[f"{case} {number}: s until the call returned, and the stream went on; all had come"] = [
+                round(returned, 3),
+                round(went_on, 3),
+                came,
+            ]
             if case == "late":
                 _require(time.monotonic() < begin + 1.5, "the sender's kernel has begun before the buffer was the program's again")
         else:

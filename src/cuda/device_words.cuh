@@ -82,6 +82,12 @@ struct DeviceWords {
     relaxed_pair(reinterpret_cast<const std::uint64_t*>(mapping), words);
     return {words[0], words[1]};
   }
+  __device__ __forceinline__ static Count counted(const Count* count) {
+    static_assert(sizeof(Count) == 16 && alignof(Count) == 16 && offsetof(Count, over) == 8);
+    std::uint64_t words[2];
+    relaxed_pair(reinterpret_cast<const std::uint64_t*>(count), words);
+    return {words[0], words[1]};
+  }
   // Atomics are within this GPU, as nobody else changes these words; the two below are not.
   __device__ __forceinline__ static std::uint32_t add(std::uint32_t* word, std::uint32_t value) { return atomicAdd(word, value); }
   __device__ __forceinline__ static std::uint64_t add(std::uint64_t* word, std::uint64_t value) {

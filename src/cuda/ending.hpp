@@ -32,6 +32,11 @@ RAILWEAVE_ROLE Part rail_part(const OperationHeader& header, const Message* mess
   return {&header.state->parts[2], nullptr, messages + header.count, header.rails, header.timeout_ns};
 }
 
+// Of Port::counts; not for rails.
+RAILWEAVE_ROLE constexpr std::uint32_t count_at(Path path, Direction direction) {
+  return 2 * static_cast<std::uint32_t>(path) + static_cast<std::uint32_t>(direction);
+}
+
 RAILWEAVE_ROLE bool sends(const Message& m) { return m.direction == Direction::send; }
 
 RAILWEAVE_ROLE constexpr std::uint32_t account_of(Path path, bool captured) {
@@ -62,13 +67,9 @@ RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before)
 // one, and would be taken for it: so that one moves nothing.
 template <typename Words>
 RAILWEAVE_ROLE void give_up(Words& words, const Message& m) {
-  words.store(&m.ledger->over, 1u);
+  for (std::uint32_t k = 0; k < m.ledger->mates * kCounts; ++k)
+    words.store(&m.ledger->ports[k / kCounts].counts[k % kCounts].over, kNeverMoved);
   if (words.relaxed(&m.host->error) == 0) words.release(&m.host->error, static_cast<std::uint32_t>(KernelError::aborted));
-}
-
-template <typename Words>
-RAILWEAVE_ROLE bool is_over(Words& words, const Message& m) {
-  return words.relaxed(&m.ledger->over) != 0;
 }
 
 // What a block adds to PartState::left when it leaves, so that the last one knows whether all was done.

@@ -44,10 +44,11 @@ struct Totals {
   }
 };
 
-// What a communicator's operations leave each other, in device memory.
+// What a communicator's operations have in common, in device memory.
 struct Ledger {
   Totals totals[kAccounts];  // copied to the HostView at an operation's end
-  std::uint32_t over;        // an operation was given up, or the host says so: what begins now moves nothing
+  Port* ports;               // the rank's own, so many
+  std::uint32_t mates;
 };
 
 // HostView::stop. What a kernel has granted may be written until the mates' hosts have heard that the communicator has ended, so it leaves
@@ -59,12 +60,12 @@ struct HostView {
   std::uint32_t stop;   // host → kernel: give up, at kLeave at once
   std::uint32_t error;  // kernel → host: KernelError, written last
   std::uint32_t error_peer;
-  std::uint32_t error_chunk;     // damaged: the first one that differs
-  std::uint64_t error_bytes[2];  // sizes_differ, damaged: here, at the peer
-  std::uint64_t error_message;   // damaged: number of the message from that peer
-  Totals ended[kAccounts];       // see account_of()
-  std::uint32_t over = 1;        // what the host copies to Ledger::over
-  std::uint32_t rests;           // kernel → host: an operation was given up, and writes nothing more, but waits for kLeave
+  std::uint32_t error_chunk;                                                           // damaged: the first one that differs
+  std::uint64_t error_bytes[2];                                                        // sizes_differ, damaged: here, at the peer
+  std::uint64_t error_message;                                                         // damaged: number of the message from that peer
+  Totals ended[kAccounts];                                                             // see account_of()
+  std::uint64_t over[kCounts] = {kNeverMoved, kNeverMoved, kNeverMoved, kNeverMoved};  // what the host copies to Count::over of ports
+  std::uint32_t rests;  // kernel → host: an operation was given up, and writes nothing more, but waits for kLeave
 };
 
 inline constexpr std::int32_t kNone = -1;

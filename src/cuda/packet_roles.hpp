@@ -2,7 +2,7 @@
 // need. Written once for GPU warps (device_warp.cuh) and for threads (tests), over a `Warp`:
 //
 //   warps(), index()               those that share the messages: all begin, as whole clusters or as room.hpp says
-//   relaxed(p), store(p, v), release(p, v)
+//   relaxed(p), store(p, v), release(p, v), counted(p)
 //   Lanes<T>, at(lanes, i)         a T for each message, kept by lane i
 //   each(n, f)                     f(i) for i < n
 //   mask(n, f)                     bits of i < n where f(i)
@@ -36,9 +36,6 @@ RAILWEAVE_ROLE constexpr Credit credit_of(std::uint64_t number) { return static_
 RAILWEAVE_ROLE constexpr bool is_credited(Credit credit, std::uint64_t number) {
   return number < kPacketSlots || static_cast<std::int32_t>(credit - credit_of(number - kPacketSlots)) >= 0;
 }
-
-// Added to the numbers of what must not be moved: no packet comes with such a flag, and no slot is credited for it.
-inline constexpr std::uint64_t kNeverMoved = 1u << 30;
 
 // Well within the 50 ms after which links sleep (`nvidia-smi nvlink -gLowPwrInfo` of H100s), and a microsecond of it.
 inline constexpr std::uint64_t kTouchEveryNs = 20'000'000;
@@ -74,8 +71,8 @@ class PacketRoles {
       const Message& m = head(i);
       Lane& own = lane(i);
       if (reports(i)) own.totals = read_totals(warp_, reporter(i));
-      const std::uint64_t number = warp_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
-      own.number = is_over(warp_, m) ? number + kNeverMoved : number;
+      const Count count = warp_.counted(&packets_moved(m));
+      own.number = count.value + count.over + m.ordinal;
       own.packets = kTrains ? trains_[i].packets : packets_of(m.bytes);
       const std::uint32_t warps = warps_of(m), place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warps - m.first_warp;
@@ -126,7 +123,7 @@ class PacketRoles {
         return;
       }
       const std::uint64_t end = lane(i).number + lane(i).packets;
-      if (kTrains || m.last_of_pair) warp_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, end);
+      if (kTrains || m.last_of_pair) warp_.store(&packets_moved(m).value, end);
       if (reports(i)) report(warp_, reporter(i), lane(i).totals);
     });
     warp_.leader([&] {
@@ -143,6 +140,7 @@ class PacketRoles {
     Totals totals;          // of one that reports: before the operation
   };
 
+  RAILWEAVE_ROLE static Count& packets_moved(const Message& m) { return m.local->counts[count_at(Path::packets, m.direction)]; }
   RAILWEAVE_ROLE const Message& head(std::uint32_t i) const { return messages_[kTrains ? trains_[i].first : i]; }
   RAILWEAVE_ROLE bool reports(std::uint32_t i) const { return kTrains ? trains_[i].reporter != kNone : messages_[i].reports; }
   RAILWEAVE_ROLE const Message& reporter(std::uint32_t i) const { return messages_[kTrains ? trains_[i].reporter : i]; }

@@ -50,6 +50,15 @@ struct Packet {
 // Of a slot for packets: the low half of the last packet's flag that was taken from it. Two that are compared are less than 2^31 apart.
 using Credit = std::uint32_t;
 
+// Of a pair, path and direction at one of its ranks. Kernels read both words in one access, so that the second costs nothing.
+struct alignas(16) Count {
+  std::uint64_t value;  // moved by operations that have ended well
+  std::uint64_t over;   // once the communicator has ended, kNeverMoved: what begins then moves nothing
+};
+inline constexpr std::uint32_t kCounts = 4;
+// Added to the numbers of what must not be moved: no packet comes with such a flag, and no slot is credited for it.
+inline constexpr std::uint64_t kNeverMoved = 1u << 30;
+
 // What a receive tells its source. Each word carries 4 bytes below and the low half of the message's number above, so that the words need
 // no order among themselves: a grant is there when all its words name the message.
 struct alignas(16) Grant {
@@ -96,12 +105,9 @@ struct alignas(128) Port {
   std::uint64_t filled[kSlots];   // how often the slot was filled; written after slot and record
   SlotRecord records[kSlots];
   // r's own.
-  alignas(128) std::uint64_t sent;  // granted messages to p, all before this operation
-  std::uint64_t received;
-  std::uint64_t packets_sent;
-  std::uint64_t packets_received;
-  std::uint64_t taken[kSlots];   // how often r has taken the slot at p
-  std::uint64_t pulled[kSlots];  // how often r has claimed its own slot for a pull
+  alignas(128) Count counts[kCounts];  // by count_at(): messages, or packets, all before this operation
+  std::uint64_t taken[kSlots];         // how often r has taken the slot at p
+  std::uint64_t pulled[kSlots];        // how often r has claimed its own slot for a pull
   IndirectPath indirect[kIndirectPaths];
   std::uint64_t sent_at;     // address at r of an IndirectSent of the host's, or zero
   std::uint64_t link_free;   // emulated mesh: ns at which the link from r to p is free; whoever moves bytes over it adds what they take

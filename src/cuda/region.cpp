@@ -56,6 +56,8 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), ports_(mate
     check(cudaMalloc(&state, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for the communicator's state");
     own_ = static_cast<Own*>(state);
     check(cudaMemsetAsync(state, 0, bytes, stream.get()), "clearing the communicator's state");
+    const Ledger ledger{{}, local(0), mates};
+    check(cudaMemcpyAsync(&own_->ledger, &ledger, sizeof ledger, cudaMemcpyHostToDevice, stream.get()), "writing the communicator's state");
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
@@ -78,7 +80,11 @@ void Region::release() noexcept {
 
 // Copies need no SM, of which others' kernels may have all.
 void Region::halt(cudaStream_t stream) {
-  check(cudaMemcpyAsync(&own_->ledger.over, &host_->over, sizeof host_->over, cudaMemcpyHostToDevice, stream), "ending a communicator");
+  constexpr std::size_t kWord = sizeof(Count::over);
+  for (std::uint32_t mate = 0; mate < ports_.size(); ++mate)
+    check(
+        cudaMemcpy2DAsync(&local(mate)->counts[0].over, sizeof(Count), host_->over, kWord, kWord, kCounts, cudaMemcpyHostToDevice, stream),
+        "ending a communicator");
 }
 
 const Port* Region::copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const {

@@ -8,7 +8,7 @@
 //   arrived(p)                     a load that the kernel's end, or an acquire later on, orders
 //   announce(p, v)                 adds to a peer's word, after all that the block wrote before the last barrier
 //   vacate(p, v)                   stores to a peer's word, after all that the block read before the last barrier
-//   pair(p)                        both words of a Mapping
+//   pair(p), counted(p)            both words of a Mapping, of a Count
 //   share(f)                       f's result, computed by one warp, at every thread of the block; inside it:
 //     lead(f)                      f() by one thread
 //     smallest(n, f)               least f(i) for i < n
@@ -106,20 +106,18 @@ class Roles {
       Share& own = share(i);
       own.at = own.end = 0;
       if (m.reports) own.totals = read_totals(block_, m);
+      const Count count = block_.counted(&moved(m));
       if (in_packets(m)) {
-        const std::uint64_t number = block_.relaxed(sends(m) ? &m.local->packets_sent : &m.local->packets_received) + m.ordinal;
-        own.number = is_over(block_, m) ? number + kNeverMoved : number;
+        own.number = count.value + count.over + m.ordinal;
         const std::uint64_t mine = bundles_of_block(m, i);
         own.at = mine & ~block_.take(&state(i).claimed, mine);
         return;
       }
       // Numbers begin at 1, so that a zeroed flag names no message.
-      const std::uint64_t count = block_.relaxed(sends(m) ? &m.local->sent : &m.local->received);
-      const bool over = is_over(block_, m);
       const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
       if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}));
-      own.number = over ? kNeverGranted : count + m.ordinal + 1;
-      if (grants && !over) post_grant(m, own.number);
+      own.number = count.over != 0 ? kNeverGranted : count.value + m.ordinal + 1;
+      if (grants && count.over == 0) post_grant(m, own.number);
     });
     start_ = block_.now();
   }
@@ -164,12 +162,12 @@ class Roles {
       if (stopped || is_never(i)) return;
       if (!in_packets(m)) {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
-        if (m.last_of_pair) block_.store(sends(m) ? &m.local->sent : &m.local->received, own.number);
+        if (m.last_of_pair) block_.store(&moved(m).value, own.number);
         if constexpr (kIndirect) {
           if (m.last_of_pair && sends(m)) indirect_.report(m);
         }
       } else if (m.last_of_pair) {
-        block_.store(sends(m) ? &m.local->packets_sent : &m.local->packets_received, own.number + packets_of(m.bytes));
+        block_.store(&moved(m).value, own.number + packets_of(m.bytes));
       }
       if (m.reports) report(block_, m, own.totals);
     });
@@ -183,6 +181,9 @@ class Roles {
   using Indirect = IndirectRoles<Block>;
 
   RAILWEAVE_ROLE static bool in_packets(const Message& m) { return kPackets && m.path == Path::packets; }
+  RAILWEAVE_ROLE static Count& moved(const Message& m) {
+    return m.local->counts[count_at(in_packets(m) ? Path::packets : Path::granted, m.direction)];
+  }
   RAILWEAVE_ROLE const Message& message(std::uint32_t i) const { return messages_[i]; }
   RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
   RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }

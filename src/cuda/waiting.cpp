@@ -7,6 +7,8 @@
 namespace railweave::cuda {
 namespace {
 
+std::uint64_t moved(const Port& port, Path path, Direction direction) { return port.counts[count_at(path, direction)].value; }
+
 std::string counted(std::uint64_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
 std::string over(std::uint32_t path) { return path == kHostPath ? " over the host" : " over relay " + std::to_string(path - kFirstRelay); }
@@ -37,7 +39,7 @@ std::string pieces_that_came(const Port& port, std::uint64_t number) {
 }
 
 std::string send_granted(const Waiting& m, const Port& port, const std::string& peer) {
-  const std::uint64_t number = port.sent + 1 + m.before;
+  const std::uint64_t number = moved(port, Path::granted, Direction::send) + 1 + m.before;
   const std::uint64_t* words = port.grants[number % kGrants].words;
   if (!std::all_of(words, words + Grant::kWords, [&](std::uint64_t word) { return word >> 32 == (number & 0xffffffff); }))
     return "waits for " + peer + "'s grant: its receive has not begun";
@@ -53,7 +55,7 @@ std::string send_granted(const Waiting& m, const Port& port, const std::string& 
 std::string receive_granted(const Waiting& m, const Port& port, const std::string& peer) {
   // The place still counts the message before it there.
   if (m.before >= kGrants) return "not granted yet: " + std::to_string(kGrants) + " messages from " + peer + " are under way before it";
-  const std::uint64_t number = port.received + 1 + m.before;
+  const std::uint64_t number = moved(port, Path::granted, Direction::receive) + 1 + m.before;
   std::string text = peer + " has written " + counted(port.placed[number % kGrants], "byte") + " into the buffer";
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
     const SlotRecord& record = port.records[slot];
@@ -66,14 +68,15 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
 
 // Of its packets, how many may be written now.
 std::uint64_t packets_with_room(const Waiting& m, const Port& port) {
-  const std::uint64_t first = port.packets_sent + m.before, count = packets_of(m.bytes);
+  const std::uint64_t first = moved(port, Path::packets, Direction::send) + m.before, count = packets_of(m.bytes);
   std::uint64_t taken = 0;
   while (taken < count && is_credited(port.credits[(first + taken) % kPacketSlots], first + taken)) ++taken;
   return taken;
 }
 
 std::string send_packets(const Waiting& m, const Port& port, const std::string& peer) {
-  const std::uint64_t first = port.packets_sent + m.before, count = packets_of(m.bytes), taken = packets_with_room(m, port);
+  const std::uint64_t first = moved(port, Path::packets, Direction::send) + m.before, count = packets_of(m.bytes),
+                      taken = packets_with_room(m, port);
   const std::string text = "in " + counted(count, "packet") + " from number " + std::to_string(first);
   if (taken == count) return text + ", for which " + peer + " has room";
   return text + ": number " + std::to_string(first + taken) + " waits for " + peer + " to take number " +
@@ -88,17 +91,20 @@ std::string waiting_text(const Waiting& m, const Port& port) {
   const std::string what = (send ? "send of " : "receive of ") + counted(m.bytes, "byte") + (send ? " to " : " from ") + peer + ": ";
   if (m.path == Path::granted) return what + (send ? send_granted(m, port, peer) : receive_granted(m, port, peer));
   if (send) return what + send_packets(m, port, peer);
-  return what + "in " + counted(packets_of(m.bytes), "packet") + " from number " + std::to_string(port.packets_received + m.before) +
-         ", of which not all have come";
+  return what + "in " + counted(packets_of(m.bytes), "packet") + " from number " +
+         std::to_string(moved(port, Path::packets, Direction::receive) + m.before) + ", of which not all have come";
 }
 
 bool is_unmatched(const Waiting& m, const Port& port, const Port& peers) {
   const bool send = m.direction == Direction::send;
-  if (m.path == Path::granted) return send ? port.sent + m.before >= peers.received : port.received + m.before >= peers.sent;
+  if (m.path == Path::granted)
+    return send ? moved(port, Path::granted, Direction::send) + m.before >= moved(peers, Path::granted, Direction::receive)
+                : moved(port, Path::granted, Direction::receive) + m.before >= moved(peers, Path::granted, Direction::send);
   const std::uint64_t end = m.before + packets_of(m.bytes);
-  if (!send) return port.packets_received + end > peers.packets_sent;
+  if (!send) return moved(port, Path::packets, Direction::receive) + end > moved(peers, Path::packets, Direction::send);
   // Packets for which there is room need nobody.
-  return port.packets_sent + end > peers.packets_received && packets_with_room(m, port) < packets_of(m.bytes);
+  return moved(port, Path::packets, Direction::send) + end > moved(peers, Path::packets, Direction::receive) &&
+         packets_with_room(m, port) < packets_of(m.bytes);
 }
 
 }  // namespace railweave::cuda

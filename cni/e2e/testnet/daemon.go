@@ -36,7 +36,7 @@ func (d daemon) start() error {
 	if err != nil {
 		return err
 	}
-	defer said.Close()
+	defer func() { _ = said.Close() }()
 	if err := os.Remove(said.Name()); err != nil {
 		return err
 	}

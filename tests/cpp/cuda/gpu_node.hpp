@@ -36,6 +36,8 @@ class Node {
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       regions_.push_back(std::make_unique<Port[]>(world));
       states_[rank] = std::make_unique<OperationState>();
+      ledgers_[rank].ports = regions_[rank].get();
+      ledgers_[rank].mates = world;
     }
   }
 
@@ -90,7 +92,11 @@ class Node {
   Port& port(std::uint32_t rank, std::uint32_t peer) { return regions_[rank][peer]; }
 
   // As Region::halt().
-  void halt(std::uint32_t rank) { std::atomic_ref(ledgers_[rank].over).store(1); }
+  void halt(std::uint32_t rank) {
+    for (std::uint32_t peer = 0; peer < hosts_.size(); ++peer) {
+      for (Count& count : regions_[rank][peer].counts) std::atomic_ref(count.over).store(kNeverMoved);
+    }
+  }
   // As the host of a rank whose mates rest: once its kernel has told of an error, it may leave.
   std::jthread watch(std::uint32_t rank) {
     return std::jthread([&host = hosts_[rank]] {

@@ -72,6 +72,8 @@ class GpuRank {
  public:
   GpuRank(GpuJob& job, std::uint32_t rank, const std::string& rendezvous, ExchangeSettings settings) : job_(job), rank_(rank) {
     settings = rank_settings(job.shape, rank, settings);
+    ledger_.ports = job.ports[rank].get();
+    ledger_.mates = job.shape.ranks;
     staged_bytes_ = settings.eager_bytes;
     settings.nics = job.nics;
     control_.on_failure = [this](const engine::Failure& failure) { fail(failure.text); };

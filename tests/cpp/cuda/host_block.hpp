@@ -49,6 +49,10 @@ class HostWords {
     const std::uint64_t buffer = acquire(&mapping->buffer);
     return {buffer, relaxed(&mapping->base)};
   }
+  Count counted(const Count* count) {
+    const std::uint64_t over = relaxed(&count->over);
+    return {relaxed(&count->value), over};
+  }
   // Atomics carry the order that the fences beside them give on a GPU: the thread sanitizer knows no fences.
   template <typename T>
   T add(T* word, T value) {

@@ -200,7 +200,7 @@ TEST(Roles, PacketNumbersDoNotWrap) {
   Node node(2);
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     Port& port = node.port(rank, 1 - rank);
-    port.packets_sent = port.packets_received = kStart;
+    for (const Direction direction : {Direction::send, Direction::receive}) port.counts[count_at(Path::packets, direction)].value = kStart;
     for (std::uint64_t number = kStart - kPacketSlots; number < kStart; ++number) port.credits[number % kPacketSlots] = credit_of(number);
   }
   Program program(2);
@@ -210,7 +210,7 @@ TEST(Roles, PacketNumbersDoNotWrap) {
   }
   program.run(node);
   program.check();
-  EXPECT_EQ(node.port(1, 0).packets_received, kStart + 8 * packets_of(30'000));
+  EXPECT_EQ(node.port(1, 0).counts[count_at(Path::packets, Direction::receive)].value, kStart + 8 * packets_of(30'000));
 }
 
 // A message of more packets than slots, also of more than the general kernel has bits for, and operations that run ahead of their receiver

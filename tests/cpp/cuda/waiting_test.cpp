@@ -12,6 +12,8 @@ namespace {
 
 constexpr auto kSend = Direction::send, kReceive = Direction::receive;
 
+std::uint64_t& moved(Port& port, Path path, Direction direction) { return port.counts[count_at(path, direction)].value; }
+
 void grant(Port& port, std::uint64_t number, std::uint64_t buffer) {
   for (std::uint64_t& word : port.grants[number % kGrants].words) word = number << 32;
   port.grants[number % kGrants].words[2] |= buffer;
@@ -22,14 +24,14 @@ struct Waits : testing::Test {
 };
 
 TEST_F(Waits, ForAGrant) {
-  port->sent = 8;
+  moved(*port, Path::granted, kSend) = 8;
   grant(*port, 1, 7);  // of a message that is over, in the place of number 9
   EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 0}, *port),
             "send of 600000 bytes to rank 3: waits for rank 3's grant: its receive has not begun");
 }
 
 TEST_F(Waits, ForItsReceiverToEmptySlots) {
-  port->sent = 8;
+  moved(*port, Path::granted, kSend) = 8;
   grant(*port, 10, kNoBuffer);
   port->taken[2] = 4;
   port->freed[2] = 3;
@@ -45,7 +47,7 @@ TEST_F(Waits, InTheMiddleOfAPush) {
 }
 
 TEST_F(Waits, ForBytesOfItsSender) {
-  port->received = 4;
+  moved(*port, Path::granted, kReceive) = 4;
   port->placed[5] = 65'536;
   port->filled[1] = 9;
   port->pulled[1] = 8;
@@ -61,7 +63,7 @@ TEST_F(Waits, ForBytesOfItsSender) {
 }
 
 TEST_F(Waits, ForRoomForPackets) {
-  port->packets_sent = 200;
+  moved(*port, Path::packets, kSend) = 200;
   for (std::uint64_t number = 0; number < 203; ++number) port->credits[number % kPacketSlots] = credit_of(number);
   // Packets to 202 were taken, so 422 may be written, and 423 waits for 203.
   EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 221}, *port),
@@ -71,7 +73,7 @@ TEST_F(Waits, ForRoomForPackets) {
 }
 
 TEST_F(Waits, ForPackets) {
-  port->packets_received = 12;
+  moved(*port, Path::packets, kReceive) = 12;
   EXPECT_EQ(waiting_text({kReceive, Path::packets, 1, 1, 3}, *port),
             "receive of 1 byte from rank 1: in 1 packet from number 15, of which not all have come");
 }
@@ -84,33 +86,33 @@ struct Unmatched : testing::Test {
 };
 
 TEST_F(Unmatched, IsAGrantedMessageThatThePeerHasNotQueued) {
-  own->sent = 4;
-  peers->received = 6;
+  moved(*own, Path::granted, kSend) = 4;
+  moved(*peers, Path::granted, kReceive) = 6;
   EXPECT_FALSE(unmatched({kSend, Path::granted, 1, 600'000, 1}));
   EXPECT_TRUE(unmatched({kSend, Path::granted, 1, 600'000, 2}));
-  own->received = 7;
-  peers->sent = 7;
+  moved(*own, Path::granted, kReceive) = 7;
+  moved(*peers, Path::granted, kSend) = 7;
   EXPECT_TRUE(unmatched({kReceive, Path::granted, 1, 600'000, 0}));
-  peers->sent = 8;
+  moved(*peers, Path::granted, kSend) = 8;
   EXPECT_FALSE(unmatched({kReceive, Path::granted, 1, 600'000, 0}));
 }
 
 TEST_F(Unmatched, IsAReceiveWhosePacketsWillNotCome) {
-  own->packets_received = 10;
-  peers->packets_sent = 14;
+  moved(*own, Path::packets, kReceive) = 10;
+  moved(*peers, Path::packets, kSend) = 14;
   EXPECT_FALSE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData, 2}));
   EXPECT_TRUE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData + 1, 2}));
 }
 
 // As under NCCL, what fits into the receiver's slots is sent whether or not anybody receives it.
 TEST_F(Unmatched, IsASendOfMorePacketsThanThePeerTakesAndHasRoomFor) {
-  own->packets_sent = 100;  // of which the peer never took the last 60
-  peers->packets_received = 40;
+  moved(*own, Path::packets, kSend) = 100;  // of which the peer never took the last 60
+  moved(*peers, Path::packets, kReceive) = 40;
   for (std::uint64_t number = 0; number < 40; ++number) own->credits[number % kPacketSlots] = credit_of(number);
   constexpr std::uint64_t kRoom = kPacketSlots - 60;
   EXPECT_FALSE(unmatched({kSend, Path::packets, 1, kRoom * Packet::kData, 0}));
   EXPECT_TRUE(unmatched({kSend, Path::packets, 1, (kRoom + 1) * Packet::kData, 0}));
-  peers->packets_received = 100 + kRoom + 1;
+  moved(*peers, Path::packets, kReceive) = 100 + kRoom + 1;
   EXPECT_FALSE(unmatched({kSend, Path::packets, 1, (kRoom + 1) * Packet::kData, 0})) << "its credits are on their way";
 }
 
