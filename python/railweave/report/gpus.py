@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from railweave.bench.gpus.result import Layer, Ratio, Run, ratio
-from railweave.bench.gpus.table import slowest_gain, tables
+from railweave.bench.gpus.result import LEAST_ROUNDS, Beside, Layer, Ratio, Run, ratio
+from railweave.bench.gpus.table import tables
 from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import STYLE, svg
@@ -32,18 +32,27 @@ def page(run: Run) -> str:
     elif "nodes" in run.settings:
         limit = "what the rails allow, and for what stays inside nodes a kernel or copy engine that asks nobody whether it may write"
     others = [system for system in run.systems() if system != run.systems()[0]]
-    right = "Every byte was checked on every rank, and right." if run.exchanges else "Results and gradients were equal bit for bit."
+    title, right = _kind(run)
     checked = right if not run.problems() else "Something was wrong: see the end."
     shared = (
         "one process a GPU" if run.settings.get("ranks", run.gpus) <= run.gpus else f"{run.settings['ranks']} processes that share them"
     )
     result = Page(
-        "Skewed exchanges between GPUs" if run.exchanges else "A mixture-of-experts layer on GPUs",
-        f"{run.place}, PyTorch {run.versions['torch']}, {shared}, {', '.join(run.systems())} in turns. "
-        f"{checked} {warning(run.machine)}".rstrip(),
+        title,
+        " ".join(
+            filter(
+                None,
+                (
+                    f"{run.place}, PyTorch {run.versions['torch']}, {shared}, {', '.join(run.systems())} in turns.",
+                    checked,
+                    warning(run.machine),
+                ),
+            )
+        ),
     )
     result.cards(_cards(run, others))
-    with mpl.rc_context(STYLE):
+    # a file's name may have dollar signs that are no formula
+    with mpl.rc_context({**STYLE, "text.parse_math": False}):
         if run.exchanges:
             result.figure(
                 "Rate of the busiest GPU",
@@ -54,7 +63,8 @@ def page(run: Run) -> str:
         if others:
             result.figure(
                 f"Gain over {run.systems()[0]}",
-                "Ratio of medians with the interval that holds it in 95% of resampled rounds; left of 1 is slower.",
+                f"Ratio of medians with the interval that holds it in 95% of resampled rounds, from {LEAST_ROUNDS} rounds on; "
+                "left of 1 is slower.",
                 svg(_gains(run, others), f"Gains over {run.systems()[0]}", "gains"),
             )
     for title, head, rows in tables(run):
@@ -76,16 +86,21 @@ def page(run: Run) -> str:
 def _cards(run: Run, others: list[str]) -> list[tuple[str, str]]:
     if "railweave" not in others:
         return []
-    rival = run.systems()[0]
+    rival, gains = run.systems()[0], _gains_of(run, "railweave")
+    best, least = (end(gains, key=lambda pair: pair[1].value) for end in (max, min))
     if run.exchanges:
-        gains = {m: ratio(run.find(m, rival).seconds, run.find(m, "railweave").seconds).value for m in run.matrices()}
-        best = max(gains, key=gains.__getitem__)
-        least, value = slowest_gain(run, "railweave")
-        return [(f"{gains[best]:.2f}×", f"over {rival}, {best}"), (f"{value.value:.2f}×", f"the least: {least}")]
-    pairs = _layer_gains(run, "railweave")
-    best_layer = max(pairs, key=lambda pair: pair[1].value)
-    least_layer = min(pairs, key=lambda pair: pair[1].value)
-    return [(f"{value.value:.2f}×", f"an iteration over {rival}, {_layer_name(layer)}") for layer, value in (best_layer, least_layer)]
+        return [(f"{best[1].value:.2f}×", f"over {rival}, {best[0]}"), (f"{least[1].value:.2f}×", f"the least: {least[0]}")]
+    what = "an iteration" if run.layers else "other work"
+    return [(f"{value.value:.2f}×", f"{what} over {rival}, {name}") for name, value in (best, least)]
+
+
+def _kind(run: Run) -> tuple[str, str]:
+    """What the page is called, and what it says where nothing was wrong."""
+    if run.exchanges:
+        return "Skewed exchanges between GPUs", "Every byte was checked on every rank, and right."
+    if run.layers:
+        return "A mixture-of-experts layer on GPUs", "Results and gradients were equal bit for bit."
+    return "Other work beside exchanges between GPUs", ""
 
 
 def _rates(run: Run) -> Figure:
@@ -98,33 +113,32 @@ def _rates(run: Run) -> Figure:
         rates = np.array([each.gbps for each in found])
         ends = np.array([[each.busiest_bytes / end(each.seconds) / 1e9 for each in found] for end in (max, min)])
         at = places - (number - (len(systems) - 1) / 2) * width
-        axes.barh(at, rates, width * 0.92, color=_COLOURS[system], xerr=np.abs(ends - rates), error_kw={"lw": 0.8, "ecolor": "#1c2733"})
+        axes.barh(at, rates, width * 0.92, color=_colour(system), xerr=np.abs(ends - rates), error_kw={"lw": 0.8, "ecolor": "#1c2733"})
     for place, matrix in zip(places, matrices, strict=True):
         first = run.find(matrix, systems[0])
-        axes.vlines(first.busiest_bytes / first.bound_seconds / 1e9, place - 0.44, place + 0.44, color="black", lw=2)
+        if first.bound_seconds > 0:  # else nothing limits what was sent
+            axes.vlines(first.busiest_bytes / first.bound_seconds / 1e9, place - 0.44, place + 0.44, color="black", lw=2)
     axes.set_yticks(places, matrices, size=9)
     axes.set_ylim(0.5 - len(matrices), 0.5)
     axes.set_xlabel("GB/s")
     axes.margins(x=0.02)
-    handles: list[Patch | Line2D] = [Patch(color=_COLOURS[system], label=system) for system in systems]
+    handles: list[Patch | Line2D] = [Patch(color=_colour(system), label=system) for system in systems]
     handles.append(Line2D([], [], color="black", lw=2, label="bound"))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     return figure
 
 
 def _gains(run: Run, others: list[str]) -> Figure:
-    names = run.matrices() if run.exchanges else [_layer_name(layer) for layer, _ in _layer_gains(run, others[0])]
+    names = [name for name, _ in _gains_of(run, others[0])]
     figure = Figure(figsize=(11, 0.9 + 0.3 * len(names) * len(others)), layout="constrained")
     axes = figure.subplots()
     for number, system in enumerate(others):
-        if run.exchanges:
-            values = [ratio(run.find(m, run.systems()[0]).seconds, run.find(m, system).seconds) for m in run.matrices()]
-        else:
-            values = [value for _, value in _layer_gains(run, system)]
+        values = [value for _, value in _gains_of(run, system)]
         at = -np.arange(len(names)) - (number - (len(others) - 1) / 2) * 0.25
         middles = np.array([value.value for value in values])
-        ends = np.array([[value.value - value.low for value in values], [value.high - value.value for value in values]])
-        axes.errorbar(middles, at, xerr=np.maximum(ends, 0.0), fmt="o", color=_COLOURS[system], label=system, capsize=3, ms=5)
+        intervals = [value.interval or (value.value, value.value) for value in values]
+        ends = np.array([[value.value - low, high - value.value] for value, (low, high) in zip(values, intervals, strict=True)]).T
+        axes.errorbar(middles, at, xerr=np.maximum(ends, 0.0), fmt="o", color=_colour(system), label=system, capsize=3, ms=5)
     axes.axvline(1.0, color="#8a97a5", lw=1)
     axes.set_yticks(-np.arange(len(names)), names, size=9)
     axes.set_ylim(0.5 - len(names), 0.5)
@@ -133,15 +147,27 @@ def _gains(run: Run, others: list[str]) -> Figure:
     return figure
 
 
-def _layer_gains(run: Run, system: str) -> list[tuple[Layer, Ratio]]:
-    found = []
-    for layer in run.layers:
-        if layer.system != system:
-            continue
-        rival = next(o for o in run.layers if (o.skew, o.compute, o.system) == (layer.skew, layer.compute, run.systems()[0]))
-        found.append((layer, ratio(rival.seconds, layer.seconds)))
-    return found
+def _gains_of(run: Run, system: str) -> list[tuple[str, Ratio]]:
+    """By how much a system is faster than the rival, with the names of what it did: exchanges, else layers, else other work."""
+    rival = run.systems()[0]
+    if run.exchanges:
+        return [(m, ratio(run.find(m, rival).seconds, run.find(m, system).seconds)) for m in run.matrices()]
+    if run.layers:
+        layers = {(_layer_name(each), each.system): each.seconds for each in run.layers}
+        return [(name, ratio(layers[name, rival], times)) for (name, its), times in layers.items() if its == system]
+    works = {(f"{each.work} beside {each.matrix}", each.system): _work_seconds(each) for each in run.beside}
+    return [(name, ratio(works[name, rival], times)) for (name, its), times in works.items() if its == system]
 
 
 def _layer_name(layer: Layer) -> str:
     return f"skew {layer.skew}, compute {layer.compute:g}×"
+
+
+def _work_seconds(each: Beside) -> list[float]:
+    """Beside the equal number of exchanges, where that was measured."""
+    return each.equal_seconds or each.beside_seconds
+
+
+def _colour(system: str) -> str:
+    # one that this version does not have, in the result of another
+    return _COLOURS.get(system, "#5b6b7b")

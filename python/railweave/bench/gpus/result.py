@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from railweave.bench.errors import BenchError
 from railweave.bench.timed import Timed
-from railweave.fields import Fields
+from railweave.fields import Fields, shown
 
 FORMAT, VERSION = "railweave-bench-gpus", 1
 _RESAMPLES = 4000
 _CALL_RESAMPLES = 400  # of thousands of calls each
 
 
+# The interval of resampled rounds is called one of 95%: of normal times it held the ratio in 0, 50, 70, 89 and 94% of runs of one to five.
+LEAST_ROUNDS = 5
+
+
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as the rival: ratio of medians, and the interval that holds it in 95% of resampled rounds."""
+    """How many times as fast as the rival: ratio of medians, and the interval that holds it in 95% of resampled rounds; None where that
+    would say nothing."""
 
     value: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None = None
 
 
 def ratio(rival: Sequence[float], own: Sequence[float]) -> Ratio:
     """Of times that were taken in the same rounds. Rounds are drawn again with replacement, in pairs; always the same draws."""
     pairs = np.array([rival, own])
+    value = float(np.median(pairs[0]) / np.median(pairs[1]))
+    if pairs.shape[1] < LEAST_ROUNDS:
+        return Ratio(value)
     draws = np.random.default_rng(0).integers(0, pairs.shape[1], (_RESAMPLES, pairs.shape[1]))
     medians = np.median(pairs[:, draws], axis=2)
-    low, high = np.percentile(medians[0] / medians[1], [2.5, 97.5])
-    return Ratio(float(np.median(pairs[0]) / np.median(pairs[1])), float(low), float(high))
+    return Ratio(value, _interval(medians[0] / medians[1]))
+
+
+def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def gain_at_bound(rival: Exchange) -> float | None:
@@ -44,34 +58,33 @@ def gain_at_bound(rival: Exchange) -> float | None:
 
 def quantile(times: Sequence[float], part: float) -> float:
     """The least time that so much of all times does not exceed: 0.5 for p50."""
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+    return sorted(times)[_place(len(times), part)]
+
+
+def _place(count: int, part: float) -> int:
+    """Of that time among so many in order. What a product of floats has too much is no more than rounding takes away."""
+    return max(0, math.ceil(round(count * part, 9)) - 1)
 
 
 def call_ratio(rival: Exchange, own: Exchange, part: float) -> Ratio:
     """As `ratio`, of a quantile of single calls. Calls of a round are alike in what the machine did meanwhile, so rounds are drawn, not
-    calls. Where results do not tell calls of one round from another's, the interval is the value."""
+    calls. Where results do not tell calls of one round from another's, there is no interval."""
     rounds = len(own.seconds)
     value = quantile(rival.call_seconds, part) / quantile(own.call_seconds, part)
-    if rounds < 2 or any(len(each.call_seconds) % rounds or len(each.seconds) != rounds for each in (rival, own)):
-        return Ratio(value, value, value)
+    if rounds < LEAST_ROUNDS or any(len(each.call_seconds) % rounds or len(each.seconds) != rounds for each in (rival, own)):
+        return Ratio(value)
     draws = np.random.default_rng(0).integers(0, rounds, (_CALL_RESAMPLES, rounds))
     found = []
     for each in (rival, own):
         calls = np.array(each.call_seconds).reshape(rounds, -1)[draws].reshape(_CALL_RESAMPLES, -1)
-        place = min(calls.shape[1] - 1, int(calls.shape[1] * part))
+        place = _place(calls.shape[1], part)
         found.append(np.partition(calls, place, axis=1)[:, place])
-    low, high = np.percentile(found[0] / found[1], [2.5, 97.5])
-    return Ratio(value, float(low), float(high))
+    return Ratio(value, _interval(found[0] / found[1]))
 
 
 def serves_itself(system: str) -> bool:
     """Is it Railweave that exchanges, and not one of NCCL's builds?"""
     return not system.startswith("nccl")
-
-
-# What a document that is none, or was damaged, raises when it is read or worked with.
-_OF_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, StopIteration)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +132,6 @@ class Exchange(Timed):
             "bound_fraction": self.bound_fraction,
             "bytes_ok": self.wrong is None,
         }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Exchange:
-        """The inverse of `to_json`."""
-        kept = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name not in ("kernels", "busy_cores")}
-        kernels = [Kernel(**kernel) for kernel in value["kernels"]]
-        return cls(**kept, kernels=kernels, busy_cores=value.get("busy_cores", []))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +183,6 @@ class Beside:
         equal = {"equal_slowed": self.equal_slowed} if self.equal_seconds else {}
         return {**dataclasses.asdict(self), "slowed": self.slowed, **equal}
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Beside:
-        """The inverse of `to_json`."""
-        return cls(**{field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value})
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -207,27 +208,14 @@ class Run:
 
     @classmethod
     def load(cls, path: Path) -> Run:
-        """Reads the JSON document. Raises BenchError naming the file."""
-        fields = Fields(path, "a result of `railweave bench` on GPUs", BenchError)
-        value = fields.document(fields.file(), FORMAT, VERSION)
-        try:
-            del value["format"], value["version"]
-            exchanges = [Exchange.from_json(each) for each in value.pop("exchanges")]
-            layers = [Layer(**{f.name: each[f.name] for f in dataclasses.fields(Layer) if f.name in each}) for each in value.pop("layers")]
-            others = [Beside.from_json(each) for each in value.pop("beside", [])]
-            run = cls(**value, exchanges=exchanges, layers=layers, beside=others)
-            run.follow()
-        except _OF_DAMAGE as error:
-            raise fields.none(str(error) or type(error).__name__) from error
-        return run
+        """Reads the JSON document. Raises BenchError naming the file and the place in it."""
+        return cls.parse(_Reader(path, _KIND, BenchError).file(), path)
 
-    def follow(self) -> None:
-        """Works out what follows from the figures, as tables and pages do: it raises one of `_OF_DAMAGE` where that cannot be."""
-        if not self.systems():
-            raise ValueError("expected at least one result")
-        self.problems()
-        self.to_json()
-        _ = self.place, [each.seconds_median for each in self.layers]
+    @classmethod
+    def parse(cls, text: str, source: Path) -> Run:
+        """The same of a text that was read before; `source` is its file in errors."""
+        reader = _Reader(source, _KIND, BenchError)
+        return reader.run(reader.document(text, FORMAT, VERSION))
 
     @property
     def place(self) -> str:
@@ -269,3 +257,147 @@ class Run:
             if layer.digests != same.digests:
                 found.append(f"layer, skew {layer.skew}, compute {layer.compute:g}, {layer.system}: results differ from {rival}'s")
         return found
+
+
+_KIND = "a result of `railweave bench` on GPUs"
+
+# Beyond what any run has, within what rates, ratios and pictures of them can be worked out for.
+_LEAST_S, _MOST_S = 1e-15, 1e9
+_MOST = 1 << 63
+_MOST_GPUS = 1 << 16
+
+
+class _Reader(Fields):
+    """Checks what tables and the page go by, so that neither fails halfway. What else stands in a document passes: it follows from the
+    rest, or another version wrote it."""
+
+    def run(self, found: dict[str, Any]) -> Run:
+        self.keys("the whole", found, ("date", "command", "machine", "versions", "gpus", "settings", "exchanges", "layers"))
+        run = Run(
+            self.text("date", found["date"]),
+            self.text("command", found["command"]),
+            self._machine(found["machine"]),
+            self._versions(found["versions"]),
+            self.whole("gpus", found["gpus"], 1, _MOST_GPUS),
+            self._settings(found["settings"]),
+            [self._exchange(f"exchanges[{place}]", each) for place, each in enumerate(self.rows("exchanges", found["exchanges"]))],
+            [self._layer(f"layers[{place}]", each) for place, each in enumerate(self.rows("layers", found["layers"]))],
+            [self._beside(f"beside[{place}]", each) for place, each in enumerate(self.rows("beside", found.get("beside", [])))],
+        )
+        if not run.systems():
+            raise self.error(f"{self.source}: exchanges, layers, beside: none of them; expected at least one result")
+        self._compared("exchanges", run, {(each.matrix, each.system): (len(each.seconds),) for each in run.exchanges})
+        layers = {(f"skew {each.skew}, compute {each.compute}", each.system): (len(each.seconds),) for each in run.layers}
+        self._compared("layers", run, layers)
+        others = {
+            (f"{each.work} beside {each.matrix}", each.system): tuple(
+                map(len, (each.beside_seconds, each.equal_seconds, each.both_seconds))
+            )
+            for each in run.beside
+        }
+        self._compared("beside", run, others)
+        return run
+
+    def _compared(self, at: str, run: Run, rounds: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
+        """Of each case every system has a result, of as many rounds as its rival's."""
+        rival = run.systems()[0]
+        for case, system in itertools.product(dict.fromkeys(case for case, _ in rounds), run.systems()):
+            if (case, system) not in rounds:
+                raise self.error(f"{self.source}: {at}: none for {shown(case)} under {shown(system)}; expected every system for every case")
+            if rounds[case, system] != rounds[case, rival]:
+                raise self.error(f"{self.source}: {at}: {shown(case)} under {shown(system)}: expected as many rounds as {shown(rival)} has")
+
+    def _machine(self, found: object) -> dict[str, Any]:
+        machine = self.keys("machine", found, ("cpu", "cores", "kernel", "gpu"))
+        for name in ("cpu", "kernel", "gpu"):
+            self.text(f"machine.{name}", machine[name])
+        self.whole("machine.cores", machine["cores"], 1, _MOST)
+        if "cpu_stolen" in machine:
+            self.number("machine.cpu_stolen", machine["cpu_stolen"], 0.0, 1.0, "a share from 0 to 1")
+        return machine
+
+    def _versions(self, found: object) -> dict[str, str]:
+        return {name: self.text(f"versions.{name}", text) for name, text in self.keys("versions", found, ("torch", "driver")).items()}
+
+    def _settings(self, found: object) -> dict[str, Any]:
+        settings = self.keys("settings", found, ("rails", "rate_bps") if isinstance(found, dict) and "nodes" in found else ())
+        for name, value in settings.items():
+            self.number(f"settings.{name}", value, 0.0, _MOST, "a number from 0")
+        for name in ("nodes", "ranks", "rails", "rate_bps"):
+            if name in settings:
+                self.whole(f"settings.{name}", settings[name], 1, _MOST)
+        return settings
+
+    def _times(self, at: str, row: dict[str, Any], name: str, least: int = 1) -> list[float]:
+        """Seconds; what is missing where there may be none is empty."""
+        times = self.rows(f"{at}.{name}", row.get(name, []), least)
+        for place, each in enumerate(times):
+            self.number(f"{at}.{name}[{place}]", each, _LEAST_S, _MOST_S, f"a positive number of seconds ({_LEAST_S:g} to {_MOST_S:g})")
+        return times
+
+    def _bound(self, at: str, found: object) -> float:
+        expected = f"0 or a positive number of seconds ({_LEAST_S:g} to {_MOST_S:g})"
+        return self.number(f"{at}.bound_seconds", found, _LEAST_S if found else 0, _MOST_S, expected)
+
+    def _exchange(self, at: str, found: object) -> Exchange:
+        names = ("system", "matrix", "bytes", "busiest_bytes", "seconds", "host_seconds", "call_seconds", "floor_seconds")
+        row = self.keys(at, found, (*names, "bound_seconds", "wrong", "kernels"))
+        busy = self.rows(f"{at}.busy_cores", row.get("busy_cores", []))
+        for place, each in enumerate(busy):
+            self.number(f"{at}.busy_cores[{place}]", each, 0.0, _MOST, "a number from 0")
+        return Exchange(
+            self.text(f"{at}.system", row["system"]),
+            self.text(f"{at}.matrix", row["matrix"]),
+            self.whole(f"{at}.bytes", row["bytes"], 1, _MOST),
+            self.whole(f"{at}.busiest_bytes", row["busiest_bytes"], 1, _MOST),
+            self._times(at, row, "seconds"),
+            self._times(at, row, "host_seconds"),
+            self._times(at, row, "call_seconds"),
+            self._times(at, row, "floor_seconds"),
+            self._bound(at, row["bound_seconds"]),
+            None if row["wrong"] is None else self.text(f"{at}.wrong", row["wrong"]),
+            [self._kernel(f"{at}.kernels[{place}]", each) for place, each in enumerate(self.rows(f"{at}.kernels", row["kernels"]))],
+            busy,
+        )
+
+    def _kernel(self, at: str, found: object) -> Kernel:
+        row = self.keys(at, found, ("name", "ctas", "threads"))
+        return Kernel(
+            self.text(f"{at}.name", row["name"]), *(self.whole(f"{at}.{name}", row[name], 1, _MOST) for name in ("ctas", "threads"))
+        )
+
+    def _layer(self, at: str, found: object) -> Layer:
+        row = self.keys(at, found, ("system", "skew", "compute", "hidden", "seconds", "digests"))
+        traced = [row.get(name) for name in ("busy_seconds", "exchange_seconds")]
+        for name, value in zip(("busy_seconds", "exchange_seconds"), traced, strict=True):
+            if value is not None:
+                self.number(f"{at}.{name}", value, 0.0, _MOST_S, f"null or a number of seconds (to {_MOST_S:g})")
+        digests = self.rows(f"{at}.digests", row["digests"])
+        for place, each in enumerate(digests):
+            self.whole(f"{at}.digests[{place}]", each, 0, _MOST)
+        return Layer(
+            self.text(f"{at}.system", row["system"]),
+            self.text(f"{at}.skew", row["skew"]),
+            self.number(f"{at}.compute", row["compute"], 1e-9, 1e9, "a positive number"),
+            self.whole(f"{at}.hidden", row["hidden"], 1, _MOST),
+            self._times(at, row, "seconds"),
+            digests,
+            *traced,
+        )
+
+    def _beside(self, at: str, found: object) -> Beside:
+        row = self.keys(at, found, ("system", "work", "matrix", "alone_seconds", "beside_seconds"))
+        exchanges = row.get("equal_exchanges")
+        equal, both = self._times(at, row, "equal_seconds", least=0), self._times(at, row, "both_seconds", least=0)
+        if len(equal) != len(both):
+            raise self.fail(f"{at}.both_seconds", both, "as many rounds as equal_seconds has")
+        return Beside(
+            self.text(f"{at}.system", row["system"]),
+            self.text(f"{at}.work", row["work"]),
+            self.text(f"{at}.matrix", row["matrix"]),
+            self._times(at, row, "alone_seconds"),
+            self._times(at, row, "beside_seconds"),
+            None if exchanges is None and not equal else self.whole(f"{at}.equal_exchanges", exchanges, 1, _MOST),
+            equal,
+            both,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from railweave.bench.gpus.result import Ratio, Run, call_ratio, gain_at_bound, quantile, ratio
+from railweave.bench.gpus.result import Exchange, Layer, Ratio, Run, call_ratio, gain_at_bound, quantile, ratio
 from railweave.units import decimals
 
 
@@ -24,7 +24,7 @@ def exchange_rows(run: Run) -> tuple[list[str], list[list[str]]]:
                     matrix if number == 0 else "",
                     system,
                     _microseconds(each.seconds_median),
-                    f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.1%}",
+                    _spread(each),
                     f"{each.gbps:.{decimals(each.gbps, 1)}f}",
                     gain,
                     interval,
@@ -68,12 +68,11 @@ def layer_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     for each in run.layers:
         rival = next(o for o in run.layers if (o.skew, o.compute, o.system) == (each.skew, each.compute, run.systems()[0]))
         gain, interval = _gain(ratio(rival.seconds, each.seconds), each.system == rival.system)
-        spread = (max(each.seconds) - min(each.seconds)) / each.seconds_median / 2
         same = "equal" if each.digests == rival.digests else "DIFFER"
         first = each.system == rival.system
         name = [each.skew, f"{each.compute:g}×"] if first else ["", ""]
         traced = ["" if seconds is None else _microseconds(seconds) for seconds in (each.busy_seconds, each.exchange_seconds)]
-        rows.append([*name, each.system, _microseconds(each.seconds_median), f"{spread:.1%}", *traced, gain, interval, same])
+        rows.append([*name, each.system, _microseconds(each.seconds_median), _spread(each), *traced, gain, interval, same])
     return head, rows
 
 
@@ -134,24 +133,24 @@ def tables(run: Run) -> list[tuple[str, list[str], list[list[str]]]]:
     return found
 
 
-def slowest_gain(run: Run, system: str) -> tuple[str, Ratio]:
-    """The matrix where a system gains least."""
-    gains = {m: ratio(run.find(m, run.systems()[0]).seconds, run.find(m, system).seconds) for m in run.matrices()}
-    least = min(gains, key=lambda m: gains[m].value)
-    return least, gains[least]
-
-
 def quantiles(times: Sequence[float]) -> tuple[float, float]:
     """p50 and p99."""
     return quantile(times, 0.5), quantile(times, 0.99)
 
 
 def _gain(value: Ratio, itself: bool) -> tuple[str, str]:
-    return ("", "") if itself else (f"{value.value:.2f}×", f"{value.low:.2f}–{value.high:.2f}")
+    if itself:
+        return "", ""
+    return f"{value.value:.2f}×", "{:.2f}–{:.2f}".format(*value.interval) if value.interval else ""
+
+
+def _spread(each: Exchange | Layer) -> str:
+    """Of the rounds about their median; one alone does not tell."""
+    return f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.1%}" if len(each.seconds) > 1 else ""
 
 
 def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
 
 
-__all__ = ["beside_rows", "call_rows", "equal_rows", "exchange_rows", "layer_rows", "markdown", "quantiles", "slowest_gain", "tables"]
+__all__ = ["beside_rows", "call_rows", "equal_rows", "exchange_rows", "layer_rows", "markdown", "quantiles", "tables"]

@@ -9,11 +9,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
 from railweave.bench import result as lab_result
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, ratio
+from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, quantile, ratio
 from railweave.bench.gpus.table import exchange_rows, markdown, tables
+from railweave.cli.bench import command
 from railweave.report.gpus import page
 
 NCCL, OWN = Kernel("ncclDevKernel_SendRecv", 17, 640), Kernel("railweave::cuda::exchange<16u>", 16, 512)
@@ -45,19 +47,40 @@ def make_run(own: Kernel = OWN, wrong: str | None = None, digest: int = 7, layer
 
 
 def test_ratio_is_of_medians_and_its_interval_holds_it() -> None:
-    steady = ratio([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
-    assert (steady.value, steady.low, steady.high) == (2.0, 2.0, 2.0)
+    assert ratio([2.0] * 5, [1.0] * 5) == Ratio(2.0, (2.0, 2.0))
     noisy = ratio([2.0, 2.4, 1.6, 2.2, 1.8, 2.0, 2.1], [1.0, 1.1, 1.1, 0.9, 0.95, 1.0, 1.05])
-    assert noisy.low < noisy.value < noisy.high
+    assert noisy.interval
+    assert noisy.interval[0] < noisy.value < noisy.interval[1]
     assert noisy.value == pytest.approx(2.0)
-    assert ratio([2.0, 2.4, 1.6], [1.0, 1.3, 0.7]) == ratio([2.0, 2.4, 1.6], [1.0, 1.3, 0.7]), "the draws are always the same"
+    times = [2.0, 2.4, 1.6, 2.2, 1.8], [1.0, 1.3, 0.7, 0.9, 1.1]
+    assert ratio(*times) == ratio(*times), "the draws are always the same"
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_few_rounds_have_no_interval(rounds: int) -> None:
+    times = [1.0, 1.1, 0.9, 1.2][:rounds]
+    assert ratio([2.0, 2.1, 1.9, 2.2][:rounds], times).interval is None
+    calls = [make_exchange(system, "balanced:1KiB", times, NCCL) for system in ("nccl", "railweave")]
+    assert call_ratio(*calls, 0.5).interval is None
+    run = replace(make_run(layers=False), exchanges=calls, beside=[])
+    for _, head, rows in tables(run):
+        assert {row[at] for row in rows for at, name in enumerate(head) if name == "95%"} == {""}
+        spreads = [row[head.index("±")] for row in rows if "±" in head]
+        assert all((text == "") == (rounds == 1) for text in spreads)
+    assert page(run).count("<svg") == 2
+
+
+@pytest.mark.parametrize(("count", "p50", "p99"), [(1, 1, 1), (2, 1, 2), (10, 5, 10), (100, 50, 99), (101, 51, 100), (1000, 500, 990)])
+def test_a_quantile_is_the_least_time_that_so_much_does_not_exceed(count: int, p50: int, p99: int) -> None:
+    times = list(range(count, 0, -1))
+    assert (quantile(times, 0.5), quantile(times, 0.99)) == (p50, p99)
 
 
 def test_pairs_of_rounds_stay_together() -> None:
     """A machine that is slow for both in a round does not widen the interval."""
     drifting = [1.0, 2.0, 3.0, 4.0, 5.0]
     together = ratio([1.5 * each for each in drifting], drifting)
-    assert (together.low, together.high) == pytest.approx((1.5, 1.5))
+    assert together.interval == pytest.approx((1.5, 1.5))
 
 
 def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
@@ -68,11 +91,11 @@ def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
     slow = 9.0  # in one round of five each call took so long: a p99 that one round decides
     unsteady = call_ratio(calls("nccl", 1.2, 1.2, 1.2, 1.2, 1.2), calls("railweave", 1.0, 1.0, slow, 1.0, 1.0), 0.99)
     assert unsteady.value == pytest.approx(1.2 / slow)
-    assert (unsteady.low, unsteady.high) == pytest.approx((1.2 / slow, 1.2)), "without that round it is another one"
+    assert unsteady.interval == pytest.approx((1.2 / slow, 1.2)), "without that round it is another one"
     typical = call_ratio(calls("nccl", 1.2, 1.2, 1.2, 1.2, 1.2), calls("railweave", 1.0, 1.0, slow, 1.0, 1.0), 0.5)
     assert typical.value == pytest.approx(1.2)
-    uneven = replace(calls("nccl", 2.0, 2.0), call_seconds=[2.0] * 7)
-    assert call_ratio(uneven, calls("railweave", 1.0, 1.0), 0.5) == Ratio(2.0, 2.0, 2.0), "no telling which call was of which round"
+    uneven = replace(calls("nccl", *[2.0] * 5), call_seconds=[2.0] * 7)
+    assert call_ratio(uneven, calls("railweave", *[1.0] * 5), 0.5) == Ratio(2.0), "no telling which call was of which round"
 
 
 def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -100,33 +123,51 @@ def test_what_is_no_result_says_so(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "value"),
+    ("at", "value", "said"),
     [
-        (("machine",), None),
-        (("gpus",), None),
-        (("exchanges", 0, "seconds"), []),
-        (("exchanges", 0, "seconds"), ["x"]),
-        (("exchanges", 0, "seconds"), [0.0]),
-        (("exchanges", 0, "kernels"), None),
-        (("exchanges", 0, "matrix"), "another"),
-        (("layers", 0, "seconds"), []),
-        (("layers", 0, "skew"), "another"),
-        (("beside", 0, "alone_seconds"), [0.0]),
-        (("exchanges",), {}),
+        (("machine",), None, "machine: null; expected an object"),
+        (("machine",), {"cpu": "x"}, "machine: no cores; expected cpu, cores, kernel, gpu"),
+        (("machine", "kernel"), 6, "machine.kernel: 6; expected text"),
+        (("machine", "cpu_stolen"), "x", 'machine.cpu_stolen: "x"; expected a share from 0 to 1'),
+        (("gpus",), None, "gpus: null; expected a whole number from 1"),
+        (("versions",), {}, "versions: no torch; expected torch, driver"),
+        (("settings", "nodes"), 2, "settings: no rails; expected rails, rate_bps"),
+        (("settings", "rounds"), "x", 'settings.rounds: "x"; expected a number from 0'),
+        (("exchanges",), None, "exchanges: null; expected a list of 0 or more"),
+        (("exchanges", 0), None, "exchanges[0]: null; expected an object"),
+        (("exchanges", 0, "seconds"), [], "exchanges[0].seconds: []; expected a list of 1 or more"),
+        (("exchanges", 0, "seconds"), ["x"], 'exchanges[0].seconds[0]: "x"; expected a positive number of seconds'),
+        (("exchanges", 0, "seconds"), [0.0], "exchanges[0].seconds[0]: 0.0; expected a positive number of seconds"),
+        (("exchanges", 1, "seconds"), [1e-4], 'exchanges: "hot-pair:64MiB:4MiB" under "railweave": expected as many rounds as "nccl" has'),
+        (("exchanges", 0, "call_seconds"), [], "exchanges[0].call_seconds: []; expected a list of 1 or more"),
+        (("exchanges", 0, "bound_seconds"), -1, "exchanges[0].bound_seconds: -1; expected 0 or a positive number of seconds"),
+        (("exchanges", 0, "kernels"), None, "exchanges[0].kernels: null; expected a list of 0 or more"),
+        (("exchanges", 0, "kernels", 0), {"name": "x"}, "exchanges[0].kernels[0]: no ctas; expected name, ctas, threads"),
+        (("exchanges", 0, "busy_cores"), ["x"], 'exchanges[0].busy_cores[0]: "x"; expected a number from 0'),
+        (("exchanges", 0, "matrix"), "another", 'exchanges: none for "another" under "railweave"; expected every system for every case'),
+        (("exchanges", 0, "system"), "x", 'exchanges: none for "hot-pair:64MiB:4MiB" under "nccl"; expected every system for every case'),
+        (("layers", 0, "seconds"), [], "layers[0].seconds: []; expected a list of 1 or more"),
+        (("layers", 0, "busy_seconds"), "x", 'layers[0].busy_seconds: "x"; expected null or a number of seconds'),
+        (("layers", 0, "skew"), "x", 'layers: none for "skew x, compute 1.0" under "railweave"; expected every system for every case'),
+        (("beside", 0, "alone_seconds"), [0.0], "beside[0].alone_seconds[0]: 0.0; expected a positive number of seconds"),
+        (("beside", 0, "both_seconds"), [], "beside[0].both_seconds: []; expected as many rounds as equal_seconds has"),
+        (("beside", 0, "equal_exchanges"), None, "beside[0].equal_exchanges: null; expected a whole number from 1"),
+        (("exchanges",), [], "exchanges, layers, beside: none of them; expected at least one result"),
     ],
 )
-def test_a_damaged_result_says_so(at: tuple[Any, ...], value: object, tmp_path: Path) -> None:
+def test_a_damaged_result_says_where(at: tuple[Any, ...], value: object, said: str, tmp_path: Path) -> None:
     document = make_run().to_json()
     place = document
     for step in at[:-1]:
         place = place[step]
     place[at[-1]] = value
-    if at == ("exchanges",):
+    if (at, value) == (("exchanges",), []):
         document["layers"] = document["beside"] = []
     path = tmp_path / "run.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(BenchError, match=r"run\.json: .+; expected a result of `railweave bench` on GPUs$"):
-        Run.load(path)
+    done = CliRunner().invoke(command, ["report", str(path), str(tmp_path / "page.html")])
+    assert isinstance(done.exception, BenchError)
+    assert str(done.exception).startswith(f"{path}: {said}")
 
 
 def test_a_result_without_end_says_so(tmp_path: Path) -> None:
@@ -196,7 +237,7 @@ def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     assert (others["slowed"], others["gain"]) == ("1.50×", "1.40×"), "210 us over 150"
     others = dict(zip(equal[0], equal[1][1], strict=True))
     assert (others["exchanges"], others["slowed"], others["gain"]) == ("60", "1.25×", "1.60×"), "200 us over 125"
-    assert (others["both over us"], others["both gain"], others["both 95%"]) == ("20000", "1.20×", "1.20–1.20")
+    assert (others["both over us"], others["both gain"], others["both 95%"]) == ("20000", "1.20×", "")
     text = markdown(head, rows)
     assert text.count("\n") == len(rows) + 2
     assert "| `hot-pair:64MiB:4MiB` | nccl |" in text
@@ -249,3 +290,42 @@ def test_page_needs_nothing_else_and_shows_both_kinds() -> None:
         assert text.count('<th class="text">system</th>') == text.count("<table>")  # words stand left, figures right
         assert "A GPU" in text
         assert ("Every byte was checked" if run.exchanges else "Results and gradients were equal bit for bit") in text
+
+
+def only(kind: str) -> Run:
+    """What one command writes: exchanges, layers, or other work."""
+    run = make_run()
+    return replace(run, **{each: [] for each in ("exchanges", "layers", "beside") if each != kind})  # type: ignore[arg-type]
+
+
+def test_other_work_has_a_page() -> None:
+    text = page(only("beside"))
+    assert "Other work beside exchanges between GPUs</h1>" in text
+    assert "<b>1.60×</b><span>other work over nccl, gemm beside balanced:64MiB" in text, "200 us over 125, beside as many exchanges"
+    assert "bit for bit" not in text and "Every byte" not in text
+    assert text.count("<svg") == 1
+    before = replace(only("beside"), beside=[replace(each, equal_seconds=[], both_seconds=[]) for each in make_run().beside])
+    assert "<b>1.40×</b>" in page(before), "210 us over 150, beside exchanges that outlast it"
+
+
+def test_where_nothing_is_limited_the_page_has_no_bound(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run = only("exchanges")
+    nothing = replace(run, exchanges=[replace(each, bound_seconds=0.0) for each in run.exchanges])
+    schema = json.loads((Path(request.config.rootpath) / "schema" / "bench-gpus.schema.json").read_text())
+    jsonschema.validate(nothing.to_json(), schema)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(nothing.to_json()))
+    assert page(Run.load(path)).count("<svg") == 2
+
+
+def test_any_name_is_text() -> None:
+    """Formulas of dollar signs, and systems that this version does not have."""
+    run = only("exchanges")
+    names = {"nccl": "nccl-3", "railweave": 'new"><b>'}
+    exchanges = [replace(each, system=names[each.system], matrix=f"a$\\frac$<b>{each.matrix}", kernels=[OWN]) for each in run.exchanges]
+    text = page(replace(run, exchanges=exchanges))
+    assert "a$\\frac$&lt;b&gt;" in text
+    assert 'new"><b>' not in text
+    assert text.count("<svg") == 2
+    layers = replace(only("layers"), layers=[replace(each, system=names[each.system]) for each in make_run().layers])
+    assert page(layers).count("<svg") == 1
