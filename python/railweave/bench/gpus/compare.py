@@ -20,14 +20,21 @@ from railweave.bench.gpus.session import Place, Processes, System, calibrated, c
 from railweave.errors import DemandError
 from railweave.matrix import Matrix
 
-_TIMEOUT_S = 60.0  # the longest measurement takes seconds; what hangs should not use up the machine
+# The longest measurement takes seconds between GPUs; what hangs should not use up the machine. Over a lab's rails calls take as long as
+# their rate says, so to this comes what a measurement's calls take where each is so many times as long as its bound, or as the busiest
+# node's bytes over one rail: a system may use no more of them, and send what stays inside nodes over them, too.
+_TIMEOUT_S = 60.0
+_TIMEOUT_BOUNDS, _TIMEOUT_ONE_RAIL = 20.0, 2.0
+_UNCOUNTED_CALLS = 10  # of a measurement, at most, that warm up
 _ROW = 512  # bytes: real exchanges move rows of a few KiB; entries of a matrix are made multiples of this
 _PROBE_CTAS = (16, 64)  # as many as NCCL's kernel has, and more than any GPU needs to fill its links
 _PROBE_CALLS, _PROBE_ROUNDS = 20, 5
 # A rank of a skewed layer may get all tokens of all others.
 _EXPERTS_A_RANK = 16
 _HOT_SHARE = 0.75
-_CALIBRATION_CALLS = 20
+_CALIBRATION_CALLS, _CALIBRATION_TIMES = 20, 5  # railweave.bench.gpus.moe measures so many times
+_ELEMENT = 2  # bytes
+_TIMEOUT_ITERATIONS = 3.0  # as long as it should take at worst, and the host's part
 _COLD_CALLS = 10
 _ATTEMPTS = 8
 _ENOUGH_S = 0.3  # of a system's calls in a round, at the bound; a rival may take four times as long
@@ -55,6 +62,12 @@ def rows_of(matrix: Matrix) -> Matrix:
     return rounded
 
 
+def check_something(name: str, matrix: Matrix) -> None:
+    """Raises DemandError for a matrix by which no rank sends another one anything."""
+    if not rows_of(matrix).any():
+        raise DemandError(f"{name}: nothing to exchange")
+
+
 def busiest(matrix: Matrix) -> int:
     """Bytes through the busiest rank, in its busier direction."""
     return int(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
@@ -65,6 +78,7 @@ class Systems:
 
     def __init__(self, systems: Sequence[System], place: Place, step: Callable[[str], None]) -> None:
         self._stack = contextlib.ExitStack()
+        self._lab = place.lab.spec if place.lab else None
         self.running: dict[str, Processes] = {}
         self.calibrated: dict[str, str] = {}  # settings that follow from a calibration of this machine
         try:
@@ -103,6 +117,13 @@ class Systems:
         """Ends all processes."""
         self._stack.__exit__(*error)
 
+    def patience(self, matrix: Matrix, bound: float, calls: int) -> float:
+        """Seconds that so many calls may take, none of which is as fast as it should be."""
+        call = _TIMEOUT_BOUNDS * bound
+        if self._lab:
+            call = max(call, _TIMEOUT_ONE_RAIL * busiest(matrix) * self._lab.gpus * 8 / self._lab.rate)
+        return _TIMEOUT_S + (calls + _UNCOUNTED_CALLS) * call
+
     def turns(self, rounds: int) -> list[list[Processes]]:
         """The systems in each round's order."""
         all_of_them = list(self.running.values())
@@ -117,6 +138,8 @@ def exchange(
 ) -> Iterator[list[Exchange]]:
     """Every matrix under every system; the results of a matrix as soon as they are there."""
     for name, matrix in cases:
+        check_something(name, matrix)
+    for name, matrix in cases:
         yield _exchange_one(systems, bound_of, name, rows_of(matrix), effort, step)
 
 
@@ -124,8 +147,6 @@ def _exchange_one(
     systems: Systems, bound_of: Bound, name: str, matrix: Matrix, effort: Effort, step: Callable[[str], None]
 ) -> list[Exchange]:
     total = int(matrix.sum())
-    if total == 0:
-        raise DemandError(f"{name}: nothing to exchange")
     wrong: dict[str, str] = {}
     times: dict[str, list[float]] = {system: [] for system in systems.running}
     host: dict[str, list[float]] = {system: [] for system in systems.running}
@@ -136,17 +157,18 @@ def _exchange_one(
     step(f"{name}, bound")
     bound = bound_of(matrix)
     calls = _affordable(effort.calls, bound, _ENOUGH_S)
+    patience = systems.patience(matrix, bound, calls)
     for system, ranks in systems.running.items():
         step(f"{name}, {system}: first")
         for repetition in range(3):  # buffers are mapped after the first
             ranks.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist(), repetition=repetition)
-            _note_wrong(wrong, ranks)
-        ranks.ask(_TIMEOUT_S, "queued", calls=calls)
-        kernels[system] = _largest(ranks.ask(_TIMEOUT_S, "kernels"))
+            _note_wrong(wrong, ranks, patience)
+        ranks.ask(patience, "queued", calls=calls)
+        kernels[system] = _largest(ranks.ask(patience, "kernels"))
     for turn in systems.turns(effort.rounds):
         for ranks in turn:
             step(f"{name}, {ranks.name}")
-            answers = _queued(ranks, calls)
+            answers = _queued(ranks, calls, patience)
             times[ranks.name].append(max(each["seconds"] for each in answers))
             host[ranks.name].append(max(each["host_seconds"] for each in answers))
             busy[ranks.name].append(max(each["busy_cores"] for each in answers))
@@ -155,10 +177,11 @@ def _exchange_one(
         while left > 0:
             some = min(left, _CALLS_A_TURN)
             left -= some
+            limit = systems.patience(matrix, bound, cold + some)
             for ranks, (nothing, kept) in itertools.product(turn, ((False, single), (True, floor))):
-                kept[ranks.name] += _slowest(ranks.ask(_TIMEOUT_S, "single", calls=cold + some, nothing=nothing))[cold:]
+                kept[ranks.name] += _slowest(ranks.ask(limit, "single", calls=cold + some, nothing=nothing))[cold:]
     for ranks in systems.running.values():
-        _note_wrong(wrong, ranks)
+        _note_wrong(wrong, ranks, patience)
     return [
         Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s], busy[s])
         for s in systems.running
@@ -170,17 +193,17 @@ def _affordable(calls: int, bound: float, seconds: float) -> int:
     return calls if calls * bound <= seconds else max(3, int(seconds / bound))
 
 
-def _queued(ranks: Processes, calls: int) -> list[dict[str, Any]]:
+def _queued(ranks: Processes, calls: int, patience: float) -> list[dict[str, Any]]:
     """Measures again when a rank's processor was away for so long that its GPU began before all was queued."""
     for _ in range(_ATTEMPTS):
-        answers = ranks.ask(_TIMEOUT_S, "queued", calls=calls)
+        answers = ranks.ask(patience, "queued", calls=calls)
         if all(each["held"] for each in answers):
             return answers
     raise BenchError(f"{ranks.name}: this machine's processors are too busy; no {calls} calls could be queued in time, {_ATTEMPTS} times")
 
 
-def _note_wrong(wrong: dict[str, str], ranks: Processes) -> None:
-    for rank, answer in enumerate(ranks.ask(_TIMEOUT_S, "check")):
+def _note_wrong(wrong: dict[str, str], ranks: Processes, patience: float) -> None:
+    for rank, answer in enumerate(ranks.ask(patience, "check")):
         if answer["wrong"] is not None:
             source, place = answer["wrong"]
             wrong.setdefault(ranks.name, f"rank {rank} got a wrong byte from rank {source} at {place}")
@@ -284,13 +307,18 @@ def layers(
     step("calibrating")
     even = schedule("none", gpus, tokens, 1)
     reference.ask(_TIMEOUT_S, "moe_prepare", tokens=tokens, width=width, hidden=width, schedule=even)
-    reference.ask(_TIMEOUT_S, "moe_calibrate", calls=_CALIBRATION_CALLS)
-    answers = reference.ask(_TIMEOUT_S, "moe_calibrate", calls=_CALIBRATION_CALLS)
+    sent = np.array(even[0], dtype=np.uint64) * np.uint64(_ELEMENT * width)
+    patience = systems.patience(sent, 0.0, _CALIBRATION_TIMES * _CALIBRATION_CALLS)
+    reference.ask(patience, "moe_calibrate", calls=_CALIBRATION_CALLS)
+    answers = reference.ask(patience, "moe_calibrate", calls=_CALIBRATION_CALLS)
     dispatch, expert = (max(each[key] for each in answers) for key in ("dispatch_seconds", "expert_seconds"))
     for case in cases:
         hidden = max(128, round(width * case.compute * dispatch / expert / 128) * 128)
         plan = schedule(case.skew, gpus, tokens, max(iterations, gpus))
-        yield _layer(systems, tokens, width, hidden, plan, case, effort, iterations, step)
+        # At worst one rank gets all tokens of all others: four exchanges, and three times the experts of a dispatch, back and forth.
+        slowest = gpus * (4 * dispatch + 3 * expert * hidden / width)
+        patience = _TIMEOUT_S + _TIMEOUT_ITERATIONS * iterations * slowest
+        yield _layer(systems, tokens, width, hidden, plan, case, effort, iterations, patience, step)
 
 
 def _layer(
@@ -302,6 +330,7 @@ def _layer(
     case: LayerCase,
     effort: Effort,
     iterations: int,
+    patience: float,
     step: Callable[[str], None],
 ) -> list[Layer]:
     times: dict[str, list[float]] = {system: [] for system in systems.running}
@@ -310,15 +339,15 @@ def _layer(
         step(f"layer {case.skew}, compute {case.compute:g}, {system}: first")
         ranks.ask(_TIMEOUT_S, "moe_prepare", tokens=tokens, width=width, hidden=hidden, schedule=plan)
         for _ in range(2):
-            ranks.ask(_TIMEOUT_S, "moe_run", iterations=iterations)
+            ranks.ask(patience, "moe_run", iterations=iterations)
     for turn in systems.turns(effort.rounds):
         for ranks in turn:
             step(f"layer {case.skew}, compute {case.compute:g}, {ranks.name}")
-            answers = ranks.ask(_TIMEOUT_S, "moe_run", iterations=iterations)
+            answers = ranks.ask(patience, "moe_run", iterations=iterations)
             times[ranks.name].append(max(each["seconds"] for each in answers))
             digests[ranks.name] = [each["digest"] for each in answers]
     shares = {
-        system: max(ranks.ask(_TIMEOUT_S, "moe_trace", iterations=iterations), key=lambda each: float(each["busy"]))
+        system: max(ranks.ask(patience, "moe_trace", iterations=iterations), key=lambda each: float(each["busy"]))
         for system, ranks in systems.running.items()
     }
     return [

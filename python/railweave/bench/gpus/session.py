@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -175,7 +176,8 @@ class Processes:
         self._doing = do
         line = json.dumps({"do": do, **command}).encode() + b"\n"
         for control in self._controls:
-            control.sendall(line)
+            with contextlib.suppress(ConnectionError):  # ended() says how that rank ended
+                control.sendall(line)
         return self._collect(timeout)
 
     def close(self) -> None:
@@ -215,7 +217,11 @@ class Processes:
             while len(answers) < len(self._controls):
                 ready = selector.select(min(_LOOK_S, max(0.0, end - time.monotonic())))
                 for key, _ in ready:
-                    if data := self._controls[key.data].recv(1 << 20):
+                    try:
+                        data = self._controls[key.data].recv(1 << 20)
+                    except ConnectionResetError:  # ended before it had read what it was told
+                        data = b""
+                    if data:
                         partial[key.data] += data
                     else:
                         selector.unregister(key.fileobj)
@@ -228,7 +234,8 @@ class Processes:
                 # In a lab a process that starts the ranks holds the sockets as well, so they do not say it.
                 for rank, status in self._ranks.ended().items():
                     if rank not in answers:
-                        raise self._failed(f"rank {rank} ended with status {status}")
+                        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+                        raise self._failed(f"rank {rank} {how}")
                 if time.monotonic() >= end:
                     missing = [rank for rank in range(len(self._controls)) if rank not in answers]
                     raise self._failed(f"no answer from rank {', '.join(map(str, missing[:8]))} within {timeout:.0f} s")

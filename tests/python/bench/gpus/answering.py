@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -19,6 +20,10 @@ def main(control_fd: str, *words: str) -> None:
         say(up=rank, seen=os.environ.get("SEEN", ""))
         for line in lines:
             command = json.loads(line)
+            if command["do"] == "stop" and rank == 1:
+                say(rank=rank, **command)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                continue
             if command["do"] == "die" and rank == 1:
                 print("rank 1 has had enough", flush=True)
                 os._exit(3)

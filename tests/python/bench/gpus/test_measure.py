@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from railweave.bench.gpus.compare import Effort, LayerCase, Systems, exchange, l
 from railweave.bench.gpus.session import Place
 from railweave.bench.gpus.trace import shares
 from railweave.errors import DemandError
+from railweave.lab import LabSpec
 
 
 class Ranks:
@@ -198,3 +200,62 @@ def test_a_trace_tells_when_the_gpu_worked() -> None:
     ]
     assert shares(events) == {"span": pytest.approx(320e-6), "busy": pytest.approx(100e-6), "exchange": pytest.approx(70e-6)}
     assert shares([]) == {"span": 0.0, "busy": 0.0, "exchange": 0.0}
+
+
+class Patience(Layers):
+    """Notes how long it may take for what it is asked."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 2e-3, 17, [])
+        self.limits: dict[str, float] = {}
+
+    def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
+        self.limits[do] = max(timeout, self.limits.get(do, 0.0))
+        return super().ask(timeout, do, **command) if do.startswith("moe") else Ranks.ask(self, timeout, do, **command)
+
+
+def place(rate: int | None) -> Place:
+    """In a lab of two nodes of two ranks with four rails each, or none."""
+    lab: Any = SimpleNamespace(spec=LabSpec(2, 2, 4, rate or 0))
+    return Place(4, lab) if rate else Place(4)
+
+
+@pytest.mark.parametrize(
+    ("bound", "rate", "seconds"),
+    [
+        (1e-3, None, 60 + 60 * 0.02),
+        (1e-3, 8_000_000_000, 60 + 60 * 0.02),
+        # A call may take as long as two of its nodes' 4 MB over one rail of 1 MB/s; the bound has four of them.
+        (1.0, 8_000_000, 60 + 13 * 20),
+        (0.0, 8_000_000, 60 + 60 * 2 * 2 * 2),
+    ],
+)
+def test_what_takes_long_on_slow_rails_has_time_for_it(bound: float, rate: int | None, seconds: float) -> None:
+    systems = Systems([], place(rate), lambda _: None)
+    ranks = Patience("a")
+    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    matrix = np.zeros((4, 4), dtype=np.uint64)
+    matrix[0, 2] = 2_000_000
+    (_,) = exchange(systems, lambda _: bound, [("a", matrix)], Effort(1, 50, 4), lambda _: None)
+    assert {name: ranks.limits[name] for name in ("queued", "kernels", "check")} == {
+        name: pytest.approx(seconds, rel=1e-3) for name in ("queued", "kernels", "check")
+    }
+    assert ranks.limits["prepare"] == 60, "nothing is sent"
+
+
+def test_iterations_of_a_layer_have_time_for_them() -> None:
+    systems, ranks = Systems([], place(8_000_000), lambda _: None), Patience("a")
+    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    (_,) = layers(systems, 4, 64, 1024, [LayerCase("zipf:1.0", 1.0)], Effort(1), 10_000, lambda _: None)
+    # An iteration: four exchanges of 1.1 ms and three times the experts' 1.1, where one of four ranks has all tokens.
+    assert ranks.limits["moe_run"] == ranks.limits["moe_trace"] == pytest.approx(60 + 3 * 10_000 * 4 * (4 * 1.1e-3 + 3 * 1.1e-3), rel=0.05)
+    assert ranks.limits["moe_calibrate"] > 60 + 100 * 48 * 2048 * 8 / 8_000_000, "100 exchanges of 48 tokens of 2 KiB over a rail"
+
+
+def test_all_matrices_are_looked_at_before_one_is_measured() -> None:
+    systems, ranks = Systems([], Place(2), lambda _: None), Ranks("a", 1e-4, 17, [])
+    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    cases = [(name, np.array([[0, size], [0, 0]], dtype=np.uint64)) for name, size in (("a", 512), ("b", 0))]
+    with pytest.raises(DemandError, match="b: nothing to exchange"):
+        next(exchange(systems, lambda _: 1e-3, cases, Effort(1), lambda _: None))
+    assert ranks.order == []

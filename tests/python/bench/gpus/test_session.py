@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.session import SYSTEMS, Processes, calibrated, systems, under_mps
+from railweave.bench.gpus.session import SYSTEMS, LocalRanks, Processes, calibrated, systems, under_mps
 from railweave.nccl import library
 
 
@@ -34,6 +37,31 @@ def test_a_rank_that_ends_is_named_with_what_was_said_last() -> None:
     ):
         ranks.ready()
         ranks.ask(60, "die")
+
+
+def _pid_of_rank_1(ranks: Processes) -> int:
+    assert isinstance(ranks._ranks, LocalRanks)
+    return ranks._ranks._processes[1].pid
+
+
+def test_a_rank_that_died_before_it_was_asked_is_named() -> None:
+    with pytest.raises(BenchError, match=r"tested, echo: rank 1 was killed by signal 9"), start() as ranks:
+        ranks.ready()
+        os.kill(_pid_of_rank_1(ranks), signal.SIGKILL)
+        while not ranks._ranks.ended():
+            time.sleep(0.01)
+        ranks.ask(60, "echo")
+
+
+def test_a_rank_that_dies_with_a_question_unread_is_named() -> None:
+    with pytest.raises(BenchError, match=r"tested, echo: rank 1 was killed by signal 9"), start() as ranks:
+        ranks.ready()
+        ranks.ask(60, "stop")  # and reads no more
+        while " T " not in Path(f"/proc/{_pid_of_rank_1(ranks)}/stat").read_text():
+            time.sleep(0.01)
+        killed = threading.Timer(0.3, os.kill, (_pid_of_rank_1(ranks), signal.SIGKILL))
+        killed.start()
+        ranks.ask(60, "echo")
 
 
 def test_a_rank_that_says_why_it_failed_is_quoted_without_anything_else() -> None:
