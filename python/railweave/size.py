@@ -33,6 +33,21 @@ def format_size(size: int) -> str:
     return str(size)
 
 
+def size_text(size: int) -> str:
+    """Bytes for people, always with a unit: exact where that has up to four digits, else with one decimal."""
+    exact = format_size(size)
+    if not exact.isdigit() and len(exact) <= len("1023KiB"):
+        return exact
+    if size < 1024:
+        return f"{size}B"
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f}{unit}"
+
+
 def figures(value: float) -> str:
     """Four figures, but all of those before the point: 0.0625, 52.73, 12000 (`:.4g` has 1.2e+04)."""
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"

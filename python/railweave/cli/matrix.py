@@ -8,7 +8,7 @@ import click
 
 from railweave.matrix import GENERATORS, MOST_RANKS, load, write
 from railweave.output import is_standard_output, write_whole
-from railweave.size import counted, format_size
+from railweave.size import counted, size_text
 
 
 def _generators() -> str:
@@ -29,4 +29,4 @@ def command(generator: str, ranks: int, output: Path | None) -> None:
         return
     write_whole(output, text)
     if not is_standard_output(output):
-        click.echo(f"{output}: {counted(ranks, 'rank')}, {format_size(int(matrix.sum()))} in all")
+        click.echo(f"{output}: {counted(ranks, 'rank')}, {size_text(int(matrix.sum()))} in all")

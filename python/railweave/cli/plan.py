@@ -14,7 +14,8 @@ from railweave.calibrate import link_state, read
 from railweave.errors import FabricError
 from railweave.fabric import Fabric, LinkState
 from railweave.plan import POLICIES, Planned, make
-from railweave.plan.explain import bound_name, explain, gap_remark, size_text, time_text
+from railweave.plan.explain import bound_name, explain, gap_remark, time_text
+from railweave.size import size_text
 
 
 @click.command(name="plan")
@@ -103,7 +104,7 @@ def _edges_of(fabric: Fabric, name: str) -> list[int]:
 
 def _show(planned: Planned) -> None:
     plan, fabric = planned.plan, planned.fabric
-    console = Console()
+    console = Console(highlight=False, markup=False, emoji=False)  # names of fabrics and vertices are text
     kinds: dict[str, list[int]] = {}
     for share in plan.shares:
         name = share.route.kind + {0: "", 1: " + 1 relay", 2: " + 2 relays"}[share.route.relays if share.route.nic_src is not None else 0]
@@ -117,12 +118,12 @@ def _show(planned: Planned) -> None:
     for name, sizes in sorted(kinds.items(), key=lambda item: -sum(item[1])):
         table.add_row(name, str(len(sizes)), size_text(sum(sizes)), f"{sum(sizes) / total:.1%}")
     console.print(table)
-    console.print(f"time         {time_text(plan.z_seconds)}", highlight=False)
-    console.print(f"bound        {time_text(planned.bound_seconds)} ({bound_name(planned)})", highlight=False)
+    console.print(f"time         {time_text(plan.z_seconds)}")
+    console.print(f"bound        {time_text(planned.bound_seconds)} ({bound_name(planned)})")
     if planned.optimum is not None:
         remark = gap_remark(planned)
         gap = f"{planned.gap:.3%}" + (remark and f": {remark}")
-        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {gap}", highlight=False, soft_wrap=True)
+        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {gap}", soft_wrap=True)
     bottleneck = "none" if plan.bottleneck is None else fabric.describe(plan.bottleneck)
-    console.print(f"bottleneck   {bottleneck}", highlight=False, markup=False)
-    console.print(f"planned in   {planned.plan_time_us:.1f} us", highlight=False)
+    console.print(f"bottleneck   {bottleneck}")
+    console.print(f"planned in   {planned.plan_time_us:.1f} us")

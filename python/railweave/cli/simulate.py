@@ -55,7 +55,8 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
     if as_json:
         click.echo(json.dumps(document(result)))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        # Names of files and vertices are no markup, and no emoji.
+        console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         console.width = max(console.width, LEAST_WIDTH) if console.is_terminal else _FILE_WIDTH
         console.print(render(result, console.width))
         if report is not None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from railweave.errors import Error
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import PATHS, Look, NicRates, Rates, Unserved, merged, nic_rates, rates, read
+from railweave.nccl.metrics import PATHS, Look, NicRates, Rates, Unserved, check_directory, merged, nic_rates, rates, read
 
 # Tenths, as counters are written once a second anyway; a day, far beyond what anybody watches by and within what sleep() takes.
 _INTERVAL_S = (0.1, 86_400)
@@ -191,11 +191,12 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
 def command(directory: Path, interval: float, count: int | None, listen: tuple[str, int] | None) -> None:
     """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
     if listen is not None:
+        check_directory(directory)  # rather than to tell each reader
         with _server(directory, *listen) as server:
             host, port = str(server.server_address[0]), server.server_address[1]
             click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
             server.serve_forever()
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names of hosts and NICs are text
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             _look(directory, interval, count, lambda view: live.update(view, refresh=True))

@@ -12,7 +12,21 @@ from pathlib import Path
 
 from railweave.nccl import ShimError
 
-__all__ = ["PATHS", "Look", "Nic", "NicRates", "RankCounters", "Rates", "Unserved", "merged", "nic_rates", "parse", "rates", "read"]
+__all__ = [
+    "PATHS",
+    "Look",
+    "Nic",
+    "NicRates",
+    "RankCounters",
+    "Rates",
+    "Unserved",
+    "check_directory",
+    "merged",
+    "nic_rates",
+    "parse",
+    "rates",
+    "read",
+]
 
 # Written each second; a process that has not for so long has died without taking its file along, or does not run.
 _SILENT_S = 15.0
@@ -165,10 +179,15 @@ def _take(counters: RankCounters, name: str, labels: dict[str, str], value: int)
             nic.peers_down.append(labels.get("peer", ""))
 
 
-def _files(directory: Path) -> list[Path]:
-    """Of processes that are alive."""
+def check_directory(directory: Path) -> None:
+    """Raises ShimError for what is no directory."""
     if not directory.is_dir():
         raise ShimError(f"{directory} is no directory; expected what RAILWEAVE_METRICS names in the job")
+
+
+def _files(directory: Path) -> list[Path]:
+    """Of processes that are alive."""
+    check_directory(directory)
     return sorted(path for path in directory.glob("railweave-*.prom") if _age(path) < _SILENT_S)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from railweave.plan import Planned, PlannerSettings, Share
-from railweave.size import format_size
+from railweave.size import size_text
 
 # A plan this near its bound has nothing left to gain.
 AT_BOUND = 1.01
@@ -14,21 +14,6 @@ AT_BOUND = 1.01
 MAX_DEMANDS = 64
 # Demands of at most so many bytes are not divided; make() has the planner's default.
 WHOLE = PlannerSettings().multipath_min_bytes
-
-
-def size_text(size: int) -> str:
-    """Bytes for people, always with a unit: exact where that has up to four digits, else with one decimal."""
-    exact = format_size(size)
-    if not exact.isdigit() and len(exact) <= len("1023KiB"):
-        return exact
-    if size < 1024:
-        return f"{size}B"
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.1f}{unit}"
 
 
 def time_text(seconds: float) -> str:

@@ -259,3 +259,9 @@ def test_command_leaves_no_half_written_file(tmp_path: Path) -> None:
 def test_help_lists_every_generator() -> None:
     text = CliRunner().invoke(command, ["--help"]).output
     assert all(generator.usage in text for generator in matrix.GENERATORS.values())
+
+
+@pytest.mark.parametrize(("text", "size"), [("balanced:5", "10B"), ("balanced:16MiB", "32MiB"), ("hot-pair:28227497", "26.9MiB")])
+def test_a_file_is_named_with_its_size_in_a_unit(text: str, size: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, [text, "--ranks", "2", "-o", str(tmp_path / "m.txt")])
+    assert done.output == f"{tmp_path / 'm.txt'}: 2 ranks, {size} in all\n"

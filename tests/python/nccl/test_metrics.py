@@ -327,3 +327,14 @@ def test_where_nothing_is_served_the_reason_is_told(tmp_path: Path) -> None:
     assert "left to NCCL: it spans 2 nodes, and [why] (communicator cd, 1 rank)" in found
     many = "".join(left(f"reason {number}", "refused") for number in range(10))
     assert "and 2 more reasons" in shown(tmp_path, {"n1-1": many})
+
+
+def test_a_directory_that_is_missing_is_told_before_anybody_is_served(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(top.command, [str(tmp_path / "none"), "--listen", "192.0.2.1:0"])
+    assert str(refused.exception) == f"{tmp_path / 'none'} is no directory; expected what RAILWEAVE_METRICS names in the job"
+
+
+def test_names_of_hosts_are_text(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5).replace('host="n1"', 'host="a[/b]:m:"'))
+    answer = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    assert (answer.exit_code, "a[/b]:m:" in answer.output) == (0, True), answer.output

@@ -19,7 +19,8 @@ from railweave.cli.plan import command
 from railweave.errors import DemandError, FabricError, UnreachableError
 from railweave.fabric import LinkState
 from railweave.plan import POLICIES, make
-from railweave.plan.explain import explain, gap_remark, size_text
+from railweave.plan.explain import explain, gap_remark
+from railweave.size import size_text
 
 MIB = 1 << 20
 SCHEMA = json.loads((Path(__file__).parents[3] / "schema" / "plan.schema.json").read_text())
@@ -378,3 +379,14 @@ def test_no_slowdown_speeds_up_what_was_measured(monkeypatch: pytest.MonkeyPatch
 def test_more_nodes_than_supported_are_refused(nodes: int) -> None:
     with pytest.raises(FabricError, match=f"{nodes} nodes; expected 1 to 16384"):
         fabric.load("h100-4gpu-ndr", nodes)
+
+
+def test_any_name_is_text(tmp_path: Path) -> None:
+    """As rich would take it: markup that nothing opened, markup that vanishes, an emoji."""
+    document = json.loads(fabric.load("h100-4gpu-ndr", 2).to_json().replace('node0"', 'node[/0]"').replace("node0/", "node[/0]/"))
+    named = tmp_path / "fabric.json"
+    named.write_text(json.dumps({**document, "name": "rack[/a][b]:m:"}))
+    status, text = run("--fabric", str(named), "--matrix", "incast:1GiB", "--exact")
+    assert status == 0, text
+    assert "rack[/a][b]:m:, policy railweave" in " ".join(text.split())
+    assert "node[/0]/nic0 -> leaf0" in text

@@ -200,3 +200,17 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     ).stdout
     assert "Who waits for what" in dump
     assert "railweave over single-path" in dump
+
+
+def test_any_name_is_text(tmp_path: Path) -> None:
+    """As rich would take it: markup that nothing opened, markup that vanishes, an emoji."""
+    named = tmp_path / "fabric.json"
+    whole = fabric.load("h100-4gpu-ndr", 2).to_json().replace('"leaf0"', '"leaf[/0]"')
+    named.write_text(json.dumps({**json.loads(whole), "name": "rack[/a]:m:"}))
+    traffic = tmp_path / "m[x][" / "y].txt"
+    traffic.parent.mkdir()
+    traffic.write_text(matrix.write(matrix.generate("balanced:1MiB", 8)))
+    result = CliRunner().invoke(command, ["--fabric", str(named), "--matrix", str(traffic)])
+    assert result.exit_code == 0, result.exception
+    assert f"{traffic} on rack[/a]:m:: 2 nodes" in result.output
+    assert "leaf[/0]" in result.output
