@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from railweave._native import Demand, Planner
 from railweave.bench import result
 from railweave.bench.errors import BenchError
-from railweave.bench.session import MpiSession, PolicySession, Session, build_peer
+from railweave.bench.session import MpiSession, PolicySession, Session, beyond_mpi, build_peer
 from railweave.fabric import Fabric, LinkState
 from railweave.lab import Lab, LabSpec
 from railweave.matrix import Matrix
 
-# An exchange that takes longer hangs: 20 times its bound, half a minute, and 5 s a rank, because 64 ranks may have to share one core.
-_TIMEOUT_BOUNDS, _TIMEOUT_S, _TIMEOUT_RANK_S = 20.0, 30.0, 5.0
+# An exchange that takes longer hangs: 20 times its bound, or twice as many times as there are rails, of which single-path takes one; half a
+# minute; and 5 s a rank, because 64 ranks may have to share one core.
+_TIMEOUT_BOUNDS, _TIMEOUT_RAILS, _TIMEOUT_S, _TIMEOUT_RANK_S = 20.0, 2.0, 30.0, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,12 @@ def run(
     peers: Sequence[str],
     repeat: int,
     step: Callable[[str], None],
+    keep: Callable[[list[result.Result]], None] = lambda _: None,
 ) -> list[result.Result]:
-    """Bring a lab up, run everything, take it down. `step` hears of each exchange before it starts.
+    """Bring a lab up, run everything, take it down. `step` hears of each exchange before it starts, `keep` gets the results of each matrix
+    as soon as they are there.
 
-    Raises BenchError, before there is a lab, for a matrix that this machine's memory cannot hold.
+    Raises BenchError, before there is a lab, for a matrix that this machine's memory or a peer's integers cannot hold.
     """
     memory, systems = int(result.machine()["memory_bytes"]), len(policies) + len(peers)
     for case in cases:
@@ -53,6 +56,8 @@ def run(
         if 0 < memory < 2 * systems * (size := int(case.matrix.sum())):
             what = f"matrix '{case.name}': {size} bytes to send and as many to receive, for each of {systems} policies and peers at once"
             raise BenchError(f"{what}, all on this machine, which has {memory} bytes of memory; expected at most that")
+        if peers and (beyond := beyond_mpi(case.matrix)):
+            raise BenchError(f"matrix '{case.name}' under {', '.join(peers)}: {beyond}")
     with contextlib.ExitStack() as stack:
         step("building the lab")
         lab = stack.enter_context(Lab.up(spec))
@@ -65,7 +70,12 @@ def run(
         for peer in peers:
             step(f"starting {peer}")
             sessions.append(stack.enter_context(MpiSession(peer, lab, program)))
-        return [each for case in cases for each in _compare(case, sessions, repeat, step)]
+        found: list[result.Result] = []
+        for case in cases:
+            results = _compare(case, sessions, repeat, step, time_limit(case, spec.rails))
+            keep(results)
+            found += results
+        return found
 
 
 def steps(cases: int, sessions: int, repeat: int) -> int:
@@ -73,9 +83,14 @@ def steps(cases: int, sessions: int, repeat: int) -> int:
     return 1 + sessions + cases * sessions * (repeat + 1)
 
 
-def _compare(case: Case, sessions: Sequence[Session], repeat: int, step: Callable[[str], None]) -> list[result.Result]:
+def time_limit(case: Case, rails: int) -> float:
+    """Seconds after which an exchange hangs. What goes over one rail alone takes as many bounds as there are rails."""
+    bounds = max(_TIMEOUT_BOUNDS, _TIMEOUT_RAILS * rails)
+    return bounds * case.bound_seconds + _TIMEOUT_S + _TIMEOUT_RANK_S * len(case.matrix)
+
+
+def _compare(case: Case, sessions: Sequence[Session], repeat: int, step: Callable[[str], None], timeout: float) -> list[result.Result]:
     """One warm-up each, then rounds in which every session has its turn, each round starting with the next one."""
-    timeout = _TIMEOUT_BOUNDS * case.bound_seconds + _TIMEOUT_S + _TIMEOUT_RANK_S * len(case.matrix)
     seconds: dict[str, list[float]] = {session.name: [] for session in sessions}
     rails: dict[str, list[list[result.RailBytes]]] = {session.name: [] for session in sessions}
     wrong: dict[str, str] = {}

@@ -21,6 +21,7 @@ from railweave.fields import Fields, shown
 from railweave.lab.spec import ISOLATIONS
 
 FORMAT, VERSION = "railweave-bench", 1
+_KIND = "a result of `railweave bench`"
 
 # Beyond what any run has, within what rates and pictures of them can be worked out for.
 _LEAST_S, _MOST_S = 1e-15, 1e9
@@ -95,8 +96,13 @@ class Run:
     @classmethod
     def load(cls, path: Path) -> Run:
         """Read the JSON document. Raises BenchError naming the file and the place in it."""
-        reader = _Reader(path, "a result of `railweave bench`", BenchError)
-        return reader.run(reader.document(reader.file(), FORMAT, VERSION))
+        return cls.parse(_Reader(path, _KIND, BenchError).file(), path)
+
+    @classmethod
+    def parse(cls, text: str, source: Path) -> Run:
+        """The same of a text that was read before; `source` is its file in errors."""
+        reader = _Reader(source, _KIND, BenchError)
+        return reader.run(reader.document(text, FORMAT, VERSION))
 
     def matrices(self) -> list[str]:
         """In the order they ran."""

@@ -204,9 +204,8 @@ class MpiSession(Session):
 
     def exchange(self, matrix: Matrix, repetition: int, timeout: float) -> Sample:
         """Exchange once and check."""
-        for totals, does in ((matrix.sum(axis=1), "sends"), (matrix.sum(axis=0), "receives")):
-            if int(totals.max()) >= _MPI_LIMIT:
-                raise BenchError(f"{self.name}: rank {int(totals.argmax())} {does} {int(totals.max())} bytes; MPI_Alltoallv counts to 2^31")
+        if beyond := beyond_mpi(matrix):
+            raise BenchError(f"{self.name}: {beyond}")
         numbers = " ".join(map(str, matrix.ravel().tolist()))
         self._ask(max(timeout, _START_S), "filling the buffers", f"prepare {repetition} {numbers}")
         at = time.monotonic() + 2 * _LEAD_S  # the command takes a way of several hops, each with a pause
@@ -245,6 +244,14 @@ class MpiSession(Session):
                         raise self.fail(f"mpirun ended with status {status}")
         answer, self._partial = self._partial.decode().strip(), b""
         return answer
+
+
+def beyond_mpi(matrix: Matrix) -> str:
+    """What a matrix has that MPI_Alltoallv cannot; nothing where it can."""
+    for totals, does in ((matrix.sum(axis=1), "sends"), (matrix.sum(axis=0), "receives")):
+        if int(totals.max()) >= _MPI_LIMIT:
+            return f"rank {int(totals.argmax())} {does} {int(totals.max())} bytes; MPI_Alltoallv counts to 2^31"
+    return ""
 
 
 def _mpi_options(peer: str, rails: int) -> list[str]:

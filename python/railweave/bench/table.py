@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from railweave.bench.result import Result, Run
 from railweave.bench.taken import warning
@@ -41,10 +42,11 @@ def table(run: Run) -> Table:
         for number, policy in enumerate(run.policies()):
             each = run.find(matrix, policy)
             result.add_row(
-                matrix if number == 0 else "",
-                policy,
+                Text(matrix if number == 0 else ""),  # names of files are no markup
+                Text(policy),
                 times.show(each.seconds_median),
-                f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.0%}",
+                # one repetition does not tell
+                f"{(max(each.seconds) - min(each.seconds)) / each.seconds_median / 2:.0%}" if len(each.seconds) > 1 else "",
                 rates.show(each.bytes / each.seconds_median),
                 f"{reference / each.seconds_median:.2f}",
                 f"{each.bound_fraction:.{decimals(each.bound_fraction, 2)}f}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from railweave.lab.spec import ISOLATIONS
-from railweave.output import check_writable, name_files, write_whole
+from railweave.output import OutputError, check_writable, name_files, write_whole
 
 if TYPE_CHECKING:
     from railweave.lab import LabSpec
@@ -168,6 +170,7 @@ def _in_lab(
 
     from railweave.bench import result, table
     from railweave.bench.alltoallv import Case, lower_bound, run, steps
+    from railweave.bench.result import Result
     from railweave.bench.session import PEERS
     from railweave.bench.taken import TakenTime
     from railweave.lab import LabSpec
@@ -182,30 +185,42 @@ def _in_lab(
     wanted = chosen(policies, _policies(), "policy"), chosen(peers, PEERS, "peer")
     if not any(wanted):
         raise click.UsageError("nothing to run: give --policies or --peer")
-    loaded = [(_title(name), load(name, spec.world)) for name in matrices or DEFAULT_MATRICES]
+    loaded = [(title, load(name, spec.world)) for title, name in titled(matrices or DEFAULT_MATRICES)]
     cases = [Case(name, matrix, lower_bound(fabric, matrix)) for name, matrix in loaded]
-    date = result.now()
-    with BenchProgress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress, TakenTime() as taken:
-        results = run(spec, fabric, cases, *wanted, repeat, progress.step)
     found = result.Run(
-        date,
+        result.now(),
         result.command_line(),
-        {**result.machine(), "cpu_stolen": round(taken.stolen, 4), "cpu_others": round(taken.others, 4)},
+        result.machine(),
         result.versions(peers=bool(wanted[1])),
         spec.to_json(),
         Path(source).name if source else f"lab {spec.shape}",
-        results,
+        [],
     )
+
+    def write() -> None:
+        if json_file:
+            write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+
+    def keep(results: list[Result]) -> None:
+        """A run that is ended early has left what it measured."""
+        found.results.extend(results)
+        taken.look()
+        found.machine.update(cpu_stolen=round(taken.stolen, 4), cpu_others=round(taken.others, 4))
+        with contextlib.suppress(OutputError):  # told below, with what was measured until then and since
+            write()
+
+    with BenchProgress(steps(len(cases), sum(map(len, wanted)), repeat)) as progress, TakenTime() as taken:
+        run(spec, fabric, cases, *wanted, repeat, progress.step, keep)
+    found.machine.update(cpu_stolen=round(taken.stolen, 4), cpu_others=round(taken.others, 4))
     # First what needs no file: a disk may have become full since it was looked at.
     Console(width=None if sys.stdout.isatty() else 120).print(table.table(found))
-    if json_file:
-        write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+    write()
     if report:
         from railweave.report.exchange import page
 
         write_whole(report, page(found))
     name_files(result=json_file, page=report)
-    wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in results if each.wrong]
+    wrong = [f"{each.matrix}, {each.policy}: {each.wrong}" for each in found.results if each.wrong]
     if wrong:
         click.echo("\n".join(["wrong bytes:", *wrong]), err=True)
         sys.exit(1)
@@ -258,6 +273,8 @@ def moe(
     from railweave.cli.bench_gpus import LayerOptions, run_layers
 
     check_writable(json_file, report)
+    _each_once("--skew", skews)
+    _each_once("--compute", [f"{compute:g}" for compute in computes])
     options = LayerOptions(
         skews or ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating"), computes or (0.5, 1.0, 2.0), tokens, width, iterations
     )
@@ -294,6 +311,7 @@ def beside(
     from railweave.cli.bench_gpus import run_beside
 
     check_writable(json_file)
+    _each_once("--work", works)
     run_beside(gpus, works or ("gemm", "all-reduce"), matrices, systems, other_nccl, repeat, json_file)
 
 
@@ -302,19 +320,52 @@ def beside(
 @click.argument("page_file", metavar="PAGE.html", type=_OUTPUT)
 def report(result_file: Path, page_file: Path) -> None:
     """Make the page of an earlier run's --json file."""
+    from railweave.bench.errors import BenchError
     from railweave.bench.gpus.result import FORMAT as GPU_FORMAT
     from railweave.bench.gpus.result import Run as GpuRun
     from railweave.bench.result import Run
+    from railweave.fields import Fields
     from railweave.report import exchange, gpus
 
-    with result_file.open("rb") as file:
-        on_gpus = f'"{GPU_FORMAT}"'.encode() in file.read(200)
-    write_whole(page_file, gpus.page(GpuRun.load(result_file)) if on_gpus else exchange.page(Run.load(result_file)))
+    text = Fields(result_file, "a result of `railweave bench`", BenchError).file()  # once: a pipe has it no second time
+    on_gpus = f'"{GPU_FORMAT}"' in text
+    write_whole(page_file, gpus.page(GpuRun.parse(text, result_file)) if on_gpus else exchange.page(Run.parse(text, result_file)))
     name_files(page=page_file)
 
 
-def _title(matrix: str) -> str:
-    return Path(matrix).name if os.path.isfile(matrix) else matrix  # noqa: PTH113 - Path raises for some
+def titled(matrices: Sequence[str]) -> list[tuple[str, str]]:
+    """What results call each matrix, and the matrix as it was named: a file by its name, and by as much of its path as tells it from the
+    others. Raises UsageError for one that is named twice: its second results would count as the first's."""
+    files = [_file_of(matrix) for matrix in matrices]
+    _each_once("--matrix", [str(file or matrix) for file, matrix in zip(files, matrices, strict=True)])
+    lengths = [1] * len(files)
+    while True:
+        titles = [_last(file, length) if file else matrix for file, length, matrix in zip(files, lengths, matrices, strict=True)]
+        alike = [bool(file) and titles.count(title) > 1 for file, title in zip(files, titles, strict=True)]
+        if not any(alike):
+            return list(zip(titles, matrices, strict=True))
+        lengths = [length + longer for length, longer in zip(lengths, alike, strict=True)]
+
+
+def _file_of(matrix: str) -> Path | None:
+    """The whole path, where it is a file and no generator, which goes first."""
+    from railweave.matrix import GENERATORS
+
+    if matrix.split(":")[0] in GENERATORS or not os.path.isfile(matrix):  # noqa: PTH113 - Path raises for some
+        return None
+    return Path(os.path.abspath(matrix))  # noqa: PTH100 - a link keeps the name by which it was named
+
+
+def _last(file: Path, length: int) -> str:
+    """So many parts of a path, from its end."""
+    return str(Path(*file.parts[-length:]))
+
+
+def _each_once(option: str, values: Sequence[str]) -> None:
+    """Raises UsageError for a value that an option has twice."""
+    for value in values:
+        if values.count(value) > 1:
+            raise click.UsageError(f"{option} {value} is there twice; expected each once")
 
 
 class BenchProgress:
@@ -324,8 +375,10 @@ class BenchProgress:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        console = Console(stderr=True)
+        # Where no bar can move, rich would still end it with an empty line.
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
         self._task = self._progress.add_task("", total=total)
         self._started = False
 

@@ -19,10 +19,10 @@ from railweave.bench.gpus import beside, compare
 from railweave.bench.gpus.mesh import MOST_GPUS, mesh_bound, mesh_systems
 from railweave.bench.gpus.rails import on_rails
 from railweave.bench.gpus.result import Beside, Exchange, Layer, Run
-from railweave.bench.gpus.session import SYSTEMS, Place, start_probe, systems, under_mps
+from railweave.bench.gpus.session import SYSTEMS, Place, System, start_probe, systems, under_mps
 from railweave.bench.gpus.table import tables
 from railweave.bench.taken import TakenTime, warning
-from railweave.cli.bench import BenchProgress, chosen
+from railweave.cli.bench import BenchProgress, chosen, titled
 from railweave.lab import LabSpec
 from railweave.matrix import Matrix, load
 from railweave.output import OutputError, name_files, write_whole
@@ -54,10 +54,10 @@ def run_exchanges(
 ) -> None:
     """`bench alltoallv --gpus`."""
     gpus = _gpus(gpus)
-    cases = [(Path(name).name if Path(name).is_file() else name, load(name, gpus)) for name in matrices or DEFAULT_MATRICES]
+    cases = _cases(matrices or DEFAULT_MATRICES, gpus)
     effort = compare.Effort(rounds)
     date = result.now()
-    running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    running = _systems(names, other_nccl)
     steps = 2 + len(running) * len(cases) * (1 + rounds) + len(cases)
     with (
         BenchProgress(steps) as progress,
@@ -81,7 +81,7 @@ def run_on_mesh(gpus: int, rate_GBps: int, matrices: tuple[str, ...], rounds: in
     gpus = _gpus(gpus)
     if not 3 <= gpus <= MOST_GPUS:
         raise BenchError(f"a mesh of {gpus} GPUs; messages go through others from 3 to {MOST_GPUS} on")
-    cases = [(Path(name).name if Path(name).is_file() else name, load(name, gpus)) for name in matrices or DEFAULT_MESH_MATRICES]
+    cases = _cases(matrices or DEFAULT_MESH_MATRICES, gpus)
     effort = compare.Effort(rounds)
     date = result.now()
     running = mesh_systems(rate_GBps)
@@ -112,10 +112,10 @@ def run_on_rails(
 ) -> None:
     """`bench alltoallv --lab --gpus`: the same shaped rails for all systems."""
     gpus = _gpus(0, least=1)
-    cases = [(Path(name).name if Path(name).is_file() else name, load(name, spec.world)) for name in matrices or DEFAULT_RAIL_MATRICES]
+    cases = _cases(matrices or DEFAULT_RAIL_MATRICES, spec.world)
     effort = compare.Effort(rounds)
     date = result.now()
-    running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    running = _systems(names, other_nccl)
     steps = 4 + len(running) * len(cases) * (1 + rounds) + len(cases)
     with (
         BenchProgress(steps) as progress,
@@ -144,9 +144,9 @@ def run_beside(
 ) -> None:
     """`bench beside`."""
     gpus = _gpus(gpus)
-    cases = [(Path(name).name if Path(name).is_file() else name, load(name, gpus)) for name in matrices or DEFAULT_BESIDE_MATRICES]
+    cases = _cases(matrices or DEFAULT_BESIDE_MATRICES, gpus)
     date = result.now()
-    running = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    running = _systems(names, other_nccl)
     with (
         BenchProgress(1 + len(running) * len(cases) * len(works) * (1 + rounds)) as progress,
         compare.Systems(running, Place(gpus), progress.step) as all_of_them,
@@ -168,7 +168,7 @@ def run_layers(
     world = spec.world if spec else gpus
     cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
     date = result.now()
-    running = systems(chosen(names, SYSTEMS, "system"), None)
+    running = _systems(names, None)
     steps = (4 if spec else 2) + len(running) * len(cases) * (1 + rounds)
     effort = compare.Effort(rounds)
     with (
@@ -191,6 +191,21 @@ def _place(spec: LabSpec | None, gpus: int, progress: BenchProgress) -> Iterator
         return
     with on_rails(spec, gpus, systems(["nccl"], None)[0], None, progress.step) as rails:
         yield rails.place
+
+
+def _cases(matrices: Sequence[str], ranks: int) -> list[tuple[str, Matrix]]:
+    """Matrices with their names. Refuses what nothing can be measured of before anything starts."""
+    loaded = [(title, load(name, ranks)) for title, name in titled(matrices)]
+    for title, matrix in loaded:
+        compare.check_something(title, matrix)
+    return loaded
+
+
+def _systems(names: str, other_nccl: Path | None) -> list[System]:
+    found = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+    if not found:
+        raise click.UsageError("nothing to run: give --systems")
+    return found
 
 
 def _gpus(wanted: int, least: int = 2) -> int:
@@ -242,7 +257,8 @@ def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    # Names of files are no markup, and no emoji.
+    console = Console(width=None if sys.stdout.isatty() else 140, markup=False, emoji=False)
     for title, head, rows in tables(found):
         table = Table(title=f"{found.place}: {title}", title_justify="left", box=None, pad_edge=False)
         for name in head:

@@ -14,16 +14,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from railweave.bench import session as sessions
 from railweave.bench.alltoallv import Case, lower_bound, run, steps
 from railweave.bench.errors import BenchError
+from railweave.bench.result import Result, Run
 from railweave.bench.session import MpiSession, PolicySession, build_peer
 from railweave.bench.worker import Worker
+from railweave.cli.bench import command
 from railweave.lab import Lab, LabError, LabSpec, labs, syscalls, wire
 from railweave.lab.fabric import of_lab
 from railweave.matrix import generate
@@ -87,7 +91,18 @@ def test_bounds(name: str, spec: LabSpec, seconds: float) -> None:
 def test_policies_in_turn(nothing_stays: None) -> None:
     heard: list[str] = []
     chosen = cases("hot-pair:2MiB:1KiB", "random:300000:1")
-    results = run(SPEC, of_lab(SPEC), chosen, ["single-path", "railweave"], [], 2, heard.append)
+    kept: list[str] = []
+    results = run(
+        SPEC,
+        of_lab(SPEC),
+        chosen,
+        ["single-path", "railweave"],
+        [],
+        2,
+        heard.append,
+        lambda some: kept.extend(f"{each.matrix} before {len(heard)}" for each in some),
+    )
+    assert kept == [f"{chosen[0].name} before 9"] * 2 + [f"{chosen[1].name} before 15"] * 2, "each matrix as soon as it is measured"
     assert [(each.matrix, each.policy) for each in results] == [
         (case.name, policy) for case in chosen for policy in ("single-path", "railweave")
     ]
@@ -291,6 +306,7 @@ def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
         (["--lab", "2x4", "--policies", "fastest"], "no policy 'fastest'"),
         (["--lab", "2x4", "--peer", "mpich"], "no peer 'mpich'"),
         (["--lab", "2x4", "--policies", ""], "nothing to run"),
+        (["--lab", "2x4", "--matrix", "balanced:1KiB", "--matrix", "balanced:1KiB"], "--matrix balanced:1KiB is there twice"),
         (["--lab", "2x3", "--fabric", "h100-4gpu-ndr", "--rails", "3"], "expected 3 GPUs"),
         (["--lab", "2x4", "--rate", "fast"], "rate 'fast'"),
     ],
@@ -302,3 +318,26 @@ def test_bad_arguments(arguments: list[str], says: str) -> None:
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measures_one_and_is_ended(*arguments: Any) -> None:
+        keep = arguments[-1]
+        keep([Result("railweave", "balanced:1KiB", [1e-3], 4096, 1e-4, None, [])])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("railweave.bench.alltoallv.run", measures_one_and_is_ended)
+    path = tmp_path / "run.json"
+    done = CliRunner().invoke(command, ["alltoallv", "--lab", "2x2", "--policies", "railweave", "--json", str(path)])
+    assert done.exit_code != 0  # what the command line as a whole makes of it: test_command_line.py
+    assert Run.load(path).matrices() == ["balanced:1KiB"]
+    assert 0 <= Run.load(path).machine["cpu_others"] <= 1
+
+
+def test_who_is_not_root_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Lab:
+        raise LabError("a lab needs root")
+
+    monkeypatch.setattr("railweave.lab.Lab.up", refused)
+    done = CliRunner().invoke(command, ["alltoallv", "--lab", "2x2"])
+    assert (done.output, str(done.exception)) == ("", "a lab needs root")

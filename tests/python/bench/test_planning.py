@@ -23,7 +23,7 @@ def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     from railweave.bench.session import Sample
 
     samples = [Sample(1.0, None, (), (0.0, 5e-6, 7e-6), row * 1e-6) for row in (100, 120, 90)]
-    assert planning.rows(samples) == [["planning, a rank", "7.0", "7.0", "7.0"], ["rows, all ranks", "100.0", "120.0", "120.0"]]
+    assert planning.rows(samples) == [["planning, a rank", "5.0", "7.0", "7.0"], ["rows, all ranks", "100.0", "120.0", "120.0"]]
 
 
 @pytest.mark.root

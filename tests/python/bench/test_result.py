@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import numpy as np
 import pytest
@@ -17,11 +20,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from railweave.bench import result, table
-from railweave.bench.alltoallv import Case
+from railweave.bench.alltoallv import Case, time_limit
 from railweave.bench.alltoallv import run as run_cases
 from railweave.bench.errors import BenchError
 from railweave.bench.result import RailBytes, Result, Run
-from railweave.cli.bench import command
+from railweave.cli.bench import BenchProgress, command, titled
 from railweave.lab import LabSpec
 from railweave.lab.fabric import of_lab
 
@@ -206,3 +209,68 @@ def test_busiest_node_shows_what_is_uneven() -> None:
     senders = [RailBytes(0, rail, 8_000, 0) for rail in range(4)]
     receiver = [RailBytes(1, rail, 0, 32_000 if rail == 0 else 0) for rail in range(4)]
     assert table.busiest_node(Result("p", "incast", [1.0], 1, 1.0, None, senders + receiver)) == [32_000, 0, 0, 0]
+
+
+def test_one_repetition_has_no_spread() -> None:
+    once = replace(make_run(), results=[replace(each, seconds=each.seconds[:1]) for each in make_run().results])
+    assert "1%" in render(make_run()) and "%" not in render(once)
+
+
+def test_any_name_is_text() -> None:
+    """As rich would take it: markup that nothing opened, markup that vanishes."""
+    run = make_run()
+    text = render(replace(run, results=[replace(each, matrix=f"m[/x][y]{each.matrix[:4]}") for each in run.results]))
+    assert "m[/x][y]hot-" in text and "m[/x][y]bala" in text
+
+
+def test_what_runs_now_is_text_and_nothing_where_nobody_sees_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with BenchProgress(2) as progress:
+        progress.step("m[/x].txt, railweave")
+    assert capfd.readouterr().err == ""
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setattr("rich.console.Console", lambda **_: terminal)
+        with BenchProgress(2) as progress:
+            progress.step("m[/x].txt, railweave")
+    assert isinstance(terminal.file, io.StringIO)
+    assert "m[/x].txt, railweave" in terminal.file.getvalue()
+
+
+def test_a_result_is_read_from_a_pipe(tmp_path: Path) -> None:
+    pipe, page = tmp_path / "pipe", tmp_path / "page.html"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(json.dumps(make_run().to_json())))
+    writer.start()
+    done = CliRunner().invoke(command, ["report", str(pipe), str(page)])
+    writer.join()
+    assert done.exit_code == 0, done.exception
+    assert page.read_text().count("<svg") == 2
+
+
+def test_a_matrix_that_mpi_cannot_count_is_refused_before_the_lab() -> None:
+    case = Case("all", np.array([[0, 2**31], [0, 0]], dtype=np.uint64), 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result, "machine", lambda: {"memory_bytes": 0})
+        with pytest.raises(BenchError, match=r"matrix 'all' under ucx: rank 0 sends 2147483648 bytes; MPI_Alltoallv counts to 2\^31"):
+            run_cases(LabSpec(2, 1), of_lab(LabSpec(2, 1)), [case], ["railweave"], ["ucx"], 1, lambda _: None)
+
+
+@pytest.mark.parametrize(("rails", "bounds"), [(1, 20), (4, 20), (10, 20), (16, 32), (64, 128)])
+def test_the_time_limit_leaves_time_to_what_takes_one_rail(rails: int, bounds: int) -> None:
+    case = Case("hot", np.zeros((8, 8), dtype=np.uint64), 3.0)
+    assert time_limit(case, rails) == bounds * 3.0 + 30 + 8 * 5
+
+
+def test_files_are_named_by_as_much_of_their_path_as_tells_them_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a/x/m.txt", "b/x/m.txt", "b/n.txt", "c/balanced:1KiB"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    given = [*names, str(tmp_path / "n.txt"), "balanced:1KiB", "nowhere.txt", "x" * 5000]
+    assert [title for title, _ in titled(given)] == ["a/x/m.txt", "b/x/m.txt", "n.txt", "c/balanced:1KiB", *given[4:]]
+    assert [name for _, name in titled(given)] == given
+    for twice in (["balanced:1KiB"] * 2, ["b/n.txt", "./b/../b/n.txt"]):
+        with pytest.raises(click.UsageError, match=r"--matrix .*(balanced:1KiB|/b/n\.txt) is there twice; expected each once"):
+            titled([*names[:1], *twice])

@@ -50,6 +50,33 @@ def test_what_cannot_be_measured_is_refused() -> None:
     assert "skew 'steep': expected none, zipf:S or rotating" in refused("moe", "--skew", "steep")
 
 
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("alltoallv", "--gpus", "--systems", ""), "nothing to run: give --systems"),
+        (("moe", "--systems", ","), "nothing to run: give --systems"),
+        (("beside", "--systems", " "), "nothing to run: give --systems"),
+        (("alltoallv", "--gpus", "--matrix", "balanced:1KiB", "--matrix", "balanced:1KiB"), "--matrix balanced:1KiB is there twice"),
+        (("beside", "--work", "gemm", "--work", "gemm"), "--work gemm is there twice; expected each once"),
+        (("moe", "--skew", "none", "--skew", "none"), "--skew none is there twice; expected each once"),
+        (("moe", "--compute", "1", "--compute", "1.0"), "--compute 1 is there twice; expected each once"),
+        (("alltoallv", "--gpus", "--matrix", "balanced:1KiB", "--matrix", "balanced:0"), "balanced:0: nothing to exchange"),
+        (("beside", "--matrix", "balanced:0"), "balanced:0: nothing to exchange"),
+        (("alltoallv", "--gpus", "--matrix", "x" * 5000), "cannot be read: File name too long"),
+    ],
+)
+def test_what_is_known_beforehand_is_told_before_anything_starts(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts(*_: Any) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(bench_gpus, "start_probe", starts)
+    monkeypatch.setattr(bench_gpus.compare, "Systems", starts)
+    assert said in " ".join(refused(*arguments).split())
+
+
 def test_what_is_no_share_of_compute_is_refused_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "-1 is not in the range 0<x<=1000" in refused("moe", "--compute", "-1").replace(".0", "")
@@ -156,6 +183,29 @@ def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.Monke
     jsonschema.validate(Run.load(path).settings, schema["settings"])
     assert 0 <= Run.load(path).machine["cpu_stolen"] <= 1
     assert Run.load(path).settings["gpu_blocks"] == 8  # by which ranks go because the machine was calibrated
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_matrices_keep_their_names_and_names_are_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files of one name in two folders, whose names rich would take for markup that nothing opened, and an emoji."""
+
+    def measures(_: Any, __: Any, cases: Any, *___: Any) -> Iterator[list[Exchange]]:
+        for name, _matrix in cases:
+            yield [Exchange("nccl", name, 8, 8, [1e-3], [1e-5], [1e-3], [1e-5], 1e-4, None, [Kernel("nccl", 9, 512)], [0.1])]
+
+    monkeypatch.setattr(bench_gpus, "start_probe", lambda _: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(bench_gpus.compare, "Systems", Nothing)
+    monkeypatch.setattr(bench_gpus.compare, "exchange", measures)
+    given: list[str] = []
+    for folder in ("a[", "b["):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m]:m:.txt").write_text("0 100\n100 0\n")
+        given += ["--matrix", str(tmp_path / folder / "m]:m:.txt")]
+    path = tmp_path / "run.json"
+    done = CliRunner().invoke(command, ["alltoallv", "--gpus", "--systems", "nccl", *given, "--json", str(path)])
+    assert done.exit_code == 0, done.exception
+    assert Run.load(path).matrices() == ["a[/m]:m:.txt", "b[/m]:m:.txt"]
+    assert "a[/m]:m:.txt  nccl" in done.output
 
 
 @pytest.mark.usefixtures("two_gpus")
