@@ -270,9 +270,7 @@ class Evaluation:
         from railweave.report.gpus import page
 
         for path in sorted((self.out / "parts").glob("*.json")):
-            run = Run.load(path)
-            if run.exchanges or run.layers:
-                path.with_suffix(".html").write_text(page(run))
+            path.with_suffix(".html").write_text(page(Run.load(path)))
 
     def _section(self, section: Section, runs: Sequence[Run]) -> str:
         head = f"## {section.title}\n\n"

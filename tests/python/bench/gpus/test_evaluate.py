@@ -517,6 +517,24 @@ def test_the_busiest_rank_of_all_is_told() -> None:
     assert told.seen == "1.25 at most, `hot-pair:64MiB`", "which a lab has, too"
 
 
+def test_an_aim_of_intervals_is_not_reached_without_them() -> None:
+    def told(theirs: float, rounds: int) -> aims.Line:
+        found = [replace(each, seconds=each.seconds[:rounds]) for each in exchanges("incast:16MiB", theirs, 1e-3)]
+        return next(each for each in aims.lines({"exchanges": [run_of(found)]}, 4) if each.what.startswith("incast, outcast"))
+
+    assert (told(1.2e-3, 5).seen, told(1.2e-3, 5).reached) == ("1.20×, intervals from 1.20× (1 of 12)", True)
+    assert (told(1.2e-3, 4).seen, told(1.2e-3, 4).reached) == ("1.20×, 1 of 1 without intervals, which take 5 rounds", None)
+    assert told(1.1e-3, 4).reached is False, "the mean tells"
+
+
+def test_other_work_has_a_page_too(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    others = [Beside(system, "gemm", "incast:64MiB", [1e-3] * 5, [1e-3] * 5) for system in ("nccl", "railweave")]
+    (tmp_path / "parts" / "beside.00.json").write_text(json.dumps(run_of([], None, others).to_json()))
+    evaluation(tmp_path).draw()
+    assert "Other work beside exchanges" in (tmp_path / "parts" / "beside.00.html").read_text()
+
+
 def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:
     found = exchanges("balanced:16MiB", 2e-3, 1e-3)
     for system, seconds in (("nccl-other", 1.1e-3), ("nccl-tuned", 0.5e-3)):
