@@ -38,7 +38,9 @@ class Way:
 
 _NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
 WAYS = (
-    Way("shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory", "contexts"), True),
+    Way(
+        "shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory", "contexts"), True
+    ),
     Way(
         "shim, expandable segments",
         ("collectives", "graphs", "freed", "buffers", "random_groups"),

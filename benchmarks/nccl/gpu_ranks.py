@@ -24,6 +24,7 @@ from random_groups import Runner, make_communicators
 _GROUPS = int(os.environ.get("CHECK_GROUPS", "2000"))
 _SEED = int(os.environ.get("CHECK_SEED", "1"))
 _REMOTE_ERROR = 6  # ncclRemoteError
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float64, torch.int32, torch.int8)
 
 
@@ -43,6 +44,18 @@ def _rows(source: int, destination: int, count: int, width: int, dtype: torch.dt
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def _runtime() -> Callable[..., None]:
+    """Calls of the CUDA runtime that PyTorch has loaded."""
+    path = next(line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart" in line)
+    library = ctypes.CDLL(path)
+
+    def call(name: str, *arguments: object) -> None:
+        status = getattr(library, name)(*arguments)
+        _require(status == 0, f"{name}: CUDA error {status}")
+
+    return call
 
 
 Sizes = Callable[[int, int], int]
@@ -228,8 +241,37 @@ def ordering(rank: int, world: int) -> dict[str, object]:
         check(salt, "a replay on another stream")
     del graph
     torch.cuda.synchronize()
+    # Two captures at once, and an exchange that is not captured between their parts.
+    runtime_calls = _runtime()
+    third = torch.cuda.Stream()
+    for salt in range(5):
+        handles = [stream.cuda_stream, other.cuda_stream]
+        graphs = [ctypes.c_void_p(), ctypes.c_void_p()]
+        executables = [ctypes.c_void_p(), ctypes.c_void_p()]
+        fill(salt)
+        for handle in handles:
+            runtime_calls("cudaStreamBeginCapture", ctypes.c_void_p(handle), _RELAXED)
+        exchange(0, handles[0])
+        exchange(1, handles[1])
+        exchange(2, third.cuda_stream)
+        exchange(1, handles[0])
+        exchange(2, handles[1])
+        exchange(2, handles[0])
+        exchange(0, handles[1])
+        for handle, captured, executable in zip(handles, graphs, executables, strict=True):
+            runtime_calls("cudaStreamEndCapture", ctypes.c_void_p(handle), ctypes.byref(captured))
+            runtime_calls("cudaGraphInstantiate", ctypes.byref(executable), captured, ctypes.c_ulonglong(0))
+        for place in (0, 1):
+            fill(5 * salt + place)
+            with torch.cuda.stream(third):
+                torch.cuda._sleep(naps * ((rank + salt) % 3))
+            runtime_calls("cudaGraphLaunch", executables[place], ctypes.c_void_p(third.cuda_stream))
+            check(5 * salt + place, "captures that are interleaved")
+        for executable, captured in zip(executables, graphs, strict=True):
+            runtime_calls("cudaGraphExecDestroy", executable)
+            runtime_calls("cudaGraphDestroy", captured)
     nccl.destroy(communicator)
-    return {"rounds": 2 * rounds}
+    return {"rounds": 2 * rounds + 10}
 
 
 def lives(rank: int, world: int) -> dict[str, object]:
