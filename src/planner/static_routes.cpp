@@ -97,7 +97,7 @@ bool StaticRoutes::ucx_rails(GpuId src, GpuId dst, std::uint64_t bytes, std::vec
   const std::size_t begin = shares.size();
   const std::uint32_t most = bytes <= settings_.multipath_min_bytes ? 1 : std::max(1u, settings_.ucx_rails);
   for (VertexId from : near_nics_[src]) {
-    if (shares.size() - begin == most) break;
+    if (shares.size() - begin == std::min<std::uint64_t>(most, bytes)) break;  // no stripes of 0 bytes
     Route route{PathKind::rail, src, dst, kNone, kNone, from, table_->rail_peer(from, dst_node)};
     if (usable(route)) shares.push_back({route, 0});
   }

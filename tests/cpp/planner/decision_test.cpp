@@ -120,6 +120,21 @@ TEST(Decisions, WithoutASpineSinglePathUsesTheReceiversRail) {
   EXPECT_EQ(plan.shares[0].route.relay_dst, kNone);
 }
 
+TEST(Decisions, UcxStripesHaveBytes) {
+  const Fabric fabric = machine("hgx-h100", 2);
+  PlannerSettings settings;
+  settings.policy = Policy::ucx_rails;
+  settings.multipath_min_bytes = 0;
+  settings.ucx_rails = 4;
+  Planner planner(fabric, settings);
+  for (const std::uint64_t bytes : {1, 3, 4, 5}) {
+    const Plan& plan = planner.plan(one_pair(16, 0, 9, bytes), LinkState(fabric));
+    EXPECT_EQ(plan.shares.size(), std::min<std::uint64_t>(bytes, 4));
+    EXPECT_TRUE(std::all_of(plan.shares.begin(), plan.shares.end(), [](const Share& share) { return share.bytes != 0; })) << bytes;
+    EXPECT_EQ((delivered(plan)[{0, 9}]), bytes);
+  }
+}
+
 TEST(BadInput, IsNamed) {
   const Fabric fabric = machine("h100-4gpu-ndr", 2);
   Planner planner(fabric, {});
