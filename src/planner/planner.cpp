@@ -447,7 +447,8 @@ class Planner::Impl {
     if (!(peak.seconds * (1.0 - settings_.hysteresis_permille / 1000.0) <= next.z_seconds)) return false;
     plan.z_seconds = peak.seconds;
     plan.bottleneck = peak.at;
-    plan.bound = next.bound;
+    // Prices prove a bound for the new plan's routes; the one in force may have others, and end before it.
+    plan.bound = next.bound.seconds > plan.z_seconds ? bounds_.find(sums_) : next.bound;
     plan.link_epoch = next.link_epoch;
     return true;
   }

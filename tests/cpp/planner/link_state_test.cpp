@@ -108,6 +108,27 @@ TEST(Hysteresis, ASmallGainDoesNotReplaceThePlanALargeOneDoes) {
   EXPECT_NEAR(without.z_seconds * 150e9 / static_cast<double>(demand.total()), 1, 0.01);
 }
 
+// The plan in force is single-path's over the spine. One for the planner's own routes, which prices prove slower, does not replace it.
+TEST(Hysteresis, APlanThatIsKeptHasABoundThatHoldsForIt) {
+  const Fabric fabric = machine("charisma-c", 3);
+  Planner planner(fabric, {});
+  LinkState links(fabric);
+  Demand demand(12);
+  for (GpuId src = 0; src < 12; ++src) {
+    demand.set(src, (src + 6) % 12, 256 * kMiB);
+    demand.set(src, (src + 7) % 12, 32 * kMiB);
+  }
+  const Plan before = planner.plan(demand, links);
+  links.set_down(fabric.find_edge(fabric.find_vertex("node0/gpu0"), fabric.find_vertex("node0/gpu2")), true);  // which nothing uses
+  const Plan kept = planner.plan(demand, links);
+  EXPECT_EQ(kept.id, before.id);
+  EXPECT_EQ(kept.z_seconds, before.z_seconds);
+  EXPECT_LE(kept.bound.seconds, kept.z_seconds);
+  EXPECT_NE(kept.bound.kind, Bound::Kind::prices);
+  Planner other(fabric, {});
+  EXPECT_GT(other.plan(demand, links).bound.seconds, kept.z_seconds) << "what prices prove for other routes";
+}
+
 TEST(Hysteresis, ThatKeepsAllPlansKeepsNoneOverADeadLink) {
   const Fabric fabric = machine("h100-4gpu-ndr", 2);
   PlannerSettings settings;
