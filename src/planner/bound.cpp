@@ -47,6 +47,8 @@ void EndpointBounds::refresh(const Fabric& fabric, const LiveRoutes& routes) {
   gpu_in_Bps_.assign(fabric.gpu_count(), 0);
   node_out_Bps_.assign(fabric.node_count(), 0);
   node_in_Bps_.assign(fabric.node_count(), 0);
+  chosen_out_Bps_.assign(fabric.node_count(), 0);
+  chosen_in_Bps_.assign(fabric.node_count(), 0);
   for (GpuId g = 0; g < fabric.gpu_count(); ++g) {
     const Vertex& vertex = fabric.vertex(fabric.gpu(g));
     for (EdgeId e : fabric.out_edges(fabric.gpu(g))) gpu_out_Bps_[g] += routes.capacity_Bps(e);
@@ -56,8 +58,10 @@ void EndpointBounds::refresh(const Fabric& fabric, const LiveRoutes& routes) {
   }
   for (NodeId n = 0; n < fabric.node_count(); ++n) {
     for (std::uint32_t nic = 0; nic < routes.nic_count(n); ++nic) {
-      node_out_Bps_[n] += routes.nic_out_Bps(n, nic);
-      node_in_Bps_[n] += routes.nic_in_Bps(n, nic);
+      node_out_Bps_[n] += routes.nic_out_most_Bps(n, nic);
+      node_in_Bps_[n] += routes.nic_in_most_Bps(n, nic);
+      chosen_out_Bps_[n] += routes.nic_out_Bps(n, nic);
+      chosen_in_Bps_[n] += routes.nic_in_Bps(n, nic);
     }
   }
 }
@@ -76,6 +80,16 @@ Bound EndpointBounds::find(const DemandSums& sums) const {
   consider(Bound::Kind::node_out, sums.node_out, node_out_Bps_);
   consider(Bound::Kind::node_in, sums.node_in, node_in_Bps_);
   return bound;
+}
+
+double EndpointBounds::over_chosen_ways(const DemandSums& sums) const {
+  double longest = 0;
+  for (NodeId n = 0; n < chosen_out_Bps_.size(); ++n) {
+    if (chosen_out_Bps_[n] != 0)
+      longest = std::max(longest, static_cast<double>(sums.node_out[n]) / static_cast<double>(chosen_out_Bps_[n]));
+    if (chosen_in_Bps_[n] != 0) longest = std::max(longest, static_cast<double>(sums.node_in[n]) / static_cast<double>(chosen_in_Bps_[n]));
+  }
+  return longest;
 }
 
 }  // namespace railweave

@@ -24,10 +24,13 @@ class EndpointBounds {
  public:
   // What GPUs and nodes can send and receive under this link state.
   void refresh(const Fabric& fabric, const LiveRoutes& routes);
+  // Holds for any routing.
   Bound find(const DemandSums& sums) const;
+  // Holds for the planner's own routes: seconds that nodes take at least over the ways to their NICs that it has chosen.
+  double over_chosen_ways(const DemandSums& sums) const;
 
  private:
-  std::vector<std::uint64_t> gpu_out_Bps_, gpu_in_Bps_, node_out_Bps_, node_in_Bps_;
+  std::vector<std::uint64_t> gpu_out_Bps_, gpu_in_Bps_, node_out_Bps_, node_in_Bps_, chosen_out_Bps_, chosen_in_Bps_;
 };
 
 }  // namespace railweave

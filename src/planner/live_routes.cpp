@@ -34,6 +34,12 @@ LiveRoutes::LiveRoutes(const RouteTable& table) : table_(&table) {
       in_choices_.push_back(segment_choices(g, nic, false));
     }
   }
+  for (NodeId n = 0; n < fabric.node_count(); ++n) {
+    for (VertexId nic : fabric.nics_of(n)) {
+      for (const bool outward : {true, false}) find_passed(nic, outward);
+    }
+  }
+  passed_start_.push_back(static_cast<std::uint32_t>(passed_.size()));
   peer_.reserve(std::size_t{nic_start_.back()} * fabric.node_count());
   for (NodeId n = 0; n < fabric.node_count(); ++n) {
     for (VertexId nic : fabric.nics_of(n)) {
@@ -74,15 +80,56 @@ std::vector<LiveRoutes::Choice> LiveRoutes::segment_choices(GpuId gpu, VertexId 
   std::vector<Choice> choices;
   for (GpuId relay : table_->relay_choices(gpu, nic)) {
     Choice choice{relay, {static_cast<std::uint32_t>(edge_pool_.size()), 0}, {static_cast<std::uint32_t>(pool_.size()), 0}};
-    const bool found =
-        outward ? table_->append_source(gpu, relay, nic, edge_pool_) : table_->append_destination(nic, relay, gpu, edge_pool_);
-    if (!found) continue;
+    if (!append_way(gpu, relay, nic, outward, edge_pool_)) continue;
     choice.edges.count = static_cast<std::uint32_t>(edge_pool_.size()) - choice.edges.begin;
     table_->append_resources(std::span(edge_pool_).subspan(choice.edges.begin, choice.edges.count), pool_);
     choice.resources.count = static_cast<std::uint32_t>(pool_.size()) - choice.resources.begin;
     choices.push_back(choice);
   }
   return choices;
+}
+
+bool LiveRoutes::append_way(GpuId gpu, GpuId relay, VertexId nic, bool outward, std::vector<EdgeId>& edges) const {
+  return outward ? table_->append_source(gpu, relay, nic, edges) : table_->append_destination(nic, relay, gpu, edges);
+}
+
+// What every byte between that NIC and its node loads, whoever routes it: the resources that all ways have in common. Ways over NVLink go
+// on as the relay's own; so a GPU's own way and the one that it takes for a relay that has no NVLink or no GPUDirect are all there are.
+void LiveRoutes::find_passed(VertexId nic, bool outward) {
+  const Fabric& fabric = table_->fabric();
+  const NodeId node = fabric.vertex(nic).node;
+  const GpuId first = fabric.first_gpu(node), last = first + static_cast<GpuId>(fabric.gpus_of(node).size());
+  const auto begin = static_cast<std::uint32_t>(passed_.size());
+  passed_start_.push_back(begin);
+  bool any = false;
+  std::vector<EdgeId> edges;
+  std::vector<ResourceId> loaded;
+  const auto meet = [&](GpuId gpu, GpuId relay) {
+    edges.clear();
+    loaded.clear();
+    if (!append_way(gpu, relay, nic, outward, edges)) return;
+    table_->append_resources(edges, loaded);
+    const auto times = [&](ResourceId r) { return static_cast<std::uint32_t>(std::count(loaded.begin(), loaded.end(), r)); };
+    if (!any) {
+      for (ResourceId r : loaded) {
+        const auto same = [r](const Passed& passed) { return passed.resource == r; };
+        if (std::none_of(passed_.begin() + begin, passed_.end(), same)) passed_.push_back({r, times(r)});
+      }
+    }
+    any = true;
+    for (auto passed = passed_.begin() + begin; passed != passed_.end(); ++passed)
+      passed->times = std::min(passed->times, times(passed->resource));
+  };
+  for (GpuId gpu = first; gpu < last; ++gpu) {
+    meet(gpu, kNone);
+    for (GpuId relay = first; relay < last; ++relay) {
+      if (relay == gpu || table_->relays_over_nvlink(gpu, relay)) continue;
+      meet(gpu, relay);  // through host memory, for any such relay alike
+      break;
+    }
+  }
+  passed_.erase(std::remove_if(passed_.begin() + begin, passed_.end(), [](const Passed& passed) { return passed.times == 0; }),
+                passed_.end());
 }
 
 bool LiveRoutes::refresh(const LinkState& links) {
@@ -152,12 +199,22 @@ void LiveRoutes::rate_nics() {
   const Fabric& fabric = table_->fabric();
   out_Bps_.assign(nic_start_.back(), 0);
   in_Bps_.assign(nic_start_.back(), 0);
+  out_most_Bps_.assign(nic_start_.back(), 0);
+  in_most_Bps_.assign(nic_start_.back(), 0);
   uniform_.assign(fabric.node_count(), 1);
   const auto rail_rate = [&](std::span<const EdgeId> edges) {
     for (EdgeId e : edges) {
       if (fabric.edge(e).kind == EdgeKind::rail) return capacity_[e];
     }
     return std::uint64_t{0};
+  };
+  const auto most = [&](std::uint64_t rail_Bps, std::uint32_t nic, bool outward) {
+    const std::size_t at = 2 * std::size_t{nic} + (outward ? 0 : 1);
+    for (std::uint32_t p = passed_start_[at]; p < passed_start_[at + 1]; ++p) {
+      const auto [resource, times] = passed_[p];
+      rail_Bps = std::min(rail_Bps, (capacity_[resource] + times - 1) / times);  // a bound must not be too high
+    }
+    return rail_Bps;
   };
   for (NodeId n = 0; n < fabric.node_count(); ++n) {
     const auto nics = fabric.nics_of(n);
@@ -166,6 +223,8 @@ void LiveRoutes::rate_nics() {
       const std::uint64_t out = rail_rate(fabric.out_edges(nics[i])), in = rail_rate(fabric.in_edges(nics[i]));
       out_Bps_[nic_start_[n] + i] = std::min(out, common_rate(n, i, true));
       in_Bps_[nic_start_[n] + i] = std::min(in, common_rate(n, i, false));
+      out_most_Bps_[nic_start_[n] + i] = most(out, nic_start_[n] + i, true);
+      in_most_Bps_[nic_start_[n] + i] = most(in, nic_start_[n] + i, false);
       for (GpuId g = first; g < last; ++g) {
         if ((out != 0 && !source(g, i).usable) || (in != 0 && !destination(i, g).usable)) uniform_[n] = 0;
       }

@@ -74,6 +74,10 @@ class LiveRoutes {
   // Rate of a NIC (numbered within its node) towards and from its rail, counting what every byte through it passes on its node.
   std::uint64_t nic_out_Bps(NodeId node, std::uint32_t nic) const { return out_Bps_[nic_start_[node] + nic]; }
   std::uint64_t nic_in_Bps(NodeId node, std::uint32_t nic) const { return in_Bps_[nic_start_[node] + nic]; }
+  // The most that any policy's routes can get through it: its rail edge, and what every way between it and a GPU loads, also ways that
+  // are not these segments.
+  std::uint64_t nic_out_most_Bps(NodeId node, std::uint32_t nic) const { return out_most_Bps_[nic_start_[node] + nic]; }
+  std::uint64_t nic_in_most_Bps(NodeId node, std::uint32_t nic) const { return in_most_Bps_[nic_start_[node] + nic]; }
   // Every GPU of the node reaches every live NIC of it, so that its demands may be planned together.
   bool uniform(NodeId node) const { return uniform_[node] != 0; }
 
@@ -101,7 +105,14 @@ class LiveRoutes {
     GpuId relay = kNone;
     PoolRange edges, resources;
   };
+  // A resource and how often a byte loads it.
+  struct Passed {
+    ResourceId resource = kNone;
+    std::uint32_t times = 0;
+  };
   std::vector<Choice> segment_choices(GpuId gpu, VertexId nic, bool outward);
+  bool append_way(GpuId gpu, GpuId relay, VertexId nic, bool outward, std::vector<EdgeId>& edges) const;
+  void find_passed(VertexId nic, bool outward);
   bool alive(PoolRange edges) const;
   void choose_segments();
   void rate_nics();
@@ -125,6 +136,8 @@ class LiveRoutes {
   std::vector<std::uint32_t> nic_start_;                       // by node
   std::vector<std::uint32_t> segment_start_;                   // by GPU
   std::vector<std::vector<Choice>> out_choices_, in_choices_;  // by segment
+  std::vector<Passed> passed_;                                 // what all ways to a NIC load, then what all ways from it do; NIC by NIC
+  std::vector<std::uint32_t> passed_start_;                    // by 2 x NIC + (0: to it, 1: from it)
   std::vector<std::uint16_t> peer_;                            // [NIC][node]: NIC of that node on its rail
   std::vector<std::uint32_t> node_pair_start_;                 // by node: first of its GPU pairs
   std::vector<std::uint32_t> node_row_;                        // by GPU: its row of pairs, less the first GPU of its node
@@ -139,7 +152,7 @@ class LiveRoutes {
   std::vector<ResourceId> pool_;
   std::vector<Segment> source_, destination_;
   std::vector<GpuId> source_relay_, destination_relay_;
-  std::vector<std::uint64_t> out_Bps_, in_Bps_;  // by NIC
+  std::vector<std::uint64_t> out_Bps_, in_Bps_, out_most_Bps_, in_most_Bps_;  // by NIC
   std::vector<std::uint8_t> uniform_;
   std::vector<RailColumn> columns_;
   std::vector<std::uint32_t> column_start_;  // [src node][dst node]

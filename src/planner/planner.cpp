@@ -187,6 +187,8 @@ class Planner::Impl {
   }
 
   void make_balanced(const Demand& demand, Plan& plan, Draft& draft) {
+    if (const double seconds = bounds_.over_chosen_ways(sums_); seconds > plan.bound.seconds)
+      plan.bound = {Bound::Kind::prices, seconds, kNone};
     share_out(demand, draft);
     counter_.finish(live_, *fabric_, plan.load);
     rate(plan);
@@ -247,8 +249,8 @@ class Planner::Impl {
       std::uint64_t out_Bps = 0, in_Bps = 0;
       for (const VertexId nic : table_.own_nics(gpu)) {
         const auto at = static_cast<std::uint32_t>(std::find(nics.begin(), nics.end(), nic) - nics.begin());
-        out_Bps += live_.nic_out_Bps(node, at);
-        in_Bps += live_.nic_in_Bps(node, at);
+        out_Bps += live_.nic_out_most_Bps(node, at);
+        in_Bps += live_.nic_in_most_Bps(node, at);
       }
       if (out_Bps != 0) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu]) / static_cast<double>(out_Bps));
       if (in_Bps != 0) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu + 1]) / static_cast<double>(in_Bps));

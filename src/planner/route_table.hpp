@@ -24,6 +24,11 @@ class RouteTable {
   bool peers(GpuId a, GpuId b) const;  // NVLink both ways
   // Who feeds `nic` for `gpu` (kNone: the GPU itself), best first. The same GPUs take bytes from it at a destination.
   std::vector<GpuId> relay_choices(GpuId gpu, VertexId nic) const;
+  // Whether `relay` takes what `gpu` sends to a NIC over NVLink into its own memory, and how far a GPU is from a NIC.
+  bool relays_over_nvlink(GpuId gpu, GpuId relay) const {
+    return relay != gpu && fabric_->vertex(fabric_->gpu(relay)).gdr && peers(gpu, relay);
+  }
+  std::uint32_t distance(GpuId gpu, VertexId nic) const { return paths_.distance(NodePaths::Domain::pcie, fabric_->gpu(gpu), nic); }
   // NICs of a node ordered by their distance from a GPU of it, equally near ones starting with the GPU's own.
   std::vector<VertexId> nics_by_distance(GpuId gpu) const;
   // The NIC of `node` on the rail of `nic` (same rail number and leaf; without rail numbers the same position on the same

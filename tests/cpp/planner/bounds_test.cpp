@@ -43,5 +43,45 @@ TEST(Bounds, PricesProveWhatEndpointsCannot) {
   EXPECT_GE(plan.bound.seconds, plan.z_seconds * 0.97);
 }
 
+// The receivers' node has a slow NIC and a fast one, and one of its two GPUs has neither GPUDirect nor NVLink: with the NIC that belongs to
+// that GPU the other one goes through host memory (12 GB/s), says the planner. NCCL has it write into the GPU (20 GB/s).
+TEST(Bounds, OfEndpointsHoldForWaysThatThePlannerDoesNotTake) {
+  FabricBuilder builder("odd");
+  std::vector<VertexId> leaves;
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    leaves.push_back(builder.add_vertex({VertexKind::leaf, kNone, r, r, "leaf" + std::to_string(r), 0, 0, 0, false, "", "", ""}));
+  }
+  for (std::uint32_t n = 0; n < 2; ++n) {
+    const std::string name = "n" + std::to_string(n);
+    const NodeId node = builder.add_node(name);
+    const VertexId memory = builder.add_vertex({VertexKind::numa, node, 0, kNone, name + "/numa0", 0, 0, 0, false, "", "", ""});
+    const VertexId pcie = builder.add_vertex({VertexKind::pcie_switch, node, 0, kNone, name + "/switch0", 0, 0, 0, false, "", "", ""});
+    builder.add_link(pcie, memory, EdgeKind::pcie, 12'000'000'000, 100, "test");
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const std::string number = std::to_string(i);
+      const bool gdr = n == 1 || i == 0;
+      const VertexId gpu = builder.add_vertex({VertexKind::gpu, node, i, kNone, name + "/gpu" + number, 0, 0, 0, gdr, "", "", ""});
+      const VertexId nic = builder.add_vertex({VertexKind::nic, node, i, i, name + "/nic" + number, 0, 0, 0, false, "", "", ""});
+      builder.add_link(gpu, pcie, EdgeKind::pcie, 50'000'000'000, 100, "test");
+      builder.add_link(nic, pcie, EdgeKind::pcie, 20'000'000'000, 100, "test");
+      builder.add_link(nic, leaves[i], EdgeKind::rail, n == 0 && i == 0 ? 1'000'000'000 : 100'000'000'000, 1000, "test");
+    }
+  }
+  const Fabric fabric = std::move(builder).build();
+  const Demand demand = one_pair(4, 3, 0, 1024 * kMiB);
+  for (const Policy policy : {Policy::single_path, Policy::nccl, Policy::ucx_rails, Policy::nimble, Policy::railweave}) {
+    PlannerSettings settings;
+    settings.policy = policy;
+    Planner planner(fabric, settings);
+    const Plan& plan = planner.plan(demand, LinkState(fabric));
+    EXPECT_LE(plan.bound.seconds, plan.z_seconds * (1 + 1e-9)) << to_string(policy);
+    if (policy == Policy::nccl) {
+      EXPECT_NEAR(plan.z_seconds * 20e9 / static_cast<double>(demand.total()), 1, 1e-6);
+      // Of a NIC whose rail has 100 GB/s, what every way to it passes still counts: its PCIe link. The slow NIC has 1 GB/s.
+      EXPECT_NEAR(plan.bound.seconds * 21e9 / static_cast<double>(demand.total()), 1, 1e-6);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace railweave::testing
