@@ -148,30 +148,67 @@ bool LiveRoutes::refresh(const LinkState& links) {
   return true;
 }
 
-bool LiveRoutes::alive(PoolRange edges) const {
-  const auto list = std::span(edge_pool_).subspan(edges.begin, edges.count);
-  return std::all_of(list.begin(), list.end(), [&](EdgeId e) { return capacity_[e] != 0; });
+bool LiveRoutes::alive(std::span<const EdgeId> edges) const {
+  return std::all_of(edges.begin(), edges.end(), [&](EdgeId e) { return capacity_[e] != 0; });
 }
 
+bool LiveRoutes::alive(PoolRange edges) const { return alive(std::span(edge_pool_).subspan(edges.begin, edges.count)); }
+
 void LiveRoutes::choose_segments() {
-  const auto choose = [&](const std::vector<std::vector<Choice>>& choices, std::vector<Segment>& segments) {
+  const Fabric& fabric = table_->fabric();
+  const auto choose = [&](const std::vector<std::vector<Choice>>& choices, std::vector<Segment>& segments, bool outward) {
     segments.assign(choices.size(), {});
-    for (std::size_t s = 0; s < choices.size(); ++s) {
-      for (const Choice& choice : choices[s]) {
-        if (!alive(choice.edges)) continue;
-        segments[s] = {choice.relay, true, choice.resources, {}};
-        break;
+    std::size_t s = 0;
+    for (GpuId g = 0; g < fabric.gpu_count(); ++g) {
+      for (VertexId nic : fabric.nics_of(fabric.node_of(g))) {
+        Segment& segment = segments[s];
+        for (const Choice& choice : choices[s]) {
+          if (!alive(choice.edges)) continue;
+          segment = {choice.relay, true, choice.resources, {}};
+          break;
+        }
+        if (!segment.usable) relay_over_nvlink(g, nic, outward, segment);
+        ++s;
       }
     }
   };
-  choose(out_choices_, source_);
-  choose(in_choices_, destination_);
+  choose(out_choices_, source_, true);
+  choose(in_choices_, destination_, false);
   const auto pack = [](const std::vector<Segment>& segments, std::vector<GpuId>& relays) {
     relays.resize(segments.size());
     std::transform(segments.begin(), segments.end(), relays.begin(), [](const Segment& s) { return s.relay; });
   };
   pack(source_, source_relay_);
   pack(destination_, destination_relay_);
+}
+
+// Where no choice is left, a GPU that still reaches the NIC relays, one of the nearest to it: GPUs take turns, as with owners. Looked for
+// only then: choices over all GPUs would be many, and nobody would need them.
+void LiveRoutes::relay_over_nvlink(GpuId gpu, VertexId nic, bool outward, Segment& segment) {
+  const Fabric& fabric = table_->fabric();
+  const NodeId node = fabric.node_of(gpu);
+  const GpuId first = fabric.first_gpu(node), last = first + static_cast<GpuId>(fabric.gpus_of(node).size());
+  const auto usable = [&](GpuId relay) {  // leaves the way in scratch_
+    scratch_.clear();
+    return table_->relays_over_nvlink(gpu, relay) && append_way(gpu, relay, nic, outward, scratch_) && alive(scratch_);
+  };
+  std::uint32_t nearest = kNone, ties = 0;
+  for (GpuId relay = first; relay < last; ++relay) {
+    const std::uint32_t distance = table_->distance(relay, nic);
+    if (distance > nearest || !usable(relay)) continue;
+    if (distance < nearest) ties = 0;
+    nearest = distance;
+    ++ties;
+  }
+  if (ties == 0) return;
+  std::uint32_t before = (gpu - first) % ties;
+  for (GpuId relay = first; relay < last; ++relay) {
+    if (table_->distance(relay, nic) != nearest || !usable(relay) || before-- != 0) continue;
+    segment = {relay, true, {static_cast<std::uint32_t>(pool_.size()), 0}, {}};
+    table_->append_resources(scratch_, pool_);
+    segment.resources.count = static_cast<std::uint32_t>(pool_.size()) - segment.resources.begin;
+    return;
+  }
 }
 
 // The narrowest of the resources that every GPU's segment to this NIC loads.
@@ -271,7 +308,8 @@ void LiveRoutes::list_columns() {
 }
 
 // Rails carry what their slower end gives. Where a NIC could do more than its peer (slower, down, or absent), what is left of it can
-// only go to NICs of other rails that have something left, too; between equals a crossing would only load the spine.
+// only go to NICs of other rails that have something left, too; between equals a crossing would only load the spine. Where ways inside a
+// node are dead, two GPUs may reach no NICs of one rail: then all crossings are needed.
 void LiveRoutes::add_extra_columns(NodeId src, NodeId dst, std::size_t begin) {
   const std::size_t matched = columns_.size();
   const auto spare = [&](bool outward, std::uint32_t nic) {
@@ -281,15 +319,31 @@ void LiveRoutes::add_extra_columns(NodeId src, NodeId dst, std::size_t begin) {
     }
     return rate;
   };
+  const bool all = leave_out_a_pair(src, dst, begin);
   for (std::uint32_t a = 0; a < nic_count(src); ++a) {
-    if (spare(true, a) == 0) continue;
+    if (!all && spare(true, a) == 0) continue;
     for (std::uint32_t b = 0; b < nic_count(dst); ++b) {
-      if (spare(false, b) == 0 || columns_.size() - begin == kMaxColumns) continue;
+      if ((!all && spare(false, b) == 0) || columns_.size() - begin == kMaxColumns) continue;
       const auto same = [&](const RailColumn& c) { return c.nic_src == a && c.nic_dst == b; };
       if (std::any_of(columns_.begin() + static_cast<std::ptrdiff_t>(begin), columns_.end(), same)) continue;
       if (const auto column = make_column(src, dst, a, b)) columns_.push_back(*column);
     }
   }
+}
+
+// Do two GPUs of these nodes have no use for any of the columns so far?
+bool LiveRoutes::leave_out_a_pair(NodeId src, NodeId dst, std::size_t begin) const {
+  if (uniform(src) && uniform(dst)) return false;
+  const Fabric& fabric = table_->fabric();
+  const auto columns = std::span(columns_).subspan(begin);
+  const GpuId first_src = fabric.first_gpu(src), last_src = first_src + static_cast<GpuId>(fabric.gpus_of(src).size());
+  const GpuId first_dst = fabric.first_gpu(dst), last_dst = first_dst + static_cast<GpuId>(fabric.gpus_of(dst).size());
+  for (GpuId s = first_src; s < last_src; ++s) {
+    for (GpuId d = first_dst; d < last_dst; ++d) {
+      if (std::none_of(columns.begin(), columns.end(), [&](const RailColumn& c) { return column_usable(c, s, d); })) return true;
+    }
+  }
+  return false;
 }
 
 void LiveRoutes::weigh_columns(std::size_t begin, std::size_t end) {

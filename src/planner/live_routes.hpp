@@ -114,7 +114,9 @@ class LiveRoutes {
   bool append_way(GpuId gpu, GpuId relay, VertexId nic, bool outward, std::vector<EdgeId>& edges) const;
   void find_passed(VertexId nic, bool outward);
   bool alive(PoolRange edges) const;
+  bool alive(std::span<const EdgeId> edges) const;
   void choose_segments();
+  void relay_over_nvlink(GpuId gpu, VertexId nic, bool outward, Segment& segment);
   void rate_nics();
   void list_columns();
   void list_node_columns();
@@ -122,6 +124,7 @@ class LiveRoutes {
   bool outdone_by_edges(ResourceId resource) const;
   bool hides(ResourceId narrow, ResourceId wide) const;
   void add_extra_columns(NodeId src, NodeId dst, std::size_t begin);
+  bool leave_out_a_pair(NodeId src, NodeId dst, std::size_t begin) const;
   void weigh_columns(std::size_t begin, std::size_t end);
   std::uint64_t common_rate(NodeId node, std::uint32_t nic, bool outward) const;
   std::optional<RailColumn> make_column(NodeId src, NodeId dst, std::uint32_t a, std::uint32_t b);

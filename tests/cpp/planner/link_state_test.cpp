@@ -1,6 +1,7 @@
 // Slow links, dead links, reuse of plans and hysteresis.
 #include <gtest/gtest.h>
 
+#include "railweave/error.hpp"
 #include "support.hpp"
 
 namespace railweave::testing {
@@ -43,6 +44,61 @@ TEST(Links, CrossingsServeNodesThatLackDifferentRails) {
   for (const Share& s : plan.shares) crossed = crossed || s.route.kind == PathKind::cross_rail;
   EXPECT_EQ(crossed, spine);
   EXPECT_NEAR(plan.z_seconds * (spine ? 350e9 : 300e9) / (4096.0 * kMiB), 1, 0.02);
+}
+
+// The node's only NIC hangs on the first CPU and belongs to all four GPUs. Those of the second CPU have NVLink to the others.
+TEST(Links, ADeadWayToTheOwnNicLeadsOverNvlink) {
+  const Fabric fabric = machine("kisti-v100-4gpu", 2);
+  LinkState links(fabric);
+  take_down(fabric, links, "node0/numa1");
+  Demand demand(8);
+  for (GpuId far : {2u, 3u}) {
+    demand.set(far, 4, 64 * kMiB);
+    demand.set(5, far, 64 * kMiB);
+  }
+  for (const Policy policy : {Policy::single_path, Policy::nccl, Policy::ucx_rails, Policy::nimble, Policy::railweave}) {
+    PlannerSettings settings;
+    settings.policy = policy;
+    Planner planner(fabric, settings);
+    const Plan& plan = planner.plan(demand, links);
+    ASSERT_EQ(plan.shares.size(), 4u) << to_string(policy);
+    std::vector<GpuId> sending;
+    for (const Share& share : plan.shares) {
+      for (EdgeId e : planner.expand(share.route).edges) EXPECT_FALSE(links.is_down(e)) << to_string(policy);
+      const GpuId relay = share.route.src < 4 ? share.route.relay_src : share.route.relay_dst;
+      EXPECT_LE(relay, 1u) << to_string(policy);
+      if (share.route.src < 4) sending.push_back(relay);
+    }
+    if (policy == Policy::railweave) {
+      EXPECT_NE(sending[0], sending[1]) << "each has a relay of its own";
+    }
+  }
+  // With no way out of the first CPU either there is none.
+  take_down(fabric, links, "node0/nic0");
+  Planner planner(fabric, {});
+  EXPECT_THROW(planner.plan(demand, links), UnreachableError);
+}
+
+// GPUs of different CPUs have no NICs of one rail in reach, as the receivers' socket link and one NIC of the senders are dead. No NIC has
+// anything to spare for another rail, and GPUs without GPUDirect do not relay over NVLink.
+TEST(Links, WhereRailsDoNotLeadCrossingsDo) {
+  const Fabric fabric = machine("charisma-c", 2);
+  LinkState links(fabric);
+  const VertexId a = fabric.find_vertex("node1/numa0"), b = fabric.find_vertex("node1/numa1");
+  links.set_down(fabric.find_edge(a, b), true);
+  links.set_down(fabric.find_edge(b, a), true);
+  take_down(fabric, links, "node0/nic1");
+  for (const Policy policy : {Policy::single_path, Policy::nccl, Policy::ucx_rails, Policy::nimble, Policy::railweave}) {
+    PlannerSettings settings;
+    settings.policy = policy;
+    Planner planner(fabric, settings);
+    for (const auto& [src, dst] : {std::pair{0u, 6u}, {6u, 0u}}) {
+      const Plan& plan = planner.plan(one_pair(8, src, dst, 64 * kMiB), links);
+      ASSERT_EQ(plan.shares.size(), 1u) << to_string(policy);
+      EXPECT_EQ(plan.shares[0].route.kind, PathKind::cross_rail) << to_string(policy);
+      for (EdgeId e : planner.expand(plan.shares[0].route).edges) EXPECT_FALSE(links.is_down(e)) << to_string(policy);
+    }
+  }
 }
 
 // More GPU pairs than are improved one by one, each too small to be split: the rails of one pair of nodes cannot all carry their parts,
