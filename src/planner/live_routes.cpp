@@ -46,6 +46,7 @@ LiveRoutes::LiveRoutes(const RouteTable& table) : table_(&table) {
       for (NodeId m = 0; m < fabric.node_count(); ++m) {
         const VertexId peer = m == n ? kNone : table.rail_peer(nic, m);
         const auto there = fabric.nics_of(m);
+        rails_complete_ = rails_complete_ && (m == n || peer != kNone);
         peer_.push_back(peer == kNone ? kNoPeer : static_cast<std::uint16_t>(std::find(there.begin(), there.end(), peer) - there.begin()));
       }
     }

@@ -81,6 +81,9 @@ class LiveRoutes {
   // Every GPU of the node reaches every live NIC of it, so that its demands may be planned together.
   bool uniform(NodeId node) const { return uniform_[node] != 0; }
 
+  // Every NIC has a peer on its rail in every other node.
+  bool rails_complete() const noexcept { return rails_complete_; }
+
   std::span<const RailColumn> columns(NodeId src, NodeId dst) const {
     const std::size_t pair = std::size_t{src} * uniform_.size() + dst;
     return std::span(columns_).subspan(column_start_[pair], column_start_[pair + 1] - column_start_[pair]);
@@ -142,8 +145,9 @@ class LiveRoutes {
   std::vector<Passed> passed_;                                 // what all ways to a NIC load, then what all ways from it do; NIC by NIC
   std::vector<std::uint32_t> passed_start_;                    // by 2 x NIC + (0: to it, 1: from it)
   std::vector<std::uint16_t> peer_;                            // [NIC][node]: NIC of that node on its rail
-  std::vector<std::uint32_t> node_pair_start_;                 // by node: first of its GPU pairs
-  std::vector<std::uint32_t> node_row_;                        // by GPU: its row of pairs, less the first GPU of its node
+  bool rails_complete_ = true;
+  std::vector<std::uint32_t> node_pair_start_;  // by node: first of its GPU pairs
+  std::vector<std::uint32_t> node_row_;         // by GPU: its row of pairs, less the first GPU of its node
   struct FixedNodeColumn {
     NodeColumn column;
     PoolRange edges;

@@ -119,12 +119,8 @@ class Planner::Impl {
  private:
   void look_at_links() {
     bounds_.refresh(*fabric_, live_);
-    bool crosses = false, whole = true;
-    for (EdgeId e = 0; e < fabric_->edges().size(); ++e) {
-      crosses = crosses || fabric_->edge(e).kind == EdgeKind::uplink;
-      whole = whole && live_.capacity_Bps(e) != 0;
-    }
-    crosses_whole_spine_ = crosses && whole;
+    const auto edges = live_.capacities_Bps().first(fabric_->edges().size());
+    whole_ = std::find(edges.begin(), edges.end(), 0u) == edges.end();
   }
 
   Plan& current() { return plans_[current_]; }
@@ -208,10 +204,11 @@ class Planner::Impl {
   }
 
   // The own NICs' crossings of the spine are not among the candidates (docs/planner.md, "What a bound holds for"): where rails meet
-  // narrow links inside the nodes they may be faster. So the plan of today's single path is made, too, unless this one is near its
-  // endpoints' bound, there are so many pairs that it would take long, or a link is down, round which the candidates know more ways.
+  // narrow links inside the nodes they may be faster, and where they are candidates, the search ends somewhat above the best. So the plan
+  // of today's single path is made, too, unless this one is near its endpoints' bound, there are so many pairs that it would take long, or
+  // a link is down, round which the candidates know more ways.
   bool takes_single_path(const Demand& demand, Plan& plan, Draft& draft) {
-    if (!crosses_whole_spine_ || sums_.rail_pairs == 0 || sums_.rail_pairs > kSinglePathPairs) return false;
+    if (!whole_ || sums_.rail_pairs == 0 || sums_.rail_pairs > kSinglePathPairs) return false;
     const std::uint32_t ranks = demand.ranks();
     single_.shares.reserve(std::size_t{ranks} * ranks);  // also where it is not made this time: plan() allocates nothing later
     single_.load.reserve(fabric_->resources().size());
@@ -231,10 +228,13 @@ class Planner::Impl {
     return true;
   }
 
-  // What single-path takes at the least.
+  // What single-path takes at the least: own NICs at both ends where any two have a way, else only where bytes are received, and where a
+  // NIC's rail does not lead to all nodes it may be any.
   double own_nics_seconds(const Demand& demand) {
     const std::uint32_t ranks = demand.ranks();
     double longest = 0;
+    const bool both_ends = table_.leaves_joined();
+    if (!both_ends && !live_.rails_complete()) return longest;
     far_bytes_.assign(2 * std::size_t{ranks}, 0);
     for (GpuId src = 0; src < ranks; ++src) {
       for (GpuId dst = 0; dst < ranks; ++dst) {
@@ -252,7 +252,7 @@ class Planner::Impl {
         out_Bps += live_.nic_out_most_Bps(node, at);
         in_Bps += live_.nic_in_most_Bps(node, at);
       }
-      if (out_Bps != 0) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu]) / static_cast<double>(out_Bps));
+      if (out_Bps != 0 && both_ends) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu]) / static_cast<double>(out_Bps));
       if (in_Bps != 0) longest = std::max(longest, static_cast<double>(far_bytes_[2 * gpu + 1]) / static_cast<double>(in_Bps));
     }
     return longest;
@@ -495,7 +495,7 @@ class Planner::Impl {
   Draft improved_, single_draft_;
   Plan single_;
   int current_ = 0;
-  bool crosses_whole_spine_ = false;
+  bool whole_ = false;  // no link is down
   bool planned_ = false;
   bool stale_ = true;
 };

@@ -28,6 +28,11 @@ RouteTable::RouteTable(const Fabric& fabric) : fabric_(&fabric), paths_(fabric) 
       crossings_[std::size_t{leaf_index_[first.from]} * leaf_count_ + leaf_index_[to]].push_back({up, down});
     }
   }
+  for (std::uint32_t from = 0; from < leaf_count_; ++from) {
+    for (std::uint32_t to = 0; to < leaf_count_; ++to) {
+      leaves_joined_ = leaves_joined_ && (from == to || !crossings_[std::size_t{from} * leaf_count_ + to].empty());
+    }
+  }
 }
 
 // Each GPU owns its nearest NICs. Where a set of GPUs is equally near to a set of NICs the set is shared out in order, so that

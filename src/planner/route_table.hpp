@@ -34,6 +34,8 @@ class RouteTable {
   // The NIC of `node` on the rail of `nic` (same rail number and leaf; without rail numbers the same position on the same
   // leaf), or kNone.
   VertexId rail_peer(VertexId nic, NodeId node) const;
+  // Every leaf leads to every other one, over a spine: any two NICs have a way.
+  bool leaves_joined() const noexcept { return leaves_joined_; }
   // Routes inside a node, best first, whatever the links do: direct, relays, host.
   std::vector<Route> node_routes(GpuId src, GpuId dst) const;
 
@@ -64,6 +66,7 @@ class RouteTable {
   };
   std::vector<std::uint32_t> leaf_index_;
   std::uint32_t leaf_count_ = 0;
+  bool leaves_joined_ = true;
   std::vector<std::vector<Crossing>> crossings_;
 };
 

@@ -56,10 +56,12 @@ inline void take_down(const Fabric& fabric, LinkState& links, const std::string&
   for (EdgeId e : fabric.in_edges(v)) links.set_down(e, true);
 }
 
-inline void slow_to_half(const Fabric& fabric, LinkState& links, const std::string& vertex) {
+inline void slow_down(const Fabric& fabric, LinkState& links, const std::string& vertex, std::uint64_t times) {
   const VertexId v = fabric.find_vertex(vertex);
-  for (EdgeId e : fabric.out_edges(v)) links.set_rate(e, fabric.edge(e).capacity_Bps / 2);
-  for (EdgeId e : fabric.in_edges(v)) links.set_rate(e, fabric.edge(e).capacity_Bps / 2);
+  for (EdgeId e : fabric.out_edges(v)) links.set_rate(e, fabric.edge(e).capacity_Bps / times);
+  for (EdgeId e : fabric.in_edges(v)) links.set_rate(e, fabric.edge(e).capacity_Bps / times);
 }
+
+inline void slow_to_half(const Fabric& fabric, LinkState& links, const std::string& vertex) { slow_down(fabric, links, vertex, 2); }
 
 }  // namespace railweave::testing
