@@ -30,11 +30,12 @@ std::vector<std::uint32_t> peers_of(const Cluster& cluster, std::uint32_t nic,
   return peers;
 }
 
-LinkTimes times_of(const ExchangeSettings& settings, std::size_t links) {
+// `answer_ns`: what an answer may take where nothing is wrong.
+LinkTimes times_of(const ExchangeSettings& settings, std::size_t links, std::uint64_t answer_ns) {
   LinkTimes times;
   times.heartbeat_ns = std::max<std::uint64_t>(settings.heartbeat_ms * 1'000'000, links * kPingSpacingNs);
   times.resend_ns = settings.resend_ms * 1'000'000;
-  times.timeout_ns = std::max<std::uint64_t>(settings.rail_timeout_ms * 1'000'000, 3 * times.heartbeat_ns);
+  times.timeout_ns = std::max({settings.rail_timeout_ms * 1'000'000, 3 * times.heartbeat_ns, answer_ns});
   times.reconnect_ns = settings.reconnect_ms * 1'000'000;
   return times;
 }
@@ -43,6 +44,13 @@ std::uint32_t window_of(const ExchangeSettings& settings, std::uint64_t nominal_
   const std::uint64_t bytes = nominal_Bps / 1'000'000 * kWindowUs;
   const std::uint64_t chunks = std::max(kLeastWindow, (bytes + settings.chunk_bytes - 1) / settings.chunk_bytes);
   return static_cast<std::uint32_t>(std::min(settings.link_window, chunks));
+}
+
+// A NIC's links have a window each under way, and the answer waits behind as much of the other direction; as much again for what waits in
+// front of other NICs. With chunks of 128 KiB that is longer than three heartbeats, which have 10 ms a link, only below 210 Mbit/s.
+std::uint64_t longest_answer_ns(const ExchangeSettings& settings, std::uint64_t nominal_Bps, std::size_t links) {
+  const double bytes = 3.0 * static_cast<double>(links) * static_cast<double>(settings.chunk_bytes) * window_of(settings, nominal_Bps);
+  return nominal_Bps == 0 ? 0 : static_cast<std::uint64_t>(bytes * 1e9 / static_cast<double>(nominal_Bps));
 }
 
 }  // namespace
@@ -224,7 +232,7 @@ RailProxy::RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeS
     const std::uint32_t nic = cluster.self().nics[own];
     const std::vector<std::uint32_t> peers = peers_of(cluster, nic, connected);
     ports_.push_back(std::make_unique<Port>(*this, std::move(transports[own]), window_of(settings, nominal_Bps(nic)), own, nic, peers,
-                                            times_of(settings, peers.size())));
+                                            times_of(settings, peers.size(), longest_answer_ns(settings, nominal_Bps(nic), peers.size()))));
   }
 }
 

@@ -53,7 +53,9 @@ constexpr std::array kTable{
             &S::heartbeat_ms},
     Setting{"resend_ms", "ms", false, 1, kHour, "a rail or control frame without an answer is sent again after this time",
             "ten windows of a 400 Mbit/s rail", &S::resend_ms},
-    Setting{"rail_timeout_ms", "ms", false, 1, kHour, "a link that answered nothing for this long is down",
+    Setting{"rail_timeout_ms", "ms", false, 1, kHour,
+            "a link that answered nothing for this long is down; longer on NICs with many links, and on rails so slow that their chunks "
+            "take longer",
             "ten heartbeats; 2x4 lab: a 32 MiB operation whose rail is taken down ends after 1.15 s", &S::rail_timeout_ms},
     Setting{"reconnect_ms", "ms", false, 1, kHour,
             "how soon a link that is down is tried again; while it stays down, up to eight times as long", "half a rail time-out",

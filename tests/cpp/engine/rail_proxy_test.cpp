@@ -18,15 +18,14 @@ class RailProxyTest : public testing::Test {
  protected:
   static constexpr std::uint64_t kNow = 1'000'000'000;
 
-  explicit RailProxyTest(std::uint32_t mates = 1) : node_(mates, {}), memory_(*node_.memories[0]) {
+  explicit RailProxyTest(std::uint32_t mates = 1, std::uint64_t rail_Bps = 50'000'000) : node_(mates, {}), memory_(*node_.memories[0]) {
     auto transport = std::make_unique<NotedTransport>();
     transport_ = transport.get();
     std::vector<std::unique_ptr<engine::Transport>> transports;
     transports.push_back(std::move(transport));
     proxy_ = std::make_unique<engine::RailProxy>(
         node_.clusters[0], memory_, ExchangeSettings{}, std::move(transports), [](std::uint32_t, std::uint32_t) { return true; },
-        [](std::uint32_t) { return std::uint64_t{50'000'000}; },
-        [this](std::span<const std::byte> frame) { frames_.push_back(text_of(frame)); },
+        [rail_Bps](std::uint32_t) { return rail_Bps; }, [this](std::span<const std::byte> frame) { frames_.push_back(text_of(frame)); },
         [this](const engine::Record& record) { confirmed_.push_back(record); });
     proxy_->advance(kNow);
   }
@@ -72,6 +71,36 @@ TEST_F(RailProxyTest, OnlyAnAnswerIsASignOfLife) {
   EXPECT_EQ(memory_.last_heard(1), 0u);
   deliver(RailFrame::hello_back, 1);
   EXPECT_EQ(memory_.last_heard(1), kNow);
+}
+
+// Whether the link to NIC 1 is up, so long after a ping of which it has heard nothing.
+class RailTimeoutTest : public RailProxyTest {
+ protected:
+  explicit RailTimeoutTest(std::uint64_t rail_Bps = 50'000'000) : RailProxyTest(1, rail_Bps) {
+    deliver(RailFrame::hello_back, 1);
+    proxy_->advance(kAsked);
+  }
+  bool is_up_after(std::uint64_t ms) {
+    proxy_->advance(kAsked + ms * 1'000'000);
+    return (memory_.link_word(0, 0, 1) & 1) != 0;
+  }
+  static constexpr std::uint64_t kAsked = kNow + 200'000'000;
+};
+
+TEST_F(RailTimeoutTest, ARailThatAnswersNothingIsDown) {
+  EXPECT_TRUE(is_up_after(999));
+  EXPECT_FALSE(is_up_after(1001));
+}
+
+class SlowRailTimeoutTest : public RailTimeoutTest {
+ protected:
+  SlowRailTimeoutTest() : RailTimeoutTest(125'000) {}  // 1 Mbit/s
+};
+
+// Two links with two chunks of 128 KiB each take 4.2 s, and answers may wait behind as many bytes of the other direction.
+TEST_F(SlowRailTimeoutTest, ASlowRailHasTheTimeThatItsChunksTake) {
+  EXPECT_TRUE(is_up_after(8400));
+  EXPECT_FALSE(is_up_after(13'000));
 }
 
 class RailProxyForMatesTest : public RailProxyTest {
