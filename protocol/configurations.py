@@ -198,7 +198,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "gpu-ending",
         "gpu_ending",
         defines(""),
-        "two operations a rank, a communicator that ends at any moment: nobody writes into what has left, no bytes are another's, all leave",
+        "two operations a rank, the communicator ends at any moment: nobody writes into what has left, no bytes are another's, all leave",
     ),
     Configuration(
         "gpu-ending-ungranted",
