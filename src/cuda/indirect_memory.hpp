@@ -39,6 +39,8 @@ class IndirectMemory {
   std::uint8_t paths_to(std::uint32_t mate) const { return pairs_[mate].to; }
   std::uint8_t paths_from(std::uint32_t mate) const { return pairs_[mate].from; }
   std::uint8_t relay_slots() const { return relay_slots_; }
+  // Bytes of this rank's GPU that are lent to others.
+  std::uint64_t lent_here() const;
   // By this rank, in operations that have ended.
   IndirectSent sent() const;
 

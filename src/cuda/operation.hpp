@@ -18,6 +18,7 @@ struct alignas(16) Mapping {  // kernels read both words in one access
   std::uint64_t buffer;       // granted_name()
   std::uint64_t base;
 };
+static_assert(sizeof(Port) + kMappings * sizeof(Mapping) <= 1u << 20, "a peer costs at most 1 MiB");
 
 // Where a receive's data lie, as a grant says it.
 struct BufferName {

@@ -9,9 +9,10 @@ namespace railweave::cuda {
 
 // Granted messages of a pair that may be under way at once; more wait for the first ones.
 inline constexpr std::uint32_t kGrants = 8;
-// Slots of a pair for what cannot be written into the user's buffer. With the packets they stay under 1 MiB a peer.
+// Slots of a pair for what cannot be written into the user's buffer. With the packets, and the peer's mappings, they stay under 1 MiB a
+// peer.
 inline constexpr std::uint32_t kSlots = 8;
-inline constexpr std::uint64_t kSlotBytes = 16u << 10;
+inline constexpr std::uint64_t kSlotBytes = 15u << 10;
 // Indirect paths of a pair: its bytes lie in slots elsewhere in between, in pinned host memory (kHostPath) or in the memory of another GPU
 // of the node (a relay each, from kFirstRelay on). The words that tell of them stay at the pair's two ends, as those of kSlots do.
 inline constexpr std::uint32_t kHostPath = 0, kFirstRelay = 1, kMostRelays = 6;
@@ -116,6 +117,4 @@ struct alignas(128) Port {
   Packet packets[kPacketSlots];  // packet q at q % kPacketSlots
   alignas(128) std::byte slots[kSlots][kSlotBytes];
 };
-static_assert(sizeof(Port) <= 1u << 20, "a peer costs at most 1 MiB");
-
 }  // namespace railweave::cuda

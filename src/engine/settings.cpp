@@ -95,7 +95,7 @@ constexpr std::array kTable{
     Setting{
         "gpu_staging_bytes", "bytes", false, 0, 4ull << 30,
         "of a communicator, allocated when a receive buffer is met that other ranks cannot map (memory pools): messages are received there "
-        "and copied; what does not fit goes through slots; 0: all does",
+        "and copied; what does not fit goes through slots; less by what is lent for relays; 0: all does",
         "with ports of eight ranks at most 64 MiB of a GPU; 2 x H100: a pair 0.90 to 0.96 of NCCL's rate, slots 0.11 to 0.22 "
         "(docs/cuda-measured.md)",
         &S::gpu_staging_bytes},
