@@ -305,9 +305,9 @@ void Communicator::note(std::span<const Transfer> transfers, bool captured) {
   const std::scoped_lock lock(mutex_);
   if (failure_) throw_ended(*failure_);
   if (left_) throw_ended({"the process ends", std::nullopt});
-  ++launching_;
   if (captured) {
     captured_ = true;
+    ++launching_;
     return;
   }
   for (const Transfer& transfer : transfers) {
@@ -318,6 +318,7 @@ void Communicator::note(std::span<const Transfer> transfers, bool captured) {
     if (pending_.size() > kMostPending) pending_.pop_front();
   }
   ++operations_;
+  ++launching_;
 }
 
 // What was noted last has not been launched.
@@ -414,11 +415,12 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;
-  const struct Launching {
+  struct Launching {
     const std::vector<Communicator*>& communicators;
     const std::size_t& noted;
+    bool recorded = true;  // else the event does not tell of what runs, and never will
     ~Launching() {
-      for (std::size_t i = 0; i < noted; ++i) --communicators[i]->launching_;
+      for (std::size_t i = 0; recorded && i < noted; ++i) --communicators[i]->launching_;
     }
   } launching{communicators, noted};
   const auto take_back = [&] {
@@ -484,8 +486,10 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");
   } catch (const Error& error) {
     // It runs, but what follows it would not wait for it.
-    for (Communicator* communicator : communicators)
+    for (Communicator* communicator : communicators) {
+      if (!capture.active && cudaEventRecord(communicator->last_.get(), streams[0]) != cudaSuccess) launching.recorded = false;
       communicator->fail({std::string("a launched operation: ") + error.what(), std::nullopt});
+    }
     throw;
   }
 }

@@ -223,6 +223,8 @@ class Communicator {
   // rest.
   bool halting_ = false, rests_ = false;
   std::optional<std::chrono::steady_clock::time_point> halted_at_;
+  // Of the watching thread: since when a mate has left or is dead, once this rank has failed.
+  std::vector<std::optional<std::chrono::steady_clock::time_point>> gone_since_;
   // Of the mapping thread: since when nothing has ended while a rank that has left is waited for.
   std::optional<std::pair<std::uint64_t, std::chrono::steady_clock::time_point>> waits_for_left_;
   std::jthread watcher_, mapper_;

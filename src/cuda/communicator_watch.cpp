@@ -284,10 +284,15 @@ void Communicator::let_kernels_leave() {
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) return;
-    const auto since = std::chrono::steady_clock::now() - failed_at_;
-    const auto at_rest = [since](const Mate& mate) { return rests(mate, since >= kLastWrites); };
-    const bool late = since >= std::max(std::chrono::milliseconds(settings_.drain_ms), 2 * kLastWrites);
-    if (!late && !std::all_of(mates_.begin(), mates_.end(), at_rest)) return;
+    const auto now = std::chrono::steady_clock::now();
+    bool all_rest = true;
+    gone_since_.resize(mates_.size());
+    for (std::size_t i = 0; i < mates_.size(); ++i) {
+      if (has_left(mates_[i]) && !gone_since_[i]) gone_since_[i] = now;
+      all_rest = rests(mates_[i], gone_since_[i] && now - *gone_since_[i] >= kLastWrites) && all_rest;
+    }
+    const bool late = now - failed_at_ >= std::max(std::chrono::milliseconds(settings_.drain_ms), 2 * kLastWrites);
+    if (!late && !all_rest) return;
   }
   std::atomic_ref(region_->host().stop).store(kLeave, std::memory_order_release);
 }

@@ -57,8 +57,9 @@ struct alignas(16) Count {
   std::uint64_t over;   // once the communicator has ended, kNeverMoved: what begins then moves nothing
 };
 inline constexpr std::uint32_t kCounts = 4;
-// Added to the numbers of what must not be moved: no packet comes with such a flag, and no slot is credited for it.
-inline constexpr std::uint64_t kNeverMoved = 1u << 30;
+// Added to the numbers of what must not be moved: no packet comes with such a flag, and no slot is credited for it. Nor for twice as much:
+// an operation of which some warps began just before the host's copy may leave it in the count.
+inline constexpr std::uint64_t kNeverMoved = 1u << 29;
 
 // What a receive tells its source. Each word carries 4 bytes below and the low half of the message's number above, so that the words need
 // no order among themselves: a grant is there when all its words name the message.

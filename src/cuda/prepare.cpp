@@ -207,7 +207,7 @@ Split split_warps(std::span<const Message> messages, std::span<const Train> trai
   // In proportion, rounded, but none is left out.
   const auto share = static_cast<std::uint32_t>((2 * kBundlePackets * sent + all) / (2 * all));
   const std::uint32_t send = std::clamp(share, sent == 0 ? 0 : 1u, sent == all ? kBundlePackets : kBundlePackets - 1);
-  const auto most = [blocks](std::uint32_t warps) { return static_cast<std::uint32_t>(divide_up(warps, blocks)); };
+  const auto most = [blocks](std::uint32_t warps) { return std::max(1u, warps / blocks); };
   return {std::min(send, most(kMostSend)), std::min(kBundlePackets - send, most(kMostReceive))};
 }
 

@@ -205,7 +205,8 @@ def _in_lab(
         """A run that is ended early has left what it measured."""
         found.results.extend(results)
         taken.look()
-        found.machine.update(cpu_stolen=round(taken.stolen, 4), cpu_others=round(taken.others, 4))
+        # What the ranks took is known once they have ended: until then they would be other programs.
+        found.machine.update(cpu_stolen=round(taken.stolen, 4))
         with contextlib.suppress(OutputError):  # told below, with what was measured until then and since
             write()
 
@@ -377,8 +378,8 @@ class BenchProgress:
 
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
         console = Console(stderr=True)
-        # Where no bar can move, rich would still end it with an empty line.
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
+        self._shown = console.is_interactive
+        self._progress = Progress(*columns, console=console, transient=True, disable=not self._shown)
         self._task = self._progress.add_task("", total=total)
         self._started = False
 
@@ -388,11 +389,13 @@ class BenchProgress:
         self._started = True
 
     def __enter__(self) -> BenchProgress:
-        self._progress.start()
+        if self._shown:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._shown:  # rich would end it with an empty line
+            self._progress.stop()
 
 
 def _policies() -> tuple[str, ...]:
