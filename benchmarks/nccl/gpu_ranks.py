@@ -450,19 +450,33 @@ def stall(rank: int, world: int) -> dict[str, object]:
 
 
 def death(rank: int, world: int) -> dict[str, object]:
-    """The last rank dies while the others wait for its messages: they hear of it, can abort, and their streams go on."""
+    """The last rank dies while it writes into rank 0's memory, and the others wait for its messages: they hear of it, can abort, their
+    streams go on, and nothing is written into their buffers any more."""
     nccl = Nccl()
     unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
     dist.broadcast_object_list(unique_id, src=0)
     communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
-    data = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    dist.barrier()
+    data = torch.zeros(256 << 20, dtype=torch.uint8, device="cuda")
     stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    def queue(messages: int) -> None:
+        for _ in range(messages if rank in (0, world - 1) else 0):
+            sends = rank != 0
+            nccl.message(sends, data.data_ptr(), data.numel(), 0, 0 if sends else world - 1, communicator, stream.cuda_stream)
+
+    for _ in range(3):  # mapped from then on
+        queue(1)
+        torch.cuda.synchronize()
+        time.sleep(0.1)
+    dist.barrier()
+    torch.cuda.synchronize()
+    queue(100)  # 70 ms
     if rank == world - 1:
-        time.sleep(0.5)
+        time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
-    nccl.message(False, data.data_ptr(), data.numel(), 0, world - 1, communicator, stream.cuda_stream)
+    if rank != 0:
+        nccl.message(False, data.data_ptr(), data.numel(), 0, world - 1, communicator, stream.cuda_stream)
     begin = time.monotonic()
     while (error := nccl.async_error(communicator)) == 0 and time.monotonic() < begin + 20:
         time.sleep(0.001)
@@ -470,6 +484,10 @@ def death(rank: int, world: int) -> dict[str, object]:
     nccl.abort(communicator)
     stream.synchronize()
     ended = time.monotonic() - begin
+    data.fill_(0x5A)
+    torch.cuda.synchronize()
+    time.sleep(0.5)
+    _require(bool((data == 0x5A).all()), "bytes were written after the stream had gone on")
     result = {"async_error": error, "told_after_s": round(told, 3), "stream_went_on_after_s": round(ended, 3)}
     if rank == 0:
         print(json.dumps({"section": "death", **result}), flush=True)
