@@ -22,9 +22,15 @@ import numpy as np
 import pytest
 
 from railweave.bench import result as lab_result
+from railweave.bench.alltoallv import lower_bound
+from railweave.bench.gpus import compare
+from railweave.bench.gpus.rails import near_and_far
 from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Run
 from railweave.calibrate import read
 from railweave.cli.bench import command
+from railweave.lab import LabSpec
+from railweave.lab.fabric import of_lab
+from railweave.lab.spec import parse_rate
 from railweave.matrix import load
 
 SCRIPTS = Path(__file__).parents[4] / "benchmarks/gpus"
@@ -117,6 +123,30 @@ def test_one_gpu_has_what_eight_have_over_rails() -> None:
         assert set(found[name].cases) <= set(all_of[name].cases)
     assert {each.gpus_a_node > 0 for each in sections.groups(1).values()} == {True}, "inside a host NCCL refuses ranks that share a GPU"
     assert {each.name for each in sections.late_checks(8)} - {each.name for each in sections.late_checks(1)} == {"check-mps"}
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 6, 8])
+def test_sections_of_labs_have_all_their_calls_and_fit_into_a_command(gpus: int) -> None:
+    effort, rivals = compare.Effort(5), 2  # `--lab` has five rounds; with --nccl there are two rivals
+    for group in sections.groups(gpus).values():
+        if not group.gpus_a_node or group.words[0] != "alltoallv":
+            continue
+        nodes, a_node = map(int, group.words[2].split("x"))
+        spec = LabSpec(nodes, a_node, int(group.words[4]), parse_rate(group.words[6]))
+        seconds = 0.0
+        for case in (case for section in sections.sections(gpus) if section.group == group.name for case in section.cases):
+            matrix = compare.rows_of(sections.matrix_of(case, group.ranks, group.gpus_a_node))
+            near, far = near_and_far(matrix, spec, min(gpus, group.ranks))
+            bound = max(lower_bound(of_lab(spec), far) if far.any() else 0.0, compare.busiest(near) / 350e9)
+            calls = compare._affordable(effort.calls, bound, compare._ENOUGH_S)
+            assert calls == effort.calls, (group.name, case, bound)
+            # NCCL takes one rail for what goes to another host, and moves 30 GB/s inside a node of several.
+            theirs = max(compare.busiest(matrix if a_node > gpus else far) / 1e9, compare.busiest(near) / 30e9)
+            single = compare._affordable(effort.single_calls, bound, compare._ENOUGH_SINGLE_S)
+            waited = effort.rounds * (single + min(compare._COLD_CALLS, single))
+            counted = (1 + effort.rounds) * (calls + 5) + 5 + waited  # with what warms up, and what checks bytes
+            seconds += counted * (1.1 * bound + rivals * theirs) + waited * (1 + rivals) * 2 * 300e-6  # the host's part, and the floor
+        assert seconds < evaluate._COMMAND_LIMIT_S - evaluate._GOODBYE_S - 90, (group.name, seconds)  # that starts PyTorch on all ranks
 
 
 def test_matrices_of_nodes() -> None:

@@ -243,6 +243,39 @@ def test_what_takes_long_on_slow_rails_has_time_for_it(bound: float, rate: int |
     assert ranks.limits["prepare"] == 60, "nothing is sent"
 
 
+class Counted(Ranks):
+    """Notes how many calls it is asked for at once."""
+
+    def __init__(self) -> None:
+        super().__init__("a", 1e-3, 16, [])
+        self.calls: dict[str, list[int]] = {}
+
+    def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
+        if "calls" in command:
+            self.calls.setdefault(do, []).append(command["calls"])
+        return super().ask(timeout, do, **command)
+
+
+@pytest.mark.parametrize(
+    ("bound", "queued", "single"),
+    [
+        (1e-6, 50, [35] * 8),  # of 100 in turns of 25, with ten that warm up
+        (17e-3, 50, [6] * 2),
+        (34.4e-3, 50, [6] * 2),  # the slowest row of the evaluation's labs
+        (0.1, 20, [6] * 2),
+        (10.0, 3, [6] * 2),
+    ],
+)
+def test_rows_of_labs_at_8_gbit_have_all_their_calls_and_much_slower_ones_fewer(bound: float, queued: int, single: list[int]) -> None:
+    systems, ranks = Systems([], Place(2), lambda _: None), Counted()
+    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    matrix = np.array([[0, 512], [0, 0]], dtype=np.uint64)
+    (found,) = exchange(systems, lambda _: bound, [("a", matrix)], Effort(1, 50, 100), lambda _: None)
+    assert ranks.calls["queued"] == [queued] * 2, "the first is not counted"
+    assert ranks.calls["single"] == single, "the call and the floor"
+    assert len(found[0].call_seconds) == {35: 100, 6: 3}[single[0]]
+
+
 def test_iterations_of_a_layer_have_time_for_them() -> None:
     systems, ranks = Systems([], place(8_000_000), lambda _: None), Patience("a")
     systems.running = {"a": ranks}  # type: ignore[dict-item]
