@@ -56,6 +56,7 @@ _SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "
 _OTHERS = ("incast:{}", "outcast:{}", "zipf:{}:1.0", "rotating-hotspot:{}", "two-pairs-{}")
 _SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
 _OVER_RAILS = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
+_TUNED_SYSTEMS = ("--systems", "nccl,nccl-tuned,railweave")
 _SMALL_OVER_RAILS = tuple(f"balanced:{size}" for size in ("1MiB", "256KiB", "64KiB", "16KiB", "1KiB"))
 _INSIDE = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
 
@@ -103,7 +104,7 @@ def groups(gpus: int) -> dict[str, Group]:
     if gpus > 1:
         found = [
             Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
-            Group("tuned", ("alltoallv", *here, "--systems", "nccl,nccl-tuned,railweave"), "--matrix", 1, gpus),
+            Group("tuned", ("alltoallv", *here, *_TUNED_SYSTEMS), "--matrix", 1, gpus),
             Group("moe", ("moe", *here), "--compute", 5, gpus),
             Group("beside", ("beside", *here), "--work", 2, gpus),
         ]
@@ -112,6 +113,8 @@ def groups(gpus: int) -> dict[str, Group]:
     for name, nodes, a_node, rails in _labs(gpus):
         lab = ("--lab", f"{nodes}x{a_node}", "--rails", str(rails), "--rate", "8gbit")
         found.append(Group(name, ("alltoallv", *lab, "--gpus"), "--matrix", 1, nodes * a_node, a_node))
+        if name == "rails":
+            found.append(Group("tuned-rails", ("alltoallv", *lab, "--gpus", *_TUNED_SYSTEMS), "--matrix", 1, nodes * a_node, a_node))
     # Nodes of several ranks, or no byte stays inside them; of four where each has a GPU of its own in its node, as two let Zipf 1.0 gain
     # 1.26 at most (layer_limit.py), and where none has one, for eight-way expert parallelism.
     a_node = 2 if 1 < gpus < 4 else 4
@@ -142,9 +145,11 @@ def _rails(gpus_a_node: int) -> int:
 
 def sections(gpus: int) -> tuple[Section, ...]:
     """In the order in which they are told and run."""
+    title = "NCCL with more channels for messages and for peers of the other node, in the lab of 2 nodes × 4 GPUs"
+    tuned_rails = Section("tuned-rails", title, "tuned-rails", ("hot-pair:64MiB:512KiB", "incast:16MiB", "balanced:4MiB"))
     if gpus == 1:
         layer = Section("moe-rails", "A mixture-of-experts layer over rails; each rank is a host to NCCL", "moe-rails", ("0.5", "1"))
-        return (*(_rails_section(gpus, *lab) for lab in _labs(gpus)), layer)
+        return (*(_rails_section(gpus, *lab) for lab in _labs(gpus)), layer, tuned_rails)
     hot = tuple(f"hot-pair:{size}:{rest}" for size, rest in (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB")))
     gates = (*(f"moe:8192:4096:64:8:{s}" for s in ("0.6", "1.0", "1.2")), "trace:noaux:5:5:8192")
     found = [
@@ -182,6 +187,7 @@ def sections(gpus: int) -> tuple[Section, ...]:
         Section("beside", "Other work beside exchanges", "beside", ("gemm", "all-reduce")),
         *late,
         Section("tuned", "NCCL with more channels for messages", "tuned", ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB")),
+        tuned_rails,
     ]
     seen: dict[bytes, str] = {}
     return tuple(dataclasses.replace(each, cases=_once(each, gpus, seen)) for each in found)

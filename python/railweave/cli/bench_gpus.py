@@ -115,7 +115,7 @@ def run_on_rails(
     cases = _cases(matrices or DEFAULT_RAIL_MATRICES, spec.world)
     effort = compare.Effort(rounds)
     date = result.now()
-    running = _systems(names, other_nccl)
+    running = _systems(names, other_nccl, spec)
     steps = 4 + len(running) * len(cases) * (1 + rounds) + len(cases)
     with (
         BenchProgress(steps) as progress,
@@ -168,7 +168,7 @@ def run_layers(
     world = spec.world if spec else gpus
     cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
     date = result.now()
-    running = _systems(names, None)
+    running = _systems(names, None, spec)
     steps = (4 if spec else 2) + len(running) * len(cases) * (1 + rounds)
     effort = compare.Effort(rounds)
     with (
@@ -201,8 +201,8 @@ def _cases(matrices: Sequence[str], ranks: int) -> list[tuple[str, Matrix]]:
     return loaded
 
 
-def _systems(names: str, other_nccl: Path | None) -> list[System]:
-    found = systems(chosen(names, SYSTEMS, "system"), other_nccl)
+def _systems(names: str, other_nccl: Path | None, spec: LabSpec | None = None) -> list[System]:
+    found = systems(chosen(names, SYSTEMS, "system"), other_nccl, over_rails=spec is not None and spec.nodes > 1)
     if not found:
         raise click.UsageError("nothing to run: give --systems")
     return found

@@ -26,6 +26,8 @@ _START_S = 120.0  # PyTorch loads 3 GB of libraries, from a cold disk once
 
 # More channels for sends and receives than NCCL takes by itself: what helped most where NCCL starves NVLink (docs/results.md).
 _TUNED = {"NCCL_MIN_P2P_NCHANNELS": "32", "NCCL_MAX_P2P_NCHANNELS": "32"}
+# Over rails NCCL by itself takes two to four for each peer, for those on NVLink as well, since it goes by the least of all peers.
+_TUNED_OVER_RAILS = {"NCCL_MIN_P2P_NCHANNELS": "16", "NCCL_NCHANNELS_PER_NET_PEER": "4"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +46,13 @@ def shimmed() -> str:
     return preloaded(os.environ)["LD_PRELOAD"]
 
 
-def systems(names: Sequence[str], other_nccl: Path | None) -> list[System]:
-    """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other."""
+def systems(names: Sequence[str], other_nccl: Path | None, over_rails: bool = False) -> list[System]:
+    """By name; `other_nccl`, a libnccl.so.2, is one more rival, nccl-other. `over_rails`: ranks are in several nodes of a lab."""
     own = shimmed()
     bare = own.partition(":")[2]
     found = {
         "nccl": System("nccl", {"LD_PRELOAD": bare}),
-        "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **_TUNED}),
+        "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **(_TUNED_OVER_RAILS if over_rails else _TUNED)}),
         "nccl-shim-off": System("nccl-shim-off", {"LD_PRELOAD": own, "RAILWEAVE_SHIM": "off"}),
         "railweave": System("railweave", {"LD_PRELOAD": own}),
     }

@@ -166,6 +166,32 @@ def test_nothing_on_a_mesh_is_faster_than_the_gpus_themselves(probed: float, wan
 
 
 @pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (("alltoallv", "--gpus"), {"NCCL_MIN_P2P_NCHANNELS": "32", "NCCL_MAX_P2P_NCHANNELS": "32"}),
+        (("alltoallv", "--gpus", "--lab", "2x2"), {"NCCL_MIN_P2P_NCHANNELS": "16", "NCCL_NCHANNELS_PER_NET_PEER": "4"}),
+        (("moe",), {"NCCL_MIN_P2P_NCHANNELS": "32", "NCCL_MAX_P2P_NCHANNELS": "32"}),
+        (("moe", "--lab", "2x2"), {"NCCL_MIN_P2P_NCHANNELS": "16", "NCCL_NCHANNELS_PER_NET_PEER": "4"}),
+    ],
+)
+def test_nccl_is_tuned_for_where_it_runs(arguments: tuple[str, ...], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+
+    def starts(systems: Any, *_: Any) -> None:
+        started.extend({name: value for name, value in each.environment.items() if name.startswith("NCCL_")} for each in systems)
+        raise BenchError("that is enough")
+
+    place = SimpleNamespace(place=None, bound=None)
+    monkeypatch.setattr(bench_gpus, "start_probe", lambda _: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(bench_gpus, "on_rails", lambda *_: contextlib.nullcontext(place))
+    monkeypatch.setattr(bench_gpus.compare, "Systems", starts)
+    done = CliRunner().invoke(command, [*arguments, "--systems", "nccl-tuned"])
+    assert str(done.exception) == "that is enough", done.output
+    assert started == [variables]
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def measures_two_and_hangs(*_: Any) -> Iterator[list[Exchange]]:
         for matrix in ("hot-pair:1MiB", "balanced:1MiB"):

@@ -109,7 +109,8 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
                 if each.group == "exchanges" for case in each.cases}  # fmt: skip
     assert patterns == {"hot-pair", "balanced", "two-pairs", "incast", "outcast", "zipf", "rotating-hotspot", "moe", "trace"}
     labs = {name: (each.words[2], each.words[4], each.ranks) for name, each in sections.groups(8).items() if each.gpus_a_node}
-    assert labs == {"rails": ("2x4", "4", 8), "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": ("2x4", "4", 8)}
+    paper = ("2x4", "4", 8)
+    assert labs == {"rails": paper, "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": paper, "tuned-rails": paper}
     assert all(set(found[name].cases) >= {"inside-pair-256MiB", "hot-pair:64MiB"} for name in ("rails", "rails-8", "rails-4x2"))
     assert (words["moe"], words["mesh"]) == ("moe --gpus 8", "alltoallv --gpus 8 --emulate-mesh 120")
     assert {"calibrate", "planning", "check-memory"} <= {each.name for each in (*sections.checks(8), *sections.late_checks(8))}
@@ -145,8 +146,18 @@ def test_sections_of_labs_have_all_their_calls_and_fit_into_a_command(gpus: int)
             single = compare._affordable(effort.single_calls, bound, compare._ENOUGH_SINGLE_S)
             waited = effort.rounds * (single + min(compare._COLD_CALLS, single))
             counted = (1 + effort.rounds) * (calls + 5) + 5 + waited  # with what warms up, and what checks bytes
-            seconds += counted * (1.1 * bound + rivals * theirs) + waited * (1 + rivals) * 2 * 300e-6  # the host's part, and the floor
+            others = rivals + ("tuned" in group.name)
+            seconds += counted * (1.1 * bound + others * theirs) + waited * (1 + others) * 2 * 300e-6  # the host's part, and the floor
         assert seconds < evaluate._COMMAND_LIMIT_S - evaluate._GOODBYE_S - 90, (group.name, seconds)  # that starts PyTorch on all ranks
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_nccl_with_more_channels_is_measured_over_the_papers_rails(gpus: int) -> None:
+    group = sections.groups(gpus)["tuned-rails"]
+    assert group.words == (*sections.groups(gpus)["rails"].words, "--systems", "nccl,nccl-tuned,railweave")
+    (section,) = (each for each in sections.sections(gpus) if each.group == "tuned-rails")
+    assert section.cases == ("hot-pair:64MiB:512KiB", "incast:16MiB", "balanced:4MiB")
+    assert section == sections.sections(gpus)[-1], "the last that is run"
 
 
 def test_matrices_of_nodes() -> None:

@@ -91,6 +91,18 @@ def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeyp
     assert [each.environment["LD_PRELOAD"] for each in systems(["nccl", "railweave"], None)] == ["", shim]
 
 
+def test_more_channels_are_those_that_help_where_nccl_runs() -> None:
+    (here,), (over_rails,) = (systems(["nccl-tuned"], None, over_rails) for over_rails in (False, True))
+    assert {name: value for name, value in here.environment.items() if name.startswith("NCCL_")} == {
+        "NCCL_MIN_P2P_NCHANNELS": "32",
+        "NCCL_MAX_P2P_NCHANNELS": "32",
+    }
+    assert {name: value for name, value in over_rails.environment.items() if name.startswith("NCCL_")} == {
+        "NCCL_MIN_P2P_NCHANNELS": "16",
+        "NCCL_NCHANNELS_PER_NET_PEER": "4",
+    }
+
+
 _HEAD = "railweave host:1 INFO communicator 1f (2 ranks, this is rank 0): "
 
 
