@@ -7,7 +7,8 @@
 Needs Python and the built files; --shim needs PyTorch too. Each step has a time limit of its own and none begins that would not end in
 time, the most telling ones first. Of several builds the first gets every step, the others what they are compared by: their tables
 stand below each other, each against NCCL in its own run. With --mps ranks share GPUs: nothing is compared, as NCCL takes each for a host
-of its own then, and steps in which a rank dies run without, as MPS would end the others. Status 1 when bytes were wrong or a step failed.
+of its own then, and steps in which a rank dies run without, as MPS would end the others, and so does memcheck. Status 1 when bytes were
+wrong or a step failed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _SMALL = "16,1024,8192,65536,131072,262144,524288"
 _MIDDLE = "1048576,2097152,4194304,16777216"
 _SOME = "1024,65536,262144,1048576,2097152,16777216,67108864"
 _DIRECT = "lie in the GPU's memory (GPUDirect)"
+_NO_ERRORS = "ERROR SUMMARY: 0 errors"
 _LARGE = "4194304,16777216,67108864,268435456"
 
 
@@ -50,7 +52,7 @@ class Step:
 
     def under_mps(self) -> tuple[str, ...]:
         """The command there."""
-        alone = {"--death", "death"} & set(self.command)
+        alone = {"--death", "death", "memcheck"} & set(self.command)
         return self.command if alone else (sys.executable, str(_UNDER_MPS), *self.command)
 
 
@@ -72,8 +74,15 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     steps.append(Step("a rank dies, two nodes", (*exchange, "--railweave", first, "--nodes", "2", "--death"), 20, 60))
     virtual = (*exchange, "--virtual", "--railweave", first)
     steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
-    steps.append(Step("queued calls, virtual memory", (*virtual, *measure[len(exchange) : -1], *key, _LARGE), 40, 90, rates=True))
     steps.append(Step("a rank dies", (*exchange, "--railweave", first, "--death"), 6, 30))
+    steps.append(Step("100 lives", (*exchange, "--railweave", first, "--lives", "100"), 25, 120))
+    steps.append(Step("100 lives with virtual memory", (*virtual, "--lives", "100"), 25, 120))
+    if options.sanitizer:
+        # By itself it ends as the program does, whatever it found.
+        memcheck = (options.sanitizer, "--tool", "memcheck", "--print-limit", "20", "--error-exitcode", "9", *exchange, "--threads")
+        random = ("--check", "20", "--railweave", first)
+        steps.append(Step("memcheck of 20 random operations", (*memcheck, *random), 60, 150, says=_NO_ERRORS))
+    steps.append(Step("queued calls, virtual memory", (*virtual, *measure[len(exchange) : -1], *key, _LARGE), 40, 90, rates=True))
     if options.shim:
         shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--ranks", str(options.ranks))
         steps.append(Step("a rank dies under the shim", (*shim, "death"), 25, 110))
@@ -89,28 +98,11 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         ),
         Step("graph replays, other patterns", (*measure, first, "--graph", *rest, _MIDDLE), 30, 70),
         Step("queued calls, other patterns", (*measure, first, *rest, _LARGE), 50, 120, rates=True),
-        Step("lives", (*exchange, "--railweave", first, "--lives", "30"), 20, 60),
-        Step("lives with virtual memory", (*virtual, "--lives", "30"), 20, 60),
     ]
     if options.calibrate:
         library = f"RAILWEAVE_CUDA_LIBRARY={first}"
         calibrate = ("env", library, sys.executable, "-m", "railweave", "calibrate", "--output", str(options.calibrate.resolve()))
         steps.append(Step("calibration", calibrate, 30, 90))
-    if options.sanitizer:
-        memcheck = (
-            options.sanitizer,
-            "--tool",
-            "memcheck",
-            "--print-limit",
-            "20",
-            *exchange,
-            "--threads",
-            "--check",
-            "20",
-            "--railweave",
-            first,
-        )
-        steps.append(Step("memcheck of 20 random operations", memcheck, 60, 150))
     return steps
 
 

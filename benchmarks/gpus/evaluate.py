@@ -38,12 +38,14 @@ from railweave.lab.syscalls import die_with_parent
 from railweave.nccl import library
 
 _ROOT = Path(__file__).parents[2]
+_CUDA = Path("/usr/local/cuda")
 _COMMAND_LIMIT_S = 480.0
 _LEAST_S = 45.0  # to start PyTorch on all ranks and measure something
 _MPS_S = 90.0  # to start MPS and load PyTorch under it
 _GOODBYE_S = 20.0  # for a program that was asked to end
 _FAILURES = 3  # of a group in one call
 _IN_VAIN = 2  # commands of a group, one after another, that measured nothing: it is not the kind of case, nothing starts
+_GROUPS, _GROUPS_OF_OTHERS = 10_000, 2000  # random ones, under the shim and in other ways of running PyTorch
 _NOTE = "== "  # begins what stands in a log behind what the program said
 _ENDED = f"{_NOTE}status "
 _TOLD_LINES = 12  # of what a program that failed said last
@@ -186,6 +188,7 @@ class Evaluation:
                 "--seconds",
                 f"{limit:.0f}",
                 *(["--mps"] if shared else []),
+                *(_sanitizer() if self.gpus > 1 else []),
             ]
         if check.name == "calibrate":
             show = ["--show"] if _calibrated() else []
@@ -196,9 +199,14 @@ class Evaluation:
             return [*shared, sys.executable, str(here / "rail_down.py"), "--gpus", str(self.gpus), "--ranks", str(ranks(self.gpus))]
         name = check.name.removeprefix("check-")
         script = str(_ROOT / "benchmarks/nccl/check_on_gpus.py")
-        words = [sys.executable, script, "--shim", str(shim), "--ranks", str(ranks(self.gpus)), "--groups", "2000"]
+        words = [sys.executable, script, "--shim", str(shim), "--ranks", str(ranks(self.gpus))]
+        words += ["--groups", str(_GROUPS if name == "random_groups" else _GROUPS_OF_OTHERS)]
         if name == "mps":
             return [sys.executable, str(here / "under_mps.py"), *words, "--ways", "shim", "collectives", "random_groups"]
+        if name == "random_groups":
+            return [*shared, *words, "--ways", "shim", name]
+        if name == "random_ways":
+            return [*shared, *words, "--without", "shim", "random_groups"]
         return [*([] if name == "death" else shared), *words, name]  # a client of MPS that dies takes the others with it
 
     def _program(self, name: str, command: Sequence[str], log: Path, limit: float) -> int | None:
@@ -333,6 +341,13 @@ def _ucx_with_cuda() -> dict[str, str]:
     found = importlib.util.find_spec("libucx")
     places = list(found.submodule_search_locations or ()) if found else []
     return {"RAILWEAVE_UCX_LIBRARY": str(Path(places[0]) / "lib" / "libucp.so.0")} if places else {}
+
+
+def _sanitizer() -> list[str]:
+    """For gpu_run.py, where CUDA's is installed. Ranks have a GPU each: whether it lets kernels of one GPU run beside each other, which
+    wait for one another, nobody has tried."""
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(_CUDA / "bin"))
+    return ["--sanitizer", found] if found else []
 
 
 def _nccl_of_pytorch() -> Path:

@@ -62,22 +62,29 @@ _INSIDE = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-2
 
 # What the exchanges go by.
 _CHECKS = (Check("calibrate", "Calibration", 50, 120),)
-# After them, as a lease may end, and they check their bytes as well. The most telling first; `kernels` takes whatever time it is given.
+# After them, as a lease may end, and they check their bytes as well. The most telling first; `kernels` begins no step
+# that would not end in its time.
 _LATE_CHECKS = (
-    Check("check-random_groups", "Random groups", 60, 200),
+    Check("check-random_groups", "10,000 random groups", 60, 240),
     Check("check-ordering", "Operations on several streams, and replays between them", 30, 120),
     Check("check-collectives", "PyTorch's collectives", 80, 300),
     Check("check-death", "A rank dies", 15, 60),
     Check("check-goodbye", "A rank's program ends without destroying anything", 20, 90),
+    Check("check-aborted_receive", "A receive that is aborted", 40, 130),
     Check("rail-down", "A rail that goes down in the middle of an exchange", 90, 240),
     Check("planning", "Planning and the exchange of rows, 8 ranks on rails", 20, 90),
     Check("check-memory", "Memory of a communicator", 20, 90),
-    Check("kernels", "The exchange without PyTorch", 60, 290, needs_exchange=True),
+    Check("kernels", "The exchange without PyTorch", 300, 420, needs_exchange=True),
+    Check("check-freed", "Receive buffers that a program frees", 45, 180),
+    Check("check-wrong_groups", "Groups with a wrong message", 25, 120),
+    Check("check-contexts", "CUDA contexts of a rank", 25, 120),
+    Check("check-random_ways", "Random groups in other ways of running PyTorch", 60, 240),
     Check("check-graphs", "Captured graphs", 30, 120),
     Check("check-torch_interface", "railweave.torch", 20, 90),
     Check("check-mps", "Under MPS", 40, 120),
     Check("check-stall", "A receive that comes late", 15, 60),
     Check("check-lives", "Communicators that come and go", 20, 90),
+    Check("check-buffers", "Calls into many buffers in turn", 30, 150),
     Check("check-host_cost", "What queueing takes the host", 30, 120),
 )
 

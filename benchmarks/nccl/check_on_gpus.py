@@ -22,6 +22,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _LIMIT_S = 100.0
+_GROUP_S = 0.02  # a random group of eight ranks, several times as long as it takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
             )
             for rank, output in enumerate(outputs)
         ]
-        end = time.monotonic() + _LIMIT_S
+        limit = max(_LIMIT_S, options.groups * _GROUP_S) if section == "random_groups" else _LIMIT_S
+        end = time.monotonic() + limit
         while time.monotonic() < end and any(rank.poll() is None for rank in ranks):
             if section != "death" and any(rank.poll() for rank in ranks):
                 time.sleep(2.0)  # the others say what they saw
@@ -140,7 +142,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
     wanted = [0] * (options.ranks - 1) + [-signal.SIGKILL if section == "death" else 0]
     if statuses != wanted or not found:
         ends = "".join(f"\n  rank {rank}:\n    " + "\n    ".join(text.splitlines()[-25:]) for rank, text in enumerate(texts))
-        problem = f"statuses {statuses} ({_LIMIT_S:.0f} s at most; None: still running){ends}"
+        problem = f"statuses {statuses} ({limit:.0f} s at most; None: still running){ends}"
     return {**(found[0] if found else {"section": section}), "way": way.name, "communicators_served": served, "right": not problem}, problem
 
 
@@ -170,6 +172,7 @@ def main() -> int:
     parser.add_argument(
         "--ways", action="append", choices=[way.name for way in WAYS], help="of running PyTorch; repeatable, by default all"
     )
+    parser.add_argument("--without", action="append", choices=[way.name for way in WAYS], default=[], help="a way to leave out; repeatable")
     parser.add_argument("sections", nargs="*", help="by default all")
     options = parser.parse_intermixed_args()
     results, status = [], 0
@@ -179,6 +182,8 @@ def main() -> int:
         for way in WAYS:
             for section in way.sections:
                 if (options.sections and section not in options.sections) or (options.ways and way.name not in options.ways):
+                    continue
+                if way.name in options.without:
                     continue
                 if way.hidden and options.ranks > len(_visible()):
                     print(f"not run: {way.name}, {section}: needs a GPU for each rank", flush=True)

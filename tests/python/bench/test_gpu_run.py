@@ -56,6 +56,35 @@ def test_a_step_that_fails_does_not_end_the_run(tmp_path: Path, check: int, argu
     assert "queued calls, other patterns: status 0" in text
 
 
+_SANITIZER = """#!/bin/sh
+while [ "${1##*gpu_exchange}" != "" ]; do shift; done
+"$@" || exit
+echo '========= ERROR SUMMARY: %d errors'
+"""
+
+
+@pytest.mark.parametrize("errors", [0, 3])
+def test_what_memcheck_finds_is_a_failure_though_the_program_ends_well(tmp_path: Path, errors: int) -> None:
+    sanitizer = tmp_path / "compute-sanitizer"
+    sanitizer.write_text(_SANITIZER % errors)
+    sanitizer.chmod(0o755)
+    status, text = _run(tmp_path, 0, "--sanitizer", str(sanitizer), "--keep", "kept")
+    assert status == (errors > 0)
+    assert f"memcheck of 20 random operations: status {int(errors > 0)}" in text
+    (command,) = (head for kept in (tmp_path / "kept").iterdir() if "--tool memcheck" in (head := kept.read_text().partition("\n")[0]))
+    assert "--error-exitcode" in command, "or it ends as the program does"
+
+
+def test_a_hundred_communicators_come_and_go_before_tables_take_the_time(tmp_path: Path) -> None:
+    status, _ = _run(tmp_path, 0, "--keep", "kept")
+    assert status == 0
+    commands = [kept.read_text().partition("\n")[0] for kept in sorted((tmp_path / "kept").iterdir())]
+    lives = [place for place, command in enumerate(commands) if "--lives 100" in command]
+    assert [("--virtual" in commands[place]) for place in lives] == [False, True]
+    tables = [place for place, command in enumerate(commands) if "--patterns hot,balanced" not in command and "--nccl" in command]
+    assert max(lives) < min(tables)
+
+
 def test_slots_that_stayed_in_host_memory_are_a_failure(tmp_path: Path) -> None:
     status, text = _run(tmp_path, 0, direct="gpu_exchange: the slots of NIC lo lie in host memory: no CUDA")
     assert status == 1

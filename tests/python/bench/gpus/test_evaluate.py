@@ -36,12 +36,12 @@ from railweave.matrix import load
 SCRIPTS = Path(__file__).parents[4] / "benchmarks/gpus"
 
 
-def script(name: str) -> ModuleType:
-    sys.path.insert(0, str(SCRIPTS))
+def script(name: str, folder: Path = SCRIPTS) -> ModuleType:
+    sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     finally:
-        sys.path.remove(str(SCRIPTS))
+        sys.path.remove(str(folder))
 
 
 evaluate, sections, aims = script("evaluate"), script("sections"), script("aims")
@@ -100,6 +100,46 @@ def test_every_check_takes_its_arguments(check: Any, gpus: int, tmp_path: Path, 
     done = subprocess.run([*words, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "unrecognized" not in done.stderr
+
+
+def option(words: list[str], name: str) -> str | None:
+    return words[words.index(name) + 1] if name in words else None
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_every_section_of_checks_is_run_in_every_way(gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And random groups as many as are wanted under the shim."""
+    on_gpus = script("check_on_gpus", SCRIPTS.parent / "nccl")
+    found = evaluation(tmp_path, gpus)
+    monkeypatch.setattr(found, "_under_mps", lambda: [sys.executable, "under_mps.py"])
+    run: dict[tuple[str, str], int] = {}
+    for check in (each for each in sections.late_checks(gpus) if each.name.startswith("check-") and each.name != "check-mps"):
+        words = found.check_command(check)
+        for way in on_gpus.WAYS:
+            if option(words, "--ways") in (None, way.name) and option(words, "--without") != way.name:
+                run |= {(way.name, section): int(option(words, "--groups") or 0) for section in way.sections if section == words[-1]}
+    assert set(run) == {(way.name, section) for way in on_gpus.WAYS for section in way.sections}
+    random_groups = {way: groups for (way, section), groups in run.items() if section == "random_groups"}
+    assert random_groups.pop("shim") == 10_000
+    assert set(random_groups.values()) == {2000}
+    (check,) = (each for each in sections.late_checks(gpus) if each.name == "check-random_groups")
+    assert check.limit - evaluate._GOODBYE_S > 10_000 * on_gpus._GROUP_S, "it ends them itself, and says which"
+
+
+@pytest.mark.parametrize(("gpus", "where"), [(4, "path"), (4, "toolkit"), (4, ""), (1, "path")])
+def test_memcheck_is_run_where_it_is_installed_and_ranks_have_gpus(
+    gpus: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(evaluate, "_CUDA", tmp_path / "cuda")
+    there = tmp_path / ("path" if where == "path" else "cuda/bin") / "compute-sanitizer"
+    if where:
+        there.parent.mkdir(parents=True)
+        there.touch(0o755)
+    found = evaluation(tmp_path, gpus, exchange=tmp_path)
+    monkeypatch.setattr(found, "_under_mps", list)
+    (kernels,) = (each for each in sections.late_checks(gpus) if each.name == "kernels")
+    assert option(found.check_command(kernels), "--sanitizer") == (str(there) if where and gpus > 1 else None)
 
 
 def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
