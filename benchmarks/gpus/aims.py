@@ -6,7 +6,8 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from sections import MESH_GBPS
 
@@ -21,6 +22,15 @@ Results = Mapping[str, Sequence[Run]]  # by group
 _OWN = "railweave"
 _NO_RIVALS = ("nccl-tuned", "nccl-shim-off")  # not NCCL as it comes: beside the rival, not one
 _LARGE = ("16MiB", "64MiB", "256MiB")
+_LAYER_GAIN = 1.35
+
+
+class Mark(NamedTuple):
+    """What an exchange or layer may take so that an aim is reached."""
+
+    group: str
+    name: str  # as pictures have it
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +41,14 @@ class Line:
     wanted: str
     seen: str = ""
     reached: bool | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 def lines(results: Results, gpus: int, calibration: Calibration | None = None, kernels: str = "") -> list[Line]:
     """All aims that this many GPUs can be held against. `kernels`: what gpu_exchange said."""
     if gpus == 1:
         return _one_gpu(results, kernels)
-    exchanges = _Exchanges(results.get("exchanges", ()))
+    exchanges = _Exchanges(results, "exchanges")
     found = [
         *_gains(exchanges, "hot pair + 1/16", {f"hot-pair:{a}:{b}": wanted for a, b, wanted in _HOT}),
         *(exchanges.bound(f"hot pair + 1/16, {a}", f"hot-pair:{a}:{b}", 0.95) for a, b, _ in _HOT),
@@ -53,17 +64,17 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
         ),
         *_floors(exchanges),
     ]
-    nodes = _Exchanges(results.get("nodes" if gpus < 8 else "rails", ()))
+    nodes = _Exchanges(results, "nodes" if gpus < 8 else "rails")
     found += _gains(nodes, "within a node of several", _INSIDE)
     found.append(nodes.bound("90% within the node, 10% over rails", "mostly-inside-64MiB", 0.9))
     for name, what in (("rails-8", "2×4 with 8 rails"), ("rails-4x2", "4×2")) if gpus >= 8 else ():
-        found += _gains(_Exchanges(results.get(name, ())), f"within a node of {what}", _INSIDE)
+        found += _gains(_Exchanges(results, name), f"within a node of {what}", _INSIDE)
     # Where NCCL takes ranks of a node for hosts, what stays inside goes over rails, too: no rival when all send to all.
     alike = "rails 2×4, balanced" if gpus >= 4 else "rails 2×2, balanced"
-    fair = _Exchanges(results.get("rails" if gpus >= 4 else "shared", ()))
+    fair = _Exchanges(results, "rails" if gpus >= 4 else "shared")
     found += [*_paper_rails(results, 3.8 if gpus < 8 else 3.9), *_gains(fair, alike, {"balanced:4MiB": 0.98})]
     if 3 <= gpus <= MOST_GPUS:
-        mesh = _Exchanges(results.get("mesh", ()))
+        mesh = _Exchanges(results, "mesh")
         found.append(mesh.rate(f"EMULATED mesh of {MESH_GBPS} GB/s a link, one pair", "hot-pair:256MiB", 300, "the straight path alone"))
     found += [_layer(results.get("moe-rails", ())), *_beside(results.get("beside", ())), _ctas(results), _cores(results)]
     return [*found, _memory(kernels, gpus), _grants(calibration)]
@@ -73,15 +84,15 @@ def _one_gpu(results: Results, kernels: str) -> list[Line]:
     """Only rails limit anything there. NCCL, to which each rank is a host, is a rival where that takes no rail from a rank."""
     found = _paper_rails(results, 3.8)
     for name, shape in (("rails-8", "rails 2×4, eight of them"), ("rails-4x2", "rails 4×2")):
-        found.append(_Exchanges(results.get(name, ())).bound(f"{shape}, one pair", "hot-pair:64MiB", 0.95))
+        found.append(_Exchanges(results, name).bound(f"{shape}, one pair", "hot-pair:64MiB", 0.95))
     for name, shape in (("hosts", "rails 4×1"), ("rails-2", "rails 2×2, two of them")):
-        found += _gains(_Exchanges(results.get(name, ())), f"{shape}, balanced", dict.fromkeys(_OVER_RAILS_BALANCED, 0.98))
+        found += _gains(_Exchanges(results, name), f"{shape}, balanced", dict.fromkeys(_OVER_RAILS_BALANCED, 0.98))
     return [*found, _ctas(results), _cores(results), _memory(kernels, 1)]
 
 
 def _paper_rails(results: Results, pair: float) -> list[Line]:
     """Of 4 GB/s; `pair`: what one is to have."""
-    rails, name = _Exchanges(results.get("rails", ())), "rails 2×4"
+    rails, name = _Exchanges(results, "rails"), "rails 2×4"
     return [
         rails.rate(f"{name}, one pair", "hot-pair:64MiB", pair),
         rails.rate(f"{name}, incast", "incast:16MiB", 3.8),
@@ -102,12 +113,21 @@ def table(results: Results, gpus: int, calibration: Calibration | None = None, k
     return "\n".join(["| what | wanted | seen | |", "|---|---|---|---|", *rows]) + "\n"
 
 
+def marks(results: Results, gpus: int) -> dict[tuple[str, str], float]:
+    """By group and name: the seconds within which an exchange or layer reaches all its own aims of device time."""
+    found: dict[tuple[str, str], float] = {}
+    for mark in (mark for line in lines(results, gpus) for mark in line.marks):
+        found[mark.group, mark.name] = min(mark.seconds, found.get((mark.group, mark.name), math.inf))
+    return found
+
+
 class _Exchanges:
     """The runs of a group; what was measured twice counts as it was the last time."""
 
-    def __init__(self, runs: Iterable[Run]) -> None:
+    def __init__(self, results: Results, group: str) -> None:
+        self.group = group
         self.by_matrix: dict[str, list[Exchange]] = {}
-        for run in runs:
+        for run in results.get(group, ()):
             for matrix in run.matrices():
                 self.by_matrix[matrix] = [each for each in run.exchanges if each.matrix == matrix]
 
@@ -130,12 +150,16 @@ class _Exchanges:
         text = f"≥ {wanted:g} GB/s"
         if own is None:
             return Line(what, text)
-        return Line(what, text, f"{own.gbps:.2f} GB/s" + (f"; {rival} {theirs.gbps:.2f}" if theirs else ""), own.gbps >= wanted)
+        seen, mark = f"{own.gbps:.2f} GB/s" + (f"; {rival} {theirs.gbps:.2f}" if theirs else ""), own.busiest_bytes / wanted / 1e9
+        return Line(what, text, seen, own.gbps >= wanted, (Mark(self.group, matrix, mark),))
 
     def bound(self, what: str, matrix: str, wanted: float) -> Line:
         """Share of the independent bound."""
         own, text = self.own(matrix), f"≥ {wanted:g} of the bound"
-        return Line(what, text, f"{own.bound_fraction:.2f}", own.bound_fraction >= wanted) if own else Line(what, text)
+        if own is None:
+            return Line(what, text)
+        marks = (Mark(self.group, matrix, own.bound_seconds / wanted),) if own.bound_seconds else ()
+        return Line(what, text, f"{own.bound_fraction:.2f}", own.bound_fraction >= wanted, marks)
 
 
 def _gains(exchanges: _Exchanges, what: str, wanted: Mapping[str, float]) -> list[Line]:
@@ -147,7 +171,8 @@ def _gains(exchanges: _Exchanges, what: str, wanted: Mapping[str, float]) -> lis
             continue
         gain = _device(theirs, own)
         seen = f"{_shown(gain)}; {own.gbps:.1f} against {theirs.gbps:.1f} GB/s"
-        found.append(Line(f"{what}, `{matrix}`", text, seen + _out_of_reach(theirs, gain, least), gain.value >= least))
+        mark = Mark(exchanges.group, matrix, theirs.seconds_median / least)
+        found.append(Line(f"{what}, `{matrix}`", text, seen + _out_of_reach(theirs, gain, least), gain.value >= least, (mark,)))
     return found
 
 
@@ -195,9 +220,11 @@ def _least(exchanges: _Exchanges, what: str, wanted: float, chosen: Callable[[Ex
     gains = [(theirs, gain_of(theirs, own)) for theirs, own in exchanges.pairs() if chosen(own)]
     if not gains:
         return Line(what, f"≥ {wanted:g}×")
-    theirs, gain = min(gains, key=lambda pair: pair[1].value)
-    limit = _out_of_reach(theirs, gain, wanted) if gain_of is _device else ""  # the bound is of device time
-    return Line(what, f"≥ {wanted:g}×", f"{_shown(gain)}, `{theirs.matrix}`, of {len(gains)}{limit}", gain.value >= wanted)
+    least, gain = min(gains, key=lambda pair: pair[1].value)
+    device = gain_of is _device  # as bounds and pictures are
+    seen = f"{_shown(gain)}, `{least.matrix}`, of {len(gains)}" + (_out_of_reach(least, gain, wanted) if device else "")
+    marks = (Mark(exchanges.group, theirs.matrix, theirs.seconds_median / wanted) for theirs, _ in gains if device)
+    return Line(what, f"≥ {wanted:g}×", seen, gain.value >= wanted, tuple(marks))
 
 
 def _floors(exchanges: _Exchanges) -> list[Line]:
@@ -227,17 +254,19 @@ def _is_small(exchange: Exchange) -> bool:
 
 
 def _layer(runs: Sequence[Run]) -> Line:
-    what, wanted = "mixture-of-experts layer over the rails, Zipf 1.0", "≥ 1.35× an iteration"
-    gains = {}
+    what, wanted = "mixture-of-experts layer over the rails, Zipf 1.0", f"≥ {_LAYER_GAIN:g}× an iteration"
+    gains, marks = {}, {}
     for run in runs:
         layers = {(each.system, each.compute): each for each in run.layers if each.skew == "zipf:1.0"}
         for (system, compute), own in layers.items():
             if system == _OWN and ("nccl", compute) in layers:
-                gains[compute] = ratio(layers["nccl", compute].seconds, own.seconds)
+                theirs = layers["nccl", compute]
+                gains[compute] = ratio(theirs.seconds, own.seconds)
+                marks[compute] = Mark("moe-rails", own.name, theirs.seconds_median / _LAYER_GAIN)
     if not gains:
         return Line(what, wanted)
     seen = "; ".join(f"{_shown(gain)} with experts of {compute:g} dispatches" for compute, gain in gains.items())
-    return Line(what, wanted, seen, all(gain.value >= 1.35 for gain in gains.values()))
+    return Line(what, wanted, seen, all(gain.value >= _LAYER_GAIN for gain in gains.values()), tuple(marks.values()))
 
 
 def _beside(runs: Sequence[Run]) -> list[Line]:
@@ -271,9 +300,9 @@ def _ctas(results: Results) -> Line:
     what, wanted = "CTAs of the largest kernel of a call", "no row more than NCCL's"
     found = {
         _row(own, name): (own.ctas, theirs.ctas)
-        for name, runs in results.items()
+        for name in results
         if name != "mesh"
-        for theirs, own in _Exchanges(runs).pairs()
+        for theirs, own in _Exchanges(results, name).pairs()
         if own.ctas and theirs.ctas
     }
     if not found:
@@ -287,8 +316,8 @@ def _cores(results: Results) -> Line:
     what, wanted = "processors that a rank's threads take beside the one that queues", "≤ 1"
     busy = [
         (statistics.median(own.busy_cores), _row(own, name))
-        for name, runs in results.items()
-        for _, own in _Exchanges(runs).pairs()
+        for name in results
+        for _, own in _Exchanges(results, name).pairs()
         if own.busy_cores
     ]
     if not busy:

@@ -8,7 +8,8 @@ first. A matrix or layer that failed, or took too long, is tried once in each ca
 has told why, and runs again when its file is gone. A command of `railweave bench` measures all that is missing of a group of sections,
 writes each result when it has it, and is ended after 8 minutes, or when --limit is used up: nothing that was measured is lost. Where ranks
 of a lab share GPUs it runs under MPS, if this machine has it, else they share them by time slices; the results say which. All programs
-that it starts end with it. OUT/results.md begins with a line for each aim of the project, and what failed.
+that it starts end with it. OUT/results.md begins with a line for each aim of the project, and what failed; where there is matplotlib,
+OUT/gains-SECTION.svg are its pictures.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aims
 from sections import Check, Group, Section, argument_of, checks, groups, late_checks, ranks, sections
@@ -36,6 +38,9 @@ from railweave.calibrate.kept import kept
 from railweave.errors import Error
 from railweave.lab.syscalls import die_with_parent
 from railweave.nccl import library
+
+if TYPE_CHECKING:  # which needs matplotlib
+    from railweave.report.gpus import GainRow
 
 _ROOT = Path(__file__).parents[2]
 _CUDA = Path("/usr/local/cuda")
@@ -93,6 +98,7 @@ class Evaluation:
             good = self._check(check, wanted) and good
         for name in dict.fromkeys(section.group for section in self.sections):
             good = self._measure(self.groups[name], wanted) and good
+            self.draw_gains(name)
             self.write()  # whoever ends this finds it
         for check in late_checks(self.gpus):
             good = self._check(check, wanted) and good
@@ -273,6 +279,41 @@ class Evaluation:
             text += f"- `{path.stem}`, {why}" + (":\n\n```\n" + "\n".join(told) + "\n```\n\n" if told else "; it said nothing\n\n")
         return f"## What failed\n\n{text}" if text else ""
 
+    def draw_gains(self, group: str) -> None:
+        """A picture for each of its sections, beside OUT/results.md, which links those that are there. None without matplotlib."""
+        try:
+            from railweave.report.gpus import gains_picture
+        except ImportError:
+            return
+        runs = self.runs(group)
+        marks = aims.marks({group: runs}, self.gpus)
+        for section in self.sections:
+            rows: list[GainRow] = []
+            for row in self._gain_rows(section, runs) if section.group == group else ():
+                seconds = marks.get((group, row.name))
+                rows.append(dataclasses.replace(row, wanted=row.rival_seconds / seconds if seconds else None))
+            if rows:
+                self._picture(section).write_text(gains_picture(rows, runs[0].systems()[0], section.title))
+
+    def _gain_rows(self, section: Section, runs: Sequence[Run]) -> list[GainRow]:
+        """In the order of its cases; what was measured twice counts as it was the last time."""
+        from railweave.report.gpus import gain_rows
+
+        rows: list[GainRow] = []
+        for case in section.cases:
+            told: set[Key] = set()
+            found: list[GainRow] = []
+            for run in reversed(runs):
+                keys = _keys(run, case) - told
+                told |= keys
+                if keys and len(run.systems()) > 1:
+                    found = gain_rows(_kept(run, keys)) + found
+            rows += found
+        return rows
+
+    def _picture(self, section: Section) -> Path:
+        return self.out / f"gains-{section.name}.svg"
+
     def draw(self) -> None:
         """A page with pictures for each command of `railweave bench`."""
         from railweave.report.gpus import page
@@ -291,6 +332,8 @@ class Evaluation:
             if keys:
                 text = _part(run, keys, self._shares(self.groups[section.group])) + text
         untold = [case for case in section.cases if not any(_keys(run, case) for run in runs)]
+        if text and self._picture(section).exists():
+            head += f"![How many times as fast as {runs[0].systems()[0]}; black marks: what is wanted]({self._picture(section).name})\n\n"
         return head + text + (f"Not run: {', '.join(f'`{case}`' for case in untold)}.\n\n" if untold else "")
 
 
@@ -304,13 +347,17 @@ def _keys(run: Run, case: str) -> set[Key]:
     return found | {(each.work, each.matrix) for each in run.beside if each.work == case}
 
 
-def _part(run: Run, keys: set[Key], shared: bool) -> str:
-    kept = dataclasses.replace(
+def _kept(run: Run, keys: set[Key]) -> Run:
+    return dataclasses.replace(
         run,
         exchanges=[each for each in run.exchanges if (each.matrix,) in keys],
         layers=[each for each in run.layers if (str(each.compute), each.skew) in keys],
         beside=[each for each in run.beside if (each.work, each.matrix) in keys],
     )
+
+
+def _part(run: Run, keys: set[Key], shared: bool) -> str:
+    kept = _kept(run, keys)
     nccl = ", ".join(f"{version} ({name[6:-1]})" for name, version in run.versions.items() if name.startswith("nccl"))
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in run.settings.items())
     text = f"{run.date}, {run.gpus} × {run.machine['gpu']}, {run.machine['cpu']}, {run.machine['cores']} cores, "
@@ -376,7 +423,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all of this call")
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 of a newer release: one more rival in every exchange")
     parser.add_argument("--exchange", type=Path, help="the program gpu_exchange (make cuda), for the section kernels")
-    parser.add_argument("--tables", action="store_true", help="only write OUT/results.md, and a page for each command")
+    parser.add_argument("--tables", action="store_true", help="only write OUT/results.md with its pictures, and a page for each command")
     parser.add_argument("names", nargs="*", metavar="NAME", help="sections and checks; by default all")
     options = parser.parse_intermixed_args()
     if options.gpus != 1 and (options.gpus < 2 or options.gpus % 2):
@@ -393,6 +440,9 @@ def main() -> int:
     (options.out / "parts").mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with what it started
     good = options.tables or evaluation.run(evaluation.with_calibration(options.names) or known)
+    if options.tables:
+        for name in evaluation.groups:
+            evaluation.draw_gains(name)
     evaluation.write()
     if options.tables:
         evaluation.draw()

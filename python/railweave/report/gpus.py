@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from railweave.bench.gpus.result import LEAST_ROUNDS, Beside, Layer, Ratio, Run, ratio
+from railweave.bench.gpus.result import LEAST_ROUNDS, Beside, Ratio, Run, ratio
 from railweave.bench.gpus.table import tables
 from railweave.bench.taken import warning
 from railweave.report.page import Page
@@ -22,6 +28,43 @@ _COLOURS = {
     "nccl-shim-off": "#009e73",
     "nccl-other": "#cc79a7",
 }
+_WIDE = 4.0  # times: gains that differ by more have a scale on which twice as fast is as far everywhere
+_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 50, 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class GainRow:
+    """How many times as fast as the rival the others did something."""
+
+    name: str
+    rival_seconds: float  # its median
+    ratios: Mapping[str, Ratio]  # by system
+    wanted: float | None = None  # of Railweave
+
+
+def gain_rows(run: Run) -> list[GainRow]:
+    """A row for each exchange, else for each layer, else for each piece of other work."""
+    times: dict[str, dict[str, list[float]]] = {}
+    if run.exchanges:
+        for exchange in run.exchanges:
+            times.setdefault(exchange.matrix, {})[exchange.system] = exchange.seconds
+    elif run.layers:
+        for layer in run.layers:
+            times.setdefault(layer.name, {})[layer.system] = layer.seconds
+    else:
+        for work in run.beside:
+            times.setdefault(f"{work.work} beside {work.matrix}", {})[work.system] = _work_seconds(work)
+    rival, *others = run.systems()
+    return [
+        GainRow(name, statistics.median(seconds[rival]), {system: ratio(seconds[rival], seconds[system]) for system in others})
+        for name, seconds in times.items()
+    ]
+
+
+def gains_picture(rows: Sequence[GainRow], rival: str, name: str) -> str:
+    """An SVG file: each row's gains over the rival with their intervals, and what is wanted. `name` is of what the rows are."""
+    with mpl.rc_context({**STYLE, "text.parse_math": False}):
+        return '<?xml version="1.0" encoding="UTF-8"?>\n' + svg(_gains(rows, rival), f"Gains over {rival}: {name}", "gains")
 
 
 def page(run: Run) -> str:
@@ -65,7 +108,7 @@ def page(run: Run) -> str:
                 f"Gain over {run.systems()[0]}",
                 f"Ratio of medians with the interval that holds it in 95% of resampled rounds, from {LEAST_ROUNDS} rounds on; "
                 "left of 1 is slower.",
-                svg(_gains(run, others), f"Gains over {run.systems()[0]}", "gains"),
+                svg(_gains(gain_rows(run), run.systems()[0]), f"Gains over {run.systems()[0]}", "gains"),
             )
     for title, head, rows in tables(run):
         result.table(title[0].upper() + title[1:], "", head, rows, head.index("system") + 1)
@@ -86,7 +129,7 @@ def page(run: Run) -> str:
 def _cards(run: Run, others: list[str]) -> list[tuple[str, str]]:
     if "railweave" not in others:
         return []
-    rival, gains = run.systems()[0], _gains_of(run, "railweave")
+    rival, gains = run.systems()[0], [(row.name, row.ratios["railweave"]) for row in gain_rows(run)]
     best, least = (end(gains, key=lambda pair: pair[1].value) for end in (max, min))
     if run.exchanges:
         return [(f"{best[1].value:.2f}×", f"over {rival}, {best[0]}"), (f"{least[1].value:.2f}×", f"the least: {least[0]}")]
@@ -128,39 +171,45 @@ def _rates(run: Run) -> Figure:
     return figure
 
 
-def _gains(run: Run, others: list[str]) -> Figure:
-    names = [name for name, _ in _gains_of(run, others[0])]
-    figure = Figure(figsize=(11, 0.9 + 0.3 * len(names) * len(others)), layout="constrained")
+def _gains(rows: Sequence[GainRow], rival: str) -> Figure:
+    systems = list(dict.fromkeys(system for row in rows for system in row.ratios))
+    figure = Figure(figsize=(11, 1.1 + len(rows) * (0.12 + 0.2 * len(systems))), layout="constrained")
     axes = figure.subplots()
-    for number, system in enumerate(others):
-        values = [value for _, value in _gains_of(run, system)]
-        at = -np.arange(len(names)) - (number - (len(others) - 1) / 2) * 0.25
-        middles = np.array([value.value for value in values])
-        intervals = [value.interval or (value.value, value.value) for value in values]
-        ends = np.array([[value.value - low, high - value.value] for value, (low, high) in zip(values, intervals, strict=True)]).T
-        axes.errorbar(middles, at, xerr=np.maximum(ends, 0.0), fmt="o", color=_colour(system), label=system, capsize=3, ms=5)
-    axes.axvline(1.0, color="#8a97a5", lw=1)
-    axes.set_yticks(-np.arange(len(names)), names, size=9)
-    axes.set_ylim(0.5 - len(names), 0.5)
-    axes.set_xlabel("times as fast")
-    figure.legend(loc="outside upper left", ncols=len(others))
+    apart, dots = 0.7 / len(systems), []
+    for number, system in enumerate(systems):
+        found = [(place, row.ratios[system]) for place, row in enumerate(rows) if system in row.ratios]
+        at = [-place - (number - (len(systems) - 1) / 2) * apart for place, _ in found]
+        middles = np.array([value.value for _, value in found])
+        ends = np.array([value.interval or (value.value, value.value) for _, value in found])
+        reach = np.maximum(np.abs(ends.T - middles), 0.0)
+        dots.append(axes.errorbar(middles, at, xerr=reach, fmt="o", color=_colour(system), label=system, capsize=3, ms=5, zorder=3))
+    handles: list[object] = list(dots)
+    wanted = [(place, row.wanted) for place, row in enumerate(rows) if row.wanted is not None]
+    for place, gain in wanted:
+        axes.vlines(gain, -place - 0.4, -place + 0.4, color="black", lw=2, zorder=2)
+    if wanted:
+        handles.append(Line2D([], [], color="black", lw=2, label="wanted of Railweave"))
+    _scale(axes, [value.value for row in rows for value in row.ratios.values()] + [gain for _, gain in wanted])
+    axes.axvline(1.0, color="#8a97a5", lw=1, zorder=1)
+    axes.set_yticks(-np.arange(len(rows)), [row.name for row in rows], size=9)
+    axes.set_ylim(0.5 - len(rows), 0.5)
+    axes.set_xlabel(f"times as fast as {rival}")
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     return figure
 
 
-def _gains_of(run: Run, system: str) -> list[tuple[str, Ratio]]:
-    """By how much a system is faster than the rival, with the names of what it did: exchanges, else layers, else other work."""
-    rival = run.systems()[0]
-    if run.exchanges:
-        return [(m, ratio(run.find(m, rival).seconds, run.find(m, system).seconds)) for m in run.matrices()]
-    if run.layers:
-        layers = {(_layer_name(each), each.system): each.seconds for each in run.layers}
-        return [(name, ratio(layers[name, rival], times)) for (name, its), times in layers.items() if its == system]
-    works = {(f"{each.work} beside {each.matrix}", each.system): _work_seconds(each) for each in run.beside}
-    return [(name, ratio(works[name, rival], times)) for (name, its), times in works.items() if its == system]
-
-
-def _layer_name(layer: Layer) -> str:
-    return f"skew {layer.skew}, compute {layer.compute:g}×"
+def _scale(axes: Axes, gains: Sequence[float]) -> None:
+    """Of the horizontal axis."""
+    if max(gains) <= _WIDE * min(gains):
+        axes.margins(x=0.04)
+        return
+    axes.set_xscale("log")
+    axes.margins(x=0.04)
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in _TICKS if low <= tick <= high]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _work_seconds(each: Beside) -> list[float]:

@@ -149,6 +149,11 @@ class Layer:
     exchange_seconds: float | None = None
 
     @property
+    def name(self) -> str:
+        """What pictures call it."""
+        return f"skew {self.skew}, compute {self.compute:g}×"
+
+    @property
     def seconds_median(self) -> float:
         """Over the rounds."""
         return statistics.median(self.seconds)

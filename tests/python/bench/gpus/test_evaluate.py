@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 import numpy as np
@@ -32,6 +33,7 @@ from railweave.lab import LabSpec
 from railweave.lab.fabric import of_lab
 from railweave.lab.spec import parse_rate
 from railweave.matrix import load
+from railweave.report import gpus as gpus_report
 
 SCRIPTS = Path(__file__).parents[4] / "benchmarks/gpus"
 
@@ -614,6 +616,68 @@ def test_other_work_has_a_page_too(tmp_path: Path) -> None:
     (tmp_path / "parts" / "beside.00.json").write_text(json.dumps(run_of([], None, others).to_json()))
     evaluation(tmp_path).draw()
     assert "Other work beside exchanges" in (tmp_path / "parts" / "beside.00.html").read_text()
+
+
+def parts(out: Path, **runs: Run) -> None:
+    (out / "parts").mkdir(exist_ok=True)
+    for name, run in runs.items():
+        (out / "parts" / f"{name.replace('_', '-')}.00.json").write_text(json.dumps(run.to_json()))
+
+
+def test_pictures_have_the_gains_of_a_section_and_what_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [
+        Layer(system, skew, 0.5, 640, [time] * 5, [1])
+        for skew in ("none", "zipf:1.0")
+        for system, time in (("nccl", 2e-3), ("railweave", 1.6e-3))
+    ]
+    hot = [*exchanges("hot-pair:16MiB:1MiB", 1.3e-3, 1e-3), *exchanges("hot-pair:4MiB:256KiB", 9e-3, 1e-3, bound=0.5e-3)]
+    parts(tmp_path, exchanges=run_of([*hot, *exchanges("balanced:64KiB", 2e-3, 1e-3)]), moe_rails=run_of([], layers))
+    again = run_of(exchanges("hot-pair:4MiB:256KiB", 3e-3, 1e-3, bound=0.5e-3))
+    (tmp_path / "parts" / "exchanges.01.json").write_text(json.dumps(again.to_json()))
+    parts(tmp_path, rails=run_of(exchanges("hot-pair:64MiB", 1e-3, (1 << 20) / 3.85e9)))
+    drawn: dict[str, list[Any]] = {}
+    draws = gpus_report.gains_picture
+
+    def notes(rows: Any, rival: str, name: str) -> str:
+        drawn[name] = [(row.name, round(row.ratios["railweave"].value, 3), row.wanted and round(row.wanted, 3)) for row in rows]
+        return str(draws(rows, rival, name))
+
+    monkeypatch.setattr(gpus_report, "gains_picture", notes)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(tmp_path), "--tables"])
+    assert evaluate.main() == 0
+    assert drawn == {
+        # In the order of the section; of two aims of a row the one that wants more, here 0.95 of the bound: 1.3 × 0.95 and 3 × 2 × 0.95.
+        "A hot pair with 1/16 of it between all others": [("hot-pair:4MiB:256KiB", 3.0, 5.7), ("hot-pair:16MiB:1MiB", 1.3, 1.4)],
+        "Small messages, balanced": [("balanced:64KiB", 2.0, 1.5)],
+        "2 nodes × 4 GPUs on 4 rails of 8 Gbit/s; ranks of different nodes share GPUs": [("hot-pair:64MiB", 3.672, 3.624)],
+        "A mixture-of-experts layer over rails": [("skew none, compute 0.5×", 1.25, None), ("skew zipf:1.0, compute 0.5×", 1.25, 1.35)],
+    }
+    text = (tmp_path / "results.md").read_text()
+    linked = re.findall(r"!\[[^\]]*nccl[^\]]*\]\((\S+)\)", text)
+    assert sorted(linked) == ["gains-hot.svg", "gains-moe-rails.svg", "gains-rails.svg", "gains-small-balanced.svg"]
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == sorted(linked)
+    for name in linked:
+        picture = ElementTree.parse(tmp_path / name).getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "Gains over nccl: " in picture.attrib["aria-label"]
+
+
+def test_pictures_are_there_with_the_tables_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(tmp_path)
+    monkeypatch.setattr(found, "_program", Program({}))
+    assert found.run(["hot"])
+    assert "](gains-hot.svg)" in (tmp_path / "results.md").read_text(), "also where the next program is ended"
+
+
+def test_without_matplotlib_there_are_tables_without_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "railweave.report.gpus", None)
+    found = evaluation(tmp_path)
+    monkeypatch.setattr(found, "_program", Program({}))
+    assert found.run(["hot"])
+    text = (tmp_path / "results.md").read_text()
+    assert "| `hot-pair:16MiB:1MiB` | nccl |" in text
+    assert "](gains-" not in text
+    assert not list(tmp_path.glob("*.svg"))
 
 
 def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:

@@ -16,7 +16,7 @@ from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, quantile, ratio
 from railweave.bench.gpus.table import exchange_rows, markdown, tables
 from railweave.cli.bench import command
-from railweave.report.gpus import page
+from railweave.report.gpus import GainRow, gains_picture, page
 
 NCCL, OWN = Kernel("ncclDevKernel_SendRecv", 17, 640), Kernel("railweave::cuda::exchange<16u>", 16, 512)
 
@@ -329,3 +329,16 @@ def test_any_name_is_text() -> None:
     assert text.count("<svg") == 2
     layers = replace(only("layers"), layers=[replace(each, system=names[each.system]) for each in make_run().layers])
     assert page(layers).count("<svg") == 1
+
+
+@pytest.mark.parametrize(("largest", "ticks"), [(1.6, []), (11.6, ["1", "2", "4", "8"])])
+def test_gains_that_differ_much_are_as_far_apart_as_they_are_times_as_fast(largest: float, ticks: list[str]) -> None:
+    def row(name: str, gain: float, wanted: float | None = None) -> GainRow:
+        return GainRow(name, 1e-3, {"railweave": Ratio(gain, (gain * 0.9, gain * 1.1))}, wanted)
+
+    picture = gains_picture([row("a$b$", 1.0), row("c", largest, 1.2)], "nccl", "a < b")
+    assert picture == gains_picture([row("a$b$", 1.0), row("c", largest, 1.2)], "nccl", "a < b"), "equal results, equal files"
+    assert picture.startswith("<?xml")
+    assert 'aria-label="Gains over nccl: a &lt; b"' in picture
+    assert all(f"<!-- {text} -->" in picture for text in (*ticks, "a$b$", "times as fast as nccl", "wanted of Railweave"))
+    assert "wanted" not in gains_picture([row("a", 1.0)], "nccl", "a")
