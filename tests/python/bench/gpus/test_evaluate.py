@@ -341,6 +341,21 @@ def test_nothing_begins_that_has_no_time(tmp_path: Path, monkeypatch: pytest.Mon
     assert "not run" in found.results()
 
 
+def test_exchanges_come_before_checks_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, started = evaluation(tmp_path, exchange=tmp_path), []
+
+    def program(name: str, words: list[str], log: Path, limit: float) -> int:
+        started.append(name)
+        return Program({})(name, words, log, limit) if "alltoallv" in words else log.write_text("== status 0\n") * 0
+
+    monkeypatch.setattr(evaluate, "_calibrated", lambda: True)
+    monkeypatch.setattr(found, "_program", program)
+    late = [check.name for check in sections.late_checks(4)]
+    found.run(["calibrate", *late, *(each.name for each in found.sections if each.group in ("exchanges", "rails", "tuned-rails"))])
+    started.remove("mps")  # asks whether there is one
+    assert started == ["calibrate", "exchanges", "rails", "tuned-rails", *late]
+
+
 def test_a_check_that_takes_longer_than_it_may_is_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
