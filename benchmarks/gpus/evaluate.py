@@ -19,12 +19,13 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -232,17 +233,19 @@ class Evaluation:
             )
             status = None
             try:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    status = process.wait(max(1.0, limit - _GOODBYE_S))
+                _await(process.pid, max(1.0, limit - _GOODBYE_S))
             finally:
-                if process.poll() is None:  # time ended it, or somebody ends this program
-                    process.send_signal(signal.SIGINT)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_GOODBYE_S)
-                # Ranks die with the program that started them, labs as well.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                # A signal's handler that raises inside Popen leaves its lock taken, and the next wait() does not end.
+                with _held_back(signal.SIGINT, signal.SIGTERM):
+                    status = process.poll()
+                    if status is None:  # time ended it, or somebody ends this program
+                        process.send_signal(signal.SIGINT)
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.wait(_GOODBYE_S)
+                    # Ranks die with the program that started them, labs as well.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         said = log.read_text(errors="replace").splitlines()
         ended = f"none, ended after {limit:.0f} s" if status is None else str(status)
         log.write_text("".join(f"{line}\n" for line in (*said, _ENDED + ended)))
@@ -372,6 +375,25 @@ def _part(run: Run, keys: set[Key], shared: bool) -> str:
 def _kind(case: str) -> str:
     """Its pattern, without sizes; of those inside nodes they are one."""
     return "inside" if "inside" in case else case.partition(":")[0].partition("-")[0]
+
+
+def _await(pid: int, seconds: float) -> None:
+    """Returns when that child has ended, or the time is over."""
+    ended = os.pidfd_open(pid)
+    try:
+        select.select([ended], [], [], seconds)
+    finally:
+        os.close(ended)
+
+
+@contextlib.contextmanager
+def _held_back(*signals: signal.Signals) -> Iterator[None]:
+    """They come when this is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _calibrated() -> bool:
