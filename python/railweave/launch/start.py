@@ -138,6 +138,11 @@ def _start(options: _Options) -> int:
     mine = _gpus(options, rank, voice)
     for gpu in mine:
         voice.explain(f"GPU {gpu.name} {gpu.bus_id}".rstrip() + (f", NIC {gpu.nics}" if gpu.nics else ""))
+    if rank.launcher == "none" and len(mine) > 1:
+        voice.explain(
+            "no launcher above: placed for all these GPUs, as are the ranks of a launcher below, which inherit it; "
+            "for each rank's own placement start `railweave run` below the launcher"
+        )
     if mine:
         _bind(mine, options, voice)
         _set(environment, mine, options, voice)

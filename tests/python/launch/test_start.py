@@ -268,6 +268,50 @@ def test_without_a_device_library_the_shim_is_preloaded_and_it_is_said_once(advi
     assert warned(0, LD_LIBRARY_PATH=str(tmp_path)) == []
 
 
+TORCHRUN = """
+import os, subprocess, sys
+
+size = 2
+ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)} for rank in range(size)]
+children = [subprocess.Popen(sys.argv[1:], env={**os.environ, **rank}) for rank in ranks]
+sys.exit(max(child.wait() for child in children))
+"""
+TRAIN = """
+import json, os, sys
+
+with open("/proc/self/maps") as maps:
+    loaded = "librailweave_nccl.so" in maps.read()
+with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w") as file:
+    json.dump({"cpus": sorted(os.sched_getaffinity(0)), "loaded": loaded, "environment": dict(os.environ)}, file)
+"""
+
+
+@several
+@pytest.mark.parametrize("above", [False, True])
+def test_torchrun_above_and_below(advice: Path, tmp_path: Path, above: bool) -> None:
+    """Below torchrun each rank is placed for its GPU. Above it, where there is no rank yet, none is placed as if it were the first."""
+    parsed = json.loads(advice.read_text())
+    for rank in parsed["ranks"]:
+        rank["environment"]["UCX_NET_DEVICES"] = f"mlx5_{rank['rank']}:1"
+    advice.write_text(json.dumps(parsed))
+    torchrun, train = [sys.executable, "-c", TORCHRUN], [sys.executable, "-c", TRAIN, str(tmp_path)]
+    options = ("--advice", str(advice), "--shim", "nccl", "--explain", "--")
+    done = start(*options, *torchrun, *train) if above else start(*options, *train, prefix=(*torchrun,))
+    assert done.returncode == 0, done.stderr
+    assert ("start `railweave run` below the launcher" in done.stderr) == above
+    advised = [rank["environment"] for rank in parsed["ranks"]]
+    agreed = {name: value for name, value in advised[0].items() if all(each.get(name) == value for each in advised)}
+    assert set(advised[0]) - set(agreed) == {"UCX_NET_DEVICES"}
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        environment = found["environment"]
+        assert found["loaded"]
+        assert environment["LD_PRELOAD"] == str(nccl.library())
+        assert "CUDA_VISIBLE_DEVICES" not in environment
+        assert found["cpus"] == (CPUS[:8] if above else [CPUS[rank]])
+        assert {name: environment[name] for name in advised[rank] if name in environment} == (agreed if above else advised[rank])
+
+
 def test_the_command_group_knows_it(cli: Any) -> None:
     assert "run " in cli("--help").stdout
 
