@@ -96,4 +96,23 @@ Verdict decide(std::span<const std::string> blobs) {
   return {true, {}, "", first.rendezvous};
 }
 
+bool is_own(std::size_t rank, std::string_view refusal) {
+  const std::string self = rank_text(rank);
+  const bool names_itself = refusal.starts_with(self) && refusal.find_first_of("0123456789", self.size()) != self.size();
+  return names_itself || !refusal.starts_with("rank");
+}
+
+Verdict decide_made(std::span<const std::string> refusals) {
+  const auto first = [&](bool own) {
+    std::size_t rank = 0;
+    while (rank < refusals.size() && (refusals[rank].empty() || (own && !is_own(rank, refusals[rank])))) ++rank;
+    return rank;
+  };
+  std::size_t refused = first(true);
+  if (refused == refusals.size()) refused = first(false);
+  if (refused == refusals.size()) return {true, {}, "", ""};
+  const std::string& text = refusals[refused];
+  return no(cause_of(text, Cause::set_up_failed), text.starts_with("rank") ? text : rank_text(refused) + ": " + text);
+}
+
 }  // namespace railweave::nccl

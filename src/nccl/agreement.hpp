@@ -1,6 +1,7 @@
 // Whether a communicator is served: a function of what all its ranks said, so that all come to the same answer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -51,5 +52,11 @@ struct Verdict {
 };
 
 Verdict decide(std::span<const std::string> blobs);
+
+// Whether what a rank says is of itself. The device library says "rank 3: ..." of another that it met, or waited for in vain.
+bool is_own(std::size_t rank, std::string_view refusal);
+// The same when the device sides have been made, from why each rank has none (empty: it has one). Who lacks something itself is named, as
+// the others may know no more than that this one did not come.
+Verdict decide_made(std::span<const std::string> refusals);
 
 }  // namespace railweave::nccl

@@ -185,18 +185,18 @@ void Communicator::agree() {
   if (!verdict.served) return leave_to_nccl(verdict.cause, verdict.reason, rank_ == 0);
 
   const std::string refusal = create_device_side(verdict.rendezvous);
-  const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, limit);
+  // The others may wait for this one until `limit` is over where it could not tell them, and are to hear why.
+  const milliseconds patience = !refusal.empty() && is_own(rank_, refusal) ? 2 * limit : limit;
+  const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, patience);
   if (second.status == RoundStatus::expired) {
     end_device_side();
     return leave_to_nccl(cause_of(second), absence(second, "not set up", limit), rank_ == second.first);
   }
-  const auto refused = std::find_if(second.blobs.begin(), second.blobs.end(), [](const std::string& text) { return !text.empty(); });
-  if (second.status == RoundStatus::complete && refused == second.blobs.end()) return settled(State::served);
+  const Verdict made = decide_made(second.blobs);
+  if (second.status == RoundStatus::complete && made.served) return settled(State::served);
   if (second.status == RoundStatus::unknown && refusal.empty()) return fail(ncclSystemError, "the last answer of its other ranks was lost");
   end_device_side();
-  if (second.status == RoundStatus::complete)
-    return leave_to_nccl(cause_of(*refused, Cause::set_up_failed),
-                         "rank " + std::to_string(refused - second.blobs.begin()) + ": " + *refused, rank_ == 0);
+  if (second.status == RoundStatus::complete) return leave_to_nccl(made.cause, made.reason, rank_ == 0);
   leave_to_nccl(Cause::rank_left, "the last answer of its other ranks was lost", true);
 }
 

@@ -10,7 +10,10 @@
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "checksum.hpp"
@@ -196,19 +199,30 @@ railweave_status probe(int32_t device) {
   return note(RAILWEAVE_ERROR_ARGUMENT, "device " + std::to_string(device) + " is refused by STAND_IN_REFUSES_DEVICE");
 }
 
+// STAND_IN_LACKS_MEMORY="RANK MOMENT": that rank is refused memory when it is made, after it said that it can serve. "told": the others
+// hear of it where they meet, as librailweave_cuda.so tells them; "untold": they wait for it there in vain; "late": all have met.
+bool lacks_memory(std::uint32_t rank, const char* moment) {
+  const char* lacks = std::getenv("STAND_IN_LACKS_MEMORY");
+  return lacks != nullptr && std::to_string(rank) + " " + moment == lacks;
+}
+
 railweave_status create(const railweave_cuda_config* config, railweave_cuda_communicator** communicator) {
   return guarded([&] {
     if (const char* told = std::getenv("STAND_IN_TELLS"); told != nullptr) config->log(config->log_context, told);
     if (const char* warned = std::getenv("STAND_IN_WARNS"); warned != nullptr) config->warn(config->log_context, warned);
-    const ExchangeSettings chosen = cuda::settings_of(*config);
+    ExchangeSettings chosen = cuda::settings_of(*config);
     if (std::getenv("STAND_IN_TELLS_SETTINGS") != nullptr) {
       const std::string text = "runs with " + std::to_string(chosen.gpu_blocks) + " blocks, packets to " +
                                std::to_string(chosen.gpu_low_latency_bytes) + ", " + std::to_string(chosen.gpu_host_share) +
                                " over the host, relays " + std::to_string(chosen.gpu_relays);
       config->log(config->log_context, text.c_str());
     }
-    *communicator =
-        new railweave_cuda_communicator(Exchange(config->rank, config->world, config->rendezvous, chosen), *config, chosen.checksum != 0);
+    constexpr const char* kNoMemory = "allocating slots: out of memory";
+    if (lacks_memory(config->rank, "untold")) throw std::runtime_error(kNoMemory);
+    if (lacks_memory(config->rank, "told")) chosen.problem = kNoMemory;
+    Exchange exchange(config->rank, config->world, config->rendezvous, chosen);
+    if (lacks_memory(config->rank, "late")) throw std::runtime_error(kNoMemory);
+    *communicator = new railweave_cuda_communicator(std::move(exchange), *config, chosen.checksum != 0);
   });
 }
 

@@ -291,6 +291,34 @@ TEST(Agreement, AnyPrefixOfFactsIsARefusal) {
   }
 }
 
+// Who says what it lacks itself counts before those that only know of it, or waited for it.
+TEST(Agreement, TheRankThatLacksSomethingIsNamed) {
+  const struct {
+    std::vector<std::string> refusals;
+    std::string reason;
+    Cause cause = Cause::set_up_failed;
+  } table[] = {
+      {{"", "", ""}, ""},
+      {{"", "no memory", ""}, "rank 1: no memory"},
+      {{"no memory", "no thread", ""}, "rank 0: no memory"},
+      {{"rank 1: no memory", "no memory", "rank 1: no memory"}, "rank 1: no memory"},
+      {{"rank 1: no memory", "rank 1: no memory", "rank 1: no memory"}, "rank 1: no memory"},
+      {{"ranks 1, 2 did not come", "rank 0 has gone", "rank 2 cannot connect"}, "rank 2 cannot connect"},
+      {{"rank 10 has gone", "rank 10 has gone", "rank 0 has gone"}, "rank 10 has gone"},
+      {{"it spans 2 nodes, and so on", "it spans 2 nodes, and so on"}, "rank 0: it spans 2 nodes, and so on", Cause::several_nodes},
+  };
+  for (const auto& [refusals, reason, cause] : table) {
+    const Verdict verdict = decide_made(refusals);
+    EXPECT_EQ(verdict.served, reason.empty()) << reason;
+    EXPECT_EQ(verdict.reason, reason);
+    if (!verdict.served) {
+      EXPECT_STREQ(word_of(verdict.cause), word_of(cause)) << reason;
+    }
+  }
+  EXPECT_FALSE(is_own(1, "rank 10 has gone"));
+  EXPECT_TRUE(is_own(10, "rank 10 cannot connect"));
+}
+
 CommunicatorPointer communicator() { return std::make_shared<Communicator>(nullptr, Origin{}); }
 cudaStream_t stream(std::uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); }
 Message message(const CommunicatorPointer& on, std::uintptr_t stream_number) {

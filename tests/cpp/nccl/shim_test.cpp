@@ -279,6 +279,44 @@ TEST(Shim, ADeviceSideThatCannotBeMadeLeavesAllRanks) {
   EXPECT_EQ(outcome.count("left to NCCL: rank 0: setting chunk_bytes"), 4u) << outcome.log;
 }
 
+// Each rank says it once, and why, whether the one that lacks memory could tell the others or not.
+TEST(Shim, ARankWithoutMemoryForSlotsLeavesAllRanks) {
+  for (const char* lacks : {"0 told", "1 told", "1 untold", "1 late"}) {
+    const std::string rank(lacks, 1);
+    const Outcome outcome =
+        run(Mode::preload, "alltoallv", 4, {std::string("STAND_IN_LACKS_MEMORY=") + lacks, "RAILWEAVE_SHIM_WAIT_MS=10000"});
+    EXPECT_EQ(outcome.exit_code, 0) << lacks << "\n" << outcome.log;
+    EXPECT_EQ(outcome.count(": served"), 0u) << lacks << "\n" << outcome.log;
+    for (int told = 0; told < 4; ++told) {
+      const std::string who = "(4 ranks, this is rank " + std::to_string(told) + "): left to NCCL: ";
+      EXPECT_EQ(outcome.count(who), 1u) << lacks << "\n" << outcome.log;
+      EXPECT_EQ(outcome.count(who + "rank " + rank + ": allocating slots: out of memory\n"), 1u) << lacks << "\n" << outcome.log;
+    }
+    EXPECT_EQ(outcome.count("WARN"), 1u) << lacks << "\n" << outcome.log;
+  }
+}
+
+// Ranks 1 and 3 are another node's. UCX reaches devices of RDMA, the engine's sockets network interfaces.
+TEST(Shim, ANicThatIsNotThereLeavesAllRanks) {
+  const std::string node = "env RAILWEAVE_NODE_ID=another ", of_rank_3 = node + "sh -c 'test $6 -ne 3 || export RAILWEAVE_NICS=";
+  const struct {
+    std::string nics, wrapper, reason;
+  } cases[] = {{"mlx5_9:1", node, "rank 0: UCX "},
+               {"lo", of_rank_3 + "mlx5_9:1; exec \"$@\"' sh", "rank 3: UCX "},
+               {"lo", of_rank_3 + "eth99; exec \"$@\"' sh", "rank 3: network interface 'eth99': "}};
+  EXPECT_EQ(run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_NICS=lo"}, "", node).count(": served"), 4u);
+  for (const auto& [nics, wrapper, reason] : cases) {
+    // UCX writes over mmap's code to see calls of it, which the thread sanitizer does not survive.
+    const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_NICS=" + nics, "UCX_MEM_MMAP_HOOK_MODE=none"}, "", wrapper);
+    EXPECT_EQ(outcome.exit_code, 0) << wrapper << "\n" << outcome.log;
+    EXPECT_EQ(outcome.count(": served"), 0u) << wrapper << "\n" << outcome.log;
+    EXPECT_EQ(outcome.count(": left to NCCL: " + reason), 4u) << wrapper << "\n" << outcome.log;
+    EXPECT_EQ(outcome.count("left to NCCL"), 4u) << wrapper << "\n" << outcome.log;
+    EXPECT_EQ(outcome.count(reason.find("UCX") == std::string::npos ? "'eth99'" : "'mlx5_9:1'"), 4u) << wrapper << "\n" << outcome.log;
+    EXPECT_EQ(outcome.count("WARN"), 1u) << wrapper << "\n" << outcome.log;
+  }
+}
+
 // --- Counters
 
 Outcome count_with(const std::vector<std::string>& environment, int ranks = 4) {
