@@ -397,7 +397,7 @@ TEST(Prepare, WhatComesThroughSlotsHasBlocksToPullIt) {
     Kernel kernel;
     std::uint32_t blocks;
   };
-  for (const Case& c : {Case{{}, {256u << 20}, Kernel::granted, 8}, Case{{}, {2 * kSlotBytes + 1}, Kernel::granted, 3},
+  for (const Case& c : {Case{{}, {256u << 20}, Kernel::granted, 8}, Case{{}, {3 * kSlotBytes}, Kernel::granted, 3},
                         Case{{}, {1u << 20, 1u << 20, 1u << 20}, Kernel::granted, 16}, Case{{1u << 20}, {256u << 20}, Kernel::granted, 16},
                         Case{{1}, {256u << 20}, Kernel::apart, 10}, Case{{1, 70'000}, {256u << 20}, Kernel::apart, 10}}) {
     std::vector<Message> messages;
