@@ -28,7 +28,7 @@ constexpr std::size_t kMostMail = 8;  // of one look; a mail is some millisecond
 // What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
 // that its processes have in turns. Not measured.
 constexpr auto kLeftFor = 1s;
-// A kernel that begins when the ports have been told to halt writes nothing, and one that waits leaves or rests. One that was writing ends
+// A kernel that begins when the ports say that all is over writes nothing, and one that waits leaves or rests. One that was writing ends
 // what it had been granted: 12 GB in this time over the slowest of NVLinks (25 GB/s), so this is for kernels that have not begun.
 constexpr auto kLastWrites = 500ms;
 // And where an operation of a graph waits, of which the host does not know for whom: a minute in which nothing ended. Not measured.

@@ -61,11 +61,12 @@ struct HostView {
   std::uint32_t stop;   // host → kernel: give up, at kLeave at once
   std::uint32_t error;  // kernel → host: KernelError, written last
   std::uint32_t error_peer;
-  std::uint32_t error_chunk;                                                           // damaged: the first one that differs
-  std::uint64_t error_bytes[2];                                                        // sizes_differ, damaged: here, at the peer
-  std::uint64_t error_message;                                                         // damaged: number of the message from that peer
-  Totals ended[kAccounts];                                                             // see account_of()
-  std::uint64_t over[kCounts] = {kNeverMoved, kNeverMoved, kNeverMoved, kNeverMoved};  // what the host copies to Count::over of ports
+  std::uint32_t error_chunk;     // damaged: the first one that differs
+  std::uint64_t error_bytes[2];  // sizes_differ, damaged: here, at the peer
+  std::uint64_t error_message;   // damaged: number of the message from that peer
+  Totals ended[kAccounts];       // see account_of()
+  // What the host copies to Count::over of ports.
+  std::uint64_t over[kCounts] = {kNeverMoved, kNeverMoved, kNeverMoved, kNeverMoved};
   std::uint32_t rests;  // kernel → host: an operation was given up, and writes nothing more, but waits for kLeave
 };
 
