@@ -67,6 +67,8 @@ class Evaluation:
         self.groups = groups(self.gpus)
         self.sections = sections(self.gpus)
         self._end = time.monotonic() + options.limit
+        self._parsed: dict[Path, tuple[int, Run]] = {}  # by its time of change
+        self._measured = 0  # programs that measured
         self._mps: list[str] | None = None  # what starts a program under it, once that was asked; nothing where there is none
 
     def left(self) -> float:
@@ -75,7 +77,13 @@ class Evaluation:
 
     def runs(self, group: str) -> list[Run]:
         """All that was measured of a group, in the order of time."""
-        return [Run.load(path) for path in sorted((self.out / "parts").glob(f"{group}.*.json"))]
+        return [self._run_of(path) for path in sorted((self.out / "parts").glob(f"{group}.*.json"))]
+
+    def _run_of(self, path: Path) -> Run:
+        changed = path.stat().st_mtime_ns
+        if self._parsed.get(path, (0,))[0] != changed:
+            self._parsed[path] = changed, Run.load(path)
+        return self._parsed[path][1]
 
     def missing(self, group: Group, wanted: Sequence[str]) -> list[str]:
         """Cases without all of their results."""
@@ -98,9 +106,11 @@ class Evaluation:
         for check in checks(self.gpus):
             good = self._check(check, wanted) and good
         for name in dict.fromkeys(section.group for section in self.sections):
+            before = self._measured
             good = self._measure(self.groups[name], wanted) and good
-            self.draw_gains(name)
-            self.write()  # whoever ends this finds it
+            if self._measured != before:
+                self.draw_gains(name)
+                self.write()  # whoever ends this finds it
         for check in late_checks(self.gpus):
             good = self._check(check, wanted) and good
         return good
@@ -120,6 +130,7 @@ class Evaluation:
             part = self.out / "parts" / f"{group.name}.{len(list((self.out / 'parts').glob(f'{group.name}.*.log'))):02}"
             before = self._under_mps() if self._shares(group) else []
             log = Path(f"{part}.log")
+            self._measured += 1
             status = self._program(group.name, [*before, *self.command(group, cases, part)], log, self.left())
             good = good and status in (0, None)
             missing = self.missing(group, wanted)

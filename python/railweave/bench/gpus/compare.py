@@ -40,8 +40,10 @@ _ATTEMPTS = 8
 # Of a system's calls in a round, at the bound; a rival may take four times as long. Rows of the evaluation's labs have bounds of up to
 # 34 ms, so each has all its calls.
 _ENOUGH_S = 2.0
-# The same of single calls. Their p99 is asked for small messages, whose calls are nothing but latency.
+# The same of single calls. Their p99 is asked of small messages, whose calls are nothing but latency: of others a tenth is measured, and of
+# calls with nothing to move, which are alike beside all matrices, a quarter. All of all took 10 of 13 s of a matrix (2 x H200).
 _ENOUGH_SINGLE_S = 0.05
+_SMALL_BYTES, _LARGER_PART, _FLOOR_EVERY = 64 << 10, 10, 4
 # Nine tenths of such a call are the host's, whose speed changes within seconds: systems take turns before it does.
 _CALLS_A_TURN = 25
 
@@ -52,7 +54,7 @@ class Effort:
 
     rounds: int = 9
     calls: int = 50  # queued in a round
-    single_calls: int = 1000  # waited for, in a round; of 200 gains of p50 scattered from 0.95 to 1.07 (docs/results.md)
+    single_calls: int = 1000  # waited for, in a round, of small messages; of 200 gains of p50 scattered from 0.95 to 1.07 (docs/results.md)
 
 
 def rows_of(matrix: Matrix) -> Matrix:
@@ -175,13 +177,13 @@ def _exchange_one(
             host[ranks.name].append(max(each["host_seconds"] for each in answers))
             busy[ranks.name].append(max(each["busy_cores"] for each in answers))
         # The first calls find the processors asleep and caches cold.
-        left = _affordable(effort.single_calls, bound, _ENOUGH_SINGLE_S)
-        cold = min(_COLD_CALLS, left)
-        while left > 0:
-            some = min(left, _CALLS_A_TURN)
-            left -= some
+        all_calls = _affordable(_single_calls(effort, matrix), bound, _ENOUGH_SINGLE_S)
+        cold = min(_COLD_CALLS, all_calls)
+        for number, begin in enumerate(range(0, all_calls, _CALLS_A_TURN)):
+            some = min(all_calls - begin, _CALLS_A_TURN)
             limit = systems.patience(matrix, bound, cold + some)
-            for ranks, (nothing, kept) in itertools.product(turn, ((False, single), (True, floor))):
+            kinds = [(False, single), (True, floor)][: 1 if number % _FLOOR_EVERY else 2]
+            for ranks, (nothing, kept) in itertools.product(turn, kinds):
                 kept[ranks.name] += _slowest(ranks.ask(limit, "single", calls=cold + some, nothing=nothing))[cold:]
     for ranks in systems.running.values():
         _note_wrong(wrong, ranks, patience)
@@ -189,6 +191,11 @@ def _exchange_one(
         Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s], busy[s])
         for s in systems.running
     ]
+
+
+def _single_calls(effort: Effort, matrix: Matrix) -> int:
+    """Of a round."""
+    return effort.single_calls if matrix.max() <= _SMALL_BYTES else -(-effort.single_calls // _LARGER_PART)
 
 
 def _affordable(calls: int, bound: float, seconds: float) -> int:

@@ -74,12 +74,27 @@ def call_ratio(rival: Exchange, own: Exchange, part: float) -> Ratio:
     if rounds < LEAST_ROUNDS or any(len(each.call_seconds) % rounds or len(each.seconds) != rounds for each in (rival, own)):
         return Ratio(value)
     draws = np.random.default_rng(0).integers(0, rounds, (_CALL_RESAMPLES, rounds))
-    found = []
-    for each in (rival, own):
-        calls = np.array(each.call_seconds).reshape(rounds, -1)[draws].reshape(_CALL_RESAMPLES, -1)
-        place = _place(calls.shape[1], part)
-        found.append(np.partition(calls, place, axis=1)[:, place])
-    return Ratio(value, _interval(found[0] / found[1]))
+    times = np.apply_along_axis(np.bincount, 1, draws, minlength=rounds)  # that each round was drawn
+    theirs, ours = (_drawn_quantile(np.array(each.call_seconds).reshape(rounds, -1), times, part) for each in (rival, own))
+    return Ratio(value, _interval(theirs / ours))
+
+
+def _drawn_quantile(calls: npt.NDArray[np.float64], times: npt.NDArray[np.intp], part: float) -> npt.NDArray[np.float64]:
+    """As `quantile`, of each draw. `calls`: (rounds, calls of each), `times`: (draws, rounds), how often a draw has each round. All draws
+    are searched in the one order of all calls: ordering each draw's took 40 of the 50 s of an evaluation's tables."""
+    order = np.argsort(calls, axis=None)
+    before = np.zeros((calls.shape[0], order.size + 1), dtype=np.intp)  # of each round, among the first so many in order
+    before[order // calls.shape[1], np.arange(1, order.size + 1)] = 1
+    np.cumsum(before, axis=1, out=before)
+    wanted = _place(calls.size, part) + 1
+    # Among the first `low` in order are fewer than wanted, among the first `high` enough.
+    low, high = np.zeros(len(times), dtype=np.intp), np.full(len(times), order.size)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        enough = (times * before[:, middle].T).sum(axis=1) >= wanted
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    found: npt.NDArray[np.float64] = calls.ravel()[order[high - 1]]
+    return found
 
 
 def serves_itself(system: str) -> bool:

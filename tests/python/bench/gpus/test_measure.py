@@ -68,9 +68,16 @@ def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
 def test_systems_take_turns_in_single_calls_within_a_round() -> None:
     order: list[str] = []
     first, second = measure([[0, 5], [5, 0]], Ranks("a", 1e-4, 17, order), Ranks("b", 5e-5, 16, order), rounds=2, single_calls=30)
-    once = ["a single", "a single", "b single", "b single"]  # the call and the floor
-    assert [each for each in order if each.endswith("single")] == [*once, *once, *once[2:], *once[:2], *once[2:], *once[:2]]
-    assert len(first.call_seconds) == len(second.floor_seconds) == 60, "calls that warm up are left out"
+    a, b = ["a single"], ["b single"]
+    # Turns of 25 and of 5 calls; the floor beside the first of each round alone.
+    assert [each for each in order if each.endswith("single")] == [*a, *a, *b, *b, *a, *b, *b, *b, *a, *a, *b, *a]
+    assert (len(first.call_seconds), len(second.floor_seconds)) == (60, 50), "calls that warm up are left out"
+
+
+@pytest.mark.parametrize(("most", "calls", "floor"), [(64 << 10, 300, 75), ((64 << 10) + 512, 30, 25)])
+def test_single_calls_of_larger_messages_are_fewer(most: int, calls: int, floor: int) -> None:
+    (found,) = measure([[0, most], [1024, 0]], Ranks("a", 1e-4, 17, []), rounds=1, single_calls=300)
+    assert (len(found.call_seconds), len(found.floor_seconds)) == (calls, floor)
 
 
 def test_a_wrong_byte_is_told_with_its_place() -> None:
@@ -259,7 +266,7 @@ class Counted(Ranks):
 @pytest.mark.parametrize(
     ("bound", "queued", "single"),
     [
-        (1e-6, 50, [35] * 8),  # of 100 in turns of 25, with ten that warm up
+        (1e-6, 50, [35] * 5),  # of 100 in turns of 25, with ten that warm up; the floor in one of four
         (17e-3, 50, [6] * 2),
         (34.4e-3, 50, [6] * 2),  # the slowest row of the evaluation's labs
         (0.1, 20, [6] * 2),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -96,6 +97,21 @@ def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
     assert typical.value == pytest.approx(1.2)
     uneven = replace(calls("nccl", *[2.0] * 5), call_seconds=[2.0] * 7)
     assert call_ratio(uneven, calls("railweave", *[1.0] * 5), 0.5) == Ratio(2.0), "no telling which call was of which round"
+
+
+@pytest.mark.parametrize(("rounds", "calls"), [(5, 1), (5, 7), (9, 250)])
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.99, 1.0])
+def test_resampled_rounds_have_the_quantile_of_all_their_calls(rounds: int, calls: int, part: float) -> None:
+    """As by putting each draw's calls together; times that are equal among them."""
+    random = np.random.default_rng(rounds * calls)
+    sides = [random.integers(1, 50, (rounds, calls)) / 10 for _ in range(2)]
+    made = [
+        replace(make_exchange(name, "balanced:1KiB", [1.0] * rounds, NCCL), call_seconds=times.ravel().tolist())
+        for name, times in zip(("nccl", "railweave"), sides, strict=True)
+    ]
+    draws = np.random.default_rng(0).integers(0, rounds, (400, rounds))
+    found = [[quantile(times[draw].ravel(), part) for draw in draws] for times in sides]
+    assert call_ratio(*made, part).interval == pytest.approx(tuple(np.percentile(np.divide(*found), [2.5, 97.5])))
 
 
 def test_json_follows_the_schema_and_survives(request: pytest.FixtureRequest, tmp_path: Path) -> None:
