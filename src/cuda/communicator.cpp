@@ -70,11 +70,12 @@ StreamId id_of(cudaStream_t stream) {
 }  // namespace
 
 Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous,
-                           const ExchangeSettings& settings, Remarks::Say say, Remarks::Say warn)
+                           const ExchangeSettings& settings, std::uint32_t channel_bytes, Remarks::Say say, Remarks::Say warn)
     : rank_(rank),
       world_(world),
       device_(device),
       settings_(settings),
+      channel_bytes_(channel_bytes),
       noting_(noting_on(device)),
       mate_of_(world, kFar),
       remarks_(std::move(say), std::move(warn)),
@@ -411,7 +412,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       .host_share = static_cast<std::uint32_t>(first.settings_.gpu_host_share),
                       .link_MBps = static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
                       .staged_bytes = first.settings_.eager_bytes,
-                      .rail_bytes = bytes_over_rails(rails)};
+                      .rail_bytes = bytes_over_rails(rails),
+                      .channel_bytes = first.channel_bytes_};
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;

@@ -60,9 +60,9 @@ struct Counters {
 class Communicator {
  public:
   // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError. `say` is told, on
-  // any thread, what was decided and why, `warn` what somebody should mend.
+  // any thread, what was decided and why, `warn` what somebody should mend. `channel_bytes`: LaunchLimits.
   Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings,
-               Remarks::Say say, Remarks::Say warn);
+               std::uint32_t channel_bytes, Remarks::Say say, Remarks::Say warn);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
@@ -178,6 +178,7 @@ class Communicator {
   const std::uint32_t rank_, world_;
   const int device_;
   const ExchangeSettings settings_;
+  const std::uint32_t channel_bytes_;
   std::mutex& noting_;                   // of the device, see Residents
   std::uint64_t low_latency_bytes_ = 0;  // of messages in packets; the same at all ranks of the node
   KernelTraits kernels_{};

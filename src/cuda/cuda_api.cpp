@@ -76,8 +76,8 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
     const Told warn = config->size < sizeof *config || config->warn == nullptr ? log : config->warn;
     const cuda::DeviceScope scope(config->device);
     *communicator = new railweave_cuda_communicator{Communicator(config->rank, config->world, config->device, config->rendezvous,
-                                                                 cuda::settings_of(*config), teller(log, config->log_context),
-                                                                 teller(warn, config->log_context))};
+                                                                 cuda::settings_of(*config), config->channel_bytes,
+                                                                 teller(log, config->log_context), teller(warn, config->log_context))};
   });
 }
 

@@ -219,21 +219,25 @@ struct Sums {
   std::uint64_t packet_bytes[2] = {};    // by direction
   std::uint64_t pulled_bytes = 0;        // of granted receives through slots
   std::uint32_t peers = 0;               // to which granted messages go
-  std::uint32_t partners = 0;            // to or from which any message goes
   std::uint64_t largest = 0;             // message
+
+  struct Partner {
+    const Port* pair;
+    std::uint64_t bytes[2] = {};  // by direction
+  };
+  std::vector<Partner> partners = {};  // to or from which any message goes
 };
 
 Sums sum_up(std::span<const Message> messages) {
   Sums sums;
-  std::vector<const Port*> peers, partners;
-  const auto add = [](std::vector<const Port*>& ports, const Port* port) {
-    if (std::find(ports.begin(), ports.end(), port) == ports.end()) ports.push_back(port);
-  };
+  std::vector<const Port*> peers;
   for (const Message& m : messages) {
     const int direction = static_cast<int>(m.direction);
     sums.bytes[direction] += m.bytes;
     sums.largest = std::max(sums.largest, m.bytes);
-    add(partners, m.local);
+    auto partner = std::find_if(sums.partners.begin(), sums.partners.end(), [&](const auto& each) { return each.pair == m.local; });
+    if (partner == sums.partners.end()) partner = sums.partners.insert(partner, {m.local});
+    partner->bytes[direction] += m.bytes;
     if (m.path == Path::packets) {
       ++sums.packets;
       sums.packet_bytes[direction] += m.bytes;
@@ -243,27 +247,33 @@ Sums sum_up(std::span<const Message> messages) {
     if (comes_through_slots(m)) sums.pulled_bytes += m.bytes;
     if (m.direction != Direction::send) continue;
     sums.granted_sent += m.bytes;
-    add(peers, m.local);
+    if (std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
   }
   sums.peers = static_cast<std::uint32_t>(peers.size());
-  sums.partners = static_cast<std::uint32_t>(partners.size());
   return sums;
 }
 
 // NCCL splits its 32 channels between the ranks of a communicator, rounded up to a power of two: 16 for the one peer of two GPUs, 8 for
 // each of three. With as many, four GPUs that all send to all others are to be no slower than it: 16 blocks moved 14.5 GB/s each there, 24
 // of NCCL's 14.2. Never more than its kernel has: one for each channel to or from a peer and one for each other rank (11, 18 and 25 for
-// one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md.
+// one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md. Short
+// messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs (docs/results.md).
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 
 std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
-  if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) return std::max(1u, limits.blocks / 2);
-  const std::uint32_t world = std::max({limits.world, sums.partners, 1u}), shared_by = std::bit_ceil(world);
+  const auto partners = static_cast<std::uint32_t>(sums.partners.size());
+  const std::uint32_t world = std::max({limits.world, partners, 1u}), shared_by = std::bit_ceil(world);
   const std::uint32_t each = std::max(1u, 2 * limits.blocks / shared_by), of_nccl = std::max(1u, kNcclChannels / shared_by);
-  const std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
+  std::uint64_t channels = world - partners;
+  for (const Sums::Partner& partner : sums.partners) {
+    const std::uint64_t bytes = std::max(partner.bytes[0], partner.bytes[1]);
+    channels += limits.channel_bytes == 0 ? of_nccl : std::clamp<std::uint64_t>(divide_up(bytes, limits.channel_bytes), 1, of_nccl);
+  }
+  std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
+  if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) most = std::max(1u, limits.blocks / 2);
   if (sums.largest > of_nccl * kNcclMostBytesPerChannel) return most;
-  return std::min(most, sums.partners * of_nccl + world - sums.partners);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(most, channels));
 }
 
 // Messages inside the node beside others over rails need be little faster than those: a block for each time that they have as many bytes,

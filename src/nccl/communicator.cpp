@@ -88,6 +88,15 @@ std::vector<NicSample> nics_of(const railweave_cuda_api& api, railweave_cuda_com
   return samples;
 }
 
+// What a channel of the real NCCL's kernel carries at least. Since 2.29.2 that is an eighth of what it moves at once inside a node, 64 KiB;
+// older ones have one for each 8 KiB of messages that are short, which is more than would help (docs/results.md).
+std::uint32_t channel_bytes() {
+  constexpr int kFewerChannels = 22902;
+  static const Real<ncclResult_t(int*)> get("ncclGetVersion");
+  int version = 0;
+  return get(&version) == ncclSuccess && version >= kFewerChannels ? 64u << 10 : 0;
+}
+
 }  // namespace
 
 std::mutex Communicator::handle_mutex_;
@@ -235,6 +244,10 @@ std::string Communicator::create_device_side(const std::string& rendezvous) {
   config.rank = rank_;
   config.world = world_;
   config.device = device_;
+  config.channel_bytes = channel_bytes();
+  if (config.channel_bytes != 0)
+    log(LogLevel::info, label() + ": kernels have a block for each " + std::to_string(config.channel_bytes >> 10) +
+                            " KiB of a peer at most, as many as this NCCL's have channels");
   config.rendezvous = rendezvous.c_str();
   config.settings = &bootstrap;
   config.setting_count = 1;

@@ -119,6 +119,37 @@ INSTANTIATE_TEST_SUITE_P(Table, Most,
                                          MostCase{2, 1, 127u << 10, 8}, MostCase{2, 1, 160u << 10, 10}, MostCase{8, 3, 256u << 20, 16},
                                          MostCase{8, 7, 256u << 20, 28}, MostCase{16, 15, 1u << 20, 30}, MostCase{3, 2, 256u << 20, 16}));
 
+// Where channels carry 64 KiB of a peer at least.
+struct ChannelCase {
+  std::uint32_t world, peers;
+  std::uint64_t bytes;
+  std::uint32_t clustered, single;  // blocks, where clusters of eight begin and where single blocks do
+};
+class Channels : public testing::TestWithParam<ChannelCase> {};
+
+TEST_P(Channels, AreAsManyBlocksAsThereMayBe) {
+  const auto [world, peers, bytes, clustered, single] = GetParam();
+  std::vector<Message> messages;
+  for (std::uint32_t peer = 0; peer < peers; ++peer) {
+    messages.push_back(make(Direction::send, peer, bytes));
+    messages.push_back(make(Direction::receive, peer, bytes / 16 + 1));
+  }
+  LaunchLimits limits{16, 8, world};
+  limits.channel_bytes = 64u << 10;
+  limits.needed = 24;
+  EXPECT_EQ(prepare(sized(messages, 4u << 20), limits).blocks, clustered);
+  limits.cluster_blocks = 1;
+  EXPECT_EQ(prepare(sized(messages, 4u << 20), limits).blocks, single);
+}
+// A power of two where there are clusters: of 2, 3, 5, 9 and 17 for 64 KiB to 1 MiB of a pair.
+INSTANTIATE_TEST_SUITE_P(Table, Channels,
+                         testing::Values(ChannelCase{2, 1, 16, 1, 1}, ChannelCase{2, 1, 64u << 10, 2, 2},
+                                         ChannelCase{2, 1, 128u << 10, 2, 3}, ChannelCase{2, 1, 256u << 10, 4, 5},
+                                         ChannelCase{2, 1, 512u << 10, 8, 9}, ChannelCase{2, 1, 1u << 20, 16, 16},
+                                         ChannelCase{4, 1, 64u << 10, 4, 4}, ChannelCase{4, 3, 64u << 10, 4, 4},
+                                         ChannelCase{4, 3, 256u << 10, 8, 13}, ChannelCase{4, 3, 8u << 20, 24, 24},
+                                         ChannelCase{4, 3, 256u << 20, 24, 24}));
+
 TEST(Prepare, AllPeersOfABalancedOperationHaveAsManyBlocks) {
   std::vector<Message> messages;
   for (std::uint32_t peer = 0; peer < 3; ++peer) messages.push_back(make(Direction::send, peer, 16u << 20));
@@ -229,6 +260,7 @@ TEST(Prepare, EveryPlanHoldsTogether) {
   for (int round = 0; round < 20'000; ++round) {
     constexpr std::uint64_t kLimit = 1u << 20;
     LaunchLimits limits{1 + static_cast<std::uint32_t>(random() % 32), 1u << random() % 4, 2 + static_cast<std::uint32_t>(random() % 7)};
+    limits.channel_bytes = random() % 2 == 0 ? 64u << 10 : 0;
     limits.beside_rails = random() % 8 == 0;
     limits.host_share = random() % 2 == 0 ? 118 : 0;
     limits.link_MBps = random() % 8 == 0 ? 1000 : 0;

@@ -214,7 +214,8 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
     if (std::getenv("STAND_IN_TELLS_SETTINGS") != nullptr) {
       const std::string text = "runs with " + std::to_string(chosen.gpu_blocks) + " blocks, packets to " +
                                std::to_string(chosen.gpu_low_latency_bytes) + ", " + std::to_string(chosen.gpu_host_share) +
-                               " over the host, relays " + std::to_string(chosen.gpu_relays);
+                               " over the host, relays " + std::to_string(chosen.gpu_relays) + ", channels of " +
+                               std::to_string(config->channel_bytes) + " bytes";
       config->log(config->log_context, text.c_str());
     }
     constexpr const char* kNoMemory = "allocating slots: out of memory";

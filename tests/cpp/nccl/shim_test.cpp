@@ -459,6 +459,17 @@ TEST(Calibrated, AVariableCountsMore) {
   EXPECT_EQ(outcome.count("gpu_relays 1; set otherwise: RAILWEAVE_GPU_BLOCKS=4\n"), 4u) << outcome.log;
 }
 
+// NCCL takes fewer CTAs for short messages since 2.29.2.
+TEST(Shim, KernelsHaveNoMoreBlocksThanThisNcclHasChannels) {
+  for (const auto& [version, bytes] : {std::pair{"22809", "0"}, {"22902", "65536"}, {"23203", "65536"}}) {
+    const Outcome outcome =
+        run(Mode::preload, "two_communicators", 2, {"STAND_IN_TELLS_SETTINGS=1", std::string("STAND_IN_VERSION=") + version});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count(std::string(", channels of ") + bytes + " bytes"), 4u) << outcome.log;
+    EXPECT_EQ(outcome.count("kernels have a block for each 64 KiB of a peer at most"), std::string(bytes) == "0" ? 0u : 4u) << outcome.log;
+  }
+}
+
 TEST(Calibrated, WhereNothingIsKeptAProcessSaysOnceWhatIsOff) {
   if (fs::exists(std::string(railweave::kKeptForAll) + "/calibration")) GTEST_SKIP() << "this machine was calibrated for all users";
   const Outcome outcome = run(Mode::preload, "two_communicators", 4, {"STAND_IN_TELLS_SETTINGS=1"});

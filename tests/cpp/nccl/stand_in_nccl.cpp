@@ -354,8 +354,10 @@ ncclResult_t free_comm(ncclComm* comm) {
 
 extern "C" {
 
+// STAND_IN_VERSION: another one.
 ncclResult_t ncclGetVersion(int* version) {
-  *version = 22005;
+  const char* text = std::getenv("STAND_IN_VERSION");
+  *version = text == nullptr ? 22005 : std::atoi(text);
   return ncclSuccess;
 }
 
