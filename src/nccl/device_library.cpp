@@ -19,6 +19,10 @@ constexpr const char* kName = "librailweave_cuda.so";
 // Beside the shim, as it was loaded and where that leads: in NCCL's place it is a link in a folder of its own.
 std::vector<std::string> places() {
   std::vector<std::string> result;
+  if (const std::string& named = settings().cuda_library; !named.empty()) {
+    result.push_back(named);
+    return result;
+  }
   Dl_info info{};
   if (::dladdr(reinterpret_cast<void*>(&device_library), &info) != 0 && info.dli_fname != nullptr) {
     const std::filesystem::path shim = info.dli_fname;
@@ -31,10 +35,9 @@ std::vector<std::string> places() {
 }
 
 DeviceLibrary load() {
-  const std::string& named = settings().cuda_library;
   std::string error;
   void* handle = nullptr;
-  for (const std::string& path : named.empty() ? places() : std::vector<std::string>{named}) {
+  for (const std::string& path : places()) {
     handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr) break;
     error = ::dlerror();
