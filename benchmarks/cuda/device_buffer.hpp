@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "driver_entry.hpp"
+
 enum class DeviceMemory { plain, in_pieces, of_pool };
 
 class DeviceBuffer {
@@ -73,9 +75,8 @@ class DeviceBuffer {
   template <typename Function>
   static Function call(const char* name) {
     void* found = nullptr;
-    cudaDriverEntryPointQueryResult status{};
     constexpr unsigned kSince = 10020;
-    require(cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &status) == cudaSuccess && found != nullptr, name);
+    require(railweave::cuda::find_driver_call(name, kSince, &found) == cudaSuccess && found != nullptr, name);
     return reinterpret_cast<Function>(found);
   }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "device_error.hpp"
+#include "driver_entry.hpp"
 
 namespace railweave::cuda {
 
@@ -14,10 +15,9 @@ namespace railweave::cuda {
 template <typename Function>
 Function driver_call(const char* name, unsigned since) {
   void* found = nullptr;
-  cudaDriverEntryPointQueryResult status{};
   const std::string what = std::string("asking the driver for ") + name;
-  check(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &status), what);
-  if (found == nullptr || status != cudaDriverEntryPointSuccess) throw DeviceError(what + ": it has no such call");
+  check(find_driver_call(name, since, &found), what);
+  if (found == nullptr) throw DeviceError(what + ": it has no such call");
   return reinterpret_cast<Function>(found);
 }
 
