@@ -47,6 +47,9 @@ railweave_status probe(int32_t device) {
     int count = 0;
     cuda::check(cudaGetDeviceCount(&count), "looking for GPUs");
     if (device < 0 || device >= count) throw Error("device " + std::to_string(device) + "; there are " + std::to_string(count));
+    int driver = 0;
+    cuda::check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+    if (const std::string refusal = cuda::parameters_refusal(driver); !refusal.empty()) throw Error(refusal);
     int major = 0;
     cuda::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's architecture");
     cudaDeviceProp properties{};

@@ -2,12 +2,20 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 namespace railweave::cuda {
 namespace {
 
 constexpr int kOldest = 7;  // Volta
 
+constexpr int kLongParameters = 12010;  // the first drivers that launch kernels with more than 4,096 bytes of them
+
 std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+
+std::string too_old(int driver, int needed) {
+  return "the NVIDIA driver supports CUDA " + version(driver) + ", and this build needs CUDA " + version(needed) + "; update the driver";
+}
 
 }  // namespace
 
@@ -34,10 +42,11 @@ std::string driver_refusal(int runtime, const char* library) {
 
 std::string version_refusal(int driver, int runtime) {
   if (driver >= runtime) return "";
-  // Drivers serve all of a major version from its first on.
-  const int first = runtime / 1000 * 1000;
-  return "the NVIDIA driver supports CUDA " + version(driver) + ", and this build needs CUDA " + version(driver < first ? first : runtime) +
-         "; update the driver";
+  // Drivers serve all of a major version from its first on, but for the parameters.
+  const int first = std::max(runtime / 1000 * 1000, kLongParameters);
+  return too_old(driver, driver < first ? first : runtime);
 }
+
+std::string parameters_refusal(int driver) { return driver < kLongParameters ? too_old(driver, kLongParameters) : ""; }
 
 }  // namespace railweave::cuda

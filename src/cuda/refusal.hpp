@@ -20,4 +20,7 @@ std::string driver_refusal(int runtime, const char* library = "libcuda.so.1");
 // The same for a driver that is there.
 std::string version_refusal(int driver, int runtime);
 
+// A driver of CUDA 12.0, with which the runtime of any CUDA 12 is content, launches no kernel with more than 4,096 bytes of parameters.
+std::string parameters_refusal(int driver);
+
 }  // namespace railweave::cuda

@@ -28,10 +28,16 @@ TEST(Refusal, NoDriverIsToldFromAnOlderOne) {
             "the NVIDIA driver supports CUDA 12.4, and this build needs CUDA 13.0; update the driver");
 }
 
-// CUDA 12.9 goes with each driver of CUDA 12.
+// CUDA 12.9 goes with each driver of CUDA 12 from 12.1 on.
 TEST(Refusal, OfANewerMinorVersionTheFirstOneIsNeeded) {
-  EXPECT_EQ(version_refusal(11080, 12090), "the NVIDIA driver supports CUDA 11.8, and this build needs CUDA 12.0; update the driver");
+  EXPECT_EQ(version_refusal(11080, 12090), "the NVIDIA driver supports CUDA 11.8, and this build needs CUDA 12.1; update the driver");
   EXPECT_EQ(version_refusal(12020, 12090), "the NVIDIA driver supports CUDA 12.2, and this build needs CUDA 12.9; update the driver");
+}
+
+TEST(Refusal, DriversThatLaunchNoKernelWithLongParameters) {
+  EXPECT_EQ(parameters_refusal(12000), "the NVIDIA driver supports CUDA 12.0, and this build needs CUDA 12.1; update the driver");
+  EXPECT_EQ(parameters_refusal(12010), "");
+  EXPECT_EQ(parameters_refusal(13000), "");
 }
 
 // Then CUDA's own text has to do.
