@@ -1,4 +1,4 @@
-.PHONY: cuda cuda-sm70 setup-cuda test-cuda
+.PHONY: cuda cuda-12 cuda-sm70 setup-cuda test-cuda
 
 setup-cuda: ## a CUDA toolkit in .cuda where the machine has none
 	@scripts/setup-cuda
@@ -11,6 +11,9 @@ cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchma
 cuda-sm70: setup-cuda ## that the kernels have no instruction that sm_70 lacks, which CUDA 13 does not compile for (needs no GPU)
 	@scripts/check-sm70
 
-test-cuda: cuda cuda-sm70 ## what of the CUDA build can be tested without a GPU: kernels compile, for sm_70 too; contexts; what is installed
+cuda-12: cuda ## that the sources of that build keep to the headers of CUDA 12.1, the oldest toolkit they are for (needs no GPU)
+	@scripts/check-cuda12
+
+test-cuda: cuda cuda-12 cuda-sm70 ## what of the CUDA build needs no GPU: kernels compile, for sm_70 too; CUDA 12.1; contexts; installing
 	@ctest --test-dir build/cuda/tests/cpp/cuda -R '^DeviceScope' --no-tests=error --output-on-failure
 	@ctest --test-dir build/cuda/tests/cpp/nccl -R '^nccl_install$$' --no-tests=error --output-on-failure
