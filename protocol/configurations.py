@@ -206,6 +206,60 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         defines("UNGRANTED_LEAVES=1"),
         "the same where an operation that was given up and has granted nothing leaves at once",
     ),
+    Configuration(
+        "gpu-indirect",
+        "gpu_indirect",
+        defines("PROGRAM=1 NB=2 PROCESSORS=2 PIECES=3"),
+        "pieces in slots of a third GPU or the host: two messages, and a kernel at the destination that looks at no paths",
+    ),
+    Configuration(
+        "gpu-indirect-beside-straight",
+        "gpu_indirect",
+        defines("PROGRAM=4 NB=2 PROCESSORS=2 PIECES=2 STRAIGHT=1 TAIL=1"),
+        "one block sends straight, one over the path until the tail; two messages of a pair, any block pulls any piece",
+    ),
+    Configuration(
+        "gpu-indirect-any-block",
+        "gpu_indirect",
+        defines("PROGRAM=4 NB=2 PROCESSORS=2 PIECES=2 SLOTS=1 ROW=1"),
+        "the same with all pieces through one slot",
+    ),
+    Configuration(
+        "gpu-indirect-both-ways",
+        "gpu_indirect",
+        defines("PROGRAM=2 NB=2 PROCESSORS=2 PIECES=2 SLOTS=1 ROW=1"),
+        "paths both ways at once, one slot each, and then once more",
+    ),
+    Configuration(
+        "gpu-indirect-one-resident",
+        "gpu_indirect",
+        defines("PROGRAM=2 NB=2 PROCESSORS=1 PIECES=2 SLOTS=1"),
+        "the same where a rank's second block begins only when its first one has left",
+    ),
+    Configuration(
+        "gpu-indirect-crosswise",
+        "gpu_indirect",
+        defines("PROGRAM=3 NB=1 PROCESSORS=2 PIECES=2"),
+        "two communicators: each rank sends in one and receives in the other, in any order",
+    ),
+    Configuration(
+        "gpu-indirect-failing",
+        "gpu_indirect",
+        defines("PROGRAM=1 NB=2 PROCESSORS=2 PIECES=2 SLOTS=1 ROW=1 FAIL=1"),
+        "the communicator ends at any moment, with pieces in slots",
+    ),
+    Configuration(
+        "gpu-indirect-failing-both-ways",
+        "gpu_indirect",
+        defines("PROGRAM=2 NB=1 PIECES=2 SLOTS=1 FAIL=1"),
+        "the same both ways, and operations behind the one that was given up",
+    ),
+    Configuration(
+        "gpu-indirect-failing-straight",
+        "gpu_indirect",
+        defines("PROGRAM=2 NB=2 PROCESSORS=1 PIECES=2 STRAIGHT=1 FAIL=1"),
+        "the same with a block that writes straight into the buffer",
+    ),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("endpoints", "endpoints", defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
     Configuration(
@@ -227,6 +281,27 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "a message is small for its source, large for its destination",
     ),
     Configuration("gpu-ending-two-faults-full", "gpu_ending", defines("FAULTS=2"), "both ranks abort, or find an error", full=True),
+    Configuration(
+        "gpu-indirect-crosswise-full",
+        "gpu_indirect",
+        defines("PROGRAM=3 NB=2 NB_OTHER=1 PROCESSORS=3 PIECES=1 SLOTS=1 ROW=1"),
+        "two communicators with two blocks and one, and a processor for each",
+        full=True,
+    ),
+    Configuration(
+        "gpu-indirect-beside-straight-full",
+        "gpu_indirect",
+        defines("PROGRAM=4 NB=2 PROCESSORS=2 PIECES=3 STRAIGHT=1 TAIL=1"),
+        "one block sends straight, one over the path until the tail; three pieces a message",
+        full=True,
+    ),
+    Configuration(
+        "gpu-indirect-any-block-full",
+        "gpu_indirect",
+        defines("PROGRAM=4 NB=2 PROCESSORS=2 PIECES=2"),
+        "two messages of a pair, two slots, two pieces in a row",
+        full=True,
+    ),
     Configuration("groups-differ-full", "matching", defines("PROGRAM=1"), "the same with two chunks a message", full=True),
     Configuration(
         "communicators-opposite-full", "matching", defines("PROGRAM=2"), "the same with two chunks a message", full=True, bitstate=True
