@@ -290,6 +290,18 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         defines("PROGRAM=2 WARPS_0=1 WARPS_1=3 FAIL=1"),
         "the communicator ends at any moment, with packets in slots",
     ),
+    Configuration(
+        "gpu-staging",
+        "gpu_staging",
+        defines("PROGRAM=1"),
+        "receives into memory that mates cannot map: three operations on two streams, a buffer that comes late and is too small",
+    ),
+    Configuration(
+        "gpu-staging-crosswise",
+        "gpu_staging",
+        defines("PROGRAM=2"),
+        "two communicators with such receives, queued in opposite order on streams of their own",
+    ),
     Configuration("nodes-apart", "nodes", (), "ways between two nodes break and heal, each direction on its own"),
     Configuration("endpoints", "endpoints", defines("FLAPS=4"), "both ends of a link hold it for lost, wrongly, and make new endpoints"),
     Configuration(
