@@ -225,6 +225,12 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "the same with all pieces through one slot",
     ),
     Configuration(
+        "gpu-indirect-one-place",
+        "gpu_indirect",
+        defines("PROGRAM=4 PLACES=1 NB=2 PROCESSORS=2 PIECES=2 STRAIGHT=1"),
+        "the second message has the first one's place in the port, and is granted when that one is over",
+    ),
+    Configuration(
         "gpu-indirect-both-ways",
         "gpu_indirect",
         defines("PROGRAM=2 NB=2 PROCESSORS=2 PIECES=2 SLOTS=1 ROW=1"),

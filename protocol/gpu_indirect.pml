@@ -11,7 +11,8 @@
  *            one looks at no paths, so its grant names none.
  *         2: both ways at once, then once more in one direction.
  *         3: two communicators, crosswise: each rank sends in one and receives in the other, both with kernels on its GPU.
- *         4: two messages of a pair in one operation at both ends: any block pulls any piece.
+ *         4: two messages of a pair in one operation at both ends: any block pulls any piece. PLACES=1: the second one has the first one's
+ *            place in the port (grant_after), so it is granted once that one is over, and the count of what came straight begins again.
  *
  * FAIL: a rank is stopped at any moment, the other one hears of it later. Who gives an operation up says `over` before it leaves, as
  * the copy of its host does later; it stays until its mate has no block left that may write, if that may write straight into its buffer
@@ -46,6 +47,9 @@
 #endif
 #ifndef PROCESSORS
 #define PROCESSORS 1
+#endif
+#ifndef PLACES
+#define PLACES NM
 #endif
 #ifndef FAIL
 #define FAIL 0
@@ -110,8 +114,10 @@ byte ended[NS], left[NS];               /* operations; blocks of the one that ru
 bit  quit[NS];                          /* a block of it was stopped */
 /* a message's state at both ends */
 byte claimed[NM];                       /* source: pieces that blocks have taken on */
-bit  granted[NM];                       /* destination: a block has */
-byte placed[NM], pulled_of[NM];         /* destination: pieces that came straight, and over the path */
+byte granted[NM];                       /* destination */
+bit  complete[NM];                      /* destination: its place is another one's */
+byte pulled_of[NM];                     /* destination: pieces that came over the path */
+byte placed[NM];                        /* destination, by place: pieces that came straight */
 byte user[NM];                          /* its buffer: pieces that came, as a mask */
 /* a pair's words; at index s what belongs to what s sends */
 byte sent[NS], received[NS];            /* messages of operations that ended well; `received` at index of the destination */
@@ -141,6 +147,11 @@ byte faults = 1;
 #define RECEIVES(m) (dst[m] == s && receive_op[m] == op)
 #define SENT_AS(m)     (sent[src[m]] + send_place[m] + 1)
 #define RECEIVED_AS(m) (received[dst[m]] + receive_place[m] + 1)
+#define PLACE(m) ((m) % PLACES)
+#define AFTER(m) (PLACES == 1 && (m) == 1)
+#define IS_OVER(m) (complete[m] || (granted[m] == GRANTED && placed[PLACE(m)] + pulled_of[m] >= PIECES))
+#define GRANTED 1
+#define BEING_GRANTED 2
 #define GRANT(m) grant[src[m] * NUMBERS + SENT_AS(m)]
 #define IN_BUFFER(m) assert(ended[dst[m]] == receive_op[m] - 1)
 #define THERE assert(lent)
@@ -184,18 +195,27 @@ byte freed_in_all[NS];                  /* only for the mutation */
 
 #define BEGIN(m) \
     if \
-    :: RECEIVES(m) && !granted[m] -> granted[m] = 1; if :: !moves_nothing -> grant[PEER * NUMBERS + RECEIVED_AS(m)] = m + 1 :: else fi \
+    :: RECEIVES(m) && granted[m] == 0 && !AFTER(m) -> granted[m] = GRANTED; \
+         if :: !moves_nothing -> grant[PEER * NUMBERS + RECEIVED_AS(m)] = m + 1 :: else fi \
     :: SENDS(m) && m % NB == b && TO_CLAIM(m) -> CLAIM(m) \
     :: else \
     fi;
 #define TAKE(m)     :: atomic { SENDS(m) && own[m] != 0 && MAY_PUSH(m) && OVER_PATH(m) && LOOKS_FREE -> i = m; t = taken[s] } goto push
 #define STRAIGHTWAY(m) :: atomic { SENDS(m) && own[m] != 0 && MAY_PUSH(m) && !OVER_PATH(m) -> i = TARGET(m); c = own[m] - 1; own[m] = 0; \
-    IN_BUFFER(i) } atomic { IN_BUFFER(i); assert(i == m && !(user[i] & (1 << c))); user[i] = user[i] | (1 << c); placed[i]++; i = 0; c = 0 }
+    IN_BUFFER(i) } atomic { IN_BUFFER(i); assert(i == m && !(user[i] & (1 << c))); user[i] = user[i] | (1 << c); placed[PLACE(i)]++; \
+    i = 0; c = 0 }
 #define OWN(m)      :: atomic { SENDS(m) && own[m] == 0 && MAY_PUSH(m) && TO_CLAIM(m) -> CLAIM(m) }
-#define LOOKS(m)    (RECEIVES(m) && looked_at[m] && placed[m] + pulled_of[m] < PIECES) ||
+#define LOOKS(m)    (RECEIVES(m) && looked_at[m] && granted[m] == GRANTED && !IS_OVER(m)) ||
 #define FIND(m)     if :: RECEIVES(m) && n == RECEIVED_AS(m) -> i = m; n = 0 :: else fi;
-#define TO_DO(m)    (SENDS(m) && (own[m] != 0 || TO_CLAIM(m))) || (RECEIVES(m) && placed[m] + pulled_of[m] < PIECES) ||
+#define TO_DO(m)    (SENDS(m) && (own[m] != 0 || TO_CLAIM(m))) || (RECEIVES(m) && !IS_OVER(m)) ||
 #define MOVE_ON(m)  if :: SENDS(m) -> sent[s]++ :: RECEIVES(m) -> received[s]++; assert(user[m] == ALL) :: else fi;
+/* Roles::grant_again, of message 1 in the place of message 0 */
+#ifdef MUT_GRANTS_AT_ONCE
+#define MAY_GRANT_AGAIN true
+#else
+#define MAY_GRANT_AGAIN IS_OVER(0)
+#endif
+#define GRANT_AGAIN grant[PEER * NUMBERS + RECEIVED_AS(1)] = 2
 #define FORGET(m)   own[m] = 0;
 
 proctype Block(byte s; byte b)
@@ -221,6 +241,17 @@ turn:
      EACH_M(TAKE)
      EACH_M(STRAIGHTWAY)
      EACH_M(OWN)
+#if PROGRAM == 4 && PLACES == 1
+     :: atomic { RECEIVES(1) && granted[1] == 0 && !moves_nothing && MAY_GRANT_AGAIN -> granted[1] = BEING_GRANTED }
+        atomic { complete[0] = 1 };
+#ifdef MUT_CLEARS_AFTER_GRANT
+        atomic { granted[1] = GRANTED; GRANT_AGAIN };
+        atomic { placed[0] = 0 }
+#else
+        atomic { placed[0] = 0 };
+        atomic { granted[1] = GRANTED; GRANT_AGAIN }
+#endif
+#endif
      :: atomic { !lost && !moves_nothing && (EACH_M(LOOKS) false) && filled[SLOT(PEER, pulled[PEER])] == pulled[PEER] + 1 ->
           t = pulled[PEER]; n = record_number[SLOT(PEER, t)]; c = record_piece[SLOT(PEER, t)] }
         goto pull

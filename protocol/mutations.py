@@ -901,6 +901,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a piece comes twice",
     ),
     Mutation(
+        "gpu-indirect-grants-at-once",
+        "gpu_indirect",
+        defines("MUT_GRANTS_AT_ONCE PROGRAM=4 PLACES=1 NB=2 PROCESSORS=2 PIECES=2 STRAIGHT=1"),
+        "a message is granted while the one before it in its place is under way",
+        "assertion",
+        "the first one counts as over, and its kernel leaves without some of its bytes",
+    ),
+    Mutation(
+        "gpu-indirect-clears-after-grant",
+        "gpu_indirect",
+        defines("MUT_CLEARS_AFTER_GRANT PROGRAM=4 PLACES=1 NB=2 PROCESSORS=2 PIECES=2 STRAIGHT=1"),
+        "a place's count of bytes begins again after the next message was granted",
+        "assertion",
+        "bytes that came in between are not counted: the receive waits for ever",
+    ),
+    Mutation(
         "gpu-indirect-pairs-share-slots",
         "gpu_indirect",
         defines("MUT_PAIRS_SHARE_SLOTS PROGRAM=2 NB=1"),
