@@ -1,4 +1,5 @@
-"""What protocol/check checks: configurations of the models, which must hold. mutations.py has those that must be caught.
+"""What protocol/check checks: configurations of the models, which must hold. Those that must be caught are in
+mutations.py and gpu_mutations.py.
 
 `defines` are preprocessor definitions of the model; each model's head says what they mean and what its faults are.
 """
