@@ -89,7 +89,7 @@ std::vector<NicSample> nics_of(const railweave_cuda_api& api, railweave_cuda_com
 }
 
 // What a channel of the real NCCL's kernel carries at least. Since 2.29.2 that is an eighth of what it moves at once inside a node, 64 KiB;
-// older ones have one for each 8 KiB of messages that are short, which is more than would help (docs/results.md).
+// older ones have one for each 8 KiB of messages that are short, more than operations take anyway (docs/results.md).
 std::uint32_t channel_bytes() {
   constexpr int kFewerChannels = 22902;
   static const Real<ncclResult_t(int*)> get("ncclGetVersion");

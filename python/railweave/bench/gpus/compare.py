@@ -182,7 +182,9 @@ def _exchange_one(
         for number, begin in enumerate(range(0, all_calls, _CALLS_A_TURN)):
             some = min(all_calls - begin, _CALLS_A_TURN)
             limit = systems.patience(matrix, bound, cold + some)
-            kinds = [(False, single), (True, floor)][: 1 if number % _FLOOR_EVERY else 2]
+            kinds = [(False, single)]
+            if number % _FLOOR_EVERY == 0:
+                kinds.append((True, floor))
             for ranks, (nothing, kept) in itertools.product(turn, kinds):
                 kept[ranks.name] += _slowest(ranks.ask(limit, "single", calls=cold + some, nothing=nothing))[cold:]
     for ranks in systems.running.values():
