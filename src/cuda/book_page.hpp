@@ -32,9 +32,9 @@ struct BookPage {
   Entry entries[kMappings];  // buffer n at n % kMappings
 };
 
-// Buffers, and pieces of those in virtual memory, at which the mapping thread looks each time for what was freed: every ms while operations
-// run, else every 20 ms. A piece is three calls of the driver, so either way a few thousand calls a second.
-inline constexpr std::size_t kLooksWhileBusy = 8, kLooksWhileIdle = 128;
+// Buffers, and pieces of those in virtual memory, at which the mapping thread looks for what was freed, for each millisecond between its
+// looks. A piece is three calls of the driver, so some 24,000 calls a second at most.
+inline constexpr std::size_t kLooksPerMs = 8;
 
 // The entry of buffer `number`, or what has taken its place.
 inline BookPage::Entry& entry_of(BookPage& page, std::uint64_t number) { return page.entries[number % kMappings]; }

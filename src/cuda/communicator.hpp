@@ -147,7 +147,8 @@ class Communicator {
   void take_back(std::span<const Transfer> transfers);
   void start_threads();
   void end_threads();
-  void watch(const char* name, void (Communicator::*look)());
+  void watch(const char* name, bool maps, void (Communicator::*look)());
+  std::chrono::milliseconds until_next_look(bool maps) const;  // under mutex_; of the mapping thread, or the watching one
   void look_around();
   void follow_books();
   // The first message of the operation that runs that waits for a rank which has left.

@@ -20,8 +20,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How often the threads look: while operations are under way, and else. An error is seen within that time, and what has been freed.
-constexpr auto kBusyLook = 1ms, kIdleLook = 20ms;
+// How often the threads look: at something that is about to be over, while operations are under way, and else. A death is seen within that
+// time, and an error of a kernel.
+constexpr auto kSoonLook = 1ms, kBusyLook = 5ms, kIdleLook = 20ms;
 constexpr auto kAnswerTime = 500ms;   // of a GPU, or an engine's thread, that is asked why nothing moves
 constexpr std::size_t kMostMail = 8;  // of one look; a mail is some milliseconds of work
 
@@ -47,10 +48,10 @@ T load_shared(T& word) {
 void Communicator::start_threads() {
   try {
     mapper_ = std::jthread([this] {
-      watch("rw-mapper", &Communicator::follow_books);
+      watch("rw-mapper", true, &Communicator::follow_books);
       halt_at_end();
     });
-    watcher_ = std::jthread([this] { watch("rw-watcher", &Communicator::look_around); });
+    watcher_ = std::jthread([this] { watch("rw-watcher", false, &Communicator::look_around); });
   } catch (const std::system_error& error) {
     fail({std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)", std::nullopt});
     tell_leaving(book_->page().life);
@@ -70,7 +71,7 @@ void Communicator::end_threads() {
   }
 }
 
-void Communicator::watch(const char* name, void (Communicator::*look)()) {
+void Communicator::watch(const char* name, bool maps, void (Communicator::*look)()) {
   ::pthread_setname_np(::pthread_self(), name);  // for top and profilers
   try {
     check(cudaSetDevice(device_), "selecting a device");
@@ -83,9 +84,9 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
   std::uint32_t heard = rings_of(bell);
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    const bool busy = captured_ || enqueued() != ended().completed;
+    const auto at_most = until_next_look(maps);
     lock.unlock();
-    wait_for_ring(bell, heard, busy ? kBusyLook : kIdleLook);
+    wait_for_ring(bell, heard, at_most);
     heard = rings_of(bell);
     try {
       (this->*look)();
@@ -94,6 +95,12 @@ void Communicator::watch(const char* name, void (Communicator::*look)()) {
     }
     lock.lock();
   }
+}
+
+// Of what has been captured only the mapping thread waits for an end that nobody tells: memory is unmapped between two replays.
+std::chrono::milliseconds Communicator::until_next_look(bool maps) const {
+  if (failure_ || (captured_ && maps)) return kSoonLook;
+  return captured_ || enqueued() != ended().completed ? kBusyLook : kIdleLook;
 }
 
 // As the mapping thread's last act, where the rank was aborted with nothing under way: a graph that is launched yet moves nothing.
@@ -139,6 +146,7 @@ void Communicator::follow_books() {
   come_to_rest();
   if (auto failure = find_unmatched()) fail(std::move(*failure));
   MateBook::Progress progress{};
+  std::size_t looks = 0;
   const bool retired = std::any_of(mate_books_.begin(), mate_books_.end(), [](const auto& book) { return book && book->keeps_retired(); });
   progress.settled = retired && cudaStreamQuery(side_stream_.get()) == cudaSuccess;
   {
@@ -146,6 +154,7 @@ void Communicator::follow_books() {
     progress.enqueued = enqueued();
     progress.completed = ended().completed;
     progress.captured = captured_;
+    looks = kLooksPerMs * static_cast<std::size_t>(until_next_look(true).count());
   }
   // A graph's launch records the event, as later operations that wait for it need. So a replay that is not over by this look, of which
   // nobody tells, is seen.
@@ -167,8 +176,7 @@ void Communicator::follow_books() {
   }
   if (staging_->wanted()) provide_staging();
   const bool sent = extents_ != nullptr && extents_->deliver();
-  const bool busy = progress.captured || progress.enqueued != progress.completed;
-  const bool freed = book_->look_for_freed(busy ? kLooksWhileBusy : kLooksWhileIdle);
+  const bool freed = book_->look_for_freed(looks);
   if (sent || freed) ring_all();  // who it is for, and this thread, which may have more to send
   if (mail.size() == kMostMail) ring(book_->page().bell);
   give_back_deferred(device_);
@@ -351,12 +359,12 @@ void Communicator::drain() {
   drained_ = true;
   // What was queued ends, however late its peers come: no bound but that of every operation, gpu_timeout_ms. The event covers captured
   // operations as well, which have no count.
-  while (cudaEventQuery(last_.get()) == cudaErrorNotReady) std::this_thread::sleep_for(kBusyLook);
+  while (cudaEventQuery(last_.get()) == cudaErrorNotReady) std::this_thread::sleep_for(kSoonLook);
   tell_leaving(book_->page().life);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings_.drain_ms);
   const auto left = [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); };
   while (!std::all_of(mates_.begin(), mates_.end(), left) && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(kBusyLook);
+    std::this_thread::sleep_for(kSoonLook);
   if (rails_ != nullptr) rails_->close();
 }
 
@@ -419,7 +427,7 @@ bool Communicator::read_words(const std::set<std::uint32_t>& mates, bool theirs,
   const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
   cudaError_t status = cudaErrorNotReady;
   while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(kBusyLook);
+    std::this_thread::sleep_for(kSoonLook);
   return status == cudaSuccess;
 }
 

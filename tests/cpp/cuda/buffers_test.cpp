@@ -100,10 +100,10 @@ TEST(Buffers, FreedMemoryIsKeptByNobodyOnceItsOperationsHaveEnded) {
     EXPECT_EQ(writer.memory.mappings(), 20u);
     EXPECT_EQ(writer.memory.handles(), 20u);
     segment.empty(17);
-    owner.book.look_for_freed(kLooksWhileBusy);
-    owner.book.look_for_freed(kLooksWhileBusy);
+    owner.book.look_for_freed(kLooksPerMs);
+    owner.book.look_for_freed(kLooksPerMs);
     EXPECT_EQ(owner.memory.handles(), 20u) << "a look is about 8 chunks";
-    owner.book.look_for_freed(kLooksWhileBusy);
+    owner.book.look_for_freed(kLooksPerMs);
     EXPECT_EQ(owner.memory.handles(), 19u) << "the owner's book holds a chunk that its program freed";
     writer.look();
     EXPECT_EQ(writer.find(name->buffer), nullptr);
@@ -116,7 +116,7 @@ TEST(Buffers, FreedMemoryIsKeptByNobodyOnceItsOperationsHaveEnded) {
     EXPECT_EQ(writer.memory.handles(), 0u);
     EXPECT_EQ(writer.memory.reserved, 0);
   }
-  for (int look = 0; look < 8; ++look) owner.book.look_for_freed(kLooksWhileBusy);
+  for (int look = 0; look < 8; ++look) owner.book.look_for_freed(kLooksPerMs);
   EXPECT_EQ(owner.memory.handles(), 0u);
 }
 
@@ -132,7 +132,7 @@ TEST(Buffers, AMappingIsKeptForOperationsThatBeganBeforeItHadLeftTheTable) {
   writer.enqueued = writer.completed = 5;
   exchange_mail(owner, writer);
   segment.empty(1);
-  owner.book.look_for_freed(kLooksWhileBusy);
+  owner.book.look_for_freed(kLooksPerMs);
   writer.look();
   writer.look(false, false, false);
   EXPECT_EQ(writer.memory.mappings(), 3u) << "the GPU has not written the table";
@@ -155,7 +155,7 @@ TEST(Buffers, FreedMemoryIsNotKeptForGoodOnceAnOperationWasCaptured) {
   const auto name = owner.book.name(segment.at(0), kChunk);
   exchange_mail(owner, writer);
   segment.empty(1);
-  owner.book.look_for_freed(kLooksWhileBusy);
+  owner.book.look_for_freed(kLooksPerMs);
   writer.look(true, true);
   EXPECT_EQ(writer.find(name->buffer), nullptr);
   EXPECT_EQ(writer.memory.mappings(), 3u) << "a replay that began since may have found it in the table";
@@ -352,7 +352,7 @@ TEST(Buffers, WhatIsFreedBeforeItHasArrivedIsNotKept) {
   EXPECT_FALSE(arrivals.take(*writer.mailbox.receive()));
   EXPECT_EQ(writer.memory.mappings(), kMostDescriptors);
   segment.empty(3);
-  owner.book.look_for_freed(kLooksWhileBusy);
+  owner.book.look_for_freed(kLooksPerMs);
   arrivals.tidy();
   EXPECT_EQ(writer.memory.mappings(), 0u);
   EXPECT_EQ(writer.memory.reserved, 0);
@@ -495,7 +495,7 @@ TEST(Buffers, RandomSegments) {
         if (!name) continue;
         ++writer.enqueued;
         if (below(2) == 0) exchange_mail(owner, writer);
-        if (below(3) == 0) owner.book.look_for_freed(kLooksWhileBusy);
+        if (below(3) == 0) owner.book.look_for_freed(kLooksPerMs);
         if (below(3) == 0) writer.look();
         if (std::byte* const there = writer.find(name->buffer)) {
           const auto mark = static_cast<std::byte>(step);
@@ -508,7 +508,7 @@ TEST(Buffers, RandomSegments) {
       }
     }
     EXPECT_GT(direct, 20) << seed;
-    for (int look = 0; look < 600; ++look) owner.book.look_for_freed(kLooksWhileBusy);
+    for (int look = 0; look < 600; ++look) owner.book.look_for_freed(kLooksPerMs);
     exchange_mail(owner, writer);
     EXPECT_EQ(owner.memory.handles(), 0u) << seed;
     EXPECT_EQ(writer.memory.mappings(), 0u) << seed;
@@ -526,7 +526,7 @@ TEST(Buffers, NamesAreGivenWhileOthersAreSent) {
   std::jthread mapper([&] {
     while (!done) {
       owner.book.deliver();
-      owner.book.look_for_freed(kLooksWhileBusy);
+      owner.book.look_for_freed(kLooksPerMs);
       std::this_thread::yield();
     }
   });
