@@ -375,7 +375,9 @@ class Share:
     def bytes(self) -> int: ...
 
 class Bound:
-    """Why no plan can end earlier; links: no plan over the routes that the planner considers."""
+    """
+    Why no plan can end earlier; links: no plan over the routes that the planner considers.
+    """
 
     @property
     def kind(self) -> str:
@@ -433,7 +435,9 @@ class PlannerSettings:
 
     @property
     def multipath_min_bytes(self) -> int:
-        """Demands of at most this many bytes take one path."""
+        """
+        Demands of at most this many bytes take one path; of rails below 50 GB/s as many as take as long.
+        """
 
     @multipath_min_bytes.setter
     def multipath_min_bytes(self, arg: int, /) -> None: ...
@@ -486,6 +490,9 @@ class Planner:
 
     def candidates(self, src: int, dst: int, links: LinkState) -> list[Route]:
         """Usable routes of a pair, best first."""
+
+    def split_min_bytes(self, src: int, dst: int) -> int:
+        """Demands of fewer bytes take one path, under the last plan's links."""
 
     def expand(self, route: Route) -> Path:
         """The edges and resources of a route."""

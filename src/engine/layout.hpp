@@ -9,7 +9,7 @@
 namespace railweave::engine {
 
 inline constexpr std::uint64_t kRegionMagic = 0x3145564157'4c5241ull;  // "ARLWAVE1"
-inline constexpr std::uint32_t kProtocolVersion = 13;
+inline constexpr std::uint32_t kProtocolVersion = 14;
 inline constexpr std::uint32_t kRingRecords = 256;
 inline constexpr std::uint32_t kMaxCarryBytes = 96u << 10;  // of the control frames that a rail carries at once; any frame fits
 inline constexpr std::uint32_t kMaxFrameBytes =

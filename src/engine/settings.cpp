@@ -22,8 +22,10 @@ constexpr std::array kTable{
             "2x4 lab, 400 Mbit/s, medians of 7, windows of as many bytes: zipf:16MiB:1.2 0.265 s with 256 KiB, 0.257 s with 128 KiB, "
             "0.258 s with 64 KiB",
             &S::chunk_bytes},
-    Setting{"multipath_min_bytes", "bytes", false, 0, 1ull << 40, "a pair with at most this many bytes in an operation takes one path",
-            "same threshold as the NIMBLE paper (arXiv 2604.00317)", &S::multipath_min_bytes},
+    Setting{"multipath_min_bytes", "bytes", false, 0, 1ull << 40,
+            "a pair with at most this many bytes in an operation takes one path; "
+            "between nodes, where the fastest rail is below 50 GB/s, as many as take as long there",
+            "same threshold as the NIMBLE paper (arXiv 2604.00317), whose rails have 50 GB/s", &S::multipath_min_bytes},
     Setting{
         "eager_bytes", "bytes", true, 0, kMaxEagerBytes,
         "a message between ranks of at most this size travels in a control frame and waits for no grant",

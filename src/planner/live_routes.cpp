@@ -8,6 +8,12 @@ namespace {
 constexpr std::uint16_t kNoPeer = 0xffff;
 constexpr std::uint32_t kWeightShift = 6;  // rates below 2^46 bytes/s still fit after << 24
 
+// Of the rails for which the NIMBLE paper (arXiv 2604.00317) has the threshold that multipath_min_bytes takes over: NDR InfiniBand. What
+// the threshold weighs is a time, that of the bytes on one rail, against what more paths cost.
+constexpr std::uint64_t kThresholdRate = 50'000'000'000;
+
+__extension__ using Wide = unsigned __int128;
+
 // How often each resource of `inner` occurs, is it no more often in `outer`? Then a route that loads `outer` can never be better.
 bool contained(std::span<const ResourceId> inner, std::span<const ResourceId> outer) {
   return std::all_of(inner.begin(), inner.end(),
@@ -15,6 +21,13 @@ bool contained(std::span<const ResourceId> inner, std::span<const ResourceId> ou
 }
 
 }  // namespace
+
+std::uint64_t split_min_bytes(const PlannerSettings& settings, std::span<const RailColumn> columns) {
+  std::uint64_t rate = columns.empty() ? kThresholdRate : 0;
+  for (const RailColumn& column : columns) rate = std::max(rate, column.rate_Bps);
+  const auto whole = static_cast<std::uint64_t>(Wide{settings.multipath_min_bytes} * std::min(rate, kThresholdRate) / kThresholdRate);
+  return std::max(whole + 1, 2 * settings.chunk_bytes);
+}
 
 LiveRoutes::LiveRoutes(const RouteTable& table) : table_(&table) {
   const Fabric& fabric = table.fabric();

@@ -13,6 +13,7 @@
 #include "railweave/fabric/fabric.hpp"
 #include "railweave/fabric/link_state.hpp"
 #include "railweave/planner/plan.hpp"
+#include "railweave/planner/planner.hpp"
 #include "route_table.hpp"
 
 namespace railweave {
@@ -47,6 +48,9 @@ struct NodeColumn {
   PoolRange resources;
   PoolRange binding;  // as in Segment
 };
+
+// Demands between two nodes with these columns take one path if they are smaller; none: between GPUs of one node.
+std::uint64_t split_min_bytes(const PlannerSettings& settings, std::span<const RailColumn> columns);
 
 class LiveRoutes {
  public:

@@ -41,13 +41,13 @@ void PairOptimizer::set_up(const LiveRoutes& routes, const Fabric& fabric, const
   kept_.clear();
   keeps_rails_ = !rails;
   const std::uint32_t ranks = demand.ranks();
-  const std::uint64_t least = std::max(settings.multipath_min_bytes + 1, 2 * settings.chunk_bytes);  // to be split
   for (GpuId src = 0; src < ranks; ++src) {
     const NodeId a = fabric.node_of(src);
     const NodeId begin = rails ? 0 : a, end = rails ? fabric.node_count() : a + 1;
     for (NodeId b = begin; b < end; ++b) {
       const auto outer = a == b ? std::span<const RailColumn>{} : routes.columns(a, b);
       if (a != b && outer.size() < 2) continue;
+      const std::uint64_t least = split_min_bytes(settings, outer);
       const GpuId first = fabric.first_gpu(b), last = first + static_cast<GpuId>(fabric.gpus_of(b).size());
       for (GpuId dst = first; dst < last; ++dst) {
         const std::uint64_t bytes = demand.at(src, dst);

@@ -102,6 +102,12 @@ class Planner::Impl {
     return routes;
   }
 
+  std::uint64_t split_min_bytes(GpuId src, GpuId dst) const {
+    const NodeId a = fabric_->node_of(src), b = fabric_->node_of(dst);
+    const bool rails = a != b && settings_.policy == Policy::railweave;
+    return railweave::split_min_bytes(settings_, rails ? live_.columns(a, b) : std::span<const RailColumn>{});
+  }
+
   Path expand(const Route& route) const {
     Path path{route, 0, {}, {}};
     const std::uint32_t ranks = fabric_->gpu_count();
@@ -415,7 +421,7 @@ class Planner::Impl {
     const auto src_count = static_cast<std::uint32_t>(fabric_->gpus_of(a).size());
     const auto dst_count = static_cast<std::uint32_t>(fabric_->gpus_of(b).size());
     split_.split(live_, fabric_->first_gpu(a), src_count, fabric_->first_gpu(b), dst_count, columns, block_,
-                 std::span(quota_).first(columns.size()), {settings_.multipath_min_bytes, settings_.chunk_bytes});
+                 std::span(quota_).first(columns.size()), {railweave::split_min_bytes(settings_, columns), settings_.chunk_bytes});
     for (std::size_t c = 0; c < columns.size(); ++c) {
       owed_out[columns[c].nic_src] += quota_[c] - owed_[c];
       owed_in[columns[c].nic_dst] += quota_[c] - owed_[c];
@@ -438,7 +444,7 @@ class Planner::Impl {
     }
     quota_[first] += static_cast<std::int64_t>(rest);
     split_.split(live_, src, 1, dst, 1, columns, std::span(&bytes, 1), std::span(quota_).first(columns.size()),
-                 {settings_.multipath_min_bytes, settings_.chunk_bytes});
+                 {railweave::split_min_bytes(settings_, columns), settings_.chunk_bytes});
   }
 
   // Hysteresis: with the same demand under a new link state, does the plan in force stay? Then it is brought up to date.
@@ -508,6 +514,7 @@ Planner& Planner::operator=(Planner&&) noexcept = default;
 const Plan& Planner::plan(const Demand& demand, const LinkState& links) { return impl_->plan(demand, links); }
 std::span<const Share> Planner::shares(GpuId src, GpuId dst) const { return impl_->shares(src, dst); }
 std::vector<Route> Planner::candidates(GpuId src, GpuId dst, const LinkState& links) const { return impl_->candidates(src, dst, links); }
+std::uint64_t Planner::split_min_bytes(GpuId src, GpuId dst) const { return impl_->split_min_bytes(src, dst); }
 Path Planner::expand(const Route& route) const { return impl_->expand(route); }
 
 }  // namespace railweave

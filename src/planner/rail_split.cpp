@@ -54,10 +54,7 @@ void RailSplit::split(const LiveRoutes& routes, GpuId first_src, std::uint32_t s
   }
 }
 
-// Demands that small take one path.
-inline bool RailSplit::whole(std::size_t pair) const {
-  return mask_[pair] == 0 && (rest_[pair] <= granularity_.whole_max_bytes || rest_[pair] < 2 * granularity_.chunk_bytes);
-}
+inline bool RailSplit::whole(std::size_t pair) const { return mask_[pair] == 0 && rest_[pair] < granularity_.split_min_bytes; }
 
 inline void RailSplit::put(std::size_t pair, std::uint32_t column, std::uint64_t amount, std::span<std::int64_t> quota) {
   const std::uint64_t bit = std::uint64_t{1} << column;

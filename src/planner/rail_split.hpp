@@ -12,7 +12,7 @@ namespace railweave {
 class RailSplit {
  public:
   struct Granularity {
-    std::uint64_t whole_max_bytes;  // demands up to this size take one path
+    std::uint64_t split_min_bytes;  // smaller demands take one path
     std::uint64_t chunk_bytes;      // parts of a split demand are multiples of this but for one tail
   };
 

@@ -25,7 +25,7 @@ bool WorstEdge::list_options(const LiveRoutes& routes, const Fabric& fabric, con
       const std::uint64_t bytes = demand.at(src, dst);
       if (src == dst || bytes == 0) continue;
       const std::uint64_t chunk = settings.chunk_bytes;
-      const bool whole = bytes <= settings.multipath_min_bytes || bytes < 2 * chunk;
+      const bool whole = bytes < split_min_bytes(settings, {});  // rails have no say in it, as in the paper
       const std::uint64_t step = whole ? bytes : std::max<std::uint64_t>(1, bytes / kSteps / chunk) * chunk;
       Pair pair{src, dst, bytes, step, static_cast<std::uint32_t>(options_.size()), 0};
       if (fabric.node_of(src) == fabric.node_of(dst)) {

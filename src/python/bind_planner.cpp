@@ -111,7 +111,8 @@ void bind_planner(nb::module_& m) {
       .def_prop_rw(
           "policy", [](const PlannerSettings& s) { return to_string(s.policy); },
           [](PlannerSettings& s, std::string_view name) { s.policy = policy_of(name); })
-      .def_rw("multipath_min_bytes", &PlannerSettings::multipath_min_bytes, "Demands of at most this many bytes take one path.")
+      .def_rw("multipath_min_bytes", &PlannerSettings::multipath_min_bytes,
+              "Demands of at most this many bytes take one path; of rails below 50 GB/s as many as take as long.")
       .def_rw("chunk_bytes", &PlannerSettings::chunk_bytes, "Parts of a split demand are multiples of this, but for one.")
       .def_rw("pxn_level", &PlannerSettings::pxn_level, "Policy nccl: 0, 1 or 2.")
       .def_rw("ucx_rails", &PlannerSettings::ucx_rails, "Policy ucx-rails: NICs that a sender stripes over.")
@@ -131,6 +132,8 @@ void bind_planner(nb::module_& m) {
       .def("plan_microseconds", &plan_microseconds, "demand"_a, "links"_a, "repeat"_a = 5, nb::call_guard<nb::gil_scoped_release>(),
            "Median time that planning this demand anew takes.")
       .def("candidates", &Planner::candidates, "src"_a, "dst"_a, "links"_a, "Usable routes of a pair, best first.")
+      .def("split_min_bytes", &Planner::split_min_bytes, "src"_a, "dst"_a,
+           "Demands of fewer bytes take one path, under the last plan's links.")
       .def("expand", &Planner::expand, "route"_a, "The edges and resources of a route.");
   m.def("policy_names", [] {
     std::vector<std::string_view> names;

@@ -15,7 +15,8 @@ namespace railweave {
 
 struct PlannerSettings {
   Policy policy = Policy::railweave;
-  // Demands of at most this many bytes take one path.
+  // Demands of at most this many bytes take one path: inside a node, and where the fastest rail between two nodes has 50 GB/s or more. Of a
+  // slower one as many bytes as take as long.
   std::uint64_t multipath_min_bytes = 1u << 20;
   // No path of a split demand carries less than this, and every part but the last is a multiple of it.
   std::uint64_t chunk_bytes = 256u << 10;
@@ -45,6 +46,8 @@ class Planner {
   std::span<const Share> shares(GpuId src, GpuId dst) const;
   // All candidate routes of a pair under this policy and link state, best first; what the exact optimum chooses from, too.
   std::vector<Route> candidates(GpuId src, GpuId dst, const LinkState& links) const;
+  // Demands of a pair take one path if they have fewer bytes than this, under the last plan's link state.
+  std::uint64_t split_min_bytes(GpuId src, GpuId dst) const;
   // The edges and resources of a route on this fabric.
   Path expand(const Route& route) const;
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from railweave.plan import Planned, PlannerSettings, Share
+from railweave.plan import Planned, Route, Share
 from railweave.size import size_text
 
 # A plan this near its bound has nothing left to gain.
 AT_BOUND = 1.01
 # Of larger plans only the demands with the most bytes are told one by one.
 MAX_DEMANDS = 64
-# Demands of at most so many bytes are not divided; make() has the planner's default.
-WHOLE = PlannerSettings().multipath_min_bytes
 
 
 def time_text(seconds: float) -> str:
@@ -35,8 +33,11 @@ def gap_remark(planned: Planned) -> str:
     if planned.optimum is None or not planned.gap or bottleneck is None or plan.policy in ("single-path", "nccl"):
         return ""
     too_many = (plan.z_seconds - planned.optimum.seconds) * _capacity(planned, bottleneck)
-    small = sum(share.bytes for share in plan.shares if _stays_whole(planned, share) and _loads(planned, share, bottleneck))
-    return f"demands of at most {size_text(WHOLE)} take one path, the optimum divides them" if small >= too_many else ""
+    small = [share for share in plan.shares if _stays_whole(planned, share.route) and _loads(planned, share, bottleneck)]
+    if not small or sum(share.bytes for share in small) < too_many:
+        return ""
+    most = max(planned.planner.split_min_bytes(share.route.src, share.route.dst) for share in small) - 1
+    return f"demands of at most {size_text(most)} take one path, the optimum divides them"
 
 
 def bound_name(planned: Planned) -> str:
@@ -46,8 +47,8 @@ def bound_name(planned: Planned) -> str:
     return planned.plan.bound.kind + (", over the planner's routes" if planned.plan.bound.kind == "links" else "")
 
 
-def _stays_whole(planned: Planned, share: Share) -> bool:
-    return int(planned.demand.to_numpy()[share.route.src, share.route.dst]) <= WHOLE
+def _stays_whole(planned: Planned, route: Route) -> bool:
+    return int(planned.demand.to_numpy()[route.src, route.dst]) < planned.planner.split_min_bytes(route.src, route.dst)
 
 
 def _loads(planned: Planned, share: Share, resource: int) -> bool:
@@ -180,8 +181,9 @@ def _why(planned: Planned, shares: list[Share], total: int, single: bool) -> str
         return "Why: the only usable path."
     first = candidates[0]
     if len(shares) == 1:
-        if total <= WHOLE and planned.plan.bottleneck is not None and _loads(planned, shares[0], planned.plan.bottleneck):
-            return f"Why: a demand of at most {size_text(WHOLE)} takes one path."
+        least = planned.planner.split_min_bytes(src, dst)
+        if total < least and planned.plan.bottleneck is not None and _loads(planned, shares[0], planned.plan.bottleneck):
+            return f"Why: a demand of at most {size_text(least - 1)} takes one path."
         if shares[0].route == first:
             return "Why: its first choice, with the fewest relays, does not delay the plan."
         return "Why: one path suffices, and its first choice carries other bytes."

@@ -108,6 +108,34 @@ TEST(Decisions, InTheLabEachNicBelongsToOneRankAndTheOthersRelayThroughIt) {
   }
 }
 
+// Rails of 50 MB/s take as long for 1 KiB as those of the paper for 1 MiB, so two chunks are worth two rails.
+TEST(Decisions, WhichMessagesStayWholeIsATimeOnTheFastestRail) {
+  const Fabric slow = lab(2, 4), fast = machine("h100-4gpu-ndr", 2);
+  PlannerSettings settings;
+  settings.chunk_bytes = kMiB / 8;
+  Planner planner(slow, settings);
+  EXPECT_EQ(planner.plan(one_pair(8, 1, 6, kMiB), LinkState(slow)).shares.size(), 4u);
+  EXPECT_EQ(planner.plan(one_pair(8, 1, 6, kMiB / 4), LinkState(slow)).shares.size(), 2u);
+  EXPECT_EQ(planner.plan(one_pair(8, 1, 6, kMiB / 4 - 1), LinkState(slow)).shares.size(), 1u);
+  EXPECT_EQ(planner.split_min_bytes(1, 6), kMiB / 4);
+  EXPECT_EQ(planner.split_min_bytes(1, 2), kMiB + 1) << "inside a node";
+
+  settings.chunk_bytes = 64;
+  Planner fine(slow, settings);
+  fine.plan(one_pair(8, 1, 6, kMiB), LinkState(slow));
+  EXPECT_EQ(fine.split_min_bytes(1, 6), kMiB / 1000 + 1);
+
+  Planner of_fast(fast, settings);
+  EXPECT_EQ(of_fast.plan(one_pair(8, 1, 6, kMiB), LinkState(fast)).shares.size(), 1u);
+  EXPECT_GT(of_fast.plan(one_pair(8, 1, 6, kMiB + 1), LinkState(fast)).shares.size(), 1u);
+  LinkState half(fast);
+  for (EdgeId e = 0; e < fast.edges().size(); ++e) {
+    if (fast.edges()[e].kind == EdgeKind::rail) half.set_rate(e, fast.edges()[e].capacity_Bps / 2);
+  }
+  of_fast.plan(one_pair(8, 1, 6, kMiB), half);
+  EXPECT_EQ(of_fast.split_min_bytes(1, 6), kMiB / 2 + 1);
+}
+
 TEST(Decisions, WithoutASpineSinglePathUsesTheReceiversRail) {
   const Fabric fabric = lab(2, 4);
   PlannerSettings settings;

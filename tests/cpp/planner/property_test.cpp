@@ -68,7 +68,7 @@ TEST_P(Plans, SplitInWholeChunksAndKeepSmallMessagesWhole) {
       for (GpuId dst = 0; dst < demand.ranks(); ++dst) {
         const auto shares = planner.shares(src, dst);
         if (shares.size() < 2) continue;
-        EXPECT_GT(demand.at(src, dst), settings.multipath_min_bytes);
+        EXPECT_GE(demand.at(src, dst), planner.split_min_bytes(src, dst));
         int tails = 0;
         for (const Share& share : shares) {
           EXPECT_GE(share.bytes, settings.chunk_bytes);
