@@ -82,7 +82,7 @@ def test_a_bound_of_the_planners_routes_is_called_that() -> None:
     assert "no routing on this fabric is faster" not in text
 
 
-# Background of 1 MiB a pair is not divided, so that the bound that prices prove of the rest is above the optimum.
+# Nimble leaves a background of 1 MiB a pair whole, so that the bound that prices prove of the rest is above the optimum.
 def test_no_bound_is_above_the_optimum() -> None:
     result = predict("dgx-1v", 2, "bidir-pair:256MiB:1MiB", ("single-path", "nimble", "railweave"), exact=True)
     assert result.optimum_seconds == pytest.approx(6.767e-3, rel=1e-3)
