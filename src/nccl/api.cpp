@@ -47,9 +47,11 @@ const CommunicatorPointer& tracked(ncclComm_t handle) {
   return passes() ? none : Registry::get().find(handle);
 }
 
+bool accepted(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
 // Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave.
 ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, CommunicatorPointer parent = nullptr) {
-  if (result != ncclSuccess && result != ncclInProgress) return Group::of_this_thread().fail(result);
+  if (!accepted(result)) return Group::of_this_thread().fail(result);
   Group& group = Group::of_this_thread();
   group.add(GroupBirth{{handle, std::move(origin)}, std::move(parent)});
   return group.open() ? result : group.finish(result);
@@ -343,14 +345,18 @@ RAILWEAVE_NCCL_API const char* ncclGetLastError(ncclComm_t comm) {
   return *own != '\0' || real == nullptr ? own : real(comm);
 }
 
+// NCCL refuses one that is in progress, has failed or is finalized already, and that goes on as it was. So NCCL is called first, but where
+// its call waits: another thread may abort the communicator while its last messages are waited for, and NCCL is not to be in it then.
 RAILWEAVE_NCCL_API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   static const Real<ncclResult_t(ncclComm_t)> real("ncclCommFinalize");
   const CommunicatorPointer communicator = tracked(comm);
-  if (communicator != nullptr) {
-    communicator->finalize();
-    if (communicator->is_ended()) return ncclInvalidUsage;
-  }
-  return real(comm);
+  if (communicator == nullptr) return real(comm);
+  const bool first = communicator->blocking() && communicator->may_be_finalized();
+  if (first) communicator->finalize();
+  if (communicator->is_ended()) return ncclInvalidUsage;
+  const ncclResult_t result = real(comm);
+  if (!first && accepted(result)) communicator->finalize();
+  return result;
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -381,7 +387,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   const bool first = communicator != nullptr && real && flags == 0 && !communicator->is_finalized();
   if (first) communicator->revoke();
   const ncclResult_t result = real(comm, flags);
-  if (communicator != nullptr && !first && (result == ncclSuccess || result == ncclInProgress)) communicator->revoke();
+  if (communicator != nullptr && !first && accepted(result)) communicator->revoke();
   return result;
 }
 

@@ -358,9 +358,14 @@ void Communicator::drain() {
     log(LogLevel::warn, label() + ": " + device_error(status));
 }
 
+bool Communicator::may_be_finalized() {
+  ncclResult_t error = ncclSuccess;
+  return !is_finalized() && !is_revoked() && ask_nccl_state(&error) == ncclSuccess && error == ncclSuccess;
+}
+
 void Communicator::finalize() {
-  finalized_ = true;
-  if (state() != State::served) return;
+  // One at a time: release() waits for one, and the device library is drained once.
+  if (finalized_.exchange(true) || state() != State::served) return;
   {
     const std::lock_guard lock(mutex_);
     if (cancelled_.load()) return;  // release() does not wait for what begins now

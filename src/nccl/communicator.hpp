@@ -80,8 +80,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // threads leave NCCL's handle alone from here on.
   void revoke();
   bool is_revoked() const noexcept { return revoked_.load(std::memory_order_relaxed); }
-  // What ncclCommFinalize promises: what was queued ends. Waits when the communicator is blocking, else async_error() tells when it is
-  // over.
+  // Whether NCCL accepts ncclCommFinalize, as far as it tells.
+  bool may_be_finalized();
+  // What ncclCommFinalize promises once NCCL accepts it: what was queued ends. Waits when the communicator is blocking, else
+  // async_error() tells when it is over.
   void finalize();
   // Another thread of the program has ended it, and NCCL's handle with it, while this one waited in finalize().
   bool is_ended() const noexcept { return cancelled_.load() && !is_revoked(); }

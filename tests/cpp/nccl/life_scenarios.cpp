@@ -314,6 +314,46 @@ void finalized_late(Rank& self) {
   messages.check();
 }
 
+// Twice, with the last messages on their way: NCCL refuses the second time, and that changes nothing.
+void finalized_twice(Rank& self) {
+  const ncclComm_t comm = connect_without_blocking(self);
+  const Stream stream;
+  Messages messages(comm);
+  const auto finalize_twice = [&] {
+    const ncclResult_t result = ncclCommFinalize(comm);
+    require(result == ncclSuccess || result == ncclInProgress, "ncclCommFinalize gives " + std::to_string(result));
+    require(ncclCommFinalize(comm) == ncclInvalidArgument, "it is finalized once");
+  };
+  if (self.rank == 0) {
+    for (int peer = 1; peer < self.world; ++peer) self.hear("finalized", peer);
+    for (int peer = 1; peer < self.world; ++peer) messages.send(peer, std::size_t{100'000}, stream);
+    finalize_twice();
+  } else {
+    messages.receive(0, std::size_t{100'000}, stream);
+    finalize_twice();
+    self.say("finalized");
+  }
+  must(wait_ready(comm), "the finalization");
+  destroy(comm);
+  stream.synchronize();
+  messages.check();
+}
+
+// Refused while NCCL has something else in progress: the communicator goes on, and is finalized later.
+void finalize_refused(Rank& self) {
+  for (const ncclComm_t comm : {self.connect("blocks"), connect_without_blocking(self, "does not")}) {
+    exchange_skewed(comm);
+    ::setenv("STAND_IN_IS_BUSY", "1", 1);
+    require(ncclCommFinalize(comm) == ncclInvalidArgument, "one that is in progress is not finalized");
+    ::unsetenv("STAND_IN_IS_BUSY");
+    exchange_skewed(comm);
+    const ncclResult_t result = ncclCommFinalize(comm);
+    require(result == ncclSuccess || result == ncclInProgress, "ncclCommFinalize gives " + std::to_string(result));
+    must(wait_ready(comm), "the finalization");
+    destroy(comm);
+  }
+}
+
 // Another thread aborts it while its end waits for a message that does not come. Only under the shim: NCCL's stand-in waits for ever.
 void finalized_and_aborted(Rank& self) {
   ::setenv("RAILWEAVE_DRAIN_MS", "500", 1);  // what an abort waits for its unfinished operations
@@ -478,6 +518,8 @@ Scenarios life_scenarios() {
       {"ended_by_a_static_object", ended_by_a_static_object},
       {"quick", quick},
       {"finalized_late", finalized_late},
+      {"finalized_twice", finalized_twice},
+      {"finalize_refused", finalize_refused},
       {"finalized_and_aborted", finalized_and_aborted},
       {"elsewhere", elsewhere},
       {"descriptors", descriptors},

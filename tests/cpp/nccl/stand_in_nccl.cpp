@@ -288,6 +288,15 @@ ncclResult_t launch_later(const std::vector<Work>& works) {
   return ncclInProgress;
 }
 
+// STAND_IN_IS_BUSY: everything is in progress.
+ncclResult_t state_of(const ncclComm* comm) { return std::getenv("STAND_IN_IS_BUSY") != nullptr ? ncclInProgress : comm->error.load(); }
+
+// As NCCL does it: what is in progress cannot be finalized, split or shrunk.
+ncclResult_t check_ready(const ncclComm* comm) {
+  const ncclResult_t error = state_of(comm);
+  return error == ncclInProgress ? refuse(ncclInvalidArgument, "stand-in: comm is in progress") : error;
+}
+
 ncclResult_t launch_unless_grouped() { return group.depth != 0 ? ncclSuccess : launch_all(std::exchange(group.works, {})); }
 
 ncclResult_t check(ncclComm* comm, int type, int peer) {
@@ -485,11 +494,20 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (const ncclResult_t error = check_ready(comm); error != ncclSuccess) return error;
   if (comm->finalized || comm->revoked.load()) return refuse(ncclInvalidArgument, "stand-in: comm was finalized or revoked");
   comm->finalized = true;
   join_maker(comm);
-  wait_for_kernels(comm);
-  return ncclSuccess;
+  if (comm->blocking) {
+    wait_for_kernels(comm);
+    return ncclSuccess;
+  }
+  comm->error = ncclInProgress;
+  comm->maker = std::thread([comm] {
+    wait_for_kernels(comm);
+    comm->error = ncclSuccess;
+  });
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { return free_comm(comm); }
@@ -501,7 +519,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   const Asking asking(comm);
-  *error = comm->error;
+  *error = state_of(comm);
   if (*error == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(100));
   return ncclSuccess;
 }
