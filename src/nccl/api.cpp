@@ -49,6 +49,17 @@ const CommunicatorPointer& tracked(ncclComm_t handle) {
 
 bool accepted(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
+// Whether NCCL has begun to make a child, also where it could not. Ranks name a child by how many came before it, so a call that is refused
+// on one of them, which calls again, does not count; that is what NCCL counts, too, and this is the error that it refuses with.
+bool begun(ncclResult_t result) { return result != ncclInvalidArgument; }
+
+// What NCCL refuses of a shrink whoever the parent is: nothing is to be revoked for that.
+bool may_shrink(const Communicator& parent, const int* excluded, int count, const ncclComm_t* child) {
+  if (child == nullptr || count == 0) return false;
+  return parent.state() != Communicator::State::served ||
+         std::find(excluded, excluded + count, static_cast<int>(parent.rank())) == excluded + count;
+}
+
 // Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave.
 ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, CommunicatorPointer parent = nullptr) {
   if (!accepted(result)) return Group::of_this_thread().fail(result);
@@ -298,9 +309,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, void* config) {
   static const Real<ncclResult_t(ncclComm_t, int, int, ncclComm_t*, void*)> real("ncclCommSplit");
   const CommunicatorPointer parent = tracked(comm);
-  if (parent == nullptr) return real(comm, color, key, child, config);
-  Origin origin = parent->split(color, is_blocking(config, parent->blocking()));
   const ncclResult_t result = real(comm, color, key, child, config);
+  if (parent == nullptr) return result;
+  if (!begun(result)) return Group::of_this_thread().fail(result);
+  Origin origin = parent->split(color, is_blocking(config, parent->blocking()));
   return color == kSplitNoColor ? result : born(child, std::move(origin), result, parent);
 }
 
@@ -308,9 +320,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   static const Real<ncclResult_t(ncclComm_t, int*, int, ncclComm_t*, void*, int)> real("ncclCommShrink");
   const CommunicatorPointer parent = tracked(comm);
   if (parent == nullptr || excluded == nullptr || count < 0) return real(comm, excluded, count, child, config, flags);
-  if ((flags & kShrinkAbort) != 0 && real) parent->revoke();
-  Origin origin = parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking()));
-  return born(child, std::move(origin), real(comm, excluded, count, child, config, flags), parent);
+  if ((flags & kShrinkAbort) != 0 && real && may_shrink(*parent, excluded, count, child)) parent->revoke();
+  const ncclResult_t result = real(comm, excluded, count, child, config, flags);
+  if (!begun(result)) return Group::of_this_thread().fail(result);
+  return born(child, parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking())), result, parent);
 }
 
 // New and old ranks have no name in common that the shim knows on all of them, so none is served.

@@ -36,6 +36,34 @@ void split(Rank& self) {
   destroy(comm);
 }
 
+// Refused on one rank alone, as there something is in progress, and asked for again.
+void child_refused(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  ncclComm_t child = nullptr, rest = nullptr;
+  int gone[] = {0};
+  if (self.rank == 1) {
+    ::setenv("STAND_IN_IS_BUSY", "1", 1);
+    require(ncclCommSplit(comm, 0, 0, &child, nullptr) == ncclInvalidArgument, "one that is in progress is not split");
+    require(ncclCommSplit(comm, kSplitNoColor, 0, &child, nullptr) == ncclInvalidArgument, "not without colour either");
+    require(ncclCommShrink(comm, gone, 1, &rest, nullptr, 0) == ncclInvalidArgument, "it is not shrunk");
+    ::unsetenv("STAND_IN_IS_BUSY");
+  }
+  must(ncclCommSplit(comm, 0, -self.rank, &child, nullptr), "ncclCommSplit");
+  exchange_skewed(child);
+  destroy(child);
+  if (self.rank != gone[0]) {
+    must(ncclCommShrink(comm, gone, 1, &rest, nullptr, 0), "ncclCommShrink");
+    exchange_skewed(rest);
+    destroy(rest);
+  }
+  // Wrong arguments abort nothing.
+  int own[] = {self.rank};
+  require(ncclCommShrink(comm, own, 1, &rest, nullptr, kShrinkAbort) == ncclInvalidArgument, "who goes does not call");
+  require(ncclCommShrink(comm, gone, 0, &rest, nullptr, kShrinkAbort) == ncclInvalidArgument, "somebody has to go");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
 void shrink(Rank& self) {
   const ncclComm_t comm = self.connect();
   exchange_skewed(comm);
@@ -504,6 +532,7 @@ void one_process_of_threads(Rank&) {
 Scenarios life_scenarios() {
   return {
       {"split", split},
+      {"child_refused", child_refused},
       {"shrink", shrink},
       {"non_blocking", non_blocking},
       {"asked_all_the_time", asked_all_the_time},

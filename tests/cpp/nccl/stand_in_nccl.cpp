@@ -409,6 +409,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* child, Config* config) {
+  if (const ncclResult_t error = check_ready(parent); error != ncclSuccess) return error;
   const std::string base = parent->name + "s" + std::to_string(parent->splits++) + "c" + std::to_string(color);
   *child = color == kSplitNoColor ? nullptr : new_comm(base, 0, 0, blocking(config, parent->blocking));
   auto work = [parent, color, key, made = *child] {
@@ -436,7 +437,12 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ch
 }
 
 ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int count, ncclComm_t* child, Config* config, int flags) {
-  if ((flags & kShrinkAbort) != 0) parent->aborted = true;
+  if (child == nullptr || count <= 0 || std::find(excluded, excluded + count, parent->rank) != excluded + count)
+    return refuse(ncclInvalidArgument, "stand-in: nobody, or the rank itself, is to go");
+  if ((flags & kShrinkAbort) != 0)
+    parent->aborted = true;
+  else if (const ncclResult_t error = check_ready(parent); error != ncclSuccess)
+    return error;
   std::vector<int> gone(excluded, excluded + count);
   std::sort(gone.begin(), gone.end());
   std::string name = parent->name + "x" + std::to_string(parent->shrinks[gone]++);
