@@ -58,9 +58,8 @@ std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::vector<std::string>& environment = {},
-            const std::string& options = "", const std::string& rank_wrapper = "") {
-  const Directory directory;
+// `words`: the program and its arguments, a shell's.
+Outcome run_words(Mode mode, const Directory& directory, const std::string& words, const std::vector<std::string>& environment) {
   std::vector<std::string> variables{
       "TMPDIR=" + directory.path().string(), "RAILWEAVE_LOG=info", "RAILWEAVE_LOG_FILE=" + directory.path().string() + "/log.%p",
       "RAILWEAVE_CUDA_LIBRARY=" DEVICE_LIBRARY, "STAND_IN_PROFILER_FILE=" + directory.path().string() + "/profile",
@@ -73,12 +72,10 @@ Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::ve
     variables.push_back("LD_LIBRARY_PATH=" DROP_IN);
     variables.push_back("RAILWEAVE_NCCL_LIBRARY=" STAND_IN);
   }
-  if (!rank_wrapper.empty()) variables.push_back("RANK_WRAPPER=" + rank_wrapper);
   variables.insert(variables.end(), environment.begin(), environment.end());
   std::string command = "env";
   for (const std::string& variable : variables) command += " " + quoted(variable);
-  command += " " + quoted(PROGRAM) + " " + scenario + " " + std::to_string(ranks) + " " + quoted(directory.path()) + " " + options;
-  const int status = std::system(command.c_str());
+  const int status = std::system((command + " " + words).c_str());
   Outcome outcome;
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   for (const auto& entry : fs::directory_iterator(directory.path())) {
@@ -88,6 +85,15 @@ Outcome run(Mode mode, const std::string& scenario, int ranks = 4, const std::ve
     (name.starts_with("log.") ? outcome.log : outcome.profile).append(std::istreambuf_iterator<char>(file), {});
   }
   return outcome;
+}
+
+Outcome run(Mode mode, const std::string& scenario, int ranks = 4, std::vector<std::string> environment = {},
+            const std::string& options = "", const std::string& rank_wrapper = "") {
+  const Directory directory;
+  if (!rank_wrapper.empty()) environment.push_back("RANK_WRAPPER=" + rank_wrapper);
+  return run_words(mode, directory,
+                   quoted(PROGRAM) + " " + scenario + " " + std::to_string(ranks) + " " + quoted(directory.path()) + " " + options,
+                   environment);
 }
 
 struct Case {
@@ -263,6 +269,49 @@ TEST(Shim, InNcclsPlaceByARelativePathItIsNotTakenForNccl) {
   const Outcome outcome = run(Mode::drop_in, "elsewhere", 4, {"RAILWEAVE_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + libraries});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
   EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+}
+
+// --- Which NCCL is behind it
+
+// nccl_loader with these libraries; another NCCL is on the search path.
+Outcome load(Mode mode, int version, const std::vector<std::string>& libraries, std::vector<std::string> environment = {}) {
+  const Directory directory;
+  std::string words = quoted(LOADER) + " " + std::to_string(version);
+  for (const std::string& library : libraries) words += " " + quoted(library);
+  environment.push_back("LD_LIBRARY_PATH=" + fs::path(STAND_IN).parent_path().string());
+  return run_words(mode, directory, words, environment);
+}
+
+TEST(RealNccl, IsTheOneInALibraryOfTheProgramsOrUnderAnotherName) {
+  for (const auto& [user, where] : {std::pair{USER_WITH_NCCL, "libuser_with_nccl.so"}, {USER_OF_RENAMED, RENAMED}}) {
+    EXPECT_EQ(load(Mode::plain, 21801, {user}).exit_code, 0);
+    const Outcome outcome = load(Mode::preload, 21801, {user});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count(std::string(where) + ", which the program has loaded"), 1u) << outcome.log;
+    EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
+    EXPECT_EQ(load(Mode::preload, 21801, {user}, {"RAILWEAVE_SHIM=off"}).exit_code, 0);
+  }
+}
+
+TEST(RealNccl, OfTwoIsTheFirstAndAWarningSaysSo) {
+  const Outcome outcome = load(Mode::preload, 21801, {USER_OF_RENAMED, USER_WITH_NCCL});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN NCCL is in "), 1u) << outcome.log;
+}
+
+TEST(RealNccl, ThatTheProgramHasLoadedByItsNameComesFirst) {
+  const Outcome outcome = load(Mode::preload, 22005, {STAND_IN, USER_WITH_NCCL});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN"), 0u) << outcome.log;
+}
+
+TEST(RealNccl, OnTheSearchPathIsTakenWithAWarning) {
+  const Outcome outcome = load(Mode::preload, 22005, {USER_WITHOUT_NCCL});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("WARN the program has loaded no NCCL"), 1u) << outcome.log;
+  const Outcome named = load(Mode::preload, 21801, {USER_WITHOUT_NCCL}, {std::string("RAILWEAVE_NCCL_LIBRARY=") + USER_WITH_NCCL});
+  EXPECT_EQ(named.exit_code, 0) << named.log;
+  EXPECT_EQ(named.count("WARN"), 0u) << named.log;
 }
 
 TEST(Shim, AFinalizationThatAnotherThreadAbortsEnds) {
