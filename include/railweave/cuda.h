@@ -6,7 +6,7 @@
  *
  * Threads: calls on different communicators may run at the same time. enqueue calls that share a communicator are made one after
  * another by the caller; async_error, counters, describe, nics, abort, register_buffer and deregister_buffer may run beside any call
- * except destroy.
+ * except destroy. In a forked child of the process that made a communicator abort, drain and destroy do nothing.
  *
  * Functions return RAILWEAVE_OK or an error code of railweave.h; last_error then has the text, until the thread's next call. */
 #ifndef RAILWEAVE_CUDA_H

@@ -1,5 +1,7 @@
 // include/railweave/cuda.h over Communicator.
 #include <cuda_runtime_api.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +21,10 @@
 
 struct railweave_cuda_communicator {
   railweave::cuda::Communicator communicator;
+  const pid_t process = ::getpid();
+
+  // What a forked child ends stays as it is: it has none of the threads, and its parent's mates would take its word for its parent's.
+  bool is_of_this_process() const { return process == ::getpid(); }
 };
 
 namespace {
@@ -120,20 +126,21 @@ railweave_status async_error(railweave_cuda_communicator* communicator) {
 railweave_status abort_communicator(railweave_cuda_communicator* communicator) {
   return guarded([&] {
     require(communicator, "communicator");
-    communicator->communicator.abort();
+    if (communicator->is_of_this_process()) communicator->communicator.abort();
   });
 }
 
 railweave_status drain(railweave_cuda_communicator* communicator) {
   return guarded([&] {
     require(communicator, "communicator");
+    if (!communicator->is_of_this_process()) return;
     const cuda::DeviceScope scope(communicator->communicator.device());
     communicator->communicator.drain();
   });
 }
 
 void destroy(railweave_cuda_communicator* communicator) {
-  if (communicator == nullptr) return;
+  if (communicator == nullptr || !communicator->is_of_this_process()) return;
   guarded([&] {
     std::shared_ptr<railweave_cuda_communicator> ending(communicator);
     const int device = ending->communicator.device();

@@ -47,6 +47,13 @@ const CommunicatorPointer& tracked(ncclComm_t handle) {
   return passes() ? none : Registry::get().find(handle);
 }
 
+// The same for a call that ends it: in a forked child that is NCCL's alone.
+const CommunicatorPointer& tracked_to_end(ncclComm_t handle) {
+  static const CommunicatorPointer& none = *new CommunicatorPointer();
+  const CommunicatorPointer& communicator = tracked(handle);
+  return communicator == nullptr || communicator->is_of_this_process() ? communicator : none;
+}
+
 bool accepted(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 // Whether NCCL has begun to make a child, also where it could not. Ranks name a child by how many came before it, so a call that is refused
@@ -320,7 +327,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   static const Real<ncclResult_t(ncclComm_t, int*, int, ncclComm_t*, void*, int)> real("ncclCommShrink");
   const CommunicatorPointer parent = tracked(comm);
   if (parent == nullptr || excluded == nullptr || count < 0) return real(comm, excluded, count, child, config, flags);
-  if ((flags & kShrinkAbort) != 0 && real && may_shrink(*parent, excluded, count, child)) parent->revoke();
+  if ((flags & kShrinkAbort) != 0 && real && parent->is_of_this_process() && may_shrink(*parent, excluded, count, child)) parent->revoke();
   const ncclResult_t result = real(comm, excluded, count, child, config, flags);
   if (!begun(result)) return Group::of_this_thread().fail(result);
   return born(child, parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking())), result, parent);
@@ -362,7 +369,7 @@ RAILWEAVE_NCCL_API const char* ncclGetLastError(ncclComm_t comm) {
 // its call waits: another thread may abort the communicator while its last messages are waited for, and NCCL is not to be in it then.
 RAILWEAVE_NCCL_API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   static const Real<ncclResult_t(ncclComm_t)> real("ncclCommFinalize");
-  const CommunicatorPointer communicator = tracked(comm);
+  const CommunicatorPointer communicator = tracked_to_end(comm);
   if (communicator == nullptr) return real(comm);
   const bool first = communicator->blocking() && communicator->may_be_finalized();
   if (first) communicator->finalize();
@@ -396,7 +403,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
 // nothing. It refuses flags that it does not know, and none is known up to 2.32.
 RAILWEAVE_NCCL_API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   static const Real<ncclResult_t(ncclComm_t, int)> real("ncclCommRevoke");
-  const CommunicatorPointer communicator = tracked(comm);
+  const CommunicatorPointer communicator = tracked_to_end(comm);
   const bool first = communicator != nullptr && real && flags == 0 && !communicator->is_finalized();
   if (first) communicator->revoke();
   const ncclResult_t result = real(comm, flags);

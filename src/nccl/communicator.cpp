@@ -1,5 +1,7 @@
 #include "communicator.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -101,12 +103,14 @@ std::uint32_t channel_bytes() {
 
 std::mutex Communicator::handle_mutex_;
 
-Communicator::Communicator(ncclComm_t handle, Origin origin) : handle_(handle), origin_(std::move(origin)) {}
+Communicator::Communicator(ncclComm_t handle, Origin origin) : handle_(handle), origin_(std::move(origin)), process_(::getpid()) {}
 
 Communicator::~Communicator() {
   expected_children -= expected_.size();
-  if (device_side_ != nullptr) device_library().api->destroy(device_side_);
+  if (device_side_ != nullptr && is_of_this_process()) device_library().api->destroy(device_side_);
 }
+
+bool Communicator::is_of_this_process() const noexcept { return process_ == ::getpid(); }
 
 void Communicator::settle() {
   {
@@ -570,7 +574,7 @@ CommunicatorPointer Registry::look_up(ncclComm_t handle) {
 CommunicatorPointer Registry::remove(ncclComm_t handle) {
   const std::lock_guard lock(mutex_);
   const auto at = entries_.find(handle);
-  if (at == entries_.end()) return nullptr;
+  if (at == entries_.end() || !at->second->is_of_this_process()) return nullptr;
   CommunicatorPointer communicator = at->second;
   entries_.erase(at);
   changes_.fetch_add(1, std::memory_order_release);

@@ -1,6 +1,8 @@
 // A communicator of the program, as the shim follows it: settled once, then served or left to NCCL for good.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -59,6 +61,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclComm_t handle() const noexcept { return handle_; }
   bool blocking() const noexcept { return origin_.blocking; }
   const std::string& name() const noexcept { return origin_.name; }
+  // False in a forked child of the one that made it. There it is not to be ended: it has none of its threads, and shares with its parent
+  // what the other ranks read.
+  bool is_of_this_process() const noexcept;
   // Valid when served.
   std::uint32_t rank() const noexcept { return rank_; }
   std::uint32_t world() const noexcept { return world_; }
@@ -150,6 +155,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   const ncclComm_t handle_;
   const Origin origin_;
+  const pid_t process_;
   std::uint32_t rank_ = 0, world_ = 0;
   int device_ = 0;
   std::atomic<railweave_cuda_communicator*> device_side_{nullptr};
@@ -195,6 +201,7 @@ class Registry {
   // A child that is expected is followed now. nullptr: the shim has no part in it. The reference is good until the thread's next call.
   // Each thread remembers the last one that it found, so that a group's messages take no lock.
   const CommunicatorPointer& find(ncclComm_t handle);
+  // nullptr, too, in a forked child, where it stays.
   CommunicatorPointer remove(ncclComm_t handle);
 
  private:

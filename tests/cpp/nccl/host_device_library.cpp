@@ -1,5 +1,7 @@
 // librailweave_cuda.so's interface over host memory: the engine's host backend behind stand-in streams. With it the shim's groups,
 // streams and communicators are tested where there is no GPU.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -36,6 +38,7 @@ struct railweave_cuda_communicator {
         sent_to(config.world) {}
 
   Exchange exchange;
+  const pid_t process = ::getpid();
   const std::uint32_t rank;
   const int device;
   const bool checksums;
@@ -271,12 +274,21 @@ railweave_status async_error(railweave_cuda_communicator* communicator) {
   return communicator->error == RAILWEAVE_OK ? RAILWEAVE_OK : note(communicator->error, communicator->error_text);
 }
 
+// librailweave_cuda.so does nothing then; the shim is not to get as far.
+void require_process(const railweave_cuda_communicator& communicator) {
+  if (communicator.process == ::getpid()) return;
+  std::fputs("stand-in: a communicator is ended by a process that did not make it\n", stderr);
+  std::abort();
+}
+
 railweave_status abort(railweave_cuda_communicator* communicator) {
+  require_process(*communicator);
   communicator->aborted = true;
   return RAILWEAVE_OK;
 }
 
 railweave_status drain(railweave_cuda_communicator* communicator) {
+  require_process(*communicator);
   const InDrain in_drain(*communicator);
   return guarded([&] {
     {

@@ -1,4 +1,7 @@
 // How communicators come, change and go.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -288,6 +291,26 @@ void several_ids(Rank& self) {
   connect(list("second"), &config);
 }
 
+// Forked children, as of Python's multiprocessing, that end what they have of their parent's: the parent goes on with it.
+void ended_by_a_child(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  const auto revoke = [](ncclComm_t revoked) { return ncclCommRevoke(revoked, 0); };
+  using End = ncclResult_t (*)(ncclComm_t);
+  for (const End end : {End{ncclCommFinalize}, End{ncclCommDestroy}, End{ncclCommAbort}, End{revoke}}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      ::_exit(end(comm) == ncclSuccess ? 0 : 1);
+    }
+    int status = -1;
+    const pid_t ended = ::waitpid(child, &status, 0);
+    require(ended == child && status == 0, "a child ends as it should: status " + std::to_string(status));
+  }
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
 // Communicators that a static object ends, when the main thread's own objects are gone.
 struct LateEnd {
   std::vector<ncclComm_t> communicators;
@@ -544,6 +567,7 @@ Scenarios life_scenarios() {
       {"revoked_while_made", revoked_while_made},
       {"grown", grown},
       {"several_ids", several_ids},
+      {"ended_by_a_child", ended_by_a_child},
       {"ended_by_a_static_object", ended_by_a_static_object},
       {"quick", quick},
       {"finalized_late", finalized_late},
