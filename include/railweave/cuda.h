@@ -106,7 +106,8 @@ typedef struct railweave_cuda_api {
   railweave_status (*enqueue)(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
                               size_t stream_count);
 
-  /* RAILWEAVE_OK, or what ended the communicator: a rank that died, a transport, sizes that differ at the two ends. Does not block. */
+  /* RAILWEAVE_OK, or what ended the communicator: a rank that died, left or was aborted, a transport, sizes that differ at the two ends.
+   * Does not block. */
   railweave_status (*async_error)(railweave_cuda_communicator* communicator);
 
   /* Ends everything that is running or queued on it: kernels leave, streams go on, buffers are not touched afterwards. Does not block.

@@ -22,7 +22,7 @@ typedef enum railweave_status {
   RAILWEAVE_ERROR_SETTINGS = 2,  /* an unknown setting, or a value that it cannot have */
   RAILWEAVE_ERROR_BOOTSTRAP = 3, /* the ranks could not be brought together */
   RAILWEAVE_ERROR_TRANSPORT = 4, /* the network library */
-  RAILWEAVE_ERROR_RANK_DIED = 5, /* railweave_last_rank() says which */
+  RAILWEAVE_ERROR_RANK_DIED = 5, /* or has left, or failed and is waited for; railweave_last_rank() says which */
   RAILWEAVE_ERROR_EXCHANGE = 6,  /* a rank, size or use that cannot be, or an operation failed otherwise */
   RAILWEAVE_ERROR_INTERNAL = 7   /* out of memory and the like */
 } railweave_status;

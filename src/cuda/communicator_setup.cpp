@@ -162,12 +162,8 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
   }
   meet_mates(*rendezvous);
   if (nodes_ == 1) return rendezvous->finish();
-  rails_ = std::make_unique<Rails>(rank_, facts, *rendezvous, settings_, remarks_, [this](const engine::Failure& failure) {
-    if (failure.kind == engine::FailureKind::died)
-      fail({failure.text, failure.rank});
-    else
-      fail({failure.text, std::nullopt});
-  });
+  rails_ = std::make_unique<Rails>(rank_, facts, *rendezvous, settings_, remarks_,
+                                   [this](const engine::Failure& failure) { fail(failure_of(failure)); });
 }
 
 std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string& problem) {

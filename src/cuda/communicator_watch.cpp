@@ -125,7 +125,7 @@ void Communicator::look_around() {
     case KernelError::timed_out:
       fail({"an operation waited longer than gpu_timeout_ms (" + std::to_string(settings_.gpu_timeout_ms) + " ms) for rank " +
                 std::to_string(now.error_peer),
-            std::nullopt});
+            std::nullopt, false, now.error_peer});
       break;
     case KernelError::sizes_differ:
       fail({"a message to rank " + std::to_string(now.error_peer) + " has " + std::to_string(now.error_bytes[0]) + " bytes here and " +

@@ -38,6 +38,7 @@ Failure loss_of(std::uint32_t rank, std::span<const Mate> mates) {
 
 void throw_failure(const Failure& failure) {
   if (failure.dead_rank) throw RankDied(*failure.dead_rank, failure.text);
+  if (failure.lost_rank) throw RankDied(*failure.lost_rank, failure.text);
   if (failure.damaged) throw TransportError(failure.text);
   throw ExchangeError(failure.text);
 }
@@ -76,7 +77,8 @@ std::optional<Failure> find_failure(std::span<const Mate> mates) {
     if (gone && said == kWell) return death_of(mate.rank);
     if (said >= kDeathOf && !named) named = loss_of(said - kDeathOf, mates);
     if (gone && !dead) dead = death_of(mate.rank);
-    if (said == kFailed && !failed) failed = Failure{"rank " + std::to_string(mate.rank) + "'s side of the communicator has failed", {}};
+    if (said == kFailed && !failed)
+      failed = Failure{"rank " + std::to_string(mate.rank) + "'s side of the communicator has failed", {}, false, mate.rank};
   }
   if (named) return named;
   return dead ? dead : failed;

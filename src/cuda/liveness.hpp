@@ -13,9 +13,12 @@ struct Failure {
   std::string text;
   std::optional<std::uint32_t> dead_rank;  // or one that has left, and is waited for
   bool damaged = false;                    // bytes arrived that nobody sent
+  // One that lives, has failed, been aborted or left, and is waited for. Mates do not hear of it as of a death.
+  std::optional<std::uint32_t> lost_rank = std::nullopt;
 };
 
-// As the exception that it is for who uses the communicator: RankDied, TransportError for damage, ExchangeError for what was ended.
+// As the exception that it is for who uses the communicator: RankDied where another rank ended it, however it did, TransportError for
+// damage, ExchangeError for what was ended here.
 [[noreturn]] void throw_failure(const Failure& failure);
 
 // What to add to "runs on another node" when that node is this machine. Identities are those of engine::node_identity: they end with the

@@ -27,6 +27,13 @@ constexpr std::uint32_t kMostPushes = kRailCopies / 2;
 
 }  // namespace
 
+Failure failure_of(const engine::Failure& failure) {
+  Failure result{failure.text, std::nullopt};
+  if (failure.kind == engine::FailureKind::died) result.dead_rank = failure.rank;
+  if (failure.kind == engine::FailureKind::left) result.lost_rank = failure.rank;
+  return result;
+}
+
 RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::vector<Mapped> regions, RailControl& control,
                          std::uint64_t drain_ms)
     : CopyingBackend(services, static_cast<Copier&>(*this)),

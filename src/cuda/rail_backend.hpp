@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../engine/copying_backend.hpp"
+#include "liveness.hpp"
 #include "rail_port.hpp"
 
 namespace railweave::cuda {
@@ -27,6 +28,9 @@ struct RailControl {
   std::array<std::atomic<std::uint64_t>, 5> bytes_by_kind{};
   std::vector<std::atomic<std::uint64_t>> bytes_by_nic;  // of the node, in its order; made with the backend
 };
+
+// The communicator's failure where an operation over rails has failed so.
+Failure failure_of(const engine::Failure& failure);
 
 class RailBackend final : engine::Copier, public engine::CopyingBackend {
  public:

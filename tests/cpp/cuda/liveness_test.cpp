@@ -127,6 +127,24 @@ TEST_F(FourRanks, AnErrorIsNoDeath) {
   EXPECT_EQ(failure->text, "rank 2's side of the communicator has failed");
 }
 
+// Nor is it the fault of those who hear of it, or the end of the rank that told them.
+TEST_F(FourRanks, WhoHearsOfAFailureHasLostThatRankAndTellsOfNoDeath) {
+  tell_failure(lives[2], {"aborted", std::nullopt});
+  const auto first = seen_by(0);
+  ASSERT_TRUE(first.has_value());
+  try {
+    throw_failure(*first);
+  } catch (const RankDied& error) {
+    EXPECT_EQ(error.rank(), 2u);
+    EXPECT_STREQ(error.what(), "rank 2's side of the communicator has failed");
+  } catch (const ExchangeError& error) {
+    ADD_FAILURE() << error.what() << ": as if it were this rank's fault";
+  }
+  tell_failure(lives[0], *first);
+  EXPECT_EQ(lives[0].failed, kFailed);
+  EXPECT_FALSE(seen_by(1)->dead_rank.has_value());
+}
+
 TEST_F(FourRanks, ARankThatLeftMayEnd) {
   tell_leaving(lives[1]);
   processes[1].kill();

@@ -551,6 +551,25 @@ TEST(Rails, ANodeThatIsCutOffFailsTheOthers) {
   });
 }
 
+// Whose fault a failure is: another rank's where that has died or left, also by an abort.
+TEST(Rails, AFailureNamesTheRankThatIsLost) {
+  using engine::FailureKind;
+  constexpr auto kNone = std::optional<std::uint32_t>{};
+  const struct {
+    FailureKind kind;
+    std::optional<std::uint32_t> dead, lost;
+  } cases[] = {{FailureKind::died, 2, kNone},
+               {FailureKind::left, kNone, 2},
+               {FailureKind::size_mismatch, kNone, kNone},
+               {FailureKind::closed, kNone, kNone}};
+  for (const auto& [kind, dead, lost] : cases) {
+    const cuda::Failure failure = cuda::failure_of({kind, 2, "text"});
+    EXPECT_EQ(failure.text, "text");
+    EXPECT_EQ(failure.dead_rank, dead) << static_cast<int>(kind);
+    EXPECT_EQ(failure.lost_rank, lost) << static_cast<int>(kind);
+  }
+}
+
 TEST(Rails, AnOperationThatWaitsTooLongGivesUp) {
   GpuJob job({2, 1});
   job.timeout_ns = 50'000'000;
