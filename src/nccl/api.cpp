@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
+#include <optional>
 #include <system_error>
 
 #include "communicator.hpp"
@@ -24,17 +24,22 @@ using namespace railweave::nccl;
 // Whether a call is none of the shim's business: it is switched off, or NCCL itself calls.
 bool passes() { return !settings().shim || InsideReal::now(); }
 
-bool default_blocking() {
-  static const bool value = [] {
-    const char* text = std::getenv("NCCL_COMM_BLOCKING");  // overrides what programs ask for
-    return text == nullptr || std::strcmp(text, "0") != 0;
+// As NCCL reads it: 0 and 1 count more than what programs ask for.
+std::optional<bool> blocking_by_variable() {
+  static const std::optional<bool> value = []() -> std::optional<bool> {
+    const char* text = std::getenv("NCCL_COMM_BLOCKING");
+    if (text == nullptr || *text == '\0') return std::nullopt;
+    const long long number = std::strtoll(text, nullptr, 0);
+    if (number != 0 && number != 1) return std::nullopt;
+    return number == 1;
   }();
   return value;
 }
 
-// Without a configuration a child is as its parent; one that does not say it means NCCL's default, which is to block.
+// Without a configuration a child is as its parent; one that does not say it means NCCL's default, which is to block. Asked after NCCL's
+// call, as NCCL sets variables from its own files (nccl.conf) in its first one.
 bool is_blocking(const void* config, bool inherited) {
-  if (!default_blocking()) return false;
+  if (const std::optional<bool> by_variable = blocking_by_variable()) return *by_variable;
   const auto* head = static_cast<const ncclConfigHead*>(config);
   if (head == nullptr) return inherited;
   return head->size < sizeof(ncclConfigHead) || head->blocking == kConfigUndefined || head->blocking != 0;
@@ -275,13 +280,15 @@ RAILWEAVE_NCCL_API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int)> real("ncclCommInitRank");
   if (passes()) return real(comm, nranks, id, rank);
-  return born(comm, origin_of(id, default_blocking()), real(comm, nranks, id, rank));
+  const ncclResult_t result = real(comm, nranks, id, rank);
+  return born(comm, origin_of(id, is_blocking(nullptr, true)), result);
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, void* config) {
   static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int, void*)> real("ncclCommInitRankConfig");
   if (passes()) return real(comm, nranks, id, rank, config);
-  return born(comm, origin_of(id, is_blocking(config, true)), real(comm, nranks, id, rank, config));
+  const ncclResult_t result = real(comm, nranks, id, rank, config);
+  return born(comm, origin_of(id, is_blocking(config, true)), result);
 }
 
 // All ranks pass the same list of ids; the first one's hub is as good as any.
@@ -289,7 +296,8 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int n
                                                          void* config) {
   static const Real<ncclResult_t(ncclComm_t*, int, int, int, ncclUniqueId*, void*)> real("ncclCommInitRankScalable");
   if (passes() || ids < 1 || list == nullptr) return real(comm, nranks, rank, ids, list, config);
-  return born(comm, origin_of(list[0], is_blocking(config, true)), real(comm, nranks, rank, ids, list, config));
+  const ncclResult_t result = real(comm, nranks, rank, ids, list, config);
+  return born(comm, origin_of(list[0], is_blocking(config, true)), result);
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
@@ -339,9 +347,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const 
   static const Real<ncclResult_t(ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*, void*)> real("ncclCommGrow");
   if (passes()) return real(comm, nranks, id, rank, grown, config);
   const CommunicatorPointer parent = tracked(comm);
+  const ncclResult_t result = real(comm, nranks, id, rank, grown, config);
   Origin origin = without_hub("grown", Cause::grown, "communicators that have grown are left to NCCL");
   origin.blocking = is_blocking(config, parent == nullptr || parent->blocking());
-  return born(grown, std::move(origin), real(comm, nranks, id, rank, grown, config));
+  return born(grown, std::move(origin), result);
 }
 
 // --- Their life and end ---

@@ -102,6 +102,20 @@ void non_blocking(Rank& self) {
   destroy(comm);
 }
 
+// Told to block by a variable, it asks for nothing: what it makes is there when the call returns.
+void blocking_by_variable(Rank& self) {
+  ::setenv("NCCL_COMM_BLOCKING", "1", 1);
+  Config config;
+  config.blocking = 0;
+  ncclComm_t comm = nullptr, child = nullptr;
+  must(ncclCommInitRankConfig(&comm, self.world, self.unique_id("job"), self.rank, &config), "ncclCommInitRankConfig");
+  exchange_skewed(comm);
+  must(ncclCommSplit(comm, 0, self.rank, &child, &config), "ncclCommSplit");
+  exchange_skewed(child);
+  destroy(child);
+  destroy(comm);
+}
+
 // A program that asks all the time, also while NCCL's threads end.
 void asked_all_the_time(Rank& self) {
   Config config;
@@ -558,6 +572,7 @@ Scenarios life_scenarios() {
       {"child_refused", child_refused},
       {"shrink", shrink},
       {"non_blocking", non_blocking},
+      {"blocking_by_variable", blocking_by_variable},
       {"asked_all_the_time", asked_all_the_time},
       {"failed_split", failed_split},
       {"shrunk_by_abort", shrunk_by_abort},

@@ -252,6 +252,8 @@ ncclResult_t begin_child(ncclComm* parent, ncclComm** handle, std::function<void
 }
 
 bool blocking(const Config* config, bool inherited) {
+  const char* variable = std::getenv("NCCL_COMM_BLOCKING");  // counts more, as with NCCL
+  if (variable != nullptr && (*variable == '0' || *variable == '1')) return *variable == '1';
   if (config == nullptr) return inherited;
   return config->size < offsetof(Config, others) || config->blocking == kConfigUndefined || config->blocking != 0;
 }
