@@ -304,9 +304,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, 
   static const Real<ncclResult_t(ncclComm_t*, int, const int*)> real("ncclCommInitAll");
   const bool mine = !passes();
   const ncclResult_t result = real(comms, devices, list);
-  if (!mine || result != ncclSuccess) return result;
+  if (!mine || !accepted(result)) return result;
   // All ranks are in this process.
   Origin origin = without_hub("", Cause::no_hub, "this process cannot make a hub");
+  origin.blocking = is_blocking(nullptr, true);
   try {
     HubAddress loopback;
     loopback.family = 2;  // AF_INET

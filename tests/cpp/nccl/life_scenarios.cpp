@@ -542,6 +542,24 @@ void windows(Rank& self) {
   destroy(comm);
 }
 
+// Told not to block by a variable, the communicators of a process come later.
+void one_process_without_blocking(Rank&) {
+  ::setenv("NCCL_COMM_BLOCKING", "0", 1);
+  std::array<ncclComm_t, 3> comms{};
+  const ncclResult_t result = ncclCommInitAll(comms.data(), static_cast<int>(comms.size()), nullptr);
+  require(result == ncclSuccess || result == ncclInProgress, "ncclCommInitAll gives " + std::to_string(result));
+  for (const ncclComm_t comm : comms) must(wait_ready(comm), "a communicator's set-up");
+  std::vector<std::future<void>> ranks;
+  for (std::size_t rank = 0; rank < comms.size(); ++rank) {
+    ranks.push_back(std::async(std::launch::async, [comm = comms[rank], rank] {
+      stand_in::set_device(static_cast<int>(rank));
+      exchange_skewed(comm);
+      destroy(comm);
+    }));
+  }
+  for (std::future<void>& rank : ranks) rank.get();
+}
+
 // The same, each rank driven by a thread of its own, from its first exchange to its end.
 void one_process_of_threads(Rank&) {
   std::array<ncclComm_t, 3> comms{};
@@ -594,6 +612,7 @@ Scenarios life_scenarios() {
       {"lives", lives},
       {"registered", registered},
       {"windows", windows},
+      {"one_process_without_blocking", one_process_without_blocking},
       {"one_process_of_threads", one_process_of_threads},
   };
 }

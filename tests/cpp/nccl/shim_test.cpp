@@ -119,23 +119,22 @@ TEST_P(Program, IsServedWithTheShimInPlaceOfNccl) {
   EXPECT_EQ(outcome.count(": served"), GetParam().served) << outcome.log;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Program,
-                         testing::Values(Case{"alltoallv", 4}, Case{"many_messages", 4}, Case{"single_calls", 4}, Case{"nested_groups", 4},
-                                         Case{"two_streams", 4}, Case{"two_communicators", 8},
-                                         // the parent, two rounds of halves, and three ranks with a colour
-                                         Case{"split", 4 + 8 + 3}, Case{"shrink", 4 + 3}, Case{"child_refused", 4 + 4 + 3},
-                                         Case{"non_blocking", 4 + 4 + 3}, Case{"blocking_by_variable", 4 + 4},
-                                         Case{"asked_all_the_time", 3 * 4}, Case{"failed_split", 4}, Case{"shrunk_by_abort", 4 + 3},
-                                         Case{"revoked", 4 + 4 + 3}, Case{"revoked_without_blocking", 4 + 4 + 3}, Case{"revoke_refused", 4},
-                                         Case{"grown", 3}, Case{"several_ids", 4 + 4}, Case{"ended_by_a_child", 4},
-                                         Case{"ended_by_a_static_object", 8}, Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)},
-                                         Case{"finalized_late", 4}, Case{"finalized_twice", 4}, Case{"finalize_refused", 4 + 4},
-                                         Case{"mixed_group", 4}, Case{"mixed_group_later", 4}, Case{"all_to_all", 4},
-                                         Case{"all_to_all_config", 4}, Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4},
-                                         Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"wrong_group", 4}, Case{"simulated", 4},
-                                         Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
-                                         Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"random_groups", 8}),
-                         [](const auto& tested) { return std::string(tested.param.scenario); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Program,
+    testing::Values(Case{"alltoallv", 4}, Case{"many_messages", 4}, Case{"single_calls", 4}, Case{"nested_groups", 4},
+                    Case{"two_streams", 4}, Case{"two_communicators", 8},
+                    // the parent, two rounds of halves, and three ranks with a colour
+                    Case{"split", 4 + 8 + 3}, Case{"shrink", 4 + 3}, Case{"child_refused", 4 + 4 + 3}, Case{"non_blocking", 4 + 4 + 3},
+                    Case{"blocking_by_variable", 4 + 4}, Case{"one_process_without_blocking", 4 * 3}, Case{"asked_all_the_time", 3 * 4},
+                    Case{"failed_split", 4}, Case{"shrunk_by_abort", 4 + 3}, Case{"revoked", 4 + 4 + 3},
+                    Case{"revoked_without_blocking", 4 + 4 + 3}, Case{"revoke_refused", 4}, Case{"grown", 3}, Case{"several_ids", 4 + 4},
+                    Case{"ended_by_a_child", 4}, Case{"ended_by_a_static_object", 8}, Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)},
+                    Case{"finalized_late", 4}, Case{"finalized_twice", 4}, Case{"finalize_refused", 4 + 4}, Case{"mixed_group", 4},
+                    Case{"mixed_group_later", 4}, Case{"all_to_all", 4}, Case{"all_to_all_config", 4}, Case{"graph", 4},
+                    Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"wrong_group", 4},
+                    Case{"simulated", 4}, Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
+                    Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"random_groups", 8}),
+    [](const auto& tested) { return std::string(tested.param.scenario); });
 
 // The others have to come within this time of each other, on a busy machine, too.
 TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
