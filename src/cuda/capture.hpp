@@ -15,40 +15,36 @@ struct Capture {
   cudaGraph_t graph = nullptr;
 };
 
-namespace detail {
-
-struct CaptureInfo {
+// Asks for no dependencies: the program may have left the stream behind an edge with data (a programmatic dependency of a launch), which
+// CUDA does not list without the data (cudaErrorLossyQuery).
+inline Capture capture_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status{};
-  unsigned long long id = 0;
-  cudaGraph_t graph = nullptr;
-  const cudaGraphNode_t* nodes = nullptr;
-  std::size_t count = 0;
-};
+  Capture capture;
 // CUDA 13 gave its calls about edges one more parameter.
-inline CaptureInfo capture_info(cudaStream_t stream) {
-  CaptureInfo info;
 #if CUDART_VERSION >= 13000
-  check(cudaStreamGetCaptureInfo(stream, &info.status, &info.id, &info.graph, &info.nodes, nullptr, &info.count),
+  check(cudaStreamGetCaptureInfo(stream, &status, &capture.id, &capture.graph, nullptr, nullptr, nullptr),
 #else
-  check(cudaStreamGetCaptureInfo_v2(stream, &info.status, &info.id, &info.graph, &info.nodes, &info.count),
+  check(cudaStreamGetCaptureInfo_v2(stream, &status, &capture.id, &capture.graph, nullptr, nullptr),
 #endif
         "asking whether a stream is being captured");
-  return info;
+  capture.active = status == cudaStreamCaptureStatusActive;
+  return capture;
 }
 
-}  // namespace detail
-
-inline Capture capture_of(cudaStream_t stream) {
-  const detail::CaptureInfo info = detail::capture_info(stream);
-  return {info.status == cudaStreamCaptureStatusActive, info.id, info.graph};
-}
-
-// What was queued last on a stream that is being captured.
+// What was queued last on a stream that is being captured, by this library: without data at its edge.
 inline cudaGraphNode_t newest_node(cudaStream_t stream) {
-  const detail::CaptureInfo info = detail::capture_info(stream);
-  if (info.count != 1)
-    throw DeviceError("a captured launch left its stream with " + std::to_string(info.count) + " dependencies; expected the launch alone");
-  return info.nodes[0];
+  cudaStreamCaptureStatus status{};
+  const cudaGraphNode_t* nodes = nullptr;
+  std::size_t count = 0;
+#if CUDART_VERSION >= 13000
+  check(cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, nullptr, &count),
+#else
+  check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &nodes, &count),
+#endif
+        "asking what was captured last");
+  if (count != 1)
+    throw DeviceError("a captured launch left its stream with " + std::to_string(count) + " dependencies; expected the launch alone");
+  return nodes[0];
 }
 
 // For CaptureOrder.
