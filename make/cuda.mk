@@ -6,7 +6,7 @@ setup-cuda: ## a CUDA toolkit in .cuda where the machine has none
 cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchmarks, in build/cuda (needs no GPU)
 	@if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi; \
 	cmake -G Ninja -B build/cuda -DRAILWEAVE_CUDA=ON -DRAILWEAVE_TESTS=ON -DRAILWEAVE_BENCHMARKS=ON >/dev/null && \
-	cmake --build build/cuda -j $(JOBS) --target railweave_cuda railweave_nccl gpu_protocol_test gpu_device_test gpu_exchange link_sleep
+	cmake --build build/cuda -j $(JOBS) --target railweave_cuda railweave_nccl gpu_protocol_test gpu_device_test gpu_communicator_test gpu_exchange link_sleep
 
 cuda-sm70: setup-cuda ## that the kernels have no instruction that sm_70 lacks, which CUDA 13 does not compile for (needs no GPU)
 	@scripts/check-sm70
@@ -14,6 +14,6 @@ cuda-sm70: setup-cuda ## that the kernels have no instruction that sm_70 lacks, 
 cuda-12: cuda ## that the sources of that build keep to the headers of CUDA 12.1, the oldest toolkit they are for (needs no GPU)
 	@scripts/check-cuda12
 
-test-cuda: cuda cuda-12 cuda-sm70 ## what of the CUDA build needs no GPU: kernels compile, for sm_70 too; CUDA 12.1; contexts, captures; installing
-	@ctest --test-dir build/cuda/tests/cpp/cuda -R '^(DeviceScope|CaptureOf)' --no-tests=error --output-on-failure
+test-cuda: cuda cuda-12 cuda-sm70 ## what of the CUDA build needs no GPU: kernels compile, for sm_70 too; CUDA 12.1; contexts, captures, ends; installing
+	@ctest --test-dir build/cuda/tests/cpp/cuda -R '^(DeviceScope|CaptureOf|EndOfCommunicator)' --no-tests=error --output-on-failure
 	@ctest --test-dir build/cuda/tests/cpp/nccl -R '^nccl_install$$' --no-tests=error --output-on-failure

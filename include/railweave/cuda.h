@@ -114,12 +114,13 @@ typedef struct railweave_cuda_api {
    * Later enqueue calls fail. Communicators that share an operation which this ends have ended, too. */
   railweave_status (*abort)(railweave_cuda_communicator* communicator);
 
-  /* Waits until what was enqueued has ended here, however long its peers take; then, for at most the setting drain_ms, lends slots and
-   * NICs until no peer needs them. Every rank calls it or destroy, in any order. */
+  /* Waits until what was enqueued has ended here, however long its peers take, and tells them that this rank leaves; waits for none of
+   * them to leave. Every rank calls it or destroy, in any order. */
   railweave_status (*drain)(railweave_cuda_communicator* communicator);
 
-  /* drain (unless it was aborted or drained), then frees everything; NULL is allowed. Freeing waits for kernels, so beside operations of
-   * other communicators on the device memory is freed when none is under way. */
+  /* drain; then, for at most the setting drain_ms, lends slots and NICs until no peer in another process needs them; then frees everything.
+   * NULL is allowed. Freeing waits for kernels, so beside operations of other communicators on the device memory is freed when none is
+   * under way. */
   void (*destroy)(railweave_cuda_communicator* communicator);
 
   /* Memory that will be used often: mapped ahead of its first use, as long as it is among the rank's 1,024 newest buffers. A hint;

@@ -104,6 +104,7 @@ Communicator::~Communicator() { end(); }
 void Communicator::end() {
   if (std::exchange(ended_, true)) return;
   drain();
+  wait_for_mates();
   {
     const std::scoped_lock noting(noting_);  // who holds it may ask those that it found
     const std::scoped_lock lock(residents().mutex);

@@ -73,9 +73,11 @@ class Communicator {
   std::optional<Failure> failure() const;
   // Ends the communicator on all ranks; on this one alone where all that it had queued has ended.
   void abort();
-  // Waits for own operations, then for mates of other processes, until none of them can touch this rank's memory any more.
+  // Waits for own operations, and for no other rank: a program may have one thread finalize several ranks, or tell the others to finalize
+  // when it has. They hear that this rank leaves.
   void drain();
-  // Drains, and ends its threads: only memory is left then, and nothing is told any more.
+  // Drains, waits until no mate of another process can touch this rank's memory any more, drain_ms at most, and ends its threads: only
+  // memory is left then, and nothing is told any more.
   void end();
   // Gives back the memory of one that has ended, at once or, as that waits for kernels, when no operation is under way on its device.
   static void give_back(int device, std::shared_ptr<void> memory);
@@ -158,6 +160,7 @@ class Communicator {
   void come_to_rest();
   void let_kernels_leave();
   void halt_at_end();
+  void wait_for_mates() const;
   bool replays_are_over() const;
   bool leave();  // under mutex_
   void leave_with_process();
@@ -208,7 +211,7 @@ class Communicator {
   CaptureOrder<cudaStream_t, cudaGraphNode_t> capture_order_;
   std::atomic<bool> captured_ = false;
   std::atomic<std::uint32_t> launching_ = 0;  // operations that are noted, and of which the event does not tell yet
-  bool drained_ = false, ended_ = false;
+  bool ended_ = false;
   Claim claim_;  // as long as an operation has not ended; under the residents' mutex
 
   mutable std::mutex mutex_;

@@ -355,12 +355,16 @@ void Communicator::abort() {
 }
 
 void Communicator::drain() {
-  if (drained_) return;
-  drained_ = true;
   // What was queued ends, however late its peers come: no bound but that of every operation, gpu_timeout_ms. The event covers captured
   // operations as well, which have no count.
   while (cudaEventQuery(last_.get()) == cudaErrorNotReady) std::this_thread::sleep_for(kSoonLook);
   tell_leaving(book_->page().life);
+  if (rails_ != nullptr) rails_->begin_close();
+}
+
+// Mates of this process may be ended by the same thread, one after the other, so they are not waited for: what they have mapped stays until
+// the last of them has ended.
+void Communicator::wait_for_mates() const {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings_.drain_ms);
   const auto left = [](const Mate& mate) { return mate.pidfd < 0 || has_left(mate); };
   while (!std::all_of(mates_.begin(), mates_.end(), left) && std::chrono::steady_clock::now() < deadline)

@@ -44,7 +44,9 @@ class Rails {
   void expect(bool captured);
   // The communicator has ended. Does not wait.
   void stop();
-  // Once its own operations have ended: relays for others until nobody needs it, at most drain_ms.
+  // Once its own operations have ended: the others hear that this rank leaves, and it relays for them until nobody needs it, at most
+  // drain_ms. close() waits for the end of that.
+  void begin_close() { engine_->begin_close(); }
   void close() { engine_->close(); }
 
   std::uint64_t bytes_sent(PathKind kind) const { return control_.bytes_by_kind[static_cast<std::size_t>(kind)].load(); }

@@ -1,0 +1,152 @@
+// How communicators end, over stand-ins for CUDA's runtime and the kernels. Ranks are children of the test, as the library has handlers at
+// their end.
+#include "communicator.hpp"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace railweave;
+using namespace railweave::cuda;
+using namespace std::chrono_literals;
+
+// What is waited for in vain where a test fails.
+constexpr auto kPatience = 30s;
+
+// A word from one process to another.
+class Signal {
+ public:
+  Signal() { EXPECT_EQ(::pipe(ends_.data()), 0); }
+  void send() const { static_cast<void>(::write(ends_[1], "x", 1)); }
+  bool is_there(std::chrono::milliseconds at_most = 0ms) const {
+    pollfd poll{ends_[0], POLLIN, 0};
+    return ::poll(&poll, 1, static_cast<int>(at_most.count())) == 1;
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
+
+using Rank = std::function<bool()>;  // whether all was as it should be
+
+pid_t start(const Rank& rank) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  bool well = false;
+  try {
+    well = rank();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "a rank: %s\n", error.what());
+  }
+  ::_exit(well ? 0 : 1);
+}
+
+void expect_well(const std::vector<Rank>& ranks) {
+  std::vector<pid_t> children;
+  for (const Rank& rank : ranks) children.push_back(start(rank));
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(children[i], &status, 0), children[i]);
+    EXPECT_EQ(status, 0) << "rank " << i;
+  }
+}
+
+// A folder where ranks meet.
+class Place {
+ public:
+  Place() : path_(std::filesystem::temp_directory_path() / ("communicator-test-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(path_);
+  }
+  ~Place() { std::filesystem::remove_all(path_); }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  std::string address() const { return "file://" + path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+ExchangeSettings settings() {
+  ExchangeSettings settings;
+  settings.gpu_virtual_memory = 0;
+  settings.node_id = "node";
+  settings.drain_ms = 60'000;  // longer than kPatience: who waits for it is taken to wait for ever
+  return settings;
+}
+
+std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, const std::string& address) {
+  const auto quiet = [](const std::string&) {};
+  return std::make_unique<Communicator>(rank, world, 0, address, settings(), 0, quiet, quiet);
+}
+
+TEST(EndOfCommunicator, DrainingWaitsForNoOtherRank) {
+  const Place place;
+  const Signal drained;
+  expect_well({[&] {
+                 const auto own = make(0, 2, place.address());
+                 own->drain();
+                 drained.send();
+                 own->end();
+                 return true;
+               },
+               [&] {
+                 const auto own = make(1, 2, place.address());
+                 const bool well = drained.is_there(kPatience);
+                 own->end();
+                 return well;
+               }});
+}
+
+// Two processes with two ranks each, which one thread drains and ends one after the other.
+TEST(EndOfCommunicator, RanksOfAProcessAreDrainedAndEndedInTurn) {
+  const Place place;
+  const std::array<Signal, 2> ended;
+  const auto process = [&](std::uint32_t number) {
+    std::array<std::unique_ptr<Communicator>, 2> own;
+    std::thread other([&] { own[1] = make(2 * number + 1, 4, place.address()); });
+    own[0] = make(2 * number, 4, place.address());
+    other.join();
+    for (const auto& each : own) each->drain();
+    for (const auto& each : own) each->end();
+    ended[number].send();
+    return true;
+  };
+  expect_well({[&] { return process(0); }, [&] { return process(1); },
+               [&] { return ended[0].is_there(kPatience) && ended[1].is_there(kPatience); }});
+}
+
+TEST(EndOfCommunicator, ItsMemoryStaysUntilMatesHaveLeft) {
+  const Place place;
+  const Signal ending, leaving;
+  expect_well({[&] {
+                 const auto own = make(0, 2, place.address());
+                 ending.send();
+                 own->end();
+                 return leaving.is_there();
+               },
+               [&] {
+                 const auto own = make(1, 2, place.address());
+                 const bool well = ending.is_there(kPatience);
+                 leaving.send();
+                 own->end();
+                 return well;
+               }});
+}
+
+}  // namespace

@@ -1,0 +1,27 @@
+// CUDA's runtime, the kernels' launches and the bell, so that a whole Communicator runs without a GPU, as far as its host side goes: memory
+// is the host's, copies are made at once, and of what is queued nothing runs. Device 0 is all there is.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+
+#include "operation.hpp"
+
+namespace railweave::cuda::stand_in {
+
+// Whether streams are being captured.
+inline std::atomic<bool> capturing = false;
+// What cudaEventQuery does; none: what was recorded is over.
+inline std::atomic<cudaError_t (*)()> event_query = nullptr;
+// Of the newest operation.
+inline std::atomic<HostView*> host_view = nullptr;
+inline std::atomic<std::uint32_t> blocks = 0;
+// While it is set threads stay where they wait for their bell, so many.
+inline std::atomic<bool> holds_threads = false;
+inline std::atomic<int> held_threads = 0;
+
+// As CUDA does when a process ends: who touches pinned memory then is killed.
+void take_pinned_memory_away();
+
+}  // namespace railweave::cuda::stand_in
