@@ -88,6 +88,9 @@ void Communicator::watch(const char* name, bool maps, void (Communicator::*look)
     lock.unlock();
     wait_for_ring(bell, heard, at_most);
     heard = rings_of(bell);
+    lock.lock();
+    if (ending_) break;  // as the process may be: CUDA's own handlers run then
+    lock.unlock();
     try {
       (this->*look)();
     } catch (const std::exception& error) {

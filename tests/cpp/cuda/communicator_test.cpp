@@ -10,13 +10,17 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "stand_in_runtime.hpp"
 
 namespace {
 
@@ -26,6 +30,15 @@ using namespace std::chrono_literals;
 
 // What is waited for in vain where a test fails.
 constexpr auto kPatience = 30s;
+
+bool within_patience(const std::function<bool()>& done) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
 
 // A word from one process to another.
 class Signal {
@@ -95,6 +108,11 @@ std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, cons
   return std::make_unique<Communicator>(rank, world, 0, address, settings(), 0, quiet, quiet);
 }
 
+std::ptrdiff_t threads() {
+  const std::filesystem::directory_iterator all("/proc/self/task");
+  return std::distance(begin(all), end(all));
+}
+
 TEST(EndOfCommunicator, DrainingWaitsForNoOtherRank) {
   const Place place;
   const Signal drained;
@@ -147,6 +165,24 @@ TEST(EndOfCommunicator, ItsMemoryStaysUntilMatesHaveLeft) {
                  own->end();
                  return well;
                }});
+}
+
+// At the end of the process, before the library's own handler is registered, so behind it.
+void leave_nothing_to_threads() {
+  stand_in::take_pinned_memory_away();
+  stand_in::holds_threads = false;
+  ::_exit(within_patience([] { return stand_in::held_threads == 0 && threads() == 1; }) ? 0 : 1);
+}
+
+TEST(EndOfCommunicator, ItsThreadsLookAtNothingOnceTheProcessHasLeft) {
+  const Place place;
+  expect_well({[&] {
+    std::atexit(leave_nothing_to_threads);
+    stand_in::holds_threads = true;
+    const auto own = make(0, 1, place.address());
+    if (!within_patience([] { return stand_in::held_threads == 2; })) return false;
+    std::exit(1);
+  }});
 }
 
 }  // namespace
