@@ -8,6 +8,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -71,7 +72,7 @@ class Communicator {
   static void enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams);
 
   std::optional<Failure> failure() const;
-  // Ends the communicator on all ranks; on this one alone where all that it had queued has ended.
+  // Ends the communicator on all ranks; on this one alone where all that it had queued has ended. Waits for no kernel.
   void abort();
   // Waits for own operations, and for no other rank: a program may have one thread finalize several ranks, or tell the others to finalize
   // when it has. They hear that this rank leaves.
@@ -161,7 +162,7 @@ class Communicator {
   void let_kernels_leave();
   void halt_at_end();
   void wait_for_mates() const;
-  bool replays_are_over() const;
+  bool replays_are_over();
   bool leave();  // under mutex_
   void leave_with_process();
   HostView view() const;
@@ -232,6 +233,8 @@ class Communicator {
   std::vector<std::optional<std::chrono::steady_clock::time_point>> gone_since_;
   // Of the mapping thread: since when nothing has ended while a rank that has left is waited for.
   std::optional<std::pair<std::uint64_t, std::chrono::steady_clock::time_point>> waits_for_left_;
+  std::mutex asking_mutex_;
+  std::future<bool> asked_;  // whether replays are over
   std::jthread watcher_, mapper_;
 };
 

@@ -69,6 +69,8 @@ void Communicator::end_threads() {
   for (std::jthread* thread : {&watcher_, &mapper_}) {
     if (thread->joinable()) thread->join();
   }
+  const std::scoped_lock lock(asking_mutex_);
+  if (asked_.valid()) asked_.wait();  // no kernel holds it up any more
 }
 
 void Communicator::watch(const char* name, bool maps, void (Communicator::*look)()) {
@@ -231,8 +233,22 @@ std::optional<Failure> Communicator::find_unmatched() {
 }
 
 // No replay of what was captured is under way, as far as the event tells. Not under mutex_: the driver may wait for a thread that waits for
-// a kernel, and who holds it up then must not keep a death from being heard of.
-bool Communicator::replays_are_over() const { return !captured_ || cudaEventQuery(last_.get()) == cudaSuccess; }
+// a kernel, and who holds it up then must not keep a death from being heard of. That kernel may end by what the caller does next alone, so
+// it is asked on a thread of its own, and is not waited for long.
+bool Communicator::replays_are_over() {
+  if (!captured_) return true;
+  const auto lock = lock_for_a_moment(asking_mutex_);
+  if (!lock || (asked_.valid() && asked_.wait_for(0s) != std::future_status::ready)) return false;
+  try {
+    asked_ = std::async(std::launch::async, [this] {
+      const DeviceScope scope(device_);
+      return cudaEventQuery(last_.get()) == cudaSuccess;
+    });
+    return asked_.wait_for(kAnswerTime) == std::future_status::ready && asked_.get();
+  } catch (const std::exception&) {  // there is no thread for it, or the device is lost
+    return false;
+  }
+}
 
 // True, and mates that have nothing to do with this rank any more go on, where all that was queued has ended: nothing is queued from then
 // on. Under mutex_. The watching threads end, too: what they met would be told as a failure.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -108,10 +109,27 @@ std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, cons
   return std::make_unique<Communicator>(rank, world, 0, address, settings(), 0, quiet, quiet);
 }
 
+// A message to itself.
+void enqueue(Communicator& communicator) {
+  static std::array<std::byte, 128> data{};
+  const std::array transfers{Transfer{&communicator, Direction::send, communicator.rank(), data.data(), 64},
+                             Transfer{&communicator, Direction::receive, communicator.rank(), data.data() + 64, 64}};
+  const std::array<cudaStream_t, 1> streams{};
+  Communicator::enqueue(transfers, streams);
+}
+
+void capture(Communicator& communicator) {
+  stand_in::capturing = true;
+  enqueue(communicator);
+  stand_in::capturing = false;
+}
+
 std::ptrdiff_t threads() {
   const std::filesystem::directory_iterator all("/proc/self/task");
   return std::distance(begin(all), end(all));
 }
+
+std::uint32_t stop_word() { return std::atomic_ref(stand_in::host_view.load()->stop).load(); }
 
 TEST(EndOfCommunicator, DrainingWaitsForNoOtherRank) {
   const Place place;
@@ -165,6 +183,41 @@ TEST(EndOfCommunicator, ItsMemoryStaysUntilMatesHaveLeft) {
                  own->end();
                  return well;
                }});
+}
+
+// As the driver does where a copy to pageable memory is queued behind the operation: it answers when that has ended.
+std::atomic<bool> ended_in_time = true;
+cudaError_t answer_when_stopped() {
+  if (!within_patience([] { return stop_word() != 0; })) ended_in_time = false;
+  return cudaSuccess;
+}
+
+TEST(EndOfCommunicator, AnAbortStopsAReplayBeforeTheDriverAnswers) {
+  const Place place;
+  expect_well({[&] {
+    const auto own = make(0, 1, place.address());
+    capture(*own);
+    stand_in::event_query = answer_when_stopped;
+    own->abort();
+    own->abort();
+    own->end();
+    return ended_in_time.load();
+  }});
+}
+
+// The driver is given a moment to answer, which a busy machine may not have: then once more.
+TEST(EndOfCommunicator, AnAbortBehindReplaysThatAreOverIsNoFailureOfItsMates) {
+  expect_well({[] {
+    return within_patience([] {
+      const Place place;
+      const auto own = make(0, 1, place.address());
+      capture(*own);
+      own->abort();
+      const bool left = stop_word() == kLeave;  // at once, where kStop would come first
+      own->end();
+      return left;
+    });
+  }});
 }
 
 // At the end of the process, before the library's own handler is registered, so behind it.
