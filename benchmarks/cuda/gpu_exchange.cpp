@@ -227,8 +227,8 @@ class Rank {
     std::vector<railweave_setting> settings{{"gpu_timeout_ms", "20000"}};
     if (options_.nodes > 1) settings.insert(settings.end(), {{"gpu_nodes", nodes.c_str()}, {"node_id", node.c_str()}, {"nics", "lo"}});
     const auto log = [](void*, const char* text) { std::fprintf(stderr, "gpu_exchange: %s\n", text); };
-    const railweave_cuda_config config{sizeof config,   rank_,           world_, device_, 0,      rendezvous_.c_str(),
-                                       settings.data(), settings.size(), log,    nullptr, nullptr};
+    const railweave_cuda_config config{sizeof config,   rank_,           world_, device_, 0,       rendezvous_.c_str(),
+                                       settings.data(), settings.size(), log,    nullptr, nullptr, 0};
     require(api_->create(&config, &communicator_));
   }
   void require(railweave_status status) {

@@ -45,6 +45,7 @@ typedef struct railweave_cuda_config {
   void* log_context;
   /* Told, as log is and with its context, what an operator should hear without having asked; may be NULL, then log is told. */
   void (*warn)(void* context, const char* text);
+  uint32_t most_blocks; /* of an operation's kernel, whatever the settings say; 0: as many as they say */
 } railweave_cuda_config;
 
 typedef enum railweave_cuda_kind { RAILWEAVE_CUDA_SEND = 0, RAILWEAVE_CUDA_RECV = 1 } railweave_cuda_kind;

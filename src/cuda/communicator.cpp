@@ -70,12 +70,12 @@ StreamId id_of(cudaStream_t stream) {
 }  // namespace
 
 Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous,
-                           const ExchangeSettings& settings, std::uint32_t channel_bytes, Remarks::Say say, Remarks::Say warn)
+                           const ExchangeSettings& settings, const KernelBounds& bounds, Remarks::Say say, Remarks::Say warn)
     : rank_(rank),
       world_(world),
       device_(device),
       settings_(settings),
-      channel_bytes_(channel_bytes),
+      bounds_(bounds),
       noting_(noting_on(device)),
       mate_of_(world, kFar),
       remarks_(std::move(say), std::move(warn)),
@@ -414,7 +414,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       .link_MBps = static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
                       .staged_bytes = first.settings_.eager_bytes,
                       .rail_bytes = bytes_over_rails(rails),
-                      .channel_bytes = first.channel_bytes_};
+                      .channel_bytes = first.bounds_.channel_bytes};
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;
@@ -440,6 +440,9 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     limits.cluster_blocks = room.cluster;
     limits.needed = room.needed;
     limits.room = room.blocks;
+    for (const Communicator* communicator : communicators) {
+      if (const std::uint32_t most = communicator->bounds_.most_blocks; most != 0) limits.room = std::min(limits.room, most);
+    }
     if (!messages.empty()) plan = prepare(messages, limits);
     if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
     try {

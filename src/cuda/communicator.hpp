@@ -58,12 +58,18 @@ struct Counters {
   std::uint64_t bytes_by_kind[5] = {};  // by PathKind
 };
 
+// What who makes a communicator says of its kernels, beside the settings.
+struct KernelBounds {
+  std::uint32_t channel_bytes = 0;  // LaunchLimits
+  std::uint32_t most_blocks = 0;    // 0: as many as the settings say
+};
+
 class Communicator {
  public:
   // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError. `say` is told, on
-  // any thread, what was decided and why, `warn` what somebody should mend. `channel_bytes`: LaunchLimits.
+  // any thread, what was decided and why, `warn` what somebody should mend.
   Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings,
-               std::uint32_t channel_bytes, Remarks::Say say, Remarks::Say warn);
+               const KernelBounds& bounds, Remarks::Say say, Remarks::Say warn);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
@@ -183,7 +189,7 @@ class Communicator {
   const std::uint32_t rank_, world_;
   const int device_;
   const ExchangeSettings settings_;
-  const std::uint32_t channel_bytes_;
+  const KernelBounds bounds_;
   std::mutex& noting_;                   // of the device, see Residents
   std::uint64_t low_latency_bytes_ = 0;  // of messages in packets; the same at all ranks of the node
   KernelTraits kernels_{};

@@ -82,11 +82,14 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
     if (config->world == 0 || config->rank >= config->world)
       throw Error("rank " + std::to_string(config->rank) + " of " + std::to_string(config->world));
     const Told log = config->size < offsetof(railweave_cuda_config, warn) ? nullptr : config->log;
-    const Told warn = config->size < sizeof *config || config->warn == nullptr ? log : config->warn;
+    const bool can_warn = config->size >= offsetof(railweave_cuda_config, most_blocks) && config->warn != nullptr;
+    const Told warn = can_warn ? config->warn : log;
+    cuda::KernelBounds bounds{.channel_bytes = config->channel_bytes};
+    if (config->size >= sizeof *config) bounds.most_blocks = config->most_blocks;
     const cuda::DeviceScope scope(config->device);
     *communicator = new railweave_cuda_communicator{Communicator(config->rank, config->world, config->device, config->rendezvous,
-                                                                 cuda::settings_of(*config), config->channel_bytes,
-                                                                 teller(log, config->log_context), teller(warn, config->log_context))};
+                                                                 cuda::settings_of(*config), bounds, teller(log, config->log_context),
+                                                                 teller(warn, config->log_context))};
   });
 }
 

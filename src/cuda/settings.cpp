@@ -76,7 +76,7 @@ void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept,
   if (config.size < offsetof(railweave_cuda_config, warn) || config.log == nullptr) return;
   if (told.exchange(true)) return;
   const std::string text = remark(kept, settings);
-  const bool can_warn = config.size >= sizeof config && config.warn != nullptr;
+  const bool can_warn = config.size >= offsetof(railweave_cuda_config, most_blocks) && config.warn != nullptr;
   (kept.damaged && can_warn ? config.warn : config.log)(config.log_context, text.c_str());
 }
 

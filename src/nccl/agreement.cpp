@@ -1,5 +1,6 @@
 #include "agreement.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -65,6 +66,7 @@ std::string encode(const Facts& facts) {
   blob.append(reinterpret_cast<const char*>(&facts.device_abi), sizeof facts.device_abi);
   put(blob, facts.refusal);
   put(blob, facts.rendezvous);
+  blob.append(reinterpret_cast<const char*>(&facts.most_blocks), sizeof facts.most_blocks);
   return blob;
 }
 
@@ -74,13 +76,15 @@ Facts decode(const std::string& blob) {
   if (!take(blob, at, &facts.version, sizeof facts.version)) return {0, 0, "its facts cannot be read", ""};
   // Another version may say the rest in another way; the version alone settles it.
   if (facts.version != kAgreementVersion) return facts;
-  if (!take(blob, at, &facts.device_abi, sizeof facts.device_abi) || !take(blob, at, facts.refusal) || !take(blob, at, facts.rendezvous))
+  if (!take(blob, at, &facts.device_abi, sizeof facts.device_abi) || !take(blob, at, facts.refusal) || !take(blob, at, facts.rendezvous) ||
+      !take(blob, at, &facts.most_blocks, sizeof facts.most_blocks))
     return {facts.version, 0, "its facts cannot be read", ""};
   return facts;
 }
 
 Verdict decide(std::span<const std::string> blobs) {
   Facts first;
+  std::uint32_t most_blocks = 0;
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     const Facts facts = decode(blobs[rank]);
     if (rank == 0) first = facts;
@@ -91,9 +95,10 @@ Verdict decide(std::span<const std::string> blobs) {
     if (facts.device_abi != first.device_abi)
       return no(Cause::versions, rank_text(rank) + " has a device library of version " + std::to_string(facts.device_abi) +
                                      ", rank 0 of version " + std::to_string(first.device_abi));
+    if (facts.most_blocks != 0) most_blocks = most_blocks == 0 ? facts.most_blocks : std::min(most_blocks, facts.most_blocks);
   }
   if (first.rendezvous.empty()) return no(Cause::no_agreement, "rank 0 named no rendezvous");
-  return {true, {}, "", first.rendezvous};
+  return {true, {}, "", first.rendezvous, most_blocks};
 }
 
 bool is_own(std::size_t rank, std::string_view refusal) {

@@ -31,13 +31,14 @@ const char* word_of(Cause cause);
 Cause cause_of(std::string_view refusal, Cause otherwise);
 
 // Raised when ranks of different builds could not work together.
-inline constexpr std::uint32_t kAgreementVersion = 1;
+inline constexpr std::uint32_t kAgreementVersion = 2;
 
 struct Facts {
   std::uint32_t version = kAgreementVersion;
   std::uint32_t device_abi = 0;
-  std::string refusal;     // why this rank cannot serve; empty: it can
-  std::string rendezvous;  // of rank 0
+  std::string refusal;            // why this rank cannot serve; empty: it can
+  std::string rendezvous;         // of rank 0
+  std::uint32_t most_blocks = 0;  // of an operation's kernel; 0: nobody says any number
 };
 
 std::string encode(const Facts& facts);
@@ -46,9 +47,10 @@ Facts decode(const std::string& blob);
 
 struct Verdict {
   bool served = false;
-  Cause cause = Cause::refused;  // why not
-  std::string reason;            // the same, naming the first rank
-  std::string rendezvous;        // where rank 0 listens
+  Cause cause = Cause::refused;   // why not
+  std::string reason;             // the same, naming the first rank
+  std::string rendezvous;         // where rank 0 listens
+  std::uint32_t most_blocks = 0;  // the fewest that a rank allows
 };
 
 Verdict decide(std::span<const std::string> blobs);

@@ -2,6 +2,7 @@
 // and passed on. All others are in forwarding.cpp.
 #include <algorithm>
 #include <climits>
+#include <cstddef>
 #include <cstdlib>
 #include <optional>
 #include <system_error>
@@ -42,7 +43,7 @@ bool is_blocking(const void* config, bool inherited) {
   if (const std::optional<bool> by_variable = blocking_by_variable()) return *by_variable;
   const auto* head = static_cast<const ncclConfigHead*>(config);
   if (head == nullptr) return inherited;
-  return head->size < sizeof(ncclConfigHead) || head->blocking == kConfigUndefined || head->blocking != 0;
+  return head->size < offsetof(ncclConfigHead, cga_cluster_size) || head->blocking == kConfigUndefined || head->blocking != 0;
 }
 
 // The communicators of this process that may have a device side; nullptr: every call about it is NCCL's.
@@ -80,9 +81,10 @@ ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, Commun
   return group.open() ? result : group.finish(result);
 }
 
-Origin origin_of(const ncclUniqueId& id, bool blocking) {
+Origin origin_of(const ncclUniqueId& id, bool blocking, const void* config = nullptr) {
   Origin origin;
   origin.blocking = blocking;
+  origin.ctas = ctas_of(config, {});
   origin.hub = read_hub(id);
   if (origin.hub) {
     origin.name = name_of(*origin.hub);
@@ -288,7 +290,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nra
   static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int, void*)> real("ncclCommInitRankConfig");
   if (passes()) return real(comm, nranks, id, rank, config);
   const ncclResult_t result = real(comm, nranks, id, rank, config);
-  return born(comm, origin_of(id, is_blocking(config, true)), result);
+  return born(comm, origin_of(id, is_blocking(config, true), config), result);
 }
 
 // All ranks pass the same list of ids; the first one's hub is as good as any.
@@ -297,7 +299,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int n
   static const Real<ncclResult_t(ncclComm_t*, int, int, int, ncclUniqueId*, void*)> real("ncclCommInitRankScalable");
   if (passes() || ids < 1 || list == nullptr) return real(comm, nranks, rank, ids, list, config);
   const ncclResult_t result = real(comm, nranks, rank, ids, list, config);
-  return born(comm, origin_of(list[0], is_blocking(config, true)), result);
+  return born(comm, origin_of(list[0], is_blocking(config, true), config), result);
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
@@ -329,6 +331,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int ke
   if (parent == nullptr) return result;
   if (!begun(result)) return Group::of_this_thread().fail(result);
   Origin origin = parent->split(color, is_blocking(config, parent->blocking()));
+  origin.ctas = ctas_of(config, origin.ctas);
   return color == kSplitNoColor ? result : born(child, std::move(origin), result, parent);
 }
 
@@ -339,7 +342,9 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   if ((flags & kShrinkAbort) != 0 && real && parent->is_of_this_process() && may_shrink(*parent, excluded, count, child)) parent->revoke();
   const ncclResult_t result = real(comm, excluded, count, child, config, flags);
   if (!begun(result)) return Group::of_this_thread().fail(result);
-  return born(child, parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking())), result, parent);
+  Origin origin = parent->shrink({excluded, excluded + count}, is_blocking(config, parent->blocking()));
+  origin.ctas = ctas_of(config, origin.ctas);
+  return born(child, std::move(origin), result, parent);
 }
 
 // New and old ranks have no name in common that the shim knows on all of them, so none is served.

@@ -99,6 +99,14 @@ std::uint32_t channel_bytes() {
   return get(&version) == ncclSuccess && version >= kFewerChannels ? 64u << 10 : 0;
 }
 
+const char* variable(const char* name) { return std::getenv(name); }
+
+// By who runs the program: then it is no matter how many NCCL may have.
+bool blocks_are_set() {
+  const char* text = variable("RAILWEAVE_GPU_BLOCKS");
+  return text != nullptr && *text != '\0';
+}
+
 }  // namespace
 
 std::mutex Communicator::handle_mutex_;
@@ -197,7 +205,7 @@ void Communicator::agree() {
   const Verdict verdict = decide(first.blobs);
   if (!verdict.served) return leave_to_nccl(verdict.cause, verdict.reason, rank_ == 0);
 
-  const std::string refusal = create_device_side(verdict.rendezvous);
+  const std::string refusal = create_device_side(verdict);
   // The others may wait for this one until `limit` is over where it could not tell them, and are to hear why.
   const milliseconds patience = !refusal.empty() && is_own(rank_, refusal) ? 2 * limit : limit;
   const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, patience);
@@ -228,7 +236,8 @@ Facts Communicator::own_facts(const std::string& host, ReservedPort& port) const
     return facts;
   }
   facts.device_abi = library.api->version;
-  facts.refusal = pool_refusal([](const char* name) -> const char* { return std::getenv(name); });
+  if (!blocks_are_set()) facts.most_blocks = most_for_messages(origin_.ctas, variable);
+  facts.refusal = pool_refusal(variable);
   if (facts.refusal.empty()) facts.refusal = device_error(library.api->probe(device_));
   if (rank_ != 0 || !facts.refusal.empty()) return facts;
   try {
@@ -240,7 +249,7 @@ Facts Communicator::own_facts(const std::string& host, ReservedPort& port) const
   return facts;
 }
 
-std::string Communicator::create_device_side(const std::string& rendezvous) {
+std::string Communicator::create_device_side(const Verdict& verdict) {
   const std::string limit = std::to_string(settings().shim_wait_ms);
   const railweave_setting bootstrap{"bootstrap_ms", limit.c_str()};
   railweave_cuda_config config{};
@@ -252,7 +261,11 @@ std::string Communicator::create_device_side(const std::string& rendezvous) {
   if (config.channel_bytes != 0)
     log(LogLevel::info, label() + ": kernels have a block for each " + std::to_string(config.channel_bytes >> 10) +
                             " KiB of a peer at most, as many as this NCCL's have channels");
-  config.rendezvous = rendezvous.c_str();
+  config.most_blocks = blocks_are_set() ? 0 : verdict.most_blocks;
+  if (config.most_blocks != 0)
+    log(LogLevel::info, label() + ": kernels have at most " + std::to_string(config.most_blocks) +
+                            " blocks, as NCCL's may for messages (maxCTAs, NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS, NCCL_MAX_P2P_NCHANNELS)");
+  config.rendezvous = verdict.rendezvous.c_str();
   config.settings = &bootstrap;
   config.setting_count = 1;
   config.log = [](void* context, const char* text) { log(LogLevel::info, static_cast<Communicator*>(context)->label() + ": " + text); };

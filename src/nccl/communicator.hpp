@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "agreement.hpp"
+#include "ctas.hpp"
 #include "hub.hpp"
 #include "metrics.hpp"
 #include "nccl_abi.hpp"
@@ -30,6 +31,7 @@ struct Origin {
   std::string no_hub;             // why
   Cause no_hub_cause = Cause::no_hub;
   bool blocking = true;
+  Ctas ctas;  // those of the parent, for a child
 };
 
 // A communicator that NCCL is making.
@@ -141,7 +143,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void agree();
   void end_device_side();
   Facts own_facts(const std::string& host, ReservedPort& port) const;
-  std::string create_device_side(const std::string& rendezvous);
+  std::string create_device_side(const Verdict& verdict);
   void leave_to_nccl(Cause cause, const std::string& reason, bool warn);
   void fail(ncclResult_t error, const std::string& reason);
   void settled(State state);

@@ -38,6 +38,8 @@ struct ncclConfigHead {
   unsigned magic;
   unsigned version;
   int blocking;
+  // From here on since 2.17.
+  int cga_cluster_size, min_ctas, max_ctas;
 };
 
 // ncclCollConfig_t of 2.32 as far as its event, which is the one member that changes what a program may wait for.

@@ -1,5 +1,5 @@
-// How communicators end, over stand-ins for CUDA's runtime and the kernels. Ranks are children of the test, as the library has handlers at
-// their end.
+// How communicators begin and end, and what they launch, over stand-ins for CUDA's runtime and the kernels. Ranks are children of the test,
+// as the library has handlers at their end.
 #include "communicator.hpp"
 
 #include <gtest/gtest.h>
@@ -83,8 +83,9 @@ void expect_well(const std::vector<Rank>& ranks) {
 // A folder where ranks meet.
 class Place {
  public:
-  Place() : path_(std::filesystem::temp_directory_path() / ("communicator-test-" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(path_);
+  Place() {
+    std::string name = (std::filesystem::temp_directory_path() / "placeXXXXXX").string();
+    path_ = ::mkdtemp(name.data());
   }
   ~Place() { std::filesystem::remove_all(path_); }
   Place(const Place&) = delete;
@@ -104,16 +105,16 @@ ExchangeSettings settings() {
   return settings;
 }
 
-std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, const std::string& address) {
+std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, const std::string& address, const KernelBounds& bounds = {}) {
   const auto quiet = [](const std::string&) {};
-  return std::make_unique<Communicator>(rank, world, 0, address, settings(), 0, quiet, quiet);
+  return std::make_unique<Communicator>(rank, world, 0, address, settings(), bounds, quiet, quiet);
 }
 
-// A message to itself.
-void enqueue(Communicator& communicator) {
+// A message to itself. Nothing reads it.
+void enqueue(Communicator& communicator, std::uint64_t bytes = 64) {
   static std::array<std::byte, 128> data{};
-  const std::array transfers{Transfer{&communicator, Direction::send, communicator.rank(), data.data(), 64},
-                             Transfer{&communicator, Direction::receive, communicator.rank(), data.data() + 64, 64}};
+  const std::array transfers{Transfer{&communicator, Direction::send, communicator.rank(), data.data(), bytes},
+                             Transfer{&communicator, Direction::receive, communicator.rank(), data.data() + 64, bytes}};
   const std::array<cudaStream_t, 1> streams{};
   Communicator::enqueue(transfers, streams);
 }
@@ -236,6 +237,22 @@ TEST(EndOfCommunicator, ItsThreadsLookAtNothingOnceTheProcessHasLeft) {
     if (!within_patience([] { return stand_in::held_threads == 2; })) return false;
     std::exit(1);
   }});
+}
+
+TEST(BlocksOfCommunicator, AreNoMoreThanWhoMakesItAllows) {
+  for (const std::uint32_t most : {0u, 1u, 2u, 3u, 7u, 64u}) {
+    for (const std::uint64_t bytes : {64u, 1u << 20, 256u << 20}) {
+      const Place place;
+      expect_well({[&] {
+        const auto own = make(0, 1, place.address(), {.most_blocks = most});
+        enqueue(*own, bytes);
+        const std::uint32_t blocks = stand_in::blocks;
+        own->abort();
+        own->end();
+        return blocks >= 1 && (most == 0 ? bytes < 256u << 20 || blocks > 7 : blocks <= most);
+      }});
+    }
+  }
 }
 
 }  // namespace

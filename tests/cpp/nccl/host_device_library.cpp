@@ -222,7 +222,7 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
       const std::string text = "runs with " + std::to_string(chosen.gpu_blocks) + " blocks, packets to " +
                                std::to_string(chosen.gpu_low_latency_bytes) + ", " + std::to_string(chosen.gpu_host_share) +
                                " over the host, relays " + std::to_string(chosen.gpu_relays) + ", channels of " +
-                               std::to_string(config->channel_bytes) + " bytes";
+                               std::to_string(config->channel_bytes) + " bytes, at most " + std::to_string(config->most_blocks) + " blocks";
       config->log(config->log_context, text.c_str());
     }
     constexpr const char* kNoMemory = "allocating slots: out of memory";

@@ -285,6 +285,26 @@ void grown(Rank& self) {
   destroy(comm);
 }
 
+// A configuration that leaves processors to computing, on one rank more than on the others; children with none and with one of their own.
+void bounded_ctas(Rank& self) {
+  constexpr int kMaxCtas = 2;  // of Config::others
+  Config config;
+  config.others[kMaxCtas] = self.rank == 1 ? 6 : 12;
+  const ncclComm_t comm = self.connect("job", &config);
+  exchange_skewed(comm);
+  config.others[kMaxCtas] = 3;
+  for (Config* const own : {static_cast<Config*>(nullptr), &config}) {
+    ncclComm_t child = nullptr;
+    must(ncclCommSplit(comm, 0, self.rank, &child, own), "ncclCommSplit");
+    exchange_skewed(child);
+    destroy(child);
+  }
+  const ncclComm_t other = self.connect("other");
+  exchange_skewed(other);
+  destroy(other);
+  destroy(comm);
+}
+
 // Several unique ids, of several ranks; with and without a configuration.
 void several_ids(Rank& self) {
   const auto list = [&](const std::string& name) {
@@ -599,6 +619,7 @@ Scenarios life_scenarios() {
       {"revoke_refused", revoke_refused},
       {"revoked_while_made", revoked_while_made},
       {"grown", grown},
+      {"bounded_ctas", bounded_ctas},
       {"several_ids", several_ids},
       {"ended_by_a_child", ended_by_a_child},
       {"ended_by_a_static_object", ended_by_a_static_object},

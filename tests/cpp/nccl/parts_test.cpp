@@ -14,16 +14,20 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
 
 #include "../../../src/nccl/agreement.hpp"
 #include "../../../src/nccl/background.hpp"
+#include "../../../src/nccl/ctas.hpp"
 #include "../../../src/nccl/group.hpp"
 #include "../../../src/nccl/hub.hpp"
 #include "../../../src/nccl/metrics.hpp"
@@ -241,7 +245,7 @@ TEST(Hub, WithoutADescriptorForACallerItPausesAndServesHimLater) {
 }
 
 std::string facts(const std::string& refusal = "", std::uint32_t abi = 1, std::uint32_t version = kAgreementVersion) {
-  return encode({version, abi, refusal, "tcp://10.0.0.1:5000"});
+  return encode({version, abi, refusal, "tcp://10.0.0.1:5000", 0});
 }
 
 struct Decision {
@@ -265,11 +269,11 @@ TEST(Agreement, Table) {
       {"other protocol",
        {facts(), facts("", 1, 9)},
        false,
-       "rank 1 speaks version 9 of the shim's protocol, rank 0 version 1",
+       "rank 1 speaks version 9 of the shim's protocol, rank 0 version 2",
        Cause::versions},
       {"no library", {facts(), facts("no device library: x.so")}, false, "rank 1: no device library: x.so", Cause::no_device_library},
-      {"garbage", {facts(), std::string("\x01\0\0\0xyz", 7)}, false, "rank 1: its facts cannot be read"},
-      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 1", Cause::versions},
+      {"garbage", {facts(), std::string("\x02\0\0\0xyz", 7)}, false, "rank 1: its facts cannot be read"},
+      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 2", Cause::versions},
   };
   for (const Decision& decision : table) {
     const Verdict verdict = decide(decision.blobs);
@@ -280,6 +284,71 @@ TEST(Agreement, Table) {
     }
     EXPECT_EQ(verdict.rendezvous, decision.served ? "tcp://10.0.0.1:5000" : "") << decision.name;
   }
+}
+
+TEST(Agreement, TheFewestBlocksThatARankAllowsCountForAll) {
+  const auto decided = [](std::initializer_list<std::uint32_t> ranks) {
+    std::vector<std::string> blobs;
+    for (const std::uint32_t most : ranks) blobs.push_back(encode({kAgreementVersion, 1, "", "tcp://10.0.0.1:5000", most}));
+    return decide(blobs).most_blocks;
+  };
+  EXPECT_EQ(decided({0, 0, 0}), 0u);
+  EXPECT_EQ(decided({0, 8, 0}), 8u);
+  EXPECT_EQ(decided({16, 0, 4, 8}), 4u);
+}
+
+std::map<std::string, std::string> variables;
+
+TEST(Ctas, AsManyAsNcclTakesForMessages) {
+  constexpr int kNone = kConfigUndefined;
+  const struct {
+    Ctas configured;
+    std::map<std::string, std::string> variables;
+    std::uint32_t most;
+  } table[] = {
+      {{}, {}, 0},
+      {{kNone, 4}, {}, 4},
+      {{2, kNone}, {}, 0},
+      {{}, {{"NCCL_MAX_CTAS", "8"}}, 8},
+      {{kNone, 4}, {{"NCCL_MAX_CTAS", "8"}}, 8},  // overrides
+      {{kNone, 4}, {{"NCCL_MAX_CTAS", "0"}}, 4},
+      {{kNone, 4}, {{"NCCL_MAX_CTAS", ""}}, 4},
+      {{}, {{"NCCL_MAX_NCHANNELS", "6"}}, 6},
+      {{}, {{"NCCL_MAX_NCHANNELS", "0"}}, 1},
+      {{}, {{"NCCL_MAX_NCHANNELS", "-2"}}, 0},
+      {{kNone, 4}, {{"NCCL_MAX_NCHANNELS", "0x10"}}, 4},
+      {{}, {{"NCCL_MAX_P2P_NCHANNELS", "2"}}, 2},
+      {{}, {{"NCCL_MAX_P2P_NCHANNELS", "two"}}, 1},
+      {{}, {{"NCCL_MAX_P2P_NCHANNELS", "99999999999999999999"}}, 0},
+      {{kNone, 4}, {{"NCCL_MAX_P2P_NCHANNELS", "2"}}, 2},
+      {{kNone, 4}, {{"NCCL_MIN_NCHANNELS", "8"}}, 8},
+      {{kNone, 4}, {{"NCCL_MIN_P2P_NCHANNELS", "32"}}, 32},
+      {{}, {{"NCCL_MIN_P2P_NCHANNELS", "32"}}, 0},
+      {{6, kNone}, {{"NCCL_MAX_NCHANNELS", "2"}}, 6},
+      {{}, {{"NCCL_MAX_NCHANNELS", "2"}, {"NCCL_MIN_CTAS", "3"}}, 3},
+      {{kNone, 4}, {{"NCCL_MIN_CTAS", "9"}}, 4},  // the most wins
+      {{kNone, 16}, {{"NCCL_MIN_NCHANNELS", "24"}, {"NCCL_MAX_P2P_NCHANNELS", "8"}}, 8},
+  };
+  for (const auto& each : table) {
+    variables = each.variables;
+    const auto lookup = [](const char* name) -> const char* {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    };
+    EXPECT_EQ(most_for_messages(each.configured, lookup), each.most) << &each - table;
+  }
+}
+
+TEST(Ctas, OfAConfigurationAsFarAsItGoes) {
+  ncclConfigHead config{sizeof config, 0xcafebeef, 22005, 1, 4, 2, 8};
+  const auto is = [&](const Ctas& ctas, int least, int most) { return ctas.least == least && ctas.most == most; };
+  EXPECT_TRUE(is(ctas_of(&config, {1, 3}), 2, 8));
+  EXPECT_TRUE(is(ctas_of(nullptr, {1, 3}), 1, 3));
+  config.version = 21602;
+  EXPECT_TRUE(is(ctas_of(&config, {1, 3}), kConfigUndefined, kConfigUndefined));
+  config.version = 22005;
+  config.size = offsetof(ncclConfigHead, max_ctas);
+  EXPECT_TRUE(is(ctas_of(&config, {1, 3}), kConfigUndefined, kConfigUndefined));
 }
 
 // Truncated facts never read past their end and never count as consent.

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -128,11 +129,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"blocking_by_variable", 4 + 4}, Case{"one_process_without_blocking", 4 * 3}, Case{"asked_all_the_time", 3 * 4},
                     Case{"failed_split", 4}, Case{"shrunk_by_abort", 4 + 3}, Case{"revoked", 4 + 4 + 3},
                     Case{"revoked_without_blocking", 4 + 4 + 3}, Case{"revoke_refused", 4}, Case{"grown", 3}, Case{"several_ids", 4 + 4},
-                    Case{"ended_by_a_child", 4}, Case{"ended_by_a_static_object", 8}, Case{"quick", 4 + 4}, Case{"lives", 13 * (4 + 4)},
-                    Case{"finalized_late", 4}, Case{"finalized_twice", 4}, Case{"finalize_refused", 4 + 4}, Case{"mixed_group", 4},
-                    Case{"mixed_group_later", 4}, Case{"all_to_all", 4}, Case{"all_to_all_config", 4}, Case{"graph", 4},
-                    Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4}, Case{"wrong_group", 4},
-                    Case{"simulated", 4}, Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
+                    Case{"bounded_ctas", 4 * 4}, Case{"ended_by_a_child", 4}, Case{"ended_by_a_static_object", 8}, Case{"quick", 4 + 4},
+                    Case{"lives", 13 * (4 + 4)}, Case{"finalized_late", 4}, Case{"finalized_twice", 4}, Case{"finalize_refused", 4 + 4},
+                    Case{"mixed_group", 4}, Case{"mixed_group_later", 4}, Case{"all_to_all", 4}, Case{"all_to_all_config", 4},
+                    Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4},
+                    Case{"wrong_group", 4}, Case{"simulated", 4}, Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
                     Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"random_groups", 8}),
     [](const auto& tested) { return std::string(tested.param.scenario); });
 
@@ -517,6 +518,30 @@ TEST(Shim, KernelsHaveNoMoreBlocksThanThisNcclHasChannels) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
     EXPECT_EQ(outcome.count(std::string(", channels of ") + bytes + " bytes"), 4u) << outcome.log;
     EXPECT_EQ(outcome.count("kernels have a block for each 64 KiB of a peer at most"), std::string(bytes) == "0" ? 0u : 4u) << outcome.log;
+  }
+}
+
+TEST(Shim, KernelsHaveNoMoreBlocksThanTheProgramOrItsUserAllowsNccl) {
+  const struct {
+    std::vector<std::string> environment;
+    std::map<int, std::size_t> blocks;  // ranks of communicators with so many
+  } table[] = {
+      {{}, {{6, 8}, {3, 4}, {0, 4}}},
+      {{"NCCL_MAX_CTAS=5"}, {{5, 16}}},
+      {{"NCCL_MAX_NCHANNELS=4"}, {{4, 12}, {3, 4}}},
+      {{"NCCL_MAX_P2P_NCHANNELS=4"}, {{4, 12}, {3, 4}}},
+      {{"NCCL_MAX_CTAS=5", "RAILWEAVE_GPU_BLOCKS=16"}, {{0, 16}}},
+  };
+  for (const auto& each : table) {
+    std::vector<std::string> environment = each.environment;
+    environment.push_back("STAND_IN_TELLS_SETTINGS=1");
+    const Outcome outcome = run(Mode::preload, "bounded_ctas", 4, environment);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    for (const auto& [blocks, ranks] : each.blocks) {
+      const std::string most = "at most " + std::to_string(blocks) + " blocks";
+      EXPECT_EQ(outcome.count("bytes, " + most), ranks) << outcome.log;
+      EXPECT_EQ(outcome.count("kernels have " + most), blocks == 0 ? 0 : ranks) << outcome.log;
+    }
   }
 }
 
