@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -14,6 +15,7 @@
 #include "../engine/wire.hpp"
 #include "communicator.hpp"
 #include "railweave/engine/error.hpp"
+#include "refusal.hpp"
 #include "settings.hpp"
 
 namespace railweave::cuda {
@@ -23,7 +25,7 @@ using engine::Blob;
 
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
-constexpr std::uint32_t kGpuProtocolVersion = 8;
+constexpr std::uint32_t kGpuProtocolVersion = 9;
 static_assert(sizeof(Port) == 1031808 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
@@ -32,6 +34,7 @@ int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_o
 struct Hello {
   std::string problem;  // why the rank cannot take part, or nothing
   std::string node;
+  std::string no_peer_access;  // what switches it off, or nothing
   cudaUUID_t gpu{};
   std::int32_t process = 0;
   std::uint64_t low_latency_bytes = 0;
@@ -49,6 +52,7 @@ Blob encode(const Hello& hello, std::uint32_t world) {
       .put(world)
       .text(hello.problem)
       .text(hello.node)
+      .text(hello.no_peer_access)
       .put(hello.gpu)
       .put(hello.process)
       .put(hello.low_latency_bytes)
@@ -72,6 +76,7 @@ Hello decode_hello(const Blob& blob, const std::string& who, std::uint32_t world
   Hello hello;
   hello.problem = in.text();
   hello.node = in.text();
+  hello.no_peer_access = in.text();
   hello.gpu = in.get<cudaUUID_t>();
   hello.process = in.get<std::int32_t>();
   hello.low_latency_bytes = in.get<std::uint64_t>();
@@ -169,6 +174,7 @@ void Communicator::bring_together(const std::string& rendezvous_address) {
 std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, const std::string& problem) {
   const Hello mine{problem,
                    engine::node_identity(settings_),
+                   no_peer_access([](const char* name) -> const char* { return std::getenv(name); }),
                    gpu_,
                    ::getpid(),
                    settings_.gpu_low_latency_bytes,
@@ -179,6 +185,8 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
                    own_node_facts()};
   const std::vector<Blob> blobs = rendezvous.all_gather("gpu-hello", encode(mine, world_));
   std::map<std::string, std::uint64_t> of_node;  // low_latency_bytes of its first rank
+  std::map<std::string, std::uint32_t> ranks_of_node;
+  std::map<std::string, std::string> without_peers;  // by node: its first rank without, and why
   std::uint32_t mates = 0, others_here = 0;
   bool by_ranks = true, shared = false;  // whether a GPU is
   std::vector<cudaUUID_t> gpus;
@@ -188,6 +196,8 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
     const std::string who = rank_name(rank);
     const Hello theirs = decode_hello(blobs[rank], who, world_);
     facts.push_back(theirs.facts);
+    ++ranks_of_node[theirs.node];
+    if (!theirs.no_peer_access.empty()) without_peers.try_emplace(theirs.node, who + ": " + theirs.no_peer_access);
     // Packets stay inside a node, and nodes may have been calibrated differently. All ranks check all nodes, so all fail or none.
     const auto first = of_node.try_emplace(theirs.node, theirs.low_latency_bytes).first;
     check_equal(who, "gpu_low_latency_bytes", theirs.low_latency_bytes, first->second);
@@ -212,6 +222,9 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
   if (settings_.gpu_nodes != 0 && nodes_ > settings_.gpu_nodes)
     throw BootstrapError(far + "; its ranks run on " + std::to_string(nodes_) + " nodes, RAILWEAVE_GPU_NODES allows " +
                          std::to_string(settings_.gpu_nodes));
+  for (const auto& [node, why] : without_peers) {
+    if (ranks_of_node[node] > 1) throw BootstrapError(why + " switches peer access between GPUs off, and messages inside a node need it");
+  }
   // Else a program's first all-to-all would fail where NCCL's does not.
   const std::uint32_t most = kMaxMessages / (checker_ ? 4 : 2);
   if (nodes_ > 1 && world_ > most)

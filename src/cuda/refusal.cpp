@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 namespace railweave::cuda {
 namespace {
@@ -48,5 +50,16 @@ std::string version_refusal(int driver, int runtime) {
 }
 
 std::string parameters_refusal(int driver) { return driver < kLongParameters ? too_old(driver, kLongParameters) : ""; }
+
+// As NCCL reads them: of levels only the nearest, in its new form or its old one, leaves NVLink out.
+std::string no_peer_access(const char* (*lookup)(const char* name)) {
+  const char* const disable = lookup("NCCL_P2P_DISABLE");
+  if (disable != nullptr && std::strtol(disable, nullptr, 0) == 1) return std::string("NCCL_P2P_DISABLE=") + disable;
+  const char* const level = lookup("NCCL_P2P_LEVEL");
+  if (level == nullptr) return {};
+  const bool number = level[0] >= '0' && level[0] <= '9';
+  const bool off = number ? std::strtol(level, nullptr, 0) == 0 : std::string_view(level) == "LOC";
+  return off ? std::string("NCCL_P2P_LEVEL=") + level : std::string();
+}
 
 }  // namespace railweave::cuda

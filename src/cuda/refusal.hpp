@@ -23,4 +23,8 @@ std::string version_refusal(int driver, int runtime);
 // A driver of CUDA 12.0, with which the runtime of any CUDA 12 is content, launches no kernel with more than 4,096 bytes of parameters.
 std::string parameters_refusal(int driver);
 
+// The variable, with its text, by which a user has switched peer access between GPUs off for NCCL; empty: none has. `lookup` gives a
+// variable's text, or nullptr.
+std::string no_peer_access(const char* (*lookup)(const char* name));
+
 }  // namespace railweave::cuda

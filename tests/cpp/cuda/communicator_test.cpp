@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "railweave/engine/error.hpp"
 #include "stand_in_runtime.hpp"
 
 namespace {
@@ -253,6 +254,27 @@ TEST(BlocksOfCommunicator, AreNoMoreThanWhoMakesItAllows) {
       }});
     }
   }
+}
+
+TEST(PeersOfCommunicator, AreNoneOnANodeWherePeerAccessIsSwitchedOff) {
+  const Place place;
+  const auto refused = [&](std::uint32_t rank) {
+    if (rank == 1) ::setenv("NCCL_P2P_DISABLE", "1", 1);  // all hear of it
+    try {
+      make(rank, 2, place.address());
+    } catch (const BootstrapError& error) {
+      return error.what() ==
+             std::string("rank 1: NCCL_P2P_DISABLE=1 switches peer access between GPUs off, and messages inside a node need it");
+    }
+    return false;
+  };
+  expect_well({[&] { return refused(0); }, [&] { return refused(1); }});
+  const Place alone;
+  expect_well({[&] {
+    ::setenv("NCCL_P2P_DISABLE", "1", 1);
+    make(0, 1, alone.address())->end();
+    return true;
+  }});
 }
 
 }  // namespace

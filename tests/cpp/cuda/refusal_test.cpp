@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 
 namespace railweave::cuda {
 namespace {
@@ -46,6 +47,35 @@ TEST(Refusal, WhatTheDriverIsNotToBlameFor) {
   EXPECT_EQ(version_refusal(13010, 12090), "");
   EXPECT_EQ(driver_refusal(12040, DRIVER_OF_12_4), "");
   EXPECT_EQ(driver_refusal(13000, STAND_IN_NVML), "") << "a library that does not answer";
+}
+
+TEST(Refusal, PeerAccessThatIsSwitchedOffForNccl) {
+  static const char *disable, *level;
+  const auto lookup = [](const char* name) {
+    return name == std::string_view("NCCL_P2P_DISABLE") ? disable : name == std::string_view("NCCL_P2P_LEVEL") ? level : nullptr;
+  };
+  const struct {
+    const char *disable, *level;
+    std::string off;
+  } table[] = {
+      {nullptr, nullptr, ""},
+      {"", "", ""},
+      {"0", nullptr, ""},
+      {"2", nullptr, ""},
+      {"no", nullptr, ""},
+      {"1", nullptr, "NCCL_P2P_DISABLE=1"},
+      {"1", "SYS", "NCCL_P2P_DISABLE=1"},
+      {"0", "LOC", "NCCL_P2P_LEVEL=LOC"},
+      {nullptr, "0", "NCCL_P2P_LEVEL=0"},
+      {nullptr, "1", ""},
+      {nullptr, "NVL", ""},
+      {nullptr, "LOCAL", ""},
+  };
+  for (const auto& each : table) {
+    disable = each.disable;
+    level = each.level;
+    EXPECT_EQ(no_peer_access(lookup), each.off);
+  }
 }
 
 }  // namespace
