@@ -22,6 +22,7 @@ railweave_status deregister_buffer(railweave_cuda_communicator*, void*) { return
 railweave_status counters(railweave_cuda_communicator*, railweave_cuda_counters*) { return RAILWEAVE_OK; }
 size_t describe(railweave_cuda_communicator*, char*, size_t) { return 0; }
 size_t nics(railweave_cuda_communicator*, railweave_cuda_nic*, size_t) { return 0; }
+railweave_status join(railweave_cuda_communicator*, const railweave_cuda_stream*, size_t) { return RAILWEAVE_OK; }
 
 const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  RAILWEAVE_CUDA_VERSION,
@@ -38,7 +39,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  deregister_buffer,
                                  counters,
                                  describe,
-                                 nics};
+                                 nics,
+                                 join};
 
 }  // namespace
 

@@ -4,8 +4,8 @@
  * begins with its size as its writer knows it: a reader takes no field beyond that size, and a field is only ever added at the end.
  * RAILWEAVE_CUDA_VERSION changes when the meaning of something existing does.
  *
- * Threads: calls on different communicators may run at the same time. enqueue calls that share a communicator are made one after
- * another by the caller; async_error, counters, describe, nics, abort, register_buffer and deregister_buffer may run beside any call
+ * Threads: calls on different communicators may run at the same time. enqueue and join calls that share a communicator are made one
+ * after another by the caller; async_error, counters, describe, nics, abort, register_buffer and deregister_buffer may run beside any call
  * except destroy. In a forked child of the process that made a communicator abort, drain and destroy do nothing.
  *
  * Functions return RAILWEAVE_OK or an error code of railweave.h; last_error then has the text, until the thread's next call. */
@@ -139,6 +139,10 @@ typedef struct railweave_cuda_api {
   /* The NICs of the rank's node, always in one order: writes at most `count` and returns how many there are, none where all ranks are of
    * one node. `nics` may be NULL with a count of 0. */
   size_t (*nics)(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics, size_t count);
+
+  /* Makes streams of the communicator's device wait for each other: what is queued on any of them from now on starts after what is queued
+   * on all of them. Legal while they are being captured, all into one graph. */
+  railweave_status (*join)(railweave_cuda_communicator* communicator, const railweave_cuda_stream* streams, size_t stream_count);
 } railweave_cuda_api;
 
 /* The library's one entry, found by dlsym("railweave_cuda_entry"): the table for that version, NULL when it does not have it. */

@@ -366,6 +366,38 @@ std::vector<Transfer> Communicator::with_sums(std::span<const Transfer> transfer
   return result;
 }
 
+namespace {
+
+// streams[0] waits for the others.
+void gather(std::span<const cudaStream_t> streams, cudaEvent_t event) {
+  for (const cudaStream_t other : streams.subspan(1)) {
+    check(cudaEventRecord(event, other), "joining streams");
+    check(cudaStreamWaitEvent(streams[0], event, 0), "joining streams");
+  }
+}
+
+// The others wait for streams[0].
+void spread(std::span<const cudaStream_t> streams, cudaEvent_t event) {
+  if (streams.size() > 1) check(cudaEventRecord(event, streams[0]), "splitting streams");
+  for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, event, 0), "splitting streams");
+}
+
+}  // namespace
+
+void Communicator::join(std::span<const cudaStream_t> streams) {
+  if (streams.size() < 2) return;
+  const DeviceScope scope(device_);
+  // What waits for a stream that is being captured would be captured from then on, or the capture lost: NCCL takes no such group either.
+  const Capture capture = capture_of(streams[0]);
+  for (const cudaStream_t stream : streams.subspan(1)) {
+    const Capture other = capture_of(stream);
+    if (other.active != capture.active || (capture.active && other.id != capture.id))
+      throw Error("streams of a group that are not all being captured into one graph; expected all or none");
+  }
+  gather(streams, join_.get());
+  spread(streams, join_.get());
+}
+
 void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cudaStream_t> streams) {
   if (asked.empty()) return;
   Checks checks;
@@ -399,10 +431,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   if (!rails.empty() && transfers.size() > kMaxMessages)
     throw Error("an operation of " + std::to_string(transfers.size()) + " transfers, some with other nodes; expected at most " +
                 std::to_string(kMaxMessages) + ": use smaller groups");
-  for (const cudaStream_t other : streams.subspan(1)) {
-    check(cudaEventRecord(first.join_.get(), other), "joining streams");
-    check(cudaStreamWaitEvent(streams[0], first.join_.get(), 0), "joining streams");
-  }
+  gather(streams, first.join_.get());
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);
   const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
@@ -488,8 +517,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       });
       if (far) communicator->rails_->expect(capture.active);
     }
-    if (streams.size() > 1) check(cudaEventRecord(first.join_.get(), streams[0]), "splitting streams");
-    for (const cudaStream_t other : streams.subspan(1)) check(cudaStreamWaitEvent(other, first.join_.get(), 0), "splitting streams");
+    spread(streams, first.join_.get());
   } catch (const Error& error) {
     // It runs, but what follows it would not wait for it.
     for (Communicator* communicator : communicators) {

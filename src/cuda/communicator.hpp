@@ -76,6 +76,8 @@ class Communicator {
 
   // Queues the transfers as one operation on streams[0]. Throws Error and has queued nothing then.
   static void enqueue(std::span<const Transfer> transfers, std::span<const cudaStream_t> streams);
+  // What is queued on any of the streams from now on starts after what is queued on all of them. Called as enqueue is.
+  void join(std::span<const cudaStream_t> streams);
 
   std::optional<Failure> failure() const;
   // Ends the communicator on all ranks; on this one alone where all that it had queued has ended. Waits for no kernel.
@@ -213,7 +215,7 @@ class Communicator {
   std::vector<Mate> mates_;                            // the other ranks of the node
   Stream side_stream_;                                 // of the communicator's threads
   Event last_;                                         // after the last operation
-  Event join_;                                         // other streams of an operation
+  Event join_;                                         // streams that wait for each other
   StreamId ordered_behind_;                            // what is queued on this stream comes after the last operation, without an event
   CaptureOrder<cudaStream_t, cudaGraphNode_t> capture_order_;
   std::atomic<bool> captured_ = false;

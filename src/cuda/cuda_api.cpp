@@ -119,6 +119,17 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
   });
 }
 
+railweave_status join(railweave_cuda_communicator* communicator, const railweave_cuda_stream* streams, size_t stream_count) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    if (stream_count == 0) return;
+    require(streams, "streams");
+    std::vector<cudaStream_t> handles;
+    for (size_t i = 0; i < stream_count; ++i) handles.push_back(static_cast<cudaStream_t>(streams[i]));
+    communicator->communicator.join(handles);
+  });
+}
+
 railweave_status async_error(railweave_cuda_communicator* communicator) {
   return guarded([&] {
     require(communicator, "communicator");
@@ -255,7 +266,8 @@ constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   deregister_buffer,
                                   counters,
                                   describe,
-                                  nics};
+                                  nics,
+                                  join};
 
 }  // namespace
 

@@ -140,11 +140,11 @@ ncclResult_t check_bytes(const Call& call, std::size_t times, std::uint64_t& byt
   return ncclSuccess;
 }
 
-// A message of 0 bytes moves nothing and waits for nothing at either end.
 void add_message(const CommunicatorPointer& communicator, railweave_cuda_kind kind, int peer, void* data, std::uint64_t bytes,
                  cudaStream_t stream) {
-  if (bytes != 0)
-    Group::of_this_thread().add(communicator, {communicator.get(), kind, static_cast<std::uint32_t>(peer), data, bytes, stream});
+  Group& group = Group::of_this_thread();
+  if (bytes == 0) return group.add_empty(communicator, stream);
+  group.add(communicator, {communicator.get(), kind, static_cast<std::uint32_t>(peer), data, bytes, stream});
 }
 
 ncclResult_t end_unless_grouped() {

@@ -68,7 +68,6 @@ const char* word_of(ncclResult_t error) {
 // What the device library says of the node's NICs: those of one name are one, whoever serves it.
 std::vector<NicSample> nics_of(const railweave_cuda_api& api, railweave_cuda_communicator* side, std::uint32_t rank) {
   std::vector<NicSample> samples;
-  if (api.size <= offsetof(railweave_cuda_api, nics)) return samples;  // of an older build
   std::vector<railweave_cuda_nic> nics(api.nics(side, nullptr, 0));
   if (nics.empty()) return samples;
   nics[0].size = sizeof nics[0];

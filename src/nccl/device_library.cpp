@@ -45,8 +45,8 @@ DeviceLibrary load() {
   if (handle == nullptr) return {nullptr, "no device library: " + error + "; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it"};
   const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(handle, "railweave_cuda_entry"));
   const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
-  // nics came later, and is done without.
-  if (api == nullptr || api->size < offsetof(railweave_cuda_api, nics) || api->version != RAILWEAVE_CUDA_VERSION)
+  // join came last; without it streams of some groups would not wait for each other.
+  if (api == nullptr || api->size <= offsetof(railweave_cuda_api, join) || api->version != RAILWEAVE_CUDA_VERSION)
     return {nullptr, "the device library does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
                          " of its interface; install one build of both"};
   return {api, ""};

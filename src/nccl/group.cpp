@@ -46,6 +46,10 @@ void Launch::add(const Message& message) {
   transfer.data = message.data;
   transfer.bytes = message.bytes;
   transfers_.push_back(transfer);
+  add_empty(message);
+}
+
+void Launch::add_empty(const Message& message) {
   const auto stream = static_cast<railweave_cuda_stream>(message.stream);
   if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
   if (std::find(communicators_.begin(), communicators_.end(), message.communicator) == communicators_.end())
@@ -53,6 +57,7 @@ void Launch::add(const Message& message) {
 }
 
 ncclResult_t Launch::run() {
+  if (transfers_.empty() && streams_.size() < 2) return ncclSuccess;
   // In one order in all threads.
   std::sort(communicators_.begin(), communicators_.end(), std::less<>{});
   for (Communicator* communicator : communicators_) locks_.emplace_back(communicator->enqueue_mutex());
@@ -66,7 +71,8 @@ ncclResult_t Launch::run() {
     if (communicator->ranges()->listens()) communicator->ranges()->push(facts(transfers_, communicator->device_side()));
   }
   const auto& api = *device_library().api;
-  const auto status = api.enqueue(transfers_.data(), transfers_.size(), streams_.data(), streams_.size());
+  const auto status = transfers_.empty() ? api.join(communicators_.front()->device_side(), streams_.data(), streams_.size())
+                                         : api.enqueue(transfers_.data(), transfers_.size(), streams_.data(), streams_.size());
   for (const Communicator* communicator : communicators_) {
     if (communicator->ranges()->listens()) communicator->ranges()->pop();
   }
@@ -86,6 +92,7 @@ void Launch::clear() noexcept {
 
 void Batch::clear() noexcept {
   messages.clear();
+  empty.clear();
   communicators.clear();
   has_self_messages = false;
 }
@@ -94,15 +101,23 @@ namespace {
 
 // One launch for what is connected; `launch` is used where that is all.
 ncclResult_t enqueue(const Batch& batch, Launch& launch) {
-  if (batch.messages.empty()) return ncclSuccess;
+  if (batch.communicators.empty()) return ncclSuccess;
   if (batch.communicators.size() == 1) {
     launch.clear();
     for (const Message& message : batch.messages) launch.add(message);
+    for (const Message& message : batch.empty) launch.add_empty(message);
     return launch.run();
   }
-  const std::vector<std::size_t> launch_of = launches(batch.messages);
+  std::vector<Message> all = batch.messages;
+  all.insert(all.end(), batch.empty.begin(), batch.empty.end());
+  const std::vector<std::size_t> launch_of = launches(all);
   std::vector<Launch> list(*std::max_element(launch_of.begin(), launch_of.end()) + 1);
-  for (std::size_t i = 0; i < batch.messages.size(); ++i) list[launch_of[i]].add(batch.messages[i]);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].bytes != 0)
+      list[launch_of[i]].add(all[i]);
+    else
+      list[launch_of[i]].add_empty(all[i]);
+  }
   for (Launch& each : list) {
     if (const ncclResult_t result = each.run(); result != ncclSuccess) return result;
   }
@@ -123,6 +138,15 @@ void Group::add(const CommunicatorPointer& communicator, const Message& message)
   if (std::find(known.rbegin(), known.rend(), communicator) == known.rend()) known.push_back(communicator);
   batch_.has_self_messages = batch_.has_self_messages || message.peer == communicator->rank();
   batch_.messages.push_back(message);
+}
+
+void Group::add_empty(const CommunicatorPointer& communicator, cudaStream_t stream) {
+  auto& empty = batch_.empty;
+  // Most often the stream that the last one had, too.
+  if (!empty.empty() && empty.back().communicator == communicator.get() && empty.back().stream == stream) return;
+  auto& known = batch_.communicators;
+  if (std::find(known.rbegin(), known.rend(), communicator) == known.rend()) known.push_back(communicator);
+  empty.push_back({communicator.get(), RAILWEAVE_CUDA_SEND, 0, nullptr, 0, stream});
 }
 
 void Group::check() {

@@ -16,7 +16,7 @@ struct Message {
   railweave_cuda_kind kind = RAILWEAVE_CUDA_SEND;
   std::uint32_t peer = 0;
   void* data = nullptr;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // 0: it moves nothing, but its stream is one of its communicator's in the group
   cudaStream_t stream = nullptr;
 };
 
@@ -29,7 +29,8 @@ struct GroupBirth {
 // The messages of a group.
 struct Batch {
   std::vector<Message> messages;
-  std::vector<CommunicatorPointer> communicators;  // of the messages, each once; they live until the messages are queued
+  std::vector<Message> empty;                      // those of 0 bytes
+  std::vector<CommunicatorPointer> communicators;  // of all these, each once; they live until the messages are queued
   bool has_self_messages = false;                  // that have not been checked
 
   void clear() noexcept;
@@ -39,6 +40,8 @@ struct Batch {
 class Launch {
  public:
   void add(const Message& message);
+  // The same for one of 0 bytes.
+  void add_empty(const Message& message);
   ncclResult_t run();
   // Keeps its memory.
   void clear() noexcept;
@@ -64,6 +67,8 @@ class Group {
   // Remembered until the end, which gives the first of them.
   ncclResult_t fail(ncclResult_t error) noexcept;
   void add(const CommunicatorPointer& communicator, const Message& message);
+  // A message of 0 bytes.
+  void add_empty(const CommunicatorPointer& communicator, cudaStream_t stream);
   void add(GroupBirth birth) { births_.push_back(std::move(birth)); }
 
   // Whether the end that comes is the outermost one and gives an error of the shim's, whatever NCCL makes of its own part.

@@ -268,6 +268,14 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
   return RAILWEAVE_OK;
 }
 
+railweave_status join(railweave_cuda_communicator* communicator, const railweave_cuda_stream* streams, size_t stream_count) {
+  std::vector<cudaStream_t> listed;
+  for (std::size_t i = 0; i < stream_count; ++i) listed.push_back(static_cast<cudaStream_t>(streams[i]));
+  for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[0], listed[i], communicator->device);
+  for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[i], listed[0], communicator->device);
+  return RAILWEAVE_OK;
+}
+
 railweave_status async_error(railweave_cuda_communicator* communicator) {
   if (communicator->aborted.load()) return note(RAILWEAVE_ERROR_EXCHANGE, "aborted on rank " + std::to_string(communicator->rank));
   const std::lock_guard lock(communicator->mutex);
@@ -377,7 +385,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  deregister_buffer,
                                  counters,
                                  describe,
-                                 nics};
+                                 nics,
+                                 join};
 
 }  // namespace
 

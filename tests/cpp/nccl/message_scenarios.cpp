@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -108,6 +109,64 @@ void two_streams(Rank& self) {
   out.synchronize();
   in.synchronize();
   messages.check();
+  destroy(comm);
+}
+
+// Long enough for what does not wait for it to be seen not to.
+void late() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
+
+// A message of 0 bytes makes its stream one of its communicator's in the group, as any other does: they wait for each other before it and
+// after it.
+void empty_messages(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream carrying, other;
+  const int next = (self.rank + 1) % self.world, before = (self.rank + self.world - 1) % self.world;
+  std::array<char, 100> out{}, in{};
+  const auto send = [&](std::size_t bytes, int peer, const Stream& stream) {
+    must(ncclSend(out.data(), bytes, ncclInt8, peer, comm, stream), "ncclSend");
+  };
+  const auto receive = [&](std::size_t bytes, int peer, const Stream& stream) {
+    must(ncclRecv(in.data(), bytes, ncclInt8, peer, comm, stream), "ncclRecv");
+  };
+  stand_in::launch(other, 0, [&] {
+    late();
+    out.fill('x');
+  });
+  begin();
+  send(out.size(), next, carrying);
+  receive(in.size(), before, carrying);
+  send(0, next, other);
+  receive(0, before, other);
+  end();
+  carrying.synchronize();
+  require(in.back() == 'x', "messages wait for the stream of one of 0 bytes");
+
+  in.fill(0);
+  if (self.rank == 0) late();
+  begin();
+  for (int peer = 1; peer < self.world && self.rank == 0; ++peer) {
+    send(0, peer, other);
+    send(out.size(), peer, carrying);
+  }
+  if (self.rank != 0) {
+    receive(0, 0, other);
+    receive(in.size(), 0, carrying);
+  }
+  end();
+  other.synchronize();
+  require(self.rank == 0 || in.back() == 'x', "the stream of a message of 0 bytes waits for the group's others");
+
+  std::atomic<bool> reached{false};
+  stand_in::launch(other, 0, [&] {
+    late();
+    reached = true;
+  });
+  begin();
+  send(0, next, other);
+  receive(0, before, carrying);
+  end();
+  carrying.synchronize();
+  require(reached, "streams of messages of 0 bytes wait for each other where there are no others");
   destroy(comm);
 }
 
@@ -391,6 +450,7 @@ Scenarios message_scenarios() {
       {"single_calls", single_calls},
       {"nested_groups", nested_groups},
       {"two_streams", two_streams},
+      {"empty_messages", empty_messages},
       {"two_communicators", two_communicators},
       {"mixed_group", mixed_group},
       {"mixed_group_later", mixed_group_later},

@@ -134,7 +134,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"mixed_group", 4}, Case{"mixed_group_later", 4}, Case{"all_to_all", 4}, Case{"all_to_all_config", 4},
                     Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4},
                     Case{"wrong_group", 4}, Case{"simulated", 4}, Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
-                    Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"random_groups", 8}),
+                    Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"empty_messages", 4},
+                    Case{"random_groups", 8}),
     [](const auto& tested) { return std::string(tested.param.scenario); });
 
 // The others have to come within this time of each other, on a busy machine, too.
