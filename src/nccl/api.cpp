@@ -200,7 +200,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclGroupStart() {
 RAILWEAVE_NCCL_API ncclResult_t ncclGroupEnd() {
   static const Real<ncclResult_t()> real("ncclGroupEnd");
   const bool mine = !passes();
-  const bool wrong = mine && Group::of_this_thread().ends_in_error();
+  const bool wrong = mine && Group::of_this_thread().prepare_end();
   std::string found;
   if (wrong) {
     found = last_error();

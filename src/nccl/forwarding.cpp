@@ -1,4 +1,5 @@
 // Made by generate_forwarding.py from NCCL's headers; change that, not this.
+#include "group.hpp"
 #include "nccl_abi.hpp"
 #include "real_nccl.hpp"
 
@@ -17,36 +18,43 @@ struct Team {
 
 RAILWEAVE_FORWARD ncclResult_t ncclAllGather(void* p0, void* p1, std::size_t p2, int p3, void* p4, void* p5) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, void*, void*)> real("ncclAllGather");
+  note_work(p4, p5);
   return real(p0, p1, p2, p3, p4, p5);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclAllGatherConfig(void* p0, void* p1, std::size_t p2, int p3, void* p4, void* p5, void* p6) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, void*, void*, void*)> real("ncclAllGatherConfig");
+  note_work(p4, p5);
   return real(p0, p1, p2, p3, p4, p5, p6);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclAllReduce(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*)> real("ncclAllReduce");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclAllReduceConfig(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6, void* p7) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*, void*)> real("ncclAllReduceConfig");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6, p7);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclBcast(void* p0, std::size_t p1, int p2, int p3, void* p4, void* p5) {
   static const Real<ncclResult_t(void*, std::size_t, int, int, void*, void*)> real("ncclBcast");
+  note_work(p4, p5);
   return real(p0, p1, p2, p3, p4, p5);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclBroadcast(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*)> real("ncclBroadcast");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclBroadcastConfig(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6, void* p7) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*, void*)> real("ncclBroadcastConfig");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6, p7);
 }
 
@@ -107,11 +115,13 @@ RAILWEAVE_FORWARD ncclResult_t ncclDevCommDestroy(void* p0, void* p1) {
 
 RAILWEAVE_FORWARD ncclResult_t ncclGather(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*)> real("ncclGather");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclGatherConfig(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6, void* p7) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*, void*)> real("ncclGatherConfig");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6, p7);
 }
 
@@ -285,6 +295,7 @@ RAILWEAVE_FORWARD ncclResult_t ncclParamGetU8(void* p0, void* p1) {
 RAILWEAVE_FORWARD ncclResult_t ncclPutSignal(void* p0, std::size_t p1, int p2, int p3, void* p4, std::size_t p5, int p6, int p7,
                                              unsigned p8, void* p9, void* p10) {
   static const Real<ncclResult_t(void*, std::size_t, int, int, void*, std::size_t, int, int, unsigned, void*, void*)> real("ncclPutSignal");
+  note_work(p9, p10);
   return real(p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10);
 }
 
@@ -300,21 +311,25 @@ RAILWEAVE_FORWARD ncclResult_t ncclRedOpDestroy(int p0, void* p1) {
 
 RAILWEAVE_FORWARD ncclResult_t ncclReduce(void* p0, void* p1, std::size_t p2, int p3, int p4, int p5, void* p6, void* p7) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, int, void*, void*)> real("ncclReduce");
+  note_work(p6, p7);
   return real(p0, p1, p2, p3, p4, p5, p6, p7);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclReduceConfig(void* p0, void* p1, std::size_t p2, int p3, int p4, int p5, void* p6, void* p7, void* p8) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, int, void*, void*, void*)> real("ncclReduceConfig");
+  note_work(p6, p7);
   return real(p0, p1, p2, p3, p4, p5, p6, p7, p8);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclReduceScatter(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*)> real("ncclReduceScatter");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclReduceScatterConfig(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6, void* p7) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*, void*)> real("ncclReduceScatterConfig");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6, p7);
 }
 
@@ -329,11 +344,13 @@ RAILWEAVE_FORWARD void ncclResetDebugInit() {
 
 RAILWEAVE_FORWARD ncclResult_t ncclScatter(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*)> real("ncclScatter");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6);
 }
 
 RAILWEAVE_FORWARD ncclResult_t ncclScatterConfig(void* p0, void* p1, std::size_t p2, int p3, int p4, void* p5, void* p6, void* p7) {
   static const Real<ncclResult_t(void*, void*, std::size_t, int, int, void*, void*, void*)> real("ncclScatterConfig");
+  note_work(p5, p6);
   return real(p0, p1, p2, p3, p4, p5, p6, p7);
 }
 
@@ -344,6 +361,7 @@ RAILWEAVE_FORWARD ncclResult_t ncclSetEncryption(void* p0) {
 
 RAILWEAVE_FORWARD ncclResult_t ncclSignal(int p0, int p1, int p2, unsigned p3, void* p4, void* p5) {
   static const Real<ncclResult_t(int, int, int, unsigned, void*, void*)> real("ncclSignal");
+  note_work(p4, p5);
   return real(p0, p1, p2, p3, p4, p5);
 }
 
@@ -412,6 +430,7 @@ RAILWEAVE_FORWARD Team ncclTeamWorld(void* p0) {
 
 RAILWEAVE_FORWARD ncclResult_t ncclWaitSignal(int p0, void* p1, void* p2, void* p3) {
   static const Real<ncclResult_t(int, void*, void*, void*)> real("ncclWaitSignal");
+  note_work(p2, p3);
   return real(p0, p1, p2, p3);
 }
 

@@ -47,16 +47,27 @@ def passed(declared: str, where: str) -> str:
     raise SystemExit(f"{where}: type of '{declared.strip()}' is not known; add how it is passed to PASSED")
 
 
-def declared_in(directory: Path) -> dict[str, tuple[str, list[str]]]:
-    """Functions of one release: name → (result, parameters) as they are passed."""
-    functions: dict[str, tuple[str, list[str]]] = {}
+# Result, parameters as they are passed, and of a call that gives NCCL work where the communicator and the stream are among them.
+Signature = tuple[str, list[str], tuple[int, ...]]
+
+
+def worked_on(parameters: list[str]) -> tuple[int, ...]:
+    """Where the communicator and the stream are; nothing of a call that does not have both."""
+    found = tuple(i for kind in ("ncclComm_t", "cudaStream_t") for i, p in enumerate(parameters) if p.split()[0] == kind and "*" not in p)
+    return found if len(found) == 2 else ()
+
+
+def declared_in(directory: Path) -> dict[str, Signature]:
+    """Functions of one release."""
+    functions: dict[str, Signature] = {}
     for header in HEADERS:
         if not (directory / header).is_file():
             continue
         for result, name, parameters in DECLARATION.findall(strip((directory / header).read_text())):
             where = f"{directory / header}: {name}"
             list_ = [] if parameters.strip() in ("", "void") else parameters.split(",")
-            functions[name] = ("const char*" if "char" in result else passed(result, where), [passed(p, where) for p in list_])
+            gives = "const char*" if "char" in result else passed(result, where)
+            functions[name] = (gives, [passed(p, where) for p in list_], worked_on(list_))
     if not functions:
         raise SystemExit(f"{directory}: no NCCL header there; expected {HEADERS[0]}")
     return functions
@@ -67,13 +78,15 @@ def routed() -> set[str]:
     return set(re.findall(r"RAILWEAVE_NCCL_API .*?(nccl[A-Z]\w*)\(", (HERE / "api.cpp").read_text()))
 
 
-def forwarder(name: str, result: str, parameters: list[str]) -> str:
+def forwarder(name: str, result: str, parameters: list[str], work: tuple[int, ...]) -> str:
     """One function; what the real NCCL lacks gives ncclInvalidUsage, or nothing where there is no error to give."""
     takes = ", ".join(f"{kind} p{i}" for i, kind in enumerate(parameters))
     gives = ", ".join(f"p{i}" for i in range(len(parameters)))
     if result == "ncclResult_t":
         types = ", ".join(parameters)
-        body = f'  static const Real<ncclResult_t({types})> real("{name}");\n  return real({gives});'
+        # What passes the shim by is no business of its groups.
+        note = f"  note_work(p{work[0]}, p{work[1]});\n" if work and not name.startswith("p") else ""
+        body = f'  static const Real<ncclResult_t({types})> real("{name}");\n{note}  return real({gives});'
     else:
         absent = {"void": "return", "const char*": 'return ""'}.get(result, "return {}")
         types = ", ".join(parameters)
@@ -89,7 +102,7 @@ def main() -> None:
     """Reads the releases, writes the file."""
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
-    functions: dict[str, tuple[str, list[str]]] = {}
+    functions: dict[str, Signature] = {}
     for directory in map(Path, sys.argv[1:]):
         for name, signature in declared_in(directory).items():
             if functions.setdefault(name, signature) != signature:
@@ -99,7 +112,7 @@ def main() -> None:
         functions.setdefault("p" + name.removeprefix("p"), signature)
     own = routed()
     print(NOTICE)
-    print('#include "nccl_abi.hpp"\n#include "real_nccl.hpp"\n')
+    print('#include "group.hpp"\n#include "nccl_abi.hpp"\n#include "real_nccl.hpp"\n')
     print('#define RAILWEAVE_FORWARD extern "C" __attribute__((visibility("default")))\n')
     print("namespace {\n\nusing namespace railweave::nccl;\n\n// ncclTeam_t\nstruct Team {\n  int ranks, rank, stride;\n};")
     print("\n}  // namespace\n")

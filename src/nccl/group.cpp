@@ -154,10 +154,45 @@ void Group::check() {
   if (const std::string wrong = check_self_messages(batch_.messages); !wrong.empty()) error_ = refuse(ncclInvalidUsage, wrong);
 }
 
-bool Group::ends_in_error() {
+void Group::note(ncclComm_t handle, cudaStream_t stream) {
+  const auto is_there = [&](const Work& each) { return each.handle == handle && each.stream == stream; };
+  if (std::none_of(work_.rbegin(), work_.rend(), is_there)) work_.push_back({handle, stream, Registry::get().find(handle)});
+}
+
+void note_work(void* communicator, void* stream) {
+  Group& group = Group::of_this_thread();
+  if (group.open() && !InsideReal::now()) group.note(static_cast<ncclComm_t>(communicator), static_cast<cudaStream_t>(stream));
+}
+
+bool Group::prepare_end() {
   if (depth_ != 1) return false;
   check();
+  if (error_ == ncclSuccess) error_ = join_streams();
   return error_ != ncclSuccess;
+}
+
+// All streams that a communicator has in a group wait for each other before its kernels in NCCL, and follow them. NCCL knows only those of
+// its own part, so they are joined with the messages' before it queues anything; and the messages' launch, which comes behind, has them
+// all.
+ncclResult_t Group::join_streams() {
+  const auto has_messages = [&](const Work& work) {
+    return work.communicator != nullptr &&
+           std::find(batch_.communicators.begin(), batch_.communicators.end(), work.communicator) != batch_.communicators.end();
+  };
+  for (const Work& work : work_) {
+    if (has_messages(work)) add_empty(work.communicator, work.stream);
+  }
+  for (const CommunicatorPointer& communicator : batch_.communicators) {
+    if (std::none_of(work_.begin(), work_.end(), [&](const Work& work) { return work.communicator == communicator; })) continue;
+    launch_.clear();
+    for (const std::vector<Message>* list : {&batch_.messages, &batch_.empty}) {
+      for (const Message& message : *list) {
+        if (message.communicator == communicator.get()) launch_.add_empty(message);
+      }
+    }
+    if (const ncclResult_t result = launch_.run(); result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
 }
 
 ncclResult_t Group::finish(ncclResult_t nccl) {
@@ -171,6 +206,7 @@ ncclResult_t Group::finish(ncclResult_t nccl) {
   if (queued != ncclSuccess) result = queued;
   births_.clear();
   batch_.clear();
+  work_.clear();
   return result;
 }
 

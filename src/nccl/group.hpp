@@ -26,6 +26,13 @@ struct GroupBirth {
   CommunicatorPointer parent;  // nullptr: it has none
 };
 
+// What NCCL itself is given in a group.
+struct Work {
+  ncclComm_t handle = nullptr;
+  cudaStream_t stream = nullptr;
+  CommunicatorPointer communicator;  // nullptr: the shim has no part in it
+};
+
 // The messages of a group.
 struct Batch {
   std::vector<Message> messages;
@@ -71,8 +78,12 @@ class Group {
   void add_empty(const CommunicatorPointer& communicator, cudaStream_t stream);
   void add(GroupBirth birth) { births_.push_back(std::move(birth)); }
 
-  // Whether the end that comes is the outermost one and gives an error of the shim's, whatever NCCL makes of its own part.
-  bool ends_in_error();
+  // NCCL is given work on the stream, by the group's owner.
+  void note(ncclComm_t handle, cudaStream_t stream);
+
+  // Before NCCL's own end of the group. True: it is the outermost end, and gives an error of the shim's, whatever NCCL makes of its own
+  // part.
+  bool prepare_end();
   // After NCCL's own end of the group: follows the new communicators, queues the messages. `nccl` is what NCCL's end gave.
   ncclResult_t finish(ncclResult_t nccl);
   // Forgets the messages; the communicators are followed.
@@ -81,6 +92,8 @@ class Group {
  private:
   // That messages to oneself come in pairs.
   void check();
+  // NCCL's streams of a communicator that has messages, too, and theirs wait for each other.
+  ncclResult_t join_streams();
   // True: one that does not block is not settled yet, so the program has to ask for it, whatever NCCL's call gave.
   static bool follow(std::vector<GroupBirth>&& births);
   // True: on a thread of its own, as NCCL is still launching collectives of the group.
@@ -89,9 +102,13 @@ class Group {
   unsigned depth_ = 0;
   ncclResult_t error_ = ncclSuccess;
   Batch batch_;
-  Launch launch_;  // of a group of one communicator
+  std::vector<Work> work_;  // each communicator and stream once
+  Launch launch_;           // of a group of one communicator
   std::vector<GroupBirth> births_;
 };
+
+// In front of each call that gives NCCL work on a stream of a communicator. Outside of groups it costs the look whether one is open.
+void note_work(void* communicator, void* stream);
 
 // Messages whose communicators or streams are connected have to be one launch: NCCL lets no message of a group wait for another one, and
 // two launches may run one after the other. Index of the launch of each message, from 0, in the order of their first messages.

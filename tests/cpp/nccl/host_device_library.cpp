@@ -269,6 +269,8 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
 }
 
 railweave_status join(railweave_cuda_communicator* communicator, const railweave_cuda_stream* streams, size_t stream_count) {
+  if (std::getenv("STAND_IN_TELLS_JOINS") != nullptr)
+    communicator->log(communicator->log_context, ("joins " + std::to_string(stream_count) + " streams").c_str());
   std::vector<cudaStream_t> listed;
   for (std::size_t i = 0; i < stream_count; ++i) listed.push_back(static_cast<cudaStream_t>(streams[i]));
   for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[0], listed[i], communicator->device);

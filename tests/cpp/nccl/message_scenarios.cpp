@@ -241,6 +241,89 @@ void mixed_group_later(Rank& self) {
   destroy(comm);
 }
 
+// Ends a group, also one that is launched later.
+void end_and_wait(ncclComm_t comm) {
+  const ncclResult_t result = ncclGroupEnd();
+  if (result != ncclInProgress) must(result, "ncclGroupEnd");
+  must(wait_ready(comm), "the group's launch");
+}
+
+// A collective on one stream and messages on another in one group: all that is queued on either before comes before both, and all that is
+// queued on either behind comes behind both.
+void exchange_on_mixed_streams(const Rank& self, ncclComm_t comm) {
+  const Stream reducing, carrying;
+  double mine = 0, total = 0;
+  std::array<char, 100> out{}, in{};
+  out.fill('x');
+  const auto reduce = [&] { must(ncclAllReduce(&mine, &total, 1, ncclFloat64, ncclSum, comm, reducing), "ncclAllReduce"); };
+  const auto send = [&](int peer) { must(ncclSend(out.data(), out.size(), ncclInt8, peer, comm, carrying), "ncclSend"); };
+  const auto receive = [&](int peer) { must(ncclRecv(in.data(), in.size(), ncclInt8, peer, comm, carrying), "ncclRecv"); };
+  stand_in::launch(carrying, 0, [&] {
+    late();
+    mine = 1;
+  });
+  begin();
+  reduce();
+  send((self.rank + 1) % self.world);
+  receive((self.rank + self.world - 1) % self.world);
+  end_and_wait(comm);
+  reducing.synchronize();
+  require(total == self.world, "the collective waits for the messages' stream");
+
+  // Rank 0 sends late, and not in the group.
+  in.fill(0);
+  begin();
+  reduce();
+  if (self.rank != 0) receive(0);
+  end_and_wait(comm);
+  if (self.rank == 0) {
+    late();
+    begin();
+    for (int peer = 1; peer < self.world; ++peer) send(peer);
+    end_and_wait(comm);
+  }
+  reducing.synchronize();
+  require(self.rank == 0 || in.back() == 'x', "the collective's stream waits for the messages");
+  carrying.synchronize();
+}
+
+void mixed_streams(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_on_mixed_streams(self, comm);
+  destroy(comm);
+}
+
+void mixed_streams_later(Rank& self) {
+  const ncclComm_t comm = connect_without_blocking(self);
+  exchange_on_mixed_streams(self, comm);
+  destroy(comm);
+}
+
+// Messages of two communicators on streams of their own, and a collective of the first on the stream of the second: that connects them, so
+// that the order in which a rank calls does not count.
+void mixed_communicators(Rank& self) {
+  const ncclComm_t first = self.connect("first"), second = self.connect("second");
+  const Stream stream, other;
+  Messages a(first), b(second);
+  double mine = 1, total = 0;
+  const int next = (self.rank + 1) % self.world, before = (self.rank + self.world - 1) % self.world;
+  begin();
+  must(ncclAllReduce(&mine, &total, 1, ncclFloat64, ncclSum, first, other), "ncclAllReduce");
+  for (const bool of_first : {self.rank % 2 == 0, self.rank % 2 != 0}) {
+    Messages& messages = of_first ? a : b;
+    messages.send(next, std::size_t{40'000}, of_first ? stream : other);
+    messages.receive(before, std::size_t{40'000}, of_first ? stream : other);
+  }
+  end();
+  stream.synchronize_or_exit();
+  other.synchronize_or_exit();
+  a.check();
+  b.check();
+  require(total == self.world, "the reduction adds up");
+  destroy(second);
+  destroy(first);
+}
+
 // `call`: NCCL's, of these buffers, so many elements and that stream.
 template <typename Call>
 void exchange_all_to_all(const Rank& self, Call&& call) {
@@ -454,6 +537,9 @@ Scenarios message_scenarios() {
       {"two_communicators", two_communicators},
       {"mixed_group", mixed_group},
       {"mixed_group_later", mixed_group_later},
+      {"mixed_streams", mixed_streams},
+      {"mixed_streams_later", mixed_streams_later},
+      {"mixed_communicators", mixed_communicators},
       {"all_to_all", all_to_all},
       {"all_to_all_config", all_to_all_config},
       {"completion_event", completion_event},

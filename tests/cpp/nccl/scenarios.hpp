@@ -17,6 +17,8 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   operator cudaStream_t() const { return stream_; }
   void synchronize() const { stand_in::synchronize(stream_, 0); }
+  // The same; ends the process where what is queued waits for what never comes.
+  void synchronize_or_exit() const;
 
  private:
   cudaStream_t stream_;

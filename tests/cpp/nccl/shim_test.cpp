@@ -11,6 +11,7 @@
 #include <map>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../../src/engine/kept_calibration.hpp"
@@ -135,8 +136,17 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4},
                     Case{"wrong_group", 4}, Case{"simulated", 4}, Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
                     Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"empty_messages", 4},
-                    Case{"random_groups", 8}),
+                    Case{"mixed_streams", 4}, Case{"mixed_streams_later", 4}, Case{"mixed_communicators", 8}, Case{"random_groups", 8}),
     [](const auto& tested) { return std::string(tested.param.scenario); });
+
+// Two groups with a collective on one stream and messages on another; rank 0 has no messages in the second.
+TEST(Shim, StreamsOfCollectivesAreJoinedWhereTheMessagesAreOnOthers) {
+  for (const auto& [scenario, joins] : {std::pair{"mixed_streams", 4u + 3u}, std::pair{"mixed_group", 0u}}) {
+    const Outcome outcome = run(Mode::preload, scenario, 4, {"STAND_IN_TELLS_JOINS=1"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count("joins 2 streams"), joins) << outcome.log;
+  }
+}
 
 // The others have to come within this time of each other, on a busy machine, too.
 TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
