@@ -223,7 +223,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclSend(const void* sendbuff, std::size_t count
   static const Real<ncclResult_t(const void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> real("ncclSend");
   const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
-  if (served == ncclInProgress) return real(sendbuff, count, type, peer, comm, stream);
+  if (served == ncclInProgress) {
+    note_work(comm, stream);
+    return real(sendbuff, count, type, peer, comm, stream);
+  }
   return served != ncclSuccess ? served : route(communicator, RAILWEAVE_CUDA_SEND, {"ncclSend", sendbuff, count, type}, peer, stream);
 }
 
@@ -232,7 +235,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclRecv(void* recvbuff, std::size_t count, nccl
   static const Real<ncclResult_t(void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)> real("ncclRecv");
   const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
-  if (served == ncclInProgress) return real(recvbuff, count, type, peer, comm, stream);
+  if (served == ncclInProgress) {
+    note_work(comm, stream);
+    return real(recvbuff, count, type, peer, comm, stream);
+  }
   return served != ncclSuccess ? served : route(communicator, RAILWEAVE_CUDA_RECV, {"ncclRecv", recvbuff, count, type}, peer, stream);
 }
 
@@ -241,7 +247,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuf
   static const Real<ncclResult_t(const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t)> real("ncclAlltoAll");
   const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
-  if (served == ncclInProgress) return real(sendbuff, recvbuff, count, type, comm, stream);
+  if (served == ncclInProgress) {
+    note_work(comm, stream);
+    return real(sendbuff, recvbuff, count, type, comm, stream);
+  }
   return served != ncclSuccess ? served : route_all_to_all(communicator, {"ncclAlltoAll", sendbuff, count, type}, recvbuff, stream);
 }
 
@@ -251,7 +260,10 @@ RAILWEAVE_NCCL_API ncclResult_t ncclAlltoAllConfig(const void* sendbuff, void* r
       "ncclAlltoAllConfig");
   const CommunicatorPointer& communicator = tracked(comm);
   const ncclResult_t served = check_served(communicator);
-  if (served == ncclInProgress) return real(sendbuff, recvbuff, count, type, comm, stream, config);
+  if (served == ncclInProgress) {
+    note_work(comm, stream);
+    return real(sendbuff, recvbuff, count, type, comm, stream, config);
+  }
   if (served != ncclSuccess) return served;
   // The other members tune NCCL's kernels; an event is something that the program waits for.
   const auto* head = static_cast<const ncclCollConfigHead*>(config);

@@ -99,7 +99,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // after another by one thread of the program, and each waits for the others.
   void release();
 
-  // True: NCCL is still launching a group's collectives. They come before the group's messages, so who queues those waits for its end.
+  // True: NCCL is still launching its part of a group. That comes before the group's messages, so who queues those waits for its end.
   bool nccl_is_busy();
   // In progress from here on to end_queueing(), of which the program hears as of an asynchronous error.
   void begin_queueing();

@@ -1,7 +1,6 @@
 #include "group.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
@@ -215,24 +214,30 @@ ncclResult_t Group::finish_simulated(ncclResult_t nccl) {
   return finish(nccl);
 }
 
-// The group's other part is collectives of communicators that do not block: NCCL launches them from a thread of its own, and they come
-// before the messages on each rank. Waiting for that here could be waiting for a rank that this thread drives, too.
+// NCCL launches its part of a group, of communicators that do not block, from a thread of its own, and that part comes before the messages
+// on each rank: of all its communicators, as they may have streams in common with the messages. Waiting for that here could be waiting for
+// a rank that this thread drives, too.
 bool Group::queue_later() {
-  const auto is_busy = [](const CommunicatorPointer& each) { return !each->blocking() && each->nccl_is_busy(); };
-  if (std::none_of(batch_.communicators.begin(), batch_.communicators.end(), is_busy)) return false;
   // One that blocks is not asked for its state by its program. NCCL has no such beside others in a group.
   std::vector<CommunicatorPointer> later;
-  std::copy_if(batch_.communicators.begin(), batch_.communicators.end(), std::back_inserter(later),
-               [](const CommunicatorPointer& each) { return !each->blocking(); });
+  const auto add = [&](const CommunicatorPointer& each) {
+    if (each != nullptr && !each->blocking() && std::find(later.begin(), later.end(), each) == later.end()) later.push_back(each);
+  };
+  for (const CommunicatorPointer& communicator : batch_.communicators) add(communicator);
+  const std::size_t with_messages = later.size();
+  if (with_messages == 0) return false;
+  for (const Work& work : work_) add(work.communicator);
+  if (std::none_of(later.begin(), later.end(), [](const CommunicatorPointer& each) { return each->nccl_is_busy(); })) return false;
+  // NCCL has none of them ready before the whole group is launched, so the others are in progress, too.
   for (const CommunicatorPointer& communicator : later) communicator->begin_queueing();
-  in_background([batch = std::exchange(batch_, {}), later] {
+  in_background([batch = std::exchange(batch_, {}), later, with_messages] {
     ncclResult_t result = ncclSuccess;
     for (const CommunicatorPointer& communicator : later) {
       if (result == ncclSuccess) result = communicator->wait_for_nccl();
     }
     Launch launch;
     if (result == ncclSuccess) result = enqueue(batch, launch);
-    for (const CommunicatorPointer& communicator : later) communicator->end_queueing(result);
+    for (std::size_t i = 0; i < later.size(); ++i) later[i]->end_queueing(i < with_messages ? result : ncclSuccess);
   });
   return true;
 }

@@ -96,7 +96,7 @@ class Group {
   ncclResult_t join_streams();
   // True: one that does not block is not settled yet, so the program has to ask for it, whatever NCCL's call gave.
   static bool follow(std::vector<GroupBirth>&& births);
-  // True: on a thread of its own, as NCCL is still launching collectives of the group.
+  // True: on a thread of its own, as NCCL is still launching its part of the group.
   bool queue_later();
 
   unsigned depth_ = 0;

@@ -18,11 +18,15 @@
 namespace {
 
 // As if the id had been made without the shim.
-ncclComm_t connect_without_hub(Rank& self, const std::string& name) {
+ncclComm_t connect_without_hub(Rank& self, const std::string& name, bool blocking = true) {
   ncclUniqueId id = self.unique_id(name);
   std::fill(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, '\0');
   ncclComm_t comm = nullptr;
-  must(ncclCommInitRank(&comm, self.world, id, self.rank), "ncclCommInitRank");
+  Config config;
+  config.blocking = blocking ? 1 : 0;
+  const ncclResult_t result = ncclCommInitRankConfig(&comm, self.world, id, self.rank, &config);
+  if (blocking || result != ncclInProgress) must(result, "ncclCommInitRankConfig");
+  must(wait_ready(comm), "the communicator's set-up");
   return comm;
 }
 
@@ -324,6 +328,53 @@ void mixed_communicators(Rank& self) {
   destroy(first);
 }
 
+// A group of two communicators that do not block on one stream: what NCCL has of it, the collective of the second, is launched later, and
+// comes before the messages of the first on all ranks. Who asks the second alone may go on with it then.
+void two_communicators_later(Rank& self) {
+  const ncclComm_t first = connect_without_blocking(self, "first"), second = connect_without_blocking(self, "second");
+  const Stream stream;
+  Messages messages(first);
+  double mine = 1, total = 0;
+  const auto reduce = [&](double& from) { return ncclAllReduce(&from, &total, 1, ncclFloat64, ncclSum, second, stream); };
+  for (int round = 0; round < 3; ++round) {
+    begin();
+    must(reduce(mine), "ncclAllReduce");
+    messages.send((self.rank + 1) % self.world, std::size_t{40'000}, stream);
+    messages.receive((self.rank + self.world - 1) % self.world, std::size_t{40'000}, stream);
+    end_and_wait(second);
+    must(reduce(total), "ncclAllReduce");
+    must(wait_ready(first), "the group's launch");
+  }
+  stream.synchronize_or_exit();
+  messages.check();
+  require(total == self.world * self.world, "the reductions add up");
+  destroy(second);
+  destroy(first);
+}
+
+// The same with messages of the second, which is left to NCCL.
+void half_served_later(Rank& self) {
+  const ncclComm_t served = connect_without_blocking(self, "served"), other = connect_without_hub(self, "other", false);
+  const Stream stream;
+  Messages a(served), b(other);
+  for (int round = 0; round < 3; ++round) {
+    begin();
+    for (int peer = 0; peer < self.world; ++peer) {
+      b.send(peer, std::size_t{40'000}, stream);
+      b.receive(peer, std::size_t{40'000}, stream);
+      a.send(peer, std::size_t{40'000}, stream);
+      a.receive(peer, std::size_t{40'000}, stream);
+    }
+    end_and_wait(other);
+    must(wait_ready(served), "the group's launch");
+  }
+  stream.synchronize_or_exit();
+  a.check();
+  b.check();
+  destroy(other);
+  destroy(served);
+}
+
 // `call`: NCCL's, of these buffers, so many elements and that stream.
 template <typename Call>
 void exchange_all_to_all(const Rank& self, Call&& call) {
@@ -540,6 +591,8 @@ Scenarios message_scenarios() {
       {"mixed_streams", mixed_streams},
       {"mixed_streams_later", mixed_streams_later},
       {"mixed_communicators", mixed_communicators},
+      {"two_communicators_later", two_communicators_later},
+      {"half_served_later", half_served_later},
       {"all_to_all", all_to_all},
       {"all_to_all_config", all_to_all_config},
       {"completion_event", completion_event},

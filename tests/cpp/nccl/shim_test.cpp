@@ -136,8 +136,17 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"graph", 4}, Case{"never_waits", 4}, Case{"abort_receive", 4}, Case{"rank_dies", 4}, Case{"wrong_calls", 4},
                     Case{"wrong_group", 4}, Case{"simulated", 4}, Case{"registered", 4}, Case{"windows", 4 + 4}, Case{"one_process", 4 * 3},
                     Case{"one_process_of_threads", 4 * (3 + 3)}, Case{"half_served", 4}, Case{"empty_messages", 4},
-                    Case{"mixed_streams", 4}, Case{"mixed_streams_later", 4}, Case{"mixed_communicators", 8}, Case{"random_groups", 8}),
+                    Case{"mixed_streams", 4}, Case{"mixed_streams_later", 4}, Case{"mixed_communicators", 8},
+                    Case{"two_communicators_later", 8}, Case{"random_groups", 8}),
     [](const auto& tested) { return std::string(tested.param.scenario); });
+
+TEST(Shim, MessagesFollowThoseThatAreLeftToNcclInTheirGroup) {
+  for (const Mode mode : {Mode::plain, Mode::preload, Mode::drop_in}) {
+    const Outcome outcome = run(mode, "half_served_later", 4, {"STAND_IN_LAUNCHES_LATER=1"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    EXPECT_EQ(outcome.count(": served"), mode == Mode::plain ? 0u : 4u) << outcome.log;
+  }
+}
 
 // Two groups with a collective on one stream and messages on another; rank 0 has no messages in the second.
 TEST(Shim, StreamsOfCollectivesAreJoinedWhereTheMessagesAreOnOthers) {
