@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from railweave.lab import Lab, LabError, LabSpec, Program, labs, take_down
+from railweave.lab import Lab, LabError, LabSpec, Program, foreign_labs, labs, take_down
 from railweave.lab.labels import start_labelled
 from railweave.lab.spec import ISOLATIONS, parse_rate, parse_shape
 
@@ -88,7 +88,7 @@ def link(name: str, node: int, rail: int, up: bool | None, rate: str | None) -> 
 
 @command.command()
 @click.argument("name", required=False)
-@click.option("--all", "all_", is_flag=True, help="Every lab on this machine, also those that no longer answer.")
+@click.option("--all", "all_", is_flag=True, help="Every lab of yours on this machine, also those that no longer answer.")
 def down(name: str | None, all_: bool) -> None:
     """Take a lab down: kill what runs in it and remove it."""
     if (name is None) != all_:
@@ -104,13 +104,19 @@ def down(name: str | None, all_: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="With each NIC's state, rate and the kernel's byte counters.")
 def status(name: str | None, as_json: bool) -> None:
-    """Show the labs that are up."""
+    """Show the labs that are up.
+
+    Other users' labs, which only they can use, are named alone, and left out of the JSON.
+    """
     found = [Lab.find(name).describe()] if name else _all_that_stay()
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    if not found:
+    foreign = {} if name else foreign_labs()
+    if not found and not foreign:
         click.echo("no lab is up")
+    for other, owner in foreign.items():
+        click.echo(f"{other}: of user {owner}")
     for each in found:
         click.echo(f"{each['name']}: {_summary(LabSpec.from_json(each['spec']))}")
         for nic in each["links"]:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,6 +23,9 @@ from railweave.lab.program import Program
 from railweave.lab.spec import LabSpec
 
 _DOWN_S = 60.0  # the kernel kills the programs and frees the namespaces within milliseconds; this is for a machine on its knees
+
+_SUPERVISOR = "railweave.lab.supervisor"
+_WITHOUT_SUPERVISOR = "the lab '{name}' has lost its supervisor, but a process holds its socket: end that one (`ss -xlp` names it)"
 
 _numbers = itertools.count(1)
 
@@ -41,7 +45,7 @@ class Lab:
         name = f"lab-{os.getpid()}-{next(_numbers)}" if name is None else name
         owner_read, owner_write = os.pipe()
         ready_read, ready_write = os.pipe()
-        command = own_process("railweave.lab.supervisor", name, json.dumps(spec.to_json()), str(owner_read), str(ready_write))
+        command = own_process(_SUPERVISOR, name, json.dumps(spec.to_json()), str(owner_read), str(ready_write))
         try:
             supervisor = _start_as_init(command, (owner_read, ready_write))
         except BaseException:
@@ -78,18 +82,10 @@ class Lab:
         """Kill what runs in the lab and remove it. Does nothing if it is gone already."""
         for job in self._jobs:  # a supervisor ends when all processes of its namespace have been collected, and these are ours
             job.kill()
-        pid = wire.supervisor(self.name)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                holder = os.pidfd_open(pid)
-                try:
-                    if wire.supervisor(self.name) == pid:  # now the number cannot mean another process any more
-                        signal.pidfd_send_signal(holder, signal.SIGKILL)
-                        _is_readable(holder, _DOWN_S)
-                except PermissionError as error:
-                    raise LabError(f"the lab '{self.name}' belongs to another user: run the command with sudo") from error
-                finally:
-                    os.close(holder)
+        if self._supervisor is not None:
+            self._supervisor.kill()  # a child that has not been collected, so this cannot be another process
+        else:
+            _kill_supervisor(self.name)
         if self._owner >= 0:
             os.close(self._owner)
             self._owner = -1
@@ -238,8 +234,49 @@ def take_down(name: str) -> bool:
 
 
 def labs() -> list[str]:
-    """Names of the labs that are up on this machine."""
+    """Names of this user's labs that are up on this machine."""
     return wire.names()
+
+
+def foreign_labs() -> dict[str, int]:
+    """Labs of other users, which are theirs alone to use, and these users."""
+    return {name: owner for name, owner in wire.owners().items() if owner != os.geteuid()}
+
+
+def _kill_supervisor(name: str) -> None:
+    """Does nothing if the lab is gone. Raises LabError, having killed nothing, where its process is no supervisor of such a lab."""
+    pid = wire.supervisor(name)
+    if pid is None:
+        return
+    try:
+        holder = os.pidfd_open(pid)
+    except OSError as error:  # 0 stands for a process of another process namespace
+        if wire.supervisor(name) is None:
+            return
+        raise LabError(_WITHOUT_SUPERVISOR.format(name=name)) from error
+    try:
+        if _is_supervisor(pid, name) and not _is_readable(holder, 0.0):  # it lives, so what was read is not of another one of its number
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(holder, signal.SIGKILL)
+            if not _is_readable(holder, _DOWN_S):
+                raise LabError(f"the lab '{name}' is still there {_DOWN_S:.0f} s after it was killed")
+        else:
+            _is_readable(holder, 1.0)  # one that dies has no command line any more, and its socket for another moment
+            if wire.supervisor(name) is not None:
+                raise LabError(_WITHOUT_SUPERVISOR.format(name=name))
+    finally:
+        os.close(holder)
+
+
+def _is_supervisor(pid: int, name: str) -> bool:
+    """By its user, and its command line, which `Lab.up` made."""
+    process = Path(f"/proc/{pid}")
+    try:
+        words = process.joinpath("cmdline").read_bytes().split(b"\0")
+        mine = process.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+    return mine and (_SUPERVISOR.encode(), name.encode()) in itertools.pairwise(words)
 
 
 def _is_readable(descriptor: int, seconds: float | None) -> bool:

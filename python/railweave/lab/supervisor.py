@@ -12,7 +12,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import resource
 import selectors
 import signal
@@ -165,7 +164,7 @@ def main(name: str, spec_json: str, owner: str, ready: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # 256 ranks take 1,586 descriptors, and 1,024 are usual
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first process of a namespace ignores what it does not handle
     try:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+        if not wire.NAME.fullmatch(name):
             raise LabError(f"lab name '{name}': expected letters, digits, '.', '_', '-', at most 63 of them, first a letter or a digit")
         supervisor = Supervisor(name, LabSpec.from_json(json.loads(spec_json)), int(owner))
     except Exception as error:  # whatever it was, the owner has to hear of it

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -505,6 +507,97 @@ def test_only_its_user_uses_a_lab(nothing_stays: Check) -> None:
     refused = done.stdout.splitlines()
     assert len(refused) == 3
     assert all(f"'{lab.name}'" in line and line.endswith("run the command with sudo") for line in refused), refused
+
+
+@pytest.fixture
+def listening(nothing_stays: Check) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Processes that listen under the name of a lab, answer `describe` as one would, and print how many bytes they were sent."""
+    code = (
+        "import json,os,socket,sys\n"
+        "os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n"
+        "server = socket.socket(socket.AF_UNIX); server.bind('\\0railweave/lab/' + sys.argv[1]); server.listen(64)\n"
+        "if sys.argv[3] == 'leave' and os.fork():\n"
+        "    os._exit(0)\n"
+        "print('listens', flush=True)\n"
+        "answer = json.dumps({'name': sys.argv[1], 'spec': {'nodes': 1, 'gpus': 1}, 'links': []}).encode() + b'\\n'\n"
+        "while True:\n"
+        "    connection = server.accept()[0]\n"
+        "    size, part = 0, b'x'\n"
+        "    try:\n"
+        "        connection.sendall(answer)\n"
+        "        while part and size < 1000: part = connection.recv(1000); size += len(part)\n"
+        "    except OSError: pass\n"  # who is not answered in time, or goes without reading
+        "    print(size, flush=True)\n"
+    )
+    processes = []
+
+    def start(name: str, user: int, what: str = "stay") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, name, str(user), what]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listens\n"
+        return process
+
+    yield start
+    for process in processes:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_lab_of_another_user_is_told_nothing_and_not_used(listening: Callable[..., subprocess.Popen[str]], cli: Cli) -> None:
+    name = f"foreign-{os.getpid()}"
+    process = listening(name, 65534)
+    tries: list[Callable[[], object]] = [
+        lambda: Lab.find(name),
+        lambda: Lab(name, LabSpec(1, 1)).start([Program(["true"], rank=0)]),
+        lambda: Lab(name, LabSpec(1, 1)).down(),
+        lambda: take_down(name),
+    ]
+    for each in tries:
+        with pytest.raises(LabError, match=f"'{name}' belongs to user 65534"):
+            each()
+    with pytest.raises(LabError, match=f"'{name}' is taken by user 65534"):
+        Lab.up(LabSpec(1, 1), name)
+    for command in (("exec", name, "true"), ("status", name), ("fabric", name), ("down", name)):
+        done = cli("lab", *command)
+        assert (done.returncode, "belongs to user 65534" in done.stderr) == (1, True), done
+    assert name not in labs()
+    assert f"{name}: of user 65534\n" in cli("lab", "status").stdout
+    assert all(each["name"] != name for each in json.loads(cli("lab", "status", "--json").stdout))
+    assert process.poll() is None
+    process.kill()
+    assert process.stdout is not None
+    assert {line.strip() for line in process.stdout} == {"0"}
+
+
+@pytest.mark.parametrize("what", ["stay", "leave"])
+def test_a_process_that_is_no_supervisor_is_not_killed(what: str, listening: Callable[..., subprocess.Popen[str]], cli: Cli) -> None:
+    """Also where the one that began to listen has gone, and its number may be anybody's."""
+    name = f"odd-{os.getpid()}"
+    process = listening(name, 0, what)
+    if what == "leave":
+        process.wait()
+    done = cli("lab", "down", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"'{name}' has lost its supervisor" in done.stderr
+    assert wire.owners()[name] == 0
+    assert (process.poll() is None) == (what == "stay")
+
+
+def test_names_of_sockets_are_any_bytes(nothing_stays: Check) -> None:
+    """Which any user can choose, also so that the kernel's list seems to have another line."""
+    odd = [b"\xff\xfe", b"a\x1b[2J", b"a\n0: 1 0 zz 1 01 1 @railweave/lab/zz", b"a\n0: 1 0 00010000 1 01 1 @railweave/lab/not-there"]
+    with contextlib.ExitStack() as opened:
+        for name in odd:
+            server = opened.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(b"\0railweave/lab/" + name)
+            server.listen()
+        found = labs()
+    assert not {"zz", "not-there"} & set(found)
+    assert all(wire.NAME.fullmatch(name) for name in found)
 
 
 @pytest.mark.parametrize("capability", ["sys_admin", "net_admin"])
