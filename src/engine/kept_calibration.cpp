@@ -78,15 +78,13 @@ bool trusted(const std::string& path, uid_t owner, mode_t closed) {
   return ::lstat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode) && found.st_uid == owner && (found.st_mode & closed) == 0;
 }
 
-// Where launch/cache.py keeps things.
+// Where launch/cache.py keeps things: root's are for all, or where that folder cannot be written (a container) in its own, as users' are.
 std::vector<std::string> folders(const std::string& for_all) {
   std::vector<std::string> found;
-  const bool all = trusted(for_all, 0, 022);
-  if (all) found.push_back(for_all);
+  if (trusted(for_all, 0, 022)) found.push_back(for_all);
   const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
   const bool has_runtime = runtime != nullptr && *runtime != '\0';
   const uid_t user = ::geteuid();
-  if (user == 0 && !has_runtime && all) return found;
   const std::string own = std::string(has_runtime ? runtime : "/tmp") + "/railweave-" + std::to_string(user);
   if (trusted(own, user, 077)) found.push_back(own);
   return found;

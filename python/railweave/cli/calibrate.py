@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,8 +27,10 @@ _LEAST_WIDTH = 80
 def command(output: Path | None, show: bool, recorded: Path | None) -> None:
     """Measure what this machine's GPUs do, for the settings of the GPU exchange and for plans.
 
-    Takes all GPUs for some seconds, so it is run while nothing else uses them. What follows is kept until the next boot: programs under
-    the NCCL shim go by it; `railweave plan --calibration FILE` plans by it.
+    Takes all GPUs for some seconds, so it is run while nothing else uses them. What root measures is kept until the next boot, for all
+    users' programs under the NCCL shim. What another user measures is for that user's alone; in a login session, which has
+    XDG_RUNTIME_DIR set, it goes with the session, and only programs with the same XDG_RUNTIME_DIR see it. `railweave plan --calibration
+    FILE` plans by a file.
     """
     if show and recorded:
         raise click.UsageError("--show and --from exclude each other: one is what is kept, the other a file.")
@@ -64,11 +67,18 @@ def _measured() -> Calibration:
             calibration = measure(bench, status.update)
     finally:
         bench.close()
-    place = keep(calibration)
-    click.echo(
-        f"kept in {place}" if place else "not kept: in no folder of only this user can it be written; --output FILE writes it", err=True
-    )
+    click.echo(where_it_is(keep(calibration)), err=True)
     return calibration
+
+
+def where_it_is(place: str | None) -> str:
+    """What is said of a calibration that is kept there, or nowhere."""
+    if place is None:
+        return "not kept: in no folder of only this user can it be written; --output FILE writes it"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(place).parents[1] == Path(runtime):
+        return f"kept in {place} until this user logs out, for programs with the same XDG_RUNTIME_DIR"
+    return f"kept in {place} until the next boot"
 
 
 def _show(calibration: Calibration) -> None:

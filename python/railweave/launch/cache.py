@@ -2,7 +2,7 @@
 
 It is kept per user and boot in the runtime folder or /tmp, under a key of what is quick to read and changes when the advice could: boot,
 PCI devices, RDMA devices and which of their ports are up, online CPUs and NUMA nodes, drivers, and the installed version of Railweave. What
-root keeps without a runtime folder, as a service or a job's prolog, is for all users.
+root keeps is for all users. Nothing is kept where that cannot be written, and then each rank works it out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from railweave.launch.placement import read
 
 TYPE_CHECKING = False  # see placement.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from railweave.launch.placement import Placement
 
@@ -61,13 +61,17 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def folder() -> str | None:
-    """The user's own folder, made if need be; None where somebody else's is in its place."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if os.geteuid() == 0 and not runtime and _made(FOR_ALL, 0o755):
-        return FOR_ALL
-    path = os.path.join(runtime or "/tmp", f"railweave-{os.geteuid()}")
-    return path if _made(path, 0o700) else None
+def folders() -> Iterator[str]:
+    """Where this user may keep things, the best first; each is made if need be, and left out where somebody else's is in its place.
+
+    Root's is for all users even where there is a runtime folder: that one goes when root logs out, and jobs do not look there.
+    """
+    user = os.geteuid()
+    if user == 0 and _made(FOR_ALL, 0o755):
+        yield FOR_ALL
+    own = os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", f"railweave-{user}")
+    if _made(own, 0o700):
+        yield own
 
 
 def _made(path: str, mode: int) -> bool:
@@ -97,33 +101,45 @@ def placements(workload: str, work_out: Callable[[str], str]) -> list[Placement]
         kept = _kept(os.path.join(FOR_ALL, f"placement-{workload}"), now)
         if kept is not None:
             return kept
-    place = folder()
-    if place is None:
-        return read(work_out(workload), "advice")
-    path = os.path.join(place, f"placement-{workload}")
-    kept = _kept(path, now)
-    if kept is not None:
-        return kept
-    import fcntl
-
-    lock = os.open(path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = _kept(path, now)  # another rank was first
+    for place in folders():
+        path = os.path.join(place, f"placement-{workload}")
+        kept = _kept(path, now)
         if kept is not None:
             return kept
-        text = work_out(workload)
-        _write(path, f"{now}\n{text}")
-        return read(text, "advice")
-    finally:
-        os.close(lock)
+        lock = _locked(path + ".lock")
+        if lock is None:
+            continue
+        try:
+            kept = _kept(path, now)  # another rank was first
+            if kept is not None:
+                return kept
+            text = work_out(workload)
+            _write(path, f"{now}\n{text}")
+            return read(text, "advice")
+        finally:
+            os.close(lock)
+    return read(work_out(workload), "advice")
 
 
 def keep(workload: str, text: str) -> None:
     """Keeps placements that somebody else has worked out, for the ranks to come."""
-    place = folder()
-    if place is not None:
-        _write(os.path.join(place, f"placement-{workload}"), f"{key(workload)}\n{text}")
+    keep_text(f"placement-{workload}", f"{key(workload)}\n{text}")
+
+
+def _locked(path: str) -> int | None:
+    """A lock that is held until it is closed; None where the folder cannot be written: mounted read-only, a full disk, a quota."""
+    import fcntl
+
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def _kept(path: str, now: str) -> list[Placement] | None:
@@ -146,16 +162,18 @@ def _write(path: str, text: str) -> bool:
         os.chmod(partial, 0o644)  # the folder decides who reads it
         os.replace(partial, path)
     except OSError:
-        if os.path.exists(partial):
+        try:  # noqa: SIM105 - contextlib takes a first start too long
             os.unlink(partial)
+        except OSError:
+            pass
         return False
     return True
 
 
 def keep_text(name: str, text: str) -> str | None:
-    """Keeps a text under that name in the same folder, and says where; None where that cannot be done."""
-    place = folder()
-    if place is None:
-        return None
-    path = os.path.join(place, name)
-    return path if _write(path, text) else None
+    """Keeps a text under that name in the first folder that can be written, and says where; None where there is none."""
+    for place in folders():
+        path = os.path.join(place, name)
+        if _write(path, text):
+            return path
+    return None

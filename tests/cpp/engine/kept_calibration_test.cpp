@@ -103,10 +103,25 @@ TEST_F(KeptCalibrationTest, RootsCountsForAllAndBeforeTheOwn) {
   keep(all, "of before\n" + blocks(4));
   EXPECT_EQ(find().settings, (Settings{{"gpu_blocks", "8"}}));
   EXPECT_EQ(find().problem, "");
-  // Without a runtime folder root's own is the one for all.
   keep(all, now() + "\n" + blocks(4));
   ::unsetenv("XDG_RUNTIME_DIR");
   EXPECT_EQ(find().path, all / "calibration");
+}
+
+// Where a container has the folder for all mounted read-only, root without a runtime folder keeps it in /tmp.
+TEST_F(KeptCalibrationTest, RootsOwnCountsBesideAnEmptyFolderForAll) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  const fs::path own = "/tmp/railweave-0";
+  const bool made = fs::create_directory(own);
+  if (!made && fs::exists(own / "calibration")) GTEST_SKIP() << "one is kept on this machine";
+  fs::permissions(own, fs::perms::owner_all);
+  folder(root_ / "for-all", fs::perms{0755});
+  ::unsetenv("XDG_RUNTIME_DIR");
+  keep(own, now() + "\n" + blocks(8));
+  const std::string found = find().path;
+  fs::remove(own / "calibration");
+  if (made) fs::remove(own);
+  EXPECT_EQ(found, own / "calibration");
 }
 
 TEST_F(KeptCalibrationTest, FoldersThatOthersCanWriteAreNotTrusted) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -21,6 +22,7 @@ from railweave.calibrate import BlockRate, Calibration, CalibrationError, Gpu, S
 from railweave.calibrate.kept import keep, kept, kept_for_another_build
 from railweave.calibrate.measure import Matrix, measure
 from railweave.cli import root
+from railweave.cli.calibrate import where_it_is
 from railweave.device import library
 from railweave.fabric import VertexKind
 from railweave.launch import cache
@@ -388,10 +390,32 @@ def test_what_is_kept_is_shown_without_the_device_library(four: Calibration, own
 
 
 def test_what_cannot_be_kept_is_not_called_kept(four: Calibration, own_folder: Path) -> None:
-    folder = cache.folder()
-    assert folder is not None
-    (Path(folder) / "calibration").mkdir()
+    for folder in cache.folders():
+        (Path(folder) / "calibration").mkdir()
     assert keep(four) is None
+
+
+def test_how_long_it_is_kept_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    own = "/run/user/1000/railweave-1000/calibration"
+    says = f"kept in {own} until this user logs out, for programs with the same XDG_RUNTIME_DIR"
+    assert where_it_is(own) == says
+    for path in ("/run/railweave-placement/calibration", "/tmp/railweave-1000/calibration"):
+        assert where_it_is(path) == f"kept in {path} until the next boot"
+    assert where_it_is(None).startswith("not kept: ")
+
+
+def test_root_keeps_it_for_all_users_or_where_it_can(four: Calibration, own_folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    assert keep(four) == str(own_folder / "for-all" / "calibration")
+    assert kept() == four
+    (own_folder / "for-all" / "calibration").unlink()
+    (own_folder / "for-all").rmdir()
+    (own_folder / "for-all").write_text("no folder")
+    place = keep(four)
+    assert place == str(own_folder / "railweave-0" / "calibration")
+    assert _native.find_calibration(library(), cache.FOR_ALL)["path"] == place
 
 
 def test_what_no_longer_holds_is_not_shown(four: Calibration, own_folder: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_cut_or_changed_file_is_an_error_or_whole(data: st.DataObject) -> None
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "nobody made it"))
+    monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "nobody" / "can make it"))
     return tmp_path
 
 
@@ -131,17 +131,40 @@ def test_a_folder_that_others_can_write_is_not_trusted(runtime: Path) -> None:
     planted = runtime / f"railweave-{os.geteuid()}"
     planted.mkdir(mode=0o777)
     planted.chmod(0o777)
-    assert cache.folder() is None
+    assert list(cache.folders()) == []
     assert cache.placements("bandwidth", lambda _: TEXT)[0].name == "gpu0"
     assert list(planted.iterdir()) == []
     planted.rmdir()
     planted.symlink_to("/tmp")
-    assert cache.folder() is None
+    assert list(cache.folders()) == []
+
+
+def test_where_nothing_can_be_written_it_is_worked_out(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the right owner that is mounted read-only, or on a full disk; another one may do."""
+    place = runtime / f"railweave-{os.geteuid()}"
+    lock = place / "placement-bandwidth.lock"
+    lock.mkdir(parents=True)  # which nobody can open for writing, root included
+    place.chmod(0o700)
+    (place / "placement-bandwidth").write_text("of before\n" + TEXT)
+    assert [gpu.name for gpu in cache.placements("bandwidth", lambda _: TEXT.replace("gpu0", "gpu9"))] == ["gpu9"]
+    assert sorted(path.name for path in place.iterdir()) == ["placement-bandwidth", lock.name]
+    (place / "calibration").mkdir()
+    assert cache.keep_text("calibration", "text") is None
+    other = runtime / "other"
+    other.mkdir(mode=0o700)
+    monkeypatch.setattr(cache, "folders", lambda: iter([str(place), str(other)]))
+    assert [gpu.name for gpu in cache.placements("bandwidth", lambda _: TEXT)] == ["gpu0"]
+    assert (other / "placement-bandwidth").read_text().endswith(TEXT)
+    assert cache.keep_text("calibration", "text") == str(other / "calibration")
+    assert sorted(path.name for path in place.iterdir()) == ["calibration", "placement-bandwidth", lock.name]
 
 
 @pytest.mark.root
-def test_what_root_keeps_is_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runtime_folder", [False, True], ids=["a service", "a login"])
+def test_what_root_keeps_is_for_all_users(runtime_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    if runtime_folder:  # which goes when root logs out
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "run"))
     before = os.umask(0o077)
     try:
@@ -150,6 +173,8 @@ def test_what_root_keeps_is_for_all_users(tmp_path: Path, monkeypatch: pytest.Mo
         os.umask(before)
     kept = tmp_path / "run" / "placement-bandwidth"
     assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o755, 0o644)
+    assert cache.keep_text("calibration", "text") == str(kept.parent / "calibration")
+    assert list(tmp_path.iterdir()) == [kept.parent]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))  # as another user reads it
 
     def work_out(workload: str) -> str:
@@ -166,7 +191,7 @@ def test_what_root_keeps_is_for_all_users(tmp_path: Path, monkeypatch: pytest.Mo
 
 def _ask(folder: str, log: str, start: object) -> None:
     os.environ["XDG_RUNTIME_DIR"] = folder
-    cache.FOR_ALL = f"{folder}/nobody made it"
+    cache.FOR_ALL = f"{folder}/nobody/can make it"
 
     def work_out(workload: str) -> str:
         with Path(log).open("a") as file:

@@ -19,6 +19,7 @@ from railweave.advise.advice import advise
 from railweave.advise.document import document
 from railweave.advise.host import read_host
 from railweave.doctor import job
+from railweave.launch import cache
 from railweave.launch import start as run
 from railweave.launch.placement import cpu_set, cpu_text
 
@@ -41,7 +42,7 @@ def advice(tmp_path: Path) -> Path:
 
 def start(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, sys.executable, "-m", "railweave", "run", *arguments]
-    # A runtime folder of its own, so that advice is not kept for all users of this machine.
+    # A runtime folder of its own, where it is not root's.
     base = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "XDG_RUNTIME_DIR": "/tmp"}
     return subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, timeout=120, check=False)
 
@@ -136,6 +137,7 @@ def test_a_doctor_that_fails_keeps_no_program_from_starting(
     monkeypatch.setattr(job, "lines_before_start", fail)
     monkeypatch.setattr(run, "_become", lambda command, _environment: print("became", *command) or 0)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "FOR_ALL", str(tmp_path / "for-all"))
     assert run.main(["--explain", "--", "program"]) == 0
     said = capsys.readouterr()
     assert said.out == "became program\n"
@@ -238,9 +240,33 @@ def test_help_is_for_run_only_before_the_command(advice: Path) -> None:
 
 def test_without_advice_the_program_runs_as_it_is(tmp_path: Path) -> None:
     """A machine without GPUs, or a rank that is shown none, and each time in words."""
-    done = start("echo", "started", CUDA_VISIBLE_DEVICES="", XDG_RUNTIME_DIR=str(tmp_path))
+    elsewhere = "import sys; from railweave.launch import cache, start; cache.FOR_ALL = sys.argv[1]; sys.exit(start.main(sys.argv[2:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", elsewhere, str(tmp_path / "for-all"), "echo", "started"],
+        env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "started\n")
     assert "nothing is bound or set" in done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("own", ["rw", "ro"])
+def test_a_folder_that_cannot_be_written_keeps_no_program_from_starting(own: str, tmp_path: Path) -> None:
+    """As a container sees the node's that is mounted into it; then root's own folder serves, or none."""
+    (tmp_path / "railweave-0").mkdir(mode=0o700)
+    script = (
+        "mount -t tmpfs none /run; mkdir -m 755 /run/railweave-placement; echo of before > /run/railweave-placement/placement-bandwidth; "
+        'mount -o remount,ro /run; folder="$XDG_RUNTIME_DIR/railweave-0"; mount --bind "$folder" "$folder"; '
+        f'mount -o remount,bind,{own} "$folder"; exec "$@"'
+    )
+    done = start("echo", "started", prefix=("unshare", "-m", "sh", "-ec", script, "sh"), XDG_RUNTIME_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "railweave-0" / "placement-bandwidth").is_file() == (own == "rw")
 
 
 def test_the_shim_is_preloaded_before_what_was(advice: Path) -> None:
