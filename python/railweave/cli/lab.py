@@ -44,14 +44,40 @@ def up(name: str, shape: str, rails: int | None, rate: str, spine_rate: str | No
     click.echo(f"Run a program on every rank: railweave lab exec {name} -- PROGRAM; mpirun: railweave lab exec {name} --node 0 -- mpirun …")
 
 
-@command.command(name="exec", short_help="Run a program on all ranks of a lab.", context_settings={"ignore_unknown_options": True})
+class _Exec(click.Command):
+    """Options end where the program begins, which may have some of the same name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with_value = {name for option in self.params if isinstance(option, click.Option) and not option.is_flag for name in option.opts}
+        return super().parse_args(ctx, _program_apart(args, with_value))
+
+
+def _program_apart(words: list[str], with_value: set[str]) -> list[str]:
+    """With a `--` before the program, which is the second word that is no option."""
+    at, named = 0, False
+    while at < len(words) and words[at] != "--":
+        if words[at].startswith("-"):
+            at += 2 if words[at] in with_value else 1
+        elif not named:
+            at, named = at + 1, True
+        else:
+            return [*words[:at], "--", *words[at:]]
+    return words
+
+
+@command.command(name="exec", cls=_Exec, short_help="Run a program on all ranks of a lab.")
 @click.argument("name")
 @click.option("--rank", type=int, multiple=True, help="Only on this rank (repeatable).")
 @click.option("--node", type=int, help="Once, on this node, for launchers such as mpirun (hosts are node0, node1, …).")
 @click.option("--label", is_flag=True, help="Begin each line of output with its rank, as `srun --label` does.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(name: str, rank: tuple[int, ...], node: int | None, label: bool, program: tuple[str, ...]) -> None:
-    """Run a program on all ranks, with torchrun's variables, its own NIC, and settings for OpenMPI, NCCL, UCX and Gloo."""
+    """Run a program on all ranks, with torchrun's variables, its own NIC, and settings for OpenMPI, NCCL, UCX and Gloo.
+
+    What follows the program is the program's own, options included.
+    """
+    if not program[0]:
+        raise click.UsageError("the program is an empty word")
     if rank and node is not None:
         raise click.UsageError("--rank and --node exclude each other")
     if label and node is not None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from railweave.lab import syscalls, wire
+from railweave.lab.errors import LabError
 from railweave.lab.spec import LabSpec
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -24,7 +25,10 @@ def enter(lab: str | None, *, rank: int | None = None, node: int | None = None) 
     syscalls.setns(network, syscalls.CLONE_NEWNET)
     syscalls.setns(hostname, syscalls.CLONE_NEWUTS)
     syscalls.setns(ipc, syscalls.CLONE_NEWIPC)
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise LabError("the working directory has been deleted") from None
     syscalls.setns(mounts, syscalls.CLONE_NEWNS)
     for fd in fds:
         os.close(fd)

@@ -17,7 +17,7 @@ from railweave.lab.enter import enter
 from railweave.lab.errors import LabError
 from railweave.lab.program import Program
 
-_START_FAILED = 127  # as the shell says it
+_NOT_FOUND, _CANNOT_EXECUTE = 127, 126  # as shells say it
 
 
 def main(lab: str, parent: str, programs_fd: str, events_fd: str) -> None:
@@ -75,6 +75,7 @@ def _first_process(lab: str, programs: list[Program], events: int) -> None:
 
 
 def _become(lab: str, program: Program, events: int) -> None:
+    status = _CANNOT_EXECUTE
     try:
         spec = enter(lab, rank=program.rank, node=program.node)
         os.close(events)
@@ -90,11 +91,13 @@ def _become(lab: str, program: Program, events: int) -> None:
         try:
             os.execvpe(program.argv[0], program.argv, {**os.environ, **variables, **program.env})
         except OSError as error:  # names the last folder of PATH that was tried
+            if isinstance(error, FileNotFoundError):
+                status = _NOT_FOUND
             raise LabError(error.strerror) from None
     except BaseException as error:  # there is nobody else in this process to hear it
         sys.stderr.write(f"railweave lab: cannot start {program.argv[0]}: {error}\n")
         sys.stderr.flush()
-    os._exit(_START_FAILED)
+    os._exit(status)
 
 
 def _place_fds(wanted: dict[int, int]) -> None:

@@ -260,6 +260,22 @@ def test_program_that_does_not_exist(nothing_stays: Check) -> None:
         assert text == "railweave lab: cannot start /no/such/program: No such file or directory\n"
 
 
+def test_program_that_cannot_be_started(tmp_path: Path, cli: Cli, nothing_stays: Check) -> None:
+    """As shells have it; and where a file is missing that is not the program, that is said."""
+    name = f"test-{os.getpid()}"
+    cli("lab", "up", name, "1x1")
+    try:
+        done = cli("lab", "exec", name, "/etc/passwd")
+        assert (done.returncode, done.stderr) == (126, "railweave lab: cannot start /etc/passwd: Permission denied\n")
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        line = f"rmdir {gone}; exec {sys.executable} -m railweave lab exec {name} pwd"
+        done = subprocess.run(["sh", "-c", line], cwd=gone, capture_output=True, text=True, timeout=500, check=False)
+        assert (done.returncode, done.stderr) == (126, "railweave lab: cannot start pwd: the working directory has been deleted\n")
+    finally:
+        cli("lab", "down", name)
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no OpenMPI")
 @pytest.mark.parametrize("isolation", ["node", "gpu"])
 def test_openmpi_runs_unmodified(isolation: str, nothing_stays: Check) -> None:

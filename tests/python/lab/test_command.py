@@ -1,0 +1,59 @@
+"""What `railweave lab` takes for its own and what for the program's; needs no lab."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from railweave.cli import lab
+
+
+def given(words: Sequence[str]) -> dict[str, Any]:
+    """The command's options, and the program."""
+    return lab.exec_.make_context("exec", list(words)).params
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "echo --rank 0 foo",
+        "echo --node 1 foo",
+        "echo --label hi",
+        "ls -lh /",
+        "ls -l",
+        "df -h",
+        "python3 --help",
+        "echo --rank=x",
+        "./train.py --rank 3 -- --node",
+        "true",
+        "sh -c -- -x",
+    ],
+)
+def test_options_after_the_program_are_its_own(program: str) -> None:
+    words = program.split()
+    for before in ([], ["--"]):
+        assert given(["demo", *before, *words]) == {"name": "demo", "rank": (), "node": None, "label": False, "program": tuple(words)}
+        mixed = given(["--rank", "1", "demo", "--rank=2", "--label", *before, *words])
+        assert mixed == {"name": "demo", "rank": (1, 2), "node": None, "label": True, "program": tuple(words)}
+        assert given(["demo", "--node", "1", *before, *words])["node"] == 1
+    assert given(["--", "demo", *words])["program"] == tuple(words)
+
+
+@pytest.mark.parametrize("words", [["--rnak", "0", "--", "true"], ["--rnak", "0", "true"], ["-l", "true"], ["--rank", "x", "true"], []])
+def test_its_own_options_stand_before_the_program(words: list[str]) -> None:
+    with pytest.raises(click.UsageError):
+        given(["demo", *words])
+
+
+def test_help_is_the_commands_before_the_program() -> None:
+    done = CliRunner().invoke(lab.exec_, ["demo", "--help"])
+    assert (done.exit_code, "Run a program on all ranks" in done.output) == (0, True)
+
+
+def test_an_empty_program_is_wrong_use() -> None:
+    done = CliRunner().invoke(lab.exec_, ["demo", ""])
+    assert (done.exit_code, "the program is an empty word" in done.output) == (2, True)
