@@ -11,6 +11,7 @@ import click
 from railweave.lab import Lab, LabError, LabSpec, Program, foreign_labs, labs, take_down
 from railweave.lab.labels import start_labelled
 from railweave.lab.spec import ISOLATIONS, parse_rate, parse_shape
+from railweave.size import counted
 
 
 @click.group(name="lab")
@@ -23,7 +24,9 @@ def command() -> None:
 @click.argument("shape", metavar="NODESxGPUS")
 @click.option("--rails", type=click.IntRange(min=1), metavar="N", help="Rails; by default one a GPU.")
 @click.option("--rate", default="400mbit", show_default=True, help="Rate of each NIC, each way.")
-@click.option("--spine-rate", default=None, metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
+@click.option(
+    "--spine-rate", default=None, metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs, at most 32gbit."
+)
 @click.option(
     "--isolation", type=click.Choice(ISOLATIONS), default="gpu", show_default=True, help="Does a rank see its node's NICs, or only its own?"
 )
@@ -181,7 +184,12 @@ def _all_that_stay() -> list[dict[str, Any]]:
 
 
 def _summary(spec: LabSpec) -> str:
-    return f"{spec.nodes} nodes × {spec.gpus} ranks, {spec.rails} rails at {spec.rate / 1e6:g} mbit each way, isolation {spec.isolation}"
+    shape = f"{counted(spec.nodes, 'node')} × {counted(spec.gpus, 'rank')}"
+    rails = f"{counted(spec.rails, 'rail')} at {spec.rate / 1e6:g} mbit each way"
+    spine = ""
+    if spec.rails > 1 and spec.oversubscription > 1:
+        spine = f", spine {spec.spine_rate / 1e6:g} mbit a leaf ({spec.oversubscription:.3g}:1 oversubscribed)"
+    return f"{shape}, {rails}{spine}, isolation {spec.isolation}"
 
 
 def _within(chosen: tuple[int, ...] | list[int], count: int, what: str) -> None:

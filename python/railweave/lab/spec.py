@@ -67,7 +67,7 @@ class LabSpec:
     gpus: int
     rails: int = 0  # 0: one a GPU
     rate: int = 400_000_000
-    spine_rate: int = 0  # of each leaf's uplink; 0: as much as all NICs of the leaf together (no oversubscription)
+    spine_rate: int = 0  # of each leaf's uplink; 0: as much as all NICs of the leaf together (no oversubscription), at most MAX_RATE
     isolation: str = "gpu"
     mtu: int = 9000  # goodput 99.3% of the shaped rate, where 1500 gives 95.6% (docs/lab.md)
 
@@ -92,6 +92,11 @@ class LabSpec:
     def world(self) -> int:
         """Number of ranks."""
         return self.nodes * self.gpus
+
+    @property
+    def oversubscription(self) -> float:
+        """What a leaf's NICs have together, in parts of its uplink."""
+        return self.rate * self.nodes / self.spine_rate
 
     @property
     def shape(self) -> str:

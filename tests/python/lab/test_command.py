@@ -1,4 +1,4 @@
-"""What `railweave lab` takes for its own and what for the program's; needs no lab."""
+"""What `railweave lab` takes for its own and what for the program's, and what it says of a lab; needs no lab."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from railweave.cli import lab
+from railweave.lab import LabSpec
 
 
 def given(words: Sequence[str]) -> dict[str, Any]:
@@ -57,3 +58,24 @@ def test_help_is_the_commands_before_the_program() -> None:
 def test_an_empty_program_is_wrong_use() -> None:
     done = CliRunner().invoke(lab.exec_, ["demo", ""])
     assert (done.exit_code, "the program is an empty word" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (LabSpec(2, 4), "2 nodes × 4 ranks, 4 rails at 400 mbit each way, isolation gpu"),
+        (LabSpec(1, 1), "1 node × 1 rank, 1 rail at 400 mbit each way, isolation gpu"),
+        (
+            LabSpec(16, 2, rate=8 * 10**9),
+            "16 nodes × 2 ranks, 2 rails at 8000 mbit each way, spine 32000 mbit a leaf (4:1 oversubscribed), isolation gpu",
+        ),
+        (
+            LabSpec(2, 2, spine_rate=10**8),
+            "2 nodes × 2 ranks, 2 rails at 400 mbit each way, spine 100 mbit a leaf (8:1 oversubscribed), isolation gpu",
+        ),
+        (LabSpec(4, 2, rate=8 * 10**9), "4 nodes × 2 ranks, 2 rails at 8000 mbit each way, isolation gpu"),
+        (LabSpec(16, 1, rate=8 * 10**9), "16 nodes × 1 rank, 1 rail at 8000 mbit each way, isolation gpu"),
+    ],
+)
+def test_a_lab_is_told_in_a_line(spec: LabSpec, says: str) -> None:
+    assert lab._summary(spec) == says
