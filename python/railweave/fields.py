@@ -68,7 +68,8 @@ class Fields:
     def rows(self, at: str, found: object, least: int = 0, most: int | None = None) -> list[Any]:
         """A list of so many; where `most` is None, of any number from `least` on."""
         if not isinstance(found, list) or len(found) < least or (most is not None and len(found) > most):
-            raise self.fail(at, found, f"a list of {least} to {most}" if most is not None else f"a list of {least} or more")
+            many = f"{least} or more" if most is None else f"{least} to {most}" if most > least else f"{least}"
+            raise self.fail(at, found, f"a list of {many}")
         return found
 
     def text(self, at: str, found: object) -> str:

@@ -15,6 +15,7 @@ from railweave.machine.nccl_contents import WHAT, Contents, read_contents
 from railweave.machine.reading import cpu_mask, ranges
 from railweave.machine.xml_tree import parse_xml
 from railweave.records import dataclass
+from railweave.size import counted
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,17 @@ def _twice(items: Sequence[tuple[str, int]], what: str) -> _Found:
         first.setdefault(value, line)
 
 
+def _others_have(count: int) -> str:
+    return f"{counted(count, 'other')} {'has' if count == 1 else 'have'}"
+
+
 def _nvlinks(contents: Contents) -> _Found:
     """Links have two ends and GPUs of a kind have equally many."""
     by_address = {device.bus_id: device for device in contents.gpus}
     linked = [device for device in contents.gpus if device.nvlinks]
     for device in contents.gpus if linked else ():
         if not device.nvlinks:
-            yield device.node.line, f"GPU {device.bus_id} has no NVLink, {len(linked)} others have"
+            yield device.node.line, f"GPU {device.bus_id} has no NVLink, {_others_have(len(linked))}"
     for device in linked:
         for (target, kind), count in device.nvlinks.items():
             if kind != "0x03":
@@ -172,7 +177,7 @@ def _lint_machine(machine: Machine) -> Iterator[Problem]:
     linked = [index for index, row in ways.items() if any(way.startswith("NV") for way in row.values())]
     for index in ways if linked else ():
         if index not in linked:
-            yield Problem(source, 0, f"GPU{index} has no NVLink, {len(linked)} others have")
+            yield Problem(source, 0, f"GPU{index} has no NVLink, {_others_have(len(linked))}")
     owner: dict[int, int] = {}
     for node in known(machine.numa) or ():
         shared = [cpu for cpu in known(node.cpus) or () if cpu in owner]

@@ -227,7 +227,7 @@ def test_clean_file_has_no_contradiction() -> None:
         ('busid="0000:12:00.0"', 'busid="0000:10:00.0"', 7, "busid 0000:10:00.0 a second time; first in line 3"),
         ('dev="1" sm', 'dev="0" sm', 14, "GPU dev 0 a second time"),
         ('target="0000:11:00.0" count="6"', 'target="0000:11:00.0" count="4"', 4, "6 NVLinks from 0000:11:00.0 to 0000:21:00.0, but 4"),
-        ('<nvlink target="0000:11:00.0" count="6" tclass="0x030200"/>', "", 13, "GPU 0000:21:00.0 has no NVLink, 1 others have"),
+        ('<nvlink target="0000:11:00.0" count="6" tclass="0x030200"/>', "", 13, "GPU 0000:21:00.0 has no NVLink, 1 other has"),
         ('target="0000:21:00.0"', 'target="0000:31:00.0"', 4, "which is no GPU of this file"),
         ('32.0 GT/s PCIe" link_width="16">\n        <nic', '33 GT/s" link_width="16">\n        <nic', 7, "no speed of PCIe"),
         (' link_width="16">\n        <nic', ">\n        <nic", 7, "no link_width of 0000:12:00.0"),
@@ -406,6 +406,8 @@ def test_lint_of_a_matrix(tmp_path: Path) -> None:
     path = tmp_path / "m.txt"
     path.write_text("\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV6\tPIX\nGPU1\tNV4\t X \tSYS\nGPU2\tPIX\tSYS\t X \n")
     assert [problem.text for problem in lint_file(path, None)] == ["GPU0 to GPU1 is NV6, but NV4 back", "GPU2 has no NVLink, 2 others have"]
+    path.write_text("\tGPU0\tGPU1\nGPU0\t X \tNV6\nGPU1\tSYS\t X \n")
+    assert [problem.text for problem in lint_file(path, None)] == ["GPU0 to GPU1 is NV6, but SYS back", "GPU1 has no NVLink, 1 other has"]
 
 
 def test_command_line_lints_and_exports(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
