@@ -167,7 +167,7 @@ def _recorded(files: Sequence[str], pid: int | None) -> list[_Input]:
 
         names = names_of(files)
         if len(set(names)) < len(names):
-            raise UsageError(f"{next(name for name in names if names.count(name) > 1)} is named twice.")
+            raise UsageError(f"{next(file for file, name in zip(files, names, strict=True) if names.count(name) > 1)} is named twice.")
     found: list[_Input] = []
     for place, (file, name) in enumerate(zip(files, names, strict=True)):
         try:

@@ -30,16 +30,16 @@ class NamedRails(Rails):
         try:
             self._pattern = re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"'{pattern}' is no regular expression: {error}") from error
         if self._pattern.groups != 1:
-            raise ValueError(f"{pattern!r} has {self._pattern.groups} groups, expected one: the rail's number, as in 'leaf(\\d+)'")
+            raise ValueError(f"'{pattern}' has {self._pattern.groups} groups, expected one: the rail's number, as in 'leaf(\\d+)'")
 
     def judge(self, nic: str, switch: str, cables: Cables) -> Verdict:
         """Numbers may begin anywhere (a pod's leafs 9 to 16): what must be the same is their distance to the NIC's place."""
         known = ((place, name, other) for place, (name, other) in enumerate(cables.items()) if other is not None)
         distances = {name: distance for place, name, other in known if (distance := self._distance(place, other)) is not None}
         if nic not in distances:
-            return unknown(f"goes to {switch}, whose name has no number where {self._pattern.pattern!r} has its group")
+            return unknown(f"goes to {switch}, whose name has no number where '{self._pattern.pattern}' has its group")
         usual, count = Counter(distances.values()).most_common(1)[0]
         if 2 * count <= len(distances):
             return unknown(f"goes to {switch}; numbers of the switches and order of the NICs agree for no majority")

@@ -313,7 +313,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(healthy: Path, ill: P
     series = [line.rpartition(" ")[0] for line in target.read_text().splitlines() if not line.startswith("#")]
     assert len(set(series)) == len(series)
     again = run(str(files[0]), str(files[0]))
-    assert again.exit_code == 2 and "named twice" in again.output
+    assert again.exit_code == 2 and f"Error: {files[0]} is named twice." in again.output
 
 
 def test_recordings_with_different_salts_are_compared_without_their_stand_ins(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_a_pattern_that_names_no_number_is_wrong_use(pattern: str) -> None:
     assert done.exit_code == 2 and "--rails" in done.output
 
 
+def test_a_pattern_is_shown_as_it_was_written() -> None:
+    done = CliRunner().invoke(command, ["--rails", r"leaf(\d+"])
+    assert r"'leaf(\d+' is no regular expression" in done.output
+    done = CliRunner().invoke(command, ["--rails", r"leaf\d+"])
+    assert r"'leaf\d+' has 0 groups" in done.output
+
+
 def test_a_pattern_is_not_for_recordings(tmp_path: Path) -> None:
     recording = TemplateMachine("h100-4gpu-ndr").record(tmp_path / "m.tar.zst")
     done = CliRunner().invoke(command, ["--rails", r"leaf(\d+)", str(recording)])
