@@ -60,7 +60,6 @@ def command(
     from railweave.advise.advice import advise
     from railweave.advise.mapping import Workload
     from railweave.advise.measured import read_measurements
-    from railweave.machine.fabric_nics import named_nics
 
     if source is not None and recording is not None:
         raise click.UsageError("A FILE or TEMPLATE and --from exclude each other.")
@@ -71,7 +70,7 @@ def command(
             raise click.BadParameter(f"{nccl_topology} is no file here, where NCCL is to read it.", param_hint="--nccl-topology")
         click.echo(f"railweave: --nccl-topology {nccl_topology}: no such file here; NCCL goes without one where it is missing", err=True)
     advice = advise(
-        _named_host(source, recording, nodes, node, named_nics(nics)),
+        _named_host(source, recording, nodes, node, nics),
         Workload(workload),
         None if size_text is None else _size(size_text),
         read_measurements(measured) if measured else (),
@@ -100,11 +99,11 @@ def _size(text: str) -> int:
     return size
 
 
-def _named_host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: Sequence[str]) -> Host:
-    from railweave.machine.fabric_nics import UnknownNicError
+def _named_host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: str | None) -> Host:
+    from railweave.machine.fabric_nics import UnknownNicError, named_nics
 
     try:
-        return _host(source, recording, nodes, node, nics)
+        return _host(source, recording, nodes, node, named_nics(nics))
     except UnknownNicError as error:
         raise click.UsageError(f"--nics: {error}.") from error
 

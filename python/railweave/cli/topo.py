@@ -70,6 +70,8 @@ def command(
     for option, given in (("--salt", salt), ("--pid", pid)):
         if given is not None and record is None:
             raise click.UsageError(f"{option} goes with --record.")
+    if salt == "":
+        raise click.UsageError("--salt is empty, perhaps a variable that is not set; without --salt each recording has a new one.")
     if as_list:
         for name, description in fabrics.templates().items():
             click.echo(f"{name:<24}{description}")

@@ -101,6 +101,12 @@ def start(words: Sequence[str]) -> int | None:
 
 def run(arguments: Arguments) -> int:
     """Examines, writes and prints; the exit status. Raises UsageError before it has written anything."""
+    from railweave.machine.fabric_nics import UnknownNicError, named_nics
+
+    try:
+        named = named_nics(arguments.nics)
+    except UnknownNicError as error:
+        raise UsageError(f"--nics: {error}.") from error
     if arguments.rails is not None and arguments.files:
         raise UsageError("--rails: recordings have stand-ins for the names of switches; several with one salt are compared instead.")
     if arguments.probe and arguments.files:
@@ -115,9 +121,6 @@ def run(arguments: Arguments) -> int:
     pid = arguments.pid
     inputs = _recorded(arguments.files, pid) if arguments.files else [_Input("this machine", _live(pid), None)]
     examined = LEFT_OUT if len(inputs) < len(arguments.files) else 0
-    from railweave.machine.fabric_nics import named_nics
-
-    named = named_nics(arguments.nics)
     for each in inputs:
         _check_names(each, named)
     references = _rails(inputs, named, arguments.rails)

@@ -15,8 +15,13 @@ class UnknownNicError(Error):
 
 
 def named_nics(option: str | None) -> list[str]:
-    """The names of `--nics`."""
-    return [name.strip() for name in (option or "").split(",") if name.strip()]
+    """The names of `--nics`; none where it was not given. Raises UnknownNicError where it names none."""
+    if option is None:
+        return []
+    names = [name.strip() for name in option.split(",") if name.strip()]
+    if not names:
+        raise UnknownNicError(f"'{option}' names no NIC; expected a list such as mlx5_0,mlx5_1")
+    return names
 
 
 def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic, ...], str]:

@@ -209,6 +209,9 @@ def test_nics_of_a_fabric_are_chosen_alike(cli: Cli, tmp_path: Path) -> None:
         choose_network(host, ["rail9"])
     typo = cli("advise", str(path), "--nics", "rail4")
     assert typo.returncode == 2 and "--nics: no NIC rail4 in 'topology'; there are nic0, nic1" in typo.stderr
+    for empty in ("", " , "):
+        refused = cli("advise", str(path), "--nics", empty)
+        assert refused.returncode == 2 and f"--nics: '{empty}' names no NIC; expected a list such as mlx5_0,mlx5_1." in refused.stderr
     done = cli("advise", str(path), "--nics", "nic0, rail3")
     assert done.returncode == 0 and "GPU network: nic0, nic3: named" in done.stdout
 

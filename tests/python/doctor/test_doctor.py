@@ -287,6 +287,9 @@ def test_a_nic_that_is_not_there_is_wrong_use_and_the_known_ones_are_named(ill: 
     assert refused.exit_code == 2
     assert "ill has no NIC mlx5_99; it has mlx5_0, mlx5_1," in refused.output
     assert run("--nics", "mlx5_0:1, mlx5_1", str(ill), str(healthy)).exit_code == 0
+    for empty in ("", ","):
+        refused = run("--nics", empty, str(ill))
+        assert refused.exit_code == 2 and f"--nics: '{empty}' names no NIC; expected a list such as mlx5_0,mlx5_1." in refused.output
 
 
 def test_every_answer_says_what_it_was_read_from_and_where_the_rule_comes_from(ill: Path, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_a_process_is_recorded_by_its_number(tmp_path: Path, cli: Cli) -> None:
         (("hgx-h100", "--record", "x.tar.zst"), "--record and the FILE or TEMPLATE hgx-h100 exclude each other"),
         (("--from", "y.tar.zst", "--record", "x.tar.zst"), "--from and --record exclude each other"),
         (("--pid", "1"), "--pid goes with --record"),
+        (("--record", "x.tar.zst", "--salt", ""), "--salt is empty"),
         (("--record", "x.tar.zst", "--pid", "4194304"), "no such process"),
     ],
 )
