@@ -21,7 +21,7 @@ from rich.text import Text
 
 from railweave.errors import Error
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import PATHS, Look, NicRates, Rates, Unserved, check_directory, merged, nic_rates, rates, read
+from railweave.nccl.metrics import PATHS, Look, NicRates, Rates, Unserved, check_directory, counted_from, merged, nic_rates, rates, read
 
 # Tenths, as counters are written once a second anyway; a day, far beyond what anybody watches by and within what sleep() takes.
 _INTERVAL_S = (0.1, 86_400)
@@ -42,6 +42,10 @@ def _listed(names: Sequence[str], total: int = 0) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more else "")
 
 
+def _rate(figure: float, known: bool) -> str:
+    return f"{figure / 1e9:.2f}" if known else "-"
+
+
 def _rank_table(rows: list[Rates]) -> Table:
     table = Table(title="GB/s of each rank", box=box.SIMPLE_HEAD, padding=0)
     for name in ("communicator", "rank", "host"):
@@ -51,7 +55,7 @@ def _rank_table(rows: list[Rates]) -> Table:
     for row in rows:
         figures = (row.sent, row.received, *(row.by_path[path] for path in PATHS))
         who = (_short(row.counters.communicator), f"{row.counters.rank} of {row.counters.world}", row.counters.host)
-        table.add_row(*who, *(f"{figure / 1e9:.2f}" for figure in figures), str(row.waiting))
+        table.add_row(*who, *(_rate(figure, row.known) for figure in figures), str(row.waiting))
     return table
 
 
@@ -68,9 +72,10 @@ def _nic_table(nics: list[NicRates]) -> Table:
             f"{f'{_short(communicator)} ' if several else ''}{rank}: {sent / 1e9:.2f}"
             for (communicator, rank), sent in sorted(nic.by_rank.items(), key=lambda entry: (-entry[1], entry[0]))
         ]
-        capacity = (f"{nic.rate / 1e9:.2f}", f"{100 * nic.sent / nic.rate:.0f}%") if nic.rate else ("", "")
+        used = f"{100 * nic.sent / nic.rate:.0f}%" if nic.rate and nic.known else ""
+        capacity = (f"{nic.rate / 1e9:.2f}" if nic.rate else "", used)
         links = f"{nic.down} of {nic.links}" if nic.links else ""
-        table.add_row(nic.host, nic.name, f"{nic.sent / 1e9:.2f}", *capacity, links, _listed(ranks), style="red" if nic.down else None)
+        table.add_row(nic.host, nic.name, _rate(nic.sent, nic.known), *capacity, links, _listed(ranks), style="red" if nic.down else None)
     return table
 
 
@@ -98,8 +103,8 @@ def _why_nothing(look: Look, directory: Path) -> str:
     return f"no rank that Railweave serves: all communicators of {processes} are left to NCCL or failed ({reasons})"
 
 
-def _view(before: Look, after: Look, seconds: float, directory: Path, left_out: list[str]) -> Group:
-    rows, nics = rates(before, after, seconds), nic_rates(before, after, seconds)
+def _view(before: Look, after: Look, directory: Path, left_out: list[str]) -> Group:
+    rows, nics = rates(before, after), nic_rates(before, after)
     notes = [] if rows else [_why_nothing(after, directory)]
     for nic in nics:
         if nic.down:
@@ -206,10 +211,11 @@ def command(directory: Path, interval: float, count: int | None, listen: tuple[s
 
 
 def _look(directory: Path, interval: float, count: int | None, show: Callable[[Group], None]) -> None:
-    before, began, shown = read(directory, lambda _: None), time.monotonic(), 0
+    before, last, shown = Look(), read(directory, lambda _: None), 0
     while not count or shown < count:
         time.sleep(interval)
         left_out: list[str] = []
-        after, now = read(directory, left_out.append), time.monotonic()
-        show(_view(before, after, now - began, directory, left_out))
-        before, began, shown = after, now, shown + 1
+        after = read(directory, left_out.append)
+        before = counted_from(before, last, after)
+        show(_view(before, after, directory, left_out))
+        last, shown = after, shown + 1

@@ -21,6 +21,7 @@ __all__ = [
     "Rates",
     "Unserved",
     "check_directory",
+    "counted_from",
     "merged",
     "nic_rates",
     "parse",
@@ -55,7 +56,7 @@ class Nic:
 
 @dataclasses.dataclass
 class RankCounters:
-    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS, `nics` by name."""
+    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS, `nics` by name; `written`: when, by its file's clock (s)."""
 
     host: str
     communicator: str
@@ -67,6 +68,7 @@ class RankCounters:
     received: int = 0
     by_path: dict[str, int] = dataclasses.field(default_factory=dict)
     nics: dict[str, Nic] = dataclasses.field(default_factory=dict)
+    written: float = dataclasses.field(default=0.0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +100,11 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a rank did between two looks: bytes/s, and messages under way at the second."""
+    """What a rank did between two writings of its file: bytes/s, all 0 and not `known` where it has been written once; `waiting` are
+    messages under way at the second."""
 
     counters: RankCounters
+    known: bool
     sent: float
     received: float
     by_path: dict[str, float]
@@ -109,7 +113,8 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class NicRates:
-    """What went through a NIC between two looks, bytes/s, of each rank that sent; `rate`, 0 where it is unknown, is what it can."""
+    """What went through a NIC, bytes/s, of each rank that sent, `known` where that is of one of its ranks; `rate`, 0 where it is unknown,
+    is what it can."""
 
     host: str
     name: str
@@ -117,6 +122,7 @@ class NicRates:
     links: int
     down: int
     peers_down: tuple[str, ...]
+    known: bool
     by_rank: dict[tuple[str, int], float]
 
     @property
@@ -140,8 +146,8 @@ _NIC_MEMBERS = {
 _OF_PROCESSES = ("railweave_communicators",)
 
 
-def parse(text: str, source: str = "<string>") -> Look:
-    """What a process says. Raises ShimError naming the line that is no counter of the shim."""
+def parse(text: str, source: str = "<string>", written: float = 0.0) -> Look:
+    """What a process says, and wrote at that time. Raises ShimError naming the line that is no counter of the shim."""
     look = Look(processes=1)
     for number, line in enumerate(text.splitlines(), start=1):
         if not line or _HEAD.match(line):
@@ -162,7 +168,8 @@ def parse(text: str, source: str = "<string>") -> Look:
             why = (labels.get(name, "") for name in ("state", "reason", "text"))
             look.unserved.append(Unserved(*key, int(labels["world"]), *why))
         else:
-            _take(look.ranks.setdefault(key, RankCounters(labels["host"], *key, int(labels["world"]))), match[1], labels, int(match[3]))
+            counters = look.ranks.setdefault(key, RankCounters(labels["host"], *key, int(labels["world"]), written=written))
+            _take(counters, match[1], labels, int(match[3]))
     return look
 
 
@@ -200,12 +207,14 @@ def _age(path: Path) -> float:
         return 0.0  # a link to itself, say: whoever reads it says so
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> tuple[str, float] | None:
+    """What is there, and when it was written. The shim writes each text into a file of its own, which takes the place of the one before."""
     try:
         with open(path, opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ShimError(f"{path}: no file; expected counters as the shim writes them")
-            return file.read()
+            return file.read(), status.st_mtime
     except FileNotFoundError:
         return None  # its process has just ended
     except (OSError, UnicodeDecodeError) as error:
@@ -221,8 +230,9 @@ def _looks(directory: Path, left_out: Callable[[str], None]) -> Iterator[tuple[s
     """The text and what it says of each process that is alive; a file that is none of the shim's is named and hides no other."""
     for path in _files(directory):
         try:
-            if (text := _text(path)) is not None:
-                yield text, parse(text, str(path))
+            if (found := _text(path)) is not None:
+                text, written = found
+                yield text, parse(text, str(path), written)
         except ShimError as error:
             left_out(str(error))
 
@@ -251,34 +261,59 @@ def merged(directory: Path, left_out: Callable[[str], None]) -> str:
     return "".join(f"{line}\n" for head, samples in families.values() for line in (*head, *samples))
 
 
+def counted_from(before: Look, last: Look, after: Look) -> Look:
+    """The ranks of `after` as they were at the writing before: in `last`, or, where nothing has been written since, in the `before` of the
+    last look. Files are written once a second: between two looks there may be several writings of one, or none."""
+    result = Look()
+    for key, new in after.ranks.items():
+        old = last.ranks.get(key)
+        if old is not None:
+            result.ranks[key] = old if old.written != new.written else before.ranks.get(key, old)
+    return result
+
+
 def _in_both(before: Look, after: Look) -> Iterable[tuple[RankCounters, RankCounters]]:
     return ((before.ranks[key], new) for key, new in after.ranks.items() if key in before.ranks)
 
 
-def rates(before: Look, after: Look, seconds: float) -> list[Rates]:
+def _seconds(old: RankCounters, new: RankCounters) -> float:
+    """Between the two writings; infinite, for rates of 0, where they are one."""
+    return new.written - old.written if new.written > old.written else float("inf")
+
+
+def _rate(old: int, new: int, seconds: float) -> float:
+    """Bytes/s; 0 where the counter went back, as in a file that was begun anew."""
+    return max(0, new - old) / seconds
+
+
+def rates(before: Look, after: Look) -> list[Rates]:
     """Of the ranks in both, the busiest sender first."""
     result = []
     for old, new in _in_both(before, after):
-        by_path = {path: (new.by_path.get(path, 0) - old.by_path.get(path, 0)) / seconds for path in PATHS}
-        result.append(
-            Rates(new, (new.sent - old.sent) / seconds, (new.received - old.received) / seconds, by_path, new.enqueued - new.completed)
-        )
+        seconds = _seconds(old, new)
+        sent, received = _rate(old.sent, new.sent, seconds), _rate(old.received, new.received, seconds)
+        by_path = {path: _rate(old.by_path.get(path, 0), new.by_path.get(path, 0), seconds) for path in PATHS}
+        result.append(Rates(new, new.written > old.written, sent, received, by_path, new.enqueued - new.completed))
     return sorted(result, key=lambda row: (-row.sent, row.counters.communicator, row.counters.rank))
 
 
-def nic_rates(before: Look, after: Look, seconds: float) -> list[NicRates]:
+def nic_rates(before: Look, after: Look) -> list[NicRates]:
     """Of the NICs of the ranks in both, by host and name. Communicators share a host's NICs: each has links of its own, and the most that
     are down in one of them count."""
-    nics: dict[tuple[str, str], list[tuple[tuple[str, int], float, Nic]]] = {}
+    nics: dict[tuple[str, str], list[tuple[RankCounters, float, Nic]]] = {}
+    known = set()
     for old, new in _in_both(before, after):
         for name, nic in new.nics.items():
-            sent = (nic.sent - old.nics.get(name, Nic()).sent) / seconds
-            nics.setdefault((new.host, name), []).append(((new.communicator, new.rank), sent, nic))
+            sent = _rate(old.nics.get(name, Nic()).sent, nic.sent, _seconds(old, new))
+            nics.setdefault((new.host, name), []).append((new, sent, nic))
+            if new.written > old.written:
+                known.add((new.host, name))
     result = []
     for (host, name), uses in nics.items():
         worst = max((nic for *_, nic in uses), key=lambda nic: (nic.down, nic.links))
-        by_rank = {rank: sent for rank, sent, _ in uses if sent > 0}
-        result.append(NicRates(host, name, max(nic.rate for *_, nic in uses), worst.links, worst.down, tuple(worst.peers_down), by_rank))
+        by_rank = {(of.communicator, of.rank): sent for of, sent, _ in uses if sent > 0}
+        rate = max(nic.rate for *_, nic in uses)
+        result.append(NicRates(host, name, rate, worst.links, worst.down, tuple(worst.peers_down), (host, name) in known, by_rank))
     return sorted(result, key=lambda nic: (nic.host, _natural(nic.name)))
 
 

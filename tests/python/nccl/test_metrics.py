@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from railweave.cli import top
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import Look, merged, nic_rates, parse, rates, read
+from railweave.nccl.metrics import Look, counted_from, merged, nic_rates, parse, rates, read
 
 PROCESS = 'host="n1",pid_namespace="4026531836",pid="7"'
 LABELS = PROCESS + ',communicator="ab",rank="{rank}",world="2",device="0"'
@@ -65,35 +66,76 @@ def left(text_: str, reason: str, communicator: str = "cd", rank: int = 0, world
     )
 
 
-def look_at(*texts: str) -> Look:
+def look_at(*texts: str, written: float = 0) -> Look:
     look = Look()
     for each in texts:
-        look.add(parse(each))
+        look.add(parse(each, written=written))
     return look
 
 
+def write(directory: Path, texts: dict[str, str], when: float) -> None:
+    for name, content in texts.items():
+        path = directory / f"railweave-{name}.prom"
+        path.write_text(content)
+        os.utime(path, (when, when))
+
+
 def shown(directory: Path, before: dict[str, str], after: dict[str, str] | None = None) -> str:
-    """What the command prints for files of that text, by name, at the first look and at the second."""
-    for name, content in before.items():
-        (directory / f"railweave-{name}.prom").write_text(content)
+    """What the command prints for files of that text, by name, at the first look and at the second, a second later."""
+    now = time.time()
+    write(directory, before, now - 1)
     first = read(directory, pytest.fail)
-    for name, content in (after or before).items():
-        (directory / f"railweave-{name}.prom").write_text(content)
+    write(directory, after or before, now)
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(top._view(first, read(directory, pytest.fail), 1.0, directory, []))
+    console.print(top._view(first, read(directory, pytest.fail), directory, []))
     found = console.export_text()
     assert max(map(len, found.splitlines())) <= 100
     return found
 
 
 def test_rates_come_from_two_looks_busiest_first() -> None:
-    before = look_at(text(0, 100), text(1, 0))
-    after = look_at(text(0, 300), text(1, 1000, completed=4))
-    found = rates(before, after, 2.0)
+    before = look_at(text(0, 100), text(1, 0), written=1)
+    after = look_at(text(0, 300), text(1, 1000, completed=4), written=3)
+    found = rates(before, after)
     assert [(row.counters.rank, row.sent, row.by_path["direct"], row.by_path["rail"], row.waiting) for row in found] == [
         (1, 500.0, 500.0, 0.0, 0),
         (0, 100.0, 100.0, 0.0, 1),
     ]
+
+
+@pytest.mark.parametrize("interval", [0.3, 1.0, 1.5, 2.0])
+def test_rates_are_between_writings_however_often_one_looks(interval: float, tmp_path: Path) -> None:
+    """A rank and a NIC that move 1000 bytes a second, in a file that is written each second."""
+    start, before, last = time.time(), Look(), Look()
+    seen = []
+    for look in range(20):
+        second = int(0.45 + look * interval)
+        write(tmp_path, {"n1-1": text(0, 1000 * second) + nic_text(0, {"mlx5_0": 1000 * second}, "mlx5_0")}, start + second)
+        after = read(tmp_path, pytest.fail)
+        before = counted_from(before, last, after)
+        for row, nic in zip(rates(before, after), nic_rates(before, after), strict=True):
+            assert (row.known, row.by_path["direct"], nic.sent) == (nic.known, row.sent, row.sent)
+            seen.append((row.known, round(row.sent)))
+        last = after
+    unknown = seen.count((False, 0))
+    assert seen == [(False, 0)] * unknown + [(True, 1000)] * (19 - unknown)
+    assert unknown == sum(int(0.45 + look * interval) == 0 for look in range(1, 20)), "until the file is written again"
+
+
+def test_counters_that_begin_anew_have_no_negative_rates() -> None:
+    before = look_at(text(0, 5000) + nic_text(0, {"mlx5_0": 5000}, "mlx5_0"), written=1)
+    after = look_at(text(0, 100) + nic_text(0, {"mlx5_0": 100}, "mlx5_0"), written=2)
+    assert [(row.sent, row.by_path["direct"]) for row in rates(before, after)] == [(0, 0)]
+    assert [nic.sent for nic in nic_rates(before, after)] == [0]
+
+
+def test_a_rate_that_is_not_known_yet_is_no_zero(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5) + nic_text(0, {"mlx5_0": 5}, "mlx5_0"))
+    once = read(tmp_path, pytest.fail)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(top._view(once, once, tmp_path, []))
+    assert re.search(r"0 of 2 +n1 +- +- .*\n", console.export_text(clear=False))
+    assert re.search(r"mlx5_0 +- +0\.00 +0 of 4", console.export_text())
 
 
 @pytest.mark.parametrize(
@@ -265,13 +307,14 @@ def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> Non
 
 
 def test_what_went_through_a_nic_is_of_all_ranks_and_its_links_of_the_one_that_serves_it() -> None:
-    before = look_at(nic_text(0, {"mlx5_0": 0, "mlx5_10": 0}, "mlx5_10"), nic_text(1, {"mlx5_0": 7, "mlx5_10": 7}, "mlx5_0"))
+    before = look_at(nic_text(0, {"mlx5_0": 0, "mlx5_10": 0}, "mlx5_10"), nic_text(1, {"mlx5_0": 7, "mlx5_10": 7}, "mlx5_0"), written=1)
     after = look_at(
         nic_text(0, {"mlx5_0": 100, "mlx5_10": 600}, "mlx5_10", ("mlx5_3 of rank 9",)),
         nic_text(1, {"mlx5_0": 7, "mlx5_10": 207}, "mlx5_0"),
         nic_text(2, {"mlx5_0": 5000}, "mlx5_2"),  # not there at the first look
+        written=3,
     )
-    first, second = nic_rates(before, after, 2.0)
+    first, second = nic_rates(before, after)
     assert (first.name, first.sent, first.rate, first.links, first.down) == ("mlx5_0", 50.0, 1000, 4, 0)
     assert first.by_rank == {("ab", 0): 50.0}, "the other sent nothing"
     assert (second.name, second.sent, second.peers_down) == ("mlx5_10", 400.0, ("mlx5_3 of rank 9",))
@@ -281,9 +324,9 @@ def test_what_went_through_a_nic_is_of_all_ranks_and_its_links_of_the_one_that_s
 def test_communicators_share_the_nics_of_a_host_and_not_those_of_another() -> None:
     def look(scale: int) -> Look:
         texts = [nic_text(0, {"mlx5_0": 100 * scale}, "mlx5_0", communicator=name) for name in ("ab", "cd")]
-        return look_at(*texts, nic_text(1, {"mlx5_0": 900 * scale}, "mlx5_0", host="n2"))
+        return look_at(*texts, nic_text(1, {"mlx5_0": 900 * scale}, "mlx5_0", host="n2"), written=scale)
 
-    assert [(nic.host, nic.sent, nic.links) for nic in nic_rates(look(0), look(1), 1.0)] == [("n1", 200.0, 4), ("n2", 900.0, 4)]
+    assert [(nic.host, nic.sent, nic.links) for nic in nic_rates(look(0), look(1))] == [("n1", 200.0, 4), ("n2", 900.0, 4)]
 
 
 def test_nics_are_shown_with_their_use_and_the_links_that_are_down(tmp_path: Path) -> None:
