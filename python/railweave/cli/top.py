@@ -141,6 +141,9 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
             click.echo(f"railweave: left out: {why}", err=True)
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             if urlsplit(self.path).path != "/metrics":
                 self.send_error(404, "only /metrics")
@@ -154,7 +157,8 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         def handle(self) -> None:
             with contextlib.suppress(ConnectionError):  # a reader that leaves before it has its answer
@@ -167,6 +171,12 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
 
     class Server(http.server.ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+
+        def server_bind(self) -> None:
+            if not address and self.address_family == socket.AF_INET6:
+                # IPv4 as well, also where the system has net.ipv6.bindv6only on.
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            super().server_bind()
 
     try:
         return Server((bound, port), Handler)
@@ -195,10 +205,20 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
 )
 def command(directory: Path, interval: float, count: int | None, listen: tuple[str, int] | None) -> None:
     """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
+    try:
+        _show(directory, interval, count, listen)
+    except KeyboardInterrupt:
+        if count is not None and listen is None:
+            raise  # before its end
+
+
+def _show(directory: Path, interval: float, count: int | None, listen: tuple[str, int] | None) -> None:
     if listen is not None:
         check_directory(directory)  # rather than to tell each reader
         with _server(directory, *listen) as server:
             host, port = str(server.server_address[0]), server.server_address[1]
+            if host in ("::", "0.0.0.0"):
+                host = socket.gethostname()  # by which others may reach it
             click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
             server.serve_forever()
     console = Console(markup=False, emoji=False)  # names of hosts and NICs are text

@@ -192,10 +192,16 @@ def check_directory(directory: Path) -> None:
         raise ShimError(f"{directory} is no directory; expected what RAILWEAVE_METRICS names in the job")
 
 
-def _files(directory: Path) -> list[Path]:
+def _files(directory: Path, left_out: Callable[[str], None]) -> list[Path]:
     """Of processes that are alive."""
     check_directory(directory)
-    return sorted(path for path in directory.glob("railweave-*.prom") if _age(path) < _SILENT_S)
+    files = [(path, _age(path)) for path in directory.glob("railweave-*.prom")]
+    if silent := sum(_SILENT_S <= age < float("inf") for _, age in files):
+        which = "1 file that has" if silent == 1 else f"{silent} files that have"
+        left_out(
+            f"{which} not been written for {_SILENT_S:.0f} s, of processes that were killed or of hosts whose clocks differ from this one's"
+        )
+    return sorted(path for path, age in files if age < _SILENT_S)
 
 
 def _age(path: Path) -> float:
@@ -227,8 +233,9 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _looks(directory: Path, left_out: Callable[[str], None]) -> Iterator[tuple[str, Look]]:
-    """The text and what it says of each process that is alive; a file that is none of the shim's is named and hides no other."""
-    for path in _files(directory):
+    """The text and what it says of each process that is alive; a file that is none of the shim's is named and hides no other, and those
+    that are old are counted."""
+    for path in _files(directory, left_out):
         try:
             if (found := _text(path)) is not None:
                 text, written = found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -186,12 +187,13 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
         ("0", r"http://127\.0\.0\.1:\d+/metrics", False),
         ("[::1]:0", r"http://\[::1\]:\d+/metrics", False),
         ("localhost:0", r"http://(127\.0\.0\.1|\[::1\]):\d+/metrics", False),
-        ("0.0.0.0:0", r"http://0\.0\.0\.0:\d+/metrics", True),
-        (":0", r"http://(\[::\]|0\.0\.0\.0):\d+/metrics", True),
+        ("0.0.0.0:0", rf"http://{re.escape(socket.gethostname())}:\d+/metrics", True),
+        ("[::]:0", rf"http://{re.escape(socket.gethostname())}:\d+/metrics", None),
+        (":0", rf"http://{re.escape(socket.gethostname())}:\d+/metrics", True),
     ],
 )
-def test_only_who_is_meant_to_is_served(endpoint: str, url: str, others: bool, tmp_path: Path) -> None:
-    if "::1" in endpoint:
+def test_only_who_is_meant_to_is_served(endpoint: str, url: str, others: bool | None, tmp_path: Path) -> None:
+    if "::" in endpoint:
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
         except OSError as error:
@@ -202,13 +204,45 @@ def test_only_who_is_meant_to_is_served(endpoint: str, url: str, others: bool, t
         try:
             told = serving.stdout.readline().strip()
             assert re.fullmatch(url, told)
-            with urllib.request.urlopen(told, timeout=120) as answer:
-                assert answer.status == 200
+            port = int(told.split(":")[-1].split("/")[0])
+            if others is not False:  # the host's name need not be known to itself
+                told = f"http://{'[::1]' if others is None else '127.0.0.1'}:{port}/metrics"
+            for method in ("GET", "HEAD"):
+                with urllib.request.urlopen(urllib.request.Request(told, method=method), timeout=120) as answer:
+                    assert (answer.status, answer.read()) == (200, b"")
             # Any other address of this machine, of which its loopback has millions.
             with socket.socket() as other:
-                assert (other.connect_ex(("127.0.0.2", int(told.split(":")[-1].split("/")[0]))) == 0) == others
+                assert others is None or (other.connect_ex(("127.0.0.2", port)) == 0) == others
         finally:
             serving.terminate()
+
+
+@pytest.mark.root
+def test_all_addresses_are_those_of_ipv4_too_whatever_the_system_says(tmp_path: Path) -> None:
+    serve = (
+        "import sys, socket, pathlib; from railweave.cli import top\n"
+        "with top._server(pathlib.Path(sys.argv[1]), '', 0) as server: socket.create_connection(('127.0.0.1', server.server_address[1]))"
+    )
+    inside = 'ip link set lo up && { [ ! -e /proc/sys/net/ipv6 ] || echo 1 > /proc/sys/net/ipv6/bindv6only; } || exit 77; exec "$@"'
+    command = ["unshare", "--net", "sh", "-c", inside, "sh", sys.executable, "-c", serve, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    if done.returncode == 77:
+        pytest.skip(f"bindv6only cannot be set: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 0), (("--count", "1000"), 130), (("--listen", "0"), 0)])
+def test_ctrl_c_is_how_it_ends(options: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "railweave", "top", str(tmp_path), "--interval", "0.1", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout is not None and shown.stderr is not None
+        try:
+            assert shown.stdout.readline()
+            shown.send_signal(signal.SIGINT)
+            _, told = shown.communicate(timeout=500)
+        finally:
+            shown.kill()
+        assert (shown.returncode, told) == (status, "" if status == 0 else "railweave: interrupted\n")
 
 
 def test_a_directory_that_has_gone_is_told_whatever_its_name(tmp_path: Path) -> None:
@@ -290,8 +324,18 @@ def test_processes_that_have_died_are_left_out(tmp_path: Path) -> None:
         (tmp_path / f"railweave-n1-{number}.prom").write_text(text(rank, 5))
     long_ago = (tmp_path / "railweave-n1-1.prom").stat().st_mtime - 60
     os.utime(tmp_path / "railweave-n1-1.prom", (long_ago, long_ago))
-    assert [counters.rank for counters in read(tmp_path, pytest.fail).ranks.values()] == [1]
-    assert 'rank="0"' not in merged(tmp_path, pytest.fail)
+    for reader in (read, merged):
+        left_out: list[str] = []
+        found = reader(tmp_path, left_out.append)
+        assert [counters.rank for counters in (parse(found) if isinstance(found, str) else found).ranks.values()] == [1]
+        assert left_out == [
+            "1 file that has not been written for 15 s, of processes that were killed or of hosts whose clocks differ from this one's"
+        ]
+    os.utime(tmp_path / "railweave-n1-2.prom", (long_ago, long_ago))
+    nobody = CliRunner().invoke(top.command, [str(tmp_path), "--count", "1", "--interval", "0.1"])
+    found = " ".join(nobody.output.split())
+    assert "no process keeps counters in" in found
+    assert "left out: 2 files that have not been written for 15 s" in found
 
 
 def test_the_command_shows_a_table_or_says_what_it_wanted(tmp_path: Path) -> None:
