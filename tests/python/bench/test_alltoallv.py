@@ -260,6 +260,42 @@ def test_a_peer_needs_no_temporary_folder_and_leaves_nothing_there(no_programs: 
 
 
 @pytest.mark.root
+def test_no_folder_need_be_writable(nothing_stays: None) -> None:
+    # The working directory is the last that Python tries.
+    read_only = (
+        "for folder in /tmp /var/tmp /usr/tmp; do"
+        " [ ! -d $folder ] || { mount --bind $folder $folder && mount -o remount,bind,ro $folder; } || exit 77; done"
+    )
+    peers = ["--peer", "openmpi"] if shutil.which("mpicc") else []
+    command = [
+        sys.executable,
+        "-m",
+        "railweave",
+        "bench",
+        "alltoallv",
+        "--lab",
+        "2x1",
+        "--matrix",
+        "balanced:1MiB",
+        "--repeat",
+        "1",
+        *peers,
+    ]
+    environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", read_only + '; cd /proc && exec "$@"', "sh", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip(f"folders cannot be made read-only: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.root
 def test_command(nothing_stays: None, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     matrix = tmp_path / "mine.txt"
     matrix.write_text("0 100000\n200000 0\n")

@@ -9,7 +9,6 @@ import os
 import selectors
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -152,7 +151,7 @@ class Processes:
     ) -> None:
         """In a lab, or here; the module's first argument is the number of its control socket."""
         self.name = name
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the processes)
+        self._log: IO[bytes] = os.fdopen(os.memfd_create("log"), "w+b")  # in memory: needs no folder
         self._doing = "starting"
         self.hello: dict[str, Any] = {}
         pairs = [socket.socketpair() for _ in environments]
