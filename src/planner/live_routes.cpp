@@ -14,6 +14,10 @@ constexpr std::uint64_t kThresholdRate = 50'000'000'000;
 
 __extension__ using Wide = unsigned __int128;
 
+// Ways slower than the best of their kind by so many powers of two are no ways, as if they were down: they could take a millionth of the
+// bytes, and the optimizer, which counts times in 28 bits by the slowest resource of its columns, could tell the others apart no more.
+constexpr std::uint32_t kNegligibleShift = 20;
+
 // How often each resource of `inner` occurs, is it no more often in `outer`? Then a route that loads `outer` can never be better.
 bool contained(std::span<const ResourceId> inner, std::span<const ResourceId> outer) {
   return std::all_of(inner.begin(), inner.end(),
@@ -313,8 +317,9 @@ void LiveRoutes::list_columns() {
         if (b == kNoPeer) continue;
         if (const auto column = make_column(src, dst, a, b)) columns_.push_back(*column);
       }
-      const std::size_t matched = columns_.size();
+      std::size_t matched = columns_.size();
       add_extra_columns(src, dst, begin);
+      matched -= leave_out_negligible(src, dst, begin, matched);
       weigh_columns(begin, matched != begin ? matched : columns_.size());
     }
   }
@@ -360,6 +365,18 @@ bool LiveRoutes::leave_out_a_pair(NodeId src, NodeId dst, std::size_t begin) con
   return false;
 }
 
+// Drops columns that are far slower than the best where every GPU may use all of them. How many of those before `matched` it were.
+std::size_t LiveRoutes::leave_out_negligible(NodeId src, NodeId dst, std::size_t begin, std::size_t matched) {
+  if (!uniform(src) || !uniform(dst)) return 0;
+  std::uint64_t best = 0;
+  for (std::size_t c = begin; c < columns_.size(); ++c) best = std::max(best, columns_[c].rate_Bps);
+  const auto negligible = [best](const RailColumn& c) { return c.rate_Bps < best >> kNegligibleShift; };
+  const auto first = columns_.begin() + static_cast<std::ptrdiff_t>(begin), extra = columns_.begin() + static_cast<std::ptrdiff_t>(matched);
+  const auto dropped = static_cast<std::size_t>(std::count_if(first, extra, negligible));
+  columns_.erase(std::remove_if(first, columns_.end(), negligible), columns_.end());
+  return dropped;
+}
+
 void LiveRoutes::weigh_columns(std::size_t begin, std::size_t end) {
   std::uint64_t total = 0, rest = (std::uint64_t{1} << 32) - 1;
   for (std::size_t c = begin; c < end; ++c) total += columns_[c].rate_Bps >> kWeightShift;
@@ -385,8 +402,22 @@ void LiveRoutes::list_node_columns() {
         node_columns_.push_back(fixed.column);
       }
     }
+    leave_out_negligible(begin);
   }
   node_column_start_.push_back(static_cast<std::uint32_t>(node_columns_.size()));
+}
+
+// The same of the columns between two GPUs of a node, which all may use.
+void LiveRoutes::leave_out_negligible(std::size_t begin) {
+  const auto rate = [&](const NodeColumn& column) {
+    std::uint64_t narrowest = std::numeric_limits<std::uint64_t>::max();
+    for (ResourceId r : resources(column.resources)) narrowest = std::min(narrowest, capacity_[r]);
+    return narrowest;
+  };
+  const auto first = node_columns_.begin() + static_cast<std::ptrdiff_t>(begin), last = node_columns_.end();
+  std::uint64_t best = 0;
+  for (auto column = first; column != last; ++column) best = std::max(best, rate(*column));
+  node_columns_.erase(std::remove_if(first, last, [&](const NodeColumn& c) { return rate(c) < best >> kNegligibleShift; }), last);
 }
 
 // Does whatever loads `wide` load `narrow` at least as much for its capacity?

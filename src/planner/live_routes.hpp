@@ -132,6 +132,8 @@ class LiveRoutes {
   bool hides(ResourceId narrow, ResourceId wide) const;
   void add_extra_columns(NodeId src, NodeId dst, std::size_t begin);
   bool leave_out_a_pair(NodeId src, NodeId dst, std::size_t begin) const;
+  std::size_t leave_out_negligible(NodeId src, NodeId dst, std::size_t begin, std::size_t matched);
+  void leave_out_negligible(std::size_t begin);
   void weigh_columns(std::size_t begin, std::size_t end);
   std::uint64_t common_rate(NodeId node, std::uint32_t nic, bool outward) const;
   std::optional<RailColumn> make_column(NodeId src, NodeId dst, std::uint32_t a, std::uint32_t b);

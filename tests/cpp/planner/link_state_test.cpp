@@ -31,6 +31,54 @@ TEST(Links, ADeadRailCarriesNothingAndASlowOneLess) {
   EXPECT_NEAR(plan.z_seconds * 175e9 / static_cast<double>(demand.total()), 1, 0.01);
 }
 
+// A link that is all but dead is as one that is down: plans took seconds over it, and told the other ways apart no more.
+TEST(Links, ALinkOfNextToNoRateIsNoWay) {
+  const Fabric fabric = machine("hgx-h100", 4);
+  const auto plan_with = [&](const Demand& demand, const auto& change) {
+    Planner planner(fabric, {});
+    LinkState links(fabric);
+    change(links);
+    const Plan& plan = planner.plan(demand, links);
+    EXPECT_LE(plan.z_seconds, plan.bound.seconds * 1.03);
+    return plan.z_seconds;
+  };
+  Demand incast(32);
+  for (GpuId src = 1; src < 32; ++src) incast.set(src, 0, 1024 * 1024 * kMiB);
+  const double down = plan_with(incast, [&](LinkState& links) { take_down(fabric, links, "node0/nic0"); });
+  for (const std::uint64_t times : {10'000'000u, 100'000'000u, 1'000'000'000u}) {
+    const double slow = plan_with(incast, [&](LinkState& links) { slow_down(fabric, links, "node0/nic0", times); });
+    EXPECT_DOUBLE_EQ(slow, down) << times;
+  }
+}
+
+TEST(Links, NvlinkOfNextToNoRateIsNoWay) {
+  const Fabric fabric = machine("dgx-1v", 1);
+  Planner planner(fabric, {});
+  const auto seconds = [&](bool down) {
+    LinkState links(fabric);
+    for (EdgeId e = 0; e < fabric.edges().size(); ++e) {
+      const Edge& edge = fabric.edge(e);
+      const bool between =
+          (edge.from == fabric.gpu(0) && edge.to == fabric.gpu(1)) || (edge.from == fabric.gpu(1) && edge.to == fabric.gpu(0));
+      if (between && down) links.set_down(e, true);
+      if (between && !down) links.set_rate(e, edge.capacity_Bps / 1'000'000'000);
+    }
+    const Plan& plan = planner.plan(one_pair(8, 0, 1, 1024 * kMiB), links);
+    EXPECT_LE(plan.z_seconds, plan.bound.seconds * 1.03);
+    return plan.z_seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds(false), seconds(true));
+}
+
+// Where there is no other way it stays one.
+TEST(Links, TheOnlyWayMayBeAsSlowAsItIs) {
+  const Fabric fabric = machine("hgx-h100", 2);
+  Planner planner(fabric, {});
+  LinkState links(fabric);
+  slow_down(fabric, links, "node0/gpu0", 1'000'000'000);
+  EXPECT_GT(planner.plan(one_pair(16, 0, 8, 1024 * kMiB), links).z_seconds, 1);
+}
+
 TEST(Links, CrossingsServeNodesThatLackDifferentRails) {
   const Fabric fabric = machine("hgx-h100", 2);
   LinkState links(fabric);
