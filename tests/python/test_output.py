@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +55,104 @@ def test_a_file_is_replaced_and_keeps_to_the_umask(tmp_path: Path) -> None:
     os.umask(umask)
     assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~umask
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "file"
+    target.write_text("first")
+    target.chmod(mode)
+    write_whole(target, "second")
+    assert (stat.S_IMODE(target.stat().st_mode), target.read_text()) == (mode, "second")
+    write_whole(target, "third", mode=0o400)
+    assert (stat.S_IMODE(target.stat().st_mode), target.read_text()) == (0o400, "third")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A file that is mounted over another, as containers get some."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("longer than what comes")
+    target.touch()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(bytes(source), bytes(target), b"none", _BIND, None) != 0:
+        pytest.skip(f"a file cannot be mounted: {os.strerror(ctypes.get_errno())}")
+    yield target
+    assert libc.umount2(bytes(target), 0) == 0
+
+
+_BIND, _READ_ONLY, _REMOUNT = 4096, 1, 32
+
+
+def test_a_file_that_is_mounted_is_written_in_place(mounted: Path) -> None:
+    check_writable(mounted)
+    for text in ("text", "", "longer than ever was there before"):
+        write_whole(mounted, text)
+        assert mounted.read_text() == text
+    assert {path.name for path in mounted.parent.iterdir()} == {"source", "target"}
+
+
+def test_a_file_that_is_mounted_to_be_read_is_told_before(mounted: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(b"none", bytes(mounted), b"none", _BIND | _REMOUNT | _READ_ONLY, None) == 0
+    _is_told(mounted, "Device or resource busy")
+
+
+def _is_told(target: Path, why: str) -> None:
+    for write in (check_writable, lambda path: write_whole(path, "text")):
+        with pytest.raises(OutputError) as caught:
+            write(target)
+        assert str(caught.value) == f"{target}: cannot be written: {why}"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A folder of this user's in which another, who this process is then, may do what its mode says."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to be somebody else")
+    folder = Path(tempfile.mkdtemp())  # a folder above tmp_path is for its owner alone
+    os.seteuid(65534)
+    yield folder
+    os.seteuid(0)
+    shutil.rmtree(folder)
+
+
+def _set_up(folder: Path, mode: int, file_mode: int) -> Path:
+    target = folder / "file"
+    os.seteuid(0)
+    target.write_text("kept")
+    target.chmod(file_mode)
+    folder.chmod(mode)
+    os.seteuid(65534)
+    return target
+
+
+def test_anothers_file_in_a_shared_folder_is_told_before(shared: Path) -> None:
+    target = _set_up(shared, 0o1777, 0o644)
+    _is_told(target, "Operation not permitted")
+    assert [path.name for path in shared.iterdir()] == ["file"]
+    assert target.read_text() == "kept"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_file_that_may_be_written_is_whoever_owns_the_folder(shared: Path, mode: int) -> None:
+    target = _set_up(shared, mode, 0o666)
+    check_writable(target)
+    write_whole(target, "new")
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("new", 0o666)
+
+
+def test_a_file_that_may_be_neither_written_nor_replaced_is_told(shared: Path) -> None:
+    _is_told(_set_up(shared, 0o755, 0o644), "Permission denied")
+
+
+def test_a_prediction_is_shown_whatever_becomes_of_its_page(cli: Cli, full: Path) -> None:
+    (full / "taken").write_bytes(bytes(4096))
+    predicted = ("simulate", "--fabric", "h100-4gpu-ndr", "--matrix", "balanced:1MiB", "--policy", "railweave")
+    for options in ((), ("--json",)):
+        done = cli(*predicted, *options, "--report", str(full / "out"))
+        assert done.returncode == 1
+        assert (json.loads(done.stdout)["matrix"]["name"] if options else done.stdout.count("bound")) and "page:" not in done.stdout
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:

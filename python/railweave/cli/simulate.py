@@ -48,10 +48,6 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
     fabric = fabrics.load(source, nodes)
     matrix = matrices.load(matrix_name, fabric.gpu_count)
     result = study(fabric, matrix, matrix_name, chosen, exact)
-    if report is not None:
-        from railweave.simulate.page import page
-
-        write_whole(report, page(result, f"railweave {shlex.join(sys.argv[1:])}"))
     if as_json:
         click.echo(json.dumps(document(result)))
     else:
@@ -59,5 +55,9 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
         console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         console.width = max(console.width, LEAST_WIDTH) if console.is_terminal else _FILE_WIDTH
         console.print(render(result, console.width))
-        if report is not None:
+    if report is not None:  # last: what was worked out is shown whatever becomes of the page
+        from railweave.simulate.page import page
+
+        write_whole(report, page(result, f"railweave {shlex.join(sys.argv[1:])}"))
+        if not as_json:
             click.echo(f"page: {report}")
