@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
 from railweave.simulate.prediction import Prediction, Study
-from railweave.simulate.text import beyond, bound_reason, duration, held_by, size
+from railweave.simulate.text import beyond, bound_reason, duration, held_by, percent, size
 from railweave.size import counted
 
 _LINKS = 16
@@ -47,7 +47,7 @@ def _cards(study: Study) -> list[tuple[str, str]]:
     cards = [(duration(study.bound_seconds), f"bound{bound_reason(study)}")]
     if best is not first:
         cards.append((f"{first.seconds / best.seconds:.2f}×", f"{best.policy} over {first.policy}"))
-    cards.append((f"{best.bound_fraction:.1%}", f"of the bound, {best.policy}"))
+    cards.append((percent(best.bound_fraction), f"of the bound, {best.policy}"))
     return cards
 
 
@@ -74,7 +74,7 @@ def _times(study: Study) -> Figure:
     places = np.arange(len(names))
     axes.barh(places, times, 0.7, color=[_colour(name) for name in names])
     for place, each in zip(places, study.predictions, strict=True):
-        text = f"{duration(each.seconds)}, {each.bound_fraction:.1%} of the bound"
+        text = f"{duration(each.seconds)}, {percent(each.bound_fraction)} of the bound"
         axes.annotate(text, (each.seconds * 1e3, place), (6, 0), textcoords="offset points", va="center", size=9.5)
     axes.axvline(study.bound_seconds * 1e3, color="black", lw=1.5)
     axes.set_yticks(places, names)
@@ -118,7 +118,7 @@ def _tables(result: Page, study: Study) -> None:
                 duration(each.seconds),
                 duration(each.plan_seconds),
                 f"{each.gbps:.2f}",
-                f"{each.bound_fraction:.1%}",
+                percent(each.bound_fraction),
                 f"{each.flows}",
             ]
             for each in study.predictions
@@ -149,7 +149,7 @@ def _waited(each: Prediction) -> list[list[str]]:
             link.name,
             f"{size(link.capacity)}/s",
             size(link.bytes),
-            f"{link.utilisation:.1%}",
+            percent(link.utilisation),
             duration(link.waited_seconds),
             f"{link.last_held}",
         ]

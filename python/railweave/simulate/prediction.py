@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,9 @@ from railweave.plan.exact import ExactRouting
 
 # Links whose use over time is kept, and flows whose waits are told: more than anybody reads, and small beside the rest.
 _LINKS_OVER_TIME = 24
+# The simulation keeps up to 128 slices until the last byte has moved; so many cover the start-up of the last flows, too, in wider ones
+# where that is most of the time.
+_MOST_SLICES = 256
 _LAST_FLOWS = 10
 
 # Above this many flows rates are shared out less often than flows end, which loses some of a link's time. With a million flows (1,024
@@ -51,7 +55,7 @@ class LinkUse:
     utilisation: float  # bytes / (capacity * time)
     waited_seconds: float  # time that flows waited for it, summed over the flows
     last_held: int  # flows whose completion it set
-    over_time: npt.NDArray[np.float64] | None  # utilisation in each slice; only for the busiest
+    over_time: npt.NDArray[np.float64] | None  # utilisation in each slice of the whole time; only for the busiest
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,9 @@ def _predict(fabric: Fabric, links: LinkState, demand: Demand, payload: int, lea
     flows = _native.plan_flows(plan, planner, policy.settings.chunk_bytes, fabric, links)
     simulation = _native.simulate(flows, 0.0 if len(flows) <= _EXACT_FLOWS else _BATCHING)
     seconds = simulation.seconds
+    slice_seconds = simulation.slice_seconds
+    while 0 < _MOST_SLICES * slice_seconds < seconds:
+        slice_seconds *= 2
     return Prediction(
         policy=policy.name,
         seconds=seconds,
@@ -163,14 +170,14 @@ def _predict(fabric: Fabric, links: LinkState, demand: Demand, payload: int, lea
         gbps=payload / seconds / 1e9 if seconds > 0 else 0.0,
         bound_fraction=least / seconds if seconds > 0 else 1.0,
         flows=len(flows),
-        links=_link_uses(fabric, flows, simulation),
+        links=_link_uses(fabric, flows, simulation, slice_seconds),
         last=_last_flows(fabric, plan, flows, simulation),
-        slice_seconds=simulation.slice_seconds,
+        slice_seconds=slice_seconds,
         batching_loss_seconds=simulation.batching_loss_seconds,
     )
 
 
-def _link_uses(fabric: Fabric, flows: Flows, simulation: Simulation) -> tuple[LinkUse, ...]:
+def _link_uses(fabric: Fabric, flows: Flows, simulation: Simulation, slice_seconds: float) -> tuple[LinkUse, ...]:
     carried, waited, held = simulation.bytes, simulation.waited_seconds, simulation.last_held
     capacity = flows.capacities_Bps
     loaded = np.flatnonzero(carried)
@@ -186,17 +193,25 @@ def _link_uses(fabric: Fabric, flows: Flows, simulation: Simulation) -> tuple[Li
             utilisation=float(use[place]),
             waited_seconds=float(waited[r]),
             last_held=int(held[r]),
-            over_time=_over_time(simulation, r, float(capacity[r])) if number < _LINKS_OVER_TIME else None,
+            over_time=_over_time(simulation, r, float(capacity[r]), slice_seconds) if number < _LINKS_OVER_TIME else None,
         )
         for number, (place, r) in enumerate(zip(order.tolist(), loaded[order].tolist(), strict=True))
     )
 
 
-def _over_time(simulation: Simulation, resource: int, capacity: float) -> npt.NDArray[np.float64]:
+def _over_time(simulation: Simulation, resource: int, capacity: float, slice_seconds: float) -> npt.NDArray[np.float64]:
+    """In slices of `slice_seconds`, a multiple of the simulation's, up to its end: those of the simulation end with the last byte."""
     carried = simulation.carried_bytes(resource)
-    width = np.full(len(carried), simulation.slice_seconds)
-    width[-1:] = min(simulation.slice_seconds, simulation.seconds - simulation.slice_seconds * (len(carried) - 1))
-    use: npt.NDArray[np.float64] = carried / (capacity * width)
+    if len(carried) == 0:
+        return carried
+    together = round(slice_seconds / simulation.slice_seconds)
+    # A little less, as a last slice of nothing but rounding would be none.
+    slices = max(math.ceil(simulation.seconds / slice_seconds - 1e-9), math.ceil(len(carried) / together))
+    whole = np.zeros(slices * together)
+    whole[: len(carried)] = carried
+    width = np.full(slices, slice_seconds)
+    width[-1] = min(slice_seconds, max(simulation.seconds - slice_seconds * (slices - 1), 1e-9 * slice_seconds))
+    use: npt.NDArray[np.float64] = whole.reshape(slices, together).sum(axis=1) / (capacity * width)
     return use
 
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from railweave.plan.explain import time_text
 from railweave.simulate.prediction import LastFlow, LinkUse, Prediction, Study
 from railweave.size import counted
 
@@ -65,11 +66,13 @@ def bound_reason(study: Study) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Three figures and a fitting unit."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3f} {unit}"
-    return f"{seconds * 1e6:.3f} µs"
+    """Three decimals and a fitting unit, as `railweave plan` has them."""
+    return time_text(seconds).replace(" us", " µs")
+
+
+def percent(part: float) -> str:
+    """One decimal, or one figure of what is less and not nothing."""
+    return f"{part:.1%}" if part >= 0.0005 or part <= 0 else f"{100 * part:.1g}%"
 
 
 def size(count: float) -> str:
@@ -101,9 +104,11 @@ def _policies(study: Study) -> Table:
             each.policy,
             duration(each.seconds),
             f"{each.gbps:.2f}",
-            f"{each.bound_fraction:.1%}",
+            percent(each.bound_fraction),
             f"{first / each.seconds:.2f}x" if each.seconds else "",
-            f"{worst.name}, {worst.utilisation:.0%} busy" if worst else "",
+            f"{worst.name}, {percent(worst.utilisation) if worst.utilisation < 0.005 else f'{worst.utilisation:.0%}'} busy"
+            if worst
+            else "",
         )
     return table
 
@@ -121,7 +126,7 @@ def _links(prediction: Prediction, bars: bool) -> Table:
             link.name,
             f"{size(link.capacity)}/s",
             size(link.bytes),
-            f"{link.utilisation:.1%}",
+            percent(link.utilisation),
             duration(link.waited_seconds) if link.waited_seconds else "",
             str(link.last_held) if link.last_held else "",
             *([_bar(link)] if bars else []),

@@ -21,7 +21,7 @@ from railweave.errors import DemandError
 from railweave.simulate import PolicyError, Study, parse_policy, study
 from railweave.simulate.document import document
 from railweave.simulate.page import page
-from railweave.simulate.text import LEAST_WIDTH, duration, headline, render, size
+from railweave.simulate.text import LEAST_WIDTH, duration, headline, percent, render, size
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("single-path", "nccl", "nccl-pxn0", "nccl-pxn1", "ucx-rails", "nimble", "railweave")
@@ -171,6 +171,36 @@ def test_figures_are_whole_in_terminals_of_any_width(width: int) -> None:
         figures = (f"{size(first.capacity)}/s", size(first.bytes), f"{first.utilisation:.1%}", duration(first.waited_seconds))
         assert re.search(" +".join(map(re.escape, figures)), output)
     assert ("over time" in output) == (width == 140)
+
+
+@pytest.mark.parametrize("matrix", ["balanced:1", "balanced:4KiB", "balanced:64KiB", "balanced:64MiB", "hot-pair:1GiB"])
+def test_use_over_time_is_of_the_time_that_busy_is_of(matrix: str) -> None:
+    for each in predict("hgx-h100", 2, matrix, ("nccl", "railweave")).predictions:
+        drawn = [link for link in each.links if link.over_time is not None]
+        assert drawn
+        for link in drawn:
+            assert link.over_time is not None
+            slices = len(link.over_time)
+            assert slices <= 256
+            assert each.slice_seconds * (slices - 1) < each.seconds <= each.slice_seconds * slices * (1 + 1e-9)
+            width = np.full(slices, each.slice_seconds)
+            width[-1] = each.seconds - each.slice_seconds * (slices - 1)
+            assert (link.over_time * width).sum() / each.seconds == pytest.approx(link.utilisation, rel=1e-6)
+
+
+def test_what_takes_next_to_no_time_is_not_shown_as_nothing() -> None:
+    assert [duration(seconds) for seconds in (0, 1.6e-10, 1.6e-7, 1.6e-6, 1.6e-3, 1.6)] == [
+        "0.0 ns",
+        "0.16 ns",
+        "160.0 ns",
+        "1.600 µs",
+        "1.600 ms",
+        "1.600 s",
+    ]
+    assert [percent(part) for part in (0, 3.4e-5, 4e-4, 0.001, 0.5, 1)] == ["0.0%", "0.003%", "0.04%", "0.1%", "50.0%", "100.0%"]
+    text = CliRunner().invoke(command, ["--fabric", "hgx-h100", "--nodes", "2", "--matrix", "balanced:1"]).output
+    assert "bound 0.16 ns" in text
+    assert not re.search(r"\b0\.000 | 0(\.0)?%", text)
 
 
 def test_a_policy_that_does_not_exist_is_wrong_use() -> None:
