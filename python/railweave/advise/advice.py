@@ -96,12 +96,12 @@ def _in_force(decisions: Sequence[Sequence[Decision]], workload: Workload, size:
 
 
 def _outside(decisions: Sequence[Decision], workload: Workload, size: int, measured_in: str) -> str:
-    from railweave.size import format_size  # likewise
+    from railweave.size import exact_size  # likewise
 
     sizes = [bound for decision in decisions if decision.metric == workload for bound in (decision.first_B, decision.last_B or 0)]
     return (
-        f"GPUDirect RDMA and GDRCopy for messages of {format_size(size)}: {measured_in} has measurements of {workload.value} from "
-        f"{format_size(min(sizes))} to {format_size(max(sizes))}, and says nothing about this size; the libraries' defaults are left"
+        f"GPUDirect RDMA and GDRCopy for messages of {exact_size(size)}: {measured_in} has measurements of {workload.value} from "
+        f"{exact_size(min(sizes))} to {exact_size(max(sizes))}, and says nothing about this size; the libraries' defaults are left"
     )
 
 

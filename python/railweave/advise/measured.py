@@ -8,7 +8,7 @@ from railweave.advise.gdr import Decision
 from railweave.advise.mapping import Workload
 from railweave.errors import ParseError
 from railweave.records import dataclass, replace
-from railweave.size import figures, format_size
+from railweave.size import exact_size, figures
 
 TYPE_CHECKING = False  # see launch/placement.py
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("metric", "size_B", "gdr", "gdrcopy", "value")
 _MOST_TEXT = 1 << 24
+# Far beyond what is measured, and so near that ratios of two stay within what a float has.
+_VALUES = (1e-9, 1e15)
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def _measurement(cells: dict[str, str], place: str) -> Measurement:
         value = float(cells["value"])
     except ValueError:
         value = -1.0
-    if not 0 < value < float("inf"):
-        raise fail("value", "a positive number")
+    if not _VALUES[0] <= value <= _VALUES[1]:
+        raise fail("value", "a positive number, 1e-9 to 1e15")
     return Measurement(Workload(cells["metric"]), int(cells["size_B"]), switches[cells["gdr"]], switches[cells["gdrcopy"]], value)
 
 
@@ -122,7 +124,7 @@ def decide_measured(measurements: Iterable[Measurement], source: str) -> list[De
                 change = _crossing(before, runs[metric, before], size, runs[metric, size], (last.gdr, last.gdrcopy), switches)
                 if change is not None:
                     decisions[-1] = replace(last, last_B=change)
-                    first, caveat = change + 1, f"between {format_size(before)} and {format_size(size)} interpolated"
+                    first, caveat = change + 1, f"between {exact_size(before)} and {exact_size(size)} interpolated"
             last = Decision(metric, first, size, *switches, why, source, caveat)
             decisions.append(last)
     return decisions

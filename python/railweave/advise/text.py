@@ -10,7 +10,7 @@ from railweave.advise.host import Distance
 from railweave.advise.mapping import Mapping, Workload
 from railweave.advise.settings import Setting
 from railweave.launch.placement import cpu_text
-from railweave.size import format_size
+from railweave.size import exact_size
 from railweave.topo.hierarchy import rate
 
 
@@ -107,11 +107,11 @@ def _switch(on: bool) -> str:
 
 def _sizes(decision: Decision) -> str:
     if decision.last_B is None:
-        return f"from {format_size(decision.first_B)}" if decision.first_B % 1024 != 1 else f"above {format_size(decision.first_B - 1)}"
+        return f"from {exact_size(decision.first_B)}" if decision.first_B % 1024 != 1 else f"above {exact_size(decision.first_B - 1)}"
     return (
-        f"up to {format_size(decision.last_B)}"
+        f"up to {exact_size(decision.last_B)}"
         if decision.first_B == 0
-        else f"{format_size(decision.first_B)} to {format_size(decision.last_B)}"
+        else f"{exact_size(decision.first_B)} to {exact_size(decision.last_B)}"
     )
 
 
@@ -130,4 +130,4 @@ def _settings(settings: Sequence[Setting], sources: _Sources) -> list[str]:
 
 def headline(workload: Workload, size_B: int) -> str:
     """For comments in generated files."""
-    return f"{workload.value}, {format_size(size_B)} messages"
+    return f"{workload.value}, {exact_size(size_B)} messages"

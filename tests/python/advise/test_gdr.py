@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from railweave.advise.gdr import Decision, decide
 from railweave.advise.host import Distance, Gpu, compute_capability, read_host
 from railweave.advise.mapping import Workload
 from railweave.advise.measured import Measurement, decide_measured, parse_measurements, read_measurements
+from railweave.advise.text import render
 from railweave.errors import ParseError
 
 
@@ -168,6 +170,23 @@ def test_a_file_replaces_the_rules(tmp_path: Path) -> None:
         advise(read_host(fabric.load("xe9680-4hca")), Workload.latency, measurements=read_measurements(path), measured_in=str(path))
 
 
+def test_values_far_apart_have_a_crossing() -> None:
+    runs = "latency,1,on,on,1e-9\nlatency,1,off,off,1e15\nlatency,4096,on,on,1e15\nlatency,4096,off,off,1e-9\n"
+    first, second = decide_measured(parse_measurements(HEAD + runs, "runs.csv"), "runs.csv")
+    assert (first.first_B, first.last_B, second.first_B, second.last_B) == (1, 64, 65, 4096)
+    assert second.caveat == "between 1B and 4KiB interpolated"
+
+
+def test_sizes_have_a_unit(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEAD + "bandwidth,1,on,on,1\nbandwidth,8,on,on,2\n")
+    host = read_host(fabric.load("xe9680-4hca"))
+    text = render(advise(host, size=1_000_000, measurements=read_measurements(path), measured_in="runs.csv"))
+    assert "advice for bandwidth, 1000000B messages" in text
+    assert re.search(r"bandwidth +1B to 8B ", text)
+    assert "messages of 1000000B: runs.csv has measurements of bandwidth from 1B to 8B, and" in text
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -181,6 +200,8 @@ def test_a_file_replaces_the_rules(tmp_path: Path) -> None:
         (HEAD + "latency,1,on,on,nan\n", "value: 'nan'; expected a positive number"),
         (HEAD + "latency,1,on,on,0\n", "value: '0'"),
         (HEAD + "latency,1,on,on,1e999\n", "value: '1e999'"),
+        (HEAD + "latency,1,on,on,1e-160\n", "value: '1e-160'; expected a positive number, 1e-9 to 1e15"),
+        (HEAD + "latency,1,on,on,1e300\n", "value: '1e300'"),
     ],
 )
 def test_bad_measurements_are_named(text: str, message: str) -> None:
