@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from railweave.errors import Error
 
@@ -33,6 +35,19 @@ def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> No
                 file.write(data)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """As JSON, which has no place for what the command line could not decode: `\\udce9` stands there for a byte 0xe9."""
+    return json.dumps(_decoded(value), indent=indent)
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_decoded(key): _decoded(each) for key, each in value.items()}
+    return [_decoded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def is_standard_output(path: Path) -> bool:

@@ -28,7 +28,7 @@ def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
 LATIN = {**os.environ, "PYTHONIOENCODING": "latin-1"}
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "ascii:surrogateescape"])
 @pytest.mark.parametrize("line", ["topo dgx-1v", "--help", "bench alltoallv --help", "simulate --fabric dgx-1v --matrix hot-pair:1MiB"])
 def test_a_pipe_of_another_encoding_gets_what_it_can(line: str, encoding: str) -> None:
     run = [sys.executable, "-m", "railweave", *line.split()]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from railweave.output import OutputError, check_writable, write_whole
+from railweave.output import OutputError, check_writable, json_text, write_whole
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -226,6 +226,14 @@ def test_no_file_becomes_a_standard_descriptor_that_is_closed(tmp_path: Path) ->
         ["sh", "-c", shell, "sh", sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=500
     )
     assert done.stdout == "3\n"
+
+
+def test_json_has_no_half_characters(cli: Cli, tmp_path: Path) -> None:
+    assert json.loads(json_text({"a\udce9": ["\udc80", ("é😀", 1, None)]})) == {"a\\udce9": ["\\udc80", ["é😀", 1, None]]}
+    matrix = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    Path(os.fsdecode(matrix)).write_text("0 1\n1 0\n")
+    done = cli("simulate", "--fabric", "kisti-v100-2gpu", "--matrix", os.fsdecode(matrix), "--json")
+    assert json.loads(done.stdout)["matrix"]["name"] == f"{tmp_path}/caf\\udce9.txt", done.stderr
 
 
 def test_two_outputs_are_two_files(tmp_path: Path) -> None:

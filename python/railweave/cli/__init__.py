@@ -58,7 +58,8 @@ def root() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point. Known errors (bad input, missing permission) end with one line on stderr and exit status 1."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         # A `?` for what its encoding lacks, rather than no table of what was measured for minutes. Standard error has escapes already.
+        # In the C locale Python keeps bytes that are no text as they are, and has no more than strict for all else.
         sys.stdout.reconfigure(errors="replace")
     return or_told(lambda: root.main(args=argv, prog_name="railweave"))

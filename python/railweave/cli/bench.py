@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
@@ -15,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from railweave.lab.spec import ISOLATIONS
-from railweave.output import OutputError, check_writable, name_files, write_whole
+from railweave.output import OutputError, check_writable, json_text, name_files, write_whole
 
 if TYPE_CHECKING:
     from railweave.lab import LabSpec
@@ -199,7 +198,7 @@ def _in_lab(
 
     def write() -> None:
         if json_file:
-            write_whole(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+            write_whole(json_file, json_text(found.to_json(), indent=1) + "\n")
 
     def keep(results: list[Result]) -> None:
         """A run that is ended early has left what it measured."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from railweave.bench.taken import TakenTime, warning
 from railweave.cli.bench import BenchProgress, chosen, titled
 from railweave.lab import LabSpec
 from railweave.matrix import Matrix, load
-from railweave.output import OutputError, name_files, write_whole
+from railweave.output import OutputError, json_text, name_files, write_whole
 
 # What skew looks like from small to large, what a real gate sends, and what no skew looks like.
 DEFAULT_MATRICES = (
@@ -249,7 +248,7 @@ def _keep(
 
 
 def _write(run: Run, json_file: Path) -> None:
-    write_whole(json_file, json.dumps(run.to_json(), indent=1) + "\n")
+    write_whole(json_file, json_text(run.to_json(), indent=1) + "\n")
 
 
 def _finish(found: Run, json_file: Path | None, report: Path | None) -> None:

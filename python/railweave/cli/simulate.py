@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -34,7 +33,7 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
 
     from railweave import fabric as fabrics
     from railweave import matrix as matrices
-    from railweave.output import check_writable, write_whole
+    from railweave.output import check_writable, json_text, write_whole
     from railweave.simulate import PolicyError, parse_policy, study
     from railweave.simulate.document import document
     from railweave.simulate.text import LEAST_WIDTH, render
@@ -49,7 +48,7 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
     matrix = matrices.load(matrix_name, fabric.gpu_count)
     result = study(fabric, matrix, matrix_name, chosen, exact)
     if as_json:
-        click.echo(json.dumps(document(result)))
+        click.echo(json_text(document(result)))
     else:
         # Names of files and vertices are no markup, and no emoji.
         console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -356,17 +356,18 @@ def test_bad_arguments(arguments: list[str], says: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_that_is_ended_has_left_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("matrix", "written"), [("balanced:1KiB", "balanced:1KiB"), ("caf\udce9.txt", "caf\\udce9.txt")])
+def test_a_run_that_is_ended_has_left_what_it_measured(matrix: str, written: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def measures_one_and_is_ended(*arguments: Any) -> None:
         keep = arguments[-1]
-        keep([Result("railweave", "balanced:1KiB", [1e-3], 4096, 1e-4, None, [])])
+        keep([Result("railweave", matrix, [1e-3], 4096, 1e-4, None, [])])
         raise KeyboardInterrupt
 
     monkeypatch.setattr("railweave.bench.alltoallv.run", measures_one_and_is_ended)
     path = tmp_path / "run.json"
     done = CliRunner().invoke(command, ["alltoallv", "--lab", "2x2", "--policies", "railweave", "--json", str(path)])
     assert done.exit_code != 0  # what the command line as a whole makes of it: test_command_line.py
-    assert Run.load(path).matrices() == ["balanced:1KiB"]
+    assert Run.load(path).matrices() == [written]
     machine = Run.load(path).machine
     assert 0 <= machine["cpu_stolen"] <= 1
     assert "cpu_others" not in machine  # the ranks, which have not ended, would be among them
