@@ -228,6 +228,20 @@ def test_no_file_becomes_a_standard_descriptor_that_is_closed(tmp_path: Path) ->
     assert done.stdout == "3\n"
 
 
+@pytest.mark.parametrize("home", ["/dev/null/home", "/proc/home"])
+def test_a_page_is_made_without_a_home_and_without_a_word(cli: Cli, home: str, tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    (tmp_path / "temporary").mkdir()
+    environment = {**kept, "HOME": home, "TMPDIR": str(tmp_path / "temporary")}
+    page = tmp_path / "page.html"
+    predicted = ("simulate", "--fabric", "kisti-v100-2gpu", "--matrix", "balanced:1MiB", "--policy", "railweave")
+    done = cli(*predicted, "--report", str(page), env=environment)
+    # What matplotlib says of a list of fonts that takes long is no complaint.
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "font cache" not in line]) == (0, [])
+    assert page.read_text().count("<svg") == 2
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 def test_json_has_no_half_characters(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(json_text({"a\udce9": ["\udc80", ("é😀", 1, None)]})) == {"a\\udce9": ["\\udc80", ["é😀", 1, None]]}
     matrix = os.fsencode(tmp_path) + b"/caf\xe9.txt"

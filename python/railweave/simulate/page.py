@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from railweave.report.page import Page  # first: its package sees to where matplotlib keeps its fonts
+
+# isort: split
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
 from railweave.simulate.prediction import Prediction, Study
 from railweave.simulate.text import beyond, bound_reason, duration, held_by, percent, size
