@@ -109,7 +109,6 @@ def _named_host(source: str | None, recording: Path | None, nodes: int | None, n
 
 
 def _host(source: str | None, recording: Path | None, nodes: int | None, node: int, nics: Sequence[str]) -> Host:
-    from railweave import fabric as fabrics
     from railweave.advise import live
     from railweave.advise.host import choose_network, read_host
 
@@ -119,11 +118,11 @@ def _host(source: str | None, recording: Path | None, nodes: int | None, node: i
     elif source is None:
         host, unknown = live.this_host(nics)
     else:
-        from railweave.machine.load import machine_or_text
+        from railweave.machine.load import fabric_or_machine, machine_or_text
 
         machine, text = machine_or_text(source)
         if machine is None:
-            host = read_host(fabrics.load(source, nodes) if text is None else fabrics.loads(text, source, nodes), node)
+            host = read_host(fabric_or_machine(source, text, nodes), node)
             return choose_network(host, nics) if nics else host
         host, unknown = live.host_of(machine, nics)
     for note in unknown:

@@ -8,14 +8,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from railweave import fabric as fabrics
 from railweave import matrix as matrices
 from railweave.calibrate import link_state, read
 from railweave.errors import FabricError
 from railweave.fabric import Fabric, LinkState
+from railweave.machine.load import load_fabric
 from railweave.plan import POLICIES, Planned, make
 from railweave.plan.explain import bound_name, explain, gap_remark, time_text
 from railweave.size import size_text
+
+_LEAST_WIDTH = 60  # characters a line that the table's figures need; in narrower terminals lines go on below
 
 
 @click.command(name="plan")
@@ -24,7 +26,7 @@ from railweave.size import size_text
     "fabric_source",
     required=True,
     metavar="FILE|TEMPLATE",
-    help="Fabric JSON, cluster or template YAML, NCCL XML, or a template.",
+    help="A template, or any file that `railweave topo` reads.",
 )
 @click.option("--nodes", type=click.IntRange(1), help="Nodes to make of a template or topology file.")
 @click.option(
@@ -61,7 +63,9 @@ def command(
         raise click.UsageError("--json and --explain exclude each other: the one is for programs, the other for people.")
     if pxn is not None and policy != "nccl":
         raise click.UsageError(f"--pxn is for --policy nccl, not {policy}.")
-    fabric = fabrics.load(fabric_source, nodes)
+    fabric, unknown = load_fabric(fabric_source, nodes)
+    for note in unknown:
+        click.echo(f"railweave: {note}", err=True)
     matrix = matrices.load(matrix_source, fabric.gpu_count)
     planned = make(
         fabric, matrix, policy, links=_link_state(fabric, calibrated, down, slow), pxn_level=2 if pxn is None else pxn, exact=exact
@@ -104,16 +108,18 @@ def _edges_of(fabric: Fabric, name: str) -> list[int]:
 
 def _show(planned: Planned) -> None:
     plan, fabric = planned.plan, planned.fabric
-    console = Console(highlight=False, markup=False, emoji=False)  # names of fabrics and vertices are text
+    # Names of fabrics and vertices are text, and whole in pipes, too.
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console.width = max(console.width, _LEAST_WIDTH)
     kinds: dict[str, list[int]] = {}
     for share in plan.shares:
         name = share.route.kind + {0: "", 1: " + 1 relay", 2: " + 2 relays"}[share.route.relays if share.route.nic_src is not None else 0]
         kinds.setdefault(name, []).append(share.bytes)
-    table = Table(title=f"{fabric.name}, policy {plan.policy}", title_justify="left")
-    table.add_column("path")
-    table.add_column("shares", justify="right")
-    table.add_column("bytes", justify="right")
-    table.add_column("part", justify="right")
+    console.print(f"{fabric.name}, policy {plan.policy}", style="italic")
+    table = Table()
+    table.add_column("path", no_wrap=True)
+    for name in ("shares", "bytes", "part"):
+        table.add_column(name, justify="right", no_wrap=True)
     total = sum(sum(sizes) for sizes in kinds.values())
     for name, sizes in sorted(kinds.items(), key=lambda item: -sum(item[1])):
         table.add_row(name, str(len(sizes)), size_text(sum(sizes)), f"{sum(sizes) / total:.1%}")
@@ -123,7 +129,7 @@ def _show(planned: Planned) -> None:
     if planned.optimum is not None:
         remark = gap_remark(planned)
         gap = f"{planned.gap:.3%}" + (remark and f": {remark}")
-        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {gap}", soft_wrap=True)
+        console.print(f"optimum      {time_text(planned.optimum.seconds)}, gap {gap}")
     bottleneck = "none" if plan.bottleneck is None else fabric.describe(plan.bottleneck)
     console.print(f"bottleneck   {bottleneck}")
     console.print(f"planned in   {planned.plan_time_us:.1f} us")

@@ -13,7 +13,7 @@ DEFAULT_POLICIES = "single-path,nccl,railweave"
 
 
 @click.command(name="simulate")
-@click.option("--fabric", "source", required=True, metavar="FILE|TEMPLATE", help="See `railweave topo`.")
+@click.option("--fabric", "source", required=True, metavar="FILE|TEMPLATE", help="A template, or any file that `railweave topo` reads.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes to make of a template or topology file.")
 @click.option("--matrix", "matrix_name", required=True, metavar="GEN|FILE", help="See `railweave matrix --help`.")
 @click.option(
@@ -31,8 +31,8 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
     """
     from rich.console import Console
 
-    from railweave import fabric as fabrics
     from railweave import matrix as matrices
+    from railweave.machine.load import load_fabric
     from railweave.output import check_writable, json_text, write_whole
     from railweave.simulate import PolicyError, parse_policy, study
     from railweave.simulate.document import document
@@ -44,7 +44,9 @@ def command(source: str, nodes: int | None, matrix_name: str, policies: str, exa
         chosen = [parse_policy(name.strip()) for name in policies.split(",")]
     except PolicyError as error:
         raise click.BadParameter(f"{error}.", param_hint="--policy") from error
-    fabric = fabrics.load(source, nodes)
+    fabric, unknown = load_fabric(source, nodes)
+    for note in unknown:
+        click.echo(f"railweave: {note}", err=True)
     matrix = matrices.load(matrix_name, fabric.gpu_count)
     result = study(fabric, matrix, matrix_name, chosen, exact)
     if as_json:

@@ -132,13 +132,13 @@ def _machine(recording: Path | None) -> Machine:
 
 def _show(source: str | None, recording: Path | None, nodes: int | None, as_json: bool, svg: Path | None, nccl_xml: Path | None) -> None:
     from railweave.errors import FabricError, ParseError
-    from railweave.machine.load import machine_or_text
+    from railweave.machine.load import fabric_or_machine, machine_or_text
 
     machine, text = (_machine(recording), None) if source is None else machine_or_text(source)
     in_text = not (as_json or svg or nccl_xml)
     if machine is None:
         assert source is not None
-        fabric: Fabric | None = fabrics.load(source, nodes) if text is None else fabrics.loads(text, source, nodes)
+        fabric: Fabric | None = fabric_or_machine(source, text, nodes)
         notes: tuple[str, ...] = ()
     else:
         from railweave.machine.fabric import fabric_of

@@ -6,7 +6,9 @@ import codecs
 import stat
 from pathlib import Path
 
+from railweave import fabric as fabrics
 from railweave.errors import ParseError
+from railweave.fabric import Fabric
 from railweave.machine.facts import Machine
 from railweave.machine.hwloc import parse_hwloc
 from railweave.machine.lspci_tree import is_lspci_tree, parse_lspci_tree
@@ -53,11 +55,32 @@ def machine_or_text(source: str) -> tuple[Machine | None, str | None]:
     except (OSError, ValueError):  # a template's name, or for the reader of fabrics to name
         return None, None
     if stat.S_ISREG(kind):
-        return load_machine(Path(source)), None
+        # Fabrics of thousands of GPUs may be larger than any machine's description.
+        return (load_machine(Path(source)), None) if Path(source).stat().st_size <= _LIMIT_B else (None, None)
     if stat.S_ISDIR(kind):
         return None, None
     text = read_text_file(Path(source))
     return parse_machine(text, source), text
+
+
+def fabric_or_machine(source: str, text: str | None, nodes: int | None) -> Fabric:
+    """The fabric of what `machine_or_text` found no machine in. Raises ParseError, which knows that it might have been one, FabricError."""
+    try:
+        return fabrics.load(source, nodes) if text is None else fabrics.loads(text, source, nodes)
+    except ParseError as error:
+        if "not of a kind that is read here" not in str(error):
+            raise
+        raise ParseError(f"{error}; or a machine: hwloc XML, or the text of `nvidia-smi topo -m` or `lspci -tv`") from error
+
+
+def load_fabric(source: str, nodes: int | None) -> tuple[Fabric, tuple[str, ...]]:
+    """The fabric of a file of any kind or of a template, and what is not known of it. Raises ParseError, FabricError."""
+    machine, text = machine_or_text(source)
+    if machine is None:
+        return fabric_or_machine(source, text, nodes), ()
+    from railweave.machine.fabric import fabric_of
+
+    return fabric_of(machine, nodes)
 
 
 def load_machine(path: Path) -> Machine | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -435,6 +436,28 @@ def test_command_shows_each_kind(text: str, cli: Callable[..., subprocess.Comple
     shown = cli("topo", str(path))
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith(f"{path}: ") and "1 GPU" in shown.stdout and "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize("text", [matrix(["GPU0", "GPU1"], lambda i, j: "X" if i == j else "NV4"), TREE, HWLOC])
+def test_plans_are_made_for_each_kind(text: str, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    path = tmp_path / "described"
+    path.write_text(text)
+    expected = json.loads(cli("topo", str(path), "--json").stdout)["name"]
+    for command in (("plan", "--json"), ("simulate", "--json")):
+        made = cli(*command, "--fabric", str(path), "--matrix", "balanced:1MiB")
+        fabric = json.loads(made.stdout)["fabric"]
+        assert (fabric if command[0] == "plan" else fabric["name"]) == expected, made.stderr
+
+
+@pytest.mark.parametrize("command", [("topo", "{}"), ("advise", "{}"), ("plan", "--matrix", "balanced:1", "--fabric", "{}")])
+def test_a_file_of_no_kind_is_told_all_kinds(
+    command: tuple[str, ...], cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "other"
+    path.write_text("hello")
+    told = cli(*(argument.format(path) for argument in command)).stderr
+    for kind in ("not of a kind that is read here", "NCCL topology file", "fabric JSON", "hwloc XML", "nvidia-smi topo -m", "lspci -tv"):
+        assert kind in told
 
 
 def test_another_encoding_is_told(tmp_path: Path) -> None:

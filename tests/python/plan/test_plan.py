@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +303,21 @@ def test_bad_input_is_named() -> None:
 def run(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(command, list(arguments), catch_exceptions=True)
     return result.exit_code, result.output + (str(result.exception) if result.exception else "")
+
+
+@pytest.mark.parametrize("width", [10, 20, 60, 200])
+def test_figures_and_names_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
+    named = re.sub(r'"leaf(\d+)"', rf'"leaf-{"x" * 90}-\1"', fabric.load("h100-4gpu-ndr", 2).to_json())
+    long = {**json.loads(named), "name": "a name of many words " * 8}
+    file = tmp_path / "fabric.json"
+    file.write_text(json.dumps(long))
+    arguments = [sys.executable, "-m", "railweave", "plan", "--fabric", str(file), "--matrix", "balanced:1MiB"]
+    environment = {**os.environ, "COLUMNS": str(width)}
+    text = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=500, check=True).stdout
+    assert "…" not in text
+    assert re.search(r"rail \+ 1 relay +│ +24 │ +24MiB │ +42\.9% ", text)
+    assert re.search(rf"^bottleneck +node0/nic0 -> leaf-{'x' * 90}-0 \(rail\)$", text, re.M)
+    assert f"{long['name']}, policy railweave" in text
 
 
 def test_the_command_line(tmp_path: Path) -> None:
