@@ -51,7 +51,7 @@ def command() -> None:
 @click.option("--gpus", is_flag=False, flag_value=0, type=click.IntRange(0), metavar="[N]", help="This machine's GPUs, by default all.")
 @click.option("--rails", type=click.IntRange(min=1), metavar="N", help="Rails; by default as in --fabric, else one a GPU.")
 @click.option("--rate", default="400mbit", show_default=True, help="Rate of each NIC, each way.")
-@click.option("--spine-rate", metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs.")
+@click.option("--spine-rate", metavar="RATE", help="Of each leaf's link to the spine; by default the sum of its NICs, at most 32gbit.")
 @click.option(
     "--isolation",
     type=click.Choice(ISOLATIONS),
