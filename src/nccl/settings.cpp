@@ -20,8 +20,7 @@ const Setting kTable[] = {
     {"shim", "on/off", "off: every call goes to NCCL unchanged; no socket, no thread", &S::shim},
     {"nccl_library", "",
      "the real libnccl.so.2, or a library with NCCL in it that exports its functions; default the one that the program has loaded, else "
-     "the "
-     "next on the search path",
+     "the next on the search path",
      &S::nccl_library},
     {"cuda_library", "", "the device library; default librailweave_cuda.so beside the shim, else on the search path", &S::cuda_library},
     {"shim_wait_ms", "ms",
