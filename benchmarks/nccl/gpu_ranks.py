@@ -270,8 +270,76 @@ def ordering(rank: int, world: int) -> dict[str, object]:
         for executable, captured in zip(executables, graphs, strict=True):
             runtime_calls("cudaGraphExecDestroy", executable)
             runtime_calls("cudaGraphDestroy", captured)
+    joined = _joined_streams(rank, world, nccl, communicator)
     nccl.destroy(communicator)
-    return {"rounds": 2 * rounds + 10}
+    return {"rounds": 2 * rounds + 10 + joined}
+
+
+def _joined_streams(rank: int, world: int, nccl: Nccl, communicator: int) -> int:
+    """A group's collective on one stream and its messages on another wait for what both streams had before, and both go on after all of
+    it; queued and captured."""
+    count, naps = 1 << 18, 2_000_000  # clock cycles: some 1 ms
+    source, send, received = (torch.zeros(world, count, dtype=torch.uint8, device="cuda") for _ in range(3))
+    total = torch.zeros(count, dtype=torch.int32, device="cuda")
+    first_sum, second_sum = torch.zeros_like(total), torch.zeros_like(total)
+    first_bytes, second_bytes = torch.zeros_like(send), torch.zeros_like(send)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def step(naps_first: int, naps_second: int) -> None:
+        """What each stream prepares is for the other's part of the group, and each reads what the other's part has done."""
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(naps_first)
+            send.copy_(source)
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(naps_second)
+            total.copy_(source.view(-1)[:count])
+        nccl.start()
+        for peer in range(world):
+            nccl.message(True, send[peer].data_ptr(), count, 0, peer, communicator, second.cuda_stream)
+        nccl.all_reduce(total.data_ptr(), count, communicator, first.cuda_stream)
+        for peer in range(world):
+            nccl.message(False, received[peer].data_ptr(), count, 0, peer, communicator, second.cuda_stream)
+        nccl.end()
+        with torch.cuda.stream(first):
+            first_sum.copy_(total)
+            first_bytes.copy_(received)
+        with torch.cuda.stream(second):
+            second_sum.copy_(total)
+            second_bytes.copy_(received)
+
+    def fill(salt: int) -> None:
+        for peer in range(world):
+            source[peer] = _rows(rank, peer, count, 1, torch.uint8, salt).view(-1)
+        for tensor in (send, received, first_bytes, second_bytes, total, first_sum, second_sum):
+            tensor.fill_(0x25)
+        torch.cuda.synchronize()
+
+    def check(salt: int, what: str) -> None:
+        torch.cuda.synchronize()
+        wanted = sum(_rows(peer, 0, count, 1, torch.uint8, salt).view(-1).int() for peer in range(world))
+        for name, sums, got in (("first", first_sum, first_bytes), ("second", second_sum, second_bytes)):
+            _require(bool(torch.equal(sums, wanted)), f"{what}, round {salt}: the {name} stream saw a wrong sum")
+            for peer in range(world):
+                message = _rows(peer, rank, count, 1, torch.uint8, salt).view(-1)
+                _require(_same(got[peer], message), f"{what}, round {salt}: the {name} stream saw wrong bytes from {peer}")
+
+    rounds = 20
+    for salt in range(rounds):
+        fill(salt)
+        step(naps * ((rank + salt) % 3), naps * ((rank + salt + 1) % 3))
+        check(salt, "a group of two streams")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=first, capture_error_mode="thread_local"):
+        second.wait_stream(first)
+        step(naps * (rank % 3), naps * ((rank + 1) % 3))
+        first.wait_stream(second)
+    for salt in range(rounds):
+        fill(salt)
+        graph.replay()
+        check(salt, "a captured group of two streams")
+    del graph
+    torch.cuda.synchronize()
+    return 2 * rounds
 
 
 def lives(rank: int, world: int) -> dict[str, object]:
