@@ -35,7 +35,7 @@ typedef struct railweave_cuda_config {
   uint32_t rank;
   uint32_t world;
   int32_t device;         /* CUDA ordinal in this process */
-  uint32_t channel_bytes; /* bytes to or from a peer for which an operation may take a block; 0: as many blocks as help */
+  uint32_t channel_bytes; /* of up to 512 KiB to or from a peer: those for which an operation may take a block; 0: as many as help */
   const char* rendezvous; /* tcp://HOST:PORT: rank 0 listens there; the port is free on its host when create is called */
   /* Settings of docs/engine.md by name; they override RAILWEAVE_* variables, and those what this machine was calibrated to. */
   const railweave_setting* settings;

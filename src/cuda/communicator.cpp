@@ -428,9 +428,9 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     const Message message = communicator.make_message(*transfer);
     (communicator.near(transfer->peer) ? messages : rails).push_back(message);
   }
-  if (!rails.empty() && transfers.size() > kMaxMessages)
-    throw Error("an operation of " + std::to_string(transfers.size()) + " transfers, some with other nodes; expected at most " +
-                std::to_string(kMaxMessages) + ": use smaller groups");
+  if (rails.size() > kMostListed)
+    throw Error("an operation of " + std::to_string(rails.size()) + " transfers with other nodes; expected at most " +
+                std::to_string(kMostListed) + ": use smaller groups");
   gather(streams, first.join_.get());
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);

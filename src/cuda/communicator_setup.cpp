@@ -226,7 +226,7 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
     if (ranks_of_node[node] > 1) throw BootstrapError(why + " switches peer access between GPUs off, and messages inside a node need it");
   }
   // Else a program's first all-to-all would fail where NCCL's does not.
-  const std::uint32_t most = kMaxMessages / (checker_ ? 4 : 2);
+  const std::uint32_t most = checker_ ? std::min(kMostListed / 4, kMostChecked / 2) : kMostListed / 2;
   if (nodes_ > 1 && world_ > most)
     throw BootstrapError(std::to_string(world_) +
                          " ranks on several nodes; an operation with messages to other nodes has room for an all-to-all of " +

@@ -130,7 +130,7 @@ struct List {
   OperationHeader header;
   const Message* messages;
   MessageState* states;
-  Share* shares;  // header.count for each block
+  Share* shares;  // one of a block for each message
 };
 
 __global__ void __launch_bounds__(kThreads) exchange_list(const __grid_constant__ List list) {
@@ -139,6 +139,16 @@ __global__ void __launch_bounds__(kThreads) exchange_list(const __grid_constant_
   part.states = list.states;
   DeviceBlock<0> block(list.shares + std::uint64_t{blockIdx.x} * list.header.count);
   Roles<DeviceBlock<0>, true>(block, part).run();
+}
+
+__global__ void __launch_bounds__(kThreads) exchange_rails_list(const __grid_constant__ List list) {
+  wait_for_earlier_work();
+  Part part = whole_part(list.header, list.messages);
+  part.states = list.states;
+  DeviceBlock<0> block(list.shares + std::uint64_t{blockIdx.x} * list.header.count);
+  RailRoles<DeviceBlock<0>> rails(block, rail_part(list.header, list.messages));
+  Roles<DeviceBlock<0>, true> near(block, part);
+  run_beside_rails(block, rails, near, list.header.count != 0);
 }
 
 struct PacketList {
@@ -248,15 +258,15 @@ cudaError_t with_memory(std::size_t bytes, cudaMemPool_t pool, cudaStream_t stre
   return launched;
 }
 
-cudaError_t launch_list(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits& traits,
-                        cudaStream_t stream) {
+cudaError_t launch_list(void (*kernel)(List), const OperationHeader& header, std::span<const Message> messages, const Plan& plan,
+                        const KernelTraits& traits, cudaStream_t stream) {
   const std::size_t count = messages.size();
   const std::size_t states_at = count * sizeof(Message), shares_at = states_at + count * sizeof(MessageState);
   return with_memory(shares_at + count * plan.blocks * sizeof(Share), traits.pool, stream, [&](std::byte* bytes) {
     auto* const list = reinterpret_cast<Message*>(bytes);
     auto* const states = reinterpret_cast<MessageState*>(bytes + states_at);
     if (const cudaError_t error = write_out(list, states, messages, stream); error != cudaSuccess) return error;
-    exchange_list<<<plan.blocks, kThreads, 0, stream>>>({header, list, states, reinterpret_cast<Share*>(bytes + shares_at)});
+    kernel<<<plan.blocks, kThreads, 0, stream>>>({header, list, states, reinterpret_cast<Share*>(bytes + shares_at)});
     return cudaGetLastError();
   });
 }
@@ -327,6 +337,7 @@ KernelTraits preload_kernels() {
                            reinterpret_cast<const void*>(&exchange_apart<kMaxMessages, true>),
                            reinterpret_cast<const void*>(&exchange_rails),
                            reinterpret_cast<const void*>(&exchange_list),
+                           reinterpret_cast<const void*>(&exchange_rails_list),
                            reinterpret_cast<const void*>(&write_list),
                            reinterpret_cast<const void*>(&exchange_packets<kFew>),
                            reinterpret_cast<const void*>(&exchange_packets<kSome>),
@@ -392,10 +403,12 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
     case Kernel::apart:
       if (!plan.trains.empty()) return launch_trains(&exchange_apart_trains<false>, header, messages, plan, traits, stream);
       return sized(&exchange_apart<kSome>, &exchange_apart<kSome>, &exchange_apart<kMaxMessages>);
-    case Kernel::rails: return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
+    case Kernel::rails:
+      if (messages.size() > kMaxMessages) return launch_list(&exchange_rails_list, header, messages, plan, traits, stream);
+      return launch_sized(&exchange_rails, header, messages, plan, traits, stream);
     case Kernel::any: break;
   }
-  if (messages.size() > kMaxMessages) return launch_list(header, messages, plan, traits, stream);
+  if (messages.size() > kMaxMessages) return launch_list(&exchange_list, header, messages, plan, traits, stream);
   return launch_sized(&exchange<kMaxMessages, true>, header, messages, plan, traits, stream);
 }
 

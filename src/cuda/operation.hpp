@@ -93,7 +93,7 @@ struct Message {
   HostView* host;
   Ledger* ledger;             // of the communicator
   std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation; rails: `staged`
-  std::uint32_t piece_bytes;  // of a push into a mapped buffer
+  std::uint32_t piece_bytes;  // of a push into a mapped buffer; rails: of those that report, how many messages their communicator has
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
   std::uint32_t peer;
   std::uint16_t first_block;  // sends: blocks that begin with it, first to last - 1

@@ -261,19 +261,25 @@ Sums sum_up(std::span<const Message> messages) {
 // each of three. With as many, four GPUs that all send to all others are to be no slower than it: 16 blocks moved 14.5 GB/s each there, 24
 // of NCCL's 14.2. Never more than its kernel has: one for each channel to or from a peer and one for each other rank (11, 18 and 25 for
 // one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md. Short
-// messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs (docs/results.md).
+// messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs, and 13 of NCCL
+// 2.28.9 for 256 KiB to one and 16 KiB to two others (docs/results.md). Its protocol for those goes up to 16 KiB for each of 32 channels.
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
+constexpr std::uint64_t kNcclShort = 512u << 10, kNcclBytesPerChannel = 64u << 10;
+
+std::uint64_t channels_of_nccl(std::uint64_t bytes, std::uint64_t channel_bytes, std::uint64_t most) {
+  if (channel_bytes == 0) return most;
+  const std::uint64_t each = bytes > kNcclShort ? std::max(channel_bytes, kNcclBytesPerChannel) : channel_bytes;
+  return std::clamp<std::uint64_t>(divide_up(bytes, each), 1, most);
+}
 
 std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   const auto partners = static_cast<std::uint32_t>(sums.partners.size());
   const std::uint32_t world = std::max({limits.world, partners, 1u}), shared_by = std::bit_ceil(world);
   const std::uint32_t each = std::max(1u, 2 * limits.blocks / shared_by), of_nccl = std::max(1u, kNcclChannels / shared_by);
   std::uint64_t channels = world - partners;
-  for (const Sums::Partner& partner : sums.partners) {
-    const std::uint64_t bytes = std::max(partner.bytes[0], partner.bytes[1]);
-    channels += limits.channel_bytes == 0 ? of_nccl : std::clamp<std::uint64_t>(divide_up(bytes, limits.channel_bytes), 1, of_nccl);
-  }
+  for (const Sums::Partner& partner : sums.partners)
+    channels += channels_of_nccl(std::max(partner.bytes[0], partner.bytes[1]), limits.channel_bytes, of_nccl);
   std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
   if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) most = std::max(1u, limits.blocks / 2);
   if (sums.largest > of_nccl * kNcclMostBytesPerChannel) return most;

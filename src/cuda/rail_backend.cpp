@@ -100,7 +100,7 @@ std::shared_ptr<engine::Operation> RailBackend::read_list(std::uint64_t listed) 
   const engine::Cluster& cluster = services_.cluster();
   const std::uint64_t chunk_bytes = services_.memory().chunk_bytes();
   auto operation = std::make_shared<engine::Operation>();
-  if (listed == 0 || listed > kMaxMessages) return nullptr;
+  if (listed == 0 || listed > kMostListed) return nullptr;
   for (std::uint64_t i = 0; i < listed; ++i) {
     const RailMessage& message = port_.messages[i];
     const std::uint64_t chunks = message.bytes / chunk_bytes + (message.bytes % chunk_bytes != 0 ? 1 : 0);

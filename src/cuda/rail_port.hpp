@@ -10,6 +10,8 @@
 
 namespace railweave::cuda {
 
+// Messages of an operation to and from other nodes: an all-to-all of 2,048 ranks. The list of 128 KiB is in pinned host memory.
+inline constexpr std::uint32_t kMostListed = 4096;
 // Copies that may be under way at once. A NIC's owner has 24 slots for each writer, and 64 for what arrives (docs/settings.md).
 inline constexpr std::uint32_t kRailCopies = 64;
 // Of an operation's small messages to other nodes, together: four of the largest (eager_bytes). What finds no place there waits for grants.
@@ -48,7 +50,7 @@ struct RailPort {
   // 1: a kernel was sent away, or gave up, and all of its blocks have left. It has read what it read of slots and stages, and no kernel
   // copies anything for the communicator from then on.
   std::uint64_t left;
-  RailMessage messages[kMaxMessages];
+  RailMessage messages[kMostListed];
   alignas(128) std::uint64_t made[kRailCopies];  // number of the last copy that was made at this place
   // Small messages, which engines send each other in control frames: those that go out, written before the list; and those that have
   // come, which the engine writes and has copied to where they belong.

@@ -38,7 +38,9 @@ Plan prepare_rails(std::span<Message> rails, const Plan& near, const LaunchLimit
     if (m.reports) {
       reporter = &m;
       staged = 0;
+      m.piece_bytes = 0;
     }
+    ++reporter->piece_bytes;
     m.ordinal = kNotStaged;
     if (m.direction == Direction::send && m.bytes <= limits.staged_bytes && m.bytes <= kRailStage - staged) {
       m.ordinal = static_cast<std::uint32_t>(staged);

@@ -105,11 +105,7 @@ class RailRoles {
   };
 
   // Messages of a communicator stand together.
-  RAILWEAVE_ROLE std::uint32_t end_of(std::uint32_t first) const {
-    std::uint32_t i = first + 1;
-    while (i < count_ && !messages_[i].reports) ++i;
-    return i;
-  }
+  RAILWEAVE_ROLE std::uint32_t end_of(std::uint32_t first) const { return first + messages_[first].piece_bytes; }
   // Of this operation, on the message's communicator. The count stands still while the operation runs.
   RAILWEAVE_ROLE std::uint64_t number_of(const Message& m) const { return block_.relaxed(&m.rail.counts->begun) + 1; }
   // Nothing that a block reads depends on it: what came for the messages was written by blocks of this kernel.

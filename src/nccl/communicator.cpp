@@ -89,13 +89,15 @@ std::vector<NicSample> nics_of(const railweave_cuda_api& api, railweave_cuda_com
   return samples;
 }
 
-// What a channel of the real NCCL's kernel carries at least. Since 2.29.2 that is an eighth of what it moves at once inside a node, 64 KiB;
-// older ones have one for each 8 KiB of messages that are short, more than operations take anyway (docs/results.md).
+// What a channel of the real NCCL's kernel carries at least of a message to or from a peer, until that has all of its channels: an eighth
+// of what it moves at once, 64 KiB inside a node. From 2.22.3 until before 2.29.2 that is 8 KiB for what goes by its protocol for short
+// ones (its enqueue.cc; CTAs of 2.28.9 and 2.32.3 in docs/results.md).
 std::uint32_t channel_bytes() {
-  constexpr int kFewerChannels = 22902;
+  constexpr int kMoreChannels = 22203, kFewerChannels = 22902;
   static const Real<ncclResult_t(int*)> get("ncclGetVersion");
   int version = 0;
-  return get(&version) == ncclSuccess && version >= kFewerChannels ? 64u << 10 : 0;
+  const bool more = get(&version) == ncclSuccess && version >= kMoreChannels && version < kFewerChannels;
+  return more ? 8u << 10 : 64u << 10;
 }
 
 const char* variable(const char* name) { return std::getenv(name); }
@@ -257,9 +259,8 @@ std::string Communicator::create_device_side(const Verdict& verdict) {
   config.world = world_;
   config.device = device_;
   config.channel_bytes = channel_bytes();
-  if (config.channel_bytes != 0)
-    log(LogLevel::info, label() + ": kernels have a block for each " + std::to_string(config.channel_bytes >> 10) +
-                            " KiB of a peer at most, as many as this NCCL's have channels");
+  log(LogLevel::info, label() + ": kernels have a block for each " + std::to_string(config.channel_bytes >> 10) +
+                          " KiB of a peer at most, as many as this NCCL's have channels");
   config.most_blocks = blocks_are_set() ? 0 : verdict.most_blocks;
   if (config.most_blocks != 0)
     log(LogLevel::info, label() + ": kernels have at most " + std::to_string(config.most_blocks) +

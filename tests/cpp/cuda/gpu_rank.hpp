@@ -158,6 +158,10 @@ class GpuRank {
       engine_->wake();
     }
     const cuda::OperationHeader header{.state = &state_, .timeout_ns = job_.timeout_ns, .count = launch.near, .rails = rails};
+    // What does not fit into a kernel's parameters has its states in memory of its own, too.
+    std::vector<cuda::MessageState> states(launch.messages.size() > cuda::kMaxMessages ? launch.messages.size() : 0);
+    cuda::Part part = cuda::whole_part(header, launch.messages.data());
+    if (!states.empty()) part.states = states.data();
     const std::uint32_t blocks = launch.plan.blocks;
     std::vector<std::jthread> threads;
     for (std::uint32_t b = 0; b < blocks; ++b) {
@@ -165,7 +169,7 @@ class GpuRank {
         LaunchedBlock block(b, blocks, seed_ + rank_ * 100 + b, job_.delays);
         block.before_copy = before_copy;
         block.make_room(launch.near);
-        cuda::Roles<LaunchedBlock, true> near(block, cuda::whole_part(header, launch.messages.data()));
+        cuda::Roles<LaunchedBlock, true> near(block, part);
         if (rails == 0) return near.run();
         cuda::RailRoles<LaunchedBlock> far(block, cuda::rail_part(header, launch.messages.data()));
         cuda::run_beside_rails(block, far, near, launch.near != 0);

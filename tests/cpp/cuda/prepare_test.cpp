@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <vector>
 
@@ -150,6 +151,31 @@ INSTANTIATE_TEST_SUITE_P(Table, Channels,
                                          ChannelCase{4, 3, 256u << 10, 12, 13}, ChannelCase{4, 3, 8u << 20, 24, 24},
                                          ChannelCase{4, 3, 256u << 20, 24, 24}));
 
+// As many CTAs as NCCL 2.28.9 has, a channel for each 8 KiB of what it takes for short; between two GPUs and four.
+struct ShortCase {
+  std::uint32_t world;
+  std::vector<std::uint64_t> bytes;  // to each peer
+  std::uint32_t blocks;              // where single ones begin
+};
+class ShortChannels : public testing::TestWithParam<ShortCase> {};
+
+TEST_P(ShortChannels, AreAsManyBlocksAsThereMayBe) {
+  std::vector<Message> messages;
+  std::uint32_t peer = 0;
+  for (const std::uint64_t bytes : GetParam().bytes) {
+    messages.push_back(make(Direction::send, peer, bytes));
+    messages.push_back(make(Direction::receive, peer++, bytes));
+  }
+  LaunchLimits limits{16, 1, GetParam().world};
+  limits.channel_bytes = 8u << 10;
+  limits.needed = 24;
+  EXPECT_EQ(prepare(sized(messages, 4u << 20), limits).blocks, GetParam().blocks);
+}
+INSTANTIATE_TEST_SUITE_P(Table, ShortChannels,
+                         testing::Values(ShortCase{4, {256u << 10, 16u << 10, 16u << 10}, 13},
+                                         ShortCase{4, {1u << 20, 64u << 10, 64u << 10}, 24}, ShortCase{2, {16u << 10}, 2},
+                                         ShortCase{2, {512u << 10}, 16}, ShortCase{2, {576u << 10}, 10}, ShortCase{2, {1u << 20}, 16}));
+
 TEST(Prepare, AllPeersOfABalancedOperationHaveAsManyBlocks) {
   std::vector<Message> messages;
   for (std::uint32_t peer = 0; peer < 3; ++peer) messages.push_back(make(Direction::send, peer, 16u << 20));
@@ -260,7 +286,7 @@ TEST(Prepare, EveryPlanHoldsTogether) {
   for (int round = 0; round < 20'000; ++round) {
     constexpr std::uint64_t kLimit = 1u << 20;
     LaunchLimits limits{1 + static_cast<std::uint32_t>(random() % 32), 1u << random() % 4, 2 + static_cast<std::uint32_t>(random() % 7)};
-    limits.channel_bytes = random() % 2 == 0 ? 64u << 10 : 0;
+    limits.channel_bytes = std::array{0u, 8u << 10, 64u << 10}[random() % 3];
     limits.beside_rails = random() % 8 == 0;
     limits.host_share = random() % 2 == 0 ? 118 : 0;
     limits.link_MBps = random() % 8 == 0 ? 1000 : 0;

@@ -31,6 +31,8 @@ TEST(PrepareRails, TheFirstOfEachCommunicatorReportsAndMessagesOfAPairKeepTheirO
     EXPECT_EQ(rails[i].reports, reports[i]) << i;
     EXPECT_EQ(rails[i].path, Path::rail) << i;
   }
+  EXPECT_EQ(rails[0].piece_bytes, 2u);
+  EXPECT_EQ(rails[2].piece_bytes, 2u);
   EXPECT_EQ(rails[0].operation.completed, 2u);
   EXPECT_EQ(rails[0].operation.bytes_sent, 4u);
   EXPECT_EQ(rails[2].operation.bytes_sent, 2u);

@@ -233,8 +233,11 @@ TEST_P(ManySmall, MessagesArrive) {
   });
 }
 
-// More bytes than find a place at their sources, 600 KB a rank; and more messages than may be under way unasked: 75 of a pair.
-INSTANTIATE_TEST_SUITE_P(Than, ManySmall, testing::Values(ManyCase{80, 60'000, true}, ManyCase{300, 1000, false}));
+// More bytes than find a place at their sources, 600 KB a rank; more messages than may be under way unasked: 75 of a pair; and more of a
+// rank than a kernel's parameters hold.
+INSTANTIATE_TEST_SUITE_P(Than, ManySmall,
+                         testing::Values(ManyCase{80, 60'000, true}, ManyCase{300, 1000, false}, ManyCase{1200, 400, false},
+                                         ManyCase{700, 400, true}));
 
 TEST(Rails, BytesAreCountedByTheNicThatSentThem) {
   GpuJob job({2, 2});

@@ -530,14 +530,14 @@ TEST(Calibrated, AVariableCountsMore) {
   EXPECT_EQ(outcome.count("gpu_relays 1; set otherwise: RAILWEAVE_GPU_BLOCKS=4\n"), 4u) << outcome.log;
 }
 
-// NCCL takes fewer CTAs for short messages since 2.29.2.
+// NCCL takes fewer CTAs for short messages since 2.29.2, and before 2.22.3.
 TEST(Shim, KernelsHaveNoMoreBlocksThanThisNcclHasChannels) {
-  for (const auto& [version, bytes] : {std::pair{"22809", "0"}, {"22902", "65536"}, {"23203", "65536"}}) {
+  for (const auto& [version, kib] : {std::pair{"22105", 64}, {"22203", 8}, {"22809", 8}, {"22902", 64}, {"23203", 64}}) {
     const Outcome outcome =
         run(Mode::preload, "two_communicators", 2, {"STAND_IN_TELLS_SETTINGS=1", std::string("STAND_IN_VERSION=") + version});
     EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
-    EXPECT_EQ(outcome.count(std::string(", channels of ") + bytes + " bytes"), 4u) << outcome.log;
-    EXPECT_EQ(outcome.count("kernels have a block for each 64 KiB of a peer at most"), std::string(bytes) == "0" ? 0u : 4u) << outcome.log;
+    EXPECT_EQ(outcome.count(", channels of " + std::to_string(kib << 10) + " bytes"), 4u) << outcome.log;
+    EXPECT_EQ(outcome.count("kernels have a block for each " + std::to_string(kib) + " KiB of a peer at most"), 4u) << outcome.log;
   }
 }
 
