@@ -69,14 +69,37 @@ def _place(count: int, part: float) -> int:
 def call_ratio(rival: Exchange, own: Exchange, part: float) -> Ratio:
     """As `ratio`, of a quantile of single calls. Calls of a round are alike in what the machine did meanwhile, so rounds are drawn, not
     calls. Where results do not tell calls of one round from another's, there is no interval."""
+    drawn = _drawn_call_ratios(rival, own, part, np.random.default_rng(0))
+    return Ratio(_call_ratio(rival, own, part), None if drawn is None else _interval(drawn))
+
+
+def mean_call_ratio(pairs: Sequence[tuple[Exchange, Exchange]], part: float) -> Ratio:
+    """The geometric mean of `call_ratio` of rivals and own. Rows are measured one after the other, so each draws rounds of its own. No
+    interval where a row has none."""
+    random = np.random.default_rng(0)
+    value = statistics.geometric_mean(_call_ratio(rival, own, part) for rival, own in pairs)
+    logs = []
+    for rival, own in pairs:
+        drawn = _drawn_call_ratios(rival, own, part, random)
+        if drawn is None:
+            return Ratio(value)
+        logs.append(np.log(drawn))
+    return Ratio(value, _interval(np.exp(np.mean(logs, axis=0))))
+
+
+def _call_ratio(rival: Exchange, own: Exchange, part: float) -> float:
+    return quantile(rival.call_seconds, part) / quantile(own.call_seconds, part)
+
+
+def _drawn_call_ratios(rival: Exchange, own: Exchange, part: float, random: np.random.Generator) -> npt.NDArray[np.float64] | None:
+    """Of each draw; None where there is no interval."""
     rounds = len(own.seconds)
-    value = quantile(rival.call_seconds, part) / quantile(own.call_seconds, part)
     if rounds < LEAST_ROUNDS or any(len(each.call_seconds) % rounds or len(each.seconds) != rounds for each in (rival, own)):
-        return Ratio(value)
-    draws = np.random.default_rng(0).integers(0, rounds, (_CALL_RESAMPLES, rounds))
+        return None
+    draws = random.integers(0, rounds, (_CALL_RESAMPLES, rounds))
     times = np.apply_along_axis(np.bincount, 1, draws, minlength=rounds)  # that each round was drawn
     theirs, ours = (_drawn_quantile(np.array(each.call_seconds).reshape(rounds, -1), times, part) for each in (rival, own))
-    return Ratio(value, _interval(theirs / ours))
+    return theirs / ours
 
 
 def _drawn_quantile(calls: npt.NDArray[np.float64], times: npt.NDArray[np.intp], part: float) -> npt.NDArray[np.float64]:

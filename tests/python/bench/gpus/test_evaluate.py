@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -623,6 +624,35 @@ def test_an_aim_of_intervals_is_not_reached_without_them() -> None:
     assert (told(1.2e-3, 5).seen, told(1.2e-3, 5).reached) == ("1.20×, intervals from 1.20× (1 of 12)", True)
     assert (told(1.2e-3, 4).seen, told(1.2e-3, 4).reached) == ("1.20×, 1 of 1 without intervals, which take 5 rounds", None)
     assert told(1.1e-3, 4).reached is False, "the mean tells"
+
+
+def test_single_calls_of_all_small_rows_are_told_together() -> None:
+    """Beside the least row, whose p99 a few calls decide."""
+
+    def told(*gains: Sequence[float]) -> aims.Line:
+        """`gains`: of a row, in each of its rounds, of 10 calls; a p99 is the slowest of all."""
+        rows = []
+        for number, rounds in enumerate(gains):
+            for each in exchanges(f"balanced:{1 << number}KiB", 1.0, 1.0):
+                slower = [max(1.0, gain if each.system == "nccl" else 1 / gain) for gain in rounds]
+                times = [time for time in slower for _ in range(10)]
+                rows.append(replace(each, seconds=[1.0] * len(rounds), call_seconds=times))
+        rows += exchanges("balanced:128KiB", 1.0, 9.0)  # a larger one
+        lines = {each.what: each for each in aims.lines({"exchanges": [run_of(rows)]}, 4)}
+        assert list(lines)[list(lines).index(f"{least}, least gain") + 1] == f"{least}, geometric mean"
+        return lines[f"{least}, geometric mean"]
+
+    least = "any pattern, to 64KiB: p99 of single calls"
+    assert (told().seen, told().reached) == ("", None)
+    good = told([4.0] * 5, [1.0] * 5, [0.5] * 9)
+    assert (good.seen, good.reached) == ("1.26×, of 3", True)
+    bad = told([0.9] * 5, [0.9] * 5)
+    assert (bad.seen, bad.reached) == ("0.90×, of 2", False)
+    lucky, unlucky = told([0.81] * 5, [1.5, 1.0, 1.0, 1.0, 1.0]), told([1.0] * 5, [0.5, 1.2, 1.2, 1.2, 1.2])
+    assert (lucky.seen, lucky.reached) == ("1.10× (0.90–1.10), of 2, with an interval that holds 0.98", True)
+    assert (unlucky.seen, unlucky.reached) == ("0.77× (0.77–1.10), of 2, with an interval that holds 0.98", False)
+    few = told([1.1] * 4, [1.1] * 5)
+    assert (few.seen, few.reached) == ("1.10×, of 2; without an interval, which takes 5 rounds of each", True)
 
 
 def test_other_work_has_a_page_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from railweave.bench import result as lab_result
 from railweave.bench.errors import BenchError
-from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, quantile, ratio
+from railweave.bench.gpus.result import Beside, Exchange, Kernel, Layer, Ratio, Run, call_ratio, mean_call_ratio, quantile, ratio
 from railweave.bench.gpus.table import exchange_rows, markdown, tables
 from railweave.cli.bench import command
 from railweave.report.gpus import GainRow, gains_picture, page
@@ -97,6 +97,22 @@ def test_the_gain_of_single_calls_has_an_interval_of_rounds() -> None:
     assert typical.value == pytest.approx(1.2)
     uneven = replace(calls("nccl", *[2.0] * 5), call_seconds=[2.0] * 7)
     assert call_ratio(uneven, calls("railweave", *[1.0] * 5), 0.5) == Ratio(2.0), "no telling which call was of which round"
+
+
+def test_rows_of_single_calls_have_a_mean_with_an_interval() -> None:
+    def row(gain: float, unsteady: float, rounds: int = 9) -> tuple[Exchange, Exchange]:
+        """In a third of the rounds calls take the rival longer."""
+        each = make_exchange("nccl", "balanced:1KiB", [1.0] * rounds, NCCL)
+        times = [gain * (unsteady if number % 3 == 0 else 1.0) for number in range(rounds) for _ in range(10)]
+        return replace(each, call_seconds=times), replace(each, call_seconds=[1.0] * len(times))
+
+    assert mean_call_ratio([row(4.0, 1.0), row(1.0, 1.0, 5)], 0.5) == Ratio(pytest.approx(2.0), pytest.approx((2.0, 2.0)))
+    assert mean_call_ratio([row(4.0, 1.0), row(1.0, 1.0, 4)], 0.5) == Ratio(pytest.approx(2.0)), "a row without an interval"
+    alone = row(1.0, 1.5)
+    assert mean_call_ratio([alone], 0.5) == call_ratio(*alone, 0.5)
+    one, many = mean_call_ratio([alone], 0.5).interval, mean_call_ratio([alone] * 16, 0.5).interval
+    assert one == (1.0, 1.5)
+    assert many is not None and many[1] < 1.2, "rows that are unsteady at different times make up for one another"
 
 
 @pytest.mark.parametrize(("rounds", "calls"), [(5, 1), (5, 7), (9, 250)])
