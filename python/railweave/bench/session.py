@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from railweave.bench.errors import BenchError
+from railweave.bench.errors import BenchError, how_it_ended
 from railweave.fabric import Fabric
 from railweave.lab import Lab, Program
 from railweave.lab.environment import RENDEZVOUS_PORT, node_name
@@ -180,8 +180,7 @@ class PolicySession(Session):
 
     def _ended(self) -> None:
         for rank, status in self._job.poll(0.0).items():
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise self.fail(f"rank {rank} ({node_name(self.lab.spec.node_of(rank))}) {how}")
+            raise self.fail(f"rank {rank} ({node_name(self.lab.spec.node_of(rank))}) {how_it_ended(status)}")
 
 
 class MpiSession(Session):
@@ -240,7 +239,7 @@ class MpiSession(Session):
                 elif ready:
                     self._job.poll(0.0)
                     for status in self._job.statuses.values():
-                        raise self.fail(f"mpirun ended with status {status}")
+                        raise self.fail(f"mpirun {how_it_ended(status)}")
         answer, self._partial = self._partial.decode().strip(), b""
         return answer
 

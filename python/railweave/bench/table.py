@@ -8,6 +8,7 @@ from rich.text import Text
 
 from railweave.bench.result import Result, Run
 from railweave.bench.taken import warning
+from railweave.size import counted
 from railweave.units import RATES, TIMES, decimals, fitting
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -16,6 +17,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 def table(run: Run) -> Table:
     """One row for each matrix and policy; the speed-up is over the first policy of the run."""
     base, spec = run.policies()[0], run.lab
+    shape = f"{counted(spec['nodes'], 'node')} × {counted(spec['gpus'], 'rank')}, {counted(spec['rails'], 'rail')}"
     times = fitting((each.seconds_median for each in run.results), TIMES)
     rates = fitting((each.bytes / each.seconds_median for each in run.results), RATES)
     checked = (
@@ -25,7 +27,7 @@ def table(run: Run) -> Table:
     if taken := warning(run.machine):
         notes.append(f"[yellow]{taken}[/yellow]")
     result = Table(
-        title=f"all-to-allv, {spec['nodes']} nodes × {spec['gpus']} ranks, {spec['rails']} rails of {spec['rate'] / 1e6:g} mbit each way",
+        title=f"all-to-allv, {shape} of {spec['rate'] / 1e6:g} mbit each way",
         caption="\n".join(notes),
         title_justify="left",
         caption_justify="left",

@@ -15,6 +15,7 @@ from railweave.bench.result import Result, Run
 from railweave.bench.taken import warning
 from railweave.report.page import Page
 from railweave.report.plots import COLOURS, STYLE, svg
+from railweave.size import counted
 from railweave.units import BYTES, RATES, TIMES, decimals, fitting
 
 _PLOTS_A_ROW = 3
@@ -25,7 +26,8 @@ def page(run: Run) -> str:
     lab, policies = run.lab, run.policies()
     result = Page(
         "An exchange over rails",
-        f"All-to-allv between {lab['nodes'] * lab['gpus']} ranks on {lab['nodes']} nodes with {lab['rails']} rails of "
+        f"All-to-allv between {counted(lab['nodes'] * lab['gpus'], 'rank')} on {counted(lab['nodes'], 'node')} with "
+        f"{counted(lab['rails'], 'rail')} of "
         f"{lab['rate'] / 1e6:g} Mbit/s each way, wired as {run.fabric}; each rank sees {_sight(run)}. {_checked(run)} "
         f"{warning(run.machine)}".rstrip(),
     )
@@ -198,7 +200,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("date", run.date),
         ("machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, Linux {machine['kernel']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
-        ("lab", f"{lab['nodes']}x{lab['gpus']}, {lab['rails']} rails, isolation {lab['isolation']}, MTU {lab['mtu']}"),
+        ("lab", f"{lab['nodes']}x{lab['gpus']}, {counted(lab['rails'], 'rail')}, isolation {lab['isolation']}, MTU {lab['mtu']}"),
         ("spine", f"{lab['spine_rate'] / 1e6:g} mbit each way between a leaf and the spine"),
     ]
 

@@ -215,6 +215,19 @@ def test_peer_that_fails_says_why(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no OpenMPI")
+def test_an_mpirun_that_is_killed_says_by_what(lab: Lab, tmp_path: Path) -> None:
+    program = tmp_path / "peer"
+    program.write_text('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" != 0 ] || kill -KILL $PPID\nexec sleep 1000\n')
+    program.chmod(0o755)
+    with (
+        MpiSession("openmpi", lab, program) as session,
+        pytest.raises(BenchError, match=r"mpirun was killed by signal 9 \(SIGKILL: by some"),
+    ):
+        session.exchange(generate("balanced:1KiB", 4), 0, 120.0)
+
+
+@pytest.mark.root
 @pytest.mark.skipif(shutil.which("mpicc") is None, reason="no OpenMPI")
 def test_a_peer_that_does_not_build_says_why(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_CC", "gcc -DMPI_Alltoallv=no_such_function -Werror")

@@ -22,11 +22,12 @@ from rich.console import Console
 from railweave.bench import result, table
 from railweave.bench.alltoallv import Case, time_limit
 from railweave.bench.alltoallv import run as run_cases
-from railweave.bench.errors import BenchError
+from railweave.bench.errors import BenchError, how_it_ended
 from railweave.bench.result import RailBytes, Result, Run
 from railweave.cli.bench import BenchProgress, command, titled
 from railweave.lab import LabSpec
 from railweave.lab.fabric import of_lab
+from railweave.report.exchange import page
 
 
 def make_run(wrong: str | None = None) -> Run:
@@ -198,6 +199,28 @@ def test_tiny_times_and_rates_are_not_shown_as_none() -> None:
     text = render(replace(run, results=tiny))
     assert "  us   ±  MB/s " in text
     assert "  6.90  1%  1.16 " in text and "  2.00  0%  4.00 " in text
+
+
+def test_one_of_anything_is_told_as_one() -> None:
+    assert "all-to-allv, 2 nodes × 2 ranks, 2 rails of 400 mbit each way" in render(make_run())
+    few = replace(make_run(), lab={**make_run().lab, "nodes": 1, "gpus": 1, "rails": 1})
+    assert "all-to-allv, 1 node × 1 rank, 1 rail of 400 mbit each way" in render(few)
+    assert "between 1 rank on 1 node with 1 rail of 400 Mbit/s each way" in page(few)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (3, "ended with status 3"),
+        (-9, "was killed by signal 9 (SIGKILL: by somebody, or by the kernel as memory ran out, which `dmesg` on the host tells)"),
+        (-15, "was killed by signal 15 (SIGTERM: somebody asked it to end)"),
+        (-11, "was killed by signal 11 (SIGSEGV: a fault in the program; `dmesg` on the host tells where)"),
+        (-6, "was killed by signal 6 (SIGABRT: Aborted)"),
+        (-40, "was killed by signal 40"),
+    ],
+)
+def test_a_signal_is_told_in_words(status: int, told: str) -> None:
+    assert how_it_ended(status) == told
 
 
 def test_table_shouts_about_wrong_bytes() -> None:

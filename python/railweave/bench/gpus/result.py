@@ -16,6 +16,7 @@ import numpy.typing as npt
 from railweave.bench.errors import BenchError
 from railweave.bench.timed import Timed
 from railweave.fields import Fields, shown
+from railweave.size import counted
 
 FORMAT, VERSION = "railweave-bench-gpus", 1
 _RESAMPLES = 4000
@@ -268,7 +269,8 @@ class Run:
             return f"{gpus}, EMULATED NVLink mesh of {mesh} GB/s a link"
         if nodes := self.settings.get("nodes"):
             ranks = f" of {self.settings['ranks'] // nodes}" if "ranks" in self.settings else ""
-            return f"{gpus} as {nodes} nodes{ranks} on {self.settings['rails']} rails of {self.settings['rate_bps'] / 1e9:g} Gbit/s"
+            rails = f"{counted(self.settings['rails'], 'rail')} of {self.settings['rate_bps'] / 1e9:g} Gbit/s"
+            return f"{gpus} as {counted(nodes, 'node')}{ranks} on {rails}"
         return gpus
 
     def systems(self) -> list[str]:

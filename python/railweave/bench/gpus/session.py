@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
-from railweave.bench.errors import BenchError
+from railweave.bench.errors import BenchError, how_it_ended
 from railweave.lab import Lab, Program
 from railweave.lab.own_process import own_process
 from railweave.nccl import preloaded
@@ -235,8 +235,7 @@ class Processes:
                 # In a lab a process that starts the ranks holds the sockets as well, so they do not say it.
                 for rank, status in self._ranks.ended().items():
                     if rank not in answers:
-                        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-                        raise self._failed(f"rank {rank} {how}")
+                        raise self._failed(f"rank {rank} {how_it_ended(status)}")
                 if time.monotonic() >= end:
                     missing = [rank for rank in range(len(self._controls)) if rank not in answers]
                     raise self._failed(f"no answer from rank {', '.join(map(str, missing[:8]))} within {timeout:.0f} s")
