@@ -7,16 +7,14 @@ import dataclasses
 import itertools
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Exchange, Kernel, Layer, serves_itself
-from railweave.bench.gpus.session import Place, Processes, System, calibrated, check_served, start, start_probe
+from railweave.bench.gpus.session import Place, Processes, System, calibrated, check_served, folder_for_run, start, start_probe
 from railweave.errors import DemandError
 from railweave.matrix import Matrix
 
@@ -86,7 +84,7 @@ class Systems:
         self.running: dict[str, Processes] = {}
         self.calibrated: dict[str, str] = {}  # settings that follow from a calibration of this machine
         try:
-            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
+            folder = self._stack.enter_context(folder_for_run())
             step(f"starting {', '.join(each.name for each in systems)}")
             for each in systems:
                 self.running[each.name] = self._stack.enter_context(start(each, place, folder))

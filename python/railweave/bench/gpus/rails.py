@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from railweave.bench.alltoallv import lower_bound
 from railweave.bench.errors import BenchError
 from railweave.bench.gpus.compare import Bound, measure_bound
-from railweave.bench.gpus.session import Place, Processes, System, start
+from railweave.bench.gpus.session import Place, Processes, System, folder_for_run, start
 from railweave.lab import Lab, LabSpec
 from railweave.lab.environment import node_name
 from railweave.lab.fabric import of_lab
@@ -108,7 +106,7 @@ def on_rails(spec: LabSpec, gpus: int, bare: System, probe: Processes | None, st
         return max(lower_bound(fabric, far) if far.any() else 0.0, measure_bound(probe, near) if probe and near.any() else 0.0)
 
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="railweave-")))
+        folder = stack.enter_context(folder_for_run())
         step("building the lab")
         lab = stack.enter_context(Lab.up(spec))
 

@@ -9,8 +9,9 @@ import os
 import selectors
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
@@ -270,6 +271,18 @@ def start(chosen: System, place: Place, folder: Path) -> Processes:
     log = {"RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(folder / f"{chosen.name}.log.%p")}
     ranks = [{**place.environment(rank), **log, **chosen.environment} for rank in range(place.world)]
     return Processes(chosen.name, "railweave.bench.gpus.worker", [str(folder / f"store-{chosen.name}")], ranks, place.lab)
+
+
+@contextlib.contextmanager
+def folder_for_run() -> Iterator[Path]:
+    """A new one for temporary files, gone with the run. Raises BenchError where none can be made."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="railweave-")
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""  # else the text names the folders that were tried
+        raise BenchError(f"no folder for temporary files: {error.strerror}{where}; set TMPDIR to one that can be written") from error
+    with made as path:
+        yield Path(path)
 
 
 def check_served(name: str, folder: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,6 +20,7 @@ from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Exchange, Kernel, Run
 from railweave.cli import bench_gpus
 from railweave.cli.bench import command
+from railweave.lab import Lab
 
 
 def refused(*arguments: str) -> str:
@@ -189,6 +192,37 @@ def test_nccl_is_tuned_for_where_it_runs(arguments: tuple[str, ...], variables: 
     done = CliRunner().invoke(command, [*arguments, "--systems", "nccl-tuned"])
     assert str(done.exception) == "that is enough", done.output
     assert started == [variables]
+
+
+_NOWHERE = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("arguments", ["alltoallv --gpus", "alltoallv --lab 2x2 --gpus", "moe", "moe --lab 2x2", "beside"])
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("gettempdir", _NOWHERE, "No usable temporary directory found in ['/tmp', '/var/tmp']"),
+        ("mkdtemp", PermissionError(errno.EACCES, "Permission denied", "/tmp/railweave-x"), "Permission denied: /tmp/railweave-x"),
+    ],
+)
+def test_where_no_temporary_file_can_be_is_told_before_a_system_starts(
+    arguments: str, name: str, error: OSError, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> str:
+        raise error
+
+    def starts(*_: Any) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(bench_gpus, "start_probe", lambda _: contextlib.nullcontext(Nothing()))
+    monkeypatch.setattr(bench_gpus.compare, "start", starts)
+    monkeypatch.setattr(Lab, "up", starts)
+    with monkeypatch.context() as nowhere:
+        nowhere.setattr(tempfile, name, fails)
+        done = CliRunner().invoke(command, arguments.split())
+    assert isinstance(done.exception, BenchError), "which ends a command in one line"
+    assert str(done.exception) == f"no folder for temporary files: {said}; set TMPDIR to one that can be written"
 
 
 @pytest.mark.usefixtures("two_gpus")
