@@ -54,6 +54,7 @@ _IN_VAIN = 2  # commands of a group, one after another, that measured nothing: i
 _GROUPS, _GROUPS_OF_OTHERS = 10_000, 2000  # random ones, under the shim and in other ways of running PyTorch
 _NOTE = "== "  # begins what stands in a log behind what the program said
 _ENDED = f"{_NOTE}status "
+_TIMED_OUT = "status none, "
 _TOLD_LINES = 12  # of what a program that failed said last
 
 
@@ -278,20 +279,42 @@ class Evaluation:
         return text + "".join(self._section(section, by_group[section.group]) for section in self.sections)
 
     def _failures(self) -> str:
-        """Programs that did not end well, and what they said last. That a later one had a result does not take it away."""
-        text = ""
+        """Programs that did not end well, and what they said last. That a later one had a result does not take it away. Then those that
+        are no failures, as nothing but the time ended them."""
+        failed = ended = ""
         for path in sorted((self.out / "parts").glob("*.log")):
             said, notes = path.read_text(errors="replace").splitlines(), []
             while said and said[-1].startswith(_NOTE):
                 notes.insert(0, said.pop().removeprefix(_NOTE))
             if notes == ["status 0"]:
                 continue
+            if len(notes) == 1 and notes[0].startswith(_TIMED_OUT):
+                became, wrong = self._became(path)
+                if became and not wrong:
+                    ended += f"- `{path.stem}`, {notes[0].removeprefix(_TIMED_OUT)}: {became}\n"
+                    continue
+                notes += [became] if became else []
+                said += ["wrong:", *wrong] if wrong else []  # as the program would have said at its end
             why = ", ".join(notes) or "runs, or was cut off"
             errors = [at for at, line in enumerate(said) if line.startswith(("railweave: ", "wrong:", "WRONG:"))]
             error = said[errors[-1] : errors[-1] + 1] if errors else []
             told = [*error, *said[max(errors[-1] + 1 if errors else 0, len(said) - _TOLD_LINES) :]]
-            text += f"- `{path.stem}`, {why}" + (":\n\n```\n" + "\n".join(told) + "\n```\n\n" if told else "; it said nothing\n\n")
-        return f"## What failed\n\n{text}" if text else ""
+            failed += f"- `{path.stem}`, {why}" + (":\n\n```\n" + "\n".join(told) + "\n```\n\n" if told else "; it said nothing\n\n")
+        return (f"## What failed\n\n{failed}" if failed else "") + (f"## What was ended as its time was over\n\n{ended}\n" if ended else "")
+
+    def _became(self, log: Path) -> tuple[str, list[str]]:
+        """Of a program that the time ended, by its log: what becomes of it, empty where it took longer than it may; and what is wrong with
+        what it measured."""
+        if any(log.stem == check.name for check in (*checks(self.gpus), *late_checks(self.gpus))):
+            return "" if (self.out / f"{log.stem}.txt").exists() else "the next call begins it again", []
+        group, result = self.groups.get(log.stem.partition(".")[0]), log.with_suffix(".json")
+        if group is None or not result.exists():
+            return "", []
+        run = self._run_of(result)
+        cases = {case for section in self.sections if section.group == group.name for case in section.cases}
+        measured = sum(len(_keys(run, case)) >= group.needs for case in cases)
+        became = f"{measured} of {run.command.split().count(group.option)} measured, which are kept" if measured else ""
+        return became, run.problems()
 
     def draw_gains(self, group: str) -> None:
         """A picture for each of its sections, beside OUT/results.md, which links those that are there. None without matplotlib."""

@@ -423,6 +423,47 @@ def test_what_failed_is_told_with_why(tmp_path: Path) -> None:
     assert "- `moe.01`, runs, or was cut off:\n\n```\nlayer 2\n```" in told
 
 
+def test_what_the_time_ended_is_no_failure(tmp_path: Path) -> None:
+    found = evaluation(tmp_path)
+    command = "railweave bench alltoallv --gpus 4 --matrix hot-pair:4MiB --matrix balanced:4MiB --matrix balanced:16MiB --json out.json"
+    measured = [*exchanges("hot-pair:4MiB", 2e-3, 1e-3), *exchanges("balanced:4MiB", 2e-3, 1e-3)]
+    moe = "railweave bench moe --gpus 4 --compute 0.5 --compute 1"
+    layers = [Layer(system, "none", 0.5, 640, [1e-3] * 5, [1]) for system in ("nccl", "railweave")]
+    parts(
+        tmp_path,
+        exchanges=replace(run_of(measured), command=command),
+        mesh=replace(run_of(measured[:2]), command=command),
+        moe=replace(run_of([], layers), command=moe),
+        rails=replace(run_of([*measured[:3], replace(measured[3], wrong="rank 1 got a wrong byte")]), command=command),
+    )
+    (tmp_path / "check-memory.txt").write_text("so far\n")
+    logs = {
+        "exchanges.00": "",  # two of three
+        "exchanges.01": "",  # none
+        "mesh.00": "== nothing of balanced:4MiB\n",  # what it began with took too long
+        "moe.00": "",  # one of five skews of the first layer
+        "check-graphs": "",  # had less time than it may take
+        "check-memory": "",  # took longer, and is not run again
+        "mps": "",
+        "rails.00": "",  # has wrong bytes
+    }
+    for name, notes in logs.items():
+        (tmp_path / "parts" / f"{name}.log").write_text(f"so far\n== status none, ended after 309 s\n{notes}")
+    failed, _, ended = found.results().partition("## What failed\n\n")[2].partition("## What was ended as its time was over\n\n")
+    assert ended.partition("\n\n## ")[0].splitlines() == [
+        "- `check-graphs`, ended after 309 s: the next call begins it again",
+        "- `exchanges.00`, ended after 309 s: 2 of 3 measured, which are kept",
+    ]
+    wrong = "wrong:\nbalanced:4MiB, railweave: rank 1 got a wrong byte"
+    assert f"- `rails.00`, status none, ended after 309 s, 1 of 3 measured, which are kept:\n\n```\n{wrong}\n```\n" in failed
+    failures = ["check-memory", "exchanges.01", "mesh.00", "moe.00", "mps", "rails.00"]
+    assert re.findall(r"^- `(\S+)`", failed, re.MULTILINE) == failures
+    for name in failures:
+        (tmp_path / "parts" / f"{name}.log").unlink()
+    assert "What failed" not in found.results()
+    assert "## What was ended as its time was over\n\n- `check-graphs`" in found.results()
+
+
 def test_a_machine_without_what_a_run_needs_is_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
