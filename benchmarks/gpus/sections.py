@@ -78,6 +78,7 @@ _LATE_CHECKS = (
     Check("check-freed", "Receive buffers that a program frees", 45, 180),
     Check("check-wrong_groups", "Groups with a wrong message", 25, 120),
     Check("check-contexts", "CUDA contexts of a rank", 25, 120),
+    Check("check-parts", "Streams with a part of the GPU", 30, 120),
     Check("check-random_ways", "Random groups in other ways of running PyTorch", 60, 240),
     Check("check-graphs", "Captured graphs", 30, 120),
     Check("check-torch_interface", "railweave.torch", 20, 90),

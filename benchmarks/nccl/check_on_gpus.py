@@ -40,7 +40,9 @@ class Way:
 _NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
 WAYS = (
     Way(
-        "shim", ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory", "contexts"), True
+        "shim",
+        ("collectives", "graphs", "ordering", "freed", "buffers", "lives", "random_groups", "host_cost", "memory", "contexts", "parts"),
+        True,
     ),
     Way(
         "shim, expandable segments",
@@ -78,7 +80,11 @@ WAYS = (
     Way("shim, wrong groups", ("wrong_groups",), True),
     Way("shim switched off", ("host_cost",), True, {"RAILWEAVE_SHIM": "off"}),
     Way("railweave.torch", ("torch_interface",), False),
-    Way("NCCL alone", ("collectives", "graphs", "ordering", "random_groups", "host_cost", "memory", "contexts", "wrong_groups"), False),
+    Way(
+        "NCCL alone",
+        ("collectives", "graphs", "ordering", "random_groups", "host_cost", "memory", "contexts", "parts", "wrong_groups"),
+        False,
+    ),
 )
 
 

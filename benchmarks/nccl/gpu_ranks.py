@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from nccl_library import Nccl, UniqueId
+from nccl_library import Nccl, UniqueId, preloaded_shim
 from random_groups import Runner, make_communicators
 
 _GROUPS = int(os.environ.get("CHECK_GROUPS", "2000"))
@@ -690,6 +690,85 @@ def contexts(rank: int, world: int) -> dict[str, object]:
     return {"GPUs": torch.cuda.device_count()}
 
 
+_DEV_RESOURCE_SM = 1  # CU_DEV_RESOURCE_TYPE_SM
+_DEV_RESOURCE_BYTES, _SM_COUNT_AT = 144, 96  # of a CUdevResource
+_NON_BLOCKING = 1  # CU_GREEN_CTX_DEFAULT_STREAM, CU_STREAM_NON_BLOCKING
+
+
+def _streams_of_a_part(processors: int, count: int) -> tuple[int, list[int]]:
+    """Streams whose kernels run on so many of the current GPU's SMs, or a few more, and how many those are. They are not destroyed."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: object) -> None:
+        status = getattr(driver, name)(*arguments)
+        _require(status == 0, f"{name}: CUDA error {status}")
+
+    whole, part, rest = (ctypes.create_string_buffer(2 * _DEV_RESOURCE_BYTES) for _ in range(3))
+    device, groups = ctypes.c_int(), ctypes.c_uint(1)
+    call("cuCtxGetDevice", ctypes.byref(device))
+    call("cuDeviceGetDevResource", device, whole, _DEV_RESOURCE_SM)
+    call("cuDevSmResourceSplitByCount", part, ctypes.byref(groups), whole, rest, 0, processors)
+    description, context = ctypes.c_void_p(), ctypes.c_void_p()
+    call("cuDevResourceGenerateDesc", ctypes.byref(description), part, 1)
+    call("cuGreenCtxCreate", ctypes.byref(context), description, device, _NON_BLOCKING)
+    streams = []
+    for _ in range(count):
+        stream = ctypes.c_void_p()
+        call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
+        streams.append(stream.value or 0)
+    return ctypes.c_uint.from_buffer(part, _SM_COUNT_AT).value, streams
+
+
+def parts(rank: int, world: int) -> dict[str, object]:
+    """Exchanges on streams that have a part of the GPU (green contexts). Under the shim those of two communicators wait for each other on
+    such a part, as every other rank queues them the other way round."""
+    nccl = Nccl()
+    communicators = []
+    for _ in range(2):
+        unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
+        dist.broadcast_object_list(unique_id, src=0)
+        communicators.append(nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank))
+    most = 16 << 20
+    send, received = (torch.zeros(2, world, most, dtype=torch.uint8, device="cuda") for _ in range(2))
+
+    def exchange(place: int, count: int, stream: int) -> None:
+        nccl.start()
+        for peer in range(world):
+            nccl.message(True, send[place, peer].data_ptr(), count, 0, peer, communicators[place], stream)
+            nccl.message(False, received[place, peer].data_ptr(), count, 0, peer, communicators[place], stream)
+        nccl.end()
+
+    seen: dict[str, list[float]] = {}
+    salt = 0
+    for wanted in (16, 32, 64):
+        processors, streams = _streams_of_a_part(wanted, 2)
+        for count in (1, 4096, 1 << 18, 1 << 21, most):
+            times = []
+            for turn in range(10):
+                salt += 1
+                for place in range(2):
+                    for peer in range(world):
+                        send[place, peer, :count] = _rows(rank, peer, count, 1, torch.uint8, 2 * salt + place).view(-1)
+                received.fill_(0xA5)
+                torch.cuda.synchronize()
+                dist.barrier()
+                begin = time.monotonic()
+                order = (0, 1) if preloaded_shim() is None or (rank + turn) % 2 == 0 else (1, 0)
+                for place in order:
+                    exchange(place, count, streams[place])
+                torch.cuda.synchronize()
+                times.append(time.monotonic() - begin)
+                for place in range(2):
+                    for peer in range(world):
+                        message = _rows(peer, rank, count, 1, torch.uint8, 2 * salt + place).view(-1)
+                        right = _same(received[place, peer, :count], message) and int(received[place, peer, count:].ne(0xA5).sum()) == 0
+                        _require(right, f"{processors} SMs, {count} bytes, communicator {place}, from {peer}: wrong bytes")
+            seen.setdefault(f"us of both, {processors} SMs", []).append(round(1e6 * sorted(times)[len(times) // 2], 1))
+    for communicator in communicators:
+        nccl.destroy(communicator)
+    return dict(seen)
+
+
 def wrong_groups(rank: int, world: int) -> dict[str, object]:
     """A group with a wrong message does nothing, its collectives included, and the next one works."""
     nccl = Nccl()
@@ -773,6 +852,7 @@ SECTIONS = {
         goodbye,
         aborted_receive,
         contexts,
+        parts,
         wrong_groups,
         torch_interface,
     )

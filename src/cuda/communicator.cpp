@@ -14,6 +14,7 @@
 #include "communicator_parts.hpp"
 #include "deferred.hpp"
 #include "device.hpp"
+#include "partition.hpp"
 #include "rail_prepare.hpp"
 #include "railweave/engine/error.hpp"
 
@@ -464,8 +465,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   {
     const std::scoped_lock noting(first.noting_);
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
-    const Room room = room_beside({first.share_.processors, residents().ranks[first.device_], first.share_.cluster},
-                                  held_beside(communicators, id, capture.active));
+    const DeviceShare share{first.share_.processors, residents().ranks[first.device_], first.share_.cluster};
+    const Room room = room_beside(share_of(streams[0], share), held_beside(communicators, id, capture.active));
     limits.cluster_blocks = room.cluster;
     limits.needed = room.needed;
     limits.room = room.blocks;

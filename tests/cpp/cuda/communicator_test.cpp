@@ -256,6 +256,24 @@ TEST(BlocksOfCommunicator, AreNoMoreThanWhoMakesItAllows) {
   }
 }
 
+#if CUDART_VERSION >= 12040
+// Others that wait on the same part of the device find room beside it.
+TEST(BlocksOfCommunicator, AreThoseOfTheStreamsPart) {
+  for (const auto& [processors, most] : {std::pair{8u, 2u}, {16u, 4u}, {32u, 8u}, {64u, 16u}, {132u, 50u}}) {
+    const Place place;
+    expect_well({[&, processors = processors, most = most] {
+      stand_in::part_processors = processors;
+      const auto own = make(0, 1, place.address());
+      enqueue(*own, 256u << 20);
+      const std::uint32_t blocks = stand_in::blocks;
+      own->abort();
+      own->end();
+      return blocks >= 1 && blocks <= most && (most > 16 || blocks == most);
+    }});
+  }
+}
+#endif
+
 TEST(PeersOfCommunicator, AreNoneOnANodeWherePeerAccessIsSwitchedOff) {
   const Place place;
   const auto refused = [&](std::uint32_t rank) {

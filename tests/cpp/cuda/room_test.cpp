@@ -44,7 +44,10 @@ TEST(Room, WhatOthersHoldIsLeftOut) {
       {{108, 1, 1}, {56, 1}, 10, 1, 10},
       {{80, 1, 1}, {}, 24, 1, 24},
       {{132, 4, 1}, {}, 12, 1, 12},
-      {{16}, {}, 1, 1, 1},
+      {{32}, {}, 8, 1, 1},  // parts of a device, in which a kernel of NCCL's may fill what is left
+      {{16}, {}, 4, 1, 1},
+      {{16}, {4, 1}, 2, 1, 1},
+      {{8}, {}, 2, 1, 1},
       {{0}, {}, 1, 1, 1},
   };
   for (const auto& each : cases) {

@@ -39,6 +39,17 @@ CUresult set_current(CUcontext current) {
   context = current;
   return CUDA_SUCCESS;
 }
+#if CUDART_VERSION >= 12040
+CUresult green_context(CUstream, CUgreenCtx* green) {
+  *green = stand_in::part_processors != 0 ? reinterpret_cast<CUgreenCtx>(std::uintptr_t{1}) : nullptr;
+  return CUDA_SUCCESS;
+}
+CUresult part_of(CUgreenCtx, CUdevResource* part, CUdevResourceType type) {
+  part->type = type;
+  part->sm.smCount = stand_in::part_processors;
+  return CUDA_SUCCESS;
+}
+#endif
 CUresult refuse() { return CUDA_ERROR_INVALID_VALUE; }
 
 template <typename T>
@@ -139,6 +150,10 @@ cudaError_t cudaGetDriverEntryPoint(const char* name, void** found, unsigned lon
   *found = reinterpret_cast<void*>(&refuse);
   if (std::strcmp(name, "cuCtxGetCurrent") == 0) *found = reinterpret_cast<void*>(&get_current);
   if (std::strcmp(name, "cuCtxSetCurrent") == 0) *found = reinterpret_cast<void*>(&set_current);
+#if CUDART_VERSION >= 12040
+  if (std::strcmp(name, "cuStreamGetGreenCtx") == 0) *found = reinterpret_cast<void*>(&green_context);
+  if (std::strcmp(name, "cuGreenCtxGetDevResource") == 0) *found = reinterpret_cast<void*>(&part_of);
+#endif
   *status = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

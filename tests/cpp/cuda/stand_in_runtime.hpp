@@ -14,6 +14,8 @@ namespace railweave::cuda::stand_in {
 inline std::atomic<bool> capturing = false;
 // What cudaEventQuery does; none: what was recorded is over.
 inline std::atomic<cudaError_t (*)()> event_query = nullptr;
+// SMs of the part of the device that streams belong to; 0: to all of it.
+inline std::atomic<std::uint32_t> part_processors = 0;
 // Of the newest operation.
 inline std::atomic<HostView*> host_view = nullptr;
 inline std::atomic<std::uint32_t> blocks = 0;
