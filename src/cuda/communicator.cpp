@@ -436,6 +436,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   // Joining may have brought streams[0] into a capture.
   const Capture capture = capture_of(streams[0]);
   const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
+  DeviceShare share = share_of(streams[0], first.share_);
 
   LaunchLimits limits{.blocks = static_cast<std::uint32_t>(first.settings_.gpu_blocks),
                       .world = world,
@@ -465,8 +466,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   {
     const std::scoped_lock noting(first.noting_);
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others
-    const DeviceShare share{first.share_.processors, residents().ranks[first.device_], first.share_.cluster};
-    const Room room = room_beside(share_of(streams[0], share), held_beside(communicators, id, capture.active));
+    share.ranks = residents().ranks[first.device_];
+    const Room room = room_beside(share, held_beside(communicators, id, capture.active));
     limits.cluster_blocks = room.cluster;
     limits.needed = room.needed;
     limits.room = room.blocks;

@@ -272,6 +272,33 @@ TEST(BlocksOfCommunicator, AreThoseOfTheStreamsPart) {
     }});
   }
 }
+
+// The driver may answer when a kernel has ended that waits for a rank, whose operation another thread queues.
+Communicator* other_rank = nullptr;
+std::atomic<bool> other_queued = false;
+void answer_behind_another_operation() {
+  stand_in::before_part = nullptr;
+  std::thread([] {
+    enqueue(*other_rank);
+    other_queued = true;
+  }).detach();
+  if (!within_patience([] { return other_queued.load(); })) ::_exit(1);
+}
+
+TEST(BlocksOfCommunicator, OthersQueueWhileTheDriverIsAskedForTheStreamsPart) {
+  const Place place, others;
+  expect_well({[&] {
+    const auto own = make(0, 1, place.address()), other = make(0, 1, others.address());
+    other_rank = other.get();
+    stand_in::before_part = answer_behind_another_operation;
+    enqueue(*own);
+    for (const auto* each : {&own, &other}) {
+      (*each)->abort();
+      (*each)->end();
+    }
+    return other_queued.load();
+  }});
+}
 #endif
 
 TEST(PeersOfCommunicator, AreNoneOnANodeWherePeerAccessIsSwitchedOff) {

@@ -41,6 +41,7 @@ CUresult set_current(CUcontext current) {
 }
 #if CUDART_VERSION >= 12040
 CUresult green_context(CUstream, CUgreenCtx* green) {
+  if (const auto before = stand_in::before_part.load(); before != nullptr) before();
   *green = stand_in::part_processors != 0 ? reinterpret_cast<CUgreenCtx>(std::uintptr_t{1}) : nullptr;
   return CUDA_SUCCESS;
 }

@@ -16,6 +16,8 @@ inline std::atomic<bool> capturing = false;
 inline std::atomic<cudaError_t (*)()> event_query = nullptr;
 // SMs of the part of the device that streams belong to; 0: to all of it.
 inline std::atomic<std::uint32_t> part_processors = 0;
+// What comes before the driver's answer to which part that is.
+inline std::atomic<void (*)()> before_part = nullptr;
 // Of the newest operation.
 inline std::atomic<HostView*> host_view = nullptr;
 inline std::atomic<std::uint32_t> blocks = 0;
