@@ -36,9 +36,9 @@ void Held::add(std::uint32_t more_blocks, std::uint32_t of_cluster, std::uint32_
 }
 
 Room room_beside(const DeviceShare& share, const Held& held) {
-  // Of fewer processors than twice that it leaves NCCL half: with as many CTAs as it may have NCCL's own kernel has no room there, either.
-  const std::uint32_t ours = std::max(1u, share.processors - std::min(share.processors / 2, kBlocksOfNccl)),
-                      each = std::max(1u, ours / share.ranks);
+  // Where NCCL's kernel with as many CTAs as it may have finds no room even alone, half is left to it.
+  const std::uint32_t of_nccl = share.processors > kBlocksOfNccl ? kBlocksOfNccl : share.processors / 2;
+  const std::uint32_t ours = std::max(1u, share.processors - of_nccl), each = std::max(1u, ours / share.ranks);
   // Half of what is left, so that however many communicators there are the next one finds room.
   std::int64_t blocks = (std::int64_t{each} - held.blocks) / 2;
   const std::int64_t others = std::max(each, most_held(each));

@@ -44,6 +44,9 @@ TEST(Room, WhatOthersHoldIsLeftOut) {
       {{108, 1, 1}, {56, 1}, 10, 1, 10},
       {{80, 1, 1}, {}, 24, 1, 24},
       {{132, 4, 1}, {}, 12, 1, 12},
+      {{58, 1, 1}, {}, 13, 1, 13},
+      {{48, 1, 1}, {}, 8, 1, 7},
+      {{40, 1, 1}, {}, 4, 1, 2},
       {{32}, {}, 8, 1, 1},  // parts of a device, in which a kernel of NCCL's may fill what is left
       {{16}, {}, 4, 1, 1},
       {{16}, {4, 1}, 2, 1, 1},
@@ -146,6 +149,14 @@ TEST(Room, BlocksThatAllBeginDoSoBesideOtherRanks) {
         EXPECT_TRUE(room.needed == 1 || taken + room.needed <= processors) << processors << ", " << ranks << " ranks: " << room.needed;
       }
     }
+  }
+}
+
+// On whichever device it would find room alone.
+TEST(Room, AKernelOfNcclBeginsBesideALoneCommunicators) {
+  for (std::uint32_t processors = kBlocksOfNccl + 1; processors <= 132; ++processors) {
+    for (const std::uint32_t can_cluster : {1u, 8u})
+      EXPECT_LE(room_beside({processors, 1, can_cluster}, {}).blocks + kBlocksOfNccl, processors) << processors;
   }
 }
 
