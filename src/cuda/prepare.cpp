@@ -216,6 +216,9 @@ Split split_warps(std::span<const Message> messages, std::span<const Train> trai
   return {std::min(send, most(kMostSend)), std::min(kBundlePackets - send, most(kMostReceive))};
 }
 
+// Messages that go by NCCL's protocol for short ones: 16 KiB for each of 32 channels.
+constexpr std::uint64_t kNcclShort = 512u << 10;
+
 // What the messages of an operation come to.
 struct Sums {
   std::size_t packets = 0, granted = 0;  // messages
@@ -228,7 +231,8 @@ struct Sums {
 
   struct Partner {
     const Port* pair;
-    std::uint64_t bytes[2] = {};  // by direction
+    std::uint64_t bytes[2] = {};      // by direction
+    std::uint64_t largest_short = 0;  // message
   };
   std::vector<Partner> partners = {};  // to or from which any message goes
 };
@@ -242,6 +246,7 @@ Sums sum_up(std::span<const Message> messages) {
     auto partner = std::find_if(sums.partners.begin(), sums.partners.end(), [&](const auto& each) { return each.pair == m.local; });
     if (partner == sums.partners.end()) partner = sums.partners.insert(partner, {m.local});
     partner->bytes[direction] += m.bytes;
+    if (m.bytes <= kNcclShort) partner->largest_short = std::max(partner->largest_short, m.bytes);
     if (m.path == Path::packets) {
       ++sums.packets;
       sums.packet_bytes[direction] += m.bytes;
@@ -262,10 +267,11 @@ Sums sum_up(std::span<const Message> messages) {
 // of NCCL's 14.2. Never more than its kernel has: one for each channel to or from a peer and one for each other rank (11, 18 and 25 for
 // one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md. Short
 // messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs, and 13 of NCCL
-// 2.28.9 for 256 KiB to one and 16 KiB to two others (docs/results.md). Its protocol for those goes up to 16 KiB for each of 32 channels.
+// 2.28.9 for 256 KiB to one and 16 KiB to two others (docs/results.md). It counts each message by itself; here those of a peer count
+// together, or as the largest short one where that has more.
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
-constexpr std::uint64_t kNcclShort = 512u << 10, kNcclBytesPerChannel = 64u << 10;
+constexpr std::uint64_t kNcclBytesPerChannel = 64u << 10;
 
 std::uint64_t channels_of_nccl(std::uint64_t bytes, std::uint64_t channel_bytes, std::uint64_t most) {
   if (channel_bytes == 0) return most;
@@ -278,8 +284,10 @@ std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   const std::uint32_t world = std::max({limits.world, partners, 1u}), shared_by = std::bit_ceil(world);
   const std::uint32_t each = std::max(1u, 2 * limits.blocks / shared_by), of_nccl = std::max(1u, kNcclChannels / shared_by);
   std::uint64_t channels = world - partners;
-  for (const Sums::Partner& partner : sums.partners)
-    channels += channels_of_nccl(std::max(partner.bytes[0], partner.bytes[1]), limits.channel_bytes, of_nccl);
+  for (const Sums::Partner& partner : sums.partners) {
+    const auto of = [&](std::uint64_t bytes) { return channels_of_nccl(bytes, limits.channel_bytes, of_nccl); };
+    channels += std::max(of(std::max(partner.bytes[0], partner.bytes[1])), of(partner.largest_short));
+  }
   std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
   if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) most = std::max(1u, limits.blocks / 2);
   if (sums.largest > of_nccl * kNcclMostBytesPerChannel) return most;

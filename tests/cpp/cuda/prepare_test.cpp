@@ -176,6 +176,21 @@ INSTANTIATE_TEST_SUITE_P(Table, ShortChannels,
                                          ShortCase{4, {1u << 20, 64u << 10, 64u << 10}, 24}, ShortCase{2, {16u << 10}, 2},
                                          ShortCase{2, {512u << 10}, 16}, ShortCase{2, {576u << 10}, 10}, ShortCase{2, {1u << 20}, 16}));
 
+// Together they are more than what NCCL takes for short, each by itself is not.
+TEST(Prepare, ShortMessagesOfAPeerHaveTheirChannelsBesideOthers) {
+  for (const std::uint64_t other : {300u << 10, 400u << 10, 576u << 10}) {
+    std::vector<Message> messages;
+    for (const std::uint64_t bytes : {std::uint64_t{300u << 10}, other}) {
+      messages.push_back(make(Direction::send, 1, bytes));
+      messages.push_back(make(Direction::receive, 1, bytes));
+    }
+    LaunchLimits limits{16, 1, 2};
+    limits.channel_bytes = 8u << 10;
+    limits.needed = 24;
+    EXPECT_EQ(prepare(sized(messages, 4u << 20), limits).blocks, 16u) << other;
+  }
+}
+
 TEST(Prepare, AllPeersOfABalancedOperationHaveAsManyBlocks) {
   std::vector<Message> messages;
   for (std::uint32_t peer = 0; peer < 3; ++peer) messages.push_back(make(Direction::send, peer, 16u << 20));
