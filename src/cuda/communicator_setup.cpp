@@ -142,6 +142,9 @@ void Communicator::set_up_device() {
   check(cudaGetDeviceProperties(&properties, device_), "asking for the device's properties");
   gpu_ = properties.uuid;
   if (settings_.checksum != 0) checker_.emplace(world_);
+  // Else a program's first all-to-all would fail where NCCL's does not.
+  const std::string refusal = lists_refusal(device_, kernels_.pool != nullptr, std::uint64_t{world_} * (checker_ ? 4 : 2));
+  if (!refusal.empty()) throw DeviceError(refusal);
   book_.emplace(remarks_);
   side_stream_ = make_stream();
   last_ = make_event();
@@ -225,7 +228,7 @@ std::vector<NodeFacts> Communicator::find_mates(engine::Rendezvous& rendezvous, 
   for (const auto& [node, why] : without_peers) {
     if (ranks_of_node[node] > 1) throw BootstrapError(why + " switches peer access between GPUs off, and messages inside a node need it");
   }
-  // Else a program's first all-to-all would fail where NCCL's does not.
+  // An all-to-all has to fit, as for lists_refusal().
   const std::uint32_t most = checker_ ? std::min(kMostListed / 4, kMostChecked / 2) : kMostListed / 2;
   if (nodes_ > 1 && world_ > most)
     throw BootstrapError(std::to_string(world_) +

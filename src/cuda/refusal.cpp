@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "operation.hpp"
+
 namespace railweave::cuda {
 namespace {
 
@@ -50,6 +52,12 @@ std::string version_refusal(int driver, int runtime) {
 }
 
 std::string parameters_refusal(int driver) { return driver < kLongParameters ? too_old(driver, kLongParameters) : ""; }
+
+std::string lists_refusal(int device, bool has_pools, std::uint64_t messages) {
+  if (has_pools || messages <= kMaxMessages) return "";
+  return "device " + std::to_string(device) + " has no memory pools, which an operation of more than " + std::to_string(kMaxMessages) +
+         " messages needs; an all-to-all has " + std::to_string(messages);
+}
 
 // As NCCL reads them: of levels only the nearest, in its new form or its old one, leaves NVLink out.
 std::string no_peer_access(const char* (*lookup)(const char* name)) {

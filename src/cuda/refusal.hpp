@@ -1,6 +1,7 @@
 // Why a device, or the driver, is not good enough. Decided from what CUDA says, without CUDA.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace railweave::cuda {
@@ -22,6 +23,10 @@ std::string version_refusal(int driver, int runtime);
 
 // A driver of CUDA 12.0, with which the runtime of any CUDA 12 is content, launches no kernel with more than 4,096 bytes of parameters.
 std::string parameters_refusal(int driver);
+
+// An operation of more messages than a kernel's parameters hold has them in memory of a pool's. `messages`: of an all-to-all. Empty: it is
+// not so large, or there are pools.
+std::string lists_refusal(int device, bool has_pools, std::uint64_t messages);
 
 // The variable, with its text, by which a user has switched peer access between GPUs off for NCCL; empty: none has. `lookup` gives a
 // variable's text, or nullptr.

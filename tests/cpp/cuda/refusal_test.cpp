@@ -41,6 +41,13 @@ TEST(Refusal, DriversThatLaunchNoKernelWithLongParameters) {
   EXPECT_EQ(parameters_refusal(13000), "");
 }
 
+TEST(Refusal, DevicesWithoutPoolsServeNoLongLists) {
+  EXPECT_EQ(lists_refusal(2, false, 257),
+            "device 2 has no memory pools, which an operation of more than 256 messages needs; an all-to-all has 257");
+  EXPECT_EQ(lists_refusal(2, false, 256), "");
+  EXPECT_EQ(lists_refusal(2, true, 4096), "");
+}
+
 // Then CUDA's own text has to do.
 TEST(Refusal, WhatTheDriverIsNotToBlameFor) {
   EXPECT_EQ(version_refusal(13000, 13000), "");
