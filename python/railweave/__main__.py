@@ -13,9 +13,10 @@ def main() -> None:
             from railweave.launch.start import main as start
 
             sys.exit(start(sys.argv[2:]))
-        from railweave.ending import open_what_is_closed
+        from railweave.ending import open_what_is_closed, write_all_of_it
 
         open_what_is_closed()
+        write_all_of_it()
         if sys.argv[1:2] == ["doctor"]:
             import gc
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from typing_extensions import Buffer
 
 T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -23,6 +26,25 @@ def open_what_is_closed() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+class _AtOnce(io.BufferedWriter):
+    """Holds nothing back, as a stream without a buffer, and yet writes all of it or raises."""
+
+    def write(self, data: Buffer, /) -> int:
+        written = super().write(data)
+        self.flush()
+        return written
+
+
+def write_all_of_it() -> None:
+    """With `PYTHONUNBUFFERED`, as containers often have it, Python takes a write that was cut short for a whole one: a table that the disk
+    had no room for ended in its middle, with exit status 0."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+            whole = _AtOnce(io.FileIO(stream.fileno(), "wb", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(whole, stream.encoding, stream.errors, write_through=True))
 
 
 def or_told(command: Callable[[], T]) -> T:

@@ -25,6 +25,15 @@ def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["matrix balanced:1MiB --ranks 64", "topo hgx-h200 --json", "advise hgx-h200 --format json"])
+def test_a_disk_with_room_for_a_part_is_one_line(arguments: str, unbuffered: str, tmp_path: Path) -> None:
+    line = f"ulimit -f 2; exec {sys.executable} -m railweave {arguments} > {tmp_path / 'part'}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(["bash", "-c", line], env=environment, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "railweave: standard output: cannot be written: File too large\n")
+
+
 LATIN = {**os.environ, "PYTHONIOENCODING": "latin-1"}
 
 
