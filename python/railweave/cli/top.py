@@ -42,8 +42,10 @@ def _listed(names: Sequence[str], total: int = 0) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more else "")
 
 
-def _rate(figure: float, known: bool) -> str:
-    return f"{figure / 1e9:.2f}" if known else "-"
+def _rate(figure: float, known: bool = True) -> str:
+    if not known:
+        return "-"
+    return "<0.01" if 0 < figure < 5e6 else f"{figure / 1e9:.2f}"  # no 0.00 of what moves
 
 
 def _rank_table(rows: list[Rates]) -> Table:
@@ -69,11 +71,12 @@ def _nic_table(nics: list[NicRates]) -> Table:
     table.add_column("by rank", overflow="fold")
     for nic in nics:
         ranks = [
-            f"{f'{_short(communicator)} ' if several else ''}{rank}: {sent / 1e9:.2f}"
+            f"{f'{_short(communicator)} ' if several else ''}{rank}: {_rate(sent)}"
             for (communicator, rank), sent in sorted(nic.by_rank.items(), key=lambda entry: (-entry[1], entry[0]))
         ]
-        used = f"{100 * nic.sent / nic.rate:.0f}%" if nic.rate and nic.known else ""
-        capacity = (f"{nic.rate / 1e9:.2f}" if nic.rate else "", used)
+        part = 100 * nic.sent / nic.rate if nic.rate else 0
+        used = ("<1%" if 0 < part < 0.5 else f"{part:.0f}%") if nic.rate and nic.known else ""
+        capacity = (_rate(nic.rate) if nic.rate else "", used)
         links = f"{nic.down} of {nic.links}" if nic.links else ""
         table.add_row(nic.host, nic.name, _rate(nic.sent, nic.known), *capacity, links, _listed(ranks), style="red" if nic.down else None)
     return table

@@ -136,7 +136,18 @@ def test_a_rate_that_is_not_known_yet_is_no_zero(tmp_path: Path) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(top._view(once, once, tmp_path, []))
     assert re.search(r"0 of 2 +n1 +- +- .*\n", console.export_text(clear=False))
-    assert re.search(r"mlx5_0 +- +0\.00 +0 of 4", console.export_text())
+    assert re.search(r"mlx5_0 +- +<0\.01 +0 of 4", console.export_text())
+
+
+def test_a_slow_job_is_told_from_one_that_stands_still(tmp_path: Path) -> None:
+    def at(sent: int) -> dict[str, str]:
+        rate = nic_text(0, {"mlx5_0": sent}, "mlx5_0").replace(" 1000\n", " 1250000000\n")
+        return {"n1-1": text(0, sent) + rate, "n1-2": text(1, 0)}
+
+    found = shown(tmp_path, at(0), at(2_000_000))
+    assert re.search(r"0 of 2 +n1 +<0\.01 +0\.00 +<0\.01 +0\.00", found), found
+    assert re.search(r"1 of 2 +n1 +0\.00 +0\.00 +0\.00", found), found
+    assert re.search(r"mlx5_0 +<0\.01 +1\.25 +<1% +0 of 4 +0: <0\.01", found), found
 
 
 @pytest.mark.parametrize(
