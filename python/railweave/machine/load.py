@@ -28,7 +28,10 @@ def read_text_file(path: Path) -> str:
     if len(content) > _LIMIT_B:
         raise ParseError(f"{path}: more than {_LIMIT_B} bytes; expected the description of a machine")
     if content.startswith(ZSTANDARD):
-        raise ParseError(f"{path}: compressed by Zstandard, as recordings are; expected a text, or `--from {path}`")
+        raise ParseError(
+            f"{path}: compressed by Zstandard, as recordings are; expected a text. `topo` and `advise` take recordings by "
+            f"`--from {path}`; `railweave topo --from {path} --json` writes the fabric of one for `plan` and `simulate`"
+        )
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ParseError(f"{path}: UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
     return content.decode("utf-8", errors="replace")

@@ -426,6 +426,8 @@ def test_command_line_records_and_replays(cli: Callable[..., subprocess.Complete
     assert shown.returncode == 0 and shown.stdout.startswith("a recording: ")
     without = cli("topo", str(path))
     assert without.returncode == 1 and f"`--from {path}`" in without.stderr
+    planned = cli("plan", "--fabric", str(path), "--matrix", "balanced:1KiB")
+    assert planned.returncode == 1 and f"`railweave topo --from {path} --json` writes the fabric" in planned.stderr
     path.write_bytes(path.read_bytes()[:-100])
     cut = cli("topo", "--from", str(path))
     assert cut.returncode == 0 and "cut off" in cut.stderr and str(path) in cut.stderr
