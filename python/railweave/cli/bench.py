@@ -122,7 +122,7 @@ def alltoallv(
     if gpus is not None and shape is not None:
         from railweave.cli.bench_gpus import run_on_rails
 
-        if gpus or source:
+        if gpus or source is not None:
             raise click.UsageError(
                 "--lab with --gpus takes the GPUs that CUDA_VISIBLE_DEVICES names, each beside its own rails: no number, no --fabric"
             )
@@ -148,7 +148,7 @@ def _gpu_lab(shape: str, rails: int | None, rate: str, spine_rate: str | None, i
     from railweave.lab.spec import parse_rate, parse_shape
 
     nodes, gpus = parse_shape(shape)
-    return LabSpec(nodes, gpus, rails or gpus, parse_rate(rate), parse_rate(spine_rate) if spine_rate else 0, isolation or "node")
+    return LabSpec(nodes, gpus, rails or gpus, parse_rate(rate), 0 if spine_rate is None else parse_rate(spine_rate), isolation or "node")
 
 
 def _in_lab(
@@ -178,9 +178,9 @@ def _in_lab(
     from railweave.matrix import load
 
     nodes, gpus = parse_shape(shape)
-    rails = rails or (rails_of_file(source, nodes) if source else gpus)
-    spec = LabSpec(nodes, gpus, rails, parse_rate(rate), parse_rate(spine_rate) if spine_rate else 0, isolation)
-    fabric = of_file(spec, source) if source else of_lab(spec)
+    rails = rails or (gpus if source is None else rails_of_file(source, nodes))
+    spec = LabSpec(nodes, gpus, rails, parse_rate(rate), 0 if spine_rate is None else parse_rate(spine_rate), isolation)
+    fabric = of_lab(spec) if source is None else of_file(spec, source)
     wanted = chosen(policies, _policies(), "policy"), chosen(peers, PEERS, "peer")
     if not any(wanted):
         raise click.UsageError("nothing to run: give --policies or --peer")

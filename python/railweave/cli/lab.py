@@ -40,7 +40,7 @@ def up(name: str, shape: str, rails: int | None, rate: str, spine_rate: str | No
     railweave lab down demo
     """
     nodes, gpus = parse_shape(shape)
-    spine = parse_rate(spine_rate) if spine_rate else 0
+    spine = 0 if spine_rate is None else parse_rate(spine_rate)
     lab = Lab.up(LabSpec(nodes, gpus, rails or 0, parse_rate(rate), spine, isolation, mtu), name)
     lab.release()
     click.echo(f"{name} is up: {_summary(lab.spec)}")

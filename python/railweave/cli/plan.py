@@ -63,6 +63,8 @@ def command(
         raise click.UsageError("--json and --explain exclude each other: the one is for programs, the other for people.")
     if pxn is not None and policy != "nccl":
         raise click.UsageError(f"--pxn is for --policy nccl, not {policy}.")
+    if calibrated == "":
+        raise click.UsageError("--calibration is empty, perhaps a variable that is not set; without it links have the fabric's rates.")
     fabric, unknown = load_fabric(fabric_source, nodes)
     for note in unknown:
         click.echo(f"railweave: {note}", err=True)
@@ -80,7 +82,7 @@ def command(
 
 
 def _link_state(fabric: Fabric, calibrated: str | None, down: tuple[str, ...], slow: tuple[str, ...]) -> LinkState:
-    links = link_state(read(calibrated), fabric) if calibrated else LinkState(fabric)
+    links = link_state(read(calibrated), fabric) if calibrated is not None else LinkState(fabric)
     for name in down:
         for edge in _edges_of(fabric, name):
             links.set_down(edge, True)

@@ -358,6 +358,9 @@ def test_ctrl_c_leaves_nothing(nothing_stays: None) -> None:
         (["--lab", "2x4", "--matrix", "balanced:1KiB", "--matrix", "balanced:1KiB"], "--matrix balanced:1KiB is there twice"),
         (["--lab", "2x3", "--fabric", "h100-4gpu-ndr", "--rails", "3"], "expected 3 GPUs"),
         (["--lab", "2x4", "--rate", "fast"], "rate 'fast'"),
+        # As of variables that are not set.
+        (["--lab", "2x4", "--fabric", ""], "no such file, and no template of that name"),
+        (["--lab", "2x4", "--spine-rate", ""], "rate ''"),
     ],
 )
 def test_bad_arguments(arguments: list[str], says: str) -> None:

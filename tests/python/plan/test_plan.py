@@ -392,6 +392,11 @@ def test_no_slowdown_speeds_up_what_was_measured(monkeypatch: pytest.MonkeyPatch
         assert json.loads(text)["z_seconds"] == pytest.approx(seconds, rel=0.01)
 
 
+def test_a_calibration_of_no_name_is_not_left_out_in_silence() -> None:
+    status, text = run("--fabric", "h100-4gpu-ndr", "--matrix", "hot-pair:1MiB", "--calibration", "")
+    assert (status, "--calibration is empty, perhaps a variable that is not set" in text) == (2, True)
+
+
 @pytest.mark.parametrize("nodes", [0, -1, 16_385, 1 << 40])
 def test_more_nodes_than_supported_are_refused(nodes: int) -> None:
     with pytest.raises(FabricError, match=f"{nodes} nodes; expected 1 to 16384"):
