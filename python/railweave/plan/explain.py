@@ -7,6 +7,7 @@ from itertools import groupby
 
 from railweave.plan import Planned, Route, Share
 from railweave.size import size_text
+from railweave.units import RATES, fitting
 
 # A plan this near its bound has nothing left to gain.
 AT_BOUND = 1.01
@@ -20,6 +21,11 @@ def time_text(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3f} {unit}"
     return f"{seconds * 1e9:.2g} ns" if 0 < seconds < 1e-9 else f"{seconds * 1e9:.1f} ns"
+
+
+def _rate_text(rate_Bps: float) -> str:
+    unit = fitting([rate_Bps], RATES)
+    return f"{unit.show(rate_Bps) if rate_Bps < 1e9 else f'{rate_Bps / 1e9:.1f}'} {unit.name}"
 
 
 def gap_remark(planned: Planned) -> str:
@@ -86,7 +92,7 @@ def _summary(planned: Planned) -> Iterator[str]:
     assert bottleneck is not None
     load = int(plan.load[bottleneck])
     rate = _capacity(planned, bottleneck)
-    limit = f"{fabric.describe(bottleneck)}, which carries {size_text(load)} at {rate / 1e9:.1f} GB/s"
+    limit = f"{fabric.describe(bottleneck)}, which carries {size_text(load)} at {_rate_text(rate)}"
     yield f"{plan.policy}: {time_text(plan.z_seconds)}, set by {limit}."
     yield f"Bound: {time_text(planned.bound_seconds)}: {_bound(planned)}."
     if planned.optimum is not None:
@@ -126,7 +132,7 @@ def _bound(planned: Planned) -> str:
         line = demand[bound.at, :] if bound.kind == "sender" else demand[:, bound.at]
         size = int(line.sum()) - int(demand[bound.at, bound.at])
         verb = "sends" if bound.kind == "sender" else "receives"
-        return f"GPU {bound.at} {verb} {size_text(size)}, and all its links together carry {size / bound.seconds / 1e9:.1f} GB/s"
+        return f"GPU {bound.at} {verb} {size_text(size)}, and all its links together carry {_rate_text(size / bound.seconds)}"
     ranks = [g for g in range(fabric.gpu_count) if fabric.node_of(g) == bound.at]
     others = [g for g in range(fabric.gpu_count) if fabric.node_of(g) != bound.at]
     block = demand[ranks][:, others] if bound.kind == "node-out" else demand[others][:, ranks]
@@ -134,7 +140,7 @@ def _bound(planned: Planned) -> str:
     to = "to" if bound.kind == "node-out" else "from"
     size = int(block.sum())
     name = fabric.node_names[bound.at]
-    return f"{name} {verb} {size_text(size)} {to} other nodes, and its NICs together carry {size / bound.seconds / 1e9:.1f} GB/s"
+    return f"{name} {verb} {size_text(size)} {to} other nodes, and its NICs together carry {_rate_text(size / bound.seconds)}"
 
 
 def _demand(planned: Planned, shares: list[Share], single: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from railweave.report.plots import COLOURS, STYLE, svg
 from railweave.simulate.prediction import Prediction, Study
-from railweave.simulate.text import beyond, bound_reason, duration, held_by, percent, size
+from railweave.simulate.text import beyond, bound_reason, duration, gigabytes, held_by, percent, size
 from railweave.size import counted
 
 _LINKS = 16
@@ -119,7 +119,7 @@ def _tables(result: Page, study: Study) -> None:
                 each.policy,
                 duration(each.seconds),
                 duration(each.plan_seconds),
-                f"{each.gbps:.2f}",
+                gigabytes(each.gbps),
                 percent(each.bound_fraction),
                 f"{each.flows}",
             ]

@@ -75,6 +75,11 @@ def percent(part: float) -> str:
     return f"{part:.1%}" if part >= 0.0005 or part <= 0 else f"{100 * part:.1g}%"
 
 
+def gigabytes(rate: float) -> str:
+    """GB/s: two decimals, or three figures of what is less than one."""
+    return f"{rate:.3g}" if 0 < rate < 1 else f"{rate:.2f}"
+
+
 def size(count: float) -> str:
     """Bytes with a fitting decimal unit, as rates have."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -103,7 +108,7 @@ def _policies(study: Study) -> Table:
         table.add_row(
             each.policy,
             duration(each.seconds),
-            f"{each.gbps:.2f}",
+            gigabytes(each.gbps),
             percent(each.bound_fraction),
             f"{first / each.seconds:.2f}x" if each.seconds else "",
             f"{worst.name}, {percent(worst.utilisation) if worst.utilisation < 0.005 else f'{worst.utilisation:.0%}'} busy"

@@ -264,6 +264,12 @@ def test_the_explanation_says_when_routing_cannot_help() -> None:
     assert "Nothing to move" in "\n".join(explain(make(two, np.zeros((16, 16)))))
 
 
+def test_rates_of_slow_links_are_explained_with_a_fitting_unit() -> None:
+    edges = re.sub(r'"capacity_Bps": ?\d+', '"capacity_Bps": 1250000', fabric.load("h100-4gpu-ndr", 2).to_json())
+    text = "\n".join(explain(make(fabric.Fabric.from_json(edges), matrix.load("hot-pair:1MiB", 8))))
+    assert " at 1.25 MB/s." in text and "0.0 GB/s" not in text, text
+
+
 # Small demands take one path, which the linear program does not know.
 @pytest.mark.parametrize("size", ["1", "1MiB"])
 def test_a_gap_that_small_demands_must_have_is_explained(size: str) -> None:

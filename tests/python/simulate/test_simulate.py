@@ -21,7 +21,7 @@ from railweave.errors import DemandError
 from railweave.simulate import PolicyError, Study, parse_policy, study
 from railweave.simulate.document import document
 from railweave.simulate.page import page
-from railweave.simulate.text import LEAST_WIDTH, duration, headline, percent, render, size
+from railweave.simulate.text import LEAST_WIDTH, duration, gigabytes, headline, percent, render, size
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("single-path", "nccl", "nccl-pxn0", "nccl-pxn1", "ucx-rails", "nimble", "railweave")
@@ -189,6 +189,7 @@ def test_use_over_time_is_of_the_time_that_busy_is_of(matrix: str) -> None:
 
 
 def test_what_takes_next_to_no_time_is_not_shown_as_nothing() -> None:
+    assert [gigabytes(rate) for rate in (0, 0.00125, 0.05, 1.5, 1096.219)] == ["0.00", "0.00125", "0.05", "1.50", "1096.22"]
     assert [duration(seconds) for seconds in (0, 1.6e-10, 1.6e-7, 1.6e-6, 1.6e-3, 1.6)] == [
         "0.0 ns",
         "0.16 ns",
