@@ -80,7 +80,9 @@ def _bound(mapping: Mapping) -> list[str]:
     if mapping.nearest_seconds_per_byte > mapping.seconds_per_byte * 1.001:  # printed with three digits
         lines.append(f"  the nearest NIC for each rank would give {rate(round(1 / mapping.nearest_seconds_per_byte))}")
     how = "the best of" if mapping.exact else "the best found among"
-    lines.append(f"  {how} {mapping.candidates:,} assignments ({mapping.steps:,} steps; bounds and symmetry settle the others)")
+    assignments = "assignment" if mapping.candidates == 1 else "assignments"
+    steps = "step" if mapping.steps == 1 else "steps"
+    lines.append(f"  {how} {mapping.candidates:,} {assignments} ({mapping.steps:,} {steps}; bounds and symmetry settle the others)")
     return lines
 
 

@@ -342,6 +342,19 @@ def test_named_nics_are_the_ones_that_are_judged() -> None:
     assert judged.fabric_nics == "mlx5_0, mlx5_1: named"
 
 
+def test_a_nic_without_rdma_is_not_judged_by_what_roce_needs() -> None:
+    crafted = TemplateMachine("xe9680-4hca", ethernet=True)
+    crafted.netdev(0, "mtu", "1500")
+    crafted.netdev(1, "mtu", "1500")
+    machine = crafted.machine()
+    assert isinstance(machine.nics, Known)
+    first, *others = machine.nics.value
+    plain = replace(machine, nics=replace(machine.nics, value=(replace(first, rdma=Known(None, "no device/infiniband")), *others)))
+    judged = examine(plain, "m", nics=("mlx5_0", "mlx5_1"))
+    for check in ("nic.mtu", "nic.lossless"):
+        assert {finding.subject for finding in judged.findings if finding.check == check} == {"mlx5_1"}
+
+
 @pytest.mark.parametrize("named", [["mlx5_0", "mlx5_0"], ["mlx5_0:1", "mlx5_0"], ["mlx5_0", "mlx5_0:1", "mlx5_0"]])
 def test_a_nic_that_is_named_twice_counts_once(named: list[str]) -> None:
     machine = TemplateMachine("xe9680-4hca").machine()

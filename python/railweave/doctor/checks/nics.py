@@ -43,12 +43,13 @@ def _nics(patient: Patient) -> Sequence[Subject]:
 
 
 def _roce_nics(patient: Patient) -> Sequence[Subject]:
-    """Ports on Ethernet; one whose link layer is not known stays among them and is unknown."""
-    return [
-        subject
-        for subject in _nics(patient)
-        if not (isinstance(_nic(subject).link_layer, Known) and need(_nic(subject).link_layer) != "Ethernet")
-    ]
+    """Ports on Ethernet of RDMA devices; one of which that is not known stays among them and is unknown."""
+
+    def is_other(nic: Nic) -> bool:
+        on_other = isinstance(nic.link_layer, Known) and need(nic.link_layer) != "Ethernet"
+        return on_other or (isinstance(nic.rdma, Known) and nic.rdma.value is None)
+
+    return [subject for subject in _nics(patient) if not is_other(_nic(subject))]
 
 
 def _nic(subject: Subject) -> Nic:
@@ -254,7 +255,7 @@ CHECKS = (
         "NVIDIA RoCE configuration guide: netdevice MTU of 4200 or more for a RoCE MTU of 4096",
         _judge_mtu,
         _roce_nics,
-        "no fabric NIC on Ethernet",
+        "no fabric NIC with RDMA on Ethernet",
     ),
     Check(
         "nic.bond",
@@ -304,7 +305,7 @@ CHECKS = (
         "NVIDIA, Recommended network configuration examples for RoCE deployment",
         _judge_lossless,
         _roce_nics,
-        "no fabric NIC on Ethernet",
+        "no fabric NIC with RDMA on Ethernet",
     ),
     Check(
         "nic.firmware",
