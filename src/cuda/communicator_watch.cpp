@@ -490,6 +490,9 @@ std::string Communicator::describe() const {
   return text;
 }
 
+// Of those that wait for operations before theirs alone; a program may have queued thousands.
+constexpr std::size_t kQueuedTold = 16;
+
 // `standing`: of messages over rails.
 std::string Communicator::describe(const std::vector<Pending>& waiting, const engine::Standing* standing) const {
   std::string text;
@@ -505,8 +508,11 @@ std::string Communicator::describe(const std::vector<Pending>& waiting, const en
   } catch (const DeviceError& error) {
     text += std::string("the GPU cannot be asked: ") + error.what() + '\n';
   }
+  std::size_t queued = 0;
   for (const auto& [pending, message] : in_order(waiting)) {
-    if (pending.operation != waiting.front().operation)
+    const bool behind = pending.operation != waiting.front().operation;
+    if (behind && ++queued > kQueuedTold) continue;
+    if (behind)
       text += name(pending.direction, pending.bytes, pending.peer) + ": queued behind";
     else if (pending.path == Path::rail && standing != nullptr && !standing->messages.empty())
       continue;  // told below
@@ -519,6 +525,7 @@ std::string Communicator::describe(const std::vector<Pending>& waiting, const en
       text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
     text += std::string(" (") + where(pending.peer) + ")\n";
   }
+  if (queued > kQueuedTold) text += std::to_string(queued - kQueuedTold) + " more messages: queued behind\n";
   if (standing == nullptr) return text;
   for (const std::string& message : standing->messages) text += message + " (another node)\n";
   return text;

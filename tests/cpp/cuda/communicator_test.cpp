@@ -301,6 +301,20 @@ TEST(BlocksOfCommunicator, OthersQueueWhileTheDriverIsAskedForTheStreamsPart) {
 }
 #endif
 
+TEST(DescriptionOfCommunicator, TellsOfManyQueuedMessagesTogether) {
+  const Place place;
+  expect_well({[&] {
+    const auto own = make(0, 1, place.address());
+    for (int operation = 0; operation < 40; ++operation) enqueue(*own);
+    const std::string text = own->describe();
+    std::size_t behind = 0;
+    for (std::size_t at = text.find(": queued behind ("); at != std::string::npos; at = text.find(": queued behind (", at + 1)) ++behind;
+    own->abort();
+    own->end();
+    return behind == 16 && text.find("\n62 more messages: queued behind\n") != std::string::npos;
+  }});
+}
+
 TEST(PeersOfCommunicator, AreNoneOnANodeWherePeerAccessIsSwitchedOff) {
   const Place place;
   const auto refused = [&](std::uint32_t rank) {
