@@ -50,20 +50,21 @@ func (a *Agent) onEveryRail(work func(*rail)) {
 	working.Wait()
 }
 
-// repairPods sets again what was changed inside the pods (routes, rules, neighbours, MTU) and at the other end of their interfaces.
+// repairPods sets again what was changed inside the pods (routes, rules, neighbours, MTU) and at the other end of their interfaces. Side
+// by side: one whose address the kernel holds back for seconds holds up no other.
 func (a *Agent) repairPods(r *rail) {
-	for _, held := range a.onRail(r.config.Name) {
+	sideBySide(a.onRail(r.config.Name), func(held *attachment.Attachment) {
 		a.repairPort(held)
 		var difference *podnet.DifferenceError
 		if !errors.As(a.Pods.Check(a.podInterface(held)), &difference) {
-			continue
+			return
 		}
 		a.Metrics.Repairs.WithLabelValues("pod").Inc()
 		a.Log.Warn("a pod's interface is not as it was set", "attachment", held.Key.String(), "difference", difference.Error())
 		if err := a.Pods.Configure(a.podInterface(held)); err != nil {
 			a.Log.Error("a pod's interface could not be set again", "attachment", held.Key.String(), "error", err)
 		}
-	}
+	})
 }
 
 // repairPort sets the port's MTU again. A port that is gone is the rail's business.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
@@ -137,7 +138,66 @@ func Configure(i *Interface) error {
 		if err := i.dropConnected(link); err != nil {
 			return err
 		}
+		if err := i.settle(link); err != nil {
+			return err
+		}
 		return i.routes(link)
+	})
+}
+
+// settleTime: duplicate address detection takes 1 to 2 s from the moment on at which the link is up.
+const (
+	settleTime = 5 * time.Second
+	settlePoll = 10 * time.Millisecond
+)
+
+// settle waits until the IPv6 addresses may be used. The kernel looks for duplicates first, and until then it takes none of them as a
+// route's source, nor may a program bind to it. (ovs-cni waits for it only where the IPAM names an IPv6 gateway.)
+func (i *Interface) settle(link netlink.Link) error {
+	if !i.hasFamily(netlink.FAMILY_V6) {
+		return nil
+	}
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(settlePoll) {
+		tentative, failed, err := i.tentative(link)
+		switch {
+		case err != nil:
+			return err
+		case !tentative.IsValid():
+			return nil
+		case failed:
+			return &DifferenceError{"address " + tentative.String() + " of " + i.Name, "a duplicate, by what the kernel heard on the link", "the pod's own"}
+		case time.Now().After(deadline):
+			return &DifferenceError{"address " + tentative.String() + " of " + i.Name, "still tentative (is the other end of the link up?)", "usable"}
+		}
+	}
+}
+
+// tentative is one of the addresses that may not be used, not yet or, if it has failed, not at all; none if all may.
+func (i *Interface) tentative(link netlink.Link) (found netip.Addr, failed bool, err error) {
+	err = i.eachAddress(link, netlink.FAMILY_V6, func(address netip.Addr, flags uint8) bool {
+		mine := slices.ContainsFunc(i.Addresses, func(prefix netip.Prefix) bool { return prefix.Addr() == address })
+		if mine && flags&unix.IFA_F_TENTATIVE != 0 && flags&unix.IFA_F_OPTIMISTIC == 0 {
+			found, failed = address, flags&unix.IFA_F_DADFAILED != 0
+		}
+		return !found.IsValid()
+	})
+	return found, failed, err
+}
+
+// eachAddress looks at a link's addresses until there is no more to see.
+func (i *Interface) eachAddress(link netlink.Link, family int, look func(address netip.Addr, flags uint8) (more bool)) error {
+	return list(unix.RTM_GETADDR, family, func(entry []byte) (bool, error) {
+		found, err := attributes(entry, unix.SizeofIfAddrmsg)
+		if err != nil {
+			return false, err
+		}
+		// Where both are there IFA_ADDRESS is the other end's.
+		address := addressOf(found[unix.IFA_LOCAL])
+		if !address.IsValid() {
+			address = addressOf(found[unix.IFA_ADDRESS])
+		}
+		message := nl.DeserializeIfAddrmsg(entry)
+		return int(message.Index) != link.Attrs().Index || look(address, message.Flags), nil
 	})
 }
 
@@ -306,33 +366,25 @@ func (i *Interface) checkSysctls() error {
 	return nil
 }
 
-// CheckAddresses tells whether the pod's interface has the addresses the caller claims.
+// CheckAddresses tells whether the pod's interface has the addresses the caller claims, and waits until they may be used.
 func CheckAddresses(i *Interface) error {
 	return inside(i.Netns, func() error {
 		link, err := find(i.Name)
 		if err != nil {
 			return err
 		}
-		return i.checkAddresses(link)
+		if err := i.checkAddresses(link); err != nil {
+			return err
+		}
+		return i.settle(link)
 	})
 }
 
 func (i *Interface) checkAddresses(link netlink.Link) error {
 	missing := slices.Clone(i.Addresses)
-	err := list(unix.RTM_GETADDR, netlink.FAMILY_ALL, func(entry []byte) (bool, error) {
-		found, err := attributes(entry, unix.SizeofIfAddrmsg)
-		if err != nil {
-			return false, err
-		}
-		// Where both are there IFA_ADDRESS is the other end's.
-		address := addressOf(found[unix.IFA_LOCAL])
-		if !address.IsValid() {
-			address = addressOf(found[unix.IFA_ADDRESS])
-		}
-		if int(nl.DeserializeIfAddrmsg(entry).Index) == link.Attrs().Index {
-			missing = slices.DeleteFunc(missing, func(prefix netip.Prefix) bool { return prefix.Addr() == address })
-		}
-		return len(missing) > 0, nil
+	err := i.eachAddress(link, netlink.FAMILY_ALL, func(address netip.Addr, _ uint8) bool {
+		missing = slices.DeleteFunc(missing, func(prefix netip.Prefix) bool { return prefix.Addr() == address })
+		return len(missing) > 0
 	})
 	if err != nil {
 		return err

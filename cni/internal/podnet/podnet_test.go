@@ -9,12 +9,15 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/railweave/railweave/cni/internal/kernel"
 )
 
 func TestInode(t *testing.T) {
@@ -186,6 +189,42 @@ func TestCheckFindsEachDifference(t *testing.T) {
 	other.Name = "net9"
 	if err := Check(&other); !errors.Is(err, ErrNoInterface) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestTentativeAddress: while the kernel looks for duplicates of an IPv6 address it takes no route with it as its source. ovs-cni waits
+// for that only where the IPAM names an IPv6 gateway.
+func TestTentativeAddress(t *testing.T) {
+	for name, duplicate := range map[string]bool{"alone": false, "at the other end, too": true} {
+		i := both(t)
+		err := inside(i.Netns, func() error {
+			link, err := find(i.Name)
+			if err != nil {
+				return err
+			}
+			address := kernel.ToIPNet(i.Addresses[1])
+			if err := netlink.AddrDel(link, &netlink.Addr{IPNet: address}); err != nil {
+				return err
+			}
+			if duplicate {
+				peer, err := find("peer")
+				if err != nil {
+					return err
+				}
+				if err := netlink.AddrAdd(peer, &netlink.Addr{IPNet: address, Flags: unix.IFA_F_NODAD}); err != nil {
+					return err
+				}
+			}
+			return netlink.AddrAdd(link, &netlink.Addr{IPNet: address})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(CheckAddresses(i), Configure(i), Check(i))
+		var difference *DifferenceError
+		if !duplicate && err != nil || duplicate && (!errors.As(err, &difference) || !strings.Contains(err.Error(), "duplicate")) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
