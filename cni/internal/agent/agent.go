@@ -130,10 +130,21 @@ func (a *Agent) save(context.Context) error {
 	}
 	err := store.Write(a.Config.StateDir, state)
 	a.mutex.Lock()
+	before := a.unsaved
 	a.unsaved = err
 	a.mutex.Unlock()
+	switch { // once, not each time that it is tried
+	case err != nil && before == nil:
+		a.Log.Error("the store was not written; trying again", "error", err)
+	case err == nil && before != nil:
+		a.Log.Info("the store is written again")
+	}
 	return err
 }
+
+// saveFailed tries again later: where nobody waits for the store either, and STATUS, which says that it cannot be written, keeps away
+// who would.
+func (a *Agent) saveFailed(error) { time.AfterFunc(repairPoll, a.saving.poke) }
 
 // revalidate waits until no cached flow is left that the flow tables no longer give; the revalidating batch alone calls it.
 func (a *Agent) revalidate(ctx context.Context) error {
@@ -163,7 +174,7 @@ func (a *Agent) run(ctx context.Context) error {
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	running.Go(func() { a.saving.run(ctx, func(err error) { a.Log.Error("the store was not written", "error", err) }) })
+	running.Go(func() { a.saving.run(ctx, a.saveFailed) })
 	running.Go(func() {
 		a.revalidating.run(ctx, func(err error) { a.Log.Error("cached flows could not be revalidated", "error", err) })
 	})
@@ -178,9 +189,7 @@ func (a *Agent) run(ctx context.Context) error {
 	// From here on, and not from when the agent is ready: an API server that does not answer may keep it from being ready for
 	// minutes, and the addresses of pods that end meanwhile are given out again.
 	running.Go(func() { a.watchTombstones(ctx) })
-	if err := a.start(ctx, gone); err != nil {
-		return err
-	}
+	a.start(ctx, gone)
 	running.Go(func() { a.watchRouting(ctx) })
 	running.Go(func() { a.watchTenancy(ctx) })
 	running.Go(func() { a.watchDatabase(ctx) })
@@ -247,8 +256,8 @@ func (a *Agent) restore(ctx context.Context) (gone []netip.Addr, err error) {
 }
 
 // start sweeps the dead and applies the rails once. What cannot be done on a rail that cannot be served is left to the time when it
-// can.
-func (a *Agent) start(ctx context.Context, gone []netip.Addr) error {
+// can, and so is the store on a disk that is full: pods that run need their agent.
+func (a *Agent) start(ctx context.Context, gone []netip.Addr) {
 	a.sweep(ctx)
 	if err := a.applyAll(ctx); err != nil {
 		a.Log.Error("not every rail was applied", "error", err)
@@ -258,7 +267,7 @@ func (a *Agent) start(ctx context.Context, gone []netip.Addr) error {
 	a.closeAbandoned(ctx)
 	a.tellWithoutPool()
 	a.inspectNode(ctx)
-	return a.saving.do(ctx)
+	_ = a.saving.do(ctx) // a failure is logged, and told by STATUS
 }
 
 // load reads the store. A damaged one is in quarantine by now and is rebuilt from the switch and the kernel, whose traffic goes on.

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
@@ -373,5 +375,61 @@ func TestUnreadableTombstones(t *testing.T) {
 	n.agent.reconcile(t.Context())
 	if routes := n.announced(); !slices.Equal(routes, held.Hosts()) {
 		t.Errorf("announced: %v", routes)
+	}
+}
+
+// TestFullDisk: the agent starts on it and does for the pods that run what it can; STATUS and ADDs refuse new ones. When there is room
+// again all is well, without anybody's ADD.
+func TestFullDisk(t *testing.T) {
+	tenants, state := t.TempDir(), t.TempDir()
+	writeNamespaces(t, tenants, map[string]string{"team-a": ""})
+	if err := unix.Mount("tmpfs", state, "tmpfs", 0, "nr_inodes=16"); err != nil {
+		t.Skipf("no file system may be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(state, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	n := newWorld(t).boot("node1", state, tenants, "boot1")
+	held, ends := n.pod("team-a", 1), n.pod("team-a", 2)
+	for _, each := range []*attachment.Attachment{held, ends} {
+		n.attach(each)
+		n.announce(each)
+	}
+	n.stop()
+	var fill []string
+	for {
+		path := filepath.Join(state, fmt.Sprint(len(fill)))
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			break
+		}
+		fill = append(fill, path)
+	}
+	n.locked(func() { // Open vSwitch was restarted, too
+		n.incarnation++
+		n.flows["br-rail0"], n.flows["br-rail1"] = map[string]string{}, map[string]string{}
+	})
+	n = n.restart("boot1")
+	for verb, err := range map[string]error{"ADD": n.agent.Attach(t.Context(), n.pod("team-a", 3)), "STATUS": n.agent.Status(t.Context(), "rail0")} {
+		if got := failure.ReasonOf(err); got != nodev1.Reason_STORE_FAILED {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	if err := errors.Join(n.agent.CheckAttachment(t.Context(), held), n.agent.CheckAnnouncement(t.Context(), held.Key, "rail0", held.Addresses)); err != nil {
+		t.Errorf("a pod that runs: %v", err)
+	}
+	_ = n.agent.Detach(t.Context(), ends.Key) // whatever it says of the store
+	if routes := n.announced(); !slices.Equal(routes, held.Hosts()) || n.flowsWith(ends.MAC) != 0 {
+		t.Errorf("after DEL: announced %v, %d flows", routes, n.flowsWith(ends.MAC))
+	}
+	for _, path := range fill {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.await("STATUS is right again", func() bool { return n.agent.Status(t.Context(), "rail0") == nil })
+	if stored := n.stored(); len(stored) != 1 || stored[0].Key != held.Key {
+		t.Errorf("%+v", stored)
 	}
 }

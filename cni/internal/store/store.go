@@ -179,9 +179,7 @@ func Open(stateDir string) (*State, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := tidy(stateDir, time.Now()); err != nil {
-		return nil, err
-	}
+	tidy(stateDir, time.Now())
 	state, err := Read(stateDir)
 	var damaged *DamagedError
 	if !errors.As(err, &damaged) {
@@ -201,24 +199,19 @@ func Open(stateDir string) (*State, error) {
 // unfinished: a write takes milliseconds, a minute on a disk that hangs. A file that a kill has left is older.
 const unfinished = time.Hour
 
-// tidy removes what writes have left that were killed, of the agent and of plugins. Others may be writing now.
-func tidy(stateDir string, now time.Time) error {
+// tidy removes what writes have left that were killed, of the agent and of plugins. Others may be writing now. What cannot be removed,
+// as on a disk that has become read-only, stays: the store can be read all the same.
+func tidy(stateDir string, now time.Time) {
 	for _, dir := range []string{stateDir, filepath.Join(stateDir, tombstoneDir)} {
-		left, err := filepath.Glob(filepath.Join(dir, ".*.json-*"))
-		if err != nil {
-			return err
-		}
+		left, _ := filepath.Glob(filepath.Join(dir, ".*.json-*")) // fails for a bad pattern alone
 		for _, path := range left {
 			info, err := os.Lstat(path)
 			if err != nil || !info.Mode().IsRegular() || now.Sub(info.ModTime()) < unfinished {
 				continue // finished meanwhile, or not ours
 			}
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
+			_ = os.Remove(path)
 		}
 	}
-	return nil
 }
 
 // Write replaces the store.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/railweave/railweave/cni/internal/attachment"
 )
 
@@ -132,6 +134,27 @@ func TestLeftovers(t *testing.T) {
 	}
 	if found, _, err := Tombstones(dir); err != nil || len(found) != 1 {
 		t.Errorf("%v, %v", found, err)
+	}
+}
+
+// TestReadOnly: a disk that has become read-only, with leftovers on it, is read.
+func TestReadOnly(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Skipf("no file system may be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	left, old := filepath.Join(dir, ".store.json-1"), time.Now().Add(-2*unfinished)
+	if err := errors.Join(Write(dir, &State{BootID: "boot", Attachments: []*attachment.Attachment{example("a")}}), os.WriteFile(left, nil, 0o600), os.Chtimes(left, old, old),
+		unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
+		t.Fatal(err)
+	}
+	if state, err := Open(dir); err != nil || len(state.Attachments) != 1 {
+		t.Errorf("%+v, %v", state, err)
 	}
 }
 
