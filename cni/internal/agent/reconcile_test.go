@@ -366,3 +366,22 @@ func TestCollect(t *testing.T) {
 		t.Errorf("%v, %v", removed, err)
 	}
 }
+
+// TestCollectGoesOn past what it cannot remove, and tells of it.
+func TestCollectGoesOn(t *testing.T) {
+	n := start(t)
+	stuck, other := n.pod("team-a", 1), n.podOn("rail1", "team-a", 2)
+	other.Network = stuck.Network
+	for _, held := range []*attachment.Attachment{stuck, other} {
+		n.attach(held)
+	}
+	n.mutex.Lock()
+	delete(n.netns, stuck.Netns)
+	delete(n.netns, other.Netns)
+	n.bridges["br-rail0"].Controllers = 1 // somebody else's now
+	n.mutex.Unlock()
+	removed, err := n.agent.Collect(t.Context(), stuck.Network, nil)
+	if failure.ReasonOf(err) != nodev1.Reason_BRIDGE_FOREIGN || len(removed) != 1 || removed[0] != other.Key {
+		t.Errorf("%v, %v", removed, err)
+	}
+}

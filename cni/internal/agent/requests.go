@@ -272,7 +272,8 @@ func (a *Agent) CheckAnnouncement(_ context.Context, key attachment.Key, railNam
 	return nil
 }
 
-// Collect removes this network's attachments that are not listed and whose namespace is dead.
+// Collect removes this network's attachments that are not listed and whose namespace is dead. One that cannot be removed now holds up
+// none of the others, as the specification of GC wants it.
 func (a *Agent) Collect(ctx context.Context, network string, valid []attachment.Key) ([]attachment.Key, error) {
 	listed := map[attachment.Key]bool{}
 	for _, key := range valid {
@@ -289,16 +290,15 @@ func (a *Agent) Collect(ctx context.Context, network string, valid []attachment.
 	a.mutex.Unlock()
 	slices.SortFunc(dead, attachment.Key.Compare)
 	var collected []attachment.Key
+	var problems error
 	for _, key := range dead {
 		removed, err := a.removeDead(ctx, key)
-		if err != nil {
-			return collected, err
-		}
+		problems = errors.Join(problems, err)
 		if removed {
 			collected = append(collected, key)
 		}
 	}
-	return collected, nil
+	return collected, problems
 }
 
 // staleLimit: within it a restart of an API server goes unnoticed.
