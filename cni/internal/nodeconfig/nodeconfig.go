@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -141,7 +142,7 @@ func (c *Config) setDefaults() error {
 		if err != nil {
 			return fmt.Errorf("node file: node is not set and the host has no name: %w", err)
 		}
-		c.Node = host
+		c.Node = nodeName(host)
 	}
 	setDefault(&c.Socket, DefaultSocket)
 	setDefault(&c.StateDir, DefaultStateDir)
@@ -166,6 +167,9 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
+// nodeName is what a kubelet makes of the host's name.
+func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(host)) }
+
 // derivedMAC is a locally administered unicast address that depends on the names only, so it survives reinstallation.
 func derivedMAC(node, rail string) string {
 	sum := sha256.Sum256([]byte("railweave router " + node + "/" + rail))
@@ -175,6 +179,7 @@ func derivedMAC(node, rail string) string {
 // Names become file names, bridge names and arguments of programs.
 var (
 	nameRule      = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+	nodeRule      = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`) // as long as Kubernetes allows
 	linkRule      = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,14}$`)
 	pathspaceRule = regexp.MustCompile(`^[a-zA-Z0-9_-]{0,40}$`)
 )
@@ -198,7 +203,7 @@ func (c *Config) validate() *Error {
 	problem := firstFailed([]check{
 		{c.APIVersion == apiVersion, "apiVersion", "must be " + apiVersion},
 		{c.Kind == kind, "kind", "must be " + kind},
-		{nameRule.MatchString(c.Node), "node", "must be a DNS name in lower case"},
+		{nodeRule.MatchString(c.Node), "node", "must be a DNS name in lower case, of at most 253 characters"},
 		{c.ASN != 0, "asn", "must be the node's autonomous system number"},
 		{idErr == nil && id.Is4() && !id.IsUnspecified(), "routerID", "must be an IPv4 address, unique among the nodes"},
 		{filepath.IsAbs(c.Socket) && len(c.Socket) < 100, "socket", "must be an absolute path shorter than 100 characters"},
@@ -319,8 +324,10 @@ func (c *Config) validateDistinct() *Error {
 			}
 			owner[unique] = i
 		}
-		if rail.Bridge == rail.Uplink {
-			return &Error{Key: fmt.Sprintf("rails[%d].uplink", i), Problem: "is the bridge itself"}
+		for j := range c.Rails {
+			if rail.Uplink == c.Rails[j].Bridge {
+				return &Error{Key: fmt.Sprintf("rails[%d].uplink", i), Problem: fmt.Sprintf("%s is the bridge of rails[%d]", rail.Uplink, j)}
+			}
 		}
 		if problem := c.validateFabric(i, owner); problem != nil {
 			return problem

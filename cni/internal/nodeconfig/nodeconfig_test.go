@@ -32,6 +32,17 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestNodeNames: as long as Kubernetes allows them, and by default as a kubelet makes them of the host's name.
+func TestNodeNames(t *testing.T) {
+	long := strings.Repeat("gpu-0123.row-17.", 15) + "example.com"
+	if config, err := Parse("file", []byte(strings.Replace(good, "node1", long, 1))); err != nil || config.Node != long {
+		t.Errorf("%d characters: %v", len(long), err)
+	}
+	if name := nodeName("GPU-01.Example.COM\n"); name != "gpu-01.example.com" {
+		t.Errorf("%q", name)
+	}
+}
+
 // TestIPv6PeerCarriesBoth families, as an unnumbered one does.
 func TestIPv6PeerCarriesBoth(t *testing.T) {
 	text := strings.NewReplacer(`{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"}`, `{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"},{"prefix":"fd65::/64","gateway":"fd65::1"}`,
@@ -62,6 +73,10 @@ func TestRefused(t *testing.T) {
 		{`"kind":"NodeConfig"`, `"kind":"Other"`, "kind"},
 		{`railweave.io/v1`, `railweave.io/v2`, "apiVersion"},
 		{`"node":"node1"`, `"node":"Node 1"`, "node"},
+		{`"node":"node1"`, `"node":"` + strings.Repeat("n", 254) + `"`, "node"},
+		{`"bridge":"br-rail1"`, `"bridge":"p0"`, "rails[0].uplink"},
+		{`"uplink":"p0"`, `"uplink":"br-rail1"`, "rails[0].uplink"},
+		{`"uplink":"p1"`, `"uplink":"br-rail1"`, "rails[1].uplink"},
 		{`"asn":4200000001,"routerID"`, `"routerID"`, "asn"},
 		{`"10.255.0.1"`, `"fd::1"`, "routerID"},
 		{`"node":"node1"`, `"node":"node1","unheard":1`, "(document)"},
