@@ -471,3 +471,38 @@ func TestProbesFindALeak(t *testing.T) {
 		}
 	}
 }
+
+// TestManager: for a manager over TCP Open vSwitch adds flows of its own to its bridges, above all others and not among those that
+// ovs-ofctl lists. They would flood what a pod sends with the manager's address, or as an ARP reply to LOCAL. The rail's bridge has none.
+func TestManager(t *testing.T) {
+	c := start(t, cluster.Options{Network: testnet.Config{Nodes: 1, Rails: 1, Peering: testnet.Unnumbered}, Tenants: map[string]string{"team-a": ""}})
+	ovs := c.Network.Nodes[0].OVS
+	floods := func(bridge string) (bool, error) {
+		flows, err := ovs.AppCtl("bridge/dump-flows", bridge)
+		return strings.Contains(flows, "NORMAL"), err
+	}
+	const other = "br-other" // as Open vSwitch makes them
+	for _, command := range [][]string{
+		{"set-manager", "tcp:192.0.2.1:6640"},
+		{"add-br", other, "--", "set", "bridge", other, "datapath_type=netdev", "fail_mode=secure"},
+	} {
+		_, err := ovs.VSCtl(command...)
+		must(t, err)
+	}
+	must(t, eventually(func() error {
+		if does, err := floods(other); err != nil || !does {
+			return fmt.Errorf("no flows for the manager on %s: %v", other, err)
+		}
+		return nil
+	}))
+	quiet := func() error {
+		if does, err := floods(testnet.Bridge(0)); err != nil || does {
+			return fmt.Errorf("flows for the manager on the rail's bridge: %t, %v", does, err)
+		}
+		return nil
+	}
+	must(t, quiet())
+	_, err := ovs.VSCtl("set", "bridge", testnet.Bridge(0), "other_config:disable-in-band=false")
+	must(t, err)
+	must(t, eventually(quiet))
+}

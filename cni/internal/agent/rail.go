@@ -173,7 +173,7 @@ func (r *rail) apply(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if bridge == nil || bridge.Owner != r.owner() || bridge.Controllers > 0 || bridge.FailMode != "secure" || len(bridge.Ports) == 0 {
+	if bridge == nil || bridge.Owner != r.owner() || bridge.Controllers > 0 || bridge.FailMode != "secure" || bridge.InBand || len(bridge.Ports) == 0 {
 		if err := r.announce(nil); err != nil {
 			return err
 		}

@@ -164,6 +164,22 @@ func TestForeignFlowIsRemoved(t *testing.T) {
 	}
 }
 
+// TestInBandControl: a bridge on which somebody allows it is corrected as soon as that is heard.
+func TestInBandControl(t *testing.T) {
+	n := start(t)
+	n.mutex.Lock()
+	n.bridges["br-rail0"].InBand = true
+	n.mutex.Unlock()
+	if err := n.agent.rails["rail0"].applying.do(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.locked(func() {
+		if n.bridges["br-rail0"].InBand {
+			t.Error("it is still allowed")
+		}
+	})
+}
+
 // TestForeignBridgeIsLeftAlone: neither its settings nor its flows change, and the rail says why. A bridge that does nothing
 // but switch (one NORMAL flow) is somebody's, too.
 func TestForeignBridgeIsLeftAlone(t *testing.T) {

@@ -37,9 +37,12 @@ type Bridge struct {
 	FailMode     string
 	DatapathType string
 	HWAddr       string // requested for the LOCAL port
-	Owner        string
-	Controllers  int
-	Ports        map[string]Port
+	// InBand: Open vSwitch may add flows of its own, above all others and not among those it lists: where it has a manager over TCP
+	// they flood ARP and what has the manager's address, whoever sends it.
+	InBand      bool
+	Owner       string
+	Controllers int
+	Ports       map[string]Port
 }
 
 // Database follows and changes the Open_vSwitch database.
@@ -51,6 +54,9 @@ type Database struct {
 	// bridges as last read; nil after a change. They are shared and never changed.
 	bridges map[string]*Bridge
 }
+
+// noInBand in a bridge's other_config keeps in-band control off it.
+const noInBand = "disable-in-band"
 
 // ErrSilent says that Open vSwitch did not answer in time, or is not there to: nothing of what was asked is known to be wrong.
 var ErrSilent = errors.New("no answer of Open vSwitch")
@@ -177,7 +183,7 @@ func (d *Database) readBridges() map[string]*Bridge {
 	for _, row := range shared[bridgeRow](d, "Bridge") {
 		bridge := &Bridge{
 			Name: row.Name, FailMode: deref(row.FailMode), DatapathType: row.DatapathType, HWAddr: row.OtherConfig["hwaddr"],
-			Owner: row.ExternalIDs[OwnerKey], Controllers: len(row.Controller), Ports: map[string]Port{},
+			InBand: row.OtherConfig[noInBand] != "true", Owner: row.ExternalIDs[OwnerKey], Controllers: len(row.Controller), Ports: map[string]Port{},
 		}
 		for _, uuid := range row.Ports {
 			port := ports[uuid]
@@ -275,7 +281,8 @@ func (d *Database) transact(ctx context.Context, parts ...operations) error {
 	return err
 }
 
-// EnsureBridge creates the bridge, or corrects it, and puts the uplink on it. Ports it already has stay.
+// EnsureBridge creates the bridge, or corrects it, and puts the uplink on it. Ports it already has stay. It is without in-band control,
+// whatever is wanted.
 func (d *Database) EnsureBridge(ctx context.Context, wanted Bridge, uplink string) error {
 	row, err := d.bridgeRow(ctx, wanted.Name)
 	if err != nil {
@@ -288,13 +295,14 @@ func (d *Database) EnsureBridge(ctx context.Context, wanted Bridge, uplink strin
 	if err != nil {
 		return err
 	}
-	if current.FailMode != wanted.FailMode || current.DatapathType != wanted.DatapathType || current.HWAddr != wanted.HWAddr || current.Owner != wanted.Owner {
+	if current.FailMode != wanted.FailMode || current.DatapathType != wanted.DatapathType || current.HWAddr != wanted.HWAddr || current.InBand || current.Owner != wanted.Owner {
 		err = d.transact(ctx, func() ([]ovsdb.Operation, error) {
 			changed := *row
 			changed.FailMode, changed.DatapathType = &wanted.FailMode, wanted.DatapathType
 			return d.client.Where(row).Update(&changed, &changed.FailMode, &changed.DatapathType)
 		}, func() ([]ovsdb.Operation, error) {
-			return d.client.Where(row).Mutate(row, append(setKey(&row.OtherConfig, "hwaddr", wanted.HWAddr), setKey(&row.ExternalIDs, OwnerKey, wanted.Owner)...)...)
+			return d.client.Where(row).Mutate(row, slices.Concat(setKey(&row.OtherConfig, "hwaddr", wanted.HWAddr), setKey(&row.OtherConfig, noInBand, "true"),
+				setKey(&row.ExternalIDs, OwnerKey, wanted.Owner))...)
 		})
 		if err != nil {
 			return err
@@ -320,7 +328,7 @@ func (d *Database) createBridge(ctx context.Context, wanted Bridge, uplink strin
 			&interfaceRow{UUID: uplinkInterfaceID, Name: uplink},
 			&portRow{UUID: uplinkID, Name: uplink, Interfaces: []string{uplinkInterfaceID}},
 			&bridgeRow{UUID: bridgeID, Name: wanted.Name, Ports: []string{localID, uplinkID}, FailMode: &wanted.FailMode, DatapathType: wanted.DatapathType,
-				OtherConfig: map[string]string{"hwaddr": wanted.HWAddr}, ExternalIDs: map[string]string{OwnerKey: wanted.Owner}})
+				OtherConfig: map[string]string{"hwaddr": wanted.HWAddr, noInBand: "true"}, ExternalIDs: map[string]string{OwnerKey: wanted.Owner}})
 	}, func() ([]ovsdb.Operation, error) {
 		return d.client.Where(root).Mutate(root, model.Mutation{Field: &root.Bridges, Mutator: ovsdb.MutateOperationInsert, Value: []string{bridgeID}})
 	})

@@ -115,7 +115,7 @@ func TestBridge(t *testing.T) {
 		await(t, "the bridge", func() bool { return len(bridgeOf(t, db).Ports) == 2 })
 	}
 	got := bridgeOf(t, db)
-	if got.FailMode != "secure" || got.Owner != wanted.Owner || got.HWAddr != wanted.HWAddr || got.Controllers != 0 {
+	if got.FailMode != "secure" || got.InBand || got.Owner != wanted.Owner || got.HWAddr != wanted.HWAddr || got.Controllers != 0 {
 		t.Errorf("%+v", got)
 	}
 	select {
@@ -141,12 +141,12 @@ func TestBridgeIsCorrected(t *testing.T) {
 		changed.FailMode = &open
 		return db.client.Where(row).Update(&changed, &changed.FailMode)
 	}, func() ([]ovsdb.Operation, error) {
-		return db.client.Where(row).Mutate(row, setKey(&row.ExternalIDs, "theirs", "kept")...)
+		return db.client.Where(row).Mutate(row, append(setKey(&row.ExternalIDs, "theirs", "kept"), setKey(&row.OtherConfig, noInBand, "false")...)...)
 	}))
 	must(t, db.DeletePort(t.Context(), "br-rail0", "p0"))
-	await(t, "the change", func() bool { b := bridgeOf(t, db); return b.FailMode == open && len(b.Ports) == 1 })
+	await(t, "the change", func() bool { b := bridgeOf(t, db); return b.FailMode == open && b.InBand && len(b.Ports) == 1 })
 	must(t, db.EnsureBridge(t.Context(), wanted, "p0"))
-	await(t, "the correction", func() bool { b := bridgeOf(t, db); return b.FailMode == "secure" && len(b.Ports) == 2 })
+	await(t, "the correction", func() bool { b := bridgeOf(t, db); return b.FailMode == "secure" && !b.InBand && len(b.Ports) == 2 })
 	row, err = db.bridgeRow(t.Context(), "br-rail0")
 	must(t, err)
 	if row.ExternalIDs["theirs"] != "kept" || row.ExternalIDs[OwnerKey] != wanted.Owner {
