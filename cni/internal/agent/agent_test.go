@@ -151,6 +151,9 @@ func TestRefused(t *testing.T) {
 		{"the port's MTU cannot be set", func(n *node, _ *attachment.Attachment) {
 			n.fail["mtu"] = errors.New("refused")
 		}, nodev1.Reason_DATAPATH_FAILED},
+		{"the port cannot be closed", func(n *node, _ *attachment.Attachment) {
+			n.fail["close-port"] = errors.New("refused")
+		}, nodev1.Reason_DATAPATH_FAILED},
 		{"the database does not answer", func(n *node, _ *attachment.Attachment) { n.fail["mark-port"] = vswitch.ErrSilent }, nodev1.Reason_NOT_READY},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -320,6 +320,9 @@ func (a *Agent) realise(ctx context.Context, r *rail, held *attachment.Attachmen
 			return datapathFailure(a.ensurePortMTU(held), held.Port, "the port's MTU could not be set")
 		},
 		func() error {
+			return datapathFailure(a.Kernel.ClosePort(held.Port), held.Port, "the port could not be closed to the node's own stack")
+		},
+		func() error {
 			return datapathFailure(a.Database.MarkPort(ctx, r.config.Bridge, held.Port, markKey, mark(held)), held.Port, "the port could not be marked")
 		},
 	}

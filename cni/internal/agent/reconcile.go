@@ -67,8 +67,11 @@ func (a *Agent) repairPods(r *rail) {
 	})
 }
 
-// repairPort sets the port's MTU again. A port that is gone is the rail's business.
+// repairPort sets the port's MTU again, and closes it, which an older agent did not. A port that is gone is the rail's business.
 func (a *Agent) repairPort(held *attachment.Attachment) {
+	if err := a.Kernel.ClosePort(held.Port); err != nil {
+		a.Log.Error("a port could not be closed to the node's own stack", "attachment", held.Key.String(), "port", held.Port, "error", err)
+	}
 	found, err := a.Kernel.MTU(held.Port)
 	if wanted := a.railMTU(held.Rail); err != nil || wanted == 0 || found == wanted {
 		return

@@ -59,6 +59,25 @@ func TestPortHasTheRailsMTU(t *testing.T) {
 	}
 }
 
+// TestPortIsClosed to the node's own stack by ADD, and by reconciliation where an older agent served it.
+func TestPortIsClosed(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.locked(func() {
+		if !n.shut[held.Port] {
+			t.Error("ADD leaves it open")
+		}
+		n.shut[held.Port] = false
+	})
+	n.agent.reconcile(t.Context())
+	n.locked(func() {
+		if !n.shut[held.Port] {
+			t.Error("reconciliation leaves it open")
+		}
+	})
+}
+
 // TestCheckUnderChurn: CHECK of a pod is true while others come and go, and still finds what is wrong.
 func TestCheckUnderChurn(t *testing.T) {
 	n := start(t)

@@ -59,6 +59,8 @@ type Kernel interface {
 	LinkExists(name string) bool
 	MTU(link string) (int, error)
 	EnsureMTU(link string, mtu int) error
+	// ClosePort keeps the node's own stack from what comes from a link.
+	ClosePort(link string) error
 }
 
 // Pods are the network namespaces of the pods.
@@ -116,6 +118,9 @@ func (Host) MTU(link string) (int, error) { return kernel.MTU(link) }
 
 // EnsureMTU of a link.
 func (Host) EnsureMTU(link string, mtu int) error { return kernel.EnsureMTU(link, mtu) }
+
+// ClosePort of a pod.
+func (Host) ClosePort(link string) error { return kernel.ClosePort(link) }
 
 // Namespaces are the real Pods.
 type Namespaces struct{ witness *podnet.Witness }

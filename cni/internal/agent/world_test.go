@@ -41,6 +41,7 @@ type world struct {
 	untold    map[netip.Addr]bool // the leafs did not hear that these are gone
 	links     map[string]bool
 	mtus      map[string]int // of links; one that is not in it has 1500
+	shut      map[string]bool
 	netns     map[string]*fakeNetns
 	unmounted bool             // the agents see none of them
 	fail      map[string]error // by operation
@@ -73,7 +74,7 @@ func newWorld(t *testing.T) *world {
 		sessions: map[string]frr.Session{
 			"rail0": {Established: true, Peer: netip.MustParseAddr("fe80::1%br-rail0")},
 			"rail1": {Established: true, Peer: netip.MustParseAddr("fe80::2%br-rail1")}},
-		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, lacking: map[netip.Addr]int{}, missed: map[netip.Addr]bool{}, untold: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, mtus: map[string]int{}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
+		leafMAC: "02:00:00:00:00:99", routes: map[netip.Addr]bool{}, lacking: map[netip.Addr]int{}, missed: map[netip.Addr]bool{}, untold: map[netip.Addr]bool{}, links: map[string]bool{"p0": true, "p1": true}, mtus: map[string]int{}, shut: map[string]bool{}, netns: map[string]*fakeNetns{}, fail: map[string]error{},
 	}
 }
 
@@ -435,6 +436,16 @@ func (h host) EnsureMTU(link string, mtu int) error {
 		return err
 	}
 	h.mtus[link] = mtu
+	return nil
+}
+
+func (h host) ClosePort(link string) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if err := h.do("close-port", link); err != nil {
+		return err
+	}
+	h.shut[link] = true
 	return nil
 }
 

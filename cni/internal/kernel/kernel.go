@@ -96,6 +96,14 @@ func Sysctl(root, key, value string) error {
 	return os.WriteFile(path, []byte(value), 0o644) // a sysctl
 }
 
+// sysctl writes one of the calling process's namespace, which the kernel may be without.
+func sysctl(key, value string) error {
+	if err := Sysctl(ProcSysNet, key, value); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // ProcSysNet is where a process finds its namespace's network sysctls.
 const ProcSysNet = "/proc/sys/net"
 
@@ -134,7 +142,7 @@ func EnsureLocal(local Local) (int, error) {
 		{"ipv4/conf/" + local.Bridge + "/forwarding", "0"},
 		{"ipv6/conf/" + local.Bridge + "/forwarding", "0"},
 	} {
-		if err := Sysctl(ProcSysNet, setting.key, setting.value); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := sysctl(setting.key, setting.value); err != nil {
 			return 0, err
 		}
 	}
@@ -247,6 +255,23 @@ func EnsureMTU(linkName string, mtu int) error {
 	}
 	if err := netlink.LinkSetMTU(link, mtu); err != nil {
 		return fmt.Errorf("MTU %d of %s: %w", mtu, linkName, err)
+	}
+	return nil
+}
+
+// ClosePort keeps the node's own stack from what a pod sends: the host's end of its interface belongs to the switch alone. Beside the
+// userspace datapath the kernel hears its frames, too, and beside any while it is on no bridge; a pod would reach the node by its
+// link-local address, and send it packets with whatever source. A link that is not there is closed.
+func ClosePort(linkName string) error {
+	for _, setting := range []struct{ key, value string }{
+		{"ipv6/conf/" + linkName + "/disable_ipv6", "1"},
+		{"ipv4/conf/" + linkName + "/arp_ignore", "8"},
+		{"ipv4/conf/" + linkName + "/rp_filter", "1"}, // no route leads there, so no source is right
+		{"ipv4/conf/" + linkName + "/forwarding", "0"},
+	} {
+		if err := sysctl(setting.key, setting.value); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -119,6 +119,111 @@ func TestEnsureMTU(t *testing.T) {
 	}
 }
 
+// TestClosePort: what comes from the other end of a closed link does not reach a program here, by whatever address.
+func TestClosePort(t *testing.T) {
+	here, pod := emptyNamespace(t), emptyNamespace(t)
+	setUp := func(name string, addresses ...string) error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		for _, text := range addresses {
+			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ToIPNet(netip.MustParsePrefix(text)), Flags: unix.IFA_F_NODAD}); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(link)
+	}
+	var mac net.HardwareAddr
+	err := here.Do(func(ns.NetNS) error {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port1"}, PeerName: "net1", PeerNamespace: netlink.NsFd(pod.Fd())}); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName("port1")
+		if err != nil {
+			return err
+		}
+		mac = link.Attrs().HardwareAddr
+		// The node has a way to anywhere, so that no source is strange to it.
+		return errors.Join(setUp("lo", "192.0.2.7/32"), setUp("port1", "fe80::1/64"), netlink.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: ToIPNet(netip.MustParsePrefix("0.0.0.0/0"))}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index int
+	err = pod.Do(func(ns.NetNS) error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		index = link.Attrs().Index
+		for _, address := range []string{"192.0.2.7", "fe80::1"} {
+			neighbour := &netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(address), HardwareAddr: mac}
+			if err := errors.Join(setUp("net1"), netlink.NeighSet(neighbour)); err != nil {
+				return err
+			}
+		}
+		return errors.Join(setUp("net1", "198.51.100.9/24", "fe80::9/64"), netlink.RouteAdd(&netlink.Route{LinkIndex: index, Dst: ToIPNet(netip.MustParsePrefix("192.0.2.7/32"))}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// heard tells which of two packets, to the one and to the other address, a program here gets.
+	heard := func() (ipv4, ipv6 bool) {
+		t.Helper()
+		var socket net.PacketConn
+		err := here.Do(func(ns.NetNS) (err error) {
+			socket, err = net.ListenPacket("udp", ":7777")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		err = pod.Do(func(ns.NetNS) error {
+			for _, to := range []string{"192.0.2.7:7777", "[fe80::1%net1]:7777"} {
+				from, err := net.Dial("udp", to)
+				if err != nil {
+					return err
+				}
+				_, err = from.Write([]byte("x"))
+				if err := errors.Join(err, from.Close()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		buffer := make([]byte, 9)
+		for {
+			if err := socket.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			_, from, err := socket.ReadFrom(buffer)
+			if err != nil {
+				return ipv4, ipv6
+			}
+			if from.(*net.UDPAddr).IP.To4() != nil {
+				ipv4 = true
+			} else {
+				ipv6 = true
+			}
+		}
+	}
+	if ipv4, ipv6 := heard(); !ipv4 || !ipv6 {
+		t.Fatalf("open: IPv4 %t, IPv6 %t", ipv4, ipv6)
+	}
+	err = here.Do(func(ns.NetNS) error { return errors.Join(ClosePort("port1"), ClosePort("port1"), ClosePort("port9")) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ipv4, ipv6 := heard(); ipv4 || ipv6 {
+		t.Errorf("closed: IPv4 %t, IPv6 %t", ipv4, ipv6)
+	}
+}
+
 func TestPrefixesThereAndBack(t *testing.T) {
 	for _, text := range []string{"10.64.0.5/32", "10.64.0.0/16", "fd64::5/128", "fd64::/64", "0.0.0.0/0"} {
 		want := netip.MustParsePrefix(text)
