@@ -173,7 +173,7 @@ func (r *rail) apply(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if bridge == nil || bridge.Owner != r.owner() || bridge.Controllers > 0 || bridge.FailMode != "secure" || bridge.InBand || len(bridge.Ports) == 0 {
+	if bridge == nil || bridge.Owner != r.owner() || bridge.Controllers > 0 || bridge.FailMode != "secure" || len(bridge.Ports) == 0 {
 		if err := r.announce(nil); err != nil {
 			return err
 		}
@@ -183,6 +183,11 @@ func (r *rail) apply(ctx context.Context) error {
 		}
 		if bridge, err = a.Database.Bridge(ctx, r.config.Bridge); err != nil || bridge == nil {
 			return cmpErr(err, errors.New("bridge "+r.config.Bridge+" vanished"))
+		}
+	}
+	if bridge.InBand { // of an older agent, or somebody allowed it; what is served goes on
+		if err := r.ensureBridge(ctx); err != nil {
+			return err
 		}
 	}
 	mine := a.onRail(r.config.Name)

@@ -183,11 +183,15 @@ func TestForeignFlowIsRemoved(t *testing.T) {
 	}
 }
 
-// TestInBandControl: a bridge on which somebody allows it is corrected as soon as that is heard.
+// TestInBandControl: a bridge on which somebody allows it, or an older agent did, is corrected as soon as that is heard. Pods suffer nothing.
 func TestInBandControl(t *testing.T) {
 	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
 	n.mutex.Lock()
 	n.bridges["br-rail0"].InBand = true
+	began := len(n.history)
 	n.mutex.Unlock()
 	if err := n.agent.rails["rail0"].applying.do(t.Context()); err != nil {
 		t.Fatal(err)
@@ -195,6 +199,9 @@ func TestInBandControl(t *testing.T) {
 	n.locked(func() {
 		if n.bridges["br-rail0"].InBand {
 			t.Error("it is still allowed")
+		}
+		if slices.ContainsFunc(n.history[began:], func(operation string) bool { return strings.HasPrefix(operation, "withdraw") }) {
+			t.Error("what is announced was withdrawn for it")
 		}
 	})
 }
