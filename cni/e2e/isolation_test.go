@@ -490,16 +490,18 @@ func TestManager(t *testing.T) {
 		must(t, err)
 	}
 	must(t, eventually(func() error {
-		if does, err := floods(other); err != nil || !does {
-			return fmt.Errorf("no flows for the manager on %s: %v", other, err)
+		does, err := floods(other)
+		if err == nil && !does {
+			err = errors.New("no flows for the manager on " + other)
 		}
-		return nil
+		return err
 	}))
 	quiet := func() error {
-		if does, err := floods(testnet.Bridge(0)); err != nil || does {
-			return fmt.Errorf("flows for the manager on the rail's bridge: %t, %v", does, err)
+		does, err := floods(testnet.Bridge(0))
+		if err == nil && does {
+			err = errors.New("flows for the manager on the rail's bridge")
 		}
-		return nil
+		return err
 	}
 	must(t, quiet())
 	_, err := ovs.VSCtl("set", "bridge", testnet.Bridge(0), "other_config:disable-in-band=false")

@@ -179,7 +179,7 @@ func TestClosePort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer socket.Close()
+		defer func() { _ = socket.Close() }() // read to its end
 		err = pod.Do(func(ns.NetNS) error {
 			for _, to := range []string{"192.0.2.7:7777", "[fe80::1%net1]:7777"} {
 				from, err := net.Dial("udp", to)
