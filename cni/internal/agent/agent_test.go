@@ -77,6 +77,24 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// TestWithdrawThatFails fails again when it is repeated, and succeeds once the routes are gone.
+func TestWithdrawThatFails(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	n.announce(held)
+	n.locked(func() { n.fail["withdraw"] = errors.New("busy") })
+	for try := range 2 {
+		if got := failure.ReasonOf(n.agent.Withdraw(t.Context(), held.Key)); got != nodev1.Reason_ROUTE_FAILED {
+			t.Errorf("try %d: %v", try+1, got)
+		}
+	}
+	n.locked(func() { delete(n.fail, "withdraw") })
+	if err := n.agent.Withdraw(t.Context(), held.Key); err != nil || len(n.announced()) != 0 {
+		t.Errorf("%v; announced: %v", err, n.announced())
+	}
+}
+
 // TestRouteThatTheListLacks is announced, and withdrawn, all the same.
 func TestRouteThatTheListLacks(t *testing.T) {
 	for name, end := range map[string]func(*node, *attachment.Attachment) error{

@@ -41,7 +41,8 @@ func (a *Agent) find(key attachment.Key) (*attachment.Attachment, bool) {
 func (a *Agent) setAnnounced(ctx context.Context, key attachment.Key, announced bool) error {
 	a.mutex.Lock()
 	held, known := a.attachments[key]
-	if !known || held.Announced == announced {
+	// A withdrawal that failed is not to succeed for being repeated.
+	if !known || announced && held.Announced {
 		a.mutex.Unlock()
 		return nil
 	}
