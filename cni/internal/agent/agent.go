@@ -144,7 +144,7 @@ func (a *Agent) save(context.Context) error {
 
 // saveFailed tries again later: where nobody waits for the store either, and STATUS, which says that it cannot be written, keeps away
 // who would.
-func (a *Agent) saveFailed(error) { time.AfterFunc(repairPoll, a.saving.poke) }
+func (a *Agent) saveFailed(error) { a.saving.later(repairPoll) }
 
 // revalidate waits until no cached flow is left that the flow tables no longer give; the revalidating batch alone calls it.
 func (a *Agent) revalidate(ctx context.Context) error {

@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/failure"
@@ -15,6 +17,9 @@ type batch struct {
 	wake chan struct{}
 	// ended is closed when nothing is served any more.
 	ended chan struct{}
+
+	// due: a run is to come after a while.
+	due atomic.Bool
 
 	mutex   sync.Mutex
 	waiting []chan error
@@ -29,6 +34,17 @@ func (b *batch) poke() {
 	select {
 	case b.wake <- struct{}{}:
 	default:
+	}
+}
+
+// later asks for a run after a while. Asked for again meanwhile it is one: else each run that somebody asks for and that fails would
+// be tried again for ever beside the others.
+func (b *batch) later(wait time.Duration) {
+	if b.due.CompareAndSwap(false, true) {
+		time.AfterFunc(wait, func() {
+			b.due.Store(false)
+			b.poke()
+		})
 	}
 }
 

@@ -156,7 +156,7 @@ func (r *rail) applyFailed(err error) {
 	r.agent.Metrics.ApplyErrors.WithLabelValues(r.config.Name).Inc()
 	r.incarnation = 0
 	if r.agent.switchSilence() == 0 { // else it is applied when ovs-vswitchd answers again
-		time.AfterFunc(retryApply, r.applying.poke)
+		r.applying.later(retryApply)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
+
 	nodev1 "github.com/railweave/railweave/cni/api/v1"
 	"github.com/railweave/railweave/cni/internal/attachment"
 	"github.com/railweave/railweave/cni/internal/failure"
@@ -180,6 +182,30 @@ func TestForeignFlowIsRemoved(t *testing.T) {
 	n.agent.reconcile(t.Context())
 	if n.flowsWith("NORMAL") != 0 {
 		t.Error("it is still there")
+	}
+}
+
+// TestRetriesDoNotAddUp: a rail that cannot be applied is tried a few times a second, however often it was looked at since.
+func TestRetriesDoNotAddUp(t *testing.T) {
+	n := start(t)
+	n.locked(func() { n.bridges["br-rail0"].Controllers = 1 })
+	const looks = 200
+	for range looks {
+		if err := n.agent.rails["rail0"].applying.do(t.Context()); err == nil {
+			t.Fatal("somebody else's bridge is applied")
+		}
+	}
+	tried := func() float64 {
+		var now dto.Metric
+		if err := n.agent.Metrics.ApplyErrors.WithLabelValues("rail0").Write(&now); err != nil {
+			t.Fatal(err)
+		}
+		return now.GetCounter().GetValue()
+	}
+	before := tried()
+	time.Sleep(5 * retryApply)
+	if count := tried() - before; count < 1 || count > 10 {
+		t.Errorf("tried %v times in %v", count, 5*retryApply)
 	}
 }
 
