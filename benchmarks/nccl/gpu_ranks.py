@@ -18,44 +18,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from nccl_library import Nccl, UniqueId, preloaded_shim
+from nccl_library import Nccl, UniqueId
 from random_groups import Runner, make_communicators
+from rank_bytes import require, rows_of, same
+from rank_streams import ordering, parts
 
 _GROUPS = int(os.environ.get("CHECK_GROUPS", "2000"))
 _SEED = int(os.environ.get("CHECK_SEED", "1"))
 _REMOTE_ERROR = 6  # ncclRemoteError
-_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float64, torch.int32, torch.int8)
-
-
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise AssertionError(f"rank {dist.get_rank()}: {text}")
-
-
-def _rows(source: int, destination: int, count: int, width: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
-    """What `source` sends: bits that depend on both ranks, the place and the salt, so also NaNs and denormals."""
-    nbytes = count * width * dtype.itemsize
-    words = torch.arange((nbytes + 7) // 8, dtype=torch.int64, device="cuda") * -7046029254386353131 + (
-        source * 1009 + destination * 31 + salt
-    )
-    return words.view(torch.uint8)[:nbytes].view(dtype).view(count, width)
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-
-
-def _runtime() -> Callable[..., None]:
-    """Calls of the CUDA runtime that PyTorch has loaded."""
-    path = next(line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart" in line)
-    library = ctypes.CDLL(path)
-
-    def call(name: str, *arguments: object) -> None:
-        status = getattr(library, name)(*arguments)
-        _require(status == 0, f"{name}: CUDA error {status}")
-
-    return call
 
 
 Sizes = Callable[[int, int], int]
@@ -77,11 +48,11 @@ def _patterns(world: int) -> dict[str, Sizes]:
 def _exchange(rank: int, world: int, sizes: Sizes, dtype: torch.dtype, salt: int, call: Callable[..., None]) -> None:
     width = 64
     in_rows, out_rows = [sizes(rank, d) for d in range(world)], [sizes(s, rank) for s in range(world)]
-    send = torch.cat([_rows(rank, d, in_rows[d], width, dtype, salt) for d in range(world)])
-    wanted = torch.cat([_rows(s, rank, out_rows[s], width, dtype, salt) for s in range(world)])
+    send = torch.cat([rows_of(rank, d, in_rows[d], width, dtype, salt) for d in range(world)])
+    wanted = torch.cat([rows_of(s, rank, out_rows[s], width, dtype, salt) for s in range(world)])
     output = torch.full((wanted.numel() * dtype.itemsize,), 0xA5, dtype=torch.uint8, device="cuda").view(dtype).view(wanted.shape)
     call(output, send, out_rows, in_rows)
-    _require(_same(output, wanted), f"{dtype}, salt {salt}: wrong bytes")
+    require(same(output, wanted), f"{dtype}, salt {salt}: wrong bytes")
 
 
 def collectives(rank: int, world: int) -> dict[str, object]:
@@ -120,31 +91,31 @@ def _point_to_point(rank: int, world: int, dtype: torch.dtype, salt: int) -> Non
         if peer == rank:
             continue
         for place, count in enumerate(counts):
-            operations.append(dist.P2POp(dist.isend, _rows(rank, peer, count, 32, dtype, salt * 10 + place), peer))
-            wanted = _rows(peer, rank, count, 32, dtype, salt * 10 + place)
+            operations.append(dist.P2POp(dist.isend, rows_of(rank, peer, count, 32, dtype, salt * 10 + place), peer))
+            wanted = rows_of(peer, rank, count, 32, dtype, salt * 10 + place)
             received = torch.zeros_like(wanted)
             operations.append(dist.P2POp(dist.irecv, received, peer))
             checks.append((received, wanted))
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    _require(all(_same(a, b) for a, b in checks), "batch_isend_irecv: wrong bytes")
-    token = _rows(0, 0, 1000, 8, dtype, salt)
+    require(all(same(a, b) for a, b in checks), "batch_isend_irecv: wrong bytes")
+    token = rows_of(0, 0, 1000, 8, dtype, salt)
     received = token.clone() if rank == 0 else torch.zeros_like(token)
     if rank > 0:
         dist.recv(received, rank - 1)
     if rank + 1 < world:
         dist.send(received, rank + 1)
-    _require(_same(received, token), "send and recv: wrong bytes")
+    require(same(received, token), "send and recv: wrong bytes")
 
 
 def _others(rank: int, world: int) -> None:
     """Collectives that stay with NCCL, on the communicator that the exchanges use."""
     value = torch.full((1 << 16,), rank + 1.0, device="cuda")
     dist.all_reduce(value)
-    _require(bool((value == world * (world + 1) / 2).all()), "all_reduce")
+    require(bool((value == world * (world + 1) / 2).all()), "all_reduce")
     gathered = torch.empty(world * 1024, device="cuda")
     dist.all_gather_into_tensor(gathered, torch.full((1024,), float(rank), device="cuda"))
-    _require(bool((gathered.view(world, 1024) == torch.arange(world, device="cuda").unsqueeze(1)).all()), "all_gather")
+    require(bool((gathered.view(world, 1024) == torch.arange(world, device="cuda").unsqueeze(1)).all()), "all_gather")
 
 
 def graphs(rank: int, world: int) -> dict[str, object]:
@@ -167,179 +138,17 @@ def graphs(rank: int, world: int) -> dict[str, object]:
         step()
     replays = 30
     for replay in range(replays):
-        send.copy_(torch.cat([_rows(rank, d, in_rows[d], 64, torch.float32, replay) for d in range(world)]))
+        send.copy_(torch.cat([rows_of(rank, d, in_rows[d], 64, torch.float32, replay) for d in range(world)]))
         output.fill_(-1)
         graph.replay()
-        wanted = torch.cat([_rows(s, rank, out_rows[s], 64, torch.float32, replay) for s in range(world)])
-        _require(_same(output, wanted), f"replay {replay}: wrong bytes")
+        wanted = torch.cat([rows_of(s, rank, out_rows[s], 64, torch.float32, replay) for s in range(world)])
+        require(same(output, wanted), f"replay {replay}: wrong bytes")
         if replay % 7 == 3:
             step()
-            _require(_same(output, wanted), f"between replays, {replay}: wrong bytes")
+            require(same(output, wanted), f"between replays, {replay}: wrong bytes")
     del graph
     torch.cuda.synchronize()
     return {"replays": replays}
-
-
-def ordering(rank: int, world: int) -> dict[str, object]:
-    """Operations of a communicator run in the order of their calls, also where only the communicator orders them: queued calls on a stream
-    with a graph's replay on another between them, and streams that are destroyed with work pending. Ranks sleep in other places, so what
-    is not ordered overtakes on some of them."""
-    nccl = Nccl()
-    unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
-    dist.broadcast_object_list(unique_id, src=0)
-    communicator = nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank)
-    rounds, count, naps = 60, 1 << 20, 2_000_000  # clock cycles: some 1 ms
-    send, received = (torch.zeros(3, world, count, dtype=torch.uint8, device="cuda") for _ in range(2))
-
-    def exchange(place: int, stream: int) -> None:
-        nccl.start()
-        for peer in range(world):
-            nccl.message(True, send[place, peer].data_ptr(), count, 0, peer, communicator, stream)
-            nccl.message(False, received[place, peer].data_ptr(), count, 0, peer, communicator, stream)
-        nccl.end()
-
-    def fill(salt: int) -> None:
-        for place in range(3):
-            for peer in range(world):
-                send[place, peer] = _rows(rank, peer, count, 1, torch.uint8, 3 * salt + place).view(-1)
-        received.fill_(0xA5)
-        torch.cuda.synchronize()
-
-    def check(salt: int, what: str) -> None:
-        torch.cuda.synchronize()
-        for place in range(3):
-            for peer in range(world):
-                wanted = _rows(peer, rank, count, 1, torch.uint8, 3 * salt + place).view(-1)
-                _require(_same(received[place, peer], wanted), f"{what}, round {salt}, exchange {place}, from {peer}: wrong bytes")
-
-    stream, other = torch.cuda.Stream(), torch.cuda.Stream()
-    fill(0)
-    for place in range(3):
-        exchange(place, stream.cuda_stream)
-    check(0, "before the capture")
-    runtime = torch.cuda.cudart()
-    for salt in range(1, rounds):
-        fill(salt)
-        for place in range(3):
-            handle = ctypes.c_void_p()
-            _require(int(runtime.cudaStreamCreate(ctypes.addressof(handle))) == 0 and bool(handle.value), "cudaStreamCreate")
-            with torch.cuda.stream(torch.cuda.ExternalStream(handle.value or 0)):
-                torch.cuda._sleep(naps * ((rank + place + salt) % 3))
-            exchange(place, handle.value or 0)
-            _require(int(runtime.cudaStreamDestroy(handle.value or 0)) == 0, "cudaStreamDestroy")
-        check(salt, "streams destroyed with work pending")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        exchange(1, stream.cuda_stream)
-    for salt in range(rounds):
-        fill(salt)
-        exchange(0, stream.cuda_stream)
-        with torch.cuda.stream(other):
-            torch.cuda._sleep(naps * ((rank + salt) % 3))
-            graph.replay()
-        exchange(2, stream.cuda_stream)
-        check(salt, "a replay on another stream")
-    del graph
-    torch.cuda.synchronize()
-    # Two captures at once, and an exchange that is not captured between their parts.
-    runtime_calls = _runtime()
-    third = torch.cuda.Stream()
-    for salt in range(5):
-        handles = [stream.cuda_stream, other.cuda_stream]
-        graphs = [ctypes.c_void_p(), ctypes.c_void_p()]
-        executables = [ctypes.c_void_p(), ctypes.c_void_p()]
-        fill(salt)
-        for handle in handles:
-            runtime_calls("cudaStreamBeginCapture", ctypes.c_void_p(handle), _RELAXED)
-        exchange(0, handles[0])
-        exchange(1, handles[1])
-        exchange(2, third.cuda_stream)
-        exchange(1, handles[0])
-        exchange(2, handles[1])
-        exchange(2, handles[0])
-        exchange(0, handles[1])
-        for handle, captured, executable in zip(handles, graphs, executables, strict=True):
-            runtime_calls("cudaStreamEndCapture", ctypes.c_void_p(handle), ctypes.byref(captured))
-            runtime_calls("cudaGraphInstantiate", ctypes.byref(executable), captured, ctypes.c_ulonglong(0))
-        for place in (0, 1):
-            fill(5 * salt + place)
-            with torch.cuda.stream(third):
-                torch.cuda._sleep(naps * ((rank + salt) % 3))
-            runtime_calls("cudaGraphLaunch", executables[place], ctypes.c_void_p(third.cuda_stream))
-            check(5 * salt + place, "captures that are interleaved")
-        for executable, captured in zip(executables, graphs, strict=True):
-            runtime_calls("cudaGraphExecDestroy", executable)
-            runtime_calls("cudaGraphDestroy", captured)
-    joined = _joined_streams(rank, world, nccl, communicator)
-    nccl.destroy(communicator)
-    return {"rounds": 2 * rounds + 10 + joined}
-
-
-def _joined_streams(rank: int, world: int, nccl: Nccl, communicator: int) -> int:
-    """A group's collective on one stream and its messages on another wait for what both streams had before, and both go on after all of
-    it; queued and captured."""
-    count, naps = 1 << 18, 2_000_000  # clock cycles: some 1 ms
-    source, send, received = (torch.zeros(world, count, dtype=torch.uint8, device="cuda") for _ in range(3))
-    total = torch.zeros(count, dtype=torch.int32, device="cuda")
-    first_sum, second_sum = torch.zeros_like(total), torch.zeros_like(total)
-    first_bytes, second_bytes = torch.zeros_like(send), torch.zeros_like(send)
-    first, second = torch.cuda.Stream(), torch.cuda.Stream()
-
-    def step(naps_first: int, naps_second: int) -> None:
-        """What each stream prepares is for the other's part of the group, and each reads what the other's part has done."""
-        with torch.cuda.stream(first):
-            torch.cuda._sleep(naps_first)
-            send.copy_(source)
-        with torch.cuda.stream(second):
-            torch.cuda._sleep(naps_second)
-            total.copy_(source.view(-1)[:count])
-        nccl.start()
-        for peer in range(world):
-            nccl.message(True, send[peer].data_ptr(), count, 0, peer, communicator, second.cuda_stream)
-        nccl.all_reduce(total.data_ptr(), count, communicator, first.cuda_stream)
-        for peer in range(world):
-            nccl.message(False, received[peer].data_ptr(), count, 0, peer, communicator, second.cuda_stream)
-        nccl.end()
-        with torch.cuda.stream(first):
-            first_sum.copy_(total)
-            first_bytes.copy_(received)
-        with torch.cuda.stream(second):
-            second_sum.copy_(total)
-            second_bytes.copy_(received)
-
-    def fill(salt: int) -> None:
-        for peer in range(world):
-            source[peer] = _rows(rank, peer, count, 1, torch.uint8, salt).view(-1)
-        for tensor in (send, received, first_bytes, second_bytes, total, first_sum, second_sum):
-            tensor.fill_(0x25)
-        torch.cuda.synchronize()
-
-    def check(salt: int, what: str) -> None:
-        torch.cuda.synchronize()
-        wanted = sum(_rows(peer, 0, count, 1, torch.uint8, salt).view(-1).int() for peer in range(world))
-        for name, sums, got in (("first", first_sum, first_bytes), ("second", second_sum, second_bytes)):
-            _require(bool(torch.equal(sums, wanted)), f"{what}, round {salt}: the {name} stream saw a wrong sum")
-            for peer in range(world):
-                message = _rows(peer, rank, count, 1, torch.uint8, salt).view(-1)
-                _require(_same(got[peer], message), f"{what}, round {salt}: the {name} stream saw wrong bytes from {peer}")
-
-    rounds = 20
-    for salt in range(rounds):
-        fill(salt)
-        step(naps * ((rank + salt) % 3), naps * ((rank + salt + 1) % 3))
-        check(salt, "a group of two streams")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=first, capture_error_mode="thread_local"):
-        second.wait_stream(first)
-        step(naps * (rank % 3), naps * ((rank + 1) % 3))
-        first.wait_stream(second)
-    for salt in range(rounds):
-        fill(salt)
-        graph.replay()
-        check(salt, "a captured group of two streams")
-    del graph
-    torch.cuda.synchronize()
-    return 2 * rounds
 
 
 def lives(rank: int, world: int) -> dict[str, object]:
@@ -388,7 +197,7 @@ def freed(rank: int, world: int) -> dict[str, object]:
             if took is None and back >= wanted:
                 took = round(time.monotonic() - begin, 3)
             time.sleep(0.001)
-        _require(took is not None, f"{state} a capture: {back >> 20} MiB of {2 * nbytes >> 20} are free {limit_s:.0f} s after")
+        require(took is not None, f"{state} a capture: {back >> 20} MiB of {2 * nbytes >> 20} are free {limit_s:.0f} s after")
         result[f"seconds, {state} a capture"] = took
         dist.barrier()
     return result
@@ -446,7 +255,7 @@ def random_groups(rank: int, world: int) -> dict[str, object]:
 def _check_random(runner: Runner, number: int) -> None:
     torch.cuda.synchronize()
     bad = runner.wrong.nonzero().flatten().tolist()
-    _require(not bad, f"wrong bytes in groups {bad[:10]} of the first {number + 1}")
+    require(not bad, f"wrong bytes in groups {bad[:10]} of the first {number + 1}")
 
 
 def host_cost(rank: int, world: int) -> dict[str, object]:
@@ -555,7 +364,7 @@ def death(rank: int, world: int) -> dict[str, object]:
     data.fill_(0x5A)
     torch.cuda.synchronize()
     time.sleep(0.5)
-    _require(bool((data == 0x5A).all()), "bytes were written after the stream had gone on")
+    require(bool((data == 0x5A).all()), "bytes were written after the stream had gone on")
     result = {"async_error": error, "told_after_s": round(told, 3), "stream_went_on_after_s": round(ended, 3)}
     if rank == 0:
         print(json.dumps({"section": "death", **result}), flush=True)
@@ -573,8 +382,8 @@ def goodbye(rank: int, world: int) -> dict[str, object]:
     count, stream = 2 << 20, torch.cuda.current_stream()
 
     def exchange(ranks: range, salt: int) -> None:
-        send = torch.cat([_rows(rank, peer, count, 1, torch.uint8, salt) for peer in ranks])
-        wanted = torch.cat([_rows(peer, rank, count, 1, torch.uint8, salt) for peer in ranks])
+        send = torch.cat([rows_of(rank, peer, count, 1, torch.uint8, salt) for peer in ranks])
+        wanted = torch.cat([rows_of(peer, rank, count, 1, torch.uint8, salt) for peer in ranks])
         received = torch.zeros_like(wanted)
         nccl.start()
         for place, _ in enumerate(ranks):
@@ -582,18 +391,18 @@ def goodbye(rank: int, world: int) -> dict[str, object]:
             nccl.message(False, received[place * count].data_ptr(), count, 0, ranks[place], communicator, stream.cuda_stream)
         nccl.end()
         torch.cuda.synchronize()
-        _require(_same(received, wanted), f"exchange {salt}: wrong bytes")
+        require(same(received, wanted), f"exchange {salt}: wrong bytes")
 
     exchange(range(world), 0)
     if rank == world - 1:
         sys.exit(0)
     watched = select.poll()
     watched.register(os.pidfd_open(process[0]), select.POLLIN)
-    _require(bool(watched.poll(30_000)), "the last rank's process has not ended")
+    require(bool(watched.poll(30_000)), "the last rank's process has not ended")
     exchanges = 50
     for salt in range(1, exchanges + 1):
         exchange(range(world - 1), salt)
-        _require(nccl.async_error(communicator) == 0, f"exchange {salt}: an error without the last rank")
+        require(nccl.async_error(communicator) == 0, f"exchange {salt}: an error without the last rank")
         time.sleep(0.01)
     others = torch.zeros(count, dtype=torch.uint8, device="cuda")
     if rank == 0:
@@ -642,10 +451,10 @@ def aborted_receive(rank: int, world: int) -> dict[str, object]:
             nccl.message(True, data.data_ptr(), nbytes, 0, 0, communicator, stream.cuda_stream)
             if case == "late" and nbytes == size_late:  # a message in packets needs no mate
                 time.sleep(0.5)
-                _require(nccl.async_error(communicator) != 0, "the sender has not been told")
+                require(nccl.async_error(communicator) != 0, "the sender has not been told")
                 before = time.process_time()
                 time.sleep(0.5)
-                _require(time.process_time() - before < 0.25, "threads of a communicator that has failed are busy")
+                require(time.process_time() - before < 0.25, "threads of a communicator that has failed are busy")
             stream.synchronize()
             nccl.abort(communicator)
         elif rank == 0:
@@ -665,14 +474,14 @@ def aborted_receive(rank: int, world: int) -> dict[str, object]:
                 came,
             ]
             if case == "late":
-                _require(time.monotonic() < begin + 1.5, "the sender's kernel has begun before the buffer was the program's again")
+                require(time.monotonic() < begin + 1.5, "the sender's kernel has begun before the buffer was the program's again")
         else:
             nccl.abort(communicator)
         dist.barrier()
         torch.cuda.synchronize()
         if rank == 0:
             wrong = int((data != filled).sum())
-            _require(wrong == 0, f"{case} {number}: {wrong} bytes were written after the abort")
+            require(wrong == 0, f"{case} {number}: {wrong} bytes were written after the abort")
     return result
 
 
@@ -685,88 +494,9 @@ def contexts(rank: int, world: int) -> dict[str, object]:
     time.sleep(1)  # its threads have mapped
     for device in range(torch.cuda.device_count()):
         flags, active = ctypes.c_uint(), ctypes.c_int()
-        _require(driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0, "cuDevicePrimaryCtxGetState")
-        _require(bool(active.value) == (device == torch.cuda.current_device()), f"GPU {device}: a context is {active.value}")
+        require(driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0, "cuDevicePrimaryCtxGetState")
+        require(bool(active.value) == (device == torch.cuda.current_device()), f"GPU {device}: a context is {active.value}")
     return {"GPUs": torch.cuda.device_count()}
-
-
-_DEV_RESOURCE_SM = 1  # CU_DEV_RESOURCE_TYPE_SM
-_DEV_RESOURCE_BYTES, _SM_COUNT_AT = 144, 96  # of a CUdevResource
-_NON_BLOCKING = 1  # CU_GREEN_CTX_DEFAULT_STREAM, CU_STREAM_NON_BLOCKING
-
-
-def _streams_of_a_part(processors: int, count: int) -> tuple[int, list[int]]:
-    """Streams whose kernels run on so many of the current GPU's SMs, or a few more, and how many those are. They are not destroyed."""
-    driver = ctypes.CDLL("libcuda.so.1")
-
-    def call(name: str, *arguments: object) -> None:
-        status = getattr(driver, name)(*arguments)
-        _require(status == 0, f"{name}: CUDA error {status}")
-
-    whole, part, rest = (ctypes.create_string_buffer(2 * _DEV_RESOURCE_BYTES) for _ in range(3))
-    device, groups = ctypes.c_int(), ctypes.c_uint(1)
-    call("cuCtxGetDevice", ctypes.byref(device))
-    call("cuDeviceGetDevResource", device, whole, _DEV_RESOURCE_SM)
-    call("cuDevSmResourceSplitByCount", part, ctypes.byref(groups), whole, rest, 0, processors)
-    description, context = ctypes.c_void_p(), ctypes.c_void_p()
-    call("cuDevResourceGenerateDesc", ctypes.byref(description), part, 1)
-    call("cuGreenCtxCreate", ctypes.byref(context), description, device, _NON_BLOCKING)
-    streams = []
-    for _ in range(count):
-        stream = ctypes.c_void_p()
-        call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
-        streams.append(stream.value or 0)
-    return ctypes.c_uint.from_buffer(part, _SM_COUNT_AT).value, streams
-
-
-def parts(rank: int, world: int) -> dict[str, object]:
-    """Exchanges on streams that have a part of the GPU (green contexts). Under the shim those of two communicators wait for each other on
-    such a part, as every other rank queues them the other way round."""
-    nccl = Nccl()
-    communicators = []
-    for _ in range(2):
-        unique_id = [nccl.unique_id().bytes() if rank == 0 else b""]
-        dist.broadcast_object_list(unique_id, src=0)
-        communicators.append(nccl.init(world, UniqueId.from_buffer_copy(unique_id[0]), rank))
-    most = 16 << 20
-    send, received = (torch.zeros(2, world, most, dtype=torch.uint8, device="cuda") for _ in range(2))
-
-    def exchange(place: int, count: int, stream: int) -> None:
-        nccl.start()
-        for peer in range(world):
-            nccl.message(True, send[place, peer].data_ptr(), count, 0, peer, communicators[place], stream)
-            nccl.message(False, received[place, peer].data_ptr(), count, 0, peer, communicators[place], stream)
-        nccl.end()
-
-    seen: dict[str, list[float]] = {}
-    salt = 0
-    for wanted in (16, 32, 64):
-        processors, streams = _streams_of_a_part(wanted, 2)
-        for count in (1, 4096, 1 << 18, 1 << 21, most):
-            times = []
-            for turn in range(10):
-                salt += 1
-                for place in range(2):
-                    for peer in range(world):
-                        send[place, peer, :count] = _rows(rank, peer, count, 1, torch.uint8, 2 * salt + place).view(-1)
-                received.fill_(0xA5)
-                torch.cuda.synchronize()
-                dist.barrier()
-                begin = time.monotonic()
-                order = (0, 1) if preloaded_shim() is None or (rank + turn) % 2 == 0 else (1, 0)
-                for place in order:
-                    exchange(place, count, streams[place])
-                torch.cuda.synchronize()
-                times.append(time.monotonic() - begin)
-                for place in range(2):
-                    for peer in range(world):
-                        message = _rows(peer, rank, count, 1, torch.uint8, 2 * salt + place).view(-1)
-                        right = _same(received[place, peer, :count], message) and int(received[place, peer, count:].ne(0xA5).sum()) == 0
-                        _require(right, f"{processors} SMs, {count} bytes, communicator {place}, from {peer}: wrong bytes")
-            seen.setdefault(f"us of both, {processors} SMs", []).append(round(1e6 * sorted(times)[len(times) // 2], 1))
-    for communicator in communicators:
-        nccl.destroy(communicator)
-    return dict(seen)
 
 
 def wrong_groups(rank: int, world: int) -> dict[str, object]:
@@ -792,18 +522,18 @@ def wrong_groups(rank: int, world: int) -> dict[str, object]:
                     call()
                 except RuntimeError as error:
                     told.append(str(error))
-            _require(len(told) == 2 and "ncclRecv" in told[0] and "ncclGroupEnd" in told[1], f"a wrong group was answered by {told}")
+            require(len(told) == 2 and "ncclRecv" in told[0] and "ncclGroupEnd" in told[1], f"a wrong group was answered by {told}")
         for peer in range(world):
-            data[0, peer] = _rows(rank, peer, 1 << 20, 1, torch.uint8, salt).view(-1)
+            data[0, peer] = rows_of(rank, peer, 1 << 20, 1, torch.uint8, salt).view(-1)
         nccl.start()
         for peer in range(world):
             nccl.message(True, data[0, peer].data_ptr(), 1 << 20, 0, peer, communicator, stream)
             nccl.message(False, data[1, peer].data_ptr(), 1 << 20, 0, peer, communicator, stream)
         nccl.end()
         torch.cuda.synchronize()
-        _require(bool((total == 1).all()), "a wrong group's collective has run")
+        require(bool((total == 1).all()), "a wrong group's collective has run")
         for peer in range(world):
-            _require(_same(data[1, peer], _rows(peer, rank, 1 << 20, 1, torch.uint8, salt).view(-1)), "the next group: wrong bytes")
+            require(same(data[1, peer], rows_of(peer, rank, 1 << 20, 1, torch.uint8, salt).view(-1)), "the next group: wrong bytes")
     nccl.destroy(communicator)
     return {"groups": 2 * rounds}
 
@@ -824,7 +554,7 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
     result = all_to_all_single(torch.empty(sum(out_rows), 16, dtype=torch.float64, device="cuda"), input_, out_rows, in_rows)
     (result * (rank + 1)).sum().backward()
     factors = torch.cat([torch.full((rows, 16), d + 1.0, dtype=torch.float64, device="cuda") for d, rows in enumerate(in_rows)])
-    _require(input_.grad is not None and torch.equal(input_.grad, factors), "gradients")
+    require(input_.grad is not None and torch.equal(input_.grad, factors), "gradients")
     output = torch.empty(sum(out_rows), 64, device="cuda")
     registrations = [register(output), register(input_.detach())]
     _exchange(rank, world, sizes, torch.float32, 99, all_to_all_single)
