@@ -63,5 +63,5 @@ def figures(value: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 GPU`, `1,024 GPUs`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,7 +10,7 @@ from railweave.advise.host import Distance
 from railweave.advise.mapping import Mapping, Workload
 from railweave.advise.settings import Setting
 from railweave.launch.placement import cpu_text
-from railweave.size import exact_size
+from railweave.size import counted, exact_size
 from railweave.topo.hierarchy import rate
 
 
@@ -80,9 +80,8 @@ def _bound(mapping: Mapping) -> list[str]:
     if mapping.nearest_seconds_per_byte > mapping.seconds_per_byte * 1.001:  # printed with three digits
         lines.append(f"  the nearest NIC for each rank would give {rate(round(1 / mapping.nearest_seconds_per_byte))}")
     how = "the best of" if mapping.exact else "the best found among"
-    assignments = "assignment" if mapping.candidates == 1 else "assignments"
-    steps = "step" if mapping.steps == 1 else "steps"
-    lines.append(f"  {how} {mapping.candidates:,} {assignments} ({mapping.steps:,} {steps}; bounds and symmetry settle the others)")
+    tried = f"{counted(mapping.candidates, 'assignment')} ({counted(mapping.steps, 'step')}; bounds and symmetry settle the others)"
+    lines.append(f"  {how} {tried}")
     return lines
 
 
