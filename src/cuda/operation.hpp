@@ -96,9 +96,16 @@ struct Message {
   std::uint32_t piece_bytes;  // of a push into a mapped buffer; rails: of those that report, how many messages their communicator has
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
   std::uint32_t peer;
-  std::uint16_t first_block;  // sends: blocks that begin with it, first to last - 1
-  std::uint16_t last_block;
-  std::uint16_t first_warp;  // of messages in packets: has its first packet
+  // Sends: blocks that begin with it, first to last - 1. Moved by warps: which has its first packet, and how many share it, itself and the
+  // next ones.
+  union {
+    std::uint16_t first_block;
+    std::uint16_t first_warp;
+  };
+  union {
+    std::uint16_t last_block;
+    std::uint16_t warps;
+  };
   Direction direction;
   Path path;
   bool last_of_pair;  // of this path and direction: moves the pair's count on

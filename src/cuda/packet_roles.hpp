@@ -76,8 +76,8 @@ class PacketRoles {
       own.packets = kTrains ? trains_[i].packets : packets_of(m.bytes);
       const std::uint32_t warps = warps_of(m), place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warps - m.first_warp;
-      if (kSplit && place >= warps) own.next = own.packets;  // others move it
-      own.lacks_credit = own.next >= kPacketSlots;           // that comes for a packet of this message
+      if (kSplit && (place >= warps || own.next >= m.warps)) own.next = own.packets;  // others move it
+      own.lacks_credit = own.next >= kPacketSlots;                                    // that comes for a packet of this message
     });
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(head(i)); });
     // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
@@ -155,7 +155,7 @@ class PacketRoles {
   }
 
   RAILWEAVE_ROLE bool is_split() const { return kSplit && (!kTrains || (send_warps_ | receive_warps_) != 0); }
-  // That share the packets of a message, or train.
+  // That move messages of its direction.
   RAILWEAVE_ROLE std::uint32_t warps_of(const Message& m) const {
     if (!is_split()) return warp_.warps();
     return sends(m) ? send_warps_ : receive_warps_;
@@ -203,7 +203,7 @@ class PacketRoles {
     }
     warp_.each(count_, [&](std::uint32_t k) {
       if (k != i) return;
-      if (moved) lane(k).next += warps_of(m);
+      if (moved) lane(k).next += kSplit ? head(i).warps : warps_of(m);
       lane(k).lacks_credit = sends(m) && !moved;
     });
     return moved;

@@ -138,16 +138,33 @@ struct Split {
   std::uint32_t send = 0, receive = 0;
 
   bool any() const { return send + receive != 0; }
+  std::uint32_t of(Direction direction) const {
+    if (!any()) return kBundlePackets;
+    return direction == Direction::send ? send : receive;
+  }
 };
 
-void deal_to_warps(std::span<Message> messages, std::uint32_t blocks, const Split& split) {
-  std::uint64_t before[2] = {};
-  for (Message& m : messages) {
-    std::uint64_t& first = before[static_cast<int>(m.direction)];
-    const std::uint32_t of_block = !split.any() ? kBundlePackets : m.direction == Direction::send ? split.send : split.receive;
-    m.first_warp = static_cast<std::uint16_t>(first % (blocks * of_block));
-    first += packets_of(m.bytes);
+// What a lane of each warp looks after: a message, or all of a train.
+struct Lane {
+  Message* head;
+  std::uint64_t packets;
+  std::uint64_t before = 0;  // in lanes of its direction
+};
+
+std::vector<Lane> lanes_of(std::span<Message> messages, std::span<const Train> trains) {
+  std::vector<Lane> lanes;
+  lanes.reserve(trains.empty() ? messages.size() : trains.size());
+  for (const Train& train : trains) lanes.push_back({&messages[train.first], train.packets});
+  if (trains.empty()) {
+    for (Message& m : messages) lanes.push_back({&m, packets_of(m.bytes)});
   }
+  std::uint64_t before[2] = {};
+  for (Lane& lane : lanes) {
+    std::uint64_t& sum = before[static_cast<int>(lane.head->direction)];
+    lane.before = sum;
+    sum += lane.packets;
+  }
+  return lanes;
 }
 
 // Messages of each pair and direction side by side.
@@ -196,24 +213,61 @@ bool wait_for_each_other(std::span<const Message> packets_only, std::uint64_t mo
 // warps each. Where none waits, all warps send and then all receive, and 512 KiB took 6.2 and 6.9 us (2 x H100, docs/cuda-measured.md).
 // Then fewer of all of them send than a pair has slots, and no more look at packets that have not come than it takes to keep up: a pair of
 // 32 MiB in 15 messages took 105.9 us with all 256 warps at both ends, 105.4 with 128 that receive, 104.7 with 208 that send, too, and
-// 113.8 with 96 that receive.
-constexpr std::uint32_t kMostSend = 208, kMostReceive = 128;
+// 113.8 with 96 that receive. Several peers have slots each, and their packets come by turns: balanced 1 MiB between four took 17.5 us with
+// 120 warps that receive and 15.9 with 192, an incast of 4 MiB 41.7 with 128 and 38.3 with 256, an outcast of 1 MiB 13.3 with 192 that send
+// and 13.1 with 312 (4 x H100). A pair both ways has one warp of a block more that sends: 2 MiB took 15.6 us with 8 and 8, 15.1 with 9 and 7.
+constexpr std::uint32_t kMostSend = 208, kMostSendToSeveral = 312, kMostReceive = 128, kMostReceiveFromSeveral = 256;
 static_assert(kMostSend < kPacketSlots);
 
-Split split_warps(std::span<const Message> messages, std::span<const Train> trains, std::uint32_t blocks) {
+Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
   std::uint64_t packets[2] = {};
-  bool waits = std::any_of(trains.begin(), trains.end(), [](const Train& train) { return train.packets > kPacketSlots; });
-  for (const Message& m : messages) {
-    packets[static_cast<int>(m.direction)] += packets_of(m.bytes);
-    waits = waits || packets_of(m.bytes) > kPacketSlots;
+  std::uint32_t count[2] = {}, waiting[2] = {};
+  for (const Lane& lane : lanes) {
+    const auto d = static_cast<int>(lane.head->direction);
+    packets[d] += lane.packets;
+    ++count[d];
+    if (lane.packets > kPacketSlots) ++waiting[d];
   }
-  if (!waits) return {};
-  const std::uint64_t sent = packets[static_cast<int>(Direction::send)], all = packets[0] + packets[1];
+  if (waiting[0] + waiting[1] == 0) return {};
+  constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
+  const std::uint64_t sent = packets[kSend], all = packets[0] + packets[1];
   // In proportion, rounded, but none is left out.
-  const auto share = static_cast<std::uint32_t>((2 * kBundlePackets * sent + all) / (2 * all));
+  auto share = static_cast<std::uint32_t>((2 * kBundlePackets * sent + all) / (2 * all));
+  if (share == kBundlePackets / 2 && count[kSend] == 1 && count[kReceive] == 1) ++share;
   const std::uint32_t send = std::clamp(share, sent == 0 ? 0 : 1u, sent == all ? kBundlePackets : kBundlePackets - 1);
   const auto most = [blocks](std::uint32_t warps) { return std::max(1u, warps / blocks); };
-  return {std::min(send, most(kMostSend)), std::min(kBundlePackets - send, most(kMostReceive))};
+  return {std::min(send, most(waiting[kSend] > 1 ? kMostSendToSeveral : kMostSend)),
+          std::min(kBundlePackets - send, most(waiting[kReceive] > 1 ? kMostReceiveFromSeveral : kMostReceive))};
+}
+
+// Where warps only send or receive, each has one message, or train, in proportion to packets: it finds whether it can go on by trying, while
+// one that has several has to look first, a trip to L2 more a packet, and what it loaded for a send without a credit is lost. Balanced 4 MiB
+// between four took 49.4 us with all warps for all messages and 46.5 so (4 x H100, docs/cuda-measured.md). Not two of a pair, of which the
+// second has to wait for the first one's credits; more of those are a train.
+constexpr std::uint64_t kLeastWarpsOfALane = 4;
+
+void deal_to_warps(std::span<const Lane> lanes, std::uint32_t blocks, const Split& split) {
+  std::uint64_t all[2] = {};
+  std::uint32_t count[2] = {};
+  for (const Lane& lane : lanes) {
+    all[static_cast<int>(lane.head->direction)] += lane.packets;
+    ++count[static_cast<int>(lane.head->direction)];
+  }
+  const bool of_one_pair =
+      lanes.size() == 2 && lanes[0].head->local == lanes[1].head->local && lanes[0].head->direction == lanes[1].head->direction;
+  const bool apart = split.any() && !of_one_pair;
+  for (const Lane& lane : lanes) {
+    Message& m = *lane.head;
+    const auto d = static_cast<int>(m.direction);
+    const std::uint64_t warps = std::uint64_t{blocks} * split.of(m.direction);
+    std::uint64_t first = lane.before % warps, share = warps;
+    if (apart && kLeastWarpsOfALane * count[d] <= warps && all[d] != 0) {
+      first = std::min(lane.before * warps / all[d], warps - 1);
+      share = std::clamp<std::uint64_t>((lane.before + lane.packets) * warps / all[d] - first, 1, warps - first);
+    }
+    m.first_warp = static_cast<std::uint16_t>(first);
+    m.warps = static_cast<std::uint16_t>(share);
+  }
 }
 
 // Messages that go by NCCL's protocol for short ones: 16 KiB for each of 32 channels.
@@ -226,13 +280,14 @@ struct Sums {
   std::uint64_t granted_sent = 0;        // bytes
   std::uint64_t packet_bytes[2] = {};    // by direction
   std::uint64_t pulled_bytes = 0;        // of granted receives through slots
-  std::uint32_t peers = 0;               // to which messages go
+  std::uint32_t peers = 0;               // to which messages go, or from which packets come if those are more
   std::uint64_t largest = 0;             // message
 
   struct Partner {
     const Port* pair;
     std::uint64_t bytes[2] = {};      // by direction
     std::uint64_t largest_short = 0;  // message
+    bool packets_come = false;
   };
   std::vector<Partner> partners = {};  // to or from which any message goes
 };
@@ -250,15 +305,17 @@ Sums sum_up(std::span<const Message> messages) {
     if (m.path == Path::packets) {
       ++sums.packets;
       sums.packet_bytes[direction] += m.bytes;
+      partner->packets_come = partner->packets_come || m.direction == Direction::receive;
       continue;
     }
     ++sums.granted;
     if (comes_through_slots(m)) sums.pulled_bytes += m.bytes;
     if (m.direction == Direction::send) sums.granted_sent += m.bytes;
   }
-  sums.peers = static_cast<std::uint32_t>(std::count_if(sums.partners.begin(), sums.partners.end(), [](const Sums::Partner& partner) {
-    return partner.bytes[static_cast<int>(Direction::send)] != 0;
-  }));
+  const auto partners = [&](auto&& counts) { return std::count_if(sums.partners.begin(), sums.partners.end(), counts); };
+  sums.peers = static_cast<std::uint32_t>(
+      std::max(partners([](const Sums::Partner& partner) { return partner.bytes[static_cast<int>(Direction::send)] != 0; }),
+               partners([](const Sums::Partner& partner) { return partner.packets_come; })));
   return sums;
 }
 
@@ -350,7 +407,8 @@ constexpr std::uint32_t kPacketBlocksAnyway = kMostApartCluster / 2;
 
 // Neither kind does the other's work. Every cluster that has blocks of packets has one for granted messages, too, so blocks of both kinds
 // are running, or none; single blocks all begin.
-Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const Sums& sums, std::uint32_t most) {
+Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, const LaunchLimits& limits, const Sums& sums,
+                std::uint32_t most) {
   const std::span packets = messages.first(sums.packets), granted = messages.subspan(sums.packets);
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
@@ -389,7 +447,7 @@ Plan plan_apart(std::span<Message> messages, const LaunchLimits& limits, const S
     plan.blocks = static_cast<std::uint32_t>(divide_up(all, plan.cluster)) * plan.cluster;
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
-  deal_to_warps(packets, plan.packet_blocks, {});
+  deal_to_warps(lanes_of(packets, trains), plan.packet_blocks, {});
   assign(granted, plan.blocks - plan.packet_blocks, std::max<std::uint64_t>(sums.granted_sent, 1));
   return plan;
 }
@@ -417,7 +475,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const bool granted = sums.packets == 0 && messages.size() <= kMaxMessages;
   const bool indirect = choose_indirect(messages, limits, !limits.beside_rails && (apart || granted));
   if (apart) {
-    Plan plan = plan_apart(messages, limits, sums, most);
+    Plan plan = plan_apart(messages, trains, limits, sums, most);
     if (indirect) {
       plan.kernel = Kernel::apart_indirect;
       assign_indirect(messages.subspan(sums.packets), limits);
@@ -430,8 +488,9 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   number(messages);
   if (sums.granted == 0 && warps_can) {
     const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), begin, limits.cluster_blocks);
-    const Split split = split_warps(messages, trains, blocks);
-    deal_to_warps(messages, blocks, split);
+    const std::vector<Lane> lanes = lanes_of(messages, trains);
+    const Split split = split_warps(lanes, blocks);
+    deal_to_warps(lanes, blocks, split);
     return {.kernel = Kernel::packets,
             .blocks = blocks,
             .cluster = cluster_of(blocks, limits.cluster_blocks),

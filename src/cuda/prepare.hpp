@@ -63,7 +63,7 @@ struct Plan {
 // Blocks of a cluster of an operation apart, at most.
 inline constexpr std::uint32_t kMostApartCluster = 8;
 
-// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, last_of_pair, reports and operation of messages that
+// Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, warps, last_of_pair, reports and operation of messages that
 // have all else (`paths` and `relay_slots`: those that there are), takes away the paths that they are not to use, and brings those in
 // packets to the front where the plan says so. Messages of a pair keep their order.
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits);

@@ -215,7 +215,7 @@ TEST_P(Apart, BothKindsEndAsEarlyAsTheyCan) {
   EXPECT_EQ(plan.packet_blocks, GetParam().packet_blocks);
   EXPECT_EQ(plan.cluster, 2 * plan.packet_blocks) << "the first cluster has blocks of both kinds";
   EXPECT_EQ(plan.blocks % plan.cluster, 0u) << "a grid is made of whole clusters";
-  for (const Message& m : messages) EXPECT_LE(m.last_block, plan.blocks - plan.packet_blocks);
+  for (const Message& m : messages) EXPECT_TRUE(m.path == Path::packets || m.last_block <= plan.blocks - plan.packet_blocks);
 }
 INSTANTIATE_TEST_SUITE_P(Table, Apart,
                          testing::Values(ApartCase{{1u << 20}, {64u << 10}, 16, 16, 2},  // the hot pair's source, 1/16 back
@@ -249,7 +249,7 @@ TEST_P(Spread, WhereHalfAClusterIsTooLittleForPackets) {
   EXPECT_EQ(plan.blocks % plan.cluster, 0u);
   const bool spread = plan.packet_blocks > plan.packet_blocks_a_cluster;
   EXPECT_EQ(plan.ahead(), spread ? plan.blocks - plan.cluster : 0) << "each cluster that has packets is needed";
-  for (const Message& m : messages) EXPECT_LE(m.last_block, plan.blocks - plan.packet_blocks);
+  for (const Message& m : messages) EXPECT_TRUE(m.path == Path::packets || m.last_block <= plan.blocks - plan.packet_blocks);
   limits.needed = 8;
   EXPECT_EQ(prepare(messages, limits).ahead(), 0u) << "no more clusters than surely begin";
 }
@@ -291,7 +291,7 @@ TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
     EXPECT_EQ(apart.blocks, each.beside_blocks) << each.needed;
     EXPECT_EQ(apart.packet_blocks, each.packet_blocks) << each.needed;
     EXPECT_EQ(apart.cluster, 1u);
-    for (const Message& m : beside) EXPECT_LE(m.last_block, apart.blocks - apart.packet_blocks);
+    for (const Message& m : beside) EXPECT_TRUE(m.path == Path::packets || m.last_block <= apart.blocks - apart.packet_blocks);
   }
 }
 
@@ -378,17 +378,61 @@ TEST_P(Split, WhereAMessageWaitsForCreditsWarpsSendOrReceive) {
 }
 constexpr std::uint64_t kSlotted = std::uint64_t{kPacketSlots} * Packet::kData;  // which its slots hold
 INSTANTIATE_TEST_SUITE_P(Table, Split,
-                         testing::Values(SplitCase{{2u << 20}, {2u << 20}, 128, 128},      // balanced
+                         testing::Values(SplitCase{{2u << 20}, {2u << 20}, 144, 112},      // balanced
                                          SplitCase{{kSlotted}, {kSlotted}, 0, 0},          // nothing waits
-                                         SplitCase{{kSlotted + 1}, {kSlotted}, 128, 128},  //
+                                         SplitCase{{kSlotted + 1}, {kSlotted}, 144, 112},  //
                                          SplitCase{{2u << 20}, {128u << 10}, 208, 16},     // the hot pair's source, 1/16 back
                                          SplitCase{{128u << 10}, {2u << 20}, 16, 128},     // and its destination
                                          SplitCase{{2u << 20}, {8}, 208, 16},              // not even a warp of a block's
                                          SplitCase{{8}, {2u << 20}, 16, 128},              //
                                          SplitCase{{2u << 20}, {}, 208, 0}, SplitCase{{}, {2u << 20}, 0, 128},
                                          SplitCase{{1u << 20, 1u << 20, 1u << 20}, {1u << 20}, 192, 64},
-                                         SplitCase{{2u << 20}, {2u << 20}, 64, 64, 8},  // fewer blocks
+                                         SplitCase{{2u << 20}, {2u << 20}, 72, 56, 8},  // fewer blocks
                                          SplitCase{{2u << 20}, {}, 128, 0, 8}, SplitCase{{}, {2u << 20}, 0, 128, 8}));
+
+// Each packet of a message, or train, has one warp, and each warp one message.
+struct SharedCase {
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> sends, receives;  // peer, bytes
+  std::uint32_t blocks, send_warps, receive_warps;
+  std::vector<std::uint32_t> shares;  // of sends, then receives
+};
+class Shared : public testing::TestWithParam<SharedCase> {};
+
+TEST_P(Shared, WarpsHaveAMessageEachByPackets) {
+  std::vector<Message> messages;
+  for (const auto& [peer, bytes] : GetParam().sends) messages.push_back(make(Direction::send, peer, bytes));
+  for (const auto& [peer, bytes] : GetParam().receives) messages.push_back(make(Direction::receive, peer, bytes));
+  LaunchLimits limits{16, 8, 4};
+  limits.needed = 40;
+  const Plan plan = prepare(sized(messages, 4u << 20), limits);
+  ASSERT_EQ(plan.kernel, Kernel::packets);
+  ASSERT_EQ(plan.blocks, GetParam().blocks);
+  ASSERT_TRUE(plan.trains.empty());
+  EXPECT_EQ(plan.send_warps, GetParam().send_warps);
+  EXPECT_EQ(plan.receive_warps, GetParam().receive_warps);
+  std::vector<std::uint32_t> shares;
+  for (const Message& m : messages) {
+    shares.push_back(m.warps);
+    const std::uint32_t all = m.direction == Direction::send ? plan.send_warps : plan.receive_warps;
+    ASSERT_GT(m.warps, 0u);
+    EXPECT_LE(m.first_warp % all + m.warps, m.warps == all ? 2 * all : all);
+  }
+  EXPECT_EQ(shares, GetParam().shares);
+}
+constexpr std::uint64_t kMiB = 1u << 20;
+INSTANTIATE_TEST_SUITE_P(Table, Shared,
+                         testing::Values(
+                             // Balanced between four.
+                             SharedCase{{{1, kMiB}, {2, kMiB}, {3, kMiB}}, {{1, kMiB}, {2, kMiB}, {3, kMiB}}, 24, 192, 192,
+                                        {64, 64, 64, 64, 64, 64}},
+                             // Incast: its destination has as many blocks as who sends to three.
+                             SharedCase{{}, {{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, 24, 0, 240, {80, 80, 80}},
+                             SharedCase{{{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, {}, 24, 312, 0, {104, 104, 104}},
+                             // A hot pair's source: others have a sixteenth.
+                             SharedCase{{{1, 2 * kMiB}, {2, kMiB / 8}, {3, kMiB / 8}}, {{1, kMiB / 8}}, 24, 192, 24, {170, 11, 11, 24}},
+                             SharedCase{{{1, 2 * kMiB}, {2, 8}}, {}, 16, 208, 0, {207, 1}},
+                             // Two of a pair: the second one has to wait.
+                             SharedCase{{{1, kMiB}, {1, kMiB}}, {}, 10, 160, 0, {160, 160}}));
 
 // More messages than lanes, or several of a pair that wait for each other's credits.
 TEST(Prepare, PacketsOfAPairAreATrain) {
