@@ -242,6 +242,32 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(std::tuple{kMoreThanSlots, std::uint64_t{250'000}}, std::tuple{kMoreThanSlots, kMoreThanSlots},
                                      std::tuple{kMoreThanSlots, std::uint64_t{8}}, std::tuple{kMoreThanBits, std::uint64_t{250'000}})));
 
+// Messages to and from several peers, of which some wait for credits: each warp has one of them, until there are too few warps for that.
+class SeveralWindows : public testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(SeveralWindows, CreditsComeBack) {
+  std::mt19937_64 random(12);
+  Node node(3);
+  std::tie(node.cluster_blocks, node.blocks_at_most, node.single_blocks) = std::tuple{8u, GetParam(), 1u};
+  node.low_latency_bytes = 3 * kMoreThanSlots;
+  Program program(3);
+  for (std::uint32_t from = 0; from < 3; ++from) {
+    for (std::uint32_t to = 0; to < 3; ++to) {
+      if (from != to) program.add(random, from, 0, to, 0, kMoreThanSlots);                                         // balanced
+      if (from != to) program.add(random, from, 1, to, 1, to == 2 ? 2 * kMoreThanSlots + from : 8 + 50'000 * to);  // a hot receiver
+    }
+  }
+  for (const std::uint32_t peer : {1u, 2u}) program.add(random, 0, 2, peer, 2, peer * kMoreThanSlots);
+  for (const std::uint32_t peer : {1u, 2u}) program.add(random, peer, 3, 0, 3, peer == 1 ? kMoreThanSlots : 1);
+  for (std::uint32_t i = 0; i < 2; ++i) program.add(random, 0, 4, 1, 4, kMoreThanSlots + i);  // the second one waits for the first
+  program.run(node);
+  program.check();
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    for (const Kernel kernel : node.kernels(rank)) EXPECT_EQ(kernel, Kernel::packets);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Blocks, SeveralWindows, testing::Values(1u, 3u));
+
 // Packets beside granted messages, in blocks of two clusters, or in single ones.
 class BesideGranted : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint64_t>> {};
 
