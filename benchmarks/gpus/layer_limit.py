@@ -7,7 +7,7 @@ is there. A message moves while both its ranks are in that exchange; messages sh
 rails (without PXN, which needs GPUDirect), any other at best over all rails of both nodes evenly. Bytes inside nodes, latencies and what a
 shaper lets through after a pause take nothing. The lab's nodes share GPUs, and ranks on one GPU share its time while both compute.
 
-On four H100 in the 2x4 lab NCCL's iterations took 0.94 to 1.04 of what this says (docs/results.md).
+On two H200 and four H100 NCCL's iterations took 0.94 to 1.05 of what this says (docs/results.md).
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def groups(gpus: int) -> dict[str, Group]:
         if name == "rails":
             found.append(Group("tuned-rails", ("alltoallv", *lab, "--gpus", *_TUNED_SYSTEMS), "--matrix", 1, nodes * a_node, a_node))
     # Nodes of several ranks, or no byte stays inside them; of four where each has a GPU of its own in its node, as two let Zipf 1.0 gain
-    # 1.26 at most (layer_limit.py), and where none has one, for eight-way expert parallelism.
+    # 1.19 at most (layer_limit.py), and where none has one, for eight-way expert parallelism.
     a_node = 2 if 1 < gpus < 4 else 4
     lab = ("--lab", f"2x{a_node}", "--rails", str(_rails(a_node)), "--rate", "8gbit")
     # 16 MiB a rank and dispatch: what four rails carry within some milliseconds.

@@ -215,7 +215,7 @@ bool wait_for_each_other(std::span<const Message> packets_only, std::uint64_t mo
 // 32 MiB in 15 messages took 105.9 us with all 256 warps at both ends, 105.4 with 128 that receive, 104.7 with 208 that send, too, and
 // 113.8 with 96 that receive. Several peers have slots each, and their packets come by turns: balanced 1 MiB between four took 17.5 us with
 // 120 warps that receive and 15.9 with 192, an incast of 4 MiB 41.7 with 128 and 38.3 with 256, an outcast of 1 MiB 13.3 with 192 that send
-// and 13.1 with 312 (4 x H100). A pair both ways has one warp of a block more that sends: 2 MiB took 15.6 us with 8 and 8, 15.1 with 9 and 7.
+// and 13.1 with 312 (4 x H100). A pair both ways has one warp of a block more that sends: 2 MiB took 15.6 us with 8 and 8, 15.1 so.
 constexpr std::uint32_t kMostSend = 208, kMostSendToSeveral = 312, kMostReceive = 128, kMostReceiveFromSeveral = 256;
 static_assert(kMostSend < kPacketSlots);
 
@@ -240,10 +240,10 @@ Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
           std::min(kBundlePackets - send, most(waiting[kReceive] > 1 ? kMostReceiveFromSeveral : kMostReceive))};
 }
 
-// Where warps only send or receive, each has one message, or train, in proportion to packets: it finds whether it can go on by trying, while
-// one that has several has to look first, a trip to L2 more a packet, and what it loaded for a send without a credit is lost. Balanced 4 MiB
-// between four took 49.4 us with all warps for all messages and 46.5 so (4 x H100, docs/cuda-measured.md). Not two of a pair, of which the
-// second has to wait for the first one's credits; more of those are a train.
+// Where warps only send or receive, each has one message, or train, in proportion to packets: it finds whether it can go on by trying,
+// while one that has several has to look first, a trip to L2 more a packet, and what it loaded for a send without a credit is lost.
+// Balanced 4 MiB between four took 49.4 us with all warps for all messages and 46.5 so (4 x H100, docs/cuda-measured.md). Not two of a
+// pair, of which the second has to wait for the first one's credits; more of those are a train.
 constexpr std::uint64_t kLeastWarpsOfALane = 4;
 
 void deal_to_warps(std::span<const Lane> lanes, std::uint32_t blocks, const Split& split) {

@@ -9,10 +9,18 @@ namespace {
 // Chunks pushed before the engine looks at its rings again: 8 x 128 KiB are under half a millisecond of memcpy.
 constexpr int kChunksPerTurn = 8;
 
+// With so many chunks in its slots a NIC goes on for as long as a source takes to send the next one there.
+constexpr std::uint32_t kBusyChunks = 4;
+
 }  // namespace
 
 HostSource::HostSource(EngineServices& services, Copier& copier)
-    : services_(services), memory_(services.memory()), copier_(copier), eager_(services.cluster().world), tx_use_(memory_.mates()) {}
+    : services_(services),
+      memory_(services.memory()),
+      copier_(copier),
+      eager_(services.cluster().world),
+      tx_use_(memory_.mates()),
+      idleness_(memory_.mates()) {}
 
 std::uint32_t HostSource::length(const SendMessage& message, std::uint32_t chunk) const {
   const std::uint64_t at = std::uint64_t{chunk} * memory_.chunk_bytes();
@@ -100,6 +108,7 @@ void HostSource::match(SendMessage& message, const Grant& grant, std::byte* loca
 
 bool HostSource::advance() {
   bool moved = false;
+  for (Idleness& each : idleness_) each.lacks.reset();
   for (std::size_t i = held_.size(); i-- != 0;) {
     if (!stands_announced(*held_[i])) continue;
     finish_if_done(*held_[i]);  // takes it out
@@ -179,7 +188,7 @@ bool HostSource::push_routed(SendMessage& message, std::uint32_t chunk) {
     routes.cursor = at + 1;
     return true;
   }
-  if (live) return false;  // the plan's ways are only full
+  if (live) return push_to_idle(message, chunk);  // the plan's ways are only full
   const Cluster& cluster = services_.cluster();
   if (cluster.local(message.key.destination)) {
     RouteShare direct;
@@ -197,6 +206,50 @@ bool HostSource::push_routed(SendMessage& message, std::uint32_t chunk) {
       return true;
     }
     if (usable && !resent) return false;  // one path for what needs no plan: wait for room on it
+  }
+  return false;
+}
+
+// Chunks that an owner's NICs lack to be busy, if they have lacked some at every look for so long.
+std::uint32_t HostSource::lacks(std::uint32_t owner, std::uint64_t patience_ns) {
+  Idleness& idleness = idleness_[owner];
+  if (!idleness.lacks) {
+    const std::uint64_t now = now_ns();
+    idleness.lacks = kBusyChunks - std::min(kBusyChunks, memory_.queued(owner));
+    const bool busy = *idleness.lacks == 0 && now - idleness.used > patience_ns;
+    if (busy || now - idleness.seen > patience_ns) idleness.since = now;
+    idleness.seen = now;
+  }
+  return idleness.seen - idleness.since < patience_ns ? 0 : *idleness.lacks;
+}
+
+// A plan says how much goes which way if all ranks send at once. Where some come late, ways of theirs stand idle that others, whose own
+// ways are full, can use meanwhile: docs/protocol.md, "Idle ways".
+bool HostSource::push_to_idle(SendMessage& message, std::uint32_t chunk) {
+  const Cluster& cluster = services_.cluster();
+  const Router& router = services_.router();
+  Routes& routes = *message.routes;
+  if (!router.may_deviate() || cluster.local(message.key.destination)) return false;
+  const auto fullest = std::max_element(routes.shares.begin(), routes.shares.end(),
+                                        [](const RouteShare& a, const RouteShare& b) { return a.bytes < b.bytes; });
+  if (fullest == routes.shares.end() || fullest->bytes == 0) return false;
+  const std::size_t from = static_cast<std::size_t>(fullest - routes.shares.begin());
+  const std::uint64_t least_Bps = router.planned_Bps(fullest->nic, fullest->peer_nic) / 2;
+  if (routes.links.empty()) routes.links = router.links_to(message.key.destination);
+  for (RouteShare link : routes.links) {
+    const std::uint64_t Bps = router.planned_Bps(link.nic, link.peer_nic);
+    if (link.kind != PathKind::rail || Bps < least_Bps) continue;
+    const std::uint64_t patience = kBusyChunks * memory_.chunk_bytes() * 1'000'000'000 / std::max<std::uint64_t>(Bps, 1);
+    bool live = false;
+    if (lacks(link.owner, patience) == 0 || !try_share(message, chunk, link, live)) continue;
+    --*idleness_[link.owner].lacks;
+    idleness_[link.owner].used = idleness_[link.owner].seen;
+    const std::uint32_t bytes = length(message, chunk);
+    routes.shares[from].bytes -= std::min<std::uint64_t>(routes.shares[from].bytes, bytes);
+    auto way = std::find_if(routes.shares.begin(), routes.shares.end(), [&](const RouteShare& share) { return share.same_way(link); });
+    if (way == routes.shares.end()) way = routes.shares.insert(way, link);
+    way->sent += bytes;
+    return true;
   }
   return false;
 }

@@ -71,6 +71,12 @@ bool NodeMemory::settle_nic_slots(std::uint32_t owner) {
   return nic_slots_[owner].base != nullptr;
 }
 
+std::uint32_t NodeMemory::queued(std::uint32_t owner) const {
+  std::uint32_t count = 0;
+  for (std::uint32_t slot = 0; slot < slots_ * mates(); ++slot) count += load_flag(flag(owner, Pool::tx, slot)) & 1;
+  return count;
+}
+
 std::optional<SlotRef> NodeMemory::take(std::uint32_t owner, Pool pool, std::uint32_t reader, std::uint32_t own_nic) {
   if (pool != Pool::tx && gone_[reader]) return std::nullopt;
   const bool rx = pool == Pool::rx;

@@ -52,6 +52,8 @@ class NodeMemory {
       return moved.base + (layout.data(pool, slot) - layout.nic_slots());
     return regions_[owner].data() + layout.data(pool, slot);
   }
+  // tx slots of an owner of NICs that hold chunks, whoever wrote them.
+  std::uint32_t queued(std::uint32_t owner) const;
   // Whether the slot still holds what was announced with `turn`.
   bool holds(std::uint32_t owner, Pool pool, std::uint32_t slot, std::uint64_t turn) const;
   // The reader's release. Wakes the slot's writer.

@@ -104,6 +104,7 @@ struct RouteShare {
 struct Routes {
   std::vector<RouteShare> shares;
   std::size_t cursor = 0;
+  std::vector<RouteShare> links = {};  // all that there are, once they were asked for
 
   // A plan for all bytes of the operation: what has been sent each way is taken off.
   void follow(Routes planned) {

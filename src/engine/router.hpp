@@ -31,6 +31,8 @@ class Router {
 
   // Whether rows of others can change how this rank routes.
   bool wants_rows() const noexcept { return policy_ == Policy::railweave || policy_ == Policy::nimble; }
+  // Whether a plan says how much goes which way, and not which way alone.
+  bool may_deviate() const noexcept { return policy_ == Policy::railweave; }
   struct Summary {
     std::uint64_t id = 0;
     double z_seconds = 0;
@@ -49,6 +51,8 @@ class Router {
   // A measured rate of the link, or 0: forget it. True if it says more than the last one, from which it must differ by over a sixteenth,
   // and others should know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
+  // Bytes/s of the link as plans see it.
+  std::uint64_t planned_Bps(std::uint32_t nic, std::uint32_t peer) const;
   // The last rate of set_rate(), or 0.
   std::uint64_t rate(std::uint32_t nic, std::uint32_t peer) const;
   // What to take for the rate of a link that nothing has confirmed for long. One that was slow carries so little that it might never be

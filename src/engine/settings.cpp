@@ -43,7 +43,7 @@ constexpr std::array kTable{
             "0.255 s with 2 chunks, 0.193, 0.257 s with 3, 0.195, 0.265 s with 4, and zipf 0.347 s with 16: answers wait behind data",
             &S::link_window},
     Setting{"row_wait_us", "us", false, 0, 10'000'000,
-            "how long a source waits at most for its peers' rows before it plans with what it has; never longer than an eighth of the "
+            "how long a source waits at most for its peers' rows before it plans with what it has; never longer than a 32nd of the "
             "time that its bytes to other nodes take on one rail",
             "2x4 lab on 4 busy cores, zipf:16MiB:1.2: rows of ranks that start within 4 ms came after up to 25 ms; without one, ranks run "
             "different plans (medians of 9 in turn: 0.40, 0.30, 0.29 s with 2 ms, 0.28, 0.27, 0.28 s with 30 ms)",

@@ -420,19 +420,19 @@ TEST_P(Shared, WarpsHaveAMessageEachByPackets) {
   EXPECT_EQ(shares, GetParam().shares);
 }
 constexpr std::uint64_t kMiB = 1u << 20;
-INSTANTIATE_TEST_SUITE_P(Table, Shared,
-                         testing::Values(
-                             // Balanced between four.
-                             SharedCase{{{1, kMiB}, {2, kMiB}, {3, kMiB}}, {{1, kMiB}, {2, kMiB}, {3, kMiB}}, 24, 192, 192,
-                                        {64, 64, 64, 64, 64, 64}},
-                             // Incast: its destination has as many blocks as who sends to three.
-                             SharedCase{{}, {{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, 24, 0, 240, {80, 80, 80}},
-                             SharedCase{{{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, {}, 24, 312, 0, {104, 104, 104}},
-                             // A hot pair's source: others have a sixteenth.
-                             SharedCase{{{1, 2 * kMiB}, {2, kMiB / 8}, {3, kMiB / 8}}, {{1, kMiB / 8}}, 24, 192, 24, {170, 11, 11, 24}},
-                             SharedCase{{{1, 2 * kMiB}, {2, 8}}, {}, 16, 208, 0, {207, 1}},
-                             // Two of a pair: the second one has to wait.
-                             SharedCase{{{1, kMiB}, {1, kMiB}}, {}, 10, 160, 0, {160, 160}}));
+INSTANTIATE_TEST_SUITE_P(
+    Table, Shared,
+    testing::Values(
+        // Balanced between four.
+        SharedCase{{{1, kMiB}, {2, kMiB}, {3, kMiB}}, {{1, kMiB}, {2, kMiB}, {3, kMiB}}, 24, 192, 192, {64, 64, 64, 64, 64, 64}},
+        // Incast: its destination has as many blocks as who sends to three.
+        SharedCase{{}, {{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, 24, 0, 240, {80, 80, 80}},
+        SharedCase{{{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, {}, 24, 312, 0, {104, 104, 104}},
+        // A hot pair's source: others have a sixteenth.
+        SharedCase{{{1, 2 * kMiB}, {2, kMiB / 8}, {3, kMiB / 8}}, {{1, kMiB / 8}}, 24, 192, 24, {170, 11, 11, 24}},
+        SharedCase{{{1, 2 * kMiB}, {2, 8}}, {}, 16, 208, 0, {207, 1}},
+        // Two of a pair: the second one has to wait.
+        SharedCase{{{1, kMiB}, {1, kMiB}}, {}, 10, 160, 0, {160, 160}}));
 
 // More messages than lanes, or several of a pair that wait for each other's credits.
 TEST(Prepare, PacketsOfAPairAreATrain) {

@@ -157,6 +157,86 @@ TEST_F(HostSourceTest, WhatWasGrantedIsThereWhenItsDestinationHasEndedWell) {
   EXPECT_TRUE(ended());
 }
 
+// Rank 0 sends 40 chunks to rank 2 over the rail of its own NIC. Rank 1's NIC is on the other rail of the two nodes.
+class IdleWayTest : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kFast = 12'500'000'000;  // bytes/s: four chunks take 42 us
+
+  void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave) {
+    engine::Cluster cluster = rail_cluster(2, kFast);
+    for (const std::uint32_t nic : {1u, 3u}) cluster.nics[nic].rate_Bps = other_Bps;
+    ExchangeSettings settings;
+    settings.policy = policy;
+    services_.emplace(cluster, settings);
+    source_.emplace(*services_, copier_);
+    data_.resize(40 * services_->memory().chunk_bytes());
+    engine::SendMessage& message = add_send(operation_, data_);
+    message.key.destination = 2;
+    message.chunks.resize(40);
+    engine::RouteShare share;
+    share.kind = PathKind::rail;
+    share.peer_nic = 2;
+    share.bytes = data_.size();
+    operation_.routes[2].shares.push_back(share);
+    operation_.report.bytes_by_nic.resize(2);
+    source_->send(operation_);
+    engine::Grant grant = grant_of(message);
+    grant.chunks = 40;
+    source_->on_grant(grant, nullptr);
+  }
+  // Looks again and again, for a thousand times as long as it takes to find a way idle.
+  std::uint64_t bytes_over_other(std::uint64_t until) {
+    for (const std::uint64_t begin = engine::now_ns(); engine::now_ns() - begin < 42'000'000;) {
+      source_->advance();
+      if (operation_.report.bytes_by_nic[1] >= until) break;
+    }
+    return operation_.report.bytes_by_nic[1];
+  }
+  std::uint64_t chunks(std::uint64_t count) { return count * services_->memory().chunk_bytes(); }
+
+  LateCopier copier_;
+  std::optional<Services> services_;
+  std::vector<std::byte> data_;
+  engine::Operation operation_;
+  std::optional<engine::HostSource> source_;
+};
+
+TEST_F(IdleWayTest, TakesFourChunksOnceTheOwnWayIsFull) {
+  start();
+  for (int turn = 0; turn < 3; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(24)) << "all slots of the own way";
+  EXPECT_EQ(bytes_over_other(chunks(5)), chunks(4)) << "no more than keep it busy";
+  const auto& shares = operation_.routes[2].shares;
+  ASSERT_EQ(shares.size(), 2u);
+  EXPECT_EQ(shares[0].bytes, chunks(40 - 28)) << "what is left of the plan is what has not been sent";
+  EXPECT_EQ(shares[1].nic, 1u);
+  EXPECT_EQ(shares[1].sent, chunks(4));
+}
+
+// Two looks, however far apart: what was not looked at for long is new.
+TEST_F(IdleWayTest, NotBeforeItHasBeenIdleForAWhile) {
+  start();
+  for (int turn = 0; turn < 5; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(24));
+  EXPECT_EQ(operation_.report.bytes_by_nic[1], 0u);
+}
+
+TEST_F(IdleWayTest, NotWhileItsOwnerIsBusy) {
+  start();
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(services_->memory_of(1).take(1, engine::Pool::tx, 1));
+  EXPECT_EQ(bytes_over_other(1), 0u);
+}
+
+TEST_F(IdleWayTest, NotIfItIsLessThanHalfAsFast) {
+  start(kFast / 3);
+  EXPECT_EQ(bytes_over_other(1), 0u);
+}
+
+TEST_F(IdleWayTest, NotWhereThePlanIsWhatIsCompared) {
+  start(kFast, Policy::nimble);
+  EXPECT_EQ(bytes_over_other(1), 0u);
+}
+
 // Rank 1 is a mate, whose ring has room for one of the two records. What waits for room is known to this process alone, and the program
 // may end that when its operation has ended.
 class FullRingTest : public testing::Test {

@@ -61,6 +61,7 @@ inline engine::Cluster rail_cluster(std::uint32_t rails, std::uint64_t rate_Bps,
     engine::RankInfo info;
     info.node = rank / rails;
     info.local = rank % rails;
+    info.pid = ::getpid();
     info.nics = {rank};
     cluster.ranks.push_back(info);
     cluster.nodes[info.node].ranks.push_back(rank);
@@ -78,8 +79,9 @@ inline engine::Cluster rail_cluster(std::uint32_t rails, std::uint64_t rate_Bps,
 // The memories of node 0's ranks, each as its own rank sees it.
 class NodeParts {
  public:
-  NodeParts(std::uint32_t mates, const ExchangeSettings& settings) {
-    engine::Cluster shared = small_cluster(mates);
+  NodeParts(std::uint32_t mates, const ExchangeSettings& settings) : NodeParts(small_cluster(mates), settings) {}
+  NodeParts(engine::Cluster shared, const ExchangeSettings& settings) {
+    const auto mates = static_cast<std::uint32_t>(shared.nodes[0].ranks.size());
     for (std::uint32_t rank = 0; rank < mates; ++rank) {
       clusters.push_back(shared);
       clusters[rank].rank = rank;

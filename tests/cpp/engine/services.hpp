@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,10 +18,17 @@ namespace railweave::test {
 class Services final : public engine::EngineServices {
  public:
   explicit Services(std::uint32_t ranks = 1) : node_(ranks, {}) {}
+  // Of rank 0 of that cluster, with a router.
+  Services(const engine::Cluster& cluster, const ExchangeSettings& settings) : node_(cluster, settings) {
+    router_.emplace(node_.clusters[0], engine::derive_fabric(node_.clusters[0]), settings);
+  }
   const engine::Cluster& cluster() const override { return node_.clusters[0]; }
   engine::NodeMemory& memory() override { return *node_.memories[0]; }
   engine::ControlChannel& control() override { return channel_; }
-  const engine::Router& router() const override { std::abort(); }  // destinations route nothing, and sources here have a plan
+  const engine::Router& router() const override {
+    if (!router_) std::abort();  // destinations route nothing, and sources here have a plan whose ways are never full
+    return *router_;
+  }
   bool relays(std::uint32_t) const override { return true; }
   bool serves(std::uint32_t) const override { return true; }
   std::uint64_t link_word(std::uint32_t nic, std::uint32_t peer) const override {
@@ -52,6 +60,7 @@ class Services final : public engine::EngineServices {
     std::vector<engine::FrameType> types;
   };
   NodeParts node_;
+  std::optional<engine::Router> router_;
   Noted carrier_;
   engine::ControlChannel channel_{
       node_.clusters[0], *node_.memories[0], carrier_, {}, [](std::uint32_t, engine::FrameType, engine::ByteReader&) {}};
