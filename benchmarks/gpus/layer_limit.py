@@ -154,6 +154,8 @@ def main() -> None:
     parser.add_argument("--rate", default="8gbit")
     options = parser.parse_args()
     spec = LabSpec(*parse_shape(options.lab), options.rails, parse_rate(options.rate))
+    if spec.nodes < 2:
+        parser.error("expected nodes between which something goes over rails")
     print(f"{options.lab}, {options.rails} rails of {options.rate}: ms of an iteration, NCCL's and by an even spread, and what is gained")
     print(f"{'skew':10}" + "".join(f"{f'experts {each:g}x':>22}" for each in _COMPUTE))
     for skew in ("none", "zipf:1.0", "zipf:1.2", "rotating"):

@@ -18,8 +18,8 @@
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
 //
-// A warp owns every warps()-th packet of each message from the start and waits for none of them alone, so whatever can be done now is done
-// by somebody who is running: docs/cuda.md, "Why no operation waits for ever".
+// A warp owns every n-th packet of its messages, which n warps share, from the start and waits for none alone, so whatever can be done now
+// is done by somebody who is running: docs/cuda.md, "Why no operation waits for ever".
 #pragma once
 
 #include "ending.hpp"

@@ -219,15 +219,21 @@ bool wait_for_each_other(std::span<const Message> packets_only, std::uint64_t mo
 constexpr std::uint32_t kMostSend = 208, kMostSendToSeveral = 312, kMostReceive = 128, kMostReceiveFromSeveral = 256;
 static_assert(kMostSend < kPacketSlots);
 
+// Two messages; more of a pair that wait for each other are a train.
+bool are_of_one_pair(std::span<const Lane> lanes) {
+  return lanes.size() == 2 && lanes[0].head->local == lanes[1].head->local && lanes[0].head->direction == lanes[1].head->direction;
+}
+
 Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
   std::uint64_t packets[2] = {};
-  std::uint32_t count[2] = {}, waiting[2] = {};
+  std::uint32_t count[2] = {}, waiting[2] = {};  // waiting: peers
   for (const Lane& lane : lanes) {
     const auto d = static_cast<int>(lane.head->direction);
     packets[d] += lane.packets;
     ++count[d];
     if (lane.packets > kPacketSlots) ++waiting[d];
   }
+  if (are_of_one_pair(lanes)) waiting[0] = std::min(waiting[0], 1u), waiting[1] = std::min(waiting[1], 1u);
   if (waiting[0] + waiting[1] == 0) return {};
   constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
   const std::uint64_t sent = packets[kSend], all = packets[0] + packets[1];
@@ -253,9 +259,7 @@ void deal_to_warps(std::span<const Lane> lanes, std::uint32_t blocks, const Spli
     all[static_cast<int>(lane.head->direction)] += lane.packets;
     ++count[static_cast<int>(lane.head->direction)];
   }
-  const bool of_one_pair =
-      lanes.size() == 2 && lanes[0].head->local == lanes[1].head->local && lanes[0].head->direction == lanes[1].head->direction;
-  const bool apart = split.any() && !of_one_pair;
+  const bool apart = split.any() && !are_of_one_pair(lanes);
   for (const Lane& lane : lanes) {
     Message& m = *lane.head;
     const auto d = static_cast<int>(m.direction);
@@ -264,6 +268,7 @@ void deal_to_warps(std::span<const Lane> lanes, std::uint32_t blocks, const Spli
     if (apart && kLeastWarpsOfALane * count[d] <= warps && all[d] != 0) {
       first = std::min(lane.before * warps / all[d], warps - 1);
       share = std::clamp<std::uint64_t>((lane.before + lane.packets) * warps / all[d] - first, 1, warps - first);
+      if (m.direction == Direction::send) share = std::min<std::uint64_t>(share, kMostSend);
     }
     m.first_warp = static_cast<std::uint16_t>(first);
     m.warps = static_cast<std::uint16_t>(share);

@@ -11,6 +11,8 @@ constexpr int kChunksPerTurn = 8;
 
 // With so many chunks in its slots a NIC goes on for as long as a source takes to send the next one there.
 constexpr std::uint32_t kBusyChunks = 4;
+// What was not looked at for so many times as long as those take is not known to have stood idle.
+constexpr std::uint64_t kForgetPatiences = 4;
 
 }  // namespace
 
@@ -108,7 +110,7 @@ void HostSource::match(SendMessage& message, const Grant& grant, std::byte* loca
 
 bool HostSource::advance() {
   bool moved = false;
-  for (Idleness& each : idleness_) each.lacks.reset();
+  looked_ = false;
   for (std::size_t i = held_.size(); i-- != 0;) {
     if (!stands_announced(*held_[i])) continue;
     finish_if_done(*held_[i]);  // takes it out
@@ -210,45 +212,51 @@ bool HostSource::push_routed(SendMessage& message, std::uint32_t chunk) {
   return false;
 }
 
-// Chunks that an owner's NICs lack to be busy, if they have lacked some at every look for so long.
-std::uint32_t HostSource::lacks(std::uint32_t owner, std::uint64_t patience_ns) {
-  Idleness& idleness = idleness_[owner];
-  if (!idleness.lacks) {
-    const std::uint64_t now = now_ns();
-    idleness.lacks = kBusyChunks - std::min(kBusyChunks, memory_.queued(owner));
-    const bool busy = *idleness.lacks == 0 && now - idleness.used > patience_ns;
-    if (busy || now - idleness.seen > patience_ns) idleness.since = now;
+// Once a turn: which owners of this node's NICs have stood idle for a while.
+void HostSource::look_for_idle() {
+  if (looked_) return;
+  looked_ = true;
+  any_idle_ = false;
+  const Cluster& cluster = services_.cluster();
+  const std::uint64_t now = now_ns();
+  for (const std::uint32_t nic : cluster.nodes[cluster.node()].nics) {
+    const std::uint32_t owner = cluster.ranks[cluster.nics[nic].owner].local;
+    Idleness& idleness = idleness_[owner];
+    if (idleness.seen == now) continue;  // for another NIC of the owner's
+    const std::uint64_t Bps = std::max<std::uint64_t>(services_.router().planned_Bps(nic), 1);
+    const std::uint64_t patience = kBusyChunks * memory_.chunk_bytes() * 1'000'000'000 / Bps;
+    const std::uint32_t lacks = kBusyChunks - std::min(kBusyChunks, memory_.queued(owner));
+    const bool busy = lacks == 0 && now - idleness.used > patience;
+    if (busy || now - idleness.seen > kForgetPatiences * patience) idleness.since = now;
     idleness.seen = now;
+    idleness.lacks = now - idleness.since < patience ? 0 : lacks;
+    any_idle_ = any_idle_ || idleness.lacks != 0;
   }
-  return idleness.seen - idleness.since < patience_ns ? 0 : *idleness.lacks;
 }
 
 // A plan says how much goes which way if all ranks send at once. Where some come late, ways of theirs stand idle that others, whose own
 // ways are full, can use meanwhile: docs/protocol.md, "Idle ways".
 bool HostSource::push_to_idle(SendMessage& message, std::uint32_t chunk) {
-  const Cluster& cluster = services_.cluster();
   const Router& router = services_.router();
+  if (!router.may_deviate() || services_.cluster().local(message.key.destination)) return false;
+  look_for_idle();
   Routes& routes = *message.routes;
-  if (!router.may_deviate() || cluster.local(message.key.destination)) return false;
   const auto fullest = std::max_element(routes.shares.begin(), routes.shares.end(),
                                         [](const RouteShare& a, const RouteShare& b) { return a.bytes < b.bytes; });
-  if (fullest == routes.shares.end() || fullest->bytes == 0) return false;
-  const std::size_t from = static_cast<std::size_t>(fullest - routes.shares.begin());
-  const std::uint64_t least_Bps = router.planned_Bps(fullest->nic, fullest->peer_nic) / 2;
+  if (!any_idle_ || fullest == routes.shares.end() || fullest->bytes == 0) return false;
+  const std::uint64_t least_Bps = std::max<std::uint64_t>(1, router.planned_Bps(fullest->nic, fullest->peer_nic) / 2);
   if (routes.links.empty()) routes.links = router.links_to(message.key.destination);
-  for (RouteShare link : routes.links) {
-    const std::uint64_t Bps = router.planned_Bps(link.nic, link.peer_nic);
-    if (link.kind != PathKind::rail || Bps < least_Bps) continue;
-    const std::uint64_t patience = kBusyChunks * memory_.chunk_bytes() * 1'000'000'000 / std::max<std::uint64_t>(Bps, 1);
+  for (const RouteShare& link : routes.links) {
+    Idleness& idleness = idleness_[link.owner];
     bool live = false;
-    if (lacks(link.owner, patience) == 0 || !try_share(message, chunk, link, live)) continue;
-    --*idleness_[link.owner].lacks;
-    idleness_[link.owner].used = idleness_[link.owner].seen;
+    if (idleness.lacks == 0 || link.kind != PathKind::rail || router.planned_Bps(link.nic, link.peer_nic) < least_Bps) continue;
+    if (!try_share(message, chunk, link, live)) continue;
+    --idleness.lacks;
+    idleness.used = idleness.seen;
+    // As if it had gone the way that was planned: a new plan takes off what went each way.
     const std::uint32_t bytes = length(message, chunk);
-    routes.shares[from].bytes -= std::min<std::uint64_t>(routes.shares[from].bytes, bytes);
-    auto way = std::find_if(routes.shares.begin(), routes.shares.end(), [&](const RouteShare& share) { return share.same_way(link); });
-    if (way == routes.shares.end()) way = routes.shares.insert(way, link);
-    way->sent += bytes;
+    fullest->bytes -= std::min<std::uint64_t>(fullest->bytes, bytes);
+    fullest->sent += bytes;
     return true;
   }
   return false;

@@ -35,7 +35,7 @@ class HostSource {
   bool push_mapped(SendMessage& message, std::uint32_t chunk);
   bool push_routed(SendMessage& message, std::uint32_t chunk);
   bool push_to_slot(SendMessage& message, std::uint32_t chunk, const RouteShare& share);
-  std::uint32_t lacks(std::uint32_t owner, std::uint64_t patience_ns);
+  void look_for_idle();
   bool push_to_idle(SendMessage& message, std::uint32_t chunk);
   bool push_to_link(SendMessage& message, std::uint32_t chunk, const RouteShare& share, std::uint64_t word);
   bool link_has_room(std::uint32_t owner, std::uint32_t link) const;
@@ -80,11 +80,12 @@ class HostSource {
   };
   std::vector<std::vector<TxUse>> tx_use_;  // by owner
   struct Idleness {
-    std::optional<std::uint32_t> lacks;  // chunks to be busy, where that was looked at in this turn
-    // ns: since when it was idle at every look, but for what this rank sent there; the last look; when this rank sent there.
+    std::uint32_t lacks = 0;  // chunks that its NICs lack to be busy, if they have stood idle for a while
+    // ns: since when they were idle at every look, but for what this rank sent there; the last look; when this rank sent there.
     std::uint64_t since = 0, seen = 0, used = 0;
   };
-  std::vector<Idleness> idleness_;  // by owner of NICs
+  std::vector<Idleness> idleness_;          // by owner of NICs, as of this turn's look
+  bool looked_ = false, any_idle_ = false;  // in this turn
   std::size_t fallback_ = 0;
   std::unordered_map<std::uint64_t, Push> pushes_;  // by ticket: under way
   std::uint64_t next_ticket_ = 0;                   // even

@@ -233,10 +233,6 @@ std::vector<RouteShare> Router::links_to(std::uint32_t destination) const {
   return shares;
 }
 
-std::uint64_t Router::planned_Bps(std::uint32_t nic, std::uint32_t peer) const {
-  return std::min(links_.rate_Bps(to_leaf_[nic]), links_.rate_Bps(from_leaf_[peer]));
-}
-
 double Router::seconds_on_one_rail(std::uint64_t bytes) const {
   const auto& own = cluster_.self().nics;
   const auto& nics = own.empty() ? cluster_.nodes[cluster_.node()].nics : own;

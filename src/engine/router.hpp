@@ -1,6 +1,7 @@
 // Which way bytes go: the fabric as this job uses it, the planner, and link state (docs/protocol.md §6, §10, §11).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -51,8 +52,11 @@ class Router {
   // A measured rate of the link, or 0: forget it. True if it says more than the last one, from which it must differ by over a sixteenth,
   // and others should know.
   bool set_rate(std::uint32_t nic, std::uint32_t peer, std::uint64_t Bps);
-  // Bytes/s of the link as plans see it.
-  std::uint64_t planned_Bps(std::uint32_t nic, std::uint32_t peer) const;
+  // Bytes/s that a NIC, or a link, can carry, as plans see it.
+  std::uint64_t planned_Bps(std::uint32_t nic) const { return links_.rate_Bps(to_leaf_[nic]); }
+  std::uint64_t planned_Bps(std::uint32_t nic, std::uint32_t peer) const {
+    return std::min(planned_Bps(nic), links_.rate_Bps(from_leaf_[peer]));
+  }
   // The last rate of set_rate(), or 0.
   std::uint64_t rate(std::uint32_t nic, std::uint32_t peer) const;
   // What to take for the rate of a link that nothing has confirmed for long. One that was slow carries so little that it might never be

@@ -206,25 +206,43 @@ TEST_F(IdleWayTest, TakesFourChunksOnceTheOwnWayIsFull) {
   for (int turn = 0; turn < 3; ++turn) source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(24)) << "all slots of the own way";
   EXPECT_EQ(bytes_over_other(chunks(5)), chunks(4)) << "no more than keep it busy";
-  const auto& shares = operation_.routes[2].shares;
-  ASSERT_EQ(shares.size(), 2u);
-  EXPECT_EQ(shares[0].bytes, chunks(40 - 28)) << "what is left of the plan is what has not been sent";
-  EXPECT_EQ(shares[1].nic, 1u);
-  EXPECT_EQ(shares[1].sent, chunks(4));
+  engine::Routes& routes = operation_.routes[2];
+  ASSERT_EQ(routes.shares.size(), 1u);
+  EXPECT_EQ(routes.shares[0].bytes, chunks(40 - 28)) << "what is left of the plan is what has not been sent";
+  engine::Routes again;
+  again.shares.push_back(routes.shares[0]);
+  again.shares[0].bytes = data_.size();
+  routes.follow(again);
+  EXPECT_EQ(routes.shares[0].bytes, chunks(40 - 28)) << "also after a new plan";
 }
 
-// Two looks, however far apart: what was not looked at for long is new.
-TEST_F(IdleWayTest, NotBeforeItHasBeenIdleForAWhile) {
+TEST_F(IdleWayTest, NotAtTheFirstLook) {
   start();
-  for (int turn = 0; turn < 5; ++turn) source_->advance();
+  for (int turn = 0; turn < 4; ++turn) source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(24));
   EXPECT_EQ(operation_.report.bytes_by_nic[1], 0u);
 }
 
 TEST_F(IdleWayTest, NotWhileItsOwnerIsBusy) {
   start();
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(services_->memory_of(1).take(1, engine::Pool::tx, 1));
+  engine::NodeMemory& owner = services_->memory_of(1);
+  std::vector<engine::SlotRef> slots;
+  for (int i = 0; i < 4; ++i) slots.push_back(owner.take(1, engine::Pool::tx, 1).value());
   EXPECT_EQ(bytes_over_other(1), 0u);
+  for (const engine::SlotRef& slot : slots) owner.release(1, slot.pool, slot.slot, slot.turn);
+  source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[1], 0u) << "it has only just become idle";
+  EXPECT_EQ(bytes_over_other(chunks(4)), chunks(4));
+}
+
+TEST_F(IdleWayTest, IsKeptBusyOnceItWasFoundIdle) {
+  start();
+  ASSERT_EQ(bytes_over_other(chunks(4)), chunks(4));
+  source_->advance();
+  ASSERT_EQ(operation_.report.bytes_by_nic[1], chunks(4));
+  for (auto ticket = copier_.tickets.end() - 4; ticket != copier_.tickets.end(); ++ticket) source_->on_copied({*ticket, false});
+  source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[1], chunks(8));
 }
 
 TEST_F(IdleWayTest, NotIfItIsLessThanHalfAsFast) {
