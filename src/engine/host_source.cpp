@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace railweave::engine {
 namespace {
@@ -13,6 +14,8 @@ constexpr int kChunksPerTurn = 8;
 constexpr std::uint32_t kBusyChunks = 4;
 // What was not looked at for so many times as long as those take is not known to have stood idle.
 constexpr std::uint64_t kForgetPatiences = 4;
+// A look reads a flag for each slot of all mates, which others write meanwhile. Half a chunk's time apart, and no more than a second.
+constexpr std::uint64_t kLooksAPatience = 2 * kBusyChunks, kMostBetweenLooksNs = 1'000'000'000;
 
 }  // namespace
 
@@ -110,7 +113,6 @@ void HostSource::match(SendMessage& message, const Grant& grant, std::byte* loca
 
 bool HostSource::advance() {
   bool moved = false;
-  looked_ = false;
   for (std::size_t i = held_.size(); i-- != 0;) {
     if (!stands_announced(*held_[i])) continue;
     finish_if_done(*held_[i]);  // takes it out
@@ -212,13 +214,13 @@ bool HostSource::push_routed(SendMessage& message, std::uint32_t chunk) {
   return false;
 }
 
-// Once a turn: which owners of this node's NICs have stood idle for a while.
+// Now and then: which owners of this node's NICs have stood idle for a while.
 void HostSource::look_for_idle() {
-  if (looked_) return;
-  looked_ = true;
-  any_idle_ = false;
   const Cluster& cluster = services_.cluster();
   const std::uint64_t now = now_ns();
+  if (now < next_look_) return;
+  any_idle_ = false;
+  std::uint64_t soonest = std::numeric_limits<std::uint64_t>::max();
   for (const std::uint32_t nic : cluster.nodes[cluster.node()].nics) {
     const std::uint32_t owner = cluster.ranks[cluster.nics[nic].owner].local;
     Idleness& idleness = idleness_[owner];
@@ -231,7 +233,9 @@ void HostSource::look_for_idle() {
     idleness.seen = now;
     idleness.lacks = now - idleness.since < patience ? 0 : lacks;
     any_idle_ = any_idle_ || idleness.lacks != 0;
+    soonest = std::min(soonest, patience / kLooksAPatience);
   }
+  next_look_ = now + std::min(soonest, kMostBetweenLooksNs);
 }
 
 // A plan says how much goes which way if all ranks send at once. Where some come late, ways of theirs stand idle that others, whose own

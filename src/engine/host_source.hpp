@@ -84,8 +84,9 @@ class HostSource {
     // ns: since when they were idle at every look, but for what this rank sent there; the last look; when this rank sent there.
     std::uint64_t since = 0, seen = 0, used = 0;
   };
-  std::vector<Idleness> idleness_;          // by owner of NICs, as of this turn's look
-  bool looked_ = false, any_idle_ = false;  // in this turn
+  std::vector<Idleness> idleness_;  // by owner of NICs, as of the last look
+  bool any_idle_ = false;           // as of that
+  std::uint64_t next_look_ = 0;     // ns
   std::size_t fallback_ = 0;
   std::unordered_map<std::uint64_t, Push> pushes_;  // by ticket: under way
   std::uint64_t next_ticket_ = 0;                   // even

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "services.hpp"
 
 namespace railweave::test {
@@ -160,10 +163,10 @@ TEST_F(HostSourceTest, WhatWasGrantedIsThereWhenItsDestinationHasEndedWell) {
 // Rank 0 sends 40 chunks to rank 2 over the rail of its own NIC. Rank 1's NIC is on the other rail of the two nodes.
 class IdleWayTest : public testing::Test {
  protected:
-  static constexpr std::uint64_t kFast = 12'500'000'000;  // bytes/s: four chunks take 42 us
+  static constexpr std::uint64_t kFast = 12'500'000'000, kSlow = kFast / 1000;  // bytes/s: four chunks take 42 us, and 42 ms
 
-  void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave) {
-    engine::Cluster cluster = rail_cluster(2, kFast);
+  void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave, std::uint64_t own_Bps = kFast) {
+    engine::Cluster cluster = rail_cluster(2, own_Bps);
     for (const std::uint32_t nic : {1u, 3u}) cluster.nics[nic].rate_Bps = other_Bps;
     ExchangeSettings settings;
     settings.policy = policy;
@@ -184,9 +187,9 @@ class IdleWayTest : public testing::Test {
     grant.chunks = 40;
     source_->on_grant(grant, nullptr);
   }
-  // Looks again and again, for a thousand times as long as it takes to find a way idle.
+  // Looks again and again, for much longer than it takes to find a way idle.
   std::uint64_t bytes_over_other(std::uint64_t until) {
-    for (const std::uint64_t begin = engine::now_ns(); engine::now_ns() - begin < 42'000'000;) {
+    for (const std::uint64_t begin = engine::now_ns(); engine::now_ns() - begin < 200'000'000;) {
       source_->advance();
       if (operation_.report.bytes_by_nic[1] >= until) break;
     }
@@ -236,13 +239,17 @@ TEST_F(IdleWayTest, NotWhileItsOwnerIsBusy) {
 }
 
 TEST_F(IdleWayTest, IsKeptBusyOnceItWasFoundIdle) {
-  start();
+  start(kSlow, Policy::railweave, kSlow);
   ASSERT_EQ(bytes_over_other(chunks(4)), chunks(4));
-  source_->advance();
+  const auto look = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(6));
+    source_->advance();
+  };
+  look();
   ASSERT_EQ(operation_.report.bytes_by_nic[1], chunks(4));
   for (auto ticket = copier_.tickets.end() - 4; ticket != copier_.tickets.end(); ++ticket) source_->on_copied({*ticket, false});
-  source_->advance();
-  EXPECT_EQ(operation_.report.bytes_by_nic[1], chunks(8));
+  look();
+  EXPECT_EQ(operation_.report.bytes_by_nic[1], chunks(8)) << "at once, and not after four chunks' time";
 }
 
 TEST_F(IdleWayTest, NotIfItIsLessThanHalfAsFast) {
