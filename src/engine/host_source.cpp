@@ -10,7 +10,8 @@ namespace {
 // Chunks pushed before the engine looks at its rings again: 8 x 128 KiB are under half a millisecond of memcpy.
 constexpr int kChunksPerTurn = 8;
 
-// With so many chunks in its slots a NIC goes on for as long as a source takes to send the next one there.
+// With so many chunks in its slots a NIC goes on for as long as a source takes to send the next one there. None of these was swept; what
+// they bring is in docs/protocol.md, "Idle ways".
 constexpr std::uint32_t kBusyChunks = 4;
 // What was not looked at for so many times as long as those take is not known to have stood idle.
 constexpr std::uint64_t kForgetPatiences = 4;
