@@ -213,9 +213,10 @@ bool wait_for_each_other(std::span<const Message> packets_only, std::uint64_t mo
 // warps each. Where none waits, all warps send and then all receive, and 512 KiB took 6.2 and 6.9 us (2 x H100, docs/cuda-measured.md).
 // Then fewer of all of them send than a pair has slots, and no more look at packets that have not come than it takes to keep up: a pair of
 // 32 MiB in 15 messages took 105.9 us with all 256 warps at both ends, 105.4 with 128 that receive, 104.7 with 208 that send, too, and
-// 113.8 with 96 that receive. Several peers have slots each, and their packets come by turns: balanced 1 MiB between four took 17.5 us with
-// 120 warps that receive and 15.9 with 192, an incast of 4 MiB 41.7 with 128 and 38.3 with 256, an outcast of 1 MiB 13.3 with 192 that send
-// and 13.1 with 312 (4 x H100). A pair both ways has one warp of a block more that sends: 2 MiB took 15.6 us with 8 and 8, 15.1 so.
+// 113.8 with 96 that receive. Several peers have slots each, so more send, though no more to one of them, and their packets come by turns:
+// balanced 1 MiB between four took 17.5 us with 120 warps that receive and 15.9 with 192, an incast of 4 MiB 41.7 with 128 and 38.3 with
+// 256, an outcast of 1 MiB 13.3 with 192 that send and 13.1 with 312 (4 x H100). A pair both ways has one warp of a block more that sends:
+// 2 MiB took 15.6 us with 8 and 8, 15.1 so.
 constexpr std::uint32_t kMostSend = 208, kMostSendToSeveral = 312, kMostReceive = 128, kMostReceiveFromSeveral = 256;
 static_assert(kMostSend < kPacketSlots);
 
@@ -250,6 +251,7 @@ Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
 // while one that has several has to look first, a trip to L2 more a packet, and what it loaded for a send without a credit is lost.
 // Balanced 4 MiB between four took 49.4 us with all warps for all messages and 46.5 so (4 x H100, docs/cuda-measured.md). Not two of a
 // pair, of which the second has to wait for the first one's credits; more of those are a train.
+// And not with few warps for each, of which a share could be half of what it should be (not swept).
 constexpr std::uint64_t kLeastWarpsOfALane = 4;
 
 void deal_to_warps(std::span<const Lane> lanes, std::uint32_t blocks, const Split& split) {

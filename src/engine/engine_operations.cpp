@@ -8,8 +8,8 @@
 namespace railweave::engine {
 namespace {
 
-// Of the time the bytes take on one rail. 2x4 lab, 400 Mbit/s, an iteration of benchmarks/engine/layer.py, zipf:1.0: 945 ms with an eighth,
-// 928 with a 32nd, 922 without.
+// Of the time the bytes take on one rail. 2x4 lab, 400 Mbit/s, a layer such as that of benchmarks/engine/layer.py, zipf:1.0: 945 ms an
+// iteration with an eighth, 928 with at most 5 ms, which is a 32nd there, 922 without.
 constexpr double kRowWaitPart = 32;
 constexpr double kMaxRowWaitSeconds = 10;  // the setting's own limit
 constexpr double kMaxRowLifeSeconds = 60;  // of a row for which no rate is known
