@@ -38,7 +38,8 @@ class HostSource {
   void look_for_idle();
   bool push_to_idle(SendMessage& message, std::uint32_t chunk);
   bool push_to_link(SendMessage& message, std::uint32_t chunk, const RouteShare& share, std::uint64_t word);
-  bool link_has_room(std::uint32_t owner, std::uint32_t link) const;
+  std::uint32_t most_ahead(const RouteShare& share) const;
+  bool link_has_room(const RouteShare& share) const;
   bool try_share(SendMessage& message, std::uint32_t chunk, const RouteShare& share, bool& live);
   // What a copy announces once it has been made.
   struct Push {

@@ -257,6 +257,30 @@ TEST_F(IdleWayTest, NotIfItIsLessThanHalfAsFast) {
   EXPECT_EQ(bytes_over_other(1), 0u);
 }
 
+// What has a slot of a way cannot move to another.
+TEST_F(IdleWayTest, ASlowWayGetsFewChunksAhead) {
+  start(kSlow, Policy::railweave, kSlow);
+  for (int turn = 0; turn < 2; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(5));
+  EXPECT_EQ(bytes_over_other(chunks(4)), chunks(4));
+  for (const std::uint64_t ticket : {copier_.tickets[0], copier_.tickets[1]}) source_->on_copied({ticket, false});  // frees their slots
+  source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(7));
+}
+
+TEST_F(IdleWayTest, AWayGetsAheadWhatItCarriesSoon) {
+  const std::uint64_t Bps = 10 * ExchangeSettings{}.chunk_bytes * 1'000'000 / 700;  // ten chunks in 0.7 ms
+  start(Bps, Policy::railweave, Bps + Bps / 100);
+  for (int turn = 0; turn < 3; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(10));
+}
+
+TEST_F(IdleWayTest, NothingCouldMoveWherePlansSayWhichWayAllGoes) {
+  start(kSlow, Policy::nimble, kSlow);
+  for (int turn = 0; turn < 3; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(24));
+}
+
 TEST_F(IdleWayTest, NotWhereThePlanIsWhatIsCompared) {
   start(kFast, Policy::nimble);
   EXPECT_EQ(bytes_over_other(1), 0u);
