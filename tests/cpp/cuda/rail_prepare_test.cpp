@@ -99,12 +99,15 @@ TEST_P(BlocksBeside, MessagesInsideTheNodeNeedBeNoFasterThanRails) {
   EXPECT_EQ(limits.rail_bytes, c.rails);
   EXPECT_EQ(prepare(sized(near, 1u << 20), limits).blocks, c.blocks);
 }
+constexpr std::uint64_t operator""_KiB(unsigned long long n) { return n << 10; }
 constexpr std::uint64_t operator""_MiB(unsigned long long n) { return n << 20; }
 INSTANTIATE_TEST_SUITE_P(Table, BlocksBeside,
                          testing::Values(Beside{64_MiB, 64_MiB, true, 4}, Beside{64_MiB, 192_MiB, true, 4}, Beside{64_MiB, 10_MiB, true, 8},
                                          Beside{64_MiB, 1, true, 11}, Beside{64_MiB, 0, true, 11},
                                          // out of slots, and in packets
-                                         Beside{64_MiB, 64_MiB, false, 5}, Beside{1_MiB, 2_MiB, true, 4}, Beside{1_MiB, 1_MiB, true, 5}));
+                                         Beside{64_MiB, 64_MiB, false, 5}, Beside{1_MiB, 2_MiB, true, 4}, Beside{1_MiB, 1_MiB, true, 5},
+                                         // short ones
+                                         Beside{256_KiB, 1, true, 2}, Beside{256_KiB, 1_MiB, true, 2}, Beside{256_KiB + 16, 1_MiB, true, 4}));
 
 // What else there is or may be had counts as before.
 TEST(PrepareRails, FewBlocksBesideRailsAreNotMore) {
