@@ -44,6 +44,10 @@ constexpr auto kPatience = std::chrono::seconds(1);
 constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepProbes = 3;
 constexpr int kMostEvents = 32;
 constexpr itimerspec kAcceptPause{{}, {0, 100'000'000}};  // when the process has no descriptor left
+// Where a queue of the machine's own drops what the kernel sends (tbf, as the lab and pods with a limited rate have) and nothing else is on
+// its way, no answer and no time-out of a packet makes TCP go on: Linux looks again after 200 ms, whatever the route's least time-out is.
+// Until then it is made to try again each 5 ms, the least that the lab's queue holds (docs/engine.md, "What the kernel does not send").
+constexpr std::chrono::milliseconds kStuck(5), kKernelLooks(200);
 
 using Secret = std::array<std::byte, 16>;
 
@@ -125,7 +129,9 @@ class SocketTransport final : public Transport {
     if (::getrandom(secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size()))
       refuse(interface_, std::string("getrandom: ") + std::strerror(errno));
     pause_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    if (!pause_ || !watch(EPOLL_CTL_ADD, pause_.get(), EPOLLIN, kPause))
+    stuck_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    if (!pause_ || !watch(EPOLL_CTL_ADD, pause_.get(), EPOLLIN, kPause) || !stuck_ ||
+        !watch(EPOLL_CTL_ADD, stuck_.get(), EPOLLIN, kStuckTimer))
       refuse(interface_, std::string("timerfd: ") + std::strerror(errno));
     listen();
     padding_ = std::min(kFullPackets * mtu(), kMostPadding);
@@ -136,6 +142,7 @@ class SocketTransport final : public Transport {
     for (const auto& [id, connection] : incoming_) end(connection->socket);
     end(listener_socket_);
     watch(EPOLL_CTL_DEL, pause_.get(), 0, 0);
+    watch(EPOLL_CTL_DEL, stuck_.get(), 0, 0);
   }
   SocketTransport(const SocketTransport&) = delete;
   SocketTransport& operator=(const SocketTransport&) = delete;
@@ -243,6 +250,7 @@ class SocketTransport final : public Transport {
     Fd socket;
     bool failed = false;
     bool waits_for_room = false;  // or for the connection
+    Clock::time_point waits_since{};
     // What has begun: as much of `head` and then of `body` as `written` says has gone out.
     std::vector<std::byte> head;
     std::span<const std::byte> body;
@@ -267,7 +275,7 @@ class SocketTransport final : public Transport {
     std::size_t bytes = 0, have = 0;
     std::vector<std::byte> carried;
   };
-  static constexpr std::uint64_t kListener = 0, kPause = 1;
+  static constexpr std::uint64_t kListener = 0, kPause = 1, kStuckTimer = 2;
 
   bool watch(int what, int socket, std::uint32_t events, std::uint64_t id) const {
     epoll_event event{};
@@ -343,6 +351,7 @@ class SocketTransport final : public Transport {
   bool handle(std::uint64_t id, std::uint32_t events) {
     if (id == kListener) return accept_all();
     if (id == kPause) return resume_accepting();
+    if (id == kStuckTimer) return push_stuck();
     if (const auto peer = outgoing_ids_.find(id); peer != outgoing_ids_.end()) {
       Outgoing& connection = *outgoing_.at(peer->second);
       if (connection.failed) return false;
@@ -426,6 +435,8 @@ class SocketTransport final : public Transport {
         connection.written += static_cast<std::size_t>(sent);
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         connection.waits_for_room = true;
+        connection.waits_since = Clock::now();
+        if (!std::exchange(looks_for_stuck_, true)) look_for_stuck();
         if (!watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLOUT | EPOLLRDHUP, connection.id)) lose(connection);
         return;
       } else if (errno != EINTR) {
@@ -433,6 +444,29 @@ class SocketTransport final : public Transport {
         return;
       }
     }
+  }
+
+  void look_for_stuck() const {
+    constexpr itimerspec once{{}, {0, std::chrono::nanoseconds(kStuck).count()}};
+    ::timerfd_settime(stuck_.get(), 0, &once, nullptr);
+  }
+
+  bool push_stuck() {
+    std::uint64_t expirations = 0;
+    [[maybe_unused]] const auto read = ::read(stuck_.get(), &expirations, sizeof expirations);
+    looks_for_stuck_ = false;
+    for (const auto& [peer, connection] : outgoing_) {
+      const auto waited = Clock::now() - connection->waits_since;
+      if (!connection->waits_for_room || connection->failed || waited > kKernelLooks) continue;
+      looks_for_stuck_ = true;
+      tcp_info info{};
+      socklen_t size = sizeof info;
+      const int socket = connection->socket.get(), on = 1;
+      if (waited < kStuck || ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_unacked != 0) continue;
+      ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // again: the kernel sends what it may
+    }
+    if (looks_for_stuck_) look_for_stuck();
+    return false;
   }
 
   // --- Receiving
@@ -601,8 +635,10 @@ class SocketTransport final : public Transport {
   Fd epoll_;
   Fd listener_socket_;
   Fd pause_;  // a timer: when accepting goes on
+  Fd stuck_;  // a timer: when to look at connections that wait for room
+  bool looks_for_stuck_ = false;
   TransportListener* listener_ = nullptr;
-  std::uint64_t next_id_ = kPause + 1;
+  std::uint64_t next_id_ = kStuckTimer + 1;
   std::unordered_map<std::uint32_t, std::unique_ptr<Outgoing>> outgoing_;  // by peer
   std::unordered_map<std::uint64_t, std::uint32_t> outgoing_ids_;
   std::map<std::uint64_t, std::unique_ptr<Incoming>> incoming_;  // by id

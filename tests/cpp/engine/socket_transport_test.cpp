@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -37,6 +39,16 @@
 #include "parts.hpp"
 #include "railweave/engine/error.hpp"
 #include "shared_memory.hpp"
+
+namespace {
+// How often this program has set TCP_NODELAY, by which a transport makes the kernel send.
+std::atomic<int> pushes{0};
+}  // namespace
+
+extern "C" int setsockopt(int socket, int level, int option, const void* value, socklen_t size) noexcept {
+  if (level == IPPROTO_TCP && option == TCP_NODELAY) ++pushes;
+  return static_cast<int>(::syscall(SYS_setsockopt, socket, level, option, value, size));
+}
 
 namespace railweave::test {
 namespace {
@@ -398,6 +410,24 @@ TEST_F(SocketTransport, PeersAreAcceptedOnceTheProcessHasDescriptorsAgain) {
   pollfd event{b_.transport().event_fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&event, 1, 30'000), 1);
   EXPECT_TRUE(until([&] { return b_.transfers == std::vector<std::uint64_t>{1}; }));
+}
+
+// A connection that is not new, so that nothing else sets the option.
+TEST_F(SocketTransport, WhatWaitsForRoomIsPushedUntilTheKernelLooksItself) {
+  a_.send(b_, 1, 100);
+  ASSERT_TRUE(until([&] { return a_.kept.empty() && !b_.transfers.empty(); }));
+  constexpr std::uint64_t kPayloads = 100;
+  for (std::uint64_t transfer = 2; transfer <= kPayloads; ++transfer) a_.send(b_, transfer, kLargest);
+  ASSERT_FALSE(a_.kept.empty());
+  pollfd event{a_.transport().event_fd(), POLLIN, 0};
+  const int before = pushes;
+  const auto begin = std::chrono::steady_clock::now();
+  while (::poll(&event, 1, 2000) == 1 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) a_.transport().progress();
+  EXPECT_GT(pushes - before, 0);
+  EXPECT_LE(pushes - before, 40) << "each 5 ms of 200";
+  EXPECT_EQ(::poll(&event, 1, 0), 0) << "whoever does not read for long wakes nobody";
+  ASSERT_TRUE(until([&] { return b_.transfers.size() == kPayloads; }));
+  EXPECT_TRUE(a_.kept.empty());
 }
 
 TEST_F(SocketTransport, WakesWhoSleeps) {
