@@ -43,7 +43,7 @@ constexpr std::size_t kMostStrangers = 64;  // that have said nothing for longer
 constexpr auto kPatience = std::chrono::seconds(1);
 constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepProbes = 3;
 constexpr int kMostEvents = 32;
-constexpr itimerspec kAcceptPause{{}, {0, 100'000'000}};  // when the process has no descriptor left
+constexpr std::chrono::milliseconds kAcceptPause(100);  // when the process has no descriptor left
 // Where a queue of the machine's own drops what the kernel sends (tbf, as the lab and pods with a limited rate have) and nothing else is on
 // its way, no answer and no time-out of a packet makes TCP go on: Linux looks again after 200 ms, whatever the route's least time-out is.
 // Until then it is made to try again each 5 ms, the least that the lab's queue holds (docs/engine.md, "What the kernel does not send").
@@ -128,10 +128,8 @@ class SocketTransport final : public Transport {
     if (!epoll_) refuse(interface_, std::string("epoll_create1: ") + std::strerror(errno));
     if (::getrandom(secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size()))
       refuse(interface_, std::string("getrandom: ") + std::strerror(errno));
-    pause_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    stuck_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    if (!pause_ || !watch(EPOLL_CTL_ADD, pause_.get(), EPOLLIN, kPause) || !stuck_ ||
-        !watch(EPOLL_CTL_ADD, stuck_.get(), EPOLLIN, kStuckTimer))
+    timer_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    if (!timer_ || !watch(EPOLL_CTL_ADD, timer_.get(), EPOLLIN, kTimer))
       refuse(interface_, std::string("timerfd: ") + std::strerror(errno));
     listen();
     padding_ = std::min(kFullPackets * mtu(), kMostPadding);
@@ -141,8 +139,7 @@ class SocketTransport final : public Transport {
     for (const auto& [peer, connection] : outgoing_) end(connection->socket);
     for (const auto& [id, connection] : incoming_) end(connection->socket);
     end(listener_socket_);
-    watch(EPOLL_CTL_DEL, pause_.get(), 0, 0);
-    watch(EPOLL_CTL_DEL, stuck_.get(), 0, 0);
+    watch(EPOLL_CTL_DEL, timer_.get(), 0, 0);
   }
   SocketTransport(const SocketTransport&) = delete;
   SocketTransport& operator=(const SocketTransport&) = delete;
@@ -275,7 +272,7 @@ class SocketTransport final : public Transport {
     std::size_t bytes = 0, have = 0;
     std::vector<std::byte> carried;
   };
-  static constexpr std::uint64_t kListener = 0, kPause = 1, kStuckTimer = 2;
+  static constexpr std::uint64_t kListener = 0, kTimer = 1;
 
   bool watch(int what, int socket, std::uint32_t events, std::uint64_t id) const {
     epoll_event event{};
@@ -350,8 +347,7 @@ class SocketTransport final : public Transport {
 
   bool handle(std::uint64_t id, std::uint32_t events) {
     if (id == kListener) return accept_all();
-    if (id == kPause) return resume_accepting();
-    if (id == kStuckTimer) return push_stuck();
+    if (id == kTimer) return on_timer();
     if (const auto peer = outgoing_ids_.find(id); peer != outgoing_ids_.end()) {
       Outgoing& connection = *outgoing_.at(peer->second);
       if (connection.failed) return false;
@@ -436,7 +432,7 @@ class SocketTransport final : public Transport {
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         connection.waits_for_room = true;
         connection.waits_since = Clock::now();
-        if (!std::exchange(looks_for_stuck_, true)) look_for_stuck();
+        look_for_stuck(connection.waits_since);
         if (!watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLOUT | EPOLLRDHUP, connection.id)) lose(connection);
         return;
       } else if (errno != EINTR) {
@@ -446,27 +442,44 @@ class SocketTransport final : public Transport {
     }
   }
 
-  void look_for_stuck() const {
-    constexpr itimerspec once{{}, {0, std::chrono::nanoseconds(kStuck).count()}};
-    ::timerfd_settime(stuck_.get(), 0, &once, nullptr);
+  void look_for_stuck(Clock::time_point now) {
+    if (look_at_) return;
+    look_at_ = now + kStuck;
+    set_timer(now);
   }
 
-  bool push_stuck() {
-    std::uint64_t expirations = 0;
-    [[maybe_unused]] const auto read = ::read(stuck_.get(), &expirations, sizeof expirations);
-    looks_for_stuck_ = false;
+  void push_stuck(Clock::time_point now) {
+    look_at_.reset();
     for (const auto& [peer, connection] : outgoing_) {
-      const auto waited = Clock::now() - connection->waits_since;
+      const auto waited = now - connection->waits_since;
       if (!connection->waits_for_room || connection->failed || waited > kKernelLooks) continue;
-      looks_for_stuck_ = true;
+      look_at_ = now + kStuck;
       tcp_info info{};
       socklen_t size = sizeof info;
       const int socket = connection->socket.get(), on = 1;
       if (waited < kStuck || ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_unacked != 0) continue;
       ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // again: the kernel sends what it may
     }
-    if (looks_for_stuck_) look_for_stuck();
-    return false;
+  }
+
+  // For whichever is first of what waits for it.
+  void set_timer(Clock::time_point now) const {
+    if (!look_at_ && !accept_at_) return;
+    const auto first = std::min(look_at_.value_or(Clock::time_point::max()), accept_at_.value_or(Clock::time_point::max()));
+    const auto ns = std::max<std::int64_t>(1, std::chrono::nanoseconds(first - now).count());  // 0 would stop it
+    const itimerspec once{{}, {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)}};
+    ::timerfd_settime(timer_.get(), 0, &once, nullptr);
+  }
+
+  bool on_timer() {
+    std::uint64_t expirations = 0;
+    [[maybe_unused]] const auto read = ::read(timer_.get(), &expirations, sizeof expirations);
+    const auto now = Clock::now();
+    if (look_at_ && *look_at_ <= now) push_stuck(now);
+    const bool resumes = accept_at_ && *accept_at_ <= now;
+    if (resumes) resume_accepting(now);
+    set_timer(now);
+    return resumes;
   }
 
   // --- Receiving
@@ -478,7 +491,8 @@ class SocketTransport final : public Transport {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           watch(EPOLL_CTL_DEL, listener_socket_.get(), 0, kListener);
-          pause_accepting();
+          accept_at_ = Clock::now() + kAcceptPause;
+          set_timer(Clock::now());
         }
         return moved;
       }
@@ -498,13 +512,9 @@ class SocketTransport final : public Transport {
     }
   }
 
-  void pause_accepting() const { ::timerfd_settime(pause_.get(), 0, &kAcceptPause, nullptr); }
-
-  bool resume_accepting() const {
-    std::uint64_t expirations = 0;
-    [[maybe_unused]] const auto read = ::read(pause_.get(), &expirations, sizeof expirations);
-    if (!watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener)) pause_accepting();
-    return true;
+  void resume_accepting(Clock::time_point now) {
+    accept_at_.reset();
+    if (!watch(EPOLL_CTL_ADD, listener_socket_.get(), EPOLLIN, kListener)) accept_at_ = now + kAcceptPause;
   }
 
   // Who connects and says nothing shall not keep descriptors. Peers of a large job may all be there before the first of them is read.
@@ -634,11 +644,11 @@ class SocketTransport final : public Transport {
   Secret secret_{};
   Fd epoll_;
   Fd listener_socket_;
-  Fd pause_;  // a timer: when accepting goes on
-  Fd stuck_;  // a timer: when to look at connections that wait for room
-  bool looks_for_stuck_ = false;
+  Fd timer_;
+  std::optional<Clock::time_point> accept_at_;  // when accepting goes on
+  std::optional<Clock::time_point> look_at_;    // when to look at connections that wait for room
   TransportListener* listener_ = nullptr;
-  std::uint64_t next_id_ = kStuckTimer + 1;
+  std::uint64_t next_id_ = kTimer + 1;
   std::unordered_map<std::uint32_t, std::unique_ptr<Outgoing>> outgoing_;  // by peer
   std::unordered_map<std::uint64_t, std::uint32_t> outgoing_ids_;
   std::map<std::uint64_t, std::unique_ptr<Incoming>> incoming_;  // by id
