@@ -361,8 +361,8 @@ std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
 // Messages inside the node beside others over rails need be little faster than those: a block for each time that they have as many bytes,
 // and one more. A block pushes 46 GB/s and moves 5 to 11 in packets or out of slots (docs/cuda-measured.md), so these count fourfold: more
 // than rails of 100 Gbit/s a rank bring. Never fewer than four, as NCCL's kernel has at least there, since a mate may have nothing else to
-// wait for; but two, as that has, where all that is short: 192 KiB take them some 20 us (2x4 lab, where 64 KiB each way with seven ranks
-// take 290).
+// wait for; but two, as that has in the 2x4 lab up to 64 KiB, where as much goes over rails and all that is short: 192 KiB take them some
+// 20 us, and an operation of 64 KiB each way with seven ranks 290.
 constexpr std::uint64_t kPushesPerCopy = 4;
 constexpr std::uint64_t kLeastBesideRails = 4, kShortBesideRails = 2;
 constexpr std::uint64_t kShortBytes = 256u << 10;  // each way
@@ -372,7 +372,8 @@ std::uint64_t blocks_beside_rails(const LaunchLimits& limits, const Sums& sums) 
     const auto d = static_cast<int>(direction);
     return sums.bytes[d] + (kPushesPerCopy - 1) * (sums.packet_bytes[d] + pulled);
   };
-  if (sums.granted == 0 && std::max(sums.bytes[0], sums.bytes[1]) <= kShortBytes) return kShortBesideRails;
+  const std::uint64_t near = std::max(sums.bytes[0], sums.bytes[1]);
+  if (sums.granted == 0 && near <= std::min(kShortBytes, limits.rail_bytes)) return kShortBesideRails;
   const std::uint64_t most = std::max(pushes(Direction::send, 0), pushes(Direction::receive, sums.pulled_bytes));
   return std::max(kLeastBesideRails, 1 + divide_up(most, std::max<std::uint64_t>(limits.rail_bytes, 1)));
 }

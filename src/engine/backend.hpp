@@ -55,6 +55,8 @@ class EngineServices {
   // This rank's side of the message.
   virtual MessageState state_of(const MessageKey& key) const = 0;
   virtual std::uint64_t eager_bytes() const = 0;
+  // Transfers that may be under way at once on a link of that NIC.
+  virtual std::uint32_t link_window(std::uint32_t nic) const = 0;
   virtual void message_over(Operation& operation) = 0;
   virtual void fail(Operation& operation, const Failure& failure) = 0;
   // A rank whose process has ended, as far as this one knows: why other ranks leave, or fail.

@@ -81,6 +81,7 @@ class Engine final : public EngineServices {
   std::shared_ptr<SharedMemory> map(const MemoryHandle& handle) override;
   MessageState state_of(const MessageKey& key) const override;
   std::uint64_t eager_bytes() const override { return settings_.eager_bytes; }
+  std::uint32_t link_window(std::uint32_t nic) const override;
   void message_over(Operation& operation) override;
   void fail(Operation& operation, const Failure& failure) override;
   std::optional<Failure> death() const override;

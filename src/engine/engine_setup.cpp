@@ -13,6 +13,7 @@
 #include "engine.hpp"
 #include "railweave/engine/error.hpp"
 #include "socket_transport.hpp"
+#include "tx_link.hpp"
 #include "ucx_transport.hpp"
 
 namespace railweave::engine {
@@ -281,5 +282,7 @@ void Engine::bring_links_up(Rendezvous& rendezvous) {
 }
 
 Engine::~Engine() { close(); }
+
+std::uint32_t Engine::link_window(std::uint32_t nic) const { return engine::link_window(settings_, router_->nominal_Bps(nic)); }
 
 }  // namespace railweave::engine

@@ -18,10 +18,10 @@ constexpr std::uint64_t kForgetPatiences = 4;
 // A look reads a flag for each slot of all mates, which others write meanwhile. Half a chunk's time apart, and no more than a second.
 constexpr std::uint64_t kLooksAPatience = 2 * kBusyChunks, kMostBetweenLooksNs = 1'000'000'000;
 
-// What a source has in slots of a link cannot move to a way that stands idle. As much as goes over the link in this time is there, and at
-// least so many chunks. benchmarks/engine/layer.py, zipf:1.0, 400 Mbit/s: 932 ms with 24 chunks, 908 with 16, 891 with 12, 873 with 8, 860
-// with 5, 849 with 3; bench alltoallv incast:4MiB 86.7 ms with 24, 86.4 with 5, 88.8 with 3. On 8 Gbit/s (32 cores) 50.6, 52.3 (8), 49.5
-// (5), 48.7 (3).
+// What a source has in slots of a link cannot move to a way that stands idle. As much as goes over the link in this time is there, at least
+// so many chunks, and a window, as a slot is free again when its chunk has landed. benchmarks/engine/layer.py, zipf:1.0, 400 Mbit/s (window
+// 3): 932 ms with 24 chunks, 908 with 16, 891 with 12, 873 with 8, 860 with 5, 849 with 3; bench alltoallv incast:4MiB 86.7 ms with 24,
+// 86.4 with 5, 88.8 with 3. On 8 Gbit/s (32 cores; window 8) 50.6 ms with 24, 52.3 with 8, 49.5 with 5, 48.7 with 3, 3% apart.
 constexpr std::uint64_t kAheadNs = 700'000;
 constexpr std::uint32_t kLeastAhead = 5;
 
@@ -364,7 +364,8 @@ std::uint32_t HostSource::most_ahead(const RouteShare& share) const {
   if (cluster.nodes[cluster.node()].nics.size() == 1 || !services_.router().may_deviate()) return slots;
   const std::uint64_t chunks =
       services_.router().planned_Bps(share.nic, share.peer_nic) / 1'000 * (kAheadNs / 1'000) / 1'000 / memory_.chunk_bytes();
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(chunks, std::min(kLeastAhead, slots), slots));
+  const std::uint64_t least = std::max(kLeastAhead, services_.link_window(share.nic));
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::max(chunks, least), slots));
 }
 
 // A link alone at its owner may fill all of this rank's slots there; beside another link it gets half, so that a slow one cannot block.

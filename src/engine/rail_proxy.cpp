@@ -12,10 +12,7 @@ constexpr std::uint64_t kHeardEveryNs = 20'000'000;   // boards need not know of
 constexpr std::uint64_t kPingSpacingNs = 10'000'000;  // per link of a NIC with many links
 constexpr std::uint32_t kAheadPart = 2;               // of a NIC's rx slots one in so many may be accepted ahead, divided among its links
 constexpr std::uint64_t kRxSilence = 2;               // rail time-outs: a sender that is only starved of a CPU gets to speak first
-// Data under way on a link: `got` and grants of the other direction, and rows, wait behind it (setting link_window says what was measured).
-constexpr std::uint64_t kWindowUs = 7'500;
-constexpr std::uint64_t kLeastWindow = 2;  // one on the rail, one whose answer is on its way
-constexpr unsigned kProgressTurns = 16;    // times events are taken before the engine looks at its rings again
+constexpr unsigned kProgressTurns = 16;               // times events are taken before the engine looks at its rings again
 // Goes alone, from where it lies. A message of its own costs both ends' threads some 2 us each, as much as copying 30 KiB
 // (benchmarks/engine: two frames of 16 KiB take 16 us of CPU together and 20 to 23 apart, two of 64 KiB 50 when they are copied and 42
 // else).
@@ -40,16 +37,10 @@ LinkTimes times_of(const ExchangeSettings& settings, std::size_t links, std::uin
   return times;
 }
 
-std::uint32_t window_of(const ExchangeSettings& settings, std::uint64_t nominal_Bps) {
-  const std::uint64_t bytes = nominal_Bps / 1'000'000 * kWindowUs;
-  const std::uint64_t chunks = std::max(kLeastWindow, (bytes + settings.chunk_bytes - 1) / settings.chunk_bytes);
-  return static_cast<std::uint32_t>(std::min(settings.link_window, chunks));
-}
-
 // A NIC's links have a window each under way, and the answer waits behind as much of the other direction; as much again for what waits in
 // front of other NICs. With chunks of 128 KiB that is longer than three heartbeats, which have 10 ms a link, only below 210 Mbit/s.
 std::uint64_t longest_answer_ns(const ExchangeSettings& settings, std::uint64_t nominal_Bps, std::size_t links) {
-  const double bytes = 3.0 * static_cast<double>(links) * static_cast<double>(settings.chunk_bytes) * window_of(settings, nominal_Bps);
+  const double bytes = 3.0 * static_cast<double>(links) * static_cast<double>(settings.chunk_bytes) * link_window(settings, nominal_Bps);
   return nominal_Bps == 0 ? 0 : static_cast<std::uint64_t>(bytes * 1e9 / static_cast<double>(nominal_Bps));
 }
 
@@ -231,7 +222,7 @@ RailProxy::RailProxy(const Cluster& cluster, NodeMemory& memory, const ExchangeS
   for (std::uint32_t own = 0; own < transports.size(); ++own) {
     const std::uint32_t nic = cluster.self().nics[own];
     const std::vector<std::uint32_t> peers = peers_of(cluster, nic, connected);
-    ports_.push_back(std::make_unique<Port>(*this, std::move(transports[own]), window_of(settings, nominal_Bps(nic)), own, nic, peers,
+    ports_.push_back(std::make_unique<Port>(*this, std::move(transports[own]), link_window(settings, nominal_Bps(nic)), own, nic, peers,
                                             times_of(settings, peers.size(), longest_answer_ns(settings, nominal_Bps(nic), peers.size()))));
   }
 }

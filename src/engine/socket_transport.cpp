@@ -1,6 +1,7 @@
 #include "socket_transport.hpp"
 
 #include <ifaddrs.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -44,10 +45,11 @@ constexpr auto kPatience = std::chrono::seconds(1);
 constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepProbes = 3;
 constexpr int kMostEvents = 32;
 constexpr std::chrono::milliseconds kAcceptPause(100);  // when the process has no descriptor left
-// Where a queue of the machine's own drops what the kernel sends (tbf, as the lab and pods with a limited rate have) and nothing else is on
-// its way, no answer and no time-out of a packet makes TCP go on: Linux looks again after 200 ms, whatever the route's least time-out is.
-// Until then it is made to try again each 5 ms, the least that the lab's queue holds (docs/engine.md, "What the kernel does not send").
-constexpr std::chrono::milliseconds kStuck(5), kKernelLooks(200);
+// Where a queue of the machine's own drops what the kernel sends (tbf, as the lab and pods with a limited rate have) and nothing else of
+// the connection is on its way, no answer and no time-out of a packet makes TCP go on: Linux looks again after 200 ms at the earliest, then
+// 400, whatever the route's least time-out is. It is made to try again after 5 ms, the least that the lab's queue holds, then twice as long
+// each time until something else is written (docs/engine.md, "What the kernel does not send").
+constexpr std::chrono::milliseconds kLook(5), kLongestLook(1000);
 
 using Secret = std::array<std::byte, 16>;
 
@@ -247,7 +249,7 @@ class SocketTransport final : public Transport {
     Fd socket;
     bool failed = false;
     bool waits_for_room = false;  // or for the connection
-    Clock::time_point waits_since{};
+    bool may_be_stuck = false;    // the kernel may have bytes that it has not sent
     // What has begun: as much of `head` and then of `body` as `written` says has gone out.
     std::vector<std::byte> head;
     std::span<const std::byte> body;
@@ -429,10 +431,10 @@ class SocketTransport final : public Transport {
       const ssize_t sent = ::sendmsg(connection.socket.get(), &message, MSG_NOSIGNAL);
       if (sent > 0) {
         connection.written += static_cast<std::size_t>(sent);
+        connection.may_be_stuck = true;
+        look_for_stuck();
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         connection.waits_for_room = true;
-        connection.waits_since = Clock::now();
-        look_for_stuck(connection.waits_since);
         if (!watch(EPOLL_CTL_MOD, connection.socket.get(), EPOLLOUT | EPOLLRDHUP, connection.id)) lose(connection);
         return;
       } else if (errno != EINTR) {
@@ -442,24 +444,29 @@ class SocketTransport final : public Transport {
     }
   }
 
-  void look_for_stuck(Clock::time_point now) {
-    if (look_at_) return;
-    look_at_ = now + kStuck;
+  void look_for_stuck() {
+    const auto now = Clock::now();
+    look_after_ = kLook;
+    if (look_at_ && *look_at_ <= now + kLook) return;
+    look_at_ = now + kLook;
     set_timer(now);
   }
 
   void push_stuck(Clock::time_point now) {
     look_at_.reset();
     for (const auto& [peer, connection] : outgoing_) {
-      const auto waited = now - connection->waits_since;
-      if (!connection->waits_for_room || connection->failed || waited > kKernelLooks) continue;
-      look_at_ = now + kStuck;
+      if (!connection->may_be_stuck || connection->failed) continue;
+      int unsent = 0;
       tcp_info info{};
       socklen_t size = sizeof info;
       const int socket = connection->socket.get(), on = 1;
-      if (waited < kStuck || ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_unacked != 0) continue;
-      ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // again: the kernel sends what it may
+      connection->may_be_stuck = ::ioctl(socket, SIOCOUTQNSD, &unsent) == 0 && unsent != 0;
+      if (!connection->may_be_stuck) continue;
+      look_at_ = now + look_after_;
+      if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_unacked == 0)
+        ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // again: it sends what it may
     }
+    look_after_ = std::min(2 * look_after_, kLongestLook);
   }
 
   // For whichever is first of what waits for it.
@@ -646,7 +653,8 @@ class SocketTransport final : public Transport {
   Fd listener_socket_;
   Fd timer_;
   std::optional<Clock::time_point> accept_at_;  // when accepting goes on
-  std::optional<Clock::time_point> look_at_;    // when to look at connections that wait for room
+  std::optional<Clock::time_point> look_at_;    // when to look at connections that may be stuck
+  std::chrono::milliseconds look_after_{kLook};
   TransportListener* listener_ = nullptr;
   std::uint64_t next_id_ = kTimer + 1;
   std::unordered_map<std::uint32_t, std::unique_ptr<Outgoing>> outgoing_;  // by peer

@@ -30,6 +30,10 @@ constexpr std::size_t kMostAhead = 4096;  // slots that a peer may say are accep
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxReconnectFactor = 8;  // of the reconnect time, while a link stays down
 
+// Data under way on a link: `got` and grants of the other direction, and rows, wait behind it (setting link_window says what was measured).
+constexpr std::uint64_t kWindowUs = 7'500;
+constexpr std::uint64_t kLeastWindow = 2;  // one on the rail, one whose answer is on its way
+
 }  // namespace
 
 std::uint64_t TxSlotHolds::hold(const Record& record) {
@@ -110,6 +114,12 @@ std::optional<std::uint64_t> RateMeter::believe(std::uint64_t at_least, std::uin
   believed_ = doubt_.rate;
   doubt_ = {};
   return believed_;
+}
+
+std::uint32_t link_window(const ExchangeSettings& settings, std::uint64_t nominal_Bps) {
+  const std::uint64_t bytes = nominal_Bps / 1'000'000 * kWindowUs;
+  const std::uint64_t chunks = std::max(kLeastWindow, (bytes + settings.chunk_bytes - 1) / settings.chunk_bytes);
+  return static_cast<std::uint32_t>(std::min(settings.link_window, chunks));
 }
 
 TxLink::TxLink(Port port, Names names, const LinkTimes& times, std::uint32_t window)

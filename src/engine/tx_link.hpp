@@ -23,6 +23,9 @@ struct LinkTimes {
   std::uint64_t reconnect_ns = 0;
 };
 
+// Transfers that may be under way at once on a link of a NIC of so many bytes/s.
+std::uint32_t link_window(const ExchangeSettings& settings, std::uint64_t nominal_Bps);
+
 // tx slots whose payload the transport may still read. A slot goes back to its writer when its transfer is over and no send is under way.
 class TxSlotHolds {
  public:

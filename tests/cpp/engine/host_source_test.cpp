@@ -165,22 +165,25 @@ class IdleWayTest : public testing::Test {
  protected:
   static constexpr std::uint64_t kFast = 12'500'000'000, kSlow = kFast / 1000;  // bytes/s: four chunks take 42 us, and 42 ms
 
-  void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave, std::uint64_t own_Bps = kFast) {
-    engine::Cluster cluster = rail_cluster(2, own_Bps);
-    for (const std::uint32_t nic : {1u, 3u}) cluster.nics[nic].rate_Bps = other_Bps;
+  // Of two nodes with so many rails. `peer_Bps`: of the NIC at the other end of the own one, if it is not as fast.
+  void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave, std::uint64_t own_Bps = kFast, std::uint64_t peer_Bps = 0,
+             std::uint32_t rails = 2) {
+    engine::Cluster cluster = rail_cluster(rails, own_Bps);
+    for (std::uint32_t nic = 1; nic < cluster.nics.size(); nic += rails) cluster.nics[nic].rate_Bps = rails == 2 ? other_Bps : own_Bps;
+    if (peer_Bps != 0) cluster.nics[rails].rate_Bps = peer_Bps;
     ExchangeSettings settings;
     settings.policy = policy;
     services_.emplace(cluster, settings);
     source_.emplace(*services_, copier_);
     data_.resize(40 * services_->memory().chunk_bytes());
     engine::SendMessage& message = add_send(operation_, data_);
-    message.key.destination = 2;
+    message.key.destination = rails;
     message.chunks.resize(40);
     engine::RouteShare share;
     share.kind = PathKind::rail;
-    share.peer_nic = 2;
+    share.peer_nic = rails;
     share.bytes = data_.size();
-    operation_.routes[2].shares.push_back(share);
+    operation_.routes[rails].shares.push_back(share);
     operation_.report.bytes_by_nic.resize(2);
     source_->send(operation_);
     engine::Grant grant = grant_of(message);
@@ -188,13 +191,15 @@ class IdleWayTest : public testing::Test {
     source_->on_grant(grant, nullptr);
   }
   // Looks again and again, for much longer than it takes to find a way idle.
-  std::uint64_t bytes_over_other(std::uint64_t until) {
-    for (const std::uint64_t begin = engine::now_ns(); engine::now_ns() - begin < 200'000'000;) {
+  std::uint64_t bytes_over_other(std::uint64_t until, std::uint64_t ns = 200'000'000) {
+    for (const std::uint64_t begin = engine::now_ns(); engine::now_ns() - begin < ns;) {
       source_->advance();
       if (operation_.report.bytes_by_nic[1] >= until) break;
     }
     return operation_.report.bytes_by_nic[1];
   }
+  // The same where it will be found idle, also if this process has no CPU for a while.
+  std::uint64_t bytes_over_idle(std::uint64_t until) { return bytes_over_other(until, 10'000'000'000); }
   std::uint64_t chunks(std::uint64_t count) { return count * services_->memory().chunk_bytes(); }
 
   LateCopier copier_;
@@ -235,12 +240,12 @@ TEST_F(IdleWayTest, NotWhileItsOwnerIsBusy) {
   for (const engine::SlotRef& slot : slots) owner.release(1, slot.pool, slot.slot, slot.turn);
   source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[1], 0u) << "it has only just become idle";
-  EXPECT_EQ(bytes_over_other(chunks(4)), chunks(4));
+  EXPECT_EQ(bytes_over_idle(chunks(4)), chunks(4));
 }
 
 TEST_F(IdleWayTest, IsKeptBusyOnceItWasFoundIdle) {
   start(kSlow, Policy::railweave, kSlow);
-  ASSERT_EQ(bytes_over_other(chunks(4)), chunks(4));
+  ASSERT_EQ(bytes_over_idle(chunks(4)), chunks(4));
   const auto look = [&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(6));
     source_->advance();
@@ -262,7 +267,7 @@ TEST_F(IdleWayTest, ASlowWayGetsFewChunksAhead) {
   start(kSlow, Policy::railweave, kSlow);
   for (int turn = 0; turn < 2; ++turn) source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(5));
-  EXPECT_EQ(bytes_over_other(chunks(4)), chunks(4));
+  EXPECT_EQ(bytes_over_idle(chunks(4)), chunks(4));
   for (const std::uint64_t ticket : {copier_.tickets[0], copier_.tickets[1]}) source_->on_copied({ticket, false});  // frees their slots
   source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(7));
@@ -273,6 +278,38 @@ TEST_F(IdleWayTest, AWayGetsAheadWhatItCarriesSoon) {
   start(Bps, Policy::railweave, Bps + Bps / 100);
   for (int turn = 0; turn < 3; ++turn) source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(10));
+}
+
+TEST_F(IdleWayTest, AWayToASlowNicGetsFewChunksAhead) {
+  start(kFast, Policy::railweave, kFast, kSlow);
+  for (int turn = 0; turn < 3; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(8)) << "a window of the own NIC";
+}
+
+TEST_F(IdleWayTest, BesideAnotherLinkAWayGetsHalfOfTheSlots) {
+  start();
+  engine::Operation other;
+  engine::SendMessage& message = add_send(other, data_);
+  message.key.destination = 3;
+  message.chunks.resize(2);
+  message.bytes = chunks(2);
+  engine::RouteShare share;
+  share.kind = PathKind::rail;
+  share.peer_nic = 3;
+  share.bytes = chunks(2);
+  other.routes[3].shares.push_back(share);
+  other.report.bytes_by_nic.resize(2);
+  source_->send(other);
+  source_->on_grant(grant_of(message), nullptr);
+  for (int turn = 0; turn < 5; ++turn) source_->advance();
+  EXPECT_EQ(other.report.bytes_by_nic[0], chunks(2));
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(12));
+}
+
+TEST_F(IdleWayTest, NothingCouldMoveWhereThereIsOneNic) {
+  start(kSlow, Policy::railweave, kSlow, 0, 1);
+  for (int turn = 0; turn < 4; ++turn) source_->advance();
+  EXPECT_EQ(operation_.report.bytes_by_nic[0], chunks(24));
 }
 
 TEST_F(IdleWayTest, NothingCouldMoveWherePlansSayWhichWayAllGoes) {

@@ -11,6 +11,7 @@
 #include "backend.hpp"
 #include "copier.hpp"
 #include "parts.hpp"
+#include "tx_link.hpp"
 
 namespace railweave::test {
 
@@ -19,7 +20,7 @@ class Services final : public engine::EngineServices {
  public:
   explicit Services(std::uint32_t ranks = 1) : node_(ranks, {}) {}
   // Of rank 0 of that cluster, with a router.
-  Services(const engine::Cluster& cluster, const ExchangeSettings& settings) : node_(cluster, settings) {
+  Services(const engine::Cluster& cluster, const ExchangeSettings& settings) : settings_(settings), node_(cluster, settings) {
     router_.emplace(node_.clusters[0], engine::derive_fabric(node_.clusters[0]), settings);
   }
   const engine::Cluster& cluster() const override { return node_.clusters[0]; }
@@ -39,6 +40,7 @@ class Services final : public engine::EngineServices {
   std::shared_ptr<engine::SharedMemory> map(const engine::MemoryHandle&) override { return nullptr; }
   engine::MessageState state_of(const engine::MessageKey&) const override { return state; }
   std::uint64_t eager_bytes() const override { return 1000; }
+  std::uint32_t link_window(std::uint32_t nic) const override { return engine::link_window(settings_, router().nominal_Bps(nic)); }
   void message_over(engine::Operation& operation) override { --operation.unfinished; }
   void fail(engine::Operation& operation, const engine::Failure& failure) override { operation.failure = failure; }
   std::optional<engine::Failure> death() const override { return std::nullopt; }
@@ -59,6 +61,7 @@ class Services final : public engine::EngineServices {
     }
     std::vector<engine::FrameType> types;
   };
+  const ExchangeSettings settings_;
   NodeParts node_;
   std::optional<engine::Router> router_;
   Noted carrier_;
