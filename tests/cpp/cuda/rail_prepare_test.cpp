@@ -108,8 +108,8 @@ INSTANTIATE_TEST_SUITE_P(Table, BlocksBeside,
                                          Beside{64_MiB, 64_MiB, false, 5}, Beside{1_MiB, 2_MiB, true, 4}, Beside{1_MiB, 1_MiB, true, 5},
                                          // short ones
                                          Beside{256_KiB, 256_KiB, true, 2}, Beside{256_KiB, 1_MiB, true, 2},
-                                         Beside{256_KiB + 16, 1_MiB, true, 4}, Beside{256_KiB, 255_KiB, true, 6},
-                                         Beside{64_KiB, 1, true, 6}));
+                                         Beside{256_KiB + 16, 1_MiB, true, 4}, Beside{256_KiB, 255_KiB, true, 5},
+                                         Beside{256_KiB, 1, true, 5}));
 
 // What else there is or may be had counts as before.
 TEST(PrepareRails, FewBlocksBesideRailsAreNotMore) {
