@@ -163,7 +163,8 @@ TEST_F(HostSourceTest, WhatWasGrantedIsThereWhenItsDestinationHasEndedWell) {
 // Rank 0 sends 40 chunks to rank 2 over the rail of its own NIC. Rank 1's NIC is on the other rail of the two nodes.
 class IdleWayTest : public testing::Test {
  protected:
-  static constexpr std::uint64_t kFast = 12'500'000'000, kSlow = kFast / 1000;  // bytes/s: four chunks take 42 us, and 42 ms
+  // Bytes/s: four chunks take 42 us, 42 and 420 ms.
+  static constexpr std::uint64_t kFast = 12'500'000'000, kSlow = kFast / 1000, kVerySlow = kSlow / 10;
 
   // Of two nodes with so many rails. `peer_Bps`: of the NIC at the other end of the own one, if it is not as fast.
   void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave, std::uint64_t own_Bps = kFast, std::uint64_t peer_Bps = 0,
@@ -232,11 +233,11 @@ TEST_F(IdleWayTest, NotAtTheFirstLook) {
 }
 
 TEST_F(IdleWayTest, NotWhileItsOwnerIsBusy) {
-  start();
+  start(kVerySlow, Policy::railweave, kVerySlow);
   engine::NodeMemory& owner = services_->memory_of(1);
   std::vector<engine::SlotRef> slots;
   for (int i = 0; i < 4; ++i) slots.push_back(owner.take(1, engine::Pool::tx, 1).value());
-  EXPECT_EQ(bytes_over_other(1), 0u);
+  EXPECT_EQ(bytes_over_other(1, 1'000'000'000), 0u);
   for (const engine::SlotRef& slot : slots) owner.release(1, slot.pool, slot.slot, slot.turn);
   source_->advance();
   EXPECT_EQ(operation_.report.bytes_by_nic[1], 0u) << "it has only just become idle";
@@ -244,10 +245,10 @@ TEST_F(IdleWayTest, NotWhileItsOwnerIsBusy) {
 }
 
 TEST_F(IdleWayTest, IsKeptBusyOnceItWasFoundIdle) {
-  start(kSlow, Policy::railweave, kSlow);
+  start(kVerySlow, Policy::railweave, kVerySlow);
   ASSERT_EQ(bytes_over_idle(chunks(4)), chunks(4));
   const auto look = [&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(6));
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
     source_->advance();
   };
   look();
