@@ -170,7 +170,7 @@ class IdleWayTest : public testing::Test {
   void start(std::uint64_t other_Bps = kFast, Policy policy = Policy::railweave, std::uint64_t own_Bps = kFast, std::uint64_t peer_Bps = 0,
              std::uint32_t rails = 2) {
     engine::Cluster cluster = rail_cluster(rails, own_Bps);
-    for (std::uint32_t nic = 1; nic < cluster.nics.size(); nic += rails) cluster.nics[nic].rate_Bps = rails == 2 ? other_Bps : own_Bps;
+    for (std::uint32_t nic = 1; rails == 2 && nic < cluster.nics.size(); nic += 2) cluster.nics[nic].rate_Bps = other_Bps;
     if (peer_Bps != 0) cluster.nics[rails].rate_Bps = peer_Bps;
     ExchangeSettings settings;
     settings.policy = policy;
