@@ -241,15 +241,43 @@ void Communicator::order_after(cudaStream_t stream, StreamId id, const Capture& 
   ordered_behind_ = captured_ ? std::nullopt : id;
 }
 
-// What comes behind others' operations on their stream does not run beside them. A captured operation runs at any time beside whatever
-// others queue then, as they have before.
+// Not under a mutex: the driver may answer when a kernel has ended that waits for what another thread is about to queue.
+void Communicator::settle_others(std::span<Communicator* const> own, StreamId stream) {
+  struct Other {
+    const Communicator* communicator;
+    std::shared_ptr<CUevent_st> last;
+    std::uint64_t messages;
+  };
+  std::vector<Other> others;
+  {
+    const std::scoped_lock lock(residents().mutex);
+    for (const Communicator* other : residents().all) {
+      if (!other->may_hold_beside(own, stream)) continue;
+      if (const auto messages = other->to_settle()) others.push_back({other, other->last_, *messages});
+    }
+  }
+  std::erase_if(others, [](const Other& other) { return !is_over(other.last.get()); });
+  if (others.empty()) return;
+  const std::scoped_lock lock(residents().mutex);
+  for (const Other& other : others) {
+    const auto& all = residents().all;
+    const bool stays = std::find(all.begin(), all.end(), other.communicator) != all.end() && other.communicator->last_ == other.last;
+    if (stays) other.communicator->know_over(other.messages);
+  }
+}
+
+// What comes behind others' operations on their stream does not run beside them.
+bool Communicator::may_hold_beside(std::span<Communicator* const> own, StreamId stream) const {
+  if (claim_.blocks == 0 || device_ != own[0]->device_ || std::find(own.begin(), own.end(), this) != own.end()) return false;
+  return !claim_.stream || claim_.stream != stream;
+}
+
+// A captured operation (no stream) runs at any time beside whatever others queue then, as they have before.
 Held Communicator::held_beside(std::span<Communicator* const> own, StreamId stream, bool captured) {
   Held sum;
   for (const Communicator* other : residents().all) {
+    if (!other->may_hold_beside(own, stream) || (captured ? other->failure().has_value() : !other->holds())) continue;
     const Claim& claim = other->claim_;
-    if (claim.blocks == 0 || other->device_ != own[0]->device_ || std::find(own.begin(), own.end(), other) != own.end()) continue;
-    const bool before = claim.stream && claim.stream == stream;
-    if (captured ? other->failure().has_value() : before || !other->holds()) continue;
     sum.add(claim.blocks, claim.cluster, claim.ahead);
   }
   return sum;
@@ -257,7 +285,7 @@ Held Communicator::held_beside(std::span<Communicator* const> own, StreamId stre
 
 bool Communicator::holds() const {
   const std::scoped_lock lock(mutex_);
-  return !failure_ && (captured_ || enqueued() != ended().completed);
+  return !failure_ && (captured_ || pending());
 }
 
 // Replays are not noted, so one may be launched right after the event was asked. To take them for under way always, as holds() does, would
@@ -266,10 +294,10 @@ bool Communicator::runs() const {
   bool event_tells = false;
   {
     const std::scoped_lock lock(mutex_);
-    if (launching_ != 0 || (!failure_ && enqueued() != ended().completed)) return true;
+    if (launching_ != 0 || (!failure_ && pending())) return true;
     event_tells = failure_ || captured_;
   }
-  return event_tells && cudaEventQuery(last_.get()) == cudaErrorNotReady;  // not under mutex_: see replays_are_over()
+  return event_tells && cudaEventQuery(last_.get()) == cudaErrorNotReady;  // not under mutex_: see all_is_over()
 }
 
 std::vector<const Communicator*> Communicator::on_device(int device) {
@@ -284,7 +312,7 @@ bool Communicator::call_alone(bool quiet, const std::function<void()>& call) {
   const std::scoped_lock noting(noting_);
   {
     const std::scoped_lock lock(mutex_);
-    if (enqueued() != ended().completed || (captured_ && !quiet)) return false;
+    if (pending() || (captured_ && !quiet)) return false;
   }
   const auto others = on_device(device_);
   if (std::any_of(others.begin(), others.end(), [this](const auto* each) { return each != this && each->runs(); })) return false;
@@ -463,6 +491,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       std::tie(communicators[i]->claim_, communicators[i]->captured_) = before[i];
     }
   };
+  if (!capture.active) settle_others(communicators, id);
   {
     const std::scoped_lock noting(first.noting_);
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others

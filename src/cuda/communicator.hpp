@@ -142,10 +142,13 @@ class Communicator {
     StreamId stream;  // that they are all on, if they are
   };
 
+  // Asks whether what the others have queued has ended, where held_beside() has to know.
+  static void settle_others(std::span<Communicator* const> own, StreamId stream);
   // The next two under the residents' mutex.
   static Held held_beside(std::span<Communicator* const> own, StreamId stream, bool captured);
   void hold(const Plan& plan, StreamId stream, bool captured);
   bool holds() const;
+  bool may_hold_beside(std::span<Communicator* const> own, StreamId stream) const;
   // They stay as long as the device's `noting` is held. Takes the residents' mutex.
   static std::vector<const Communicator*> on_device(int device);
   // Makes a call of CUDA's that waits for kernels, if none of this library runs on the device; none begins before it has returned. False:
@@ -170,14 +173,20 @@ class Communicator {
   void let_kernels_leave();
   void halt_at_end();
   void wait_for_mates() const;
-  bool replays_are_over();
+  bool all_is_over();
   bool leave();  // under mutex_
   void leave_with_process();
   HostView view() const;
-  std::uint64_t enqueued() const;  // under mutex_
-  Totals ended() const;            // of those that were counted when they were queued
-  Totals replayed() const;         // of captured ones
-  Totals ended(Path path, bool captured) const;
+  // --- What has ended. Kernels write it to the GPU's memory alone, see Ledger: an event tells that all is over, and a copy how much. Under
+  // mutex_ but for settle() and ask_ledger(), which ask the driver.
+  std::uint64_t enqueued() const;                   // messages, but those of captured operations
+  bool pending() const;                             // some of them have not ended, as far as is known
+  Totals ended(bool captured) const;                // as known
+  void know_over(std::uint64_t messages) const;     // so many of what was queued
+  std::optional<std::uint64_t> to_settle() const;   // so many if the event is over; none: that would tell nothing
+  void settle() const;
+  // Brings what is known up to date if the GPU answers. Under words_mutex_.
+  void ask_ledger() const;
   Path path_of(const Transfer& transfer) const;
   std::vector<Pending> waiting_messages() const;  // under mutex_
   static std::vector<std::pair<Pending, Waiting>> in_order(const std::vector<Pending>& waiting);
@@ -185,7 +194,9 @@ class Communicator {
   // The own ports' words, by mate, and those of mates for this rank where they are asked for. False: the GPU does not answer.
   struct PortWords {
     std::vector<const Port*> own, mates;
+    bool ahead = false;  // of the own ones
   };
+  bool side_stream_answers() const;
   bool read_words(const std::set<std::uint32_t>& mates, bool theirs, PortWords& words) const;
 
   const std::uint32_t rank_, world_;
@@ -214,7 +225,7 @@ class Communicator {
   std::vector<engine::Fd> processes_;                  // by rank: pidfds; empty for ranks of this process and far ones
   std::vector<Mate> mates_;                            // the other ranks of the node
   Stream side_stream_;                                 // of the communicator's threads
-  Event last_;                                         // after the last operation
+  std::shared_ptr<CUevent_st> last_;                   // after the last operation
   Event join_;                                         // streams that wait for each other
   StreamId ordered_behind_;                            // what is queued on this stream comes after the last operation, without an event
   CaptureOrder<cudaStream_t, cudaGraphNode_t> capture_order_;
@@ -226,13 +237,15 @@ class Communicator {
   mutable std::mutex mutex_;
   bool ending_ = false;
   std::uint64_t enqueued_by_path_[kPaths] = {};
+  mutable std::uint64_t over_ = 0;  // of those that are counted
+  mutable Ledger known_{};          // a copy
   std::uint64_t operations_ = 0;
   std::deque<Pending> pending_;  // newest last; see waiting_messages()
   std::optional<Failure> failure_;
   std::chrono::steady_clock::time_point failed_at_;
   bool left_ = false;               // with all that was queued ended
   std::unique_ptr<Rails> rails_;    // where there are far ranks
-  mutable std::mutex words_mutex_;  // held by who reads words of ports
+  mutable std::mutex words_mutex_;  // held by who reads words of ports, or the ledger
   // Of the mapping thread: since when the ports say that the communicator has ended, and whether mates have been told that its kernels
   // rest.
   bool halting_ = false, rests_ = false;

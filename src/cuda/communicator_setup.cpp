@@ -25,7 +25,7 @@ using engine::Blob;
 
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
-constexpr std::uint32_t kGpuProtocolVersion = 9;
+constexpr std::uint32_t kGpuProtocolVersion = 10;
 static_assert(sizeof(Port) == 1031808 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
@@ -147,7 +147,7 @@ void Communicator::set_up_device() {
   if (!refusal.empty()) throw DeviceError(refusal);
   book_.emplace(remarks_);
   side_stream_ = make_stream();
-  last_ = make_event();
+  last_ = std::shared_ptr<CUevent_st>(make_event());
   join_ = make_event();
 }
 

@@ -105,7 +105,7 @@ void Communicator::watch(const char* name, bool maps, void (Communicator::*look)
 // Of what has been captured only the mapping thread waits for an end that nobody tells: memory is unmapped between two replays.
 std::chrono::milliseconds Communicator::until_next_look(bool maps) const {
   if (failure_ || (captured_ && maps)) return kSoonLook;
-  return captured_ || enqueued() != ended().completed ? kBusyLook : kIdleLook;
+  return captured_ || pending() ? kBusyLook : kIdleLook;
 }
 
 // As the mapping thread's last act, where the rank was aborted with nothing under way: a graph that is launched yet moves nothing.
@@ -149,15 +149,20 @@ void Communicator::look_around() {
 // On a thread of its own: a call of the driver may wait for another thread's, and who watches must hear of a death meanwhile.
 void Communicator::follow_books() {
   come_to_rest();
+  settle();
   if (auto failure = find_unmatched()) fail(std::move(*failure));
   MateBook::Progress progress{};
   std::size_t looks = 0;
   const bool retired = std::any_of(mate_books_.begin(), mate_books_.end(), [](const auto& book) { return book && book->keeps_retired(); });
   progress.settled = retired && cudaStreamQuery(side_stream_.get()) == cudaSuccess;
+  if (retired) {
+    const std::scoped_lock words_lock(words_mutex_);
+    ask_ledger();
+  }
   {
     const std::scoped_lock lock(mutex_);
     progress.enqueued = enqueued();
-    progress.completed = ended().completed;
+    progress.completed = over_;
     progress.captured = captured_;
     looks = kLooksPerMs * static_cast<std::size_t>(until_next_look(true).count());
   }
@@ -197,11 +202,13 @@ std::optional<Failure> Communicator::find_unmatched() {
   if (gone.empty()) return std::nullopt;
   std::vector<Pending> waiting;
   std::uint64_t completed = 0;
+  const std::scoped_lock words_lock(words_mutex_);
+  ask_ledger();
   {
     const std::scoped_lock lock(mutex_);
     if (failure_) return std::nullopt;
     waiting = waiting_messages();
-    completed = ended().completed + replayed().completed;
+    completed = ended(false).completed + ended(true).completed;
   }
   // What graphs run is not known message by message, only that something does.
   const bool replay = waiting.empty() && captured_ && cudaEventQuery(last_.get()) == cudaErrorNotReady;
@@ -217,32 +224,37 @@ std::optional<Failure> Communicator::find_unmatched() {
   if (now - waits_for_left_->second < (replay ? kReplayLeftFor : kLeftFor)) return std::nullopt;
   if (replay) return Failure{"an operation of a graph waits, and rank " + std::to_string(*gone.begin()) + " has left", *gone.begin()};
   waits_for_left_->second = now;
-  const std::scoped_lock words_lock(words_mutex_);
   PortWords words;
   std::set<std::uint32_t> mates;
   for (const Pending& pending : waiting) mates.insert(mate_of_[pending.peer]);
   if (!read_words(mates, true, words)) return std::nullopt;
   for (const auto& [pending, message] : in_order(waiting)) {
     const std::uint32_t mate = mate_of_[pending.peer];
-    if (!is_unmatched(message, *words.own[mate], *words.mates[mate])) continue;
+    if (!is_unmatched(message, *words.own[mate], words.ahead, *words.mates[mate])) continue;
+    ask_ledger();
     const std::scoped_lock lock(mutex_);
-    if (ended().completed + replayed().completed != completed) return std::nullopt;
+    if (ended(false).completed + ended(true).completed != completed) return std::nullopt;
     return Failure{"a " + name(pending.direction, pending.bytes, pending.peer) + " waits, and that rank has left", pending.peer};
   }
   return std::nullopt;
 }
 
-// No replay of what was captured is under way, as far as the event tells. Not under mutex_: the driver may wait for a thread that waits for
-// a kernel, and who holds it up then must not keep a death from being heard of. That kernel may end by what the caller does next alone, so
-// it is asked on a thread of its own, and is not waited for long.
-bool Communicator::replays_are_over() {
-  if (!captured_) return true;
+// What was queued has ended, and no replay of what was captured is under way, as far as the event tells. Not under mutex_: the driver may
+// wait for a thread that waits for a kernel, and who holds it up then must not keep a death from being heard of. That kernel may end by
+// what the caller does next alone, so it is asked on a thread of its own, and is not waited for long.
+bool Communicator::all_is_over() {
+  if (!captured_) {
+    const auto lock = lock_for_a_moment(mutex_);
+    if (!lock) return false;
+    if (!pending()) return true;
+  }
   const auto lock = lock_for_a_moment(asking_mutex_);
   if (!lock || (asked_.valid() && asked_.wait_for(0s) != std::future_status::ready)) return false;
   try {
     asked_ = std::async(std::launch::async, [this] {
+      settle();
       const DeviceScope scope(device_);
-      return cudaEventQuery(last_.get()) == cudaSuccess;
+      return is_over(last_.get());
     });
     return asked_.wait_for(kAnswerTime) == std::future_status::ready && asked_.get();
   } catch (const std::exception&) {  // there is no thread for it, or the device is lost
@@ -253,7 +265,7 @@ bool Communicator::replays_are_over() {
 // True, and mates that have nothing to do with this rank any more go on, where all that was queued has ended: nothing is queued from then
 // on. Under mutex_. The watching threads end, too: what they met would be told as a failure.
 bool Communicator::leave() {
-  if (failure_ || enqueued() != ended().completed) return false;
+  if (failure_ || pending()) return false;
   left_ = ending_ = true;
   tell_leaving(book_->page().life);
   return true;
@@ -261,7 +273,7 @@ bool Communicator::leave() {
 
 // Mates take an end with something unended for a death. It is no failure: threads of the program's that still ask for one would end it.
 void Communicator::leave_with_process() {
-  const bool over = replays_are_over();
+  const bool over = all_is_over();
   if (const auto lock = lock_for_a_moment(mutex_); lock && over) leave();
 }
 
@@ -337,21 +349,61 @@ HostView Communicator::view() const {
 
 std::uint64_t Communicator::enqueued() const { return std::accumulate(enqueued_by_path_, enqueued_by_path_ + kPaths, std::uint64_t{0}); }
 
-Totals Communicator::ended() const {
+// --- What has ended
+
+bool Communicator::pending() const { return enqueued() != over_; }
+
+Totals Communicator::ended(bool captured) const {
   Totals sum{};
-  for (std::size_t path = 0; path < kPaths; ++path) sum += ended(static_cast<Path>(path), false);
+  for (std::size_t path = 0; path < kPaths; ++path) sum += ended_of(known_, static_cast<Path>(path), captured);
   return sum;
 }
 
-Totals Communicator::replayed() const {
-  Totals sum{};
-  for (std::size_t path = 0; path < kPaths; ++path) sum += ended(static_cast<Path>(path), true);
-  return sum;
+void Communicator::know_over(std::uint64_t messages) const {
+  const std::scoped_lock lock(mutex_);
+  over_ = std::max(over_, messages);
 }
 
-Totals Communicator::ended(Path path, bool captured) const {
-  Totals& totals = region_->host().ended[account_of(path, captured)];
-  return {load_shared(totals.completed), load_shared(totals.bytes_sent), load_shared(totals.bytes_received)};
+std::optional<std::uint64_t> Communicator::to_settle() const {
+  const std::scoped_lock lock(mutex_);
+  if (failure_ || launching_ != 0 || !pending()) return std::nullopt;
+  return enqueued();
+}
+
+void Communicator::settle() const {
+  const auto messages = to_settle();
+  if (!messages) return;
+  const DeviceScope scope(device_);
+  if (is_over(last_.get())) know_over(*messages);
+}
+
+void Communicator::ask_ledger() const {
+  try {
+    const DeviceScope scope(device_);
+    const auto counted = [this]() -> std::optional<std::uint64_t> {
+      const std::scoped_lock lock(mutex_);
+      return launching_ == 0 ? std::optional(enqueued()) : std::nullopt;
+    };
+    const auto before = counted();
+    const bool over = before && is_over(last_.get());
+    const Ledger& copy = region_->copy_ledger(side_stream_.get());
+    if (!side_stream_answers()) return;
+    const bool all_over = over && counted() == before;
+    const std::scoped_lock lock(mutex_);
+    known_ = copy;
+    if (all_over) forget_newest(known_);  // nothing begins that would say so
+    over_ = std::max(over_, ended(false).completed);
+  } catch (const DeviceError&) {  // the context is broken: what was known stays
+  }
+}
+
+// Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
+bool Communicator::side_stream_answers() const {
+  const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
+  cudaError_t status = cudaErrorNotReady;
+  while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(kSoonLook);
+  return status == cudaSuccess;
 }
 
 std::optional<Failure> Communicator::failure() const {
@@ -362,7 +414,7 @@ std::optional<Failure> Communicator::failure() const {
 // PyTorch aborts what a program has not destroyed when it ends.
 void Communicator::abort() {
   const Failure failure{"aborted on rank " + std::to_string(rank_), std::nullopt};
-  bool left = replays_are_over();
+  bool left = all_is_over();
   {
     const std::scoped_lock lock(mutex_);
     left = left && leave();
@@ -394,10 +446,14 @@ void Communicator::wait_for_mates() const {
 // --- Looking at it
 
 Counters Communicator::counters() const {
-  const Totals replays = replayed();
-  Totals now = ended();
-  now += replays;
+  {
+    const std::scoped_lock words_lock(words_mutex_);
+    ask_ledger();
+  }
   const std::scoped_lock lock(mutex_);
+  const Totals replays = ended(true);
+  Totals now = ended(false);
+  now += replays;
   Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}};
   std::uint64_t far = 0;
   for (const PathKind kind : {PathKind::rail, PathKind::cross_rail}) {
@@ -424,7 +480,7 @@ Path Communicator::path_of(const Transfer& transfer) const {
 std::vector<Communicator::Pending> Communicator::waiting_messages() const {
   std::uint64_t left[kPaths];
   for (std::size_t path = 0; path < kPaths; ++path) {
-    const std::uint64_t completed = ended(static_cast<Path>(path), false).completed;
+    const std::uint64_t completed = ended_of(known_, static_cast<Path>(path), false).completed;
     left[path] = enqueued_by_path_[path] > completed ? enqueued_by_path_[path] - completed : 0;
   }
   std::vector<Pending> waiting;
@@ -438,7 +494,6 @@ std::vector<Communicator::Pending> Communicator::waiting_messages() const {
   return waiting;
 }
 
-// Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
 bool Communicator::read_words(const std::set<std::uint32_t>& mates, bool theirs, PortWords& words) const {
   const DeviceScope scope(device_);
   words.own.resize(mates_.size() + 1);
@@ -447,11 +502,10 @@ bool Communicator::read_words(const std::set<std::uint32_t>& mates, bool theirs,
     words.own[mate] = region_->copy_words(mate, side_stream_.get());
     if (theirs) words.mates[mate] = region_->copy_mates_words(mate, side_stream_.get());
   }
-  const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
-  cudaError_t status = cudaErrorNotReady;
-  while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(kSoonLook);
-  return status == cudaSuccess;
+  const Ledger& ledger = region_->copy_ledger(side_stream_.get());
+  if (!side_stream_answers()) return false;
+  words.ahead = is_ahead(ledger);
+  return true;
 }
 
 // Each message with what is under way of its pair before it.
@@ -470,10 +524,11 @@ std::string Communicator::describe() const {
   const std::scoped_lock words_lock(words_mutex_);
   std::vector<Pending> waiting;
   std::string text;
+  ask_ledger();
   {
     const std::scoped_lock lock(mutex_);
     text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " on device " + std::to_string(device_) + ": " +
-           std::to_string(ended().completed + replayed().completed) + " messages ended";
+           std::to_string(ended(false).completed + ended(true).completed) + " messages ended";
     if (failure_) text += "; failed: " + failure_->text;
     text += '\n';
     waiting = waiting_messages();
@@ -520,7 +575,7 @@ std::string Communicator::describe(const std::vector<Pending>& waiting, const en
       text += name(pending.direction, pending.bytes, pending.peer) + ": over rails" +
               (standing == nullptr ? "" : "; its kernel has not listed it, or it has ended");
     else if (readable)
-      text += waiting_text(message, *words.own[mate_of_[pending.peer]]);
+      text += waiting_text(message, *words.own[mate_of_[pending.peer]], words.ahead);
     else
       text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
     text += std::string(" (") + where(pending.peer) + ")\n";

@@ -36,6 +36,13 @@ inline Event make_event() {
   return Event(event);
 }
 
+// What was queued before it was recorded last.
+inline bool is_over(cudaEvent_t event) {
+  const cudaError_t status = cudaEventQuery(event);
+  if (status == cudaErrorNotReady) static_cast<void>(cudaGetLastError());  // a launch would tell of it
+  return status == cudaSuccess;
+}
+
 // Host memory that kernels of the current device read and write at `address`, as long as `keep` lives.
 struct PinnedMemory {
   std::shared_ptr<void> keep;

@@ -79,16 +79,19 @@ class DeviceWarp : public DeviceWords {
       asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(value) : "l"(&port.packets[k].lines[lane()].flag));
     }
   }
-  __device__ __forceinline__ bool last(std::uint32_t* left, bool& stopped) const {
-    stopped = __syncthreads_or(stopped) != 0;
-    if (threadIdx.x >= 32) return false;
-    if (blocks_ == 1) return true;
-    const std::uint32_t own = stopped ? kLeftStopped : kLeft;
-    std::uint32_t now = 0;
-    if (lane() == 0) now = add(left, own) + own;
-    now = __shfl_sync(~0u, now, 0);
-    stopped = any_stopped(now);
-    return blocks_left(now) == blocks_;
+  // By a block's last warp: the first packets that come are its, so its first turns find nothing. What it adds to comes back while it
+  // goes on.
+  __device__ __forceinline__ void began(std::uint32_t* count) {
+    if (!is_last_of_block()) {
+      asm volatile("bar.arrive 1, %0;" ::"n"(kThreads) : "memory");
+      return;
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+    if (lane() == 0 && blocks_ > 1) begun_before_ = add(count, 1u);
+  }
+  __device__ __forceinline__ static bool may_be_last_to_begin() { return is_last_of_block(); }
+  __device__ __forceinline__ bool was_last_to_begin() const {
+    return is_last_of_block() && __shfl_sync(~0u, begun_before_, 0) + 1 == blocks_;
   }
   __device__ __forceinline__ void stagger(std::uint32_t warps) const {
     constexpr std::uint32_t kCycles = 300;  // of 90, 180, 300 and 400 the best for 1 MiB (docs/cuda-measured.md)
@@ -131,7 +134,10 @@ class DeviceWarp : public DeviceWords {
     Credit credits_[kLoads][4];
   };
 
+  __device__ __forceinline__ static bool is_last_of_block() { return threadIdx.x / 32 == kWarps - 1; }
+
   std::uint32_t blocks_, block_;
+  std::uint32_t begun_before_ = 0;  // blocks before this one
   std::uint32_t idle_turns_ = 0;
 };
 

@@ -58,6 +58,10 @@ struct DeviceWords {
   __device__ __forceinline__ static void release(std::uint32_t* word, std::uint32_t value) {
     asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
   }
+  // Both in one access, at a multiple of 16 bytes.
+  __device__ __forceinline__ static void store_pair(std::uint64_t* words, std::uint64_t first, std::uint64_t second) {
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(first), "l"(second) : "memory");
+  }
   // Nothing that the block reads later depends on these bytes, and the kernel's end makes them visible to what follows.
   __device__ __forceinline__ static std::uint64_t arrived(const std::uint64_t* word) { return relaxed(word); }
   __device__ __forceinline__ static void announce(std::uint64_t* word, std::uint64_t value) {

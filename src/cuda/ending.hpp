@@ -1,4 +1,4 @@
-// What both kernels tell the host: that an operation has ended, or why it cannot.
+// What both kernels tell the host: that an operation has ended, by the ledger, or why it cannot.
 #pragma once
 
 #include "operation.hpp"
@@ -12,11 +12,15 @@
 namespace railweave::cuda {
 
 RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[0], header.state->messages, messages,          header.count,
-          header.timeout_ns,       header.link_MBps,       header.send_warps, header.receive_warps};
+  Part part{&header.state->parts[0], header.state->messages, messages,          header.count,
+            header.timeout_ns,       header.link_MBps,       header.send_warps, header.receive_warps};
+  part.is_newest = true;
+  return part;
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
+  Part part{&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
+  part.is_newest = true;
+  return part;
 }
 RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t count) {
   part.trains = trains;
@@ -43,23 +47,29 @@ RAILWEAVE_ROLE constexpr std::uint32_t account_of(Path path, bool captured) {
   return static_cast<std::uint32_t>(path) + (captured ? kPaths : 0);
 }
 
-// Of a message that reports.
+// Of a message that reports. Nobody waits for these adds but the kernel's end.
 template <typename Words>
-RAILWEAVE_ROLE Totals read_totals(Words& words, const Message& m) {
-  const Totals& totals = m.ledger->totals[account_of(m.path, m.captured)];
-  return {words.relaxed(&totals.completed), words.relaxed(&totals.bytes_sent), words.relaxed(&totals.bytes_received)};
+RAILWEAVE_ROLE void report(Words& words, const Message& m) {
+  Totals& totals = m.ledger->accounts[account_of(m.path, m.captured)].totals;
+  words.add(&totals.completed, m.operation.completed);
+  words.add(&totals.bytes_sent, m.operation.bytes_sent);
+  words.add(&totals.bytes_received, m.operation.bytes_received);
 }
 
+// The same for packets, while the operation runs. `before`: messages of the account.
 template <typename Words>
-RAILWEAVE_ROLE void report(Words& words, const Message& m, const Totals& before) {
-  const Totals now{before.completed + m.operation.completed, before.bytes_sent + m.operation.bytes_sent,
-                   before.bytes_received + m.operation.bytes_received};
-  const std::uint32_t account = account_of(m.path, m.captured);
-  m.ledger->totals[account] = now;
-  Totals& host = m.host->ended[account];
-  words.store(&host.bytes_sent, now.bytes_sent);
-  words.store(&host.bytes_received, now.bytes_received);
-  words.store(&host.completed, now.completed);
+RAILWEAVE_ROLE void report_ahead(Words& words, const Message& m, std::uint64_t before) {
+  Account& account = m.ledger->accounts[account_of(Path::packets, m.captured)];
+  static_assert(offsetof(Account, totals) == sizeof account.newest && offsetof(Totals, completed) == 0);
+  words.store_pair(&account.newest, m.operation.completed, before + m.operation.completed);
+  words.add(&account.totals.bytes_sent, m.operation.bytes_sent);
+  words.add(&account.totals.bytes_received, m.operation.bytes_received);
+}
+
+// The operation before has ended.
+template <typename Words>
+RAILWEAVE_ROLE void report_begin(Words& words, const Message& m) {
+  for (const bool captured : {false, true}) words.store(&m.ledger->accounts[account_of(Path::packets, captured)].newest, std::uint64_t{0});
 }
 
 // Of a message that reports, in an operation that was stopped: it counts for nothing, so each of its communicators has ended, and not only

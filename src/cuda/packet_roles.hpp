@@ -14,7 +14,9 @@
 //                                  it is not all there
 //   touch(port)                    reads from all over a mate's packets, and needs none of it
 //   stagger(warps)                 waits, the longer the later its place among the warps of its block, of which so many do
-//   last(left, stopped)            true for the last warp that calls it; `stopped` then says whether one of them was
+//   began(count)                   adds this warp's block to the count once all of its warps have called this, without waiting for that
+//   may_be_last_to_begin()         false for warps of which the next is never true
+//   was_last_to_begin()            true for one warp of all, if all had called began() by the time its block was added
 //   idle()                         after a turn without work; true when it is time to look at the host's words
 //   now()                          ns
 //
@@ -58,8 +60,13 @@ class PacketRoles {
 
   RAILWEAVE_ROLE void run() {
     begin();
-    if (warp_.index() == warp_.warps() / 2) keep_links_awake();
-    while (!stopped_ && go_on()) continue;
+    if (keeps_awake()) keep_links_awake();
+    if (warp_.index() + 1 == warp_.warps()) tell_begin();
+    bool has_more = true, is_first = true;
+    for (; has_more && !stopped_; is_first = false) {
+      has_more = go_on();
+      if (is_first) warp_.began(&state_.left);  // what was moved, or tried, told the counts: they have been read
+    }
     end();
   }
 
@@ -70,9 +77,14 @@ class PacketRoles {
     warp_.each(count_, [&](std::uint32_t i) {
       const Message& m = head(i);
       Lane& own = lane(i);
-      if (reports(i)) own.totals = read_totals(warp_, reporter(i));
+      if (keeps_awake() && sends(m)) own.touched_at = warp_.relaxed(&m.local->touched_at);
+      if (warp_.may_be_last_to_begin() && reports(i)) {
+        const Message& r = reporter(i);
+        own.messages = warp_.relaxed(&r.ledger->accounts[account_of(Path::packets, r.captured)].totals.completed);
+      }
       const Count count = warp_.counted(&packets_moved(m));
       own.number = count.value + count.over + m.ordinal;
+      own.is_over = count.over != 0;
       own.packets = kTrains ? trains_[i].packets : packets_of(m.bytes);
       const std::uint32_t warps = warps_of(m), place = sends(m) ? warp_.index() : warp_.warps() - 1 - warp_.index();
       own.next = place >= m.first_warp ? place - m.first_warp : place + warps - m.first_warp;
@@ -89,10 +101,11 @@ class PacketRoles {
   // NVLink's links sleep one by one when nothing has crossed them for 50 ms, and the first message over each then takes 110 us more. Short
   // messages cross few of them, so one in many finds a link asleep, and after a pause many do, one after another. Reads that cross all
   // links wake them together, and now and then keep them awake. By a warp that has nothing to do in short operations, as only they matter.
+  RAILWEAVE_ROLE bool keeps_awake() const { return warp_.index() == warp_.warps() / 2; }
   RAILWEAVE_ROLE void keep_links_awake() {
     std::uint32_t due = warp_.mask(count_, [&](std::uint32_t i) {
       const Message& m = head(i);
-      return sends(m) && (kTrains || m.last_of_pair) && start_ - warp_.relaxed(&m.local->touched_at) > kTouchEveryNs;
+      return sends(m) && (kTrains || m.last_of_pair) && start_ - lane(i).touched_at > kTouchEveryNs;
     });
     for (; due != 0; due &= due - 1) {
       const Message& m = head(Warp::lowest(due));
@@ -112,24 +125,36 @@ class PacketRoles {
     return true;
   }
 
-  // The last warp moves the pairs' counts on and tells the host. The kernel's end puts that before the next operation.
+  // A warp of the block that began last moves the pairs' counts and the totals on, which nobody reads any more, whether the others have
+  // ended or not. To find out who ends last takes a trip to L2 that each operation would wait for: 0.4 us, and 1.3 with the words to the
+  // host that followed it (docs/cuda-measured.md). The kernel's end puts all of this before the next operation.
   RAILWEAVE_ROLE void end() {
-    bool stopped = stopped_;
-    if (!warp_.last(&state_.left, stopped)) return;
+    if (warp_.was_last_to_begin()) move_counts_on();
+    if (stopped_) {
+      warp_.each(count_, [&](std::uint32_t i) {
+        if (reports(i)) give_up(warp_, reporter(i));
+      });
+    }
+  }
+
+  RAILWEAVE_ROLE void tell_begin() {
+    warp_.each(count_, [&](std::uint32_t i) {
+      if (reports(i) && !lane(i).is_over) report_begin(warp_, reporter(i));
+    });
+  }
+
+  RAILWEAVE_ROLE void move_counts_on() {
     warp_.each(count_, [&](std::uint32_t i) {
       const Message& m = head(i);
-      if (stopped) {
-        if (reports(i)) give_up(warp_, reporter(i));
-        return;
+      const Lane& own = lane(i);
+      if (own.is_over) return;
+      if (kTrains || m.last_of_pair) {
+        warp_.store(&packets_moved(m).value, own.number + own.packets);
+        warp_.store(&m.local->newest_packets[static_cast<std::uint32_t>(m.direction)], m.ordinal + std::uint64_t{own.packets});
       }
-      const std::uint64_t end = lane(i).number + lane(i).packets;
-      if (kTrains || m.last_of_pair) warp_.store(&packets_moved(m).value, end);
-      if (reports(i)) report(warp_, reporter(i), lane(i).totals);
+      if (reports(i)) report_ahead(warp_, reporter(i), own.messages);
     });
-    warp_.leader([&] {
-      warp_.store(&state_.left, 0u);
-      warp_.store(&state_.stopped, 0u);
-    });
+    warp_.leader([&] { warp_.store(&state_.left, 0u); });
   }
 
   struct Lane {
@@ -137,7 +162,9 @@ class PacketRoles {
     std::uint32_t next;     // its packet that this warp moves next
     std::uint32_t packets;  // of it
     bool lacks_credit;      // when last tried
-    Totals totals;          // of one that reports: before the operation
+    bool is_over;           // its communicator
+    std::uint64_t touched_at;
+    std::uint64_t messages;  // of the account of one that reports, before the operation
   };
 
   RAILWEAVE_ROLE static Count& packets_moved(const Message& m) { return m.local->counts[count_at(Path::packets, m.direction)]; }

@@ -53,7 +53,7 @@ using Credit = std::uint32_t;
 
 // Of a pair, path and direction at one of its ranks. Kernels read both words in one access, so that the second costs nothing.
 struct alignas(16) Count {
-  std::uint64_t value;  // moved by operations that have ended well
+  std::uint64_t value;  // moved by operations that have ended well; of packets also the newest one's, see Ledger
   std::uint64_t over;   // once the communicator has ended, kNeverMoved: what begins then moves nothing
 };
 inline constexpr std::uint32_t kCounts = 4;
@@ -114,6 +114,8 @@ struct alignas(128) Port {
   std::uint64_t sent_at;     // address at r of an IndirectSent of the host's, or zero
   std::uint64_t link_free;   // emulated mesh: ns at which the link from r to p is free; whoever moves bytes over it adds what they take
   std::uint64_t touched_at;  // ns; r's own: when it last read from all over p's port (keep_links_awake())
+  // Packets of the newest operation that moved some, by direction. While that runs they may be in `counts` already: see Ledger.
+  std::uint64_t newest_packets[2];
   // p writes.
   Packet packets[kPacketSlots];  // packet q at q % kPacketSlots
   alignas(128) std::byte slots[kSlots][kSlotBytes];

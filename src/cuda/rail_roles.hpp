@@ -85,7 +85,7 @@ class RailRoles {
         return give_up(block_, m);
       }
       block_.store(&m.rail.counts->begun, number_of(m));
-      report(block_, m, read_totals(block_, m));
+      report(block_, m);
     });
     block_.leader([&] {
       block_.store(&state_.left, 0u);
@@ -129,6 +129,7 @@ class RailRoles {
     }
     block_.sync();
     block_.leader([&] {
+      report_begin(block_, messages_[first]);
       block_.store(&port.listed, std::uint64_t{listed});
       block_.release(&port.begun, number_of(messages_[first]));
     });

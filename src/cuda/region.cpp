@@ -56,12 +56,14 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), ports_(mate
     check(cudaMalloc(&state, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for the communicator's state");
     own_ = static_cast<Own*>(state);
     check(cudaMemsetAsync(state, 0, bytes, stream.get()), "clearing the communicator's state");
-    const Ledger ledger{{}, local(0), mates};
+    Ledger ledger{};
+    ledger.ports = local(0);
+    ledger.mates = mates;
     check(cudaMemcpyAsync(&own_->ledger, &ledger, sizeof ledger, cudaMemcpyHostToDevice, stream.get()), "writing the communicator's state");
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
-    check(cudaHostAlloc(&host, 2 * kPortWordsBytes * mates, cudaHostAllocPortable), "allocating pinned host memory");
+    check(cudaHostAlloc(&host, 2 * kPortWordsBytes * mates + sizeof(Ledger), cudaHostAllocPortable), "allocating pinned host memory");
     words_ = static_cast<std::byte*>(host);
     check(cudaStreamSynchronize(stream.get()), "clearing the communicator's memory");
   } catch (...) {
@@ -85,6 +87,12 @@ void Region::halt(cudaStream_t stream) {
     check(
         cudaMemcpy2DAsync(&local(mate)->counts[0].over, sizeof(Count), host_->over, kWord, kWord, kCounts, cudaMemcpyHostToDevice, stream),
         "ending a communicator");
+}
+
+const Ledger& Region::copy_ledger(cudaStream_t stream) const {
+  std::byte* const copy = words_ + 2 * kPortWordsBytes * ports_.size();
+  check(cudaMemcpyAsync(copy, ledger(), sizeof(Ledger), cudaMemcpyDefault, stream), "reading what has ended");
+  return *reinterpret_cast<const Ledger*>(copy);
 }
 
 const Port* Region::copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const {

@@ -42,6 +42,8 @@ class Region {
   HostView& host() const { return *host_; }
   // No operation that begins when this has been done on the stream moves anything any more.
   void halt(cudaStream_t stream);
+  // Copies the ledger on the stream, into memory of the host that the next call reuses.
+  const Ledger& copy_ledger(cudaStream_t stream) const;
   // Copy the words of the own port for that mate, or of the mate's for this rank, on the stream, into memory of the host that the next call
   // for it reuses.
   const Port* copy_words(std::uint32_t mate, cudaStream_t stream) const;
@@ -61,7 +63,7 @@ class Region {
   const std::uint32_t mate_;  // its own number
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
-  std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for the own port and the mate's, of each mate
+  std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for the own port and the mate's, of each mate, and the ledger
   // By mate, the own ones too, which mates of this process keep as long as they need: a kernel of theirs may still say that it has taken
   // what this rank sent when this rank has long left.
   std::vector<std::shared_ptr<void>> ports_;

@@ -75,6 +75,7 @@ class Roles {
         messages_(part.messages),
         count_(part.count),
         timeout_ns_(part.timeout_ns),
+        is_newest_(part.is_newest),
         indirect_(block, part.link_MBps) {}
 
   RAILWEAVE_ROLE void run() {
@@ -105,8 +106,8 @@ class Roles {
       const Message& m = message(i);
       Share& own = share(i);
       own.at = own.end = 0;
-      if (m.reports) own.totals = read_totals(block_, m);
       const Count count = block_.counted(&moved(m));
+      if (is_newest_ && m.reports && block_.index() == 0 && count.over == 0) report_begin(block_, m);
       if (in_packets(m)) {
         own.number = count.value + count.over + m.ordinal;
         const std::uint64_t mine = bundles_of_block(m, i);
@@ -169,7 +170,7 @@ class Roles {
       } else if (m.last_of_pair) {
         block_.store(&moved(m).value, own.number + packets_of(m.bytes));
       }
-      if (m.reports) report(block_, m, own.totals);
+      if (m.reports) report(block_, m);
     });
     block_.leader([&] {
       block_.store(&state_.left, 0u);
@@ -655,6 +656,7 @@ class Roles {
   std::uint32_t home_ = 0;
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
+  bool is_newest_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;

@@ -8,6 +8,10 @@ namespace railweave::cuda {
 namespace {
 
 std::uint64_t moved(const Port& port, Path path, Direction direction) { return port.counts[count_at(path, direction)].value; }
+// Before the operation that runs.
+std::uint64_t packets_moved(const Port& port, Direction direction, bool ahead) {
+  return moved(port, Path::packets, direction) - (ahead ? port.newest_packets[static_cast<std::uint32_t>(direction)] : 0);
+}
 
 std::string counted(std::uint64_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
@@ -67,16 +71,16 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
 }
 
 // Of its packets, how many may be written now.
-std::uint64_t packets_with_room(const Waiting& m, const Port& port) {
-  const std::uint64_t first = moved(port, Path::packets, Direction::send) + m.before, count = packets_of(m.bytes);
+std::uint64_t packets_with_room(const Waiting& m, const Port& port, bool ahead) {
+  const std::uint64_t first = packets_moved(port, Direction::send, ahead) + m.before, count = packets_of(m.bytes);
   std::uint64_t taken = 0;
   while (taken < count && is_credited(port.credits[(first + taken) % kPacketSlots], first + taken)) ++taken;
   return taken;
 }
 
-std::string send_packets(const Waiting& m, const Port& port, const std::string& peer) {
-  const std::uint64_t first = moved(port, Path::packets, Direction::send) + m.before, count = packets_of(m.bytes),
-                      taken = packets_with_room(m, port);
+std::string send_packets(const Waiting& m, const Port& port, bool ahead, const std::string& peer) {
+  const std::uint64_t first = packets_moved(port, Direction::send, ahead) + m.before, count = packets_of(m.bytes),
+                      taken = packets_with_room(m, port, ahead);
   const std::string text = "in " + counted(count, "packet") + " from number " + std::to_string(first);
   if (taken == count) return text + ", for which " + peer + " has room";
   return text + ": number " + std::to_string(first + taken) + " waits for " + peer + " to take number " +
@@ -85,26 +89,26 @@ std::string send_packets(const Waiting& m, const Port& port, const std::string& 
 
 }  // namespace
 
-std::string waiting_text(const Waiting& m, const Port& port) {
+std::string waiting_text(const Waiting& m, const Port& port, bool ahead) {
   const std::string peer = "rank " + std::to_string(m.peer);
   const bool send = m.direction == Direction::send;
   const std::string what = (send ? "send of " : "receive of ") + counted(m.bytes, "byte") + (send ? " to " : " from ") + peer + ": ";
   if (m.path == Path::granted) return what + (send ? send_granted(m, port, peer) : receive_granted(m, port, peer));
-  if (send) return what + send_packets(m, port, peer);
+  if (send) return what + send_packets(m, port, ahead, peer);
   return what + "in " + counted(packets_of(m.bytes), "packet") + " from number " +
-         std::to_string(moved(port, Path::packets, Direction::receive) + m.before) + ", of which not all have come";
+         std::to_string(packets_moved(port, Direction::receive, ahead) + m.before) + ", of which not all have come";
 }
 
-bool is_unmatched(const Waiting& m, const Port& port, const Port& peers) {
+bool is_unmatched(const Waiting& m, const Port& port, bool ahead, const Port& peers) {
   const bool send = m.direction == Direction::send;
   if (m.path == Path::granted)
     return send ? moved(port, Path::granted, Direction::send) + m.before >= moved(peers, Path::granted, Direction::receive)
                 : moved(port, Path::granted, Direction::receive) + m.before >= moved(peers, Path::granted, Direction::send);
   const std::uint64_t end = m.before + packets_of(m.bytes);
-  if (!send) return moved(port, Path::packets, Direction::receive) + end > moved(peers, Path::packets, Direction::send);
+  if (!send) return packets_moved(port, Direction::receive, ahead) + end > moved(peers, Path::packets, Direction::send);
   // Packets for which there is room need nobody.
-  return moved(port, Path::packets, Direction::send) + end > moved(peers, Path::packets, Direction::receive) &&
-         packets_with_room(m, port) < packets_of(m.bytes);
+  return packets_moved(port, Direction::send, ahead) + end > moved(peers, Path::packets, Direction::receive) &&
+         packets_with_room(m, port, ahead) < packets_of(m.bytes);
 }
 
 }  // namespace railweave::cuda

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -27,6 +28,19 @@ struct Transfer {
   std::byte* data;
   std::uint64_t bytes;
 };
+
+// As the GPU library copies while kernels run.
+template <typename T>
+void copy_while_written(T& copy, const T& words, std::size_t bytes = sizeof(T)) {
+  auto* to = reinterpret_cast<std::uint64_t*>(&copy);
+  auto* from = reinterpret_cast<std::uint64_t*>(const_cast<T*>(&words));
+  for (std::size_t i = 0; i < bytes / 8; ++i) to[i] = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
+}
+inline std::unique_ptr<Port> copy_words(const Port& port) {
+  auto copy = std::make_unique<Port>();
+  copy_while_written(*copy, port, kPortWordsBytes);
+  return copy;
+}
 
 // Ranks of one node, each with its region; operations run in threads.
 class Node {
@@ -81,10 +95,20 @@ class Node {
   std::uint8_t relay_slots = 0;
 
   HostView& host(std::uint32_t rank) { return hosts_[rank]; }
+  // Once the rank's operations have ended; a last one that was given up does not count.
   std::uint64_t completed(std::uint32_t rank) const {
     std::uint64_t sum = 0;
-    for (const Totals& totals : hosts_[rank].ended) sum += totals.completed;
+    for (const Account& account : ledgers_[rank].accounts) sum += account.totals.completed - (hosts_[rank].error == 0 ? 0 : account.newest);
     return sum;
+  }
+  // While they run.
+  Ledger ledger(std::uint32_t rank) const {
+    Ledger copy{}, again{};
+    do {
+      copy_while_written(copy, ledgers_[rank]);
+      copy_while_written(again, ledgers_[rank]);
+    } while (std::memcmp(&copy, &again, sizeof copy) != 0);
+    return copy;
   }
   const OperationState& state(std::uint32_t rank) const { return *states_[rank]; }
   // Kernels of a rank's operations so far.
@@ -315,14 +339,5 @@ struct Program {
     return operations[rank][op];
   }
 };
-
-// As the GPU library copies it while kernels run.
-inline std::unique_ptr<Port> copy_words(const Port& port) {
-  auto copy = std::make_unique<Port>();
-  auto* to = reinterpret_cast<std::uint64_t*>(copy.get());
-  auto* from = reinterpret_cast<std::uint64_t*>(const_cast<Port*>(&port));
-  for (std::size_t i = 0; i < kPortWordsBytes / 8; ++i) to[i] = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
-  return copy;
-}
 
 }  // namespace railweave::cuda

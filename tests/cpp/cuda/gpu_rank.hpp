@@ -199,7 +199,7 @@ class GpuRank {
   const cuda::HostView& host() const { return host_; }
   std::uint64_t completed() const {
     std::uint64_t sum = 0;
-    for (const cuda::Totals& totals : host_.ended) sum += totals.completed;
+    for (const cuda::Account& account : ledger_.accounts) sum += account.totals.completed;
     return sum;
   }
   const cuda::RailCounts& counts() const { return counts_; }

@@ -36,6 +36,11 @@ class HostWords {
     delay();
     atomic(word).store(value, std::memory_order_relaxed);
   }
+  // Not at once: who reads both looks until they stand still.
+  void store_pair(std::uint64_t* words, std::uint64_t first, std::uint64_t second) {
+    store(words, first);
+    store(words + 1, second);
+  }
   template <typename T>
   void release(T* word, T value) {
     delay();
@@ -238,13 +243,13 @@ class HostWarp : public HostWords {
     taken();
     return true;
   }
-  bool last(std::uint32_t* left, bool& stopped) {
-    const std::uint32_t own = stopped ? kLeftStopped : kLeft, now = add(left, own) + own;
-    stopped = any_stopped(now);
-    return blocks_left(now) == warps_;
-  }
+  // Each is a block of its own.
+  static bool may_be_last_to_begin() { return true; }
+  void began(std::uint32_t* count) { begun_before_ = add(count, 1u); }
+  bool was_last_to_begin() const { return begun_before_ + 1 == warps_; }
 
  private:
+  std::uint32_t begun_before_ = 0;
   std::uint32_t index_;
   std::uint32_t warps_;
 };

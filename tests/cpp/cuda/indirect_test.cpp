@@ -394,7 +394,7 @@ TEST(Indirect, ASourceWhoseReceiverIsGoneEndsWhenToldSo) {
   while (std::atomic_ref(port.indirect[kHostPath].taken).load() != kHostSlots) std::this_thread::yield();
   while (std::any_of(port.taken, port.taken + kSlots, [](std::uint64_t& taken) { return std::atomic_ref(taken).load() == 0; }))
     std::this_thread::yield();
-  EXPECT_EQ(waiting_text({Direction::send, Path::granted, 1, data.size(), 0}, *copy_words(port)),
+  EXPECT_EQ(waiting_text({Direction::send, Path::granted, 1, data.size(), 0}, *copy_words(port), is_ahead(node.ledger(0))),
             "send of 67108864 bytes to rank 1: granted, over slots; slots that rank 1 has not emptied: 0, 1, 2, 3, 4, 5, 6, 7; pieces that "
             "rank 1 has not taken: 8 over the host");
   std::atomic_ref(node.host(0).stop).store(kLeave);

@@ -26,7 +26,7 @@ struct Waits : testing::Test {
 TEST_F(Waits, ForAGrant) {
   moved(*port, Path::granted, kSend) = 8;
   grant(*port, 1, 7);  // of a message that is over, in the place of number 9
-  EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 0}, *port),
+  EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 0}, *port, false),
             "send of 600000 bytes to rank 3: waits for rank 3's grant: its receive has not begun");
 }
 
@@ -36,13 +36,13 @@ TEST_F(Waits, ForItsReceiverToEmptySlots) {
   port->taken[2] = 4;
   port->freed[2] = 3;
   port->taken[5] = 1;
-  EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 1}, *port),
+  EXPECT_EQ(waiting_text({kSend, Path::granted, 3, 600'000, 1}, *port, false),
             "send of 600000 bytes to rank 3: granted, over slots; slots that rank 3 has not emptied: 2, 5");
 }
 
 TEST_F(Waits, InTheMiddleOfAPush) {
   grant(*port, 1, 7);
-  EXPECT_EQ(waiting_text({kSend, Path::granted, 0, 600'000, 0}, *port),
+  EXPECT_EQ(waiting_text({kSend, Path::granted, 0, 600'000, 0}, *port, false),
             "send of 600000 bytes to rank 0: granted, into rank 0's buffer, or over slots until that is mapped");
 }
 
@@ -56,9 +56,9 @@ TEST_F(Waits, ForBytesOfItsSender) {
   port->records[2] = {5, 0, 32'768, 0};  // pulled already
   port->filled[3] = 1;
   port->records[3] = {6, 0, 32'768, 0};  // of the next message
-  EXPECT_EQ(waiting_text({kReceive, Path::granted, 2, 600'000, 0}, *port),
+  EXPECT_EQ(waiting_text({kReceive, Path::granted, 2, 600'000, 0}, *port, false),
             "receive of 600000 bytes from rank 2: rank 2 has written 65536 bytes into the buffer; slot 1 has bytes 98304 to 131071");
-  EXPECT_EQ(waiting_text({kReceive, Path::granted, 2, 600'000, 8}, *port),
+  EXPECT_EQ(waiting_text({kReceive, Path::granted, 2, 600'000, 8}, *port, false),
             "receive of 600000 bytes from rank 2: not granted yet: 8 messages from rank 2 are under way before it");
 }
 
@@ -66,22 +66,35 @@ TEST_F(Waits, ForRoomForPackets) {
   moved(*port, Path::packets, kSend) = 200;
   for (std::uint64_t number = 0; number < 203; ++number) port->credits[number % kPacketSlots] = credit_of(number);
   // Packets to 202 were taken, so 422 may be written, and 423 waits for 203.
-  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 221}, *port),
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 221}, *port, false),
             "send of 7680 bytes to rank 1: in 2 packets from number 421, for which rank 1 has room");
-  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 221}, *port),
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 221}, *port, false),
             "send of 7681 bytes to rank 1: in 3 packets from number 421: number 423 waits for rank 1 to take number 203");
 }
 
 TEST_F(Waits, ForPackets) {
   moved(*port, Path::packets, kReceive) = 12;
-  EXPECT_EQ(waiting_text({kReceive, Path::packets, 1, 1, 3}, *port),
+  EXPECT_EQ(waiting_text({kReceive, Path::packets, 1, 1, 3}, *port, false),
             "receive of 1 byte from rank 1: in 1 packet from number 15, of which not all have come");
+}
+
+// What an operation moves may be counted while it runs.
+TEST_F(Waits, ForPacketsThatAreCounted) {
+  for (const auto direction : {kSend, kReceive}) moved(*port, Path::packets, direction) = 215;
+  port->newest_packets[0] = port->newest_packets[1] = 9;
+  EXPECT_EQ(waiting_text({kReceive, Path::packets, 1, 1, 3}, *port, true),
+            "receive of 1 byte from rank 1: in 1 packet from number 209, of which not all have come");
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 9 * Packet::kData, 0}, *port, true),
+            "send of 34560 bytes to rank 1: in 9 packets from number 206, for which rank 1 has room");
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 20 * Packet::kData, 0}, *port, true),
+            "send of 76800 bytes to rank 1: in 20 packets from number 206: number 220 waits for rank 1 to take number 0");
 }
 
 // A pair of which the peer has left: its counts say which messages it has queued.
 struct Unmatched : testing::Test {
-  bool unmatched(const Waiting& message) const { return is_unmatched(message, *own, *peers); }
+  bool unmatched(const Waiting& message) const { return is_unmatched(message, *own, ahead, *peers); }
 
+  bool ahead = false;
   std::unique_ptr<Port> own = std::make_unique<Port>(), peers = std::make_unique<Port>();
 };
 
@@ -100,6 +113,11 @@ TEST_F(Unmatched, IsAGrantedMessageThatThePeerHasNotQueued) {
 TEST_F(Unmatched, IsAReceiveWhosePacketsWillNotCome) {
   moved(*own, Path::packets, kReceive) = 10;
   moved(*peers, Path::packets, kSend) = 14;
+  EXPECT_FALSE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData, 2}));
+  EXPECT_TRUE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData + 1, 2}));
+  moved(*own, Path::packets, kReceive) = 13;
+  own->newest_packets[1] = 3;
+  ahead = true;
   EXPECT_FALSE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData, 2}));
   EXPECT_TRUE(unmatched({kReceive, Path::packets, 1, 2 * Packet::kData + 1, 2}));
 }
