@@ -294,7 +294,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration(
         "gpu-trains-failing",
         "gpu_trains",
-        defines("PROGRAM=2 WARPS_0=1 WARPS_1=3 FAIL=1"),
+        defines("PROGRAM=2 WARPS_0=1 WARPS_1=2 FAIL=1"),
         "the communicator ends at any moment, with packets in slots",
     ),
     Configuration(

@@ -4,8 +4,9 @@
  * Two ranks. A rank's operations run one after another; each moves a train in each direction, of so many packets or none. Packets of a
  * pair are numbered through; number q lies in slot q mod SLOTS, may be written when number q - SLOTS was taken (its credit), is there
  * when all its lines (two here) have its flag, and is credited when it has been loaded. Rank 0 has WARPS_0 warps and rank 1 WARPS_1, each
- * a block here; they begin at any time, all of them (PROCESSORS each), and the last one to leave moves the counts on. A warp does what can
- * be done, in any order between its trains, and of a train in the order of its packets.
+ * a block here; they begin at any time, all of them (PROCESSORS each), and the one that begins last moves the counts on when it has moved
+ * its packets, while others may be moving theirs. A warp does what can be done, in any order between its trains, and of a train in the
+ * order of its packets.
  *
  * SPLIT: the first half of a rank's warps only send, the others only receive (split_warps).
  *
@@ -14,7 +15,7 @@
  *
  * FAIL: a rank is stopped at any moment, the other one hears of it later. Who gives an operation up says `over` before its kernel ends, as
  * the copy of its host does later; what begins then has numbers that no credit and no flag has (kNeverMoved), also where the operation
- * before it ended well with some warps that had read `over` (kNeverMoved twice).
+ * before it ended well with some warps that had read `over`.
  *
  * Checked: no packet is overwritten before it was read, none is taken half, twice or for another one; every operation ends; where it was
  * not stopped, with all of its bytes.
@@ -58,9 +59,9 @@ byte received_before[4] = { 0, 2, 0, 2 };
 #endif
 
 byte room[2];
-byte ended[2], left[2];
+byte ended[2], begun[2], left[2];
 bit  quit[2];
-byte sent[2], received[2];              /* Count::value of the rank's port: of operations that ended well */
+byte sent[2], received[2];              /* Count::value of the rank's port */
 /* at index rank * SLOTS + slot, what that rank sends */
 byte flag[2 * 2 * SLOTS], data[2 * 2 * SLOTS];  /* of the first and second line of each packet; data: 1 + the program's packet */
 byte credit[2 * SLOTS];                 /* flag of the last packet that was taken */
@@ -123,16 +124,20 @@ byte faults = 1;
 
 proctype Warp(bit r; byte w)
 { byte op, number, next, number_there, next_there;
-  bit stopped;
+  bit stopped, is_over, is_last;
 end:
   do
   :: atomic { op == ended[r] && op < OPERATIONS && room[r] > 0 ->
        room[r]--; op++;
        number = sent[r]; number_there = received[r];
-#if FAIL
-#ifndef MUT_OVER_IS_NOT_READ
-       if :: over[r] -> number = number + NEVER; number_there = number_there + NEVER :: else fi;
+       begun[r]++;
+#ifdef MUT_COUNTS_AT_FIRST
+       is_last = begun[r] == 1;
+#else
+       is_last = begun[r] == WARPS;
 #endif
+#if FAIL
+       if :: over[r] -> is_over = 1; number = number + NEVER; number_there = number_there + NEVER :: else fi;
 #endif
        next = FIRST(w, SENDERS, TO_SEND);
        next_there = FIRST(WARPS - 1 - w, RECEIVERS, TO_RECEIVE) }    /* dealt from the other end */
@@ -158,24 +163,24 @@ end:
 #endif
      :: atomic { next >= TO_SEND && next_there >= TO_RECEIVE -> break }
      od;
-     /* the last one */
+     if
+     :: atomic { is_last -> begun[r] = 0; is_last = 0;
+          if :: !is_over -> sent[r] = number + TO_SEND; received[r] = number_there + TO_RECEIVE :: else fi }
+     :: !is_last
+     fi;
+     /* with the last one the kernel ends */
      atomic {
+#if FAIL
+       if :: stopped -> over[r] = 1 :: else fi;
+#endif
        quit[r] = quit[r] || stopped; left[r]++;
        if
        :: left[r] < WARPS
-       :: left[r] == WARPS && !quit[r] ->
-            assert(((user[PEER] >> received_before[OF(r, op)]) & ((1 << TO_RECEIVE) - 1)) == (1 << TO_RECEIVE) - 1);
-            sent[r] = number + TO_SEND; received[r] = number_there + TO_RECEIVE;
-            left[r] = 0; ended[r]++
-#if FAIL
-       :: left[r] == WARPS && quit[r] ->
-#ifndef MUT_GIVES_UP_SILENTLY
-            over[r] = 1;
-#endif
+       :: left[r] == WARPS ->
+            assert(quit[r] || ((user[PEER] >> received_before[OF(r, op)]) & ((1 << TO_RECEIVE) - 1)) == (1 << TO_RECEIVE) - 1);
             left[r] = 0; quit[r] = 0; ended[r]++
-#endif
        fi;
-       room[r]++; stopped = 0; number = 0; number_there = 0; next = 0; next_there = 0 }
+       room[r]++; stopped = 0; is_over = 0; number = 0; number_there = 0; next = 0; next_there = 0 }
   od
 }
 

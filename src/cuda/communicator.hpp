@@ -179,12 +179,13 @@ class Communicator {
   HostView view() const;
   // --- What has ended. Kernels write it to the GPU's memory alone, see Ledger: an event tells that all is over, and a copy how much. Under
   // mutex_ but for settle() and ask_ledger(), which ask the driver.
-  std::uint64_t enqueued() const;                   // messages, but those of captured operations
-  bool pending() const;                             // some of them have not ended, as far as is known
-  Totals ended(bool captured) const;                // as known
-  void know_over(std::uint64_t messages) const;     // so many of what was queued
-  std::optional<std::uint64_t> to_settle() const;   // so many if the event is over; none: that would tell nothing
+  std::uint64_t enqueued() const;                  // messages, but those of captured operations
+  bool pending() const;                            // some of them have not ended, as far as is known
+  Totals ended(bool captured) const;               // as known
+  void know_over(std::uint64_t messages) const;    // so many of what was queued
+  std::optional<std::uint64_t> to_settle() const;  // so many if the event is over; none: that would tell nothing
   void settle() const;
+  void settle_now_and_then();  // of the mapping thread
   // Brings what is known up to date if the GPU answers. Under words_mutex_.
   void ask_ledger() const;
   Path path_of(const Transfer& transfer) const;
@@ -252,6 +253,9 @@ class Communicator {
   std::optional<std::chrono::steady_clock::time_point> halted_at_;
   // Of the watching thread: since when a mate has left or is dead, once this rank has failed.
   std::vector<std::optional<std::chrono::steady_clock::time_point>> gone_since_;
+  // Of the mapping thread: what could be settled at the last look, and when the event was asked.
+  std::optional<std::uint64_t> queued_at_look_;
+  std::chrono::steady_clock::time_point settled_at_{};
   // Of the mapping thread: since when nothing has ended while a rank that has left is waited for.
   std::optional<std::pair<std::uint64_t, std::chrono::steady_clock::time_point>> waits_for_left_;
   std::mutex asking_mutex_;

@@ -23,8 +23,9 @@ using namespace std::chrono_literals;
 // How often the threads look: at something that is about to be over, while operations are under way, and else. A death is seen within that
 // time, and an error of a kernel.
 constexpr auto kSoonLook = 1ms, kBusyLook = 5ms, kIdleLook = 20ms;
-constexpr auto kAnswerTime = 500ms;   // of a GPU, or an engine's thread, that is asked why nothing moves
-constexpr std::size_t kMostMail = 8;  // of one look; a mail is some milliseconds of work
+constexpr auto kSettleAtLeast = 100ms;  // whatever is queued meanwhile
+constexpr auto kAnswerTime = 500ms;     // of a GPU, or an engine's thread, that is asked why nothing moves
+constexpr std::size_t kMostMail = 8;    // of one look; a mail is some milliseconds of work
 
 // What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
 // that its processes have in turns. Not measured.
@@ -149,7 +150,7 @@ void Communicator::look_around() {
 // On a thread of its own: a call of the driver may wait for another thread's, and who watches must hear of a death meanwhile.
 void Communicator::follow_books() {
   come_to_rest();
-  settle();
+  settle_now_and_then();
   if (auto failure = find_unmatched()) fail(std::move(*failure));
   MateBook::Progress progress{};
   std::size_t looks = 0;
@@ -202,8 +203,12 @@ std::optional<Failure> Communicator::find_unmatched() {
   if (gone.empty()) return std::nullopt;
   std::vector<Pending> waiting;
   std::uint64_t completed = 0;
+  const auto is_idle = [this] {
+    const std::scoped_lock lock(mutex_);
+    return failure_ || (!captured_ && !pending());
+  };
   const std::scoped_lock words_lock(words_mutex_);
-  ask_ledger();
+  if (!is_idle()) ask_ledger();
   {
     const std::scoped_lock lock(mutex_);
     if (failure_) return std::nullopt;
@@ -377,6 +382,17 @@ void Communicator::settle() const {
   if (is_over(last_.get())) know_over(*messages);
 }
 
+// A program that queues one operation after another is not disturbed in that: the driver serves one thread at a time.
+void Communicator::settle_now_and_then() {
+  const auto messages = to_settle();
+  const auto now = std::chrono::steady_clock::now();
+  const bool stands_still = messages == queued_at_look_;
+  queued_at_look_ = messages;
+  if (!messages || (!stands_still && now - settled_at_ < kSettleAtLeast)) return;
+  settled_at_ = now;
+  settle();
+}
+
 void Communicator::ask_ledger() const {
   try {
     const DeviceScope scope(device_);
@@ -399,10 +415,14 @@ void Communicator::ask_ledger() const {
 
 // Copying works while kernels wait for their peers. A GPU that does not answer is not waited for.
 bool Communicator::side_stream_answers() const {
+  constexpr int kQuickLooks = 20;  // of some microseconds
   const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
   cudaError_t status = cudaErrorNotReady;
-  while ((status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline)
+  for (int looks = 0; (status = cudaStreamQuery(side_stream_.get())) == cudaErrorNotReady; ++looks) {
+    if (looks < kQuickLooks) continue;
+    if (std::chrono::steady_clock::now() > deadline) break;
     std::this_thread::sleep_for(kSoonLook);
+  }
   return status == cudaSuccess;
 }
 
@@ -478,6 +498,7 @@ Path Communicator::path_of(const Transfer& transfer) const {
 
 // The newest of each path, as many as have not ended, oldest first: an operation's paths end each for itself.
 std::vector<Communicator::Pending> Communicator::waiting_messages() const {
+  if (!pending()) return {};
   std::uint64_t left[kPaths];
   for (std::size_t path = 0; path < kPaths; ++path) {
     const std::uint64_t completed = ended_of(known_, static_cast<Path>(path), false).completed;

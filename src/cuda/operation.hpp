@@ -56,7 +56,7 @@ struct alignas(32) Account {
 // that writes to host memory ends 0.6 to 0.9 us later where others are queued behind it (docs/cuda-measured.md).
 struct Ledger {
   Account accounts[kAccounts];  // by account_of()
-  Port* ports;                 // the rank's own, so many
+  Port* ports;                  // the rank's own, so many
   std::uint32_t mates;
 };
 

@@ -112,11 +112,11 @@ std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, cons
 }
 
 // A message to itself. Nothing reads it.
-void enqueue(Communicator& communicator, std::uint64_t bytes = 64) {
+void enqueue(Communicator& communicator, std::uint64_t bytes = 64, std::uintptr_t stream = 0) {
   static std::array<std::byte, 128> data{};
   const std::array transfers{Transfer{&communicator, Direction::send, communicator.rank(), data.data(), bytes},
                              Transfer{&communicator, Direction::receive, communicator.rank(), data.data() + 64, bytes}};
-  const std::array<cudaStream_t, 1> streams{};
+  const std::array streams{reinterpret_cast<cudaStream_t>(stream)};
   Communicator::enqueue(transfers, streams);
 }
 
@@ -194,6 +194,8 @@ cudaError_t answer_when_stopped() {
   return cudaSuccess;
 }
 
+cudaError_t never_over() { return cudaErrorNotReady; }
+
 TEST(EndOfCommunicator, AnAbortStopsAReplayBeforeTheDriverAnswers) {
   const Place place;
   expect_well({[&] {
@@ -220,6 +222,43 @@ TEST(EndOfCommunicator, AnAbortBehindReplaysThatAreOverIsNoFailureOfItsMates) {
       return left;
     });
   }});
+}
+
+// No kernel tells its end.
+TEST(EndOfCommunicator, AnAbortBehindAnOperationThatIsOverIsNoFailureOfItsMates) {
+  expect_well({[] {
+    return within_patience([] {
+      const Place place;
+      const auto own = make(0, 1, place.address());
+      enqueue(*own);
+      own->abort();
+      const bool left = stop_word() == kLeave;
+      own->end();
+      return left;
+    });
+  }});
+}
+
+TEST(EndOfCommunicator, AnAbortWhileAnOperationRunsIsAFailureOfItsMates) {
+  const Place place;
+  const Signal ready;
+  expect_well({[&] {
+                 const auto own = make(0, 2, place.address());
+                 stand_in::event_query = never_over;
+                 enqueue(*own);
+                 own->abort();
+                 const bool well = ready.is_there(kPatience);
+                 stand_in::event_query = nullptr;
+                 own->end();
+                 return well;
+               },
+               [&] {
+                 const auto own = make(1, 2, place.address());
+                 const bool well = within_patience([&] { return own->failure().has_value(); });
+                 ready.send();
+                 own->end();
+                 return well;
+               }});
 }
 
 // At the end of the process, before the library's own handler is registered, so behind it.
@@ -256,6 +295,9 @@ TEST(BlocksOfCommunicator, AreNoMoreThanWhoMakesItAllows) {
   }
 }
 
+Communicator* other_rank = nullptr;
+std::atomic<bool> other_queued = false;
+
 #if CUDART_VERSION >= 12040
 // Others that wait on the same part of the device find room beside it.
 TEST(BlocksOfCommunicator, AreThoseOfTheStreamsPart) {
@@ -273,9 +315,30 @@ TEST(BlocksOfCommunicator, AreThoseOfTheStreamsPart) {
   }
 }
 
+// What another one has queued is asked for when that matters.
+TEST(BlocksOfCommunicator, AreAllThereAreOnceOthersAreOver) {
+  const Place place, others;
+  expect_well({[&] {
+    stand_in::part_processors = 16;
+    const auto own = make(0, 1, place.address()), other = make(0, 1, others.address());
+    const auto blocks_of = [](Communicator& communicator, std::uintptr_t stream) {
+      enqueue(communicator, 256u << 20, stream);
+      return stand_in::blocks.load();
+    };
+    stand_in::event_query = never_over;
+    blocks_of(*other, 1);
+    const std::uint32_t beside = blocks_of(*own, 2);
+    stand_in::event_query = nullptr;
+    const std::uint32_t alone = blocks_of(*own, 2);
+    for (const auto* each : {&own, &other}) {
+      (*each)->abort();
+      (*each)->end();
+    }
+    return beside < alone && alone == 4;
+  }});
+}
+
 // The driver may answer when a kernel has ended that waits for a rank, whose operation another thread queues.
-Communicator* other_rank = nullptr;
-std::atomic<bool> other_queued = false;
 void answer_behind_another_operation() {
   stand_in::before_part = nullptr;
   std::thread([] {
@@ -301,17 +364,47 @@ TEST(BlocksOfCommunicator, OthersQueueWhileTheDriverIsAskedForTheStreamsPart) {
 }
 #endif
 
+cudaError_t answer_when_another_has_queued() {
+  stand_in::event_query = nullptr;
+  std::thread([] {
+    enqueue(*other_rank);
+    other_queued = true;
+  }).detach();
+  if (!within_patience([] { return other_queued.load(); })) ::_exit(1);
+  return cudaSuccess;
+}
+
+TEST(BlocksOfCommunicator, OthersQueueWhileTheDriverIsAskedWhatIsOver) {
+  const Place place, others;
+  expect_well({[&] {
+    const auto own = make(0, 1, place.address()), other = make(0, 1, others.address());
+    other_rank = other.get();
+    stand_in::event_query = never_over;
+    enqueue(*other, 64, 1);
+    stand_in::event_query = answer_when_another_has_queued;
+    enqueue(*own, 64, 2);
+    for (const auto* each : {&own, &other}) {
+      (*each)->abort();
+      (*each)->end();
+    }
+    return other_queued.load();
+  }});
+}
+
 TEST(DescriptionOfCommunicator, TellsOfManyQueuedMessagesTogether) {
   const Place place;
   expect_well({[&] {
     const auto own = make(0, 1, place.address());
+    stand_in::event_query = never_over;
     for (int operation = 0; operation < 40; ++operation) enqueue(*own);
     const std::string text = own->describe();
     std::size_t behind = 0;
     for (std::size_t at = text.find(": queued behind ("); at != std::string::npos; at = text.find(": queued behind (", at + 1)) ++behind;
+    stand_in::event_query = nullptr;
+    const bool over = within_patience([&] { return own->describe().find("queued behind") == std::string::npos; });
     own->abort();
     own->end();
-    return behind == 16 && text.find("\n62 more messages: queued behind\n") != std::string::npos;
+    return behind == 16 && text.find("\n62 more messages: queued behind\n") != std::string::npos && over;
   }});
 }
 
