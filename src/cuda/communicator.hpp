@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <future>
@@ -188,6 +189,9 @@ class Communicator {
   void settle_now_and_then();  // of the mapping thread
   // Brings what is known up to date if the GPU answers. Under words_mutex_.
   void ask_ledger() const;
+  // The same on any thread, which waits for a moment only.
+  void have_ledger_asked() const;
+  void answer_asks();  // of the mapping thread
   Path path_of(const Transfer& transfer) const;
   std::vector<Pending> waiting_messages() const;  // under mutex_
   static std::vector<std::pair<Pending, Waiting>> in_order(const std::vector<Pending>& waiting);
@@ -238,8 +242,11 @@ class Communicator {
   mutable std::mutex mutex_;
   bool ending_ = false;
   std::uint64_t enqueued_by_path_[kPaths] = {};
-  mutable std::uint64_t over_ = 0;  // of those that are counted
-  mutable Ledger known_{};          // a copy
+  mutable std::uint64_t over_ = 0;                // of those that are counted
+  mutable Ledger known_{};                        // a copy
+  mutable std::uint64_t asks_ = 0, answers_ = 0;  // for a newer one
+  mutable bool unanswered_ = false;               // the last ask, in time
+  mutable std::condition_variable answered_;
   std::uint64_t operations_ = 0;
   std::deque<Pending> pending_;  // newest last; see waiting_messages()
   std::optional<Failure> failure_;

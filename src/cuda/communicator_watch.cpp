@@ -66,6 +66,7 @@ void Communicator::end_threads() {
     const std::scoped_lock lock(mutex_);
     ending_ = true;
   }
+  answered_.notify_all();
   ring(book_->page().bell);
   for (std::jthread* thread : {&watcher_, &mapper_}) {
     if (thread->joinable()) thread->join();
@@ -151,6 +152,7 @@ void Communicator::look_around() {
 void Communicator::follow_books() {
   come_to_rest();
   settle_now_and_then();
+  answer_asks();
   if (auto failure = find_unmatched()) fail(std::move(*failure));
   MateBook::Progress progress{};
   std::size_t looks = 0;
@@ -272,6 +274,7 @@ bool Communicator::all_is_over() {
 bool Communicator::leave() {
   if (failure_ || pending()) return false;
   left_ = ending_ = true;
+  answered_.notify_all();
   tell_leaving(book_->page().life);
   return true;
 }
@@ -465,11 +468,38 @@ void Communicator::wait_for_mates() const {
 
 // --- Looking at it
 
-Counters Communicator::counters() const {
+// By the mapping thread, as the driver may be held up by an operation that waits: who asks may hold what its abort needs.
+void Communicator::have_ledger_asked() const {
+  std::unique_lock lock(mutex_);
+  if (ending_ || unanswered_) return;
+  const std::uint64_t ask = ++asks_;
+  lock.unlock();
+  ring(book_->page().bell);
+  lock.lock();
+  unanswered_ = !answered_.wait_for(lock, kAnswerTime, [&] { return ending_ || answers_ >= ask; });
+}
+
+void Communicator::answer_asks() {
+  std::uint64_t asks = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (asks_ == answers_) return;
+    asks = asks_;
+  }
   {
     const std::scoped_lock words_lock(words_mutex_);
     ask_ledger();
   }
+  {
+    const std::scoped_lock lock(mutex_);
+    answers_ = asks;
+    unanswered_ = false;
+  }
+  answered_.notify_all();
+}
+
+Counters Communicator::counters() const {
+  have_ledger_asked();
   const std::scoped_lock lock(mutex_);
   const Totals replays = ended(true);
   Totals now = ended(false);

@@ -408,6 +408,27 @@ TEST(DescriptionOfCommunicator, TellsOfManyQueuedMessagesTogether) {
   }});
 }
 
+// Who asks may hold what an abort needs, and the driver answer when one has been made.
+std::atomic<bool> counted = false;
+cudaError_t answer_when_counted() {
+  if (!within_patience([] { return counted.load(); })) ::_exit(1);
+  return cudaErrorNotReady;
+}
+
+TEST(CountersOfCommunicator, AreToldThoughTheDriverDoesNotAnswer) {
+  const Place place;
+  expect_well({[&] {
+    const auto own = make(0, 1, place.address());
+    stand_in::event_query = answer_when_counted;
+    enqueue(*own);
+    const Counters first = own->counters(), second = own->counters();
+    counted = true;
+    own->abort();
+    own->end();
+    return first.enqueued == 2 && second.enqueued == 2 && second.completed == 0;
+  }});
+}
+
 TEST(PeersOfCommunicator, AreNoneOnANodeWherePeerAccessIsSwitchedOff) {
   const Place place;
   const auto refused = [&](std::uint32_t rank) {
