@@ -121,6 +121,8 @@ void Communicator::give_back(int device, std::shared_ptr<void> memory) {
 
 // By the thread of each of the device's communicators that maps, and when one of them ends: with the last one nothing is left.
 void Communicator::give_back_deferred(int device) {
+  if (!deferred().has(device)) return;
+  settle_on(device);
   deferred().give_back(device, [device](const std::function<void()>& call) {
     const std::scoped_lock noting(noting_on(device));
     const auto all = on_device(device);
@@ -242,7 +244,7 @@ void Communicator::order_after(cudaStream_t stream, StreamId id, const Capture& 
 }
 
 // Not under a mutex: the driver may answer when a kernel has ended that waits for what another thread is about to queue.
-void Communicator::settle_others(std::span<Communicator* const> own, StreamId stream) {
+void Communicator::settle(const std::function<bool(const Communicator&)>& which) {
   struct Other {
     const Communicator* communicator;
     std::shared_ptr<CUevent_st> last;
@@ -252,7 +254,7 @@ void Communicator::settle_others(std::span<Communicator* const> own, StreamId st
   {
     const std::scoped_lock lock(residents().mutex);
     for (const Communicator* other : residents().all) {
-      if (!other->may_hold_beside(own, stream)) continue;
+      if (!which(*other)) continue;
       if (const auto messages = other->to_settle()) others.push_back({other, other->last_, *messages});
     }
   }
@@ -264,6 +266,11 @@ void Communicator::settle_others(std::span<Communicator* const> own, StreamId st
     const bool stays = std::find(all.begin(), all.end(), other.communicator) != all.end() && other.communicator->last_ == other.last;
     if (stays) other.communicator->know_over(other.messages);
   }
+}
+
+void Communicator::settle_on(int device) {
+  const DeviceScope scope(device);
+  settle([device](const Communicator& each) { return each.device_ == device; });
 }
 
 // What comes behind others' operations on their stream does not run beside them.
@@ -309,6 +316,7 @@ std::vector<const Communicator*> Communicator::on_device(int device) {
 }
 
 bool Communicator::call_alone(bool quiet, const std::function<void()>& call) {
+  settle_on(device_);
   const std::scoped_lock noting(noting_);
   {
     const std::scoped_lock lock(mutex_);
@@ -491,7 +499,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       std::tie(communicators[i]->claim_, communicators[i]->captured_) = before[i];
     }
   };
-  if (!capture.active) settle_others(communicators, id);
+  if (!capture.active) settle([&](const Communicator& other) { return other.may_hold_beside(communicators, id); });
   {
     const std::scoped_lock noting(first.noting_);
     const std::scoped_lock lock(residents().mutex);  // until what this one holds is known to the others

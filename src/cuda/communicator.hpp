@@ -143,8 +143,9 @@ class Communicator {
     StreamId stream;  // that they are all on, if they are
   };
 
-  // Asks whether what the others have queued has ended, where held_beside() has to know.
-  static void settle_others(std::span<Communicator* const> own, StreamId stream);
+  // Asks whether what some communicators have queued has ended: all of a device, or those of which held_beside() has to know.
+  static void settle(const std::function<bool(const Communicator&)>& which);
+  static void settle_on(int device);
   // The next two under the residents' mutex.
   static Held held_beside(std::span<Communicator* const> own, StreamId stream, bool captured);
   void hold(const Plan& plan, StreamId stream, bool captured);
@@ -165,6 +166,8 @@ class Communicator {
   void watch(const char* name, bool maps, void (Communicator::*look)());
   std::chrono::milliseconds until_next_look(bool maps) const;  // under mutex_; of the mapping thread, or the watching one
   void look_around();
+  bool gave_up() const;  // a kernel did
+  void tell_kernels_error();
   void follow_books();
   // The first message of the operation that runs that waits for a rank which has left.
   std::optional<Failure> find_unmatched();
@@ -260,13 +263,14 @@ class Communicator {
   std::optional<std::chrono::steady_clock::time_point> halted_at_;
   // Of the watching thread: since when a mate has left or is dead, once this rank has failed.
   std::vector<std::optional<std::chrono::steady_clock::time_point>> gone_since_;
+  std::chrono::steady_clock::time_point looked_for_left_{};
   // Of the mapping thread: what could be settled at the last look, and when the event was asked.
   std::optional<std::uint64_t> queued_at_look_;
   std::chrono::steady_clock::time_point settled_at_{};
   // Of the mapping thread: since when nothing has ended while a rank that has left is waited for.
   std::optional<std::pair<std::uint64_t, std::chrono::steady_clock::time_point>> waits_for_left_;
   std::mutex asking_mutex_;
-  std::future<bool> asked_;  // whether replays are over
+  std::future<bool> asked_;  // whether all is over
   std::jthread watcher_, mapper_;
 };
 

@@ -30,6 +30,7 @@ constexpr std::size_t kMostMail = 8;    // of one look; a mail is some milliseco
 // What was seen of a rank that has left has to hold for so long, as an operation's last words come one after another: a moment of a GPU
 // that its processes have in turns. Not measured.
 constexpr auto kLeftFor = 1s;
+constexpr auto kLookForLeft = 100ms;  // each copies words from the GPU
 // A kernel that begins when the ports say that all is over writes nothing, and one that waits leaves or rests. One that was writing ends
 // what it had been granted: 12 GB in this time over the slowest of NVLinks (25 GB/s), so this is for kernels that have not begun.
 constexpr auto kLastWrites = 500ms;
@@ -123,6 +124,12 @@ void Communicator::halt_at_end() {
 void Communicator::look_around() {
   if (auto failure = find_failure(mates_)) fail(std::move(*failure));
   let_kernels_leave();
+  tell_kernels_error();
+}
+
+bool Communicator::gave_up() const { return load_shared(region_->host().error) != 0; }
+
+void Communicator::tell_kernels_error() {
   const HostView now = view();
   switch (static_cast<KernelError>(now.error)) {
     case KernelError::none: break;
@@ -202,15 +209,18 @@ std::optional<Failure> Communicator::find_unmatched() {
   for (const Mate& mate : mates_) {
     if (has_left_well(mate)) gone.insert(mate.rank);
   }
-  if (gone.empty()) return std::nullopt;
+  if (gone.empty() || failure()) return std::nullopt;
+  if (launching_ == 0 && is_over(last_.get())) {
+    waits_for_left_ = std::nullopt;
+    return std::nullopt;
+  }
+  const auto asked = std::chrono::steady_clock::now();
+  if (asked - looked_for_left_ < kLookForLeft) return std::nullopt;
+  looked_for_left_ = asked;
   std::vector<Pending> waiting;
   std::uint64_t completed = 0;
-  const auto is_idle = [this] {
-    const std::scoped_lock lock(mutex_);
-    return failure_ || (!captured_ && !pending());
-  };
   const std::scoped_lock words_lock(words_mutex_);
-  if (!is_idle()) ask_ledger();
+  ask_ledger();
   {
     const std::scoped_lock lock(mutex_);
     if (failure_) return std::nullopt;
@@ -272,7 +282,7 @@ bool Communicator::all_is_over() {
 // True, and mates that have nothing to do with this rank any more go on, where all that was queued has ended: nothing is queued from then
 // on. Under mutex_. The watching threads end, too: what they met would be told as a failure.
 bool Communicator::leave() {
-  if (failure_ || pending()) return false;
+  if (failure_ || pending() || gave_up()) return false;
   left_ = ending_ = true;
   answered_.notify_all();
   tell_leaving(book_->page().life);
@@ -367,7 +377,9 @@ Totals Communicator::ended(bool captured) const {
   return sum;
 }
 
+// An operation that was given up is over, too, but has not ended; its kernel's word comes before the event.
 void Communicator::know_over(std::uint64_t messages) const {
+  if (gave_up()) return;
   const std::scoped_lock lock(mutex_);
   over_ = std::max(over_, messages);
 }
@@ -407,7 +419,8 @@ void Communicator::ask_ledger() const {
     const bool over = before && is_over(last_.get());
     const Ledger& copy = region_->copy_ledger(side_stream_.get());
     if (!side_stream_answers()) return;
-    const bool all_over = over && counted() == before;
+    // Replays are not counted: one may have begun and be in the copy.
+    const bool all_over = over && !gave_up() && counted() == before && (!captured_ || is_over(last_.get()));
     const std::scoped_lock lock(mutex_);
     known_ = copy;
     if (all_over) forget_newest(known_);  // nothing begins that would say so
@@ -438,6 +451,7 @@ std::optional<Failure> Communicator::failure() const {
 void Communicator::abort() {
   const Failure failure{"aborted on rank " + std::to_string(rank_), std::nullopt};
   bool left = all_is_over();
+  if (left) have_ledger_asked();  // for the last time
   {
     const std::scoped_lock lock(mutex_);
     left = left && leave();
@@ -452,6 +466,7 @@ void Communicator::drain() {
   // What was queued ends, however late its peers come: no bound but that of every operation, gpu_timeout_ms. The event covers captured
   // operations as well, which have no count.
   while (cudaEventQuery(last_.get()) == cudaErrorNotReady) std::this_thread::sleep_for(kSoonLook);
+  tell_kernels_error();  // mates go by the counts of a rank that has left well
   tell_leaving(book_->page().life);
   if (rails_ != nullptr) rails_->begin_close();
 }
@@ -542,6 +557,9 @@ std::vector<Communicator::Pending> Communicator::waiting_messages() const {
     waiting.push_back(*pending);
   }
   std::reverse(waiting.begin(), waiting.end());
+  // The event may have told of more than the ledger's last copy has.
+  const std::uint64_t most = enqueued() - over_;
+  if (waiting.size() > most) waiting.erase(waiting.begin(), waiting.end() - static_cast<std::ptrdiff_t>(most));
   return waiting;
 }
 

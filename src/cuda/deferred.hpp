@@ -18,8 +18,9 @@ class Deferred {
   // it is asked for each anew, so that an operation waits for one of them at most.
   void give_back(int device, const std::function<bool(const std::function<void()>& call)>& alone);
 
- private:
   bool has(int device);
+
+ private:
   std::shared_ptr<void> take(int device);
 
   std::mutex mutex_;

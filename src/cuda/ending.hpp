@@ -1,4 +1,4 @@
-// What both kernels tell the host: that an operation has ended, by the ledger, or why it cannot.
+// What both kernels tell of an operation: that it has ended, in the ledger, or why it cannot, to the host.
 #pragma once
 
 #include "operation.hpp"
@@ -12,15 +12,11 @@
 namespace railweave::cuda {
 
 RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
-  Part part{&header.state->parts[0], header.state->messages, messages,          header.count,
-            header.timeout_ns,       header.link_MBps,       header.send_warps, header.receive_warps};
-  part.is_newest = true;
-  return part;
+  return {&header.state->parts[0], header.state->messages, messages,          header.count,
+          header.timeout_ns,       header.link_MBps,       header.send_warps, header.receive_warps};
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
-  Part part{&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
-  part.is_newest = true;
-  return part;
+  return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
 }
 RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t count) {
   part.trains = trains;
@@ -66,7 +62,8 @@ RAILWEAVE_ROLE void report_ahead(Words& words, const Message& m, std::uint64_t b
   words.add(&account.totals.bytes_received, m.operation.bytes_received);
 }
 
-// The operation before has ended.
+// Of a message that begins: the communicator's operation before has ended. In no order with report_ahead() but that a block which adds
+// itself to those that have begun has stored this long before, and the last of them waits for the answer to that add.
 template <typename Words>
 RAILWEAVE_ROLE void report_begin(Words& words, const Message& m) {
   for (const bool captured : {false, true}) words.store(&m.ledger->accounts[account_of(Path::packets, captured)].newest, std::uint64_t{0});
@@ -89,11 +86,14 @@ RAILWEAVE_ROLE constexpr bool any_stopped(std::uint32_t left) { return left >> 1
 
 // The first error of a communicator stays.
 template <typename Words>
+RAILWEAVE_ROLE void tell_error(Words& words, const Message& m, KernelError error) {
+  if (words.relaxed(&m.host->error) != 0) return;
+  words.store(&m.host->error_peer, m.peer);
+  words.release(&m.host->error, static_cast<std::uint32_t>(error));
+}
+template <typename Words>
 RAILWEAVE_ROLE void stop_operation(Words& words, PartState& state, const Message& m, KernelError error) {
-  if (words.relaxed(&m.host->error) == 0) {
-    words.store(&m.host->error_peer, m.peer);
-    words.release(&m.host->error, static_cast<std::uint32_t>(error));
-  }
+  tell_error(words, m, error);
   words.store(&state.stopped, 1u);
 }
 

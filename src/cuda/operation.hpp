@@ -118,6 +118,7 @@ struct Message {
   bool last_of_pair;  // of this path and direction: moves the pair's count on
   bool reports;       // first of its communicator and path in the operation: brings the totals up to date
   bool captured;      // the operation runs when its graph does
+  bool begins;        // reports, and says that its communicator's newest operation is this one: in packets, if the communicator has such
   // Where the operation's kernel knows indirect paths:
   std::uint8_t paths;        // those that may be used, a bit each
   std::uint8_t relay_slots;  // of each path over a relay, also where there is none
@@ -162,7 +163,7 @@ struct PartState {
   std::uint32_t left;  // blocks; of packets: that have begun
   std::uint32_t stopped;
 };
-// In device memory, one for each communicator. All zero between operations, but that one of packets which was stopped leaves `stopped`.
+// In device memory, one for each communicator. All zero between operations.
 struct OperationState {
   PartState parts[kPaths];
   MessageState messages[kMaxMessages];
@@ -204,7 +205,6 @@ struct Part {
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
   const Train* trains = nullptr;  // then `count` is theirs
-  bool is_newest = false;         // there is no other one that says what the newest operation is
 };
 
 }  // namespace railweave::cuda

@@ -129,7 +129,7 @@ class PacketRoles {
   // ended or not. To find out who ends last takes a trip to L2 that each operation would wait for: 0.4 us, and 1.3 with the words to the
   // host that followed it (docs/cuda-measured.md). The kernel's end puts all of this before the next operation.
   RAILWEAVE_ROLE void end() {
-    if (warp_.was_last_to_begin()) move_counts_on();
+    if (warp_.was_last_to_begin()) move_counts_on();  // stopped, too: what the others have moved has its numbers
     if (stopped_) {
       warp_.each(count_, [&](std::uint32_t i) {
         if (reports(i)) give_up(warp_, reporter(i));
@@ -236,17 +236,17 @@ class PacketRoles {
     return moved;
   }
 
-  // Now and then while nothing can be done.
+  // Now and then while nothing can be done. Each warp finds by itself why to stop, as all have all reporters.
   RAILWEAVE_ROLE bool look_at_host() {
     const bool late = warp_.now() - start_ > timeout_ns_;
-    warp_.each(count_, [&](std::uint32_t i) {
-      if (reports(i) && warp_.relaxed(&reporter(i).host->stop) != 0) {
-        stop_operation(warp_, state_, reporter(i), KernelError::aborted);
-      } else if (late && is_open(i)) {
-        stop_operation(warp_, state_, head(i), KernelError::timed_out);
-      }
-    });
-    return warp_.from(0, [&] { return std::uint64_t{warp_.relaxed(&state_.stopped)}; }) != 0;
+    return warp_.mask(count_, [&](std::uint32_t i) {
+      const bool stop = reports(i) && warp_.relaxed(&reporter(i).host->stop) != 0;
+      if (stop)
+        tell_error(warp_, reporter(i), KernelError::aborted);
+      else if (late && is_open(i))
+        tell_error(warp_, head(i), KernelError::timed_out);
+      return stop || (late && is_open(i));
+    }) != 0;
   }
 
   Warp& warp_;

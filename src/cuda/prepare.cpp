@@ -83,12 +83,18 @@ void count(std::span<Message> messages) {
   std::vector<Message*> reporters;
   for (Message& m : messages) {
     m.operation = {};
+    m.begins = false;
     auto at = std::find_if(reporters.begin(), reporters.end(), [&](const Message* r) { return r->host == m.host && r->path == m.path; });
     m.reports = at == reporters.end();
     if (m.reports) at = reporters.insert(at, &m);
     Totals& totals = (*at)->operation;
     ++totals.completed;
     (m.direction == Direction::send ? totals.bytes_sent : totals.bytes_received) += m.bytes;
+  }
+  for (Message* const m : reporters) {
+    const bool has_packets =
+        std::any_of(reporters.begin(), reporters.end(), [m](const Message* r) { return r->host == m->host && r->path == Path::packets; });
+    m->begins = m->path == Path::packets || !has_packets;
   }
 }
 

@@ -67,7 +67,7 @@ class RailRoles {
     return true;
   }
 
-  // The last block to leave moves the communicators' counts on and tells the host; and the engines, if they wait for the copies of a kernel
+  // The last block to leave moves the communicators' counts and totals on; and tells the engines, if they wait for the copies of a kernel
   // that was sent away.
   RAILWEAVE_ROLE void end() {
     const std::uint32_t left = block_.share([&] {

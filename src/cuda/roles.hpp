@@ -75,7 +75,6 @@ class Roles {
         messages_(part.messages),
         count_(part.count),
         timeout_ns_(part.timeout_ns),
-        is_newest_(part.is_newest),
         indirect_(block, part.link_MBps) {}
 
   RAILWEAVE_ROLE void run() {
@@ -107,7 +106,7 @@ class Roles {
       Share& own = share(i);
       own.at = own.end = 0;
       const Count count = block_.counted(&moved(m));
-      if (is_newest_ && m.reports && block_.index() == 0 && count.over == 0) report_begin(block_, m);
+      if (m.begins && block_.index() == 0 && count.over == 0) report_begin(block_, m);
       if (in_packets(m)) {
         own.number = count.value + count.over + m.ordinal;
         const std::uint64_t mine = bundles_of_block(m, i);
@@ -141,7 +140,7 @@ class Roles {
     return !stopped_;
   }
 
-  // The last block to leave moves the pairs' counts on, tells the host, and leaves all states as they were found. The kernel's end puts
+  // The last block to leave moves the pairs' counts and the totals on, and leaves all states as they were found. The kernel's end puts
   // that before the next operation.
   RAILWEAVE_ROLE void end() {
     bool stopped = stopped_;
@@ -656,7 +655,6 @@ class Roles {
   std::uint32_t home_ = 0;
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
-  bool is_newest_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -103,11 +102,9 @@ class Node {
   }
   // While they run.
   Ledger ledger(std::uint32_t rank) const {
-    Ledger copy{}, again{};
-    do {
-      copy_while_written(copy, ledgers_[rank]);
-      copy_while_written(again, ledgers_[rank]);
-    } while (std::memcmp(&copy, &again, sizeof copy) != 0);
+    const std::scoped_lock lock(HostWords::pairs());
+    Ledger copy{};
+    copy_while_written(copy, ledgers_[rank]);
     return copy;
   }
   const OperationState& state(std::uint32_t rank) const { return *states_[rank]; }

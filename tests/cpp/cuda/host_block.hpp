@@ -36,10 +36,16 @@ class HostWords {
     delay();
     atomic(word).store(value, std::memory_order_relaxed);
   }
-  // Not at once: who reads both looks until they stand still.
+  // At once for who reads them under the mutex.
+  static std::mutex& pairs() {
+    static std::mutex mutex;
+    return mutex;
+  }
   void store_pair(std::uint64_t* words, std::uint64_t first, std::uint64_t second) {
-    store(words, first);
-    store(words + 1, second);
+    delay();
+    const std::scoped_lock lock(pairs());
+    atomic(words).store(first, std::memory_order_relaxed);
+    atomic(words + 1).store(second, std::memory_order_relaxed);
   }
   template <typename T>
   void release(T* word, T value) {
