@@ -239,40 +239,18 @@ TEST(EndOfCommunicator, AnAbortBehindAnOperationThatIsOverIsNoFailureOfItsMates)
   }});
 }
 
-TEST(EndOfCommunicator, AnAbortWhileAnOperationRunsIsAFailureOfItsMates) {
-  const Place place;
-  const Signal ready;
-  expect_well({[&] {
-                 const auto own = make(0, 2, place.address());
-                 stand_in::event_query = never_over;
-                 enqueue(*own);
-                 own->abort();
-                 const bool well = ready.is_there(kPatience);
-                 stand_in::event_query = nullptr;
-                 own->end();
-                 return well;
-               },
-               [&] {
-                 const auto own = make(1, 2, place.address());
-                 const bool well = within_patience([&] { return own->failure().has_value(); });
-                 ready.send();
-                 own->end();
-                 return well;
-               }});
-}
-
-// Its event is over, too.
-TEST(EndOfCommunicator, AnAbortBehindAnOperationThatWasGivenUpIsAFailureOfItsMates) {
+// An abort behind an operation that runs, or of which `how` says otherwise.
+void expect_a_failure_of_its_mates(const std::function<void()>& how) {
   const Place place;
   const Signal told;
   expect_well({[&] {
                  const auto own = make(0, 2, place.address());
                  stand_in::event_query = never_over;
                  enqueue(*own);
-                 std::atomic_ref(stand_in::host_view.load()->error).store(static_cast<std::uint32_t>(KernelError::timed_out));
-                 stand_in::event_query = nullptr;
+                 how();
                  own->abort();
                  const bool well = told.is_there(kPatience);
+                 stand_in::event_query = nullptr;
                  own->end();
                  return well;
                },
@@ -283,6 +261,18 @@ TEST(EndOfCommunicator, AnAbortBehindAnOperationThatWasGivenUpIsAFailureOfItsMat
                  own->end();
                  return well;
                }});
+}
+
+TEST(EndOfCommunicator, AnAbortWhileAnOperationRunsIsAFailureOfItsMates) {
+  expect_a_failure_of_its_mates([] {});
+}
+
+// Its event is over, too.
+TEST(EndOfCommunicator, AnAbortBehindAnOperationThatWasGivenUpIsAFailureOfItsMates) {
+  expect_a_failure_of_its_mates([] {
+    std::atomic_ref(stand_in::host_view.load()->error).store(static_cast<std::uint32_t>(KernelError::timed_out));
+    stand_in::event_query = nullptr;
+  });
 }
 
 // At the end of the process, before the library's own handler is registered, so behind it.
