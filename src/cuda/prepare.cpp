@@ -98,22 +98,73 @@ void count(std::span<Message> messages) {
   }
 }
 
-// Blocks in proportion to bytes, at least one a send; several small sends may begin on one block.
-void assign(std::span<Message> messages, std::uint32_t blocks, std::uint64_t total) {
-  std::uint64_t before = 0;
+// Of a push by so many blocks.
+std::uint32_t piece_of(std::uint64_t bytes, std::uint64_t blocks, std::uint64_t most) {
+  const std::uint64_t piece = std::min(divide_up(bytes, blocks), std::clamp(bytes / (blocks * kPiecesPerBlock), kLeastPiece, most));
+  return static_cast<std::uint32_t>(divide_up(piece, 1024) * 1024);
+}
+
+// Sends of which blocks from `first` on begin with one each, in proportion to bytes, at least one a send; several small sends may begin on
+// one block.
+struct Course {
+  std::uint32_t first, blocks;
+  std::uint64_t total = 0, before = 0;
+
+  void begin(Message& m, std::uint64_t most_piece) {
+    // 128 bits: bytes times blocks may pass 2^64.
+    __extension__ using Wide = unsigned __int128;
+    const auto at = [&] { return static_cast<std::uint32_t>(Wide{before} * blocks / total); };
+    const std::uint32_t begin = at();
+    before += m.bytes;
+    const std::uint32_t end = std::max(begin + 1, at());
+    m.first_block = static_cast<std::uint16_t>(first + begin);
+    m.last_block = static_cast<std::uint16_t>(first + end);
+    m.piece_bytes = piece_of(m.bytes, end - begin, most_piece);
+  }
+};
+
+// Who sends to several peers has half of its blocks begin with the next rank and half with the one after that, and all go on with those
+// that follow. In balanced traffic no receiver has more than two senders then: divided between all peers blocks moved 318 GB/s of 64 MiB
+// between four GPUs, so 355, and with all of them at one peer after another 358, but a hot pair with half of it between all others 337
+// and 245 (315 divided; 4 x H100, docs/cuda-measured.md). What is short has too few pieces for two turns; 12 MiB, the least measured, took
+// 54 us instead of 58.
+constexpr std::uint64_t kInTurnFrom = 12u << 20;
+constexpr std::size_t kCourses = 2;
+
+// Which blocks begin with which granted sends. Blocks of a message that goes over indirect paths as well are counted by it, so there sends
+// are divided between all.
+void assign(std::span<Message> messages, std::uint32_t blocks) {
+  std::uint64_t total = 0;
+  bool slots = false, paths = false;
+  std::vector<const Port*> peers;  // in turn
   for (Message& m : messages) {
     m.first_block = m.last_block = 0;
     m.piece_bytes = 0;
+    slots = slots || comes_through_slots(m);
     if (m.direction != Direction::send) continue;
-    // 128 bits: bytes times blocks may pass 2^64.
-    __extension__ using Wide = unsigned __int128;
-    m.first_block = static_cast<std::uint16_t>(Wide{before} * blocks / total);
-    before += m.bytes;
-    m.last_block = std::max(static_cast<std::uint16_t>(m.first_block + 1), static_cast<std::uint16_t>(Wide{before} * blocks / total));
-    const std::uint64_t share = std::max(1, m.last_block - m.first_block);
-    const std::uint64_t piece =
-        std::min(divide_up(m.bytes, share), std::clamp(m.bytes / (share * kPiecesPerBlock), kLeastPiece, kMostPiece));
-    m.piece_bytes = static_cast<std::uint32_t>(divide_up(piece, 1024) * 1024);
+    total += m.bytes;
+    paths = paths || m.paths != 0;
+    if (std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
+  }
+  const std::size_t count = total < kInTurnFrom || paths || blocks < kCourses ? 1 : std::min(peers.size(), kCourses);
+  // Of those to other peers: none, a number from `count` on.
+  const auto course_of = [&](const Message& m) {
+    return count < 2 ? 0 : static_cast<std::size_t>(std::find(peers.begin(), peers.end(), m.local) - peers.begin());
+  };
+  Course courses[kCourses] = {{0, blocks}, {0, 0}};
+  if (count == 2) courses[0].blocks = courses[1].first = blocks / 2, courses[1].blocks = blocks - blocks / 2;
+  for (const Message& m : messages) {
+    if (m.direction == Direction::send && course_of(m) < count) courses[course_of(m)].total += m.bytes;
+  }
+  // A row of pieces is not left for what comes through slots.
+  const std::uint64_t most_piece = slots ? kLeastPiece : kMostPiece;
+  for (Message& m : messages) {
+    if (m.direction != Direction::send) continue;
+    if (const std::size_t course = course_of(m); course < count) {
+      courses[course].begin(m, most_piece);
+    } else {
+      m.piece_bytes = piece_of(m.bytes, blocks / kCourses, most_piece);
+    }
   }
 }
 
@@ -465,7 +516,7 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
   deal_to_warps(lanes_of(packets, trains), plan.packet_blocks, {});
-  assign(granted, plan.blocks - plan.packet_blocks, std::max<std::uint64_t>(sums.granted_sent, 1));
+  assign(granted, plan.blocks - plan.packet_blocks);
   return plan;
 }
 
@@ -516,7 +567,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .trains = std::move(trains)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
-  assign(messages, blocks, std::max<std::uint64_t>(sums.bytes[static_cast<int>(Direction::send)], 1));
+  assign(messages, blocks);
   if (!granted) return {.kernel = Kernel::any, .blocks = blocks};
   if (indirect) assign_indirect(messages, limits);
   return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks};

@@ -191,11 +191,48 @@ TEST(Prepare, ShortMessagesOfAPeerHaveTheirChannelsBesideOthers) {
   }
 }
 
-TEST(Prepare, AllPeersOfABalancedOperationHaveAsManyBlocks) {
+// Half of the blocks begin with the next rank, half with the one after it, and none with those that follow.
+TEST(Prepare, BlocksTakeSeveralPeersInTurn) {
   std::vector<Message> messages;
-  for (std::uint32_t peer = 0; peer < 3; ++peer) messages.push_back(make(Direction::send, peer, 16u << 20));
-  prepare(sized(messages, 512u << 10), {16, 16, 4});
-  for (const Message& m : messages) EXPECT_EQ(m.last_block - m.first_block, 8);
+  for (const std::uint32_t peer : {1, 2, 3}) messages.push_back(make(Direction::send, peer, 16u << 20));
+  messages.insert(messages.begin() + 1, make(Direction::receive, 1, 16u << 20));
+  messages.insert(messages.begin() + 2, make(Direction::send, 1, 48u << 20));
+  ASSERT_EQ(prepare(sized(messages, 512u << 10), {16, 16, 4}).blocks, 24u);
+  const std::pair<int, int> expected[] = {{0, 3}, {0, 0}, {3, 12}, {12, 24}, {0, 0}};  // of a peer's messages in proportion
+  for (std::size_t i = 0; i < messages.size(); ++i)
+    EXPECT_EQ(std::pair(int{messages[i].first_block}, int{messages[i].last_block}), expected[i]) << i;
+  for (const std::size_t i : {0, 2, 3, 4}) EXPECT_EQ(messages[i].piece_bytes, 256u << 10) << i;
+}
+
+// With one peer, with little to send, and where a message goes over other paths as well, blocks are divided between all sends.
+TEST(Prepare, BlocksAreDividedWhereTurnsBringNothing) {
+  const auto blocks_of = [](std::vector<Message> messages, const LaunchLimits& limits) {
+    prepare(sized(messages, 64u << 10), limits);
+    std::vector<int> blocks;
+    for (const Message& m : messages) blocks.push_back(m.last_block - m.first_block);
+    return blocks;
+  };
+  const auto sends = [](std::vector<std::pair<std::uint32_t, std::uint64_t>> to) {
+    std::vector<Message> messages;
+    for (const auto& [peer, bytes] : to) messages.push_back(make(Direction::send, peer, bytes));
+    return messages;
+  };
+  EXPECT_EQ(blocks_of(sends({{1, 16u << 20}, {1, 16u << 20}}), {16, 1, 2}), (std::vector{8, 8}));
+  EXPECT_EQ(blocks_of(sends({{1, 3u << 20}, {2, 3u << 20}, {3, 3u << 20}}), {16, 1, 4}), (std::vector{8, 8, 8}));
+  std::vector<Message> over_host = sends({{1, 256u << 20}, {2, 16u << 20}, {3, 16u << 20}});
+  EXPECT_EQ(blocks_of(over_host, {16, 1, 4, false, 118}), (std::vector{12, 12, 0}));
+  for (Message& m : over_host) m.paths = 1u << kHostPath;
+  EXPECT_EQ(blocks_of(over_host, {16, 1, 4, false, 118}), (std::vector{21, 1, 2}));
+}
+
+// What comes through slots waits for blocks that push.
+TEST(Prepare, RowsAreShortBesideSlots) {
+  std::vector<Message> messages{make(Direction::send, 1, 64u << 20), make(Direction::receive, 1, 1u << 20)};
+  prepare(sized(messages, 64u << 10), {16, 1, 2});
+  EXPECT_EQ(messages[0].piece_bytes, 256u << 10);
+  messages[1].receive.buffer = kNoBuffer;
+  prepare(messages, {16, 1, 2});
+  EXPECT_EQ(messages[0].piece_bytes, 64u << 10);
 }
 
 // Sent and received packets, granted sends; blocks in all, and those of packets.
@@ -347,8 +384,12 @@ TEST(Prepare, EveryPlanHoldsTogether) {
       ASSERT_TRUE((knows_paths && m.path == Path::granted) || m.paths == 0);
       if (m.direction != Direction::send || m.path == Path::packets) continue;
       ASSERT_GT(m.piece_bytes, 0u);
-      ASSERT_LT(m.first_block, m.last_block);
       ASSERT_LE(m.last_block, granted_blocks);
+      if (m.last_block == 0) {
+        ASSERT_EQ(m.host_blocks, 0);
+        continue;
+      }
+      ASSERT_LT(m.first_block, m.last_block);
       ASSERT_LT(m.host_blocks, m.last_block - m.first_block);
     }
   }
@@ -630,8 +671,8 @@ TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
 }
 
 TEST(Prepare, BlocksGoToSendsByBytes) {
-  std::vector<Message> messages{make(Direction::send, 0, 1u << 20), make(Direction::send, 1, 14u << 20),
-                                make(Direction::receive, 1, 50'000), make(Direction::send, 2, 1u << 20)};
+  std::vector<Message> messages{make(Direction::send, 0, 512u << 10), make(Direction::send, 1, 7u << 20),
+                                make(Direction::receive, 1, 50'000), make(Direction::send, 2, 512u << 10)};
   ASSERT_EQ(prepare(sized(messages, 32u << 10), {16, 1, 8}).blocks, 16u);
   EXPECT_EQ(messages[0].first_block, 0);
   EXPECT_EQ(messages[0].last_block, 1);
@@ -639,8 +680,8 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
   EXPECT_EQ(messages[1].last_block, 15);
   EXPECT_EQ(messages[3].first_block, 15);
   EXPECT_EQ(messages[3].last_block, 16);
-  EXPECT_EQ(messages[0].piece_bytes, 256u << 10);  // a quarter of a block's share
-  EXPECT_EQ(messages[1].piece_bytes, 256u << 10);
+  EXPECT_EQ(messages[0].piece_bytes, 128u << 10);  // a quarter of a block's share
+  EXPECT_EQ(messages[1].piece_bytes, 128u << 10);
 }
 
 TEST(Prepare, AShortShareIsOnePiece) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -645,17 +646,13 @@ TEST_P(SlotsOfABlock, BeginWithItsOwn) {
 }
 INSTANTIATE_TEST_SUITE_P(Ends, SlotsOfABlock, testing::Values(Direction::send, Direction::receive));
 
-// A block whose own send has not been granted helps with another a piece at a time, so that it is back when the grant comes; one whose own
-// send is over goes on with the other in a row.
-TEST(Roles, HelpBeforeTheOwnGrantIsBrief) {
-  const auto pushed_in_a_row = [](bool own_is_granted) {
-    constexpr std::uint32_t kPiece = 1024, kPieces = 6;
-    const auto here = std::make_unique<std::array<Port, 2>>(), there = std::make_unique<std::array<Port, 2>>();
-    Bytes data(kPieces * kPiece), came[2] = {Bytes(kPieces * kPiece), Bytes(kPieces * kPiece)};
-    HostView host{};
-    OperationState state{};
-    Ledger ledger{};
-    std::array<Message, 2> messages{};
+// A block whose own send has not been granted waits for that, then helps with another a piece at a time, so that it is back when the grant
+// comes; one whose own send is over goes on with the other in a row.
+class OwnSend : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kPiece = 1024, kPieces = 6;
+
+  OwnSend() {
     for (std::uint32_t i = 0; i < 2; ++i) {
       Message& m = messages[i];
       m.local = &(*here)[i];
@@ -671,27 +668,46 @@ TEST(Roles, HelpBeforeTheOwnGrantIsBrief) {
       m.first_block = static_cast<std::uint16_t>(i);
       m.last_block = static_cast<std::uint16_t>(i + 1);
     }
-    const auto grant = [&](std::uint32_t i) {
-      const auto to = reinterpret_cast<std::uint64_t>(came[i].data());
-      const std::uint64_t said[Grant::kWords] = {data.size(), 0, kAbsoluteBuffer, to & 0xffffffff, to >> 32};
-      for (std::uint32_t k = 0; k < Grant::kWords; ++k) (*here)[i].grants[1].words[k] = said[k] | std::uint64_t{1} << 32;
-    };
-    HostBlock block(0, 2, 1, 0);
     block.make_room(2);
-    Roles<HostBlock, false> roles(block, {&state.parts[0], state.messages, messages.data(), 2, 3600'000'000'000});
-    roles.begin();
+    roles.emplace(block, Part{&state.parts[0], state.messages, messages.data(), 2, 3600'000'000'000});
+    roles->begin();
     grant(1);
-    if (own_is_granted) {
-      grant(0);
-      EXPECT_TRUE(roles.turn(false));
-      EXPECT_EQ((*there)[0].placed[1], data.size());
-    }
-    // A turn claims a piece, the next one pushes it and what follows.
-    for (std::uint32_t turn = 0; turn < 2; ++turn) EXPECT_TRUE(roles.turn(false));
+  }
+
+  void grant(std::uint32_t i) {
+    const auto to = reinterpret_cast<std::uint64_t>(came[i].data());
+    const std::uint64_t said[Grant::kWords] = {data.size(), 0, kAbsoluteBuffer, to & 0xffffffff, to >> 32};
+    for (std::uint32_t k = 0; k < Grant::kWords; ++k) (*here)[i].grants[1].words[k] = said[k] | std::uint64_t{1} << 32;
+  }
+  // Of the other message; a turn claims a piece, the next one pushes it and what follows.
+  std::uint64_t pieces_after_two_turns() {
+    for (std::uint32_t turn = 0; turn < 2; ++turn) EXPECT_TRUE(roles->turn(false));
     return (*there)[1].placed[1] / kPiece;
-  };
-  EXPECT_EQ(pushed_in_a_row(false), 1u);
-  EXPECT_EQ(pushed_in_a_row(true), 6u);
+  }
+
+  const std::unique_ptr<std::array<Port, 2>> here = std::make_unique<std::array<Port, 2>>(),
+                                             there = std::make_unique<std::array<Port, 2>>();
+  Bytes data = Bytes(kPieces * kPiece), came[2] = {Bytes(kPieces * kPiece), Bytes(kPieces*kPiece)};
+  HostView host{};
+  OperationState state{};
+  Ledger ledger{};
+  std::array<Message, 2> messages{};
+  HostBlock block{0, 2, 1, 0};
+  std::optional<Roles<HostBlock, false>> roles;
+};
+
+TEST_F(OwnSend, IsWaitedForAndHelpBeforeItsGrantIsBrief) {
+  messages[0].bytes = std::uint64_t{1} << 52;  // a third of which takes an hour
+  EXPECT_EQ(pieces_after_two_turns(), 0u);
+  messages[0].bytes = data.size();
+  EXPECT_EQ(pieces_after_two_turns(), 1u);
+}
+
+TEST_F(OwnSend, IsFollowedByOthersInARow) {
+  grant(0);
+  EXPECT_TRUE(roles->turn(false));
+  EXPECT_EQ((*there)[0].placed[1], data.size());
+  EXPECT_EQ(pieces_after_two_turns(), kPieces);
 }
 
 // Four ranks of which each waits for all three others, which do something else: each rank's dump says for whom, and in which state.

@@ -242,7 +242,7 @@ def _short(name: str) -> str:
 def measure_bound(probe: Processes, matrix: Matrix) -> float:
     """Seconds of the fastest way to write the bytes of a matrix without asking anybody: kernels and copy engines, medians."""
     probe.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist())
-    kernels = [(way, {"ctas": ctas}) for way in ("push", "interleave") for ctas in _PROBE_CTAS]
+    kernels = [(way, {"ctas": ctas}) for way in ("push", "interleave", "take_turns") for ctas in _PROBE_CTAS]
     ways: list[tuple[str, dict[str, int]]] = [("copy", {}), *kernels]
     return min(_probe_median(probe, way, arguments) for way, arguments in ways)
 

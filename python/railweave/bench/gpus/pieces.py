@@ -1,4 +1,4 @@
-"""In which order a GPU of the probe writes to several others."""
+"""In which orders a GPU of the probe writes to several others."""
 
 from __future__ import annotations
 
@@ -17,4 +17,11 @@ def interleaved(source: int, world: int, words: Mapping[int, int], piece: int) -
     return [(destination, first, length) for _, _, destination, first, length in sorted(found)]
 
 
-__all__ = ["interleaved"]
+def in_turn(source: int, world: int, words: Mapping[int, int], piece: int) -> list[tuple[int, int, int]]:
+    """As `interleaved`, but all pieces of a destination side by side, those of the one after the source first: so GPUs that begin together
+    and send as much to all have one receiver each at a time."""
+    turns = sorted(words, key=lambda destination: (destination - source - 1) % world)
+    return [(to, first, min(piece, words[to] - first)) for to in turns for first in range(0, words[to], piece)]
+
+
+__all__ = ["in_turn", "interleaved"]

@@ -5,6 +5,7 @@ Its argument is CONTROL-FD. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]]}                    → {"ready": true}
     {"do": "push", "calls": n, "ctas": c}                     → {"seconds"}: kernels with c CTAs a GPU, given to receivers by bytes
     {"do": "interleave", "calls": n, "ctas": c}               → {"seconds"}: one kernel with c CTAs a GPU, whose pieces go round receivers
+    {"do": "take_turns", "calls": n, "ctas": c}               → {"seconds"}: the same, to one receiver after another
     {"do": "copy", "calls": n}                                → {"seconds"}: the GPUs' copy engines
 """
 
@@ -21,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from railweave.bench.gpus.pieces import interleaved
+from railweave.bench.gpus.pieces import in_turn, interleaved
 from railweave.bench.gpus.worker import die_with_parent, say, serve
 
 _WARPS = 16
@@ -117,12 +118,18 @@ class Probe:
 
     def interleave(self, calls: int, ctas: int) -> dict[str, Any]:
         """By one kernel a GPU: with one a pair, those of several GPUs pile up at a receiver."""
+        return self._by_pieces(interleaved, calls, ctas)
 
+    def take_turns(self, calls: int, ctas: int) -> dict[str, Any]:
+        """By one kernel a GPU, to one receiver after another: for balanced matrices the fastest way."""
+        return self._by_pieces(in_turn, calls, ctas)
+
+    def _by_pieces(self, order: Callable[..., list[tuple[int, int, int]]], calls: int, ctas: int) -> dict[str, Any]:
         def launch(source: int) -> _Launch:
             flows = {flow.destination: flow for flow in self._flows if flow.source == source}
             words = {destination: len(flow.send) for destination, flow in flows.items()}
             blocks = sum(words.values()) // (_PIECES_A_CTA * ctas * _WORDS)
-            pieces = interleaved(source, self._world, words, max(1, min(_PIECE_BLOCKS, blocks)) * _WORDS)
+            pieces = order(source, self._world, words, max(1, min(_PIECE_BLOCKS, blocks)) * _WORDS)
             device = f"cuda:{source}"
             sources, destinations = (
                 torch.tensor([addresses[destination] + 8 * first for destination, first, _ in pieces], dtype=torch.int64, device=device)
@@ -191,7 +198,7 @@ def main(control_fd: str) -> None:
     with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
         probe = Probe()
         say(lines, {"gpus": torch.cuda.device_count()})
-        serve(lines, {action.__name__: action for action in (probe.prepare, probe.push, probe.interleave, probe.copy)})
+        serve(lines, {action.__name__: action for action in (probe.prepare, probe.push, probe.interleave, probe.take_turns, probe.copy)})
 
 
 if __name__ == "__main__":

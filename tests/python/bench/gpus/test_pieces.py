@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railweave.bench.gpus.pieces import interleaved
+from railweave.bench.gpus.pieces import in_turn, interleaved
 
 
 def test_equal_shares_go_round_from_the_next_gpu_on() -> None:
@@ -16,6 +16,16 @@ def test_equal_shares_go_round_from_the_next_gpu_on() -> None:
     assert orders[2] == [3, 0, 1] * 3
     for number in range(9):
         assert len({order[number] for order in orders}) == 4, "no receiver has two senders at a time"
+
+
+def test_in_turn_each_receiver_has_one_sender_at_a_time() -> None:
+    words = [{to: 250 for to in range(4) if to != source} for source in range(4)]
+    orders = [in_turn(source, 4, words[source], 100) for source in range(4)]
+    assert orders[2][:4] == [(3, 0, 100), (3, 100, 100), (3, 200, 50), (0, 0, 100)]
+    for number in range(9):
+        assert len({order[number][0] for order in orders}) == 4
+    assert in_turn(3, 4, {}, 100) == []
+    assert in_turn(1, 3, {0: 1, 2: 3}, 2) == [(2, 0, 2), (2, 2, 1), (0, 0, 1)]
 
 
 def test_a_large_share_is_spread_over_the_whole_list() -> None:

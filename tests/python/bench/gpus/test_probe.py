@@ -115,11 +115,12 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
-def test_a_kernel_a_gpu_writes_every_word_to_its_receiver(probe: Any) -> None:
+@pytest.mark.parametrize("way", ["interleave", "take_turns"])
+def test_a_kernel_a_gpu_writes_every_word_to_its_receiver(probe: Any, way: str) -> None:
     ready = probe.Probe()
     # 20 bytes are whole 16 twice; 16 MiB are so much that pieces have four blocks.
     ready.prepare([[0, 1 << 20, 16 << 20], [20, 0, 0], [0, 0, 0]])
-    assert ready.interleave(calls=2, ctas=16) == {"seconds": 5e-3}
+    assert getattr(ready, way)(calls=2, ctas=16) == {"seconds": 5e-3}
     launches = probe._push_pieces.launches
     assert [ctas for ctas, _ in launches] == [16, 1, 16, 16, 1, 1], "two calls of both senders, of which one has a piece; each once before"
     launches = launches[2:]
@@ -143,7 +144,7 @@ def test_the_other_ways_write_pair_by_pair(probe: Any) -> None:
     for flow in ready._flows:
         assert np.array_equal(flow.receive.values, flow.send.values), "by copy engines"
     ready.prepare([[0] * 3] * 3)
-    assert ready.push(calls=1, ctas=16) == ready.interleave(calls=1, ctas=16) == {"seconds": 0.0}
+    assert ready.push(calls=1, ctas=16) == ready.interleave(calls=1, ctas=16) == ready.take_turns(calls=1, ctas=16) == {"seconds": 0.0}
 
 
 def test_what_was_not_queued_in_time_is_measured_again(probe: Any) -> None:
