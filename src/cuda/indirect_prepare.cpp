@@ -30,7 +30,7 @@ struct Traffic {
 
   void add(const Message& m) {
     bytes += m.bytes;
-    if (m.path == Path::granted) {
+    if (m.path == Path::granted && m.local != m.remote) {
       several_granted = several_granted || (granted != nullptr && granted != m.local);
       granted = m.local;
     }
@@ -63,6 +63,8 @@ bool crowds(const Message& m, const Traffic& same) {
 }
 
 }  // namespace
+
+bool offers_relays(const Message& message) { return (message.paths & ~kOverHost) != 0; }
 
 bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bool has_kernel) {
   const auto large = [&](const Message& m, bool over_host) {

@@ -9,6 +9,9 @@
 
 namespace railweave::cuda {
 
+// Whether this rank and the peer have mapped slots of other GPUs, as where each pair has links of its own.
+bool offers_relays(const Message& message);
+
 // Takes away the paths that the messages are not to use: all of them where they have a kernel that knows none. False when none is left
 // that uses one and no link is paced: then another kernel serves. Messages have their `path`.
 bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bool has_kernel);

@@ -103,8 +103,8 @@ struct Message {
   std::uint32_t piece_bytes;  // of a push into a mapped buffer; rails: of those that report, how many messages their communicator has
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
   std::uint32_t peer;
-  // Sends: blocks that begin with it, first to last - 1. Moved by warps: which has its first packet, and how many share it, itself and the
-  // next ones.
+  // Granted sends: blocks that begin with it, first to last - 1; 0, 0: none. Moved by warps: which has its first packet, and how many share
+  // it, itself and the next ones.
   union {
     std::uint16_t first_block;
     std::uint16_t first_warp;

@@ -126,41 +126,50 @@ struct Course {
 // Who sends to several peers has half of its blocks begin with the next rank and half with the one after that, and all go on with those
 // that follow. In balanced traffic no receiver has more than two senders then: divided between all peers blocks moved 318 GB/s of 64 MiB
 // between four GPUs, so 355, and with all of them at one peer after another 358, but a hot pair with half of it between all others 337
-// and 245 (315 divided; 4 x H100, docs/cuda-measured.md). What is short has too few pieces for two turns; 12 MiB, the least measured, took
-// 54 us instead of 58.
+// and 245 (315 divided; 4 x H100, docs/cuda-measured.md). What is short has too few pieces for two turns; balanced 4 MiB, 12 to send, the
+// least measured, took 50 us instead of 59.
 constexpr std::uint64_t kInTurnFrom = 12u << 20;
 constexpr std::size_t kCourses = 2;
 
-// Which blocks begin with which granted sends. Blocks of a message that goes over indirect paths as well are counted by it, so there sends
-// are divided between all.
-void assign(std::span<Message> messages, std::uint32_t blocks) {
+bool is_granted_send(const Message& m) { return m.direction == Direction::send && m.path == Path::granted; }
+
+// Whether something other than this rank's pushes wants blocks soon: they should come to the ends of their rows sooner.
+bool wants_short_rows(const Message& m) {
+  return m.path == Path::packets ||
+         (m.direction == Direction::receive && (comes_through_slots(m) || m.paths != 0 || m.grant_after != kNone));
+}
+
+// Which blocks begin with which granted sends. `own_links`: each peer is reached over links of its own, which all are to be busy. Blocks of
+// a message that goes over indirect paths as well are counted by it. So in both cases, and with little to send, sends are divided between
+// all. What a rank sends itself meets nobody.
+void assign(std::span<Message> messages, std::uint32_t blocks, bool own_links) {
   std::uint64_t total = 0;
-  bool slots = false, paths = false;
+  bool short_rows = false, paths = false;
   std::vector<const Port*> peers;  // in turn
   for (Message& m : messages) {
     m.first_block = m.last_block = 0;
     m.piece_bytes = 0;
-    slots = slots || comes_through_slots(m);
-    if (m.direction != Direction::send) continue;
+    short_rows = short_rows || wants_short_rows(m);
+    if (!is_granted_send(m)) continue;
     total += m.bytes;
     paths = paths || m.paths != 0;
-    if (std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
+    if (m.local != m.remote && std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
   }
-  const std::size_t count = total < kInTurnFrom || paths || blocks < kCourses ? 1 : std::min(peers.size(), kCourses);
-  // Of those to other peers: none, a number from `count` on.
+  const bool in_turn = peers.size() >= kCourses && total >= kInTurnFrom && blocks >= kCourses && !own_links && !paths;
+  // kCourses: none.
   const auto course_of = [&](const Message& m) {
-    return count < 2 ? 0 : static_cast<std::size_t>(std::find(peers.begin(), peers.end(), m.local) - peers.begin());
+    if (!in_turn) return std::size_t{0};
+    return std::min(static_cast<std::size_t>(std::find(peers.begin(), peers.end(), m.local) - peers.begin()), kCourses);
   };
   Course courses[kCourses] = {{0, blocks}, {0, 0}};
-  if (count == 2) courses[0].blocks = courses[1].first = blocks / 2, courses[1].blocks = blocks - blocks / 2;
+  if (in_turn) courses[0].blocks = courses[1].first = blocks / 2, courses[1].blocks = blocks - blocks / 2;
   for (const Message& m : messages) {
-    if (m.direction == Direction::send && course_of(m) < count) courses[course_of(m)].total += m.bytes;
+    if (is_granted_send(m) && course_of(m) < kCourses) courses[course_of(m)].total += m.bytes;
   }
-  // A row of pieces is not left for what comes through slots.
-  const std::uint64_t most_piece = slots ? kLeastPiece : kMostPiece;
+  const std::uint64_t most_piece = short_rows ? kLeastPiece : kMostPiece;
   for (Message& m : messages) {
-    if (m.direction != Direction::send) continue;
-    if (const std::size_t course = course_of(m); course < count) {
+    if (!is_granted_send(m)) continue;
+    if (const std::size_t course = course_of(m); course < kCourses) {
       courses[course].begin(m, most_piece);
     } else {
       m.piece_bytes = piece_of(m.bytes, blocks / kCourses, most_piece);
@@ -476,7 +485,7 @@ constexpr std::uint32_t kPacketBlocksAnyway = kMostApartCluster / 2;
 // Neither kind does the other's work. Every cluster that has blocks of packets has one for granted messages, too, so blocks of both kinds
 // are running, or none; single blocks all begin.
 Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, const LaunchLimits& limits, const Sums& sums,
-                std::uint32_t most) {
+                std::uint32_t most, bool own_links) {
   const std::span packets = messages.first(sums.packets), granted = messages.subspan(sums.packets);
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
@@ -516,7 +525,7 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
   deal_to_warps(lanes_of(packets, trains), plan.packet_blocks, {});
-  assign(granted, plan.blocks - plan.packet_blocks);
+  assign(granted, plan.blocks - plan.packet_blocks, own_links);
   return plan;
 }
 
@@ -541,16 +550,17 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const bool enough_begin = begin > 1 && (limits.cluster_blocks > 1 || 2 * begin >= most);
   const bool apart = warps_can && sums.granted != 0 && messages.size() <= kMaxMessages && enough_begin;
   const bool granted = sums.packets == 0 && messages.size() <= kMaxMessages;
+  const bool own_links = limits.link_MBps != 0 || std::any_of(messages.begin(), messages.end(), offers_relays);
   const bool indirect = choose_indirect(messages, limits, !limits.beside_rails && (apart || granted));
   if (apart) {
-    Plan plan = plan_apart(messages, trains, limits, sums, most);
+    number(messages.first(sums.packets));
+    number(messages.subspan(sums.packets));
+    Plan plan = plan_apart(messages, trains, limits, sums, most, own_links);
     if (indirect) {
       plan.kernel = Kernel::apart_indirect;
       assign_indirect(messages.subspan(sums.packets), limits);
     }
     plan.trains = std::move(trains);
-    number(messages.first(plan.packet_messages));
-    number(messages.subspan(plan.packet_messages));
     return plan;
   }
   number(messages);
@@ -567,7 +577,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .trains = std::move(trains)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
-  assign(messages, blocks);
+  assign(messages, blocks, own_links);
   if (!granted) return {.kernel = Kernel::any, .blocks = blocks};
   if (indirect) assign_indirect(messages, limits);
   return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks};

@@ -204,7 +204,8 @@ TEST(Prepare, BlocksTakeSeveralPeersInTurn) {
   for (const std::size_t i : {0, 2, 3, 4}) EXPECT_EQ(messages[i].piece_bytes, 256u << 10) << i;
 }
 
-// With one peer, with little to send, and where a message goes over other paths as well, blocks are divided between all sends.
+// With one peer beside the rank itself, with little to send, where a message goes over other paths as well, and where each peer has links
+// of its own, blocks are divided between all sends.
 TEST(Prepare, BlocksAreDividedWhereTurnsBringNothing) {
   const auto blocks_of = [](std::vector<Message> messages, const LaunchLimits& limits) {
     prepare(sized(messages, 64u << 10), limits);
@@ -212,27 +213,55 @@ TEST(Prepare, BlocksAreDividedWhereTurnsBringNothing) {
     for (const Message& m : messages) blocks.push_back(m.last_block - m.first_block);
     return blocks;
   };
-  const auto sends = [](std::vector<std::pair<std::uint32_t, std::uint64_t>> to) {
+  const auto sends = [](std::vector<std::pair<std::uint32_t, std::uint64_t>> to, std::uint8_t paths = 0) {
     std::vector<Message> messages;
-    for (const auto& [peer, bytes] : to) messages.push_back(make(Direction::send, peer, bytes));
+    for (const auto& [peer, bytes] : to) {
+      messages.push_back(make(Direction::send, peer, bytes));
+      messages.back().paths = paths;
+    }
     return messages;
   };
-  EXPECT_EQ(blocks_of(sends({{1, 16u << 20}, {1, 16u << 20}}), {16, 1, 2}), (std::vector{8, 8}));
-  EXPECT_EQ(blocks_of(sends({{1, 3u << 20}, {2, 3u << 20}, {3, 3u << 20}}), {16, 1, 4}), (std::vector{8, 8, 8}));
-  std::vector<Message> over_host = sends({{1, 256u << 20}, {2, 16u << 20}, {3, 16u << 20}});
-  EXPECT_EQ(blocks_of(over_host, {16, 1, 4, false, 118}), (std::vector{12, 12, 0}));
-  for (Message& m : over_host) m.paths = 1u << kHostPath;
-  EXPECT_EQ(blocks_of(over_host, {16, 1, 4, false, 118}), (std::vector{21, 1, 2}));
+  constexpr std::uint64_t kMiB = 1u << 20;
+  const std::vector turns{12, 12, 0}, divided{8, 8, 8};
+  EXPECT_EQ(blocks_of(sends({{1, 16 * kMiB}, {1, 16 * kMiB}}), {16, 1, 2}), (std::vector{8, 8}));
+  EXPECT_EQ(blocks_of(sends({{1, 4 * kMiB}, {2, 4 * kMiB}, {3, 4 * kMiB}}), {16, 1, 4}), turns);
+  EXPECT_EQ(blocks_of(sends({{1, 4 * kMiB}, {2, 4 * kMiB}, {3, 4 * kMiB - 1}}), {16, 1, 4}), divided);
+  EXPECT_EQ(blocks_of(sends({{1, 256 * kMiB}, {2, 16 * kMiB}, {3, 16 * kMiB}}), {16, 1, 4, false, 118}), turns);
+  EXPECT_EQ(blocks_of(sends({{1, 256 * kMiB}, {2, 16 * kMiB}, {3, 16 * kMiB}}, 1u << kHostPath), {16, 1, 4, false, 118}),
+            (std::vector{21, 1, 2}));
+  const std::vector<Message> balanced = sends({{1, 64 * kMiB}, {2, 64 * kMiB}, {3, 64 * kMiB}});
+  EXPECT_EQ(blocks_of(balanced, {16, 1, 4}), turns);
+  EXPECT_EQ(blocks_of(balanced, {16, 1, 4, false, 0, 1000}), divided) << "an emulated mesh";
+  EXPECT_EQ(blocks_of(sends({{1, 64 * kMiB}, {2, 64 * kMiB}, {3, 64 * kMiB}}, 1u << kFirstRelay), {16, 1, 4}), divided);
+  std::vector<Message> with_self = sends({{1, 60 * kMiB}, {0, 4 * kMiB}});
+  with_self[1].remote = with_self[1].local;
+  EXPECT_EQ(blocks_of(with_self, {16, 1, 2}), (std::vector{30, 2}));
+  with_self.insert(with_self.begin() + 1, make(Direction::send, 2, 64 * kMiB));
+  with_self.insert(with_self.begin() + 2, make(Direction::send, 3, 64 * kMiB));
+  EXPECT_EQ(blocks_of(with_self, {16, 1, 4}), (std::vector{16, 16, 0, 0})) << "what stays here comes last";
 }
 
-// What comes through slots waits for blocks that push.
-TEST(Prepare, RowsAreShortBesideSlots) {
-  std::vector<Message> messages{make(Direction::send, 1, 64u << 20), make(Direction::receive, 1, 1u << 20)};
-  prepare(sized(messages, 64u << 10), {16, 1, 2});
-  EXPECT_EQ(messages[0].piece_bytes, 256u << 10);
-  messages[1].receive.buffer = kNoBuffer;
-  prepare(messages, {16, 1, 2});
-  EXPECT_EQ(messages[0].piece_bytes, 64u << 10);
+// What comes through slots or other paths, or waits for an earlier one's place, waits for blocks that push, and so do packets.
+TEST(Prepare, RowsAreShortBesideWhatWantsBlocksSoon) {
+  const auto piece = [](std::vector<Message> messages, const LaunchLimits& limits) {
+    messages.insert(messages.begin(), make(Direction::send, 1, 64u << 20));
+    prepare(sized(messages, 64u << 10), limits);
+    const auto at = std::find_if(messages.begin(), messages.end(), [](const Message& m) { return m.bytes == 64u << 20; });
+    return at->piece_bytes >> 10;
+  };
+  std::vector<Message> one{make(Direction::receive, 1, 1u << 20)};
+  EXPECT_EQ(piece(one, {16, 1, 2}), 256u);
+  one[0].receive.buffer = kNoBuffer;
+  EXPECT_EQ(piece(one, {16, 1, 2}), 64u);
+  one[0] = make(Direction::receive, 2, 512u << 20);
+  one[0].paths = 1u << kHostPath;
+  EXPECT_EQ(piece(one, {16, 1, 3, false, 118}), 64u);
+  const std::vector<Message> eight(kGrants, make(Direction::receive, 1, 1u << 20)), nine(kGrants + 1, eight[0]);
+  EXPECT_EQ(piece(eight, {16, 1, 2}), 256u);
+  EXPECT_EQ(piece(nine, {16, 1, 2}), 64u);
+  const std::vector<Message> packets{make(Direction::send, 2, 100)};
+  EXPECT_EQ(piece(packets, {16, 8, 3}), 256u) << "which have blocks of their own";
+  EXPECT_EQ(piece(packets, {16, 1, 3, true}), 64u) << "beside rails they have not";
 }
 
 // Sent and received packets, granted sends; blocks in all, and those of packets.
@@ -377,6 +406,8 @@ TEST(Prepare, EveryPlanHoldsTogether) {
       granted_blocks -= plan.packet_blocks;
     }
     const bool knows_paths = plan.kernel == Kernel::indirect || plan.kernel == Kernel::apart_indirect;
+    std::vector<bool> has_home(granted_blocks);
+    bool any_granted_send = false;
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const Message& m = messages[i];
       ASSERT_EQ(m.path, path_of(m.bytes, kLimit));
@@ -385,13 +416,17 @@ TEST(Prepare, EveryPlanHoldsTogether) {
       if (m.direction != Direction::send || m.path == Path::packets) continue;
       ASSERT_GT(m.piece_bytes, 0u);
       ASSERT_LE(m.last_block, granted_blocks);
+      any_granted_send = true;
       if (m.last_block == 0) {
+        ASSERT_EQ(m.paths, 0);
         ASSERT_EQ(m.host_blocks, 0);
         continue;
       }
       ASSERT_LT(m.first_block, m.last_block);
       ASSERT_LT(m.host_blocks, m.last_block - m.first_block);
+      std::fill(has_home.begin() + m.first_block, has_home.begin() + m.last_block, true);
     }
+    ASSERT_TRUE(!any_granted_send || std::count(has_home.begin(), has_home.end(), false) == 0) << "each block begins with one";
   }
 }
 
