@@ -590,9 +590,9 @@ class Roles {
   }
 
   // A block that still holds a piece of its own send, which has not been granted, waits for the grant as long as a third of that message
-  // takes at 366 GB/s, and then helps with another one a piece at a time. Ranks begin some 10 us one after another: who went elsewhere at
-  // once met another rank's blocks there, and all stayed out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64 MiB
-  // 567 instead of 600 (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason.
+  // takes at 366 GB/s, and then helps with another one a piece at a time. Ranks begin one after another: who goes elsewhere at once
+  // probably meets another rank's blocks there, and all stay out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64
+  // MiB 567 instead of 600 (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason.
   static constexpr std::uint32_t kPatience = 10;          // 2^10 bytes a nanosecond
   static constexpr std::uint64_t kMostPatience = 65'536;  // ns
 

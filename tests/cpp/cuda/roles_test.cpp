@@ -5,7 +5,6 @@
 #include <array>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -645,100 +644,6 @@ TEST_P(SlotsOfABlock, BeginWithItsOwn) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Ends, SlotsOfABlock, testing::Values(Direction::send, Direction::receive));
-
-// A block whose own send has not been granted waits for that, then helps with another a piece at a time, so that it is back when the grant
-// comes; one whose own send is over goes on with the other in a row.
-class OwnSend : public testing::Test {
- protected:
-  struct Block : HostBlock {
-    using HostBlock::HostBlock;
-    std::uint64_t now() const { return time; }
-    std::uint64_t time = 1'000'000;  // ns
-  };
-
-  static constexpr std::uint32_t kPiece = 1024, kPieces = 6;
-
-  OwnSend() {
-    for (std::uint32_t i = 0; i < 2; ++i) {
-      Message& m = messages[i];
-      m.local = &(*here)[i];
-      m.remote = &(*there)[i];
-      m.data = data.data();
-      m.bytes = data.size();
-      m.host = &host;
-      m.ledger = &ledger;
-      m.direction = Direction::send;
-      m.path = Path::granted;
-      m.piece_bytes = i == 0 ? static_cast<std::uint32_t>(data.size()) : kPiece;  // the block's own one is one piece
-      m.grant_after = kNone;
-      m.first_block = static_cast<std::uint16_t>(i);
-      m.last_block = static_cast<std::uint16_t>(i + 1);
-    }
-    block.make_room(2);
-    roles.emplace(block, Part{&state.parts[0], state.messages, messages.data(), 2, 3600'000'000'000});
-    roles->begin();
-    grant(1);
-  }
-
-  void grant(std::uint32_t i) {
-    const auto to = reinterpret_cast<std::uint64_t>(came[i].data());
-    const std::uint64_t said[Grant::kWords] = {data.size(), 0, kAbsoluteBuffer, to & 0xffffffff, to >> 32};
-    for (std::uint32_t k = 0; k < Grant::kWords; ++k) (*here)[i].grants[1].words[k] = said[k] | std::uint64_t{1} << 32;
-  }
-  // Of the other message; a turn claims a piece, the next one pushes it and what follows.
-  std::uint64_t pieces_after_two_turns() {
-    for (std::uint32_t turn = 0; turn < 2; ++turn) EXPECT_TRUE(roles->turn(false));
-    return (*there)[1].placed[1] / kPiece;
-  }
-
-  const std::unique_ptr<std::array<Port, 2>> here = std::make_unique<std::array<Port, 2>>(),
-                                             there = std::make_unique<std::array<Port, 2>>();
-  Bytes data = Bytes(kPieces * kPiece), came[2] = {Bytes(kPieces * kPiece), Bytes(kPieces*kPiece)};
-  HostView host{};
-  OperationState state{};
-  Ledger ledger{};
-  std::array<Message, 2> messages{};
-  Block block{0, 2, 1, 0};
-  std::optional<Roles<Block, false>> roles;
-};
-
-TEST_F(OwnSend, IsWaitedForAndHelpBeforeItsGrantIsBrief) {
-  block.time += data.size() / 1024 - 1;  // a byte is waited for for 1/1024 ns
-  EXPECT_EQ(pieces_after_two_turns(), 0u);
-  block.time += 1;
-  EXPECT_EQ(pieces_after_two_turns(), 1u);
-}
-
-TEST_F(OwnSend, IsNotWaitedForLongerThanForSixtyFourMebibytes) {
-  messages[0].bytes = std::uint64_t{1} << 40;
-  block.time += 65'535;
-  EXPECT_EQ(pieces_after_two_turns(), 0u);
-  block.time += 1;
-  EXPECT_EQ(pieces_after_two_turns(), 1u);
-}
-
-TEST_F(OwnSend, IsFollowedByOthersInARow) {
-  grant(0);
-  EXPECT_TRUE(roles->turn(false));
-  EXPECT_EQ((*there)[0].placed[1], data.size());
-  EXPECT_EQ(pieces_after_two_turns(), kPieces);
-}
-
-// So much to all that blocks take peers in turn: some sends have no block that begins with them. Blocks begin one at a time, the last one
-// first.
-TEST(Roles, PeersAreTakenInTurn) {
-  std::mt19937_64 random(34);
-  Node node(4);
-  node.blocks_at_most = 4;
-  node.low_latency_bytes = 1000;
-  node.one_at_a_time = node.last_first = true;
-  Program program(4);
-  for (std::uint32_t source = 0; source < 4; ++source) {
-    for (std::uint32_t k = 1; k < 4; ++k) program.add(random, source, 0, (source + k) % 4, 0, (5u << 20) + 1000 * source + k);
-  }
-  program.run(node);
-  program.check();
-}
 
 // Four ranks of which each waits for all three others, which do something else: each rank's dump says for whom, and in which state.
 TEST(Roles, AStallOfFourRanksIsToldWhole) {

@@ -41,13 +41,8 @@ class Ranks:
             name = f"void {self.name}::(anonymous namespace)::kernel<4>(unsigned, int)"
             return [{"kernels": [{"name": name, "ctas": self.ctas - 1 + rank, "threads": 512}]} for rank in range(2)]
         few = command.get("ctas") == 16
-        return [
-            {
-                "seconds": {"copy": 9e-5, "push": 1e-4 if few else 8e-5, "interleave": 1.1e-4 if few else 7e-5, "take_turns": 1.2e-4}.get(
-                    do, 0.0
-                )
-            }
-        ]
+        seconds = {"copy": 9e-5, "push": 1e-4 if few else 8e-5, "interleave": 1.1e-4 if few else 7e-5, "take_turns": 1.2e-4}
+        return [{"seconds": seconds.get(do, 0.0)}]
 
 
 def measure(matrix: Any, *ranks: Ranks, rounds: int = 3, single_calls: int = 4) -> Any:
