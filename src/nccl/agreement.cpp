@@ -28,6 +28,21 @@ bool take(const std::string& blob, std::size_t& at, std::string& text) {
   return true;
 }
 
+constexpr std::size_t kHostBytes = sizeof HubAddress{}.host;
+
+// Without nonce and tag, which all ranks know.
+void put(std::string& blob, const HubAddress& address) {
+  blob.append(reinterpret_cast<const char*>(&address.family), sizeof address.family);
+  blob.append(reinterpret_cast<const char*>(&address.port), sizeof address.port);
+  blob.append(reinterpret_cast<const char*>(address.host.data()), kHostBytes);
+  blob.append(reinterpret_cast<const char*>(&address.scope), sizeof address.scope);
+}
+
+bool take(const std::string& blob, std::size_t& at, HubAddress& address) {
+  return take(blob, at, &address.family, sizeof address.family) && take(blob, at, &address.port, sizeof address.port) &&
+         take(blob, at, address.host.data(), kHostBytes) && take(blob, at, &address.scope, sizeof address.scope);
+}
+
 std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 Verdict no(Cause cause, std::string reason) { return {false, cause, std::move(reason), ""}; }
@@ -39,7 +54,6 @@ const char* word_of(Cause cause) {
     case Cause::ended: return "ended";
     case Cause::nccl_failed: return "nccl_failed";
     case Cause::foreign_id: return "foreign_id";
-    case Cause::grown: return "grown";
     case Cause::one_rank: return "one_rank";
     case Cause::no_hub: return "no_hub";
     case Cause::rank_missing: return "rank_missing";
@@ -67,18 +81,28 @@ std::string encode(const Facts& facts) {
   put(blob, facts.refusal);
   put(blob, facts.rendezvous);
   blob.append(reinterpret_cast<const char*>(&facts.most_blocks), sizeof facts.most_blocks);
+  put(blob, facts.stand_by);
+  blob += facts.keeps_hub ? '\1' : '\0';
   return blob;
 }
 
 Facts decode(const std::string& blob) {
   Facts facts;
   std::size_t at = 0;
-  if (!take(blob, at, &facts.version, sizeof facts.version)) return {0, 0, "its facts cannot be read", ""};
+  Facts unreadable;
+  unreadable.version = 0;
+  unreadable.refusal = "its facts cannot be read";
+  char keeps = 0;
+  if (!take(blob, at, &facts.version, sizeof facts.version)) return unreadable;
   // Another version may say the rest in another way; the version alone settles it.
   if (facts.version != kAgreementVersion) return facts;
   if (!take(blob, at, &facts.device_abi, sizeof facts.device_abi) || !take(blob, at, facts.refusal) || !take(blob, at, facts.rendezvous) ||
-      !take(blob, at, &facts.most_blocks, sizeof facts.most_blocks))
-    return {facts.version, 0, "its facts cannot be read", ""};
+      !take(blob, at, &facts.most_blocks, sizeof facts.most_blocks) || !take(blob, at, facts.stand_by) ||
+      !take(blob, at, &keeps, sizeof keeps)) {
+    unreadable.version = facts.version;
+    return unreadable;
+  }
+  facts.keeps_hub = keeps != 0;
   return facts;
 }
 
@@ -99,6 +123,26 @@ Verdict decide(std::span<const std::string> blobs) {
   }
   if (first.rendezvous.empty()) return no(Cause::no_agreement, "rank 0 named no rendezvous");
   return {true, {}, "", first.rendezvous, most_blocks};
+}
+
+MeetingPlaces::MeetingPlaces(std::span<const std::string> blobs) {
+  for (const std::string& blob : blobs) {
+    const Facts facts = decode(blob);
+    places_.push_back({facts.stand_by, facts.keeps_hub});
+  }
+}
+
+HubAddress MeetingPlaces::without(std::span<const int> excluded, const HubAddress& parents) const {
+  const Place* first = nullptr;
+  for (std::size_t rank = 0; rank < places_.size(); ++rank) {
+    if (std::find(excluded.begin(), excluded.end(), static_cast<int>(rank)) != excluded.end()) continue;
+    if (places_[rank].keeps_hub) return parents;
+    if (first == nullptr && places_[rank].stand_by.port != 0) first = &places_[rank];
+  }
+  if (first == nullptr) return parents;
+  HubAddress place = first->stand_by;
+  place.nonce = parents.nonce;
+  return place;
 }
 
 bool is_own(std::size_t rank, std::string_view refusal) {

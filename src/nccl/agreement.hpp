@@ -6,6 +6,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "hub.hpp"
 
 namespace railweave::nccl {
 
@@ -14,9 +17,8 @@ enum class Cause : std::uint8_t {
   ended,              // by the program, while it was made
   nccl_failed,        // NCCL could not make it
   foreign_id,         // its unique id was made without the shim
-  grown,              // it has grown
   one_rank,           // there is nobody to exchange with
-  no_hub,             // the process that made its unique id cannot be reached, or has no hub
+  no_hub,             // the process in which its ranks meet cannot be reached, or has no hub
   rank_missing,       // a rank has no shim, or came too late
   rank_left,          // a rank went away
   no_agreement,       // the ranks did not come to know each other
@@ -31,7 +33,7 @@ const char* word_of(Cause cause);
 Cause cause_of(std::string_view refusal, Cause otherwise);
 
 // Raised when ranks of different builds could not work together.
-inline constexpr std::uint32_t kAgreementVersion = 2;
+inline constexpr std::uint32_t kAgreementVersion = 3;
 
 struct Facts {
   std::uint32_t version = kAgreementVersion;
@@ -39,6 +41,8 @@ struct Facts {
   std::string refusal;            // why this rank cannot serve; empty: it can
   std::string rendezvous;         // of rank 0
   std::uint32_t most_blocks = 0;  // of an operation's kernel; 0: nobody says any number
+  HubAddress stand_by;            // this process's own hub, for children of which nobody keeps this one's; no port: it has none
+  bool keeps_hub = false;         // this communicator's hub is in this process
 };
 
 std::string encode(const Facts& facts);
@@ -54,6 +58,23 @@ struct Verdict {
 };
 
 Verdict decide(std::span<const std::string> blobs);
+
+// Where the ranks of a child meet, all of which know what all ranks of its parent said (by rank), and which of them are not in it.
+class MeetingPlaces {
+ public:
+  MeetingPlaces() = default;
+  explicit MeetingPlaces(std::span<const std::string> blobs);
+  // The parent's hub where it is the process of one of the others, or nobody's own is known: a process that has died, as that of an
+  // excluded rank may have, answers nobody. Else the own hub of the first of them that has one.
+  HubAddress without(std::span<const int> excluded, const HubAddress& parents) const;
+
+ private:
+  struct Place {
+    HubAddress stand_by;
+    bool keeps_hub;
+  };
+  std::vector<Place> places_;  // by rank
+};
 
 // Whether what a rank says is of itself. The device library says "rank 3: ..." of another that it met, or waited for in vain.
 bool is_own(std::size_t rank, std::string_view refusal);

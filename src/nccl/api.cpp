@@ -359,15 +359,30 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, i
   return born(child, std::move(origin), result, parent);
 }
 
-// New and old ranks have no name in common that the shim knows on all of them, so none is served.
+// Of a rank that knows the communicator, for those who come to it.
+RAILWEAVE_NCCL_API ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
+  static const Real<ncclResult_t(ncclComm_t, ncclUniqueId*)> real("ncclCommGetUniqueId");
+  const CommunicatorPointer parent = tracked(comm);
+  const ncclResult_t result = real(comm, id);
+  if (parent == nullptr || result != ncclSuccess) return result;
+  const std::optional<HubAddress> hub = parent->larger(true).hub;
+  if (hub && !write_hub(*id, *hub)) log(LogLevel::info, "a unique id has no room for the shim; the larger communicator stays with NCCL");
+  return result;
+}
+
+// Who comes knows the larger communicator by its unique id, the others by the one that grows.
 RAILWEAVE_NCCL_API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* grown,
                                              void* config) {
   static const Real<ncclResult_t(ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*, void*)> real("ncclCommGrow");
   if (passes()) return real(comm, nranks, id, rank, grown, config);
   const CommunicatorPointer parent = tracked(comm);
   const ncclResult_t result = real(comm, nranks, id, rank, grown, config);
-  Origin origin = without_hub("grown", Cause::grown, "communicators that have grown are left to NCCL");
-  origin.blocking = is_blocking(config, parent == nullptr || parent->blocking());
+  if (comm == nullptr && id != nullptr) return born(grown, origin_of(*id, is_blocking(config, true), config), result);
+  if (parent == nullptr) return result;
+  if (!begun(result)) return Group::of_this_thread().fail(result);
+  Origin origin = parent->larger(is_blocking(config, parent->blocking()));
+  parent->has_grown();
+  origin.ctas = ctas_of(config, origin.ctas);
   return born(grown, std::move(origin), result);
 }
 

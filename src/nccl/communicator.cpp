@@ -18,6 +18,7 @@
 #include "real_nccl.hpp"
 #include "settings.hpp"
 #include "thread_own.hpp"
+#include "unique_id.hpp"
 #include "watch.hpp"
 
 namespace railweave::nccl {
@@ -192,17 +193,21 @@ void Communicator::agree() {
     if (!hub.connect(Clock::now() + limit))
       return leave_to_nccl(
           Cause::no_hub,
-          "the process that made its unique id cannot be reached within " + std::to_string(limit.count()) + " ms (RAILWEAVE_SHIM_WAIT_MS)",
+          "the process in which its ranks meet cannot be reached within " + std::to_string(limit.count()) + " ms (RAILWEAVE_SHIM_WAIT_MS)",
           true);
   } catch (const std::system_error& error) {
     return leave_to_nccl(Cause::no_hub, error.what(), true);  // this rank is missing in the first round, so no other goes another way
   }
 
   ReservedPort port;
-  const Round first = hub.join(origin_.name + " facts", rank_, world_, encode(own_facts(hub.local_host(), port)), limit);
+  const Round first = hub.join(origin_.name + " facts", rank_, world_, encode(own_facts(hub.local(), port)), limit);
   if (first.status == RoundStatus::expired)
     return leave_to_nccl(cause_of(first), absence(first, "no shim there, or too late", limit), rank_ == first.first);
   if (first.status != RoundStatus::complete) return leave_to_nccl(Cause::no_agreement, "its ranks did not come to know each other", true);
+  {
+    const std::lock_guard lock(family_mutex_);
+    meeting_places_ = MeetingPlaces(first.blobs);
+  }
   const Verdict verdict = decide(first.blobs);
   if (!verdict.served) return leave_to_nccl(verdict.cause, verdict.reason, rank_ == 0);
 
@@ -229,9 +234,16 @@ void Communicator::end_device_side() {
 }
 
 // Whatever this rank lacks is a refusal, so that all ranks hear of it. `port` is kept until the device library listens there.
-Facts Communicator::own_facts(const std::string& host, ReservedPort& port) const {
+Facts Communicator::own_facts(const HubAddress& address, ReservedPort& port) const {
   const DeviceLibrary& library = device_library();
+  const std::string host = host_of(address);
   Facts facts;
+  try {
+    facts.stand_by = stand_by(address, *origin_.hub);
+    facts.keeps_hub = origin_.hub->port == facts.stand_by.port && host_of(*origin_.hub) == host;
+  } catch (const std::system_error& error) {
+    log(LogLevel::info, label() + ": children that have to meet in this process are left to NCCL: " + error.what());
+  }
   if (library.api == nullptr) {
     facts.refusal = library.reason;
     return facts;
@@ -461,24 +473,50 @@ bool Communicator::has_settling_children() {
   return !settling_.empty();
 }
 
-Origin Communicator::split(int color, bool blocking) {
-  const std::lock_guard lock(family_mutex_);
+// Under family_mutex_.
+Origin Communicator::child_without(const std::vector<int>& excluded, bool blocking) const {
   Origin child = origin_;
   child.blocking = blocking;
+  if (child.hub) child.hub = meeting_places_.without(excluded, *child.hub);
+  return child;
+}
+
+Origin Communicator::split(int color, bool blocking) {
+  const std::lock_guard lock(family_mutex_);
+  Origin child = child_without({}, blocking);
   child.name += "/split" + std::to_string(splits_++) + "." + std::to_string(color);
   return child;
 }
 
 Origin Communicator::shrink(const std::vector<int>& excluded, bool blocking) {
   const std::lock_guard lock(family_mutex_);
-  Origin child = origin_;
-  child.blocking = blocking;
+  Origin child = child_without(excluded, blocking);
   std::vector<int> sorted = excluded;
   std::sort(sorted.begin(), sorted.end());
   // Excluded ranks do not call, so they could not keep a common count: it is kept for each set of excluded ranks.
   child.name += "/shrink" + std::to_string(shrinks_[sorted]++);
   for (const int rank : sorted) child.name += "-" + std::to_string(rank);
   return child;
+}
+
+// Those who come know the child by its unique id alone: so it is named by a number that the others can work out.
+Origin Communicator::larger(bool blocking) const {
+  const std::lock_guard lock(family_mutex_);
+  Origin child = child_without({}, blocking);
+  if (!child.hub) return child;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a of 64 bits, offset and prime as Fowler, Noll and Vo give them
+  for (const char byte : origin_.name + "/grow" + std::to_string(grows_)) {
+    hash ^= static_cast<std::uint8_t>(byte);
+    hash *= 0x100000001b3;
+  }
+  child.hub->tag = std::max<std::uint64_t>(hash, 1);
+  child.name = name_of(*child.hub);
+  return child;
+}
+
+void Communicator::has_grown() {
+  const std::lock_guard lock(family_mutex_);
+  ++grows_;
 }
 
 void Communicator::register_buffer(void* nccl_handle, void* data, std::size_t bytes) {

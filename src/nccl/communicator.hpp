@@ -121,6 +121,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The origin of a child; each rank of the parent calls it in the same order.
   Origin split(int color, bool blocking);
   Origin shrink(const std::vector<int>& excluded, bool blocking);
+  // Of the communicator that is this one and who comes to it; has_grown() counts it.
+  Origin larger(bool blocking) const;
+  void has_grown();
 
   // Memory that the program registered with NCCL, by NCCL's handle: mapped ahead of its use, where served.
   void register_buffer(void* nccl_handle, void* data, std::size_t bytes);
@@ -142,7 +145,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool ask_nccl();
   void agree();
   void end_device_side();
-  Facts own_facts(const std::string& host, ReservedPort& port) const;
+  Facts own_facts(const HubAddress& address, ReservedPort& port) const;
+  Origin child_without(const std::vector<int>& excluded, bool blocking) const;
   std::string create_device_side(const Verdict& verdict);
   void leave_to_nccl(Cause cause, const std::string& reason, bool warn);
   void fail(ncclResult_t error, const std::string& reason);
@@ -188,6 +192,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   mutable std::mutex family_mutex_;
   std::uint64_t splits_ = 0;                           // guarded by family_mutex_
   std::map<std::vector<int>, std::uint64_t> shrinks_;  // guarded by family_mutex_
+  std::uint64_t grows_ = 0;                            // guarded by family_mutex_
+  MeetingPlaces meeting_places_;                       // guarded by family_mutex_
   std::vector<Birth> expected_;                        // guarded by family_mutex_
   std::uint64_t births_ = 0;                           // guarded by family_mutex_: children that were ever expected
   std::vector<std::weak_ptr<Communicator>> settling_;  // guarded by family_mutex_: children

@@ -73,11 +73,6 @@ RAILWEAVE_FORWARD ncclResult_t ncclCommCuDevice(void* p0, void* p1) {
   return real(p0, p1);
 }
 
-RAILWEAVE_FORWARD ncclResult_t ncclCommGetUniqueId(void* p0, void* p1) {
-  static const Real<ncclResult_t(void*, void*)> real("ncclCommGetUniqueId");
-  return real(p0, p1);
-}
-
 RAILWEAVE_FORWARD ncclResult_t ncclCommMemStats(void* p0, int p1, void* p2) {
   static const Real<ncclResult_t(void*, int, void*)> real("ncclCommMemStats");
   return real(p0, p1, p2);

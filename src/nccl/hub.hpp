@@ -14,19 +14,22 @@
 
 namespace railweave::nccl {
 
-// Travels in unused bytes of the unique id.
+// Travels in unused bytes of the unique id, and in what ranks say of themselves.
 struct HubAddress {
   std::uint16_t family = 0;  // AF_INET or AF_INET6; 0: none
   std::uint16_t port = 0;    // host byte order
   std::array<std::uint8_t, 16> host{};
   std::array<std::uint8_t, 16> nonce{};  // names the communicator and keeps strangers out
   std::uint32_t scope = 0;  // of a link-local IPv6 host: the interface's index, which NCCL, too, takes to be the same on all hosts
+  std::uint64_t tag = 0;    // names a communicator that has grown, which meets under its parent's nonce; 0: the nonce does
 
   bool operator==(const HubAddress&) const = default;
 };
 
 // A communicator's name at its hub.
 std::string name_of(const HubAddress& address);
+// As text; IPv6 in brackets.
+std::string host_of(const HubAddress& address);
 
 class Hub {
  public:
@@ -70,8 +73,8 @@ class HubClient {
   HubClient(const HubAddress& address, const std::atomic<bool>& cancelled);
   // False when the hub cannot be reached before the deadline. Throws std::system_error where this process has no socket for it.
   bool connect(std::chrono::steady_clock::time_point deadline);
-  // This host's address towards the hub, which other ranks can reach too; IPv6 in brackets.
-  std::string local_host() const;
+  // This host's address towards the hub, which other ranks can reach too, without a port; family 0 where the socket does not say.
+  HubAddress local() const;
   // The hub waits for the others for `limit` from the first that came.
   Round join(const std::string& name, std::uint32_t rank, std::uint32_t world, const std::string& blob, std::chrono::milliseconds limit);
 

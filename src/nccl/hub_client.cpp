@@ -41,12 +41,22 @@ socklen_t fill(const HubAddress& address, sockaddr_storage& storage) {
 
 std::string name_of(const HubAddress& address) {
   constexpr char kHex[] = "0123456789abcdef";
-  std::string name;
-  for (std::size_t i = 0; i < 8; ++i) {
-    name += kHex[address.nonce[i] >> 4];
-    name += kHex[address.nonce[i] & 15];
+  std::array<std::uint8_t, 8> bytes;
+  std::memcpy(bytes.data(), address.nonce.data(), bytes.size());
+  if (address.tag != 0) std::memcpy(bytes.data(), &address.tag, bytes.size());
+  std::string name = address.tag != 0 ? "grown-" : "";
+  for (const std::uint8_t byte : bytes) {
+    name += kHex[byte >> 4];
+    name += kHex[byte & 15];
   }
   return name;
+}
+
+std::string host_of(const HubAddress& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (::inet_ntop(address.family, address.host.data(), text, sizeof text) == nullptr) return "";
+  if (address.family == AF_INET) return text;
+  return "[" + std::string(text) + (address.scope == 0 ? "" : "%" + std::to_string(address.scope)) + "]";
 }
 
 HubClient::HubClient(const HubAddress& address, const std::atomic<bool>& cancelled) : address_(address), cancelled_(cancelled) {}
@@ -56,7 +66,7 @@ bool HubClient::connect(Clock::time_point deadline) {
   const socklen_t length = fill(address_, storage);
   do {
     socket_ = FileDescriptor(::socket(storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket_) throw std::system_error(errno, std::generic_category(), "no socket to the process that made its unique id");
+    if (!socket_) throw std::system_error(errno, std::generic_category(), "no socket to the process in which its ranks meet");
     if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&storage), length) == 0) return true;
     int error = errno;
     if (error == EINPROGRESS && wait(POLLOUT, deadline)) {
@@ -72,16 +82,21 @@ bool HubClient::connect(Clock::time_point deadline) {
   return false;
 }
 
-std::string HubClient::local_host() const {
+HubAddress HubClient::local() const {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
-  if (::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0) return "";
-  char text[INET6_ADDRSTRLEN] = "";
-  if (storage.ss_family == AF_INET) return ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&storage)->sin_addr, text, sizeof text);
+  HubAddress address;
+  if (::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&storage), &length) != 0) return address;
+  address.family = storage.ss_family;
+  if (storage.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(storage);
+    std::memcpy(address.host.data(), &four.sin_addr, sizeof four.sin_addr);
+    return address;
+  }
   const auto& six = reinterpret_cast<const sockaddr_in6&>(storage);
-  std::string host = ::inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof text);
-  if (six.sin6_scope_id != 0) host += "%" + std::to_string(six.sin6_scope_id);
-  return "[" + host + "]";
+  std::memcpy(address.host.data(), &six.sin6_addr, sizeof six.sin6_addr);
+  address.scope = six.sin6_scope_id;
+  return address;
 }
 
 Round HubClient::join(const std::string& name, std::uint32_t rank, std::uint32_t world, const std::string& blob,

@@ -19,9 +19,13 @@ struct Trailer {
   std::uint16_t port = 0;
   std::uint8_t host[16] = {};
   std::uint8_t nonce[16] = {};
+  std::uint64_t tag = 0;
+  std::uint32_t scope = 0;
+  std::uint32_t unused = 0;
 
-  static constexpr std::uint32_t kMagic = 0x31575244;  // "DRW1"
+  static constexpr std::uint32_t kMagic = 0x32575244;  // "DRW2"
 };
+static_assert(sizeof(Trailer) == 56);  // NCCL's own part has 40 bytes from 2.29 on
 constexpr std::size_t kPlace = kUniqueIdBytes - sizeof(Trailer);
 // The id begins with a 64-bit magic number, then the socket address.
 constexpr std::size_t kAddressPlace = 8;
@@ -33,6 +37,8 @@ bool write_hub(ncclUniqueId& id, const HubAddress& address) {
   Trailer trailer;
   trailer.family = address.family;
   trailer.port = address.port;
+  trailer.tag = address.tag;
+  trailer.scope = address.scope;
   std::memcpy(trailer.host, address.host.data(), sizeof trailer.host);
   std::memcpy(trailer.nonce, address.nonce.data(), sizeof trailer.nonce);
   std::memcpy(id.internal + kPlace, &trailer, sizeof trailer);
@@ -47,10 +53,10 @@ std::optional<HubAddress> read_hub(const ncclUniqueId& id) {
   HubAddress address;
   address.family = trailer.family;
   address.port = trailer.port;
+  address.tag = trailer.tag;
+  address.scope = trailer.scope;
   std::memcpy(address.host.data(), trailer.host, sizeof trailer.host);
   std::memcpy(address.nonce.data(), trailer.nonce, sizeof trailer.nonce);
-  // The trailer has no room for the scope; the host's is in NCCL's part of the id.
-  if (const auto nccl = nccl_host(id); nccl && nccl->family == address.family && nccl->host == address.host) address.scope = nccl->scope;
   return address;
 }
 
@@ -90,6 +96,14 @@ HubAddress announce(const HubAddress& host) {
   address.port = own_hub().port();
   if (::getrandom(address.nonce.data(), address.nonce.size(), 0) != static_cast<ssize_t>(address.nonce.size()))
     throw std::system_error(errno, std::generic_category(), "getrandom");
+  own_hub().admit(address.nonce);
+  return address;
+}
+
+HubAddress stand_by(const HubAddress& host, const HubAddress& hub) {
+  HubAddress address = host;
+  address.port = own_hub().port();
+  address.nonce = hub.nonce;
   own_hub().admit(address.nonce);
   return address;
 }

@@ -18,7 +18,9 @@ std::optional<HubAddress> nccl_host(const ncclUniqueId& id);
 
 // The hub of this process, made when first asked for.
 Hub& own_hub();
-// A fresh nonce that the own hub admits.
+// A fresh nonce that the own hub admits. Throws std::system_error.
 HubAddress announce(const HubAddress& host);
+// The own hub, which from now on admits those who meet at `hub`. Throws std::system_error.
+HubAddress stand_by(const HubAddress& host, const HubAddress& hub);
 
 }  // namespace railweave::nccl

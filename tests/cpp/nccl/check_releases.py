@@ -36,7 +36,7 @@ RELEASES = [
     "2.32.3",
 ]
 # Where the hub's address lies in a unique id: src/nccl/unique_id.cpp.
-TRAILER = 128 - 40
+TRAILER = 128 - 56
 
 
 def fetch(release: str, wheels: Path) -> Path:
@@ -93,7 +93,7 @@ def ask_library(shim: Path) -> str:
     if library.ncclGetVersion(ctypes.byref(version)) != 0 or library.ncclGetUniqueId(identity) != 0:
         return "version or unique id: " + library.ncclGetLastError(None).decode()
     raw = bytes(identity)
-    if raw[TRAILER : TRAILER + 4] != b"DRW1" or any(raw[48:TRAILER]):
+    if raw[TRAILER : TRAILER + 4] != b"DRW2" or any(raw[48:TRAILER]):
         return f"no room for the hub in the unique id {raw.hex()}"
     if version.value < 22900:
         result = library.ncclCommSuspend(None, 0)

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <sstream>
 #include <string>
@@ -54,11 +55,19 @@ void rank_dies(Rank& self) {
   stream.synchronize();
 }
 
-// A rank is killed while its bytes move; the others go on without it, in a communicator that its end left.
-void survivors(Rank& self) {
-  const ncclComm_t comm = self.connect();
-  exchange_skewed(comm);
-  int dead[] = {self.world - 1};
+// Until an operation has failed as another rank died.
+void wait_for_a_death(ncclComm_t comm, int dead, const Stream& stream) {
+  std::vector<char> never(100'000);
+  ncclResult_t error = ncclRecv(never.data(), never.size(), ncclInt8, dead, comm, stream);  // it may be known already
+  while (error == ncclSuccess) {
+    must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  require(error == ncclRemoteError, "the error is ncclRemoteError, not " + std::to_string(error));
+}
+
+// `dead` is killed while its bytes move; the others go on without it, in a communicator that its end left.
+void kill_and_shrink(Rank& self, ncclComm_t comm, int dead, const std::function<void(ncclComm_t)>& go_on) {
   const Stream stream;
   Messages messages(comm);
   begin();
@@ -67,20 +76,41 @@ void survivors(Rank& self) {
     messages.receive(peer, std::size_t{4'000'000}, stream);
   }
   end();
-  if (self.rank == dead[0]) ::kill(::getpid(), SIGKILL);
-  std::vector<char> never(100'000);
-  ncclResult_t error = ncclRecv(never.data(), never.size(), ncclInt8, dead[0], comm, stream);  // it may be known already
-  while (error == ncclSuccess) {
-    must(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  require(error == ncclRemoteError, "the error is ncclRemoteError, not " + std::to_string(error));
+  if (self.rank == dead) ::kill(::getpid(), SIGKILL);
+  wait_for_a_death(comm, dead, stream);
   ncclComm_t rest = nullptr;
-  must(ncclCommShrink(comm, dead, 1, &rest, nullptr, kShrinkAbort), "ncclCommShrink");
+  must(ncclCommShrink(comm, &dead, 1, &rest, nullptr, kShrinkAbort), "ncclCommShrink");
   stream.synchronize();
-  exchange_skewed(rest);
+  go_on(rest);
   destroy(rest);
   must(ncclCommAbort(comm), "ncclCommAbort");
+}
+
+void survivors(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  kill_and_shrink(self, comm, self.world - 1, exchange_skewed);
+}
+
+// Rank 0, whose process made the unique id. The child has a child itself, and so has a communicator that rank 0 was not in.
+void survivors_of_the_first(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  ncclComm_t half = nullptr, child = nullptr;
+  must(ncclCommSplit(comm, self.rank / 2, self.rank, &half, nullptr), "ncclCommSplit");
+  kill_and_shrink(self, comm, 0, [&](ncclComm_t rest) {
+    exchange_skewed(rest);
+    if (self.rank >= 2) {
+      ncclComm_t quarter = nullptr;
+      must(ncclCommSplit(half, 0, -self.rank, &quarter, nullptr), "ncclCommSplit");
+      exchange_skewed(quarter);
+      destroy(quarter);
+    }
+    must(ncclCommSplit(rest, 0, -self.rank, &child, nullptr), "ncclCommSplit");
+    exchange_skewed(child);
+    destroy(child);
+  });
+  must(ncclCommAbort(half), "ncclCommAbort");
 }
 
 // Wrong calls give errors, in and out of groups, and the communicator works on.
@@ -230,6 +260,7 @@ Scenarios fault_scenarios() {
       {"abort_receive", abort_receive},
       {"rank_dies", rank_dies},
       {"survivors", survivors},
+      {"survivors_of_the_first", survivors_of_the_first},
       {"wrong_calls", wrong_calls},
       {"wrong_group", wrong_group},
       {"missing_function", missing_function},

@@ -17,10 +17,12 @@
 
 namespace {
 
+constexpr std::size_t kShimBytes = 56;  // at the end of a unique id
+
 // As if the id had been made without the shim.
 ncclComm_t connect_without_hub(Rank& self, const std::string& name, bool blocking = true) {
   ncclUniqueId id = self.unique_id(name);
-  std::fill(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, '\0');
+  std::fill(id.internal + kUniqueIdBytes - kShimBytes, id.internal + kUniqueIdBytes, '\0');
   ncclComm_t comm = nullptr;
   Config config;
   config.blocking = blocking ? 1 : 0;
@@ -536,7 +538,7 @@ void untouched(Rank& self) {
   std::thread([] {}).join();  // the thread sanitizer starts one of its own with the first
   const auto before = threads();
   const ncclUniqueId id = self.unique_id("job");
-  require(std::all_of(id.internal + kUniqueIdBytes - 40, id.internal + kUniqueIdBytes, [](char byte) { return byte == 0; }),
+  require(std::all_of(id.internal + kUniqueIdBytes - kShimBytes, id.internal + kUniqueIdBytes, [](char byte) { return byte == 0; }),
           "the rest of the id is zeros");
   ncclComm_t comm = nullptr;
   must(ncclCommInitRank(&comm, self.world, id, self.rank), "ncclCommInitRank");

@@ -244,8 +244,15 @@ TEST(Hub, WithoutADescriptorForACallerItPausesAndServesHimLater) {
   EXPECT_EQ(client.join("round", 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
 }
 
-std::string facts(const std::string& refusal = "", std::uint32_t abi = 1, std::uint32_t version = kAgreementVersion) {
-  return encode({version, abi, refusal, "tcp://10.0.0.1:5000", 0});
+std::string facts(const std::string& refusal = "", std::uint32_t abi = 1, std::uint32_t version = kAgreementVersion,
+                  std::uint32_t most_blocks = 0) {
+  Facts said;
+  said.version = version;
+  said.device_abi = abi;
+  said.refusal = refusal;
+  said.rendezvous = "tcp://10.0.0.1:5000";
+  said.most_blocks = most_blocks;
+  return encode(said);
 }
 
 struct Decision {
@@ -269,11 +276,11 @@ TEST(Agreement, Table) {
       {"other protocol",
        {facts(), facts("", 1, 9)},
        false,
-       "rank 1 speaks version 9 of the shim's protocol, rank 0 version 2",
+       "rank 1 speaks version 9 of the shim's protocol, rank 0 version 3",
        Cause::versions},
       {"no library", {facts(), facts("no device library: x.so")}, false, "rank 1: no device library: x.so", Cause::no_device_library},
-      {"garbage", {facts(), std::string("\x02\0\0\0xyz", 7)}, false, "rank 1: its facts cannot be read"},
-      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 2", Cause::versions},
+      {"garbage", {facts(), std::string("\x03\0\0\0xyz", 7)}, false, "rank 1: its facts cannot be read"},
+      {"nothing", {facts(), ""}, false, "rank 1 speaks version 0 of the shim's protocol, rank 0 version 3", Cause::versions},
   };
   for (const Decision& decision : table) {
     const Verdict verdict = decide(decision.blobs);
@@ -289,12 +296,49 @@ TEST(Agreement, Table) {
 TEST(Agreement, TheFewestBlocksThatARankAllowsCountForAll) {
   const auto decided = [](std::initializer_list<std::uint32_t> ranks) {
     std::vector<std::string> blobs;
-    for (const std::uint32_t most : ranks) blobs.push_back(encode({kAgreementVersion, 1, "", "tcp://10.0.0.1:5000", most}));
+    for (const std::uint32_t most : ranks) blobs.push_back(facts("", 1, kAgreementVersion, most));
     return decide(blobs).most_blocks;
   };
   EXPECT_EQ(decided({0, 0, 0}), 0u);
   EXPECT_EQ(decided({0, 8, 0}), 8u);
   EXPECT_EQ(decided({16, 0, 4, 8}), 4u);
+}
+
+HubAddress own_hub_at(std::uint8_t host, std::uint16_t port) {
+  HubAddress address;
+  address.family = AF_INET;
+  address.port = port;
+  address.host = {10, 0, 0, host};
+  return address;
+}
+
+// Rank 1 has no hub; `keeper` has its communicator's.
+MeetingPlaces places(int keeper) {
+  std::vector<std::string> blobs;
+  for (int rank = 0; rank < 4; ++rank) {
+    Facts said;
+    if (rank != 1) said.stand_by = own_hub_at(static_cast<std::uint8_t>(rank), 5000);
+    said.keeps_hub = rank == keeper;
+    blobs.push_back(encode(said));
+  }
+  return MeetingPlaces(blobs);
+}
+
+TEST(Agreement, ChildrenMeetWhereSomebodyOfTheirsAnswers) {
+  HubAddress hub = own_hub_at(0, 4000);
+  hub.nonce = {1, 2, 3};
+  const auto port_and_host = [&](const MeetingPlaces& known, std::vector<int> excluded) {
+    const HubAddress place = known.without(excluded, hub);
+    EXPECT_EQ(place.nonce, hub.nonce);
+    return std::pair(place.port, int{place.host[3]});
+  };
+  EXPECT_EQ(port_and_host(places(0), {}), std::pair(std::uint16_t{4000}, 0)) << "its keeper is there";
+  EXPECT_EQ(port_and_host(places(0), {2, 3}), std::pair(std::uint16_t{4000}, 0));
+  EXPECT_EQ(port_and_host(places(0), {0}), std::pair(std::uint16_t{5000}, 2)) << "rank 1 has none";
+  EXPECT_EQ(port_and_host(places(0), {2, 0}), std::pair(std::uint16_t{5000}, 3));
+  EXPECT_EQ(port_and_host(places(0), {0, 2, 3}), std::pair(std::uint16_t{4000}, 0)) << "nobody has one";
+  EXPECT_EQ(port_and_host(places(-1), {}), std::pair(std::uint16_t{5000}, 0)) << "its keeper was never one of them";
+  EXPECT_EQ(port_and_host(MeetingPlaces(), {0}), std::pair(std::uint16_t{4000}, 0)) << "nobody said anything";
 }
 
 std::map<std::string, std::string> variables;
@@ -426,6 +470,25 @@ TEST(Communicator, ChildrenHaveNamesThatTheirRanksShare) {
   EXPECT_EQ(one->shrink({2, 1}, true).name, two->shrink({1, 2}, true).name);
 }
 
+// Who has the communicator's unique id knows the same.
+TEST(Communicator, LargerOnesHaveNamesThatTravelInTheirIds) {
+  Origin origin;
+  origin.hub = own_hub_at(1, 4000);
+  origin.hub->nonce = {1, 2, 3};
+  origin.name = name_of(*origin.hub);
+  const auto one = std::make_shared<Communicator>(nullptr, origin), two = std::make_shared<Communicator>(nullptr, origin);
+  const Origin larger = one->larger(true);
+  ncclUniqueId id{};
+  ASSERT_TRUE(write_hub(id, *larger.hub));
+  EXPECT_EQ(read_hub(id), larger.hub);
+  EXPECT_EQ(name_of(*read_hub(id)), larger.name);
+  EXPECT_EQ(two->larger(true).name, larger.name);
+  EXPECT_NE(larger.name, origin.name);
+  one->has_grown();
+  EXPECT_NE(one->larger(true).name, larger.name) << "the next one";
+  EXPECT_EQ(one->larger(true).hub->nonce, origin.hub->nonce) << "by which its hub knows it";
+}
+
 TEST(UniqueId, TheHubTravelsInBytesThatNcclLeavesZero) {
   ncclUniqueId id{};
   EXPECT_FALSE(read_hub(id));
@@ -486,7 +549,7 @@ TEST(Hub, IsReachedAtALinkLocalAddress) {
   ASSERT_TRUE(write_hub(id, address));
   HubClient client(*read_hub(id), kNever);
   ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(5000)));
-  EXPECT_NE(client.local_host().find("%" + std::to_string(local->sin6_scope_id) + "]"), std::string::npos) << client.local_host();
+  EXPECT_NE(host_of(client.local()).find("%" + std::to_string(local->sin6_scope_id) + "]"), std::string::npos) << host_of(client.local());
 }
 
 const char* variable(const char* name) {
