@@ -59,7 +59,8 @@ struct Verdict {
 
 Verdict decide(std::span<const std::string> blobs);
 
-// Where the ranks of a child meet, all of which know what all ranks of its parent said (by rank), and which of them are not in it.
+// Where the ranks of a child meet, all of which know what all ranks of its parent said (by rank), and which of them are not in it. One that
+// does not know, as an answer was lost, and goes elsewhere costs the others their wait: no round is complete without all.
 class MeetingPlaces {
  public:
   MeetingPlaces() = default;

@@ -63,7 +63,8 @@ const CommunicatorPointer& tracked_to_end(ncclComm_t handle) {
 bool accepted(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 // Whether NCCL has begun to make a child, also where it could not. Ranks name a child by how many came before it, so a call that is refused
-// on one of them, which calls again, does not count; that is what NCCL counts, too, and this is the error that it refuses with.
+// on one of them, which calls again, does not count; that is what NCCL counts, too, and this is the error that it refuses with. (But for
+// one on a communicator that has failed already. If ranks count differently then, their child's rounds end at NCCL.)
 bool begun(ncclResult_t result) { return result != ncclInvalidArgument; }
 
 // What NCCL refuses of a shrink whoever the parent is: nothing is to be revoked for that.
@@ -322,6 +323,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, 
   // All ranks are in this process.
   Origin origin = without_hub("", Cause::no_hub, "this process cannot make a hub");
   origin.blocking = is_blocking(nullptr, true);
+  origin.one_process = true;
   try {
     HubAddress loopback;
     loopback.family = 2;  // AF_INET

@@ -27,6 +27,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+// Of a communicator, in characters: logs and pictures have it, too.
+constexpr std::size_t kMostName = 256;
+
 // NCCL takes tens of milliseconds at least to make a communicator.
 constexpr auto kPoll = milliseconds(1);
 
@@ -107,6 +110,16 @@ const char* variable(const char* name) { return std::getenv(name); }
 bool blocks_are_set() {
   const char* text = variable("RAILWEAVE_GPU_BLOCKS");
   return text != nullptr && *text != '\0';
+}
+
+// FNV-1a of 64 bits, with the offset and the prime that Fowler, Noll and Vo give.
+std::uint64_t hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char byte : text) {
+    hash ^= static_cast<std::uint8_t>(byte);
+    hash *= 0x100000001b3;
+  }
+  return hash;
 }
 
 }  // namespace
@@ -214,7 +227,7 @@ void Communicator::agree() {
   const std::string refusal = create_device_side(verdict);
   // The others may wait for this one until `limit` is over where it could not tell them, and are to hear why.
   const milliseconds patience = !refusal.empty() && is_own(rank_, refusal) ? 2 * limit : limit;
-  const Round second = hub.join(origin_.name + " created", rank_, world_, refusal, patience);
+  const Round second = join_second(hub, refusal, patience);
   if (second.status == RoundStatus::expired) {
     end_device_side();
     return leave_to_nccl(cause_of(second), absence(second, "not set up", limit), rank_ == second.first);
@@ -224,7 +237,27 @@ void Communicator::agree() {
   if (second.status == RoundStatus::unknown && refusal.empty()) return fail(ncclSystemError, "the last answer of its other ranks was lost");
   end_device_side();
   if (second.status == RoundStatus::complete) return leave_to_nccl(made.cause, made.reason, rank_ == 0);
+  if (second.status == RoundStatus::unsent)
+    return leave_to_nccl(Cause::no_hub, "a rank in whose process its ranks meet cannot be reached", true);
   leave_to_nccl(Cause::rank_left, "the last answer of its other ranks was lost", true);
+}
+
+// The first round's hub may be in a process outside: the id's maker, or a rank of another part of a split. Whatever ends that from now on
+// is not to end this communicator, so the second round is where one of its own ranks answers.
+Round Communicator::join_second(HubClient& first, const std::string& refusal, milliseconds patience) {
+  const std::string name = origin_.name + " created";
+  const HubAddress place = [&] {
+    const std::lock_guard lock(family_mutex_);
+    return meeting_places_.without({}, *origin_.hub);
+  }();
+  if (place == *origin_.hub) return first.join(name, rank_, world_, refusal, patience);
+  HubClient own(place, cancelled_);
+  try {
+    own.connect(Clock::now() + patience);
+  } catch (const std::system_error& error) {
+    log(LogLevel::info, label() + ": " + error.what());
+  }
+  return own.join(name, rank_, world_, refusal, patience);  // unsent where it was not reached
 }
 
 void Communicator::end_device_side() {
@@ -238,17 +271,17 @@ Facts Communicator::own_facts(const HubAddress& address, ReservedPort& port) con
   const DeviceLibrary& library = device_library();
   const std::string host = host_of(address);
   Facts facts;
-  try {
-    facts.stand_by = stand_by(address, *origin_.hub);
-    facts.keeps_hub = origin_.hub->port == facts.stand_by.port && host_of(*origin_.hub) == host;
-  } catch (const std::system_error& error) {
-    log(LogLevel::info, label() + ": children that have to meet in this process are left to NCCL: " + error.what());
-  }
   if (library.api == nullptr) {
     facts.refusal = library.reason;
     return facts;
   }
   facts.device_abi = library.api->version;
+  try {
+    if (!host.empty()) facts.stand_by = stand_by(address, *origin_.hub);
+    facts.keeps_hub = origin_.hub->port == facts.stand_by.port && host_of(*origin_.hub) == host;
+  } catch (const std::system_error& error) {
+    log(LogLevel::info, label() + ": no children can meet in this process: " + error.what());
+  }
   if (!blocks_are_set()) facts.most_blocks = most_for_messages(origin_.ctas, variable);
   facts.refusal = pool_refusal(variable);
   if (facts.refusal.empty()) facts.refusal = device_error(library.api->probe(device_));
@@ -496,6 +529,8 @@ Origin Communicator::shrink(const std::vector<int>& excluded, bool blocking) {
   // Excluded ranks do not call, so they could not keep a common count: it is kept for each set of excluded ranks.
   child.name += "/shrink" + std::to_string(shrinks_[sorted]++);
   for (const int rank : sorted) child.name += "-" + std::to_string(rank);
+  // Thousands of ranks, or shrinks of shrinks: a hub takes no name of any length.
+  if (child.name.size() > kMostName) child.name = child.name.substr(0, child.name.find('/')) + "/" + std::to_string(hash_of(child.name));
   return child;
 }
 
@@ -503,13 +538,13 @@ Origin Communicator::shrink(const std::vector<int>& excluded, bool blocking) {
 Origin Communicator::larger(bool blocking) const {
   const std::lock_guard lock(family_mutex_);
   Origin child = child_without({}, blocking);
-  if (!child.hub) return child;
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a of 64 bits, offset and prime as Fowler, Noll and Vo give them
-  for (const char byte : origin_.name + "/grow" + std::to_string(grows_)) {
-    hash ^= static_cast<std::uint8_t>(byte);
-    hash *= 0x100000001b3;
+  if (origin_.one_process) {
+    child.hub.reset();
+    child.no_hub_cause = Cause::foreign_id;
+    child.no_hub = "it grew from one that ncclCommInitAll made, whose ranks meet inside their process";
   }
-  child.hub->tag = std::max<std::uint64_t>(hash, 1);
+  if (!child.hub) return child;
+  child.hub->tag = std::max<std::uint64_t>(hash_of(origin_.name + "/grow" + std::to_string(grows_)), 1);
   child.name = name_of(*child.hub);
   return child;
 }

@@ -31,7 +31,8 @@ struct Origin {
   std::string no_hub;             // why
   Cause no_hub_cause = Cause::no_hub;
   bool blocking = true;
-  Ctas ctas;  // those of the parent, for a child
+  bool one_process = false;  // it, or its parent, is ncclCommInitAll's: nobody outside reaches its hub
+  Ctas ctas;                 // those of the parent, for a child
 };
 
 // A communicator that NCCL is making.
@@ -146,6 +147,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void agree();
   void end_device_side();
   Facts own_facts(const HubAddress& address, ReservedPort& port) const;
+  Round join_second(HubClient& first, const std::string& refusal, std::chrono::milliseconds patience);
   Origin child_without(const std::vector<int>& excluded, bool blocking) const;
   std::string create_device_side(const Verdict& verdict);
   void leave_to_nccl(Cause cause, const std::string& reason, bool warn);

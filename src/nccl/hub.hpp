@@ -1,5 +1,6 @@
 // Where the ranks of a communicator find each other before anything else of Railweave runs: a thread of the process that made the unique
-// id answers rounds of all-gather. A round is decided once, by the hub: complete (all ranks came, each gets all blobs) or expired.
+// id, or of one of the ranks, answers rounds of all-gather. A round is decided once, by the hub: complete (all ranks came, each gets all
+// blobs) or expired.
 #pragma once
 
 #include <array>

@@ -33,7 +33,7 @@ _MOST_NOTES, _MOST_NAMES = 8, 4
 
 def _short(communicator: str) -> str:
     """Enough of a communicator's name to find it in the log; a child's tells its own part, too."""
-    return re.sub(r"^([0-9a-f]{8})[0-9a-f]+", r"\1", communicator)
+    return re.sub(r"^((?:grown-)?[0-9a-f]{8})[0-9a-f]+", r"\1", communicator)
 
 
 def _listed(names: Sequence[str], total: int = 0) -> str:

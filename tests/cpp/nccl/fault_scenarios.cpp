@@ -71,7 +71,7 @@ void kill_and_shrink(Rank& self, ncclComm_t comm, int dead, const std::function<
   const Stream stream;
   Messages messages(comm);
   begin();
-  for (int peer = 0; peer < self.world; ++peer) {
+  for (int peer = 0; peer < messages.world; ++peer) {
     messages.send(peer, std::size_t{4'000'000}, stream);
     messages.receive(peer, std::size_t{4'000'000}, stream);
   }
@@ -111,6 +111,44 @@ void survivors_of_the_first(Rank& self) {
     destroy(child);
   });
   must(ncclCommAbort(half), "ncclCommAbort");
+}
+
+// The last process comes in the place of rank 0, whose process made the unique id.
+void replaced(Rank& self) {
+  const bool comes = self.rank == self.world - 1;
+  const auto grow = [&](ncclComm_t rest) {
+    const ncclUniqueId id = self.unique_id("larger", 1, [rest](ncclUniqueId* made) { return ncclCommGetUniqueId(rest, made); });
+    ncclComm_t all = nullptr;
+    const bool knows = comes || self.rank == 1;
+    must(ncclCommGrow(rest, self.world - 1, knows ? &id : nullptr, comes ? self.world - 2 : -1, &all, nullptr), "ncclCommGrow");
+    exchange_skewed(all);
+    destroy(all);
+  };
+  if (comes) return grow(nullptr);
+  ncclComm_t comm = nullptr;
+  must(ncclCommInitRank(&comm, self.world - 1, self.unique_id("job"), self.rank), "ncclCommInitRank");
+  exchange_skewed(comm);
+  kill_and_shrink(self, comm, 0, grow);
+}
+
+// Rank 0, whose process made the unique id, is in no part of the split, and its process ends.
+void goes_after_split(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  ncclComm_t part = nullptr;
+  must(ncclCommSplit(comm, self.rank == 0 ? kSplitNoColor : 0, self.rank, &part, nullptr), "ncclCommSplit");
+  if (self.rank == 0) {
+    self.hear("served", 1);
+    ::_exit(0);
+  }
+  if (self.rank == 1) self.say("served");
+  exchange_skewed(part);
+  ncclComm_t child = nullptr;
+  must(ncclCommSplit(part, 0, -self.rank, &child, nullptr), "ncclCommSplit");
+  exchange_skewed(child);
+  destroy(child);
+  destroy(part);
+  must(ncclCommAbort(comm), "ncclCommAbort");
 }
 
 // Wrong calls give errors, in and out of groups, and the communicator works on.
@@ -261,6 +299,8 @@ Scenarios fault_scenarios() {
       {"rank_dies", rank_dies},
       {"survivors", survivors},
       {"survivors_of_the_first", survivors_of_the_first},
+      {"replaced", replaced},
+      {"goes_after_split", goes_after_split},
       {"wrong_calls", wrong_calls},
       {"wrong_group", wrong_group},
       {"missing_function", missing_function},

@@ -22,6 +22,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -487,6 +488,23 @@ TEST(Communicator, LargerOnesHaveNamesThatTravelInTheirIds) {
   one->has_grown();
   EXPECT_NE(one->larger(true).name, larger.name) << "the next one";
   EXPECT_EQ(one->larger(true).hub->nonce, origin.hub->nonce) << "by which its hub knows it";
+  origin.one_process = true;
+  EXPECT_FALSE(std::make_shared<Communicator>(nullptr, origin)->larger(true).hub) << "nobody who comes reaches that";
+}
+
+TEST(Communicator, NamesStayShort) {
+  Origin origin;
+  origin.name = "0123456789abcdef";
+  std::vector<int> most(2000);
+  std::iota(most.begin(), most.end(), 100);
+  const auto one = std::make_shared<Communicator>(nullptr, origin), two = std::make_shared<Communicator>(nullptr, origin);
+  const std::string name = one->shrink(most, true).name;
+  EXPECT_LT(name.size(), 64u);
+  EXPECT_EQ(name.substr(0, 17), "0123456789abcdef/");
+  EXPECT_EQ(two->shrink(most, true).name, name);
+  EXPECT_NE(two->shrink(most, true).name, name) << "the next one";
+  most.pop_back();
+  EXPECT_NE(two->shrink(most, true).name, name);
 }
 
 TEST(UniqueId, TheHubTravelsInBytesThatNcclLeavesZero) {

@@ -187,6 +187,18 @@ TEST(Shim, SurvivorsOfTheRankThatTheyMetAtAreServedWithoutIt) {
   EXPECT_EQ(outcome.count(": served"), 4u + 4u + 3u + 2u + 3u) << outcome.log;
 }
 
+TEST(Shim, WhoComesInTheirPlaceIsServedWithTheSurvivors) {
+  const Outcome outcome = run(Mode::preload, "replaced", 4, {"RAILWEAVE_DRAIN_MS=500"});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 3u + 2u + 3u) << outcome.log;
+}
+
+TEST(Shim, PartsOutliveTheProcessThatTheyMetAt) {
+  const Outcome outcome = run(Mode::preload, "goes_after_split", 4, {"RAILWEAVE_DRAIN_MS=500"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u + 3u + 3u) << outcome.log;
+}
+
 TEST(Shim, SwitchedOffItDoesNothing) {
   for (const char* scenario : {"split", "untouched"}) {
     const Outcome outcome = run(Mode::preload, scenario, 4, {"RAILWEAVE_SHIM=off"});

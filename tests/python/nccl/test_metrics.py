@@ -404,7 +404,8 @@ def test_what_is_left_to_nccl_is_told_below_with_the_reason(tmp_path: Path) -> N
         {
             "n1-1": text(0, 5)
             + left(missing, "rank_missing", "0123456789abcdef/split0.1", rank=0)
-            + left("it has one rank", "one_rank", ""),
+            + left("it has one rank", "one_rank", "")
+            + left("no driver", "refused", "grown-0123456789abcdef/shrink0-3"),
             "n1-2": left(missing, "rank_missing", "0123456789abcdef/split0.1", rank=1) + left("", "remote_error", "ef", state="failed"),
         },
     )
@@ -413,6 +414,7 @@ def test_what_is_left_to_nccl_is_told_below_with_the_reason(tmp_path: Path) -> N
         "failed: remote_error (communicator ef, 1 rank)",
         f"left to NCCL: {missing} (communicator 01234567/split0.1, 2 ranks)",
         "left to NCCL: it has one rank (1 rank)",
+        "left to NCCL: no driver (communicator grown-01234567/shrink0-3, 1 rank)",
     ):
         assert line in found
 
