@@ -37,7 +37,7 @@ typedef struct railweave_cuda_config {
   int32_t device;         /* CUDA ordinal in this process */
   uint32_t channel_bytes; /* of up to 512 KiB to or from a peer: those for which an operation may take a block; 0: as many as help */
   const char* rendezvous; /* tcp://HOST:PORT: rank 0 listens there; the port is free on its host when create is called */
-  /* Settings of docs/engine.md by name; they override RAILWEAVE_* variables, and those what this machine was calibrated to. */
+  /* Settings of docs/settings.md by name; they override RAILWEAVE_* variables, and those what this machine was calibrated to. */
   const railweave_setting* settings;
   size_t setting_count;
   /* Told what was decided and why, a line each, once each, on any thread, until destroy has returned; may be NULL. */
@@ -91,7 +91,7 @@ typedef struct railweave_cuda_api {
   /* Text of this thread's last error, never NULL. */
   const char* (*last_error)(void);
 
-  /* Whether this process can serve on that device (driver, architecture, MIG, /dev/shm ...). Asks nobody else, changes nothing. */
+  /* Whether this process can serve on that device (driver, architecture, MIG ...). Asks nobody else, changes nothing. */
   railweave_status (*probe)(int32_t device);
 
   /* Brings the ranks together: all call it, with the same world and rendezvous. May block in that, for at most the setting bootstrap_ms,

@@ -31,7 +31,7 @@ typedef struct railweave_exchange railweave_exchange;
 typedef struct railweave_group railweave_group;
 typedef struct railweave_operation railweave_operation;
 
-/* A setting by its name, as in docs/engine.md. */
+/* A setting by its name, as in docs/settings.md. */
 typedef struct railweave_setting {
   const char* name;
   const char* value;

@@ -1,4 +1,4 @@
-// Settings of an exchange: one table from which code, environment variables, --help and docs/engine.md come.
+// Settings of an exchange: one table from which code, environment variables, --help and docs/settings.md come.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ ExchangeSettings settings_from_environment(const ExchangeSettings& defaults = {}
 void set(ExchangeSettings& settings, std::string_view name, std::string_view text);
 // Throws the settings' problem, or the first number that is out of its range: SettingsError.
 void check(const ExchangeSettings& settings);
-// The rows of the table as docs/engine.md has them.
+// The rows of the table as docs/settings.md has them.
 std::string settings_markdown();
 
 }  // namespace railweave

@@ -11,7 +11,7 @@ from railweave.calibrate.document import BlockRate, Calibration, Gpu, PairRate, 
 from railweave.calibrate.effect import MOST_BLOCKS, enough_blocks
 
 _LARGE = 256 << 20  # rates no longer grow beyond it (docs/cuda-measured.md)
-_SLOTS = 64 << 20  # over slots, of which a pair has 128 KiB, the rate stands long before
+_SLOTS = 64 << 20  # over slots, of which a pair has 120 KiB, the rate stands long before
 _BLOCKS = (1, 2, 4, 8, MOST_BLOCKS)  # see enough_blocks()
 _SIZES = (*(1 << power for power in range(14, 22)), 3 << 20, 4 << 20)
 """Around the limits without a calibration, 1 to 4 MiB; more than 4 MiB in packets cost operations that have larger messages beside them
