@@ -287,10 +287,8 @@ ncclResult_t launch_later(const std::vector<Work>& works) {
   for (const Work& work : works) work.comm->error = ncclInProgress;
   first->maker = std::thread([works] {
     if (works.front().comm->rank % 2 != 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));
-    for (const Work& work : works) {
-      launch(work);
-      work.comm->error = ncclSuccess;
-    }
+    for (const Work& work : works) launch(work);
+    for (const Work& work : works) work.comm->error = ncclSuccess;  // of all at once, as NCCL's communicators share their group's job
   });
   if (first->rank % 2 == 0) first->maker.join();
   return ncclInProgress;
