@@ -28,8 +28,8 @@ def enough_blocks(rows: Sequence[BlockRate]) -> int:
     """The fewest blocks with which the worse off of both, one pair and all pairs, has what it can have.
 
     A pair and all pairs want different numbers: on 4 x H200 a pair 14 to 16, all pairs 6 to 12. So of each rate it is the share of its
-    best that counts, and of both shares the smaller one. Only powers of two: short packets go in one cluster of half as many blocks, rounded
-    down to one, and when longer ones did, too, 12 cost messages of 256 and 512 KiB 2 us for nothing (docs/calibrate.md).
+    best that counts, and of both shares the smaller one. Only powers of two: short packets go in one cluster of half as many blocks,
+    rounded down to one, and when longer ones did, too, 12 cost messages of 256 and 512 KiB 2 us for nothing (docs/calibrate.md).
     """
     allowed = [row for row in rows if row.blocks <= MOST_BLOCKS and row.blocks.bit_count() == 1] or [rows[0]]
     pair, balanced = max(row.pair_Bps for row in allowed), max(row.balanced_Bps for row in allowed)
