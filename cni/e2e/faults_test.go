@@ -348,7 +348,7 @@ func TestDamagedStore(t *testing.T) {
 				c.Agents[0].Start, func() error { return c.Agents[0].WaitReady(cluster.ReadyLimit) }, pause(2*time.Second))
 			stop()
 			must(t, err)
-			f.verdict(t, s, before, none)
+			f.verdict(t, s, before)
 			audited(t, c)
 		})
 	}

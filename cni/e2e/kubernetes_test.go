@@ -125,7 +125,7 @@ func TestKubernetes(t *testing.T) {
 	s := f.session(t)
 	before := f.overflow(t)
 	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
-	f.verdict(t, s, before, sporadic)
+	f.verdict(t, s, before)
 	t.Run("objects", func(t *testing.T) { k.objects(t, pods) })
 	t.Run("relabelling", func(t *testing.T) { k.relabel(t, f) })
 	t.Run("admission", k.admission)
@@ -206,7 +206,7 @@ func (k *onKubernetes) relabel(t *testing.T, f *field) {
 	s := f.session(t)
 	before := f.overflow(t)
 	must(t, s.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
-	f.verdict(t, s, before, sporadic)
+	f.verdict(t, s, before)
 }
 
 // admission tries what no agent and no ordinary administrator may do.

@@ -79,12 +79,12 @@ func TestRelabelling(t *testing.T) {
 		moved := slices.DeleteFunc(slices.Clone(f.ends), func(e *probe.Endpoint) bool { return namespace[e] != change.namespace })
 		must(t, during.Matrix(probe.Kinds, moved, f.ends, probe.Burst))
 		must(t, during.Matrix(probe.Kinds, f.ends, moved, probe.Burst))
-		f.verdict(t, during, before, none)
+		f.verdict(t, during, before)
 		before = f.overflow(t)
 		of = labels
 	}
 	must(t, during.Matrix(probe.Kinds, f.ends, f.ends, probe.Burst))
-	f.verdict(t, during, before, none)
+	f.verdict(t, during, before)
 }
 
 // TestUnknownNamespace starts a pod of a Namespace nobody has heard of.
