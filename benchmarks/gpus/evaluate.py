@@ -226,7 +226,9 @@ class Evaluation:
             return [*shared, *words, "--ways", "shim", name]
         if name == "random_ways":
             return [*shared, *words, "--without", "shim", "random_groups"]
-        return [*([] if name == "death" else shared), *words, name]  # a client of MPS that dies takes the others with it
+        if name == "elastic" and self.options.nccl:  # PyTorch's may be older than the one that has ncclCommGrow
+            words += ["--nccl", str(self.options.nccl.resolve())]
+        return [*([] if name in ("death", "elastic") else shared), *words, name]  # a client of MPS that dies takes the others with it
 
     def _program(self, name: str, command: Sequence[str], log: Path, limit: float) -> int | None:
         """Its exit status, None where the time ended it. What it says goes to the log; its end to the terminal as well."""

@@ -70,6 +70,7 @@ _LATE_CHECKS = (
     Check("check-collectives", "PyTorch's collectives", 80, 300),
     Check("check-death", "A rank dies", 15, 60),
     Check("check-goodbye", "A rank's program ends without destroying anything", 20, 90),
+    Check("check-elastic", "Ranks that come and die", 30, 120),
     Check("check-aborted_receive", "A receive that is aborted", 40, 130),
     Check("rail-down", "A rail that goes down in the middle of an exchange", 90, 240),
     Check("planning", "Planning and the exchange of rows, 8 ranks on rails", 20, 90),

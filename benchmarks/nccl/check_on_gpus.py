@@ -22,6 +22,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _LIMIT_S = 100.0
+_KILLS_ITS_LAST_RANK = ("death", "elastic")
 _GROUP_S = 0.02  # a random group of eight ranks, several times as long as it takes
 
 
@@ -34,6 +35,7 @@ class Way:
     shim: bool
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     log_has: tuple[str, ...] = ()  # what the shim has to say
+    ranks: int = 2  # at least
     hidden: bool = False  # a rank sees its own GPU alone, as container runtimes and batch systems have it
 
 
@@ -75,6 +77,7 @@ WAYS = (
         ("stalled for 400 ms", "send of 8388608 bytes to rank", "grant: its receive has not begun"),
     ),
     Way("shim, a rank dies", ("death",), True, {}, ("has died",)),
+    Way("shim, ranks that come and die", ("elastic",), True, {}, ("has died",), ranks=4),
     Way("shim, a rank ends without destroying", ("goodbye",), True, {}, ("and that rank has left",)),
     Way("shim, an abort", ("aborted_receive",), True),
     Way("shim, wrong groups", ("wrong_groups",), True),
@@ -109,6 +112,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
     log = folder / f"{way.name}-{section}.log".replace(" ", "-").replace(",", "")
     if way.shim:
         environment |= {"LD_PRELOAD": str(options.shim), "RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(log)}
+        environment |= {"RAILWEAVE_NCCL_LIBRARY": str(options.nccl)} if options.nccl else {}
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, str(_HERE / "gpu_ranks.py"), section, str(Path(scratch) / "store")]
         outputs = [(Path(scratch) / f"rank{rank}").open("w+") for rank in range(options.ranks)]
@@ -130,7 +134,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
         limit = max(_LIMIT_S, options.groups * _GROUP_S) if section == "random_groups" else _LIMIT_S
         end = time.monotonic() + limit
         while time.monotonic() < end and any(rank.poll() is None for rank in ranks):
-            if section != "death" and any(rank.poll() for rank in ranks):
+            if section not in _KILLS_ITS_LAST_RANK and any(rank.poll() for rank in ranks):
                 time.sleep(2.0)  # the others say what they saw
                 break
             time.sleep(0.05)
@@ -145,7 +149,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
             output.close()
     found = [json.loads(line) for line in texts[0].splitlines() if line.startswith('{"section"')]
     served, problem = _served(way, log)
-    wanted = [0] * (options.ranks - 1) + [-signal.SIGKILL if section == "death" else 0]
+    wanted = [0] * (options.ranks - 1) + [-signal.SIGKILL if section in _KILLS_ITS_LAST_RANK else 0]
     if statuses != wanted or not found:
         ends = "".join(f"\n  rank {rank}:\n    " + "\n    ".join(text.splitlines()[-25:]) for rank, text in enumerate(texts))
         problem = f"statuses {statuses} ({limit:.0f} s at most; None: still running){ends}"
@@ -170,6 +174,7 @@ def main() -> int:
     """Runs the sections and prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shim", type=Path, required=True)
+    parser.add_argument("--nccl", type=Path, help="the NCCL behind the shim, where it is not PyTorch's")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=2000, help="of random_groups")
     parser.add_argument("--seed", type=int, default=1)
@@ -193,6 +198,9 @@ def main() -> int:
                     continue
                 if way.hidden and options.ranks > len(_visible()):
                     print(f"not run: {way.name}, {section}: needs a GPU for each rank", flush=True)
+                    continue
+                if options.ranks < way.ranks:
+                    print(f"not run: {way.name}, {section}: needs {way.ranks} ranks", flush=True)
                     continue
                 result, problem = _run(way, section, options, folder)
                 results.append(result)

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from nccl_library import Nccl, UniqueId
 from random_groups import Runner, make_communicators
-from rank_bytes import require, rows_of, same
+from rank_bytes import REMOTE_ERROR, require, rows_of, same
+from rank_elastic import elastic
 from rank_streams import ordering, parts
 
 _GROUPS = int(os.environ.get("CHECK_GROUPS", "2000"))
 _SEED = int(os.environ.get("CHECK_SEED", "1"))
-_REMOTE_ERROR = 6  # ncclRemoteError
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float64, torch.int32, torch.int8)
 
 
@@ -368,7 +368,7 @@ def death(rank: int, world: int) -> dict[str, object]:
     result = {"async_error": error, "told_after_s": round(told, 3), "stream_went_on_after_s": round(ended, 3)}
     if rank == 0:
         print(json.dumps({"section": "death", **result}), flush=True)
-    os._exit(0 if error == _REMOTE_ERROR else 1)
+    os._exit(0 if error == REMOTE_ERROR else 1)
 
 
 def goodbye(rank: int, world: int) -> dict[str, object]:
@@ -416,7 +416,7 @@ def goodbye(rank: int, world: int) -> dict[str, object]:
     result = {"exchanges_without_it": exchanges, "async_error": error, "told_after_s": round(told, 3)}
     if rank == 0:
         print(json.dumps({"section": "goodbye", **result}), flush=True)
-    os._exit(0 if error == _REMOTE_ERROR else 1)
+    os._exit(0 if error == REMOTE_ERROR else 1)
 
 
 def aborted_receive(rank: int, world: int) -> dict[str, object]:
@@ -579,6 +579,7 @@ SECTIONS = {
         memory,
         stall,
         death,
+        elastic,
         goodbye,
         aborted_receive,
         contexts,

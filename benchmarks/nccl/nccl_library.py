@@ -10,6 +10,8 @@ from pathlib import Path
 ELEMENT_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 INT32, SUM = 2, 0
 _SPLIT_UNDEFINED = ctypes.c_void_p()
+_SHRINK_ABORT = 1
+_FIRST_THAT_GROWS = 22900
 
 
 class UniqueId(ctypes.Structure):
@@ -63,6 +65,32 @@ class Nccl:
         """ncclCommSplit."""
         child = ctypes.c_void_p()
         self._call("ncclCommSplit", ctypes.c_void_p(communicator), color, key, ctypes.byref(child), _SPLIT_UNDEFINED)
+        return child.value or 0
+
+    def shrink_without(self, communicator: int, excluded: list[int]) -> int:
+        """ncclCommShrink with NCCL_SHRINK_ABORT: what is pending ends first."""
+        child = ctypes.c_void_p()
+        ranks = (ctypes.c_int * len(excluded))(*excluded)
+        self._call("ncclCommShrink", ctypes.c_void_p(communicator), ranks, len(excluded), ctypes.byref(child), None, _SHRINK_ABORT)
+        return child.value or 0
+
+    def can_grow(self) -> bool:
+        """Has NCCL the calls by which ranks come to a communicator? Those of 2.29 have."""
+        version = ctypes.c_int()
+        self._call("ncclGetVersion", ctypes.byref(version))
+        return version.value >= _FIRST_THAT_GROWS
+
+    def growing_id(self, communicator: int) -> UniqueId:
+        """ncclCommGetUniqueId, for those who come."""
+        result = UniqueId()
+        self._call("ncclCommGetUniqueId", ctypes.c_void_p(communicator), ctypes.byref(result))
+        return result
+
+    def grow(self, communicator: int, world: int, unique_id: UniqueId | None, rank: int) -> int:
+        """ncclCommGrow. Who comes has no communicator (0), the id and a rank; of those who are there (rank -1) the id's maker has it."""
+        child = ctypes.c_void_p()
+        pointer = None if unique_id is None else ctypes.byref(unique_id)
+        self._call("ncclCommGrow", ctypes.c_void_p(communicator), world, pointer, rank, ctypes.byref(child), None)
         return child.value or 0
 
     def start(self) -> None:

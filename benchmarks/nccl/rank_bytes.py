@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+REMOTE_ERROR = 6  # ncclRemoteError
+
 
 def require(condition: bool, text: str) -> None:
     """Raises AssertionError with this rank's number where the condition does not hold."""

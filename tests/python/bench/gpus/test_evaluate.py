@@ -86,7 +86,7 @@ def test_every_group_is_a_command_that_parses_and_every_check_exists(gpus: int, 
     monkeypatch.setattr(found, "_under_mps", lambda: [sys.executable, "under_mps.py"])
     for check in (*sections.checks(gpus), *sections.late_checks(gpus)):
         words = found.check_command(check)
-        shares = gpus == 1 and check.name not in ("planning", "check-death", "kernels")
+        shares = gpus == 1 and check.name not in ("planning", "check-death", "check-elastic", "kernels")
         assert (words[1] == "under_mps.py") == shares, "a client of MPS that dies takes the others with it"
         words = words[2 * shares :]
         assert Path(words[1]).exists() or words[1:4] == ["-m", "railweave", "calibrate"]
