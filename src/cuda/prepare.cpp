@@ -454,20 +454,42 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
 // What both take together where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
 // direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have 366, from 4 us later on, when the grant
 // has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md).
+//
+// Beside pushes that fill a link, packets sent to and received from several peers are slower: as much as all blocks, 46 GB/s each that
+// pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others took 367, 258, 213 and 221 us with
+// 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200). Of 16 MiB it took 60.7 and 64.5 us with 6 and 9, between two GPUs nothing
+// of the kind was seen, and nothing between was measured.
+constexpr std::uint64_t kFillsALinkFrom = 32u << 20;
+
 class ApartTimes {
  public:
-  explicit ApartTimes(const Sums& sums) {
-    const auto& in_packets = sums.packet_bytes;
-    packets_us_ = (2.0 * std::max(in_packets[0], in_packets[1]) + 3.0 * std::min(in_packets[0], in_packets[1])) / (2 * 28e3);
-    link_us_ = static_cast<double>(std::max(sums.bytes[0] - in_packets[0], sums.bytes[1] - in_packets[1])) / 366e3;
+  // `most`: blocks of the operation; mates that push to this rank have as many.
+  ApartTimes(const Sums& sums, std::uint32_t most) : most_(most) {
+    constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
+    const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
+    const std::uint64_t granted = std::max(all[kSend] - in_packets[kSend], all[kReceive] - in_packets[kReceive]);
+    const bool sends_less = in_packets[kSend] < in_packets[kReceive];
+    sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / kPackets;
+    received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / kPackets;
     granted_us_ = static_cast<double>(sums.granted_sent) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
+    pushes_ = sums.granted_sent != 0;
+    crowded_ = sums.partners.size() > 1 && granted >= kFillsALinkFrom;
+    link_us_ = static_cast<double>(crowded_ ? std::max(all[kSend], all[kReceive]) : granted) / kLink;
   }
   double all_us(std::uint32_t own, std::uint32_t blocks) const {
-    return std::max(packets_us_ / own, 4 + std::max(link_us_, granted_us_ / (blocks - own)));
+    const double granted_us = 4 + std::max(link_us_, granted_us_ / (blocks - own)), alone_us = (sent_us_ + received_us_) / own;
+    if (!crowded_) return std::max(alone_us, granted_us);
+    const double offered = kPackets * own + kPushes * ((pushes_ ? blocks : most_) - own);
+    const double beside_us = (sent_us_ * std::max(1.0, offered / kLink) + received_us_) / own;
+    return beside_us <= granted_us ? granted_us : granted_us + (1 - granted_us / beside_us) * alone_us;
   }
 
  private:
-  double packets_us_, link_us_, granted_us_;  // of a block; of the link
+  static constexpr double kPackets = 28e3, kPushes = 46e3, kLink = 366e3;  // bytes a microsecond; of a block, and of the link
+  double sent_us_, received_us_, granted_us_;                              // of a block
+  double link_us_;
+  std::uint32_t most_;
+  bool pushes_, crowded_;
 };
 
 // Blocks of packets, a multiple of `step`, so that both kinds end as early as they can: the fewest.
@@ -496,7 +518,7 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
     pulls += pulls_worth(m);
   }
   const std::uint64_t others = std::max<std::uint64_t>({pushes, pulls, 1});
-  const ApartTimes times(sums);
+  const ApartTimes times(sums, most);
   const auto enough =
       static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(packets_of_fuller_direction(packets), kPacketsPerBlock), 1, most));
   if (largest == 1) {

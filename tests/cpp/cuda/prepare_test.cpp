@@ -331,6 +331,30 @@ INSTANTIATE_TEST_SUITE_P(Table, Spread,
                                          SpreadCase{{4u << 20, 3u << 20, 25u << 20}, {4u << 20, 4u << 20, 4u << 20, 4u << 20}, 2, 16, 8, 4},
                                          SpreadCase{{3u << 20, 13u << 20}, {4u << 20, 4u << 20}, 2, 16, 8, 4}));
 
+// Packets of 4 MiB between all ranks beside a hot pair's 64 MiB, which hold up those of its source and destination; beside fewer
+// than 32 MiB, or with one peer, they are not.
+TEST(Prepare, PacketsBesideWhatFillsALinkHaveMoreBlocks) {
+  struct {
+    std::uint32_t world;
+    std::uint64_t hot, others;
+    std::uint32_t at_source, at_destination;
+  } const cases[] = {{4, 64u << 20, 4u << 20, 9, 8}, {4, 16u << 20, 1u << 20, 6, 6}, {2, 64u << 20, 4u << 20, 2, 4}};
+  for (const auto& each : cases) {
+    for (const Direction hot : {Direction::send, Direction::receive}) {
+      std::vector<Message> messages;
+      for (std::uint32_t peer = 1; peer < each.world; ++peer) {
+        for (const Direction way : {Direction::send, Direction::receive})
+          messages.push_back(make(way, peer, peer == 1 && way == hot ? each.hot : each.others));
+      }
+      LaunchLimits limits{16, 8, each.world};
+      limits.needed = 24;
+      const Plan plan = prepare(sized(messages, 4u << 20), limits);
+      ASSERT_EQ(plan.kernel, Kernel::apart);
+      EXPECT_EQ(plan.packet_blocks, hot == Direction::send ? each.at_source : each.at_destination) << each.world << " ranks, " << each.hot;
+    }
+  }
+}
+
 // Without clusters: single blocks, of which as many surely begin.
 TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
   struct {
