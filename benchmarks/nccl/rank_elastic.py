@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -46,9 +47,9 @@ def elastic(rank: int, world: int) -> dict[str, object]:
     comes, grows = rank == 0, nccl.can_grow()
     result: dict[str, object] = {"grows": grows}
 
-    def unique_id(name: str, maker: bool, make: object) -> UniqueId:
+    def unique_id(name: str, maker: bool, make: Callable[[], UniqueId]) -> UniqueId:
         if maker:
-            store.set(name, make().bytes().hex())  # type: ignore[operator]
+            store.set(name, make().bytes().hex())
         return UniqueId.from_buffer_copy(bytes.fromhex(store.get(name).decode()))
 
     def grown(name: str, old: _Member | None, size: int) -> _Member:
