@@ -134,7 +134,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
         limit = max(_LIMIT_S, options.groups * _GROUP_S) if section == "random_groups" else _LIMIT_S
         end = time.monotonic() + limit
         while time.monotonic() < end and any(rank.poll() is None for rank in ranks):
-            if section not in _KILLS_ITS_LAST_RANK and any(rank.poll() for rank in ranks):
+            if any(rank.poll() for rank in (ranks[:-1] if section in _KILLS_ITS_LAST_RANK else ranks)):
                 time.sleep(2.0)  # the others say what they saw
                 break
             time.sleep(0.05)

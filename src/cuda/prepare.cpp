@@ -455,10 +455,10 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
 // direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have 366, from 4 us later on, when the grant
 // has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md).
 //
-// Beside pushes that fill a link, packets sent to and received from several peers are slower: as much as all blocks, 46 GB/s each that
-// pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others took 367, 258, 213 and 221 us with
-// 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200). Of 16 MiB it took 60.7 and 64.5 us with 6 and 9, between two GPUs nothing
-// of the kind was seen, and nothing between was measured.
+// Beside pushes that fill a link, packets that go the same way are slower where a rank has several peers: as much as the blocks at the
+// source of both, 46 GB/s each that pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others
+// took 367, 258, 213 and 221 us with 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200). Of 16 MiB it took 60.7 and 64.5 us with
+// 6 and 9, between two GPUs nothing of the kind was seen, and nothing between was measured.
 constexpr std::uint64_t kFillsALinkFrom = 32u << 20;
 
 class ApartTimes {
@@ -467,20 +467,24 @@ class ApartTimes {
   ApartTimes(const Sums& sums, std::uint32_t most) : most_(most) {
     constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
     const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
-    const std::uint64_t granted = std::max(all[kSend] - in_packets[kSend], all[kReceive] - in_packets[kReceive]);
+    const std::uint64_t granted[] = {all[0] - in_packets[0], all[1] - in_packets[1]};
     const bool sends_less = in_packets[kSend] < in_packets[kReceive];
     sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / kPackets;
     received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / kPackets;
     granted_us_ = static_cast<double>(sums.granted_sent) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
-    pushes_ = sums.granted_sent != 0;
-    crowded_ = sums.partners.size() > 1 && granted >= kFillsALinkFrom;
-    link_us_ = static_cast<double>(crowded_ ? std::max(all[kSend], all[kReceive]) : granted) / kLink;
+    const bool several = sums.partners.size() > 1;
+    out_is_full_ = several && granted[kSend] >= kFillsALinkFrom;
+    in_is_full_ = several && granted[kReceive] >= kFillsALinkFrom;
+    const auto& on_link = out_is_full_ || in_is_full_ ? all : granted;
+    link_us_ = static_cast<double>(std::max(on_link[0], on_link[1])) / kLink;
   }
   double all_us(std::uint32_t own, std::uint32_t blocks) const {
     const double granted_us = 4 + std::max(link_us_, granted_us_ / (blocks - own)), alone_us = (sent_us_ + received_us_) / own;
-    if (!crowded_) return std::max(alone_us, granted_us);
-    const double offered = kPackets * own + kPushes * ((pushes_ ? blocks : most_) - own);
-    const double beside_us = (sent_us_ * std::max(1.0, offered / kLink) + received_us_) / own;
+    if (!out_is_full_ && !in_is_full_) return std::max(alone_us, granted_us);
+    const auto slower = [own](bool full, std::uint32_t all) {
+      return full ? std::max(1.0, (kPackets * own + kPushes * (all - own)) / kLink) : 1.0;
+    };
+    const double beside_us = (sent_us_ * slower(out_is_full_, blocks) + received_us_ * slower(in_is_full_, most_)) / own;
     return beside_us <= granted_us ? granted_us : granted_us + (1 - granted_us / beside_us) * alone_us;
   }
 
@@ -489,7 +493,7 @@ class ApartTimes {
   double sent_us_, received_us_, granted_us_;                              // of a block
   double link_us_;
   std::uint32_t most_;
-  bool pushes_, crowded_;
+  bool out_is_full_, in_is_full_;
 };
 
 // Blocks of packets, a multiple of `step`, so that both kinds end as early as they can: the fewest.
