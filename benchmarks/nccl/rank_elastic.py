@@ -86,10 +86,10 @@ def elastic(rank: int, world: int) -> dict[str, object]:
         while (error := nccl.async_error(first.handle)) == 0 and time.monotonic() < begin + 20:
             time.sleep(0.001)
         told = time.monotonic()
+        require(error == REMOTE_ERROR, f"the death was told as {error}")
         second = _Member(nccl, nccl.shrink_without(first.handle, [0]), first.rank - 1, world - 2)
         shrunk = time.monotonic()
         stream.synchronize()
-        require(error == REMOTE_ERROR, f"the death was told as {error}")
         for salt in range(exchanges):
             second.exchange(300 + salt)
         nccl.abort(first.handle)

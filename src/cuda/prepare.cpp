@@ -455,10 +455,10 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
 // direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have 366, from 4 us later on, when the grant
 // has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md).
 //
-// Beside pushes that fill a link, packets that go the same way are slower where a rank has several peers: as much as the blocks at the
-// source of both, 46 GB/s each that pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others
-// took 367, 258, 213 and 221 us with 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200). Of 16 MiB it took 60.7 and 64.5 us with
-// 6 and 9, between two GPUs nothing of the kind was seen, and nothing between was measured.
+// Beside pushes that fill a link, packets that go the same way are slower where a rank has several peers: as much as all blocks, 46 GB/s
+// each that pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others took 367, 258, 213 and
+// 221 us with 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200): that its destination is like its source was not shown apart.
+// Of 16 MiB it took 60.7 and 64.5 us with 6 and 9, between two GPUs nothing of the kind was seen, and nothing between was measured.
 constexpr std::uint64_t kFillsALinkFrom = 32u << 20;
 
 class ApartTimes {

@@ -65,6 +65,12 @@ def test_on_two_gpus_a_pattern_is_measured_once() -> None:
     assert sections.sections(4) == sections.sections(4)
 
 
+def test_checks_run_where_there_are_ranks_enough_for_them() -> None:
+    names = {gpus: {check.name for check in sections.late_checks(gpus)} for gpus in (1, 2, 4)}
+    assert names[4] - names[2] == {"check-elastic"}
+    assert names[4] - names[1] == {"check-mps"}, "four ranks share one GPU"
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4, 6, 8])
 def test_every_group_is_a_command_that_parses_and_every_check_exists(gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = tmp_path / "libnccl.so.2"
