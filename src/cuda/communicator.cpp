@@ -534,7 +534,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                .rails = static_cast<std::uint32_t>(rails.size()),
                                .link_MBps = limits.link_MBps,
                                .send_warps = plan.send_warps,
-                               .receive_warps = plan.receive_warps};
+                               .receive_warps = plan.receive_warps,
+                               .warp_distance = plan.warp_distance};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   try {

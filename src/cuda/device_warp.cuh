@@ -93,9 +93,8 @@ class DeviceWarp : public DeviceWords {
   __device__ __forceinline__ bool was_last_to_begin() const {
     return is_last_of_block() && __shfl_sync(~0u, begun_before_, 0) + 1 == blocks_;
   }
-  __device__ __forceinline__ void stagger(std::uint32_t warps) const {
-    constexpr std::uint32_t kCycles = 300;  // of 90, 180, 300 and 400 the best for 1 MiB (docs/cuda-measured.md)
-    const long long begin = clock64(), wait = kCycles * warps * (threadIdx.x / 32) / kWarps;
+  __device__ __forceinline__ static void stagger(std::uint32_t cycles) {
+    const long long begin = clock64(), wait = cycles * (threadIdx.x / 32);
     while (clock64() - begin < wait) continue;
   }
   __device__ __forceinline__ bool idle() {

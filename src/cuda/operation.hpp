@@ -169,6 +169,9 @@ struct OperationState {
   MessageState messages[kMaxMessages];
 };
 
+// Cycles: of 90, 180, 300 and 400 the best for 1 MiB of a pair with 16 blocks whose warps all send (docs/cuda-measured.md).
+inline constexpr std::uint32_t kWarpDistance = 300;
+
 // What a kernel needs beside its messages.
 struct OperationHeader {
   OperationState* state;
@@ -184,6 +187,7 @@ struct OperationHeader {
   // Of those that move packets: so many send, and so many others receive; 0, 0: all do both.
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
+  std::uint32_t warp_distance = kWarpDistance;  // cycles between a block's warps that begin to send what waits for credits
 };
 
 // Messages of a pair and direction in packets, which lie side by side in their order: where there are more messages than a warp has lanes,
@@ -204,6 +208,7 @@ struct Part {
   std::uint32_t link_MBps = 0;
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
+  std::uint32_t warp_distance = kWarpDistance;
   const Train* trains = nullptr;  // then `count` is theirs
 };
 

@@ -13,7 +13,7 @@
 //   read(packet, flag, to, bytes, taken)  takes a packet, and calls `taken` once all its loads are over; false, and nothing taken, when
 //                                  it is not all there
 //   touch(port)                    reads from all over a mate's packets, and needs none of it
-//   stagger(warps)                 waits, the longer the later its place among the warps of its block, of which so many do
+//   stagger(cycles)                waits so long for each warp of its block before it
 //   began(count)                   adds this warp's block to the count once all of its warps have called this, without waiting for that
 //   may_be_last_to_begin()         false for warps of which the next is never true
 //   was_last_to_begin()            true for one warp of all, if all had called began() by the time its block was added
@@ -56,6 +56,7 @@ class PacketRoles {
         count_(part.count),
         send_warps_(kSplit ? part.send_warps : 0),
         receive_warps_(kSplit ? part.receive_warps : 0),
+        warp_distance_(part.warp_distance),
         timeout_ns_(part.timeout_ns) {}
 
   RAILWEAVE_ROLE void run() {
@@ -94,7 +95,7 @@ class PacketRoles {
     all_sends_ = warp_.mask(count_, [&](std::uint32_t i) { return sends(head(i)); });
     // Warps that load at once have all loaded late, so credits for packets that have to wait for them would come late, too.
     const auto waits = [&](std::uint32_t i) { return sends(head(i)) && lane(i).packets > kPacketSlots && (!kSplit || is_open(i)); };
-    if (warp_.mask(count_, waits) != 0) warp_.stagger(is_split() ? send_warps_ * kBundlePackets / warp_.warps() : kBundlePackets);
+    if (warp_.mask(count_, waits) != 0) warp_.stagger(warp_distance_);
     start_ = warp_.now();
   }
 
@@ -255,6 +256,7 @@ class PacketRoles {
   const Train* trains_;
   std::uint32_t count_;                       // messages, or trains
   std::uint32_t send_warps_, receive_warps_;  // where they are split
+  std::uint32_t warp_distance_;
   std::uint32_t all_sends_ = 0;
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;

@@ -202,6 +202,7 @@ std::uint32_t cluster_of(std::uint32_t blocks, std::uint32_t most) { return std:
 // Of a block's warps: so many only send, and so many others only receive; none: all do both.
 struct Split {
   std::uint32_t send = 0, receive = 0;
+  std::uint32_t distance = 0;  // Plan::warp_distance
 
   bool any() const { return send + receive != 0; }
   std::uint32_t of(Direction direction) const {
@@ -231,6 +232,26 @@ std::vector<Lane> lanes_of(std::span<Message> messages, std::span<const Train> t
     sum += lane.packets;
   }
   return lanes;
+}
+
+// By direction.
+struct LaneCounts {
+  std::uint64_t packets[2] = {};  // of all
+  std::uint64_t largest[2] = {};  // of one
+  std::uint32_t count[2] = {};
+  std::uint32_t waiting[2] = {};  // that have more packets than a pair has slots
+};
+
+LaneCounts count_lanes(std::span<const Lane> lanes) {
+  LaneCounts counts;
+  for (const Lane& lane : lanes) {
+    const auto d = static_cast<int>(lane.head->direction);
+    counts.packets[d] += lane.packets;
+    counts.largest[d] = std::max(counts.largest[d], lane.packets);
+    ++counts.count[d];
+    if (lane.packets > kPacketSlots) ++counts.waiting[d];
+  }
+  return counts;
 }
 
 // Messages of each pair and direction side by side.
@@ -291,26 +312,47 @@ bool are_of_one_pair(std::span<const Lane> lanes) {
   return lanes.size() == 2 && lanes[0].head->local == lanes[1].head->local && lanes[0].head->direction == lanes[1].head->direction;
 }
 
+// Cycles between the begins of a block's warps, of which so many send (docs/cuda-measured.md, "Warps that begin one after another"). To
+// one peer so that all blocks begin to send 256 bytes a cycle, 500 GB/s, a third more than its links take: 2 MiB took 9.1 us with 150
+// cycles for 10 blocks and 9.8 with 300, as many as 16 blocks want (4 and 2 x H200). Several peers that wait for credits have links each:
+// Zipf of 2 MiB 14.6 us with half of the distance and 14.9 with all of it, an outcast of 1 MiB 12.1 and 12.6, but one that waits beside
+// short ones 1% longer.
+std::uint32_t warp_distance(std::uint32_t sends, std::uint32_t waiting, std::uint32_t warps, std::uint32_t blocks) {
+  constexpr std::uint32_t kOfOne = 15, kOfSeveral = kWarpDistance / 2;
+  if (sends == 1) return kOfOne * blocks;
+  return (waiting > 1 ? kOfSeveral : kWarpDistance) * warps / kBundlePackets;
+}
+
+// One message, or train, that waits for credits beside short ones is faster with about as many blocks as it would have alone: a hot pair of
+// 4 MiB with 1/16 between all others took 18.8, 17.8, 18.5, 18.5 and 18.8 us with 10, 12, 14, 16 and 24 blocks, of 1 and 2 MiB as long with
+// 12 as with 24. With half between all others they want all: 42.2, 35.8, 33.6 and 32.2 us with 10, 12, 14 and 24 (4 x H200,
+// docs/cuda-measured.md).
+constexpr std::uint32_t kBlocksOfOneBesideShort = 12;
+
+bool are_mostly_of_one(std::span<const Lane> lanes) {
+  const LaneCounts counts = count_lanes(lanes);
+  const std::size_t d = counts.packets[0] >= counts.packets[1] ? 0 : 1;  // the fuller direction
+  if (counts.waiting[d] != 1 || counts.waiting[1 - d] != 0 || 4 * counts.largest[d] < 3 * counts.packets[d]) return false;
+  const Port* const first = lanes[0].head->local;
+  return std::any_of(lanes.begin(), lanes.end(), [&](const Lane& lane) { return lane.head->local != first; });
+}
+
 Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
-  std::uint64_t packets[2] = {};
-  std::uint32_t count[2] = {}, waiting[2] = {};  // waiting: peers
-  for (const Lane& lane : lanes) {
-    const auto d = static_cast<int>(lane.head->direction);
-    packets[d] += lane.packets;
-    ++count[d];
-    if (lane.packets > kPacketSlots) ++waiting[d];
-  }
+  LaneCounts counts = count_lanes(lanes);
+  auto& waiting = counts.waiting;
   if (are_of_one_pair(lanes)) waiting[0] = std::min(waiting[0], 1u), waiting[1] = std::min(waiting[1], 1u);
   if (waiting[0] + waiting[1] == 0) return {};
   constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
-  const std::uint64_t sent = packets[kSend], all = packets[0] + packets[1];
+  const std::uint64_t sent = counts.packets[kSend], all = counts.packets[0] + counts.packets[1];
   // In proportion, rounded, but none is left out.
   auto share = static_cast<std::uint32_t>((2 * kBundlePackets * sent + all) / (2 * all));
-  if (share == kBundlePackets / 2 && count[kSend] == 1 && count[kReceive] == 1) ++share;
+  if (share == kBundlePackets / 2 && counts.count[kSend] == 1 && counts.count[kReceive] == 1) ++share;
   const std::uint32_t send = std::clamp(share, sent == 0 ? 0 : 1u, sent == all ? kBundlePackets : kBundlePackets - 1);
   const auto most = [blocks](std::uint32_t warps) { return std::max(1u, warps / blocks); };
-  return {std::min(send, most(waiting[kSend] > 1 ? kMostSendToSeveral : kMostSend)),
-          std::min(kBundlePackets - send, most(waiting[kReceive] > 1 ? kMostReceiveFromSeveral : kMostReceive))};
+  const std::uint32_t senders = std::min(send, most(waiting[kSend] > 1 ? kMostSendToSeveral : kMostSend));
+  return {.send = senders,
+          .receive = std::min(kBundlePackets - send, most(waiting[kReceive] > 1 ? kMostReceiveFromSeveral : kMostReceive)),
+          .distance = warp_distance(counts.count[kSend], waiting[kSend], senders, blocks)};
 }
 
 // Where warps only send or receive, each has one message, or train, in proportion to packets: it finds whether it can go on by trying,
@@ -321,21 +363,16 @@ Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
 constexpr std::uint64_t kLeastWarpsOfALane = 4;
 
 void deal_to_warps(std::span<const Lane> lanes, std::uint32_t blocks, const Split& split) {
-  std::uint64_t all[2] = {};
-  std::uint32_t count[2] = {};
-  for (const Lane& lane : lanes) {
-    all[static_cast<int>(lane.head->direction)] += lane.packets;
-    ++count[static_cast<int>(lane.head->direction)];
-  }
+  const LaneCounts counts = count_lanes(lanes);
   const bool apart = split.any() && !are_of_one_pair(lanes);
   for (const Lane& lane : lanes) {
     Message& m = *lane.head;
     const auto d = static_cast<int>(m.direction);
     const std::uint64_t warps = std::uint64_t{blocks} * split.of(m.direction);
     std::uint64_t first = lane.before % warps, share = warps;
-    if (apart && kLeastWarpsOfALane * count[d] <= warps && all[d] != 0) {
-      first = std::min(lane.before * warps / all[d], warps - 1);
-      share = std::clamp<std::uint64_t>((lane.before + lane.packets) * warps / all[d] - first, 1, warps - first);
+    if (apart && kLeastWarpsOfALane * counts.count[d] <= warps && counts.packets[d] != 0) {
+      first = std::min(lane.before * warps / counts.packets[d], warps - 1);
+      share = std::clamp<std::uint64_t>((lane.before + lane.packets) * warps / counts.packets[d] - first, 1, warps - first);
       if (m.direction == Direction::send) share = std::min<std::uint64_t>(share, kMostSend);
     }
     m.first_warp = static_cast<std::uint16_t>(first);
@@ -591,8 +628,9 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   }
   number(messages);
   if (sums.granted == 0 && warps_can) {
-    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), begin, limits.cluster_blocks);
     const std::vector<Lane> lanes = lanes_of(messages, trains);
+    const std::uint32_t most_here = are_mostly_of_one(lanes) ? std::min(begin, kBlocksOfOneBesideShort) : begin;
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), most_here, limits.cluster_blocks);
     const Split split = split_warps(lanes, blocks);
     deal_to_warps(lanes, blocks, split);
     return {.kernel = Kernel::packets,
@@ -600,6 +638,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .cluster = cluster_of(blocks, limits.cluster_blocks),
             .send_warps = split.send * blocks,
             .receive_warps = split.receive * blocks,
+            .warp_distance = split.any() ? split.distance : kWarpDistance,
             .trains = std::move(trains)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));

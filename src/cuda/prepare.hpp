@@ -51,7 +51,8 @@ struct Plan {
   // Packets: the first warps send, so many, and the last ones receive, so many; 0, 0: all do both.
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
-  std::vector<Train> trains = {};  // of messages in packets that are not a lane each
+  std::uint32_t warp_distance = kWarpDistance;  // OperationHeader
+  std::vector<Train> trains = {};               // of messages in packets that are not a lane each
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
   std::uint32_t ahead() const {

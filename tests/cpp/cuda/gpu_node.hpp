@@ -172,7 +172,8 @@ class Node {
                                  .packet_blocks_a_cluster = plan.packet_blocks_a_cluster,
                                  .link_MBps = link_MBps,
                                  .send_warps = plan.send_warps,
-                                 .receive_warps = plan.receive_warps};
+                                 .receive_warps = plan.receive_warps,
+                                 .warp_distance = plan.warp_distance};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);

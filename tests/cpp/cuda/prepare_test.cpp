@@ -532,10 +532,33 @@ INSTANTIATE_TEST_SUITE_P(
         SharedCase{{}, {{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, 24, 0, 240, {80, 80, 80}},
         SharedCase{{{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, {}, 24, 312, 0, {104, 104, 104}},
         // A hot pair's source: others have a sixteenth.
-        SharedCase{{{1, 2 * kMiB}, {2, kMiB / 8}, {3, kMiB / 8}}, {{1, kMiB / 8}}, 24, 192, 24, {170, 11, 11, 24}},
-        SharedCase{{{1, 2 * kMiB}, {2, 8}}, {}, 16, 208, 0, {207, 1}},
+        SharedCase{{{1, 2 * kMiB}, {2, kMiB / 8}, {3, kMiB / 8}}, {{1, kMiB / 8}}, 12, 180, 12, {159, 10, 11, 12}},
+        // Half of it.
+        SharedCase{{{1, kMiB}, {2, kMiB / 2}, {3, kMiB / 2}}, {{1, kMiB / 2}}, 24, 192, 72, {96, 48, 48, 72}},
+        SharedCase{{{1, 2 * kMiB}, {2, 8}}, {}, 12, 192, 0, {191, 1}},
+        // Both to one.
+        SharedCase{{{1, 2 * kMiB}, {1, 8}}, {}, 10, 160, 0, {160, 160}},
         // Two of a pair: the second one has to wait.
         SharedCase{{{1, kMiB}, {1, kMiB}}, {}, 10, 160, 0, {160, 160}}));
+
+// Cycles between the begins of a block's warps: by blocks to one peer, half of what one beside short ones has to several.
+TEST(Prepare, WarpsThatSendBeginOneAfterAnother) {
+  const auto distance = [](std::uint32_t world, const std::vector<std::uint64_t>& sends) {
+    std::vector<Message> messages;
+    std::uint32_t peer = 0;
+    for (const std::uint64_t bytes : sends) messages.push_back(make(Direction::send, ++peer, bytes));
+    LaunchLimits limits{16, 8, world};
+    limits.needed = 40;
+    const Plan plan = prepare(sized(messages, 4u << 20), limits);
+    EXPECT_EQ(plan.kernel, Kernel::packets);
+    return std::pair{plan.blocks, plan.warp_distance};
+  };
+  EXPECT_EQ(distance(2, {2 * kMiB}), (std::pair{16u, 240u}));
+  EXPECT_EQ(distance(4, {2 * kMiB}), (std::pair{10u, 150u}));
+  EXPECT_EQ(distance(4, {kMiB, kMiB, kMiB}), (std::pair{24u, 150u * 13 / 16}));
+  EXPECT_EQ(distance(4, {2 * kMiB, kMiB / 2, kMiB / 2}), (std::pair{24u, 300u * 8 / 16})) << "the others are too long to be short";
+  EXPECT_EQ(distance(4, {kMiB / 2}), (std::pair{10u, kWarpDistance})) << "nothing waits";
+}
 
 // More messages than lanes, or several of a pair that wait for each other's credits.
 TEST(Prepare, PacketsOfAPairAreATrain) {
