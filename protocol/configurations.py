@@ -102,8 +102,15 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration(
         "rail-ahead-lossy",
         "rail",
+        defines("NT=3 NG=2 NR=2 AHEAD=1 LOSS=1 RESEND=1"),
+        "slots accepted before they are asked for: a frame lost, a timer that fires early",
+    ),
+    Configuration(
+        "rail-ahead-lossy-full",
+        "rail",
         defines("NT=3 NG=2 NR=2 AHEAD=1 LOSS=1 DUP=1 RESEND=1"),
-        "slots accepted before they are asked for: a frame lost, one doubled, a timer that fires early",
+        "the same with a frame doubled as well",
+        full=True,
     ),
     Configuration(
         "rail-ahead-flap",
@@ -147,8 +154,15 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration(
         "rail-ahead-destination-dies",
         "rail",
-        defines("ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
+        defines("ND=2 NT=2 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
         "a slot accepted ahead gets data for a destination that has died",
+    ),
+    Configuration(
+        "rail-ahead-destination-dies-full",
+        "rail",
+        defines("ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
+        "the same with three numbers for transfers",
+        full=True,
     ),
     Configuration("control", "control", (), "three control frames over two carriers: loss, doubling, early resend, death of a carrier"),
     Configuration("doorbell", "doorbell", (), "two writers, a reader that sleeps; stores become visible late"),
