@@ -323,16 +323,18 @@ std::uint32_t warp_distance(std::uint32_t sends, std::uint32_t waiting, std::uin
   return (waiting > 1 ? kOfSeveral : kWarpDistance) * warps / kBundlePackets;
 }
 
-// One message, or train, that waits for credits beside short ones is faster with about as many blocks as it would have alone: a hot pair of
-// 4 MiB with 1/16 between all others took 18.8, 17.8, 18.5, 18.5 and 18.8 us with 10, 12, 14, 16 and 24 blocks, of 1 and 2 MiB as long with
-// 12 as with 24. With half between all others they want all: 42.2, 35.8, 33.6 and 32.2 us with 10, 12, 14 and 24 (4 x H200,
-// docs/cuda-measured.md).
+// One message, or train, from 2 MiB on beside short ones to others is faster with about as many blocks as it would have alone: a hot pair
+// of 4 MiB with 1/16 between all others took 18.8, 17.8, 18.5, 18.5 and 18.8 us with 10, 12, 14, 16 and 24 blocks, of 2 MiB 10.4 and 10.5
+// with 12 and 24, but of 1 MiB 7.6 and 7.1. With half between all others they want all: 42.2, 35.8, 33.6 and 32.2 us with 10, 12, 14 and 24
+// (4 x H200, docs/cuda-measured.md).
 constexpr std::uint32_t kBlocksOfOneBesideShort = 12;
+constexpr std::uint64_t kOneBesideShortFrom = 2u << 20;
 
 bool are_mostly_of_one(std::span<const Lane> lanes) {
   const LaneCounts counts = count_lanes(lanes);
   const std::size_t d = counts.packets[0] >= counts.packets[1] ? 0 : 1;  // the fuller direction
   if (counts.waiting[d] != 1 || counts.waiting[1 - d] != 0 || 4 * counts.largest[d] < 3 * counts.packets[d]) return false;
+  if (counts.largest[d] * Packet::kData < kOneBesideShortFrom) return false;
   const Port* const first = lanes[0].head->local;
   return std::any_of(lanes.begin(), lanes.end(), [&](const Lane& lane) { return lane.head->local != first; });
 }

@@ -533,7 +533,8 @@ INSTANTIATE_TEST_SUITE_P(
         SharedCase{{{1, 2 * kMiB}, {2, 2 * kMiB}, {3, 2 * kMiB}}, {}, 24, 312, 0, {104, 104, 104}},
         // A hot pair's source: others have a sixteenth.
         SharedCase{{{1, 2 * kMiB}, {2, kMiB / 8}, {3, kMiB / 8}}, {{1, kMiB / 8}}, 12, 180, 12, {159, 10, 11, 12}},
-        // Half of it.
+        // Of 1 MiB, and where they have half of it.
+        SharedCase{{{1, kMiB}, {2, kMiB / 16}, {3, kMiB / 16}}, {{1, kMiB / 16}}, 24, 192, 24, {169, 11, 12, 24}},
         SharedCase{{{1, kMiB}, {2, kMiB / 2}, {3, kMiB / 2}}, {{1, kMiB / 2}}, 24, 192, 72, {96, 48, 48, 72}},
         SharedCase{{{1, 2 * kMiB}, {2, 8}}, {}, 12, 192, 0, {191, 1}},
         // Both to one.
