@@ -187,13 +187,15 @@ std::uint64_t packets_of_fuller_direction(std::span<const Message> messages) {
   return std::max(packets[0], packets[1]);
 }
 
-// Where there are clusters: a power of two that is one of them, or several, which are smaller ones where that makes more blocks, as 10 of
-// the 11 for one peer of four GPUs or 12 of 14.
-std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most, std::uint32_t cluster_blocks) {
+// Where there are clusters: a power of two that is one of them, or several, which are smaller ones where that makes more blocks, as 6 of 7,
+// 10 of the 11 for one peer of four GPUs or 12 of 14. Several have to begin as `needed` says. 256 KiB of a pair took 3.6 us with 6 blocks
+// and 4.9 with 4 (2 x H200, docs/cuda-measured.md).
+std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most, const LaunchLimits& limits) {
   const std::uint64_t wanted = std::bit_ceil(divide_up(packets, kPacketsPerBlock));
   const auto blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, most));
-  if (cluster_blocks == 1) return blocks;
-  return blocks <= cluster_blocks ? std::bit_floor(blocks) : blocks - blocks % 2;
+  if (limits.cluster_blocks == 1) return blocks;
+  const std::uint32_t floor = std::bit_floor(blocks), even = blocks - blocks % 2;
+  return floor <= limits.cluster_blocks && limits.needed < even ? floor : std::max(floor, even);
 }
 
 // Of so many blocks: the largest power of two that they are whole clusters of.
@@ -437,14 +439,18 @@ Sums sum_up(std::span<const Message> messages) {
 // one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md. Short
 // messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs, and 13 of NCCL
 // 2.28.9 for 256 KiB to one and 16 KiB to two others (docs/results.md). It counts each message by itself; here those of a peer count
-// together, or as the largest short one where that has more.
+// together, or as the largest short one where that has more. Between more than two GPUs 2.32.3 is as fast from 256 KiB on
+// with its fewer channels, so no more are taken over either: 256 KiB took up to 13% longer so, and was still 1.8 times as fast as NCCL (4 x
+// H200), but between two GPUs up to 70% longer.
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 constexpr std::uint64_t kNcclBytesPerChannel = 64u << 10;
+constexpr std::uint64_t kFewChannelsFrom = 256u << 10;
 
 std::uint64_t channels_of_nccl(std::uint64_t bytes, std::uint64_t channel_bytes, std::uint64_t most) {
   if (channel_bytes == 0) return most;
-  const std::uint64_t each = bytes > kNcclShort ? std::max(channel_bytes, kNcclBytesPerChannel) : channel_bytes;
+  const bool few = bytes > kNcclShort || (bytes >= kFewChannelsFrom && most < kNcclChannels / 2);
+  const std::uint64_t each = few ? std::max(channel_bytes, kNcclBytesPerChannel) : channel_bytes;
   return std::clamp<std::uint64_t>(divide_up(bytes, each), 1, most);
 }
 
@@ -632,7 +638,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   if (sums.granted == 0 && warps_can) {
     const std::vector<Lane> lanes = lanes_of(messages, trains);
     const std::uint32_t most_here = are_mostly_of_one(lanes) ? std::min(begin, kBlocksOfOneBesideShort) : begin;
-    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), most_here, limits.cluster_blocks);
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), most_here, limits);
     const Split split = split_warps(lanes, blocks);
     deal_to_warps(lanes, blocks, split);
     return {.kernel = Kernel::packets,

@@ -142,16 +142,17 @@ TEST_P(Channels, AreAsManyBlocksAsThereMayBe) {
   limits.cluster_blocks = 1;
   EXPECT_EQ(prepare(sized(messages, 4u << 20), limits).blocks, single);
 }
-// A power of two where there are clusters: of 2, 3, 5, 9 and 17 for 64 KiB to 1 MiB of a pair.
+// A power of two where there are clusters, or an even number: of 2, 3, 5, 7, 9 and 17 for 64 KiB to 1 MiB of a pair.
 INSTANTIATE_TEST_SUITE_P(Table, Channels,
                          testing::Values(ChannelCase{2, 1, 16, 1, 1}, ChannelCase{2, 1, 64u << 10, 2, 2},
                                          ChannelCase{2, 1, 128u << 10, 2, 3}, ChannelCase{2, 1, 256u << 10, 4, 5},
-                                         ChannelCase{2, 1, 512u << 10, 8, 9}, ChannelCase{2, 1, 1u << 20, 16, 16},
-                                         ChannelCase{4, 1, 64u << 10, 4, 4}, ChannelCase{4, 3, 64u << 10, 4, 4},
-                                         ChannelCase{4, 3, 256u << 10, 12, 13}, ChannelCase{4, 3, 8u << 20, 24, 24},
-                                         ChannelCase{4, 3, 256u << 20, 24, 24}));
+                                         ChannelCase{2, 1, 384u << 10, 6, 7}, ChannelCase{2, 1, 512u << 10, 8, 9},
+                                         ChannelCase{2, 1, 1u << 20, 16, 16}, ChannelCase{4, 1, 64u << 10, 4, 4},
+                                         ChannelCase{4, 3, 64u << 10, 4, 4}, ChannelCase{4, 3, 256u << 10, 12, 13},
+                                         ChannelCase{4, 3, 8u << 20, 24, 24}, ChannelCase{4, 3, 256u << 20, 24, 24}));
 
-// As many CTAs as NCCL 2.28.9 has, a channel for each 8 KiB of what it takes for short; between two GPUs and four.
+// As many CTAs as NCCL 2.28.9 has, a channel for each 8 KiB of what it takes for short; between two GPUs and four. From 256 KiB on between
+// four as many as 2.32.3.
 struct ShortCase {
   std::uint32_t world;
   std::vector<std::uint64_t> bytes;  // to each peer
@@ -172,7 +173,9 @@ TEST_P(ShortChannels, AreAsManyBlocksAsThereMayBe) {
   EXPECT_EQ(prepare(sized(messages, 4u << 20), limits).blocks, GetParam().blocks);
 }
 INSTANTIATE_TEST_SUITE_P(Table, ShortChannels,
-                         testing::Values(ShortCase{4, {256u << 10, 16u << 10, 16u << 10}, 13},
+                         testing::Values(ShortCase{4, {248u << 10, 16u << 10, 16u << 10}, 13},
+                                         ShortCase{4, {256u << 10, 16u << 10, 16u << 10}, 9}, ShortCase{4, {256u << 10}, 7},
+                                         ShortCase{4, {256u << 10, 256u << 10, 256u << 10}, 13},
                                          ShortCase{4, {1u << 20, 64u << 10, 64u << 10}, 24}, ShortCase{2, {16u << 10}, 2},
                                          ShortCase{2, {512u << 10}, 16}, ShortCase{2, {576u << 10}, 10}, ShortCase{2, {1u << 20}, 16}));
 
@@ -418,6 +421,7 @@ TEST(Prepare, EveryPlanHoldsTogether) {
     ASSERT_EQ(plan.blocks % plan.cluster, 0u);
     const bool single = plan.cluster == 1 && (apart || plan.kernel == Kernel::packets);
     ASSERT_TRUE(!single || plan.blocks <= limits.needed) << "all begin";
+    ASSERT_TRUE(plan.kernel != Kernel::packets || plan.blocks == plan.cluster || plan.blocks <= limits.needed) << "all clusters begin";
     std::uint32_t granted_blocks = plan.blocks;
     if (apart) {
       ASSERT_GT(plan.packet_blocks, 0u);
