@@ -33,7 +33,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "keep-slot-of-unwanted",
         "rail",
-        defines("MUT_KEEP_SLOT_OF_UNWANTED ND=2 NT=3 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
+        defines("MUT_KEEP_SLOT_OF_UNWANTED ND=2 NT=2 NG=2 NX=2 NR=2 AHEAD=1 DEXIT=1"),
         "data for a dead destination that has a slot accepted ahead is thrown away, and the slot is not freed",
         "assertion",
         "the slot stays taken for ever",

@@ -188,14 +188,13 @@ std::uint64_t packets_of_fuller_direction(std::span<const Message> messages) {
 }
 
 // Where there are clusters: a power of two that is one of them, or several, which are smaller ones where that makes more blocks, as 6 of 7,
-// 10 of the 11 for one peer of four GPUs or 12 of 14. Several have to begin as `needed` says. 256 KiB of a pair took 3.6 us with 6 blocks
-// and 4.9 with 4 (2 x H200, docs/cuda-measured.md).
-std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most, const LaunchLimits& limits) {
+// 10 of the 11 for one peer of four GPUs or 12 of 14. 256 KiB of a pair took 3.6 us with 6 blocks and 4.9 with 4 (2 x H200,
+// docs/cuda-measured.md).
+std::uint32_t blocks_for_packets(std::uint64_t packets, std::uint32_t most, std::uint32_t cluster_blocks) {
   const std::uint64_t wanted = std::bit_ceil(divide_up(packets, kPacketsPerBlock));
   const auto blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, most));
-  if (limits.cluster_blocks == 1) return blocks;
-  const std::uint32_t floor = std::bit_floor(blocks), even = blocks - blocks % 2;
-  return floor <= limits.cluster_blocks && limits.needed < even ? floor : std::max(floor, even);
+  if (cluster_blocks == 1) return blocks;
+  return std::max(std::bit_floor(blocks), blocks - blocks % 2);
 }
 
 // Of so many blocks: the largest power of two that they are whole clusters of.
@@ -314,14 +313,14 @@ bool are_of_one_pair(std::span<const Lane> lanes) {
   return lanes.size() == 2 && lanes[0].head->local == lanes[1].head->local && lanes[0].head->direction == lanes[1].head->direction;
 }
 
-// Cycles between the begins of a block's warps, of which so many send (docs/cuda-measured.md, "Warps that begin one after another"). To
-// one peer so that all blocks begin to send 256 bytes a cycle, 500 GB/s, a third more than its links take: 2 MiB took 9.1 us with 150
-// cycles for 10 blocks and 9.8 with 300, as many as 16 blocks want (4 and 2 x H200). Several peers that wait for credits have links each:
-// Zipf of 2 MiB 14.6 us with half of the distance and 14.9 with all of it, an outcast of 1 MiB 12.1 and 12.6, but one that waits beside
-// short ones 1% longer.
+// Cycles between the begins of a block's warps, of which so many send (docs/cuda-measured.md, "Warps that begin one after another"). A
+// single message so that all blocks begin to send 256 bytes a cycle, 500 GB/s, a third more than a peer's links take: 2 MiB took 9.1 us
+// with 150 cycles for 10 blocks and 9.7 with 300, and 16 blocks want 240 (4 and 2 x H200; fewer than 10 were not measured). Several that
+// wait for credits have links each: Zipf of 2 MiB 14.6 us with half of what 16 blocks once had and 14.9 with all of it, an outcast of 1
+// MiB 12.1 and 12.6; but one that waits beside short ones 1% longer.
 std::uint32_t warp_distance(std::uint32_t sends, std::uint32_t waiting, std::uint32_t warps, std::uint32_t blocks) {
   constexpr std::uint32_t kOfOne = 15, kOfSeveral = kWarpDistance / 2;
-  if (sends == 1) return kOfOne * blocks;
+  if (sends == 1) return std::max(kOfSeveral, kOfOne * blocks);
   return (waiting > 1 ? kOfSeveral : kWarpDistance) * warps / kBundlePackets;
 }
 
@@ -337,8 +336,14 @@ bool are_mostly_of_one(std::span<const Lane> lanes) {
   const std::size_t d = counts.packets[0] >= counts.packets[1] ? 0 : 1;  // the fuller direction
   if (counts.waiting[d] != 1 || counts.waiting[1 - d] != 0 || 4 * counts.largest[d] < 3 * counts.packets[d]) return false;
   if (counts.largest[d] * Packet::kData < kOneBesideShortFrom) return false;
-  const Port* const first = lanes[0].head->local;
-  return std::any_of(lanes.begin(), lanes.end(), [&](const Lane& lane) { return lane.head->local != first; });
+  const auto is_largest = [&](const Lane& lane) {
+    return static_cast<std::size_t>(lane.head->direction) == d && lane.packets == counts.largest[d];
+  };
+  const Port* const peer = std::find_if(lanes.begin(), lanes.end(), is_largest)->head->local;
+  return std::any_of(lanes.begin(), lanes.end(), [&](const Lane& lane) {
+    const Message& m = *lane.head;
+    return m.local != peer && m.local != m.remote;
+  });
 }
 
 Split split_warps(std::span<const Lane> lanes, std::uint32_t blocks) {
@@ -439,9 +444,9 @@ Sums sum_up(std::span<const Message> messages) {
 // one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md. Short
 // messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs, and 13 of NCCL
 // 2.28.9 for 256 KiB to one and 16 KiB to two others (docs/results.md). It counts each message by itself; here those of a peer count
-// together, or as the largest short one where that has more. Between more than two GPUs 2.32.3 is as fast from 256 KiB on
-// with its fewer channels, so no more are taken over either: 256 KiB took up to 13% longer so, and was still 1.8 times as fast as NCCL (4 x
-// H200), but between two GPUs up to 70% longer.
+// together, or as the largest short one where that has more. Between more than two GPUs 2.32.3 was faster from 256 KiB on
+// in some rows, with its fewer channels, so no more are taken over either: 256 KiB took up to 14% longer so, and was still 1.6 times as
+// fast as NCCL (4 x H200), but between two GPUs up to 70% longer.
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 constexpr std::uint64_t kNcclBytesPerChannel = 64u << 10;
@@ -638,7 +643,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   if (sums.granted == 0 && warps_can) {
     const std::vector<Lane> lanes = lanes_of(messages, trains);
     const std::uint32_t most_here = are_mostly_of_one(lanes) ? std::min(begin, kBlocksOfOneBesideShort) : begin;
-    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), most_here, limits);
+    const std::uint32_t blocks = blocks_for_packets(packets_of_fuller_direction(messages), most_here, limits.cluster_blocks);
     const Split split = split_warps(lanes, blocks);
     deal_to_warps(lanes, blocks, split);
     return {.kernel = Kernel::packets,

@@ -562,6 +562,7 @@ TEST(Prepare, WarpsThatSendBeginOneAfterAnother) {
   EXPECT_EQ(distance(4, {2 * kMiB}), (std::pair{10u, 150u}));
   EXPECT_EQ(distance(4, {kMiB, kMiB, kMiB}), (std::pair{24u, 150u * 13 / 16}));
   EXPECT_EQ(distance(4, {2 * kMiB, kMiB / 2, kMiB / 2}), (std::pair{24u, 300u * 8 / 16})) << "the others are too long to be short";
+  EXPECT_EQ(distance(4, {4 * kMiB, kMiB / 4, kMiB / 4}), (std::pair{12u, 300u * 16 / 16})) << "of a block's warps all send";
   EXPECT_EQ(distance(4, {kMiB / 2}), (std::pair{10u, kWarpDistance})) << "nothing waits";
 }
 
