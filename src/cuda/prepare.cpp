@@ -235,12 +235,13 @@ std::vector<Lane> lanes_of(std::span<Message> messages, std::span<const Train> t
   return lanes;
 }
 
+bool waits_for_credits(const Lane& lane) { return lane.packets > kPacketSlots; }
+
 // By direction.
 struct LaneCounts {
-  std::uint64_t packets[2] = {};  // of all
-  std::uint64_t largest[2] = {};  // of one
+  std::uint64_t packets[2] = {};
   std::uint32_t count[2] = {};
-  std::uint32_t waiting[2] = {};  // that have more packets than a pair has slots
+  std::uint32_t waiting[2] = {};  // for credits
 };
 
 LaneCounts count_lanes(std::span<const Lane> lanes) {
@@ -248,9 +249,8 @@ LaneCounts count_lanes(std::span<const Lane> lanes) {
   for (const Lane& lane : lanes) {
     const auto d = static_cast<int>(lane.head->direction);
     counts.packets[d] += lane.packets;
-    counts.largest[d] = std::max(counts.largest[d], lane.packets);
     ++counts.count[d];
-    if (lane.packets > kPacketSlots) ++counts.waiting[d];
+    if (waits_for_credits(lane)) ++counts.waiting[d];
   }
   return counts;
 }
@@ -333,16 +333,14 @@ constexpr std::uint64_t kOneBesideShortFrom = 2u << 20;
 
 bool are_mostly_of_one(std::span<const Lane> lanes) {
   const LaneCounts counts = count_lanes(lanes);
-  const std::size_t d = counts.packets[0] >= counts.packets[1] ? 0 : 1;  // the fuller direction
-  if (counts.waiting[d] != 1 || counts.waiting[1 - d] != 0 || 4 * counts.largest[d] < 3 * counts.packets[d]) return false;
-  if (counts.largest[d] * Packet::kData < kOneBesideShortFrom) return false;
-  const auto is_largest = [&](const Lane& lane) {
-    return static_cast<std::size_t>(lane.head->direction) == d && lane.packets == counts.largest[d];
-  };
-  const Port* const peer = std::find_if(lanes.begin(), lanes.end(), is_largest)->head->local;
+  if (counts.waiting[0] + counts.waiting[1] != 1) return false;
+  const Lane& one = *std::find_if(lanes.begin(), lanes.end(), waits_for_credits);
+  const auto d = static_cast<std::size_t>(one.head->direction);
+  const bool is_most = counts.packets[d] >= counts.packets[1 - d] && 4 * one.packets >= 3 * counts.packets[d];
+  if (!is_most || one.packets * Packet::kData < kOneBesideShortFrom) return false;
   return std::any_of(lanes.begin(), lanes.end(), [&](const Lane& lane) {
     const Message& m = *lane.head;
-    return m.local != peer && m.local != m.remote;
+    return m.local != one.head->local && m.local != m.remote;
   });
 }
 
