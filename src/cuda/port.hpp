@@ -9,9 +9,10 @@ namespace railweave::cuda {
 
 // Granted messages of a pair that may be under way at once; more wait for the first ones.
 inline constexpr std::uint32_t kGrants = 8;
-// Slots of a pair for what cannot be written into the user's buffer: what packets, and the peer's mappings, leave of 1 MiB a peer.
+// Slots of a pair for what cannot be written into the user's buffer. With the packets, and the peer's mappings, they stay under 1 MiB a
+// peer.
 inline constexpr std::uint32_t kSlots = 8;
-inline constexpr std::uint64_t kSlotBytes = 3u << 10;
+inline constexpr std::uint64_t kSlotBytes = 15u << 10;
 // Indirect paths of a pair: its bytes lie in slots elsewhere in between, in pinned host memory (kHostPath) or in the memory of another GPU
 // of the node (a relay each, from kFirstRelay on). The words that tell of them stay at the pair's two ends, as those of kSlots do.
 inline constexpr std::uint32_t kHostPath = 0, kFirstRelay = 1, kMostRelays = 6;
@@ -22,9 +23,9 @@ inline constexpr std::uint64_t kIndirectBytes = 256u << 10;
 // where many pairs share a GPU's memory. A slot's turn (filled, seen, pulled, seen) is estimated at 23 us over NVLink and 30 us over PCIe;
 // then 16 and 8 slots carry 182 and 70 GB/s.
 inline constexpr std::uint32_t kIndirectSlots = 16, kHostSlots = 8;
-// Packets of a pair that may be under way at once. They say how fast one pair can be: with 220, and slots five times as large, a message
-// of 4 MiB took 15.0 us instead of 14.6, 3 MiB 11.9 instead of 11.4 (2 x H200, docs/cuda-measured.md, "More packets under way").
-inline constexpr std::uint32_t kPacketSlots = 244;
+// Packets of a pair that may be under way at once: what is left of 1 MiB. With 184 and slots twice as large messages from 704 KiB to 3 MiB
+// took 3 to 10% longer (docs/cuda-measured.md).
+inline constexpr std::uint32_t kPacketSlots = 220;
 
 // Names of a receiver's buffers in grants; others are numbers in the receiver's book (book.hpp).
 inline constexpr std::uint64_t kNoBuffer = 0;        // slots only
@@ -116,7 +117,7 @@ struct alignas(128) Port {
   // Packets of the newest operation that moved some, by direction. While that runs they may be in `counts` already: see Ledger.
   std::uint64_t newest_packets[2];
   // p writes.
-  Packet packets[kPacketSlots];  // packet q at slot_of_packet(q)
+  Packet packets[kPacketSlots];  // packet q at q % kPacketSlots
   alignas(128) std::byte slots[kSlots][kSlotBytes];
 };
 }  // namespace railweave::cuda

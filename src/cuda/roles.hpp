@@ -327,7 +327,7 @@ class Roles {
     for (std::uint64_t first = begin; first < end; first += kBundlePackets) {
       std::uint64_t values[kBundlePackets];
       for (std::uint64_t k = 0; k < kBundlePackets; ++k) {
-        const std::uint32_t place = slot_of_packet(own.number + (first + k < end ? first + k : first));
+        const std::uint64_t place = (own.number + (first + k < end ? first + k : first)) % kPacketSlots;
         values[k] = sends(m) ? block_.relaxed(&m.local->credits[place]) : block_.relaxed(&m.local->packets[place].lines[0].flag);
       }
       for (std::uint64_t k = 0; k < kBundlePackets; ++k) {

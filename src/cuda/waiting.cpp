@@ -74,7 +74,7 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
 std::uint64_t packets_with_room(const Waiting& m, const Port& port, bool ahead) {
   const std::uint64_t first = packets_moved(port, Direction::send, ahead) + m.before, count = packets_of(m.bytes);
   std::uint64_t taken = 0;
-  while (taken < count && is_credited(port.credits[slot_of_packet(first + taken)], first + taken)) ++taken;
+  while (taken < count && is_credited(port.credits[(first + taken) % kPacketSlots], first + taken)) ++taken;
   return taken;
 }
 

@@ -655,7 +655,7 @@ TEST(Prepare, WhatComesThroughSlotsHasBlocksToPullIt) {
       messages.push_back(make(Direction::receive, 1, bytes));
       messages.back().receive = {};
     }
-    const Plan plan = prepare(sized(messages, 2 * kSlotBytes), {16, 16});
+    const Plan plan = prepare(sized(messages, 32u << 10), {16, 16});
     EXPECT_EQ(plan.kernel, c.kernel);
     EXPECT_EQ(plan.blocks, c.blocks) << c.sends.size() << " sends, " << c.receives.size() << " receives";
   }

@@ -65,11 +65,11 @@ TEST_F(Waits, ForBytesOfItsSender) {
 TEST_F(Waits, ForRoomForPackets) {
   moved(*port, Path::packets, kSend) = 200;
   for (std::uint64_t number = 0; number < 203; ++number) port->credits[number % kPacketSlots] = credit_of(number);
-  // Packets to 202 were taken, so 446 may be written, and 447 waits for 203.
-  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 245}, *port, false),
-            "send of 7680 bytes to rank 1: in 2 packets from number 445, for which rank 1 has room");
-  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 245}, *port, false),
-            "send of 7681 bytes to rank 1: in 3 packets from number 445: number 447 waits for rank 1 to take number 203");
+  // Packets to 202 were taken, so 422 may be written, and 423 waits for 203.
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7680, 221}, *port, false),
+            "send of 7680 bytes to rank 1: in 2 packets from number 421, for which rank 1 has room");
+  EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 7681, 221}, *port, false),
+            "send of 7681 bytes to rank 1: in 3 packets from number 421: number 423 waits for rank 1 to take number 203");
 }
 
 TEST_F(Waits, ForPackets) {
@@ -80,14 +80,14 @@ TEST_F(Waits, ForPackets) {
 
 // What an operation moves may be counted while it runs.
 TEST_F(Waits, ForPacketsThatAreCounted) {
-  for (const auto direction : {kSend, kReceive}) moved(*port, Path::packets, direction) = 239;
+  for (const auto direction : {kSend, kReceive}) moved(*port, Path::packets, direction) = 215;
   port->newest_packets[0] = port->newest_packets[1] = 9;
   EXPECT_EQ(waiting_text({kReceive, Path::packets, 1, 1, 3}, *port, true),
-            "receive of 1 byte from rank 1: in 1 packet from number 233, of which not all have come");
+            "receive of 1 byte from rank 1: in 1 packet from number 209, of which not all have come");
   EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 9 * Packet::kData, 0}, *port, true),
-            "send of 34560 bytes to rank 1: in 9 packets from number 230, for which rank 1 has room");
+            "send of 34560 bytes to rank 1: in 9 packets from number 206, for which rank 1 has room");
   EXPECT_EQ(waiting_text({kSend, Path::packets, 1, 20 * Packet::kData, 0}, *port, true),
-            "send of 76800 bytes to rank 1: in 20 packets from number 230: number 244 waits for rank 1 to take number 0");
+            "send of 76800 bytes to rank 1: in 20 packets from number 206: number 220 waits for rank 1 to take number 0");
 }
 
 // A pair of which the peer has left: its counts say which messages it has queued.

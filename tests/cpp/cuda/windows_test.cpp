@@ -11,14 +11,6 @@
 namespace railweave::cuda {
 namespace {
 
-TEST(SlotOfPacket, IsTheNumberModuloTheSlots) {
-  std::mt19937_64 random(10);
-  for (const std::uint64_t middle : {std::uint64_t{kPacketSlots}, std::uint64_t{1} << 32, std::uint64_t{kPacketSlots} << 32, random()}) {
-    for (std::uint64_t number = middle - kPacketSlots; number <= middle + kPacketSlots; ++number)
-      ASSERT_EQ(slot_of_packet(number), number % kPacketSlots) << number;
-  }
-}
-
 // A message of more packets than slots, also of more than the general kernel has bits for, and operations that run ahead of their receiver
 // until the slots are full. The answer: some warps send and some receive, in proportion; of one so small that none would, all do both.
 class Windows : public testing::TestWithParam<
