@@ -7,7 +7,7 @@ RAILWEAVE := .venv/bin/railweave
 # scripts/setup puts a Go there when the machine has none that is new enough.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build demo test test-cpp test-python test-protocol-and-cni protocol-giving-way test-cni-in-order test-torch lint tidy format stubs clean
+.PHONY: help setup build demo test test-cpp test-python test-torch lint tidy format stubs clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -25,7 +25,7 @@ demo: setup ## the main job: a skewed exchange over four emulated rails, three w
 	$$sudo $(RAILWEAVE) bench alltoallv --lab 2x4 --fabric examples/nccl-topo-4xH200-rail-aligned.xml --rate 400mbit \
 	  --policies single-path,railweave --peer openmpi --repeat 3 --json out/demo.json --report out/demo.html
 
-test: setup test-cpp test-cuda test-python test-protocol-and-cni fuzz-short ## all tests; the GPU kernels are compiled, no GPU is needed
+test: setup test-cpp test-cuda test-python protocol test-cni fuzz-short ## all tests; the GPU kernels are compiled, no GPU is needed
 
 # The wheel's UCX, where the virtual environment has it: it connects again after a rail came back, Debian's does not.
 test-cpp: build ## C++ tests
@@ -35,14 +35,6 @@ test-cpp: build ## C++ tests
 test-python: ## Python tests
 	@.venv/bin/python -m pytest -q -n 3 -m 'not root'
 	@.venv/bin/python -m pytest -q -m root
-
-# Models take all processors, the Kubernetes side mostly waits for what it started: side by side, and the models give way.
-test-protocol-and-cni:
-	@$(MAKE) -s -j 2 --output-sync=recurse protocol-giving-way test-cni-in-order
-protocol-giving-way:
-	@nice -n 19 $(MAKE) -s -j 1 protocol
-test-cni-in-order:
-	@$(MAKE) -s -j 1 test-cni
 
 # Not part of `test`, as PyTorch's wheels bring 3 GB. What this virtual environment holds otherwise is .venv's.
 test-torch: setup ## railweave.torch on CPU tensors (downloads PyTorch once, 3 GB)

@@ -212,8 +212,15 @@ func TestClosePort(t *testing.T) {
 			}
 		}
 	}
-	if ipv4, ipv6 := heard(); !ipv4 || !ipv6 {
-		t.Fatalf("open: IPv4 %t, IPv6 %t", ipv4, ipv6)
+	// Its first packets may come before the links and their IPv6 addresses are ready.
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		ipv4, ipv6 := heard()
+		if ipv4 && ipv6 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("open: IPv4 %t, IPv6 %t", ipv4, ipv6)
+		}
 	}
 	err = here.Do(func(ns.NetNS) error { return errors.Join(ClosePort("port1"), ClosePort("port1"), ClosePort("port9")) })
 	if err != nil {
