@@ -442,9 +442,9 @@ Sums sum_up(std::span<const Message> messages) {
 // one, two and three peers of four), until a channel would carry more than 16 MiB (18 for a pair of 256 MiB): docs/cuda-measured.md. Short
 // messages have fewer channels, by `channel_bytes`: 2, 3, 5 and 9 CTAs for 64 to 512 KiB of NCCL 2.32.3 between two GPUs, and 13 of NCCL
 // 2.28.9 for 256 KiB to one and 16 KiB to two others (docs/results.md). It counts each message by itself; here those of a peer count
-// together, or as the largest short one where that has more. Between more than two GPUs 2.32.3 was faster from 256 KiB on
-// in some rows, with its fewer channels, so no more are taken over either: 256 KiB took up to 14% longer so, and was still 1.6 times as
-// fast as NCCL (4 x H200), but between two GPUs up to 70% longer.
+// together, or as the largest short one where that has more. Between more than two GPUs 2.32.3 was faster from 256 KiB on in some rows,
+// with its fewer channels, so no more are taken over either: 256 KiB took up to 19% longer so, and was still 1.9 times as fast as NCCL (4 x
+// H200, docs/results.md), but between two GPUs up to 70% longer.
 constexpr std::uint32_t kNcclChannels = 32;
 constexpr std::uint64_t kNcclMostBytesPerChannel = 16u << 20;
 constexpr std::uint64_t kNcclBytesPerChannel = 64u << 10;

@@ -665,7 +665,7 @@ TEST(Roles, AStallOfFourRanksIsToldWhole) {
         const bool ahead = is_ahead(node.ledger(rank));
         const auto words = copy_words(node.port(rank, peer));
         const bool counted = words->counts[count_at(path, direction)].value != 0;
-        if (path == Path::packets && counted != ahead) continue;  // just now
+        if (path == Path::packets && counted != ahead) continue;  // counted between the two looks
         return waiting_text({direction, path, peer, bytes, 0}, *words, ahead);
       }
     };
