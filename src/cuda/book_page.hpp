@@ -1,5 +1,5 @@
-// What a rank tells its mates outside the kernels, in host memory that they map: that it is alive and well, and which buffers grants may
-// name. One writer but of the bell, any number of readers, no locks.
+// What a rank tells its mates outside the kernels, in host memory that they map: that it is alive and well, and which buffers grants and
+// offers may name. One writer but of the bell, any number of readers, no locks.
 #pragma once
 
 #include <atomic>

@@ -14,6 +14,8 @@
 #include "communicator_parts.hpp"
 #include "deferred.hpp"
 #include "device.hpp"
+#include "fetch_prepare.hpp"
+#include "fetch_roles.hpp"
 #include "partition.hpp"
 #include "rail_prepare.hpp"
 #include "railweave/engine/error.hpp"
@@ -162,25 +164,30 @@ void Communicator::complete_near(Message& message, const Transfer& transfer) {
   message.remote = region_->remote(mate);
   message.paths = transfer.direction == Direction::send ? indirect_->paths_to(mate) : indirect_->paths_from(mate);
   message.relay_slots = indirect_->relay_slots();
-  if (transfer.direction == Direction::send) {
-    message.mappings = region_->mappings(mate);
-  } else if (transfer.peer == rank_) {
+  if (transfer.direction == Direction::send) return;
+  if (transfer.peer == rank_) {
     // Whatever memory it is. Without that what a rank sends itself went through slots where it is virtual, as no table has its own buffers:
     // an all-to-all of 64 MiB under PyTorch's expandable segments took 1,040 us instead of 115, and NCCL 144 (2 x H100).
-    message.receive = {kAbsoluteBuffer, reinterpret_cast<std::uint64_t>(transfer.data)};
+    message.named = {kAbsoluteBuffer, reinterpret_cast<std::uint64_t>(transfer.data)};
   } else if (path_of(transfer) == Path::granted) {
     const Book::Place place = name_buffer(transfer.data, transfer.bytes);
-    message.receive = name_for(transfer.peer, place);
-    if (message.receive.buffer != kNoBuffer || !place.on_device)
-      return;  // a copy to pageable host memory would wait for the operation here
+    message.named = name_for(transfer.peer, place);
+    if (message.named.buffer != kNoBuffer || !place.on_device) return;  // a copy to pageable host memory would wait for the operation here
     std::byte* const there = staging_->place(transfer.data, transfer.bytes);
     if (there == nullptr) {
       if (staging_->full()) tell_no_room();
       return want_staging();
     }
     message.data = there;
-    message.receive = name_for(transfer.peer, name_buffer(there, transfer.bytes));
+    message.named = name_for(transfer.peer, name_buffer(there, transfer.bytes));
   }
+}
+
+void Communicator::name_to_offer(Message& message) {
+  const Book::Place place = book_->name_allocation(message.data, message.bytes);
+  if (place.is_new) ring_all();
+  message.named = name_for(message.peer, place);
+  if (message.named.buffer == kNoBuffer) message.paths &= static_cast<std::uint8_t>(~kFetched);
 }
 
 // --- Receives into memory that mates cannot map
@@ -453,6 +460,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   std::vector<Message> messages, rails;
   messages.reserve(transfers.size());
   std::uint32_t world = 0;
+  bool several_nodes = false;
   for (const Transfer* transfer : in_turn(transfers)) {
     Communicator& communicator = *transfer->communicator;
     if (std::find(communicators.begin(), communicators.end(), &communicator) == communicators.end()) {
@@ -461,6 +469,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       communicator.staging_->begin();
       communicators.push_back(&communicator);
       world = std::max(world, communicator.world_);
+      several_nodes = several_nodes || communicator.rails_ != nullptr;
     }
     const Message message = communicator.make_message(*transfer);
     (communicator.near(transfer->peer) ? messages : rails).push_back(message);
@@ -468,12 +477,6 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
   if (rails.size() > kMostListed)
     throw Error("an operation of " + std::to_string(rails.size()) + " transfers with other nodes; expected at most " +
                 std::to_string(kMostListed) + ": use smaller groups");
-  gather(streams, first.join_.get());
-  // Joining may have brought streams[0] into a capture.
-  const Capture capture = capture_of(streams[0]);
-  const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
-  DeviceShare share = share_of(streams[0], first.share_);
-
   LaunchLimits limits{.blocks = static_cast<std::uint32_t>(first.settings_.gpu_blocks),
                       .world = world,
                       .beside_rails = !rails.empty(),
@@ -481,7 +484,22 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       .link_MBps = static_cast<std::uint32_t>(first.settings_.gpu_emulated_mesh * 1000),
                       .staged_bytes = first.settings_.eager_bytes,
                       .rail_bytes = bytes_over_rails(rails),
-                      .channel_bytes = first.bounds_.channel_bytes};
+                      .channel_bytes = first.bounds_.channel_bytes,
+                      .several_nodes = several_nodes};
+  for (const Communicator* communicator : communicators) {
+    if (const std::uint32_t most = communicator->bounds_.most_blocks; most != 0) limits.room = std::min(limits.room, most);
+  }
+  const std::uint32_t expected_blocks = choose_fetched(messages, limits);
+  for (Message& message : messages) {
+    const auto has_sent_it = [&](const Communicator* each) { return &each->region_->host() == message.host; };
+    if (message.direction == Direction::send && is_fetched(message))
+      (*std::find_if(communicators.begin(), communicators.end(), has_sent_it))->name_to_offer(message);
+  }
+  gather(streams, first.join_.get());
+  // Joining may have brought streams[0] into a capture.
+  const Capture capture = capture_of(streams[0]);
+  const StreamId id = capture.active ? std::nullopt : id_of(streams[0]);
+  DeviceShare share = share_of(streams[0], first.share_);
   Plan plan{Kernel::rails, 1};
   std::vector<std::pair<Claim, bool>> before;  // of each communicator: its claim, and whether it had captured
   std::size_t noted = 0;
@@ -507,10 +525,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     const Room room = room_beside(share, held_beside(communicators, id, capture.active));
     limits.cluster_blocks = room.cluster;
     limits.needed = room.needed;
-    limits.room = room.blocks;
-    for (const Communicator* communicator : communicators) {
-      if (const std::uint32_t most = communicator->bounds_.most_blocks; most != 0) limits.room = std::min(limits.room, most);
-    }
+    limits.room = std::min(limits.room, room.blocks);
+    if (expected_blocks != 0) reconsider_fetched(messages, limits, expected_blocks);
     if (!messages.empty()) plan = prepare(messages, limits);
     if (!rails.empty()) plan = prepare_rails(rails, plan, limits);
     try {

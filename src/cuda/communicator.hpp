@@ -123,6 +123,8 @@ class Communicator {
   static std::vector<const Transfer*> in_turn(std::span<const Transfer> transfers);
   Message make_message(const Transfer& transfer);
   void complete_near(Message& message, const Transfer& transfer);
+  // Takes kFetched away where mates cannot map what it sends.
+  void name_to_offer(Message& message);
   // All mates hear of it at once where it is new.
   Book::Place name_buffer(const void* data, std::uint64_t bytes);
   BufferName name_for(std::uint32_t peer, const Book::Place& place) const;

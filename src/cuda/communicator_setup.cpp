@@ -25,8 +25,8 @@ using engine::Blob;
 
 constexpr std::uint32_t kHello = 0x52574748;  // "RWGH"
 // Raised with each change of what ranks of a node share or tell each other: ports, books, mails, and the records below.
-constexpr std::uint32_t kGpuProtocolVersion = 10;
-static_assert(sizeof(Port) == 1031808 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
+constexpr std::uint32_t kGpuProtocolVersion = 11;
+static_assert(sizeof(Port) == 1048192 && sizeof(BookPage) == 81944, "another layout: raise kGpuProtocolVersion, and change these sizes");
 
 int open_pidfd(std::int32_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -309,7 +309,7 @@ void Communicator::add_mailbox(const MailboxHandle& mailbox, const Mate& mate) {
 
 MappingTable Communicator::table_of(std::uint32_t mate, bool other_process) {
   MappingTable table;
-  Mapping* const entries = region_->mappings(mate);
+  Mapping* const entries = region_->local(mate)->mappings;
   table.write = [this, entries](std::uint32_t index, Mapping mapping) {
     const std::uint64_t none = 0;
     const cudaStream_t stream = side_stream_.get();

@@ -5,10 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "fetch_roles.hpp"
+
 namespace railweave::cuda {
 namespace {
 
-constexpr std::uint8_t kOverHost = 1u << kHostPath;
+constexpr std::uint32_t kOverHost = 1u << kHostPath, kOverRelays = kSlotPaths & ~kOverHost;
 
 // With less than this left nothing goes over the host any more: while the pieces drain that are under way there, half its slots full, the
 // straight path moves as many bytes more as it is faster.
@@ -58,18 +60,18 @@ bool widens(const Message& m, const Traffic& same, const Traffic& other, const L
 // Links to relays have room where the straight one has at least twice what a rank's links have on average. What other ranks send over them
 // it cannot know, but the destination can say the same of what comes.
 bool crowds(const Message& m, const Traffic& same) {
-  const int links = std::popcount(m.paths) + ((m.paths & kOverHost) != 0 ? 0 : 1);  // those to relays, and the straight one
+  const int links = std::popcount(m.paths & kSlotPaths) + ((m.paths & kOverHost) != 0 ? 0 : 1);  // those to relays, and the straight one
   return same.with(m.local) * static_cast<std::uint64_t>(links) >= 2 * same.bytes;
 }
 
 }  // namespace
 
-bool offers_relays(const Message& message) { return (message.paths & ~kOverHost) != 0; }
+bool offers_relays(const Message& message) { return (message.paths & kOverRelays) != 0; }
 
 bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bool has_kernel) {
   const auto large = [&](const Message& m, bool over_host) {
     return over_host ? limits.host_share != 0 && (m.paths & kOverHost) != 0 && m.bytes >= least_over_host(limits)
-                     : (m.paths & ~kOverHost) != 0 && m.bytes >= least_over_relays(m);
+                     : (m.paths & kOverRelays) != 0 && m.bytes >= least_over_relays(m);
   };
   const bool any_large =
       has_kernel && std::any_of(messages.begin(), messages.end(), [&](const Message& m) { return large(m, true) || large(m, false); });
@@ -78,11 +80,12 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bo
   bool any = has_kernel && limits.link_MBps != 0;
   for (Message& m : messages) {
     const Traffic &same = traffic[static_cast<int>(m.direction)], &other = traffic[1 - static_cast<int>(m.direction)];
-    std::uint8_t wanted = 0;
+    std::uint32_t wanted = 0;
     const bool may = any_large && m.path == Path::granted;
     if (may && large(m, true) && widens(m, same, other, limits)) wanted |= kOverHost;
-    if (may && large(m, false) && crowds(m, same)) wanted |= static_cast<std::uint8_t>(~kOverHost);
-    m.paths &= wanted;
+    if (may && large(m, false) && crowds(m, same)) wanted |= kOverRelays;
+    if (has_kernel && m.path == Path::granted && is_fetched(m)) wanted = kFetched;  // its blocks are too few for more than the straight path
+    m.paths &= static_cast<std::uint8_t>(wanted);
     m.relay_slots = std::max(m.relay_slots, std::uint8_t{1});
     m.host_blocks = 0;
     m.host_tail = 0;
@@ -95,12 +98,12 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bo
 // them waiting); as many as for a send where relays bring most of a message.
 std::uint64_t indirect_blocks_worth(const Message& message) {
   constexpr std::uint64_t kForHost = 4, kBytesPerBlock = 256u << 10;
-  return (message.paths & ~kOverHost) != 0 ? message.bytes / kBytesPerBlock : kForHost;
+  return (message.paths & kOverRelays) != 0 ? message.bytes / kBytesPerBlock : kForHost;
 }
 
 void assign_indirect(std::span<Message> messages, const LaunchLimits& limits) {
   for (Message& m : messages) {
-    if (m.direction != Direction::send || m.paths == 0) continue;
+    if (m.direction != Direction::send || (m.paths & kSlotPaths) == 0) continue;
     m.piece_bytes = kIndirectBytes;  // a slot's
     if ((m.paths & kOverHost) == 0) continue;
     // As many blocks of the message's as the path has of its bytes. A quarter at most, and none where there are too few.

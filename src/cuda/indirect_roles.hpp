@@ -23,10 +23,10 @@ RAILWEAVE_ROLE SlotRecord read_record(Block& block, const SlotRecord& record) {
   return {block.relaxed(&record.number), block.relaxed(&record.offset), block.relaxed(&record.bytes), 0};
 }
 
-// Bytes of a granted send that are this block's to push.
-RAILWEAVE_ROLE void own_piece(const Message& m, Share& own, std::uint64_t at) {
-  own.at = at < m.bytes ? at : m.bytes;
-  own.end = m.bytes - own.at < m.piece_bytes ? m.bytes : own.at + m.piece_bytes;
+// Bytes of a granted send that are this block's to push, of those before `end`.
+RAILWEAVE_ROLE void own_piece(const Message& m, Share& own, std::uint64_t at, std::uint64_t end) {
+  own.at = at < end ? at : end;
+  own.end = end - own.at < m.piece_bytes ? end : own.at + m.piece_bytes;
 }
 
 // Of a send, on its way over an indirect path.
@@ -51,7 +51,7 @@ class IndirectRoles {
   RAILWEAVE_ROLE std::uint32_t path_of(const Message& m, std::uint64_t number, std::uint64_t claimed) const {
     const std::uint32_t blocks = m.last_block - m.first_block;
     const std::uint32_t place = block_.index() - m.first_block;
-    if (m.paths == 0 || block_.index() < m.first_block || place >= blocks) return kStraight;
+    if ((m.paths & kSlotPaths) == 0 || block_.index() < m.first_block || place >= blocks) return kStraight;
     const std::uint64_t granted = m.paths & block_.relaxed(&m.local->grants[number % kGrants].words[Grant::kPaths]);
     const std::uint64_t left = claimed < m.bytes ? m.bytes - claimed : 0;
     if (place >= blocks - m.host_blocks) {
@@ -99,7 +99,7 @@ class IndirectRoles {
       Piece next{kStraight};
       block_.leader([&] {
         if (k == row) return;
-        if (own.at == own.end) own_piece(m, own, block_.add(claimed, std::uint64_t{m.piece_bytes}));
+        if (own.at == own.end) own_piece(m, own, block_.add(claimed, std::uint64_t{m.piece_bytes}), m.bytes);
         if (own.at == own.end) return;
         Piece wanted{path_of(m, own.number, block_.relaxed(claimed))};
         if (wanted.path != kStraight && take_slot(m, own, wanted)) next = wanted;
@@ -116,7 +116,7 @@ class IndirectRoles {
   // At an operation's end, for the last message of the pair.
   RAILWEAVE_ROLE void report(const Message& m) const {
     auto* const sent = reinterpret_cast<IndirectSent*>(block_.relaxed(&m.local->sent_at));
-    if (m.paths == 0 || sent == nullptr) return;
+    if ((m.paths & kSlotPaths) == 0 || sent == nullptr) return;
     std::uint64_t over_relays = 0;
     for (std::uint32_t path = kFirstRelay; path < kIndirectPaths; ++path) over_relays += block_.relaxed(&m.local->indirect[path].sent);
     block_.store(&sent->over_host, block_.relaxed(&m.local->indirect[kHostPath].sent));

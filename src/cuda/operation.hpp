@@ -12,15 +12,7 @@ enum class Direction : std::uint8_t { send, receive };
 enum class Path : std::uint8_t { packets, granted, rail };
 inline constexpr std::uint32_t kPaths = 3;
 
-// Where a peer's buffer is mapped here; zero when it is not. In device memory, at index `buffer % kMappings`.
-inline constexpr std::uint32_t kMappings = 1024;
-struct alignas(16) Mapping {  // kernels read both words in one access
-  std::uint64_t buffer;       // granted_name()
-  std::uint64_t base;
-};
-static_assert(sizeof(Port) + kMappings * sizeof(Mapping) <= 1u << 20, "a peer costs at most 1 MiB");
-
-// Where a receive's data lie, as a grant says it.
+// Where a message's data lie, as a grant or an offer says it.
 struct BufferName {
   std::uint64_t buffer;
   std::uint64_t offset;
@@ -93,14 +85,14 @@ struct Message {
   std::byte* data;
   std::uint64_t bytes;
   union {
-    BufferName receive;       // receives: for the grant
-    const Mapping* mappings;  // sends: of the peer's buffers
-    RailSide rail;            // peers on other nodes
+    BufferName named;  // for the grant, or the offer
+    RailSide rail;     // peers on other nodes
   };
   HostView* host;
   Ledger* ledger;             // of the communicator
   std::uint32_t ordinal;      // messages (granted) or packets of this pair and direction before it in the operation; rails: `staged`
-  std::uint32_t piece_bytes;  // of a push into a mapped buffer; rails: of those that report, how many messages their communicator has
+  std::uint32_t piece_bytes;  // of a push into a mapped buffer, or of what is fetched; rails: of those that report, how many messages their
+                              // communicator has
   std::int32_t grant_after;   // message of this operation that must be complete before this one is granted, or kNone
   std::uint32_t peer;
   // Granted sends: blocks that begin with it, first to last - 1; 0, 0: none. Moved by warps: which has its first packet, and how many share
@@ -120,7 +112,7 @@ struct Message {
   bool captured;      // the operation runs when its graph does
   bool begins;        // reports, and says that its communicator's newest operation is this one: in packets, if the communicator has such
   // Where the operation's kernel knows indirect paths:
-  std::uint8_t paths;        // those that may be used, a bit each
+  std::uint8_t paths;        // those that may be used, a bit each, and kFetched
   std::uint8_t relay_slots;  // of each path over a relay, also where there is none
   std::uint8_t host_blocks;  // sends: the last ones of its blocks, which send over the host
   std::uint16_t host_tail;   // sends: with fewer pieces (kIndirectBytes) left, nothing goes over the host any more
@@ -132,11 +124,16 @@ inline constexpr std::uint32_t kUngranted = 0, kGranted = 1, kBeingGranted = 2;
 
 // Of a message while its operation runs. All zero before and after.
 struct MessageState {
-  std::uint64_t
-      claimed;  // bytes (packets: bundles, a bit each) that blocks have taken on; receives over slots: that are pulled or being pulled
-  std::uint32_t granted;
+  std::uint64_t claimed;  // bytes (packets: bundles, a bit each) that blocks have taken on; receives: that are pulled, are being pulled, or
+                          // were fetched
+  std::uint32_t granted;  // sends: offered
   std::uint32_t complete;  // receives: `placed` of its port is in use for a later message
+  std::uint32_t answered;  // receives: what its offer was found to be
+  // Receives: pieces of what was offered that blocks have taken on. Sends: pieces that blocks have, after it was not read.
+  std::uint32_t pieces;
 };
+// MessageState::answered.
+inline constexpr std::uint32_t kUnanswered = 0, kBeingAnswered = 1, kAccepted = 2, kNotAccepted = 3;
 
 // What a block keeps of a message. What it owns nobody else moves: it is running, so it gets there.
 struct Share {

@@ -17,6 +17,10 @@ inline constexpr std::uint64_t kSlotBytes = 15u << 10;
 // of the node (a relay each, from kFirstRelay on). The words that tell of them stay at the pair's two ends, as those of kSlots do.
 inline constexpr std::uint32_t kHostPath = 0, kFirstRelay = 1, kMostRelays = 6;
 inline constexpr std::uint32_t kIndirectPaths = kFirstRelay + kMostRelays;
+inline constexpr std::uint32_t kSlotPaths = (1u << kIndirectPaths) - 1;
+// Beside their bits: the destination reads the end of the message out of the source's buffer itself (fetch_roles.hpp).
+inline constexpr std::uint32_t kFetched = 1u << kIndirectPaths;
+static_assert(kFetched < 1u << 8, "a bit of Message::paths");
 // As large as the largest piece of other pushes, as filling a slot costs a fence and a handshake beside its copy.
 inline constexpr std::uint64_t kIndirectBytes = 256u << 10;
 // A path's slots are a ring: piece n (from 1) lies in slot n - 1 modulo their number, a power of two. Relay paths have fewer than most
@@ -27,10 +31,11 @@ inline constexpr std::uint32_t kIndirectSlots = 16, kHostSlots = 8;
 // took 3 to 10% longer (docs/cuda-measured.md).
 inline constexpr std::uint32_t kPacketSlots = 220;
 
-// Names of a receiver's buffers in grants; others are numbers in the receiver's book (book.hpp).
+// Names of a rank's buffers in grants and offers; others are numbers in its book (book.hpp).
 inline constexpr std::uint64_t kNoBuffer = 0;        // slots only
-inline constexpr std::uint64_t kAbsoluteBuffer = 1;  // `offset` is an address, valid at the source: same process
-// What a grant, and the source's table, has of a buffer's number. Numbers of which that would be one of the two above are left out.
+inline constexpr std::uint64_t kAbsoluteBuffer = 1;  // `offset` is an address, valid at the mate: same process
+// What a grant or an offer, and the mate's table, has of a buffer's number. Numbers of which that would be one of the two above are left
+// out.
 constexpr std::uint64_t granted_name(std::uint64_t number) { return number & 0xffffffff; }
 
 // 120 bytes of data and a flag. Eight threads of a warp write a line in one instruction, and NVLink carries the 128 bytes together: so the
@@ -66,7 +71,24 @@ inline constexpr std::uint64_t kNeverMoved = 1u << 29;
 struct alignas(16) Grant {
   static constexpr std::uint32_t kWords = 6;
   static constexpr std::uint32_t kPaths = 5;
-  std::uint64_t words[kWords];  // bytes low, bytes high, buffer, offset low, offset high, indirect paths (a bit each)
+  std::uint64_t words[kWords];  // bytes low, bytes high, buffer, offset low, offset high, indirect paths (a bit each) and kFetched
+};
+
+// What a send tells its destination, as a grant does: the end of the message may be read from this buffer. One of a pair and direction in
+// an operation at most, which does not end at the source before the destination has answered it, or granted without wanting any: so there
+// is one place for all.
+struct FetchOffer {
+  static constexpr std::uint32_t kWords = 5;
+  std::uint64_t words[kWords];  // bytes low, bytes high, buffer, offset low, offset high
+};
+// In Port::fetched: nothing of the message will be read.
+inline constexpr std::uint64_t kDeclined = std::uint64_t{1} << 63;
+
+// Where a peer's buffer is mapped here; zero when it is not. At index `buffer % kMappings`.
+inline constexpr std::uint32_t kMappings = 1024;
+struct alignas(16) Mapping {  // kernels read both words in one access
+  std::uint64_t buffer;       // granted_name()
+  std::uint64_t base;
 };
 
 // Which piece of which message lies in a slot.
@@ -102,10 +124,12 @@ struct alignas(128) Port {
   Grant grants[kGrants];        // of message n at n % kGrants
   std::uint64_t freed[kSlots];  // how often p has emptied its slot
   Credit credits[kPacketSlots];
+  std::uint64_t fetched;  // bytes of what was offered that p has read from the user's buffer; p adds, r clears
   // r is the destination; p writes.
   std::uint64_t placed[kGrants];  // bytes of message n, at n % kGrants, that are in the user's buffer; p adds, r clears
   std::uint64_t filled[kSlots];   // how often the slot was filled; written after slot and record
   SlotRecord records[kSlots];
+  FetchOffer offer;
   // r's own.
   alignas(128) Count counts[kCounts];  // by count_at(): messages, or packets, all before this operation
   std::uint64_t taken[kSlots];         // how often r has taken the slot at p
@@ -116,8 +140,12 @@ struct alignas(128) Port {
   std::uint64_t touched_at;  // ns; r's own: when it last read from all over p's port (keep_links_awake())
   // Packets of the newest operation that moved some, by direction. While that runs they may be in `counts` already: see Ledger.
   std::uint64_t newest_packets[2];
+  std::uint64_t offered_at;  // address at r of the buffer that p offers, once it is accepted
   // p writes.
   Packet packets[kPacketSlots];  // packet q at q % kPacketSlots
   alignas(128) std::byte slots[kSlots][kSlotBytes];
+  // r's own: p's buffers.
+  Mapping mappings[kMappings];
 };
+static_assert(sizeof(Port) <= 1u << 20, "a peer costs at most 1 MiB");
 }  // namespace railweave::cuda

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "fetch_prepare.hpp"
+#include "fetch_roles.hpp"
 #include "indirect_prepare.hpp"
 #include "packet_roles.hpp"
 
@@ -19,18 +21,27 @@ constexpr std::uint64_t kManyBlocksFrom = 128u << 10;
 // Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
 // A block's share below kLeastPiece is one piece.
 constexpr std::uint64_t kLeastPiece = 64u << 10, kMostPiece = 256u << 10;
-constexpr std::uint64_t kPiecesPerBlock = 4;
+// With 4 instead of 8 a block 8 MiB of a pair, and both ways, took 2.5 and 3% longer, balanced 16 MiB between four 2.4; from 32 MiB on
+// pieces are the largest anyhow (4 x H200, docs/cuda-measured.md).
+constexpr std::uint64_t kPiecesPerBlock = 8;
+// A barrier after each piece costs a block a fifth of its rate. Where all together do not fill a link, pieces are larger: balanced 256 MiB
+// between two took 846, 791 and 766 us with 8 blocks and pieces of 256 KiB, 1 and 4 MiB, and 1,648, 1,517 and 1,486 with 4; 64 MiB of a
+// pair both ways with 11 blocks took 194 us, and 205 with 1 MiB, as they end further apart (2 and 4 x H200). Beside rails a block that is
+// in the middle of one makes copies wait: 90% of 64 MiB inside nodes took 24% longer than at the bound so, where 8% was usual.
+constexpr std::uint32_t kFewBlocks = 8;
+constexpr std::uint64_t kMostPieceOfFew = 4u << 20;
 
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
 // What cannot be named comes through slots and has to be pulled, by a block for each: one alone moved 11 GB/s (docs/cuda-measured.md).
-bool comes_through_slots(const Message& m) { return m.direction == Direction::receive && m.receive.buffer == kNoBuffer; }
+bool comes_through_slots(const Message& m) { return m.direction == Direction::receive && m.named.buffer == kNoBuffer; }
 
 // Of a granted message.
 std::uint64_t pulls_worth(const Message& m) {
   const std::uint64_t of_slots = comes_through_slots(m) ? std::min<std::uint64_t>(divide_up(m.bytes, kSlotBytes), kSlots) : 0;
-  const bool over_paths = m.direction == Direction::receive && m.paths != 0;
-  return of_slots + (over_paths ? indirect_blocks_worth(m) : 0);
+  const bool over_paths = m.direction == Direction::receive && (m.paths & kSlotPaths) != 0;
+  const bool fetched = m.direction == Direction::receive && is_fetched(m);
+  return of_slots + (over_paths ? indirect_blocks_worth(m) : 0) + (fetched ? divide_up(moved_here(m), kBytesPerBlock) : 0);
 }
 
 std::uint64_t blocks_worth(const Message& m) {
@@ -119,7 +130,7 @@ struct Course {
     const std::uint32_t end = std::max(begin + 1, at());
     m.first_block = static_cast<std::uint16_t>(first + begin);
     m.last_block = static_cast<std::uint16_t>(first + end);
-    m.piece_bytes = piece_of(m.bytes, end - begin, most_piece);
+    m.piece_bytes = piece_of(moved_here(m), end - begin, most_piece);
   }
 };
 
@@ -136,20 +147,22 @@ bool is_granted_send(const Message& m) { return m.direction == Direction::send &
 // Whether something other than this rank's pushes wants blocks soon: they should come to the ends of their rows sooner.
 bool wants_short_rows(const Message& m) {
   return m.path == Path::packets ||
-         (m.direction == Direction::receive && (comes_through_slots(m) || m.paths != 0 || m.grant_after != kNone));
+         (m.direction == Direction::receive && (comes_through_slots(m) || (m.paths & kSlotPaths) != 0 || m.grant_after != kNone));
 }
 
 // Which blocks begin with which granted sends. `own_links`: each peer is reached over links of its own, which all are to be busy. Blocks of
 // a message that goes over indirect paths as well are counted by it. So in both cases, and with little to send, sends are divided between
-// all. What a rank sends itself meets nobody.
-void assign(std::span<Message> messages, std::uint32_t blocks, bool own_links) {
+// all, and also where destinations read ends, which all are to begin with at once. What a rank sends itself meets nobody. `alone`: nothing
+// else is moved beside it.
+void assign(std::span<Message> messages, std::uint32_t blocks, bool own_links, bool alone) {
   std::uint64_t total = 0;
-  bool short_rows = false, paths = false;
+  bool paths = false;
   std::vector<const Port*> peers;  // in turn
+  const bool short_rows = std::any_of(messages.begin(), messages.end(), wants_short_rows);
+  const std::uint64_t most_piece = short_rows ? kLeastPiece : alone && blocks <= kFewBlocks ? kMostPieceOfFew : kMostPiece;
   for (Message& m : messages) {
     m.first_block = m.last_block = 0;
-    m.piece_bytes = 0;
-    short_rows = short_rows || wants_short_rows(m);
+    m.piece_bytes = is_fetched(m) ? piece_of(moved_here(m), blocks, most_piece) : 0;
     if (!is_granted_send(m)) continue;
     total += m.bytes;
     paths = paths || m.paths != 0;
@@ -166,7 +179,6 @@ void assign(std::span<Message> messages, std::uint32_t blocks, bool own_links) {
   for (const Message& m : messages) {
     if (is_granted_send(m) && course_of(m) < kCourses) courses[course_of(m)].total += m.bytes;
   }
-  const std::uint64_t most_piece = short_rows ? kLeastPiece : kMostPiece;
   for (Message& m : messages) {
     if (!is_granted_send(m)) continue;
     if (const std::size_t course = course_of(m); course < kCourses) {
@@ -394,7 +406,6 @@ constexpr std::uint64_t kNcclShort = 512u << 10;
 struct Sums {
   std::size_t packets = 0, granted = 0;  // messages
   std::uint64_t bytes[2] = {};           // by direction
-  std::uint64_t granted_sent = 0;        // bytes
   std::uint64_t packet_bytes[2] = {};    // by direction
   std::uint64_t pulled_bytes = 0;        // of granted receives through slots
   std::uint32_t peers = 0;               // to which messages go, or from which packets come if those are more
@@ -402,6 +413,7 @@ struct Sums {
 
   struct Partner {
     const Port* pair;
+    bool itself;                      // the rank
     std::uint64_t bytes[2] = {};      // by direction
     std::uint64_t largest_short = 0;  // message
     bool packets_come = false;
@@ -416,7 +428,7 @@ Sums sum_up(std::span<const Message> messages) {
     sums.bytes[direction] += m.bytes;
     sums.largest = std::max(sums.largest, m.bytes);
     auto partner = std::find_if(sums.partners.begin(), sums.partners.end(), [&](const auto& each) { return each.pair == m.local; });
-    if (partner == sums.partners.end()) partner = sums.partners.insert(partner, {m.local});
+    if (partner == sums.partners.end()) partner = sums.partners.insert(partner, {m.local, m.local == m.remote});
     partner->bytes[direction] += m.bytes;
     if (m.bytes <= kNcclShort) partner->largest_short = std::max(partner->largest_short, m.bytes);
     if (m.path == Path::packets) {
@@ -427,7 +439,6 @@ Sums sum_up(std::span<const Message> messages) {
     }
     ++sums.granted;
     if (comes_through_slots(m)) sums.pulled_bytes += m.bytes;
-    if (m.direction == Direction::send) sums.granted_sent += m.bytes;
   }
   const auto partners = [&](auto&& counts) { return std::count_if(sums.partners.begin(), sums.partners.end(), counts); };
   sums.peers = static_cast<std::uint32_t>(
@@ -457,6 +468,14 @@ std::uint64_t channels_of_nccl(std::uint64_t bytes, std::uint64_t channel_bytes,
   return std::clamp<std::uint64_t>(divide_up(bytes, each), 1, most);
 }
 
+// In a communicator over several nodes NCCL's kernel has a channel for each other rank, however long messages are, and one more where
+// there are several: 3 and 4 CTAs on two nodes of two GPUs, 8 on two of four (docs/results.md).
+std::uint32_t channels_over_nodes(const LaunchLimits& limits, const Sums& sums) {
+  const auto others = std::count_if(sums.partners.begin(), sums.partners.end(), [](const auto& partner) { return !partner.itself; });
+  const bool several = others > 1 || limits.beside_rails;
+  return std::max(1u, limits.world - 1 + (several ? 1 : 0));
+}
+
 std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   const auto partners = static_cast<std::uint32_t>(sums.partners.size());
   const std::uint32_t world = std::max({limits.world, partners, 1u}), shared_by = std::bit_ceil(world);
@@ -468,15 +487,16 @@ std::uint32_t worthwhile_blocks(const LaunchLimits& limits, const Sums& sums) {
   }
   std::uint32_t most = std::clamp(sums.peers * each, limits.blocks, 2 * limits.blocks);
   if (std::max(sums.bytes[0], sums.bytes[1]) < kManyBlocksFrom) most = std::max(1u, limits.blocks / 2);
+  if (limits.several_nodes && limits.channel_bytes != 0) return std::min(most, channels_over_nodes(limits, sums));
   if (sums.largest > of_nccl * kNcclMostBytesPerChannel) return most;
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(most, channels));
 }
 
 // Messages inside the node beside others over rails need be little faster than those: a block for each time that they have as many bytes,
 // and one more. A block pushes 46 GB/s and moves 5 to 11 in packets or out of slots (docs/cuda-measured.md), so these count fourfold: more
-// than rails of 100 Gbit/s a rank bring. Never fewer than four, as NCCL's kernel has at least there, since a mate may have nothing else to
-// wait for; but two, as that has in the 2x4 lab up to 64 KiB, where as much goes over rails and all that is short: 192 KiB take them some
-// 20 us, and an operation of 64 KiB each way with seven ranks 290.
+// than rails of 100 Gbit/s a rank bring. Never fewer than four, as NCCL's kernel has at least on two nodes of two, since a mate may have
+// nothing else to wait for; but two, as that has in the 2x4 lab up to 64 KiB, where as much goes over rails and all that is short: 192 KiB
+// take them some 20 us, and an operation of 64 KiB each way with seven ranks 290.
 constexpr std::uint64_t kPushesPerCopy = 4;
 constexpr std::uint64_t kLeastBesideRails = 4, kShortBesideRails = 2;
 constexpr std::uint64_t kShortBytes = 256u << 10;  // each way
@@ -511,15 +531,16 @@ constexpr std::uint64_t kFillsALinkFrom = 32u << 20;
 
 class ApartTimes {
  public:
-  // `most`: blocks of the operation; mates that push to this rank have as many.
-  ApartTimes(const Sums& sums, std::uint32_t most) : most_(most) {
+  // `most`: blocks of the operation; mates that push to this rank have as many. `moved`: bytes of granted messages that blocks push or
+  // fetch.
+  ApartTimes(const Sums& sums, std::uint64_t moved, std::uint32_t most) : most_(most) {
     constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
     const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
     const std::uint64_t granted[] = {all[0] - in_packets[0], all[1] - in_packets[1]};
     const bool sends_less = in_packets[kSend] < in_packets[kReceive];
     sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / kPackets;
     received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / kPackets;
-    granted_us_ = static_cast<double>(sums.granted_sent) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
+    granted_us_ = static_cast<double>(moved) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
     const bool several = sums.partners.size() > 1;
     out_is_full_ = several && granted[kSend] >= kFillsALinkFrom;
     in_is_full_ = several && granted[kReceive] >= kFillsALinkFrom;
@@ -564,13 +585,14 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
   const std::uint32_t surely = std::min(most, std::max(limits.needed, largest)) / largest * largest;
-  std::uint64_t pushes = 0, pulls = 0;
+  std::uint64_t pushes = 0, pulls = 0, moved = 0;
   for (const Message& m : granted) {
     if (m.direction == Direction::send) pushes += blocks_worth(m);
     pulls += pulls_worth(m);
+    moved += moved_here(m);
   }
   const std::uint64_t others = std::max<std::uint64_t>({pushes, pulls, 1});
-  const ApartTimes times(sums, most);
+  const ApartTimes times(sums, moved, most);
   const auto enough =
       static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(packets_of_fuller_direction(packets), kPacketsPerBlock), 1, most));
   if (largest == 1) {
@@ -599,11 +621,13 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
   deal_to_warps(lanes_of(packets, trains), plan.packet_blocks, {});
-  assign(granted, plan.blocks - plan.packet_blocks, own_links);
+  assign(granted, plan.blocks - plan.packet_blocks, own_links, false);
   return plan;
 }
 
 }  // namespace
+
+std::uint32_t most_blocks(std::span<const Message> messages, const LaunchLimits& limits) { return most_blocks(limits, sum_up(messages)); }
 
 Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const Sums sums = sum_up(messages);
@@ -653,7 +677,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .trains = std::move(trains)};
   }
   const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
-  assign(messages, blocks, own_links);
+  assign(messages, blocks, own_links, !limits.beside_rails);
   if (!granted) return {.kernel = Kernel::any, .blocks = blocks};
   if (indirect) assign_indirect(messages, limits);
   return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks};

@@ -27,6 +27,7 @@ struct LaunchLimits {
   std::uint64_t rail_bytes = 0;      // beside rails: bytes_over_rails() of the messages to and from other nodes
   // Of a peer's, up to 512 KiB: a block for each so many, and one for each rank without messages; 0: as many as help.
   std::uint32_t channel_bytes = 0;
+  bool several_nodes = false;  // of the communicator, or of any where there are several
 };
 
 // Which kernel it takes: whose roles move the messages.
@@ -63,6 +64,9 @@ struct Plan {
 
 // Blocks of a cluster of an operation apart, at most.
 inline constexpr std::uint32_t kMostApartCluster = 8;
+
+// Blocks that an operation of these messages may have: no more than NCCL's kernel, as far as `limits` says what that has.
+std::uint32_t most_blocks(std::span<const Message> messages, const LaunchLimits& limits);
 
 // Fills ordinal, piece_bytes, grant_after, first_block, last_block, first_warp, warps, last_of_pair, reports and operation of messages that
 // have all else (`paths` and `relay_slots`: those that there are), takes away the paths that they are not to use, and brings those in

@@ -51,11 +51,10 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), ports_(mate
     ports_[own] = std::move(lent.memory);
     handle_ = lent.handle;
     check(cudaMemsetAsync(ports_[own].get(), 0, sizeof(Port) * mates, stream.get()), "clearing the communicator's slots");
-    const std::uint64_t bytes = sizeof(Own) + sizeof(Mapping) * kMappings * mates;
     void* state = nullptr;
-    check(cudaMalloc(&state, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for the communicator's state");
+    check(cudaMalloc(&state, sizeof(Own)), "allocating " + std::to_string(sizeof(Own)) + " bytes on the GPU for the communicator's state");
     own_ = static_cast<Own*>(state);
-    check(cudaMemsetAsync(state, 0, bytes, stream.get()), "clearing the communicator's state");
+    check(cudaMemsetAsync(state, 0, sizeof(Own), stream.get()), "clearing the communicator's state");
     Ledger ledger{};
     ledger.ports = local(0);
     ledger.mates = mates;

@@ -38,7 +38,6 @@ class Region {
   Port* remote(std::uint32_t mate) const { return ports(mate) + mate_; }
   OperationState* state() const { return &own_->state; }
   Ledger* ledger() const { return &own_->ledger; }
-  Mapping* mappings(std::uint32_t mate) const { return own_->mappings + std::uint64_t{mate} * kMappings; }
   HostView& host() const { return *host_; }
   // No operation that begins when this has been done on the stream moves anything any more.
   void halt(cudaStream_t stream);
@@ -53,7 +52,6 @@ class Region {
   struct Own {
     OperationState state;
     Ledger ledger;
-    Mapping mappings[1];  // kMappings for each mate
   };
 
   Port* ports(std::uint32_t mate) const { return static_cast<Port*>(ports_[mate].get()); }

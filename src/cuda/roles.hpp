@@ -28,19 +28,20 @@
 // once.
 #pragma once
 
+#include "fetch_roles.hpp"
 #include "indirect_roles.hpp"
 #include "packet_roles.hpp"
 
 namespace railweave::cuda {
 
-// What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. `waiting` and `over` are
-// states of a message; a block leaves when all are over.
-enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, push, own_more, waiting, over };
+// What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. What it fetches is waited for
+// by nobody but this operation's two ends. `waiting` and `over` are states of a message; a block leaves when all are over.
+enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, push, own_more, fetch, waiting, over };
 
 struct Work {
   Step step;
   std::uint32_t message;
-  std::uint32_t slot;  // or the bundle; from kFirstIndirect on, an indirect path
+  std::uint32_t slot;  // or the bundle; from kFirstIndirect on, an indirect path; kOffered: of what was offered, and is not read
   std::uint32_t bytes;
   std::uint64_t offset;  // in the message
   std::uint64_t turn;    // of the slot; or number of the piece; or of the bundle's first packet
@@ -57,6 +58,7 @@ static_assert(packets_of_bundle(packets_of(8u << 20)) <= kPacketSlots, "the most
 
 // Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
 inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
+inline constexpr std::uint32_t kOffered = 1;
 
 // An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more
 // (docs/cuda-measured.md). The same goes for indirect paths, which only large messages take.
@@ -75,7 +77,8 @@ class Roles {
         messages_(part.messages),
         count_(part.count),
         timeout_ns_(part.timeout_ns),
-        indirect_(block, part.link_MBps) {}
+        indirect_(block, part.link_MBps),
+        fetch_(block) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
@@ -115,9 +118,11 @@ class Roles {
       }
       // Numbers begin at 1, so that a zeroed flag names no message.
       const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
-      if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}));
+      const bool offers = offers_end(m) && block_.swap_if(&state(i).granted, kUngranted, kGranted);
+      if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}), first_bytes(m));
       own.number = count.over != 0 ? kNeverGranted : count.value + m.ordinal + 1;
       if (grants && count.over == 0) post_grant(m, own.number);
+      if (offers && count.over == 0) fetch_.offer(m, own.number);
     });
     start_ = block_.now();
   }
@@ -164,6 +169,7 @@ class Roles {
         if (!sends(m)) block_.store(&m.local->placed[own.number % kGrants], std::uint64_t{0});
         if (m.last_of_pair) block_.store(&moved(m).value, own.number);
         if constexpr (kIndirect) {
+          if (offers_end(m)) block_.store(&m.local->fetched, std::uint64_t{0});
           if (m.last_of_pair && sends(m)) indirect_.report(m);
         }
       } else if (m.last_of_pair) {
@@ -179,6 +185,7 @@ class Roles {
 
  private:
   using Indirect = IndirectRoles<Block>;
+  using End = typename FetchRoles<Block>::End;
 
   RAILWEAVE_ROLE static bool in_packets(const Message& m) { return kPackets && m.path == Path::packets; }
   RAILWEAVE_ROLE static Count& moved(const Message& m) {
@@ -188,6 +195,13 @@ class Roles {
   RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
   RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
   RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
+
+  RAILWEAVE_ROLE static bool offers_end(const Message& m) { return kIndirect && sends(m) && is_fetched(m); }
+  // Of a granted send: what blocks claim first.
+  RAILWEAVE_ROLE static std::uint64_t first_bytes(const Message& m) {
+    if constexpr (kIndirect) return pushed_bytes(m);
+    return m.bytes;
+  }
 
   // Dealt to the blocks in turn, each message's from another block on.
   RAILWEAVE_ROLE std::uint64_t bundles_of_block(const Message& m, std::uint32_t i) const {
@@ -219,9 +233,9 @@ class Roles {
     return block_.share([&] { return block_.relaxed(&state_.stopped) != 0; });
   }
 
-  // The stream goes on when this kernel ends, and the buffers are the program's again. A mate that has a grant may still be writing, or a
-  // kernel of its that has not begun may come to: not once its host has heard of the end, for which this rank's waits. All other blocks
-  // have left, so this operation itself writes nothing more.
+  // The stream goes on when this kernel ends, and the buffers are the program's again. A mate that has a grant may still be writing, or one
+  // that has an offer reading, or a kernel of its that has not begun may come to: not once its host has heard of the end, for which this
+  // rank's waits. All other blocks have left, so this operation itself writes nothing more.
   RAILWEAVE_ROLE void outlast_grants() {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
@@ -240,8 +254,11 @@ class Roles {
 
   RAILWEAVE_ROLE bool is_exposed(std::uint32_t i) const {
     const Message& m = message(i);
-    if (sends(m) || in_packets(m) || m.local == m.remote || block_.relaxed(&state(i).granted) != kGranted) return false;
-    return (is_never(i) || !place_is_free(i)) && block_.relaxed(&m.host->stop) != kLeave;
+    if (in_packets(m) || m.local == m.remote || block_.relaxed(&state(i).granted) != kGranted) return false;
+    if (block_.relaxed(&m.host->stop) == kLeave) return false;
+    if (!sends(m)) return is_never(i) || !place_is_free(i);
+    if constexpr (kIndirect) return is_never(i) || fetch_.may_be_read(m, share(i).number);
+    return false;
   }
 
   // As far as this block knows: another one that began just before may have granted it, or sent it.
@@ -371,11 +388,16 @@ class Roles {
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) glance.words[k] = block_.arrived(words + k * stride);
     for (std::uint32_t k = 0; k < kSlots; ++k) glance.theirs[k] = block_.relaxed(theirs + k);
     for (std::uint32_t k = 0; k < kSlots; ++k) glance.ours[k] = block_.relaxed(ours + k);
+    if constexpr (kIndirect) {
+      if (offers_end(m)) return judge_offered(m, s, own, glance, slot);
+    }
     if (sends(m)) return judge_send(m, own, glance, slot);
     if (own.number == kNeverGranted) return Step::waiting;  // what has come in its place is another one's
     const Step step = judge_receive(m, glance, slot);
     if constexpr (kIndirect) {
-      if (step != Step::waiting || glance.granted != kGranted || passed_over_) return step;
+      if (step != Step::waiting || glance.granted != kGranted) return step;
+      if (is_fetched(m) && fetch_.has_piece(m, s, own.number)) return Step::fetch;
+      if (passed_over_) return step;
       const std::uint32_t path = indirect_.find_piece(m, first_path_);
       if (path == Indirect::kStraight) return step;
       slot = kFirstIndirect + path;
@@ -395,15 +417,36 @@ class Roles {
 
   RAILWEAVE_ROLE Step judge_send(const Message& m, Share& own, const Glance& glance, std::uint32_t& slot) const {
     if (own.at == own.end && glance.claimed >= m.bytes) return Step::over;
-    for (const std::uint64_t word : glance.words) {
-      if (word >> 32 != (own.number & 0xffffffff)) return Step::waiting;
-    }
-    if (keeps_to_home(own)) return Step::waiting;
+    if (!is_granted(own, glance) || keeps_to_home(own)) return Step::waiting;
     if (own.at == own.end) return Step::own_more;
+    return push_own(own, glance, slot);
+  }
+
+  RAILWEAVE_ROLE static bool is_granted(const Share& own, const Glance& glance) {
+    bool granted = true;
+    for (const std::uint64_t word : glance.words) granted = granted && word >> 32 == (own.number & 0xffffffff);
+    return granted;
+  }
+  RAILWEAVE_ROLE Step push_own(Share& own, const Glance& glance, std::uint32_t& slot) const {
     own.granted_bytes = (glance.words[0] & 0xffffffff) | glance.words[1] << 32;
     own.granted = {glance.words[2] & 0xffffffff, (glance.words[3] & 0xffffffff) | glance.words[4] << 32};
     slot = nearest_slot(glance, 0);  // needed only where the buffer is not mapped
     return Step::push;
+  }
+
+  // Its end is claimed only once it is known that the destination does not read it. Whether it is over does not depend on the grant: once
+  // it is, the grant's place may be a later message's.
+  RAILWEAVE_ROLE Step judge_offered(const Message& m, const MessageState& s, Share& own, const Glance& glance, std::uint32_t& slot) const {
+    const bool end_is_left = own.at == own.end && glance.claimed >= pushed_bytes(m);
+    if (end_is_left) {
+      const bool all_claimed = pushed_bytes(m) + block_.relaxed(&s.pieces) * std::uint64_t{m.piece_bytes} >= m.bytes;
+      if (all_claimed || fetch_.end_of(m, kFetched) == End::was_read) return Step::over;
+    }
+    if (!is_granted(own, glance) || keeps_to_home(own)) return Step::waiting;
+    if (own.at != own.end) return push_own(own, glance, slot);
+    slot = end_is_left ? kOffered : 0;
+    const bool may_be_read = end_is_left && fetch_.end_of(m, glance.words[Grant::kPaths]) != End::is_pushed;
+    return may_be_read ? Step::waiting : Step::own_more;
   }
 
   // A slot of which the peer's count is so much ahead of the own one, or kSlots. Each block begins with the slot of its own index, or all
@@ -441,10 +484,12 @@ class Roles {
       case Step::push_packets: return claim_bundle(work, m, own);
       case Step::pull_slot: return claim_pull(work, m);
       case Step::push: return claim_push(work, m, own);
+      case Step::fetch: return claim_fetch(work, m, s);
       case Step::grant: return block_.swap_if(&s.granted, kUngranted, kBeingGranted);
       case Step::own_more:
         if (!in_packets(m)) {
-          own_piece(m, own, block_.add(&s.claimed, std::uint64_t{m.piece_bytes}));
+          const bool offered = offers_end(m) && work.slot == kOffered;
+          own_piece(m, own, claim_next(m, s, offered), offered ? m.bytes : first_bytes(m));
         } else {
           const std::uint64_t bit = std::uint64_t{1} << work.slot;
           own.at |= bit & ~block_.take(&s.claimed, bit);
@@ -452,6 +497,23 @@ class Roles {
         return true;
       default: return false;
     }
+  }
+
+  // Where the next piece of a granted send begins: of its end, where that was offered, or before it.
+  RAILWEAVE_ROLE std::uint64_t claim_next(const Message& m, MessageState& s, bool offered) {
+    if constexpr (kIndirect) {
+      if (offered) return pushed_bytes(m) + block_.add(&s.pieces, 1u) * std::uint64_t{m.piece_bytes};
+    }
+    return block_.add(&s.claimed, std::uint64_t{m.piece_bytes});
+  }
+
+  RAILWEAVE_ROLE bool claim_fetch(Work& work, const Message& m, MessageState& s) {
+    if constexpr (kIndirect) {
+      fetch_.answer(m, s, [&](std::uint64_t buffer, std::uint64_t offset) { return find_buffer(m, buffer, offset); });
+      if (block_.acquire(&s.answered) != kAccepted) return false;
+      work.offset = fetch_.take(m, s);
+    }
+    return work.offset < m.bytes;
   }
 
   RAILWEAVE_ROLE bool claim_bundle(Work& work, const Message& m, Share& own) {
@@ -532,12 +594,12 @@ class Roles {
     return true;
   }
 
-  // The destination's buffer where it is mapped here, else null. Blocks may differ about a mapping that is just being made: a message may
+  // The peer's buffer where it is mapped here, else null. Blocks may differ about a mapping that is just being made: a message may
   // go partly through slots.
   RAILWEAVE_ROLE std::byte* find_buffer(const Message& m, std::uint64_t buffer, std::uint64_t offset) const {
     if (buffer == kNoBuffer) return nullptr;
     if (buffer == kAbsoluteBuffer) return reinterpret_cast<std::byte*>(offset);
-    const Mapping mapping = block_.pair(&m.mappings[buffer % kMappings]);
+    const Mapping mapping = block_.pair(&m.local->mappings[buffer % kMappings]);
     return mapping.buffer == buffer ? reinterpret_cast<std::byte*>(mapping.base + offset) : nullptr;
   }
 
@@ -584,6 +646,9 @@ class Roles {
           push_to_slot(work, m);
         }
         break;
+      case Step::fetch:
+        if constexpr (kIndirect) fetch_.fetch(m, state(work.message), work.offset, briefly ? 1 : kFetchesInARow, kRowBytes);
+        break;
       case Step::grant: block_.leader([&] { grant_again(work.message); }); break;
       default: break;
     }
@@ -610,23 +675,27 @@ class Roles {
   // Several pieces in a row, each taken while the one before is under way, and announced together. Then the block looks for what is more
   // urgent. Bytes that wait for their announcement from one turn to the next would cost 48 bytes of stack. A fence takes long while the
   // links are full, and all blocks come to the ends of their rows together: with 8 pieces a row instead of 32 a pair both ways of 64 MiB
-  // took 207 us instead of 194 (4 x H100). Over indirect paths, whose pieces wait for slots, 8.
-  static constexpr std::uint32_t kInARow = 32, kIndirectInARow = 8;
+  // took 207 us instead of 194 (4 x H100). Over indirect paths, whose pieces wait for slots, 8. No longer than about 8 MiB, which take a
+  // block 180 us: pieces of few blocks are large.
+  static constexpr std::uint32_t kInARow = 32, kIndirectInARow = 8, kFetchesInARow = 8;
+  static constexpr std::uint64_t kRowBytes = 8u << 20;
 
   RAILWEAVE_ROLE void push_to_buffer(const Work& work, const Message& m, bool briefly) {
     std::uint64_t offset = work.offset;
     std::uint32_t bytes = work.bytes;
     std::uint64_t pushed = 0;
+    const bool offered = offers_end(m) && offset >= first_bytes(m);
+    const std::uint64_t end = offered ? m.bytes : first_bytes(m);
     for (std::uint32_t k = briefly ? kInARow : 1;; ++k) {
-      std::uint64_t next = m.bytes;
-      if (k < kInARow && m.bytes - offset > bytes) {
-        block_.leader([&] { next = block_.add(&state(work.message).claimed, std::uint64_t{m.piece_bytes}); });
+      std::uint64_t next = end;
+      if (k < kInARow && pushed < kRowBytes && end - offset > bytes) {
+        block_.leader([&] { next = claim_next(m, state(work.message), offered); });
       }
       block_.copy(work.base + offset, m.data + offset, bytes);
       pushed += bytes;
       offset = block_.share([&] { return next; });
-      if (offset >= m.bytes) break;
-      bytes = static_cast<std::uint32_t>(m.bytes - offset < m.piece_bytes ? m.bytes - offset : m.piece_bytes);
+      if (offset >= end) break;
+      bytes = static_cast<std::uint32_t>(end - offset < m.piece_bytes ? end - offset : m.piece_bytes);
     }
     block_.leader([&] { block_.announce(&m.remote->placed[share(work.message).number % kGrants], pushed); });
   }
@@ -643,10 +712,10 @@ class Roles {
     });
   }
 
-  // Pieces come over the indirect paths that it names; only a kernel that knows them names some.
+  // Pieces come over the indirect paths that it names, and offers are looked at where it says so; only a kernel that knows them does.
   RAILWEAVE_ROLE void post_grant(const Message& m, std::uint64_t number) {
-    const std::uint64_t payload[Grant::kWords] = {m.bytes,          m.bytes >> 32,          m.receive.buffer,
-                                                  m.receive.offset, m.receive.offset >> 32, kIndirect ? m.paths : std::uint64_t{0}};
+    const std::uint64_t payload[Grant::kWords] = {m.bytes,        m.bytes >> 32,        m.named.buffer,
+                                                  m.named.offset, m.named.offset >> 32, kIndirect ? m.paths : std::uint64_t{0}};
     Grant& grant = m.remote->grants[number % kGrants];
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) block_.store(&grant.words[k], (payload[k] & 0xffffffff) | number << 32);
   }
@@ -677,6 +746,7 @@ class Roles {
   bool has_home_ = false;
   bool passed_over_ = false;
   Indirect indirect_;
+  FetchRoles<Block> fetch_;
 };
 
 }  // namespace railweave::cuda

@@ -53,7 +53,10 @@ std::string send_granted(const Waiting& m, const Port& port, const std::string& 
   }
   const bool nameless = (words[2] & 0xffffffff) == kNoBuffer;
   const std::string way = nameless ? "granted, over slots" : "granted, into " + peer + "'s buffer, or over slots until that is mapped";
-  return way + (full.empty() ? "" : "; slots that " + peer + " has not emptied: " + full) + pieces_under_way(port, peer);
+  std::string read;
+  if (port.fetched != 0 && (port.fetched & kDeclined) == 0)
+    read = "; " + peer + " has read " + counted(port.fetched, "byte") + " of it itself";
+  return way + (full.empty() ? "" : "; slots that " + peer + " has not emptied: " + full) + pieces_under_way(port, peer) + read;
 }
 
 std::string receive_granted(const Waiting& m, const Port& port, const std::string& peer) {
@@ -67,6 +70,9 @@ std::string receive_granted(const Waiting& m, const Port& port, const std::strin
     text += "; slot " + std::to_string(slot) + " has bytes " + std::to_string(record.offset) + " to " +
             std::to_string(record.offset + record.bytes - 1);
   }
+  const std::uint64_t* offer = port.offer.words;
+  if (std::all_of(offer, offer + FetchOffer::kWords, [&](std::uint64_t word) { return word >> 32 == (number & 0xffffffff); }))
+    text += "; it offers the end to be read";
   return text + pieces_that_came(port, number);
 }
 

@@ -303,9 +303,10 @@ std::string Communicator::create_device_side(const Verdict& verdict) {
   config.rank = rank_;
   config.world = world_;
   config.device = device_;
-  config.channel_bytes = channel_bytes();
-  log(LogLevel::info, label() + ": kernels have a block for each " + std::to_string(config.channel_bytes >> 10) +
-                          " KiB of a peer at most, as many as this NCCL's have channels");
+  config.channel_bytes = blocks_are_set() ? 0 : channel_bytes();
+  if (config.channel_bytes != 0)
+    log(LogLevel::info, label() + ": kernels have a block for each " + std::to_string(config.channel_bytes >> 10) +
+                            " KiB of a peer at most, as many as this NCCL's have channels");
   config.most_blocks = blocks_are_set() ? 0 : verdict.most_blocks;
   if (config.most_blocks != 0)
     log(LogLevel::info, label() + ": kernels have at most " + std::to_string(config.most_blocks) +

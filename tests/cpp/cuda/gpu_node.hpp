@@ -92,6 +92,8 @@ class Node {
   std::uint64_t timeout_ns = 3600'000'000'000;
   std::uint32_t host_share = 0, link_MBps = 0;
   std::uint8_t relay_slots = 0;
+  // What else is said of an operation's messages before it is planned.
+  std::function<void(std::uint32_t rank, std::span<Message> messages)> choose = [](std::uint32_t, std::span<Message>) {};
 
   HostView& host(std::uint32_t rank) { return hosts_[rank]; }
   // Once the rank's operations have ended; a last one that was given up does not count.
@@ -148,8 +150,8 @@ class Node {
         if ((t.direction == Direction::send ? way.to : way.from) != 0) m.paths |= static_cast<std::uint8_t>(1u << path);
       }
       if (t.direction == Direction::receive) {
-        m.receive.buffer = mapped ? kAbsoluteBuffer : kNoBuffer;
-        m.receive.offset = reinterpret_cast<std::uint64_t>(t.data);
+        m.named.buffer = mapped ? kAbsoluteBuffer : kNoBuffer;
+        m.named.offset = reinterpret_cast<std::uint64_t>(t.data);
       }
       messages.push_back(m);
     }
@@ -160,6 +162,7 @@ class Node {
   void run(std::uint32_t rank, std::vector<Message> messages) {
     const std::uint32_t blocks = blocks_of.empty() ? blocks_at_most : blocks_of[rank];
     const std::uint32_t clusters = clusters_of.empty() ? cluster_blocks : clusters_of[rank];
+    choose(rank, sized(messages, low_latency_bytes));
     const Plan plan =
         prepare(sized(messages, low_latency_bytes), {blocks, clusters, static_cast<std::uint32_t>(hosts_.size()), false, host_share,
                                                      link_MBps, ~0u, clusters > 1 ? 2 * clusters : single_blocks});

@@ -130,8 +130,8 @@ class GpuRank {
       m.local = &job_.ports[rank_][t.peer % job_.shape.ranks];
       m.remote = &job_.ports[t.peer][rank_ % job_.shape.ranks];
       if (t.direction == Direction::receive) {
-        m.receive.buffer = cuda::kAbsoluteBuffer;
-        m.receive.offset = reinterpret_cast<std::uint64_t>(t.data);
+        m.named.buffer = cuda::kAbsoluteBuffer;
+        m.named.offset = reinterpret_cast<std::uint64_t>(t.data);
       }
       near.push_back(m);
     }

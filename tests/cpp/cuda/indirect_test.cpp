@@ -35,7 +35,7 @@ Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes) {
   m.host = &host;
   m.paths = kOverHost | kOverTwoRelays;
   m.relay_slots = 4;
-  if (direction == Direction::receive) m.receive = {kAbsoluteBuffer + 1, 0};
+  if (direction == Direction::receive) m.named = {kAbsoluteBuffer + 1, 0};
   return m;
 }
 
@@ -133,7 +133,7 @@ TEST(PrepareIndirect, BlocksThatPull) {
     messages[0].paths = static_cast<std::uint8_t>(paths);
     EXPECT_EQ(prepare(sized(messages, 0), {16, 1, 4, false, 118, 0}).blocks, mapped);
     messages[0].paths = static_cast<std::uint8_t>(paths);
-    messages[0].receive = {};
+    messages[0].named = {};
     EXPECT_EQ(prepare(sized(messages, 0), {16, 1, 4, false, 118, 0}).blocks, in_slots);
   }
 }

@@ -22,7 +22,7 @@ Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes, HostV
   m.direction = direction;
   m.bytes = bytes;
   m.host = host;
-  if (direction == Direction::receive) m.receive = {kAbsoluteBuffer + 1, 0};
+  if (direction == Direction::receive) m.named = {kAbsoluteBuffer + 1, 0};
   return m;
 }
 
@@ -204,7 +204,8 @@ TEST(Prepare, BlocksTakeSeveralPeersInTurn) {
   const std::pair<int, int> expected[] = {{0, 3}, {0, 0}, {3, 12}, {12, 24}, {0, 0}};  // of a peer's messages in proportion
   for (std::size_t i = 0; i < messages.size(); ++i)
     EXPECT_EQ(std::pair(int{messages[i].first_block}, int{messages[i].last_block}), expected[i]) << i;
-  for (const std::size_t i : {0, 2, 3, 4}) EXPECT_EQ(messages[i].piece_bytes, 256u << 10) << i;
+  // An eighth of a block's share of the message, in whole KiB, of all in their turn; 256 KiB at most.
+  for (const auto& [i, piece] : {std::pair{0, 256u}, {2, 256u}, {3, 171u}, {4, 171u}}) EXPECT_EQ(messages[i].piece_bytes, piece << 10) << i;
 }
 
 // With one peer beside the rank itself, with little to send, where a message goes over other paths as well, and where each peer has links
@@ -254,7 +255,7 @@ TEST(Prepare, RowsAreShortBesideWhatWantsBlocksSoon) {
   };
   std::vector<Message> one{make(Direction::receive, 1, 1u << 20)};
   EXPECT_EQ(piece(one, {16, 1, 2}), 256u);
-  one[0].receive.buffer = kNoBuffer;
+  one[0].named.buffer = kNoBuffer;
   EXPECT_EQ(piece(one, {16, 1, 2}), 64u);
   one[0] = make(Direction::receive, 2, 512u << 20);
   one[0].paths = 1u << kHostPath;
@@ -396,6 +397,7 @@ TEST(Prepare, EveryPlanHoldsTogether) {
     LaunchLimits limits{1 + static_cast<std::uint32_t>(random() % 32), 1u << random() % 4, 2 + static_cast<std::uint32_t>(random() % 7)};
     limits.channel_bytes = std::array{0u, 8u << 10, 64u << 10}[random() % 3];
     limits.beside_rails = random() % 8 == 0;
+    limits.several_nodes = limits.beside_rails || random() % 4 == 0;
     limits.host_share = random() % 2 == 0 ? 118 : 0;
     limits.link_MBps = random() % 8 == 0 ? 1000 : 0;
     limits.room = random() % 2 == 0 ? ~0u : 1 + static_cast<std::uint32_t>(random() % 32);
@@ -408,8 +410,8 @@ TEST(Prepare, EveryPlanHoldsTogether) {
       messages.push_back(
           make(random() % 2 == 0 ? Direction::send : Direction::receive, static_cast<std::uint32_t>(random() % peers), bytes));
       Message& m = messages.back();
-      if (m.direction == Direction::receive && random() % 8 == 0) m.receive = {};
-      m.paths = static_cast<std::uint8_t>(random() % 8);
+      if (m.direction == Direction::receive && random() % 8 == 0) m.named = {};
+      m.paths = static_cast<std::uint8_t>(random() % 8 | (random() % 4 == 0 ? kFetched : 0));
       m.relay_slots = 16;
     }
     const Plan plan = prepare(sized(messages, kLimit), limits);
@@ -653,7 +655,7 @@ TEST(Prepare, WhatComesThroughSlotsHasBlocksToPullIt) {
     for (const std::uint64_t bytes : c.sends) messages.push_back(make(Direction::send, 1, bytes));
     for (const std::uint64_t bytes : c.receives) {
       messages.push_back(make(Direction::receive, 1, bytes));
-      messages.back().receive = {};
+      messages.back().named = {};
     }
     const Plan plan = prepare(sized(messages, 32u << 10), {16, 16});
     EXPECT_EQ(plan.kernel, c.kernel);
@@ -770,8 +772,8 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
   EXPECT_EQ(messages[1].last_block, 15);
   EXPECT_EQ(messages[3].first_block, 15);
   EXPECT_EQ(messages[3].last_block, 16);
-  EXPECT_EQ(messages[0].piece_bytes, 128u << 10);  // a quarter of a block's share
-  EXPECT_EQ(messages[1].piece_bytes, 128u << 10);
+  EXPECT_EQ(messages[0].piece_bytes, 64u << 10);  // an eighth of a block's share
+  EXPECT_EQ(messages[1].piece_bytes, 64u << 10);
 }
 
 TEST(Prepare, AShortShareIsOnePiece) {

@@ -90,7 +90,7 @@ TEST_P(BlocksBeside, MessagesInsideTheNodeNeedBeNoFasterThanRails) {
   Port port;
   std::vector<Message> near{message(Direction::send, &a, c.near), message(Direction::receive, &a, c.near)};
   for (Message& m : near) m.local = &port;
-  near[1].receive.buffer = c.mapped ? kAbsoluteBuffer : kNoBuffer;
+  near[1].named.buffer = c.mapped ? kAbsoluteBuffer : kNoBuffer;
   LaunchLimits limits;
   limits.world = 4;
   limits.beside_rails = true;
@@ -117,12 +117,12 @@ TEST(PrepareRails, FewBlocksBesideRailsAreNotMore) {
   Port port;
   std::vector<Message> near{message(Direction::receive, &a, 64_MiB), message(Direction::send, &a, 100)};
   for (Message& m : near) m.local = &port;
-  near[0].receive.buffer = kAbsoluteBuffer;
+  near[0].named.buffer = kAbsoluteBuffer;
   LaunchLimits limits;
   limits.beside_rails = true;
   limits.rail_bytes = 1_MiB;
   EXPECT_EQ(prepare(sized(near, 1u << 20), limits).blocks, 1u) << "a mapped receive needs one that grants";
-  near[0].receive.buffer = kNoBuffer;
+  near[0].named.buffer = kNoBuffer;
   limits.room = 2;
   EXPECT_EQ(prepare(sized(near, 1u << 20), limits).blocks, 2u);
 }
