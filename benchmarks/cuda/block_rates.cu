@@ -91,7 +91,7 @@ class Gpus {
         cudaSetDevice(job.gpu);
         const std::uint64_t first = job.first / 16;
         copy<<<blocks, kThreads, 0, streams_[job.gpu][job.gpu == job.source ? 0 : 1]>>>(out_[1 - job.source] + first,
-                                                                                       in_[job.source] + first, job.bytes / kPiece);
+                                                                                        in_[job.source] + first, job.bytes / kPiece);
         check(cudaGetLastError(), "launching");
       }
     }

@@ -21,7 +21,8 @@ constexpr std::uint64_t kOneWay = 4;
 
 std::uint32_t choose_fetched(std::span<Message> messages, const LaunchLimits& limits) {
   const auto may = [](const Message& m) { return m.path == Path::granted && m.local != m.remote && m.bytes >= kFetchFrom; };
-  if (limits.link_MBps != 0 || limits.beside_rails || messages.size() > kMaxMessages || std::none_of(messages.begin(), messages.end(), may)) return 0;
+  if (limits.link_MBps != 0 || limits.beside_rails || messages.size() > kMaxMessages || std::none_of(messages.begin(), messages.end(), may))
+    return 0;
   const std::uint32_t blocks = most_blocks(messages, limits);
   if (blocks > kMostBlocks) return 0;
   const auto bytes_of = [&](Direction direction, auto&& counts) {

@@ -53,8 +53,7 @@ class FetchRoles {
   RAILWEAVE_ROLE bool has_piece(const Message& m, const MessageState& s, std::uint64_t number) const {
     const std::uint32_t answered = block_.relaxed(&s.answered), pieces = block_.relaxed(&s.pieces);
     bool offered = true;
-    for (const std::uint64_t& word : m.local->offer.words)
-      offered = offered && block_.relaxed(&word) >> 32 == (number & 0xffffffff);
+    for (const std::uint64_t& word : m.local->offer.words) offered = offered && block_.relaxed(&word) >> 32 == (number & 0xffffffff);
     if (answered == kUnanswered) return offered;
     return answered == kAccepted && fetched_from(m.bytes) + pieces * std::uint64_t{m.piece_bytes} < m.bytes;
   }
@@ -64,8 +63,7 @@ class FetchRoles {
   RAILWEAVE_ROLE void answer(const Message& m, MessageState& s, Find&& find) {
     if (!block_.swap_if(&s.answered, kUnanswered, kBeingAnswered)) return;
     std::uint64_t words[FetchOffer::kWords];
-    for (std::uint32_t k = 0; k < FetchOffer::kWords; ++k)
-      words[k] = block_.relaxed(&m.local->offer.words[k]) & 0xffffffff;
+    for (std::uint32_t k = 0; k < FetchOffer::kWords; ++k) words[k] = block_.relaxed(&m.local->offer.words[k]) & 0xffffffff;
     // The source finds by the grant that sizes differ.
     const bool same = (words[0] | words[1] << 32) == m.bytes;
     const std::byte* const data = same ? find(words[2], words[3] | words[4] << 32) : nullptr;
@@ -84,8 +82,8 @@ class FetchRoles {
     return at < m.bytes ? at : m.bytes;
   }
 
-  // So many pieces or about so many bytes, from this one on, by the whole block: the next one is taken while one is copied. They are counted at both ends once
-  // they are there, without a fence: what was read had come before it was stored.
+  // So many pieces or about so many bytes, from this one on, by the whole block: the next one is taken while one is copied. They are
+  // counted at both ends once they are there, without a fence: what was read had come before it was stored.
   RAILWEAVE_ROLE void fetch(const Message& m, MessageState& s, std::uint64_t offset, std::uint32_t pieces, std::uint64_t most) {
     const auto* const from = reinterpret_cast<const std::byte*>(block_.relaxed(&m.local->offered_at));
     std::uint64_t fetched = 0;

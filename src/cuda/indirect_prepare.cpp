@@ -84,7 +84,8 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bo
     const bool may = any_large && m.path == Path::granted;
     if (may && large(m, true) && widens(m, same, other, limits)) wanted |= kOverHost;
     if (may && large(m, false) && crowds(m, same)) wanted |= kOverRelays;
-    if (has_kernel && m.path == Path::granted && is_fetched(m)) wanted = kFetched;  // its blocks are too few for more than the straight path
+    if (has_kernel && m.path == Path::granted && is_fetched(m))
+      wanted = kFetched;  // its blocks are too few for more than the straight path
     m.paths &= static_cast<std::uint8_t>(wanted);
     m.relay_slots = std::max(m.relay_slots, std::uint8_t{1});
     m.host_blocks = 0;

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "fetch_roles.hpp"
 #include "railweave/engine/error.hpp"
 #include "stand_in_runtime.hpp"
 
@@ -306,6 +307,42 @@ TEST(BlocksOfCommunicator, AreNoMoreThanWhoMakesItAllows) {
         return blocks >= 1 && (most == 0 ? bytes < 256u << 20 || blocks > 7 : blocks <= most);
       }});
     }
+  }
+}
+
+// What a rank sends, or receives, with few blocks.
+TEST(FewBlocksOfCommunicator, OfferWhatOtherProcessesMayMap) {
+  struct Case {
+    std::uint32_t most_blocks;
+    Direction direction;
+    bool shareable, fetched;
+  };
+  for (const Case& c : {Case{4, Direction::send, true, true}, Case{4, Direction::send, false, false},
+                        Case{16, Direction::send, true, false}, Case{4, Direction::receive, true, true}}) {
+    const Place place;
+    const Signal seen;
+    expect_well({[&] {
+                   std::byte* const memory = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+                   stand_in::allocation = memory;
+                   stand_in::shareable = c.shareable;
+                   const auto own = make(0, 2, place.address(), {.most_blocks = c.most_blocks});
+                   const std::array transfers{Transfer{own.get(), c.direction, 1, memory + 256, 64u << 20}};
+                   const std::array<cudaStream_t, 1> streams{nullptr};
+                   Communicator::enqueue(transfers, streams);
+                   const Message message = stand_in::first_message;
+                   seen.send();
+                   own->abort();
+                   own->end();
+                   const bool named = message.named.buffer > kAbsoluteBuffer && message.named.offset == 256;
+                   return is_fetched(message) == c.fetched && (!c.fetched || named);
+                 },
+                 [&] {
+                   const auto own = make(1, 2, place.address());
+                   const bool well = seen.is_there(kPatience);
+                   own->abort();
+                   own->end();
+                   return well;
+                 }});
   }
 }
 

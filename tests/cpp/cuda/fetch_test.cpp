@@ -1,6 +1,4 @@
 // Destinations that read the end of a message out of its source's buffer: which they are, every byte, and what goes wrong.
-#include "fetch_roles.hpp"
-
 #include <gtest/gtest.h>
 
 #include <random>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "fetch_prepare.hpp"
+#include "fetch_roles.hpp"
 #include "gpu_node.hpp"
 
 namespace railweave::cuda {
@@ -86,10 +85,10 @@ TEST(PrepareFetch, WhereBlocksAreFew) {
     LaunchLimits limits;
     std::uint32_t blocks;
   };
-  for (const Case& c : {Case{{.blocks = 6, .world = 4}, 6}, Case{{.blocks = 7, .world = 4}, 7}, Case{{.blocks = 16, .room = 3}, 3},
-                        Case{{.world = 4, .channel_bytes = 8u << 10, .several_nodes = true}, 3},
-                        Case{{.world = 4, .several_nodes = true}, 11},
-                        Case{{.world = 8, .channel_bytes = 8u << 10, .several_nodes = true}, 7}}) {
+  for (const Case& c :
+       {Case{{.blocks = 6, .world = 4}, 6}, Case{{.blocks = 7, .world = 4}, 7}, Case{{.blocks = 16, .room = 3}, 3},
+        Case{{.world = 4, .channel_bytes = 8u << 10, .several_nodes = true}, 3}, Case{{.world = 4, .several_nodes = true}, 11},
+        Case{{.world = 8, .channel_bytes = 8u << 10, .several_nodes = true}, 7}}) {
     std::vector<Message> messages{make(Direction::send, 1, 64 * kMiB)};
     EXPECT_EQ(most_blocks(sized(messages, 0), c.limits), c.blocks);
     choose_fetched(messages, c.limits);
@@ -290,8 +289,9 @@ TEST(Fetch, ASourceWhoseReaderIsGoneEndsWhenToldSo) {
   while (std::atomic_ref(placed).load() != fetched_from(data.size())) std::this_thread::yield();
   std::atomic_ref(port.fetched).fetch_add(kFetchBytes);
   const std::string text = waiting_text({Direction::send, Path::granted, 1, data.size(), 0}, *copy_words(port), is_ahead(node.ledger(0)));
-  EXPECT_EQ(text, "send of 8388608 bytes to rank 1: granted, into rank 1's buffer, or over slots until that is mapped; rank 1 has read 65536 "
-                  "bytes of it itself");
+  EXPECT_EQ(text,
+            "send of 8388608 bytes to rank 1: granted, into rank 1's buffer, or over slots until that is mapped; rank 1 has read 65536 "
+            "bytes of it itself");
   std::atomic_ref(node.host(0).stop).store(kStop);
   while (std::atomic_ref(node.host(0).rests).load() == 0) std::this_thread::yield();
   EXPECT_FALSE(left);

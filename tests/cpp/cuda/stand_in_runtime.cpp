@@ -51,6 +51,22 @@ CUresult part_of(CUgreenCtx, CUdevResource* part, CUdevResourceType type) {
   return CUDA_SUCCESS;
 }
 #endif
+CUresult attributes_of(unsigned count, CUpointer_attribute* asked, void** answers, CUdeviceptr) {
+  if (stand_in::allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; i < count; ++i) {
+    switch (asked[i]) {
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *static_cast<CUdeviceptr*>(answers[i]) = reinterpret_cast<CUdeviceptr>(stand_in::allocation.load());
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *static_cast<std::size_t*>(answers[i]) = std::size_t{1} << 30; break;
+      case CU_POINTER_ATTRIBUTE_BUFFER_ID: *static_cast<unsigned long long*>(answers[i]) = 7; break;
+      case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *static_cast<bool*>(answers[i]) = stand_in::shareable; break;
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *static_cast<CUmemorytype*>(answers[i]) = CU_MEMORYTYPE_DEVICE; break;
+      default: return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  return CUDA_SUCCESS;
+}
 CUresult refuse() { return CUDA_ERROR_INVALID_VALUE; }
 
 template <typename T>
@@ -77,6 +93,7 @@ KernelTraits preload_kernels() {
 cudaError_t launch(const OperationHeader&, std::span<const Message> messages, const Plan& plan, const KernelTraits&, cudaStream_t) {
   stand_in::host_view = messages[0].host;
   stand_in::blocks = plan.blocks;
+  stand_in::first_message = messages[0];
   return cudaSuccess;
 }
 void preload_checks() {}
@@ -149,6 +166,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
 cudaError_t cudaGetDriverEntryPoint(const char* name, void** found, unsigned long long, cudaDriverEntryPointQueryResult* status) {
 #endif
   *found = reinterpret_cast<void*>(&refuse);
+  if (std::strcmp(name, "cuPointerGetAttributes") == 0) *found = reinterpret_cast<void*>(&attributes_of);
   if (std::strcmp(name, "cuCtxGetCurrent") == 0) *found = reinterpret_cast<void*>(&get_current);
   if (std::strcmp(name, "cuCtxSetCurrent") == 0) *found = reinterpret_cast<void*>(&set_current);
 #if CUDART_VERSION >= 12040

@@ -21,6 +21,10 @@ inline std::atomic<void (*)()> before_part = nullptr;
 // Of the newest operation.
 inline std::atomic<HostView*> host_view = nullptr;
 inline std::atomic<std::uint32_t> blocks = 0;
+inline Message first_message{};
+// What the driver says of all memory: an allocation of this GPU's that begins there; null: none. Whether other processes may have it.
+inline std::atomic<std::byte*> allocation = nullptr;
+inline std::atomic<bool> shareable = false;
 // While it is set threads stay where they wait for their bell, so many.
 inline std::atomic<bool> holds_threads = false;
 inline std::atomic<int> held_threads = 0;

@@ -574,6 +574,7 @@ TEST(Shim, KernelsHaveNoMoreBlocksThanTheProgramOrItsUserAllowsNccl) {
       EXPECT_EQ(outcome.count("bytes, " + most), ranks) << outcome.log;
       EXPECT_EQ(outcome.count("kernels have " + most), blocks == 0 ? 0 : ranks) << outcome.log;
     }
+    EXPECT_EQ(outcome.count("kernels have a block for each"), environment.size() == 3 ? 0u : 16u) << "where RAILWEAVE_GPU_BLOCKS is set";
   }
 }
 
