@@ -302,14 +302,14 @@ byte faults = 1;
     :: RECEIVES(m) -> grants[m] = 0; answered[m] = 0; fetching[m] = 0; came[m] = 0; user[m] = 0 \
     :: else \
     fi;
-/* Roles::is_exposed. A block that began when all was over does not know the number: what others may have granted or offered counts. What
- * was offered may be read even where no grant has come yet. */
+/* Roles::is_exposed, FetchRoles::may_be_read. A block that began when all was over does not know the number: what others may have granted or
+ * offered counts. What was offered may be read even where no grant has come yet, but not where one says that offers are not looked at. */
 #ifdef MUT_OFFER_NOT_OUTLASTED
 #define MAY_BE_READ(m) false
 #elif defined(MUT_UNGRANTED_LEAVES)
 #define MAY_BE_READ(m) (unknown || (IS_GRANTED(m) && !IS_FETCHED(m) && !IS_DECLINED(m)))
 #else
-#define MAY_BE_READ(m) (unknown || !(IS_FETCHED(m) || IS_DECLINED(m)))
+#define MAY_BE_READ(m) (unknown || !(IS_FETCHED(m) || IS_DECLINED(m) || WILL_PUSH(m)))
 #endif
 #define IS_EXPOSED(m) (SENDS(m) && offers[m] == YES && MAY_BE_READ(m)) || (RECEIVES(m) && grants[m] != 0 && (unknown || !IS_OVER(m))) ||
 #ifdef MUT_READERS_DO_NOT_COUNT

@@ -1,6 +1,6 @@
 // What a block does where the destination reads the end of a granted message out of the source's buffer itself, while the source writes
-// the beginning. Where the links between two GPUs carry bytes one way only, they carry more of them so, and with half as many blocks
-// (docs/cuda-measured.md). Written once for GPU blocks and for threads, over a `Block` as roles.hpp has it.
+// the beginning. Where blocks are too few to fill the links between two GPUs, those of both ends move twice as much one way as the source's
+// alone (docs/cuda-measured.md). Written once for GPU blocks and for threads, over a `Block` as roles.hpp has it.
 //
 // Both ends judge by their own messages whether they want that: the destination's grant says so, and the source's offer, which says where
 // its bytes lie. Neither waits for the other's before it sends its own, so nothing takes a trip longer than without. Where one of the two
