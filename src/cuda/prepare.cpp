@@ -21,7 +21,7 @@ constexpr std::uint64_t kManyBlocksFrom = 128u << 10;
 // Pieces of a push: short enough that blocks end together, long enough that claiming one (0.5 us) costs little beside moving it at 46 GB/s.
 // A block's share below kLeastPiece is one piece.
 constexpr std::uint64_t kLeastPiece = 64u << 10, kMostPiece = 256u << 10;
-// With 4 instead of 8 a block 8 MiB of a pair, and both ways, took 2.5 and 3% longer, balanced 16 MiB between four 2.4; from 32 MiB on
+// With 4 instead of 8 a block, 8 MiB of a pair and both ways took 2.5 and 3% longer, balanced 16 MiB between four 2.4; from 32 MiB on
 // pieces are the largest anyhow (4 x H200, docs/cuda-measured.md).
 constexpr std::uint64_t kPiecesPerBlock = 8;
 // A barrier after each piece costs a block a fifth of its rate. Where all together do not fill a link, pieces are larger: balanced 256 MiB

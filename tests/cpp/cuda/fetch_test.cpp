@@ -8,6 +8,7 @@
 #include "fetch_prepare.hpp"
 #include "fetch_roles.hpp"
 #include "gpu_node.hpp"
+#include "planned_messages.hpp"
 
 namespace railweave::cuda {
 namespace {
@@ -16,20 +17,6 @@ constexpr std::uint64_t kMiB = 1u << 20;
 constexpr std::uint64_t kFetchBytes = 64u << 10;  // enough for an end
 
 // --- Which
-
-Port ports[8];
-HostView host;
-
-Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes) {
-  Message m{};
-  m.local = &ports[peer];
-  m.peer = peer;
-  m.direction = direction;
-  m.bytes = bytes;
-  m.host = &host;
-  m.named = {kAbsoluteBuffer + 1, 0};
-  return m;
-}
 
 TEST(PrepareFetch, WhereBytesGoOneWay) {
   constexpr Direction kSend = Direction::send, kReceive = Direction::receive;
@@ -58,7 +45,7 @@ TEST(PrepareFetch, WhereBytesGoOneWay) {
        }) {
     SCOPED_TRACE(c.what);
     std::vector<Message> messages;
-    for (const auto& [direction, peer, bytes] : c.messages) messages.push_back(make(direction, peer, bytes));
+    for (const auto& [direction, peer, bytes] : c.messages) messages.push_back(make_message(direction, peer, bytes));
     const LaunchLimits limits{.cluster_blocks = 16, .world = 4, .link_MBps = c.link_MBps, .room = 4};
     choose_fetched(sized(messages, 64u << 10), limits);
     EXPECT_EQ(prepare(messages, limits).kernel, c.kernel);
@@ -67,13 +54,14 @@ TEST(PrepareFetch, WhereBytesGoOneWay) {
 }
 
 TEST(PrepareFetch, NotWhatARankSendsItselfAndNotInLongOperations) {
-  std::vector<Message> own{make(Direction::send, 1, 64 * kMiB), make(Direction::receive, 1, 64 * kMiB), make(Direction::send, 2, 8 * kMiB)};
+  std::vector<Message> own{make_message(Direction::send, 1, 64 * kMiB), make_message(Direction::receive, 1, 64 * kMiB),
+                           make_message(Direction::send, 2, 8 * kMiB)};
   for (Message& m : std::span(own).first(2)) m.remote = m.local;
   const LaunchLimits few{.room = 4};
   choose_fetched(sized(own, 0), few);
   EXPECT_FALSE(is_fetched(own[0]) || is_fetched(own[1]));
   EXPECT_TRUE(is_fetched(own[2])) << "it takes no link";
-  std::vector<Message> many(kMaxMessages + 1, make(Direction::receive, 1, 1000));
+  std::vector<Message> many(kMaxMessages + 1, make_message(Direction::receive, 1, 1000));
   many[0].bytes = 1024 * kMiB;
   choose_fetched(sized(many, 0), few);
   EXPECT_FALSE(is_fetched(many[0]));
@@ -89,7 +77,7 @@ TEST(PrepareFetch, WhereBlocksAreFew) {
        {Case{{.blocks = 6, .world = 4}, 6}, Case{{.blocks = 7, .world = 4}, 7}, Case{{.blocks = 16, .room = 3}, 3},
         Case{{.world = 4, .channel_bytes = 8u << 10, .several_nodes = true}, 3}, Case{{.world = 4, .several_nodes = true}, 11},
         Case{{.world = 8, .channel_bytes = 8u << 10, .several_nodes = true}, 7}}) {
-    std::vector<Message> messages{make(Direction::send, 1, 64 * kMiB)};
+    std::vector<Message> messages{make_message(Direction::send, 1, 64 * kMiB)};
     EXPECT_EQ(most_blocks(sized(messages, 0), c.limits), c.blocks);
     choose_fetched(messages, c.limits);
     EXPECT_EQ(is_fetched(messages[0]), c.blocks <= 6) << c.blocks;
@@ -99,7 +87,7 @@ TEST(PrepareFetch, WhereBlocksAreFew) {
 // By the room on the device, which is known later: a source cannot take back what it counts on its mate for.
 TEST(PrepareFetch, NotWhereOtherWorkLeavesTooFewBlocks) {
   for (const auto& [room, kept] : {std::pair{6u, true}, {4u, true}, {3u, false}, {1u, false}}) {
-    std::vector<Message> messages{make(Direction::receive, 1, 64 * kMiB), make(Direction::send, 1, 8 * kMiB)};
+    std::vector<Message> messages{make_message(Direction::receive, 1, 64 * kMiB), make_message(Direction::send, 1, 8 * kMiB)};
     LaunchLimits limits{.blocks = 6, .world = 4};
     const std::uint32_t expected = choose_fetched(sized(messages, 0), limits);
     ASSERT_EQ(expected, 6u);
@@ -114,14 +102,14 @@ TEST(PrepareFetch, NotWhereOtherWorkLeavesTooFewBlocks) {
 // With few blocks nothing goes over the host; both ends' blocks are dealt what they move.
 TEST(PrepareFetch, BesideOtherPathsAndBlocks) {
   for (const bool fetched : {false, true}) {
-    std::vector<Message> messages{make(Direction::send, 1, 64 * kMiB)};
+    std::vector<Message> messages{make_message(Direction::send, 1, 64 * kMiB)};
     messages[0].paths = static_cast<std::uint8_t>(1u << kHostPath | (fetched ? kFetched : 0));
     const Plan plan = prepare(sized(messages, 0), {.blocks = 4, .world = 2, .host_share = 118});
     EXPECT_EQ(plan.kernel, Kernel::indirect);
     EXPECT_EQ(messages[0].paths, fetched ? kFetched : 1u << kHostPath);
     EXPECT_EQ(messages[0].piece_bytes, fetched ? kMiB : kIndirectBytes);
   }
-  std::vector<Message> receive{make(Direction::receive, 1, 64 * kMiB)};
+  std::vector<Message> receive{make_message(Direction::receive, 1, 64 * kMiB)};
   receive[0].paths = kFetched;
   EXPECT_EQ(prepare(sized(receive, 0), {.blocks = 16, .world = 2}).blocks, 16u);
   EXPECT_EQ(moved_here(receive[0]), 32 * kMiB);
@@ -133,7 +121,7 @@ TEST(PrepareFetch, BesideOtherPathsAndBlocks) {
 // A few blocks fill no link, and have larger pieces; not beside anything else that wants them.
 TEST(Prepare, FewBlocksHaveLargerPieces) {
   const auto piece = [](std::uint32_t blocks, std::uint64_t bytes, bool beside_rails) {
-    std::vector<Message> messages{make(Direction::send, 1, bytes)};
+    std::vector<Message> messages{make_message(Direction::send, 1, bytes)};
     const LaunchLimits limits{.blocks = blocks, .beside_rails = beside_rails, .rail_bytes = 1};
     EXPECT_EQ(prepare(sized(messages, 0), limits).blocks, blocks);
     return messages[0].piece_bytes;
@@ -216,20 +204,12 @@ TEST_P(Fetches, EveryByteArrives) {
   }
   std::vector<Bytes> sent;
   for (const auto& message : program.messages) sent.push_back(message->data);
-  std::vector<std::jthread> ranks;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank] {
-      for (const auto& operation : program.operations[rank]) {
-        if (operation.empty()) continue;
-        node.run(rank, operation);
-        // Its buffers are the program's again.
-        for (const Transfer& t : operation) {
-          if (t.direction == Direction::send) std::fill_n(t.data, t.bytes, std::byte{0});
-        }
-      }
-    });
-  }
-  ranks.clear();
+  // Its buffers are the program's again.
+  program.run(node, [](const std::vector<Transfer>& operation) {
+    for (const Transfer& t : operation) {
+      if (t.direction == Direction::send) std::fill_n(t.data, t.bytes, std::byte{0});
+    }
+  });
   for (std::size_t i = 0; i < sent.size(); ++i) EXPECT_TRUE(program.messages[i]->came == sent[i]) << "message " << i;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(node.host(rank).error, 0u);

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "host_block.hpp"
+#include "planned_messages.hpp"
 #include "prepare.hpp"
-#include "sized.hpp"
 #include "waiting.hpp"
 
 namespace railweave::cuda {
@@ -317,12 +317,16 @@ struct Program {
     at(source, send_op).push_back({Direction::send, destination, m.data.data(), bytes});
     at(destination, receive_op).push_back({Direction::receive, source, m.came.data(), bytes});
   }
-  void run(Node& node) const {
+  // `after`: what a rank does behind each operation.
+  void run(
+      Node& node, const std::function<void(const std::vector<Transfer>&)>& after = [](const auto&) {}) const {
     std::vector<std::jthread> ranks;
     for (std::uint32_t rank = 0; rank < operations.size(); ++rank) {
       ranks.emplace_back([&, rank] {
         for (const auto& operation : operations[rank]) {
-          if (!operation.empty()) node.run(rank, operation);
+          if (operation.empty()) continue;
+          node.run(rank, operation);
+          after(operation);
         }
       });
     }

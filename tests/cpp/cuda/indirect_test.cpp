@@ -11,6 +11,7 @@
 #include "gpu_node.hpp"
 #include "indirect_layout.hpp"
 #include "indirect_prepare.hpp"
+#include "planned_messages.hpp"
 #include "waiting.hpp"
 
 namespace railweave::cuda {
@@ -23,19 +24,10 @@ constexpr std::uint64_t kMiB = 1u << 20;
 
 // --- Who may
 
-Port ports[8];
-HostView host;
-
 Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes) {
-  Message m{};
-  m.local = &ports[peer];
-  m.peer = peer;
-  m.direction = direction;
-  m.bytes = bytes;
-  m.host = &host;
+  Message m = make_message(direction, peer, bytes);
   m.paths = kOverHost | kOverTwoRelays;
   m.relay_slots = 4;
-  if (direction == Direction::receive) m.named = {kAbsoluteBuffer + 1, 0};
   return m;
 }
 

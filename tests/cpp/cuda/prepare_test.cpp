@@ -7,27 +7,13 @@
 #include <random>
 #include <vector>
 
-#include "sized.hpp"
+#include "planned_messages.hpp"
 
 namespace railweave::cuda {
 namespace {
 
-Port ports[16];
-HostView hosts[2];
-
-Message make(Direction direction, std::uint32_t peer, std::uint64_t bytes, HostView* host = &hosts[0]) {
-  Message m{};
-  m.local = &ports[peer];
-  m.peer = peer;
-  m.direction = direction;
-  m.bytes = bytes;
-  m.host = host;
-  if (direction == Direction::receive) m.named = {kAbsoluteBuffer + 1, 0};
-  return m;
-}
-
 TEST(Prepare, SizeDecidesThePath) {
-  std::vector<Message> messages{make(Direction::send, 1, 64u << 10), make(Direction::send, 1, (64u << 10) + 1)};
+  std::vector<Message> messages{make_message(Direction::send, 1, 64u << 10), make_message(Direction::send, 1, (64u << 10) + 1)};
   prepare(sized(messages, 64u << 10), {16});
   EXPECT_EQ(messages[0].path, Path::packets);
   EXPECT_EQ(messages[1].path, Path::granted);
@@ -36,7 +22,7 @@ TEST(Prepare, SizeDecidesThePath) {
 // Its communicator's limit decides, which its peer has as well, whatever else is in the operation: communicators of two ranks and of four
 // have different ones.
 TEST(Prepare, CommunicatorsOfAnOperationHaveTheirOwnLimits) {
-  std::vector<Message> of_two{make(Direction::send, 1, 3u << 20)}, of_four{make(Direction::send, 2, 3u << 20, &hosts[1])};
+  std::vector<Message> of_two{make_message(Direction::send, 1, 3u << 20)}, of_four{make_message(Direction::send, 2, 3u << 20, &hosts[1])};
   sized(of_two, 4u << 20);
   sized(of_four, 2u << 20);
   std::vector<Message> messages{of_four[0], of_two[0]};
@@ -47,9 +33,10 @@ TEST(Prepare, CommunicatorsOfAnOperationHaveTheirOwnLimits) {
 }
 
 TEST(Prepare, NumbersCountPerPairDirectionAndPath) {
-  std::vector<Message> messages{make(Direction::send, 1, 10'000),    make(Direction::send, 2, 10), make(Direction::send, 1, 100'000),
-                                make(Direction::receive, 1, 10),     make(Direction::send, 1, 1),  make(Direction::send, 1, 200'000),
-                                make(Direction::receive, 1, 100'000)};
+  std::vector<Message> messages{make_message(Direction::send, 1, 10'000),    make_message(Direction::send, 2, 10),
+                                make_message(Direction::send, 1, 100'000),   make_message(Direction::receive, 1, 10),
+                                make_message(Direction::send, 1, 1),         make_message(Direction::send, 1, 200'000),
+                                make_message(Direction::receive, 1, 100'000)};
   ASSERT_EQ(prepare(sized(messages, 64u << 10), {16, 16}).packet_messages, 4u);
   struct {
     std::uint64_t bytes;
@@ -71,8 +58,8 @@ TEST(Prepare, NumbersCountPerPairDirectionAndPath) {
 
 // Packets and granted messages may end at different times, so each has its own.
 TEST(Prepare, OneReportForEachCommunicatorAndPath) {
-  std::vector<Message> messages{make(Direction::send, 1, 1), make(Direction::send, 1, 1, &hosts[1]),
-                                make(Direction::send, 2, 1, &hosts[1])};
+  std::vector<Message> messages{make_message(Direction::send, 1, 1), make_message(Direction::send, 1, 1, &hosts[1]),
+                                make_message(Direction::send, 2, 1, &hosts[1])};
   prepare(sized(messages, 1u << 20), {});
   EXPECT_TRUE(messages[0].reports);
   EXPECT_TRUE(messages[1].reports);
@@ -84,8 +71,8 @@ TEST(Prepare, AGrantWaitsForTheMessageWhosePlaceItTakes) {
   for (const std::uint32_t blocks : {1u, 16u}) {
     std::vector<Message> messages;
     for (std::uint32_t i = 0; i < kGrants + 2; ++i) {
-      messages.push_back(make(Direction::receive, 1, 100'000));
-      messages.push_back(make(Direction::receive, 2, 10));
+      messages.push_back(make_message(Direction::receive, 1, 100'000));
+      messages.push_back(make_message(Direction::receive, 2, 10));
     }
     const Plan plan = prepare(sized(messages, 64u << 10), {blocks, 16});
     EXPECT_EQ(plan.kernel, blocks == 1 ? Kernel::any : Kernel::apart);
@@ -109,7 +96,7 @@ class Most : public testing::TestWithParam<MostCase> {};
 TEST_P(Most, FollowsTheNumberOfPeers) {
   const auto [world, peers, bytes, blocks] = GetParam();
   std::vector<Message> messages;
-  for (std::uint32_t peer = 0; peer < peers; ++peer) messages.push_back(make(Direction::send, peer, bytes));
+  for (std::uint32_t peer = 0; peer < peers; ++peer) messages.push_back(make_message(Direction::send, peer, bytes));
   EXPECT_EQ(prepare(sized(messages, 64u << 10), {16, 1, world}).blocks, blocks);
 }
 // Small, or to few: as NCCL's 9 and 17. Four GPUs that send to all: 8 each. One peer of more: not above NCCL's 11.
@@ -132,8 +119,8 @@ TEST_P(Channels, AreAsManyBlocksAsThereMayBe) {
   const auto [world, peers, bytes, clustered, single] = GetParam();
   std::vector<Message> messages;
   for (std::uint32_t peer = 0; peer < peers; ++peer) {
-    messages.push_back(make(Direction::send, peer, bytes));
-    messages.push_back(make(Direction::receive, peer, bytes / 16 + 1));
+    messages.push_back(make_message(Direction::send, peer, bytes));
+    messages.push_back(make_message(Direction::receive, peer, bytes / 16 + 1));
   }
   LaunchLimits limits{16, 8, world};
   limits.channel_bytes = 64u << 10;
@@ -164,8 +151,8 @@ TEST_P(ShortChannels, AreAsManyBlocksAsThereMayBe) {
   std::vector<Message> messages;
   std::uint32_t peer = 0;
   for (const std::uint64_t bytes : GetParam().bytes) {
-    messages.push_back(make(Direction::send, peer, bytes));
-    messages.push_back(make(Direction::receive, peer++, bytes));
+    messages.push_back(make_message(Direction::send, peer, bytes));
+    messages.push_back(make_message(Direction::receive, peer++, bytes));
   }
   LaunchLimits limits{16, 1, GetParam().world};
   limits.channel_bytes = 8u << 10;
@@ -184,8 +171,8 @@ TEST(Prepare, ShortMessagesOfAPeerHaveTheirChannelsBesideOthers) {
   for (const std::uint64_t other : {300u << 10, 400u << 10, 576u << 10}) {
     std::vector<Message> messages;
     for (const std::uint64_t bytes : {std::uint64_t{300u << 10}, other}) {
-      messages.push_back(make(Direction::send, 1, bytes));
-      messages.push_back(make(Direction::receive, 1, bytes));
+      messages.push_back(make_message(Direction::send, 1, bytes));
+      messages.push_back(make_message(Direction::receive, 1, bytes));
     }
     LaunchLimits limits{16, 1, 2};
     limits.channel_bytes = 8u << 10;
@@ -197,9 +184,9 @@ TEST(Prepare, ShortMessagesOfAPeerHaveTheirChannelsBesideOthers) {
 // Half of the blocks begin with the next rank, half with the one after it, and none with those that follow.
 TEST(Prepare, BlocksTakeSeveralPeersInTurn) {
   std::vector<Message> messages;
-  for (const std::uint32_t peer : {1, 2, 3}) messages.push_back(make(Direction::send, peer, 16u << 20));
-  messages.insert(messages.begin() + 1, make(Direction::receive, 1, 16u << 20));
-  messages.insert(messages.begin() + 2, make(Direction::send, 1, 48u << 20));
+  for (const std::uint32_t peer : {1, 2, 3}) messages.push_back(make_message(Direction::send, peer, 16u << 20));
+  messages.insert(messages.begin() + 1, make_message(Direction::receive, 1, 16u << 20));
+  messages.insert(messages.begin() + 2, make_message(Direction::send, 1, 48u << 20));
   ASSERT_EQ(prepare(sized(messages, 512u << 10), {16, 16, 4}).blocks, 24u);
   const std::pair<int, int> expected[] = {{0, 3}, {0, 0}, {3, 12}, {12, 24}, {0, 0}};  // of a peer's messages in proportion
   for (std::size_t i = 0; i < messages.size(); ++i)
@@ -220,7 +207,7 @@ TEST(Prepare, BlocksAreDividedWhereTurnsBringNothing) {
   const auto sends = [](std::vector<std::pair<std::uint32_t, std::uint64_t>> to, std::uint8_t paths = 0) {
     std::vector<Message> messages;
     for (const auto& [peer, bytes] : to) {
-      messages.push_back(make(Direction::send, peer, bytes));
+      messages.push_back(make_message(Direction::send, peer, bytes));
       messages.back().paths = paths;
     }
     return messages;
@@ -240,30 +227,30 @@ TEST(Prepare, BlocksAreDividedWhereTurnsBringNothing) {
   std::vector<Message> with_self = sends({{1, 60 * kMiB}, {0, 4 * kMiB}});
   with_self[1].remote = with_self[1].local;
   EXPECT_EQ(blocks_of(with_self, {16, 1, 2}), (std::vector{30, 2}));
-  with_self.insert(with_self.begin() + 1, make(Direction::send, 2, 64 * kMiB));
-  with_self.insert(with_self.begin() + 2, make(Direction::send, 3, 64 * kMiB));
+  with_self.insert(with_self.begin() + 1, make_message(Direction::send, 2, 64 * kMiB));
+  with_self.insert(with_self.begin() + 2, make_message(Direction::send, 3, 64 * kMiB));
   EXPECT_EQ(blocks_of(with_self, {16, 1, 4}), (std::vector{16, 16, 0, 0})) << "what stays here comes last";
 }
 
 // What comes through slots or other paths, or waits for an earlier one's place, waits for blocks that push, and so do packets.
 TEST(Prepare, RowsAreShortBesideWhatWantsBlocksSoon) {
   const auto piece = [](std::vector<Message> messages, const LaunchLimits& limits) {
-    messages.insert(messages.begin(), make(Direction::send, 1, 64u << 20));
+    messages.insert(messages.begin(), make_message(Direction::send, 1, 64u << 20));
     prepare(sized(messages, 64u << 10), limits);
     const auto at = std::find_if(messages.begin(), messages.end(), [](const Message& m) { return m.bytes == 64u << 20; });
     return at->piece_bytes >> 10;
   };
-  std::vector<Message> one{make(Direction::receive, 1, 1u << 20)};
+  std::vector<Message> one{make_message(Direction::receive, 1, 1u << 20)};
   EXPECT_EQ(piece(one, {16, 1, 2}), 256u);
   one[0].named.buffer = kNoBuffer;
   EXPECT_EQ(piece(one, {16, 1, 2}), 64u);
-  one[0] = make(Direction::receive, 2, 512u << 20);
+  one[0] = make_message(Direction::receive, 2, 512u << 20);
   one[0].paths = 1u << kHostPath;
   EXPECT_EQ(piece(one, {16, 1, 3, false, 118}), 64u);
-  const std::vector<Message> eight(kGrants, make(Direction::receive, 1, 1u << 20)), nine(kGrants + 1, eight[0]);
+  const std::vector<Message> eight(kGrants, make_message(Direction::receive, 1, 1u << 20)), nine(kGrants + 1, eight[0]);
   EXPECT_EQ(piece(eight, {16, 1, 2}), 256u);
   EXPECT_EQ(piece(nine, {16, 1, 2}), 64u);
-  const std::vector<Message> packets{make(Direction::send, 2, 100)};
+  const std::vector<Message> packets{make_message(Direction::send, 2, 100)};
   EXPECT_EQ(piece(packets, {16, 8, 3}), 256u) << "which have blocks of their own";
   EXPECT_EQ(piece(packets, {16, 1, 3, true}), 64u) << "beside rails they have not";
 }
@@ -277,8 +264,8 @@ class Apart : public testing::TestWithParam<ApartCase> {};
 
 TEST_P(Apart, BothKindsEndAsEarlyAsTheyCan) {
   std::vector<Message> messages;
-  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
-  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make_message(Direction::send, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make_message(Direction::receive, 1, bytes));
   const Plan plan = prepare(sized(messages, 512u << 10), {16, GetParam().cluster_blocks, 2});
   ASSERT_EQ(plan.kernel, Kernel::apart);
   EXPECT_EQ(plan.blocks, GetParam().blocks);
@@ -305,8 +292,8 @@ TEST_P(Spread, WhereHalfAClusterIsTooLittleForPackets) {
   const SpreadCase& expected = GetParam();
   std::vector<Message> messages;
   for (std::uint32_t peer = 1; peer < expected.world; ++peer) {
-    for (const std::uint64_t bytes : expected.sends) messages.push_back(make(Direction::send, peer, bytes));
-    for (const std::uint64_t bytes : expected.receives) messages.push_back(make(Direction::receive, peer, bytes));
+    for (const std::uint64_t bytes : expected.sends) messages.push_back(make_message(Direction::send, peer, bytes));
+    for (const std::uint64_t bytes : expected.receives) messages.push_back(make_message(Direction::receive, peer, bytes));
   }
   LaunchLimits limits{16, 8, expected.world};
   limits.needed = 24;
@@ -348,7 +335,7 @@ TEST(Prepare, PacketsBesideWhatFillsALinkHaveMoreBlocks) {
       std::vector<Message> messages;
       for (std::uint32_t peer = 1; peer < each.world; ++peer) {
         for (const Direction way : {Direction::send, Direction::receive})
-          messages.push_back(make(way, peer, peer == 1 && way == hot ? each.hot : each.others));
+          messages.push_back(make_message(way, peer, peer == 1 && way == hot ? each.hot : each.others));
       }
       LaunchLimits limits{16, 8, each.world};
       limits.needed = 24;
@@ -372,14 +359,14 @@ TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
   for (const auto& each : cases) {
     LaunchLimits limits{16, 1, 2};
     limits.needed = each.needed;
-    std::vector<Message> alone{make(Direction::send, 1, 4u << 20), make(Direction::receive, 1, 4u << 20)};
+    std::vector<Message> alone{make_message(Direction::send, 1, 4u << 20), make_message(Direction::receive, 1, 4u << 20)};
     const Plan packets = prepare(sized(alone, 4u << 20), limits);
     EXPECT_EQ(packets.kernel, each.alone) << each.needed;
     EXPECT_EQ(packets.blocks, each.alone_blocks) << each.needed;
     EXPECT_EQ(packets.cluster, 1u);
     std::vector<Message> beside{alone};
-    beside.push_back(make(Direction::send, 1, 5u << 20));
-    beside.push_back(make(Direction::receive, 1, 5u << 20));
+    beside.push_back(make_message(Direction::send, 1, 5u << 20));
+    beside.push_back(make_message(Direction::receive, 1, 5u << 20));
     const Plan apart = prepare(sized(beside, 4u << 20), limits);
     EXPECT_EQ(apart.kernel, each.beside) << each.needed;
     EXPECT_EQ(apart.blocks, each.beside_blocks) << each.needed;
@@ -408,7 +395,7 @@ TEST(Prepare, EveryPlanHoldsTogether) {
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t bytes = 1 + random() % (std::uint64_t{1} << random() % largest);
       messages.push_back(
-          make(random() % 2 == 0 ? Direction::send : Direction::receive, static_cast<std::uint32_t>(random() % peers), bytes));
+          make_message(random() % 2 == 0 ? Direction::send : Direction::receive, static_cast<std::uint32_t>(random() % peers), bytes));
       Message& m = messages.back();
       if (m.direction == Direction::receive && random() % 8 == 0) m.named = {};
       m.paths = static_cast<std::uint8_t>(random() % 8 | (random() % 4 == 0 ? kFetched : 0));
@@ -469,8 +456,8 @@ class Split : public testing::TestWithParam<SplitCase> {};
 
 TEST_P(Split, WhereAMessageWaitsForCreditsWarpsSendOrReceive) {
   std::vector<Message> messages;
-  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
-  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make_message(Direction::send, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make_message(Direction::receive, 1, bytes));
   const std::uint32_t blocks = GetParam().blocks;
   const Plan plan = prepare(sized(messages, 4u << 20), {blocks, std::min(blocks, 8u), 2, false, 0, 0, ~0u, blocks});
   ASSERT_EQ(plan.kernel, Kernel::packets);
@@ -508,8 +495,8 @@ class Shared : public testing::TestWithParam<SharedCase> {};
 
 TEST_P(Shared, WarpsHaveAMessageEachByPackets) {
   std::vector<Message> messages;
-  for (const auto& [peer, bytes] : GetParam().sends) messages.push_back(make(Direction::send, peer, bytes));
-  for (const auto& [peer, bytes] : GetParam().receives) messages.push_back(make(Direction::receive, peer, bytes));
+  for (const auto& [peer, bytes] : GetParam().sends) messages.push_back(make_message(Direction::send, peer, bytes));
+  for (const auto& [peer, bytes] : GetParam().receives) messages.push_back(make_message(Direction::receive, peer, bytes));
   LaunchLimits limits{16, 8, 4};
   limits.needed = 40;
   const Plan plan = prepare(sized(messages, 4u << 20), limits);
@@ -553,7 +540,7 @@ TEST(Prepare, WarpsThatSendBeginOneAfterAnother) {
   const auto distance = [](std::uint32_t world, const std::vector<std::uint64_t>& sends) {
     std::vector<Message> messages;
     std::uint32_t peer = 0;
-    for (const std::uint64_t bytes : sends) messages.push_back(make(Direction::send, ++peer, bytes));
+    for (const std::uint64_t bytes : sends) messages.push_back(make_message(Direction::send, ++peer, bytes));
     LaunchLimits limits{16, 8, world};
     limits.needed = 40;
     const Plan plan = prepare(sized(messages, 4u << 20), limits);
@@ -572,8 +559,8 @@ TEST(Prepare, WarpsThatSendBeginOneAfterAnother) {
 TEST(Prepare, PacketsOfAPairAreATrain) {
   std::vector<Message> messages;
   for (std::uint32_t i = 0; i < 20; ++i) {
-    messages.push_back(make(Direction::send, 1 + i % 2, 8'000 + i));
-    messages.push_back(make(Direction::receive, 1 + i % 2, 100 + i, &hosts[i % 2]));
+    messages.push_back(make_message(Direction::send, 1 + i % 2, 8'000 + i));
+    messages.push_back(make_message(Direction::receive, 1 + i % 2, 100 + i, &hosts[i % 2]));
   }
   const LaunchLimits limits{16, 8, 3, false, 0, 0, ~0u, 16};
   const Plan plan = prepare(sized(messages, 1u << 20), limits);
@@ -599,25 +586,26 @@ TEST(Prepare, PacketsOfAPairAreATrain) {
   }
   EXPECT_EQ(reporters, 2u) << "one for each communicator";
 
-  std::vector<Message> few{make(Direction::send, 1, 400'000), make(Direction::send, 1, 400'000), make(Direction::receive, 1, 400'000)};
+  std::vector<Message> few{make_message(Direction::send, 1, 400'000), make_message(Direction::send, 1, 400'000),
+                           make_message(Direction::receive, 1, 400'000)};
   EXPECT_TRUE(prepare(sized(few, 1u << 20), limits).trains.empty()) << "its slots hold both";
-  few.push_back(make(Direction::send, 1, 400'000));
+  few.push_back(make_message(Direction::send, 1, 400'000));
   EXPECT_EQ(prepare(sized(few, 1u << 20), limits).trains.size(), 2u);
   std::vector<Message> beside{few};
-  beside.push_back(make(Direction::send, 1, 2u << 20));
+  beside.push_back(make_message(Direction::send, 1, 2u << 20));
   const Plan apart = prepare(sized(beside, 1u << 20), limits);
   EXPECT_EQ(apart.kernel, Kernel::apart);
   EXPECT_EQ(apart.trains.size(), 2u);
   EXPECT_EQ(apart.packet_messages, 4u);
 
   std::vector<Message> many;
-  for (std::uint32_t i = 0; i < 2 * kMaxMessages; ++i) many.push_back(make(Direction::send, 1 + i % 3, 1));
+  for (std::uint32_t i = 0; i < 2 * kMaxMessages; ++i) many.push_back(make_message(Direction::send, 1 + i % 3, 1));
   EXPECT_EQ(prepare(sized(many, 1u << 20), limits).kernel, Kernel::packets) << "also where they do not fit into a kernel's parameters";
-  many.push_back(make(Direction::send, 1, 2u << 20));
+  many.push_back(make_message(Direction::send, 1, 2u << 20));
   EXPECT_EQ(prepare(sized(many, 1u << 20), limits).kernel, Kernel::any);
   std::vector<Message> pairs;
   for (std::uint32_t i = 0; i < kMaxPacketMessages + 1; ++i) {
-    pairs.push_back(make(i % 2 == 0 ? Direction::send : Direction::receive, i / 2 % 16, 1));
+    pairs.push_back(make_message(i % 2 == 0 ? Direction::send : Direction::receive, i / 2 % 16, 1));
     pairs.back().local = reinterpret_cast<Port*>(sizeof(Port) * (i + 1));
   }
   EXPECT_EQ(prepare(sized(pairs, 1u << 20), limits).kernel, Kernel::any) << "more trains than lanes";
@@ -631,8 +619,8 @@ class Blocks : public testing::TestWithParam<BlocksCase> {};
 
 TEST_P(Blocks, FollowTheBytes) {
   std::vector<Message> messages;
-  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
-  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 2, bytes));
+  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make_message(Direction::send, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make_message(Direction::receive, 2, bytes));
   const Plan plan = prepare(sized(messages, 32u << 10), {16});
   EXPECT_EQ(plan.blocks, GetParam().blocks);
 }
@@ -652,9 +640,9 @@ TEST(Prepare, WhatComesThroughSlotsHasBlocksToPullIt) {
                         Case{{}, {1u << 20, 1u << 20, 1u << 20}, Kernel::granted, 16}, Case{{1u << 20}, {256u << 20}, Kernel::granted, 16},
                         Case{{1}, {256u << 20}, Kernel::apart, 10}, Case{{1, 70'000}, {256u << 20}, Kernel::apart, 10}}) {
     std::vector<Message> messages;
-    for (const std::uint64_t bytes : c.sends) messages.push_back(make(Direction::send, 1, bytes));
+    for (const std::uint64_t bytes : c.sends) messages.push_back(make_message(Direction::send, 1, bytes));
     for (const std::uint64_t bytes : c.receives) {
-      messages.push_back(make(Direction::receive, 1, bytes));
+      messages.push_back(make_message(Direction::receive, 1, bytes));
       messages.back().named = {};
     }
     const Plan plan = prepare(sized(messages, 32u << 10), {16, 16});
@@ -683,15 +671,15 @@ TEST(Plan, TheMessagesDecideTheKernel) {
                         Case{{1, kLimit + 1}, Kernel::apart}, Case{{kLimit + 1, kLimit + 1}, Kernel::granted},
                         Case{many_small, Kernel::packets}, Case{many_large, Kernel::granted}, Case{more_large, Kernel::any}}) {
     std::vector<Message> messages;
-    for (const std::uint64_t bytes : c.bytes) messages.push_back(make(Direction::send, 1, bytes));
+    for (const std::uint64_t bytes : c.bytes) messages.push_back(make_message(Direction::send, 1, bytes));
     EXPECT_EQ(prepare(sized(messages, kLimit), {16, 16}).kernel, c.kernel) << c.bytes.size() << " messages";
   }
 }
 
 TEST_P(Packets, HaveAKernelOfTheirOwnWhereBlocksBeginTogether) {
   std::vector<Message> messages;
-  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make(Direction::send, 1, bytes));
-  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make(Direction::receive, 2, bytes));
+  for (const std::uint64_t bytes : GetParam().sends) messages.push_back(make_message(Direction::send, 1, bytes));
+  for (const std::uint64_t bytes : GetParam().receives) messages.push_back(make_message(Direction::receive, 2, bytes));
   LaunchLimits limits{GetParam().blocks_at_most, GetParam().cluster_blocks};
   limits.needed = limits.cluster_blocks;  // at least, as room_beside() says
   const Plan plan = prepare(sized(messages, 2u << 20), limits);
@@ -717,7 +705,7 @@ TEST(Prepare, ManyPacketsHaveAllClustersThatSurelyBegin) {
     std::uint32_t cluster_blocks, needed, blocks, cluster;
   } const cases[] = {{8, 8, 8, 8}, {8, 16, 16, 8}, {8, 40, 16, 8}, {4, 12, 12, 4}, {4, 16, 16, 4}};
   for (const auto& each : cases) {
-    std::vector<Message> messages{make(Direction::send, 1, 1u << 20)};
+    std::vector<Message> messages{make_message(Direction::send, 1, 1u << 20)};
     LaunchLimits limits{16, each.cluster_blocks};
     limits.needed = each.needed;
     const Plan plan = prepare(sized(messages, 1u << 20), limits);
@@ -726,7 +714,7 @@ TEST(Prepare, ManyPacketsHaveAllClustersThatSurelyBegin) {
     EXPECT_EQ(plan.cluster, each.cluster);
     EXPECT_EQ(plan.ahead(), each.blocks - each.cluster) << "may run while the last cluster has not begun";
   }
-  std::vector<Message> messages{make(Direction::send, 1, 1u << 20), make(Direction::send, 1, 2u << 20)};
+  std::vector<Message> messages{make_message(Direction::send, 1, 1u << 20), make_message(Direction::send, 1, 2u << 20)};
   EXPECT_EQ(prepare(sized(messages, 1u << 20), {16, 8}).ahead(), 0u) << "one cluster does everything";
 }
 
@@ -739,8 +727,8 @@ TEST(Prepare, PacketsToSeveralPeersHaveClustersOfWhichThereAreMost) {
   for (const auto& each : cases) {
     std::vector<Message> messages;
     for (std::uint32_t peer = 1; peer <= each.peers; ++peer) {
-      messages.push_back(make(Direction::send, peer, 1u << 20));
-      messages.push_back(make(Direction::receive, peer, 1u << 20));
+      messages.push_back(make_message(Direction::send, peer, 1u << 20));
+      messages.push_back(make_message(Direction::receive, peer, 1u << 20));
     }
     LaunchLimits limits{16, 8, each.world};
     limits.needed = each.needed;
@@ -755,16 +743,17 @@ TEST(Prepare, PacketsToSeveralPeersHaveClustersOfWhichThereAreMost) {
 }
 
 TEST(Prepare, WarpsBeginOneMessageAfterAnother) {
-  std::vector<Message> messages{make(Direction::send, 0, 3 * Packet::kData), make(Direction::receive, 0, 1),
-                                make(Direction::send, 1, 30 * Packet::kData), make(Direction::send, 2, 1), make(Direction::receive, 1, 1)};
+  std::vector<Message> messages{make_message(Direction::send, 0, 3 * Packet::kData), make_message(Direction::receive, 0, 1),
+                                make_message(Direction::send, 1, 30 * Packet::kData), make_message(Direction::send, 2, 1),
+                                make_message(Direction::receive, 1, 1)};
   ASSERT_EQ(prepare(sized(messages, 2u << 20), {2, 16}).blocks, 1u);
   const std::uint16_t first[] = {0, 0, 3, 1, 1};  // of 16 warps
   for (std::size_t i = 0; i < messages.size(); ++i) EXPECT_EQ(messages[i].first_warp, first[i]) << i;
 }
 
 TEST(Prepare, BlocksGoToSendsByBytes) {
-  std::vector<Message> messages{make(Direction::send, 0, 512u << 10), make(Direction::send, 1, 7u << 20),
-                                make(Direction::receive, 1, 50'000), make(Direction::send, 2, 512u << 10)};
+  std::vector<Message> messages{make_message(Direction::send, 0, 512u << 10), make_message(Direction::send, 1, 7u << 20),
+                                make_message(Direction::receive, 1, 50'000), make_message(Direction::send, 2, 512u << 10)};
   ASSERT_EQ(prepare(sized(messages, 32u << 10), {16, 1, 8}).blocks, 16u);
   EXPECT_EQ(messages[0].first_block, 0);
   EXPECT_EQ(messages[0].last_block, 1);
@@ -777,7 +766,7 @@ TEST(Prepare, BlocksGoToSendsByBytes) {
 }
 
 TEST(Prepare, AShortShareIsOnePiece) {
-  std::vector<Message> messages{make(Direction::send, 1, 512u << 10)};
+  std::vector<Message> messages{make_message(Direction::send, 1, 512u << 10)};
   ASSERT_EQ(prepare(sized(messages, 64u << 10), {16}).blocks, 16u);
   EXPECT_EQ(messages[0].piece_bytes, 32u << 10);
   messages[0].bytes = 100'000;

@@ -5,8 +5,8 @@
 
 #include <vector>
 
+#include "planned_messages.hpp"
 #include "rail_port.hpp"
-#include "sized.hpp"
 
 namespace railweave::cuda {
 namespace {
