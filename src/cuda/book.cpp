@@ -50,17 +50,19 @@ ExtentBook& Book::add_extents(VirtualMemory& memory, std::uint32_t rank, std::ve
   return *extents_;
 }
 
-Book::Place Book::name(const void* data, std::uint64_t bytes) { return find(data, bytes, false); }
-
-Book::Place Book::name_allocation(const void* data, std::uint64_t bytes) { return find(data, bytes, true); }
-
-Book::Place Book::find(const void* data, std::uint64_t bytes, bool whole_allocations_alone) {
+Book::Place Book::name(const void* data, std::uint64_t bytes, Memory which) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t newest = page().newest;
+  Place place = find(data, bytes, which);
+  place.is_new = page().newest != newest;
+  return place;
+}
+
+Book::Place Book::find(const void* data, std::uint64_t bytes, Memory which) {
   const Allocation allocation = find_allocation(data);
   const std::uint64_t address = reinterpret_cast<std::uint64_t>(data);
   const BufferName local{kAbsoluteBuffer, address};
-  if (!allocation.shareable && whole_allocations_alone) return {};
+  if (!allocation.shareable && which == Memory::whole_allocations) return {};
   if (!allocation.shareable) {
     if (extents_ == nullptr && allocation.on_device && !std::exchange(remarked_, true))
       remarks_.once(
@@ -73,7 +75,6 @@ Book::Place Book::find(const void* data, std::uint64_t bytes, bool whole_allocat
       place.remote = extent->buffer;
       place.local = extent->reached ? local : extent->buffer;
     }
-    place.is_new = page().newest != newest;
     return place;
   }
   const std::uint64_t offset = address - allocation.base;
@@ -92,7 +93,6 @@ Book::Place Book::find(const void* data, std::uint64_t bytes, bool whole_allocat
     return place;
   }
   place.remote = {allocations_.list(allocation.buffer_id, allocation.base, &handle), offset};
-  place.is_new = true;
   return place;
 }
 

@@ -33,16 +33,15 @@ class Book {
   // Names the memory at `data`, and publishes its handle if it is new. kNoBuffer where it cannot be shared: host memory, pools, virtual
   // memory that was not made to be shared. A freed and reused address has another buffer id, so it never finds the old name. Calls may run
   // beside each other: allocators register memory on whatever thread allocates.
-  Place name(const void* data, std::uint64_t bytes);
-  // Where mates in other processes, and in this one, find it to read from it: only where that costs no look at each chunk of virtual
-  // memory, and without a remark.
-  Place name_allocation(const void* data, std::uint64_t bytes);
+  // `which`: whole allocations alone cost no look at each chunk of virtual memory, and nothing is said of what cannot be shared.
+  enum class Memory { any, whole_allocations };
+  Place name(const void* data, std::uint64_t bytes, Memory which = Memory::any);
   // Withdraws names of memory that its program has given back: until mates let go of it, it is not free. Looks at so many allocations and
   // pieces. Whether there was any.
   bool look_for_freed(std::size_t most);
 
  private:
-  Place find(const void* data, std::uint64_t bytes, bool whole_allocations_alone);
+  Place find(const void* data, std::uint64_t bytes, Memory which);
 
   std::mutex mutex_;
   Remarks& remarks_;

@@ -184,9 +184,7 @@ void Communicator::complete_near(Message& message, const Transfer& transfer) {
 }
 
 void Communicator::name_to_offer(Message& message) {
-  const Book::Place place = book_->name_allocation(message.data, message.bytes);
-  if (place.is_new) ring_all();
-  message.named = name_for(message.peer, place);
+  message.named = name_for(message.peer, name_buffer(message.data, message.bytes, Book::Memory::whole_allocations));
   if (message.named.buffer == kNoBuffer) message.paths &= static_cast<std::uint8_t>(~kFetched);
 }
 
@@ -591,8 +589,8 @@ void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
 }
 
 // New names are rare, and until mates have mapped a buffer its messages go through slots.
-Book::Place Communicator::name_buffer(const void* data, std::uint64_t bytes) {
-  const Book::Place place = book_->name(data, bytes);
+Book::Place Communicator::name_buffer(const void* data, std::uint64_t bytes, Book::Memory which) {
+  const Book::Place place = book_->name(data, bytes, which);
   if (place.is_new) ring_all();
   return place;
 }

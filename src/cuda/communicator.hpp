@@ -126,7 +126,7 @@ class Communicator {
   // Takes kFetched away where mates cannot map what it sends.
   void name_to_offer(Message& message);
   // All mates hear of it at once where it is new.
-  Book::Place name_buffer(const void* data, std::uint64_t bytes);
+  Book::Place name_buffer(const void* data, std::uint64_t bytes, Book::Memory which = Book::Memory::any);
   BufferName name_for(std::uint32_t peer, const Book::Place& place) const;
   bool named_for_all(const Book::Place& place) const;
   void want_staging();

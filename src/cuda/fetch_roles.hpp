@@ -34,18 +34,18 @@ class FetchRoles {
   }
 
   // Of a message that was offered and granted; `granted_paths`: what the grant says.
-  enum class End : std::uint32_t { is_read, was_read, is_pushed };
+  enum class End : std::uint32_t { to_be_read, was_read, is_pushed };
   RAILWEAVE_ROLE End end_of(const Message& m, std::uint64_t granted_paths) const {
     const std::uint64_t fetched = block_.arrived(&m.local->fetched);
     if ((granted_paths & kFetched) == 0 || (fetched & kDeclined) != 0) return End::is_pushed;
-    return fetched >= m.bytes - fetched_from(m.bytes) ? End::was_read : End::is_read;
+    return fetched >= m.bytes - fetched_from(m.bytes) ? End::was_read : End::to_be_read;
   }
 
   // Of one that was offered: by what its grant says, or may yet say.
   RAILWEAVE_ROLE bool may_be_read(const Message& m, std::uint64_t number) const {
     const std::uint64_t paths = block_.relaxed(&m.local->grants[number % kGrants].words[Grant::kPaths]);
     const bool granted = paths >> 32 == (number & 0xffffffff);
-    return end_of(m, granted ? paths : kFetched) == End::is_read;
+    return end_of(m, granted ? paths : kFetched) == End::to_be_read;
   }
 
   // --- At the destination, of a message that it has granted
