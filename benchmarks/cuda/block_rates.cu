@@ -1,5 +1,6 @@
 // What a few blocks move between the first two GPUs: written by the source's, read by the destination's, or one half each, one way and both
-// ways at once. What it found is in docs/gpu-probe.md.
+// ways at once. A GPU that writes and reads, both ways half and half, has a kernel of so many blocks for each. What it found is in
+// docs/gpu-probe.md.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -121,7 +122,7 @@ class Gpus {
 int main() {
   Gpus gpus;
   const int all_blocks[] = {1, 2, 3, 4, 5, 6, 8, 11, 16};
-  std::printf("%-44s", "GB/s to the second GPU, by blocks of each");
+  std::printf("%-44s", "GB/s to the second GPU, blocks of a kernel");
   for (const int blocks : all_blocks) std::printf(" %5d", blocks);
   std::printf("\n");
   for (const bool both : {false, true}) {

@@ -58,7 +58,7 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
     """All aims that this many GPUs can be held against. `kernels`: what gpu_exchange said."""
     if gpus == 1:
         return _one_gpu(results, kernels)
-    exchanges = _Exchanges(results, "exchanges")
+    exchanges, small = _Exchanges(results, "exchanges"), _Exchanges(results, "small")
     found = [
         *_gains(exchanges, "hot pair + 1/16", {f"hot-pair:{a}:{b}": wanted for a, b, wanted in _HOT}),
         *(exchanges.bound(f"hot pair + 1/16, {a}", f"hot-pair:{a}:{b}", 0.95) for a, b, _ in _HOT),
@@ -67,9 +67,9 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
         *_gains(exchanges, "two pairs both ways", {f"two-pairs-{size}": 1.4 for size in _LARGE}),
         _together(exchanges),
         *_gains(exchanges, "balanced", {"balanced:16MiB": 1.15, "balanced:64MiB": 1.05, "balanced:256MiB": 1.0}),
-        _least(exchanges, "any pattern, 64KiB to 2MiB: least gain", 1.5, lambda e: 1 << 16 <= _size(e.matrix) <= 2 << 20, _device),
-        *(line for name, part in (("p50", 0.5), ("p99", 0.99)) for line in _small_calls(exchanges, name, part)),
-        *_floors(exchanges),
+        _least(small, "any pattern, 64KiB to 2MiB: least gain", 1.5, lambda e: 1 << 16 <= _size(e.matrix) <= 2 << 20, _device),
+        *(line for name, part in (("p50", 0.5), ("p99", 0.99)) for line in _small_calls(small, name, part)),
+        *_floors(small),
     ]
     nodes = _Exchanges(results, "nodes" if gpus < 8 else "rails")
     found += _gains(nodes, "within a node of several", _INSIDE)
@@ -352,7 +352,7 @@ def _cores(results: Results) -> Line:
 
 def _row(own: Exchange, group: str) -> str:
     """What a line calls an exchange: labs have matrices of equal names."""
-    return f"`{own.matrix}`" + ("" if group == "exchanges" else f" ({group})")
+    return f"`{own.matrix}`" + ("" if group in ("exchanges", "small") else f" ({group})")
 
 
 def _memory(kernels: str, gpus: int) -> Line:

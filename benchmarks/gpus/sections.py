@@ -56,6 +56,8 @@ _SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "
 _OTHERS = ("incast:{}", "outcast:{}", "zipf:{}:1.0", "rotating-hotspot:{}", "two-pairs-{}")
 _SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
 _OVER_RAILS = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
+# Single calls of small messages are nothing but latency, which starts of a system differ in by more than systems do.
+_STARTS = ("--starts", "5", "--repeat", "10")
 _TUNED_SYSTEMS = ("--systems", "nccl,nccl-tuned,railweave")
 _SMALL_OVER_RAILS = tuple(f"balanced:{size}" for size in ("1MiB", "256KiB", "64KiB", "16KiB", "1KiB"))
 _INSIDE = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
@@ -114,6 +116,7 @@ def groups(gpus: int) -> dict[str, Group]:
     if gpus > 1:
         found = [
             Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
+            Group("small", ("alltoallv", *here, *_STARTS), "--matrix", 1, gpus),
             Group("tuned", ("alltoallv", *here, *_TUNED_SYSTEMS), "--matrix", 1, gpus),
             Group("moe", ("moe", *here), "--compute", 5, gpus),
             Group("beside", ("beside", *here), "--work", 2, gpus),
@@ -167,8 +170,8 @@ def sections(gpus: int) -> tuple[Section, ...]:
         Section("balanced", "Balanced", "exchanges", tuple(f"balanced:{size}" for size in ("4MiB", *_LARGE))),
         Section("pair", "One pair alone", "exchanges", tuple(f"hot-pair:{size}" for size in ("4MiB", *_LARGE, "1GiB"))),
         Section("both-ways", "Two pairs both ways", "exchanges", tuple(f"two-pairs-{size}" for size in _LARGE)),
-        Section("small-balanced", "Small messages, balanced", "exchanges", tuple(f"balanced:{size}" for size in _SMALL)),
-        Section("small-hot", "Small messages, a hot pair with 1/16 back", "exchanges", tuple(f"hot-pair:{a}:{b}" for a, b in _SMALL_HOT)),
+        Section("small-balanced", "Small messages, balanced", "small", tuple(f"balanced:{size}" for size in _SMALL)),
+        Section("small-hot", "Small messages, a hot pair with 1/16 back", "small", tuple(f"hot-pair:{a}:{b}" for a, b in _SMALL_HOT)),
         Section("fans", "Incast, outcast", "exchanges", tuple(f"{name}:{size}" for name in ("incast", "outcast") for size in _LARGE)),
         Section(
             "skewed",
@@ -176,11 +179,11 @@ def sections(gpus: int) -> tuple[Section, ...]:
             "exchanges",
             (*(f"zipf:{size}:1.0" for size in _LARGE), *(f"rotating-hotspot:{size}" for size in _LARGE)),
         ),
-        Section("small-pair", "Small messages, one pair", "exchanges", tuple(f"hot-pair:{size}" for size in _SMALL)),
+        Section("small-pair", "Small messages, one pair", "small", tuple(f"hot-pair:{size}" for size in _SMALL)),
         Section(
             "small-skewed",
             "Small messages, other patterns",
-            "exchanges",
+            "small",
             tuple(each.format(size) for size in ("64KiB", "1MiB") for each in _OTHERS),
         ),
         Section("gates", "What gates send", "exchanges", gates if 64 % gpus == 0 else ()),  # experts
@@ -217,7 +220,7 @@ def _rails_section(gpus: int, name: str, nodes: int, a_node: int, rails: int) ->
 
 def _once(section: Section, gpus: int, seen: dict[bytes, str]) -> tuple[str, ...]:
     """Cases that no section before has: on few GPUs many patterns are the same."""
-    if section.group != "exchanges":
+    if section.group not in ("exchanges", "small"):
         return section.cases
     return tuple(case for case in section.cases if seen.setdefault(_bytes(case, gpus), case) == case)
 

@@ -76,6 +76,13 @@ def command() -> None:
     help="On GPUs behind an NVSwitch: as if each pair had an NVLink of that rate; Railweave with paths through other GPUs against without.",
 )
 @click.option("--repeat", type=click.IntRange(1, 1000), help="After a warm-up: 5 in the lab, 9 rounds of 50 queued calls on GPUs.")
+@click.option(
+    "--starts",
+    type=click.IntRange(1, 20),
+    default=1,
+    show_default=True,
+    help="On GPUs: of each system, up at once; rounds are of each in turns. Single calls differ between starts by more than 3%.",
+)
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
 @click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
 def alltoallv(
@@ -93,6 +100,7 @@ def alltoallv(
     other_nccl: Path | None,
     mesh: int | None,
     repeat: int | None,
+    starts: int,
     json_file: Path | None,
     report: Path | None,
 ) -> None:
@@ -106,6 +114,10 @@ def alltoallv(
     """
     if shape is None and gpus is None and mesh is None:
         raise click.UsageError("give --lab NODESxGPUS, --gpus, or both")
+    if starts > 1 and (gpus is None or shape is not None or mesh is not None):
+        raise click.UsageError("--starts takes --gpus without --lab and --emulate-mesh")
+    if repeat is not None and repeat % starts:
+        raise click.UsageError(f"--repeat {repeat} --starts {starts}: expected as many rounds of each start")
     check_writable(json_file, report)
     if mesh is not None:
         from railweave.cli.bench_gpus import run_on_mesh
@@ -131,7 +143,7 @@ def alltoallv(
     if gpus is not None:
         from railweave.cli.bench_gpus import run_exchanges
 
-        return run_exchanges(gpus, matrices, systems, other_nccl, repeat or 9, json_file, report)
+        return run_exchanges(gpus, matrices, systems, other_nccl, repeat or starts * -(-9 // starts), starts, json_file, report)
     assert shape is not None
     return _in_lab(shape, rails, rate, spine_rate, isolation or "gpu", source, matrices, policies, peers, repeat or 5, json_file, report)
 

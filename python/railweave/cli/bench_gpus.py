@@ -49,7 +49,14 @@ class LayerOptions:
 
 
 def run_exchanges(
-    gpus: int, matrices: tuple[str, ...], names: str, other_nccl: Path | None, rounds: int, json_file: Path | None, report: Path | None
+    gpus: int,
+    matrices: tuple[str, ...],
+    names: str,
+    other_nccl: Path | None,
+    rounds: int,
+    starts: int,
+    json_file: Path | None,
+    report: Path | None,
 ) -> None:
     """`bench alltoallv --gpus`."""
     gpus = _gpus(gpus)
@@ -57,16 +64,16 @@ def run_exchanges(
     effort = compare.Effort(rounds)
     date = result.now()
     running = _systems(names, other_nccl)
-    steps = 2 + len(running) * len(cases) * (1 + rounds) + len(cases)
+    steps = 2 + len(running) * len(cases) * (starts + rounds) + len(cases)
     with (
         BenchProgress(steps) as progress,
         start_probe(gpus) as probe,
-        compare.Systems(running, Place(gpus), progress.step) as all_of_them,
+        compare.Systems(running, Place(gpus), progress.step, starts) as all_of_them,
         TakenTime() as taken,
     ):
         progress.step("starting the probe")
         probe.ready()
-        found = _run(date, all_of_them, gpus, dataclasses.asdict(effort))
+        found = _run(date, all_of_them, gpus, {**dataclasses.asdict(effort), "starts": starts})
         for results in compare.exchange(all_of_them, functools.partial(compare.measure_bound, probe), cases, effort, progress.step):
             _keep(found, taken, json_file, exchanges=results)
     _finish(found, json_file, report)

@@ -33,13 +33,13 @@ def beside(
 
 
 def _one(systems: Systems, work: str, name: str, matrix: Matrix, rounds: int, step: Callable[[str], None]) -> list[Beside]:
-    alone: dict[str, list[float]] = {system: [] for system in systems.running}
-    together: dict[str, list[float]] = {system: [] for system in systems.running}
-    equal: dict[str, list[float]] = {system: [] for system in systems.running}
-    both: dict[str, list[float]] = {system: [] for system in systems.running}
+    alone: dict[str, list[float]] = {system: [] for system in systems.names()}
+    together: dict[str, list[float]] = {system: [] for system in systems.names()}
+    equal: dict[str, list[float]] = {system: [] for system in systems.names()}
+    both: dict[str, list[float]] = {system: [] for system in systems.names()}
     exchanges: dict[str, int] = {}
     pieces = count = 0
-    for system, ranks in systems.running.items():
+    for system, ranks in systems.starts[0].items():
         step(f"{work} beside {name}, {system}: first")
         for repetition in range(3):  # buffers are mapped after the first
             ranks.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist(), repetition=repetition)
@@ -59,7 +59,7 @@ def _one(systems: Systems, work: str, name: str, matrix: Matrix, rounds: int, st
             answers = _held(ranks, work, pieces, count)
             equal[ranks.name].append(_slowest(answers))
             both[ranks.name].append(max(pieces * equal[ranks.name][-1], _exchanged(answers)))
-    return [Beside(s, work, name, alone[s], together[s], count, equal[s], both[s]) for s in systems.running]
+    return [Beside(s, work, name, alone[s], together[s], count, equal[s], both[s]) for s in systems.names()]
 
 
 def _completed(ranks: Processes, work: str, pieces: int, exchanges: int, alone: float) -> int:

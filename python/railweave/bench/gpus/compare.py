@@ -76,21 +76,26 @@ def busiest(matrix: Matrix) -> int:
 
 
 class Systems:
-    """All systems' ranks, up at the same time; and what they said when they started."""
+    """All systems' ranks, up at the same time; and what they said when they started.
 
-    def __init__(self, systems: Sequence[System], place: Place, step: Callable[[str], None]) -> None:
+    A call takes a rank up to four times as long in one start as in another one, under either system (docs/results.md): what is to tell
+    systems apart by less needs several starts of each.
+    """
+
+    def __init__(self, systems: Sequence[System], place: Place, step: Callable[[str], None], starts: int = 1) -> None:
         self._stack = contextlib.ExitStack()
         self._lab = place.lab.spec if place.lab else None
-        self.running: dict[str, Processes] = {}
+        self.starts: list[dict[str, Processes]] = [{} for _ in range(starts)]  # by name
         self.calibrated: dict[str, str] = {}  # settings that follow from a calibration of this machine
         try:
-            folder = self._stack.enter_context(folder_for_run())
+            folders = [self._stack.enter_context(folder_for_run()) for _ in self.starts]
             step(f"starting {', '.join(each.name for each in systems)}")
-            for each in systems:
-                self.running[each.name] = self._stack.enter_context(start(each, place, folder))
-            for ranks in self.running.values():
+            for running, folder in zip(self.starts, folders, strict=True):
+                for each in systems:
+                    running[each.name] = self._stack.enter_context(start(each, place, folder))
+            for ranks in self.all():
                 ranks.ready()
-            for each in systems:
+            for folder, each in itertools.product(folders, systems):
                 if serves_itself(each.name):
                     check_served(each.name, folder)
                     self.calibrated |= calibrated(each.name, folder)
@@ -101,7 +106,7 @@ class Systems:
     def versions(self) -> dict[str, str]:
         """Of the GPU's software, and of NCCL under each system."""
         found: dict[str, str] = {}
-        for system, ranks in self.running.items():
+        for system, ranks in self.starts[0].items():
             for name in ("torch", "cuda", "driver"):
                 found[name] = ranks.hello[name]
             found[f"nccl ({system})"] = ranks.hello["nccl"]
@@ -109,7 +114,15 @@ class Systems:
 
     def gpu(self) -> str:
         """Its name."""
-        return str(next(iter(self.running.values())).hello["gpu"])
+        return str(next(self.all()).hello["gpu"])
+
+    def names(self) -> list[str]:
+        """In the order they were asked for."""
+        return list(self.starts[0])
+
+    def all(self) -> Iterator[Processes]:
+        """Every start of every system."""
+        return itertools.chain.from_iterable(running.values() for running in self.starts)
 
     def __enter__(self) -> Systems:
         """Itself."""
@@ -127,9 +140,14 @@ class Systems:
         return _TIMEOUT_S + (calls + _UNCOUNTED_CALLS) * call
 
     def turns(self, rounds: int) -> list[list[Processes]]:
-        """The systems in each round's order."""
-        all_of_them = list(self.running.values())
-        return [[all_of_them[(place + number) % len(all_of_them)] for place in range(len(all_of_them))] for number in range(rounds)]
+        """The systems in each round's order, of that round's start: the first round's is the first one, and so on in turns."""
+        found = []
+        for number in range(rounds):
+            turn, start = divmod(number, len(self.starts))
+            running = list(self.starts[start].values())
+            first = (turn + start) % len(running)
+            found.append(running[first:] + running[:first])
+        return found
 
 
 Bound = Callable[[Matrix], float]  # seconds
@@ -150,22 +168,23 @@ def _exchange_one(
 ) -> list[Exchange]:
     total = int(matrix.sum())
     wrong: dict[str, str] = {}
-    times: dict[str, list[float]] = {system: [] for system in systems.running}
-    host: dict[str, list[float]] = {system: [] for system in systems.running}
-    single: dict[str, list[float]] = {system: [] for system in systems.running}
-    floor: dict[str, list[float]] = {system: [] for system in systems.running}
-    busy: dict[str, list[float]] = {system: [] for system in systems.running}
+    times: dict[str, list[float]] = {system: [] for system in systems.names()}
+    host: dict[str, list[float]] = {system: [] for system in systems.names()}
+    single: dict[str, list[float]] = {system: [] for system in systems.names()}
+    floor: dict[str, list[float]] = {system: [] for system in systems.names()}
+    busy: dict[str, list[float]] = {system: [] for system in systems.names()}
     kernels: dict[str, list[Kernel]] = {}
     step(f"{name}, bound")
     bound = bound_of(matrix)
     calls = _affordable(effort.calls, bound, _ENOUGH_S)
     patience = systems.patience(matrix, bound, calls)
-    for system, ranks in systems.running.items():
-        step(f"{name}, {system}: first")
+    for ranks in systems.all():
+        step(f"{name}, {ranks.name}: first")
         for repetition in range(3):  # buffers are mapped after the first
             ranks.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist(), repetition=repetition)
             _note_wrong(wrong, ranks, patience)
         ranks.ask(patience, "queued", calls=calls)
+    for system, ranks in systems.starts[0].items():
         kernels[system] = _largest(ranks.ask(patience, "kernels"))
     for turn in systems.turns(effort.rounds):
         for ranks in turn:
@@ -185,11 +204,12 @@ def _exchange_one(
                 kinds.append((True, floor))
             for ranks, (nothing, kept) in itertools.product(turn, kinds):
                 kept[ranks.name] += _slowest(ranks.ask(limit, "single", calls=cold + some, nothing=nothing))[cold:]
-    for ranks in systems.running.values():
+    for ranks in systems.all():
         _note_wrong(wrong, ranks, patience)
+    sent, starts = (total, busiest(matrix)), len(systems.starts)
     return [
-        Exchange(s, name, total, busiest(matrix), times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s], busy[s])
-        for s in systems.running
+        Exchange(s, name, *sent, times[s], host[s], single[s], floor[s], bound, wrong.get(s), kernels[s], busy[s], starts)
+        for s in systems.names()
     ]
 
 
@@ -313,7 +333,7 @@ def layers(
     step: Callable[[str], None],
 ) -> Iterator[list[Layer]]:
     """Every layer under every system, as soon as it is measured. The first system, NCCL, says how large experts are."""
-    reference = next(iter(systems.running.values()))
+    reference = next(systems.all())
     step("calibrating")
     even = schedule("none", gpus, tokens, 1)
     reference.ask(_TIMEOUT_S, "moe_prepare", tokens=tokens, width=width, hidden=width, schedule=even)
@@ -343,10 +363,10 @@ def _layer(
     patience: float,
     step: Callable[[str], None],
 ) -> list[Layer]:
-    times: dict[str, list[float]] = {system: [] for system in systems.running}
+    times: dict[str, list[float]] = {system: [] for system in systems.names()}
     digests: dict[str, list[int]] = {}
-    for system, ranks in systems.running.items():
-        step(f"layer {case.skew}, compute {case.compute:g}, {system}: first")
+    for ranks in systems.all():
+        step(f"layer {case.skew}, compute {case.compute:g}, {ranks.name}: first")
         ranks.ask(_TIMEOUT_S, "moe_prepare", tokens=tokens, width=width, hidden=hidden, schedule=plan)
         for _ in range(2):
             ranks.ask(patience, "moe_run", iterations=iterations)
@@ -358,10 +378,10 @@ def _layer(
             digests[ranks.name] = [each["digest"] for each in answers]
     shares = {
         system: max(ranks.ask(patience, "moe_trace", iterations=iterations), key=lambda each: float(each["busy"]))
-        for system, ranks in systems.running.items()
+        for system, ranks in systems.starts[0].items()
     }
     return [
-        Layer(s, case.skew, case.compute, hidden, times[s], digests[s], shares[s]["busy"], shares[s]["exchange"]) for s in systems.running
+        Layer(s, case.skew, case.compute, hidden, times[s], digests[s], shares[s]["busy"], shares[s]["exchange"]) for s in systems.names()
     ]
 
 

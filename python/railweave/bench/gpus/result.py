@@ -68,15 +68,16 @@ def _place(count: int, part: float) -> int:
 
 
 def call_ratio(rival: Exchange, own: Exchange, part: float) -> Ratio:
-    """As `ratio`, of a quantile of single calls. Calls of a round are alike in what the machine did meanwhile, so rounds are drawn, not
-    calls. Where results do not tell calls of one round from another's, there is no interval."""
+    """As `ratio`, of a quantile of single calls. Calls of a round are alike in what the machine did meanwhile, and rounds of a start in
+    what its processes got, so rounds are drawn, not calls, and of several starts all of a start's rounds together. Where results do not
+    tell calls of one from another's, there is no interval."""
     drawn = _drawn_call_ratios(rival, own, part, np.random.default_rng(0))
     return Ratio(_call_ratio(rival, own, part), None if drawn is None else _interval(drawn))
 
 
 def mean_call_ratio(pairs: Sequence[tuple[Exchange, Exchange]], part: float) -> Ratio:
-    """The geometric mean of `call_ratio` of rivals and own. Rows are measured one after the other, so each draws rounds of its own. No
-    interval where a row has none."""
+    """The geometric mean of `call_ratio` of rivals and own. Rows are measured one after the other, so each draws rounds of its own; starts
+    are those of all rows. No interval where a row has none."""
     random = np.random.default_rng(0)
     value = statistics.geometric_mean(_call_ratio(rival, own, part) for rival, own in pairs)
     logs = []
@@ -94,13 +95,30 @@ def _call_ratio(rival: Exchange, own: Exchange, part: float) -> float:
 
 def _drawn_call_ratios(rival: Exchange, own: Exchange, part: float, random: np.random.Generator) -> npt.NDArray[np.float64] | None:
     """Of each draw; None where there is no interval."""
-    rounds = len(own.seconds)
-    if rounds < LEAST_ROUNDS or any(len(each.call_seconds) % rounds or len(each.seconds) != rounds for each in (rival, own)):
+    rounds, units = len(own.seconds), _drawn_together(own)
+    if units < LEAST_ROUNDS or any(
+        len(each.call_seconds) % rounds or (len(each.seconds), each.starts) != (rounds, own.starts) for each in (rival, own)
+    ):
         return None
-    draws = random.integers(0, rounds, (_CALL_RESAMPLES, rounds))
-    times = np.apply_along_axis(np.bincount, 1, draws, minlength=rounds)  # that each round was drawn
-    theirs, ours = (_drawn_quantile(np.array(each.call_seconds).reshape(rounds, -1), times, part) for each in (rival, own))
+    if own.starts > 1:
+        random = np.random.default_rng(0)
+    draws = random.integers(0, units, (_CALL_RESAMPLES, units))
+    times = np.apply_along_axis(np.bincount, 1, draws, minlength=units)  # that each was drawn
+    theirs, ours = (_drawn_quantile(_calls_by_unit(each, units), times, part) for each in (rival, own))
     return theirs / ours
+
+
+def _drawn_together(each: Exchange) -> int:
+    """How many rounds, or starts of as many rounds each, calls are drawn by; none where starts have other numbers of rounds."""
+    rounds = len(each.seconds)
+    return rounds if each.starts == 1 else each.starts if rounds % each.starts == 0 else 0
+
+
+def _calls_by_unit(each: Exchange, units: int) -> npt.NDArray[np.float64]:
+    """(units, calls of each). Rounds are of each start in turns."""
+    turns = len(each.seconds) // units
+    by_round = np.array(each.call_seconds).reshape(turns, units, -1)
+    return by_round.transpose(1, 0, 2).reshape(units, -1)
 
 
 def _drawn_quantile(calls: npt.NDArray[np.float64], times: npt.NDArray[np.intp], part: float) -> npt.NDArray[np.float64]:
@@ -151,6 +169,7 @@ class Exchange(Timed):
     wrong: str | None
     kernels: list[Kernel]
     busy_cores: list[float] = dataclasses.field(default_factory=list)  # of a rank's threads beside the one that queues, by round
+    starts: int = 1  # of the system; each round is another one's, in turns
 
     @property
     def gbps(self) -> float:
@@ -403,6 +422,7 @@ class _Reader(Fields):
             None if row["wrong"] is None else self.text(f"{at}.wrong", row["wrong"]),
             [self._kernel(f"{at}.kernels[{place}]", each) for place, each in enumerate(self.rows(f"{at}.kernels", row["kernels"]))],
             busy,
+            self.whole(f"{at}.starts", row.get("starts", 1), 1, _MOST),
         )
 
     def _kernel(self, at: str, found: object) -> Kernel:

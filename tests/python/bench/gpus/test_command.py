@@ -103,6 +103,10 @@ def test_a_mesh_compares_railweave_with_itself_on_gpus(more: tuple[str, ...]) ->
         (("--lab", "2x2", "--systems", "nccl", "--nccl", __file__), "compares --policies and --peer: no --systems, --nccl"),
         (("--gpus", "--rate", "1gbit", "--rails", "2"), "this machine's own links: no --rails, --rate"),
         (("--lab", "2x2", "--rails", "0"), "0 is not in the range x>=1"),
+        (("--lab", "2x2", "--gpus", "--starts", "5"), "--starts takes --gpus without --lab and --emulate-mesh"),
+        (("--gpus", "--emulate-mesh", "120", "--starts", "2"), "--starts takes --gpus without --lab and --emulate-mesh"),
+        (("--lab", "2x2", "--starts", "2"), "--starts takes --gpus without --lab and --emulate-mesh"),
+        (("--gpus", "--starts", "5", "--repeat", "9"), "--repeat 9 --starts 5: expected as many rounds of each start"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(arguments: tuple[str, ...], said: str) -> None:

@@ -155,12 +155,13 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
     found = {each.name: each for each in sections.sections(8)}
     words = {name: " ".join(each.words) for name, each in sections.groups(8).items()}
     patterns = {case.partition(":")[0].rpartition("-")[0] if case.startswith("two") else case.partition(":")[0] for each in found.values()
-                if each.group == "exchanges" for case in each.cases}  # fmt: skip
+                if each.group in ("exchanges", "small") for case in each.cases}  # fmt: skip
     assert patterns == {"hot-pair", "balanced", "two-pairs", "incast", "outcast", "zipf", "rotating-hotspot", "moe", "trace"}
     labs = {name: (each.words[2], each.words[4], each.ranks) for name, each in sections.groups(8).items() if each.gpus_a_node}
     paper = ("2x4", "4", 8)
     assert labs == {"rails": paper, "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": paper, "tuned-rails": paper}
     assert all(set(found[name].cases) >= {"inside-pair-256MiB", "hot-pair:64MiB"} for name in ("rails", "rails-8", "rails-4x2"))
+    assert words["small"] == "alltoallv --gpus 8 --starts 5 --repeat 10"
     assert (words["moe"], words["mesh"]) == ("moe --gpus 8", "alltoallv --gpus 8 --emulate-mesh 120")
     assert {"calibrate", "planning", "check-memory"} <= {each.name for each in (*sections.checks(8), *sections.late_checks(8))}
 
@@ -553,14 +554,9 @@ def test_aims_are_told_as_reached_missed_or_not_run() -> None:
     found = {
         "exchanges": [
             run_of([*exchanges("hot-pair:4MiB:256KiB", 3e-3, 1e-3), *exchanges("hot-pair:16MiB:1MiB", 1.3e-3, 1e-3)]),
-            run_of(
-                [
-                    *exchanges("hot-pair:1KiB", 1e-3, 1e-3),
-                    *exchanges("incast:16MiB", 1.2e-3, 1e-3),
-                    *exchanges("hot-pair:1MiB", 1.4e-3, 1e-3),
-                ]
-            ),
+            run_of(exchanges("incast:16MiB", 1.2e-3, 1e-3)),
         ],
+        "small": [run_of([*exchanges("hot-pair:1KiB", 1e-3, 1e-3), *exchanges("hot-pair:1MiB", 1.4e-3, 1e-3)])],
         "rails": [run_of(exchanges("hot-pair:64MiB", 1e-3, (1 << 20) / 3.85e9))],
         "moe-rails": [run_of([], layers)],
         "beside": [run_of([], None, others)],
@@ -622,8 +618,9 @@ def test_on_one_gpu_nccl_is_a_rival_where_it_has_the_same_rails() -> None:
 
 def test_an_aim_that_the_bound_misses_too_says_so() -> None:
     def told(what: str, bound: float) -> aims.Line:
-        rows = [*exchanges("two-pairs-64MiB", 1.3e-3, 1e-3, bound), *exchanges("balanced:64KiB", 1.3e-3, 1e-3, bound)]
-        return next(each for each in aims.lines({"exchanges": [run_of(rows)]}, 4) if what in each.what)
+        rows = {"exchanges": "two-pairs-64MiB", "small": "balanced:64KiB"}
+        runs = {group: [run_of(exchanges(matrix, 1.3e-3, 1e-3, bound))] for group, matrix in rows.items()}
+        return next(each for each in aims.lines(runs, 4) if what in each.what)
 
     for what in ("two-pairs-64MiB", "64KiB to 2MiB"):
         beyond, within = told(what, 0.95e-3), told(what, 0.8e-3)
@@ -685,7 +682,7 @@ def test_single_calls_of_all_small_rows_are_told_together() -> None:
                 times = [time for time in slower for _ in range(10)]
                 rows.append(replace(each, seconds=[1.0] * len(rounds), call_seconds=times))
         rows += exchanges("balanced:128KiB", 1.0, 9.0)  # a larger one
-        lines = {each.what: each for each in aims.lines({"exchanges": [run_of(rows)]}, 4)}
+        lines = {each.what: each for each in aims.lines({"small": [run_of(rows)]}, 4)}
         assert list(lines)[list(lines).index(f"{least}, least gain") + 1] == f"{least}, geometric mean"
         return lines[f"{least}, geometric mean"]
 
@@ -723,7 +720,7 @@ def test_pictures_have_the_gains_of_a_section_and_what_is_wanted(tmp_path: Path,
         for system, time in (("nccl", 2e-3), ("railweave", 1.6e-3))
     ]
     hot = [*exchanges("hot-pair:16MiB:1MiB", 1.3e-3, 1e-3), *exchanges("hot-pair:4MiB:256KiB", 9e-3, 1e-3, bound=0.5e-3)]
-    parts(tmp_path, exchanges=run_of([*hot, *exchanges("balanced:64KiB", 2e-3, 1e-3)]), moe_rails=run_of([], layers))
+    parts(tmp_path, exchanges=run_of(hot), small=run_of(exchanges("balanced:64KiB", 2e-3, 1e-3)), moe_rails=run_of([], layers))
     again = run_of(exchanges("hot-pair:4MiB:256KiB", 3e-3, 1e-3, bound=0.5e-3))
     (tmp_path / "parts" / "exchanges.01.json").write_text(json.dumps(again.to_json()))
     parts(tmp_path, rails=run_of(exchanges("hot-pair:64MiB", 1e-3, (1 << 20) / 3.85e9)))

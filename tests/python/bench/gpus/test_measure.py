@@ -24,9 +24,10 @@ class Ranks:
     def __init__(self, name: str, seconds: float, ctas: int, order: list[str], late: int = 0, wrong: int | None = None) -> None:
         self.name, self.seconds, self.ctas, self.order, self.late, self.wrong = name, seconds, ctas, order, late, wrong
         self.prepared: list[list[int]] = []
+        self.said = name
 
     def ask(self, timeout: float, do: str, **command: Any) -> list[dict[str, Any]]:
-        self.order.append(f"{self.name} {do}")
+        self.order.append(f"{self.said} {do}")
         if do == "prepare":
             self.prepared = command["matrix"]
         if do == "queued":
@@ -47,7 +48,7 @@ class Ranks:
 
 def measure(matrix: Any, *ranks: Ranks, rounds: int = 3, single_calls: int = 4) -> Any:
     systems = Systems([], Place(2), lambda _: None)
-    systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
+    systems.starts = [{each.name: each for each in ranks}]  # type: ignore[misc]
     probe: Any = Ranks("probe", 0, 1, [])
     bound_of = functools.partial(measure_bound, probe)
     (results,) = exchange(systems, bound_of, [("a", np.array(matrix, dtype=np.uint64))], Effort(rounds, 50, single_calls), lambda _: None)
@@ -64,6 +65,24 @@ def test_every_system_is_measured_in_every_round_and_each_begins_one() -> None:
     assert first.call_seconds == [pytest.approx(5.1e-5)] * 12
     assert first.busy_cores == [0.5] * 3
     assert first.bound_seconds == 7e-5, "the fastest way of the probe"
+
+
+def test_rounds_are_of_each_start_in_turns_and_each_system_begins_as_often() -> None:
+    order: list[str] = []
+    systems = Systems([], Place(2), lambda _: None)
+    systems.starts = [{name: Ranks(f"{name}{number}", 1e-4, 17, order) for name in "ab"} for number in range(2)]  # type: ignore[misc]
+    first, later = ([ranks.name for ranks in turn] for turn in systems.turns(8)[:2])
+    assert (first, later) == (["a0", "b0"], ["b1", "a1"])
+    assert [turn[0].name for turn in systems.turns(8)] == ["a0", "b1", "b0", "a1", "a0", "b1", "b0", "a1"]
+    for each in systems.all():
+        each.name = each.name[0]
+    matrix = np.array([[0, 512], [0, 0]], dtype=np.uint64)
+    (results,) = exchange(systems, lambda _: 1e-4, [("m", matrix)], Effort(4, 50, 4), lambda _: None)
+    assert [each.system for each in results] == ["a", "b"]
+    assert [(len(each.seconds), len(each.call_seconds), each.starts) for each in results] == [(4, 16, 2)] * 2
+    for name in ("a0", "a1", "b0", "b1"):
+        count = {what: order.count(f"{name} {what}") for what in ("prepare", "check", "queued", "kernels")}
+        assert count == {"prepare": 3, "check": 4, "queued": 3, "kernels": 1 if name.endswith("0") else 0}, "all starts are checked"
 
 
 def test_systems_take_turns_in_single_calls_within_a_round() -> None:
@@ -127,7 +146,7 @@ class Beside(Ranks):
 
 def measure_beside(*ranks: Beside, rounds: int = 2) -> Any:
     systems = Systems([], Place(2), lambda _: None)
-    systems.running = {each.name: each for each in ranks}  # type: ignore[misc]
+    systems.starts = [{each.name: each for each in ranks}]  # type: ignore[misc]
     (found,) = beside(systems, ["gemm"], [("m", np.array([[0, 512], [512, 0]], dtype=np.uint64))], rounds, lambda _: None)
     return found
 
@@ -186,7 +205,7 @@ class Layers(Ranks):
 def test_layers_are_as_wide_as_the_rival_says_and_measured_in_turns() -> None:
     order: list[str] = []
     systems = Systems([], Place(2), lambda _: None)
-    systems.running = {"a": Layers("a", 2e-3, 17, order), "b": Layers("b", 1e-3, 16, order)}  # type: ignore[dict-item]
+    systems.starts = [{"a": Layers("a", 2e-3, 17, order), "b": Layers("b", 1e-3, 16, order)}]  # type: ignore[dict-item]
     (found,) = layers(systems, 2, 64, 1024, [LayerCase("zipf:1.0", 0.5)], Effort(3), 4, lambda _: None)
     assert [(each.system, each.hidden, each.skew) for each in found] == [("a", 256, "zipf:1.0"), ("b", 256, "zipf:1.0")]
     assert found[1].seconds == [pytest.approx(1.1e-3)] * 3, "the slowest rank counts"
@@ -241,7 +260,7 @@ def place(rate: int | None) -> Place:
 def test_what_takes_long_on_slow_rails_has_time_for_it(bound: float, rate: int | None, seconds: float) -> None:
     systems = Systems([], place(rate), lambda _: None)
     ranks = Patience("a")
-    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    systems.starts = [{"a": ranks}]  # type: ignore[dict-item]
     matrix = np.zeros((4, 4), dtype=np.uint64)
     matrix[0, 2] = 2_000_000
     (_,) = exchange(systems, lambda _: bound, [("a", matrix)], Effort(1, 50, 4), lambda _: None)
@@ -276,7 +295,7 @@ class Counted(Ranks):
 )
 def test_rows_of_labs_at_8_gbit_have_all_their_calls_and_much_slower_ones_fewer(bound: float, queued: int, single: list[int]) -> None:
     systems, ranks = Systems([], Place(2), lambda _: None), Counted()
-    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    systems.starts = [{"a": ranks}]  # type: ignore[dict-item]
     matrix = np.array([[0, 512], [0, 0]], dtype=np.uint64)
     (found,) = exchange(systems, lambda _: bound, [("a", matrix)], Effort(1, 50, 100), lambda _: None)
     assert ranks.calls["queued"] == [queued] * 2, "the first is not counted"
@@ -286,7 +305,7 @@ def test_rows_of_labs_at_8_gbit_have_all_their_calls_and_much_slower_ones_fewer(
 
 def test_iterations_of_a_layer_have_time_for_them() -> None:
     systems, ranks = Systems([], place(8_000_000), lambda _: None), Patience("a")
-    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    systems.starts = [{"a": ranks}]  # type: ignore[dict-item]
     (_,) = layers(systems, 4, 64, 1024, [LayerCase("zipf:1.0", 1.0)], Effort(1), 10_000, lambda _: None)
     # An iteration: four exchanges of 1.1 ms and three times the experts' 1.1, where one of four ranks has all tokens.
     assert ranks.limits["moe_run"] == ranks.limits["moe_trace"] == pytest.approx(60 + 3 * 10_000 * 4 * (4 * 1.1e-3 + 3 * 1.1e-3), rel=0.05)
@@ -295,7 +314,7 @@ def test_iterations_of_a_layer_have_time_for_them() -> None:
 
 def test_all_matrices_are_looked_at_before_one_is_measured() -> None:
     systems, ranks = Systems([], Place(2), lambda _: None), Ranks("a", 1e-4, 17, [])
-    systems.running = {"a": ranks}  # type: ignore[dict-item]
+    systems.starts = [{"a": ranks}]  # type: ignore[dict-item]
     cases = [(name, np.array([[0, size], [0, 0]], dtype=np.uint64)) for name, size in (("a", 512), ("b", 0))]
     with pytest.raises(DemandError, match="b: nothing to exchange"):
         next(exchange(systems, lambda _: 1e-3, cases, Effort(1), lambda _: None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,22 @@ def test_rows_of_single_calls_have_a_mean_with_an_interval() -> None:
     one, many = mean_call_ratio([alone], 0.5).interval, mean_call_ratio([alone] * 16, 0.5).interval
     assert one == (1.0, 1.5)
     assert many is not None and many[1] < 1.2, "rows that are unsteady at different times make up for one another"
+
+
+def test_starts_are_drawn_with_all_their_rounds() -> None:
+    """Two rounds of each of five starts in turns; where one is slow, so are both of its rounds, and that of every row."""
+
+    def row(slow: Sequence[float], starts: int = 5) -> tuple[Exchange, Exchange]:
+        each = replace(make_exchange("nccl", "balanced:1KiB", [1.0] * 2 * len(slow), NCCL), starts=starts)
+        own = [time for _ in range(2) for start in slow for time in [start] * 10]
+        return replace(each, call_seconds=[1.0] * len(own)), replace(each, call_seconds=own)
+
+    steady, unsteady = row([1.0] * 5), row([1.0, 1.0, 2.0, 2.0, 1.0])
+    assert call_ratio(*steady, 0.5) == Ratio(1.0, (1.0, 1.0))
+    assert call_ratio(*unsteady, 0.5) == Ratio(1.0, (0.5, 1.0)), "three of five draws may be of the slow ones"
+    assert mean_call_ratio([unsteady] * 16, 0.5) == Ratio(1.0, (0.5, 1.0)), "no row has other starts"
+    assert call_ratio(*row([1.0, 2.0], starts=2), 0.5).interval is None, "too few"
+    assert call_ratio(*row([1.0, 2.0, 1.0], starts=4), 0.5).interval is None, "of other numbers of rounds"
 
 
 @pytest.mark.parametrize(("rounds", "calls"), [(5, 1), (5, 7), (9, 250)])
