@@ -520,16 +520,12 @@ Counters Communicator::counters() const {
   Totals now = ended(false);
   now += replays;
   Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}};
-  std::uint64_t far = 0;
-  for (const PathKind kind : {PathKind::rail, PathKind::cross_rail}) {
-    const std::uint64_t bytes = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
-    counters.bytes_by_kind[static_cast<std::size_t>(kind)] = bytes;
-    far += bytes;
-  }
+  for (const PathKind kind : {PathKind::rail, PathKind::cross_rail})
+    counters.bytes_by_kind[static_cast<std::size_t>(kind)] = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
   const IndirectSent indirect = indirect_->sent();
   counters.bytes_by_kind[static_cast<std::size_t>(PathKind::host)] = indirect.over_host;
   counters.bytes_by_kind[static_cast<std::size_t>(PathKind::relay)] = indirect.over_relays;
-  const std::uint64_t others = far + indirect.over_host + indirect.over_relays;
+  const std::uint64_t others = (rails_ == nullptr ? 0 : rails_->bytes_of_ended()) + indirect.over_host + indirect.over_relays;
   counters.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] = now.bytes_sent - std::min(others, now.bytes_sent);
   return counters;
 }

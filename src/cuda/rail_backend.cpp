@@ -2,10 +2,13 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
+#include <utility>
 
 #include "../engine/shared_memory.hpp"
 #include "railweave/error.hpp"
@@ -43,7 +46,8 @@ RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::
       control_(control),
       drain_ns_(drain_ms * 1'000'000) {
   const engine::Cluster& cluster = services.cluster();
-  control_.bytes_by_nic = std::vector<std::atomic<std::uint64_t>>(cluster.nodes[cluster.node()].nics.size());
+  counted_by_nic_.resize(cluster.nodes[cluster.node()].nics.size());
+  control_.bytes_by_nic = std::vector<std::atomic<std::uint64_t>>(counted_by_nic_.size());
 }
 
 bool RailBackend::advance() {
@@ -135,13 +139,27 @@ void RailBackend::on_end(const engine::Operation& operation) {
 
 void RailBackend::end_operation() {
   if (operation_->failure.kind != engine::FailureKind::none) fail(operation_->failure);
+  count_sent();
   if (operation_->phase != engine::OperationPhase::ended) return;
-  for (std::size_t kind = 0; kind < control_.bytes_by_kind.size(); ++kind)
-    control_.bytes_by_kind[kind] += operation_->report.bytes_by_kind[kind];
-  const std::vector<std::uint64_t>& by_nic = operation_->report.bytes_by_nic;  // empty where it failed before it began
-  for (std::size_t nic = 0; nic < by_nic.size(); ++nic) control_.bytes_by_nic[nic] += by_nic[nic];
+  control_.bytes_of_ended += std::accumulate(counted_by_kind_.begin(), counted_by_kind_.end(), std::uint64_t{0});
+  counted_by_kind_ = {};
+  std::fill(counted_by_nic_.begin(), counted_by_nic_.end(), 0);
   if (operation_->failure.kind == engine::FailureKind::none) store_flag(port_.ended, begun_);
   operation_.reset();
+}
+
+// In each turn: a long operation moves, and shows in `railweave top`, before it is over.
+void RailBackend::count_sent() {
+  for (std::size_t kind = 0; kind < counted_by_kind_.size(); ++kind) {
+    const std::uint64_t sent = operation_->report.bytes_by_kind[kind];
+    if (sent == counted_by_kind_[kind]) continue;
+    control_.bytes_by_kind[kind] += sent - std::exchange(counted_by_kind_[kind], sent);
+  }
+  const std::vector<std::uint64_t>& by_nic = operation_->report.bytes_by_nic;  // empty where it failed before it began
+  for (std::size_t nic = 0; nic < by_nic.size(); ++nic) {
+    if (by_nic[nic] == counted_by_nic_[nic]) continue;
+    control_.bytes_by_nic[nic] += by_nic[nic] - std::exchange(counted_by_nic_[nic], by_nic[nic]);
+  }
 }
 
 // The kernel does not leave by itself: the communicator sends it away.

@@ -24,9 +24,10 @@ struct RailControl {
   std::atomic<bool> stopped{false};
   // An operation has failed. Called on the engine thread.
   std::function<void(const engine::Failure&)> on_failure;
-  // Sent by operations that have ended; repeated ones included.
+  // Sent and confirmed, while operations run; repeated ones included.
   std::array<std::atomic<std::uint64_t>, 5> bytes_by_kind{};
   std::vector<std::atomic<std::uint64_t>> bytes_by_nic;  // of the node, in its order; made with the backend
+  std::atomic<std::uint64_t> bytes_of_ended{0};          // of all kinds, by operations that have ended
 };
 
 // The communicator's failure where an operation over rails has failed so.
@@ -76,6 +77,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   bool take_listed();
   std::shared_ptr<engine::Operation> read_list(std::uint64_t listed) const;
   void end_operation();
+  void count_sent();
   void fail(const engine::Failure& failure);
   void give_up();
   bool copies_no_more() const;
@@ -92,6 +94,9 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   std::uint64_t stopped_at_ = 0;  // when the communicator was seen to have ended
   std::uint64_t begun_ = 0;       // operations taken from the port
   std::shared_ptr<engine::Operation> operation_;
+  // What of it has been counted.
+  std::array<std::uint64_t, 5> counted_by_kind_{};
+  std::vector<std::uint64_t> counted_by_nic_;
   bool told_ = false;        // of a failure
   std::uint64_t asked_ = 0;  // copies
   std::uint32_t open_ = 0, open_pushes_ = 0;

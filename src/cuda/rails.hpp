@@ -49,7 +49,9 @@ class Rails {
   void begin_close() { engine_->begin_close(); }
   void close() { engine_->close(); }
 
+  // Also by the operation that runs.
   std::uint64_t bytes_sent(PathKind kind) const { return control_.bytes_by_kind[static_cast<std::size_t>(kind)].load(); }
+  std::uint64_t bytes_of_ended() const { return control_.bytes_of_ended.load(); }  // of all kinds
   std::vector<std::string> links_down() const { return engine_->links_down(); }
   // In the node's order; of one that leaves without links, as it takes them down itself.
   std::vector<NicUse> nics() const;

@@ -257,6 +257,34 @@ TEST(Rails, BytesAreCountedByTheNicThatSentThem) {
   });
 }
 
+// One of two destinations comes when the other one has all its bytes, which the source has counted then.
+TEST(Rails, BytesAreCountedWhileTheirOperationRuns) {
+  constexpr std::uint64_t kBytes = 1'000'000;
+  GpuJob job({2, 2});
+  std::atomic<const cuda::RailControl*> source{nullptr};
+  run_gpu_job(job, cramped(), [&](GpuRank& rank) {
+    Buffers buffers;
+    for (const std::uint32_t destination : {2u, 3u}) buffers.add(rank.rank(), 0, destination, kBytes, destination);
+    if (rank.rank() == 0) source = &rank.control();
+    const auto sent = [&] {
+      const cuda::RailControl* const control = source.load();
+      return control == nullptr ? 0 : control->bytes_by_kind[3] + control->bytes_by_kind[4];
+    };
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (rank.rank() == 3 && sent() < kBytes && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    if (rank.rank() == 3) {
+      EXPECT_GE(sent(), kBytes);
+      EXPECT_EQ(source.load()->bytes_of_ended, 0u);
+    }
+    if (rank.rank() != 1) rank.run(buffers.transfers);
+    buffers.check(rank.rank());
+    EXPECT_EQ(rank.failure(), "");
+    if (rank.rank() == 0) {
+      EXPECT_GE(rank.control().bytes_of_ended, 2 * kBytes);
+    }
+  });
+}
+
 // A graph's launches come without a word to the engine, and with the same parameters each time.
 TEST(Rails, ACapturedLaunchRunsAgainAndAgain) {
   GpuJob job({2, 2});
