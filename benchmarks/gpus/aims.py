@@ -283,8 +283,9 @@ def _layer(runs: Sequence[Run]) -> Line:
     for run in runs:
         layers = {(each.system, each.compute): each for each in run.layers if each.skew == "zipf:1.0"}
         for (system, compute), own in layers.items():
-            if system == _OWN and ("nccl", compute) in layers:
-                theirs = layers["nccl", compute]
+            rivals = [each for (name, of), each in layers.items() if of == compute and name not in (_OWN, *_NO_RIVALS)]
+            if system == _OWN and rivals:
+                theirs = min(rivals, key=lambda layer: layer.seconds_median)
                 gains[compute] = ratio(theirs.seconds, own.seconds)
                 marks[compute] = Mark("moe-rails", own.name, theirs.seconds_median / _LAYER_GAIN)
     if not gains:
@@ -297,8 +298,9 @@ def _beside(runs: Sequence[Run]) -> list[Line]:
     found = {}
     for run in runs:
         for own in (each for each in run.beside if each.system == _OWN):
-            theirs = next((each for each in run.beside if (each.system, each.work, each.matrix) == ("nccl", own.work, own.matrix)), None)
-            if theirs:
+            same = [each for each in run.beside if (each.work, each.matrix) == (own.work, own.matrix)]
+            if rivals := [each for each in same if each.system not in (_OWN, *_NO_RIVALS)]:
+                theirs = min(rivals, key=lambda each: statistics.median(each.equal_seconds or each.beside_seconds))
                 found[own.work, own.matrix] = _beside_line(theirs, own)
     return list(found.values()) or [Line("other work beside exchanges", _BESIDE)]
 

@@ -166,7 +166,7 @@ class Evaluation:
     def command(self, group: Group, cases: Sequence[str], part: Path) -> list[str]:
         """Of `railweave bench`."""
         other = self.options.nccl
-        rival = ["--nccl", str(other.resolve())] if other and group.words[0] != "moe" and group.name != "mesh" else []
+        rival = ["--nccl", str(other.resolve())] if other and group.name != "mesh" else []
         words = [word for case in cases for word in (group.option, argument_of(case, group, self.out / "matrices"))]
         return [sys.executable, "-m", "railweave", "bench", *group.words, *rival, *words, "--json", f"{part}.json"]
 

@@ -24,6 +24,8 @@ size_t describe(railweave_cuda_communicator*, char*, size_t) { return 0; }
 size_t nics(railweave_cuda_communicator*, railweave_cuda_nic*, size_t) { return 0; }
 railweave_status join(railweave_cuda_communicator*, const railweave_cuda_stream*, size_t) { return RAILWEAVE_OK; }
 
+void explain(void (*)(const char*)) {}
+
 const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  RAILWEAVE_CUDA_VERSION,
                                  0,
@@ -40,7 +42,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  counters,
                                  describe,
                                  nics,
-                                 join};
+                                 join,
+                                 explain};
 
 }  // namespace
 

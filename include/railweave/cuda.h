@@ -35,7 +35,9 @@ typedef struct railweave_cuda_config {
   uint32_t rank;
   uint32_t world;
   int32_t device;         /* CUDA ordinal in this process */
-  uint32_t channel_bytes; /* of up to 512 KiB to or from a peer: those for which an operation may take a block; 0: as many as help */
+  /* Of short messages to or from a peer: those for which an operation may take a block, so that no kernel has more than NCCL's, which over
+   * several nodes has one for each other rank; 0: as many as help. */
+  uint32_t channel_bytes;
   const char* rendezvous; /* tcp://HOST:PORT: rank 0 listens there; the port is free on its host when create is called */
   /* Settings of docs/settings.md by name; they override RAILWEAVE_* variables, and those what this machine was calibrated to. */
   const railweave_setting* settings;
@@ -75,7 +77,7 @@ typedef struct railweave_cuda_nic {
   size_t size; /* sizeof(railweave_cuda_nic), set by the caller in the first; the list's stride as well */
   char name[64];
   uint64_t bytes_per_second; /* 0: unknown */
-  uint64_t bytes_sent;       /* by this rank, in operations that have ended; repeated ones included */
+  uint64_t bytes_sent;       /* by this rank so far; repeated ones included */
   uint32_t owner;            /* the rank that serves it */
   uint32_t links;            /* to NICs of other nodes; 0 where the communicator ends */
   uint32_t links_down;       /* of those */
@@ -143,6 +145,10 @@ typedef struct railweave_cuda_api {
   /* Makes streams of the communicator's device wait for each other: what is queued on any of them from now on starts after what is queued
    * on all of them. Legal while they are being captured, all into one graph. */
   railweave_status (*join)(railweave_cuda_communicator* communicator, const railweave_cuda_stream* streams, size_t stream_count);
+
+  /* From now on `tell` is called for each operation that enqueue has queued, before that returns: with a line for people that says which
+   * kernel it has and why so many blocks, and over which path each of its messages goes. `text` is good until `tell` returns. NULL: no more. */
+  void (*explain)(void (*tell)(const char* text));
 } railweave_cuda_api;
 
 /* The library's one entry, found by dlsym("railweave_cuda_entry"): the table for that version, NULL when it does not have it. */

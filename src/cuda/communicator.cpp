@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <iterator>
 #include <map>
@@ -14,6 +15,7 @@
 #include "communicator_parts.hpp"
 #include "deferred.hpp"
 #include "device.hpp"
+#include "explain.hpp"
 #include "fetch_prepare.hpp"
 #include "fetch_roles.hpp"
 #include "partition.hpp"
@@ -440,6 +442,14 @@ void Communicator::join(std::span<const cudaStream_t> streams) {
   spread(streams, join_.get());
 }
 
+namespace {
+
+std::atomic<void (*)(const char*)> told_explanations{nullptr};
+
+}  // namespace
+
+void Communicator::explain_to(void (*tell)(const char* text)) { told_explanations = tell; }
+
 void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cudaStream_t> streams) {
   if (asked.empty()) return;
   Checks checks;
@@ -580,6 +590,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     }
     throw;
   }
+  if (const auto tell = told_explanations.load(); tell != nullptr) tell(explanation(plan, messages, limits).c_str());
 }
 
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {

@@ -97,6 +97,8 @@ class Communicator {
   // Of the rank's node, where it is one of several.
   std::vector<NicUse> nics() const;
   std::string describe() const;
+  // From now on called for each operation once it is queued, on the thread that queues it, with explanation(); nullptr: no more.
+  static void explain_to(void (*tell)(const char* text));
 
   std::uint32_t world() const noexcept { return world_; }
   std::uint32_t rank() const noexcept { return rank_; }

@@ -251,6 +251,8 @@ size_t nics(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics,
   return found;
 }
 
+void explain(void (*tell)(const char* text)) { Communicator::explain_to(tell); }
+
 constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   RAILWEAVE_CUDA_VERSION,
                                   0,
@@ -267,7 +269,8 @@ constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   counters,
                                   describe,
                                   nics,
-                                  join};
+                                  join,
+                                  explain};
 
 }  // namespace
 

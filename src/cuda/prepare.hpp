@@ -25,7 +25,8 @@ struct LaunchLimits {
   std::uint32_t needed = 1;          // blocks in clusters of `cluster_blocks` or fewer, or single ones, that all begin, if not together
   std::uint64_t staged_bytes = 0;    // a message to another node of at most that many waits for no grant where there is room
   std::uint64_t rail_bytes = 0;      // beside rails: bytes_over_rails() of the messages to and from other nodes
-  // Of a peer's, up to 512 KiB: a block for each so many, and one for each rank without messages; 0: as many as help.
+  // Of a peer's: a block for each so many, and one for each rank without messages (channels_of_nccl(); from 256 KiB on at least 64 KiB each
+  // between more than two GPUs). With `several_nodes` one for each other rank as well, and one more. 0: as many as help.
   std::uint32_t channel_bytes = 0;
   bool several_nodes = false;  // of the communicator, or of any where there are several
 };

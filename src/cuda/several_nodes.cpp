@@ -20,7 +20,7 @@ namespace railweave::cuda {
 namespace {
 
 // What the NICs of a node may have for each of its ranks. With a rail of 8 Gbit/s a rank exchanges are as fast as NCCL's, with two balanced
-// ones of 256 KiB to 1 MiB take 5 to 7% longer, as a rank's one thread is full (2x2 and 2x4 labs on two H200, docs/results.md).
+// ones of 256 KiB to 1 MiB take 4 to 12% longer, as a rank's one thread is full (2x2 and 2x4 labs on two and four GPUs, docs/results.md).
 constexpr std::uint64_t kMostBps = 1'250'000'000;
 // CPUs for each rank of a node: its engine's thread and the program's own look for work all the time. With two for each rank messages of
 // 16 KiB took 2.3 and 3.4 times as long as NCCL's, with four 1.02 times (2x4 labs on one and two H200, docs/results.md).

@@ -74,8 +74,9 @@ constexpr std::array kTable{
     Setting{"gpu_blocks", "blocks", false, 1, 64,
             "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers (in packets, from "
             "them) up to twice as many; "
-            "under the NCCL shim no more than NCCL is allowed (maxCTAs, NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS, NCCL_MAX_P2P_NCHANNELS), unless "
-            "RAILWEAVE_GPU_BLOCKS is set",
+            "under the NCCL shim no more than NCCL's own kernel has, over several nodes one for each other rank and one more, and than NCCL "
+            "is allowed (maxCTAs, NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS, NCCL_MAX_P2P_NCHANNELS); RAILWEAVE_GPU_BLOCKS lifts all but the first "
+            "on one node",
             "NCCL 2.28.9 has 17 CTAs from 128 KiB on and 9 at 64 KiB (docs/results.md); `railweave calibrate` measures it", &S::gpu_blocks},
     Setting{"gpu_low_latency_bytes", "bytes", false, 0, 8u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree; where "

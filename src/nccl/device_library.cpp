@@ -10,6 +10,7 @@
 
 #include "log.hpp"
 #include "settings.hpp"
+#include "thread_own.hpp"
 
 namespace railweave::nccl {
 namespace {
@@ -45,14 +46,17 @@ DeviceLibrary load() {
   if (handle == nullptr) return {nullptr, "no device library: " + error + "; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it"};
   const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(handle, "railweave_cuda_entry"));
   const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
-  // join came last; without it streams of some groups would not wait for each other.
-  if (api == nullptr || api->size <= offsetof(railweave_cuda_api, join) || api->version != RAILWEAVE_CUDA_VERSION)
+  // explain came last.
+  if (api == nullptr || api->size <= offsetof(railweave_cuda_api, explain) || api->version != RAILWEAVE_CUDA_VERSION)
     return {nullptr, "the device library does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
                          " of its interface; install one build of both"};
+  if (logs(LogLevel::debug)) api->explain([](const char* text) { explained() = text; });
   return {api, ""};
 }
 
 }  // namespace
+
+std::string& explained() { return capi::thread_own<std::string, DeviceLibrary>(); }
 
 const DeviceLibrary& device_library() {
   // Never unloaded: streams may hold its kernels and callbacks until the process ends, and threads of the shim go on until then.

@@ -15,6 +15,9 @@ struct DeviceLibrary {
 
 const DeviceLibrary& device_library();
 
+// What it says of this thread's last operation, where operations are logged.
+std::string& explained();
+
 // What NCCL would have said.
 ncclResult_t to_nccl(railweave_status status);
 

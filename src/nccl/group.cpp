@@ -77,10 +77,17 @@ ncclResult_t Launch::run() {
   }
   locks_.clear();
   if (status != RAILWEAVE_OK) return refuse(to_nccl(status), "communicator " + communicators_.front()->name() + ": " + api.last_error());
-  if (logs(LogLevel::debug))
-    log(LogLevel::debug, "communicator " + communicators_.front()->name() + ": " + std::to_string(transfers_.size()) + " messages on " +
-                             std::to_string(streams_.size()) + " streams in one launch");
+  if (logs(LogLevel::debug)) log(LogLevel::debug, text());
   return ncclSuccess;
+}
+
+std::string Launch::text() const {
+  std::string names;
+  for (const Communicator* communicator : communicators_) names += (names.empty() ? "communicator " : " and ") + communicator->name();
+  const std::string streams = std::to_string(streams_.size()) + (streams_.size() == 1 ? " stream" : " streams");
+  if (transfers_.empty()) return names + ": no bytes; " + streams + (streams_.size() == 1 ? "" : " wait for each other");
+  const std::string messages = std::to_string(transfers_.size()) + (transfers_.size() == 1 ? " message" : " messages");
+  return names + ": " + messages + " on " + streams + " in one launch: " + explained();
 }
 
 void Launch::clear() noexcept {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "communicator.hpp"
@@ -54,6 +55,8 @@ class Launch {
   void clear() noexcept;
 
  private:
+  std::string text() const;
+
   std::vector<railweave_cuda_transfer> transfers_;
   std::vector<railweave_cuda_stream> streams_;
   std::vector<Communicator*> communicators_;

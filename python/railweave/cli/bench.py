@@ -75,7 +75,7 @@ def command() -> None:
     metavar="GB/s",
     help="On GPUs behind an NVSwitch: as if each pair had an NVLink of that rate; Railweave with paths through other GPUs against without.",
 )
-@click.option("--repeat", type=click.IntRange(1, 1000), help="After a warm-up: 5 in the lab, 9 rounds of 50 queued calls on GPUs.")
+@click.option("--repeat", type=click.IntRange(1, 1000), help="Rounds, after a warm-up: 5 in the lab, else 9, of 50 queued calls on GPUs.")
 @click.option(
     "--starts",
     type=click.IntRange(1, 20),
@@ -257,12 +257,13 @@ def _in_lab(
     metavar="X",
     help="Expert over dispatch time; repeatable; by default 0.5, 1, 2.",
 )
-@click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="A rank: each of 2,048, to 8 experts.")
+@click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Of a rank, once for each of its experts.")
 @click.option("--width", type=click.IntRange(8), default=7168, show_default=True, help="Elements of a token, 2 bytes each.")
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Of a round.")
 @click.option(
     "--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival."
 )
+@click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="One more rival's libnccl.so.2.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
 @click.option("--report", type=_OUTPUT, help="Write a page with pictures (one HTML file).")
@@ -277,6 +278,7 @@ def moe(
     width: int,
     iterations: int,
     systems: str,
+    other_nccl: Path | None,
     repeat: int,
     json_file: Path | None,
     report: Path | None,
@@ -295,7 +297,7 @@ def moe(
     if not shape and (ignored := _given("rails", "rate")):
         raise click.UsageError(f"without --lab it runs on this machine's own links: no {ignored}")
     spec = _gpu_lab(shape, rails, rate, None, None) if shape else None
-    run_layers(gpus, spec, options, systems, repeat, json_file, report)
+    run_layers(gpus, spec, options, systems, other_nccl, repeat, json_file, report)
 
 
 @command.command(short_help="How much exchanges slow other work on the GPUs.")

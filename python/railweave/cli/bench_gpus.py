@@ -165,7 +165,14 @@ def run_beside(
 
 
 def run_layers(
-    gpus: int, spec: LabSpec | None, options: LayerOptions, names: str, rounds: int, json_file: Path | None, report: Path | None
+    gpus: int,
+    spec: LabSpec | None,
+    options: LayerOptions,
+    names: str,
+    other_nccl: Path | None,
+    rounds: int,
+    json_file: Path | None,
+    report: Path | None,
 ) -> None:
     """`bench moe`, on this machine's GPUs, or on a lab's shaped rails."""
     for skew in options.skews:
@@ -174,7 +181,7 @@ def run_layers(
     world = spec.world if spec else gpus
     cases = [compare.LayerCase(skew, compute) for compute in options.computes for skew in options.skews]
     date = result.now()
-    running = _systems(names, None, spec)
+    running = _systems(names, other_nccl, spec)
     steps = (4 if spec else 2) + len(running) * len(cases) * (1 + rounds)
     effort = compare.Effort(rounds)
     with (

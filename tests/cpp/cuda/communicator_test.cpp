@@ -328,13 +328,20 @@ TEST(FewBlocksOfCommunicator, OfferWhatOtherProcessesMayMap) {
                    const auto own = make(0, 2, place.address(), {.most_blocks = c.most_blocks});
                    const std::array transfers{Transfer{own.get(), c.direction, 1, memory + 256, 64u << 20}};
                    const std::array<cudaStream_t, 1> streams{nullptr};
+                   static std::string told;
+                   Communicator::explain_to([](const char* text) { told += text; });
+                   Communicator::enqueue(transfers, streams);
+                   Communicator::explain_to(nullptr);
+                   const std::string once = told;
                    Communicator::enqueue(transfers, streams);
                    const Message message = stand_in::first_message;
                    seen.send();
                    own->abort();
                    own->end();
                    const bool named = message.named.buffer > kAbsoluteBuffer && message.named.offset == 256;
-                   return is_fetched(message) == c.fetched && (!c.fetched || named);
+                   const bool explained = told == once && told.find("; 64 MiB") != std::string::npos &&
+                                          (told.find(", its second half ") != std::string::npos) == c.fetched;
+                   return is_fetched(message) == c.fetched && (!c.fetched || named) && explained;
                  },
                  [&] {
                    const auto own = make(1, 2, place.address());

@@ -234,6 +234,10 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
   });
 }
 
+std::atomic<void (*)(const char*)> told_explanations{nullptr};
+
+void explain(void (*tell)(const char* text)) { told_explanations = tell; }
+
 railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count, const railweave_cuda_stream* streams,
                          size_t stream_count) {
   std::vector<Part> parts;
@@ -265,6 +269,7 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
     run(parts);
   });
   for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[i], listed[0], device);
+  if (const auto tell = told_explanations.load(); tell != nullptr) tell(("by the host, of " + std::to_string(count)).c_str());
   return RAILWEAVE_OK;
 }
 
@@ -388,7 +393,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  counters,
                                  describe,
                                  nics,
-                                 join};
+                                 join,
+                                 explain};
 
 }  // namespace
 

@@ -157,6 +157,16 @@ TEST(Shim, StreamsOfCollectivesAreJoinedWhereTheMessagesAreOnOthers) {
   }
 }
 
+TEST(Shim, EachOperationIsExplainedWhereThatIsLogged) {
+  const Outcome quiet = run(Mode::preload, "mixed_streams", 4), told = run(Mode::preload, "mixed_streams", 4, {"RAILWEAVE_LOG=debug"});
+  EXPECT_EQ(told.exit_code, 0) << told.log;
+  EXPECT_EQ(quiet.count("in one launch"), 0u);
+  const std::size_t launches = told.count("in one launch: by the host, of ");
+  EXPECT_GE(launches, 4u) << told.log;
+  EXPECT_EQ(launches, told.count("in one launch")) << told.log;
+  EXPECT_GE(told.count(": no bytes; 2 streams wait for each other"), 1u) << "of rank 0, which has no messages in a group" << told.log;
+}
+
 // The others have to come within this time of each other, on a busy machine, too.
 TEST(Shim, ARankWithoutItLeavesTheCommunicatorToNcclOnAllRanks) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_SHIM_WAIT_MS=10000"}, "--bare 2");

@@ -775,4 +775,10 @@ def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:
         found.append(Exchange(system, "balanced:16MiB", 1, 1, [seconds] * 5, [1e-5] * 5, [seconds], [1e-5], 1e-3, None, [_NCCL]))
     told = {each.what: each for each in aims.lines({"exchanges": [run_of(found)]}, 4)}
     assert told["balanced, `balanced:16MiB`"].seen.startswith("1.10×")
+    times = (("nccl", 2e-3), ("nccl-other", 1.5e-3), ("railweave", 1e-3), ("nccl-tuned", 0.5e-3))
+    layers = [Layer(system, "zipf:1.0", 0.5, 640, [time] * 5, [1]) for system, time in times]
+    others = [Beside(system, "gemm", "balanced:64MiB", [1e-3] * 5, [time] * 5, 9, [time] * 5, [time] * 5) for system, time in times]
+    told = {each.what: each for each in aims.lines({"moe-rails": [run_of([], layers)], "beside": [run_of([], None, others)]}, 4)}
+    assert told["mixture-of-experts layer over the rails, Zipf 1.0"].seen.startswith("1.50×")
+    assert ", under NCCL 1.50×: 1.50×" in told["gemm beside `balanced:64MiB`"].seen
     assert not np.isnan(run_of(found).exchanges[0].gbps)
