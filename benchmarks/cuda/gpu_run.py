@@ -75,6 +75,11 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     virtual = (*exchange, "--virtual", "--railweave", first)
     steps.append(Step("bytes of 300 random operations in virtual memory", (*virtual, "--check", "300"), 20, 60))
     steps.append(Step("a rank dies", (*exchange, "--railweave", first, "--death"), 6, 30))
+    # With few blocks destinations read the ends of large messages.
+    few = ("env", "RAILWEAVE_GPU_BLOCKS=4", "RAILWEAVE_GPU_LOW_LATENCY_BYTES=1MiB")
+    large = ("--railweave", first, "--check", "60", "--large")
+    steps.append(Step("bytes of 60 large operations, four blocks", (*few, *exchange, *large), 15, 60))
+    steps.append(Step("a rank dies, four blocks", (*few, *exchange, "--railweave", first, "--death"), 6, 30))
     steps.append(Step("100 lives", (*exchange, "--railweave", first, "--lives", "100"), 25, 120))
     steps.append(Step("100 lives with virtual memory", (*virtual, "--lives", "100"), 25, 120))
     if options.sanitizer:
@@ -82,6 +87,8 @@ def _steps(options: argparse.Namespace) -> list[Step]:
         memcheck = (options.sanitizer, "--tool", "memcheck", "--print-limit", "20", "--error-exitcode", "9", *exchange, "--threads")
         random = ("--check", "20", "--railweave", first)
         steps.append(Step("memcheck of 20 random operations", (*memcheck, *random), 60, 150, says=_NO_ERRORS))
+        large = ("--railweave", first, "--check", "6", "--large")
+        steps.append(Step("memcheck of 6 large operations, four blocks", (*few, *memcheck, *large), 40, 150, says=_NO_ERRORS))
     steps.append(Step("queued calls, virtual memory", (*virtual, *measure[len(exchange) : -1], *key, _LARGE), 40, 90, rates=True))
     if options.shim:
         shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--ranks", str(options.ranks))

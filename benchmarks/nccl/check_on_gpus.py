@@ -40,6 +40,7 @@ class Way:
 
 
 _NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
+_FOUR_BLOCKS = {"RAILWEAVE_GPU_BLOCKS": "4", "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "64KiB"}
 WAYS = (
     Way(
         "shim",
@@ -68,6 +69,8 @@ WAYS = (
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         hidden=True,
     ),
+    Way("shim, four blocks", ("random_groups",), True, {**_FOUR_BLOCKS, "RAILWEAVE_LOG": "debug"}, ("its second half read by this rank",)),
+    Way("shim, four blocks, a rank dies", ("death",), True, _FOUR_BLOCKS, ("has died",)),
     Way("shim, checksums", ("collectives", "graphs", "random_groups"), True, {"RAILWEAVE_CHECKSUM": "1"}),
     Way(
         "shim that tells of stalls",
@@ -111,7 +114,8 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
     environment.setdefault("NCCL_DEBUG", "WARN")
     log = folder / f"{way.name}-{section}.log".replace(" ", "-").replace(",", "")
     if way.shim:
-        environment |= {"LD_PRELOAD": str(options.shim), "RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(log)}
+        level = way.environment.get("RAILWEAVE_LOG", "info")
+        environment |= {"LD_PRELOAD": str(options.shim), "RAILWEAVE_LOG": level, "RAILWEAVE_LOG_FILE": str(log)}
         environment |= {"RAILWEAVE_NCCL_LIBRARY": str(options.nccl)} if options.nccl else {}
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, str(_HERE / "gpu_ranks.py"), section, str(Path(scratch) / "store")]

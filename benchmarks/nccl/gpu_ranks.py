@@ -6,6 +6,7 @@ Each section prints one line of JSON on rank 0 and ends with status 0 only when 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import datetime
 import json
 import os
@@ -235,12 +236,17 @@ def random_groups(rank: int, world: int) -> dict[str, object]:
     communicators = make_communicators(nccl, rank, world, [UniqueId.from_buffer_copy(text) for text in texts])  # type: ignore[arg-type]
     runner = Runner(nccl, communicators, rank, _SEED, _GROUPS)
     begin = time.monotonic()
+    held: list[Held] = []
     for number in range(_GROUPS):
         runner.run(number)
         if number % 200 == 199:
             _check_random(runner, number)
+            held.append(Held.now())
     _check_random(runner, _GROUPS - 1)
     seconds = time.monotonic() - begin
+    grown = held[-1].grown_since(held[1]) if len(held) > 2 else None  # connections and mappings are there after the first groups
+    if grown is not None:
+        require(not grown.leaks(), f"groups {2 * 200} to {len(held) * 200} have left {grown}")
     for handle in reversed(communicators.handles):
         nccl.destroy(handle)
     return {
@@ -249,7 +255,31 @@ def random_groups(rank: int, world: int) -> dict[str, object]:
         "messages_received": runner.messages,
         "bytes_received": runner.bytes,
         "seconds": round(seconds, 1),
+        **({} if grown is None else {"grown since the first 400": dataclasses.asdict(grown)}),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What a rank's process, and its GPU, hold that may leak."""
+
+    device_bytes: int
+    descriptors: int
+    shared_memory: int  # files
+
+    @classmethod
+    def now(cls) -> Held:
+        """Of this moment."""
+        free, total = torch.cuda.mem_get_info()
+        return cls(total - free, len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/dev/shm").iterdir())))
+
+    def grown_since(self, earlier: Held) -> Held:
+        """The difference."""
+        return Held(*(now - then for now, then in zip(dataclasses.astuple(self), dataclasses.astuple(earlier), strict=True)))
+
+    def leaks(self) -> bool:
+        """Of a difference between thousands of operations. Files are open for a moment, and PyTorch takes memory 2 MiB at a time."""
+        return self.device_bytes > 32 << 20 or self.descriptors > 4 or self.shared_memory > 4
 
 
 def _check_random(runner: Runner, number: int) -> None:
