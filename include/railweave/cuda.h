@@ -34,7 +34,7 @@ typedef struct railweave_cuda_config {
   size_t size; /* sizeof(railweave_cuda_config) */
   uint32_t rank;
   uint32_t world;
-  int32_t device;         /* CUDA ordinal in this process */
+  int32_t device; /* CUDA ordinal in this process */
   /* Of short messages to or from a peer: those for which an operation may take a block, so that no kernel has more than NCCL's, which over
    * several nodes has one for each other rank; 0: as many as help. */
   uint32_t channel_bytes;
@@ -147,7 +147,8 @@ typedef struct railweave_cuda_api {
   railweave_status (*join)(railweave_cuda_communicator* communicator, const railweave_cuda_stream* streams, size_t stream_count);
 
   /* From now on `tell` is called for each operation that enqueue has queued, before that returns: with a line for people that says which
-   * kernel it has and why so many blocks, and over which path each of its messages goes. `text` is good until `tell` returns. NULL: no more. */
+   * kernel it has and why so many blocks, and over which path each of its messages goes. `text` is good until `tell` returns. NULL: no
+   * more. */
   void (*explain)(void (*tell)(const char* text));
 } railweave_cuda_api;
 

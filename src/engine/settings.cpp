@@ -71,13 +71,14 @@ constexpr std::array kTable{
             "five times the rail time-out", &S::drain_ms},
     Setting{"bootstrap_ms", "ms", false, 1, kHour, "the longest that ranks wait for each other when the exchange is created",
             "64 Python ranks on 4 cores start within 20 s", &S::bootstrap_ms},
-    Setting{"gpu_blocks", "blocks", false, 1, 64,
-            "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers (in packets, from "
-            "them) up to twice as many; "
-            "under the NCCL shim no more than NCCL's own kernel has, over several nodes one for each other rank and one more, and than NCCL "
-            "is allowed (maxCTAs, NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS, NCCL_MAX_P2P_NCHANNELS); RAILWEAVE_GPU_BLOCKS lifts all but the first "
-            "on one node",
-            "NCCL 2.28.9 has 17 CTAs from 128 KiB on and 9 at 64 KiB (docs/results.md); `railweave calibrate` measures it", &S::gpu_blocks},
+    Setting{
+        "gpu_blocks", "blocks", false, 1, 64,
+        "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers (in packets, from "
+        "them) up to twice as many; "
+        "under the NCCL shim no more than NCCL's own kernel has, over several nodes one for each other rank and one more, and than NCCL "
+        "is allowed (maxCTAs, NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS, NCCL_MAX_P2P_NCHANNELS); RAILWEAVE_GPU_BLOCKS lifts all but the first "
+        "on one node",
+        "NCCL 2.28.9 has 17 CTAs from 128 KiB on and 9 at 64 KiB (docs/results.md); `railweave calibrate` measures it", &S::gpu_blocks},
     Setting{"gpu_low_latency_bytes", "bytes", false, 0, 8u << 20,
             "a message between GPUs of at most this size travels with its flags and waits for no grant; ranks of a node must agree; where "
             "nothing sets it, 4 MiB between two ranks and 2 MiB among three or four, on one node with a GPU from sm_90 on each",

@@ -31,7 +31,10 @@ const Setting kTable[] = {
     {"metrics", "",
      "a directory: each process keeps a file of its counters there, in Prometheus' text format, for `railweave top`; default none",
      &S::metrics},
-    {"log", "", "how much is logged: off, warn, info (what each communicator was decided to do, and why) or debug (also how each operation is launched, and which way each of its messages goes)", &S::log},
+    {"log", "",
+     "how much is logged: off, warn, info (what each communicator was decided to do, and why) or debug (also how each operation is "
+     "launched, and which way each of its messages goes)",
+     &S::log},
     {"log_file", "", "where it goes, %p and %h become process id and host name; default standard error", &S::log_file},
 };
 
