@@ -166,7 +166,13 @@ class _Exchanges:
         if own is None:
             return Line(what, text)
         marks = (Mark(self.group, matrix, own.bound_seconds / wanted),) if own.bound_seconds else ()
-        return Line(what, text, f"{own.bound_fraction:.2f}", own.bound_fraction >= wanted, marks)
+        return Line(what, text, _told(own.bound_fraction, wanted), own.bound_fraction >= wanted, marks)
+
+
+def _told(value: float, wanted: float) -> str:
+    """With one digit more where it would look like what it falls short of."""
+    text = f"{value:.2f}"
+    return f"{value:.3f}" if value < wanted <= float(text) else text
 
 
 def _gains(exchanges: _Exchanges, what: str, wanted: Mapping[str, float]) -> list[Line]:
@@ -220,7 +226,7 @@ def _together(exchanges: _Exchanges) -> Line:
     if len(lows) < len(gains):  # of a run of few rounds: no reason to call it reached
         seen = f"{mean:.2f}×, {len(gains) - len(lows)} of {len(gains)} without intervals, which take {LEAST_ROUNDS} rounds"
         return Line(what, wanted, seen, None if good else False)
-    return Line(what, wanted, f"{mean:.2f}×, intervals from {min(lows):.2f}× ({len(gains)} of {len(names)})", good)
+    return Line(what, wanted, f"{_told(mean, 1.15)}×, intervals from {_told(min(lows), 0.98)}× ({len(gains)} of {len(names)})", good)
 
 
 def _least(exchanges: _Exchanges, what: str, wanted: float, chosen: Callable[[Exchange], bool], gain_of: Gain) -> Line:
@@ -245,7 +251,7 @@ def _small_calls(exchanges: _Exchanges, name: str, part: float) -> list[Line]:
     mean = mean_call_ratio(pairs, part)
     seen = f"{_shown(mean)}, of {len(pairs)}"
     if mean.interval is None:
-        seen += f"; without an interval, which takes {LEAST_ROUNDS} rounds of each"
+        seen += f"; without an interval, which takes {LEAST_ROUNDS} rounds of each, or starts where there are several"
     elif mean.interval[0] < least <= max(mean.interval[1], mean.value):  # neither reached nor missed beyond doubt
         seen += f", with an interval that holds {least:g}"
     return [*lines, Line(what, wanted, seen, mean.value >= least)]
