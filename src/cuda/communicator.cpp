@@ -562,7 +562,10 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                .warp_distance = plan.warp_distance};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
+  const auto tell = told_explanations.load();
+  std::string explained;  // made before anything is queued, as that may fail
   try {
+    if (tell != nullptr) explained = explanation(plan, messages, limits);
     for (Communicator* communicator : communicators) communicator->order_before(streams[0], id, capture);
     checks.launch_sums(streams[0]);
     check(launch(header, messages, plan, first.kernels_, streams[0]), "launching an operation");
@@ -590,7 +593,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
     }
     throw;
   }
-  if (const auto tell = told_explanations.load(); tell != nullptr) tell(explanation(plan, messages, limits).c_str());
+  if (tell != nullptr) tell(explained.c_str());
 }
 
 void Communicator::register_buffer(const void* data, std::uint64_t bytes) {
