@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from sections import MESH_GBPS
+from sections import MESH_GBPS, ON_ONE_NODE
 
 from railweave.bench.gpus.mesh import MOST_GPUS
 from railweave.bench.gpus.result import (
@@ -183,7 +183,7 @@ def _gains(exchanges: _Exchanges, what: str, wanted: Mapping[str, float]) -> lis
             found.append(Line(f"{what}, `{matrix}`", text))
             continue
         gain = _device(theirs, own)
-        seen = f"{_shown(gain)}; {own.gbps:.1f} against {theirs.gbps:.1f} GB/s"
+        seen = f"{_shown(gain, least)}; {own.gbps:.1f} against {theirs.gbps:.1f} GB/s"
         mark = Mark(exchanges.group, matrix, theirs.seconds_median / least)
         found.append(Line(f"{what}, `{matrix}`", text, seen + _out_of_reach(theirs, gain, least), gain.value >= least, (mark,)))
     return found
@@ -206,9 +206,9 @@ def _call(part: float) -> Gain:
     return lambda theirs, own: call_ratio(theirs, own, part)
 
 
-def _shown(gain: Ratio) -> str:
+def _shown(gain: Ratio, wanted: float = 0.0) -> str:
     low, high = gain.interval or (0.0, 0.0)
-    return f"{gain.value:.2f}×" + (f" ({low:.2f}–{high:.2f})" if low < high else "")
+    return f"{_told(gain.value, wanted)}×" + (f" ({low:.2f}–{high:.2f})" if low < high else "")
 
 
 def _together(exchanges: _Exchanges) -> Line:
@@ -235,7 +235,7 @@ def _least(exchanges: _Exchanges, what: str, wanted: float, chosen: Callable[[Ex
         return Line(what, f"≥ {wanted:g}×")
     least, gain = min(gains, key=lambda pair: pair[1].value)
     device = gain_of is _device  # as bounds and pictures are
-    seen = f"{_shown(gain)}, `{least.matrix}`, of {len(gains)}" + (_out_of_reach(least, gain, wanted) if device else "")
+    seen = f"{_shown(gain, wanted)}, `{least.matrix}`, of {len(gains)}" + (_out_of_reach(least, gain, wanted) if device else "")
     marks = (Mark(exchanges.group, theirs.matrix, theirs.seconds_median / wanted) for theirs, _ in gains if device)
     return Line(what, f"≥ {wanted:g}×", seen, gain.value >= wanted, tuple(marks))
 
@@ -249,7 +249,7 @@ def _small_calls(exchanges: _Exchanges, name: str, part: float) -> list[Line]:
     if not pairs:
         return [*lines, Line(what, wanted)]
     mean = mean_call_ratio(pairs, part)
-    seen = f"{_shown(mean)}, of {len(pairs)}"
+    seen = f"{_shown(mean, least)}, of {len(pairs)}"
     if mean.interval is None:
         seen += f"; without an interval, which takes {LEAST_ROUNDS} rounds of each, or starts where there are several"
     elif mean.interval[0] < least <= max(mean.interval[1], mean.value):  # neither reached nor missed beyond doubt
@@ -360,7 +360,7 @@ def _cores(results: Results) -> Line:
 
 def _row(own: Exchange, group: str) -> str:
     """What a line calls an exchange: labs have matrices of equal names."""
-    return f"`{own.matrix}`" + ("" if group in ("exchanges", "small") else f" ({group})")
+    return f"`{own.matrix}`" + ("" if group in ON_ONE_NODE else f" ({group})")
 
 
 def _memory(kernels: str, gpus: int) -> Line:

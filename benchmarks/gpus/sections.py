@@ -56,6 +56,7 @@ _SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "
 _OTHERS = ("incast:{}", "outcast:{}", "zipf:{}:1.0", "rotating-hotspot:{}", "two-pairs-{}")
 _SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
 _OVER_RAILS = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
+ON_ONE_NODE = ("exchanges", "small")  # groups of one node's matrices, which their names tell apart
 # Single calls of small messages are nothing but latency, which starts of a system differ in by more than systems do.
 _STARTS = ("--starts", "5", "--repeat", "10")
 _TUNED_SYSTEMS = ("--systems", "nccl,nccl-tuned,railweave")
@@ -220,7 +221,7 @@ def _rails_section(gpus: int, name: str, nodes: int, a_node: int, rails: int) ->
 
 def _once(section: Section, gpus: int, seen: dict[bytes, str]) -> tuple[str, ...]:
     """Cases that no section before has: on few GPUs many patterns are the same."""
-    if section.group not in ("exchanges", "small"):
+    if section.group not in ON_ONE_NODE:
         return section.cases
     return tuple(case for case in section.cases if seen.setdefault(_bytes(case, gpus), case) == case)
 

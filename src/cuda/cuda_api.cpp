@@ -251,8 +251,6 @@ size_t nics(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics,
   return found;
 }
 
-void explain(void (*tell)(const char* text)) { Communicator::explain_to(tell); }
-
 constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   RAILWEAVE_CUDA_VERSION,
                                   0,
@@ -270,7 +268,7 @@ constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   describe,
                                   nics,
                                   join,
-                                  explain};
+                                  Communicator::explain_to};
 
 }  // namespace
 

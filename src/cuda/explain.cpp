@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "counted.hpp"
 #include "fetch_roles.hpp"
 #include "rail_port.hpp"
 
@@ -22,8 +23,6 @@ std::string size_text(std::uint64_t bytes) {
   }
   return std::to_string(bytes) + kUnits[unit];
 }
-
-std::string counted(std::uint64_t count, const char* what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
 std::string granted_way(const Message& m) {
   std::string text = " after a grant";

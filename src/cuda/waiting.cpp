@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "counted.hpp"
 #include "packet_roles.hpp"
 
 namespace railweave::cuda {
@@ -12,8 +13,6 @@ std::uint64_t moved(const Port& port, Path path, Direction direction) { return p
 std::uint64_t packets_moved(const Port& port, Direction direction, bool ahead) {
   return moved(port, Path::packets, direction) - (ahead ? port.newest_packets[static_cast<std::uint32_t>(direction)] : 0);
 }
-
-std::string counted(std::uint64_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
 std::string over(std::uint32_t path) { return path == kHostPath ? " over the host" : " over relay " + std::to_string(path - kFirstRelay); }
 

@@ -329,6 +329,7 @@ TEST(FewBlocksOfCommunicator, OfferWhatOtherProcessesMayMap) {
                    const std::array transfers{Transfer{own.get(), c.direction, 1, memory + 256, 64u << 20}};
                    const std::array<cudaStream_t, 1> streams{nullptr};
                    static std::string told;
+                   told.clear();
                    Communicator::explain_to([](const char* text) { told += text; });
                    Communicator::enqueue(transfers, streams);
                    Communicator::explain_to(nullptr);

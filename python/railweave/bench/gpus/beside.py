@@ -39,8 +39,8 @@ def _one(systems: Systems, work: str, name: str, matrix: Matrix, rounds: int, st
     both: dict[str, list[float]] = {system: [] for system in systems.names()}
     exchanges: dict[str, int] = {}
     pieces = count = 0
-    for system, ranks in systems.starts[0].items():
-        step(f"{work} beside {name}, {system}: first")
+    for ranks in systems.all():
+        step(f"{work} beside {name}, {ranks.name}: first")
         for repetition in range(3):  # buffers are mapped after the first
             ranks.ask(_TIMEOUT_S, "prepare", matrix=matrix.tolist(), repetition=repetition)
             ranks.ask(_TIMEOUT_S, "check")
@@ -48,8 +48,8 @@ def _one(systems: Systems, work: str, name: str, matrix: Matrix, rounds: int, st
             took = _slowest(ranks.ask(_TIMEOUT_S, "beside", work=work, pieces=4, exchanges=0))
         pieces = pieces or max(4, math.ceil(_WORK_S / took))  # as many under all systems
         exchange = max(each["seconds"] for each in ranks.ask(_TIMEOUT_S, "queued", calls=20))
-        exchanges[system] = math.ceil(1.5 * pieces * took / exchange)
-        count = count or _completed(ranks, work, pieces, exchanges[system], exchange)
+        exchanges[ranks.name] = math.ceil(1.5 * pieces * took / exchange)
+        count = count or _completed(ranks, work, pieces, exchanges[ranks.name], exchange)
     for turn in systems.turns(rounds):
         for ranks in turn:
             step(f"{work} beside {name}, {ranks.name}")
