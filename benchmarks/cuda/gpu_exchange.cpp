@@ -5,18 +5,18 @@
 //                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--ranks 4] [--virtual]
 //                [--pool] [--offset 4] [--parts 7] [--waited]
 //
-// --patterns: of pair, hot, half (1/16 and 1/2 of the pair's bytes between all others), balanced, both (a pair both ways; from three GPUs
-// on), incast, outcast, zipf, rotating (too); --parts: a pair's bytes go in so many messages, which are as 1 : 2 : 3 ..., as those to
-// several peers are; --check: random operations first, each 50th of 5,000 messages; --large: of few and large messages instead, as those
-// are that take several paths; --lives: communicators that come and go, with nothing left of them; --threads: one process for all ranks
-// (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured operations; --death: at the end the
-// last rank is killed while others wait; --nodes: the ranks say that they are on so many nodes, which reach each other over loopback (bytes
-// and failures; the rates of rails are `railweave bench`'s business); --ranks: so many instead of one a GPU, which share GPUs then (best
-// under MPS: benchmarks/gpus/under_mps.py), each a host of its own to NCCL, which refuses two of a host on one GPU; --virtual: buffers as
-// PyTorch's expandable segments are, which are to be mapped; --pool: buffers of CUDA's pool, which cannot be; --offset: what ranks with
-// even numbers send and receive begins so many bytes behind a boundary, as splits of odd numbers of elements do, so that it is aligned to
-// other places than at their peers; --waited: each operation is waited for before the next, as a program sees it, with one of the other
-// system between, as other kernels are in programs. Without --nccl nothing is measured.
+// --patterns: of pair, hot, half (1/16 and 1/2 of the pair's bytes between all others), balanced, own (balanced, and as much to itself),
+// both (a pair both ways; from three GPUs on), incast, outcast, zipf, rotating (too); --parts: a pair's bytes go in so many messages, which
+// are as 1 : 2 : 3 ..., as those to several peers are; --check: random operations first, each 50th of 5,000 messages; --large: of few and
+// large messages instead, as those are that take several paths; --lives: communicators that come and go, with nothing left of them;
+// --threads: one process for all ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured
+// operations; --death: at the end the last rank is killed while others wait; --nodes: the ranks say that they are on so many nodes, which
+// reach each other over loopback (bytes and failures; the rates of rails are `railweave bench`'s business); --ranks: so many instead of one
+// a GPU, which share GPUs then (best under MPS: benchmarks/gpus/under_mps.py), each a host of its own to NCCL, which refuses two of a host
+// on one GPU; --virtual: buffers as PyTorch's expandable segments are, which are to be mapped; --pool: buffers of CUDA's pool, which cannot
+// be; --offset: what ranks with even numbers send and receive begins so many bytes behind a boundary, as splits of odd numbers of elements
+// do, so that it is aligned to other places than at their peers; --waited: each operation is waited for before the next, as a program sees
+// it, with one of the other system between, as other kernels are in programs. Without --nccl nothing is measured.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s. With --waited an operation's time is from when the last rank calls until
@@ -122,9 +122,10 @@ struct Pattern {
 
 std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
   const Matrix none(world, std::vector<std::uint64_t>(world));
-  Matrix balanced = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none, rotating = none;
+  Matrix balanced = none, own = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none, rotating = none;
   for (std::uint32_t i = 0; i < world; ++i) {
     for (std::uint32_t j = 0; j < world; ++j) {
+      own[i][j] = size;
       if (i == j) continue;
       balanced[i][j] = size;
       hot[i][j] = size / 16;
@@ -145,7 +146,8 @@ std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
     rotating[i][i] = 0;
   }
   std::vector<Pattern> all{
-      {"one pair", "pair", pair}, {"hot pair + 1/16", "hot", hot}, {"hot pair + 1/2", "half", half}, {"balanced", "balanced", balanced}};
+      {"one pair", "pair", pair}, {"hot pair + 1/16", "hot", hot}, {"hot pair + 1/2", "half", half}, {"balanced", "balanced", balanced},
+      {"and to itself", "own", own}};
   if (world > 2) {
     all.push_back({"pair both ways", "both", both});
     all.push_back({"incast", "incast", incast});

@@ -493,7 +493,9 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       .staged_bytes = first.settings_.eager_bytes,
                       .rail_bytes = bytes_over_rails(rails),
                       .channel_bytes = first.bounds_.channel_bytes,
-                      .several_nodes = several_nodes};
+                      .several_nodes = several_nodes,
+                      .pair_rate = static_cast<double>(first.settings_.gpu_pair_rate),
+                      .block_rate = static_cast<double>(first.settings_.gpu_block_rate)};
   for (const Communicator* communicator : communicators) {
     if (const std::uint32_t most = communicator->bounds_.most_blocks; most != 0) limits.room = std::min(limits.room, most);
   }
@@ -559,7 +561,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                .link_MBps = limits.link_MBps,
                                .send_warps = plan.send_warps,
                                .receive_warps = plan.receive_warps,
-                               .warp_distance = plan.warp_distance};
+                               .warp_distance = plan.warp_distance,
+                               .patience_ns = patience_ns(limits.pair_rate)};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   const auto tell = told_explanations.load();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,14 @@ std::uint64_t least_over_host(const LaunchLimits& limits) { return 3 * host_tail
 
 // A relay's pieces take 20 us longer than straight ones, and what half its slots hold goes straight at the end: four times as much.
 std::uint64_t least_over_relays(const Message& m) { return 2 * m.relay_slots * kIndirectBytes; }
+
+// Blocks that keep up with what comes over the host: PCIe brings 50 GB/s where a block pulls 20 out of slots and writes 38.6 alone, and
+// half as many again, as each waits for pieces: four (H100 and H200, docs/cuda-measured.md).
+std::uint8_t pulls_over_host(const LaunchLimits& limits) {
+  const double host_rate = limits.pair_rate * limits.host_share / (1000 - limits.host_share);
+  constexpr double kOfPulls = 20 / 38.6, kMargin = 1.5, kMost = 16;
+  return static_cast<std::uint8_t>(std::clamp(std::ceil(kMargin * host_rate / (kOfPulls * limits.block_rate)), 1.0, kMost));
+}
 
 // What a rank sends, or receives, in an operation.
 struct Traffic {
@@ -88,18 +97,17 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bo
       wanted = kFetched;  // its blocks are too few for more than the straight path
     m.paths &= static_cast<std::uint8_t>(wanted);
     m.relay_slots = std::max(m.relay_slots, std::uint8_t{1});
-    m.host_blocks = 0;
+    m.host_blocks = m.direction == Direction::receive && (wanted & kOverHost) != 0 ? pulls_over_host(limits) : std::uint8_t{0};
     m.host_tail = 0;
     any = any || m.paths != 0;
   }
   return any;
 }
 
-// A block pulls some 20 GB/s out of slots: four for what comes over the host, enough for the 50 GB/s of PCIe 5 (a slower one leaves some of
-// them waiting); as many as for a send where relays bring most of a message.
+// As many as for a send where relays bring most of a message.
 std::uint64_t indirect_blocks_worth(const Message& message) {
-  constexpr std::uint64_t kForHost = 4, kBytesPerBlock = 256u << 10;
-  return (message.paths & kOverRelays) != 0 ? message.bytes / kBytesPerBlock : kForHost;
+  constexpr std::uint64_t kBytesPerBlock = 256u << 10;
+  return (message.paths & kOverRelays) != 0 ? message.bytes / kBytesPerBlock : message.host_blocks;
 }
 
 void assign_indirect(std::span<Message> messages, const LaunchLimits& limits) {

@@ -114,7 +114,7 @@ struct Message {
   // Where the operation's kernel knows indirect paths:
   std::uint8_t paths;        // those that may be used, a bit each, and kFetched
   std::uint8_t relay_slots;  // of each path over a relay, also where there is none
-  std::uint8_t host_blocks;  // sends: the last ones of its blocks, which send over the host
+  std::uint8_t host_blocks;  // sends: the last ones of its blocks, which send over the host; receives: as many as pull what comes there
   std::uint16_t host_tail;   // sends: with fewer pieces (kIndirectBytes) left, nothing goes over the host any more
   Totals operation;          // those that report: what the operation adds
 };
@@ -169,6 +169,10 @@ struct OperationState {
 // Cycles: of 90, 180, 300 and 400 the best for 1 MiB of a pair with 16 blocks whose warps all send (docs/cuda-measured.md).
 inline constexpr std::uint32_t kWarpDistance = 300;
 
+// A block that begins with a granted message waits so long for its grant, for each 64 KiB of it, before it helps with others: a third of
+// what a pair of GPUs takes for them, at 366 GB/s.
+inline constexpr std::uint32_t kPatience_ns = 59;
+
 // What a kernel needs beside its messages.
 struct OperationHeader {
   OperationState* state;
@@ -185,6 +189,7 @@ struct OperationHeader {
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;  // cycles between a block's warps that begin to send what waits for credits
+  std::uint32_t patience_ns = kPatience_ns;
 };
 
 // Messages of a pair and direction in packets, which lie side by side in their order: where there are more messages than a warp has lanes,
@@ -203,6 +208,7 @@ struct Part {
   std::uint32_t count;
   std::uint64_t timeout_ns;
   std::uint32_t link_MBps = 0;
+  std::uint32_t patience_ns = kPatience_ns;
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;

@@ -520,46 +520,49 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
 }
 
 // What both take together where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
-// direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have 366, from 4 us later on, when the grant
-// has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md).
+// direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have what a link carries, from 4 us later on,
+// when the grant has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md). These are of a GPU whose block writes 38.6 GB/s
+// alone, as calibrations there say; elsewhere they are taken to be in the same proportion to that.
 //
 // Beside pushes that fill a link, packets that go the same way are slower where a rank has several peers: as much as all blocks, 46 GB/s
 // each that pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others took 367, 258, 213 and
 // 221 us with 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200): that its destination is like its source was not shown apart.
 // Of 16 MiB it took 60.7 and 64.5 us with 6 and 9, between two GPUs nothing of the kind was seen, and nothing between was measured.
 constexpr std::uint64_t kFillsALinkFrom = 32u << 20;
+constexpr double kOfPackets = 28 / 38.6, kOfPushes = 30 / 38.6, kOfPushesAtMost = 46 / 38.6, kOfPulls = 11 / 38.6;  // of a block's rate
 
 class ApartTimes {
  public:
   // `most`: blocks of the operation; mates that push to this rank have as many. `moved`: bytes of granted messages that blocks push or
   // fetch.
-  ApartTimes(const Sums& sums, std::uint64_t moved, std::uint32_t most) : most_(most) {
+  ApartTimes(const Sums& sums, std::uint64_t moved, std::uint32_t most, const LaunchLimits& limits)
+      : packets_(kOfPackets * limits.block_rate), pushes_(kOfPushesAtMost * limits.block_rate), pair_(limits.pair_rate), most_(most) {
     constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
     const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
     const std::uint64_t granted[] = {all[0] - in_packets[0], all[1] - in_packets[1]};
     const bool sends_less = in_packets[kSend] < in_packets[kReceive];
-    sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / kPackets;
-    received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / kPackets;
-    granted_us_ = static_cast<double>(moved) / 30e3 + static_cast<double>(sums.pulled_bytes) / 11e3;
+    sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / packets_;
+    received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / packets_;
+    granted_us_ = (static_cast<double>(moved) / kOfPushes + static_cast<double>(sums.pulled_bytes) / kOfPulls) / limits.block_rate;
     const bool several = sums.partners.size() > 1;
     out_is_full_ = several && granted[kSend] >= kFillsALinkFrom;
     in_is_full_ = several && granted[kReceive] >= kFillsALinkFrom;
     const auto& on_link = out_is_full_ || in_is_full_ ? all : granted;
-    link_us_ = static_cast<double>(std::max(on_link[0], on_link[1])) / kLink;
+    link_us_ = static_cast<double>(std::max(on_link[0], on_link[1])) / pair_;
   }
   double all_us(std::uint32_t own, std::uint32_t blocks) const {
     const double granted_us = 4 + std::max(link_us_, granted_us_ / (blocks - own)), alone_us = (sent_us_ + received_us_) / own;
     if (!out_is_full_ && !in_is_full_) return std::max(alone_us, granted_us);
-    const auto slower = [own](bool full, std::uint32_t all) {
-      return full ? std::max(1.0, (kPackets * own + kPushes * (all - own)) / kLink) : 1.0;
+    const auto slower = [&](bool full, std::uint32_t all) {
+      return full ? std::max(1.0, (packets_ * own + pushes_ * (all - own)) / pair_) : 1.0;
     };
     const double beside_us = (sent_us_ * slower(out_is_full_, blocks) + received_us_ * slower(in_is_full_, most_)) / own;
     return beside_us <= granted_us ? granted_us : granted_us + (1 - granted_us / beside_us) * alone_us;
   }
 
  private:
-  static constexpr double kPackets = 28e3, kPushes = 46e3, kLink = 366e3;  // bytes a microsecond; of a block, and of the link
-  double sent_us_, received_us_, granted_us_;                              // of a block
+  double packets_, pushes_, pair_;             // bytes a microsecond; of a block, and of a link
+  double sent_us_, received_us_, granted_us_;  // of a block
   double link_us_;
   std::uint32_t most_;
   bool out_is_full_, in_is_full_;
@@ -592,7 +595,7 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
     moved += moved_here(m);
   }
   const std::uint64_t others = std::max<std::uint64_t>({pushes, pulls, 1});
-  const ApartTimes times(sums, moved, most);
+  const ApartTimes times(sums, moved, most, limits);
   const auto enough =
       static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(packets_of_fuller_direction(packets), kPacketsPerBlock), 1, most));
   if (largest == 1) {

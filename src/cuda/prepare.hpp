@@ -1,6 +1,7 @@
 // Turns the messages of an operation into what the kernel needs: which path each takes, how it is numbered, which blocks begin with it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,7 +30,14 @@ struct LaunchLimits {
   // between more than two GPUs). With `several_nodes` one for each other rank as well, and one more. 0: as many as help.
   std::uint32_t channel_bytes = 0;
   bool several_nodes = false;  // of the communicator, or of any where there are several
+  // What was measured of this machine (gpu_pair_rate, gpu_block_rate): bytes a microsecond that a GPU writes to another, and one block alone.
+  double pair_rate = 366e3, block_rate = 38.6e3;
 };
+
+// Of OperationHeader, where a pair of GPUs moves so many bytes a microsecond: a third of what that takes for 64 KiB.
+inline std::uint32_t patience_ns(double pair_rate) {
+  return static_cast<std::uint32_t>(std::clamp((64u << 10) / pair_rate * 1000 / 3, 1.0, 1e9));
+}
 
 // Which kernel it takes: whose roles move the messages.
 enum class Kernel : std::uint8_t {

@@ -77,6 +77,7 @@ class Roles {
         messages_(part.messages),
         count_(part.count),
         timeout_ns_(part.timeout_ns),
+        patience_ns_(part.patience_ns),
         indirect_(block, part.link_MBps),
         fetch_(block) {}
 
@@ -655,17 +656,16 @@ class Roles {
   }
 
   // A block that still holds a piece of its own send, which has not been granted, waits for the grant as long as a third of that message
-  // takes at 366 GB/s, and then helps with another one a piece at a time. Ranks begin one after another: who goes elsewhere at once
+  // takes at full rate, and then helps with another one a piece at a time. Ranks begin one after another: who goes elsewhere at once
   // probably meets another rank's blocks there, and all stay out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64
   // MiB 567 instead of 600 (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason.
-  static constexpr std::uint32_t kPatience = 10;          // 2^10 bytes a nanosecond
-  static constexpr std::uint64_t kMostPatience = 65'536;  // ns
+  static constexpr std::uint64_t kMostPatience = 64u << 20;  // bytes
 
   RAILWEAVE_ROLE bool keeps_to_home(const Share& own) const {
     const Share& home = share(home_);
     if (&own == &home || home.at == home.end) return false;
-    const std::uint64_t patience = message(home_).bytes >> kPatience;
-    return block_.now() - start_ < (patience < kMostPatience ? patience : kMostPatience);
+    const std::uint64_t bytes = message(home_).bytes < kMostPatience ? message(home_).bytes : kMostPatience;
+    return block_.now() - start_ < (bytes >> 16) * patience_ns_;
   }
 
   // With rows of 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other
@@ -740,6 +740,7 @@ class Roles {
   std::uint32_t home_ = 0;
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
+  std::uint32_t patience_ns_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;

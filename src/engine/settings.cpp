@@ -115,6 +115,11 @@ constexpr std::array kTable{
             "1: large messages between GPUs go through the node's other GPUs, too, which pays where each pair has NVLinks of its own, "
             "not behind an NVSwitch; at most 8 GPUs",
             "a pair behind an NVSwitch has all of a GPU's bandwidth already (docs/cuda.md)", &S::gpu_relays},
+    Setting{"gpu_pair_rate", "MB/s", false, 1, 10'000'000,
+            "what a GPU writes to another of its node; how an operation's blocks are divided goes by it (docs/cuda.md)",
+            "4 x H200; `railweave calibrate` measures it", &S::gpu_pair_rate},
+    Setting{"gpu_block_rate", "MB/s", false, 1, 1'000'000, "what one block alone writes of that; used in the same places",
+            "4 x H200; `railweave calibrate` measures it", &S::gpu_block_rate},
     Setting{
         "gpu_emulated_mesh", "GB/s", true, 0, 1000,
         "for measurements behind an NVSwitch: messages that wait for a grant use each ordered pair's NVLink at no more than this rate, as "

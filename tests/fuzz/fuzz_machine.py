@@ -222,7 +222,7 @@ def calibration(data: bytes) -> None:
         return
     assert calibrate.parse(found.text(), "fuzz") == found
     settings = {name: int(value) for name, value in calibrate.settings(found).items()}
-    assert settings.keys() == {"gpu_blocks", "gpu_low_latency_bytes", "gpu_host_share", "gpu_relays"}
+    assert settings.keys() == {"gpu_blocks", "gpu_low_latency_bytes", "gpu_host_share", "gpu_relays", "gpu_pair_rate", "gpu_block_rate"}
     # Within what the library takes (src/engine/settings.cpp).
     assert 1 <= settings["gpu_blocks"] <= 64
     assert 0 <= settings["gpu_host_share"] <= 500

@@ -39,6 +39,8 @@ struct ExchangeSettings {
   std::uint64_t gpu_staging_bytes = 48u << 20;
   std::uint64_t gpu_host_share = 0;
   std::uint64_t gpu_relays = 0;
+  std::uint64_t gpu_pair_rate = 366'000;
+  std::uint64_t gpu_block_rate = 38'600;
   std::uint64_t gpu_emulated_mesh = 0;
   std::uint64_t checksum = 0;
   std::string node_id;

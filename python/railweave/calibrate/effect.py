@@ -18,8 +18,8 @@ _ENOUGH = 0.99
 """Of the best rate. Two passes of the same build differed by less than 1% at 256 MiB (docs/cuda-measured.md)."""
 _MESH = 1.5
 """Times a pair's rate. Behind an NVSwitch 0.75 times were measured (docs/calibrate.md); in a mesh of 3 GPUs 2 times are the limit."""
-_MOST_RELAYING, _MOST_SHARE = 8, 500
-"""Of the settings gpu_relays and gpu_host_share."""
+_MOST_RELAYING, _MOST_SHARE, _MOST_RATE = 8, 500, 1_000_000
+"""Of the settings gpu_relays, gpu_host_share and gpu_block_rate."""
 MOST_BLOCKS = 16
 """As many as NCCL's kernel has for a pair (17 CTAs, docs/gpu-probe.md): more would take more of the GPU from the program than NCCL does."""
 
@@ -42,7 +42,8 @@ def settings(calibration: Calibration) -> dict[str, str]:
 
     `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were not slower, one pair and all GPUs
     taken together: a size that costs one of them a few percent and spares the other more is worth it. `gpu_host_share`: the part of a lone
-    pair's bytes that goes over the host when both paths end together. `gpu_relays`: see `has_links_of_its_own`.
+    pair's bytes that goes over the host when both paths end together. `gpu_relays`: see `has_links_of_its_own`. `gpu_pair_rate`: the
+    median of the pairs. `gpu_block_rate`: a block's part of a pair's rate with the fewest blocks that were measured.
     """
     limit = 0
     for row in calibration.sizes:
@@ -55,7 +56,13 @@ def settings(calibration: Calibration) -> dict[str, str]:
         "gpu_low_latency_bytes": str(limit),
         "gpu_host_share": str(host_share(calibration)),
         "gpu_relays": str(int(has_links_of_its_own(calibration))),
+        "gpu_pair_rate": str(_MBps(statistics.median(row.push_Bps for row in calibration.pairs))),
+        "gpu_block_rate": str(_MBps(calibration.blocks[0].pair_Bps / calibration.blocks[0].blocks)),
     }
+
+
+def _MBps(Bps: float) -> int:
+    return min(_MOST_RATE, max(1, round(Bps / 1e6)))
 
 
 def host_share(calibration: Calibration) -> int:

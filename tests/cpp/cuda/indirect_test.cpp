@@ -130,6 +130,24 @@ TEST(PrepareIndirect, BlocksThatPull) {
   }
 }
 
+// As many pull what comes over the host as that brings, by the rates that were measured.
+TEST(PrepareIndirect, BlocksThatPullKeepUpWithTheHost) {
+  struct Case {
+    std::uint32_t share;
+    double pair_rate, block_rate;
+    std::uint32_t blocks;
+  };
+  for (const Case& c : {Case{118, 366e3, 38.6e3, 4}, Case{63, 366e3, 38.6e3, 2}, Case{118, 235e3, 38.6e3, 3}, Case{118, 366e3, 19.3e3, 8},
+                        Case{500, 900e3, 10e3, 16}}) {
+    LaunchLimits limits{16, 1, 4, false, c.share, 0};
+    limits.pair_rate = c.pair_rate;
+    limits.block_rate = c.block_rate;
+    std::vector<Message> messages{make(Direction::receive, 1, 1024 * kMiB)};
+    messages[0].paths = kOverHost;
+    EXPECT_EQ(prepare(sized(messages, 0), limits).blocks, c.blocks) << c.share << " of " << c.pair_rate << ", blocks " << c.block_rate;
+  }
+}
+
 // --- Where
 
 // In each relay's memory, and in each destination's, every pair has slots of its own, and all fit.

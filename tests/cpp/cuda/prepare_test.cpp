@@ -346,6 +346,36 @@ TEST(Prepare, PacketsBesideWhatFillsALinkHaveMoreBlocks) {
   }
 }
 
+// How blocks are divided goes by what was measured of the machine: beside links that are a third as fast packets need fewer, beside blocks
+// that are half as fast more.
+TEST(Prepare, DividesBlocksByMeasuredRates) {
+  const auto blocks_of_packets = [](double pair_rate, double block_rate) {
+    std::vector<Message> messages;
+    for (const Direction way : {Direction::send, Direction::receive}) {
+      messages.push_back(make_message(way, 1, 2u << 20));
+      messages.push_back(make_message(way, 1, 24u << 20));
+    }
+    LaunchLimits limits{16, 8, 2};
+    limits.needed = 16;
+    limits.pair_rate = pair_rate;
+    limits.block_rate = block_rate;
+    const Plan plan = prepare(sized(messages, 4u << 20), limits);
+    EXPECT_EQ(plan.kernel, Kernel::apart);
+    return plan.packet_blocks;
+  };
+  const LaunchLimits usual;
+  const std::uint32_t here = blocks_of_packets(usual.pair_rate, usual.block_rate);
+  EXPECT_LT(blocks_of_packets(usual.pair_rate / 3, usual.block_rate), here);
+  EXPECT_GT(blocks_of_packets(usual.pair_rate, usual.block_rate / 2), here);
+}
+
+TEST(Prepare, WaitsForGrantsAThirdOfWhatThePairTakes) {
+  EXPECT_EQ(patience_ns(LaunchLimits{}.pair_rate), kPatience_ns);
+  EXPECT_EQ(patience_ns(20e3), 1092u);
+  EXPECT_EQ(patience_ns(1e9), 1u) << "never none";
+  EXPECT_EQ(patience_ns(0.001), 1'000'000'000u) << "nor beyond its word";
+}
+
 // Without clusters: single blocks, of which as many surely begin.
 TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
   struct {
