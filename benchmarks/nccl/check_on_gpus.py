@@ -40,6 +40,7 @@ class Way:
 
 
 _NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
+_COUNTED = {"RAILWEAVE_METRICS": str(Path(tempfile.gettempdir()) / "check-on-gpus")}
 _FOUR_BLOCKS = {"RAILWEAVE_GPU_BLOCKS": "4", "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "64KiB"}
 WAYS = (
     Way(
@@ -69,7 +70,13 @@ WAYS = (
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         hidden=True,
     ),
-    Way("shim, four blocks", ("random_groups",), True, {**_FOUR_BLOCKS, "RAILWEAVE_LOG": "debug"}, ("its second half read by this rank",)),
+    Way(
+        "shim, four blocks",
+        ("random_groups",),
+        True,
+        {**_FOUR_BLOCKS, **_COUNTED, "RAILWEAVE_LOG": "debug"},
+        ("its second half read by this rank",),
+    ),
     Way("shim, four blocks, a rank dies", ("death",), True, _FOUR_BLOCKS, ("has died",)),
     Way("shim, checksums", ("collectives", "graphs", "random_groups"), True, {"RAILWEAVE_CHECKSUM": "1"}),
     Way(

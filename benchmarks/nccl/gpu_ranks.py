@@ -244,6 +244,8 @@ def random_groups(rank: int, world: int) -> dict[str, object]:
             held.append(Held.now())
     _check_random(runner, _GROUPS - 1)
     seconds = time.monotonic() - begin
+    if folder := os.environ.get("RAILWEAVE_METRICS"):
+        require(runner.is_counted(Path(folder)), "bytes by peer are not those that were sent and received")
     grown = held[-1].grown_since(held[1]) if len(held) > 2 else None  # connections and mappings are there after the first groups
     if grown is not None:
         require(not grown.leaks(), f"groups {2 * 200} to {len(held) * 200} have left {grown}")

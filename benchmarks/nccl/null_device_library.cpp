@@ -25,6 +25,7 @@ size_t nics(railweave_cuda_communicator*, railweave_cuda_nic*, size_t) { return 
 railweave_status join(railweave_cuda_communicator*, const railweave_cuda_stream*, size_t) { return RAILWEAVE_OK; }
 
 void explain(void (*)(const char*)) {}
+size_t peers(railweave_cuda_communicator*, railweave_cuda_peer*, size_t) { return 0; }
 
 const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  RAILWEAVE_CUDA_VERSION,
@@ -43,7 +44,8 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  describe,
                                  nics,
                                  join,
-                                 explain};
+                                 explain,
+                                 peers};
 
 }  // namespace
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from nccl_library import ELEMENT_BYTES, Nccl, UniqueId
@@ -13,6 +18,8 @@ _POOL = 8 << 20  # bytes that each rank sends from
 _ARENA = 512 << 20  # bytes that a rank can receive into in one group
 _POISON = 0xA5
 _GAP = 64  # most bytes between received messages, which have to stay as they were
+_COUNTED = re.compile(r'(?m)^railweave_peer_bytes_total\{.*communicator="([^"]*)".*,peer="(\d+)",direction="(\w+)"\} (\d+)$')
+_COUNTED_WITHIN_S = 10.0  # files are written each second
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,19 @@ def make_group(chosen: random.Random, world: int, communicators: int) -> list[Me
     return result
 
 
+Moved = dict[tuple[int, str], int]  # bytes that are not 0, by peer and direction ("sent", "received"), of a communicator
+
+
+def counted(folder: Path) -> list[Moved]:
+    """What the shim of this process has counted of each of its communicators."""
+    found: dict[str, Moved] = {}
+    for path in folder.glob(f"railweave-*-{os.getpid()}.prom"):
+        for communicator, peer, direction, value in _COUNTED.findall(path.read_text()):
+            if value != "0":
+                found.setdefault(communicator, {})[int(peer), direction] = int(value)
+    return list(found.values())
+
+
 @dataclass
 class Communicators:
     """The world, its split with ranks reversed, and a second one of its own: what a rank is called in each differs."""
@@ -90,6 +110,7 @@ class Runner:
         self._sum = torch.empty(257, dtype=torch.int32, device="cuda")
         self.wrong = torch.zeros(groups, dtype=torch.bool, device="cuda")
         self.messages = self.bytes = 0
+        self._moved: list[Counter[tuple[int, str]]] = [Counter() for _ in communicators.handles]
 
     def run(self, number: int) -> None:
         """One group."""
@@ -113,6 +134,19 @@ class Runner:
             self.wrong[number] |= (self._sum != self.world * (self.world + 1) // 2).any()
         self.messages += len(places)
         self.bytes += sum(message.nbytes for message, _ in places)
+        for message in group:
+            for rank, peer, direction in ((message.source, message.destination, "sent"), (message.destination, message.source, "received")):
+                if rank == self.rank and message.nbytes != 0:
+                    self._moved[message.communicator][self._communicators.rank_in(message.communicator, peer), direction] += message.nbytes
+
+    def is_counted(self, folder: Path) -> bool:
+        """Whether the shim comes to tell, in the files of its counters, of each peer all bytes and no more. Once all groups have ended."""
+        end = time.monotonic() + _COUNTED_WITHIN_S
+        while any(dict(moved) not in counted(folder) for moved in self._moved if moved):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.1)
+        return True
 
     def _lay_out(self, received: list[Message]) -> tuple[list[tuple[Message, int]], int]:
         places, end = [], 0

@@ -5,8 +5,8 @@
  * RAILWEAVE_CUDA_VERSION changes when the meaning of something existing does.
  *
  * Threads: calls on different communicators may run at the same time. enqueue and join calls that share a communicator are made one
- * after another by the caller; async_error, counters, describe, nics, abort, register_buffer and deregister_buffer may run beside any call
- * except destroy. In a forked child of the process that made a communicator abort, drain and destroy do nothing.
+ * after another by the caller; async_error, counters, describe, nics, peers, abort, register_buffer and deregister_buffer may run beside
+ * any call except destroy. In a forked child of the process that made a communicator abort, drain and destroy do nothing.
  *
  * Functions return RAILWEAVE_OK or an error code of railweave.h; last_error then has the text, until the thread's next call. */
 #ifndef RAILWEAVE_CUDA_H
@@ -85,6 +85,15 @@ typedef struct railweave_cuda_nic {
   char down[512]; /* what is at the other end of those that are down, a line each, as many as have room */
 } railweave_cuda_nic;
 
+/* A rank with which messages have been exchanged; the own one, too. Short ones are counted while their operation runs, before it ends. */
+typedef struct railweave_cuda_peer {
+  size_t size; /* sizeof(railweave_cuda_peer), set by the caller in the first; the list's stride as well */
+  uint32_t peer;
+  uint32_t reserved;
+  uint64_t bytes_sent; /* of messages to it that have ended, each byte once; captured ones count when they run */
+  uint64_t bytes_received;
+} railweave_cuda_peer;
+
 typedef struct railweave_cuda_api {
   size_t size; /* sizeof(railweave_cuda_api) of the library */
   uint32_t version;
@@ -150,6 +159,10 @@ typedef struct railweave_cuda_api {
    * kernel it has and why so many blocks, and over which path each of its messages goes. `text` is good until `tell` returns. NULL: no
    * more. */
   void (*explain)(void (*tell)(const char* text));
+
+  /* The ranks with which anything has been moved by the time of the newest call of counters, by number: writes at most `count` and returns
+   * how many there are. `peers` may be NULL with a count of 0. */
+  size_t (*peers)(railweave_cuda_communicator* communicator, railweave_cuda_peer* peers, size_t count);
 } railweave_cuda_api;
 
 /* The library's one entry, found by dlsym("railweave_cuda_entry"): the table for that version, NULL when it does not have it. */

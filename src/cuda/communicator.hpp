@@ -59,6 +59,12 @@ struct Counters {
   std::uint64_t bytes_by_kind[5] = {};  // by PathKind
 };
 
+// Bytes of messages with a rank.
+struct PeerUse {
+  std::uint32_t peer = 0;
+  std::uint64_t sent = 0, received = 0;
+};
+
 // What who makes a communicator says of its kernels, beside the settings.
 struct KernelBounds {
   std::uint32_t channel_bytes = 0;  // LaunchLimits
@@ -94,6 +100,8 @@ class Communicator {
   // Names the buffer to the mates ahead of its first use.
   void register_buffer(const void* data, std::uint64_t bytes);
   Counters counters() const;
+  // As counters() found them last: the ranks with which anything has been moved, the own one among them, by number.
+  std::vector<PeerUse> peers() const;
   // Of the rank's node, where it is one of several.
   std::vector<NicUse> nics() const;
   std::string describe() const;
@@ -251,6 +259,7 @@ class Communicator {
   std::uint64_t enqueued_by_path_[kPaths] = {};
   mutable std::uint64_t over_ = 0;                // of those that are counted
   mutable Ledger known_{};                        // a copy
+  mutable std::vector<MovedBytes> moved_;         // a copy of the same moment, by mate; empty before the first
   mutable std::uint64_t asks_ = 0, answers_ = 0;  // for a newer one
   mutable bool unanswered_ = false;               // the last ask, in time
   mutable std::condition_variable answered_;

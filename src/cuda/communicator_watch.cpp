@@ -418,11 +418,13 @@ void Communicator::ask_ledger() const {
     const auto before = counted();
     const bool over = before && is_over(last_.get());
     const Ledger& copy = region_->copy_ledger(side_stream_.get());
+    const std::span moved = region_->copy_moved(side_stream_.get());
     if (!side_stream_answers()) return;
     // Replays are not counted: one may have begun and be in the copy.
     const bool all_over = over && !gave_up() && counted() == before && (!captured_ || is_over(last_.get()));
     const std::scoped_lock lock(mutex_);
     known_ = copy;
+    moved_.assign(moved.begin(), moved.end());
     if (all_over) forget_newest(known_);  // nothing begins that would say so
     over_ = std::max(over_, ended(false).completed);
   } catch (const DeviceError&) {  // the context is broken: what was known stays
@@ -528,6 +530,22 @@ Counters Communicator::counters() const {
   const std::uint64_t others = (rails_ == nullptr ? 0 : rails_->bytes_of_ended()) + indirect.over_host + indirect.over_relays;
   counters.bytes_by_kind[static_cast<std::size_t>(PathKind::direct)] = now.bytes_sent - std::min(others, now.bytes_sent);
   return counters;
+}
+
+std::vector<PeerUse> Communicator::peers() const {
+  constexpr auto kSend = static_cast<std::size_t>(Direction::send), kReceive = static_cast<std::size_t>(Direction::receive);
+  std::vector<MovedBytes> near_ones(mates_.size() + 1);
+  {
+    const std::scoped_lock lock(mutex_);
+    std::copy(moved_.begin(), moved_.end(), near_ones.begin());
+  }
+  std::vector<PeerUse> uses;
+  for (std::uint32_t rank = 0; rank < world_; ++rank) {
+    const MovedBytes moved = near(rank) ? near_ones[mate_of_[rank]] : rails_->bytes_moved(rank);
+    const PeerUse use{rank, moved[kSend], moved[kReceive]};
+    if (use.sent + use.received != 0) uses.push_back(use);
+  }
+  return uses;
 }
 
 std::vector<NicUse> Communicator::nics() const { return rails_ == nullptr ? std::vector<NicUse>{} : rails_->nics(); }

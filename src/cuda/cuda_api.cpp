@@ -251,6 +251,21 @@ size_t nics(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics,
   return found;
 }
 
+size_t peers(railweave_cuda_communicator* communicator, railweave_cuda_peer* peers, size_t count) {
+  size_t found = 0;
+  guarded([&] {
+    require(communicator, "communicator");
+    const std::vector<cuda::PeerUse> uses = communicator->communicator.peers();
+    const size_t stride = peers == nullptr || count == 0 ? 0 : peers->size;
+    for (size_t i = 0; i < std::min(count, uses.size()) && stride != 0; ++i) {
+      const railweave_cuda_peer peer{stride, uses[i].peer, 0, uses[i].sent, uses[i].received};
+      std::memcpy(reinterpret_cast<std::byte*>(peers) + i * stride, &peer, std::min(stride, sizeof peer));
+    }
+    found = uses.size();
+  });
+  return found;
+}
+
 constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   RAILWEAVE_CUDA_VERSION,
                                   0,
@@ -268,7 +283,8 @@ constexpr railweave_cuda_api kApi{sizeof(railweave_cuda_api),
                                   describe,
                                   nics,
                                   join,
-                                  Communicator::explain_to};
+                                  Communicator::explain_to,
+                                  peers};
 
 }  // namespace
 

@@ -62,6 +62,12 @@ RAILWEAVE_ROLE void report_ahead(Words& words, const Message& m, std::uint64_t b
   words.add(&account.totals.bytes_received, m.operation.bytes_received);
 }
 
+// Of a pair and direction, in the own port; nobody waits for this one either.
+template <typename Words>
+RAILWEAVE_ROLE void report_moved(Words& words, const Message& m, std::uint64_t bytes) {
+  words.add(&m.local->moved_bytes[static_cast<std::uint32_t>(m.direction)], bytes);
+}
+
 // Of a message that begins: the communicator's operation before has ended. In no order with report_ahead() but that a block which adds
 // itself to those that have begun has stored this long before, and the last of them waits for the answer to that add.
 template <typename Words>

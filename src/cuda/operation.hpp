@@ -198,6 +198,7 @@ struct Train {
   std::uint32_t first, count;  // messages of the part
   std::uint32_t packets;
   std::int32_t reporter;  // its message that reports, or kNone
+  std::uint64_t bytes;    // of all
 };
 
 // Messages of an operation that the same blocks move: all of them, or those of one path.

@@ -126,9 +126,9 @@ class PacketRoles {
     return true;
   }
 
-  // A warp of the block that began last moves the pairs' counts and the totals on, which nobody reads any more, whether the others have
-  // ended or not. To find out who ends last takes a trip to L2 that each operation would wait for: 0.4 us, and 1.3 with the words to the
-  // host that followed it (docs/cuda-measured.md). The kernel's end puts all of this before the next operation.
+  // A warp of the block that began last moves the pairs' counts and bytes and the totals on, which nobody reads any more, whether the
+  // others have ended or not. To find out who ends last takes a trip to L2 that each operation would wait for: 0.4 us, and 1.3 with the
+  // words to the host that followed it (docs/cuda-measured.md). The kernel's end puts all of this before the next operation.
   RAILWEAVE_ROLE void end() {
     if (warp_.was_last_to_begin()) move_counts_on();  // stopped, too: what the others have moved has its numbers
     if (stopped_) {
@@ -153,6 +153,7 @@ class PacketRoles {
         warp_.store(&packets_moved(m).value, own.number + own.packets);
         warp_.store(&m.local->newest_packets[static_cast<std::uint32_t>(m.direction)], m.ordinal + std::uint64_t{own.packets});
       }
+      report_moved(warp_, m, kTrains ? trains_[i].bytes : m.bytes);
       if (reports(i)) report_ahead(warp_, reporter(i), own.messages);
     });
     warp_.leader([&] { warp_.store(&state_.left, 0u); });

@@ -131,6 +131,9 @@ struct alignas(128) Port {
   SlotRecord records[kSlots];
   FetchOffer offer;
   // r's own.
+  // Bytes of messages of operations that have ended, by direction; of those in packets also the newest one's, see Ledger. In front of the
+  // line that is aligned 32 bytes are left: so nothing else of a port changes its place.
+  std::uint64_t moved_bytes[2];
   alignas(128) Count counts[kCounts];  // by count_at(): messages, or packets, all before this operation
   std::uint64_t taken[kSlots];         // how often r has taken the slot at p
   std::uint64_t pulled[kSlots];        // how often r has claimed its own slot for a pull

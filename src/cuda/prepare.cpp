@@ -283,10 +283,11 @@ std::vector<Train> make_trains(std::span<Message> packets) {
   std::vector<Train> trains;
   std::uint32_t first = 0;
   for (const Key& key : keys) {
-    Train train{first, static_cast<std::uint32_t>(key.messages.size()), 0, kNone};
+    Train train{first, static_cast<std::uint32_t>(key.messages.size()), 0, kNone, 0};
     for (const Message& m : key.messages) {
       if (m.reports) train.reporter = static_cast<std::int32_t>(first);
       train.packets += packets_of(m.bytes);
+      train.bytes += m.bytes;
       packets[first++] = m;
     }
     trains.push_back(train);

@@ -48,6 +48,7 @@ RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::
   const engine::Cluster& cluster = services.cluster();
   counted_by_nic_.resize(cluster.nodes[cluster.node()].nics.size());
   control_.bytes_by_nic = std::vector<std::atomic<std::uint64_t>>(counted_by_nic_.size());
+  control_.bytes_by_peer = std::vector<std::array<std::atomic<std::uint64_t>, 2>>(cluster.world);
 }
 
 bool RailBackend::advance() {
@@ -144,8 +145,19 @@ void RailBackend::end_operation() {
   control_.bytes_of_ended += std::accumulate(counted_by_kind_.begin(), counted_by_kind_.end(), std::uint64_t{0});
   counted_by_kind_ = {};
   std::fill(counted_by_nic_.begin(), counted_by_nic_.end(), 0);
-  if (operation_->failure.kind == engine::FailureKind::none) store_flag(port_.ended, begun_);
+  if (operation_->failure.kind == engine::FailureKind::none) {
+    count_ended();
+    store_flag(port_.ended, begun_);
+  }
   operation_.reset();
+}
+
+void RailBackend::count_ended() {
+  const auto at = [this](std::uint32_t peer, Direction direction) -> auto& {
+    return control_.bytes_by_peer[peer][static_cast<std::size_t>(direction)];
+  };
+  for (const engine::SendMessage& send : operation_->sends) at(send.key.destination, Direction::send) += send.bytes;
+  for (const engine::RecvMessage& receive : operation_->recvs) at(receive.key.source, Direction::receive) += receive.bytes;
 }
 
 // In each turn: a long operation moves, and shows in `railweave top`, before it is over.

@@ -28,6 +28,8 @@ struct RailControl {
   std::array<std::atomic<std::uint64_t>, 5> bytes_by_kind{};
   std::vector<std::atomic<std::uint64_t>> bytes_by_nic;  // of the node, in its order; made with the backend
   std::atomic<std::uint64_t> bytes_of_ended{0};          // of all kinds, by operations that have ended
+  // Of messages of those, each byte once; by rank, then by direction; made with the backend.
+  std::vector<std::array<std::atomic<std::uint64_t>, 2>> bytes_by_peer;
 };
 
 // The communicator's failure where an operation over rails has failed so.
@@ -78,6 +80,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   std::shared_ptr<engine::Operation> read_list(std::uint64_t listed) const;
   void end_operation();
   void count_sent();
+  void count_ended();
   void fail(const engine::Failure& failure);
   void give_up();
   bool copies_no_more() const;

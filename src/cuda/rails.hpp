@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -52,6 +53,11 @@ class Rails {
   // Also by the operation that runs.
   std::uint64_t bytes_sent(PathKind kind) const { return control_.bytes_by_kind[static_cast<std::size_t>(kind)].load(); }
   std::uint64_t bytes_of_ended() const { return control_.bytes_of_ended.load(); }  // of all kinds
+  // Of messages with that rank that have ended, by direction.
+  std::array<std::uint64_t, 2> bytes_moved(std::uint32_t peer) const {
+    const auto& moved = control_.bytes_by_peer[peer];
+    return {moved[0].load(), moved[1].load()};
+  }
   std::vector<std::string> links_down() const { return engine_->links_down(); }
   // In the node's order; of one that leaves without links, as it takes them down itself.
   std::vector<NicUse> nics() const;

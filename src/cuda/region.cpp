@@ -62,7 +62,8 @@ Region::Region(std::uint32_t own, std::uint32_t mates) : mate_(own), ports_(mate
     void* host = nullptr;
     check(cudaHostAlloc(&host, sizeof(HostView), cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned host memory");
     host_ = new (host) HostView{};
-    check(cudaHostAlloc(&host, 2 * kPortWordsBytes * mates + sizeof(Ledger), cudaHostAllocPortable), "allocating pinned host memory");
+    const std::size_t words = (2 * kPortWordsBytes + sizeof(MovedBytes)) * mates + sizeof(Ledger);
+    check(cudaHostAlloc(&host, words, cudaHostAllocPortable), "allocating pinned host memory");
     words_ = static_cast<std::byte*>(host);
     check(cudaStreamSynchronize(stream.get()), "clearing the communicator's memory");
   } catch (...) {
@@ -89,9 +90,18 @@ void Region::halt(cudaStream_t stream) {
 }
 
 const Ledger& Region::copy_ledger(cudaStream_t stream) const {
-  std::byte* const copy = words_ + 2 * kPortWordsBytes * ports_.size();
+  std::byte* const copy = words_ + (2 * kPortWordsBytes + sizeof(MovedBytes)) * ports_.size();
   check(cudaMemcpyAsync(copy, ledger(), sizeof(Ledger), cudaMemcpyDefault, stream), "reading what has ended");
   return *reinterpret_cast<const Ledger*>(copy);
+}
+
+std::span<const MovedBytes> Region::copy_moved(cudaStream_t stream) const {
+  static_assert(sizeof(MovedBytes) == sizeof(Port::moved_bytes));
+  std::byte* const copy = words_ + 2 * kPortWordsBytes * ports_.size();
+  check(cudaMemcpy2DAsync(copy, sizeof(MovedBytes), local(0)->moved_bytes, sizeof(Port), sizeof(MovedBytes), ports_.size(),
+                          cudaMemcpyDefault, stream),
+        "reading what has been moved");
+  return {reinterpret_cast<const MovedBytes*>(copy), ports_.size()};
 }
 
 const Port* Region::copy_words(const Port* port, std::uint32_t place, cudaStream_t stream) const {

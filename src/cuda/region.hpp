@@ -3,8 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,8 @@
 #include "waiting.hpp"
 
 namespace railweave::cuda {
+
+using MovedBytes = std::array<std::uint64_t, 2>;  // of a pair, by Direction
 
 // What a mate needs to reach a region.
 struct RegionHandle {
@@ -43,6 +47,8 @@ class Region {
   void halt(cudaStream_t stream);
   // Copies the ledger on the stream, into memory of the host that the next call reuses.
   const Ledger& copy_ledger(cudaStream_t stream) const;
+  // The same with Port::moved_bytes of the own ports, by mate.
+  std::span<const MovedBytes> copy_moved(cudaStream_t stream) const;
   // Copy the words of the own port for that mate, or of the mate's for this rank, on the stream, into memory of the host that the next call
   // for it reuses.
   const Port* copy_words(std::uint32_t mate, cudaStream_t stream) const;
@@ -61,7 +67,8 @@ class Region {
   const std::uint32_t mate_;  // its own number
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
-  std::byte* words_ = nullptr;  // pinned: kPortWordsBytes for the own port and the mate's, of each mate, and the ledger
+  // Pinned: kPortWordsBytes for the own port and the mate's, of each mate; MovedBytes of each; and the ledger.
+  std::byte* words_ = nullptr;
   // By mate, the own ones too, which mates of this process keep as long as they need: a kernel of theirs may still say that it has taken
   // what this rank sent when this rank has long left.
   std::vector<std::shared_ptr<void>> ports_;

@@ -146,8 +146,8 @@ class Roles {
     return !stopped_;
   }
 
-  // The last block to leave moves the pairs' counts and the totals on, and leaves all states as they were found. The kernel's end puts
-  // that before the next operation.
+  // The last block to leave moves the pairs' counts and bytes and the totals on, and leaves all states as they were found. The kernel's end
+  // puts that before the next operation.
   RAILWEAVE_ROLE void end() {
     bool stopped = stopped_;
     if (block_.blocks() > 1) {
@@ -176,6 +176,7 @@ class Roles {
       } else if (m.last_of_pair) {
         block_.store(&moved(m).value, own.number + packets_of(m.bytes));
       }
+      report_moved(block_, m, m.bytes);
       if (m.reports) report(block_, m);
     });
     block_.leader([&] {

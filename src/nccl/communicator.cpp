@@ -93,6 +93,18 @@ std::vector<NicSample> nics_of(const railweave_cuda_api& api, railweave_cuda_com
   return samples;
 }
 
+// With which ranks messages have been exchanged; nothing where the device library is of a build that does not tell.
+std::vector<PeerSample> peers_of(const railweave_cuda_api& api, railweave_cuda_communicator* side, std::uint32_t world) {
+  if (api.size <= offsetof(railweave_cuda_api, peers)) return {};
+  std::vector<railweave_cuda_peer> peers(world);
+  peers[0].size = sizeof peers[0];
+  peers.resize(std::min(peers.size(), api.peers(side, peers.data(), peers.size())));
+  std::vector<PeerSample> samples;
+  samples.reserve(peers.size());
+  for (const railweave_cuda_peer& peer : peers) samples.push_back({peer.peer, peer.bytes_sent, peer.bytes_received});
+  return samples;
+}
+
 // What a channel of the real NCCL's kernel carries at least of a message to or from a peer, until that has all of its channels: an eighth
 // of what it moves at once, 64 KiB inside a node. From 2.22.3 until before 2.29.2 that is 8 KiB for what goes by its protocol for short
 // ones (its enqueue.cc; CTAs of 2.28.9 and 2.32.3 in docs/results.md).
@@ -594,10 +606,11 @@ std::string Communicator::describe() const {
 std::optional<Sample> Communicator::sample() const {
   const std::shared_lock lock(device_mutex_);
   if (state() != State::served || device_side_ == nullptr) return std::nullopt;
-  Sample sample{origin_.name, rank_, world_, device_, {}, {}};
+  Sample sample{origin_.name, rank_, world_, device_, {}};
   sample.counters.size = sizeof sample.counters;
   if (device_library().api->counters(device_side_, &sample.counters) != RAILWEAVE_OK) return std::nullopt;
   sample.nics = nics_of(*device_library().api, device_side_, rank_);
+  sample.peers = peers_of(*device_library().api, device_side_, world_);
   return sample;
 }
 

@@ -46,7 +46,7 @@ DeviceLibrary load() {
   if (handle == nullptr) return {nullptr, "no device library: " + error + "; build one (make cuda) and set RAILWEAVE_CUDA_LIBRARY to it"};
   const auto entry = reinterpret_cast<railweave_cuda_entry_function>(::dlsym(handle, "railweave_cuda_entry"));
   const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
-  // explain came last.
+  // explain came last of what there has to be.
   if (api == nullptr || api->size <= offsetof(railweave_cuda_api, explain) || api->version != RAILWEAVE_CUDA_VERSION)
     return {nullptr, "the device library does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
                          " of its interface; install one build of both"};

@@ -35,6 +35,21 @@ constexpr Family kFamilies[] = {
 // Down links that are named, of a NIC: where it is broken they are as many as NICs elsewhere, and say no more than their number.
 constexpr std::size_t kNamedLinks = 8;
 
+// Peers of a rank that are shown, those with the most bytes: in a large communicator there are thousands, each with two lines.
+constexpr std::size_t kShownPeers = 64;
+
+std::vector<PeerSample> busiest(std::vector<PeerSample> peers) {
+  if (peers.size() <= kShownPeers) return peers;
+  const auto end = peers.begin() + kShownPeers;
+  std::nth_element(peers.begin(), end, peers.end(), [](const PeerSample& a, const PeerSample& b) {
+    const std::uint64_t of_a = a.sent + a.received, of_b = b.sent + b.received;
+    return of_a != of_b ? of_a > of_b : a.peer < b.peer;
+  });
+  peers.erase(end, peers.end());
+  std::sort(peers.begin(), peers.end(), [](const PeerSample& a, const PeerSample& b) { return a.peer < b.peer; });
+  return peers;
+}
+
 std::string head(const std::string& name, const std::string& help, const char* type = "counter") {
   return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
 }
@@ -119,6 +134,15 @@ std::string metrics_text(const Metrics& metrics, const Process& of) {
   for (const Sample& sample : metrics.samples) {
     for (std::size_t kind = 0; kind < std::size(kPaths); ++kind)
       line(paths, labels(sample) + "," + label("path", kPaths[kind]), sample.counters.bytes_by_kind[kind]);
+  }
+  const std::string peers = "railweave_peer_bytes_total";
+  text += head(peers, "Bytes of messages with each peer, of the " + std::to_string(kShownPeers) + " with the most, by direction.");
+  for (const Sample& sample : metrics.samples) {
+    for (const PeerSample& each : busiest(sample.peers)) {
+      const std::string of_peer = labels(sample) + "," + label("peer", std::to_string(each.peer)) + ",";
+      line(peers, of_peer + label("direction", "sent"), each.sent);
+      line(peers, of_peer + label("direction", "received"), each.received);
+    }
   }
   // `value`: nothing where the NIC has none.
   const auto of_nics = [&](const std::string& name, const char* help, const char* type, auto value) {

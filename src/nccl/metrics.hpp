@@ -20,12 +20,19 @@ struct NicSample {
   std::vector<std::string> down;  // what is at the other end of some of those
 };
 
+// Bytes of messages with a rank.
+struct PeerSample {
+  std::uint32_t peer = 0;
+  std::uint64_t sent = 0, received = 0;
+};
+
 struct Sample {
   std::string communicator;
   std::uint32_t rank = 0, world = 0;
   int device = 0;
   railweave_cuda_counters counters{};
-  std::vector<NicSample> nics;
+  std::vector<NicSample> nics = {};
+  std::vector<PeerSample> peers = {};  // with which anything has been moved, by number
 };
 
 // What became of a rank of a communicator.

@@ -1,4 +1,4 @@
-"""`railweave top`: what a running job moves, by rank, kind of path and NIC, and what is not served, and why."""
+"""`railweave top`: what a running job moves, by rank, kind of path, pair of ranks and NIC, and what is not served, and why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,21 @@ from rich.text import Text
 
 from railweave.errors import Error
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import PATHS, Look, NicRates, Rates, Unserved, check_directory, counted_from, merged, nic_rates, rates, read
+from railweave.nccl.metrics import (
+    PATHS,
+    Look,
+    NicRates,
+    Rates,
+    Traffic,
+    Unserved,
+    check_directory,
+    counted_from,
+    merged,
+    nic_rates,
+    rates,
+    read,
+    traffic,
+)
 
 # Tenths, as counters are written once a second anyway; a day, far beyond what anybody watches by and within what sleep() takes.
 _INTERVAL_S = (0.1, 86_400)
@@ -29,6 +43,8 @@ _INTERVAL_S = (0.1, 86_400)
 
 # Of what is below the tables: reasons, and names in one of them.
 _MOST_NOTES, _MOST_NAMES = 8, 4
+# Of communicators whose ranks are shown pair by pair: of ranks in a matrix, which 80 columns hold; else of pairs; and of such tables.
+_MOST_RANKS, _MOST_PAIRS, _MOST_TABLES = 8, 12, 4
 
 
 def _short(communicator: str) -> str:
@@ -82,6 +98,26 @@ def _nic_table(nics: list[NicRates]) -> Table:
     return table
 
 
+def _traffic_view(of: Traffic) -> Group:
+    """A matrix of the ranks that move anything, or the busiest pairs of many; blank where neither end of a pair is on a host that tells."""
+    title = f" GB/s from rank to rank of {_short(of.communicator)}"  # above the table, whose own title would be no wider than that
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    ranks = sorted({rank for pair in of.by_pair for rank in pair})
+    matrix = len(ranks) <= _MOST_RANKS
+    for name in ("from", *(f"to {rank}" for rank in ranks)) if matrix else ("from", "to", "sent"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if matrix:
+        for source in ranks:
+            figures = (_rate(of.by_pair.get((source, to), 0)) if of.told & {source, to} else "" for to in ranks)
+            table.add_row(str(source), *figures)
+    else:
+        busiest = sorted(of.by_pair.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST_PAIRS]
+        title += f", the busiest {len(busiest)} of {len(of.by_pair)} pairs" if len(busiest) < len(of.by_pair) else ""
+        for (source, to), rate in busiest:
+            table.add_row(str(source), str(to), _rate(rate))
+    return Group(Text(title, style="table.title"), table)
+
+
 def _unserved(unserved: list[Unserved]) -> list[str]:
     """A line for each reason, of the most ranks first."""
     by_reason: dict[tuple[str, str], list[Unserved]] = {}
@@ -107,13 +143,19 @@ def _why_nothing(look: Look, directory: Path) -> str:
 
 
 def _view(before: Look, after: Look, directory: Path, left_out: list[str]) -> Group:
-    rows, nics = rates(before, after), nic_rates(before, after)
+    rows, nics, pairs = rates(before, after), nic_rates(before, after), traffic(before, after)
     notes = [] if rows else [_why_nothing(after, directory)]
     for nic in nics:
         if nic.down:
             notes.append(f"links down: {nic.name} of {nic.host} to {_listed(nic.peers_down, nic.down)}")
     notes += [*_unserved(after.unserved), *(f"left out: {why}" for why in left_out)]
-    tables = [*([_rank_table(rows)] if rows else []), *([_nic_table(nics)] if nics else [])]
+    if (more := len(pairs) - _MOST_TABLES) > 0:
+        notes.append(f"not shown from rank to rank: {more} more {'communicator' if more == 1 else 'communicators'}, in which less moves")
+    tables: list[Table | Group] = [
+        *([_rank_table(rows)] if rows else []),
+        *(_traffic_view(each) for each in pairs[:_MOST_TABLES]),
+        *([_nic_table(nics)] if nics else []),
+    ]
     return Group(*tables, *(Text(note) for note in notes))
 
 

@@ -17,8 +17,10 @@ __all__ = [
     "Look",
     "Nic",
     "NicRates",
+    "Peer",
     "RankCounters",
     "Rates",
+    "Traffic",
     "Unserved",
     "check_directory",
     "counted_from",
@@ -27,6 +29,7 @@ __all__ = [
     "parse",
     "rates",
     "read",
+    "traffic",
 ]
 
 # Written each second; a process that has not for so long has died without taking its file along, or does not run.
@@ -55,8 +58,17 @@ class Nic:
 
 
 @dataclasses.dataclass
+class Peer:
+    """What a rank has exchanged with one, bytes."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclasses.dataclass
 class RankCounters:
-    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS, `nics` by name; `written`: when, by its file's clock (s)."""
+    """A rank of a communicator since it was served. Bytes; `by_path` as PATHS, `nics` by name, `peers` by rank; `written`: when, by its
+    file's clock (s)."""
 
     host: str
     communicator: str
@@ -68,6 +80,7 @@ class RankCounters:
     received: int = 0
     by_path: dict[str, int] = dataclasses.field(default_factory=dict)
     nics: dict[str, Nic] = dataclasses.field(default_factory=dict)
+    peers: dict[int, Peer] = dataclasses.field(default_factory=dict)
     written: float = dataclasses.field(default=0.0, compare=False)
 
 
@@ -131,6 +144,16 @@ class NicRates:
         return sum(self.by_rank.values())
 
 
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What ranks of a communicator send each other, bytes/s, by source and destination, without pairs that move nothing. It is known where
+    one of the two is in `told`: the ranks whose files are here."""
+
+    communicator: str
+    by_pair: dict[tuple[int, int], float]
+    told: frozenset[int]
+
+
 _MEMBERS = {
     "railweave_messages_enqueued_total": "enqueued",
     "railweave_messages_completed_total": "completed",
@@ -143,6 +166,7 @@ _NIC_MEMBERS = {
     "railweave_nic_links": "links",
     "railweave_nic_links_down": "down",
 }
+_PEER_BYTES, _DIRECTIONS = "railweave_peer_bytes_total", ("sent", "received")
 _OF_PROCESSES = ("railweave_communicators",)
 
 
@@ -161,6 +185,7 @@ def parse(text: str, source: str = "<string>", written: float = 0.0) -> Look:
             or not {"host", "communicator", "rank", "world"} <= labels.keys()
             or not _RANK.fullmatch(labels["rank"])
             or not _RANK.fullmatch(labels["world"])
+            or (match.re is _LINE and match[1] == _PEER_BYTES and not _names_peer(labels))
         ):
             raise ShimError(f"{source}:{number}: '{line[:80]}'; expected a counter as the shim writes it")
         key = (labels["communicator"], int(labels["rank"]))
@@ -173,11 +198,17 @@ def parse(text: str, source: str = "<string>", written: float = 0.0) -> Look:
     return look
 
 
+def _names_peer(labels: dict[str, str]) -> bool:
+    return labels.get("direction") in _DIRECTIONS and _RANK.fullmatch(labels.get("peer", "")) is not None
+
+
 def _take(counters: RankCounters, name: str, labels: dict[str, str], value: int) -> None:
     if member := _MEMBERS.get(name):
         setattr(counters, member, value)
     elif name == "railweave_path_bytes_total":
         counters.by_path[labels.get("path", "")] = value
+    elif name == _PEER_BYTES:
+        setattr(counters.peers.setdefault(int(labels["peer"]), Peer()), labels["direction"], value)
     elif "nic" in labels:
         nic = counters.nics.setdefault(labels["nic"], Nic())
         if member := _NIC_MEMBERS.get(name):
@@ -302,6 +333,25 @@ def rates(before: Look, after: Look) -> list[Rates]:
         by_path = {path: _rate(old.by_path.get(path, 0), new.by_path.get(path, 0), seconds) for path in PATHS}
         result.append(Rates(new, new.written > old.written, sent, received, by_path, new.enqueued - new.completed))
     return sorted(result, key=lambda row: (-row.sent, row.counters.communicator, row.counters.rank))
+
+
+def traffic(before: Look, after: Look) -> list[Traffic]:
+    """Of each communicator in which anything moves, the busiest first. Where both ends of a pair say what it moves the source is believed,
+    as their files are written at different moments."""
+    pairs: dict[str, dict[tuple[int, int], float]] = {}
+    told: dict[str, set[int]] = {}
+    for old, new in _in_both(before, after):
+        if new.written <= old.written:
+            continue
+        told.setdefault(new.communicator, set()).add(new.rank)
+        of_communicator, seconds = pairs.setdefault(new.communicator, {}), _seconds(old, new)
+        for rank, peer in new.peers.items():
+            was = old.peers.get(rank, Peer())
+            of_communicator[new.rank, rank] = _rate(was.sent, peer.sent, seconds)
+            of_communicator.setdefault((rank, new.rank), _rate(was.received, peer.received, seconds))
+    moving = {communicator: {pair: rate for pair, rate in found.items() if rate > 0} for communicator, found in pairs.items()}
+    result = [Traffic(communicator, found, frozenset(told[communicator])) for communicator, found in moving.items() if found]
+    return sorted(result, key=lambda each: (-sum(each.by_pair.values()), each.communicator))
 
 
 def nic_rates(before: Look, after: Look) -> list[NicRates]:

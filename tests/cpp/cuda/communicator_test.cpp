@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fetch_roles.hpp"
+#include "railweave/cuda.h"
 #include "railweave/engine/error.hpp"
 #include "stand_in_runtime.hpp"
 
@@ -486,6 +487,57 @@ TEST(CountersOfCommunicator, AreToldThoughTheDriverDoesNotAnswer) {
     own->end();
     return first.enqueued == 2 && second.enqueued == 2;
   }});
+}
+
+// Through the interface that shims have; what kernels would add the test does, in the rank's own ports.
+bool counts_by_peer(const std::string& address) {
+  const railweave_cuda_api& api = *railweave_cuda_entry(RAILWEAVE_CUDA_VERSION);
+  const std::array settings{railweave_setting{"node_id", "node"}, railweave_setting{"gpu_virtual_memory", "0"}};
+  railweave_cuda_config config{};
+  config.size = sizeof config;
+  config.rank = 1;
+  config.world = 3;
+  config.rendezvous = address.c_str();
+  config.settings = settings.data();
+  config.setting_count = settings.size();
+  railweave_cuda_communicator* own = nullptr;
+  if (api.create(&config, &own) != RAILWEAVE_OK) return false;
+  std::array<std::byte, 128> data{};
+  const auto itself = [&](railweave_cuda_kind kind, std::byte* at) {
+    return railweave_cuda_transfer{sizeof(railweave_cuda_transfer), own, kind, 1, at, 64};
+  };
+  const std::array transfers{itself(RAILWEAVE_CUDA_SEND, data.data()), itself(RAILWEAVE_CUDA_RECV, data.data() + 64)};
+  const railweave_cuda_stream stream = nullptr;
+  bool well = api.enqueue(transfers.data(), transfers.size(), &stream, 1) == RAILWEAVE_OK;
+  Port* const ports = stand_in::first_message.local - 1;
+  ports[1].moved_bytes[0] = ports[1].moved_bytes[1] = 64;
+  ports[2].moved_bytes[1] = 5;
+  well = well && api.peers(own, nullptr, 0) == 0;  // they have not been counted yet
+  railweave_cuda_counters counters{};
+  counters.size = sizeof counters;
+  well = well && api.counters(own, &counters) == RAILWEAVE_OK && api.peers(own, nullptr, 0) == 2;
+  struct Later {  // as a later build may have it
+    railweave_cuda_peer known;
+    std::uint64_t more;
+  };
+  std::array<Later, 3> peers{};
+  peers[0].known.size = sizeof peers[0];
+  well = well && api.peers(own, &peers[0].known, peers.size()) == 2;
+  const auto is = [](const Later& found, std::uint32_t peer, std::uint64_t sent, std::uint64_t received) {
+    return found.known.peer == peer && found.known.bytes_sent == sent && found.known.bytes_received == received && found.more == 0;
+  };
+  well = well && is(peers[0], 1, 64, 64) && is(peers[1], 2, 0, 5) && is(peers[2], 0, 0, 0);
+  api.destroy(own);
+  return well;
+}
+
+TEST(PeersOfCommunicator, AreThoseWithWhichAnythingWasMoved) {
+  const Place place;
+  const auto end_at_once = [&](std::uint32_t rank) {
+    make(rank, 3, place.address())->end();
+    return true;
+  };
+  expect_well({[&] { return end_at_once(0); }, [&] { return counts_by_peer(place.address()); }, [&] { return end_at_once(2); }});
 }
 
 TEST(PeersOfCommunicator, AreNoneOnANodeWherePeerAccessIsSwitchedOff) {

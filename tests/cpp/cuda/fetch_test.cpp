@@ -211,6 +211,7 @@ TEST_P(Fetches, EveryByteArrives) {
     }
   });
   for (std::size_t i = 0; i < sent.size(); ++i) EXPECT_TRUE(program.messages[i]->came == sent[i]) << "message " << i;
+  program.check_moved(node);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(node.host(rank).error, 0u);
     for (const PartState& part : node.state(rank).parts) EXPECT_EQ(part.left, 0u);

@@ -337,6 +337,21 @@ struct Program {
       EXPECT_TRUE(m.data == m.came) << "message " << i << ", " << m.source << " to " << m.destination << ", " << m.data.size() << " bytes";
     }
   }
+  // What its ports say was moved, by peer and direction, when the node has run this so many times and nothing else.
+  void check_moved(Node& node, std::uint64_t times = 1) const {
+    const auto world = static_cast<std::uint32_t>(operations.size());
+    for (std::uint32_t source = 0; source < world; ++source) {
+      for (std::uint32_t destination = 0; destination < world; ++destination) {
+        std::uint64_t bytes = 0;
+        for (const auto& m : messages) bytes += m->source == source && m->destination == destination ? m->data.size() : 0;
+        const auto moved = [&](std::uint32_t rank, std::uint32_t peer, Direction direction) {
+          return node.port(rank, peer).moved_bytes[static_cast<std::uint32_t>(direction)];
+        };
+        EXPECT_EQ(moved(source, destination, Direction::send), times * bytes) << source << " to " << destination;
+        EXPECT_EQ(moved(destination, source, Direction::receive), times * bytes) << source << " to " << destination;
+      }
+    }
+  }
 
  private:
   std::vector<Transfer>& at(std::uint32_t rank, std::size_t op) {

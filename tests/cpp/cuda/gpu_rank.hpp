@@ -1,6 +1,7 @@
 // Ranks whose kernels are threads, on nodes that reach each other over loopback: the roles, the engines and the rails are the real ones.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <functional>
@@ -201,6 +202,12 @@ class GpuRank {
     std::uint64_t sum = 0;
     for (const cuda::Account& account : ledger_.accounts) sum += account.totals.completed;
     return sum;
+  }
+  // Sent and received, as Communicator::peers() tells it.
+  std::array<std::uint64_t, 2> bytes_with(std::uint32_t peer) const {
+    if (peer / job_.shape.ranks == rank_ / job_.shape.ranks) return std::to_array(job_.ports[rank_][peer % job_.shape.ranks].moved_bytes);
+    const auto& far = control_.bytes_by_peer[peer];
+    return {far[0].load(), far[1].load()};
   }
   const cuda::RailCounts& counts() const { return counts_; }
   // Copies that its kernels have taken on; while they run.

@@ -218,6 +218,7 @@ TEST_P(Mixes, EveryByteArrives) {
   }
   program.run(node);
   program.check();
+  program.check_moved(node);
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(node.host(rank).error, 0u);
     for (const PartState& part : node.state(rank).parts) EXPECT_EQ(part.left, 0u);
@@ -355,6 +356,7 @@ TEST_F(LastBlock, SendsOverTheHostBesidePackets) {
     for (std::uint32_t i = 0; i < 40; ++i) program.add(random, from, 0, 1, 0, 500 + i);  // in a train
     program.run(node);
     program.check();
+    program.check_moved(node);
     EXPECT_EQ(node.kernels(0).front(), from == 0 ? Kernel::apart_indirect : Kernel::indirect);
     EXPECT_EQ(node.kernels(1).front(), Kernel::apart_indirect);
     const std::uint64_t over_host = pieces(node, 0, 1, kHostPath);

@@ -602,6 +602,7 @@ TEST(Prepare, PacketsOfAPairAreATrain) {
     ASSERT_EQ(train.count, 10u);
     next += train.count;
     std::uint32_t packets = 0;
+    std::uint64_t bytes = 0;
     for (std::uint32_t i = train.first; i < next; ++i) {
       const Message& m = messages[i];
       EXPECT_EQ(m.local, messages[train.first].local);
@@ -609,10 +610,12 @@ TEST(Prepare, PacketsOfAPairAreATrain) {
       EXPECT_EQ(m.ordinal, packets) << "in their order";
       EXPECT_TRUE(i == train.first || m.bytes > messages[i - 1].bytes) << "in their order";
       packets += static_cast<std::uint32_t>((m.bytes + Packet::kData - 1) / Packet::kData);
+      bytes += m.bytes;
       EXPECT_EQ(m.reports, static_cast<std::int32_t>(i) == train.reporter);
       reporters += m.reports;
     }
     EXPECT_EQ(train.packets, packets);
+    EXPECT_EQ(train.bytes, bytes);
   }
   EXPECT_EQ(reporters, 2u) << "one for each communicator";
 

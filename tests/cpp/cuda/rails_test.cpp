@@ -78,6 +78,7 @@ TEST_P(RandomOperations, EveryByteArrives) {
   run_gpu_job(job, cramped(), [&](GpuRank& rank) {
     std::mt19937_64 random(c.blocks * 100 + c.delays);
     std::uint64_t messages = 0;
+    std::vector<std::array<std::uint64_t, 2>> with_peers(c.shape.world());
     for (std::uint32_t op = 0; op < c.operations; ++op) {
       Buffers buffers;
       const std::size_t count = 1 + random() % 10;
@@ -88,9 +89,11 @@ TEST_P(RandomOperations, EveryByteArrives) {
       if (buffers.transfers.empty()) continue;
       rank.run(buffers.transfers);
       messages += buffers.transfers.size();
+      for (const GpuTransfer& t : buffers.transfers) with_peers[t.peer][static_cast<std::size_t>(t.direction)] += t.bytes;
       buffers.check(rank.rank());
       ASSERT_EQ(rank.failure(), "");
     }
+    for (std::uint32_t peer = 0; peer < c.shape.world(); ++peer) EXPECT_EQ(rank.bytes_with(peer), with_peers[peer]) << "rank " << peer;
     EXPECT_EQ(rank.host().error, 0u);
     EXPECT_EQ(rank.completed(), messages);
     const std::uint64_t taken = rank.counts().taken;
@@ -304,6 +307,8 @@ TEST(Rails, ACapturedLaunchRunsAgainAndAgain) {
       EXPECT_EQ(first_wrong(receive.data() + kBytes, kBytes, tag_of(mate, rank.rank(), replay)), kBytes) << "replay " << replay;
     }
     EXPECT_EQ(rank.completed(), 80u);
+    for (const std::uint32_t peer : {mate, far})
+      EXPECT_EQ(rank.bytes_with(peer), (std::array{20 * kBytes, 20 * kBytes})) << "rank " << peer;
   });
 }
 

@@ -42,6 +42,7 @@ TEST_P(RandomPrograms, EveryByteArrives) {
     }
     program.run(node);
     program.check();
+    program.check_moved(node);
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       EXPECT_EQ(node.host(rank).error, 0u);
       for (const PartState& part : node.state(rank).parts) EXPECT_EQ(part.left, 0u);
@@ -96,6 +97,7 @@ TEST_P(OneResidentBlock, CompletesEverything) {
   }
   program.run(node);
   program.check();
+  program.check_moved(node);
 }
 
 // Rank 1 sends the packets that rank 0 waits for only after it has received what rank 0 pushes in the same operation, and the other way
@@ -130,6 +132,7 @@ TEST(Roles, AsManyTransfersAsYouLike) {
   program.add(random, 0, 1, 1, 1, 100);
   program.run(node);
   program.check();
+  program.check_moved(node);
   EXPECT_EQ(node.kernels(0), (std::vector{Kernel::any, Kernel::packets}));
   EXPECT_EQ(node.completed(0), 5001u);
 }
@@ -179,6 +182,7 @@ TEST_P(Orders, ManyMessagesOfAPair) {
   }
   program.run(node);
   program.check();
+  program.check_moved(node);
   EXPECT_EQ(node.completed(0), 10u * kGrants);
 }
 INSTANTIATE_TEST_SUITE_P(Paths, Orders, testing::Bool());
@@ -233,6 +237,7 @@ TEST_P(ManyMessages, ShareAPairsSlots) {
   }
   program.run(node);
   program.check();
+  program.check_moved(node);
   EXPECT_EQ(node.kernels(0).front(), granted != 0 ? Kernel::apart : Kernel::packets);
   for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
 }
@@ -267,6 +272,7 @@ TEST_P(PlansDiffer, EveryByteArrives) {
   }
   program.run(node);
   program.check();
+  program.check_moved(node);
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     EXPECT_EQ(node.host(rank).error, 0u);
     for (const PartState& part : node.state(rank).parts) EXPECT_EQ(part.left, 0u);
@@ -293,6 +299,7 @@ TEST_P(OneBlockAtATime, MovesMoreThanSlotsHold) {
   if (both_ways) program.add(random, 1, 0, 0, 0, bytes);
   program.run(node);
   program.check();
+  program.check_moved(node);
   EXPECT_EQ(node.kernels(0).front(), Kernel::any);
   for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
 }
@@ -342,6 +349,7 @@ TEST(Roles, AnAbortEndsWhatWaits) {
   waiting.join();
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(node.completed(0), 0u);
+  EXPECT_EQ(node.port(0, 1).moved_bytes[0] + node.port(0, 1).moved_bytes[1], 0u);
   for (const PartState& part : node.state(0).parts) EXPECT_EQ(part.left, 0u);
 }
 
@@ -360,6 +368,8 @@ TEST(Roles, AnAbortEndsBothKinds) {
   EXPECT_EQ(node.kernels(0).front(), Kernel::apart);
   EXPECT_EQ(node.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
   EXPECT_EQ(node.completed(0), 0u);
+  EXPECT_EQ(node.port(0, 1).moved_bytes[0], 0u);
+  EXPECT_LE(node.port(0, 1).moved_bytes[1], came.size()) << "packets may have been counted ahead";
   for (const PartState& part : node.state(0).parts) EXPECT_EQ(part.left + part.stopped, 0u);
 }
 
@@ -402,6 +412,7 @@ TEST(Roles, ReplaysAreCountedApart) {
       EXPECT_EQ(completed(Path::packets, true), 2 * run);
       EXPECT_EQ(completed(Path::granted, true), run);
       EXPECT_EQ(node.ledger(1).accounts[account_of(Path::granted, true)].totals.bytes_received, 100'000 * run);
+      program.check_moved(node, run + 1);
     }
     EXPECT_EQ(node.kernels(0).front(), apart ? Kernel::apart : Kernel::any);
   }

@@ -264,7 +264,8 @@ void damaged(Rank& self) {
   must(ncclCommAbort(comm), "ncclCommAbort");
 }
 
-// Only under the shim: its metrics come to have all that METRICS_WANTED names, and for rank 1 METRICS_WANTED_1, a line each.
+// Only under the shim: its metrics come to have all that METRICS_WANTED names, and for rank 1 METRICS_WANTED_1, a line each, and have
+// nothing of METRICS_UNWANTED then.
 void counted(Rank& self) {
   const ncclComm_t comm = self.connect();
   exchange_skewed(comm);
@@ -288,6 +289,8 @@ void counted(Rank& self) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
+  const char* unwanted = std::getenv("METRICS_UNWANTED");
+  require(unwanted == nullptr || read().find(unwanted) == std::string::npos, "nothing of what is not wanted");
   destroy(comm);
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -56,6 +57,8 @@ struct railweave_cuda_communicator {
   std::multiset<std::string> waiting;     // guarded by mutex
   railweave_status error = RAILWEAVE_OK;  // guarded by mutex
   std::string error_text;                 // guarded by mutex
+  // Guarded by mutex: bytes by peer, sent and received.
+  std::map<std::uint32_t, std::array<std::uint64_t, 2>> moved;
 };
 
 namespace {
@@ -165,7 +168,9 @@ void finish(Part& part, Handle handle) {
   const std::lock_guard lock(communicator.mutex);
   for (const auto& transfer : part.transfers) {
     communicator.waiting.erase(communicator.waiting.find(words(transfer)));
-    if (status == RAILWEAVE_OK) (transfer.kind == RAILWEAVE_CUDA_SEND ? communicator.sent : communicator.received) += transfer.bytes;
+    if (status != RAILWEAVE_OK) continue;
+    (transfer.kind == RAILWEAVE_CUDA_SEND ? communicator.sent : communicator.received) += transfer.bytes;
+    communicator.moved[transfer.peer][transfer.kind] += transfer.bytes;
   }
   if (status != RAILWEAVE_OK && communicator.error == RAILWEAVE_OK) {
     communicator.error = status;
@@ -377,6 +382,16 @@ size_t nics(railweave_cuda_communicator* communicator, railweave_cuda_nic* nics,
   return all;
 }
 
+size_t peers(railweave_cuda_communicator* communicator, railweave_cuda_peer* peers, size_t count) {
+  const std::lock_guard lock(communicator->mutex);
+  std::size_t found = 0;
+  for (const auto& [peer, bytes] : communicator->moved) {
+    if (found < count) peers[found] = {sizeof *peers, peer, 0, bytes[RAILWEAVE_CUDA_SEND], bytes[RAILWEAVE_CUDA_RECV]};
+    ++found;
+  }
+  return found;
+}
+
 const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  RAILWEAVE_CUDA_VERSION,
                                  0,
@@ -394,8 +409,20 @@ const railweave_cuda_api kApi = {sizeof(railweave_cuda_api),
                                  describe,
                                  nics,
                                  join,
-                                 explain};
+                                 explain,
+                                 peers};
+
+// STAND_IN_OF_OLD: of a build that does not tell what is moved with which rank.
+const railweave_cuda_api& api() {
+  static const railweave_cuda_api old = [] {
+    railweave_cuda_api table = kApi;
+    table.size = offsetof(railweave_cuda_api, peers);
+    table.peers = nullptr;
+    return table;
+  }();
+  return std::getenv("STAND_IN_OF_OLD") == nullptr ? kApi : old;
+}
 
 }  // namespace
 
-const railweave_cuda_api* railweave_cuda_entry(uint32_t version) { return version == RAILWEAVE_CUDA_VERSION ? &kApi : nullptr; }
+const railweave_cuda_api* railweave_cuda_entry(uint32_t version) { return version == RAILWEAVE_CUDA_VERSION ? &api() : nullptr; }

@@ -631,7 +631,7 @@ TEST(Settings, VariablesOfTheEngineAreKnown) {
 
 // Keeps counters while a thread writes them on and on, and ends as programs do.
 [[noreturn]] void write_and_exit(const std::string& folder) {
-  const Metrics metrics{{{"ab", 1, 2, 0, {}, {}}}, {}};
+  const Metrics metrics{{{"ab", 1, 2, 0, {}}}, {}};
   if (!write_metrics(folder, metrics) || std::filesystem::is_empty(folder)) std::_Exit(1);
   std::thread([folder, metrics] {
     for (;;) write_metrics(folder, metrics);
@@ -656,7 +656,7 @@ TEST(Metrics, TheFileEndsWithItsProcess) {
   const rlimit none{16, 16};
   ::signal(SIGXFSZ, SIG_IGN);
   ::setrlimit(RLIMIT_FSIZE, &none);
-  const bool refused = !write_metrics(folder, {{{"ab", 1, 2, 0, {}, {}}}, {}}) && errno == EFBIG;
+  const bool refused = !write_metrics(folder, {{{"ab", 1, 2, 0, {}}}, {}}) && errno == EFBIG;
   std::_Exit(refused ? 0 : 1);
 }
 
@@ -669,12 +669,13 @@ TEST(Metrics, NothingIsLeftOfAFileThatDidNotFit) {
 }
 
 TEST(Metrics, AreInPrometheusTextFormat) {
-  Metrics metrics{{{"ab", 1, 2, 0, {}, {}}}, {}};
+  Metrics metrics{{{"ab", 1, 2, 0, {}}}, {}};
   Sample& sample = metrics.samples[0];
   sample.counters.enqueued = 4;
   sample.counters.completed = 3;
   sample.counters.bytes_by_kind[3] = 17;
   sample.nics = {{"mlx5_0", 11, 50, true, 4, 2, {"mlx5_0 of rank 8", "mlx5_1 of rank 9 (\"why\\)\n"}}, {"mlx5_1", 6, 50, false, 4, 0, {}}};
+  sample.peers = {{0, 5, 0}, {1, 7, 9}};
   metrics.fates = {{"ab", 1, 2, "served", "", ""}, {"", 0, 1, "nccl", "one_rank", "it has one rank"}, {"", 0, 1, "nccl", "one_rank", ""}};
   const std::string text = metrics_text(metrics, {"n1", 4026531836, 7});
   const std::string labels = R"({host="n1",pid_namespace="4026531836",pid="7",communicator="ab",rank="1",world="2",device="0")";
@@ -692,6 +693,9 @@ TEST(Metrics, AreInPrometheusTextFormat) {
         "railweave_nic_links_down" + labels + ",nic=\"mlx5_0\"} 2\n",
         "railweave_link_down" + labels + ",nic=\"mlx5_0\",peer=\"mlx5_0 of rank 8\"} 1\n",
         "railweave_link_down" + labels + ",nic=\"mlx5_0\",peer=\"mlx5_1 of rank 9 ('why/) \"} 1\n",
+        "railweave_peer_bytes_total" + labels + ",peer=\"0\",direction=\"sent\"} 5\n",
+        "railweave_peer_bytes_total" + labels + ",peer=\"0\",direction=\"received\"} 0\n",
+        "railweave_peer_bytes_total" + labels + ",peer=\"1\",direction=\"received\"} 9\n",
         std::string("# TYPE railweave_communicators gauge\n"
                     "railweave_communicators{host=\"n1\",pid_namespace=\"4026531836\",pid=\"7\",state=\"nccl\",reason=\"one_rank\"} 2\n"
                     "railweave_communicators{host=\"n1\",pid_namespace=\"4026531836\",pid=\"7\",state=\"served\",reason=\"\"} 1\n"
@@ -701,7 +705,7 @@ TEST(Metrics, AreInPrometheusTextFormat) {
                     "text=\"it has one rank\"}\n")})
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
   EXPECT_EQ(text.find("railweave_nic_links" + labels + ",nic=\"mlx5_1\""), std::string::npos) << "another rank tells of it";
-  EXPECT_EQ(std::count(text.begin(), text.end(), '#'), 2 * 11 + 2) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '#'), 2 * 12 + 2) << text;
 }
 
 // Where a NIC is broken its links are as many as there are NICs elsewhere.
@@ -712,6 +716,22 @@ TEST(Metrics, OfManyLinksThatAreDownTheFirstAreNamed) {
   EXPECT_NE(text.find("nic=\"mlx5_0\"} 100\n"), std::string::npos);
   EXPECT_NE(text.find("of rank 7\"} 1\n"), std::string::npos);
   EXPECT_EQ(text.find("of rank 8\"} 1\n"), std::string::npos);
+}
+
+TEST(Metrics, OfManyPeersThoseWithTheMostBytesAreShown) {
+  Metrics metrics{{{"ab", 1, 2, 0, {}}}, {}};
+  for (std::uint32_t peer = 0; peer < 200; ++peer) metrics.samples[0].peers.push_back({peer, peer % 2 * 1000 + peer, 1});
+  metrics.samples[0].peers[4].received = 5000;
+  const std::string text = metrics_text(metrics, {"n1", 4026531836, 7});
+  const auto place = [&](int peer) { return text.find(",peer=\"" + std::to_string(peer) + "\",direction=\"sent\"}"); };
+  std::size_t shown = 0;
+  for (std::size_t at = text.find("direction=\"sent\""); at != std::string::npos; at = text.find("direction=\"sent\"", at + 1)) ++shown;
+  EXPECT_EQ(shown, 64u);
+  EXPECT_NE(place(4), std::string::npos) << "by both directions";
+  EXPECT_EQ(place(73), std::string::npos);
+  EXPECT_NE(place(75), std::string::npos);
+  EXPECT_LT(place(4), place(75));
+  EXPECT_LT(place(75), place(199)) << "by number";
 }
 
 // A stack larger than the address space: no thread can be had.

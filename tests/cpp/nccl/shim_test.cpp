@@ -428,6 +428,19 @@ TEST(Shim, CountsWhatEachNicHasSentAndTellsOfLinksThatAreDown) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
 }
 
+// Three rounds of skewed(). A device library of an older build does not tell, and serves all the same.
+TEST(Shim, CountsWhatEachRankHasExchangedWithEachOther) {
+  const std::string wanted =
+      "METRICS_WANTED_1=,peer=\"0\",direction=\"sent\"} 12339\n,peer=\"0\",direction=\"received\"} 9000003\n"
+      ",peer=\"1\",direction=\"sent\"} 12342\n,peer=\"1\",direction=\"received\"} 12342\n"
+      ",peer=\"3\",direction=\"sent\"} 12348\n,peer=\"3\",direction=\"received\"} 12444";
+  const std::string served = "METRICS_WANTED=state=\"served\",reason=\"\"} 1";
+  const Outcome outcome = count_with({served, wanted});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  const Outcome old = count_with({"STAND_IN_OF_OLD=1", served + "\nrailweave_sent_bytes_total{", "METRICS_UNWANTED=,direction="});
+  EXPECT_EQ(old.exit_code, 0) << old.log;
+}
+
 TEST(Shim, CountsCommunicatorsThatAreLeftToNcclByTheReason) {
   struct {
     std::string variable, wanted;

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from railweave.cli import top
 from railweave.nccl import ShimError
-from railweave.nccl.metrics import Look, counted_from, merged, nic_rates, parse, rates, read
+from railweave.nccl.metrics import Look, counted_from, merged, nic_rates, parse, rates, read, traffic
 
 PROCESS = 'host="n1",pid_namespace="4026531836",pid="7"'
 LABELS = PROCESS + ',communicator="ab",rank="{rank}",world="2",device="0"'
@@ -56,6 +56,16 @@ def nic_text(rank: int, sent: dict[str, int], own: str, down: tuple[str, ...] = 
         f'railweave_nic_links{{{labels},nic="{own}"}} 4\n'
         f'railweave_nic_links_down{{{labels},nic="{own}"}} {len(down)}\n'
         + "".join(f'railweave_link_down{{{labels},nic="{own}",peer="{peer}"}} 1\n' for peer in down)
+    )
+
+
+def peer_text(rank: int, moved: dict[int, tuple[int, int]], communicator: str = "ab") -> str:
+    """As the same test does: by peer what was sent and received."""
+    labels = LABELS.format(rank=rank).replace('"ab"', f'"{communicator}"')
+    return "".join(
+        f'railweave_peer_bytes_total{{{labels},peer="{peer}",direction="{direction}"}} {bytes_}\n'
+        for peer, both in moved.items()
+        for direction, bytes_ in zip(("sent", "received"), both, strict=True)
     )
 
 
@@ -159,6 +169,8 @@ def test_a_slow_job_is_told_from_one_that_stands_still(tmp_path: Path) -> None:
         left("x", "one_rank").replace('rank="0"', 'rank="²"'),
         left("x", "one_rank").replace('communicator="cd",', ""),
         *(text(0, 1).replace('rank="0"', f'rank="{rank}"') for rank in ("x", "²", "٣", "-1", "", "1" * 5000)),
+        *(peer_text(0, {1: (5, 6)}).replace('peer="1"', peer) for peer in ('peer="²"', 'peer="-1"', 'peer=""', 'nic="1"')),
+        peer_text(0, {1: (5, 6)}).replace('"received"', '"written"'),
         *(text(0, 1).replace('world="2"', f'world="{world}"') for world in ("²", "1" * 5000)),
         *(text(0, 1).replace("} 4", f"}} {value}") for value in ("²", "٣", "-1", "1" * 5000)),
     ],
@@ -395,6 +407,79 @@ def test_nics_are_shown_with_their_use_and_the_links_that_are_down(tmp_path: Pat
     assert re.search(r"n1 +mlx5_1 +1\.00 +0: 1\.00", found), "nobody knows its rate"
     listed = re.sub(r"\s+", " ", found)
     assert "links down: mlx5_0 of n1 to mlx5_0 of rank 9, mlx5_0 of rank 10, mlx5_0 of rank 11, mlx5_0 of rank 12 and 2 more" in listed
+
+
+def test_what_a_pair_moves_is_told_by_its_source_where_that_is_here() -> None:
+    before = look_at(peer_text(0, {0: (8, 8), 1: (0, 0)}), peer_text(1, {0: (0, 0)}), written=1)
+    after = look_at(
+        peer_text(0, {0: (8, 8), 1: (100, 60), 7: (40, 20)}),
+        peer_text(1, {0: (50, 90)}),  # as of another moment
+        peer_text(2, {0: (5000, 5000)}),  # not there at the first look
+        written=3,
+    )
+    [found] = traffic(before, after)
+    assert found.by_pair == {(0, 1): 50.0, (1, 0): 25.0, (0, 7): 20.0, (7, 0): 10.0}
+    assert found.told == {0, 1}
+    assert traffic(after, after) == [], "no rate is known of one writing"
+    before.ranks["ab", 1].written = 3
+    [found] = traffic(before, after)
+    assert (found.by_pair[1, 0], found.told) == (30.0, {0}), "nor of a source whose file was written once"
+    assert traffic(after, look_at(peer_text(0, {1: (3, 4)}), written=4)) == [], "a counter that went back"
+
+
+def test_communicators_have_their_own_pairs_the_busiest_first() -> None:
+    def look(scale: int) -> Look:
+        return look_at(*(peer_text(0, {1: (scale * sent, 0)}, name) for name, sent in (("ab", 5), ("cd", 9), ("ef", 0))), written=scale)
+
+    assert [(each.communicator, each.by_pair) for each in traffic(look(0), look(1))] == [("cd", {(0, 1): 9.0}), ("ab", {(0, 1): 5.0})]
+
+
+def gigabytes(moved: dict[int, dict[int, tuple[int, int]]], seconds: int, communicator: str = "ab") -> dict[str, str]:
+    """A file of each rank that moves so many GB/s with each peer."""
+    return {
+        f"{communicator}-{rank}": text(rank, 0).replace('"ab"', f'"{communicator}"')
+        + peer_text(rank, {peer: (seconds * sent * 10**9, seconds * got * 10**9) for peer, (sent, got) in peers.items()}, communicator)
+        for rank, peers in moved.items()
+    }
+
+
+def test_few_ranks_are_shown_as_a_matrix(tmp_path: Path) -> None:
+    moved = {0: {0: (1, 1), 1: (40, 30), 9: (25, 12)}, 1: {0: (30, 40)}}
+    found = shown(tmp_path, gigabytes(moved, 0), gigabytes(moved, 1))
+    lines = [line.rstrip() for line in found.splitlines()]
+    at = lines.index(" GB/s from rank to rank of ab")
+    assert lines[at + 2] == " from  to 0  to 1  to 9"
+    assert lines[at + 4 : at + 7] == [
+        "    0  1.00 40.00 25.00",
+        "    1 30.00  0.00  0.00",
+        "    9 12.00  0.00",  # what it sends itself nobody here knows
+    ]
+    assert "to rank" not in shown(tmp_path, gigabytes(moved, 1)), "nothing moves any more"
+    assert "to rank" not in shown(tmp_path, {name: text(0, 5) for name in gigabytes(moved, 0)}), "a shim that does not tell"
+
+
+@pytest.mark.parametrize("ranks", [8, 9])
+def test_of_many_ranks_the_busiest_pairs_are_shown(ranks: int, tmp_path: Path) -> None:
+    moved = {rank: {peer: (10 * rank + peer, 0) for peer in range(ranks)} for rank in range(ranks)}
+    found = shown(tmp_path, gigabytes(moved, 0), gigabytes(moved, 1))
+    if ranks == 8:
+        assert re.search(r" from +to 0 +to 1 .* to 7 *\n", found)
+        assert re.search(r"\n +7 70\.00 71\.00 .* 77\.00 *\n", found)
+        return
+    assert f"GB/s from rank to rank of ab, the busiest 12 of {ranks * ranks - 1} pairs" in found
+    pairs = re.findall(r"(?m)^ +(\d+) +(\d+) +(\d+)\.00 *$", found)
+    expected = [(8, peer) for peer in range(8, -1, -1)] + [(7, 8), (7, 7), (7, 6)]
+    assert pairs == [(str(rank), str(peer), str(10 * rank + peer)) for rank, peer in expected]
+
+
+def test_of_many_communicators_the_busiest_are_shown_from_rank_to_rank(tmp_path: Path) -> None:
+    def files(seconds: int) -> dict[str, str]:
+        of_all = (gigabytes({0: {1: (number, 1)}}, seconds, f"c{number}") for number in range(1, 7))
+        return {name: content for files in of_all for name, content in files.items()}
+
+    found = shown(tmp_path, files(0), files(1))
+    assert re.findall(r"to rank of (c\d)", found) == ["c6", "c5", "c4", "c3"]
+    assert "not shown from rank to rank: 2 more communicators, in which less moves" in found
 
 
 def test_what_is_left_to_nccl_is_told_below_with_the_reason(tmp_path: Path) -> None:
