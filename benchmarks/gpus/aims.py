@@ -67,6 +67,7 @@ def lines(results: Results, gpus: int, calibration: Calibration | None = None, k
         *_gains(exchanges, "two pairs both ways", {f"two-pairs-{size}": 1.4 for size in _LARGE}),
         _together(exchanges),
         *_gains(exchanges, "balanced", {"balanced:16MiB": 1.15, "balanced:64MiB": 1.05, "balanced:256MiB": 1.0}),
+        *_gains(exchanges, "all to all, oneself too", {f"all-to-all:{size}": 1.0 for size in ("4MiB", *_LARGE)}),
         _least(small, "any pattern, 64KiB to 2MiB: least gain", 1.5, lambda e: 1 << 16 <= _size(e.matrix) <= 2 << 20, _device),
         *(line for name, part in (("p50", 0.5), ("p99", 0.99)) for line in _small_calls(small, name, part)),
         *_floors(small),

@@ -53,7 +53,7 @@ class Check:
 
 _LARGE = ("16MiB", "64MiB", "256MiB")
 _SMALL_HOT = (("1KiB", "64"), ("16KiB", "1KiB"), ("64KiB", "4KiB"), ("256KiB", "16KiB"), ("1MiB", "64KiB"), ("2MiB", "128KiB"))
-_OTHERS = ("incast:{}", "outcast:{}", "zipf:{}:1.0", "rotating-hotspot:{}", "two-pairs-{}")
+_OTHERS = ("incast:{}", "outcast:{}", "zipf:{}:1.0", "rotating-hotspot:{}", "two-pairs-{}", "all-to-all:{}")
 _SMALL = ("16", "1KiB", "4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB")
 _OVER_RAILS = ("hot-pair:64MiB", "incast:16MiB", "bidir-pair:64MiB", "hot-pair:64MiB:512KiB", "balanced:4MiB")
 ON_ONE_NODE = ("exchanges", "small")  # groups of one node's matrices, which their names tell apart
@@ -186,6 +186,12 @@ def sections(gpus: int) -> tuple[Section, ...]:
             "Small messages, other patterns",
             "small",
             tuple(each.format(size) for size in ("64KiB", "1MiB") for each in _OTHERS),
+        ),
+        Section(
+            "own",
+            "All to all, with what ranks send themselves",
+            "exchanges",
+            tuple(f"all-to-all:{size}" for size in ("4MiB", *_LARGE)),
         ),
         Section("gates", "What gates send", "exchanges", gates if 64 % gpus == 0 else ()),  # experts
     ]

@@ -1,7 +1,7 @@
 """Traffic matrices: who sends how many bytes to whom. Rows send, columns receive; the file format is nccl-tests'.
 
-Each generator makes a uint64 array of shape [ranks, ranks], bytes, zero on the diagonal. They are named on the command line
-as `NAME:ARGUMENT:…`; equal arguments give equal matrices, whatever the machine.
+Each generator makes a uint64 array of shape [ranks, ranks], bytes, zero on the diagonal but for `all-to-all`. They are named on the
+command line as `NAME:ARGUMENT:…`; equal arguments give equal matrices, whatever the machine.
 """
 
 from __future__ import annotations
@@ -36,6 +36,18 @@ def balanced(ranks: int, size: int) -> Matrix:
     matrix = np.full((ranks, ranks), size, dtype=np.uint64)
     np.fill_diagonal(matrix, 0)
     return matrix
+
+
+def all_to_all(ranks: int, size: int) -> Matrix:
+    """Every rank sends `size` bytes to every one, itself too, as programs' all-to-all calls do."""
+    return np.full((ranks, ranks), size, dtype=np.uint64)
+
+
+def between_ranks(matrix: Matrix) -> Matrix:
+    """Without what ranks send themselves, which crosses no link."""
+    between = matrix.copy()
+    np.fill_diagonal(between, 0)
+    return between
 
 
 def hot_pair(ranks: int, size: int, background: int = 0) -> Matrix:
@@ -192,6 +204,7 @@ GENERATORS = {
     generator.name: generator
     for generator in (
         Generator("balanced", (_SIZE,), 0, balanced),
+        Generator("all-to-all", (_SIZE,), 0, all_to_all),
         Generator("hot-pair", (_SIZE, ("BACKGROUND", parse_size)), 1, hot_pair),
         Generator("bidir-pair", (_SIZE, ("BACKGROUND", parse_size)), 1, bidir_pair),
         Generator("incast", (_SIZE,), 0, incast),

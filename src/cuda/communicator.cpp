@@ -495,7 +495,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       .channel_bytes = first.bounds_.channel_bytes,
                       .several_nodes = several_nodes,
                       .pair_rate = static_cast<double>(first.settings_.gpu_pair_rate),
-                      .block_rate = static_cast<double>(first.settings_.gpu_block_rate)};
+                      .block_rate = static_cast<double>(first.settings_.gpu_block_rate),
+                      .knows_rates = first.settings_.gpu_rates_said || first.kernels_.measured};
   for (const Communicator* communicator : communicators) {
     if (const std::uint32_t most = communicator->bounds_.most_blocks; most != 0) limits.room = std::min(limits.room, most);
   }

@@ -363,6 +363,7 @@ KernelTraits preload_kernels() {
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's processors");
   traits.processors = static_cast<std::uint32_t>(processors);
   traits.pool = pool_of(device);
+  traits.measured = major == 9;
   if (major < 9) return traits;
   constexpr std::uint32_t kMost = 8;  // room_beside() allows no more
   // Each has the same threads and registers, but not the same shared memory.

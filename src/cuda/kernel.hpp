@@ -17,6 +17,7 @@ namespace railweave::cuda {
 struct KernelTraits {
   std::uint32_t processors = 0;           // SMs
   std::uint32_t most_cluster_blocks = 1;  // where packets have their own: blocks that begin together or not at all
+  bool measured = false;                  // of the architecture whose rates are the defaults of gpu_pair_rate and gpu_block_rate: Hopper
   bool programmatic = false;              // a kernel's launch may overlap the end of the one before it
   // By kernel: what the driver launches. Through the runtime an operation takes 0.4 us more (docs/cuda-measured.md).
   std::vector<std::pair<const void*, CUfunction>> functions;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -150,11 +151,51 @@ bool wants_short_rows(const Message& m) {
          (m.direction == Direction::receive && (comes_through_slots(m) || (m.paths & kSlotPaths) != 0 || m.grant_after != kNone));
 }
 
+// Of granted messages.
+struct Blocks {
+  std::uint32_t all;
+  std::uint32_t own = 0;  // the last ones, which begin with what the rank sends itself; none: any, after the rest
+};
+
+// What a rank sends itself crosses no link, so blocks of its own move it beside the rest, as many as end when that does. After the rest it
+// had balanced 64 MiB between four GPUs, and 64 MiB to oneself, take 700 us instead of 568 without, and NCCL 653 (4 x H100).
+//
+// Links are full with fewer blocks than NCCL has, and what more of them offer holds up other work's bytes: beside balanced 64 MiB between
+// two GPUs, that never end, an all-reduce took 2.10 times as long as alone with 16 blocks, 1.71 with 12, 1.58 with 10, and 1.60 beside
+// NCCL's (2 x H200). With 12 instead of 16 blocks to one peer, and 18 instead of 24 to three, exchanges from 4 MiB on took 0.97 to 1.013
+// times as long; with 10 and 15 up to 1.025, with 8 and 12 up to 1.10 (2 x H200, 4 x H100; docs/cuda-measured.md).
+constexpr double kFillsALink = 1.25, kFillsSeveral = 1.875;  // times a pair's rate, that blocks move alone
+
+// Of at most so many. `keeps_all`: something else wants them all.
+Blocks blocks_of_granted(std::span<const Message> messages, std::uint32_t most, const LaunchLimits& limits, bool keeps_all) {
+  std::uint64_t own = 0, others[2] = {};
+  std::vector<const Port*> peers;
+  for (const Message& m : messages) {
+    if (m.path != Path::granted) continue;
+    if (m.local != m.remote)
+      others[static_cast<int>(m.direction)] += m.bytes;
+    else if (m.direction == Direction::send)
+      own += m.bytes;
+    if (is_granted_send(m) && m.local != m.remote && std::find(peers.begin(), peers.end(), m.local) == peers.end())
+      peers.push_back(m.local);
+  }
+  const std::uint64_t over_links = std::max(others[0], others[1]);
+  if (peers.empty() || most == 1) return {most};
+  const double a_link = limits.pair_rate / limits.block_rate;
+  // So that it takes no longer than the links do, or, with few blocks, than the others.
+  const auto own_bytes = static_cast<double>(own), all_bytes = static_cast<double>(own + over_links);
+  const double beside_links = std::ceil(kFillsALink * a_link * own_bytes / static_cast<double>(over_links));
+  const auto of_own = static_cast<std::uint32_t>(std::min(beside_links, std::max(1.0, std::round(most * own_bytes / all_bytes))) * (own != 0));
+  const double enough = std::max(1.0, std::round((peers.size() > 1 ? kFillsSeveral : kFillsALink) * a_link));
+  if (keeps_all || !limits.knows_rates) return {most, of_own};
+  return {static_cast<std::uint32_t>(std::min<double>(most - of_own, enough)) + of_own, of_own};
+}
+
 // Which blocks begin with which granted sends. `own_links`: each peer is reached over links of its own, which all are to be busy. Blocks of
 // a message that goes over indirect paths as well are counted by it. So in both cases, and with little to send, sends are divided between
-// all, and also where destinations read ends, which all are to begin with at once. What a rank sends itself meets nobody. `alone`: nothing
-// else is moved beside it.
-void assign(std::span<Message> messages, std::uint32_t blocks, bool own_links, bool alone) {
+// all, and also where destinations read ends, which all are to begin with at once. `alone`: nothing else is moved beside it.
+void assign(std::span<Message> messages, Blocks division, bool own_links, bool alone) {
+  const std::uint32_t blocks = division.all - division.own;
   std::uint64_t total = 0;
   bool paths = false;
   std::vector<const Port*> peers;  // in turn
@@ -169,19 +210,21 @@ void assign(std::span<Message> messages, std::uint32_t blocks, bool own_links, b
     if (m.local != m.remote && std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
   }
   const bool in_turn = peers.size() >= kCourses && total >= kInTurnFrom && blocks >= kCourses && !own_links && !paths;
-  // kCourses: none.
+  constexpr std::size_t kOwn = kCourses, kNone = kCourses + 1;
   const auto course_of = [&](const Message& m) {
+    if (division.own != 0 && m.local == m.remote) return kOwn;
     if (!in_turn) return std::size_t{0};
-    return std::min(static_cast<std::size_t>(std::find(peers.begin(), peers.end(), m.local) - peers.begin()), kCourses);
+    const auto turn = static_cast<std::size_t>(std::find(peers.begin(), peers.end(), m.local) - peers.begin());
+    return turn < kCourses ? turn : kNone;
   };
-  Course courses[kCourses] = {{0, blocks}, {0, 0}};
+  Course courses[kCourses + 1] = {{0, blocks}, {0, 0}, {blocks, division.own}};
   if (in_turn) courses[0].blocks = courses[1].first = blocks / 2, courses[1].blocks = blocks - blocks / 2;
   for (const Message& m : messages) {
-    if (is_granted_send(m) && course_of(m) < kCourses) courses[course_of(m)].total += m.bytes;
+    if (is_granted_send(m) && course_of(m) != kNone) courses[course_of(m)].total += m.bytes;
   }
   for (Message& m : messages) {
     if (!is_granted_send(m)) continue;
-    if (const std::size_t course = course_of(m); course < kCourses) {
+    if (const std::size_t course = course_of(m); course != kNone) {
       courses[course].begin(m, most_piece);
     } else {
       m.piece_bytes = piece_of(m.bytes, blocks / kCourses, most_piece);
@@ -625,7 +668,7 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
     if (plan.blocks > most) plan.blocks -= plan.cluster;
   }
   deal_to_warps(lanes_of(packets, trains), plan.packet_blocks, {});
-  assign(granted, plan.blocks - plan.packet_blocks, own_links, false);
+  assign(granted, blocks_of_granted(granted, plan.blocks - plan.packet_blocks, limits, true), own_links, false);
   return plan;
 }
 
@@ -680,11 +723,13 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
             .warp_distance = split.any() ? split.distance : kWarpDistance,
             .trains = std::move(trains)};
   }
-  const auto blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
+  const auto worth = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
+  const bool keeps_all = sums.packets != 0 || sums.pulled_bytes != 0 || own_links || indirect;
+  const Blocks blocks = limits.beside_rails ? Blocks{worth} : blocks_of_granted(messages, worth, limits, keeps_all);
   assign(messages, blocks, own_links, !limits.beside_rails);
-  if (!granted) return {.kernel = Kernel::any, .blocks = blocks};
+  if (!granted) return {.kernel = Kernel::any, .blocks = blocks.all};
   if (indirect) assign_indirect(messages, limits);
-  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks};
+  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks.all};
 }
 
 }  // namespace railweave::cuda

@@ -32,6 +32,7 @@ struct LaunchLimits {
   bool several_nodes = false;  // of the communicator, or of any where there are several
   // What was measured of this machine (gpu_pair_rate, gpu_block_rate): bytes a microsecond that a GPU writes to another, and one block alone.
   double pair_rate = 366e3, block_rate = 38.6e3;
+  bool knows_rates = false;  // else these are another machine's, and no operation has fewer blocks for them
 };
 
 // Of OperationHeader, where a pair of GPUs moves so many bytes a microsecond: a third of what that takes for 64 KiB.

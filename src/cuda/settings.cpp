@@ -102,6 +102,7 @@ ExchangeSettings settings_of(const railweave_cuda_config& config) {
     set(settings, config.settings[i].name, config.settings[i].value);
   }
   settings.gpu_low_latency_by_ranks = !is_said(config, "gpu_low_latency_bytes");
+  settings.gpu_rates_said = is_said(config, "gpu_pair_rate") && is_said(config, "gpu_block_rate");
   return settings;
 }
 

@@ -41,6 +41,7 @@ struct ExchangeSettings {
   std::uint64_t gpu_relays = 0;
   std::uint64_t gpu_pair_rate = 366'000;
   std::uint64_t gpu_block_rate = 38'600;
+  bool gpu_rates_said = false;  // both of these, by anybody
   std::uint64_t gpu_emulated_mesh = 0;
   std::uint64_t checksum = 0;
   std::string node_id;

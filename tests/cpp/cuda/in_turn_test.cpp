@@ -68,7 +68,8 @@ class OwnSend : public testing::Test {
 };
 
 TEST_F(OwnSend, IsWaitedForAndHelpBeforeItsGrantIsBrief) {
-  block.time += data.size() / 1024 - 1;  // a byte is waited for for 1/1024 ns
+  messages[0].bytes = std::uint64_t{96} << 16;
+  block.time += 96 * kPatience_ns - 1;
   EXPECT_EQ(pieces_after_two_turns(), 0u);
   block.time += 1;
   EXPECT_EQ(pieces_after_two_turns(), 1u);
@@ -76,7 +77,7 @@ TEST_F(OwnSend, IsWaitedForAndHelpBeforeItsGrantIsBrief) {
 
 TEST_F(OwnSend, IsNotWaitedForLongerThanForSixtyFourMebibytes) {
   messages[0].bytes = std::uint64_t{1} << 40;
-  block.time += 65'535;
+  block.time += 1024 * kPatience_ns - 1;
   EXPECT_EQ(pieces_after_two_turns(), 0u);
   block.time += 1;
   EXPECT_EQ(pieces_after_two_turns(), 1u);

@@ -181,80 +181,6 @@ TEST(Prepare, ShortMessagesOfAPeerHaveTheirChannelsBesideOthers) {
   }
 }
 
-// Half of the blocks begin with the next rank, half with the one after it, and none with those that follow.
-TEST(Prepare, BlocksTakeSeveralPeersInTurn) {
-  std::vector<Message> messages;
-  for (const std::uint32_t peer : {1, 2, 3}) messages.push_back(make_message(Direction::send, peer, 16u << 20));
-  messages.insert(messages.begin() + 1, make_message(Direction::receive, 1, 16u << 20));
-  messages.insert(messages.begin() + 2, make_message(Direction::send, 1, 48u << 20));
-  ASSERT_EQ(prepare(sized(messages, 512u << 10), {16, 16, 4}).blocks, 24u);
-  const std::pair<int, int> expected[] = {{0, 3}, {0, 0}, {3, 12}, {12, 24}, {0, 0}};  // of a peer's messages in proportion
-  for (std::size_t i = 0; i < messages.size(); ++i)
-    EXPECT_EQ(std::pair(int{messages[i].first_block}, int{messages[i].last_block}), expected[i]) << i;
-  // An eighth of a block's share of the message, in whole KiB, of all in their turn; 256 KiB at most.
-  for (const auto& [i, piece] : {std::pair{0, 256u}, {2, 256u}, {3, 171u}, {4, 171u}}) EXPECT_EQ(messages[i].piece_bytes, piece << 10) << i;
-}
-
-// With one peer beside the rank itself, with little to send, where a message goes over other paths as well, and where each peer has links
-// of its own, blocks are divided between all sends.
-TEST(Prepare, BlocksAreDividedWhereTurnsBringNothing) {
-  const auto blocks_of = [](std::vector<Message> messages, const LaunchLimits& limits) {
-    prepare(sized(messages, 64u << 10), limits);
-    std::vector<int> blocks;
-    for (const Message& m : messages) blocks.push_back(m.last_block - m.first_block);
-    return blocks;
-  };
-  const auto sends = [](std::vector<std::pair<std::uint32_t, std::uint64_t>> to, std::uint8_t paths = 0) {
-    std::vector<Message> messages;
-    for (const auto& [peer, bytes] : to) {
-      messages.push_back(make_message(Direction::send, peer, bytes));
-      messages.back().paths = paths;
-    }
-    return messages;
-  };
-  constexpr std::uint64_t kMiB = 1u << 20;
-  const std::vector turns{12, 12, 0}, divided{8, 8, 8};
-  EXPECT_EQ(blocks_of(sends({{1, 16 * kMiB}, {1, 16 * kMiB}}), {16, 1, 2}), (std::vector{8, 8}));
-  EXPECT_EQ(blocks_of(sends({{1, 4 * kMiB}, {2, 4 * kMiB}, {3, 4 * kMiB}}), {16, 1, 4}), turns);
-  EXPECT_EQ(blocks_of(sends({{1, 4 * kMiB}, {2, 4 * kMiB}, {3, 4 * kMiB - 1}}), {16, 1, 4}), divided);
-  EXPECT_EQ(blocks_of(sends({{1, 256 * kMiB}, {2, 16 * kMiB}, {3, 16 * kMiB}}), {16, 1, 4, false, 118}), turns);
-  EXPECT_EQ(blocks_of(sends({{1, 256 * kMiB}, {2, 16 * kMiB}, {3, 16 * kMiB}}, 1u << kHostPath), {16, 1, 4, false, 118}),
-            (std::vector{21, 1, 2}));
-  const std::vector<Message> balanced = sends({{1, 64 * kMiB}, {2, 64 * kMiB}, {3, 64 * kMiB}});
-  EXPECT_EQ(blocks_of(balanced, {16, 1, 4}), turns);
-  EXPECT_EQ(blocks_of(balanced, {16, 1, 4, false, 0, 1000}), divided) << "an emulated mesh";
-  EXPECT_EQ(blocks_of(sends({{1, 64 * kMiB}, {2, 64 * kMiB}, {3, 64 * kMiB}}, 1u << kFirstRelay), {16, 1, 4}), divided);
-  std::vector<Message> with_self = sends({{1, 60 * kMiB}, {0, 4 * kMiB}});
-  with_self[1].remote = with_self[1].local;
-  EXPECT_EQ(blocks_of(with_self, {16, 1, 2}), (std::vector{30, 2}));
-  with_self.insert(with_self.begin() + 1, make_message(Direction::send, 2, 64 * kMiB));
-  with_self.insert(with_self.begin() + 2, make_message(Direction::send, 3, 64 * kMiB));
-  EXPECT_EQ(blocks_of(with_self, {16, 1, 4}), (std::vector{16, 16, 0, 0})) << "what stays here comes last";
-}
-
-// What comes through slots or other paths, or waits for an earlier one's place, waits for blocks that push, and so do packets.
-TEST(Prepare, RowsAreShortBesideWhatWantsBlocksSoon) {
-  const auto piece = [](std::vector<Message> messages, const LaunchLimits& limits) {
-    messages.insert(messages.begin(), make_message(Direction::send, 1, 64u << 20));
-    prepare(sized(messages, 64u << 10), limits);
-    const auto at = std::find_if(messages.begin(), messages.end(), [](const Message& m) { return m.bytes == 64u << 20; });
-    return at->piece_bytes >> 10;
-  };
-  std::vector<Message> one{make_message(Direction::receive, 1, 1u << 20)};
-  EXPECT_EQ(piece(one, {16, 1, 2}), 256u);
-  one[0].named.buffer = kNoBuffer;
-  EXPECT_EQ(piece(one, {16, 1, 2}), 64u);
-  one[0] = make_message(Direction::receive, 2, 512u << 20);
-  one[0].paths = 1u << kHostPath;
-  EXPECT_EQ(piece(one, {16, 1, 3, false, 118}), 64u);
-  const std::vector<Message> eight(kGrants, make_message(Direction::receive, 1, 1u << 20)), nine(kGrants + 1, eight[0]);
-  EXPECT_EQ(piece(eight, {16, 1, 2}), 256u);
-  EXPECT_EQ(piece(nine, {16, 1, 2}), 64u);
-  const std::vector<Message> packets{make_message(Direction::send, 2, 100)};
-  EXPECT_EQ(piece(packets, {16, 8, 3}), 256u) << "which have blocks of their own";
-  EXPECT_EQ(piece(packets, {16, 1, 3, true}), 64u) << "beside rails they have not";
-}
-
 // Sent and received packets, granted sends; blocks in all, and those of packets.
 struct ApartCase {
   std::vector<std::uint64_t> sends, receives;
@@ -352,11 +278,11 @@ TEST(Prepare, DividesBlocksByMeasuredRates) {
   const auto blocks_of_packets = [](double pair_rate, double block_rate) {
     std::vector<Message> messages;
     for (const Direction way : {Direction::send, Direction::receive}) {
-      messages.push_back(make_message(way, 1, 2u << 20));
-      messages.push_back(make_message(way, 1, 24u << 20));
+      messages.push_back(make_message(way, 1, 4u << 20));
+      messages.push_back(make_message(way, 1, 5u << 20));
     }
-    LaunchLimits limits{16, 8, 2};
-    limits.needed = 16;
+    LaunchLimits limits{16, 1, 2};
+    limits.needed = 40;
     limits.pair_rate = pair_rate;
     limits.block_rate = block_rate;
     const Plan plan = prepare(sized(messages, 4u << 20), limits);
@@ -367,13 +293,6 @@ TEST(Prepare, DividesBlocksByMeasuredRates) {
   const std::uint32_t here = blocks_of_packets(usual.pair_rate, usual.block_rate);
   EXPECT_LT(blocks_of_packets(usual.pair_rate / 3, usual.block_rate), here);
   EXPECT_GT(blocks_of_packets(usual.pair_rate, usual.block_rate / 2), here);
-}
-
-TEST(Prepare, WaitsForGrantsAThirdOfWhatThePairTakes) {
-  EXPECT_EQ(patience_ns(LaunchLimits{}.pair_rate), kPatience_ns);
-  EXPECT_EQ(patience_ns(20e3), 1092u);
-  EXPECT_EQ(patience_ns(1e9), 1u) << "never none";
-  EXPECT_EQ(patience_ns(0.001), 1'000'000'000u) << "nor beyond its word";
 }
 
 // Without clusters: single blocks, of which as many surely begin.

@@ -22,6 +22,7 @@ from railweave.size import exact_size, figures, format_size, parse_size, size_te
 
 EXAMPLES = [
     "balanced:1MiB",
+    "all-to-all:1MiB",
     "hot-pair:16MiB",
     "hot-pair:16MiB:1KiB",
     "bidir-pair:16MiB:1KiB",
@@ -102,8 +103,9 @@ def test_generated_matrices_are_demands(text: str, ranks: int) -> None:
     made = matrix.generate(text, ranks)
     assert made.shape == (ranks, ranks)
     assert made.dtype == np.uint64
-    assert not made.diagonal().any()
-    assert made.sum() > 0
+    assert made.diagonal().any() == text.startswith("all-to-all")
+    assert not matrix.between_ranks(made).diagonal().any()
+    assert matrix.between_ranks(made).sum() == made.sum() - made.diagonal().sum() > 0
     assert (made == matrix.generate(text, ranks)).all()
     assert (_native.parse_demand(matrix.write(made), text).to_numpy() == made).all()
 
@@ -111,6 +113,7 @@ def test_generated_matrices_are_demands(text: str, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
+        ("all-to-all:5", [[5] * 4] * 4),
         ("balanced:5", [[0, 5, 5, 5], [5, 0, 5, 5], [5, 5, 0, 5], [5, 5, 5, 0]]),
         ("hot-pair:9:1", [[0, 1, 9, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]),
         ("bidir-pair:9", [[0, 0, 9, 0], [0, 0, 0, 0], [9, 0, 0, 0], [0, 0, 0, 0]]),

@@ -16,7 +16,7 @@ from railweave.bench.errors import BenchError
 from railweave.bench.gpus.result import Exchange, Kernel, Layer, serves_itself
 from railweave.bench.gpus.session import Place, Processes, System, calibrated, check_served, folder_for_run, start, start_probe
 from railweave.errors import DemandError
-from railweave.matrix import Matrix
+from railweave.matrix import Matrix, between_ranks
 
 # The longest measurement takes seconds between GPUs; what hangs should not use up the machine. Over a lab's rails calls take as long as
 # their rate says, so to this comes what a measurement's calls take where each is so many times as long as its bound, or as the busiest
@@ -56,23 +56,23 @@ class Effort:
 
 
 def rows_of(matrix: Matrix) -> Matrix:
-    """The matrix with entries of whole rows, and nothing that a rank sends itself."""
+    """The matrix with entries of whole rows."""
     rounded = (matrix + np.uint64(_ROW // 2)) // np.uint64(_ROW) * np.uint64(_ROW)
     small = (matrix > 0) & (rounded == 0)
     rounded[small] = matrix[small]
-    np.fill_diagonal(rounded, 0)
     return rounded
 
 
 def check_something(name: str, matrix: Matrix) -> None:
     """Raises DemandError for a matrix by which no rank sends another one anything."""
-    if not rows_of(matrix).any():
+    if not between_ranks(matrix).any():
         raise DemandError(f"{name}: nothing to exchange")
 
 
 def busiest(matrix: Matrix) -> int:
     """Bytes through the busiest rank, in its busier direction."""
-    return int(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
+    between = between_ranks(matrix)
+    return int(max(between.sum(axis=0).max(), between.sum(axis=1).max()))
 
 
 class Systems:
@@ -166,7 +166,7 @@ def exchange(
 def _exchange_one(
     systems: Systems, bound_of: Bound, name: str, matrix: Matrix, effort: Effort, step: Callable[[str], None]
 ) -> list[Exchange]:
-    total = int(matrix.sum())
+    total = int(between_ranks(matrix).sum())
     wrong: dict[str, str] = {}
     times: dict[str, list[float]] = {system: [] for system in systems.names()}
     host: dict[str, list[float]] = {system: [] for system in systems.names()}

@@ -156,7 +156,7 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
     words = {name: " ".join(each.words) for name, each in sections.groups(8).items()}
     patterns = {case.partition(":")[0].rpartition("-")[0] if case.startswith("two") else case.partition(":")[0] for each in found.values()
                 if each.group in ("exchanges", "small") for case in each.cases}  # fmt: skip
-    assert patterns == {"hot-pair", "balanced", "two-pairs", "incast", "outcast", "zipf", "rotating-hotspot", "moe", "trace"}
+    assert patterns == {"all-to-all", "hot-pair", "balanced", "two-pairs", "incast", "outcast", "zipf", "rotating-hotspot", "moe", "trace"}
     labs = {name: (each.words[2], each.words[4], each.ranks) for name, each in sections.groups(8).items() if each.gpus_a_node}
     paper = ("2x4", "4", 8)
     assert labs == {"rails": paper, "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": paper, "tuned-rails": paper}
