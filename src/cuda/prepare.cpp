@@ -157,38 +157,41 @@ struct Blocks {
   std::uint32_t own = 0;  // the last ones, which begin with what the rank sends itself; none: any, after the rest
 };
 
-// What a rank sends itself crosses no link, so blocks of its own move it beside the rest, as many as end when that does. After the rest it
-// had balanced 64 MiB between four GPUs, and 64 MiB to oneself, take 700 us instead of 568 without, and NCCL 653 (4 x H100).
+// What a rank sends itself crosses no link, so blocks of its own move it beside the rest, in proportion to bytes. After the rest all of them
+// had balanced 64 MiB between four GPUs, and as much to oneself, take 700 us instead of 580 without, and NCCL 655 (4 x H100; so 597 to 612).
 //
-// Links are full with fewer blocks than NCCL has, and what more of them offer holds up other work's bytes: beside balanced 64 MiB between
-// two GPUs, that never end, an all-reduce took 2.10 times as long as alone with 16 blocks, 1.71 with 12, 1.58 with 10, and 1.60 beside
-// NCCL's (2 x H200). With 12 instead of 16 blocks to one peer, and 18 instead of 24 to three, exchanges from 4 MiB on took 0.97 to 1.013
-// times as long; with 10 and 15 up to 1.025, with 8 and 12 up to 1.10 (2 x H200, 4 x H100; docs/cuda-measured.md).
-constexpr double kFillsALink = 1.25, kFillsSeveral = 1.875;  // times a pair's rate, that blocks move alone
+// The link to one peer is full with fewer blocks than NCCL has, and what more of them offer holds up other work's bytes: beside balanced 64
+// MiB between two GPUs, that never end, an all-reduce took 2.10 times as long as alone with 16 blocks, 1.71 with 12, 1.58 with 10, and 1.60
+// beside NCCL's. With 12 exchanges of 5 to 256 MiB took 0.96 to 1.016 times as long, with 10 up to 1.025, at odd places 1.11 (2 x H200). To
+// several peers all have to do: with 18 instead of 24 balanced 64 MiB between four took 1.003 times as long on one machine, 1.04 on another
+// (4 x H100, docs/cuda-measured.md).
+constexpr double kFillsALink = 1.25;  // times a pair's rate, by what a block moves alone
 
 // Of at most so many. `keeps_all`: something else wants them all.
 Blocks blocks_of_granted(std::span<const Message> messages, std::uint32_t most, const LaunchLimits& limits, bool keeps_all) {
   std::uint64_t own = 0, others[2] = {};
-  std::vector<const Port*> peers;
+  const Port* peer = nullptr;
+  bool several = false;
   for (const Message& m : messages) {
-    if (m.path != Path::granted) continue;
-    if (m.local != m.remote)
-      others[static_cast<int>(m.direction)] += m.bytes;
-    else if (m.direction == Direction::send)
-      own += m.bytes;
-    if (is_granted_send(m) && m.local != m.remote && std::find(peers.begin(), peers.end(), m.local) == peers.end())
-      peers.push_back(m.local);
+    if (m.path != Path::granted || m.local == m.remote) {
+      if (is_granted_send(m)) own += m.bytes;
+      continue;
+    }
+    others[static_cast<int>(m.direction)] += m.bytes;
+    if (m.direction != Direction::send) continue;
+    several = several || (peer != nullptr && peer != m.local);
+    peer = m.local;
   }
+  if (peer == nullptr || most == 1) return {most};
   const std::uint64_t over_links = std::max(others[0], others[1]);
-  if (peers.empty() || most == 1) return {most};
-  const double a_link = limits.pair_rate / limits.block_rate;
-  // So that it takes no longer than the links do, or, with few blocks, than the others.
-  const auto own_bytes = static_cast<double>(own), all_bytes = static_cast<double>(own + over_links);
-  const double beside_links = std::ceil(kFillsALink * a_link * own_bytes / static_cast<double>(over_links));
-  const auto of_own = static_cast<std::uint32_t>(std::min(beside_links, std::max(1.0, std::round(most * own_bytes / all_bytes))) * (own != 0));
-  const double enough = std::max(1.0, std::round((peers.size() > 1 ? kFillsSeveral : kFillsALink) * a_link));
-  if (keeps_all || !limits.knows_rates) return {most, of_own};
-  return {static_cast<std::uint32_t>(std::min<double>(most - of_own, enough)) + of_own, of_own};
+  const double part = static_cast<double>(own) / static_cast<double>(own + over_links);
+  std::uint32_t of_own = own == 0 ? 0 : std::clamp(static_cast<std::uint32_t>(std::lround(most * part)), 1u, most - 1);
+  if (several || keeps_all || !limits.knows_rates) return {most, of_own};
+  const double enough = std::max(1.0, std::round(kFillsALink * limits.pair_rate / limits.block_rate));
+  const auto links = static_cast<std::uint32_t>(std::min<double>(most - of_own, enough));
+  // No longer than the link takes.
+  of_own = static_cast<std::uint32_t>(std::min<double>(of_own, std::ceil(enough * part / (1 - part))));
+  return {links + of_own, of_own};
 }
 
 // Which blocks begin with which granted sends. `own_links`: each peer is reached over links of its own, which all are to be busy. Blocks of
