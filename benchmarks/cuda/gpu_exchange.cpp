@@ -122,7 +122,8 @@ struct Pattern {
 
 std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
   const Matrix none(world, std::vector<std::uint64_t>(world));
-  Matrix balanced = none, own = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none, rotating = none;
+  Matrix balanced = none, own = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none,
+         rotating = none;
   for (std::uint32_t i = 0; i < world; ++i) {
     for (std::uint32_t j = 0; j < world; ++j) {
       own[i][j] = size;
@@ -145,9 +146,11 @@ std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
     rotating[i][(i + world / 2 + 1) % world] = size / 8;
     rotating[i][i] = 0;
   }
-  std::vector<Pattern> all{
-      {"one pair", "pair", pair}, {"hot pair + 1/16", "hot", hot}, {"hot pair + 1/2", "half", half}, {"balanced", "balanced", balanced},
-      {"and to itself", "own", own}};
+  std::vector<Pattern> all{{"one pair", "pair", pair},
+                           {"hot pair + 1/16", "hot", hot},
+                           {"hot pair + 1/2", "half", half},
+                           {"balanced", "balanced", balanced},
+                           {"and to itself", "own", own}};
   if (world > 2) {
     all.push_back({"pair both ways", "both", both});
     all.push_back({"incast", "incast", incast});

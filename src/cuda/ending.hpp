@@ -12,8 +12,8 @@
 namespace railweave::cuda {
 
 RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[0], header.state->messages, messages, header.count, header.timeout_ns, header.link_MBps, header.patience_ns,
-          header.send_warps, header.receive_warps, header.warp_distance};
+  return {&header.state->parts[0], header.state->messages, messages,          header.count,         header.timeout_ns,
+          header.link_MBps,        header.patience_ns,     header.send_warps, header.receive_warps, header.warp_distance};
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
@@ -24,8 +24,13 @@ RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t
   return part;
 }
 RAILWEAVE_ROLE Part granted_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[1], header.state->messages, messages + header.packet_messages, header.count - header.packet_messages,
-          header.timeout_ns, header.link_MBps, header.patience_ns};
+  return {&header.state->parts[1],
+          header.state->messages,
+          messages + header.packet_messages,
+          header.count - header.packet_messages,
+          header.timeout_ns,
+          header.link_MBps,
+          header.patience_ns};
 }
 
 RAILWEAVE_ROLE Part rail_part(const OperationHeader& header, const Message* messages) {

@@ -55,6 +55,7 @@ std::string explanation(const Plan& plan, std::span<const Message> messages, con
   text += kKernels[static_cast<std::size_t>(plan.kernel)];
   text += ", " + counted(plan.blocks, "block");
   if (plan.cluster > 1) text += " that begin in clusters of " + std::to_string(plan.cluster);
+  if (plan.fills_link) text += ", which fill the link";
   if (plan.packet_blocks != 0) text += ", " + std::to_string(plan.packet_blocks) + " of them for packets";
   const auto far = std::find_if(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::rail; });
   if (far != messages.begin()) {

@@ -157,12 +157,13 @@ struct Blocks {
   std::uint32_t own = 0;  // the last ones, which begin with what the rank sends itself; none: any, after the rest
 };
 
-// What a rank sends itself crosses no link, so blocks of its own move it beside the rest, in proportion to bytes. After the rest all of them
-// had balanced 64 MiB between four GPUs, and as much to oneself, take 700 us instead of 580 without, and NCCL 655 (4 x H100; so 597 to 612).
+// What a rank sends itself crosses no link, so blocks of its own move it beside the rest, in proportion to bytes. After the rest all of
+// them had balanced 64 MiB between four GPUs, and as much to oneself, take 700 us instead of 580 without, and NCCL 655 (4 x H100; so 597 to
+// 612).
 //
 // The link to one peer is full with fewer blocks than NCCL has, and what more of them offer holds up other work's bytes: beside balanced 64
 // MiB between two GPUs, that never end, an all-reduce took 2.10 times as long as alone with 16 blocks, 1.71 with 12, 1.58 with 10, and 1.60
-// beside NCCL's. With 12 exchanges of 5 to 256 MiB took 0.96 to 1.016 times as long, with 10 up to 1.025, at odd places 1.11 (2 x H200). To
+// beside NCCL's. With 12 exchanges of 5 to 256 MiB took 0.96 to 1.016 times as long, with 10 up to 1.025, at odd places 1.13 (2 x H200). To
 // several peers all have to do: with 18 instead of 24 balanced 64 MiB between four took 1.003 times as long on one machine, 1.04 on another
 // (4 x H100, docs/cuda-measured.md).
 constexpr double kFillsALink = 1.25;  // times a pair's rate, by what a block moves alone
@@ -568,8 +569,8 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
 
 // What both take together where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
 // direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have what a link carries, from 4 us later on,
-// when the grant has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md). These are of a GPU whose block writes 38.6 GB/s
-// alone, as calibrations there say; elsewhere they are taken to be in the same proportion to that.
+// when the grant has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md). These are of a GPU whose block writes 38.6
+// GB/s alone, as calibrations there say; elsewhere they are taken to be in the same proportion to that.
 //
 // Beside pushes that fill a link, packets that go the same way are slower where a rank has several peers: as much as all blocks, 46 GB/s
 // each that pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others took 367, 258, 213 and
@@ -732,7 +733,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   assign(messages, blocks, own_links, !limits.beside_rails);
   if (!granted) return {.kernel = Kernel::any, .blocks = blocks.all};
   if (indirect) assign_indirect(messages, limits);
-  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks.all};
+  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks.all, .fills_link = blocks.all < worth};
 }
 
 }  // namespace railweave::cuda

@@ -30,7 +30,8 @@ struct LaunchLimits {
   // between more than two GPUs). With `several_nodes` one for each other rank as well, and one more. 0: as many as help.
   std::uint32_t channel_bytes = 0;
   bool several_nodes = false;  // of the communicator, or of any where there are several
-  // What was measured of this machine (gpu_pair_rate, gpu_block_rate): bytes a microsecond that a GPU writes to another, and one block alone.
+  // What was measured of this machine (gpu_pair_rate, gpu_block_rate): bytes a microsecond that a GPU writes to another, and one block
+  // alone.
   double pair_rate = 366e3, block_rate = 38.6e3;
   bool knows_rates = false;  // else these are another machine's, and no operation has fewer blocks for them
 };
@@ -64,6 +65,7 @@ struct Plan {
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;  // OperationHeader
   std::vector<Train> trains = {};               // of messages in packets that are not a lane each
+  bool fills_link = false;                      // with fewer blocks than there might be
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
   std::uint32_t ahead() const {

@@ -56,12 +56,12 @@ def settings(calibration: Calibration) -> dict[str, str]:
         "gpu_low_latency_bytes": str(limit),
         "gpu_host_share": str(host_share(calibration)),
         "gpu_relays": str(int(has_links_of_its_own(calibration))),
-        "gpu_pair_rate": str(_MBps(statistics.median(row.push_Bps for row in calibration.pairs))),
-        "gpu_block_rate": str(_MBps(calibration.blocks[0].pair_Bps / calibration.blocks[0].blocks)),
+        "gpu_pair_rate": str(_megabytes(statistics.median(row.push_Bps for row in calibration.pairs))),
+        "gpu_block_rate": str(_megabytes(calibration.blocks[0].pair_Bps / calibration.blocks[0].blocks)),
     }
 
 
-def _MBps(Bps: float) -> int:
+def _megabytes(Bps: float) -> int:
     return min(_MOST_RATE, max(1, round(Bps / 1e6)))
 
 

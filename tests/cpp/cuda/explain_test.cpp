@@ -45,6 +45,11 @@ TEST(Explanation, SaysWhatLimitsTheBlocksAndWhatFewOfThemDo) {
   EXPECT_NE(few.find(", begun by blocks 0 to 3"), std::string::npos) << few;
   const std::string read = explained({make_message(Direction::receive, 1, 64 * kMiB)}, {.blocks = 16, .room = 4});
   EXPECT_NE(read.find("64 MiB from 1 after a grant, its second half read by this rank"), std::string::npos) << read;
+  LaunchLimits known{.blocks = 16};
+  known.knows_rates = true;
+  const std::string full = explained({make_message(Direction::send, 1, 64 * kMiB)}, known);
+  EXPECT_EQ(full.rfind("kernel granted, 12 blocks, which fill the link (at most 16 ", 0), 0u) << full;
+  EXPECT_EQ(few.find("fill"), std::string::npos) << few;
 }
 
 TEST(Explanation, NamesOtherPaths) {
