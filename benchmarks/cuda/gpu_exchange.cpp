@@ -166,8 +166,8 @@ std::uint64_t busiest(const Matrix& m) {
   for (std::size_t i = 0; i < m.size(); ++i) {
     std::uint64_t out = 0, in = 0;
     for (std::size_t j = 0; j < m.size(); ++j) {
-      out += m[i][j];
-      in += m[j][i];
+      out += i == j ? 0 : m[i][j];
+      in += i == j ? 0 : m[j][i];
     }
     most = std::max({most, out, in});
   }

@@ -40,7 +40,7 @@ class Way:
 
 
 _NOT_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "RAILWEAVE_GPU_VIRTUAL_MEMORY": "0"}
-_COUNTED = {"RAILWEAVE_METRICS": str(Path(tempfile.gettempdir()) / "check-on-gpus")}
+_COUNTED = {"RAILWEAVE_METRICS": "counters"}  # in a run's own folder
 _FOUR_BLOCKS = {"RAILWEAVE_GPU_BLOCKS": "4", "RAILWEAVE_GPU_LOW_LATENCY_BYTES": "64KiB"}
 WAYS = (
     Way(
@@ -125,6 +125,7 @@ def _run(way: Way, section: str, options: argparse.Namespace, folder: Path) -> t
         environment |= {"LD_PRELOAD": str(options.shim), "RAILWEAVE_LOG": level, "RAILWEAVE_LOG_FILE": str(log)}
         environment |= {"RAILWEAVE_NCCL_LIBRARY": str(options.nccl)} if options.nccl else {}
     with tempfile.TemporaryDirectory() as scratch:
+        environment |= {name: str(Path(scratch) / value) for name, value in _COUNTED.items() if name in way.environment}
         command = [sys.executable, str(_HERE / "gpu_ranks.py"), section, str(Path(scratch) / "store")]
         outputs = [(Path(scratch) / f"rank{rank}").open("w+") for rank in range(options.ranks)]
         ranks = [

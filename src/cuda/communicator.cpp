@@ -496,7 +496,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                       .several_nodes = several_nodes,
                       .pair_rate = static_cast<double>(first.settings_.gpu_pair_rate),
                       .block_rate = static_cast<double>(first.settings_.gpu_block_rate),
-                      .knows_rates = first.settings_.gpu_rates_said || first.kernels_.measured};
+                      .knows_rates = (first.settings_.gpu_rates_said || first.kernels_.measured) && !first.settings_.gpu_blocks_said};
   for (const Communicator* communicator : communicators) {
     if (const std::uint32_t most = communicator->bounds_.most_blocks; most != 0) limits.room = std::min(limits.room, most);
   }

@@ -154,7 +154,8 @@ bool wants_short_rows(const Message& m) {
 // Of granted messages.
 struct Blocks {
   std::uint32_t all;
-  std::uint32_t own = 0;  // the last ones, which begin with what the rank sends itself; none: any, after the rest
+  std::uint32_t own = 0;    // the last ones, which begin with what the rank sends itself; none: any, after the rest
+  bool fills_link = false;  // the others, which are fewer for that
 };
 
 // What a rank sends itself crosses no link, so blocks of its own move it beside the rest, in proportion to bytes. After the rest all of
@@ -189,10 +190,11 @@ Blocks blocks_of_granted(std::span<const Message> messages, std::uint32_t most, 
   std::uint32_t of_own = own == 0 ? 0 : std::clamp(static_cast<std::uint32_t>(std::lround(most * part)), 1u, most - 1);
   if (several || keeps_all || !limits.knows_rates) return {most, of_own};
   const double enough = std::max(1.0, std::round(kFillsALink * limits.pair_rate / limits.block_rate));
-  const auto links = static_cast<std::uint32_t>(std::min<double>(most - of_own, enough));
+  const bool fills = enough < most - of_own;
+  const std::uint32_t links = fills ? static_cast<std::uint32_t>(enough) : most - of_own;
   // No longer than the link takes.
   of_own = static_cast<std::uint32_t>(std::min<double>(of_own, std::ceil(enough * part / (1 - part))));
-  return {links + of_own, of_own};
+  return {links + of_own, of_own, fills};
 }
 
 // Which blocks begin with which granted sends. `own_links`: each peer is reached over links of its own, which all are to be busy. Blocks of
@@ -204,7 +206,9 @@ void assign(std::span<Message> messages, Blocks division, bool own_links, bool a
   bool paths = false;
   std::vector<const Port*> peers;  // in turn
   const bool short_rows = std::any_of(messages.begin(), messages.end(), wants_short_rows);
-  const std::uint64_t most_piece = short_rows ? kLeastPiece : alone && blocks <= kFewBlocks ? kMostPieceOfFew : kMostPiece;
+  const std::uint64_t most_piece = short_rows                                                    ? kLeastPiece
+                                   : alone && division.all <= kFewBlocks && !division.fills_link ? kMostPieceOfFew
+                                                                                                 : kMostPiece;
   for (Message& m : messages) {
     m.first_block = m.last_block = 0;
     m.piece_bytes = is_fetched(m) ? piece_of(moved_here(m), blocks, most_piece) : 0;
@@ -214,21 +218,21 @@ void assign(std::span<Message> messages, Blocks division, bool own_links, bool a
     if (m.local != m.remote && std::find(peers.begin(), peers.end(), m.local) == peers.end()) peers.push_back(m.local);
   }
   const bool in_turn = peers.size() >= kCourses && total >= kInTurnFrom && blocks >= kCourses && !own_links && !paths;
-  constexpr std::size_t kOwn = kCourses, kNone = kCourses + 1;
+  constexpr std::size_t kOwn = kCourses, kNoCourse = kCourses + 1;
   const auto course_of = [&](const Message& m) {
     if (division.own != 0 && m.local == m.remote) return kOwn;
     if (!in_turn) return std::size_t{0};
     const auto turn = static_cast<std::size_t>(std::find(peers.begin(), peers.end(), m.local) - peers.begin());
-    return turn < kCourses ? turn : kNone;
+    return turn < kCourses ? turn : kNoCourse;
   };
   Course courses[kCourses + 1] = {{0, blocks}, {0, 0}, {blocks, division.own}};
   if (in_turn) courses[0].blocks = courses[1].first = blocks / 2, courses[1].blocks = blocks - blocks / 2;
   for (const Message& m : messages) {
-    if (is_granted_send(m) && course_of(m) != kNone) courses[course_of(m)].total += m.bytes;
+    if (is_granted_send(m) && course_of(m) != kNoCourse) courses[course_of(m)].total += m.bytes;
   }
   for (Message& m : messages) {
     if (!is_granted_send(m)) continue;
-    if (const std::size_t course = course_of(m); course != kNone) {
+    if (const std::size_t course = course_of(m); course != kNoCourse) {
       courses[course].begin(m, most_piece);
     } else {
       m.piece_bytes = piece_of(m.bytes, blocks / kCourses, most_piece);
@@ -456,6 +460,7 @@ struct Sums {
   std::uint64_t bytes[2] = {};           // by direction
   std::uint64_t packet_bytes[2] = {};    // by direction
   std::uint64_t pulled_bytes = 0;        // of granted receives through slots
+  std::uint64_t own_bytes[2] = {};       // granted, of the rank to itself, by direction
   std::uint32_t peers = 0;               // to which messages go, or from which packets come if those are more
   std::uint64_t largest = 0;             // message
 
@@ -487,6 +492,7 @@ Sums sum_up(std::span<const Message> messages) {
     }
     ++sums.granted;
     if (comes_through_slots(m)) sums.pulled_bytes += m.bytes;
+    if (m.local == m.remote) sums.own_bytes[direction] += m.bytes;
   }
   const auto partners = [&](auto&& counts) { return std::count_if(sums.partners.begin(), sums.partners.end(), counts); };
   sums.peers = static_cast<std::uint32_t>(
@@ -587,15 +593,16 @@ class ApartTimes {
       : packets_(kOfPackets * limits.block_rate), pushes_(kOfPushesAtMost * limits.block_rate), pair_(limits.pair_rate), most_(most) {
     constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
     const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
-    const std::uint64_t granted[] = {all[0] - in_packets[0], all[1] - in_packets[1]};
+    const std::uint64_t over_links[] = {all[0] - sums.own_bytes[0], all[1] - sums.own_bytes[1]};
+    const std::uint64_t granted[] = {over_links[0] - in_packets[0], over_links[1] - in_packets[1]};
     const bool sends_less = in_packets[kSend] < in_packets[kReceive];
     sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / packets_;
     received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / packets_;
     granted_us_ = (static_cast<double>(moved) / kOfPushes + static_cast<double>(sums.pulled_bytes) / kOfPulls) / limits.block_rate;
-    const bool several = sums.partners.size() > 1;
+    const bool several = std::count_if(sums.partners.begin(), sums.partners.end(), [](const auto& partner) { return !partner.itself; }) > 1;
     out_is_full_ = several && granted[kSend] >= kFillsALinkFrom;
     in_is_full_ = several && granted[kReceive] >= kFillsALinkFrom;
-    const auto& on_link = out_is_full_ || in_is_full_ ? all : granted;
+    const auto& on_link = out_is_full_ || in_is_full_ ? over_links : granted;
     link_us_ = static_cast<double>(std::max(on_link[0], on_link[1])) / pair_;
   }
   double all_us(std::uint32_t own, std::uint32_t blocks) const {
@@ -733,7 +740,7 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   assign(messages, blocks, own_links, !limits.beside_rails);
   if (!granted) return {.kernel = Kernel::any, .blocks = blocks.all};
   if (indirect) assign_indirect(messages, limits);
-  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks.all, .fills_link = blocks.all < worth};
+  return {.kernel = indirect ? Kernel::indirect : Kernel::granted, .blocks = blocks.all, .fills_link = blocks.fills_link};
 }
 
 }  // namespace railweave::cuda

@@ -33,12 +33,13 @@ struct LaunchLimits {
   // What was measured of this machine (gpu_pair_rate, gpu_block_rate): bytes a microsecond that a GPU writes to another, and one block
   // alone.
   double pair_rate = 366e3, block_rate = 38.6e3;
-  bool knows_rates = false;  // else these are another machine's, and no operation has fewer blocks for them
+  bool knows_rates = false;  // else these are another machine's, or `blocks` was asked for, and no operation has fewer for them
 };
 
-// Of OperationHeader, where a pair of GPUs moves so many bytes a microsecond: a third of what that takes for 64 KiB.
+// Of OperationHeader, where a pair of GPUs moves so many bytes a microsecond: a third of what that takes for 64 KiB. With 1 us no block
+// waits longer than 1 ms in all.
 inline std::uint32_t patience_ns(double pair_rate) {
-  return static_cast<std::uint32_t>(std::clamp((64u << 10) / pair_rate * 1000 / 3, 1.0, 1e9));
+  return static_cast<std::uint32_t>(std::clamp((64u << 10) / pair_rate * 1000 / 3, 1.0, 1e3));
 }
 
 // Which kernel it takes: whose roles move the messages.

@@ -666,7 +666,7 @@ class Roles {
     const Share& home = share(home_);
     if (&own == &home || home.at == home.end) return false;
     const std::uint64_t bytes = message(home_).bytes < kMostPatience ? message(home_).bytes : kMostPatience;
-    return block_.now() - start_ < (bytes >> 16) * patience_ns_;
+    return block_.now() - start_ < bytes * patience_ns_ >> 16;
   }
 
   // With rows of 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other

@@ -62,13 +62,16 @@ std::string remark(const KeptCalibration& kept, const ExchangeSettings& settings
   return "as calibrated (" + kept.path + "): " + (followed.empty() ? "nothing" : followed) + otherwise;
 }
 
-// Whether a variable, a calibration or the config says it.
+// Whether a variable or the config says it.
+bool is_asked_for(const railweave_cuda_config& config, std::string_view name) {
+  return is_set(setting_named(name)) || std::any_of(config.settings, config.settings + config.setting_count,
+                                                    [&](const railweave_setting& each) { return each.name == name; });
+}
+
+// Whether these do, or a calibration.
 bool is_said(const railweave_cuda_config& config, std::string_view name) {
   const auto& kept = kept_calibration().settings;
-  if (is_set(setting_named(name)) || std::any_of(kept.begin(), kept.end(), [&](const auto& each) { return each.first == name; }))
-    return true;
-  return std::any_of(config.settings, config.settings + config.setting_count,
-                     [&](const railweave_setting& each) { return each.name == name; });
+  return is_asked_for(config, name) || std::any_of(kept.begin(), kept.end(), [&](const auto& each) { return each.first == name; });
 }
 
 void tell_once(const railweave_cuda_config& config, const KeptCalibration& kept, const ExchangeSettings& settings) {
@@ -103,6 +106,7 @@ ExchangeSettings settings_of(const railweave_cuda_config& config) {
   }
   settings.gpu_low_latency_by_ranks = !is_said(config, "gpu_low_latency_bytes");
   settings.gpu_rates_said = is_said(config, "gpu_pair_rate") && is_said(config, "gpu_block_rate");
+  settings.gpu_blocks_said = is_asked_for(config, "gpu_blocks");
   return settings;
 }
 

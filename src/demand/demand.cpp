@@ -36,13 +36,14 @@ double Demand::skew() const noexcept {
   for (GpuId r = 0; r < ranks_; ++r) {
     std::uint64_t sent = 0, received = 0;
     for (GpuId p = 0; p < ranks_; ++p) {
+      if (p == r) continue;  // crosses no link
       sent += at(r, p);
       received += at(p, r);
     }
     busiest = std::max({busiest, sent, received});
     sum += static_cast<double>(std::max(sent, received));
   }
-  return static_cast<double>(busiest) / (sum / ranks_);
+  return sum == 0 ? 0 : static_cast<double>(busiest) / (sum / ranks_);
 }
 
 Demand parse_demand(std::string_view text, const std::string& source) {

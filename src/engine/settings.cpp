@@ -74,7 +74,8 @@ constexpr std::array kTable{
     Setting{
         "gpu_blocks", "blocks", false, 1, 64,
         "most blocks (CTAs) of an operation's kernel on a GPU; below 128 KiB half as many, to three and more peers (in packets, from "
-        "them) up to twice as many; "
+        "them) up to twice as many; of large messages to one peer as many as fill a link, where gpu_pair_rate and gpu_block_rate are "
+        "known; "
         "under the NCCL shim no more than NCCL's own kernel has, over several nodes one for each other rank and one more, and than NCCL "
         "is allowed (maxCTAs, NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS, NCCL_MAX_P2P_NCHANNELS); RAILWEAVE_GPU_BLOCKS lifts all but the first "
         "on one node",
@@ -115,11 +116,12 @@ constexpr std::array kTable{
             "1: large messages between GPUs go through the node's other GPUs, too, which pays where each pair has NVLinks of its own, "
             "not behind an NVSwitch; at most 8 GPUs",
             "a pair behind an NVSwitch has all of a GPU's bandwidth already (docs/cuda.md)", &S::gpu_relays},
-    Setting{"gpu_pair_rate", "MB/s", false, 1, 10'000'000,
-            "what a GPU writes to another of its node; how an operation's blocks are divided goes by it (docs/cuda.md)",
-            "4 x H200; `railweave calibrate` measures it", &S::gpu_pair_rate},
+    Setting{
+        "gpu_pair_rate", "MB/s", false, 1, 10'000'000,
+        "what a GPU writes to another of its node; how many blocks an operation has, and how they are divided, goes by it (docs/cuda.md)",
+        "H100 and H200, rounded; `railweave calibrate` measures it", &S::gpu_pair_rate},
     Setting{"gpu_block_rate", "MB/s", false, 1, 1'000'000, "what one block alone writes of that; used in the same places",
-            "4 x H200; `railweave calibrate` measures it", &S::gpu_block_rate},
+            "H100 and H200, rounded; `railweave calibrate` measures it", &S::gpu_block_rate},
     Setting{
         "gpu_emulated_mesh", "GB/s", true, 0, 1000,
         "for measurements behind an NVSwitch: messages that wait for a grant use each ordered pair's NVLink at no more than this rate, as "

@@ -41,7 +41,8 @@ struct ExchangeSettings {
   std::uint64_t gpu_relays = 0;
   std::uint64_t gpu_pair_rate = 366'000;
   std::uint64_t gpu_block_rate = 38'600;
-  bool gpu_rates_said = false;  // both of these, by anybody
+  bool gpu_rates_said = false;   // both of these, by anybody
+  bool gpu_blocks_said = false;  // gpu_blocks, by a variable or in code, not by a calibration
   std::uint64_t gpu_emulated_mesh = 0;
   std::uint64_t checksum = 0;
   std::string node_id;

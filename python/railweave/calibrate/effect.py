@@ -19,7 +19,7 @@ _ENOUGH = 0.99
 _MESH = 1.5
 """Times a pair's rate. Behind an NVSwitch 0.75 times were measured (docs/calibrate.md); in a mesh of 3 GPUs 2 times are the limit."""
 _MOST_RELAYING, _MOST_SHARE, _MOST_RATE = 8, 500, 1_000_000
-"""Of the settings gpu_relays, gpu_host_share and gpu_block_rate."""
+"""Of the settings gpu_relays, gpu_host_share, and the lower one of gpu_pair_rate and gpu_block_rate."""
 MOST_BLOCKS = 16
 """As many as NCCL's kernel has for a pair (17 CTAs, docs/gpu-probe.md): more would take more of the GPU from the program than NCCL does."""
 
@@ -41,9 +41,10 @@ def settings(calibration: Calibration) -> dict[str, str]:
     """Settings of docs/settings.md that follow from it, by name.
 
     `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were not slower, one pair and all GPUs
-    taken together: a size that costs one of them a few percent and spares the other more is worth it. `gpu_host_share`: the part of a lone
-    pair's bytes that goes over the host when both paths end together. `gpu_relays`: see `has_links_of_its_own`. `gpu_pair_rate`: the
-    median of the pairs. `gpu_block_rate`: a block's part of a pair's rate with the fewest blocks that were measured.
+    taken together: a size that costs one of them a few percent and spares the other more is worth it. `gpu_host_share`: the part of a
+    lone pair's bytes that goes over the host when both paths end together. `gpu_relays`: see `has_links_of_its_own`. `gpu_pair_rate`: the
+    fastest pair's, as blocks that are too many cost less than too few. `gpu_block_rate`: a block's part of a pair's rate with the fewest
+    blocks that were measured.
     """
     limit = 0
     for row in calibration.sizes:
@@ -56,7 +57,7 @@ def settings(calibration: Calibration) -> dict[str, str]:
         "gpu_low_latency_bytes": str(limit),
         "gpu_host_share": str(host_share(calibration)),
         "gpu_relays": str(int(has_links_of_its_own(calibration))),
-        "gpu_pair_rate": str(_megabytes(statistics.median(row.push_Bps for row in calibration.pairs))),
+        "gpu_pair_rate": str(_megabytes(max(row.push_Bps for row in calibration.pairs))),
         "gpu_block_rate": str(_megabytes(calibration.blocks[0].pair_Bps / calibration.blocks[0].blocks)),
     }
 

@@ -26,8 +26,7 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _STALL_MS = "20000"
-_STRAIGHT = {"gpu_host_share": "0", "gpu_relays": "0", "gpu_emulated_mesh": "0", "gpu_block_rate": "1"}
-"""Whatever else says otherwise: links are measured, and by as many blocks as are asked for, not by those that fill a link."""
+_STRAIGHT = {"gpu_host_share": "0", "gpu_relays": "0", "gpu_emulated_mesh": "0"}  # whatever else says otherwise: links are measured
 
 _Graph = tuple[int, ctypes.c_void_p]
 """Of a rank."""

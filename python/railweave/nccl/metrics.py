@@ -167,6 +167,7 @@ _NIC_MEMBERS = {
     "railweave_nic_links_down": "down",
 }
 _PEER_BYTES, _DIRECTIONS = "railweave_peer_bytes_total", ("sent", "received")
+_TOLD_PEERS = 64  # of a rank, at most: those with the most bytes (src/nccl/metrics.cpp)
 _OF_PROCESSES = ("railweave_communicators",)
 
 
@@ -346,6 +347,8 @@ def traffic(before: Look, after: Look) -> list[Traffic]:
         told.setdefault(new.communicator, set()).add(new.rank)
         of_communicator, seconds = pairs.setdefault(new.communicator, {}), _seconds(old, new)
         for rank, peer in new.peers.items():
+            if rank not in old.peers and len(old.peers) >= _TOLD_PEERS:
+                continue  # it was not among them, and may have had any number of bytes
             was = old.peers.get(rank, Peer())
             of_communicator[new.rank, rank] = _rate(was.sent, peer.sent, seconds)
             of_communicator.setdefault((rank, new.rank), _rate(was.received, peer.received, seconds))

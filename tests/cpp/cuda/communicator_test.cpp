@@ -311,6 +311,51 @@ TEST(BlocksOfCommunicator, AreNoMoreThanWhoMakesItAllows) {
   }
 }
 
+// Of a message of 64 MiB to one peer. The stand-in's device is none whose rates are known.
+TEST(BlocksOfCommunicator, FillTheLinkWhereRatesAreSaidAndBlocksAreNot) {
+  struct Case {
+    std::vector<railweave_setting> settings;
+    std::uint32_t blocks, patience_ns;
+  };
+  const railweave_setting pair{"gpu_pair_rate", "183000"}, block{"gpu_block_rate", "28000"}, many{"gpu_blocks", "16"};
+  for (const Case& c : {Case{{}, 16, kPatience_ns}, Case{{pair}, 16, 119}, Case{{block}, 16, kPatience_ns}, Case{{pair, block}, 8, 119},
+                        Case{{pair, block, many}, 16, 119}}) {
+    const Place place;
+    const Signal seen;
+    expect_well({[&] {
+                   const std::string address = place.address();
+                   const railweave_cuda_api& api = *railweave_cuda_entry(RAILWEAVE_CUDA_VERSION);
+                   std::vector<railweave_setting> settings{{"node_id", "node"}, {"gpu_virtual_memory", "0"}};
+                   settings.insert(settings.end(), c.settings.begin(), c.settings.end());
+                   railweave_cuda_config config{};
+                   config.size = sizeof config;
+                   config.world = 2;
+                   config.rendezvous = address.c_str();
+                   config.settings = settings.data();
+                   config.setting_count = settings.size();
+                   railweave_cuda_communicator* own = nullptr;
+                   if (api.create(&config, &own) != RAILWEAVE_OK) return false;
+                   std::byte* const memory = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+                   stand_in::allocation = memory;
+                   const railweave_cuda_transfer transfer{sizeof transfer, own, RAILWEAVE_CUDA_SEND, 1, memory, 64u << 20};
+                   const railweave_cuda_stream stream = nullptr;
+                   const bool queued = api.enqueue(&transfer, 1, &stream, 1) == RAILWEAVE_OK;
+                   const bool well = stand_in::blocks == c.blocks && stand_in::patience_ns == c.patience_ns;
+                   seen.send();
+                   api.abort(own);
+                   api.destroy(own);
+                   return queued && well;
+                 },
+                 [&] {
+                   const auto own = make(1, 2, place.address());
+                   const bool well = seen.is_there(kPatience);
+                   own->abort();
+                   own->end();
+                   return well;
+                 }});
+  }
+}
+
 // What a rank sends, or receives, with few blocks.
 TEST(FewBlocksOfCommunicator, OfferWhatOtherProcessesMayMap) {
   struct Case {

@@ -68,8 +68,8 @@ class OwnSend : public testing::Test {
 };
 
 TEST_F(OwnSend, IsWaitedForAndHelpBeforeItsGrantIsBrief) {
-  messages[0].bytes = std::uint64_t{96} << 16;
-  block.time += 96 * kPatience_ns - 1;
+  messages[0].bytes = 100'000;
+  block.time += 100'000 * kPatience_ns / 65'536 - 1;
   EXPECT_EQ(pieces_after_two_turns(), 0u);
   block.time += 1;
   EXPECT_EQ(pieces_after_two_turns(), 1u);

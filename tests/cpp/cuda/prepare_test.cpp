@@ -338,6 +338,10 @@ TEST(Prepare, EveryPlanHoldsTogether) {
     limits.link_MBps = random() % 8 == 0 ? 1000 : 0;
     limits.room = random() % 2 == 0 ? ~0u : 1 + static_cast<std::uint32_t>(random() % 32);
     limits.needed = limits.cluster_blocks * (1 + static_cast<std::uint32_t>(random() % (limits.cluster_blocks == 1 ? 38 : 5)));
+    limits.knows_rates = random() % 2 == 0;
+    limits.pair_rate = std::array{1.0, 20e3, 366e3, 1e7}[random() % 4];
+    limits.block_rate = std::array{1.0, 5e3, 38.6e3, 1e6}[random() % 4];
+    const bool first_is_itself = random() % 2 == 0;
     std::vector<Message> messages;
     const std::size_t count = random() % 10 == 0 ? 1 + random() % 300 : 1 + random() % 12, peers = 1 + random() % 16;
     const int largest = 1 + static_cast<int>(random() % 28);
@@ -349,6 +353,7 @@ TEST(Prepare, EveryPlanHoldsTogether) {
       if (m.direction == Direction::receive && random() % 8 == 0) m.named = {};
       m.paths = static_cast<std::uint8_t>(random() % 8 | (random() % 4 == 0 ? kFetched : 0));
       m.relay_slots = 16;
+      if (first_is_itself && m.peer == 0) m.remote = m.local, m.paths = 0;
     }
     const Plan plan = prepare(sized(messages, kLimit), limits);
     SCOPED_TRACE(round);

@@ -90,10 +90,11 @@ KernelTraits preload_kernels() {
   traits.most_cluster_blocks = 8;
   return traits;
 }
-cudaError_t launch(const OperationHeader&, std::span<const Message> messages, const Plan& plan, const KernelTraits&, cudaStream_t) {
+cudaError_t launch(const OperationHeader& header, std::span<const Message> messages, const Plan& plan, const KernelTraits&, cudaStream_t) {
   stand_in::host_view = messages[0].host;
   stand_in::blocks = plan.blocks;
   stand_in::first_message = messages[0];
+  stand_in::patience_ns = header.patience_ns;
   return cudaSuccess;
 }
 void preload_checks() {}

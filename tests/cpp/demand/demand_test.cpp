@@ -36,6 +36,12 @@ TEST(Demand, SkewIsBusiestOverMeanEndpoint) {
   Demand pair(4);
   pair.set(0, 1, 100);
   EXPECT_DOUBLE_EQ(pair.skew(), 2) << "two of four endpoints are busy";
+  Demand with_own = pair;
+  with_own.set(3, 3, 1000);
+  EXPECT_DOUBLE_EQ(with_own.skew(), 2) << "what a rank sends itself crosses no link";
+  Demand own(2);
+  own.set(1, 1, 5);
+  EXPECT_DOUBLE_EQ(own.skew(), 0);
   EXPECT_DOUBLE_EQ(Demand(3).skew(), 0);
   EXPECT_DOUBLE_EQ(Demand().skew(), 0);
 }

@@ -427,6 +427,13 @@ def test_what_a_pair_moves_is_told_by_its_source_where_that_is_here() -> None:
     assert traffic(after, look_at(peer_text(0, {1: (3, 4)}), written=4)) == [], "a counter that went back"
 
 
+def test_a_peer_that_comes_among_the_busiest_has_no_rate_yet() -> None:
+    many = dict.fromkeys(range(64), (1000, 1000))
+    came = {peer: moved for peer, moved in many.items() if peer != 5} | {99: (10**13, 10**13), 6: (1500, 1000)}
+    [found] = traffic(look_at(peer_text(0, many), written=1), look_at(peer_text(0, came), written=2))
+    assert found.by_pair == {(0, 6): 500.0}
+
+
 def test_communicators_have_their_own_pairs_the_busiest_first() -> None:
     def look(scale: int) -> Look:
         return look_at(*(peer_text(0, {1: (scale * sent, 0)}, name) for name, sent in (("ab", 5), ("cd", 9), ("ef", 0))), written=scale)
