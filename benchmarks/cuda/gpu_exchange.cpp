@@ -121,12 +121,10 @@ struct Pattern {
 };
 
 std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
-  const Matrix none(world, std::vector<std::uint64_t>(world));
-  Matrix balanced = none, own = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none,
-         rotating = none;
+  const Matrix none(world, std::vector<std::uint64_t>(world)), own(world, std::vector<std::uint64_t>(world, size));
+  Matrix balanced = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none, rotating = none;
   for (std::uint32_t i = 0; i < world; ++i) {
     for (std::uint32_t j = 0; j < world; ++j) {
-      own[i][j] = size;
       if (i == j) continue;
       balanced[i][j] = size;
       hot[i][j] = size / 16;

@@ -113,6 +113,20 @@ std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, cons
   return std::make_unique<Communicator>(rank, world, 0, address, settings(), bounds, quiet, quiet);
 }
 
+// The same through the interface that shims have.
+const std::vector<railweave_setting> kSettings{{"node_id", "node"}, {"gpu_virtual_memory", "0"}};
+railweave_cuda_config config_of(std::uint32_t rank, std::uint32_t world, const std::string& address,
+                                const std::vector<railweave_setting>& settings) {
+  railweave_cuda_config config{};
+  config.size = sizeof config;
+  config.rank = rank;
+  config.world = world;
+  config.rendezvous = address.c_str();
+  config.settings = settings.data();
+  config.setting_count = settings.size();
+  return config;
+}
+
 // A message to itself. Nothing reads it.
 void enqueue(Communicator& communicator, std::uint64_t bytes = 64, std::uintptr_t stream = 0) {
   static std::array<std::byte, 128> data{};
@@ -325,14 +339,9 @@ TEST(BlocksOfCommunicator, FillTheLinkWhereRatesAreSaidAndBlocksAreNot) {
     expect_well({[&] {
                    const std::string address = place.address();
                    const railweave_cuda_api& api = *railweave_cuda_entry(RAILWEAVE_CUDA_VERSION);
-                   std::vector<railweave_setting> settings{{"node_id", "node"}, {"gpu_virtual_memory", "0"}};
+                   std::vector<railweave_setting> settings = kSettings;
                    settings.insert(settings.end(), c.settings.begin(), c.settings.end());
-                   railweave_cuda_config config{};
-                   config.size = sizeof config;
-                   config.world = 2;
-                   config.rendezvous = address.c_str();
-                   config.settings = settings.data();
-                   config.setting_count = settings.size();
+                   const railweave_cuda_config config = config_of(0, 2, address, settings);
                    railweave_cuda_communicator* own = nullptr;
                    if (api.create(&config, &own) != RAILWEAVE_OK) return false;
                    std::byte* const memory = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
@@ -537,14 +546,7 @@ TEST(CountersOfCommunicator, AreToldThoughTheDriverDoesNotAnswer) {
 // Through the interface that shims have; what kernels would add the test does, in the rank's own ports.
 bool counts_by_peer(const std::string& address) {
   const railweave_cuda_api& api = *railweave_cuda_entry(RAILWEAVE_CUDA_VERSION);
-  const std::array settings{railweave_setting{"node_id", "node"}, railweave_setting{"gpu_virtual_memory", "0"}};
-  railweave_cuda_config config{};
-  config.size = sizeof config;
-  config.rank = 1;
-  config.world = 3;
-  config.rendezvous = address.c_str();
-  config.settings = settings.data();
-  config.setting_count = settings.size();
+  const railweave_cuda_config config = config_of(1, 3, address, kSettings);
   railweave_cuda_communicator* own = nullptr;
   if (api.create(&config, &own) != RAILWEAVE_OK) return false;
   std::array<std::byte, 128> data{};
