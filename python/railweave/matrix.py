@@ -33,9 +33,7 @@ _MOE_CHOICES = 1 << 26  # memory: 8 bytes each, several times over
 
 def balanced(ranks: int, size: int) -> Matrix:
     """Every rank sends `size` bytes to every other one."""
-    matrix = np.full((ranks, ranks), size, dtype=np.uint64)
-    np.fill_diagonal(matrix, 0)
-    return matrix
+    return between_ranks(all_to_all(ranks, size))
 
 
 def all_to_all(ranks: int, size: int) -> Matrix:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from railweave._native import Demand, Fabric, LinkState, Planner
 from railweave.errors import Error, UnreachableError
+from railweave.matrix import between_ranks
 
 # Above this many columns interior point without crossover is faster than the simplex method: 49,000 columns take 8 s against
 # 76 s (HiGHS 1.15), 2,000 columns 0.2 s against 0.05 s.
@@ -75,8 +76,7 @@ class ExactRouting:
 
         It has to hold for any split, as `endpoint_bound` does: an optimum below it would not be found.
         """
-        matrix = demand.to_numpy().astype(np.float64)
-        np.fill_diagonal(matrix, 0)
+        matrix = between_ranks(demand.to_numpy()).astype(np.float64)
         pairs = [(int(s), int(d)) for s, d in np.argwhere(matrix > 0)]
         if not pairs:
             return Optimum(0.0, 0, 0, "none")

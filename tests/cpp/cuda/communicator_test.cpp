@@ -127,6 +127,15 @@ railweave_cuda_config config_of(std::uint32_t rank, std::uint32_t world, const s
   return config;
 }
 
+// Rank 1 of two, which does nothing. False: the other has not done it.
+bool stays_until(const Signal& seen, const std::string& address) {
+  const auto own = make(1, 2, address);
+  const bool well = seen.is_there(kPatience);
+  own->abort();
+  own->end();
+  return well;
+}
+
 // A message to itself. Nothing reads it.
 void enqueue(Communicator& communicator, std::uint64_t bytes = 64, std::uintptr_t stream = 0) {
   static std::array<std::byte, 128> data{};
@@ -355,13 +364,7 @@ TEST(BlocksOfCommunicator, FillTheLinkWhereRatesAreSaidAndBlocksAreNot) {
                    api.destroy(own);
                    return queued && well;
                  },
-                 [&] {
-                   const auto own = make(1, 2, place.address());
-                   const bool well = seen.is_there(kPatience);
-                   own->abort();
-                   own->end();
-                   return well;
-                 }});
+                 [&] { return stays_until(seen, place.address()); }});
   }
 }
 
@@ -399,13 +402,7 @@ TEST(FewBlocksOfCommunicator, OfferWhatOtherProcessesMayMap) {
                                           (told.find(", its second half ") != std::string::npos) == c.fetched;
                    return is_fetched(message) == c.fetched && (!c.fetched || named) && explained;
                  },
-                 [&] {
-                   const auto own = make(1, 2, place.address());
-                   const bool well = seen.is_there(kPatience);
-                   own->abort();
-                   own->end();
-                   return well;
-                 }});
+                 [&] { return stays_until(seen, place.address()); }});
   }
 }
 
