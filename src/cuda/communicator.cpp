@@ -563,7 +563,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                .send_warps = plan.send_warps,
                                .receive_warps = plan.receive_warps,
                                .warp_distance = plan.warp_distance,
-                               .patience_ns = patience_ns(limits.pair_rate)};
+                               .patience_ns = patience_ns(limits.pair_rate),
+                               .in_step_blocks = plan.in_step_blocks};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   const auto tell = told_explanations.load();

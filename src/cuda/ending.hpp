@@ -13,7 +13,8 @@ namespace railweave::cuda {
 
 RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[0], header.state->messages, messages,          header.count,         header.timeout_ns,
-          header.link_MBps,        header.patience_ns,     header.send_warps, header.receive_warps, header.warp_distance};
+          header.link_MBps,        header.patience_ns,     header.send_warps, header.receive_warps, header.warp_distance,
+          header.in_step_blocks};
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};

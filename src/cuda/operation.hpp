@@ -159,8 +159,9 @@ inline constexpr std::uint32_t kMaxPacketMessages = 32;
 struct PartState {
   std::uint32_t left;  // blocks; of packets: that have begun
   std::uint32_t stopped;
+  std::uint32_t in_step;  // the last operation that had `in_step_blocks` was balanced at all ranks
 };
-// In device memory, one for each communicator. All zero between operations.
+// In device memory, one for each communicator. All zero between operations but for `in_step`.
 struct OperationState {
   PartState parts[kPaths];
   MessageState messages[kMaxMessages];
@@ -190,6 +191,7 @@ struct OperationHeader {
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;  // cycles between a block's warps that begin to send what waits for credits
   std::uint32_t patience_ns = kPatience_ns;
+  std::uint32_t in_step_blocks = 0;  // Part
 };
 
 // Messages of a pair and direction in packets, which lie side by side in their order: where there are more messages than a warp has lanes,
@@ -213,6 +215,9 @@ struct Part {
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;
+  // Granted messages, one to and one from each of several peers, all of one size: where the last such operation found the same at all
+  // ranks, the first so many blocks all begin where the first one does. 0: never.
+  std::uint32_t in_step_blocks = 0;
   const Train* trains = nullptr;  // then `count` is theirs
 };
 

@@ -21,6 +21,8 @@ inline constexpr std::uint32_t kSlotPaths = (1u << kIndirectPaths) - 1;
 // Beside their bits: the destination reads the end of the message out of the source's buffer itself (fetch_roles.hpp).
 inline constexpr std::uint32_t kFetched = 1u << kIndirectPaths;
 static_assert(kFetched < 1u << 8, "a bit of Message::paths");
+// In grants only: all messages of the destination's operation have one size (Part::in_step_blocks).
+inline constexpr std::uint32_t kBalanced = 1u << 8;
 // As large as the largest piece of other pushes, as filling a slot costs a fence and a handshake beside its copy.
 inline constexpr std::uint64_t kIndirectBytes = 256u << 10;
 // A path's slots are a ring: piece n (from 1) lies in slot n - 1 modulo their number, a power of two. Relay paths have fewer than most
@@ -71,7 +73,8 @@ inline constexpr std::uint64_t kNeverMoved = 1u << 29;
 struct alignas(16) Grant {
   static constexpr std::uint32_t kWords = 6;
   static constexpr std::uint32_t kPaths = 5;
-  std::uint64_t words[kWords];  // bytes low, bytes high, buffer, offset low, offset high, indirect paths (a bit each) and kFetched
+  std::uint64_t
+      words[kWords];  // bytes low, bytes high, buffer, offset low, offset high, indirect paths (a bit each), kFetched and kBalanced
 };
 
 // What a send tells its destination, as a grant does: the end of the message may be read from this buffer. One of a pair and direction in

@@ -67,6 +67,7 @@ struct Plan {
   std::uint32_t warp_distance = kWarpDistance;  // OperationHeader
   std::vector<Train> trains = {};               // of messages in packets that are not a lane each
   bool fills_link = false;                      // with fewer blocks than there might be
+  std::uint32_t in_step_blocks = 0;             // Part
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
   std::uint32_t ahead() const {

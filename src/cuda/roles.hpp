@@ -78,6 +78,7 @@ class Roles {
         count_(part.count),
         timeout_ns_(part.timeout_ns),
         patience_ns_(part.patience_ns),
+        in_step_blocks_(part.in_step_blocks),
         indirect_(block, part.link_MBps),
         fetch_(block) {}
 
@@ -94,9 +95,13 @@ class Roles {
   RAILWEAVE_ROLE void begin() {
     // The send that this block begins with (prepare.cpp).
     const std::uint64_t home = block_.share([&] {
+      std::uint32_t place = block_.index();
+      if constexpr (kMayBeInStep) {
+        if (place < in_step_blocks_ && block_.relaxed(&state_.in_step) != 0) place = 0;
+      }
       return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
         const Message& m = message(i);
-        return sends(m) && m.first_block <= block_.index() && block_.index() < m.last_block ? i : count_;
+        return sends(m) && m.first_block <= place && place < m.last_block ? i : count_;
       });
     });
     home_ = static_cast<std::uint32_t>(home % count_);
@@ -161,6 +166,9 @@ class Roles {
       stopped = any_stopped(left);
     }
     if (stopped) outlast_grants();
+    if constexpr (kMayBeInStep) {
+      if (in_step_blocks_ != 0 && !stopped) note_balance();
+    }
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
       const Share& own = share(i);
@@ -188,6 +196,7 @@ class Roles {
  private:
   using Indirect = IndirectRoles<Block>;
   using End = typename FetchRoles<Block>::End;
+  static constexpr bool kMayBeInStep = !kPackets && !kIndirect;
 
   RAILWEAVE_ROLE static bool in_packets(const Message& m) { return kPackets && m.path == Path::packets; }
   RAILWEAVE_ROLE static Count& moved(const Message& m) {
@@ -197,6 +206,20 @@ class Roles {
   RAILWEAVE_ROLE MessageState& state(std::uint32_t i) const { return states_[i]; }
   RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
   RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
+
+  // Whether all ranks' operations were balanced, as this one's was, for the next such operation. The grants are still there: a place is
+  // taken again only by the eighth message after.
+  RAILWEAVE_ROLE void note_balance() {
+    const std::uint64_t all = block_.share([&] {
+      return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
+        const Message& m = message(i);
+        if (!sends(m)) return 1;
+        const std::uint64_t paths = block_.relaxed(&m.local->grants[share(i).number % kGrants].words[Grant::kPaths]);
+        return (paths & kBalanced) != 0 ? 1 : 0;
+      });
+    });
+    block_.leader([&] { block_.store(&state_.in_step, static_cast<std::uint32_t>(all)); });
+  }
 
   RAILWEAVE_ROLE static bool offers_end(const Message& m) { return kIndirect && sends(m) && is_fetched(m); }
   // Of a granted send: what blocks claim first.
@@ -715,8 +738,10 @@ class Roles {
 
   // Pieces come over the indirect paths that it names, and offers are looked at where it says so; only a kernel that knows them does.
   RAILWEAVE_ROLE void post_grant(const Message& m, std::uint64_t number) {
-    const std::uint64_t payload[Grant::kWords] = {m.bytes,        m.bytes >> 32,        m.named.buffer,
-                                                  m.named.offset, m.named.offset >> 32, kIndirect ? m.paths : std::uint64_t{0}};
+    std::uint64_t paths = 0;
+    if constexpr (kIndirect) paths = m.paths;
+    if constexpr (kMayBeInStep) paths = in_step_blocks_ != 0 ? kBalanced : 0;
+    const std::uint64_t payload[Grant::kWords] = {m.bytes, m.bytes >> 32, m.named.buffer, m.named.offset, m.named.offset >> 32, paths};
     Grant& grant = m.remote->grants[number % kGrants];
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) block_.store(&grant.words[k], (payload[k] & 0xffffffff) | number << 32);
   }
@@ -742,6 +767,7 @@ class Roles {
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
   std::uint32_t patience_ns_;
+  std::uint32_t in_step_blocks_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;

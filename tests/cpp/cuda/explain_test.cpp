@@ -52,6 +52,20 @@ TEST(Explanation, SaysWhatLimitsTheBlocksAndWhatFewOfThemDo) {
   EXPECT_EQ(few.find("fill"), std::string::npos) << few;
 }
 
+TEST(Explanation, SaysWherePeersAreTakenOneAfterAnother) {
+  std::vector<Message> messages;
+  for (const std::uint32_t peer : {1, 2, 3}) {
+    for (const Direction way : {Direction::send, Direction::receive}) messages.push_back(make_message(way, peer, 64 * kMiB));
+  }
+  const std::string text = explained(messages, {.blocks = 16, .world = 4});
+  EXPECT_EQ(
+      text.rfind("kernel granted, 24 blocks, all at one peer after another where the last such operation was balanced at all ranks (at", 0),
+      0u)
+      << text;
+  messages.back().bytes += 1;
+  EXPECT_EQ(explained(messages, {.blocks = 16, .world = 4}).find("after another"), std::string::npos);
+}
+
 TEST(Explanation, NamesOtherPaths) {
   Message message = make_message(Direction::send, 1, 1024 * kMiB);
   message.paths = 1u << kHostPath;

@@ -88,6 +88,7 @@ class Node {
   bool one_at_a_time = false;
   bool captured = false;    // what runs now was
   bool last_first = false;  // blocks in the order of their numbers, or the other way round
+  bool in_step = false;     // all granted operations whose messages have one size may be, also small ones
   std::uint32_t delays = 20;
   std::uint64_t timeout_ns = 3600'000'000'000;
   std::uint32_t host_share = 0, link_MBps = 0;
@@ -167,6 +168,7 @@ class Node {
         prepare(sized(messages, low_latency_bytes), {blocks, clusters, static_cast<std::uint32_t>(hosts_.size()), false, host_share,
                                                      link_MBps, ~0u, clusters > 1 ? 2 * clusters : single_blocks});
     kernels_[rank].push_back(plan.kernel);
+    const bool one_size = std::all_of(messages.begin(), messages.end(), [&](const Message& m) { return m.bytes == messages[0].bytes; });
     const OperationHeader header{.state = states_[rank].get(),
                                  .timeout_ns = timeout_ns,
                                  .count = static_cast<std::uint32_t>(messages.size()),
@@ -176,7 +178,8 @@ class Node {
                                  .link_MBps = link_MBps,
                                  .send_warps = plan.send_warps,
                                  .receive_warps = plan.receive_warps,
-                                 .warp_distance = plan.warp_distance};
+                                 .warp_distance = plan.warp_distance,
+                                 .in_step_blocks = in_step && one_size ? plan.blocks : plan.in_step_blocks};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);

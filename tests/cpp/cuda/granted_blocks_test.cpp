@@ -157,6 +157,37 @@ TEST(GrantedBlocks, SomeBeginWithWhatStaysHere) {
   EXPECT_EQ(blocks_of(sends_to(three, 64 * kMiB), few), (Found{{0, 1}, {0, 1}, {0, 1}, {0, 1}}));
 }
 
+// As much from each of several peers as to each, and that is much: these blocks may all begin with the first one.
+TEST(GrantedBlocks, MayBeInStepWhereAllIsAlike) {
+  const auto in_step = [](std::vector<Message> messages, const LaunchLimits& limits) {
+    return prepare(sized(messages, kMiB), limits).in_step_blocks;
+  };
+  const auto with = [](const std::vector<std::uint64_t>& to, const std::vector<std::uint64_t>& from, std::uint64_t own = 0) {
+    std::vector<Message> messages = sends_to(to, own);
+    for (std::uint32_t i = 0; i < from.size(); ++i) messages.push_back(make_message(Direction::receive, i + 1, from[i]));
+    return messages;
+  };
+  const std::vector<std::uint64_t> alike(3, 24 * kMiB), less(3, 23 * kMiB), one_more{24 * kMiB, 24 * kMiB, 24 * kMiB + 1};
+  EXPECT_EQ(in_step(with(alike, alike), limits_of(4)), 24u);
+  EXPECT_EQ(in_step(with(alike, alike, 24 * kMiB), limits_of(4)), 24u) << "beside blocks for what stays here";
+  EXPECT_EQ(in_step(with(alike, alike, 100 * kMiB), limits_of(4)), 13u) << "of whatever size";
+  EXPECT_EQ(in_step(with(less, less), limits_of(4)), 0u);
+  EXPECT_EQ(in_step(with(one_more, alike), limits_of(4)), 0u);
+  EXPECT_EQ(in_step(with(alike, one_more), limits_of(4)), 0u);
+  EXPECT_EQ(in_step(with(alike, {48 * kMiB, 24 * kMiB}), limits_of(4)), 0u);
+  EXPECT_EQ(in_step(with(alike, {24 * kMiB, 24 * kMiB}), limits_of(4)), 0u) << "one sends nothing";
+  EXPECT_EQ(in_step(with({64 * kMiB}, {64 * kMiB}), limits_of(2)), 0u) << "one peer";
+  LaunchLimits others = limits_of(4);
+  others.beside_rails = true;
+  EXPECT_EQ(in_step(with(alike, alike), others), 0u);
+  others = limits_of(4);
+  others.link_MBps = 100'000;
+  EXPECT_EQ(in_step(with(alike, alike), others), 0u) << "links of each pair's own";
+  std::vector<Message> beside_packets = with(alike, alike);
+  beside_packets.push_back(make_message(Direction::send, 1, 1000));
+  EXPECT_EQ(in_step(beside_packets, limits_of(4)), 0u);
+}
+
 TEST(GrantedBlocks, WaitsForGrantsAThirdOfWhatThePairTakes) {
   EXPECT_EQ(patience_ns(LaunchLimits{}.pair_rate), kPatience_ns);
   EXPECT_EQ(patience_ns(100e3), 218u);

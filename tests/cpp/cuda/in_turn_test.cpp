@@ -21,10 +21,10 @@ class OwnSend : public testing::Test {
     std::uint64_t time = 1'000'000;  // ns
   };
 
-  static constexpr std::uint32_t kPiece = 1024, kPieces = 6;
+  static constexpr std::uint32_t kSends = 2, kPiece = 1024, kPieces = 6;
 
   OwnSend() {
-    for (std::uint32_t i = 0; i < 2; ++i) {
+    for (std::uint32_t i = 0; i < kSends; ++i) {
       Message& m = messages[i];
       m.local = &(*here)[i];
       m.remote = &(*there)[i];
@@ -39,8 +39,8 @@ class OwnSend : public testing::Test {
       m.first_block = static_cast<std::uint16_t>(i);
       m.last_block = static_cast<std::uint16_t>(i + 1);
     }
-    block.make_room(2);
-    roles.emplace(block, Part{&state.parts[0], state.messages, messages.data(), 2, 3600'000'000'000});
+    block.make_room(kSends);
+    roles.emplace(block, Part{&state.parts[0], state.messages, messages.data(), kSends, 3600'000'000'000});
     roles->begin();
     grant(1);
   }
@@ -50,19 +50,19 @@ class OwnSend : public testing::Test {
     const std::uint64_t said[Grant::kWords] = {data.size(), 0, kAbsoluteBuffer, to & 0xffffffff, to >> 32};
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) (*here)[i].grants[1].words[k] = said[k] | std::uint64_t{1} << 32;
   }
-  // Of the other message; a turn claims a piece, the next one pushes it and what follows.
+  // Of the next message; a turn claims a piece, the next one pushes it and what follows.
   std::uint64_t pieces_after_two_turns() {
     for (std::uint32_t turn = 0; turn < 2; ++turn) EXPECT_TRUE(roles->turn(false));
     return (*there)[1].placed[1] / kPiece;
   }
 
-  const std::unique_ptr<std::array<Port, 2>> here = std::make_unique<std::array<Port, 2>>(),
-                                             there = std::make_unique<std::array<Port, 2>>();
-  Bytes data = Bytes(kPieces * kPiece), came[2] = {data, data};
+  const std::unique_ptr<std::array<Port, kSends>> here = std::make_unique<std::array<Port, kSends>>(),
+                                                  there = std::make_unique<std::array<Port, kSends>>();
+  Bytes data = Bytes(kPieces * kPiece), came[kSends] = {data, data};
   HostView host{};
   OperationState state{};
   Ledger ledger{};
-  std::array<Message, 2> messages{};
+  std::array<Message, kSends> messages{};
   Block block{0, 2, 1, 0};
   std::optional<Roles<Block, false>> roles;
 };
@@ -104,6 +104,76 @@ TEST(InTurn, EveryByteComesThoughBlocksBeginLate) {
   }
   program.run(node);
   program.check();
+}
+
+// Of ranks whose operations are alike: as many messages, of one size, but for those of one rank in the second one.
+TEST(InStep, IsWhatTheLastSuchOperationFoundAtAllRanks) {
+  std::mt19937_64 random(42);
+  constexpr std::uint32_t kRanks = 3;
+  Node node(kRanks);
+  node.low_latency_bytes = 1000;
+  node.in_step = true;
+  const auto found = [&] {
+    std::vector<std::uint32_t> in_step;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) in_step.push_back(node.state(rank).parts[0].in_step);
+    return in_step;
+  };
+  const auto run = [&](std::uint64_t of_last) {
+    Program program(kRanks);
+    for (std::uint32_t source = 0; source < kRanks; ++source) {
+      for (std::uint32_t k = 1; k < kRanks; ++k)
+        program.add(random, source, 0, (source + k) % kRanks, 0, source == 2 && k == 1 ? of_last : 100'000);
+    }
+    program.run(node);
+    program.check();
+  };
+  const std::vector<std::uint32_t> never(kRanks, 0), all(kRanks, 1);
+  EXPECT_EQ(found(), never);
+  run(100'000);
+  EXPECT_EQ(found(), all);
+  run(100'000);
+  EXPECT_EQ(found(), all);
+  run(200'000);  // rank 2 to 0: their operations are not such ones; that of rank 1 is, and hears from both that theirs are not
+  EXPECT_EQ(found(), (std::vector<std::uint32_t>{1, 0, 1}));
+  run(100'000);
+  EXPECT_EQ(found(), all);
+}
+
+// Then all blocks but those of what stays here begin where the first one does.
+TEST(InStep, BlocksBeginWithTheFirstPeer) {
+  const auto ports = std::make_unique<std::array<Port, 6>>();
+  Bytes data(4000);
+  HostView host{};
+  Ledger ledger{};
+  for (const std::uint32_t in_step : {0, 1}) {
+    OperationState state{};
+    state.parts[0].in_step = in_step;
+    std::array<Message, 3> messages{};
+    for (std::uint32_t i = 0; i < messages.size(); ++i) {
+      Message& m = messages[i];
+      m.local = &(*ports)[i];
+      m.remote = &(*ports)[3 + i];
+      m.data = data.data();
+      m.bytes = data.size();
+      m.host = &host;
+      m.ledger = &ledger;
+      m.direction = Direction::send;
+      m.path = Path::granted;
+      m.piece_bytes = 1000;
+      m.grant_after = kNone;
+      m.first_block = static_cast<std::uint16_t>(i);
+      m.last_block = static_cast<std::uint16_t>(i + 1);
+    }
+    for (std::uint32_t index = 0; index < 3; ++index) {
+      HostBlock block(index, 3, 1, 0);
+      block.make_room(3);
+      Part part{&state.parts[0], state.messages, messages.data(), 3, 3600'000'000'000};
+      part.in_step_blocks = 2;
+      Roles<HostBlock, false>(block, part).begin();
+    }
+    const std::array<std::uint64_t, 3> claimed{state.messages[0].claimed, state.messages[1].claimed, state.messages[2].claimed};
+    EXPECT_EQ(claimed, in_step == 0 ? (std::array<std::uint64_t, 3>{1000, 1000, 1000}) : (std::array<std::uint64_t, 3>{2000, 0, 1000}));
+  }
 }
 
 }  // namespace
