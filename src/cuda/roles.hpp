@@ -41,7 +41,8 @@ enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, 
 struct Work {
   Step step;
   std::uint32_t message;
-  std::uint32_t slot;  // or the bundle; from kFirstIndirect on, an indirect path; kOffered: of what was offered, and is not read
+  std::uint32_t slot;  // or the bundle; from kFirstIndirect on, an indirect path; kOffered: of what was offered, and is not
+                       // read; kNotYet: of a send that has not been granted, but is waited for
   std::uint32_t bytes;
   std::uint64_t offset;  // in the message
   std::uint64_t turn;    // of the slot; or number of the piece; or of the bundle's first packet
@@ -58,7 +59,7 @@ static_assert(packets_of_bundle(packets_of(8u << 20)) <= kPacketSlots, "the most
 
 // Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
 inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
-inline constexpr std::uint32_t kOffered = 1;
+inline constexpr std::uint32_t kOffered = 1, kNotYet = 2;
 
 // An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more
 // (docs/cuda-measured.md). The same goes for indirect paths, which only large messages take.
@@ -442,7 +443,7 @@ class Roles {
 
   RAILWEAVE_ROLE Step judge_send(const Message& m, Share& own, const Glance& glance, std::uint32_t& slot) const {
     if (own.at == own.end && glance.claimed >= m.bytes) return Step::over;
-    if (!is_granted(own, glance) || keeps_to_home(own)) return Step::waiting;
+    if (!is_granted(own, glance)) return await_grant(m, slot);
     if (own.at == own.end) return Step::own_more;
     return push_own(own, glance, slot);
   }
@@ -467,7 +468,7 @@ class Roles {
       const bool all_claimed = pushed_bytes(m) + block_.relaxed(&s.pieces) * std::uint64_t{m.piece_bytes} >= m.bytes;
       if (all_claimed || fetch_.end_of(m, kFetched) == End::was_read) return Step::over;
     }
-    if (!is_granted(own, glance) || keeps_to_home(own)) return Step::waiting;
+    if (!is_granted(own, glance)) return await_grant(m, slot);
     if (own.at != own.end) return push_own(own, glance, slot);
     slot = end_is_left ? kOffered : 0;
     const bool may_be_read = end_is_left && fetch_.end_of(m, glance.words[Grant::kPaths]) != End::is_pushed;
@@ -513,6 +514,7 @@ class Roles {
       case Step::grant: return block_.swap_if(&s.granted, kUngranted, kBeingGranted);
       case Step::own_more:
         if (!in_packets(m)) {
+          if (work.slot == kNotYet) return false;
           const bool offered = offers_end(m) && work.slot == kOffered;
           own_piece(m, own, claim_next(m, s, offered), offered ? m.bytes : first_bytes(m));
         } else {
@@ -679,17 +681,19 @@ class Roles {
     }
   }
 
-  // A block that still holds a piece of its own send, which has not been granted, waits for the grant as long as a third of that message
-  // takes at full rate, and then helps with another one a piece at a time. Ranks begin one after another: who goes elsewhere at once
-  // probably meets another rank's blocks there, and all stay out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64
-  // MiB 567 instead of 600 (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason.
+  // A block whose next send in turn has not been granted waits for that, as long after its begin as a third of the message takes at full
+  // rate, before it helps with those behind it. Ranks begin one after another: who goes elsewhere at once probably meets another rank's
+  // blocks there, and all stay out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64 MiB 567 instead of 600; and a
+  // hot pair of 16 MiB with 1/16 between all others 60.6 instead of 63.2 since that holds for other sends than the one that it begins with
+  // (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason. It comes before what may be
+  // fetched, of which there is four times as much as there is to send: so it waits a twelfth of its own time at most.
   static constexpr std::uint64_t kMostPatience = 64u << 20;  // bytes
 
-  RAILWEAVE_ROLE bool keeps_to_home(const Share& own) const {
-    const Share& home = share(home_);
-    if (&own == &home || home.at == home.end) return false;
-    const std::uint64_t bytes = message(home_).bytes < kMostPatience ? message(home_).bytes : kMostPatience;
-    return block_.now() - start_ < bytes * patience_ns_ >> 16;
+  RAILWEAVE_ROLE Step await_grant(const Message& m, std::uint32_t& slot) const {
+    const std::uint64_t bytes = m.bytes < kMostPatience ? m.bytes : kMostPatience;
+    if (block_.now() - start_ >= bytes * patience_ns_ >> 16) return Step::waiting;
+    slot = kNotYet;
+    return Step::own_more;
   }
 
   // With rows of 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other

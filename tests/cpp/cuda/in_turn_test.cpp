@@ -21,7 +21,7 @@ class OwnSend : public testing::Test {
     std::uint64_t time = 1'000'000;  // ns
   };
 
-  static constexpr std::uint32_t kSends = 2, kPiece = 1024, kPieces = 6;
+  static constexpr std::uint32_t kSends = 3, kPiece = 1024, kPieces = 6;
 
   OwnSend() {
     for (std::uint32_t i = 0; i < kSends; ++i) {
@@ -58,7 +58,7 @@ class OwnSend : public testing::Test {
 
   const std::unique_ptr<std::array<Port, kSends>> here = std::make_unique<std::array<Port, kSends>>(),
                                                   there = std::make_unique<std::array<Port, kSends>>();
-  Bytes data = Bytes(kPieces * kPiece), came[kSends] = {data, data};
+  Bytes data = Bytes(kPieces * kPiece), came[kSends] = {data, data, data};
   HostView host{};
   OperationState state{};
   Ledger ledger{};
@@ -88,6 +88,30 @@ TEST_F(OwnSend, IsFollowedByOthersInARow) {
   EXPECT_TRUE(roles->turn(false));
   EXPECT_EQ((*there)[0].placed[1], data.size());
   EXPECT_EQ(pieces_after_two_turns(), kPieces);
+}
+
+// While the next one in turn may be granted soon, nothing is done for the one behind it.
+TEST_F(OwnSend, IsFollowedByTheNextInTurnOnceThatIsGranted) {
+  grant(0);
+  EXPECT_TRUE(roles->turn(false));
+  for (std::uint64_t& word : (*here)[1].grants[1].words) word = 0;
+  grant(2);
+  block.time += data.size() * kPatience_ns / 65'536 - 1;
+  EXPECT_EQ(pieces_after_two_turns(), 0u);
+  EXPECT_EQ((*there)[2].placed[1], 0u);
+  grant(1);
+  EXPECT_EQ(pieces_after_two_turns(), kPieces);
+  EXPECT_EQ((*there)[2].placed[1], 0u);
+}
+
+TEST_F(OwnSend, IsFollowedByAnotherWhereTheNextIsGrantedLate) {
+  grant(0);
+  EXPECT_TRUE(roles->turn(false));
+  for (std::uint64_t& word : (*here)[1].grants[1].words) word = 0;
+  grant(2);
+  block.time += data.size() * kPatience_ns / 65'536;
+  EXPECT_EQ(pieces_after_two_turns(), 0u);
+  EXPECT_EQ((*there)[2].placed[1], data.size());
 }
 
 // So much to all that blocks take peers in turn: some sends have no block that begins with them. Blocks begin one at a time, the last one
