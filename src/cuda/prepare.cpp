@@ -185,7 +185,7 @@ struct Blocks {
 // beside NCCL's. With 12 exchanges of 5 to 256 MiB took 0.96 to 1.016 times as long, with 10 up to 1.025, at odd places 1.13 (2 x H200). To
 // several peers all have to do: with 18 instead of 24 balanced 64 MiB between four took 1.003 times as long on one machine, 1.04 on another
 // (4 x H100, docs/cuda-measured.md).
-constexpr double kFillsALink = 1.25;  // times a pair's rate, by what a block moves alone
+constexpr double kFillsALink = 1.3;  // times a pair's rate, by what a block moves alone
 
 // Of at most so many. `keeps_all`: something else wants them all.
 Blocks blocks_of_granted(std::span<const Message> messages, std::uint32_t most, const LaunchLimits& limits, bool keeps_all) {

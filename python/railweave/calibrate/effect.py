@@ -20,6 +20,8 @@ _MESH = 1.5
 """Times a pair's rate. Behind an NVSwitch 0.75 times were measured (docs/calibrate.md); in a mesh of 3 GPUs 2 times are the limit."""
 _MOST_RELAYING, _MOST_SHARE, _MOST_RATE = 8, 500, 1_000_000
 """Of the settings gpu_relays, gpu_host_share, and the lower one of gpu_pair_rate and gpu_block_rate."""
+_MOST_THAT_READ = 6
+"""Blocks. With no more of them the destination reads half of a large message, so both ends' move it (fetch_prepare.cpp)."""
 MOST_BLOCKS = 16
 """As many as NCCL's kernel has for a pair (17 CTAs, docs/gpu-probe.md): more would take more of the GPU from the program than NCCL does."""
 
@@ -43,8 +45,7 @@ def settings(calibration: Calibration) -> dict[str, str]:
     `gpu_blocks`: see `enough_blocks`. `gpu_low_latency_bytes`: the largest size up to which packets were not slower, one pair and all GPUs
     taken together: a size that costs one of them a few percent and spares the other more is worth it. `gpu_host_share`: the part of a
     lone pair's bytes that goes over the host when both paths end together. `gpu_relays`: see `has_links_of_its_own`. `gpu_pair_rate`: the
-    fastest pair's, as blocks that are too many cost less than too few. `gpu_block_rate`: a block's part of a pair's rate with the fewest
-    blocks that were measured.
+    fastest pair's, as blocks that are too many cost less than too few. `gpu_block_rate`: see `rate_of_a_block`.
     """
     limit = 0
     for row in calibration.sizes:
@@ -58,8 +59,18 @@ def settings(calibration: Calibration) -> dict[str, str]:
         "gpu_host_share": str(host_share(calibration)),
         "gpu_relays": str(int(has_links_of_its_own(calibration))),
         "gpu_pair_rate": str(_megabytes(max(row.push_Bps for row in calibration.pairs))),
-        "gpu_block_rate": str(_megabytes(calibration.blocks[0].pair_Bps / calibration.blocks[0].blocks)),
+        "gpu_block_rate": str(_megabytes(rate_of_a_block(calibration.blocks))),
     }
+
+
+def rate_of_a_block(rows: Sequence[BlockRate]) -> float:
+    """What one block writes, bytes a second: its part of a pair's rate with the fewest blocks of which the source's alone move it.
+
+    With one block a pair of H100 has 87 GB/s, as the destination's reads half of that, with 8 blocks 40.6 GB/s each, and 16 fill the link
+    (docs/calibrate.md).
+    """
+    row = next((row for row in rows if row.blocks > _MOST_THAT_READ), rows[-1])
+    return row.pair_Bps / row.blocks
 
 
 def _megabytes(Bps: float) -> int:

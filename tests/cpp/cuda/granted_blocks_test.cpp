@@ -110,7 +110,10 @@ TEST(GrantedBlocks, NoMoreThanFillALink) {
   EXPECT_EQ(blocks(sends_to(one, 0), fewer), 7u);
   LaunchLimits slow_blocks = limits_of(2);
   slow_blocks.block_rate /= 1.2;
-  EXPECT_EQ(blocks(sends_to(one, 0), slow_blocks), 14u);
+  EXPECT_EQ(blocks(sends_to(one, 0), slow_blocks), 15u);
+  LaunchLimits calibrated = limits_of(2);  // what calibrations of H100s say
+  calibrated.pair_rate = 368.9e3, calibrated.block_rate = 40.6e3;
+  EXPECT_EQ(blocks(sends_to(one, 0), calibrated), 12u);
   slow_blocks.block_rate = 1;
   EXPECT_EQ(blocks(sends_to(one, 0), slow_blocks), 16u) << "never more than there may be";
   LaunchLimits fast_blocks = limits_of(2);
