@@ -4,5 +4,3 @@ protocol: ## model-check the engine's protocol (docs/protocol-model.md)
 
 protocol-full: ## the same with the large configurations (minutes, up to 8 GiB)
 	@protocol/check --full --jobs 1
-
-test: protocol

@@ -564,7 +564,8 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
                                .receive_warps = plan.receive_warps,
                                .warp_distance = plan.warp_distance,
                                .patience_ns = patience_ns(limits.pair_rate),
-                               .in_step_blocks = plan.in_step_blocks};
+                               .in_step_blocks = plan.in_step_blocks,
+                               .in_step_KiB = plan.in_step_KiB};
   messages.insert(messages.end(), rails.begin(), rails.end());
   for (Message& message : messages) message.captured = capture.active;
   const auto tell = told_explanations.load();

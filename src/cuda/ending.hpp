@@ -12,9 +12,18 @@
 namespace railweave::cuda {
 
 RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[0], header.state->messages, messages,          header.count,         header.timeout_ns,
-          header.link_MBps,        header.patience_ns,     header.send_warps, header.receive_warps, header.warp_distance,
-          header.in_step_blocks};
+  return {.state = &header.state->parts[0],
+          .states = header.state->messages,
+          .messages = messages,
+          .count = header.count,
+          .timeout_ns = header.timeout_ns,
+          .link_MBps = header.link_MBps,
+          .patience_ns = header.patience_ns,
+          .send_warps = header.send_warps,
+          .receive_warps = header.receive_warps,
+          .warp_distance = header.warp_distance,
+          .in_step_blocks = header.in_step_blocks,
+          .in_step_KiB = header.in_step_KiB};
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
   return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};

@@ -56,7 +56,10 @@ std::string explanation(const Plan& plan, std::span<const Message> messages, con
   text += ", " + counted(plan.blocks, "block");
   if (plan.cluster > 1) text += " that begin in clusters of " + std::to_string(plan.cluster);
   if (plan.fills_link) text += ", which fill the link";
-  if (plan.in_step_blocks != 0) text += ", all at one peer after another where the last such operation was balanced at all ranks";
+  if (plan.in_step_blocks != 0) {
+    text += ", " + (plan.in_step_blocks == plan.blocks ? "all" : std::to_string(plan.in_step_blocks)) +
+            " at one peer after another where the last such operation was balanced at all ranks";
+  }
   if (plan.packet_blocks != 0) text += ", " + std::to_string(plan.packet_blocks) + " of them for packets";
   const auto far = std::find_if(messages.begin(), messages.end(), [](const Message& m) { return m.path == Path::rail; });
   if (far != messages.begin()) {

@@ -159,7 +159,8 @@ inline constexpr std::uint32_t kMaxPacketMessages = 32;
 struct PartState {
   std::uint32_t left;  // blocks; of packets: that have begun
   std::uint32_t stopped;
-  std::uint32_t in_step;  // the last operation that had `in_step_blocks` was balanced at all ranks
+  // KiB of each message of the last operation that had `in_step_blocks`, where it was balanced at all ranks; else 0.
+  std::uint32_t in_step;
 };
 // In device memory, one for each communicator. All zero between operations but for `in_step`.
 struct OperationState {
@@ -170,8 +171,8 @@ struct OperationState {
 // Cycles: of 90, 180, 300 and 400 the best for 1 MiB of a pair with 16 blocks whose warps all send (docs/cuda-measured.md).
 inline constexpr std::uint32_t kWarpDistance = 300;
 
-// A block that begins with a granted message waits so long for its grant, for each 64 KiB of it, before it helps with others: a third of
-// what a pair of GPUs takes for them, here at 366 GB/s (patience_ns() says it by what was measured).
+// A block waits so long for the grant of its next send, for each 64 KiB of that, before it helps with those behind it: a third of what a
+// pair of GPUs takes for them, here at 366 GB/s (patience_ns() says it by what was measured).
 inline constexpr std::uint32_t kPatience_ns = 59;
 
 // What a kernel needs beside its messages.
@@ -191,7 +192,7 @@ struct OperationHeader {
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;  // cycles between a block's warps that begin to send what waits for credits
   std::uint32_t patience_ns = kPatience_ns;
-  std::uint32_t in_step_blocks = 0;  // Part
+  std::uint32_t in_step_blocks = 0, in_step_KiB = 0;  // Part
 };
 
 // Messages of a pair and direction in packets, which lie side by side in their order: where there are more messages than a warp has lanes,
@@ -215,9 +216,9 @@ struct Part {
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
   std::uint32_t warp_distance = kWarpDistance;
-  // Granted messages, one to and one from each of several peers, all of one size: where the last such operation found the same at all
-  // ranks, the first so many blocks all begin where the first one does. 0: never.
-  std::uint32_t in_step_blocks = 0;
+  // Granted messages, one to and one from each of several peers, all of one size, so many KiB: where the last such operation found the
+  // same at all ranks, the first so many blocks all begin where the first one does. 0: never.
+  std::uint32_t in_step_blocks = 0, in_step_KiB = 0;
   const Train* trains = nullptr;  // then `count` is theirs
 };
 

@@ -145,22 +145,27 @@ constexpr std::size_t kCourses = 2;
 
 bool is_granted_send(const Message& m) { return m.direction == Direction::send && m.path == Path::granted; }
 
-// Between so many peers: whether each gets a message and sends one, all of the same size. Where that holds at all ranks, which the last
-// such operation knows, all blocks are at one peer after another (Part::in_step_blocks), so each receiver has one sender: balanced 64 and
+// Where there is one message to and one from each of several peers, all of the same size, at all ranks, which the last such operation
+// knows, all blocks are at one peer after another (Part::in_step_blocks), so each receiver has one sender: balanced 64 and
 // 256 MiB between four GPUs took 564 and 2,188 us instead of 585 and 2,412 on one machine (NCCL 748 and 2,360), and 564 and 2,191 instead
 // of 567 and 2,218 on another; 16 MiB 1.00 to 1.04 times as long, 8 MiB 1.13 and 1.46. A hot pair of 64 MiB with half of it between all
 // others took 469 us instead of 402 where ranks went by their own messages alone (4 x H100, docs/cuda-measured.md).
 constexpr std::uint64_t kInStepFrom = 24u << 20;  // to each
-bool is_balanced(std::span<const Message> messages, std::size_t peers) {
-  std::size_t count[2] = {};
+// Bytes of each message where there is one to and one from each of the peers, all of the same size and into buffers that the peers can
+// write to (of slots a pair has too few for all blocks of a rank); else 0. Peers are those that get something.
+std::uint64_t balanced_bytes(std::span<const Message> messages, std::size_t peers) {
+  std::vector<const Port*> seen[2];
   std::uint64_t bytes = 0;
   for (const Message& m : messages) {
     if (m.local == m.remote) continue;
+    auto& same_way = seen[static_cast<int>(m.direction)];
     if (bytes == 0) bytes = m.bytes;
-    if (m.bytes != bytes) return false;
-    ++count[static_cast<int>(m.direction)];
+    if (m.bytes != bytes || comes_through_slots(m) || same_way.size() == peers) return 0;
+    same_way.push_back(m.local);
   }
-  return count[0] == peers && count[1] == peers;
+  for (auto& same_way : seen) std::sort(same_way.begin(), same_way.end());
+  const bool once = std::adjacent_find(seen[0].begin(), seen[0].end()) == seen[0].end();
+  return once && seen[0].size() == peers && seen[0] == seen[1] ? bytes : 0;
 }
 
 // Whether something other than this rank's pushes wants blocks soon: they should come to the ends of their rows sooner.
@@ -215,11 +220,16 @@ Blocks blocks_of_granted(std::span<const Message> messages, std::uint32_t most, 
   return {links + of_own, of_own, fills};
 }
 
+// Part::in_step_blocks and in_step_KiB.
+struct InStep {
+  std::uint32_t blocks = 0, KiB = 0;
+};
+
 // Which blocks begin with which granted sends. `own_links`: each peer is reached over links of its own, which all are to be busy. Blocks of
 // a message that goes over indirect paths as well are counted by it. So in both cases, and with little to send, sends are divided between
 // all, and also where destinations read ends, which all are to begin with at once. `alone`: nothing else is moved beside it. So many may be
 // in step.
-std::uint32_t assign(std::span<Message> messages, Blocks division, bool own_links, bool alone) {
+InStep assign(std::span<Message> messages, Blocks division, bool own_links, bool alone) {
   const std::uint32_t blocks = division.all - division.own;
   std::uint64_t total = 0;
   bool paths = false;
@@ -257,7 +267,9 @@ std::uint32_t assign(std::span<Message> messages, Blocks division, bool own_link
       m.piece_bytes = piece_of(m.bytes, blocks / kCourses, most_piece);
     }
   }
-  return in_turn && alone && total >= peers.size() * kInStepFrom && is_balanced(messages, peers.size()) ? blocks : 0;
+  if (!in_turn || !alone) return {};
+  const std::uint64_t bytes = balanced_bytes(messages, peers.size());
+  return bytes < kInStepFrom ? InStep{} : InStep{blocks, static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes >> 10, ~0u))};
 }
 
 // Packets of the fuller direction, and which warp begins with which message. A block has 16 warps and one packet keeps a warp busy for a
@@ -757,13 +769,17 @@ Plan prepare(std::span<Message> messages, const LaunchLimits& limits) {
   const auto worth = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks_worth(messages), 1, most));
   const bool keeps_all = sums.packets != 0 || sums.pulled_bytes != 0 || own_links || indirect;
   const Blocks blocks = limits.beside_rails ? Blocks{worth} : blocks_of_granted(messages, worth, limits, keeps_all);
-  const std::uint32_t in_step = assign(messages, blocks, own_links, !limits.beside_rails);
+  const InStep in_step = assign(messages, blocks, own_links, !limits.beside_rails);
   if (!granted) return {.kernel = Kernel::any, .blocks = blocks.all};
   if (indirect) {
     assign_indirect(messages, limits);
     return {.kernel = Kernel::indirect, .blocks = blocks.all};
   }
-  return {.kernel = Kernel::granted, .blocks = blocks.all, .fills_link = blocks.fills_link, .in_step_blocks = in_step};
+  return {.kernel = Kernel::granted,
+          .blocks = blocks.all,
+          .fills_link = blocks.fills_link,
+          .in_step_blocks = in_step.blocks,
+          .in_step_KiB = in_step.KiB};
 }
 
 }  // namespace railweave::cuda

@@ -64,10 +64,10 @@ struct Plan {
   // Packets: the first warps send, so many, and the last ones receive, so many; 0, 0: all do both.
   std::uint32_t send_warps = 0;
   std::uint32_t receive_warps = 0;
-  std::uint32_t warp_distance = kWarpDistance;  // OperationHeader
-  std::vector<Train> trains = {};               // of messages in packets that are not a lane each
-  bool fills_link = false;                      // with fewer blocks than there might be
-  std::uint32_t in_step_blocks = 0;             // Part
+  std::uint32_t warp_distance = kWarpDistance;        // OperationHeader
+  std::vector<Train> trains = {};                     // of messages in packets that are not a lane each
+  bool fills_link = false;                            // with fewer blocks than there might be
+  std::uint32_t in_step_blocks = 0, in_step_KiB = 0;  // Part
 
   // Blocks that may run while a cluster without which the operation cannot end has not begun.
   std::uint32_t ahead() const {

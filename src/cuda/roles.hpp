@@ -36,7 +36,7 @@ namespace railweave::cuda {
 
 // What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. What it fetches is waited for
 // by nobody but this operation's two ends. `waiting` and `over` are states of a message; a block leaves when all are over.
-enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, push, own_more, fetch, waiting, over };
+enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, push, own_bundle, own_more, fetch, waiting, over };
 
 struct Work {
   Step step;
@@ -80,6 +80,7 @@ class Roles {
         timeout_ns_(part.timeout_ns),
         patience_ns_(part.patience_ns),
         in_step_blocks_(part.in_step_blocks),
+        in_step_KiB_(part.in_step_KiB),
         indirect_(block, part.link_MBps),
         fetch_(block) {}
 
@@ -98,7 +99,7 @@ class Roles {
     const std::uint64_t home = block_.share([&] {
       std::uint32_t place = block_.index();
       if constexpr (kMayBeInStep) {
-        if (place < in_step_blocks_ && block_.relaxed(&state_.in_step) != 0) place = 0;
+        if (place < in_step_blocks_ && block_.relaxed(&state_.in_step) == in_step_KiB_) place = 0;
       }
       return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
         const Message& m = message(i);
@@ -208,8 +209,8 @@ class Roles {
   RAILWEAVE_ROLE Share& share(std::uint32_t i) const { return shares_[i]; }
   RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
 
-  // Whether all ranks' operations were balanced, as this one's was, for the next such operation. The grants are still there: a place is
-  // taken again only by the eighth message after.
+  // Whether all ranks' operations were balanced, as this one's was, for the next such operation. A mate that is further on may have taken
+  // a grant's place again: then this is of a later operation, and no worse a guess.
   RAILWEAVE_ROLE void note_balance() {
     const std::uint64_t all = block_.share([&] {
       return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
@@ -219,7 +220,7 @@ class Roles {
         return (paths & kBalanced) != 0 ? 1 : 0;
       });
     });
-    block_.leader([&] { block_.store(&state_.in_step, static_cast<std::uint32_t>(all)); });
+    block_.leader([&] { block_.store(&state_.in_step, all != 0 ? in_step_KiB_ : 0u); });
   }
 
   RAILWEAVE_ROLE static bool offers_end(const Message& m) { return kIndirect && sends(m) && is_fetched(m); }
@@ -312,6 +313,10 @@ class Roles {
     });
   }
 
+  RAILWEAVE_ROLE static bool is_not_yet(std::uint64_t found) {
+    return static_cast<Step>(found >> kStepBit) == Step::own_more && (found & ((1u << kDistanceBit) - 1)) == kNotYet;
+  }
+
   // Window by window until there is something to do. What a window has is finite, so each gets its turn.
   RAILWEAVE_ROLE std::uint64_t most_urgent_of_many() {
     std::uint64_t found = ~std::uint64_t{0};
@@ -319,7 +324,7 @@ class Roles {
       const std::uint32_t count = count_ - window_ < kWindow ? count_ - window_ : kWindow;
       const std::uint64_t here = most_urgent(window_, count);
       if (here < found) found = here;
-      if (static_cast<Step>(found >> kStepBit) < Step::waiting) break;
+      if (static_cast<Step>(found >> kStepBit) < Step::waiting && !is_not_yet(found)) break;
       seen += count;
       window_ = window_ + count == count_ ? 0 : window_ + count;
     }
@@ -361,7 +366,7 @@ class Roles {
     if (own.at == 0) {
       if (unclaimed == 0) return Step::over;
       slot = lowest(unclaimed);
-      return Step::own_more;
+      return Step::own_bundle;
     }
     slot = lowest(own.at);
     const std::uint64_t begin = std::uint64_t{slot} * bundle_packets(m);
@@ -383,7 +388,7 @@ class Roles {
     const std::uint64_t lower = unclaimed & ((std::uint64_t{1} << slot) - 1);
     if (lower == 0) return Step::waiting;
     slot = lowest(lower);
-    return Step::own_more;
+    return Step::own_bundle;
   }
 
   // What a look at a granted message loads.
@@ -512,16 +517,17 @@ class Roles {
       case Step::push: return claim_push(work, m, own);
       case Step::fetch: return claim_fetch(work, m, s);
       case Step::grant: return block_.swap_if(&s.granted, kUngranted, kBeingGranted);
-      case Step::own_more:
-        if (!in_packets(m)) {
-          if (work.slot == kNotYet) return false;
-          const bool offered = offers_end(m) && work.slot == kOffered;
-          own_piece(m, own, claim_next(m, s, offered), offered ? m.bytes : first_bytes(m));
-        } else {
-          const std::uint64_t bit = std::uint64_t{1} << work.slot;
-          own.at |= bit & ~block_.take(&s.claimed, bit);
-        }
+      case Step::own_bundle: {
+        const std::uint64_t bit = std::uint64_t{1} << work.slot;
+        own.at |= bit & ~block_.take(&s.claimed, bit);
         return true;
+      }
+      case Step::own_more: {
+        if (work.slot == kNotYet) return false;
+        const bool offered = offers_end(m) && work.slot == kOffered;
+        own_piece(m, own, claim_next(m, s, offered), offered ? m.bytes : first_bytes(m));
+        return true;
+      }
       default: return false;
     }
   }
@@ -685,11 +691,13 @@ class Roles {
   // rate, before it helps with those behind it. Ranks begin one after another: who goes elsewhere at once probably meets another rank's
   // blocks there, and all stay out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64 MiB 567 instead of 600; and a
   // hot pair of 16 MiB with 1/16 between all others 60.6 instead of 63.2 since that holds for other sends than the one that it begins with
-  // (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason. It comes before what may be
-  // fetched, of which there is four times as much as there is to send: so it waits a twelfth of its own time at most.
+  // (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason. Where there are indirect paths,
+  // whose sends are divided between blocks and not taken in turn, for the one that it begins with alone; what may be fetched waits for that
+  // as well.
   static constexpr std::uint64_t kMostPatience = 64u << 20;  // bytes
 
   RAILWEAVE_ROLE Step await_grant(const Message& m, std::uint32_t& slot) const {
+    if (kIndirect && &m != &message(home_)) return Step::waiting;
     const std::uint64_t bytes = m.bytes < kMostPatience ? m.bytes : kMostPatience;
     if (block_.now() - start_ >= bytes * patience_ns_ >> 16) return Step::waiting;
     slot = kNotYet;
@@ -771,7 +779,7 @@ class Roles {
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
   std::uint32_t patience_ns_;
-  std::uint32_t in_step_blocks_;
+  std::uint32_t in_step_blocks_, in_step_KiB_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;

@@ -179,7 +179,8 @@ class Node {
                                  .send_warps = plan.send_warps,
                                  .receive_warps = plan.receive_warps,
                                  .warp_distance = plan.warp_distance,
-                                 .in_step_blocks = in_step && one_size ? plan.blocks : plan.in_step_blocks};
+                                 .in_step_blocks = in_step && one_size ? plan.blocks : plan.in_step_blocks,
+                                 .in_step_KiB = static_cast<std::uint32_t>(messages[0].bytes >> 10)};
     const std::uint64_t seed = seed_ * 1000 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <vector>
 
 #include "gpu_node.hpp"
 
@@ -114,6 +115,63 @@ TEST_F(OwnSend, IsFollowedByAnotherWhereTheNextIsGrantedLate) {
   EXPECT_EQ((*there)[2].placed[1], data.size());
 }
 
+// Not packets, also those that are another block's, nor what stands in a later window of an operation of many messages.
+class AwaitedGrant : public testing::Test {
+ protected:
+  struct Block : HostBlock {
+    using HostBlock::HostBlock;
+    std::uint64_t now() const { return 1'000'000; }
+  };
+
+  // A send that is waited for, receives that are never granted, and two bundles of packets, of which the other block has one.
+  std::vector<Message> operation(std::uint32_t count) {
+    std::vector<Message> messages(count);
+    for (Message& m : messages) {
+      m.local = &(*here)[1];
+      m.remote = &(*there)[1];
+      m.data = data.data();
+      m.bytes = data.size();
+      m.host = &host;
+      m.ledger = &ledger;
+      m.direction = Direction::receive;
+      m.path = Path::granted;
+      m.grant_after = 0;
+    }
+    Message &awaited = messages.front(), &packets = messages.back();
+    awaited.local = &(*here)[0];
+    awaited.remote = &(*there)[0];
+    awaited.direction = packets.direction = Direction::send;
+    awaited.piece_bytes = 1024;
+    awaited.last_block = 1;
+    packets.path = Path::packets;
+    return messages;
+  }
+
+  const std::unique_ptr<std::array<Port, 2>> here = std::make_unique<std::array<Port, 2>>(),
+                                             there = std::make_unique<std::array<Port, 2>>();
+  Bytes data = Bytes(2 * kBundleBytes);
+  HostView host{};
+  Ledger ledger{};
+  PartState state{};
+};
+
+TEST_F(AwaitedGrant, HoldsBackNoPackets) {
+  for (const std::uint32_t count : {2u, 300u}) {
+    for (Port& port : *there) port = Port{};
+    state = {};
+    const std::vector<Message> messages = operation(count);
+    std::vector<MessageState> states(count);
+    Block block{0, 2, 1, 0};
+    block.make_room(count);
+    Roles<Block, true> roles(block, Part{&state, states.data(), messages.data(), count, 3600'000'000'000});
+    roles.begin();
+    for (std::uint32_t turn = 0; turn < 4; ++turn) EXPECT_TRUE(roles.turn(false));
+    for (const std::uint32_t packet : {0u, kBundlePackets})
+      EXPECT_EQ((*there)[1].packets[packet].lines[0].flag, packet_flag(packet)) << packet << " of " << count << " messages";
+    EXPECT_EQ(states[0].claimed, 1024u) << "the block's own piece";
+  }
+}
+
 // So much to all that blocks take peers in turn: some sends have no block that begins with them. Blocks begin one at a time, the last one
 // first.
 TEST(InTurn, EveryByteComesThoughBlocksBeginLate) {
@@ -142,34 +200,36 @@ TEST(InStep, IsWhatTheLastSuchOperationFoundAtAllRanks) {
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) in_step.push_back(node.state(rank).parts[0].in_step);
     return in_step;
   };
-  const auto run = [&](std::uint64_t of_last) {
+  const auto run = [&](std::uint64_t bytes, std::uint64_t of_last) {
     Program program(kRanks);
     for (std::uint32_t source = 0; source < kRanks; ++source) {
       for (std::uint32_t k = 1; k < kRanks; ++k)
-        program.add(random, source, 0, (source + k) % kRanks, 0, source == 2 && k == 1 ? of_last : 100'000);
+        program.add(random, source, 0, (source + k) % kRanks, 0, source == 2 && k == 1 ? of_last : bytes);
     }
     program.run(node);
     program.check();
   };
-  const std::vector<std::uint32_t> never(kRanks, 0), all(kRanks, 1);
-  EXPECT_EQ(found(), never);
-  run(100'000);
-  EXPECT_EQ(found(), all);
-  run(100'000);
-  EXPECT_EQ(found(), all);
-  run(200'000);  // rank 2 to 0: their operations are not such ones; that of rank 1 is, and hears from both that theirs are not
-  EXPECT_EQ(found(), (std::vector<std::uint32_t>{1, 0, 1}));
-  run(100'000);
-  EXPECT_EQ(found(), all);
+  const auto everywhere = [](std::uint32_t KiB) { return std::vector<std::uint32_t>(kRanks, KiB); };
+  EXPECT_EQ(found(), everywhere(0));
+  run(100'000, 100'000);
+  EXPECT_EQ(found(), everywhere(97));
+  run(100'000, 100'000);
+  EXPECT_EQ(found(), everywhere(97));
+  run(100'000, 200'000);  // rank 2 to 0: their operations are not such ones; that of rank 1 is, and hears from both that theirs are not
+  EXPECT_EQ(found(), (std::vector<std::uint32_t>{97, 0, 97}));
+  run(100'000, 100'000);
+  EXPECT_EQ(found(), everywhere(97));
+  run(50'000, 50'000);
+  EXPECT_EQ(found(), everywhere(48));
 }
 
-// Then all blocks but those of what stays here begin where the first one does.
+// Then all blocks but those of what stays here begin where the first one does, if that was of the same size.
 TEST(InStep, BlocksBeginWithTheFirstPeer) {
   const auto ports = std::make_unique<std::array<Port, 6>>();
   Bytes data(4000);
   HostView host{};
   Ledger ledger{};
-  for (const std::uint32_t in_step : {0, 1}) {
+  for (const std::uint32_t in_step : {0, 3, 4}) {
     OperationState state{};
     state.parts[0].in_step = in_step;
     std::array<Message, 3> messages{};
@@ -193,10 +253,11 @@ TEST(InStep, BlocksBeginWithTheFirstPeer) {
       block.make_room(3);
       Part part{&state.parts[0], state.messages, messages.data(), 3, 3600'000'000'000};
       part.in_step_blocks = 2;
+      part.in_step_KiB = 3;
       Roles<HostBlock, false>(block, part).begin();
     }
     const std::array<std::uint64_t, 3> claimed{state.messages[0].claimed, state.messages[1].claimed, state.messages[2].claimed};
-    EXPECT_EQ(claimed, in_step == 0 ? (std::array<std::uint64_t, 3>{1000, 1000, 1000}) : (std::array<std::uint64_t, 3>{2000, 0, 1000}));
+    EXPECT_EQ(claimed, in_step == 3 ? (std::array<std::uint64_t, 3>{2000, 0, 1000}) : (std::array<std::uint64_t, 3>{1000, 1000, 1000}));
   }
 }
 
