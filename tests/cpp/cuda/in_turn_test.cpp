@@ -172,6 +172,24 @@ TEST_F(AwaitedGrant, HoldsBackNoPackets) {
   }
 }
 
+// One that was given up has not heard from all.
+TEST_F(AwaitedGrant, ThatNeverComesLeavesWhatTheLastOperationFound) {
+  std::vector<Message> messages = operation(2);
+  messages.pop_back();
+  messages[0].reports = true;
+  host.stop = kLeave;
+  state.in_step = 5;
+  std::vector<MessageState> states(1);
+  Block block{0, 1, 1, 0};
+  block.make_room(1);
+  Part part{&state, states.data(), messages.data(), 1, 3600'000'000'000};
+  part.in_step_blocks = 1;
+  part.in_step_KiB = 5;
+  Roles<Block, false>(block, part).run();
+  EXPECT_EQ(host.error, static_cast<std::uint32_t>(KernelError::aborted));
+  EXPECT_EQ(state.in_step, 5u);
+}
+
 // So much to all that blocks take peers in turn: some sends have no block that begins with them. Blocks begin one at a time, the last one
 // first.
 TEST(InTurn, EveryByteComesThoughBlocksBeginLate) {
