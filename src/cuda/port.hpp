@@ -73,8 +73,8 @@ inline constexpr std::uint64_t kNeverMoved = 1u << 29;
 struct alignas(16) Grant {
   static constexpr std::uint32_t kWords = 6;
   static constexpr std::uint32_t kPaths = 5;
-  std::uint64_t
-      words[kWords];  // bytes low, bytes high, buffer, offset low, offset high, indirect paths (a bit each), kFetched and kBalanced
+  // Bytes low, bytes high, buffer, offset low, offset high; indirect paths (a bit each), kFetched and kBalanced.
+  std::uint64_t words[kWords];
 };
 
 // What a send tells its destination, as a grant does: the end of the message may be read from this buffer. One of a pair and direction in
