@@ -127,9 +127,9 @@ railweave_cuda_config config_of(std::uint32_t rank, std::uint32_t world, const s
   return config;
 }
 
-// Rank 1 of two, which does nothing. False: the other has not done it.
-bool stays_until(const Signal& seen, const std::string& address) {
-  const auto own = make(1, 2, address);
+// A rank, by default 1 of two, which does nothing. False: rank 0 has not done it.
+bool stays_until(const Signal& seen, const std::string& address, std::uint32_t rank = 1, std::uint32_t world = 2) {
+  const auto own = make(rank, world, address);
   const bool well = seen.is_there(kPatience);
   own->abort();
   own->end();
@@ -358,7 +358,7 @@ TEST(BlocksOfCommunicator, FillTheLinkWhereRatesAreSaidAndBlocksAreNot) {
                    const railweave_cuda_transfer transfer{sizeof transfer, own, RAILWEAVE_CUDA_SEND, 1, memory, 64u << 20};
                    const railweave_cuda_stream stream = nullptr;
                    const bool queued = api.enqueue(&transfer, 1, &stream, 1) == RAILWEAVE_OK;
-                   const bool well = stand_in::blocks == c.blocks && stand_in::patience_ns == c.patience_ns;
+                   const bool well = stand_in::blocks == c.blocks && stand_in::header.patience_ns == c.patience_ns;
                    seen.send();
                    api.abort(own);
                    api.destroy(own);
@@ -366,6 +366,31 @@ TEST(BlocksOfCommunicator, FillTheLinkWhereRatesAreSaidAndBlocksAreNot) {
                  },
                  [&] { return stays_until(seen, place.address()); }});
   }
+}
+
+// As much to and from each peer, and that is much.
+TEST(BlocksOfCommunicator, MayBeInStep) {
+  const Place place;
+  const Signal seen[2];
+  expect_well({[&] {
+                 std::byte* const memory = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+                 stand_in::allocation = memory;
+                 stand_in::shareable = true;
+                 const auto own = make(0, 3, place.address());
+                 std::vector<Transfer> transfers;
+                 for (const std::uint32_t peer : {1u, 2u}) {
+                   for (const Direction way : {Direction::send, Direction::receive})
+                     transfers.push_back({own.get(), way, peer, memory + (transfers.size() << 25), 32u << 20});
+                 }
+                 const std::array<cudaStream_t, 1> streams{nullptr};
+                 Communicator::enqueue(transfers, streams);
+                 const OperationHeader header = stand_in::header;
+                 for (const Signal& each : seen) each.send();
+                 own->abort();
+                 own->end();
+                 return header.in_step_blocks == stand_in::blocks && header.in_step_KiB == 32u << 10;
+               },
+               [&] { return stays_until(seen[0], place.address(), 1, 3); }, [&] { return stays_until(seen[1], place.address(), 2, 3); }});
 }
 
 // What a rank sends, or receives, with few blocks.

@@ -94,7 +94,7 @@ cudaError_t launch(const OperationHeader& header, std::span<const Message> messa
   stand_in::host_view = messages[0].host;
   stand_in::blocks = plan.blocks;
   stand_in::first_message = messages[0];
-  stand_in::patience_ns = header.patience_ns;
+  stand_in::header = header;
   return cudaSuccess;
 }
 void preload_checks() {}

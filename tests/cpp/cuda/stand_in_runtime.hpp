@@ -22,7 +22,7 @@ inline std::atomic<void (*)()> before_part = nullptr;
 inline std::atomic<HostView*> host_view = nullptr;
 inline std::atomic<std::uint32_t> blocks = 0;
 inline Message first_message{};
-inline std::atomic<std::uint32_t> patience_ns = 0;
+inline OperationHeader header{};
 // What the driver says of all memory: an allocation of this GPU's that begins there; null: none. Whether other processes may have it.
 inline std::atomic<std::byte*> allocation = nullptr;
 inline std::atomic<bool> shareable = false;
