@@ -12,8 +12,24 @@
 namespace railweave::cuda {
 namespace {
 
-// A block whose own send has not been granted waits for that, then helps with another a piece at a time, so that it is back when the grant
-// comes; one whose own send is over goes on with the other in a row.
+// A granted send of all of `data`, in pieces of 1 KiB, that no block begins with.
+Message send_of(Port& local, Port& remote, Bytes& data, HostView& host, Ledger& ledger) {
+  Message m{};
+  m.local = &local;
+  m.remote = &remote;
+  m.data = data.data();
+  m.bytes = data.size();
+  m.host = &host;
+  m.ledger = &ledger;
+  m.direction = Direction::send;
+  m.path = Path::granted;
+  m.piece_bytes = 1024;
+  m.grant_after = kNone;
+  return m;
+}
+
+// A block waits for the grant of its next send, then helps with those behind it: a piece at a time while its own one has not been granted, so
+// that it is back when the grant comes, in rows once that is over.
 class OwnSend : public testing::Test {
  protected:
   struct Block : HostBlock {
@@ -26,17 +42,8 @@ class OwnSend : public testing::Test {
 
   OwnSend() {
     for (std::uint32_t i = 0; i < kSends; ++i) {
-      Message& m = messages[i];
-      m.local = &(*here)[i];
-      m.remote = &(*there)[i];
-      m.data = data.data();
-      m.bytes = data.size();
-      m.host = &host;
-      m.ledger = &ledger;
-      m.direction = Direction::send;
-      m.path = Path::granted;
-      m.piece_bytes = i == 0 ? static_cast<std::uint32_t>(data.size()) : kPiece;  // the block's own one is one piece
-      m.grant_after = kNone;
+      Message& m = messages[i] = send_of((*here)[i], (*there)[i], data, host, ledger);
+      if (i == 0) m.piece_bytes = static_cast<std::uint32_t>(data.size());  // the block's own one is one piece
       m.first_block = static_cast<std::uint16_t>(i);
       m.last_block = static_cast<std::uint16_t>(i + 1);
     }
@@ -125,23 +132,14 @@ class AwaitedGrant : public testing::Test {
 
   // A send that is waited for, receives that are never granted, and two bundles of packets, of which the other block has one.
   std::vector<Message> operation(std::uint32_t count) {
-    std::vector<Message> messages(count);
-    for (Message& m : messages) {
-      m.local = &(*here)[1];
-      m.remote = &(*there)[1];
-      m.data = data.data();
-      m.bytes = data.size();
-      m.host = &host;
-      m.ledger = &ledger;
-      m.direction = Direction::receive;
-      m.path = Path::granted;
-      m.grant_after = 0;
+    std::vector<Message> messages(count, send_of((*here)[1], (*there)[1], data, host, ledger));
+    for (std::uint32_t i = 1; i + 1 < count; ++i) {
+      messages[i].direction = Direction::receive;
+      messages[i].grant_after = 0;
     }
     Message &awaited = messages.front(), &packets = messages.back();
     awaited.local = &(*here)[0];
     awaited.remote = &(*there)[0];
-    awaited.direction = packets.direction = Direction::send;
-    awaited.piece_bytes = 1024;
     awaited.last_block = 1;
     packets.path = Path::packets;
     return messages;
@@ -252,17 +250,7 @@ TEST(InStep, BlocksBeginWithTheFirstPeer) {
     state.parts[0].in_step = in_step;
     std::array<Message, 3> messages{};
     for (std::uint32_t i = 0; i < messages.size(); ++i) {
-      Message& m = messages[i];
-      m.local = &(*ports)[i];
-      m.remote = &(*ports)[3 + i];
-      m.data = data.data();
-      m.bytes = data.size();
-      m.host = &host;
-      m.ledger = &ledger;
-      m.direction = Direction::send;
-      m.path = Path::granted;
-      m.piece_bytes = 1000;
-      m.grant_after = kNone;
+      Message& m = messages[i] = send_of((*ports)[i], (*ports)[3 + i], data, host, ledger);
       m.first_block = static_cast<std::uint16_t>(i);
       m.last_block = static_cast<std::uint16_t>(i + 1);
     }
@@ -275,7 +263,7 @@ TEST(InStep, BlocksBeginWithTheFirstPeer) {
       Roles<HostBlock, false>(block, part).begin();
     }
     const std::array<std::uint64_t, 3> claimed{state.messages[0].claimed, state.messages[1].claimed, state.messages[2].claimed};
-    EXPECT_EQ(claimed, in_step == 3 ? (std::array<std::uint64_t, 3>{2000, 0, 1000}) : (std::array<std::uint64_t, 3>{1000, 1000, 1000}));
+    EXPECT_EQ(claimed, in_step == 3 ? (std::array<std::uint64_t, 3>{2048, 0, 1024}) : (std::array<std::uint64_t, 3>{1024, 1024, 1024}));
   }
 }
 
