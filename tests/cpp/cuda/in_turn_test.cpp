@@ -28,8 +28,8 @@ Message send_of(Port& local, Port& remote, Bytes& data, HostView& host, Ledger& 
   return m;
 }
 
-// A block waits for the grant of its next send, then helps with those behind it: a piece at a time while its own one has not been granted, so
-// that it is back when the grant comes, in rows once that is over.
+// A block waits for the grant of its next send, then helps with those behind it: a piece at a time while its own one has not been granted,
+// so that it is back when the grant comes, in rows once that is over.
 class OwnSend : public testing::Test {
  protected:
   struct Block : HostBlock {
