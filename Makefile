@@ -25,7 +25,7 @@ demo: setup ## the main job: a skewed exchange over four emulated rails, three w
 	$$sudo $(RAILWEAVE) bench alltoallv --lab 2x4 --fabric examples/nccl-topo-4xH200-rail-aligned.xml --rate 400mbit \
 	  --policies single-path,railweave --peer openmpi --repeat 3 --json out/demo.json --report out/demo.html
 
-# Model checks take five minutes of two cores and wait for nothing, tests in namespaces do nothing but wait: so they run beside each other,
+# Model checks take five minutes of two cores and wait for nothing, tests in namespaces mostly wait: so they run beside each other,
 # the checks with what processor time is left.
 test: setup test-cpp test-cuda ## all tests; the GPU kernels are compiled, no GPU is needed
 	@mkdir -p out; nice -n 19 $(MAKE) -s protocol >out/protocol.log 2>&1 & checks=$$!; trap 'kill $$checks' INT TERM; \

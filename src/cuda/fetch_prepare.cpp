@@ -12,7 +12,8 @@ constexpr std::uint64_t kFetchFrom = 4u << 20;
 
 // Where blocks are too few to fill a link those of the other end can help, which have nothing else to do: a pair of 8 MiB took 52.7, 42.7,
 // 38.8 and 34.7 us with 3, 5, 6 and 8 blocks at each end, and 69.3, 45.3, 39.5 and 31.9 with the source's alone; one of 64 MiB 278 and 195
-// us with 3 and 6, and 563 and 301 (4 and 2 x H200, docs/cuda-measured.md).
+// us with 3 and 6, and 563 and 301 (4 and 2 x H200, docs/cuda-measured.md). A calibration takes a block's rate from more of them
+// (effect.py).
 constexpr std::uint32_t kMostBlocks = 6;
 // Both ways at once they are in each other's way: 366 GB/s written, 275 so (4 x H200, docs/gpu-probe.md).
 constexpr std::uint64_t kOneWay = 4;

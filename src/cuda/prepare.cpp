@@ -148,7 +148,7 @@ bool is_granted_send(const Message& m) { return m.direction == Direction::send &
 // Where there is one message to and one from each of several peers, all of the same size, at all ranks, which the last such operation
 // knows, all blocks are at one peer after another (Part::in_step_blocks), so each receiver has one sender: balanced 64 and 256 MiB between
 // four GPUs took 564 and 2,188 us instead of 585 and 2,412 on one machine (NCCL 748 and 2,360), and 564 and 2,191 instead of 567 and 2,218
-// on another; 16 MiB 1.00 to 1.04 times as long, 8 MiB 1.13 and 1.46. A hot pair of 64 MiB with half of it between all others took 469 us
+// on another; 16 MiB 0.99 to 1.06 times as long, 8 MiB 1.14 and 1.46. A hot pair of 64 MiB with half of it between all others took 469 us
 // instead of 402 where ranks went by their own messages alone (4 x H100, docs/cuda-measured.md).
 constexpr std::uint64_t kInStepFrom = 24u << 20;  // to each
 // Bytes of each message where there is one to and one from each of the peers, all of the same size and into buffers that the peers can

@@ -122,7 +122,8 @@ TEST_F(OwnSend, IsFollowedByAnotherWhereTheNextIsGrantedLate) {
   EXPECT_EQ((*there)[2].placed[1], data.size());
 }
 
-// Not packets, also those that are another block's, nor what stands in a later window of an operation of many messages.
+// Behind a send that is waited for a block still moves packets, also those that are another block's, and what stands in a later window of
+// an operation of many messages.
 class AwaitedGrant : public testing::Test {
  protected:
   struct Block : HostBlock {
