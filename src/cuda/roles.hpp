@@ -306,9 +306,10 @@ class Roles {
     return block_.smallest(count, [&](std::uint32_t k) -> std::uint64_t {
       const std::uint32_t i = first + k;
       std::uint32_t slot = 0;
-      const Step step = look(i, slot);
+      Step step = look(i, slot);
       // Among equals the block's own send first, then the ones after it, so that blocks spread.
       const std::uint32_t distance = i >= home_ ? i - home_ : i + count_ - home_;
+      if (step == Step::own_more && slot == kNotYet && distance < given_up_) step = Step::waiting;
       return static_cast<std::uint64_t>(step) << kStepBit | static_cast<std::uint64_t>(distance) << kDistanceBit | slot;
     });
   }
@@ -344,6 +345,7 @@ class Roles {
     const std::uint32_t distance = static_cast<std::uint32_t>(found >> kDistanceBit);
     work.message = distance + home_ < count_ ? distance + home_ : distance + home_ - count_;
     work.slot = static_cast<std::uint32_t>(found & ((1u << kDistanceBit) - 1));
+    if (is_not_yet(found)) wait_for(message(work.message), distance);
     // Between looking and claiming another block may have been faster: then there is nothing to do in this turn.
     bool claimed = false;
     block_.lead([&] { claimed = claim(work); });
@@ -687,21 +689,27 @@ class Roles {
     }
   }
 
-  // A block whose next send in turn has not been granted waits for that, as long after its begin as a third of the message takes at full
-  // rate, before it helps with those behind it. Ranks begin one after another: who goes elsewhere at once probably meets another rank's
-  // blocks there, and all stay out of step. Balanced 16 MiB between four GPUs took 156 us instead of 178, 64 MiB 567 instead of 600; and a
-  // hot pair of 16 MiB with 1/16 between all others 60.6 instead of 63.2 since that holds for other sends than the one that it begins with
-  // (4 x H100, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason. Where there are indirect paths,
-  // whose sends are divided between blocks and not taken in turn, for the one that it begins with alone; what may be fetched waits for that
-  // as well.
+  // A block waits for the grant of a send whose turn has come, a third of what that takes at full rate, before it helps with those behind
+  // it. Ranks begin one after another: who goes elsewhere at once probably meets another rank's blocks there, and all stay out of step.
+  // Balanced 16 MiB between four GPUs took 156 us instead of 178 so, 64 MiB 567 instead of 600 (4 x H100), and where not only the first
+  // send was waited for a hot pair of 16 MiB with 1/16 between all others 60.6 instead of 63.2, and one of 64 MiB with half 383 instead of
+  // 397 (4 x H200, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason. Where there are indirect
+  // paths, whose sends are divided and not taken in turn, for the first one alone; what may be fetched waits for that as well.
   static constexpr std::uint64_t kMostPatience = 64u << 20;  // bytes
 
   RAILWEAVE_ROLE Step await_grant(const Message& m, std::uint32_t& slot) const {
     if (kIndirect && &m != &message(home_)) return Step::waiting;
-    const std::uint64_t bytes = m.bytes < kMostPatience ? m.bytes : kMostPatience;
-    if (block_.now() - start_ >= bytes * patience_ns_ >> 16) return Step::waiting;
     slot = kNotYet;
     return Step::own_more;
+  }
+
+  // Once for each send: one that was given up is taken when it has been granted.
+  RAILWEAVE_ROLE void wait_for(const Message& m, std::uint32_t distance) {
+    const std::uint64_t bytes = m.bytes < kMostPatience ? m.bytes : kMostPatience;
+    const std::uint64_t now = block_.uniform([&] { return block_.now(); });
+    if (awaited_ != distance) awaited_until_ = now + (bytes * patience_ns_ >> 16);
+    awaited_ = distance;
+    if (now >= awaited_until_) given_up_ = distance + 1;
   }
 
   // With rows of 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other
@@ -778,9 +786,9 @@ class Roles {
   std::uint32_t home_ = 0;
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
-  std::uint32_t patience_ns_;
-  std::uint32_t in_step_blocks_, in_step_KiB_;
-  std::uint64_t start_ = 0;
+  std::uint32_t patience_ns_, in_step_blocks_, in_step_KiB_;
+  std::uint32_t awaited_ = ~0u, given_up_ = 0;  // distances from home_: of the send that was waited for last; nearer ones are not
+  std::uint64_t awaited_until_ = 0, start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;
   bool has_home_ = false;

@@ -28,8 +28,8 @@ Message send_of(Port& local, Port& remote, Bytes& data, HostView& host, Ledger& 
   return m;
 }
 
-// A block waits for the grant of its next send, then helps with those behind it: a piece at a time while its own one has not been granted,
-// so that it is back when the grant comes, in rows once that is over.
+// A block waits for the grant of a send whose turn has come, then helps with those behind it: a piece at a time while its own one has not
+// been granted, so that it is back when the grant comes, in rows once that is over.
 class OwnSend : public testing::Test {
  protected:
   struct Block : HostBlock {
@@ -58,10 +58,25 @@ class OwnSend : public testing::Test {
     const std::uint64_t said[Grant::kWords] = {data.size(), 0, kAbsoluteBuffer, to & 0xffffffff, to >> 32};
     for (std::uint32_t k = 0; k < Grant::kWords; ++k) (*here)[i].grants[1].words[k] = said[k] | std::uint64_t{1} << 32;
   }
-  // Of the next message; a turn claims a piece, the next one pushes it and what follows.
-  std::uint64_t pieces_after_two_turns() {
-    for (std::uint32_t turn = 0; turn < 2; ++turn) EXPECT_TRUE(roles->turn(false));
-    return (*there)[1].placed[1] / kPiece;
+  void take_back(std::uint32_t i) {
+    for (std::uint64_t& word : (*here)[i].grants[1].words) word = 0;
+  }
+  void turns(std::uint32_t count) {
+    for (std::uint32_t turn = 0; turn < count; ++turn) EXPECT_TRUE(roles->turn(false));
+  }
+  // A turn claims a piece, the next one pushes it and what follows.
+  std::uint64_t pieces_after_two_turns(std::uint32_t i = 1) {
+    turns(2);
+    return (*there)[i].placed[1] / kPiece;
+  }
+  // From the turn on in which it is seen that there is no grant.
+  static std::uint64_t wait_of(std::uint64_t bytes) { return bytes * kPatience_ns / 65'536; }
+  void find_waiting_until(std::uint64_t wait, std::uint32_t i) {
+    turns(1);
+    block.time += wait - 1;
+    EXPECT_EQ(pieces_after_two_turns(i), 0u);
+    block.time += 1;
+    turns(1);
   }
 
   const std::unique_ptr<std::array<Port, kSends>> here = std::make_unique<std::array<Port, kSends>>(),
@@ -77,23 +92,19 @@ class OwnSend : public testing::Test {
 
 TEST_F(OwnSend, IsWaitedForAndHelpBeforeItsGrantIsBrief) {
   messages[0].bytes = 100'000;
-  block.time += 100'000 * kPatience_ns / 65'536 - 1;
-  EXPECT_EQ(pieces_after_two_turns(), 0u);
-  block.time += 1;
+  find_waiting_until(wait_of(100'000), 1);
   EXPECT_EQ(pieces_after_two_turns(), 1u);
 }
 
 TEST_F(OwnSend, IsNotWaitedForLongerThanForSixtyFourMebibytes) {
   messages[0].bytes = std::uint64_t{1} << 40;
-  block.time += 1024 * kPatience_ns - 1;
-  EXPECT_EQ(pieces_after_two_turns(), 0u);
-  block.time += 1;
+  find_waiting_until(wait_of(64u << 20), 1);
   EXPECT_EQ(pieces_after_two_turns(), 1u);
 }
 
 TEST_F(OwnSend, IsFollowedByOthersInARow) {
   grant(0);
-  EXPECT_TRUE(roles->turn(false));
+  turns(1);
   EXPECT_EQ((*there)[0].placed[1], data.size());
   EXPECT_EQ(pieces_after_two_turns(), kPieces);
 }
@@ -101,10 +112,11 @@ TEST_F(OwnSend, IsFollowedByOthersInARow) {
 // While the next one in turn may be granted soon, nothing is done for the one behind it.
 TEST_F(OwnSend, IsFollowedByTheNextInTurnOnceThatIsGranted) {
   grant(0);
-  EXPECT_TRUE(roles->turn(false));
-  for (std::uint64_t& word : (*here)[1].grants[1].words) word = 0;
+  turns(1);
+  take_back(1);
   grant(2);
-  block.time += data.size() * kPatience_ns / 65'536 - 1;
+  turns(1);
+  block.time += wait_of(data.size()) - 1;
   EXPECT_EQ(pieces_after_two_turns(), 0u);
   EXPECT_EQ((*there)[2].placed[1], 0u);
   grant(1);
@@ -112,14 +124,33 @@ TEST_F(OwnSend, IsFollowedByTheNextInTurnOnceThatIsGranted) {
   EXPECT_EQ((*there)[2].placed[1], 0u);
 }
 
+// However long the one before took.
 TEST_F(OwnSend, IsFollowedByAnotherWhereTheNextIsGrantedLate) {
   grant(0);
-  EXPECT_TRUE(roles->turn(false));
-  for (std::uint64_t& word : (*here)[1].grants[1].words) word = 0;
+  turns(1);
+  take_back(1);
   grant(2);
-  block.time += data.size() * kPatience_ns / 65'536;
-  EXPECT_EQ(pieces_after_two_turns(), 0u);
-  EXPECT_EQ((*there)[2].placed[1], data.size());
+  block.time += 10 * wait_of(data.size());
+  find_waiting_until(wait_of(data.size()), 2);
+  EXPECT_EQ(pieces_after_two_turns(2), kPieces);
+  EXPECT_EQ((*there)[1].placed[1], 0u);
+}
+
+// Nor is the one behind it waited for any less, and the first one is taken when it is granted.
+TEST_F(OwnSend, ThatWasGivenUpIsNotWaitedForAgain) {
+  messages[2].bytes = 100'000;
+  take_back(1);
+  find_waiting_until(wait_of(data.size()), 1);  // the block's own one
+  find_waiting_until(wait_of(data.size()), 1);
+  turns(1);
+  block.time += wait_of(100'000) - 1;
+  turns(1);
+  grant(1);
+  EXPECT_EQ(pieces_after_two_turns(), 1u) << "briefly, before its own one";
+  grant(0);
+  turns(1);
+  EXPECT_EQ((*there)[0].placed[1], data.size());
+  EXPECT_EQ(pieces_after_two_turns(), kPieces);
 }
 
 // Behind a send that is waited for a block still moves packets, also those that are another block's, and what stands in a later window of
