@@ -31,35 +31,9 @@
 #include "fetch_roles.hpp"
 #include "indirect_roles.hpp"
 #include "packet_roles.hpp"
+#include "work.hpp"
 
 namespace railweave::cuda {
-
-// What a block does next, the most urgent first: pulls free what others wait for, so they go before pushes. What it fetches is waited for
-// by nobody but this operation's two ends. `waiting` and `over` are states of a message; a block leaves when all are over.
-enum class Step : std::uint32_t { pull_packets, pull_slot, grant, push_packets, push, own_bundle, own_more, fetch, waiting, over };
-
-struct Work {
-  Step step;
-  std::uint32_t message;
-  std::uint32_t slot;  // or the bundle; from kFirstIndirect on, an indirect path; kOffered: of what was offered, and is not
-                       // read; kNotYet: of a send that has not been granted, but is waited for
-  std::uint32_t bytes;
-  std::uint64_t offset;  // in the message
-  std::uint64_t turn;    // of the slot; or number of the piece; or of the bundle's first packet
-  std::byte* base;       // of a push: the destination's buffer, or null for a slot
-};
-
-// Of a message of so many packets; a power of two. All of a bundle's are seen before one is moved, so a pair's slots have to hold them.
-RAILWEAVE_ROLE constexpr std::uint32_t packets_of_bundle(std::uint32_t packets) {
-  std::uint32_t bundle = kBundlePackets;
-  while (bundle * kMostBundles < packets) bundle *= 2;
-  return bundle;
-}
-static_assert(packets_of_bundle(packets_of(8u << 20)) <= kPacketSlots, "the most that gpu_low_latency_bytes may be (settings.cpp)");
-
-// Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
-inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
-inline constexpr std::uint32_t kOffered = 1, kNotYet = 2;
 
 // An operation without packets is done by roles without their code: beside it an operation of 1 MiB took 4.5 us more
 // (docs/cuda-measured.md). The same goes for indirect paths, which only large messages take.
@@ -92,19 +66,44 @@ class Roles {
 
   // --- Begin, turn, end
 
-  // Each block reads the pairs' counts, which stand still while the operation runs, and takes its first pieces. The first block at a
-  // receive grants it. All trips to L2 of this are under way at once.
+  // Each block reads the pairs' counts, which stand still while the operation runs. The first block at a receive grants it, before anything
+  // else: the source waits for that. Then blocks take their first pieces. All trips to L2 of each of both are under way at once.
   RAILWEAVE_ROLE void begin() {
+    block_.each(count_, [&](std::uint32_t i) {
+      const Message& m = message(i);
+      Share& own = share(i);
+      own.at = own.end = 0;
+      const Count count = block_.counted(&moved(m));
+      if (in_packets(m)) {
+        own.number = count.value + count.over + m.ordinal;
+        const std::uint64_t mine = bundles_of_block(m, i);
+        own.at = mine & ~block_.take(&state(i).claimed, mine);
+      } else {
+        const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
+        const bool offers = offers_end(m) && block_.swap_if(&state(i).granted, kUngranted, kGranted);
+        // Numbers begin at 1, so that a zeroed flag names no message.
+        own.number = count.over != 0 ? kNeverGranted : count.value + m.ordinal + 1;
+        if (grants && count.over == 0) post_grant(m, own.number);
+        if (offers && count.over == 0) fetch_.offer(m, own.number);
+      }
+      if (m.begins && block_.index() == 0 && count.over == 0) report_begin(block_, m);
+    });
     // The send that this block begins with (prepare.cpp).
     const std::uint64_t home = block_.share([&] {
       std::uint32_t place = block_.index();
       if constexpr (kMayBeInStep) {
         if (place < in_step_blocks_ && block_.relaxed(&state_.in_step) == in_step_KiB_) place = 0;
       }
-      return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
+      const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
         const Message& m = message(i);
         return sends(m) && m.first_block <= place && place < m.last_block ? i : count_;
       });
+      block_.lead([&] {
+        if (found == count_) return;
+        const Message& m = message(static_cast<std::uint32_t>(found));
+        own_piece(m, share(found), block_.add(&state(found).claimed, std::uint64_t{m.piece_bytes}), first_bytes(m));
+      });
+      return found;
     });
     home_ = static_cast<std::uint32_t>(home % count_);
     if constexpr (kIndirect) {
@@ -112,26 +111,6 @@ class Roles {
       first_path_ = block_.index();
     }
     if constexpr (Block::kMany) window_ = home_ - home_ % kWindow;
-    block_.each(count_, [&](std::uint32_t i) {
-      const Message& m = message(i);
-      Share& own = share(i);
-      own.at = own.end = 0;
-      const Count count = block_.counted(&moved(m));
-      if (m.begins && block_.index() == 0 && count.over == 0) report_begin(block_, m);
-      if (in_packets(m)) {
-        own.number = count.value + count.over + m.ordinal;
-        const std::uint64_t mine = bundles_of_block(m, i);
-        own.at = mine & ~block_.take(&state(i).claimed, mine);
-        return;
-      }
-      // Numbers begin at 1, so that a zeroed flag names no message.
-      const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
-      const bool offers = offers_end(m) && block_.swap_if(&state(i).granted, kUngranted, kGranted);
-      if (i == home) own_piece(m, own, block_.add(&state(i).claimed, std::uint64_t{m.piece_bytes}), first_bytes(m));
-      own.number = count.over != 0 ? kNeverGranted : count.value + m.ordinal + 1;
-      if (grants && count.over == 0) post_grant(m, own.number);
-      if (offers && count.over == 0) fetch_.offer(m, own.number);
-    });
     start_ = block_.now();
   }
 
