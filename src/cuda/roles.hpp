@@ -682,13 +682,14 @@ class Roles {
     return Step::own_more;
   }
 
-  // Once for each send: one that was given up is taken when it has been granted.
+  // Once for each send: one that was given up is taken when it has been granted. The turn of the one that a block begins with, the only one
+  // where there are indirect paths, comes with its begin.
   RAILWEAVE_ROLE void wait_for(const Message& m, std::uint32_t distance) {
     const std::uint64_t bytes = m.bytes < kMostPatience ? m.bytes : kMostPatience;
     const std::uint64_t now = block_.uniform([&] { return block_.now(); });
-    if (awaited_ != distance) awaited_until_ = now + (bytes * patience_ns_ >> 16);
+    if (!kIndirect && awaited_ != distance) awaited_since_ = now;
     awaited_ = distance;
-    if (now >= awaited_until_) given_up_ = distance + 1;
+    if (now - (kIndirect ? start_ : awaited_since_) >= bytes * patience_ns_ >> 16) given_up_ = distance + 1;
   }
 
   // With rows of 2 MiB, all blocks of a rank were stuck for 400 us where they had been granted first, at 5 GB/s each, while its other
@@ -767,7 +768,7 @@ class Roles {
   std::uint64_t timeout_ns_;
   std::uint32_t patience_ns_, in_step_blocks_, in_step_KiB_;
   std::uint32_t awaited_ = ~0u, given_up_ = 0;  // distances from home_: of the send that was waited for last; nearer ones are not
-  std::uint64_t awaited_until_ = 0, start_ = 0;
+  std::uint64_t awaited_since_ = 0, start_ = 0;
   bool stopped_ = false;
   std::uint32_t first_path_ = 0;
   bool has_home_ = false;
