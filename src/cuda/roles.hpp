@@ -189,17 +189,19 @@ class Roles {
   RAILWEAVE_ROLE void stop(const Message& m, KernelError error) { stop_operation(block_, state_, m, error); }
 
   // Whether all ranks' operations were balanced, as this one's was, for the next such operation. A mate that is further on may have taken
-  // a grant's place again: then this is of a later operation, and no worse a guess.
+  // a grant's place again: then this is of a later operation, and no worse a guess. What a share has of a grant is not needed any more. Not
+  // by smallest(): with that once more in the kernel, nvcc 13.0 has each turn's shuffles in code for warps that have diverged
+  // (docs/cuda-measured.md).
   RAILWEAVE_ROLE void note_balance() {
-    const std::uint64_t all = block_.share([&] {
-      return block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
-        const Message& m = message(i);
-        if (!sends(m)) return 1;
-        const std::uint64_t paths = block_.relaxed(&m.local->grants[share(i).number % kGrants].words[Grant::kPaths]);
-        return (paths & kBalanced) != 0 ? 1 : 0;
-      });
+    block_.each(count_, [&](std::uint32_t i) {
+      const Message& m = message(i);
+      if (sends(m)) share(i).granted_bytes = block_.relaxed(&m.local->grants[share(i).number % kGrants].words[Grant::kPaths]) & kBalanced;
     });
-    block_.leader([&] { block_.store(&state_.in_step, all != 0 ? in_step_KiB_ : 0u); });
+    block_.leader([&] {
+      bool all = true;
+      for (std::uint32_t i = 0; i < count_; ++i) all = all && (!sends(message(i)) || share(i).granted_bytes != 0);
+      block_.store(&state_.in_step, all ? in_step_KiB_ : 0u);
+    });
   }
 
   RAILWEAVE_ROLE static bool offers_end(const Message& m) { return kIndirect && sends(m) && is_fetched(m); }
@@ -686,7 +688,7 @@ class Roles {
   // where there are indirect paths, comes with its begin.
   RAILWEAVE_ROLE void wait_for(const Message& m, std::uint32_t distance) {
     const std::uint64_t bytes = m.bytes < kMostPatience ? m.bytes : kMostPatience;
-    const std::uint64_t now = block_.uniform([&] { return block_.now(); });
+    const std::uint64_t now = block_.now();
     if (!kIndirect && awaited_ != distance) awaited_since_ = now;
     awaited_ = distance;
     if (now - (kIndirect ? start_ : awaited_since_) >= bytes * patience_ns_ >> 16) given_up_ = distance + 1;
