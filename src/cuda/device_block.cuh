@@ -128,18 +128,29 @@ class DeviceBlock : public DeviceWords {
     __syncthreads();
     return *place;
   }
+  // Of words of 32 or 64 bits.
   template <typename F>
-  __device__ __forceinline__ std::uint64_t smallest(std::uint32_t count, F&& f) const {
-    std::uint64_t least = ~0ull;
+  __device__ __forceinline__ auto smallest(std::uint32_t count, F&& f) const {
+    using Value = decltype(f(0u));
+    Value least = ~Value{0};
     for (std::uint32_t i = threadIdx.x; i < count; i += 32) {
-      const std::uint64_t value = f(i);
+      const Value value = f(i);
       if (value < least) least = value;
     }
     __syncwarp();
+#if __CUDA_ARCH__ >= 800
+    constexpr bool kAtOnce = sizeof(Value) == 4;
+#else
+    constexpr bool kAtOnce = false;
+#endif
+    if constexpr (kAtOnce) {
+      least = __reduce_min_sync(~0u, least);
+    } else {
 #pragma unroll
-    for (std::uint32_t distance = 16; distance != 0; distance /= 2) {
-      const std::uint64_t other = __shfl_xor_sync(~0u, static_cast<unsigned long long>(least), distance);
-      if (other < least) least = other;
+      for (std::uint32_t distance = 16; distance != 0; distance /= 2) {
+        const Value other = __shfl_xor_sync(~0u, least, distance);
+        if (other < least) least = other;
+      }
     }
     return least;
   }

@@ -11,7 +11,7 @@
 //   pair(p), counted(p)            both words of a Mapping, of a Count
 //   share(f)                       f's result, computed by one warp, at every thread of the block; inside it:
 //     lead(f)                      f() by one thread
-//     smallest(n, f)               least f(i) for i < n
+//     smallest(n, f)               least f(i) for i < n, of 32 bits or 64
 //     uniform(f)                   f's result at one thread, at all of the warp
 //     gather(words, f)             the words at the addresses f(i), read side by side
 //   each(n, f)                     f(i) for i < n, and a barrier after the last
@@ -27,6 +27,8 @@
 // is no set-up that blocks wait for, a message is over when its words say so and not when somebody has marked it, and numbers are read
 // once.
 #pragma once
+
+#include <type_traits>
 
 #include "fetch_roles.hpp"
 #include "indirect_roles.hpp"
@@ -89,23 +91,23 @@ class Roles {
       if (m.begins && block_.index() == 0 && count.over == 0) report_begin(block_, m);
     });
     // The send that this block begins with (prepare.cpp).
-    const std::uint64_t home = block_.share([&] {
+    const std::uint32_t home = block_.share([&] {
       std::uint32_t place = block_.index();
       if constexpr (kMayBeInStep) {
         if (place < in_step_blocks_ && block_.relaxed(&state_.in_step) == in_step_KiB_) place = 0;
       }
-      const std::uint64_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint64_t {
+      const std::uint32_t found = block_.smallest(count_, [&](std::uint32_t i) -> std::uint32_t {
         const Message& m = message(i);
         return sends(m) && m.first_block <= place && place < m.last_block ? i : count_;
       });
       block_.lead([&] {
         if (found == count_) return;
-        const Message& m = message(static_cast<std::uint32_t>(found));
+        const Message& m = message(found);
         own_piece(m, share(found), block_.add(&state(found).claimed, std::uint64_t{m.piece_bytes}), first_bytes(m));
       });
       return found;
     });
-    home_ = static_cast<std::uint32_t>(home % count_);
+    home_ = home % count_;
     if constexpr (kIndirect) {
       has_home_ = home != count_;
       first_path_ = block_.index();
@@ -281,32 +283,40 @@ class Roles {
 
   // Messages at which a block looks before it does something.
   static constexpr std::uint32_t kWindow = 256;
-  static constexpr std::uint32_t kStepBit = 48, kDistanceBit = 16;
+  // What a look finds, the most urgent first: step, distance from the block's own send, slot. In a word where it fits: a GPU finds the
+  // least of a warp's words in one instruction.
+  using Found = std::conditional_t<Block::kMany, std::uint64_t, std::uint32_t>;
+  static constexpr std::uint32_t kStepBit = Block::kMany ? 48 : 28, kDistanceBit = Block::kMany ? 16 : 8;
+  static_assert(static_cast<std::uint32_t>(Step::over) < 16 && kMaxMessages <= 1u << 20);
+  static_assert(kMostBundles <= 256 && kFirstIndirect + kIndirectPaths <= 256);
 
-  RAILWEAVE_ROLE std::uint64_t most_urgent(std::uint32_t first, std::uint32_t count) {
-    return block_.smallest(count, [&](std::uint32_t k) -> std::uint64_t {
+  RAILWEAVE_ROLE Found most_urgent(std::uint32_t first, std::uint32_t count) {
+    return block_.smallest(count, [&](std::uint32_t k) -> Found {
       const std::uint32_t i = first + k;
       std::uint32_t slot = 0;
       Step step = look(i, slot);
       // Among equals the block's own send first, then the ones after it, so that blocks spread.
       const std::uint32_t distance = i >= home_ ? i - home_ : i + count_ - home_;
       if (step == Step::own_more && slot == kNotYet && distance < given_up_) step = Step::waiting;
-      return static_cast<std::uint64_t>(step) << kStepBit | static_cast<std::uint64_t>(distance) << kDistanceBit | slot;
+      return static_cast<Found>(step) << kStepBit | static_cast<Found>(distance) << kDistanceBit | slot;
     });
   }
 
-  RAILWEAVE_ROLE static bool is_not_yet(std::uint64_t found) {
-    return static_cast<Step>(found >> kStepBit) == Step::own_more && (found & ((1u << kDistanceBit) - 1)) == kNotYet;
+  RAILWEAVE_ROLE static Step step_of(Found found) { return static_cast<Step>(found >> kStepBit); }
+  RAILWEAVE_ROLE static std::uint32_t distance_of(Found found) {
+    return static_cast<std::uint32_t>(found >> kDistanceBit & ((Found{1} << (kStepBit - kDistanceBit)) - 1));
   }
+  RAILWEAVE_ROLE static std::uint32_t slot_of(Found found) { return static_cast<std::uint32_t>(found & ((Found{1} << kDistanceBit) - 1)); }
+  RAILWEAVE_ROLE static bool is_not_yet(Found found) { return step_of(found) == Step::own_more && slot_of(found) == kNotYet; }
 
   // Window by window until there is something to do. What a window has is finite, so each gets its turn.
-  RAILWEAVE_ROLE std::uint64_t most_urgent_of_many() {
-    std::uint64_t found = ~std::uint64_t{0};
+  RAILWEAVE_ROLE Found most_urgent_of_many() {
+    Found found = ~Found{0};
     for (std::uint32_t seen = 0; seen < count_;) {
       const std::uint32_t count = count_ - window_ < kWindow ? count_ - window_ : kWindow;
-      const std::uint64_t here = most_urgent(window_, count);
+      const Found here = most_urgent(window_, count);
       if (here < found) found = here;
-      if (static_cast<Step>(found >> kStepBit) < Step::waiting && !is_not_yet(found)) break;
+      if (step_of(found) < Step::waiting && !is_not_yet(found)) break;
       seen += count;
       window_ = window_ + count == count_ ? 0 : window_ + count;
     }
@@ -314,18 +324,18 @@ class Roles {
   }
 
   RAILWEAVE_ROLE Work next_work() {
-    std::uint64_t found;
+    Found found;
     if constexpr (Block::kMany) {
       found = most_urgent_of_many();
     } else {
       found = most_urgent(0, count_);
     }
     Work work{};
-    work.step = static_cast<Step>(found >> kStepBit);
+    work.step = step_of(found);
     if (work.step == Step::waiting || work.step == Step::over) return work;
-    const std::uint32_t distance = static_cast<std::uint32_t>(found >> kDistanceBit);
+    const std::uint32_t distance = distance_of(found);
     work.message = distance + home_ < count_ ? distance + home_ : distance + home_ - count_;
-    work.slot = static_cast<std::uint32_t>(found & ((1u << kDistanceBit) - 1));
+    work.slot = slot_of(found);
     if (is_not_yet(found)) wait_for(message(work.message), distance);
     // Between looking and claiming another block may have been faster: then there is nothing to do in this turn.
     bool claimed = false;

@@ -244,9 +244,12 @@ class Node {
     std::vector<Cluster> clusters;
     for (std::uint32_t b = 0; b < plan.blocks; ++b) {
       clusters.push_back({[=, this, &part, blocks = plan.blocks] {
-        HostBlock block(b, blocks, seed + b + 1, delays);
-        block.make_room(part.count);
-        Roles<HostBlock, kPackets, kIndirect>(block, part).run();
+        const auto run = [&](auto&& block) {
+          block.make_room(part.count);
+          Roles<std::remove_cvref_t<decltype(block)>, kPackets, kIndirect>(block, part).run();
+        };
+        if (part.count > kMaxMessages) return run(HostBlockOfMany(b, blocks, seed + b + 1, delays));
+        run(HostBlock(b, blocks, seed + b + 1, delays));
       }});
     }
     run_clusters(clusters);

@@ -37,9 +37,9 @@ struct GpuTransfer {
 
 // What a rank did before a launch comes before all that the launch does, also to what its peers do once they hear of it. A GPU sees to that
 // at a kernel's begin; threads whose grants are relaxed stores would not.
-class LaunchedBlock : public cuda::HostBlock {
+class LaunchedBlock : public cuda::HostBlockOfMany {
  public:
-  using HostBlock::HostBlock;
+  using HostBlockOfMany::HostBlockOfMany;
   template <typename T>
   void store(T* word, T value) {
     release(word, value);

@@ -131,7 +131,7 @@ class HostWords {
 
 class HostBlock : public HostWords {
  public:
-  static constexpr bool kMany = true;
+  static constexpr bool kMany = false;
 
   HostBlock(std::uint32_t index, std::uint32_t blocks, std::uint64_t seed, std::uint32_t delays)
       : HostWords(seed, delays), index_(index), blocks_(blocks) {}
@@ -156,9 +156,9 @@ class HostBlock : public HostWords {
     f();
   }
   template <typename F>
-  std::uint64_t smallest(std::uint32_t count, F&& f) {
-    std::uint64_t least = ~0ull;
-    for (std::uint32_t i = 0; i < count; ++i) least = std::min(least, static_cast<std::uint64_t>(f(i)));
+  auto smallest(std::uint32_t count, F&& f) {
+    auto least = ~decltype(f(0u)){0};
+    for (std::uint32_t i = 0; i < count; ++i) least = std::min(least, f(i));
     return least;
   }
   template <typename F>
@@ -196,6 +196,13 @@ class HostBlock : public HostWords {
   std::uint32_t index_;
   std::uint32_t blocks_;
   std::vector<Share> shares_;
+};
+
+// Of more messages than one look takes.
+class HostBlockOfMany : public HostBlock {
+ public:
+  using HostBlock::HostBlock;
+  static constexpr bool kMany = true;
 };
 
 class HostWarp : public HostWords {

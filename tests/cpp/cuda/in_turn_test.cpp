@@ -157,8 +157,8 @@ TEST_F(OwnSend, ThatWasGivenUpIsNotWaitedForAgain) {
 // an operation of many messages.
 class AwaitedGrant : public testing::Test {
  protected:
-  struct Block : HostBlock {
-    using HostBlock::HostBlock;
+  struct Block : HostBlockOfMany {
+    using HostBlockOfMany::HostBlockOfMany;
     std::uint64_t now() const { return 1'000'000; }
   };
 
