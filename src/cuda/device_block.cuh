@@ -70,6 +70,7 @@ template <std::uint32_t Capacity>
 class DeviceBlock : public DeviceWords {
  public:
   static constexpr bool kMany = Capacity == 0;
+  static_assert(Capacity <= kMaxMessages);
 
   DeviceBlock() = default;
   // Beside so many blocks of the grid that move packets, of which so many are before this one.

@@ -37,7 +37,7 @@ struct LaunchLimits {
 };
 
 // Of OperationHeader, where a pair of GPUs moves so many bytes a microsecond: a third of what that takes for 64 KiB. With 1 us no block
-// waits longer than 1 ms in all.
+// waits longer than 1 ms for a send.
 inline std::uint32_t patience_ns(double pair_rate) {
   return static_cast<std::uint32_t>(std::clamp((64u << 10) / pair_rate * 1000 / 3, 1.0, 1e3));
 }

@@ -69,7 +69,7 @@ class Roles {
   // --- Begin, turn, end
 
   // Each block reads the pairs' counts, which stand still while the operation runs. The first block at a receive grants it, before anything
-  // else: the source waits for that. Then blocks take their first pieces. All trips to L2 of each of both are under way at once.
+  // else: the source waits for that. Then blocks take their first pieces. All trips to L2 of the first are under way at once.
   RAILWEAVE_ROLE void begin() {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
@@ -101,7 +101,7 @@ class Roles {
         return sends(m) && m.first_block <= place && place < m.last_block ? i : count_;
       });
       block_.lead([&] {
-        if (found == count_) return;
+        if (found == count_ || in_packets(message(found))) return;
         const Message& m = message(found);
         own_piece(m, share(found), block_.add(&state(found).claimed, std::uint64_t{m.piece_bytes}), first_bytes(m));
       });
@@ -192,8 +192,8 @@ class Roles {
 
   // Whether all ranks' operations were balanced, as this one's was, for the next such operation. A mate that is further on may have taken
   // a grant's place again: then this is of a later operation, and no worse a guess. What a share has of a grant is not needed any more. Not
-  // by smallest(): with that once more in the kernel, nvcc 13.0 has each turn's shuffles in code for warps that have diverged
-  // (docs/cuda-measured.md).
+  // by smallest(): with that once more in the kernel, nvcc 13.0 had each turn's shuffles, of 64 bits then, in code for warps that have
+  // diverged (docs/cuda-measured.md).
   RAILWEAVE_ROLE void note_balance() {
     block_.each(count_, [&](std::uint32_t i) {
       const Message& m = message(i);
@@ -682,14 +682,16 @@ class Roles {
 
   // A block waits for the grant of a send whose turn has come, a third of what that takes at full rate, before it helps with those behind
   // it. Ranks begin one after another: who goes elsewhere at once probably meets another rank's blocks there, and all stay out of step.
-  // Balanced 16 MiB between four GPUs took 156 us instead of 178 so, 64 MiB 567 instead of 600 (4 x H100), and where not only the first
-  // send was waited for a hot pair of 16 MiB with 1/16 between all others 60.6 instead of 63.2, and one of 64 MiB with half 383 instead of
-  // 397 (4 x H200, docs/cuda-measured.md). No longer than for 64 MiB: a mate that is later has another reason. Where there are indirect
-  // paths, whose sends are divided and not taken in turn, for the first one alone; what may be fetched waits for that as well.
+  // Balanced 16 MiB between four GPUs took 156 us instead of 178 so, 64 MiB 567 instead of 600, and where not only the first send was
+  // waited for a hot pair of 16 MiB with 1/16 between all others 60.6 instead of 63.2 (4 x H100); where that counted from each send's turn
+  // and not from the operation's begin one of 64 MiB with half 384 instead of 398 (4 x H200, docs/cuda-measured.md). No longer than for 64
+  // MiB: a mate that is later has another reason. Beside the one that it begins with for the first to each peer alone, as others are
+  // granted with that, or once earlier ones are over; where there are indirect paths, whose sends are divided and not taken in turn, for
+  // none. What may be fetched waits for that as well.
   static constexpr std::uint64_t kMostPatience = 64u << 20;  // bytes
 
   RAILWEAVE_ROLE Step await_grant(const Message& m, std::uint32_t& slot) const {
-    if (kIndirect && &m != &message(home_)) return Step::waiting;
+    if ((kIndirect || m.ordinal != 0) && &m != &message(home_)) return Step::waiting;
     slot = kNotYet;
     return Step::own_more;
   }

@@ -1,4 +1,4 @@
-// What a block can do next (roles.hpp).
+// Steps of a block (roles.hpp), and what goes with them.
 #pragma once
 
 #include "packet_roles.hpp"

@@ -37,16 +37,17 @@ struct GpuTransfer {
 
 // What a rank did before a launch comes before all that the launch does, also to what its peers do once they hear of it. A GPU sees to that
 // at a kernel's begin; threads whose grants are relaxed stores would not.
-class LaunchedBlock : public cuda::HostBlockOfMany {
+template <typename Base>
+class LaunchedBlock : public Base {
  public:
-  using HostBlockOfMany::HostBlockOfMany;
+  using Base::Base;
   template <typename T>
   void store(T* word, T value) {
-    release(word, value);
+    this->release(word, value);
   }
   void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
     if (before_copy) before_copy({from, bytes});
-    HostBlock::copy(to, from, bytes);
+    Base::copy(to, from, bytes);
   }
   std::function<void(std::span<const std::byte> from)> before_copy;
 };
@@ -167,13 +168,18 @@ class GpuRank {
     std::vector<std::jthread> threads;
     for (std::uint32_t b = 0; b < blocks; ++b) {
       threads.emplace_back([&, b] {
-        LaunchedBlock block(b, blocks, seed_ + rank_ * 100 + b, job_.delays);
-        block.before_copy = before_copy;
-        block.make_room(launch.near);
-        cuda::Roles<LaunchedBlock, true> near(block, part);
-        if (rails == 0) return near.run();
-        cuda::RailRoles<LaunchedBlock> far(block, cuda::rail_part(header, launch.messages.data()));
-        cuda::run_beside_rails(block, far, near, launch.near != 0);
+        const auto run = [&](auto&& block) {
+          using Block = std::remove_cvref_t<decltype(block)>;
+          block.before_copy = before_copy;
+          block.make_room(launch.near);
+          cuda::Roles<Block, true> near(block, part);
+          if (rails == 0) return near.run();
+          cuda::RailRoles<Block> far(block, cuda::rail_part(header, launch.messages.data()));
+          cuda::run_beside_rails(block, far, near, launch.near != 0);
+        };
+        const std::uint64_t seed = seed_ + rank_ * 100 + b;
+        if (part.count > cuda::kMaxMessages) return run(LaunchedBlock<cuda::HostBlockOfMany>(b, blocks, seed, job_.delays));
+        run(LaunchedBlock<cuda::HostBlock>(b, blocks, seed, job_.delays));
       });
     }
     threads.clear();

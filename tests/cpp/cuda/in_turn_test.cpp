@@ -38,7 +38,7 @@ class OwnSend : public testing::Test {
     std::uint64_t time = 1'000'000;  // ns
   };
 
-  static constexpr std::uint32_t kSends = 3, kPiece = 1024, kPieces = 6;
+  static constexpr std::uint32_t kSends = 4, kPiece = 1024, kPieces = 6;
 
   OwnSend() {
     for (std::uint32_t i = 0; i < kSends; ++i) {
@@ -81,7 +81,7 @@ class OwnSend : public testing::Test {
 
   const std::unique_ptr<std::array<Port, kSends>> here = std::make_unique<std::array<Port, kSends>>(),
                                                   there = std::make_unique<std::array<Port, kSends>>();
-  Bytes data = Bytes(kPieces * kPiece), came[kSends] = {data, data, data};
+  Bytes data = Bytes(kPieces * kPiece), came[kSends] = {data, data, data, data};
   HostView host{};
   OperationState state{};
   Ledger ledger{};
@@ -136,21 +136,33 @@ TEST_F(OwnSend, IsFollowedByAnotherWhereTheNextIsGrantedLate) {
   EXPECT_EQ((*there)[1].placed[1], 0u);
 }
 
-// Nor is the one behind it waited for any less, and the first one is taken when it is granted.
-TEST_F(OwnSend, ThatWasGivenUpIsNotWaitedForAgain) {
-  messages[2].bytes = 100'000;
+// The one behind it is waited for as long as if it were the first.
+TEST_F(OwnSend, IsWaitedForOnce) {
   take_back(1);
-  find_waiting_until(wait_of(data.size()), 1);  // the block's own one
   find_waiting_until(wait_of(data.size()), 1);
-  turns(1);
-  block.time += wait_of(100'000) - 1;
-  turns(1);
+  messages[2].bytes = 100'000;
+  grant(3);
+  find_waiting_until(wait_of(data.size()), 3);
+  find_waiting_until(wait_of(100'000), 3);
+  EXPECT_EQ(pieces_after_two_turns(3), 1u) << "of the one behind all three";
+  grant(2);
+  messages[2].bytes = data.size();
+  EXPECT_EQ(pieces_after_two_turns(2), 1u) << "though nothing has been seen of the first two";
   grant(1);
-  EXPECT_EQ(pieces_after_two_turns(), 1u) << "briefly, before its own one";
+  EXPECT_EQ(pieces_after_two_turns(1), 1u);
   grant(0);
   turns(1);
   EXPECT_EQ((*there)[0].placed[1], data.size());
-  EXPECT_EQ(pieces_after_two_turns(), kPieces);
+  EXPECT_EQ(pieces_after_two_turns(1), kPieces);
+}
+
+// Others to a peer are granted with the first, or once earlier ones are over: nobody waits for each.
+TEST_F(OwnSend, IsTheFirstToItsPeerOrNotWaitedFor) {
+  take_back(1);
+  messages[1].ordinal = messages[2].ordinal = 1;
+  grant(3);
+  find_waiting_until(wait_of(data.size()), 3);  // the block's own one
+  EXPECT_EQ(pieces_after_two_turns(3), 1u);
 }
 
 // Behind a send that is waited for a block still moves packets, also those that are another block's, and what stands in a later window of
