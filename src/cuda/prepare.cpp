@@ -48,7 +48,8 @@ std::uint64_t pulls_worth(const Message& m) {
 std::uint64_t blocks_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
   if (m.direction == Direction::send) return divide_up(m.bytes, kBytesPerBlock);
-  return std::max<std::uint64_t>(pulls_worth(m), 1);  // which grants
+  // The first grants are any block's, at its begin; later ones wait for messages that are over, and each takes a turn.
+  return std::max<std::uint64_t>(pulls_worth(m), m.grant_after != kNone ? 1 : 0);
 }
 
 // Of the direction that is worth more.

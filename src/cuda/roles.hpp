@@ -28,8 +28,6 @@
 // once.
 #pragma once
 
-#include <type_traits>
-
 #include "fetch_roles.hpp"
 #include "indirect_roles.hpp"
 #include "packet_roles.hpp"
@@ -78,7 +76,7 @@ class Roles {
       const Count count = block_.counted(&moved(m));
       if (in_packets(m)) {
         own.number = count.value + count.over + m.ordinal;
-        const std::uint64_t mine = bundles_of_block(m, i);
+        const std::uint64_t mine = bundles_of(m, block_.index() + i, block_.blocks());
         own.at = mine & ~block_.take(&state(i).claimed, mine);
       } else {
         const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);
@@ -213,20 +211,6 @@ class Roles {
     return m.bytes;
   }
 
-  // Dealt to the blocks in turn, each message's from another block on.
-  RAILWEAVE_ROLE std::uint64_t bundles_of_block(const Message& m, std::uint32_t i) const {
-    std::uint64_t mine = 0;
-    const std::uint32_t first = (block_.index() + i) % block_.blocks();
-    for (std::uint64_t bundle = first; bundle < bundles(m); bundle += block_.blocks()) mine |= std::uint64_t{1} << bundle;
-    return mine;
-  }
-  RAILWEAVE_ROLE static std::uint32_t bundle_packets(const Message& m) { return packets_of_bundle(packets_of(m.bytes)); }
-  RAILWEAVE_ROLE static std::uint64_t bundles(const Message& m) {
-    const std::uint64_t bytes = std::uint64_t{bundle_packets(m)} * Packet::kData;
-    return (m.bytes + bytes - 1) / bytes;
-  }
-  RAILWEAVE_ROLE static std::uint64_t all_bundles(const Message& m) { return ~std::uint64_t{0} >> (kMostBundles - bundles(m)); }
-
   // --- Failure
 
   // Now and then while nothing can be done: has the host told us to leave, is it time to give up, or has another block found a reason?
@@ -283,12 +267,8 @@ class Roles {
 
   // Messages at which a block looks before it does something.
   static constexpr std::uint32_t kWindow = 256;
-  // What a look finds, the most urgent first: step, distance from the block's own send, slot. In a word where it fits: a GPU finds the
-  // least of a warp's words in one instruction.
-  using Found = std::conditional_t<Block::kMany, std::uint64_t, std::uint32_t>;
-  static constexpr std::uint32_t kStepBit = Block::kMany ? 48 : 28, kDistanceBit = Block::kMany ? 16 : 8;
-  static_assert(static_cast<std::uint32_t>(Step::over) < 16 && kMaxMessages <= 1u << 20);
-  static_assert(kMostBundles <= 256 && kFirstIndirect + kIndirectPaths <= 256);
+  using Finding = cuda::Finding<Block::kMany>;
+  using Found = typename Finding::Word;
 
   RAILWEAVE_ROLE Found most_urgent(std::uint32_t first, std::uint32_t count) {
     return block_.smallest(count, [&](std::uint32_t k) -> Found {
@@ -298,16 +278,9 @@ class Roles {
       // Among equals the block's own send first, then the ones after it, so that blocks spread.
       const std::uint32_t distance = i >= home_ ? i - home_ : i + count_ - home_;
       if (step == Step::own_more && slot == kNotYet && distance < given_up_) step = Step::waiting;
-      return static_cast<Found>(step) << kStepBit | static_cast<Found>(distance) << kDistanceBit | slot;
+      return Finding::word(step, distance, slot);
     });
   }
-
-  RAILWEAVE_ROLE static Step step_of(Found found) { return static_cast<Step>(found >> kStepBit); }
-  RAILWEAVE_ROLE static std::uint32_t distance_of(Found found) {
-    return static_cast<std::uint32_t>(found >> kDistanceBit & ((Found{1} << (kStepBit - kDistanceBit)) - 1));
-  }
-  RAILWEAVE_ROLE static std::uint32_t slot_of(Found found) { return static_cast<std::uint32_t>(found & ((Found{1} << kDistanceBit) - 1)); }
-  RAILWEAVE_ROLE static bool is_not_yet(Found found) { return step_of(found) == Step::own_more && slot_of(found) == kNotYet; }
 
   // Window by window until there is something to do. What a window has is finite, so each gets its turn.
   RAILWEAVE_ROLE Found most_urgent_of_many() {
@@ -316,7 +289,7 @@ class Roles {
       const std::uint32_t count = count_ - window_ < kWindow ? count_ - window_ : kWindow;
       const Found here = most_urgent(window_, count);
       if (here < found) found = here;
-      if (step_of(found) < Step::waiting && !is_not_yet(found)) break;
+      if (Finding::step(found) < Step::waiting && !Finding::is_not_yet(found)) break;
       seen += count;
       window_ = window_ + count == count_ ? 0 : window_ + count;
     }
@@ -331,12 +304,12 @@ class Roles {
       found = most_urgent(0, count_);
     }
     Work work{};
-    work.step = step_of(found);
+    work.step = Finding::step(found);
     if (work.step == Step::waiting || work.step == Step::over) return work;
-    const std::uint32_t distance = distance_of(found);
+    const std::uint32_t distance = Finding::distance(found);
     work.message = distance + home_ < count_ ? distance + home_ : distance + home_ - count_;
-    work.slot = slot_of(found);
-    if (is_not_yet(found)) wait_for(message(work.message), distance);
+    work.slot = Finding::slot(found);
+    if (Finding::is_not_yet(found)) wait_for(message(work.message), distance);
     // Between looking and claiming another block may have been faster: then there is nothing to do in this turn.
     bool claimed = false;
     block_.lead([&] { claimed = claim(work); });

@@ -1,6 +1,8 @@
 // Steps of a block (roles.hpp), and what goes with them.
 #pragma once
 
+#include <type_traits>
+
 #include "packet_roles.hpp"
 
 namespace railweave::cuda {
@@ -27,9 +29,43 @@ RAILWEAVE_ROLE constexpr std::uint32_t packets_of_bundle(std::uint32_t packets) 
   return bundle;
 }
 static_assert(packets_of_bundle(packets_of(8u << 20)) <= kPacketSlots, "the most that gpu_low_latency_bytes may be (settings.cpp)");
+RAILWEAVE_ROLE std::uint32_t bundle_packets(const Message& m) { return packets_of_bundle(packets_of(m.bytes)); }
+RAILWEAVE_ROLE std::uint64_t bundles(const Message& m) {
+  const std::uint64_t bytes = std::uint64_t{bundle_packets(m)} * Packet::kData;
+  return (m.bytes + bytes - 1) / bytes;
+}
+// Dealt to the blocks in turn: those of block `block` modulo their number. Each message's are dealt from another block on.
+RAILWEAVE_ROLE std::uint64_t bundles_of(const Message& m, std::uint32_t block, std::uint32_t blocks) {
+  std::uint64_t mine = 0;
+  for (std::uint64_t bundle = block % blocks; bundle < bundles(m); bundle += blocks) mine |= std::uint64_t{1} << bundle;
+  return mine;
+}
+RAILWEAVE_ROLE std::uint64_t all_bundles(const Message& m) { return ~std::uint64_t{0} >> (kMostBundles - bundles(m)); }
 
 // Work::slot beyond the slots: kSlots is none, path p is kFirstIndirect + p.
 inline constexpr std::uint32_t kFirstIndirect = kSlots + 1;
 inline constexpr std::uint32_t kOffered = 1, kNotYet = 2;
+
+// What a look finds, the most urgent first: step, distance from the block's own send, slot. In a word of 32 bits where an operation has at
+// most 256 messages: a GPU finds the least of a warp's in one instruction.
+template <bool kMany>
+struct Finding {
+  using Word = std::conditional_t<kMany, std::uint64_t, std::uint32_t>;
+  static constexpr std::uint32_t kStepBit = kMany ? 48 : 28, kDistanceBit = kMany ? 16 : 8;
+  static_assert(static_cast<std::uint32_t>(Step::over) < 16 && kMaxMessages <= 1u << 20);
+  static_assert(kMostBundles <= 256 && kFirstIndirect + kIndirectPaths <= 256);
+
+  RAILWEAVE_ROLE static constexpr Word word(Step step, std::uint32_t distance, std::uint32_t slot) {
+    return static_cast<Word>(step) << kStepBit | static_cast<Word>(distance) << kDistanceBit | slot;
+  }
+  RAILWEAVE_ROLE static constexpr Step step(Word found) { return static_cast<Step>(found >> kStepBit); }
+  RAILWEAVE_ROLE static constexpr std::uint32_t distance(Word found) {
+    return static_cast<std::uint32_t>(found >> kDistanceBit & ((Word{1} << (kStepBit - kDistanceBit)) - 1));
+  }
+  RAILWEAVE_ROLE static constexpr std::uint32_t slot(Word found) {
+    return static_cast<std::uint32_t>(found & ((Word{1} << kDistanceBit) - 1));
+  }
+  RAILWEAVE_ROLE static constexpr bool is_not_yet(Word found) { return step(found) == Step::own_more && slot(found) == kNotYet; }
+};
 
 }  // namespace railweave::cuda

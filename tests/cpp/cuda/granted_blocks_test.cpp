@@ -30,6 +30,21 @@ LaunchLimits limits_of(std::uint32_t world, bool knows_rates = true) {
   return limits;
 }
 
+// Who only receives into memory that mates can write to has one block, which grants them all at its begin, however many there are: but one
+// for each that is granted when an earlier one is over.
+TEST(GrantedBlocks, OneGrantsWhatAllMatesSend) {
+  const auto blocks_of = [](std::uint32_t peers, std::uint32_t of_a_peer) {
+    std::vector<Message> messages;
+    for (std::uint32_t i = 0; i < peers * of_a_peer; ++i) messages.push_back(make_message(Direction::receive, 1 + i % peers, 16u << 20));
+    return prepare(sized(messages, 64u << 10), limits_of(peers + 1)).blocks;
+  };
+  EXPECT_EQ(blocks_of(1, 1), 1u);
+  EXPECT_EQ(blocks_of(3, 1), 1u);
+  EXPECT_EQ(blocks_of(1, kGrants), 1u);
+  EXPECT_EQ(blocks_of(1, kGrants + 3), 3u);
+  EXPECT_EQ(blocks_of(3, kGrants + 2), 6u);
+}
+
 // Half of the blocks begin with the next rank, half with the one after it, and none with those that follow.
 TEST(GrantedBlocks, BlocksTakeSeveralPeersInTurn) {
   std::vector<Message> messages;
