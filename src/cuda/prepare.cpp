@@ -48,7 +48,8 @@ std::uint64_t pulls_worth(const Message& m) {
 std::uint64_t blocks_worth(const Message& m) {
   if (m.path == Path::packets) return divide_up(m.bytes, kBundleBytes);
   if (m.direction == Direction::send) return divide_up(m.bytes, kBytesPerBlock);
-  // The first grants are any block's, at its begin; later ones wait for messages that are over, and each takes a turn.
+  // The first grants are any block's, at its begin; later ones wait for messages that are over, and each takes a turn. What comes through
+  // slots although it has a name, as a mate has not mapped it, is pulled by those that there are.
   return std::max<std::uint64_t>(pulls_worth(m), m.grant_after != kNone ? 1 : 0);
 }
 
@@ -676,13 +677,9 @@ Plan plan_apart(std::span<Message> messages, std::span<const Train> trains, cons
   Plan plan{.kernel = Kernel::apart, .packet_messages = static_cast<std::uint32_t>(packets.size())};
   const std::uint32_t largest = std::min({limits.cluster_blocks, kMostApartCluster, most});
   const std::uint32_t surely = std::min(most, std::max(limits.needed, largest)) / largest * largest;
-  std::uint64_t pushes = 0, pulls = 0, moved = 0;
-  for (const Message& m : granted) {
-    if (m.direction == Direction::send) pushes += blocks_worth(m);
-    pulls += pulls_worth(m);
-    moved += moved_here(m);
-  }
-  const std::uint64_t others = std::max<std::uint64_t>({pushes, pulls, 1});
+  std::uint64_t moved = 0;
+  for (const Message& m : granted) moved += moved_here(m);
+  const std::uint64_t others = std::max<std::uint64_t>(blocks_worth(granted), 1);
   const ApartTimes times(sums, moved, most, limits);
   const auto enough =
       static_cast<std::uint32_t>(std::clamp<std::uint64_t>(divide_up(packets_of_fuller_direction(packets), kPacketsPerBlock), 1, most));

@@ -76,7 +76,7 @@ class Roles {
       const Count count = block_.counted(&moved(m));
       if (in_packets(m)) {
         own.number = count.value + count.over + m.ordinal;
-        const std::uint64_t mine = bundles_of(m, block_.index() + i, block_.blocks());
+        const std::uint64_t mine = bundles_of(m, block_.index() + i, block_.blocks());  // each message's from another block on
         own.at = mine & ~block_.take(&state(i).claimed, mine);
       } else {
         const bool grants = !sends(m) && m.grant_after == kNone && block_.swap_if(&state(i).granted, kUngranted, kGranted);

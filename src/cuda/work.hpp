@@ -1,4 +1,4 @@
-// Steps of a block (roles.hpp), and what goes with them.
+// Steps of a block (roles.hpp), and what goes with them: bundles of packets, and what a look finds.
 #pragma once
 
 #include <type_traits>
@@ -34,7 +34,7 @@ RAILWEAVE_ROLE std::uint64_t bundles(const Message& m) {
   const std::uint64_t bytes = std::uint64_t{bundle_packets(m)} * Packet::kData;
   return (m.bytes + bytes - 1) / bytes;
 }
-// Dealt to the blocks in turn: those of block `block` modulo their number. Each message's are dealt from another block on.
+// Dealt to the blocks in turn: those of block `block` modulo their number.
 RAILWEAVE_ROLE std::uint64_t bundles_of(const Message& m, std::uint32_t block, std::uint32_t blocks) {
   std::uint64_t mine = 0;
   for (std::uint64_t bundle = block % blocks; bundle < bundles(m); bundle += blocks) mine |= std::uint64_t{1} << bundle;

@@ -30,8 +30,8 @@ LaunchLimits limits_of(std::uint32_t world, bool knows_rates = true) {
   return limits;
 }
 
-// Who only receives into memory that mates can write to has one block, which grants them all at its begin, however many there are: but one
-// for each that is granted when an earlier one is over.
+// Who only receives, into memory that mates can write to, has one block, which grants all messages at its begin; where more are granted
+// only when an earlier one is over, as many blocks as those are; and what comes through slots has as many as pull it.
 TEST(GrantedBlocks, OneGrantsWhatAllMatesSend) {
   const auto blocks_of = [](std::uint32_t peers, std::uint32_t of_a_peer) {
     std::vector<Message> messages;
@@ -43,6 +43,9 @@ TEST(GrantedBlocks, OneGrantsWhatAllMatesSend) {
   EXPECT_EQ(blocks_of(1, kGrants), 1u);
   EXPECT_EQ(blocks_of(1, kGrants + 3), 3u);
   EXPECT_EQ(blocks_of(3, kGrants + 2), 6u);
+  std::vector<Message> through_slots(kGrants + 1, make_message(Direction::receive, 1, 16u << 20));
+  through_slots[kGrants].named = {};
+  EXPECT_EQ(prepare(sized(through_slots, 64u << 10), limits_of(2)).blocks, std::uint32_t{kSlots});
 }
 
 // Half of the blocks begin with the next rank, half with the one after it, and none with those that follow.
