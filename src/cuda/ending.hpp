@@ -23,10 +23,18 @@ RAILWEAVE_ROLE Part whole_part(const OperationHeader& header, const Message* mes
           .receive_warps = header.receive_warps,
           .warp_distance = header.warp_distance,
           .in_step_blocks = header.in_step_blocks,
-          .in_step_KiB = header.in_step_KiB};
+          .in_step_KiB = header.in_step_KiB,
+          .others = messages + header.count,
+          .other_count = header.rails};
 }
 RAILWEAVE_ROLE Part packet_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[0], nullptr, messages, header.packet_messages, header.timeout_ns};
+  return {.state = &header.state->parts[0],
+          .states = nullptr,
+          .messages = messages,
+          .count = header.packet_messages,
+          .timeout_ns = header.timeout_ns,
+          .others = messages + header.packet_messages,
+          .other_count = header.count - header.packet_messages};
 }
 RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t count) {
   part.trains = trains;
@@ -34,17 +42,25 @@ RAILWEAVE_ROLE Part part_in_trains(Part part, const Train* trains, std::uint32_t
   return part;
 }
 RAILWEAVE_ROLE Part granted_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[1],
-          header.state->messages,
-          messages + header.packet_messages,
-          header.count - header.packet_messages,
-          header.timeout_ns,
-          header.link_MBps,
-          header.patience_ns};
+  return {.state = &header.state->parts[1],
+          .states = header.state->messages,
+          .messages = messages + header.packet_messages,
+          .count = header.count - header.packet_messages,
+          .timeout_ns = header.timeout_ns,
+          .link_MBps = header.link_MBps,
+          .patience_ns = header.patience_ns,
+          .others = messages,
+          .other_count = header.packet_messages};
 }
 
 RAILWEAVE_ROLE Part rail_part(const OperationHeader& header, const Message* messages) {
-  return {&header.state->parts[2], nullptr, messages + header.count, header.rails, header.timeout_ns};
+  return {.state = &header.state->parts[2],
+          .states = nullptr,
+          .messages = messages + header.count,
+          .count = header.rails,
+          .timeout_ns = header.timeout_ns,
+          .others = messages,
+          .other_count = header.count};
 }
 
 // Of Port::counts; not for rails.
@@ -90,6 +106,13 @@ RAILWEAVE_ROLE void report_begin(Words& words, const Message& m) {
   for (const bool captured : {false, true}) words.store(&m.ledger->accounts[account_of(Path::packets, captured)].newest, std::uint64_t{0});
 }
 
+// Of a message that reports, in an operation of which any part was stopped: its communicator ends, and its host says so to the parts that
+// have not heard.
+template <typename Words>
+RAILWEAVE_ROLE void tell_aborted(Words& words, const Message& m) {
+  if (words.relaxed(&m.host->error) == 0) words.release(&m.host->error, static_cast<std::uint32_t>(KernelError::aborted));
+}
+
 // Of a message that reports, in an operation that was stopped: it counts for nothing, so each of its communicators has ended, and not only
 // the one for which it was stopped. Its numbers would be used again by the next operation, which would find grants that were given to this
 // one, and would be taken for it: so that one moves nothing.
@@ -97,7 +120,7 @@ template <typename Words>
 RAILWEAVE_ROLE void give_up(Words& words, const Message& m) {
   for (std::uint32_t k = 0; k < m.ledger->mates * kCounts; ++k)
     words.store(&m.ledger->ports[k / kCounts].counts[k % kCounts].over, kNeverMoved);
-  if (words.relaxed(&m.host->error) == 0) words.release(&m.host->error, static_cast<std::uint32_t>(KernelError::aborted));
+  tell_aborted(words, m);
 }
 
 // What a block adds to PartState::left when it leaves, so that the last one knows whether all was done.

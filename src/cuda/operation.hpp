@@ -220,6 +220,9 @@ struct Part {
   // same at all ranks, the first so many blocks all begin where the first one does. 0: never.
   std::uint32_t in_step_blocks = 0, in_step_KiB = 0;
   const Train* trains = nullptr;  // then `count` is theirs
+  // The operation's messages that are not of the part. It is stopped as a whole.
+  const Message* others = nullptr;
+  std::uint32_t other_count = 0;
 };
 
 }  // namespace railweave::cuda

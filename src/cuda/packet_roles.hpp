@@ -57,7 +57,9 @@ class PacketRoles {
         send_warps_(kSplit ? part.send_warps : 0),
         receive_warps_(kSplit ? part.receive_warps : 0),
         warp_distance_(part.warp_distance),
-        timeout_ns_(part.timeout_ns) {}
+        timeout_ns_(part.timeout_ns),
+        others_(part.others),
+        other_count_(part.other_count) {}
 
   RAILWEAVE_ROLE void run() {
     begin();
@@ -134,6 +136,11 @@ class PacketRoles {
     if (stopped_) {
       warp_.each(count_, [&](std::uint32_t i) {
         if (reports(i)) give_up(warp_, reporter(i));
+      });
+      warp_.leader([&] {
+        for (std::uint32_t i = 0; i < other_count_; ++i) {
+          if (others_[i].reports) tell_aborted(warp_, others_[i]);
+        }
       });
     }
   }
@@ -260,6 +267,8 @@ class PacketRoles {
   std::uint32_t warp_distance_;
   std::uint32_t all_sends_ = 0;
   std::uint64_t timeout_ns_;
+  const Message* others_;
+  std::uint32_t other_count_;
   std::uint64_t start_ = 0;
   bool stopped_ = false;
   typename Warp::template Lanes<Lane> lanes_;

@@ -21,7 +21,13 @@ template <typename Block>
 class RailRoles {
  public:
   RAILWEAVE_ROLE RailRoles(Block& block, const Part& part)
-      : block_(block), state_(*part.state), messages_(part.messages), count_(part.count), timeout_ns_(part.timeout_ns) {}
+      : block_(block),
+        state_(*part.state),
+        messages_(part.messages),
+        count_(part.count),
+        others_(part.others),
+        other_count_(part.other_count),
+        timeout_ns_(part.timeout_ns) {}
 
   // Whichever block comes first lists the messages, once a communicator. None does for a communicator that has ended, or whose kernel
   // before this one said why it gave up, which the host may not have seen yet: copies that its engine had asked for are not for this
@@ -58,7 +64,9 @@ class RailRoles {
     if (errand.step == RailStep::over) return false;
     if (errand.step == RailStep::waiting) {
       if (idle && block_.index() >= kRailBlocks) return false;
-      if (block_.idle()) stopped_ = look_at_host();
+      // Beside messages inside the node it counts for itself: of two that share the block's count each might look at the host when it is
+      // the other's turn, and never.
+      if (idle ? block_.idle() : ++waited_ % kTurnsBetweenLooks == 0) stopped_ = look_at_host();
       return !stopped_;
     }
     block_.copy(reinterpret_cast<std::byte*>(errand.copy.to), reinterpret_cast<const std::byte*>(errand.copy.from), errand.copy.bytes);
@@ -87,6 +95,11 @@ class RailRoles {
       block_.store(&m.rail.counts->begun, number_of(m));
       report(block_, m);
     });
+    if (any_stopped(left)) {
+      block_.each(other_count_, [&](std::uint32_t i) {
+        if (others_[i].reports) tell_aborted(block_, others_[i]);
+      });
+    }
     block_.leader([&] {
       block_.store(&state_.left, 0u);
       block_.store(&state_.stopped, 0u);
@@ -94,6 +107,8 @@ class RailRoles {
   }
 
  private:
+  static constexpr std::uint32_t kTurnsBetweenLooks = 512;
+
   enum class Entry : std::uint32_t { own, others, ended };
   // The most urgent first.
   enum class RailStep : std::uint32_t { copy, waiting, over };
@@ -189,6 +204,9 @@ class RailRoles {
   PartState& state_;
   const Message* messages_;
   std::uint32_t count_;
+  const Message* others_;
+  std::uint32_t other_count_;
+  std::uint32_t waited_ = 0;
   bool stopped_ = false;
   std::uint64_t timeout_ns_;
   std::uint64_t start_ = 0;

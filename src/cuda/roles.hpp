@@ -55,6 +55,8 @@ class Roles {
         patience_ns_(part.patience_ns),
         in_step_blocks_(part.in_step_blocks),
         in_step_KiB_(part.in_step_KiB),
+        others_(part.others),
+        other_count_(part.other_count),
         indirect_(block, part.link_MBps),
         fetch_(block) {}
 
@@ -236,6 +238,9 @@ class Roles {
       if (!m.reports) return;
       give_up(block_, m);
       block_.store(&m.host->rests, 1u);
+    });
+    block_.each(other_count_, [&](std::uint32_t i) {
+      if (others_[i].reports) tell_aborted(block_, others_[i]);
     });
     block_.leader([&] {
       const std::uint64_t since = block_.now();
@@ -558,6 +563,7 @@ class Roles {
   }
 
   RAILWEAVE_ROLE bool claim_push(Work& work, const Message& m, Share& own) {
+    if (own.number == kNeverGranted) return false;  // a grant of message 2^32 - 1 has the same tag
     if (own.granted_bytes != m.bytes) {
       block_.store(&m.host->error_bytes[0], m.bytes);
       block_.store(&m.host->error_bytes[1], own.granted_bytes);
@@ -754,6 +760,8 @@ class Roles {
   std::uint32_t window_ = 0;
   std::uint64_t timeout_ns_;
   std::uint32_t patience_ns_, in_step_blocks_, in_step_KiB_;
+  const Message* others_;
+  std::uint32_t other_count_;
   std::uint32_t awaited_ = ~0u, given_up_ = 0;  // distances from home_: of the send that was waited for last; nearer ones are not
   std::uint64_t awaited_since_ = 0, start_ = 0;
   bool stopped_ = false;

@@ -547,23 +547,30 @@ TEST(Roles, AMateDoesNotTakeTheNextOperationForOneThatWasGivenUp) {
 
 // What an operation has moved of another communicator's messages is not counted when it is stopped, so that one cannot go on either: its
 // next message would have the number of one that has partly been sent.
+// Also where one has only messages in packets, the other only granted ones, and either kind has blocks of its own.
 TEST(Roles, CommunicatorsThatShareAnOperationEndTogether) {
-  for (const auto& [first, second] : {std::pair{100u, 100u}, std::pair{100'000u, 100'000u}, std::pair{100u, 100'000u}}) {
-    for (const std::uint32_t clusters : {1u, 8u}) {
+  for (const auto& [first, second] :
+       {std::pair{100u, 100u}, std::pair{100'000u, 100'000u}, std::pair{5'000u, 100'000u}, std::pair{100'000u, 5'000u}}) {
+    for (const std::uint32_t clusters : {1u, 2u}) {
       Node one(2), other(2);
+      one.low_latency_bytes = 10'000;
+      one.blocks_at_most = 4;
       one.cluster_blocks = clusters;
       Bytes data(200'000);
       std::vector<Message> messages = one.messages_of(0, {{Direction::receive, 1, data.data(), first}});
-      const std::vector<Message> others =
-          other.messages_of(0, {{Direction::receive, 1, data.data(), second}, {Direction::receive, 1, data.data(), first}});
+      other.low_latency_bytes = one.low_latency_bytes;
+      const std::vector<Message> others = other.messages_of(0, {{Direction::receive, 1, data.data(), second}});
       messages.insert(messages.end(), others.begin(), others.end());
       std::jthread running([&] { one.run(0, messages); });
       const std::jthread watching = other.watch(0);
       std::atomic_ref(one.host(0).stop).store(kLeave);
       running.join();
+      if (first != second) {
+        EXPECT_EQ(one.kernels(0).at(0), clusters == 1 ? Kernel::any : Kernel::apart);
+      }
       EXPECT_EQ(one.host(0).error, static_cast<std::uint32_t>(KernelError::aborted));
       EXPECT_EQ(other.host(0).error, static_cast<std::uint32_t>(KernelError::aborted)) << first << " and " << second << " bytes";
-      EXPECT_EQ(other.completed(0), 0u);
+      EXPECT_EQ(one.completed(0) + other.completed(0), 0u);
     }
   }
 }
