@@ -48,7 +48,7 @@ class BesideRails : public testing::Test {
     std::atomic_ref(host.stop).store(kLeave);
   }
 
-  // Neither is granted, or ends; one communicator is aborted before or behind the kernel's begin.
+  // The send is never granted, and what comes over rails never ends; one communicator is aborted once the kernel has begun.
   void abort(HostView& aborted, HostView& other) {
     std::jthread running([&] {
       HostBlock block(0, 1, 1, 0);
