@@ -24,12 +24,12 @@ std::uint64_t least_over_host(const LaunchLimits& limits) { return 3 * host_tail
 // A relay's pieces take 20 us longer than straight ones, and what half its slots hold goes straight at the end: four times as much.
 std::uint64_t least_over_relays(const Message& m) { return 2 * m.relay_slots * kIndirectBytes; }
 
-// Blocks that keep up with what comes over the host: PCIe brings 50 GB/s where a block pulls 20 out of slots and writes 38.6 alone, and
-// half as many again, as each waits for pieces: four (H100 and H200, docs/cuda-measured.md).
+// Blocks that keep up with what comes over the host: PCIe brings 50 GB/s where a block pulls 20 out of slots, and half as many again, as
+// each waits for pieces: four (H100 and H200, docs/cuda-measured.md).
 std::uint8_t pulls_over_host(const LaunchLimits& limits) {
   const double host_rate = limits.pair_rate * limits.host_share / (1000 - limits.host_share);
-  constexpr double kOfPulls = 20 / 38.6, kMargin = 1.5, kMost = 16;
-  return static_cast<std::uint8_t>(std::clamp(std::ceil(kMargin * host_rate / (kOfPulls * limits.block_rate)), 1.0, kMost));
+  constexpr double kPullRate = 20e3, kMargin = 1.5, kMost = 16;
+  return static_cast<std::uint8_t>(std::clamp(std::ceil(kMargin * host_rate / (kPullRate * limits.block_speed())), 1.0, kMost));
 }
 
 // What a rank sends, or receives, in an operation.

@@ -609,22 +609,24 @@ std::uint32_t most_blocks(const LaunchLimits& limits, const Sums& sums) {
 
 // What both take together where packets have `own` of the blocks. A block moves packets at 28 GB/s, those of the lesser
 // direction, which it moves too, at two thirds of that; it pushes 30 GB/s until all together have what a link carries, from 4 us later on,
-// when the grant has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md). These are of a GPU whose block writes 38.6
-// GB/s alone, as calibrations there say; elsewhere they are taken to be in the same proportion to that.
+// when the grant has come, and pulls 11 GB/s out of slots (2 x H100, docs/cuda-measured.md); slower ones as much slower.
 //
 // Beside pushes that fill a link, packets that go the same way are slower where a rank has several peers: as much as all blocks, 46 GB/s
 // each that pushes, offer more than the link takes. A hot pair of 64 MiB with packets of 4 MiB between all others took 367, 258, 213 and
 // 221 us with 3, 6, 9 and 12 of 24 blocks for them at both ends (4 x H200): that its destination is like its source was not shown apart.
 // Of 16 MiB it took 60.7 and 64.5 us with 6 and 9, between two GPUs nothing of the kind was seen, and nothing between was measured.
 constexpr std::uint64_t kFillsALinkFrom = 32u << 20;
-constexpr double kOfPackets = 28 / 38.6, kOfPushes = 30 / 38.6, kOfPushesAtMost = 46 / 38.6, kOfPulls = 11 / 38.6;  // of a block's rate
+constexpr double kPacketRate = 28e3, kPushRate = 30e3, kMostPushRate = 46e3, kPullRate = 11e3;  // of a block, bytes a microsecond
 
 class ApartTimes {
  public:
   // `most`: blocks of the operation; mates that push to this rank have as many. `moved`: bytes of granted messages that blocks push or
   // fetch.
   ApartTimes(const Sums& sums, std::uint64_t moved, std::uint32_t most, const LaunchLimits& limits)
-      : packets_(kOfPackets * limits.block_rate), pushes_(kOfPushesAtMost * limits.block_rate), pair_(limits.pair_rate), most_(most) {
+      : packets_(kPacketRate * limits.block_speed()),
+        pushes_(kMostPushRate * limits.block_speed()),
+        pair_(limits.pair_rate),
+        most_(most) {
     constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
     const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
     const std::uint64_t over_links[] = {all[0] - sums.own_bytes[0], all[1] - sums.own_bytes[1]};
@@ -632,7 +634,7 @@ class ApartTimes {
     const bool sends_less = in_packets[kSend] < in_packets[kReceive];
     sent_us_ = (sends_less ? 1.5 : 1) * static_cast<double>(in_packets[kSend]) / packets_;
     received_us_ = (sends_less ? 1 : 1.5) * static_cast<double>(in_packets[kReceive]) / packets_;
-    granted_us_ = (static_cast<double>(moved) / kOfPushes + static_cast<double>(sums.pulled_bytes) / kOfPulls) / limits.block_rate;
+    granted_us_ = (static_cast<double>(moved) / kPushRate + static_cast<double>(sums.pulled_bytes) / kPullRate) / limits.block_speed();
     const bool several = std::count_if(sums.partners.begin(), sums.partners.end(), [](const auto& partner) { return !partner.itself; }) > 1;
     out_is_full_ = several && granted[kSend] >= kFillsALinkFrom;
     in_is_full_ = several && granted[kReceive] >= kFillsALinkFrom;

@@ -295,6 +295,30 @@ TEST(Prepare, DividesBlocksByMeasuredRates) {
   EXPECT_GT(blocks_of_packets(usual.pair_rate, usual.block_rate / 2), here);
 }
 
+// What blocks were seen to do holds of those as well that a calibration says write more: a rank of Zipf traffic of 16 MiB between four
+// H200, whose packets need six blocks and not four, and a pair of 16 MiB with 1 MiB back, whose packets need no more than two.
+TEST(Prepare, BlocksThatWriteFasterMoveNoMoreInPackets) {
+  const auto blocks_of_packets = [](std::uint32_t world, std::vector<Message> messages, double block_rate) {
+    LaunchLimits limits{16, 8, world};
+    limits.needed = 24;
+    limits.pair_rate = 369e3;
+    limits.block_rate = block_rate;
+    const Plan plan = prepare(sized(messages, 4u << 20), limits);
+    EXPECT_EQ(plan.kernel, Kernel::apart);
+    return plan.packet_blocks;
+  };
+  for (const double rate : {38.6e3, 43.4e3, 100e3}) {
+    std::vector<Message> zipf;
+    for (const auto& [peer, kib] : {std::pair{1u, 3449u}, {2u, 10348u}, {3u, 2587u}})
+      zipf.push_back(make_message(Direction::send, peer, std::uint64_t{kib} << 10));
+    for (const auto& [peer, kib] : {std::pair{1u, 4681u}, {2u, 7562u}, {3u, 4468u}})
+      zipf.push_back(make_message(Direction::receive, peer, std::uint64_t{kib} << 10));
+    EXPECT_EQ(blocks_of_packets(4, zipf, rate), 6u) << rate;
+    const std::vector<Message> pair{make_message(Direction::send, 1, 16u << 20), make_message(Direction::receive, 1, 1u << 20)};
+    EXPECT_EQ(blocks_of_packets(2, pair, rate), 2u) << rate;
+  }
+}
+
 // Without clusters: single blocks, of which as many surely begin.
 TEST(Prepare, SingleBlocksThatAllBeginDoAsWell) {
   struct {
