@@ -74,12 +74,22 @@ bool may_shrink(const Communicator& parent, const int* excluded, int count, cons
          std::find(excluded, excluded + count, static_cast<int>(parent.rank())) == excluded + count;
 }
 
-// Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave.
-ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, CommunicatorPointer parent = nullptr) {
+// Follows a communicator from now on, or from the end of the open group on. `result` is what NCCL's call gave, `known` the handle if that
+// call wrote it.
+ncclResult_t born(ncclComm_t* handle, Origin origin, ncclResult_t result, CommunicatorPointer parent = nullptr,
+                  ncclComm_t known = nullptr) {
   if (!accepted(result)) return Group::of_this_thread().fail(result);
   Group& group = Group::of_this_thread();
-  group.add(GroupBirth{{handle, std::move(origin)}, std::move(parent)});
+  group.add(GroupBirth{{handle, std::move(origin), 0, known}, std::move(parent)});
   return group.open() ? result : group.finish(result);
+}
+
+// One of a unique id. NCCL, up to 2.32, writes its handle in this call, also in a group, at whose end the program may have it elsewhere.
+template <typename Make, typename Of>
+ncclResult_t first_born(ncclComm_t* handle, Make&& make, Of&& origin) {
+  const ncclComm_t before = handle == nullptr ? nullptr : *handle;
+  const ncclResult_t result = make();
+  return born(handle, origin(), result, nullptr, handle == nullptr || *handle == before ? nullptr : *handle);
 }
 
 Origin origin_of(const ncclUniqueId& id, bool blocking, const void* config = nullptr) {
@@ -295,15 +305,15 @@ RAILWEAVE_NCCL_API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
   static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int)> real("ncclCommInitRank");
   if (passes()) return real(comm, nranks, id, rank);
-  const ncclResult_t result = real(comm, nranks, id, rank);
-  return born(comm, origin_of(id, is_blocking(nullptr, true)), result);
+  return first_born(
+      comm, [&] { return real(comm, nranks, id, rank); }, [&] { return origin_of(id, is_blocking(nullptr, true)); });
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, void* config) {
   static const Real<ncclResult_t(ncclComm_t*, int, ncclUniqueId, int, void*)> real("ncclCommInitRankConfig");
   if (passes()) return real(comm, nranks, id, rank, config);
-  const ncclResult_t result = real(comm, nranks, id, rank, config);
-  return born(comm, origin_of(id, is_blocking(config, true), config), result);
+  return first_born(
+      comm, [&] { return real(comm, nranks, id, rank, config); }, [&] { return origin_of(id, is_blocking(config, true), config); });
 }
 
 // All ranks pass the same list of ids; the first one's hub is as good as any.
@@ -311,8 +321,9 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int n
                                                          void* config) {
   static const Real<ncclResult_t(ncclComm_t*, int, int, int, ncclUniqueId*, void*)> real("ncclCommInitRankScalable");
   if (passes() || ids < 1 || list == nullptr) return real(comm, nranks, rank, ids, list, config);
-  const ncclResult_t result = real(comm, nranks, rank, ids, list, config);
-  return born(comm, origin_of(list[0], is_blocking(config, true), config), result);
+  return first_born(
+      comm, [&] { return real(comm, nranks, rank, ids, list, config); },
+      [&] { return origin_of(list[0], is_blocking(config, true), config); });
 }
 
 RAILWEAVE_NCCL_API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list) {
@@ -396,8 +407,9 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResul
   if (communicator == nullptr) return real(comm, error);
   const std::uint64_t expected = communicator->children_expected();
   const ncclResult_t result = communicator->ask_nccl_state(error);
-  if (result != ncclSuccess || *error == ncclInProgress) return result;
-  communicator->follow_children();
+  if (result != ncclSuccess) return result;
+  Registry::get().follow_children();
+  if (*error == ncclInProgress) return result;
   communicator->forget_children(expected);
   if (*error == ncclSuccess) *error = communicator->async_error();
   return result;
@@ -427,7 +439,7 @@ RAILWEAVE_NCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   static const Real<ncclResult_t(ncclComm_t)> real("ncclCommDestroy");
   if (passes()) return real(comm);
   const CommunicatorPointer communicator = Registry::get().remove(comm);
-  if (communicator != nullptr) communicator->release();
+  if (communicator != nullptr) communicator->destroy();
   return real(comm);
 }
 

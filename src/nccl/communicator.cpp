@@ -36,6 +36,19 @@ constexpr auto kPoll = milliseconds(1);
 // Of all communicators, so that looking one up costs nothing more where none is expected.
 std::atomic<std::size_t> expected_children{0};
 
+// Ranks of this process that were destroyed and whose last operations have not ended, by their communicator's name.
+struct Draining {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, unsigned> ranks;  // guarded by mutex
+
+  // Leaked: programs destroy communicators in their own exit handlers.
+  static Draining& get() {
+    static Draining* const draining = new Draining();
+    return *draining;
+  }
+};
+
 ncclResult_t real_async_error(ncclComm_t handle, ncclResult_t* error) {
   static const Real<ncclResult_t(ncclComm_t, ncclResult_t*)> real("ncclCommGetAsyncError");
   return real(handle, error);
@@ -456,13 +469,35 @@ void Communicator::finalize() {
   in_background(drain_it);
 }
 
-void Communicator::release() {
+void Communicator::release() { release(false); }
+
+void Communicator::destroy() {
+  const bool drains = origin_.blocking && state() == State::served && !is_finalized() && !is_revoked();
+  Draining& all = Draining::get();
+  if (drains) {
+    const std::lock_guard lock(all.mutex);
+    ++all.ranks[origin_.name];
+  }
+  release(drains);
+  if (!origin_.blocking || Registry::get().has(origin_.name)) return;
+  std::unique_lock lock(all.mutex);
+  all.changed.wait(lock, [&] { return !all.ranks.contains(origin_.name); });
+}
+
+void Communicator::release(bool drains) {
   cancelled_ = true;
   { const std::lock_guard lock(handle_mutex_); }
-  in_background([self = shared_from_this()] {
+  in_background([self = shared_from_this(), drains] {
     {
       std::unique_lock lock(self->mutex_);
       self->changed_.wait(lock, [&] { return !self->running_ && !self->draining_ && self->queueing_ == 0; });
+    }
+    if (drains) {
+      self->drain();
+      Draining& all = Draining::get();
+      const std::lock_guard lock(all.mutex);
+      if (--all.ranks[self->name()] == 0) all.ranks.erase(self->name());
+      all.changed.notify_all();
     }
     railweave_cuda_communicator* device_side = nullptr;
     {
@@ -669,6 +704,19 @@ CommunicatorPointer Registry::look_up(ncclComm_t handle) {
   lock.lock();
   const auto at = entries_.find(handle);
   return at == entries_.end() ? nullptr : at->second;
+}
+
+bool Registry::has(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.second->name() == name; });
+}
+
+void Registry::follow_children() {
+  if (expected_children == 0) return;
+  std::unique_lock lock(mutex_);
+  const auto entries = entries_;
+  lock.unlock();
+  for (const auto& [_, parent] : entries) parent->follow_children();
 }
 
 CommunicatorPointer Registry::remove(ncclComm_t handle) {

@@ -39,9 +39,10 @@ struct Origin {
 struct Birth {
   ncclComm_t* handle = nullptr;  // where NCCL writes it, from a thread of its own
   Origin origin;
-  std::uint64_t number = 0;  // of its parent's
+  std::uint64_t number = 0;    // of its parent's
+  ncclComm_t known = nullptr;  // what NCCL wrote there in the call that made it: the place may be another thing's by now
 
-  ncclComm_t made() const noexcept { return __atomic_load_n(handle, __ATOMIC_ACQUIRE); }
+  ncclComm_t made() const noexcept { return known != nullptr ? known : __atomic_load_n(handle, __ATOMIC_ACQUIRE); }
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -99,6 +100,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The shim's threads leave NCCL's handle alone from here on. Frees the device side on a thread: ranks of one process may be destroyed one
   // after another by one thread of the program, and each waits for the others.
   void release();
+  // The same. What was queued on one that blocks ends before this returns for the last rank of the process, as in NCCL: that of all of
+  // them.
+  void destroy();
 
   // True: NCCL is still launching its part of a group. That comes before the group's messages, so who queues those waits for its end.
   bool nccl_is_busy();
@@ -155,6 +159,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void settled(State state);
   std::string label() const;
   void drain();
+  void release(bool drains);
   bool has_settling_children();
 
   // What `f` makes of the library and the device side. Nothing is to be done where another thread of the program ends the communicator.
@@ -211,8 +216,13 @@ class Registry {
   // A child that is expected is followed now. nullptr: the shim has no part in it. The reference is good until the thread's next call.
   // Each thread remembers the last one that it found, so that a group's messages take no lock.
   const CommunicatorPointer& find(ncclComm_t handle);
+  // Of all of them: each parent is in progress until its child is settled, and ranks that this thread drives, or other ranks, may wait for
+  // the child of one that the program asks only after this one.
+  void follow_children();
   // nullptr, too, in a forked child, where it stays.
   CommunicatorPointer remove(ncclComm_t handle);
+  // Whether a rank of the communicator of that name is here.
+  bool has(const std::string& name);
 
  private:
   CommunicatorPointer look_up(ncclComm_t handle);

@@ -12,8 +12,10 @@
 #include <fstream>
 #include <future>
 #include <iterator>
+#include <list>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "scenarios.hpp"
@@ -99,6 +101,37 @@ void non_blocking(Rank& self) {
     destroy(rest);
   }
   destroy(child);
+  destroy(comm);
+}
+
+// Children of two parents in one group, which ranks ask for in different orders: a parent is in progress until its child may be used, for
+// which other ranks ask only after the other parent.
+void splits_of_two(Rank& self) {
+  const std::array parents{connect_without_blocking(self, "one"), connect_without_blocking(self, "other")};
+  std::array<ncclComm_t, 2> children{};
+  begin();
+  for (std::size_t i = 0; i < parents.size(); ++i) must(ncclCommSplit(parents[i], 0, self.rank, &children[i], nullptr), "ncclCommSplit");
+  const ncclResult_t result = ncclGroupEnd();
+  require(result == ncclSuccess || result == ncclInProgress, "ncclGroupEnd gives " + std::to_string(result));
+  const std::size_t first = self.rank % 2 == 0 ? 0 : 1;
+  for (const std::size_t i : {first, 1 - first}) must(wait_ready(parents[i]), "a split");
+  for (std::size_t i = 0; i < parents.size(); ++i) {
+    exchange_skewed(children[i]);
+    destroy(children[i]);
+    destroy(parents[i]);
+  }
+}
+
+// The place that a handle is written to is another thing's by the end of the group.
+void handed_on(Rank& self) {
+  const ncclUniqueId id = self.unique_id("job");
+  ncclComm_t place = nullptr;
+  begin();
+  must(ncclCommInitRank(&place, self.world, id, self.rank), "ncclCommInitRank");
+  const ncclComm_t comm = std::exchange(place, nullptr);
+  require(comm != nullptr, "the handle is there when the call returns");
+  end();
+  exchange_skewed(comm);
   destroy(comm);
 }
 
@@ -388,6 +421,37 @@ void quick(Rank& self) {
   destroy(comm);
 }
 
+// Destroyed while the last messages are on their way: they are over when the call returns.
+void destroyed_with_messages(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  exchange_skewed(comm);
+  const Stream stream;
+  Messages messages(comm);
+  stand_in::launch(stream, 0, [] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); });
+  post_skewed(messages, stream);
+  destroy(comm);
+  messages.check();
+}
+
+// The same by one thread that has three ranks: for the last one's call all of them are over.
+void destroyed_in_turn(Rank&) {
+  std::array<ncclComm_t, 3> comms{};
+  must(ncclCommInitAll(comms.data(), static_cast<int>(comms.size()), nullptr), "ncclCommInitAll");
+  std::list<Messages> messages;
+  std::list<Stream> streams;
+  begin();
+  for (const ncclComm_t comm : comms) {
+    stand_in::set_device(static_cast<int>(messages.size()));
+    Messages& each = messages.emplace_back(comm);
+    const Stream& stream = streams.emplace_back();
+    stand_in::launch(stream, 0, [] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); });
+    post_skewed(each, stream);
+  }
+  end();
+  for (const ncclComm_t comm : comms) destroy(comm);
+  for (const Messages& each : messages) each.check();
+}
+
 // Finalized while the last messages are on their way, and destroyed without a look at how far that is.
 void finalized_late(Rank& self) {
   const ncclComm_t comm = connect_without_blocking(self);
@@ -580,7 +644,31 @@ void one_process_without_blocking(Rank&) {
   for (std::future<void>& rank : ranks) rank.get();
 }
 
-// The same, each rank driven by a thread of its own, from its first exchange to its end.
+// One thread splits all ranks of a communicator in a group, and asks one parent after another whether its child may be used.
+void one_process_that_splits(Rank&) {
+  ::setenv("NCCL_COMM_BLOCKING", "0", 1);
+  std::array<ncclComm_t, 3> comms{}, children{};
+  const auto accepted = [](ncclResult_t result) { require(result == ncclSuccess || result == ncclInProgress, std::to_string(result)); };
+  accepted(ncclCommInitAll(comms.data(), static_cast<int>(comms.size()), nullptr));
+  for (const ncclComm_t comm : comms) must(wait_ready(comm), "a communicator's set-up");
+  begin();
+  for (std::size_t rank = 0; rank < comms.size(); ++rank)
+    must(ncclCommSplit(comms[rank], 0, static_cast<int>(rank), &children[rank], nullptr), "ncclCommSplit");
+  accepted(ncclGroupEnd());
+  for (const ncclComm_t comm : comms) must(wait_ready(comm), "a split");
+  std::vector<std::future<void>> ranks;
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    ranks.push_back(std::async(std::launch::async, [child = children[rank], parent = comms[rank], rank] {
+      stand_in::set_device(static_cast<int>(rank));
+      exchange_skewed(child);
+      destroy(child);
+      destroy(parent);
+    }));
+  }
+  for (std::future<void>& rank : ranks) rank.get();
+}
+
+// Each rank driven by a thread of its own, from its first exchange to its end.
 void one_process_of_threads(Rank&) {
   std::array<ncclComm_t, 3> comms{};
   must(ncclCommInitAll(comms.data(), static_cast<int>(comms.size()), nullptr), "ncclCommInitAll");
@@ -610,6 +698,8 @@ Scenarios life_scenarios() {
       {"child_refused", child_refused},
       {"shrink", shrink},
       {"non_blocking", non_blocking},
+      {"splits_of_two", splits_of_two},
+      {"handed_on", handed_on},
       {"blocking_by_variable", blocking_by_variable},
       {"asked_all_the_time", asked_all_the_time},
       {"failed_split", failed_split},
@@ -624,6 +714,8 @@ Scenarios life_scenarios() {
       {"ended_by_a_child", ended_by_a_child},
       {"ended_by_a_static_object", ended_by_a_static_object},
       {"quick", quick},
+      {"destroyed_with_messages", destroyed_with_messages},
+      {"destroyed_in_turn", destroyed_in_turn},
       {"finalized_late", finalized_late},
       {"finalized_twice", finalized_twice},
       {"finalize_refused", finalize_refused},
@@ -634,6 +726,7 @@ Scenarios life_scenarios() {
       {"registered", registered},
       {"windows", windows},
       {"one_process_without_blocking", one_process_without_blocking},
+      {"one_process_that_splits", one_process_that_splits},
       {"one_process_of_threads", one_process_of_threads},
   };
 }
