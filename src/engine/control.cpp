@@ -59,9 +59,10 @@ bool ControlChannel::transmit(std::uint32_t destination, Frame& frame, std::uint
   const auto& mates = cluster_.mates();
   const auto count = static_cast<std::uint32_t>(mates.size());
   bool full = false;
-  // First choice: this rank's own NICs, then its mates', each resend one further.
-  for (std::uint32_t i = 0; i < count; ++i) {
+  // First choice: this rank's own NICs, then its mates', each resend one further; a mate that shows no life only where nobody else can.
+  for (std::uint32_t i = 0; i < 2 * count; ++i) {
     const std::uint32_t mate = (memory_.self() + attempt + i) % count;
+    if (memory_.shows_life(mate) != (i < count)) continue;
     if (mate == memory_.self()) {
       if (carrier_.carry(destination, frame, attempt / count)) return true;
       continue;

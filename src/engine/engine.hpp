@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -79,7 +80,7 @@ class Engine final : public EngineServices {
   std::uint64_t link_word(std::uint32_t nic, std::uint32_t peer) const override;
   std::shared_ptr<void> registered(const std::byte* data, std::uint64_t bytes, MemoryHandle& handle, std::uint64_t& offset) override;
   std::shared_ptr<SharedMemory> map(const MemoryHandle& handle) override;
-  MessageState state_of(const MessageKey& key) const override;
+  MessageState state_of(const MessageKey& key) const override { return state_of(key, sends(key)); }
   std::uint64_t eager_bytes() const override { return settings_.eager_bytes; }
   std::uint32_t link_window(std::uint32_t nic) const override;
   void message_over(Operation& operation) override;
@@ -160,7 +161,10 @@ class Engine final : public EngineServices {
   void on_row(std::uint32_t source, ByteReader& payload);
   std::optional<Failure> refusal(const Operation& operation) const;
   void begin_failing(Operation& operation, std::uint64_t now);
-  Operation* unfinished_with(const MessageKey& key) const;
+  bool sends(const MessageKey& key) const { return key.source == cluster_.rank; }
+  Operation* unfinished_with(const MessageKey& key, bool sends) const;
+  MessageState state_of(const MessageKey& key, bool sends) const;
+  bool tell_itself(const Operation& operation, const MessageKey& key, bool sends, std::uint64_t now);
   void on_cancel(std::uint32_t source, ByteReader& payload);
   void on_cancelled(std::uint32_t source, ByteReader& payload);
   void end(const OperationPtr& operation);
@@ -218,7 +222,8 @@ class Engine final : public EngineServices {
   std::vector<OperationPtr> operations_;
   std::map<std::uint32_t, RowHistory> histories_;  // by communicator
   std::vector<std::uint64_t> silent_ns_, heard_;   // by node
-  std::unordered_map<MessageKey, Failure, MessageKeyHash> cancelled_early_;
+  // Receives and sends that have failed before the program has posted them.
+  std::array<std::unordered_map<MessageKey, Failure, MessageKeyHash>, 2> cancelled_early_;
   std::vector<std::pair<std::uint64_t, std::shared_ptr<SharedMemory>>> mapped_;  // by inode, oldest first
   std::uint64_t seen_link_changes_ = 0;
   std::uint64_t last_turn_ = 0, next_tick_ = 0, last_tick_ = 0;

@@ -38,8 +38,11 @@ void Engine::check_leases(std::uint64_t now) {
     const bool leased = member.state == RankState::leaving || now < lease + settings_.lease_ms * 1'000'000;
     changed = changed || leased != member.leased;
     member.leased = leased;
+    memory_->set_shows_life(cluster_.ranks[rank].local, leased);
   }
-  if (changed) backend_->retire_attempts();
+  if (!changed) return;
+  backend_->retire_attempts();
+  tell_deaths();  // who was to tell them may be stopped
 }
 
 // A turn reads the rails before it ticks, so what came while the thread had no CPU has been heard; a stopped process resumes in the middle.
@@ -141,6 +144,7 @@ void Engine::on_dead(std::uint32_t rank, const std::string& how) {
     while (drain_ring(mate, kRingRecords) || drain_mail(mate, now_ns())) {
     }
     memory_->reader_gone(mate);
+    memory_->set_dead(mate);
     member.ended_well = memory_->ended_well(mate);
   } else {
     take_announced();  // it may have ended its sends: then all their chunks are there
@@ -154,11 +158,11 @@ void Engine::on_dead(std::uint32_t rank, const std::string& how) {
   backend_->retire_attempts();
 }
 
-// Ranks of other nodes cannot see processes here: the lowest live rank tells them all it knows. Of those that had left it says nothing
-// when it closes itself: ranks mostly leave together.
+// Ranks of other nodes cannot see processes here: the lowest live rank that shows life tells them all it knows, so that some hear twice. Of
+// those that had left it says nothing when it closes itself: ranks mostly leave together.
 void Engine::tell_deaths() {
   for (const std::uint32_t mate : cluster_.mates()) {
-    if (members_[mate].state == RankState::alive && mate < cluster_.rank) return;
+    if (members_[mate].state == RankState::alive && members_[mate].leased && mate < cluster_.rank) return;
   }
   for (const std::uint32_t mate : cluster_.mates()) {
     const Member& member = members_[mate];

@@ -84,11 +84,12 @@ bool Engine::needs(const Operation& operation, std::uint32_t rank) const {
 // Why an operation cannot even start.
 std::optional<Failure> Engine::refusal(const Operation& operation) const {
   // First, as this is the cause for which the other rank may have left.
+  const auto& [receives, sends] = cancelled_early_;
   for (const SendMessage& message : operation.sends) {
-    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
+    if (const auto found = sends.find(message.key); found != sends.end()) return found->second;
   }
   for (const RecvMessage& message : operation.recvs) {
-    if (const auto found = cancelled_early_.find(message.key); found != cancelled_early_.end()) return found->second;
+    if (const auto found = receives.find(message.key); found != receives.end()) return found->second;
   }
   for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
     const Member& member = members_[rank];
@@ -318,31 +319,50 @@ void Engine::begin_failing(Operation& operation, std::uint64_t now) {
     return true;
   };
   for (const SendMessage& message : operation.sends) {
-    if (!message.over) tell(message.key, message.key.destination);
+    if (message.over) continue;
+    if (message.key.destination == cluster_.rank)
+      tell_itself(operation, message.key, false, now);
+    else
+      tell(message.key, message.key.destination);
   }
   for (const RecvMessage& message : operation.recvs) {
-    if (!message.over && tell(message.key, message.key.source) && message.mapped) operation.revoking.push_back(message.key);
+    if (message.over) continue;
+    const bool writes = message.key.source == cluster_.rank ? tell_itself(operation, message.key, true, now)
+                                                            : tell(message.key, message.key.source) && message.mapped;
+    if (writes) operation.revoking.push_back(message.key);
   }
   backend_->drop(operation);
 }
 
-// The operation in which this rank's side of the message is not over; the backend need not know its sends yet.
-Operation* Engine::unfinished_with(const MessageKey& key) const {
+// The other side of a message to this rank itself, its send or its receive: whether it is in another operation, which fails as well, now.
+bool Engine::tell_itself(const Operation& operation, const MessageKey& key, bool sends, std::uint64_t now) {
+  Operation* const other = unfinished_with(key, sends);
+  if (other == nullptr) {
+    if (state_of(key, sends) == MessageState::unposted) cancelled_early_[sends ? 1 : 0][key] = operation.failure;
+    return false;
+  }
+  if (other == &operation) return false;
+  fail(*other, operation.failure);
+  if (other->phase != OperationPhase::failing) begin_failing(*other, now);
+  return true;
+}
+
+// The operation in which the message's send, or receive, is not over here; the backend need not know its sends yet.
+Operation* Engine::unfinished_with(const MessageKey& key, bool sends) const {
   const auto is = [&key](const auto& message) { return message.key == key && !message.over; };
   for (const OperationPtr& operation : operations_) {
-    const bool here = key.source == cluster_.rank ? std::any_of(operation->sends.begin(), operation->sends.end(), is)
-                                                  : std::any_of(operation->recvs.begin(), operation->recvs.end(), is);
+    const bool here = sends ? std::any_of(operation->sends.begin(), operation->sends.end(), is)
+                            : std::any_of(operation->recvs.begin(), operation->recvs.end(), is);
     if (here) return operation.get();
   }
   return nullptr;
 }
 
-MessageState Engine::state_of(const MessageKey& key) const {
-  if (unfinished_with(key) != nullptr) return MessageState::unfinished;
+MessageState Engine::state_of(const MessageKey& key, bool sends) const {
+  if (unfinished_with(key, sends) != nullptr) return MessageState::unfinished;
   const std::lock_guard lock(mutex_);
   const auto numbers = numbers_.find(key.communicator);
   if (numbers == numbers_.end()) return MessageState::unposted;
-  const bool sends = key.source == cluster_.rank;
   const auto& counts = sends ? numbers->second.sends : numbers->second.recvs;
   const std::uint32_t peer = sends ? key.destination : key.source;
   std::uint64_t posted = peer < counts.size() ? counts[peer] : 0;
@@ -365,11 +385,11 @@ void Engine::on_cancel(std::uint32_t source, ByteReader& payload) {
   const bool sends = key.source == cluster_.rank && key.destination == source;
   const bool receives = key.destination == cluster_.rank && key.source == source;
   if (!payload.ok() || (!sends && !receives) || failure.kind == FailureKind::none || failure.kind > FailureKind::closed) return;
-  if (Operation* operation = unfinished_with(key)) {
+  if (Operation* operation = unfinished_with(key, sends)) {
     fail(*operation, failure);
     if (operation->phase != OperationPhase::failing) begin_failing(*operation, now_ns());
   } else {
-    if (state_of(key) == MessageState::unposted) cancelled_early_[key] = failure;
+    if (state_of(key, sends) == MessageState::unposted) cancelled_early_[sends ? 1 : 0][key] = failure;
   }
   ByteWriter answer;
   answer.put(key);
@@ -386,8 +406,13 @@ void Engine::end(const OperationPtr& operation) {
   operation->phase = OperationPhase::ended;
   operation->report.seconds = static_cast<double>(now_ns() - operation->posted_at) * 1e-9;
   for (RecvMessage& message : operation->recvs) message.keep.reset();
-  for (const SendMessage& message : operation->sends) cancelled_early_.erase(message.key);
-  for (const RecvMessage& message : operation->recvs) cancelled_early_.erase(message.key);
+  auto& [receives, sends] = cancelled_early_;
+  for (const SendMessage& message : operation->sends) {
+    sends.erase(message.key);
+    if (message.key.destination != cluster_.rank) continue;
+    for (const OperationPtr& other : operations_) std::erase(other->revoking, message.key);
+  }
+  for (const RecvMessage& message : operation->recvs) receives.erase(message.key);
   memory_->operation_ended(operation->failure.kind != FailureKind::none);
   {
     const std::lock_guard lock(operation->mutex);

@@ -493,6 +493,8 @@ void HostSource::drop(Operation& operation) {
     std::erase(held_, &message);
     message.mapping.reset();
   }
+  // What its receives granted to sends of this rank that have not been posted.
+  for (const RecvMessage& message : operation.recvs) early_.erase(message.key);
 }
 
 }  // namespace railweave::engine

@@ -37,6 +37,8 @@ NodeMemory::NodeMemory(const Cluster& cluster, const ExchangeSettings& settings)
   direct_use_.assign(count, std::vector<SlotUse>(slots_));
   rx_use_.assign(cluster.self().nics.size(), std::vector<SlotUse>(rx_slots_));
   gone_.assign(count, false);
+  shows_life_.assign(count, true);
+  dead_ = std::make_unique<std::atomic<bool>[]>(count);
   regions_[self_] = SharedMemory::create("railweave-rank" + std::to_string(cluster.rank), layouts_[self_].bytes());
   RegionHeader& own = header(self_);
   own.size = layouts_[self_].bytes();
@@ -275,7 +277,7 @@ void NodeMemory::set_link_word(std::uint32_t own_nic, std::uint32_t nic, std::ui
 
 std::uint64_t NodeMemory::link_changes() const {
   std::uint64_t sum = 0;
-  for (std::uint32_t mate = 0; mate < mates(); ++mate) sum += load_flag(header(mate).link_changes);
+  for (std::uint32_t mate = 0; mate < mates(); ++mate) sum += load_flag(header(mate).link_changes) + (dead_[mate] ? 1 : 0);
   return sum;
 }
 

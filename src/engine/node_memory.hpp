@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -119,11 +120,17 @@ class NodeMemory {
   void set_ended_first(std::uint64_t count) { store_flag(header(self_).ended, count); }
   void hear(std::uint32_t node, std::uint64_t now) { store_flag(regions_[self_].at<std::uint64_t>(layouts_[self_].heard(node)), now); }
   std::uint64_t last_heard(std::uint32_t node) const;
+  // Down for a mate that has died: nobody says so on its board. Any thread.
   std::uint64_t link_word(std::uint32_t owner, std::uint32_t own_nic, std::uint32_t nic) const {
-    return load_flag(regions_[owner].at<std::uint64_t>(layouts_[owner].word(own_nic, nic)));
+    const std::uint64_t word = load_flag(regions_[owner].at<std::uint64_t>(layouts_[owner].word(own_nic, nic)));
+    return dead_[owner] ? word & ~std::uint64_t{1} : word;
   }
+  void set_dead(std::uint32_t mate) { dead_[mate] = true; }
+  // Whether a mate renews its lease. Engine's thread.
+  bool shows_life(std::uint32_t mate) const { return shows_life_[mate]; }
+  void set_shows_life(std::uint32_t mate, bool life) { shows_life_[mate] = life; }
   void set_link_word(std::uint32_t own_nic, std::uint32_t nic, std::uint64_t word);
-  // Sum over the mates of their link changes: unequal values mean that some word changed.
+  // Sum over the mates of their link changes, and deaths: unequal values mean that some word changed.
   std::uint64_t link_changes() const;
   struct RowTag {
     std::uint64_t serial = 0;
@@ -178,6 +185,8 @@ class NodeMemory {
   std::vector<std::deque<Record>> backlog_;
   std::vector<std::vector<SlotUse>> direct_use_, rx_use_;  // readers of the slots this rank filled: by owner; by own NIC
   std::vector<bool> gone_;                                 // by mate
+  std::vector<bool> shows_life_;                           // by mate
+  std::unique_ptr<std::atomic<bool>[]> dead_;              // by mate
   std::uint64_t bad_records_ = 0;
 };
 

@@ -103,5 +103,89 @@ TEST(Cancel, NamesTheCauseAndNotThatTheOtherRankHasLeftSince) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+// The sides of a message to oneself in two operations, of which the first fails as rank 1 leaves: the other one fails with it.
+enum class First { receives, sends };
+class ToOneself : public testing::TestWithParam<First> {};
+
+TEST_P(ToOneself, TheOtherSideFailsToo) {
+  run_job({1, 2}, {}, [](Exchange& exchange) {
+    if (exchange.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      return exchange.close();
+    }
+    const auto post = [&](bool sends, std::vector<std::byte>& data, std::vector<std::byte>* never) {
+      Group group = exchange.group();
+      if (sends)
+        group.send(data.data(), data.size(), 0);
+      else
+        group.recv(data.data(), data.size(), 0);
+      if (never != nullptr) group.recv(never->data(), never->size(), 1);
+      return group.end();
+    };
+    for (int round = 0; round < 2; ++round) {  // rank 1 leaves while the first one waits, and before it is posted
+      std::vector<std::byte> first(1000), second(1000, std::byte{1}), never(1000);
+      EXPECT_THROW(post(GetParam() == First::sends, first, &never).wait(), RankDied);
+      std::fill(first.begin(), first.end(), std::byte{2});  // it is the program's again
+      Handle other = post(GetParam() != First::sends, second, nullptr);
+      try {
+        EXPECT_TRUE(other.wait_for(120)) << "it was not heard";
+        ADD_FAILURE() << "the other side succeeded";
+      } catch (const RankDied& error) {
+        EXPECT_NE(std::string(error.what()).find("rank 1 has left"), std::string::npos) << error.what();
+      }
+      EXPECT_EQ(first, std::vector<std::byte>(1000, std::byte{2})) << "written after its end";
+    }
+    // What comes later is not taken for one of those.
+    std::vector<std::byte> sent(1000, std::byte{3}), received(1000);
+    Handle send = post(true, sent, nullptr), receive = post(false, received, nullptr);
+    send.wait();
+    receive.wait();
+    EXPECT_EQ(received, sent);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sides, ToOneself, testing::Values(First::receives, First::sends),
+                         [](const auto& side) { return side.param == First::receives ? "Receive" : "Send"; });
+
+// Both are under way when the receive's operation fails: nothing is written once it has ended.
+TEST(Cancel, EndsAMessageToOneselfThatIsUnderWay) {
+  constexpr std::size_t kBytes = 256u << 20;
+  std::latch posted(1);
+  run_job({1, 2}, {}, [&posted](Exchange& exchange) {
+    if (exchange.rank() == 1) {
+      posted.wait();
+      return exchange.close();
+    }
+    std::vector<std::byte> sent(kBytes, std::byte{1}), received(kBytes), never(1000);
+    Group first = exchange.group(), second = exchange.group();
+    first.recv(received.data(), kBytes, 0);
+    first.recv(never.data(), never.size(), 1);
+    Handle receive = first.end();
+    second.send(sent.data(), kBytes, 0);
+    Handle send = second.end();
+    posted.count_down();
+    EXPECT_THROW(receive.wait(), RankDied);
+    std::fill(received.begin(), received.end(), std::byte{2});
+    try {
+      send.wait();  // well, if its bytes had been written before rank 1 left
+    } catch (const RankDied&) {
+    }
+    EXPECT_TRUE(std::all_of(received.begin(), received.end(), [](std::byte b) { return b == std::byte{2}; })) << "written after its end";
+  });
+}
+
+TEST(Cancel, SizesOfAMessageToOneselfThatDifferFailBothSides) {
+  run_job({1, 1}, {}, [](Exchange& exchange) {
+    std::vector<std::byte> sent(1000), received(2000);
+    Group first = exchange.group(), second = exchange.group();
+    first.send(sent.data(), sent.size(), 0);
+    Handle send = first.end();
+    second.recv(received.data(), received.size(), 0);
+    Handle receive = second.end();
+    EXPECT_THROW(send.wait(), ExchangeError);
+    EXPECT_THROW(static_cast<void>(receive.wait_for(120)), ExchangeError) << "it was not heard";
+  });
+}
+
 }  // namespace
 }  // namespace railweave::test

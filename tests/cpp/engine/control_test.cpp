@@ -46,6 +46,35 @@ TEST(Control, AFrameToAMateIsSettledWhenTheMateHasReadIt) {
   EXPECT_TRUE(channel.settled(1));
 }
 
+// Where this rank has no NIC of its own. What the board of a dead mate says of its links nobody renews.
+TEST(Control, AFrameGoesToAMateThatLivesAndShowsIt) {
+  NodeParts node(rail_cluster(3, 1'000'000), {});
+  NoCarrier carrier;
+  engine::ControlChannel channel(node.clusters[0], *node.memories[0], carrier, {},
+                                 [](std::uint32_t, engine::FrameType, engine::ByteReader&) {});
+  for (const std::uint32_t mate : {1u, 2u}) node.memories[mate]->set_link_word(0, 3, 3);
+  const auto carried_by = [&] {
+    channel.send(3, engine::FrameType::lease_end, {});
+    std::vector<std::uint32_t> found;
+    for (const std::uint32_t mate : {1u, 2u}) {
+      std::vector<std::byte> frame;
+      while (node.memories[mate]->next_mail(0, frame)) found.push_back(mate);
+    }
+    return found;
+  };
+  using Mates = std::vector<std::uint32_t>;
+  EXPECT_EQ(carried_by(), Mates{1});
+  node.memories[0]->set_shows_life(1, false);
+  EXPECT_EQ(carried_by(), Mates{2});
+  const std::uint64_t changes = node.memories[0]->link_changes();
+  node.memories[0]->set_dead(2);
+  EXPECT_NE(node.memories[0]->link_changes(), changes);
+  EXPECT_EQ(carried_by(), Mates{1}) << "nobody else can";
+  node.memories[0]->set_shows_life(1, true);
+  EXPECT_EQ(carried_by(), Mates{1});
+  EXPECT_EQ(node.memories[0]->link_word(2, 0, 3), 2u);
+}
+
 // A turn of the engine reads the clock before it sends.
 TEST(Control, AFrameIsSentAgainAfterTheResendTimeOnly) {
   NodeParts node(1, {});

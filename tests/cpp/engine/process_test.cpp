@@ -214,5 +214,82 @@ TEST(Processes, StoppedRelayIsPassedBy) {
   EXPECT_EQ(statuses, std::vector<int>(4, 0));
 }
 
+// Nothing is planned for the NIC of a mate that has died, and its links count as down.
+TEST(Processes, NicsOfADeadMateAreDown) {
+  const Shape shape{2, 3};
+  const ScratchDirectory directory;
+  SharedCounters progress;
+  const auto statuses = run_processes(6, [&](std::uint32_t rank) {
+    Exchange exchange(rank, 6, directory.rendezvous(), rank_settings(shape, rank));
+    ++progress[0];
+    while (progress[0] < 6) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (rank == 1) ::kill(::getpid(), SIGKILL);
+    bool right = true;
+    if (rank == 0) {
+      for (int looks = 0; looks < 12'000 && exchange.links_down().empty(); ++looks)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      right = !exchange.links_down().empty();
+    }
+    if (rank == 0 || rank == 3) {
+      std::vector<std::byte> data(32u << 20);
+      Group group = exchange.group();
+      if (rank == 0)
+        group.send(data.data(), data.size(), 3);
+      else
+        group.recv(data.data(), data.size(), 0);
+      Handle handle = group.end();
+      handle.wait();
+      const auto by_nic = handle.report().bytes_by_nic;
+      if (rank == 0 && (by_nic[1] != 0 || by_nic[0] < data.size() / 4 || by_nic[2] < data.size() / 4)) {
+        std::fprintf(stderr, "by NIC: %llu %llu %llu\n", static_cast<unsigned long long>(by_nic[0]),
+                     static_cast<unsigned long long>(by_nic[1]), static_cast<unsigned long long>(by_nic[2]));
+        right = false;
+      }
+    }
+    ++progress[1];
+    while (progress[1] < 5) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return right ? 0 : 1;
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, -SIGKILL, 0, 0, 0, 0}));
+}
+
+// Who tells other nodes of deaths is stopped when rank 3 dies: the next one tells them.
+TEST(Processes, AStoppedRankKeepsNoDeathFromOtherNodes) {
+  const ScratchDirectory directory;
+  SharedCounters shared;
+  ExchangeSettings settings;
+  settings.lease_ms = 500;
+  const auto statuses = run_processes(4, [&](std::uint32_t rank) {
+    ExchangeSettings own = rank_settings({1, 4}, rank, settings);
+    own.node_id = rank == 0 ? "a" : "b";
+    own.nics = rank == 0 || rank == 2 ? "lo" : ",";
+    Exchange exchange(rank, 4, directory.rendezvous(), own);
+    shared[2 + rank] = ::getpid();
+    ++shared[0];
+    while (shared[0] < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    bool right = true;
+    if (rank == 0) {
+      std::vector<std::byte> data(1000);
+      Group group = exchange.group();
+      group.recv(data.data(), data.size(), 3);
+      Handle handle = group.end();
+      ::kill(shared[3], SIGSTOP);
+      ::kill(shared[5], SIGKILL);
+      try {
+        right = false;
+        if (!handle.wait_for(120)) std::fprintf(stderr, "the death was not heard\n");
+      } catch (const RankDied& error) {
+        right = error.rank() == 3;
+      }
+      ::kill(shared[3], SIGCONT);
+    }
+    if (rank == 3) ::pause();
+    ++shared[1];
+    while (shared[1] < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return right ? 0 : 1;
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0, 0, -SIGKILL}));
+}
+
 }  // namespace
 }  // namespace railweave::test
