@@ -623,10 +623,7 @@ class ApartTimes {
   // `most`: blocks of the operation; mates that push to this rank have as many. `moved`: bytes of granted messages that blocks push or
   // fetch.
   ApartTimes(const Sums& sums, std::uint64_t moved, std::uint32_t most, const LaunchLimits& limits)
-      : packets_(kPacketRate * limits.block_speed()),
-        pushes_(kMostPushRate * limits.block_speed()),
-        pair_(limits.pair_rate),
-        most_(most) {
+      : packets_(kPacketRate * limits.block_speed()), pushes_(kMostPushRate * limits.block_speed()), pair_(limits.pair_rate), most_(most) {
     constexpr auto kSend = static_cast<int>(Direction::send), kReceive = static_cast<int>(Direction::receive);
     const auto &all = sums.bytes, &in_packets = sums.packet_bytes;
     const std::uint64_t over_links[] = {all[0] - sums.own_bytes[0], all[1] - sums.own_bytes[1]};
