@@ -294,7 +294,9 @@ def test_openmpi_runs_unmodified(isolation: str, nothing_stays: Check) -> None:
         )
         nics = [["rail0"], ["rail1"]] if isolation == "gpu" else [["rail0", "rail1"]] * 2
         assert status == 0, text
-        assert sorted(text.splitlines()) == [f"{rank} node{rank // 2} lo {' '.join(nics[rank % 2])}" for rank in range(4)]
+        # Its launcher warns where its child has begun another program before it could be given a process group.
+        said = [line for line in text.splitlines() if "plm:rsh: Warning: setpgid" not in line]
+        assert sorted(said) == [f"{rank} node{rank // 2} lo {' '.join(nics[rank % 2])}" for rank in range(4)]
 
 
 # --- whatever happens, nothing stays
