@@ -312,7 +312,7 @@ void Engine::begin_failing(Operation& operation, std::uint64_t now) {
   operation.phase = OperationPhase::failing;
   operation.fail_until = now + settings_.drain_ms * 1'000'000;
   const auto tell = [&](const MessageKey& key, std::uint32_t peer) {
-    if (peer == cluster_.rank || members_[peer].state != RankState::alive) return false;
+    if (members_[peer].state != RankState::alive) return false;
     ByteWriter payload;
     payload.put(key).put(operation.failure.kind).put(operation.failure.rank).text(operation.failure.text);
     control_->send(peer, FrameType::cancel, payload.bytes());
