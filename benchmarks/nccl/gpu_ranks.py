@@ -271,10 +271,18 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Of this moment."""
+        """Of this moment. Where ranks share a GPU all of them call it, as each other's pools are not to count either."""
+        pools = torch.cuda.memory_reserved()
+        shared_gpu = "NCCL_HOSTID" in os.environ
+        if shared_gpu:
+            each: list[int] = [0] * dist.get_world_size()
+            dist.all_gather_object(each, pools)
+            pools = sum(each)
         free, total = torch.cuda.mem_get_info()
+        if shared_gpu:
+            dist.barrier()
         descriptors, shared = (len(list(Path(folder).iterdir())) for folder in ("/proc/self/fd", "/dev/shm"))
-        return cls(total - free - torch.cuda.memory_reserved(), descriptors, shared)
+        return cls(total - free - pools, descriptors, shared)
 
     def grown_since(self, earlier: Held) -> Held:
         """The difference."""
