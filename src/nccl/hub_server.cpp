@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -29,8 +31,11 @@ constexpr auto kFullPause = std::chrono::milliseconds(100);
 struct Connection {
   FileDescriptor socket;
   Clock::time_point since = Clock::now();
-  std::string in, out;
-  bool known = false;  // has shown a nonce that is admitted
+  std::string in;
+  // What a round's ranks are told is the same for all of them, some 100 bytes for each of them, so they share one copy.
+  std::deque<std::shared_ptr<const std::string>> out;
+  std::size_t sent = 0;  // of out's first
+  bool known = false;    // has shown a nonce that is admitted
   bool closing = false;
 };
 
@@ -202,15 +207,17 @@ class Hub::Server {
   void join(Connection& connection, const JoinFrame& frame, const std::string& name, std::string blob) {
     connection.known = connection.known || admitted(frame.nonce);
     if (!admitted(frame.nonce) || frame.world == 0 || frame.world > kMaxWorld || frame.rank >= frame.world)
-      return answer(connection, RoundStatus::refused);
-    if (const auto ended = expired_.find(name); ended != expired_.end()) return answer(connection, ended->second);
+      return answer(connection, std::make_shared<std::string>(framed(RoundStatus::refused)));
+    if (const auto ended = expired_.find(name); ended != expired_.end())
+      return answer(connection, std::make_shared<std::string>(framed(ended->second)));
     auto [at, fresh] = gatherings_.try_emplace(name);
     Gathering& gathering = at->second;
     if (fresh) {
       gathering.world = frame.world;
       gathering.deadline = Clock::now() + std::chrono::milliseconds(frame.limit_ms);
     }
-    if (gathering.world != frame.world || gathering.present.contains(frame.rank)) return answer(connection, RoundStatus::refused);
+    if (gathering.world != frame.world || gathering.present.contains(frame.rank))
+      return answer(connection, std::make_shared<std::string>(framed(RoundStatus::refused)));
     gathering.present.emplace(frame.rank, std::pair(&connection, std::move(blob)));
     if (gathering.present.size() == gathering.world) {
       complete(gathering);
@@ -219,9 +226,9 @@ class Hub::Server {
   }
 
   void complete(Gathering& gathering) {
-    std::string blobs;
-    for (const auto& [rank, entry] : gathering.present) put(blobs, entry.second);
-    for (auto& [rank, entry] : gathering.present) answer(*entry.first, RoundStatus::complete, blobs);
+    std::string bytes = framed(RoundStatus::complete);
+    for (const auto& [rank, entry] : gathering.present) put(bytes, entry.second);
+    answer(gathering, std::move(bytes));
   }
 
   void expire() {
@@ -232,7 +239,7 @@ class Hub::Server {
         continue;
       }
       const Expired& ended = expired_.insert_or_assign(at->first, how_it_ended(at->second)).first->second;
-      for (auto& [rank, entry] : at->second.present) answer(*entry.first, ended);
+      answer(at->second, framed(ended));
       at = gatherings_.erase(at);
     }
   }
@@ -243,31 +250,42 @@ class Hub::Server {
     bytes += text;
   }
 
-  static void answer(Connection& connection, const Expired& ended) {
-    std::string text;
-    put(text, ended.missing);
-    answer(connection, RoundStatus::expired, text, ended);
-  }
-
-  static void answer(Connection& connection, RoundStatus status, const std::string& rest = "", const Expired& ended = {}) {
+  static std::string framed(RoundStatus status, const Expired& ended = {}) {
     AnswerFrame frame;
     frame.status = static_cast<std::uint32_t>(status);
     frame.first = ended.first;
     frame.left = ended.left ? 1 : 0;
-    connection.out.append(reinterpret_cast<const char*>(&frame), sizeof frame);
-    connection.out += rest;
+    return {reinterpret_cast<const char*>(&frame), sizeof frame};
+  }
+
+  static std::string framed(const Expired& ended) {
+    std::string bytes = framed(RoundStatus::expired, ended);
+    put(bytes, ended.missing);
+    return bytes;
+  }
+
+  static void answer(const Gathering& gathering, std::string bytes) {
+    const auto shared = std::make_shared<const std::string>(std::move(bytes));
+    for (const auto& [rank, entry] : gathering.present) answer(*entry.first, shared);
+  }
+
+  static void answer(Connection& connection, std::shared_ptr<const std::string> bytes) {
+    connection.out.push_back(std::move(bytes));
     flush(connection);
   }
 
   static void flush(Connection& connection) {
     while (!connection.out.empty() && !connection.closing) {
-      const ssize_t count = ::send(connection.socket.get(), connection.out.data(), connection.out.size(), MSG_NOSIGNAL);
+      const std::string& bytes = *connection.out.front();
+      const ssize_t count = ::send(connection.socket.get(), bytes.data() + connection.sent, bytes.size() - connection.sent, MSG_NOSIGNAL);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0 && errno == EAGAIN) return;
-      if (count < 0)
+      if (count < 0) {
         connection.closing = true;
-      else
-        connection.out.erase(0, static_cast<std::size_t>(count));
+      } else if ((connection.sent += static_cast<std::size_t>(count)) == bytes.size()) {
+        connection.out.pop_front();
+        connection.sent = 0;
+      }
     }
   }
 

@@ -90,6 +90,31 @@ TEST(Hub, ARoundGivesEachRankAllBlobsInOrder) {
   }
 }
 
+// More than a socket takes at once, and each rank is asked twice over one connection: the second answer begins where the first one ended.
+TEST(Hub, LongAnswersComeWholeRoundAfterRound) {
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  constexpr std::uint32_t kRanks = 64, kBlob = 64u << 10, kRounds = 2;
+  const auto blob = [](std::uint32_t rank, std::uint32_t round) { return std::string(kBlob, static_cast<char>(1 + rank + round)); };
+  std::atomic<std::uint32_t> right{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      HubClient client(address, kNever);
+      if (!client.connect(std::chrono::steady_clock::now() + milliseconds(30000))) return;
+      for (std::uint32_t number = 0; number < kRounds; ++number) {
+        const Round round = client.join("round " + std::to_string(number), rank, kRanks, blob(rank, number), milliseconds(30000));
+        bool same = round.status == RoundStatus::complete && round.blobs.size() == kRanks;
+        for (std::uint32_t other = 0; same && other < kRanks; ++other) same = round.blobs[other] == blob(other, number);
+        right += same ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, kRanks * kRounds);
+}
+
 TEST(Hub, ARoundThatExpiredStaysExpiredForLateRanks) {
   Hub hub;
   const HubAddress address = loopback(hub);
