@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -24,6 +25,18 @@ namespace railweave::nccl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Descriptors that callers who have not said whose they are leave to the program, which may not have many; of few a quarter.
+constexpr rlim_t kLeftToProgram = 256;
+// While they take more, they are hung up on after so small a part of the usual time: 10 s of five minutes.
+constexpr int kPatienceInACrowd = 30;
+
+// Descriptors are given out from the lowest on, so one's number says how many are in use at least.
+rlim_t first_of_the_last() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
+  return limit.rlim_cur - std::min(kLeftToProgram, limit.rlim_cur / 4);
+}
 
 // Who waits for a descriptor is looked at again after this time: poll() would say at once, and for ever, that somebody is there.
 constexpr auto kFullPause = std::chrono::milliseconds(100);
@@ -156,11 +169,22 @@ class Hub::Server {
 
   void accept_all() {
     for (;;) {
+      full_ = is_crowded();
+      if (full_) return;
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       full_ = !socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
       if (!socket) return;
       connections_.emplace_back().socket = std::move(socket);
     }
+  }
+
+  // Callers who have said nothing are most, and have come to the program's last descriptors: others wait at the listener until these have
+  // said whose they are, as ranks soon do, or are hung up on.
+  bool is_crowded() const {
+    const auto strangers = std::ranges::count_if(connections_, [](const Connection& each) { return !each.known; });
+    if (2 * static_cast<std::size_t>(strangers) <= connections_.size()) return false;
+    return std::ranges::any_of(
+        connections_, [last = first_of_the_last()](const Connection& each) { return static_cast<rlim_t>(each.socket.get()) >= last; });
   }
 
   void serve(Connection& connection, short events) {
@@ -291,7 +315,8 @@ class Hub::Server {
 
   void hang_up() {
     const auto now = Clock::now();
-    for (Connection& connection : connections_) connection.closing |= !connection.known && now - connection.since >= stranger_;
+    const auto patience = full_ ? stranger_ / kPatienceInACrowd : stranger_;
+    for (Connection& connection : connections_) connection.closing |= !connection.known && now - connection.since >= patience;
   }
 
   // A rank that has gone while others wait is absent: its round cannot complete, and ends now instead of at its deadline.
@@ -308,7 +333,7 @@ class Hub::Server {
   const std::chrono::milliseconds stranger_;
   std::uint16_t port_ = 0;
   FileDescriptor listener_, stop_read_, stop_write_;
-  bool full_ = false;  // the process has no descriptor for who waits at the listener
+  bool full_ = false;  // there is no descriptor for who waits at the listener
   std::mutex mutex_;
   std::set<std::array<std::uint8_t, 16>> admitted_;  // guarded by mutex_
   std::list<Connection> connections_;                // list: gatherings point into it

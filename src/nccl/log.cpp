@@ -63,7 +63,8 @@ void open_log(std::string_view level, const std::string& file) {
   current = log_level(level).value_or(LogLevel::warn);
   if (file.empty()) return;
   const std::string path = expand(file);
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  // A pipe without a reader is an error, and one whose reader is slow loses lines: the job waits for neither.
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
   if (fd < 0)
     log(LogLevel::warn, "RAILWEAVE_LOG_FILE " + path + ": " + std::strerror(errno) + "; logging to standard error");
   else

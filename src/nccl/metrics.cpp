@@ -14,6 +14,8 @@
 #include <optional>
 #include <utility>
 
+#include "railweave/error.hpp"
+
 namespace railweave::nccl {
 namespace {
 
@@ -54,12 +56,15 @@ std::string head(const std::string& name, const std::string& help, const char* t
   return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
 }
 
-// As a label's value, which readers look for up to the next quote.
+// As a label's value, which readers look for up to the next quote. What is not UTF-8, as a path may hold, would cost them the whole file.
 std::string plain(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  }
+  text = printable(text);
   for (char& c : text) {
     if (c == '"') c = '\'';
     if (c == '\\') c = '/';
-    if (static_cast<unsigned char>(c) < ' ') c = ' ';
   }
   return text;
 }

@@ -6,7 +6,9 @@
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 
 #include "log.hpp"
 
@@ -151,8 +153,11 @@ const Settings& settings() {
   // Never freed: threads of the shim go on while static objects are destroyed.
   static const Settings& value = *[] {
     std::string errors;
-    const auto* const read = new Settings(read_settings([](const char* name) -> const char* { return std::getenv(name); }, errors));
+    auto* const read = new Settings(read_settings([](const char* name) -> const char* { return std::getenv(name); }, errors));
     open_log(read->log, read->log_file);
+    // It is written to for as long as the job lasts, wherever that goes meanwhile.
+    std::error_code nowhere;
+    if (!read->metrics.empty()) read->metrics = std::filesystem::absolute(read->metrics, nowhere).string();
     if (!errors.empty()) log(LogLevel::warn, errors.substr(0, errors.size() - 1));
     for (const std::string& name : unread_variables(environ))
       log(LogLevel::warn, name + " is set, but nothing of Railweave reads a variable of that name");

@@ -60,6 +60,10 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns only when the program was not started: the exit status, after a line on standard error."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):  # closed, and the program has it so again: these are open until then
+        from railweave.ending import open_what_is_closed
+
+        open_what_is_closed()
     try:
         if any(word in ("-h", "--help") for word in arguments[: _end_of_options(arguments)]):
             from railweave.ending import or_told
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         return _start(_parse(arguments))
     except LaunchError as error:
-        print(f"railweave run: {error}", file=sys.stderr)
+        _say(str(error))
         return error.status
 
 
@@ -109,6 +113,17 @@ def _parse(arguments: Sequence[str]) -> _Options:
     return options
 
 
+def _say(text: str) -> None:
+    """On standard error, of which nothing is left for the program to hear of: a reader that is gone, a full disk, a closed stream are no
+    reason to start nothing."""
+    if sys.stderr is None:
+        return
+    try:  # noqa: SIM105 - contextlib takes a start too long
+        print(f"railweave run: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
 class _Voice:
     """What is said on standard error: explanations when asked for, warnings from one rank of a node unless all shall explain."""
 
@@ -118,7 +133,7 @@ class _Voice:
 
     def explain(self, text: str) -> None:
         if self.everything:
-            print(f"railweave run: rank {self.rank.local}: {text}", file=sys.stderr)
+            _say(f"rank {self.rank.local}: {text}")
 
     @property
     def warns(self) -> bool:
@@ -126,7 +141,7 @@ class _Voice:
 
     def warn(self, text: str) -> None:
         if self.warns:
-            print(f"railweave run: rank {self.rank.local}: warning: {text}", file=sys.stderr)
+            _say(f"rank {self.rank.local}: warning: {text}")
 
 
 def _start(options: _Options) -> int:
@@ -261,7 +276,6 @@ def _become(command: list[str], environment: dict[str, str]) -> int:
     # Python ignores these two, and what is ignored stays so in the program: a pipe's reader that leaves would go unnoticed.
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
-    sys.stderr.flush()
     try:
         os.execvpe(command[0], command, environment)
     except FileNotFoundError:

@@ -269,6 +269,26 @@ def test_a_folder_that_cannot_be_written_keeps_no_program_from_starting(own: str
     assert (tmp_path / "railweave-0" / "placement-bandwidth").is_file() == (own == "rw")
 
 
+NO_READER = "import os, sys; read, write = os.pipe(); os.close(read); os.dup2(write, 2); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        ("sh", "-c", 'exec "$@" 2>&-', "sh"),
+        ("sh", "-c", 'exec "$@" <&- 2>&-', "sh"),
+        ("sh", "-c", 'exec "$@" 2>/dev/full', "sh"),
+        (sys.executable, "-c", NO_READER),
+    ],
+    ids=["closed", "closed as input is", "full", "without a reader"],
+)
+def test_a_warning_that_nobody_takes_keeps_no_program_from_starting(prefix: tuple[str, ...], advice: Path) -> None:
+    """Nor does it come to lie in what the program writes."""
+    done = start("--advice", str(advice), "--", "echo", "started", prefix=prefix, LOCAL_RANK="0", UCX_NET_DEVICES="another")
+    assert (done.returncode, done.stdout) == (0, "started\n")
+    assert "was set before and is kept" in start("--advice", str(advice), "true", LOCAL_RANK="0", UCX_NET_DEVICES="another").stderr
+
+
 def test_the_shim_is_preloaded_before_what_was(advice: Path) -> None:
     done = start("--advice", str(advice), "--shim", "nccl", "--", "sh", "-c", "echo $LD_PRELOAD", LD_PRELOAD="/usr/lib/other.so")
     first, second = done.stdout.strip().split(":")
