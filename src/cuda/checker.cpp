@@ -7,20 +7,21 @@
 namespace railweave::cuda {
 namespace {
 
-template <typename T>
-T* allocate_zeroed(std::size_t bytes, cudaStream_t stream) {
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for checksums");
-  check(cudaMemsetAsync(memory, 0, bytes, stream), "clearing memory for checksums");
-  return static_cast<T*>(memory);
+// `memory` owns it before anything else may fail.
+template <typename Owner>
+void allocate_zeroed(Owner& memory, std::size_t bytes, cudaStream_t stream) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for checksums");
+  memory.reset(static_cast<typename Owner::pointer>(data));
+  check(cudaMemsetAsync(data, 0, bytes, stream), "clearing memory for checksums");
 }
 
 }  // namespace
 
 Checker::Checker(std::uint32_t world) {
   const Stream stream = make_stream();
-  memory_.reset(allocate_zeroed<Memory>(sizeof(Memory), stream.get()));
-  counts_.reset(allocate_zeroed<std::uint64_t>(sizeof(std::uint64_t) * world, stream.get()));
+  allocate_zeroed(memory_, sizeof(Memory), stream.get());
+  allocate_zeroed(counts_, sizeof(std::uint64_t) * world, stream.get());
   check(cudaStreamSynchronize(stream.get()), "clearing memory for checksums");
   preload_checks();
 }

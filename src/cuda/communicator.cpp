@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <tuple>
@@ -51,6 +52,8 @@ Deferred& deferred() {
   return each;
 }
 
+std::atomic<bool> process_ends = false;
+
 std::mutex& noting_on(int device) {
   const std::scoped_lock lock(residents().mutex);
   return residents().noting[device];
@@ -74,8 +77,8 @@ StreamId id_of(cudaStream_t stream) {
 
 }  // namespace
 
-Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous,
-                           const ExchangeSettings& settings, const KernelBounds& bounds, Remarks::Say say, Remarks::Say warn)
+Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, const ExchangeSettings& settings,
+                           const KernelBounds& bounds, Remarks::Say say, Remarks::Say warn)
     : rank_(rank),
       world_(world),
       device_(device),
@@ -85,7 +88,9 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
       mate_of_(world, kFar),
       remarks_(std::move(say), std::move(warn)),
       mate_books_(world),
-      processes_(world) {
+      processes_(world) {}
+
+void Communicator::begin(const std::string& rendezvous) {
   bring_together(rendezvous);
   start_threads();
   // Many programs end without destroying what they have made. Registered after CUDA's own handlers, so called before them; not for
@@ -93,6 +98,7 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
   static const pid_t process = ::getpid();
   static const int registered = std::atexit([] {
     if (::getpid() != process) return;
+    process_ends = true;
     const auto lock = lock_for_a_moment(residents().mutex);
     if (!lock) return;
     for (Communicator* communicator : residents().all) communicator->leave_with_process();
@@ -102,7 +108,10 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
   residents().all.push_back(this);
   std::uint32_t& ranks = residents().ranks[device_];
   ranks = std::max(ranks, share_.ranks);
+  ended_ = false;
 }
+
+bool Communicator::ends_with_process() noexcept { return process_ends; }
 
 Communicator::~Communicator() { end(); }
 
@@ -217,7 +226,8 @@ void Communicator::provide_staging() {
   const Book::Place place = name_buffer(buffer.get(), bytes);
   if (!named_for_all(place)) {
     remarks_.once("receive buffers that other ranks cannot map are reached through slots: nor can they map memory of this library");
-    return staging_->provide(nullptr);
+    staging_->provide(nullptr);
+    return give_back(device_, std::move(buffer));  // to free it waits for kernels
   }
   remarks_.once("messages into receive buffers that other ranks cannot map are received into " + std::to_string(bytes >> 20) +
                 " MiB of this library's (gpu_staging_bytes), and copied from there");
@@ -591,7 +601,7 @@ void Communicator::enqueue(std::span<const Transfer> asked, std::span<const cuda
       if (far) communicator->rails_->expect(capture.active);
     }
     spread(streams, first.join_.get());
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // the host may have no memory left, too
     // It runs, but what follows it would not wait for it.
     for (Communicator* communicator : communicators) {
       if (!capture.active && cudaEventRecord(communicator->last_.get(), streams[0]) != cudaSuccess) launching.recorded = false;

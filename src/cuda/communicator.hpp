@@ -73,10 +73,12 @@ struct KernelBounds {
 
 class Communicator {
  public:
-  // Brings the ranks together, with `device` current. Throws BootstrapError (on every rank), SettingsError, DeviceError. `say` is told, on
-  // any thread, what was decided and why, `warn` what somebody should mend.
-  Communicator(std::uint32_t rank, std::uint32_t world, int device, const std::string& rendezvous, const ExchangeSettings& settings,
-               const KernelBounds& bounds, Remarks::Say say, Remarks::Say warn);
+  // `say` is told, on any thread, what was decided and why, `warn` what somebody should mend.
+  Communicator(std::uint32_t rank, std::uint32_t world, int device, const ExchangeSettings& settings, const KernelBounds& bounds,
+               Remarks::Say say, Remarks::Say warn);
+  // Brings the ranks together, with the device current. Throws BootstrapError (on every rank), SettingsError, DeviceError: then this one
+  // has memory, of which freeing waits for kernels (give_back()).
+  void begin(const std::string& rendezvous);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
@@ -100,6 +102,8 @@ class Communicator {
   // Names the buffer to the mates ahead of its first use.
   void register_buffer(const void* data, std::uint64_t bytes);
   Counters counters() const;
+  // The process is about to end, and has told the mates: CUDA's own handlers take away what communicators have.
+  static bool ends_with_process() noexcept;
   // As counters() found them last: the ranks with which anything has been moved, the own one among them, by number.
   std::vector<PeerUse> peers() const;
   // Of the rank's node, where it is one of several.
@@ -251,8 +255,8 @@ class Communicator {
   CaptureOrder<cudaStream_t, cudaGraphNode_t> capture_order_;
   std::atomic<bool> captured_ = false;
   std::atomic<std::uint32_t> launching_ = 0;  // operations that are noted, and of which the event does not tell yet
-  bool ended_ = false;
-  Claim claim_;  // as long as an operation has not ended; under the residents' mutex
+  bool ended_ = true;                         // until it has begun
+  Claim claim_;                               // as long as an operation has not ended; under the residents' mutex
 
   mutable std::mutex mutex_;
   bool ending_ = false;

@@ -256,10 +256,13 @@ void Communicator::meet_mates(engine::Rendezvous& rendezvous) {
   std::vector<int> reached;
   std::string problem;
   try {
+    // All before any is mapped: what this rank lacks, its region perhaps, is told here as well.
+    std::vector<Offer> offers;
+    for (std::uint32_t rank = 0; rank < world_; ++rank) offers.push_back(decode_offer(blobs[rank], rank_name(rank)));
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      const std::string who = rank_name(rank);
-      const Offer theirs = decode_offer(blobs[rank], who);
       if (!near(rank)) continue;
+      const std::string who = rank_name(rank);
+      const Offer& theirs = offers[rank];
       region_->map(mate_of_[rank], who, theirs.region);
       const bool other_process = theirs.region.pid != mine.region.pid;
       indirect_->map(mate_of_[rank], who, !other_process, theirs.indirect);

@@ -290,9 +290,11 @@ bool Communicator::leave() {
 }
 
 // Mates take an end with something unended for a death. It is no failure: threads of the program's that still ask for one would end it.
+// Whatever has ended, threads of this library look at pinned memory no more, which CUDA's handlers take away.
 void Communicator::leave_with_process() {
   const bool over = all_is_over();
-  if (const auto lock = lock_for_a_moment(mutex_); lock && over) leave();
+  if (const auto lock = lock_for_a_moment(mutex_); lock && !(over && leave())) ending_ = true;
+  if (rails_ != nullptr) rails_->leave_kernels();
 }
 
 // Kernels leave, mates hear of it, later calls fail. The first reason stays: who looks finds others again and again.

@@ -23,8 +23,9 @@ struct railweave_cuda_communicator {
   railweave::cuda::Communicator communicator;
   const pid_t process = ::getpid();
 
-  // What a forked child ends stays as it is: it has none of the threads, and its parent's mates would take its word for its parent's.
-  bool is_of_this_process() const { return process == ::getpid(); }
+  // What a forked child ends stays as it is: it has none of the threads, and its parent's mates would take its word for its parent's. So
+  // does what is ended behind the library's handler at the end of the process, as CUDA's have taken its memory by then.
+  bool is_of_this_process() const { return process == ::getpid() && !railweave::cuda::Communicator::ends_with_process(); }
 };
 
 namespace {
@@ -87,9 +88,17 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
     cuda::KernelBounds bounds{.channel_bytes = config->channel_bytes};
     if (config->size >= sizeof *config) bounds.most_blocks = config->most_blocks;
     const cuda::DeviceScope scope(config->device);
-    *communicator = new railweave_cuda_communicator{Communicator(config->rank, config->world, config->device, config->rendezvous,
-                                                                 cuda::settings_of(*config), bounds, teller(log, config->log_context),
-                                                                 teller(warn, config->log_context))};
+    std::unique_ptr<railweave_cuda_communicator> made(
+        new railweave_cuda_communicator{Communicator(config->rank, config->world, config->device, cuda::settings_of(*config), bounds,
+                                                     teller(log, config->log_context), teller(warn, config->log_context))});
+    try {
+      made->communicator.begin(config->rendezvous);
+    } catch (...) {
+      // To free its memory waits for kernels, of which others' may wait for what the program does next.
+      Communicator::give_back(config->device, std::move(made));
+      throw;
+    }
+    *communicator = made.release();
   });
 }
 

@@ -78,7 +78,9 @@ class DeviceScope {
       check(cudaSetDevice(device), "selecting device " + std::to_string(device));
       selected_ = true;
     }
-    check(cudaThreadExchangeStreamCaptureMode(&mode_), "relaxing the capture mode");
+    const cudaError_t relaxed = cudaThreadExchangeStreamCaptureMode(&mode_);
+    if (relaxed != cudaSuccess && selected_) contexts().set(before_);  // nobody else will
+    check(relaxed, "relaxing the capture mode");
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;

@@ -54,6 +54,7 @@ RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::
 bool RailBackend::advance() {
   thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns: naps are that short
   static_cast<void>(slack);
+  if (control_.no_kernels) return false;
   bool moved = false;
   if (stopped_at_ == 0 && control_.stopped.load(std::memory_order_acquire)) stopped_at_ = engine::now_ns();
   if (stopped_at_ != 0)
@@ -66,6 +67,7 @@ bool RailBackend::advance() {
 }
 
 std::uint64_t RailBackend::next_look(std::uint64_t now) const {
+  if (control_.no_kernels) return std::numeric_limits<std::uint64_t>::max();
   // Once it has ended, the last word of its kernel.
   if (stopped_at_ != 0) return open_ != 0 ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
   return expects() ? now + kNapNs : std::numeric_limits<std::uint64_t>::max();
@@ -79,7 +81,9 @@ bool RailBackend::copies_no_more() const {
   return stopped_at_ != 0 && (load_flag(port_.left) != 0 || engine::now_ns() - stopped_at_ >= drain_ns_);
 }
 
-bool RailBackend::expects() const { return operation_ != nullptr || control_.captured.load() || begun_ < control_.enqueued.load(); }
+bool RailBackend::expects() const {
+  return !control_.no_kernels && (operation_ != nullptr || control_.captured.load() || begun_ < control_.enqueued.load());
+}
 
 // --- Operations. The kernels of a communicator run one after another, and none ends before the engine has said that its operation has: so
 // there is one at a time, and its list stands still.
@@ -135,7 +139,7 @@ std::shared_ptr<engine::Operation> RailBackend::read_list(std::uint64_t listed) 
 
 // In the turn in which it is over: the kernel waits for this word.
 void RailBackend::on_end(const engine::Operation& operation) {
-  if (operation_.get() == &operation) end_operation();
+  if (operation_.get() == &operation && !control_.no_kernels) end_operation();
 }
 
 void RailBackend::end_operation() {

@@ -22,6 +22,8 @@ struct RailControl {
   std::atomic<bool> captured{false};       // operations run that were not counted
   // The communicator has ended and its kernels leave: what they had been asked to copy is given up when they have.
   std::atomic<bool> stopped{false};
+  // The process ends, and CUDA's handlers take the port away.
+  std::atomic<bool> no_kernels{false};
   // An operation has failed. Called on the engine thread.
   std::function<void(const engine::Failure&)> on_failure;
   // Sent and confirmed, while operations run; repeated ones included.
@@ -84,7 +86,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
   void fail(const engine::Failure& failure);
   void give_up();
   bool copies_no_more() const;
-  bool place_is_free() const { return !places_[(asked_ + 1) % kRailCopies].used; }
+  bool place_is_free() const { return !control_.no_kernels && !places_[(asked_ + 1) % kRailCopies].used; }
   void ask(const Copy& copy);
   bool stage(Copy copy, std::span<const std::byte> data);
   std::uint64_t on_device(const std::byte* slot) const;

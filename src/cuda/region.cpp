@@ -90,14 +90,14 @@ void Region::halt(cudaStream_t stream) {
 }
 
 const Ledger& Region::copy_ledger(cudaStream_t stream) const {
-  std::byte* const copy = words_ + (2 * kPortWordsBytes + sizeof(MovedBytes)) * ports_.size();
+  std::byte* const copy = words_ + 2 * kPortWordsBytes * ports_.size();
   check(cudaMemcpyAsync(copy, ledger(), sizeof(Ledger), cudaMemcpyDefault, stream), "reading what has ended");
   return *reinterpret_cast<const Ledger*>(copy);
 }
 
 std::span<const MovedBytes> Region::copy_moved(cudaStream_t stream) const {
   static_assert(sizeof(MovedBytes) == sizeof(Port::moved_bytes));
-  std::byte* const copy = words_ + 2 * kPortWordsBytes * ports_.size();
+  std::byte* const copy = words_ + 2 * kPortWordsBytes * ports_.size() + sizeof(Ledger);
   check(cudaMemcpy2DAsync(copy, sizeof(MovedBytes), local(0)->moved_bytes, sizeof(Port), sizeof(MovedBytes), ports_.size(),
                           cudaMemcpyDefault, stream),
         "reading what has been moved");

@@ -67,7 +67,8 @@ class Region {
   const std::uint32_t mate_;  // its own number
   Own* own_ = nullptr;
   HostView* host_ = nullptr;
-  // Pinned: kPortWordsBytes for the own port and the mate's, of each mate; MovedBytes of each; and the ledger.
+  // Pinned: kPortWordsBytes for the own port and the mate's, of each mate; the ledger, which has to be aligned; and MovedBytes of each
+  // mate.
   std::byte* words_ = nullptr;
   // By mate, the own ones too, which mates of this process keep as long as they need: a kernel of theirs may still say that it has taken
   // what this rank sent when this rank has long left.

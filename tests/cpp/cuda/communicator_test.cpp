@@ -1,10 +1,7 @@
-// How communicators begin and end, and what they launch, over stand-ins for CUDA's runtime and the kernels. Ranks are children of the test,
-// as the library has handlers at their end.
+// How communicators begin and end, and what they launch.
 #include "communicator.hpp"
 
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -21,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "communicator_ranks.hpp"
 #include "fetch_roles.hpp"
 #include "railweave/cuda.h"
 #include "railweave/engine/error.hpp"
@@ -30,102 +28,8 @@ namespace {
 
 using namespace railweave;
 using namespace railweave::cuda;
+using namespace railweave::cuda::test;
 using namespace std::chrono_literals;
-
-// What is waited for in vain where a test fails.
-constexpr auto kPatience = 30s;
-
-bool within_patience(const std::function<bool()>& done) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!done()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(1ms);
-  }
-  return true;
-}
-
-// A word from one process to another.
-class Signal {
- public:
-  Signal() { EXPECT_EQ(::pipe(ends_.data()), 0); }
-  void send() const { static_cast<void>(::write(ends_[1], "x", 1)); }
-  bool is_there(std::chrono::milliseconds at_most = 0ms) const {
-    pollfd poll{ends_[0], POLLIN, 0};
-    return ::poll(&poll, 1, static_cast<int>(at_most.count())) == 1;
-  }
-
- private:
-  std::array<int, 2> ends_{};
-};
-
-using Rank = std::function<bool()>;  // whether all was as it should be
-
-pid_t start(const Rank& rank) {
-  std::fflush(nullptr);
-  const pid_t child = ::fork();
-  if (child != 0) return child;
-  bool well = false;
-  try {
-    well = rank();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "a rank: %s\n", error.what());
-  }
-  ::_exit(well ? 0 : 1);
-}
-
-void expect_well(const std::vector<Rank>& ranks) {
-  std::vector<pid_t> children;
-  for (const Rank& rank : ranks) children.push_back(start(rank));
-  for (std::size_t i = 0; i < children.size(); ++i) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(children[i], &status, 0), children[i]);
-    EXPECT_EQ(status, 0) << "rank " << i;
-  }
-}
-
-// A folder where ranks meet.
-class Place {
- public:
-  Place() {
-    std::string name = (std::filesystem::temp_directory_path() / "placeXXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Place() { std::filesystem::remove_all(path_); }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-
-  std::string address() const { return "file://" + path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-ExchangeSettings settings() {
-  ExchangeSettings settings;
-  settings.gpu_virtual_memory = 0;
-  settings.node_id = "node";
-  settings.drain_ms = 60'000;  // longer than kPatience: who waits for it is taken to wait for ever
-  return settings;
-}
-
-std::unique_ptr<Communicator> make(std::uint32_t rank, std::uint32_t world, const std::string& address, const KernelBounds& bounds = {}) {
-  const auto quiet = [](const std::string&) {};
-  return std::make_unique<Communicator>(rank, world, 0, address, settings(), bounds, quiet, quiet);
-}
-
-// The same through the interface that shims have.
-const std::vector<railweave_setting> kSettings{{"node_id", "node"}, {"gpu_virtual_memory", "0"}};
-railweave_cuda_config config_of(std::uint32_t rank, std::uint32_t world, const std::string& address,
-                                const std::vector<railweave_setting>& settings) {
-  railweave_cuda_config config{};
-  config.size = sizeof config;
-  config.rank = rank;
-  config.world = world;
-  config.rendezvous = address.c_str();
-  config.settings = settings.data();
-  config.setting_count = settings.size();
-  return config;
-}
 
 // A rank, by default 1 of two, which does nothing. False: rank 0 has not done it.
 bool stays_until(const Signal& seen, const std::string& address, std::uint32_t rank = 1, std::uint32_t world = 2) {
@@ -134,15 +38,6 @@ bool stays_until(const Signal& seen, const std::string& address, std::uint32_t r
   own->abort();
   own->end();
   return well;
-}
-
-// A message to itself. Nothing reads it.
-void enqueue(Communicator& communicator, std::uint64_t bytes = 64, std::uintptr_t stream = 0) {
-  static std::array<std::byte, 128> data{};
-  const std::array transfers{Transfer{&communicator, Direction::send, communicator.rank(), data.data(), bytes},
-                             Transfer{&communicator, Direction::receive, communicator.rank(), data.data() + 64, bytes}};
-  const std::array streams{reinterpret_cast<cudaStream_t>(stream)};
-  Communicator::enqueue(transfers, streams);
 }
 
 void capture(Communicator& communicator) {

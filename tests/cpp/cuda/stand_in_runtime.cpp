@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "bell.hpp"
@@ -27,6 +28,11 @@ std::map<void*, std::size_t> pinned;  // of this process
 void* map_pages(std::size_t bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return data == MAP_FAILED ? nullptr : data;
+}
+
+bool is_refused(const char* call) {
+  const char* refused = stand_in::refuses.load();
+  return refused != nullptr && std::strcmp(refused, call) == 0;
 }
 
 thread_local CUcontext context = nullptr;
@@ -84,6 +90,8 @@ void stand_in::take_pinned_memory_away() {
   for (const auto& [data, bytes] : pinned) ::mprotect(data, bytes, PROT_NONE);
 }
 
+bool stand_in::has_context() { return context != nullptr; }
+
 KernelTraits preload_kernels() {
   KernelTraits traits;
   traits.processors = kProcessors;
@@ -121,7 +129,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 const char* cudaGetErrorString(cudaError_t) { return "refused by the stand-in"; }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return is_refused("cudaThreadExchangeStreamCaptureMode") ? cudaErrorUnknown : cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
@@ -181,10 +191,15 @@ cudaError_t cudaGetDriverEntryPoint(const char* name, void** found, unsigned lon
 // --- Memory
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
-  *data = std::calloc(1, bytes);
-  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  *data = is_refused("cudaMalloc") ? nullptr : std::calloc(1, bytes);
+  if (*data == nullptr) return cudaErrorMemoryAllocation;
+  ++stand_in::allocations;
+  return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
+  if (data == nullptr) return cudaSuccess;
+  --stand_in::allocations;
+  ++stand_in::frees;
   std::free(data);
   return cudaSuccess;
 }
@@ -220,6 +235,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t) {
+  if (is_refused("cudaMemsetAsync")) return cudaErrorUnknown;
   std::memset(data, value, bytes);
   return cudaSuccess;
 }
@@ -253,7 +269,10 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  if (stand_in::record_throws.exchange(false)) throw std::bad_alloc();
+  return cudaSuccess;
+}
 cudaError_t cudaEventQuery(cudaEvent_t) {
   const auto query = stand_in::event_query.load();
   return query == nullptr ? cudaSuccess : query();

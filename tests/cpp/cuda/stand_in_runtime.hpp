@@ -30,6 +30,15 @@ inline std::atomic<bool> shareable = false;
 inline std::atomic<bool> holds_threads = false;
 inline std::atomic<int> held_threads = 0;
 
+// The name of a call of the runtime that fails; null: none.
+inline std::atomic<const char*> refuses = nullptr;
+// The next event that is recorded is one too many for the host's memory.
+inline std::atomic<bool> record_throws = false;
+// Of this process: allocations on the device that there are, and how often one was freed.
+inline std::atomic<int> allocations = 0, frees = 0;
+// Whether this thread has a context.
+bool has_context();
+
 // As CUDA does when a process ends: who touches pinned memory then is killed.
 void take_pinned_memory_away();
 
