@@ -9,6 +9,10 @@ from typing import Any
 
 from railweave.errors import Error
 
+# Characters of a document. The longest are results of `railweave bench alltoallv --gpus`: 32 kB for the 1,000 single calls of a system's
+# round, so that these are 8,000 of them; by default there are 108.
+_MOST_TEXT = 1 << 28
+
 
 class Fields:
     """Of one document. `source` is its file in errors, `kind` what it should be; `at` is a field's place in it, as `lab.nodes`."""
@@ -16,8 +20,8 @@ class Fields:
     def __init__(self, source: str | Path, kind: str, error: type[Error]) -> None:
         self.source, self.kind, self.error = source, kind, error
 
-    def file(self, most: int = -1) -> str:
-        """The text of the file that the source names, or so many characters of it."""
+    def file(self, most: int = _MOST_TEXT + 1) -> str:
+        """The text of the file that the source names, or so many characters of it: by default one more than `document` takes."""
         try:
             with Path(self.source).open(encoding="utf-8") as file:
                 return file.read(most)
@@ -28,6 +32,8 @@ class Fields:
 
     def document(self, text: str, form: str, version: int) -> dict[str, Any]:
         """The object in a text, of this format and version."""
+        if len(text) > _MOST_TEXT:
+            raise self.none(f"more than {_MOST_TEXT} characters")
         try:
             found = json.loads(text)
         except RecursionError:

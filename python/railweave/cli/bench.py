@@ -341,10 +341,20 @@ def report(result_file: Path, page_file: Path) -> None:
     from railweave.fields import Fields
     from railweave.report import exchange, gpus
 
+    if _one_file(result_file, page_file):
+        raise OutputError(f"{page_file}: named for the result and for its page; expected a file for each")
     text = Fields(result_file, "a result of `railweave bench`", BenchError).file()  # once: a pipe has it no second time
     on_gpus = f'"{GPU_FORMAT}"' in text
     write_whole(page_file, gpus.page(GpuRun.parse(text, result_file)) if on_gpus else exchange.page(Run.parse(text, result_file)))
     name_files(page=page_file)
+
+
+def _one_file(read: Path, written: Path) -> bool:
+    """Under whatever names. What is no regular file, as a terminal, is read and written for what it is."""
+    try:
+        return read.is_file() and read.samefile(written)
+    except OSError:  # there is no other yet; who opens it tells anything else
+        return False
 
 
 def titled(matrices: Sequence[str]) -> list[tuple[str, str]]:

@@ -7,15 +7,19 @@ import http.server
 import math
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 from rich import box
-from rich.console import Console, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +44,12 @@ from railweave.nccl.metrics import (
 # Tenths, as counters are written once a second anyway; a day, far beyond what anybody watches by and within what sleep() takes.
 _INTERVAL_S = (0.1, 86_400)
 
+_LEAST_WIDTH = 80
+"""Characters a line that the tables need; in narrower terminals lines go on below."""
+
+# Of the endpoint: how long a reader may keep it waiting, which is how long Prometheus waits by default, and how many of them there may be
+# at once, each with a thread: a scrape is one request.
+_PATIENCE_S, _MOST_READERS = 10.0, 64
 
 # Of what is below the tables: reasons, and names in one of them.
 _MOST_NOTES, _MOST_NAMES = 8, 4
@@ -62,6 +72,21 @@ def _rate(figure: float, known: bool = True) -> str:
     if not known:
         return "-"
     return "<0.01" if 0 < figure < 5e6 else f"{figure / 1e9:.2f}"  # no 0.00 of what moves
+
+
+class _Wide:
+    """A table in a terminal, however narrow that is: one that shrank further would lose its first columns, and most digits."""
+
+    def __init__(self, table: Table | Group) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        for line in console.render_lines(self._table, options.update_width(max(width, _LEAST_WIDTH)), pad=False):
+            length = cell_len("".join(segment.text for segment in line).rstrip())  # what is blank needs no line of its own
+            for part in Segment.divide(line, [*range(width, length, width), length]):
+                yield from part
+                yield Segment.line()
 
 
 def _rank_table(rows: list[Rates]) -> Table:
@@ -156,7 +181,7 @@ def _view(before: Look, after: Look, directory: Path, left_out: list[str]) -> Gr
         *(_traffic_view(each) for each in pairs[:_MOST_TABLES]),
         *([_nic_table(nics)] if nics else []),
     ]
-    return Group(*tables, *(Text(note) for note in notes))
+    return Group(*map(_Wide, tables), *(Text(note) for note in notes))
 
 
 def _seconds(context: click.Context, option: click.Parameter, value: float) -> float:
@@ -171,9 +196,14 @@ def _endpoint(context: click.Context, option: click.Parameter, value: str | None
     if value is None:
         return None
     match = re.fullmatch(r"(?:\[([^][]+)\]:|([^][:]*):)?([0-9]{1,5})", value)
+    expected = "expected PORT, ADDRESS:PORT, [IPV6]:PORT or :PORT, with a port up to 65535"
     if match is None or int(match[3]) > 65535:
-        raise click.BadParameter(f"'{value}': expected PORT, ADDRESS:PORT, [IPV6]:PORT or :PORT, with a port up to 65535")
+        raise click.BadParameter(f"'{value}': {expected}")
     address = match[1] or match[2]
+    try:
+        (address or "").encode("idna")  # as bind() does, which has no word for what it cannot
+    except UnicodeError:
+        raise click.BadParameter(f"'{value}': '{address}' is no name of a host; {expected}") from None
     return "127.0.0.1" if address is None else address, int(match[3])
 
 
@@ -186,11 +216,18 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
             click.echo(f"railweave: left out: {why}", err=True)
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        timeout = _PATIENCE_S
+
         def do_HEAD(self) -> None:
             self.do_GET()
 
         def do_GET(self) -> None:
-            if urlsplit(self.path).path != "/metrics":
+            try:
+                path = urlsplit(self.path).path
+            except ValueError:  # as of a bracket that is not closed
+                self.send_error(400, "no URL")
+                return
+            if path != "/metrics":
                 self.send_error(404, "only /metrics")
                 return
             try:
@@ -212,9 +249,12 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
         def log_message(self, *arguments: object) -> None:
             """Scrapes are not logged."""
 
+    reading: dict[socket.socket, None] = {}  # guarded by lock
+    lock = threading.Lock()
     bound = address or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
 
     class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = _MOST_READERS  # those that have not been looked at yet
         address_family = socket.AF_INET6 if ":" in bound else socket.AF_INET
 
         def server_bind(self) -> None:
@@ -222,6 +262,21 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
                 # IPv4 as well, also where the system has net.ipv6.bindv6only on.
                 self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             super().server_bind()
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            """Of too many readers the one that came first goes: one that only wanted to read is done long before as many others come."""
+            with lock:
+                if len(reading) == _MOST_READERS:
+                    del reading[first := next(iter(reading))]
+                    with contextlib.suppress(OSError):  # it has gone itself
+                        first.shutdown(socket.SHUT_RDWR)
+                reading[request] = None
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            with lock:  # nor is another one, which gets its number, shut instead
+                reading.pop(request, None)
+            super().shutdown_request(request)
 
     try:
         return Server((bound, port), Handler)

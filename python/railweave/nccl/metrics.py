@@ -34,15 +34,21 @@ __all__ = [
 
 # Written each second; a process that has not for so long has died without taking its file along, or does not run.
 _SILENT_S = 15.0
+# Of a file: a rank with 64 peers and 8 NICs writes some 32 kB, so these are 4,096 of them, which no process has.
+_MOST_BYTES = 1 << 27
 
 PATHS = ("direct", "relay", "host", "rail", "cross_rail")
+# As the shim writes it, and as Prometheus reads it: a backslash in a value would have a meaning there.
+_NAMED = r'[a-z_]\w*="[^"\\]*"'
+_LABELS = rf"\{{({_NAMED}(?:,{_NAMED})*)\}}"
 # ASCII digits, and no more than the shim's 64 and 32 bits take: int() knows neither `²`, which is a digit to str, nor 5,000 of them.
-_LABELS = r'\{((?:\w+="[^"]*",?)+)\}'
-_LINE = re.compile(rf"^(\w+){_LABELS} ([0-9]{{1,20}})$")
+_LINE = re.compile(rf"^(\w+){_LABELS} ([0-9]{{1,20}})$", re.ASCII)
 _RANK = re.compile(r"[0-9]{1,10}")
-_HEAD = re.compile(r"^# (?:HELP|TYPE) \w+ .")
+_HEAD = re.compile(r"^# (HELP|TYPE(?= \w+ (?:counter|gauge)$)) (\w+) .")
+# Any family's description or value, and comments that are neither descriptions nor of what is not served.
+_OTHER = re.compile(r"^(?:# (?:HELP|TYPE) (\w+)(?: |$)|(\w+)(?:\{.*\})? [-+.0-9IN]|#(?! (?:HELP|TYPE|communicator)(?: |$)))", re.ASCII)
 # A comment to Prometheus: what it says has no end of values.
-_UNSERVED = re.compile(rf"^# communicator {_LABELS}$")
+_UNSERVED = re.compile(rf"^# communicator {_LABELS}$", re.ASCII)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -166,16 +172,19 @@ _NIC_MEMBERS = {
     "railweave_nic_links": "links",
     "railweave_nic_links_down": "down",
 }
+_PATH_BYTES, _LINK_DOWN = "railweave_path_bytes_total", "railweave_link_down"
 _PEER_BYTES, _DIRECTIONS = "railweave_peer_bytes_total", ("sent", "received")
 _TOLD_PEERS = 64  # of a rank, at most: those with the most bytes (src/nccl/metrics.cpp)
 _OF_PROCESSES = ("railweave_communicators",)
+_FAMILIES = frozenset({*_MEMBERS, *_NIC_MEMBERS, _PATH_BYTES, _LINK_DOWN, _PEER_BYTES, *_OF_PROCESSES})
 
 
 def parse(text: str, source: str = "<string>", written: float = 0.0) -> Look:
-    """What a process says, and wrote at that time. Raises ShimError naming the line that is no counter of the shim."""
+    """What a process says, and wrote at that time; what only a newer shim says is passed over. Raises ShimError naming the line that is no
+    counter of the shim."""
     look = Look(processes=1)
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line or _HEAD.match(line):
+    for number, line in enumerate(_lines(text), start=1):
+        if not line or _is_newer(line) or _HEAD.match(line):
             continue
         match = _UNSERVED.match(line) or _LINE.match(line)
         labels = dict(_LABEL.findall(match[1 if match.re is _UNSERVED else 2])) if match else {}
@@ -199,6 +208,17 @@ def parse(text: str, source: str = "<string>", written: float = 0.0) -> Look:
     return look
 
 
+def _lines(text: str) -> list[str]:
+    """As the shim ends them: splitlines() would do so in the middle of a reason, too, at what other alphabets have for an end."""
+    return text.split("\n")
+
+
+def _is_newer(line: str) -> bool:
+    """Of a family that this version does not know, whatever its values are, or a comment."""
+    match = _OTHER.match(line)
+    return match is not None and _FAMILIES.isdisjoint(match.groups())
+
+
 def _names_peer(labels: dict[str, str]) -> bool:
     return labels.get("direction") in _DIRECTIONS and _RANK.fullmatch(labels.get("peer", "")) is not None
 
@@ -206,7 +226,7 @@ def _names_peer(labels: dict[str, str]) -> bool:
 def _take(counters: RankCounters, name: str, labels: dict[str, str], value: int) -> None:
     if member := _MEMBERS.get(name):
         setattr(counters, member, value)
-    elif name == "railweave_path_bytes_total":
+    elif name == _PATH_BYTES:
         counters.by_path[labels.get("path", "")] = value
     elif name == _PEER_BYTES:
         setattr(counters.peers.setdefault(int(labels["peer"]), Peer()), labels["direction"], value)
@@ -214,20 +234,28 @@ def _take(counters: RankCounters, name: str, labels: dict[str, str], value: int)
         nic = counters.nics.setdefault(labels["nic"], Nic())
         if member := _NIC_MEMBERS.get(name):
             setattr(nic, member, value)
-        elif name == "railweave_link_down":
+        elif name == _LINK_DOWN:
             nic.peers_down.append(labels.get("peer", ""))
 
 
 def check_directory(directory: Path) -> None:
-    """Raises ShimError for what is no directory."""
-    if not directory.is_dir():
-        raise ShimError(f"{directory} is no directory; expected what RAILWEAVE_METRICS names in the job")
+    """Raises ShimError for what is no directory, or cannot be read."""
+    _entries(directory)
+
+
+def _entries(directory: Path) -> list[Path]:
+    expected = "expected what RAILWEAVE_METRICS names in the job"
+    try:
+        return list(directory.iterdir())  # glob() takes a directory that cannot be read for an empty one
+    except (FileNotFoundError, NotADirectoryError):
+        raise ShimError(f"{directory} is no directory; {expected}") from None
+    except OSError as error:
+        raise ShimError(f"{directory}: cannot be read: {error.strerror}; {expected}") from error
 
 
 def _files(directory: Path, left_out: Callable[[str], None]) -> list[Path]:
     """Of processes that are alive."""
-    check_directory(directory)
-    files = [(path, _age(path)) for path in directory.glob("railweave-*.prom")]
+    files = [(path, _age(path)) for path in _entries(directory) if path.name.startswith("railweave-") and path.suffix == ".prom"]
     if silent := sum(_SILENT_S <= age < float("inf") for _, age in files):
         which = "1 file that has" if silent == 1 else f"{silent} files that have"
         left_out(
@@ -248,15 +276,19 @@ def _age(path: Path) -> float:
 def _text(path: Path) -> tuple[str, float] | None:
     """What is there, and when it was written. The shim writes each text into a file of its own, which takes the place of the one before."""
     try:
-        with open(path, opener=_without_waiting) as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ShimError(f"{path}: no file; expected counters as the shim writes them")
-            return file.read(), status.st_mtime
+            found = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return None  # its process has just ended
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ShimError(f"{path}: {error}; expected counters as the shim writes them") from error
+    if len(found) > _MOST_BYTES:
+        raise ShimError(f"{path}: more than {_MOST_BYTES} bytes; expected counters as the shim writes them")
+    # An odd byte in a reason, as an older shim writes it, hides no counter.
+    return found.decode(errors="replace"), status.st_mtime
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -285,19 +317,18 @@ def read(directory: Path, left_out: Callable[[str], None]) -> Look:
 
 
 def merged(directory: Path, left_out: Callable[[str], None]) -> str:
-    """One text of all files, each family's description once, as Prometheus wants it. `left_out` hears why a file does not count."""
-    families: dict[str, tuple[list[str], list[str]]] = {}
+    """One text of all files, each family's description once, as Prometheus wants it: of several builds the first one's. Families that this
+    version does not know are not in it, as nobody has looked whether they are as Prometheus wants them. `left_out` hears why a file does
+    not count."""
+    families: dict[str, tuple[dict[str, str], list[str]]] = {}
     for text, _ in _looks(directory, left_out):
-        for line in text.splitlines():
-            if not line or _UNSERVED.match(line):
-                continue
-            name = line.split()[2] if line.startswith("#") else line.partition("{")[0]
-            head, samples = families.setdefault(name, ([], []))
-            if not line.startswith("#"):
-                samples.append(line)
-            elif line not in head:
-                head.append(line)
-    return "".join(f"{line}\n" for head, samples in families.values() for line in (*head, *samples))
+        for line in _lines(text):
+            if head := _HEAD.match(line):
+                if head[2] in _FAMILIES:
+                    families.setdefault(head[2], ({}, []))[0].setdefault(head[1], line)
+            elif (sample := _LINE.match(line)) and sample[1] in _FAMILIES:
+                families.setdefault(sample[1], ({}, []))[1].append(line)
+    return "".join(f"{line}\n" for heads, samples in families.values() for line in (*heads.values(), *samples))
 
 
 def counted_from(before: Look, last: Look, after: Look) -> Look:

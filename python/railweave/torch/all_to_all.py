@@ -159,7 +159,12 @@ def register(tensor: Any, group: Any = None) -> int:
 
 def deregister(registration: int, device: Any, group: Any = None) -> None:
     """Ends a registration, before its memory is freed. `device`: the tensor's. After close() there is nothing to end."""
-    device = torch.device(device)
+    if not isinstance(registration, int):
+        raise Error(f"registration is a {type(registration).__name__}; expected what register() returned")
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise Error(f"device is {device!r}; expected the registered tensor's, as 'cuda:0'") from None
     if device.type != "cuda":
         raise Error(f"only CUDA tensors are registered; got {device}")
     ranks = made_ranks_of(group, device)

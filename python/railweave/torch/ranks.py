@@ -154,8 +154,15 @@ def _key_of(group: Any, device: Any) -> tuple[Any, str]:
     return group if group is not None else dist.group.WORLD, str(device)
 
 
+def _refuse_what_is_no_group(group: Any) -> None:
+    # new_group() returns the last one to a rank that is not in the group.
+    if not (group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER):
+        raise Error(f"group is a {type(group).__name__}; expected a process group of torch.distributed, or None for all ranks")
+
+
 def world_of(group: Any) -> int:
     """Ranks of a group that this rank is in."""
+    _refuse_what_is_no_group(group)
     world = int(dist.get_world_size(group))
     if world < 1:
         raise Error("this rank is not in the group; only its ranks exchange")
@@ -164,6 +171,7 @@ def world_of(group: Any) -> int:
 
 def made_ranks_of(group: Any, device: Any) -> Ranks | None:
     """As ranks_of(), where they are made already; asks nobody, and starts nothing: to ask for the current GPU would start CUDA."""
+    _refuse_what_is_no_group(group)
     if device.type == "cuda" and not torch.cuda.is_initialized():
         return None
     return _made.get(_key_of(group, device))
@@ -171,6 +179,7 @@ def made_ranks_of(group: Any, device: Any) -> Ranks | None:
 
 def ranks_of(group: Any, device: Any) -> Ranks:
     """The communicator of a group for tensors of that device; all ranks of the group make it together, the first time."""
+    _refuse_what_is_no_group(group)
     key = _key_of(group, device)
     if key in _made:
         return _made[key]

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from railweave.bench.result import RailBytes, Result, Run
 from railweave.cli.bench import BenchProgress, command, titled
 from railweave.lab import LabSpec
 from railweave.lab.fabric import of_lab
+from railweave.output import OutputError
 from railweave.report.exchange import page
 
 
@@ -269,6 +271,41 @@ def test_a_result_is_read_from_a_pipe(tmp_path: Path) -> None:
     writer.join()
     assert done.exit_code == 0, done.exception
     assert page.read_text().count("<svg") == 2
+
+
+@pytest.mark.parametrize("name", ["run.json", "../{}/run.json", "symbolic", "hard"])
+def test_a_page_is_not_written_over_its_result(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(make_run().to_json()))
+    (tmp_path / "symbolic").symlink_to("run.json")
+    (tmp_path / "hard").hardlink_to(path)
+    page = tmp_path / name.format(tmp_path.name)
+    done = CliRunner().invoke(command, ["report", str(path), str(page)])
+    assert isinstance(done.exception, OutputError)
+    assert str(done.exception) == f"{page}: named for the result and for its page; expected a file for each"
+    assert Run.load(path) == Run.parse(page.read_text(), page)
+    shutil.copy(path, tmp_path / "page.html")  # what is there already is no reason
+    assert CliRunner().invoke(command, ["report", str(path), str(tmp_path / "page.html")]).exit_code == 0
+
+
+def test_what_is_no_regular_file_is_read_and_written(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text("{}"))
+    writer.start()
+    done = CliRunner().invoke(command, ["report", str(pipe), str(pipe)])
+    writer.join()
+    assert str(done.exception).startswith(f"{pipe}: no format "), done.exception
+
+
+def test_a_result_that_nobody_measured_is_told_by_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with path.open("w") as file:
+        file.truncate(20 << 30)
+    done = CliRunner().invoke(command, ["report", str(path), str(tmp_path / "page.html")])
+    assert isinstance(done.exception, BenchError)
+    assert str(done.exception) == f"{path}: more than 268435456 characters; expected a result of `railweave bench`"
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_matrix_that_mpi_cannot_count_is_refused_before_the_lab() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import pty
 import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +108,30 @@ def shown(directory: Path, before: dict[str, str], after: dict[str, str] | None 
     return found
 
 
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[int]:
+    """The port at which its counters are served."""
+    with top._server(directory, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def idle(port: int, readers: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Readers that do not get to the end of their request."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 120)) for _ in range(readers)]
+        for reader in opened:
+            with contextlib.suppress(ConnectionError):  # closed already
+                reader.sendall(sent)
+        yield opened
+
+
 def test_rates_come_from_two_looks_busiest_first() -> None:
     before = look_at(text(0, 100), text(1, 0), written=1)
     after = look_at(text(0, 300), text(1, 1000, completed=4), written=3)
@@ -173,12 +201,59 @@ def test_a_slow_job_is_told_from_one_that_stands_still(tmp_path: Path) -> None:
         peer_text(0, {1: (5, 6)}).replace('"received"', '"written"'),
         *(text(0, 1).replace('world="2"', f'world="{world}"') for world in ("²", "1" * 5000)),
         *(text(0, 1).replace("} 4", f"}} {value}") for value in ("²", "٣", "-1", "1" * 5000)),
+        *(text(0, 1).replace('host="n1",', host) for host in ('host="n1"', 'host="n\\",', 'hôst="",host="n1",')),  # nor Prometheus' text
+        text(0, 1).replace("total counter", "total count"),
+        "# HELP railweave_sent_bytes_total",
+        "a page of text",
     ],
     ids=lambda _: "line",  # of thousands of characters
 )
 def test_what_is_no_counter_is_named(line: str) -> None:
     with pytest.raises(ShimError, match=r"here:\d+: "):
         parse(line, "here")
+
+
+@pytest.mark.parametrize("odd", ["\u0085", "\u2028", "\u2029", "\r", "\x0b"])
+def test_a_line_ends_where_the_shim_ends_it(odd: str) -> None:
+    found = parse(text(0, 5).replace('"n1"', f'"n{odd}1"') + left(f"no {odd} driver", "refused"))
+    assert [each.text for each in found.unserved] == [f"no {odd} driver"]
+    assert [counters.host for counters in found.ranks.values()] == [f"n{odd}1"]
+
+
+def test_an_odd_byte_hides_no_counter(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_bytes((text(0, 5) + left("no \udcff, é driver", "refused")).encode(errors="surrogateescape"))
+    found = read(tmp_path, pytest.fail)
+    assert ([counters.sent for counters in found.ranks.values()], found.unserved[0].text) == ([5], "no \ufffd, é driver")
+    assert parse(merged(tmp_path, pytest.fail)).ranks == found.ranks
+
+
+def test_what_only_a_newer_shim_writes_is_passed_over(tmp_path: Path) -> None:
+    newer = (
+        "# HELP railweave_wait_seconds How long.\n"
+        "# TYPE railweave_wait_seconds histogram\n"
+        f'railweave_wait_seconds_bucket{{{LABELS.format(rank=0)},le="+Inf"}} 7 # {{trace="x"}} 0.67\n'
+        f"railweave_wait_seconds_sum{{{LABELS.format(rank=0)}}} 1.5e-3\n"
+        "# HELP railweave_start\n"
+        "railweave_start NaN\n"
+        f"railweave_sent_bytes_total_of_late{{{PROCESS}}} -Inf 1700000000\n"
+        f'railweave_nic_speed{{{LABELS.format(rank=0)},nic="mlx5_0"}} 5\n'
+        "# written by version 7\n"
+        "#\n"
+        "# EOF\n"
+    )
+    assert parse(newer + text(0, 5)) == parse(text(0, 5))
+    (tmp_path / "railweave-n1-1.prom").write_text(newer + text(0, 5))
+    assert merged(tmp_path, pytest.fail) == text(0, 5), "nobody has looked whether the rest is as Prometheus wants it"
+
+
+def test_of_two_builds_the_first_ones_descriptions_count(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    other = (
+        text(1, 6).replace("Bytes of sends that have ended.", "Bytes of ended sends.").replace("bytes_total counter", "bytes_total gauge")
+    )
+    (tmp_path / "railweave-n1-2.prom").write_text(other)
+    heads = [line for line in merged(tmp_path, pytest.fail).splitlines() if line.startswith("#")]
+    assert heads == [line for line in text(0, 5).splitlines() if line.startswith("#")]
 
 
 def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
@@ -189,19 +264,12 @@ def test_prometheus_gets_each_description_once(tmp_path: Path) -> None:
     assert (joined.count('reason="rank_missing"} 1'), "no shim there" in joined) == (1, False), "texts have no end"
     assert parse(joined).ranks == read(tmp_path, pytest.fail).ranks
     assert {counters.sent for counters in read(tmp_path, pytest.fail).ranks.values()} == {5, 6}
-    with top._server(tmp_path, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            port = server.server_address[1]
-            for path in ("/metrics", "/metrics?by=hand"):
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
-                    assert answer.read().decode() == joined
-            with pytest.raises(ShimError, match=f"port {port} of 127.0.0.1: Address already in use; expected an address of this machine"):
-                top._server(tmp_path, "127.0.0.1", port)
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(tmp_path) as port:
+        for path in ("/metrics", "/metrics?by=hand"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
+                assert answer.read().decode() == joined
+        with pytest.raises(ShimError, match=f"port {port} of 127.0.0.1: Address already in use; expected an address of this machine"):
+            top._server(tmp_path, "127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +352,49 @@ def test_a_directory_that_has_gone_is_told_whatever_its_name(tmp_path: Path) -> 
             serving.terminate()
 
 
+def test_what_is_no_url_is_a_bad_request(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path) as port, idle(port, 1, b"GET http://[x/metrics HTTP/1.0\r\n\r\n") as [reader]:
+        assert reader.makefile("rb").readline() == b"HTTP/1.0 400 no URL\r\n"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metr"])
+def test_a_reader_that_asks_nothing_is_not_kept(
+    sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "_PATIENCE_S", 0.2)
+    with serving(tmp_path) as port, idle(port, 1, sent) as [reader]:
+        assert reader.recv(1) == b""
+    assert capfd.readouterr().err == ""
+
+
+def test_readers_that_ask_nothing_keep_no_other_out_and_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "_PATIENCE_S", 600.0)
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    before = threading.active_count()
+    with serving(tmp_path) as port, idle(port, 3 * top._MOST_READERS) as readers:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
+            assert answer.read().decode() == text(0, 5)
+        assert readers[0].recv(1) == b"", "it came first"
+        deadline = time.monotonic() + 120
+        while (threads := threading.active_count() - before) > top._MOST_READERS + 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threads <= top._MOST_READERS + 1
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("endpoint", ["caf\udce9:9400", "a..b:9400", f"{'a' * 64}:9400"])
+def test_what_is_no_name_of_a_host_is_refused(endpoint: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(top.command, [str(tmp_path), "--listen", endpoint])
+    assert (refused.exit_code, "Invalid value for '--listen'" in refused.output, "is no name of a host" in refused.output) == (
+        2,
+        True,
+        True,
+    )
+
+
 @pytest.mark.parametrize("endpoint", ["", "x", "65536", "host:", "::1:9400", "[::1]", "[]:9400", "1:2:3", "-1"])
 def test_what_is_no_endpoint_is_refused(endpoint: str, tmp_path: Path) -> None:
     refused = CliRunner().invoke(top.command, [str(tmp_path), "--listen", endpoint])
@@ -313,7 +424,7 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
     (tmp_path / "railweave-n1-8.prom").write_text(text(1, 7).replace("} 7\n", f"}} {'7' * 5000}\n"))
     (tmp_path / "railweave-n1-9.prom").symlink_to("railweave-n1-9.prom")
     expected = (
-        *("1.prom: 'utf-8'", "2.prom: .*Is a directory", "3.prom: no file", r"4.prom:\d+: 'railweave", "5.prom:1: '# HELP'"),
+        *("1.prom:1: '\ufffd\ufffd'", "2.prom: .*Is a directory", "3.prom: no file", r"4.prom:\d+: 'railweave", "5.prom:1: '# HELP'"),
         *("7.prom:3: 'railweave", r"8.prom:\d+: 'railweave", "9.prom: .*symbolic links"),
     )
     for reader in (read, merged):
@@ -326,19 +437,22 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
     assert (answer.exit_code, "0 of 2" in answer.output, answer.output.count("left out:")) == (0, True, 8)
 
 
+def test_a_file_that_no_process_writes_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    with (tmp_path / "railweave-n1-2.prom").open("w") as file:
+        file.truncate(300 << 30)
+    left_out: list[str] = []
+    assert read(tmp_path, left_out.append).ranks.keys() == {("ab", 0)}
+    assert left_out == [f"{tmp_path / 'railweave-n1-2.prom'}: more than 134217728 bytes; expected counters as the shim writes them"]
+
+
 def test_a_reader_that_leaves_is_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
-    with top._server(tmp_path, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            for _ in range(3):
-                with socket.create_connection(("127.0.0.1", server.server_address[1])) as leaving:
-                    leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-                    leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(tmp_path) as port:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as leaving:
+                leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
     assert capfd.readouterr().err == ""
 
 
@@ -524,6 +638,55 @@ def test_where_nothing_is_served_the_reason_is_told(tmp_path: Path) -> None:
 def test_a_directory_that_is_missing_is_told_before_anybody_is_served(tmp_path: Path) -> None:
     refused = CliRunner().invoke(top.command, [str(tmp_path / "none"), "--listen", "192.0.2.1:0"])
     assert str(refused.exception) == f"{tmp_path / 'none'} is no directory; expected what RAILWEAVE_METRICS names in the job"
+
+
+LISTENING: tuple[tuple[str, ...], ...] = ((), ("--listen", "0"))
+
+
+@pytest.mark.parametrize("options", LISTENING)
+def test_a_directory_that_cannot_be_looked_at_is_told(options: tuple[str, ...], tmp_path: Path) -> None:
+    refused = CliRunner().invoke(top.command, [str(tmp_path / ("a" * 300)), *options])
+    assert re.fullmatch(
+        r"/.*a: cannot be read: File name too long; expected what RAILWEAVE_METRICS names in the job", str(refused.exception)
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("options", LISTENING)
+@pytest.mark.parametrize("shut", ["outer", "outer/job"])
+def test_a_directory_of_another_user_is_told(shut: str, options: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory() as name:  # a folder above tmp_path is for its owner alone
+        job = Path(name) / "outer" / "job"
+        job.mkdir(parents=True)
+        (Path(name) / shut).chmod(0o700)
+        Path(name).chmod(0o755)
+        os.seteuid(65534)
+        try:
+            refused = CliRunner().invoke(top.command, [str(job), *options])
+        finally:
+            os.seteuid(0)
+    assert isinstance(refused.exception, ShimError)
+    assert str(refused.exception).startswith(f"{job}: cannot be read: Permission denied; expected what RAILWEAVE_METRICS names")
+
+
+@pytest.mark.parametrize("width", [20, 50, 79, 80])
+def test_a_narrow_terminal_gets_all_that_a_wide_one_gets(width: int, tmp_path: Path) -> None:
+    (tmp_path / "railweave-n1-1.prom").write_text(text(0, 5))
+    ours, its = pty.openpty()
+    run = [sys.executable, "-m", "railweave", "top", str(tmp_path), "--count", "1", "--interval", "0.1"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(width), "LINES": "40"}
+    with subprocess.Popen(run, stdout=its, env=environment), os.fdopen(ours, "rb") as terminal:
+        os.close(its)
+        drawn = b""
+        with contextlib.suppress(OSError):  # how a terminal ends whose last program has gone
+            while block := terminal.read1():
+                drawn += block
+    last = drawn.decode().rpartition("\x1b[2K")[2]
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= width
+    whole = "".join(line.ljust(width) for line in lines)  # those that go on below
+    for wanted in (" rank +host +sent +received +direct +relay +host +rail +cross rail +waiting ", " ab +0 of 2 +n1 +(- +){7}1 "):
+        assert re.search(wanted, whole), last
 
 
 def test_names_of_hosts_are_text(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def check_refusals_alone(group: Any) -> None:
         ((good.to("meta"), good.to("meta")), "expected cpu or cuda"),
     ]:
         check_refused(lambda arguments=arguments: all_to_all_single(*arguments, group=group), text)
+    for wrong in ("foo", 5, [group], good):
+        check_refused(lambda wrong=wrong: all_to_all_single(good.clone(), good, group=wrong), "expected a process group")
     assert made_ranks_of(group, torch.device("cpu")) is None
 
 
@@ -130,7 +132,12 @@ def check_registering_alone(group: Any) -> None:
         there = torch.empty(4, 2, device="cuda:0")
         check_refused(lambda: register(there.t(), group), "not contiguous")
         check_refused(lambda: register(there[:0], group), "no bytes")
+        check_refused(lambda: register(there, [group]), "group is a list")
     check_refused(lambda: deregister(1, torch.device("cpu"), group), "only CUDA tensors")
+    for device in ("bogus", "cuda:x", None, 1.5):
+        check_refused(lambda device=device: deregister(1, device, group), f"device is {device!r}; expected")
+    check_refused(lambda: deregister(1, "cuda", "foo"), "group is a str")
+    check_refused(lambda: deregister("1", "cuda", group), "registration is a str")
     for device in (torch.device("cuda", 0), torch.device("cuda"), "cuda"):
         deregister(1, device, group)  # nothing is there to end
     assert not torch.cuda.is_initialized()

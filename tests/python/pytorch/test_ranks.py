@@ -18,6 +18,8 @@ from railweave.torch import ranks
 class FakeDistributed:
     """A group as its rank 0 sees it, whose ranks call themselves by `addresses`."""
 
+    ProcessGroup = object
+
     def __init__(self, addresses: list[str]) -> None:
         self.addresses = addresses
         self.current_gpu: int | None = None
