@@ -32,6 +32,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -42,6 +43,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -698,6 +700,15 @@ std::uint32_t count_gpus() {
   return static_cast<std::uint32_t>(WEXITSTATUS(status));
 }
 
+// All of a text.
+template <typename T>
+T number(const std::string& name, std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) die(name + " " + std::string(text) + ": expected a number");
+  return value;
+}
+
 Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
@@ -717,30 +728,30 @@ Options parse(int argc, char** argv) {
     } else if (name == "--nccl") {
       options.nccl = value;
     } else if (name == "--rounds") {
-      options.rounds = static_cast<std::uint32_t>(std::stoul(value));
+      options.rounds = number<std::uint32_t>(name, value);
     } else if (name == "--patterns") {
       options.patterns = value;
     } else if (name == "--check") {
-      options.checks = static_cast<std::uint32_t>(std::stoul(value));
+      options.checks = number<std::uint32_t>(name, value);
     } else if (name == "--nodes") {
-      options.nodes = static_cast<std::uint32_t>(std::stoul(value));
+      options.nodes = number<std::uint32_t>(name, value);
     } else if (name == "--ranks") {
-      options.ranks = static_cast<std::uint32_t>(std::stoul(value));
+      options.ranks = number<std::uint32_t>(name, value);
     } else if (name == "--offset") {
-      options.offset = static_cast<std::uint32_t>(std::stoul(value));
+      options.offset = number<std::uint32_t>(name, value);
     } else if (name == "--parts") {
-      options.parts = static_cast<std::uint32_t>(std::stoul(value));
+      options.parts = number<std::uint32_t>(name, value);
       if (options.parts == 0) die("--parts: expected 1 or more");
     } else if (name == "--fresh") {
-      options.fresh = static_cast<std::uint32_t>(std::stoul(value));
+      options.fresh = number<std::uint32_t>(name, value);
     } else if (name == "--lives") {
-      options.lives = static_cast<std::uint32_t>(std::stoul(value));
+      options.lives = number<std::uint32_t>(name, value);
     } else if (name == "--sizes") {
       options.sizes.clear();
-      for (std::size_t at = 0; at < value.size();) {
-        std::size_t length = 0;
-        options.sizes.push_back(std::stoull(value.substr(at), &length));
-        at += length + 1;
+      for (std::size_t at = 0; at <= value.size();) {
+        const std::size_t end = std::min(value.find(',', at), value.size());
+        options.sizes.push_back(number<std::uint64_t>(name, std::string_view(value).substr(at, end - at)));
+        at = end + 1;
       }
     } else {
       die("unknown option " + name);

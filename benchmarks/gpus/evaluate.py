@@ -39,6 +39,7 @@ from railweave.calibrate.kept import kept
 from railweave.errors import Error
 from railweave.lab.syscalls import die_with_parent
 from railweave.nccl import library
+from railweave.output import write_whole
 
 if TYPE_CHECKING:  # which needs matplotlib
     from railweave.report.gpus import GainRow
@@ -68,7 +69,7 @@ class Evaluation:
         self.groups = groups(self.gpus)
         self.sections = sections(self.gpus)
         self._end = time.monotonic() + options.limit
-        self._parsed: dict[Path, tuple[int, Run]] = {}  # by its time of change
+        self._parsed: dict[Path, tuple[int, Run | None]] = {}  # by its time of change
         self._measured = 0  # programs that measured
         self._mps: list[str] | None = None  # what starts a program under it, once that was asked; nothing where there is none
 
@@ -77,13 +78,18 @@ class Evaluation:
         return min(_COMMAND_LIMIT_S, self._end - time.monotonic())
 
     def runs(self, group: str) -> list[Run]:
-        """All that was measured of a group, in the order of time."""
-        return [self._run_of(path) for path in sorted((self.out / "parts").glob(f"{group}.*.json"))]
+        """All that was measured of a group, in the order of time, but for what is damaged: that is told once, and measured again."""
+        found = (self._run_of(path) for path in sorted((self.out / "parts").glob(f"{group}.*.json")))
+        return [run for run in found if run is not None]
 
-    def _run_of(self, path: Path) -> Run:
+    def _run_of(self, path: Path) -> Run | None:
         changed = path.stat().st_mtime_ns
         if self._parsed.get(path, (0,))[0] != changed:
-            self._parsed[path] = changed, Run.load(path)
+            try:
+                self._parsed[path] = changed, Run.load(path)
+            except Error as error:
+                print(f"== left out: {error}", file=sys.stderr, flush=True)
+                self._parsed[path] = changed, None
         return self._parsed[path][1]
 
     def missing(self, group: Group, wanted: Sequence[str]) -> list[str]:
@@ -118,7 +124,7 @@ class Evaluation:
 
     def write(self) -> None:
         """OUT/results.md."""
-        (self.out / "results.md").write_text(self.results())
+        write_whole(self.out / "results.md", self.results())
 
     def _measure(self, group: Group, wanted: Sequence[str]) -> bool:
         """Runs the group's command until nothing is missing but what failed in it."""
@@ -358,7 +364,8 @@ class Evaluation:
         from railweave.report.gpus import page
 
         for path in sorted((self.out / "parts").glob("*.json")):
-            path.with_suffix(".html").write_text(page(Run.load(path)))
+            if run := self._run_of(path):
+                write_whole(path.with_suffix(".html"), page(run))
 
     def _section(self, section: Section, runs: Sequence[Run]) -> str:
         head = f"## {section.title}\n\n"
@@ -473,17 +480,42 @@ def _lacking(gpus: int) -> str:
     return "" if shown >= gpus else f"--gpus {gpus}, and CUDA_VISIBLE_DEVICES={said} shows {shown}"
 
 
+def _gpus_of(out: Path) -> int:
+    """Of the machine that OUT has results of; 0: none that can be read."""
+    found = [0]
+    for path in (out / "parts").glob("*.json"):
+        with contextlib.suppress(Error):  # told where it is looked for
+            found.append(Run.load(path).gpus)
+    return max(found)
+
+
 def main() -> int:
+    """What the process ends with. Known errors are a line."""
+    try:
+        return _evaluate()
+    except (Error, OSError) as error:
+        print(f"evaluate.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("evaluate.py: interrupted; what was measured is kept", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _evaluate() -> int:
     """Runs what is missing, then writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--gpus", type=int, default=4, help="all of them are used; one, or an even number")
+    parser.add_argument("--gpus", type=int, help="all of them are used; one, or an even number; by default those that OUT is of, or 4")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all of this call")
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 of a newer release: one more rival in every exchange")
     parser.add_argument("--exchange", type=Path, help="the program gpu_exchange (make cuda), for the section kernels")
     parser.add_argument("--tables", action="store_true", help="only write OUT/results.md with its pictures, and a page for each command")
     parser.add_argument("names", nargs="*", metavar="NAME", help="sections and checks; by default all")
     options = parser.parse_intermixed_args()
+    measured = _gpus_of(options.out)
+    options.gpus = options.gpus if options.gpus is not None else measured or 4
+    if options.gpus < measured:
+        parser.error(f"--gpus {options.gpus}, and {options.out} has results of {measured}; expected a folder of its own for each machine")
     if options.gpus != 1 and (options.gpus < 2 or options.gpus % 2):
         parser.error("--gpus: expected one, or an even number, as labs have nodes of half of them")
     evaluation = Evaluation(options)
