@@ -58,12 +58,19 @@ struct Traffic {
 // most 352 and 372 with it (4 x H100).
 constexpr std::uint64_t kLargerBesideOthers = 4;
 
-// Where three quarters of what a GPU sends go to one other, and no more than a quarter as much comes, what it injects into NVLink is the
-// bottleneck, which a path over the host widens. A rank that receives as much as it sends has its blocks' time for nothing else: 256 MiB
-// both ways took 7% longer with that path than without (2 x H200). Its destination judges by what comes, and names the path or not.
+// Where more than a quarter as much goes the other way, blocks that pull push less, and PCIe carries less of each, so a message has to be
+// so much larger: both ways of 64 MiB took 205 us for 192.5, of 128, 256 and 512 MiB 367, 714 and 1,401 for 377, 743 and 1,474, all by two
+// blocks; by one, three and four 256 MiB took 1.3, 4 and 9% longer than by two (2 x H200, docs/cuda-measured.md).
+constexpr std::uint64_t kLargerBothWays = 5;
+constexpr std::uint8_t kBlocksBothWays = 2, kAnyBlocks = 255;
+
+bool goes_both_ways(const Traffic& same, const Traffic& other) { return other.bytes > same.bytes / 4; }
+
+// Where three quarters of what a GPU sends go to one other, what it injects into NVLink is the bottleneck, which a path over the host
+// widens. Its destination judges by what comes, and names the path or not.
 bool widens(const Message& m, const Traffic& same, const Traffic& other, const LaunchLimits& limits) {
-  return m.bytes >= (same.several_granted ? kLargerBesideOthers : 1) * least_over_host(limits) && m.bytes >= same.bytes / 4 * 3 &&
-         other.bytes <= same.bytes / 4;
+  const std::uint64_t larger = goes_both_ways(same, other) ? kLargerBothWays : same.several_granted ? kLargerBesideOthers : 1;
+  return m.bytes >= larger * least_over_host(limits) && m.bytes >= same.bytes / 4 * 3;
 }
 
 // Links to relays have room where the straight one has at least twice what a rank's links have on average. What other ranks send over them
@@ -97,7 +104,8 @@ bool choose_indirect(std::span<Message> messages, const LaunchLimits& limits, bo
       wanted = kFetched;  // its blocks are too few for more than the straight path
     m.paths &= static_cast<std::uint8_t>(wanted);
     m.relay_slots = std::max(m.relay_slots, std::uint8_t{1});
-    m.host_blocks = m.direction == Direction::receive && (wanted & kOverHost) != 0 ? pulls_over_host(limits) : std::uint8_t{0};
+    const std::uint8_t sends = goes_both_ways(same, other) ? kBlocksBothWays : kAnyBlocks;  // at most: assign_indirect()
+    m.host_blocks = (wanted & kOverHost) == 0 ? std::uint8_t{0} : m.direction == Direction::receive ? pulls_over_host(limits) : sends;
     m.host_tail = 0;
     any = any || m.paths != 0;
   }
@@ -117,7 +125,8 @@ void assign_indirect(std::span<Message> messages, const LaunchLimits& limits) {
     if ((m.paths & kOverHost) == 0) continue;
     // As many blocks of the message's as the path has of its bytes. A quarter at most, and none where there are too few.
     const std::uint32_t blocks = m.last_block - m.first_block;
-    m.host_blocks = static_cast<std::uint8_t>(std::min((blocks * limits.host_share + 500) / 1000, blocks / 4));
+    m.host_blocks =
+        static_cast<std::uint8_t>(std::min({(blocks * limits.host_share + 500) / 1000, blocks / 4, std::uint32_t{m.host_blocks}}));
     m.host_tail = static_cast<std::uint16_t>(host_tail(limits));
   }
 }

@@ -79,6 +79,14 @@ TEST(PrepareIndirect, PathsByMessagesAndLimits) {
            {"a quarter comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough}}, 118, 0, {both, over_relays}, Kernel::indirect},
            {"more comes back", {{kSend, 1, 4 * kEnough}, {kReceive, 1, kEnough + 1}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
            {"as much comes back", {{kSend, 1, kEnough}, {kReceive, 1, kEnough}}, 118, 0, {over_relays, over_relays}, Kernel::indirect},
+           {"much both ways", {{kSend, 1, 5 * kEnough}, {kReceive, 1, 5 * kEnough}}, 118, 0, {both, both}, Kernel::indirect},
+           {"not enough both ways",
+            {{kSend, 1, 5 * kEnough}, {kReceive, 1, 5 * kEnough - 1}},
+            118,
+            0,
+            {both, over_relays},
+            Kernel::indirect},
+           {"in a ring", {{kSend, 1, 5 * kEnough}, {kReceive, 2, 5 * kEnough}}, 118, 0, {both, both}, Kernel::indirect},
            {"packets beside it", {{kSend, 1, 100}, {kSend, 1, kEnough}}, 118, 0, {none, both}, Kernel::apart_indirect},
            {"of a size for relays", {{kSend, 1, 64u << 10}, {kSend, 1, 70'000}}, 118, 1000, {none, none}, Kernel::apart_indirect},
            {"packets alone", {{kSend, 2, 100}}, 118, 1000, {none}, Kernel::packets},
@@ -114,6 +122,12 @@ TEST(PrepareIndirect, BlocksForTheHost) {
     EXPECT_EQ(messages[0].host_blocks, c.host_blocks) << c.blocks << " blocks, " << c.share;
     EXPECT_EQ(messages[0].host_tail, c.tail);
     EXPECT_EQ(messages[0].piece_bytes, kIndirectBytes);
+    // As much comes: at most two.
+    messages.push_back(make(Direction::receive, 1, 512 * kMiB));
+    messages[0].bytes = 512 * kMiB;
+    for (Message& m : messages) m.paths = kOverHost;
+    prepare(sized(messages, 0), {c.blocks, 1, 4, false, c.share, 0});
+    EXPECT_EQ(messages[0].host_blocks, c.share < 100 ? 0 : std::min(c.host_blocks, 2u)) << c.blocks << " blocks both ways, " << c.share;
   }
 }
 

@@ -660,6 +660,7 @@ def test_a_directory_of_another_user_is_told(shut: str, options: tuple[str, ...]
         job.mkdir(parents=True)
         (Path(name) / shut).chmod(0o700)
         Path(name).chmod(0o755)
+        "".encode("idna")  # Python may lie where that user cannot read it, and looks for this when it is first used
         os.seteuid(65534)
         try:
             refused = CliRunner().invoke(top.command, [str(job), *options])
