@@ -319,6 +319,8 @@ class Evaluation:
         if group is None or not result.exists():
             return "", []
         run = self._run_of(result)
+        if run is None:
+            return "", []
         cases = {case for section in self.sections if section.group == group.name for case in section.cases}
         measured = sum(len(_keys(run, case)) >= group.needs for case in cases)
         became = f"{measured} of {run.command.split().count(group.option)} measured, which are kept" if measured else ""
@@ -481,11 +483,12 @@ def _lacking(gpus: int) -> str:
 
 
 def _gpus_of(out: Path) -> int:
-    """Of the machine that OUT has results of; 0: none that can be read."""
+    """Of the machine that OUT has results of; 0: none that says so. Labs take as many as there are, whatever was asked for."""
     found = [0]
     for path in (out / "parts").glob("*.json"):
         with contextlib.suppress(Error):  # told where it is looked for
-            found.append(Run.load(path).gpus)
+            run = Run.load(path)
+            found += [] if "nodes" in run.settings else [run.gpus]
     return max(found)
 
 

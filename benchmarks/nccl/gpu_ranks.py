@@ -275,9 +275,9 @@ class Held:
         pools = torch.cuda.memory_reserved()
         shared_gpu = "NCCL_HOSTID" in os.environ
         if shared_gpu:
-            each: list[int] = [0] * dist.get_world_size()
-            dist.all_gather_object(each, pools)
-            pools = sum(each)
+            each: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
+            dist.all_gather_object(each, (torch.cuda.current_device(), pools))
+            pools = sum(reserved for gpu, reserved in each if gpu == torch.cuda.current_device())
         free, total = torch.cuda.mem_get_info()
         if shared_gpu:
             dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,22 @@ class Fields:
         """The text of the file that the source names, or so many characters of it: by default one more than `document` takes."""
         try:
             with Path(self.source).open(encoding="utf-8") as file:
+                if os.fstat(file.fileno()).st_size > 4 * _MOST_TEXT:  # bytes: not worth the memory to be told so
+                    raise self.too_long()
                 return file.read(most)
         except OSError as error:
             raise self.error(f"{self.source}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError:
             raise self.none("not UTF-8 text") from None
 
+    def too_long(self) -> Error:
+        """Of a text that is none of these."""
+        return self.none(f"more than {_MOST_TEXT} characters")
+
     def document(self, text: str, form: str, version: int) -> dict[str, Any]:
         """The object in a text, of this format and version."""
         if len(text) > _MOST_TEXT:
-            raise self.none(f"more than {_MOST_TEXT} characters")
+            raise self.too_long()
         try:
             found = json.loads(text)
         except RecursionError:

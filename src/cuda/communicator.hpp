@@ -260,6 +260,7 @@ class Communicator {
 
   mutable std::mutex mutex_;
   bool ending_ = false;
+  std::uint32_t looking_ = 0;  // threads of watch() that are in a look
   std::uint64_t enqueued_by_path_[kPaths] = {};
   mutable std::uint64_t over_ = 0;                // of those that are counted
   mutable Ledger known_{};                        // a copy

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "communicator.hpp"
@@ -95,6 +96,7 @@ void Communicator::watch(const char* name, bool maps, void (Communicator::*look)
     heard = rings_of(bell);
     lock.lock();
     if (ending_) break;  // as the process may be: CUDA's own handlers run then
+    ++looking_;
     lock.unlock();
     try {
       (this->*look)();
@@ -102,6 +104,7 @@ void Communicator::watch(const char* name, bool maps, void (Communicator::*look)
       fail({error.what(), std::nullopt});
     }
     lock.lock();
+    --looking_;
   }
 }
 
@@ -113,7 +116,7 @@ std::chrono::milliseconds Communicator::until_next_look(bool maps) const {
 
 // As the mapping thread's last act, where the rank was aborted with nothing under way: a graph that is launched yet moves nothing.
 void Communicator::halt_at_end() {
-  if (!failure() || halting_) return;
+  if (ends_with_process() || !failure() || halting_) return;
   try {
     region_->halt(side_stream_.get());
   } catch (const DeviceError&) {
@@ -290,11 +293,23 @@ bool Communicator::leave() {
 }
 
 // Mates take an end with something unended for a death. It is no failure: threads of the program's that still ask for one would end it.
-// Whatever has ended, threads of this library look at pinned memory no more, which CUDA's handlers take away.
+// Whatever has ended, nobody looks at pinned memory once this returns, as CUDA's handlers take it away: what looks just then is waited for.
 void Communicator::leave_with_process() {
   const bool over = all_is_over();
-  if (const auto lock = lock_for_a_moment(mutex_); lock && !(over && leave())) ending_ = true;
+  if (const auto lock = lock_for_a_moment(mutex_)) {
+    if (!over || !leave()) ending_ = true;
+    // Kernels that rest wait for that, and nobody else will tell them.
+    if (failure_) std::atomic_ref(region_->host().stop).store(kLeave, std::memory_order_release);
+    answered_.notify_all();
+  }
   if (rails_ != nullptr) rails_->leave_kernels();
+  const auto is_looking = [this] {
+    const std::scoped_lock lock(mutex_);
+    return looking_ != 0 || (rails_ != nullptr && rails_->in_turn());
+  };
+  for (const auto end = std::chrono::steady_clock::now() + kAnswerTime; is_looking() && std::chrono::steady_clock::now() < end;)
+    std::this_thread::sleep_for(1ms);
+  lock_for_a_moment(words_mutex_);
 }
 
 // Kernels leave, mates hear of it, later calls fail. The first reason stays: who looks finds others again and again.
@@ -526,7 +541,7 @@ Counters Communicator::counters() const {
   Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}};
   for (const PathKind kind : {PathKind::rail, PathKind::cross_rail})
     counters.bytes_by_kind[static_cast<std::size_t>(kind)] = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
-  const IndirectSent indirect = indirect_->sent();
+  const IndirectSent indirect = ends_with_process() ? IndirectSent{} : indirect_->sent();
   counters.bytes_by_kind[static_cast<std::size_t>(PathKind::host)] = indirect.over_host;
   counters.bytes_by_kind[static_cast<std::size_t>(PathKind::relay)] = indirect.over_relays;
   const std::uint64_t others = (rails_ == nullptr ? 0 : rails_->bytes_of_ended()) + indirect.over_host + indirect.over_relays;
@@ -607,6 +622,7 @@ std::vector<std::pair<Communicator::Pending, Waiting>> Communicator::in_order(co
 
 std::string Communicator::describe() const {
   const std::scoped_lock words_lock(words_mutex_);
+  if (ends_with_process()) return "";
   std::vector<Pending> waiting;
   std::string text;
   ask_ledger();

@@ -95,8 +95,9 @@ railweave_status create(const railweave_cuda_config* config, railweave_cuda_comm
       made->communicator.begin(config->rendezvous);
     } catch (...) {
       // To free its memory waits for kernels, of which others' may wait for what the program does next.
-      Communicator::give_back(config->device, std::move(made));
-      throw;
+      const std::exception_ptr why = std::current_exception();
+      guarded([&] { Communicator::give_back(config->device, std::move(made)); });
+      std::rethrow_exception(why);
     }
     *communicator = made.release();
   });

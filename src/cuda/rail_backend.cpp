@@ -54,6 +54,11 @@ RailBackend::RailBackend(engine::EngineServices& services, RailPort& port, std::
 bool RailBackend::advance() {
   thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns: naps are that short
   static_cast<void>(slack);
+  struct Turn {
+    std::atomic<bool>& in_turn;
+    explicit Turn(std::atomic<bool>& flag) : in_turn(flag) { in_turn = true; }
+    ~Turn() { in_turn = false; }
+  } const turn(control_.in_turn);
   if (control_.no_kernels) return false;
   bool moved = false;
   if (stopped_at_ == 0 && control_.stopped.load(std::memory_order_acquire)) stopped_at_ = engine::now_ns();

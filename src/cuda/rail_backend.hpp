@@ -24,6 +24,7 @@ struct RailControl {
   std::atomic<bool> stopped{false};
   // The process ends, and CUDA's handlers take the port away.
   std::atomic<bool> no_kernels{false};
+  std::atomic<bool> in_turn{false};  // the engine may be looking at it
   // An operation has failed. Called on the engine thread.
   std::function<void(const engine::Failure&)> on_failure;
   // Sent and confirmed, while operations run; repeated ones included.

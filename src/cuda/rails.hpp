@@ -45,8 +45,9 @@ class Rails {
   void expect(bool captured);
   // The communicator has ended. Does not wait.
   void stop();
-  // The process is about to end: the port is looked at no more.
+  // The process is about to end: the port is looked at no more, once the engine's turn is over.
   void leave_kernels() { control_.no_kernels = true; }
+  bool in_turn() const { return control_.in_turn; }
   // Once its own operations have ended: the others hear that this rank leaves, and it relays for them until nobody needs it, at most
   // drain_ms. close() waits for the end of that.
   void begin_close() { engine_->begin_close(); }

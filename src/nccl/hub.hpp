@@ -36,8 +36,9 @@ class Hub {
  public:
   // A rank looks at its device between calling and saying whose it is, which may take long where a file system is slow.
   static constexpr std::chrono::milliseconds kStranger = std::chrono::minutes(5);
-  // Listens on all interfaces and starts the thread. Who has not shown a known nonce after `stranger` is hung up on, so that a scanner of
-  // ports does not use up the process's descriptors. Throws std::system_error.
+  // Listens on all interfaces and starts the thread. Who has not shown a known nonce after `stranger` is hung up on, or after a fifth
+  // of that where such callers are most and the process has few descriptors left, so that a scanner of ports does not use them up. Throws
+  // std::system_error.
   explicit Hub(std::chrono::milliseconds stranger = kStranger);
   ~Hub();
   Hub(const Hub&) = delete;

@@ -28,10 +28,10 @@ using Clock = std::chrono::steady_clock;
 
 // Descriptors that callers who have not said whose they are leave to the program, which may not have many; of few a quarter.
 constexpr rlim_t kLeftToProgram = 256;
-// While they take more, they are hung up on after so small a part of the usual time: 10 s of five minutes.
-constexpr int kPatienceInACrowd = 30;
+// While they take more, they are hung up on after so small a part of the usual time: a minute of five.
+constexpr int kPatienceInACrowd = 5;
 
-// Descriptors are given out from the lowest on, so one's number says how many are in use at least.
+// Descriptors are given out from the lowest on, so one's number says how many were in use when it came.
 rlim_t first_of_the_last() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
@@ -169,7 +169,8 @@ class Hub::Server {
 
   void accept_all() {
     for (;;) {
-      full_ = is_crowded();
+      crowded_ = is_crowded();
+      full_ = crowded_;
       if (full_) return;
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       full_ = !socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
@@ -179,7 +180,7 @@ class Hub::Server {
   }
 
   // Callers who have said nothing are most, and have come to the program's last descriptors: others wait at the listener until these have
-  // said whose they are, as ranks soon do, or are hung up on.
+  // said whose they are, or are hung up on.
   bool is_crowded() const {
     const auto strangers = std::ranges::count_if(connections_, [](const Connection& each) { return !each.known; });
     if (2 * static_cast<std::size_t>(strangers) <= connections_.size()) return false;
@@ -315,7 +316,7 @@ class Hub::Server {
 
   void hang_up() {
     const auto now = Clock::now();
-    const auto patience = full_ ? stranger_ / kPatienceInACrowd : stranger_;
+    const auto patience = crowded_ ? stranger_ / kPatienceInACrowd : stranger_;
     for (Connection& connection : connections_) connection.closing |= !connection.known && now - connection.since >= patience;
   }
 
@@ -333,7 +334,8 @@ class Hub::Server {
   const std::chrono::milliseconds stranger_;
   std::uint16_t port_ = 0;
   FileDescriptor listener_, stop_read_, stop_write_;
-  bool full_ = false;  // there is no descriptor for who waits at the listener
+  bool full_ = false;     // there is no descriptor for who waits at the listener...
+  bool crowded_ = false;  // ... as callers who have said nothing have those
   std::mutex mutex_;
   std::set<std::array<std::uint8_t, 16>> admitted_;  // guarded by mutex_
   std::list<Connection> connections_;                // list: gatherings point into it

@@ -37,7 +37,10 @@ const Setting kTable[] = {
      "how much is logged: off, warn, info (what each communicator was decided to do, and why) or debug (also how each operation is "
      "launched, and which way each of its messages goes)",
      &S::log},
-    {"log_file", "", "where it goes, %p and %h become process id and host name; default standard error", &S::log_file},
+    {"log_file", "",
+     "where it goes, %p and %h become process id and host name; default standard error, also for a pipe that nobody reads (one that is "
+     "read slowly loses lines)",
+     &S::log_file},
 };
 
 // Of the engine's settings (a test compares), and what `railweave lab` and `railweave run` hand on.
@@ -157,7 +160,8 @@ const Settings& settings() {
     open_log(read->log, read->log_file);
     // It is written to for as long as the job lasts, wherever that goes meanwhile.
     std::error_code nowhere;
-    if (!read->metrics.empty()) read->metrics = std::filesystem::absolute(read->metrics, nowhere).string();
+    const std::filesystem::path metrics = std::filesystem::absolute(read->metrics, nowhere);
+    if (!read->metrics.empty() && !nowhere) read->metrics = metrics.string();
     if (!errors.empty()) log(LogLevel::warn, errors.substr(0, errors.size() - 1));
     for (const std::string& name : unread_variables(environ))
       log(LogLevel::warn, name + " is set, but nothing of Railweave reads a variable of that name");

@@ -280,13 +280,13 @@ def _text(path: Path) -> tuple[str, float] | None:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ShimError(f"{path}: no file; expected counters as the shim writes them")
-            found = file.read(_MOST_BYTES + 1)
+            if status.st_size > _MOST_BYTES:
+                raise ShimError(f"{path}: more than {_MOST_BYTES} bytes; expected counters as the shim writes them")
+            found = file.read(_MOST_BYTES)
     except FileNotFoundError:
         return None  # its process has just ended
     except OSError as error:
         raise ShimError(f"{path}: {error}; expected counters as the shim writes them") from error
-    if len(found) > _MOST_BYTES:
-        raise ShimError(f"{path}: more than {_MOST_BYTES} bytes; expected counters as the shim writes them")
     # An odd byte in a reason, as an older shim writes it, hides no counter.
     return found.decode(errors="replace"), status.st_mtime
 

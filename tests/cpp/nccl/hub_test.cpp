@@ -151,7 +151,7 @@ TEST(Hub, ACrowdThatSaysNothingLeavesTheProgramItsDescriptors) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_GE(limit.rlim_cur, 512u);
   const rlimit few{200, limit.rlim_max};
-  Hub hub(milliseconds(30000));  // a second of it in a crowd
+  Hub hub(milliseconds(5000));  // a second of it in a crowd
   const HubAddress address = loopback(hub);
   hub.admit(address.nonce);
   int ready[2], over[2];

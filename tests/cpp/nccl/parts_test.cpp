@@ -512,7 +512,7 @@ TEST(Metrics, BytesThatAreNoTextCostNobodyTheFile) {
   EXPECT_NE(text.find("text=\"no device library: /tmp/caf/xe9//xe2/x80/l\xc3\xa4ngs x.so\""), std::string::npos) << text;
 }
 
-// A program may go elsewhere before its counters are written.
+// A program may go elsewhere before its counters are written. Settings are read once in a process, here and in no other test of this one.
 TEST(Settings, AFolderForCountersIsTheOneThatTheJobBeganBeside) {
   const pid_t job = ::fork();
   if (job == 0) {

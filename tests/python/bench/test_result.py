@@ -291,10 +291,10 @@ def test_a_page_is_not_written_over_its_result(name: str, tmp_path: Path) -> Non
 def test_what_is_no_regular_file_is_read_and_written(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_text("{}"))
+    writer = threading.Thread(target=lambda: pipe.write_text("{}"), daemon=True)  # should nobody open the pipe
     writer.start()
     done = CliRunner().invoke(command, ["report", str(pipe), str(pipe)])
-    writer.join()
+    writer.join(120)
     assert str(done.exception).startswith(f"{pipe}: no format "), done.exception
 
 

@@ -767,7 +767,7 @@ def test_a_damaged_result_is_told_and_measured_again(
 ) -> None:
     found = evaluation(tmp_path)
     (tmp_path / "parts" / "exchanges.00.json").write_text('{"format": ')
-    (tmp_path / "parts" / "exchanges.00.log").touch()
+    (tmp_path / "parts" / "exchanges.00.log").write_text("== status none, ended after 480 s\n")
     monkeypatch.setattr(found, "_program", Program({}))
     assert found.run(["hot"])
     assert not found.missing(found.groups["exchanges"], ["hot"])
@@ -787,6 +787,9 @@ def test_tables_are_of_the_machine_that_was_measured(tmp_path: Path) -> None:
     done = evaluated(tmp_path, "--tables")
     assert done.returncode == 0, done.stderr
     assert "## Aims, 8 GPUs" in (tmp_path / "results.md").read_text()
+    on_all = dataclasses.replace(run, gpus=16, settings={**run.settings, "nodes": 2, "ranks": 8, "rails": 4, "rate_bps": 8e9})
+    (tmp_path / "parts" / "rails.00.json").write_text(json.dumps(on_all.to_json()))
+    assert evaluated(tmp_path, "--tables", "--gpus", "8").returncode == 0, "a lab takes the GPUs that there are"
     refused = evaluated(tmp_path, "--tables", "--gpus", "2")
     assert refused.returncode == 2
     assert "has results of 8" in refused.stderr

@@ -18,9 +18,10 @@ def run(script: str, *words: object, cwd: Path | None = None) -> subprocess.Comp
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (("notes.txt",), "is no earlier pack"),
-        (("commit", "notes.txt"), "is no earlier pack"),
-        (("commit", "site.tar.gz", "results.tar.gz"), "has results"),
+        (("notes.txt",), "notes.txt"),
+        (("benchmarks",), "benchmarks"),
+        (("commit", "site.tar.gz", "notes.txt"), "notes.txt"),
+        (("commit", "site.tar.gz", "results.tar.gz"), "results.tar.gz"),
     ],
 )
 def test_a_folder_with_anything_else_is_left_alone(there: tuple[str, ...], message: str, tmp_path: Path) -> None:
