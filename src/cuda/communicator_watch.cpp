@@ -304,8 +304,8 @@ void Communicator::leave_with_process() {
   }
   if (rails_ != nullptr) rails_->leave_kernels();
   const auto is_looking = [this] {
-    const std::scoped_lock lock(mutex_);
-    return looking_ != 0 || (rails_ != nullptr && rails_->in_turn());
+    const auto lock = lock_for_a_moment(mutex_);
+    return !lock || looking_ != 0 || (rails_ != nullptr && rails_->in_turn());
   };
   for (const auto end = std::chrono::steady_clock::now() + kAnswerTime; is_looking() && std::chrono::steady_clock::now() < end;)
     std::this_thread::sleep_for(1ms);
