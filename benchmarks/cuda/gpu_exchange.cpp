@@ -723,29 +723,18 @@ Options parse(int argc, char** argv) {
     }
     if (i + 1 == argc) die(name + " needs a value");
     const std::string value = argv[++i];
-    if (name == "--railweave") {
+    const std::pair<const char*, std::uint32_t*> numbers[] = {
+        {"--rounds", &options.rounds}, {"--check", &options.checks}, {"--nodes", &options.nodes}, {"--ranks", &options.ranks},
+        {"--offset", &options.offset}, {"--parts", &options.parts},  {"--fresh", &options.fresh}, {"--lives", &options.lives}};
+    const auto counted = std::find_if(std::begin(numbers), std::end(numbers), [&](const auto& each) { return name == each.first; });
+    if (counted != std::end(numbers)) {
+      *counted->second = number<std::uint32_t>(name, value);
+    } else if (name == "--railweave") {
       options.railweave = value;
     } else if (name == "--nccl") {
       options.nccl = value;
-    } else if (name == "--rounds") {
-      options.rounds = number<std::uint32_t>(name, value);
     } else if (name == "--patterns") {
       options.patterns = value;
-    } else if (name == "--check") {
-      options.checks = number<std::uint32_t>(name, value);
-    } else if (name == "--nodes") {
-      options.nodes = number<std::uint32_t>(name, value);
-    } else if (name == "--ranks") {
-      options.ranks = number<std::uint32_t>(name, value);
-    } else if (name == "--offset") {
-      options.offset = number<std::uint32_t>(name, value);
-    } else if (name == "--parts") {
-      options.parts = number<std::uint32_t>(name, value);
-      if (options.parts == 0) die("--parts: expected 1 or more");
-    } else if (name == "--fresh") {
-      options.fresh = number<std::uint32_t>(name, value);
-    } else if (name == "--lives") {
-      options.lives = number<std::uint32_t>(name, value);
     } else if (name == "--sizes") {
       options.sizes.clear();
       for (std::size_t at = 0; at <= value.size();) {
@@ -758,6 +747,7 @@ Options parse(int argc, char** argv) {
     }
   }
   if (options.railweave.empty()) die("--railweave is needed");
+  if (options.parts == 0) die("--parts: expected 1 or more");
   if (options.nccl.empty()) options.sizes.clear();
   if (options.of_pool && options.in_pieces) die("--pool and --virtual: buffers are of one kind");
   if (options.waited && options.graph) die("--waited: calls are waited for, not replays; without --graph");
