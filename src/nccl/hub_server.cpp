@@ -184,8 +184,9 @@ class Hub::Server {
   bool is_crowded() const {
     const auto strangers = std::ranges::count_if(connections_, [](const Connection& each) { return !each.known; });
     if (2 * static_cast<std::size_t>(strangers) <= connections_.size()) return false;
-    return std::ranges::any_of(
-        connections_, [last = first_of_the_last()](const Connection& each) { return static_cast<rlim_t>(each.socket.get()) >= last; });
+    return std::ranges::any_of(connections_, [last = first_of_the_last()](const Connection& each) {
+      return !each.known && static_cast<rlim_t>(each.socket.get()) >= last;
+    });
   }
 
   void serve(Connection& connection, short events) {
@@ -232,17 +233,15 @@ class Hub::Server {
   void join(Connection& connection, const JoinFrame& frame, const std::string& name, std::string blob) {
     connection.known = connection.known || admitted(frame.nonce);
     if (!admitted(frame.nonce) || frame.world == 0 || frame.world > kMaxWorld || frame.rank >= frame.world)
-      return answer(connection, std::make_shared<std::string>(framed(RoundStatus::refused)));
-    if (const auto ended = expired_.find(name); ended != expired_.end())
-      return answer(connection, std::make_shared<std::string>(framed(ended->second)));
+      return answer(connection, framed(RoundStatus::refused));
+    if (const auto ended = expired_.find(name); ended != expired_.end()) return answer(connection, framed(ended->second));
     auto [at, fresh] = gatherings_.try_emplace(name);
     Gathering& gathering = at->second;
     if (fresh) {
       gathering.world = frame.world;
       gathering.deadline = Clock::now() + std::chrono::milliseconds(frame.limit_ms);
     }
-    if (gathering.world != frame.world || gathering.present.contains(frame.rank))
-      return answer(connection, std::make_shared<std::string>(framed(RoundStatus::refused)));
+    if (gathering.world != frame.world || gathering.present.contains(frame.rank)) return answer(connection, framed(RoundStatus::refused));
     gathering.present.emplace(frame.rank, std::pair(&connection, std::move(blob)));
     if (gathering.present.size() == gathering.world) {
       complete(gathering);
@@ -292,6 +291,10 @@ class Hub::Server {
   static void answer(const Gathering& gathering, std::string bytes) {
     const auto shared = std::make_shared<const std::string>(std::move(bytes));
     for (const auto& [rank, entry] : gathering.present) answer(*entry.first, shared);
+  }
+
+  static void answer(Connection& connection, std::string bytes) {
+    answer(connection, std::make_shared<const std::string>(std::move(bytes)));
   }
 
   static void answer(Connection& connection, std::shared_ptr<const std::string> bytes) {

@@ -114,8 +114,6 @@ cudaError_t answer_when_stopped() {
   return cudaSuccess;
 }
 
-cudaError_t never_over() { return cudaErrorNotReady; }
-
 TEST(EndOfCommunicator, AnAbortStopsAReplayBeforeTheDriverAnswers) {
   const Place place;
   expect_well({[&] {

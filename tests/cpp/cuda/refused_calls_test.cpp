@@ -21,8 +21,6 @@ using namespace railweave::cuda;
 using namespace railweave::cuda::test;
 using namespace std::chrono_literals;
 
-cudaError_t never_over() { return cudaErrorNotReady; }
-
 // What making a rank fails with; empty: it does not.
 std::string failure_of(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& with = settings()) {
   try {
