@@ -1,22 +1,6 @@
 // Railweave's GPU exchange beside NCCL's send/recv groups: one process a GPU, the same buffers, in turns, device time over queued
 // operations, every byte checked.
-//
-//   gpu_exchange --railweave librailweave_cuda.so [--nccl libnccl.so.2] [--rounds 5] [--sizes 0,1024,...] [--patterns balanced,...]
-//                [--check 200 [--large]] [--lives 100] [--threads] [--graph] [--death] [--nodes 2] [--ranks 4] [--virtual]
-//                [--pool] [--offset 4] [--parts 7] [--waited]
-//
-// --patterns: of pair, hot, half (1/16 and 1/2 of the pair's bytes between all others), balanced, own (balanced, and as much to itself),
-// both (a pair both ways; from three GPUs on), incast, outcast, zipf, rotating (too); --parts: a pair's bytes go in so many messages, which
-// are as 1 : 2 : 3 ..., as those to several peers are; --check: random operations first, each 50th of 5,000 messages; --large: of few and
-// large messages instead, as those are that take several paths; --lives: communicators that come and go, with nothing left of them;
-// --threads: one process for all ranks (for compute-sanitizer, which does not know memory of other processes); --graph: replays of captured
-// operations; --death: at the end the last rank is killed while others wait; --nodes: the ranks say that they are on so many nodes, which
-// reach each other over loopback (bytes and failures; the rates of rails are `railweave bench`'s business); --ranks: so many instead of one
-// a GPU, which share GPUs then (best under MPS: benchmarks/gpus/under_mps.py), each a host of its own to NCCL, which refuses two of a host
-// on one GPU; --virtual: buffers as PyTorch's expandable segments are, which are to be mapped; --pool: buffers of CUDA's pool, which cannot
-// be; --offset: what ranks with even numbers send and receive begins so many bytes behind a boundary, as splits of odd numbers of elements
-// do, so that it is aligned to other places than at their peers; --waited: each operation is waited for before the next, as a program sees
-// it, with one of the other system between, as other kernels are in programs. Without --nccl nothing is measured.
+// Options: gpu_exchange_options.cpp, or --help.
 //
 // Each line: pattern, bytes of the busiest pair, then for each system the median time of an operation over the rounds (the slowest rank's,
 // in us), the least and the largest, and the busiest rank's GB/s. With --waited an operation's time is from when the last rank calls until
@@ -32,7 +16,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -41,15 +24,17 @@
 #include <filesystem>
 #include <iterator>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "device_buffer.hpp"
+#include "gpu_exchange_options.hpp"
 #include "railweave/cuda.h"
+#include "traffic_patterns.hpp"
 
 namespace {
 
@@ -107,73 +92,6 @@ struct Shared {
   double called[kMostRanks][kCalls], returned[kMostRanks][kCalls], ended[kMostRanks][kCalls];
 };
 
-struct Options {
-  std::string railweave, nccl;
-  std::uint32_t rounds = 5, checks = 0, lives = 0, fresh = 0, nodes = 1, ranks = 0, offset = 0, parts = 1;
-  bool graph = false, death = false, threads = false, in_pieces = false, of_pool = false, large = false, waited = false;
-  std::string patterns;  // empty: all
-  std::vector<std::uint64_t> sizes{0, 1024, 8192, 32768, 65536, 262144, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20};
-};
-
-using Matrix = std::vector<std::vector<std::uint64_t>>;
-struct Pattern {
-  const char* name;
-  const char* option;
-  Matrix bytes;
-};
-
-std::vector<Pattern> patterns(std::uint32_t world, std::uint64_t size) {
-  const Matrix none(world, std::vector<std::uint64_t>(world)), own(world, std::vector<std::uint64_t>(world, size));
-  Matrix balanced = none, pair = none, both = none, hot = none, half = none, incast = none, outcast = none, zipf = none, rotating = none;
-  for (std::uint32_t i = 0; i < world; ++i) {
-    for (std::uint32_t j = 0; j < world; ++j) {
-      if (i == j) continue;
-      balanced[i][j] = size;
-      hot[i][j] = size / 16;
-      half[i][j] = size / 2;
-    }
-  }
-  pair[0][1] = both[0][1] = both[1][0] = hot[0][1] = half[0][1] = size;
-  for (std::uint32_t i = 1; i < world; ++i) incast[i][0] = outcast[0][i] = size;
-  // Zipf's destinations are in an order that all ranks share.
-  const auto weight = [world](std::uint32_t j) { return 1.0 / (1 + (j + world / 2) % world); };
-  for (std::uint32_t i = 0; i < world; ++i) {
-    double all = 0;
-    for (std::uint32_t j = 0; j < world; ++j) all += i == j ? 0 : weight(j);
-    for (std::uint32_t j = 0; j < world; ++j)
-      zipf[i][j] = i == j ? 0 : static_cast<std::uint64_t>(static_cast<double>(size) * weight(j) / all) / 16 * 16;
-    rotating[i][(i + world / 2) % world] = size;
-    rotating[i][(i + world / 2 + 1) % world] = size / 8;
-    rotating[i][i] = 0;
-  }
-  std::vector<Pattern> all{{"one pair", "pair", pair},
-                           {"hot pair + 1/16", "hot", hot},
-                           {"hot pair + 1/2", "half", half},
-                           {"balanced", "balanced", balanced},
-                           {"and to itself", "own", own}};
-  if (world > 2) {
-    all.push_back({"pair both ways", "both", both});
-    all.push_back({"incast", "incast", incast});
-    all.push_back({"outcast", "outcast", outcast});
-    all.push_back({"Zipf 1.0", "zipf", zipf});
-    all.push_back({"rotating hotspot", "rotating", rotating});
-  }
-  return all;
-}
-
-std::uint64_t busiest(const Matrix& m) {
-  std::uint64_t most = 0;
-  for (std::size_t i = 0; i < m.size(); ++i) {
-    std::uint64_t out = 0, in = 0;
-    for (std::size_t j = 0; j < m.size(); ++j) {
-      out += i == j ? 0 : m[i][j];
-      in += i == j ? 0 : m[j][i];
-    }
-    most = std::max({most, out, in});
-  }
-  return most;
-}
-
 std::uint8_t expected(std::uint32_t source, std::uint32_t destination, std::uint64_t at) {
   return static_cast<std::uint8_t>(at * 31 + (at >> 8) * 7 + (at >> 16) + source * 101 + destination * 53);
 }
@@ -217,9 +135,9 @@ class Rank {
     if (options_.lives != 0) check_lives();
     if (options_.fresh != 0) time_fresh_buffers();
     for (const std::uint64_t size : options_.sizes) {
-      for (const Pattern& pattern : patterns(world_, size)) {
-        const bool wanted = ("," + options_.patterns + ",").find("," + std::string(pattern.option) + ",") != std::string::npos;
-        if (options_.patterns.empty() || wanted) measure(pattern, size);
+      for (const Pattern& pattern : traffic_patterns(world_, size)) {
+        const auto wanted = std::find(options_.patterns.begin(), options_.patterns.end(), pattern.option);
+        if (options_.patterns.empty() || wanted != options_.patterns.end()) measure(pattern, size);
       }
     }
     check(cudaStreamSynchronize(stream_), "end");
@@ -700,70 +618,29 @@ std::uint32_t count_gpus() {
   return static_cast<std::uint32_t>(WEXITSTATUS(status));
 }
 
-// All of a text.
-template <typename T>
-T number(const std::string& name, std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) die(name + " " + std::string(text) + ": expected a number");
-  return value;
-}
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    const std::pair<const char*, bool*> switches[] = {
-        {"--graph", &options.graph},  {"--death", &options.death}, {"--threads", &options.threads}, {"--virtual", &options.in_pieces},
-        {"--pool", &options.of_pool}, {"--large", &options.large}, {"--waited", &options.waited}};
-    const auto found = std::find_if(std::begin(switches), std::end(switches), [&](const auto& each) { return name == each.first; });
-    if (found != std::end(switches)) {
-      *found->second = true;
-      continue;
-    }
-    if (i + 1 == argc) die(name + " needs a value");
-    const std::string value = argv[++i];
-    const std::pair<const char*, std::uint32_t*> numbers[] = {
-        {"--rounds", &options.rounds}, {"--check", &options.checks}, {"--nodes", &options.nodes}, {"--ranks", &options.ranks},
-        {"--offset", &options.offset}, {"--parts", &options.parts},  {"--fresh", &options.fresh}, {"--lives", &options.lives}};
-    const auto counted = std::find_if(std::begin(numbers), std::end(numbers), [&](const auto& each) { return name == each.first; });
-    if (counted != std::end(numbers)) {
-      *counted->second = number<std::uint32_t>(name, value);
-    } else if (name == "--railweave") {
-      options.railweave = value;
-    } else if (name == "--nccl") {
-      options.nccl = value;
-    } else if (name == "--patterns") {
-      options.patterns = value;
-    } else if (name == "--sizes") {
-      options.sizes.clear();
-      for (std::size_t at = 0; at <= value.size();) {
-        const std::size_t end = std::min(value.find(',', at), value.size());
-        options.sizes.push_back(number<std::uint64_t>(name, std::string_view(value).substr(at, end - at)));
-        at = end + 1;
-      }
-    } else {
-      die("unknown option " + name);
-    }
-  }
-  if (options.railweave.empty()) die("--railweave is needed");
-  if (options.parts == 0) die("--parts: expected 1 or more");
-  if (options.nccl.empty()) options.sizes.clear();
-  if (options.of_pool && options.in_pieces) die("--pool and --virtual: buffers are of one kind");
-  if (options.waited && options.graph) die("--waited: calls are waited for, not replays; without --graph");
-  if (options.threads && options.death) die("--death ends a process: not with --threads");
-  return options;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
+  Options options;
+  try {
+    options = parse(argc, argv);
+  } catch (const std::invalid_argument& error) {
+    die(std::string(error.what()) + "; --help says which options there are");
+  }
+  if (options.help) {
+    std::fputs(usage(), stdout);
+    return 0;
+  }
   const std::uint32_t gpus = count_gpus(), world = options.ranks == 0 ? std::min(gpus, kMostRanks) : options.ranks;
   if (gpus == 0) die("no GPU");
   if (world < 2 || world > kMostRanks) die("expected 2 to " + std::to_string(kMostRanks) + " ranks (--ranks; by default one a GPU)");
   if (options.threads && world > gpus && !options.nccl.empty()) die("--threads: NCCL takes no ranks of a process that share GPUs");
   if (options.nodes == 0 || world % options.nodes != 0) die("--nodes: expected one that divides the ranks");
+  for (const std::string& pattern : options.patterns) {
+    const std::vector<Pattern> known = traffic_patterns(world, 0);
+    if (std::none_of(known.begin(), known.end(), [&](const Pattern& each) { return pattern == each.option; }))
+      die("--patterns " + pattern + ": from three ranks on");
+  }
   auto* shared = static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   pthread_barrierattr_t attributes;
   ::pthread_barrierattr_init(&attributes);
