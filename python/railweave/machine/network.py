@@ -137,7 +137,7 @@ def _rdma_nic(source: Source, nic: Nic) -> Nic:
         counters=_counters(source, (f"{port_at}/counters", f"{port_at}/hw_counters")),
         statistics=_statistics(source, netdevs) if netdevs else none,
         carrier_changes=integer(source, f"{NETDEVS}/{netdev}/carrier_changes") if netdev else none,
-        bond=or_none(link_name(source, f"{NETDEVS}/{netdev}/master")) if netdev else none,
+        bond=_bond(source, netdev) if netdev else none,
         trust=trust,
         pfc=pfc,
         ecn=_ecn(source, netdev) if roce and netdev else not_roce,
@@ -173,12 +173,24 @@ def _ethernet_nic(source: Source, nic: Nic) -> Nic:
         counters=no_rdma,
         statistics=_statistics(source, (nic.name,)),
         carrier_changes=integer(source, f"{at}/carrier_changes"),
-        bond=or_none(link_name(source, f"{at}/master")),
+        bond=_bond(source, nic.name),
         trust=no_rdma,
         pfc=no_rdma,
         ecn=no_rdma,
         traffic_class=no_rdma,
     )
+
+
+def _bond(source: Source, netdev: str) -> Fact[str | None]:
+    """The bond above a netdevice. Bridges, Open vSwitch and VRFs are masters, too, and join no ports to one (Linux
+    Documentation/networking/bonding.rst: `bonding` is a folder of bonds alone)."""
+    master = or_none(link_name(source, f"{NETDEVS}/{netdev}/master"))
+    if isinstance(master, Unknown) or master.value is None:
+        return master
+    mode = or_none(text_fact(source, f"{NETDEVS}/{master.value}/bonding/mode"))
+    if isinstance(mode, Unknown):
+        return mode
+    return master if mode.value is not None else Known(None, f"{master.evidence}: {master.value}, no bond")
 
 
 def _is_representor(port_name: str) -> bool:

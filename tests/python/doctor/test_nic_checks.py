@@ -20,6 +20,7 @@ def no_flow_control(machine: TemplateMachine) -> None:
 
 def bonded(machine: TemplateMachine) -> None:
     machine.links["/sys/class/net/rail2/master"] = "../bond0"
+    machine.files["/sys/class/net/bond0/bonding/mode"] = "802.3ad 4"
 
 
 CASES = [
@@ -127,6 +128,21 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ("nic.rail", lambda machine: machine.leaf({1: "leaf1"}), "no LLDP neighbour"),
     ("nic.irq-affinity", lambda machine: unread(machine, f"{PCI}/{machine.nics[0].bus_id}/local_cpulist"), "permission"),
 ]
+
+
+@pytest.mark.parametrize("master", ["br0", "ovs-system", "vrf-rail2"])
+def test_what_is_above_a_nic_need_not_be_a_bond(master: str) -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    machine.links["/sys/class/net/rail2/master"] = f"../{master}"
+    finding = answers(machine, "nic.bond", None)["mlx5_2"]
+    assert finding.answer.value == "clear" and any(f"{master}, no bond" in line for line in finding.evidence)
+
+
+def test_a_master_of_unknown_kind_is_unknown() -> None:
+    machine = TemplateMachine("xe9680-4hca")
+    bonded(machine)
+    unread(machine, "/sys/class/net/bond0/bonding/mode")
+    assert answers(machine, "nic.bond", None)["mlx5_2"].answer.value == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def roce(crafted: Crafted) -> None:
     crafted.file(f"{port}/tc/1/traffic_class", "Global tclass=106")
     netdev(crafted, "eth0", crafted.nics[0])
     crafted.recording.links["/sys/class/net/eth0/master"] = "../bond0"
+    crafted.file("/sys/class/net/bond0/bonding/mode", "802.3ad 4")
     crafted.recording.commands["mlnx_qos", "-i", "eth0"] = CommandOutput(QOS, "", 0)
     for end in ("roce_np", "roce_rp"):
         for priority in range(8):

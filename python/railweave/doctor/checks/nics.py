@@ -261,7 +261,7 @@ CHECKS = (
         "nic.bond",
         "Fabric NIC is part of a bond",
         Severity.warning,
-        "/sys/class/net/*/master; NCCL_IB_QPS_PER_CONNECTION of a job",
+        "/sys/class/net/*/master, bonding; NCCL_IB_QPS_PER_CONNECTION of a job",
         "A connection keeps to one member of the bond, so that a few large flows load one port and leave the other idle.",
         "Take the ports apart and give each an address of its rail; or set NCCL_IB_QPS_PER_CONNECTION to 2 or more.",
         "NCCL user guide 2.30, NCCL_IB_QPS_PER_CONNECTION; ucx#9520",
