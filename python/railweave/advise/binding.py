@@ -72,7 +72,8 @@ def notes(host: Host) -> list[str]:
     homes = {gpu.numa for gpu in host.gpus}
     # Memory of its own kind (CXL, the HBM of GPUs on Grace) is a node without cores.
     idle = [numa.number for numa in host.numas if numa.numbered and numa.number not in homes and numa.cores != ()]
-    if idle and len(host.numas) > 1:
+    # A GPU of unknown place may hang from any of them.
+    if idle and len(host.numas) > 1 and None not in homes:
         names = ", ".join(str(number) for number in idle)
         found.append(
             f"no GPU hangs from NUMA node {names}: its cores are left to other work, because from there the way to a GPU is longer"

@@ -53,6 +53,13 @@ def test_memory_without_cores_leaves_none_to_other_work(furnished: Furnished) ->
     assert any("no GPU hangs from NUMA node 3: " in note for note in notes(idle))
 
 
+def test_a_gpu_of_unknown_place_may_hang_from_any_node(furnished: Furnished) -> None:
+    host = furnished("xe9680-4hca")
+    for hidden in ((0, 1, 2, 3, 4, 5, 6, 7), (4, 5, 6, 7)):
+        said = notes(replace(host, gpus=tuple(replace(gpu, numa=None) if gpu.rank in hidden else gpu for gpu in host.gpus)))
+        assert any("is not known" in note for note in said) and not any("no GPU hangs from" in note for note in said)
+
+
 def test_more_ranks_than_cores_share(furnished: Furnished) -> None:
     assert [binding.cpus for binding in bind(furnished("charisma-ab", cores=2, smt=1))] == [(0,), (0,), (1,), (1,)]
 
