@@ -91,13 +91,22 @@ def _hca(host: Host) -> list[Setting]:
     others = [nic for nic in host.nics if not nic.on_network]
     if not others:
         return []
-    devices = ",".join(str(nic.device).split(":")[0] for nic in host.network_nics)
+    devices = [str(nic.device) for nic in host.network_nics]
+    left_out = f"{', '.join(nic.name for nic in others)} {'is' if len(others) == 1 else 'are'} not part of the GPU network; '=' because "
+    if not all(":" in device for device in devices):  # names of netdevices have none
+        return [
+            Setting(
+                "NCCL_SOCKET_IFNAME", Library.nccl, (f"={','.join(devices)}",), "interfaces named ib..., else all but lo and docker...",
+                f"{left_out}without it eth1 also means eth10", "NCCL user guide, NCCL_SOCKET_IFNAME", "2.20 to 2.30",
+            )
+        ]  # fmt: skip
+    # Without a port NCCL takes all that a device has.
+    shared = {str(nic.device).split(":")[0] for nic in others}
+    names = [device if (name := device.split(":")[0]) in shared else name for device in devices]
     return [
         Setting(
-            "NCCL_IB_HCA", Library.nccl, (f"={devices}",), "all InfiniBand and RoCE devices",
-            f"{', '.join(nic.name for nic in others)} {'is' if len(others) == 1 else 'are'} not part of the GPU network; '=' because "
-            "without it mlx5_1 also means mlx5_10",
-            "NCCL user guide, NCCL_IB_HCA", "2.20 to 2.30",
+            "NCCL_IB_HCA", Library.nccl, (f"={','.join(dict.fromkeys(names))}",), "all InfiniBand and RoCE devices",
+            f"{left_out}without it mlx5_1 also means mlx5_10", "NCCL user guide, NCCL_IB_HCA", "2.20 to 2.30",
         )
     ]  # fmt: skip
 

@@ -45,6 +45,23 @@ def test_nics_of_other_networks_are_kept_from_nccl(furnished: Furnished) -> None
     assert values(advise(replace(host, nics=(*host.nics, storage))))["NCCL_IB_HCA"] == ("=mlx5_0,mlx5_1,mlx5_2,mlx5_3",)
 
 
+def test_of_a_device_with_ports_on_two_networks_nccl_is_given_one(furnished: Furnished) -> None:
+    host = furnished("xe9680-4hca")
+    first, second, *rest = host.nics
+    other_port = replace(first, name="nic4", on_network=False, device="mlx5_0:2")
+    assert values(advise(replace(host, nics=(*host.nics, other_port))))["NCCL_IB_HCA"] == ("=mlx5_0:1,mlx5_1,mlx5_2,mlx5_3",)
+    storage = replace(first, name="nic4", on_network=False, device="mlx5_10:1")
+    both = (first, replace(second, device="mlx5_0:2"), *rest, storage)
+    assert values(advise(replace(host, nics=both)))["NCCL_IB_HCA"] == ("=mlx5_0,mlx5_2,mlx5_3",)
+
+
+def test_netdevices_are_named_to_nccls_sockets(furnished: Furnished) -> None:
+    host = furnished("xe9680-4hca")
+    nics = tuple(replace(nic, device=f"rail{number}", on_network=number < 3) for number, nic in enumerate(host.nics))
+    found = values(advise(replace(host, nics=nics)))
+    assert found["NCCL_SOCKET_IFNAME"] == ("=rail0,rail1,rail2",) and "NCCL_IB_HCA" not in found
+
+
 CLUSTER = """
 format: railweave-cluster
 version: 1
