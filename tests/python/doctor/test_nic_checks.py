@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faults import Break, Case, answers, unread
 from template_machine import PCI, TemplateMachine
@@ -128,6 +130,19 @@ UNKNOWN: list[tuple[str, Break, str]] = [
     ("nic.rail", lambda machine: machine.leaf({1: "leaf1"}), "no LLDP neighbour"),
     ("nic.irq-affinity", lambda machine: unread(machine, f"{PCI}/{machine.nics[0].bus_id}/local_cpulist"), "permission"),
 ]
+
+
+def test_equal_shares_are_balanced_whatever_their_sum_rounds_to(tmp_path: Path) -> None:
+    below = ", ".join(["switch0"] * 20)
+    (tmp_path / "box.yaml").write_text(
+        "format: railweave-node\nversion: 1\nname: box\ndescription: one switch\n"
+        "links: {pcie5: {pcie: gen5 x16, source: test}, ndr: {capacity: 400Gbit/s, source: test}}\n"
+        "numa: {count: 1}\nswitches: [{link: pcie5, at: [numa0]}]\n"
+        f"gpus: [{{model: H100, link: pcie5, gdr: true, at: [{below}]}}]\n"
+        f"nics: [{{model: ConnectX-7, link: pcie5, port: ndr, at: [{', '.join(['switch0'] * 10)}]}}]\n"
+    )
+    finding = answers(TemplateMachine(str(tmp_path / "box.yaml")), "nic.imbalance", None)["machine"]
+    assert finding.answer.value == "clear" and "GPUs that have mlx5_9 nearest: 2" in finding.evidence
 
 
 @pytest.mark.parametrize("master", ["br0", "ovs-system", "vrf-rail2"])
