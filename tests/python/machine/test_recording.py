@@ -254,6 +254,16 @@ def test_hosts_of_a_recorded_process_and_of_nccl_conf_are_replaced(tmp_path: Pat
     assert read_recording(path).files["/etc/nccl.conf"].endswith(b"\nNCCL_DEBUG=WARN\n")
 
 
+@pytest.mark.parametrize("name", ["node0", "rail1.example.org", "mlx5_2"])
+def test_a_host_that_is_called_as_a_part_of_it_loses_none(name: str, tmp_path: Path) -> None:
+    machine = TemplateMachine("h100-4gpu-ndr")
+    machine.files["/proc/sys/kernel/hostname"] = name
+    replayed = discover(RecordedSource(machine.record(tmp_path / "node.tar.zst")))
+    assert isinstance(replayed.nics, Known) and isinstance(machine.machine().nics, Known)
+    assert [nic.netdevs for nic in replayed.nics.value] == [nic.netdevs for nic in machine.machine().nics.value]
+    assert replayed.numa == machine.machine().numa
+
+
 def test_one_salt_gives_one_stand_in_and_another_another(source: Source, tmp_path: Path) -> None:
     def guid(salt: str | None) -> bytes:
         return record(tmp_path / "node.tar.zst", source, salt=salt).files["/sys/class/infiniband/mlx5_0/node_guid"]
