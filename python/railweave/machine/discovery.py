@@ -11,7 +11,7 @@ from railweave.machine.facts import Cpus, Fact, Known, Machine, Unknown, known
 from railweave.machine.gpus import read_gpus
 from railweave.machine.network import read_lldp, read_nics
 from railweave.machine.pci import read_pci
-from railweave.machine.process import kept, may_keep_link, read_process
+from railweave.machine.process import kept, kept_names, may_keep_link, read_process
 from railweave.machine.processors import read_cpus, read_numa
 from railweave.machine.source import LiveSource, Source, Unreadable
 from railweave.machine.system import read_host, read_kernel
@@ -107,6 +107,8 @@ def record(path: Path, source: Source | None = None, salt: str | None = None, pi
     for file, content in recorder.recording.files.items():
         if file.startswith("/proc/"):
             recorder.recording.files[file] = kept(file, content)
+    for folder, names in recorder.recording.folders.items():
+        recorder.recording.folders[folder] = kept_names(folder, names)
     links = recorder.recording.links
     recorder.recording.links = {link: target for link, target in links.items() if may_keep_link(link, target)}
     redactor = Redactor((salt or secrets.token_hex(16)).encode())

@@ -93,6 +93,16 @@ def kept(path: str, content: bytes) -> bytes:
     return content
 
 
+def kept_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The part of a folder's listing that a recording may hold: other devices name volumes, which are often named after the host, and other
+    Python packages say what a user works on."""
+    if path.endswith("/dev"):
+        return tuple(name for name in names if name.startswith(("nvidia", "gdrdrv", "infiniband")))
+    if "/root/" in path and not path.endswith("/dev/infiniband"):
+        return tuple(name for name in names if name.startswith("nvidia_nccl_"))
+    return names
+
+
 def may_keep_link(path: str, target: str) -> bool:
     """Whether a recording may hold a link: what else than a GPU a process has open says what its user works on."""
     return _OPEN_FILE.fullmatch(path) is None or _gpu_of(target) is not None

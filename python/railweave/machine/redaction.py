@@ -26,6 +26,8 @@ _IPV6 = re.compile(
 _SECRET = re.compile(r"((?:pass(?:word|wd)?|passphrase|secret|token|api_?key|credentials?|auth)[\w.-]*=)([^\s\0\"',]+)", re.IGNORECASE)
 # Boot parameters that name servers.
 _SERVER = re.compile(r"\b((?:nfsroot|netroot|hostname|url)=)(\S+)")
+# Boot parameters that name logical volumes, which installers name after the host (`rhel_node7/root`, `/dev/mapper/node7--vg-root`).
+_VOLUME = re.compile(r"\b(rd\.lvm\.(?:lv|vg)=|(?:root|resume|cryptdevice)=(?=/dev/[^/\s]+/))(\S+)")
 # hwloc's infos from the firmware tables.
 _HWLOC_IDENTITY = re.compile(r"(name=\"DMI\w*(?:Serial|UUID|AssetTag)\" value=\")[^\"]*")
 # NCCL topology files (of nvidia-topologyd, or named in nccl.conf): GUIDs of nets, hashes of the host's name.
@@ -88,6 +90,7 @@ class Redactor:
         text = _HOSTS[nuls].sub(lambda found: found[1] + self._hosts(found[2]), text)
         text = _SECRET.sub(lambda found: found[1] + "removed", text)
         text = _SERVER.sub(lambda found: found[1] + "removed", text)
+        text = _VOLUME.sub(lambda found: found[1] + "removed", text)
         text = _HWLOC_IDENTITY.sub(lambda found: found[1] + "removed", text)
         text = _NCCL_IDENTITY.sub(lambda found: f'{found[1]}{self._digest(found[2], 8).hex()}"', text)
         text = _SERIAL.sub(lambda found: found[1] + "removed", text)

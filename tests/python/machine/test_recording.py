@@ -254,6 +254,21 @@ def test_hosts_of_a_recorded_process_and_of_nccl_conf_are_replaced(tmp_path: Pat
     assert read_recording(path).files["/etc/nccl.conf"].endswith(b"\nNCCL_DEBUG=WARN\n")
 
 
+def test_of_devices_and_packages_those_that_are_judged_are_recorded(tmp_path: Path) -> None:
+    machine = TemplateMachine("h100-4gpu-ndr")
+    packages = "/venv/lib/python3.12/site-packages"
+    machine.process("maps", f"x {packages}/nvidia/nccl/lib/libnccl.so.2\n")
+    for path in ("nvidia_nccl_cu12-2.28.9.dist-info", "secret_project"):
+        machine.files[f"/proc/{JOB}/root{packages}/{path}/RECORD"] = ""
+    for dev in ("/dev", f"/proc/{JOB}/root/dev"):
+        machine.files |= {f"{dev}/gpu-node-17-vg/root": "", f"{dev}/nvidia0": "", f"{dev}/gdrdrv": ""}
+    path = machine.record(tmp_path / "node.tar.zst")
+    everything = zstandard.decompress(path.read_bytes(), max_output_size=64 << 20)
+    assert b"secret_project" not in everything and b"node-17" not in everything
+    replayed, live = discover(RecordedSource(path), JOB), machine.machine()
+    assert replayed.process == live.process and replayed.host == live.host
+
+
 @pytest.mark.parametrize("name", ["node0", "rail1.example.org", "mlx5_2"])
 def test_a_host_that_is_called_as_a_part_of_it_loses_none(name: str, tmp_path: Path) -> None:
     machine = TemplateMachine("h100-4gpu-ndr")
@@ -283,6 +298,9 @@ def test_one_salt_gives_one_stand_in_and_another_another(source: Source, tmp_pat
         ('"serial": "0324718000123"', '"serial":'),
         ('<info name="DMIProductSerial" value="CZJ1234"/>', '<info name="DMIProductSerial" value="removed"/>'),
         ("root=/dev/nfs nfsroot=filer.example.org:/boot ro", "root=/dev/nfs nfsroot=removed ro"),
+        ("root=/dev/mapper/node7--vg-root ro", "root=removed ro"),
+        ("root=/dev/node7-vg/root ro", "root=removed ro"),
+        ("root=/dev/sda1 rd.lvm.lv=rhel_node7/root rd.lvm.lv=rhel_node7/swap", "root=/dev/sda1 rd.lvm.lv=removed rd.lvm.lv=removed"),
         ("host node7.example.org up", "up"),
         ("node7: link", ": link"),
     ],
