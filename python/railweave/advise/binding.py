@@ -1,7 +1,7 @@
 """Which cores and which memory each rank uses: those of its GPU's NUMA node, dealt evenly among the ranks there.
 
 Cores are dealt whole, so that two ranks never share one through SMT. Where a NUMA node has fewer cores than ranks, as a small sub-NUMA
-node may, the ranks also get cores of those nodes of the same package where no rank is at home.
+node may, the ranks also get cores of those nodes of the same package where no rank is at home; several such nodes divide them by ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ class Binding:
 
 def bind(host: Host) -> list[Binding]:
     """By rank."""
-    homes: dict[int, list[Gpu]] = {}
-    for gpu in host.gpus:
-        if gpu.numa is not None:
-            homes.setdefault(gpu.numa, []).append(gpu)
+    homes = _homes(host)
     numas = {numa.number: numa for numa in host.numas}
     cpus = {numa.number: frozenset([cpu for core in numa.cores or () for cpu in core.cpus]) for numa in host.numas}
     bindings = {}
+    lent = _lent(homes, numas)
     for number, gpus in homes.items():
-        pool = _pool(number, len(gpus), numas, set(homes))
+        own = numas[number].cores if number in numas else None
+        pool = None if own is None else [*own, *lent.get(number, ())] or None
         for gpu, cores in zip(gpus, _deal(pool, len(gpus)), strict=True):
             bindings[gpu.rank] = _binding(number, cores, numas, cpus)
     return [bindings.get(gpu.rank, Binding(None, None)) for gpu in host.gpus]
@@ -43,17 +42,34 @@ def _binding(home: int, cores: list[Core] | None, numas: dict[int, Numa], cpus_o
     return Binding(memory, tuple(sorted(cpus)))
 
 
-def _pool(home: int, ranks: int, numas: dict[int, Numa], taken: set[int]) -> list[Core] | None:
-    own = numas[home].cores if home in numas else None
-    if own is None:
-        return None
-    cores = list(own)
-    package = numas[home].package
-    if len(cores) < ranks and package is not None:
-        for numa in sorted(numas.values(), key=lambda numa: numa.number):
-            if numa.package == package and numa.number not in taken:
-                cores += numa.cores or ()
-    return cores or None
+def _homes(host: Host) -> dict[int, list[Gpu]]:
+    """GPUs by NUMA node, of those whose node is known."""
+    homes: dict[int, list[Gpu]] = {}
+    for gpu in host.gpus:
+        if gpu.numa is not None:
+            homes.setdefault(gpu.numa, []).append(gpu)
+    return homes
+
+
+def _lent(homes: dict[int, list[Gpu]], numas: dict[int, Numa]) -> dict[int, list[Core]]:
+    """To NUMA nodes with fewer cores than ranks: the cores of nodes of their package without ranks."""
+    short: dict[int, list[int]] = {}
+    for number in sorted(homes):
+        numa = numas.get(number)
+        if numa is not None and numa.package is not None and numa.cores is not None and len(numa.cores) < len(homes[number]):
+            short.setdefault(numa.package, []).append(number)
+    lent: dict[int, list[Core]] = {}
+    for package, numbers in short.items():
+        free = [core for numa in _lenders(package, homes, numas) for core in numa.cores or ()]
+        ranks = [number for number in numbers for _ in homes[number]]
+        for number, cores in zip(ranks, _deal(free or None, len(ranks)), strict=True):
+            lent.setdefault(number, []).extend(core for core in cores or () if core not in lent[number])
+    return lent
+
+
+def _lenders(package: int, homes: dict[int, list[Gpu]], numas: dict[int, Numa]) -> list[Numa]:
+    others = (numa for numa in numas.values() if numa.package == package and numa.number not in homes)
+    return sorted(others, key=lambda numa: numa.number)
 
 
 def _deal(cores: list[Core] | None, ranks: int) -> list[list[Core] | None]:
@@ -69,11 +85,13 @@ def _deal(cores: list[Core] | None, ranks: int) -> list[list[Core] | None]:
 def notes(host: Host) -> list[str]:
     """What a reader should know about the cores."""
     found = []
-    homes = {gpu.numa for gpu in host.gpus}
+    homes = _homes(host)
+    lent = [core for cores in _lent(homes, {numa.number: numa for numa in host.numas}).values() for core in cores]
     # Memory of its own kind (CXL, the HBM of GPUs on Grace) is a node without cores.
-    idle = [numa.number for numa in host.numas if numa.numbered and numa.number not in homes and numa.cores != ()]
+    left = [numa for numa in host.numas if numa.number not in homes and numa.cores != ()]
+    idle = [numa.number for numa in left if numa.numbered and not any(core in lent for core in numa.cores or ())]
     # A GPU of unknown place may hang from any of them.
-    if idle and len(host.numas) > 1 and None not in homes:
+    if idle and len(host.numas) > 1 and all(gpu.numa is not None for gpu in host.gpus):
         names = ", ".join(str(number) for number in idle)
         found.append(
             f"no GPU hangs from NUMA node {names}: its cores are left to other work, because from there the way to a GPU is longer"

@@ -38,6 +38,23 @@ def test_a_small_sub_numa_node_borrows_from_its_package_only(furnished: Furnishe
     assert bindings[3].memory == (3,)
 
 
+def test_sub_numa_nodes_that_borrow_from_the_same_ones_get_a_part_each(furnished: Furnished) -> None:
+    """Three ranks on the first part of each socket, one on the second, whose cores are isolated."""
+    host = furnished("lineyahoo-2nic", cores=8, smt=1, parts=4)
+    gpus = tuple(replace(gpu, numa=0 if gpu.rank < 3 else 1) for gpu in host.gpus[:4])
+    numas = tuple(replace(numa, cores=()) if numa.number == 1 else numa for numa in host.numas)
+    bindings = bind(replace(host, gpus=gpus, numas=numas))
+    assert [binding.cpus for binding in bindings] == [(0,), (1, 4), (5, 6), (7,)]
+    assert bindings[3].memory == (3,)
+
+
+def test_a_node_that_lends_its_cores_is_not_said_to_leave_them_to_others(furnished: Furnished) -> None:
+    said = notes(furnished("lineyahoo-2nic", cores=8, smt=1, parts=4))
+    assert not any("left to other work" in note for note in said)
+    said = notes(furnished("lineyahoo-2nic", cores=32, smt=1, parts=4))
+    assert any("no GPU hangs from NUMA node 1, 2, 3, 5, 6, 7: " in note for note in said)
+
+
 def test_a_sub_numa_node_that_suffices_is_not_left(furnished: Furnished) -> None:
     bindings = bind(furnished("lineyahoo-2nic", cores=32, smt=1, parts=4))
     assert [binding.cpus for binding in bindings[:4]] == [(0, 1), (2, 3), (4, 5), (6, 7)]
