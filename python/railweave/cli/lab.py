@@ -112,7 +112,8 @@ def link(name: str, node: int, rail: int, up: bool | None, rate: str | None) -> 
     """Break, mend or slow a NIC's link."""
     if up is None and rate is None:
         raise click.UsageError("say what to change: --up, --down or --rate")
-    Lab.find(name).set_link(node, rail, up=up, rate=parse_rate(rate) if rate else None)
+    new = None if rate is None else parse_rate(rate)
+    Lab.find(name).set_link(node, rail, up=up, rate=new)
 
 
 @command.command()

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from railweave.cli import lab
-from railweave.lab import LabSpec
+from railweave.lab import LabError, LabSpec
 
 
 def given(words: Sequence[str]) -> dict[str, Any]:
@@ -58,6 +58,12 @@ def test_help_is_the_commands_before_the_program() -> None:
 def test_an_empty_program_is_wrong_use() -> None:
     done = CliRunner().invoke(lab.exec_, ["demo", ""])
     assert (done.exit_code, "the program is an empty word" in done.output) == (2, True)
+
+
+def test_an_empty_rate_changes_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.Lab, "find", lambda name: pytest.fail(f"asked {name}"))
+    done = CliRunner().invoke(lab.link, ["demo", "--node", "0", "--rail", "0", "--rate", ""])
+    assert isinstance(done.exception, LabError) and "rate ''" in str(done.exception)
 
 
 @pytest.mark.parametrize(
