@@ -19,7 +19,8 @@ def parse_size(text: str) -> int:
     unit = match and match[2].replace("k", "K")
     if match is None or unit not in _UNITS:
         raise DemandError(f"size '{text}': expected bytes such as 4096, 64KiB, 16MiB, 1GB, with units up to E")
-    size: float = float(match[1]) * _UNITS[unit] if "." in match[1] else int(match[1]) * _UNITS[unit]
+    is_whole = "." not in match[1] and len(match[1]) < 64  # Python reads no whole number of thousands of digits
+    size: float = (int(match[1]) if is_whole else float(match[1])) * _UNITS[unit]
     if size >= 2**63:
         raise DemandError(f"size '{text}': expected less than 2^63 bytes")
     # 1.1GiB is no whole number either, and as near to one as anybody wants.

@@ -74,7 +74,7 @@ def plainly(words: Sequence[str]) -> Arguments | None:
             files.append(word)
     files += more
     pid = found.get("pid", "1")
-    if not (pid.isascii() and pid.isdigit() and int(pid) > 0) or found.get("fail_on", LEVELS[0]) not in LEVELS:
+    if not (pid.isascii() and pid.isdigit() and len(pid) < 20 and int(pid) > 0) or found.get("fail_on", LEVELS[0]) not in LEVELS:
         return None
     return Arguments(files=tuple(files), **({**found, "pid": int(pid)} if "pid" in found else found))
 

@@ -27,15 +27,15 @@ def parse_rate(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)", text.strip().lower())
     if not match:
         raise LabError(f"rate '{text}': expected a number and one of bit, kbit, mbit, gbit, such as 400mbit")
-    rate = round(float(match[1]) * _RATE_UNITS[match[2]])
+    rate = float(match[1]) * _RATE_UNITS[match[2]]  # infinite with hundreds of digits
     if not 10**6 <= rate <= MAX_RATE:
         raise LabError(f"rate '{text}': expected between 1mbit and 32gbit")
-    return rate
+    return round(rate)
 
 
 def parse_shape(text: str) -> tuple[int, int]:
     """(nodes, GPUs a node) from `2x4`."""
-    match = re.fullmatch(r"(\d+)[xX×](\d+)", text.strip())
+    match = re.fullmatch(r"(\d{1,9})[xX×](\d{1,9})", text.strip())
     if not match:
         raise LabError(f"lab shape '{text}': expected NODESxGPUS, such as 2x4")
     return int(match[1]), int(match[2])

@@ -106,7 +106,10 @@ def _editable() -> set[str]:
     return set(told.stdout.split())
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--foo"], 2), (["--nics", "mlx9", "{}"], 2), (["missing.tar.zst"], 1)])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["--help"], 0), (["--foo"], 2), (["--nics", "mlx9", "{}"], 2), (["missing.tar.zst"], 1), (["--pid", "9" * 5000], 2)],
+)
 def test_help_and_errors_are_those_of_click(words: list[str], status: int, cli: Cli, tmp_path: Path) -> None:
     recording = str(TemplateMachine("xe9680-4hca").record(tmp_path / "machine.tar.zst"))
     words = [word.replace("{}", recording) for word in words]

@@ -17,7 +17,7 @@ def test_rates(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "400", "mbit", "-1mbit", "400MB", "999kbit", "33gbit", "1e9bit"])
+@pytest.mark.parametrize("text", ["", "400", "mbit", "-1mbit", "400MB", "999kbit", "33gbit", "1e9bit", f"{'9' * 400}gbit"])
 def test_bad_rates(text: str) -> None:
     with pytest.raises(LabError, match="expected"):
         parse_rate(text)
@@ -25,7 +25,7 @@ def test_bad_rates(text: str) -> None:
 
 def test_shapes() -> None:
     assert parse_shape("2x4") == (2, 4)
-    for text in ("2", "x4", "2x", "2x4x8", "axb"):
+    for text in ("2", "x4", "2x", "2x4x8", "axb", f"{'9' * 5000}x4"):
         with pytest.raises(LabError, match="NODESxGPUS"):
             parse_shape(text)
 

@@ -67,7 +67,26 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1e6", "4 XB", "KiB", "16ZiB", "8EiB", "8388608TiB", "0x10", "1..5M", "nan", "1e"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        "1e6",
+        "4 XB",
+        "KiB",
+        "16ZiB",
+        "8EiB",
+        "8388608TiB",
+        "0x10",
+        "1..5M",
+        "nan",
+        "1e",
+        "9" * 400,
+        "9" * 5000,
+        f"{'9' * 5000}.5KiB",
+    ],
+)
 def test_bad_sizes_name_themselves(text: str) -> None:
     with pytest.raises(DemandError, match="expected"):
         parse_size(text)
