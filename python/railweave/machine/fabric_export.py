@@ -135,7 +135,8 @@ class _Writer:
                 above.nets += [net] if net is not None else []
                 continue
             element = self._device(edge.src, child, edge)
-            if element is None:
+            if element is None:  # left out, as is said
+                self.elements[edge.src] = above
                 continue
             above.children.append(element)
             self.elements[edge.src] = element

@@ -128,6 +128,15 @@ def test_what_the_format_cannot_say_is_said() -> None:
     assert "memory bandwidth of NUMA nodes has no place in the format" in notes
 
 
+def test_nic_that_is_no_part_of_the_network_is_left_out_and_named() -> None:
+    nics = "nics: [{model: CX-7, link: p, port: p, at: [numa0, numa0]}, {model: CX-4, link: p, port: p, rails: none, at: [numa0]}]"
+    head = "format: railweave-node\nversion: 1\nname: n\ndescription: d\nlinks: {p: {pcie: gen4 x16, source: test}}\nnuma: {count: 1}\n"
+    exported = fabric_export.export(fabrics.loads(head + "gpus: [{model: A100, link: p, gdr: true, at: [numa0]}]\n" + nics, "n.yaml"))
+    assert "node0/nic2 is not on the GPU network; NCCL would use it, so it is left out" in exported.notes
+    again = fabrics.loads(exported.text, "n.xml")
+    assert [vertex.name for vertex in again.vertices if "nic" in vertex.name] == ["node0/nic0", "node0/nic1"]
+
+
 def test_machine_is_read_back_as_its_fabric() -> None:
     machine = machine_of(craft())
     exported = nccl_topology.export(machine)
