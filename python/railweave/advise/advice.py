@@ -108,7 +108,8 @@ def _outside(decisions: Sequence[Decision], workload: Workload, size: int, measu
 def _missing(host: Host) -> list[str]:
     if any(numa.cores is None for numa in host.numas) or not host.numas:
         return ["cores: which cores the NUMA nodes have is not known; a recording of the node has it, and so has the node itself"]
-    return []
+    bare = bindings.bare_nodes(host)
+    return [f"cores of the ranks there: {bare}"] if bare else []
 
 
 def _notes(host: Host, mapping: Mapping | None, far: Sequence[Distance | None], decisions: Sequence[Sequence[Decision]]) -> list[str]:

@@ -82,6 +82,15 @@ def _deal(cores: list[Core] | None, ranks: int) -> list[list[Core] | None]:
     return [cores[edges[rank] : edges[rank + 1]] for rank in range(ranks)]
 
 
+def bare_nodes(host: Host) -> str:
+    """The NUMA nodes with GPUs that are known to have no core for a rank, in words; empty where there is none."""
+    homes = _homes(host)
+    lent = _lent(homes, {numa.number: numa for numa in host.numas})
+    bare = [str(numa.number) for numa in host.numas if numa.number in homes and numa.cores == () and not lent.get(numa.number)]
+    has = "has" if len(bare) == 1 else "have"
+    return f"NUMA node{'s' * (len(bare) > 1)} {', '.join(bare)} {has} no CPU that is online and not isolated" if bare else ""
+
+
 def notes(host: Host) -> list[str]:
     """What a reader should know about the cores."""
     found = []

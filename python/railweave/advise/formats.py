@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 
 from railweave.advise.advice import Advice
+from railweave.advise.binding import bare_nodes
 from railweave.advise.cpulist import to_mask
 from railweave.advise.errors import AdviceError
 from railweave.advise.text import headline
@@ -35,6 +36,9 @@ def _cpus(advice: Advice, form: str) -> list[tuple[int, ...]]:
     cpus = [binding.cpus for binding in advice.bindings]
     known = [of_rank for of_rank in cpus if of_rank is not None]
     if len(known) < len(cpus):
+        bare = bare_nodes(advice.host)
+        if bare:
+            raise AdviceError(f"--format {form} binds ranks to cores, and {bare}; `shell` and `torchrun` leave the ranks there unbound")
         raise AdviceError(
             f"--format {form} binds ranks to cores, and the cores of '{advice.host.fabric.name}' are not known; run it on the "
             "node, or give a recording of the node (railweave topo --record)"
@@ -49,11 +53,11 @@ def unbound_ranks(advice: Advice) -> list[int]:
 
 def unbound_text(advice: Advice) -> str:
     """What a format that does more than bind leaves out for them."""
-    unbound = unbound_ranks(advice)
+    unbound, bare = unbound_ranks(advice), bare_nodes(advice.host)
     if len(unbound) == len(advice.bindings):
-        return "cores not known: nothing is bound"
+        return f"{bare or 'cores not known'}: nothing is bound"
     names = f"ranks {', '.join(map(str, unbound))}" if len(unbound) > 1 else f"rank {unbound[0]}"
-    return f"cores of {names} not known: not bound"
+    return f"{bare}: {names} not bound" if bare else f"cores of {names} not known: not bound"
 
 
 def _ranks(advice: Advice) -> range:

@@ -139,13 +139,11 @@ def _render(advice: Advice, form: str, override: bool) -> str:
         from railweave.advise.text import render
 
         return render(advice)
-    from railweave.advise import formats
+    from railweave.advise import binding, formats
 
     text = formats.render(advice, form, override)
     if form in formats.BINDING and formats.unbound_ranks(advice):
-        click.echo(
-            f"railweave: --format {form}: {formats.unbound_text(advice)}; run it on the node, or give a recording of the node "
-            "(railweave topo --record)",
-            err=True,
-        )
+        known = binding.bare_nodes(advice.host)  # a recording would say the same
+        told = "" if known else "; run it on the node, or give a recording of the node (railweave topo --record)"
+        click.echo(f"railweave: --format {form}: {formats.unbound_text(advice)}{told}", err=True)
     return text

@@ -59,6 +59,19 @@ def test_binding_formats_need_cores(form: str) -> None:
         formats.render(advise(read_host(fabric.load("xe9680-4hca"))), form)
 
 
+def test_nodes_without_a_free_cpu_are_not_called_unknown(furnished: Furnished) -> None:
+    """As where all CPUs of a socket are offline, or isolated."""
+    host = furnished("xe9680-4hca")
+    advice = advise(replace(host, numas=(replace(host.numas[0], cores=()), host.numas[1])))
+    bare = "NUMA node 0 has no CPU that is online and not isolated"
+    assert advice.missing == (f"cores of the ranks there: {bare}",) and bare in render(advice)
+    for form in ("rankfile", "slurm"):
+        with pytest.raises(AdviceError, match=bare):
+            formats.render(advice, form)
+    for form in formats.BINDING:
+        assert f"\n# {bare}: ranks 0, 1, 2, 3 not bound\n" in formats.render(advice, form)
+
+
 @pytest.mark.parametrize("form", formats.BINDING)
 def test_without_cores_the_rest_is_set_and_what_is_missing_is_said(
     tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]], form: str
