@@ -206,19 +206,22 @@ func end(args *skel.CmdArgs, verb store.Verb, do ending) error {
 	if err != nil {
 		return err
 	}
+	known := attachment.Key{Network: config.Name, ContainerID: args.ContainerID, Interface: args.IfName}
+	if known.Validate() != nil {
+		return nil // ADD was refused for it, so that there is nothing to end, and no agent could ever say so otherwise
+	}
 	key := config.key(args)
 	err = config.call(func(ctx context.Context, agent nodev1.NodeClient) error { return do(ctx, agent, key) })
 	if err == nil || !away(err) {
 		return config.toCNI(err)
 	}
-	if err := config.endAlone(args, verb); err != nil {
+	if err := config.endAlone(args, verb, known); err != nil {
 		return types.NewError(failure.CNIStore, "the node agent does not answer, and DEL could not be done without it", err.Error())
 	}
 	return nil
 }
 
-func (c *Config) endAlone(args *skel.CmdArgs, verb store.Verb) error {
-	key := attachment.Key{Network: c.Name, ContainerID: args.ContainerID, Interface: args.IfName}
+func (c *Config) endAlone(args *skel.CmdArgs, verb store.Verb, key attachment.Key) error {
 	hosts, err := c.announcedHosts(args, key)
 	if err != nil {
 		return err

@@ -417,6 +417,24 @@ func TestDeleteJudgesNoSettings(t *testing.T) {
 	}
 }
 
+// TestDeleteOfWhatNobodyCanAttach: Linux, the runtime and ovs-cni take names that the agent refuses, and a pod's annotation may ask for
+// one. The DEL after the ADD that was refused must not be refused as well.
+func TestDeleteOfWhatNobodyCanAttach(t *testing.T) {
+	a := &agent{err: failure.New(nodev1.Reason_REQUEST_MALFORMED, "key", "", "no interface name").GRPCStatus().Err()}
+	for where, dir := range map[string]string{"agent": serve(t, a), "no agent": t.TempDir()} {
+		for _, name := range []string{"net\x01", "net\x7f", "\uFFFD", "net\xff"} {
+			args := call(configuration(dir, previous))
+			args.IfName = name
+			if err := errors.Join(FRR().Del(args), OVS().Del(args)); err != nil {
+				t.Errorf("%s, %q: %v", where, name, err)
+			}
+		}
+		if waiting, damaged, err := store.Tombstones(dir); len(waiting) > 0 || damaged != nil || err != nil {
+			t.Errorf("%s: tombstones %v, %v, %v", where, waiting, damaged, err)
+		}
+	}
+}
+
 func TestCollectListsWhatIsValid(t *testing.T) {
 	a := &agent{}
 	dir := serve(t, a)
