@@ -216,6 +216,12 @@ func (c *Config) previous() (*current.Result, error) {
 	if c.RawPrevResult == nil {
 		return nil, wrong("prevResult is missing: this plugin must come after ovs-cni in a chain")
 	}
+	// The CNI library reads a null as an entry, and takes what it points to for granted.
+	for key, value := range c.RawPrevResult {
+		if list, is := value.([]any); is && slices.ContainsFunc(list, func(entry any) bool { return entry == nil }) {
+			return nil, types.NewError(failure.CNIDecode, "prevResult: it cannot be read", fmt.Sprintf("an entry of %q is null", key))
+		}
+	}
 	if err := version.ParsePrevResult(&c.NetConf); err != nil {
 		return nil, types.NewError(failure.CNIDecode, "prevResult: it cannot be read", err.Error())
 	}

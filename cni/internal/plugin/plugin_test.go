@@ -211,6 +211,9 @@ func TestBadInput(t *testing.T) {
 		{"a timeout too long", replace(`"timeoutSeconds":5`, `"timeoutSeconds":5000`), 7, "timeoutSeconds"},
 		{"no name", replace(`"name":"rail0","type"`, `"type"`), 7, "name"},
 		{"no prevResult", replace(previous, ""), 7, "prevResult"},
+		{"a null among prevResult's interfaces", replace(`{"name":"veth1"}`, `{"name":"veth1"},null`), 6, "interfaces"},
+		{"a null among prevResult's addresses", replace(`"ips":[`, `"ips":[null,`), 6, "ips"},
+		{"a null among prevResult's routes", replace(`"dns":{}`, `"routes":[null]`), 6, "routes"},
 		{"prevResult of another interface", replace(`"name":"net1"`, `"name":"net2"`), 7, "net1"},
 		{"two host interfaces", replace(`{"name":"veth1"}`, `{"name":"veth1"},{"name":"br"}`), 7, "two interfaces"},
 		{"no host interface", replace(`{"name":"veth1"}`, `{"name":"veth1","sandbox":"/x"}`), 7, "switch port"},
@@ -452,6 +455,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add(configuration("/run/x", previous))
 	f.Add(configuration("/run/x", ""))
 	f.Add([]byte(`{"name":"n","railweave":{"rail":"r"},"prevResult":null}`))
+	f.Add(configuration("/run/x", `"prevResult":{"cniVersion":"1.1.0","interfaces":[null],"ips":[null]},`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if _, err := parseForDelete(data); err != nil && codeOf(err) == 0 {
 			t.Errorf("no code: %v", err)
