@@ -54,6 +54,9 @@ func (a *Agent) onEveryRail(work func(*rail)) {
 // by side: one whose address the kernel holds back for seconds holds up no other.
 func (a *Agent) repairPods(r *rail) {
 	sideBySide(a.onRail(r.config.Name), func(held *attachment.Attachment) {
+		if a.busy.busy(held.Key) {
+			return // what an ADD has not set yet, or a DEL has taken away, nobody has changed
+		}
 		a.repairPort(held)
 		var difference *podnet.DifferenceError
 		if !errors.As(a.Pods.Check(a.podInterface(held)), &difference) {
@@ -63,6 +66,9 @@ func (a *Agent) repairPods(r *rail) {
 		a.Log.Warn("a pod's interface is not as it was set", "attachment", held.Key.String(), "difference", difference.Error())
 		if err := a.Pods.Configure(a.podInterface(held)); err != nil {
 			a.Log.Error("a pod's interface could not be set again", "attachment", held.Key.String(), "error", err)
+		}
+		if now, known := a.find(held.Key); !known || !now.SameRequest(held) {
+			a.release(held) // once more: its DEL, which came meanwhile, may have done it before
 		}
 	})
 }

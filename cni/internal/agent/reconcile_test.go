@@ -32,6 +32,39 @@ func TestPodIsRepaired(t *testing.T) {
 	}
 }
 
+// TestRepairMeetsRequests: what an ADD is about to set is not repaired, and what a DEL has taken away in a pod that lives on is not
+// set again, though it came while the pod was repaired.
+func TestRepairMeetsRequests(t *testing.T) {
+	n := start(t)
+	held := n.pod("team-a", 1)
+	n.attach(held)
+	link := n.netns[held.Netns].interfaces["net1"]
+	n.locked(func() { link.spoiled = true })
+	release, err := n.agent.busy.take(t.Context(), held.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := n.operations()
+	n.agent.reconcile(t.Context())
+	release()
+	if n.did("configure net1", began) {
+		t.Error("repaired while a request is under way")
+	}
+	var once sync.Once
+	detach := func() {
+		if err := n.agent.Detach(t.Context(), held.Key); err != nil {
+			t.Error(err)
+		}
+	}
+	n.locked(func() { n.sets = func() { once.Do(detach) } })
+	n.agent.reconcile(t.Context())
+	n.locked(func() {
+		if link.configured != nil {
+			t.Error("set again after its DEL")
+		}
+	})
+}
+
 // TestPortHasTheRailsMTU: ovs-cni leaves the host's end at the kernel's 1500; the pod's end has the rail's, and longer packets to it
 // would be dropped without a word. What is changed later is set again.
 func TestPortHasTheRailsMTU(t *testing.T) {

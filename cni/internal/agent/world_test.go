@@ -54,6 +54,7 @@ type world struct {
 	ahead     atomic.Int64                        // of the agents' clock before the real one, in nanoseconds
 	added     func(flow string)                   // hears of every flow that is installed; nil: nobody does
 	announces func()                              // hears of every announcement, before it is made; nil: nobody does
+	sets      func()                              // hears of every configuration of a pod, before it is made; nil: nobody does
 }
 
 type fakeNetns struct {
@@ -515,6 +516,12 @@ func (p pods) CheckAddresses(i *podnet.Interface) error {
 }
 
 func (p pods) Configure(i *podnet.Interface) error {
+	p.mutex.Lock()
+	hears := p.sets
+	p.mutex.Unlock()
+	if hears != nil {
+		hears()
+	}
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	link, err := p.find(i.Netns, i.Name)
