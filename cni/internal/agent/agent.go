@@ -76,6 +76,8 @@ type Agent struct {
 	asking map[bool]*asking
 	// unsaved is why the store was not written the last time, unread why the tombstones were not read.
 	unsaved, unread error
+	// stored are the attachments in the store as it is on disk: those that another agent would have after a crash.
+	stored map[attachment.Key]bool
 	// silent since: ovs-vswitchd no longer answers; zero if it does.
 	silent time.Time
 	// givenUp: it has been silent for too long to go on announcing what it serves.
@@ -132,6 +134,9 @@ func (a *Agent) save(context.Context) error {
 	a.mutex.Lock()
 	before := a.unsaved
 	a.unsaved = err
+	if err == nil {
+		a.stored = keysOf(state.Attachments)
+	}
 	a.mutex.Unlock()
 	switch { // once, not each time that it is tried
 	case err != nil && before == nil:
@@ -140,6 +145,14 @@ func (a *Agent) save(context.Context) error {
 		a.Log.Info("the store is written again")
 	}
 	return err
+}
+
+func keysOf(attachments []*attachment.Attachment) map[attachment.Key]bool {
+	keys := map[attachment.Key]bool{}
+	for _, held := range attachments {
+		keys[held.Key] = true
+	}
+	return keys
 }
 
 // saveFailed tries again later: where nobody waits for the store either, and STATUS, which says that it cannot be written, keeps away
@@ -287,6 +300,7 @@ func (a *Agent) load(ctx context.Context) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.generation = state.Generation
+	a.stored = keysOf(state.Attachments) // or more, if it was rebuilt
 	a.rebooted = state.BootID != a.BootID
 	for name, mac := range state.LeafMACs {
 		if r, known := a.rails[name]; known && flow.ValidMAC(mac) {

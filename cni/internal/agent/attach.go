@@ -384,7 +384,11 @@ func (a *Agent) remove(ctx context.Context, key attachment.Key) error {
 	a.mutex.Lock()
 	held, known := a.attachments[key]
 	delete(a.attachments, key)
+	stored := a.stored[key]
 	a.mutex.Unlock()
+	if !known && stored { // a DEL that could not be stored is not to succeed for being repeated
+		return wrap(a.saving.do(ctx), nodev1.Reason_STORE_FAILED, a.Config.StateDir, "the store was not written")
+	}
 	if !known {
 		return nil
 	}

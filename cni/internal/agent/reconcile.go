@@ -327,7 +327,7 @@ func (a *Agent) replay(ctx context.Context, tombstone store.Tombstone) error {
 	case known:
 		err = a.remove(ctx, tombstone.Key)
 	default:
-		err = a.revalidating.do(ctx)
+		err = errors.Join(a.revalidating.do(ctx), a.remove(ctx, tombstone.Key))
 	}
 	if err != nil {
 		return fmt.Errorf("tombstone of %s: %w", tombstone.Key, err)

@@ -433,3 +433,48 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("%+v", stored)
 	}
 }
+
+// TestDetachThatIsNotStored fails again when it is repeated, and so does its tombstone: an agent that started then would put port,
+// flows and announcement of the pod back, whose address is somebody else's. What never came into the store has nothing to wait for.
+func TestDetachThatIsNotStored(t *testing.T) {
+	n := start(t)
+	held, buried, refused := n.pod("team-a", 1), n.pod("team-a", 2), n.pod("team-a", 3)
+	for _, each := range []*attachment.Attachment{held, buried} {
+		n.attach(each)
+		n.announce(each)
+	}
+	// A directory in the store's place cannot be replaced by a file.
+	file := filepath.Join(n.state, "store.json")
+	if err := errors.Join(os.Rename(file, file+".away"), os.Mkdir(file, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if got := failure.ReasonOf(n.agent.Attach(t.Context(), refused)); got != nodev1.Reason_STORE_FAILED {
+		t.Errorf("ADD: %v", got)
+	}
+	for try := range 3 {
+		if got := failure.ReasonOf(n.agent.Detach(t.Context(), held.Key)); got != nodev1.Reason_STORE_FAILED {
+			t.Errorf("DEL, try %d: %v", try+1, got)
+		}
+	}
+	if err := n.agent.Detach(t.Context(), refused.Key); err != nil {
+		t.Errorf("DEL of what was refused: %v", err)
+	}
+	tombstone := store.Tombstone{Verb: store.Detach, Key: buried.Key}
+	if err := store.Bury(n.state, tombstone); err != nil {
+		t.Fatal(err)
+	}
+	for try := range 3 {
+		if err := n.agent.replayTombstones(t.Context(), nil); err == nil || !store.Buried(n.state, tombstone) {
+			t.Errorf("tombstone, try %d: %v", try+1, err)
+		}
+	}
+	if err := errors.Join(os.Remove(file), os.Rename(file+".away", file)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(n.agent.Detach(t.Context(), held.Key), n.agent.replayTombstones(t.Context(), nil)); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+	if stored := n.stored(); len(stored) != 0 || store.Buried(n.state, tombstone) {
+		t.Errorf("with room again: stored %v, buried %v", stored, store.Buried(n.state, tombstone))
+	}
+}
