@@ -262,7 +262,13 @@ func (r *rail) restorePorts(ctx context.Context, bridge *vswitch.Bridge, mine []
 		}
 		ids[markKey] = mark(held)
 		if err := a.Database.AddPort(ctx, r.config.Bridge, held.Port, ids, r.numbers[held.Port]); err != nil {
-			return fmt.Errorf("restore port %s of %s: %w", held.Port, held.Key, err)
+			if errors.Is(err, vswitch.ErrSilent) {
+				return fmt.Errorf("restore port %s of %s: %w", held.Port, held.Key, err)
+			}
+			// Somebody has put it on another bridge, say. The other pods, and changes of tenants, do not wait for that.
+			a.Log.Error("port of a live attachment is gone and could not be restored", "port", held.Port, "attachment", held.Key.String(), "error", err)
+			a.Metrics.ApplyErrors.WithLabelValues(r.config.Name).Inc()
+			continue
 		}
 		a.Metrics.Repairs.WithLabelValues("port").Inc()
 		a.Log.Warn("port of a live attachment was gone and is restored", "port", held.Port, "attachment", held.Key.String())

@@ -171,6 +171,32 @@ func TestPortOfALivePodComesBack(t *testing.T) {
 	}
 }
 
+// TestPortThatCannotComeBack, as it is on another bridge: its pod is not announced, and no other pod waits for it.
+func TestPortThatCannotComeBack(t *testing.T) {
+	n := start(t)
+	held, other := n.pod("team-a", 1), n.pod("team-a", 2)
+	n.attach(held)
+	n.announce(held)
+	n.locked(func() {
+		n.fail["add-port"] = errors.New("constraint violation")
+		delete(n.bridges["br-rail0"].Ports, held.Port)
+	})
+	n.await("what goes nowhere is withdrawn", func() bool { return len(n.announced()) == 0 && n.flowsWith(held.MAC) == 0 })
+	n.attach(other)
+	n.announce(other)
+	if err := errors.Join(n.agent.CheckAttachment(t.Context(), other), n.agent.Detach(t.Context(), other.Key)); err != nil {
+		t.Error(err)
+	}
+	if got := failure.ReasonOf(n.agent.CheckAttachment(t.Context(), held)); got != nodev1.Reason_PORT_MISSING {
+		t.Errorf("CHECK: %v", got)
+	}
+	n.locked(func() { delete(n.fail, "add-port") })
+	n.agent.reconcile(t.Context())
+	if err := n.agent.CheckAttachment(t.Context(), held); err != nil {
+		t.Errorf("once it may come back: %v", err)
+	}
+}
+
 // TestPortNumbersAreForgotten once neither the bridge nor an attachment has the port.
 func TestPortNumbersAreForgotten(t *testing.T) {
 	n := start(t)
