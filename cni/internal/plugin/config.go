@@ -288,7 +288,7 @@ func interfaces(args *skel.CmdArgs, result *current.Result) (port string, inside
 			return "", 0, wrong("prevResult: two interfaces on the host, %s and %s; expected the switch port alone", port, link.Name)
 		case link.Sandbox == "":
 			port = link.Name
-		case link.Name == args.IfName && link.Sandbox == args.Netns:
+		case link.Name == args.IfName && (link.Sandbox == args.Netns || args.Netns == ""): // a DEL may come without a namespace
 			inside = i
 		}
 	}

@@ -366,14 +366,17 @@ func TestWhatToWithdrawWithoutAgent(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		args := call(configuration(dir, test.previous))
-		config, err := parseForDelete(args.StdinData)
-		if err != nil {
-			t.Fatal(err)
-		}
-		hosts, err := config.announcedHosts(args, key)
-		if err != nil || fmt.Sprint(hosts) != test.want {
-			t.Errorf("%s: %v, %v, want %s", test.name, hosts, err, test.want)
+		for _, netns := range []string{"/run/netns/p", ""} { // which a runtime need not name: it may be gone
+			args := call(configuration(dir, test.previous))
+			args.Netns = netns
+			config, err := parseForDelete(args.StdinData)
+			if err != nil {
+				t.Fatal(err)
+			}
+			hosts, err := config.announcedHosts(args, key)
+			if err != nil || fmt.Sprint(hosts) != test.want {
+				t.Errorf("%s, namespace %q: %v, %v, want %s", test.name, netns, hosts, err, test.want)
+			}
 		}
 	}
 }
