@@ -268,6 +268,10 @@ func (r *Rail) validate() *Error {
 		if !pool.Prefix.Contains(pool.Gateway) {
 			return &Error{Key: key + ".gateway", Problem: fmt.Sprintf("must lie in %s", pool.Prefix)}
 		}
+		// The kernel takes no broadcast address for a gateway, so that no pod could be set up.
+		if pool.Gateway.Is4() && pool.Prefix.Bits() < 31 && !pool.Prefix.Contains(pool.Gateway.Next()) {
+			return &Error{Key: key + ".gateway", Problem: fmt.Sprintf("must not be the broadcast address of %s", pool.Prefix)}
+		}
 	}
 	return r.validatePeer()
 }

@@ -95,6 +95,7 @@ func TestRefused(t *testing.T) {
 		{`"10.64.0.0/16"`, `"10.64.0.5/16"`, "rails[0].pools[0].prefix"},
 		{`"10.64.0.0/16"`, `"0.0.0.0/0"`, "rails[0].pools[0].prefix"},
 		{`"10.64.0.1"`, `"10.66.0.1"`, "rails[0].pools[0].gateway"},
+		{`"10.64.0.1"`, `"10.64.255.255"`, "rails[0].pools[0].gateway"},
 		{`"10.65.0.0/16","gateway":"10.65.0.1"`, `"10.64.8.0/24","gateway":"10.64.8.1"`, "rails[1].pools[0]"},
 		{`{"unnumbered":true}`, `{"unnumbered":true,"addresses":["10.0.0.1"]}`, "rails[0].peer"},
 		{`{"unnumbered":true}`, `{}`, "rails[0].peer"},
