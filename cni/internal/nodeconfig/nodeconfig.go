@@ -278,7 +278,7 @@ func (r *Rail) validate() *Error {
 
 func (r *Rail) validatePeer() *Error {
 	for i, text := range r.Addresses {
-		if _, err := netip.ParsePrefix(text); err != nil {
+		if prefix, err := netip.ParsePrefix(text); err != nil || prefix.Addr().Is4In6() {
 			return &Error{Key: fmt.Sprintf("addresses[%d]", i), Problem: "must be an address with prefix length"}
 		}
 	}

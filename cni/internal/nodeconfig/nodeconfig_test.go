@@ -101,6 +101,7 @@ func TestRefused(t *testing.T) {
 		{`{"unnumbered":true}`, `{}`, "rails[0].peer"},
 		{`"addresses":["10.255.1.0"]`, `"addresses":["10.255.9.0"]`, "rails[1].peer.addresses[0]"},
 		{`"addresses":["10.255.1.1/31"]`, `"addresses":["10.255.1.1"]`, "rails[1].addresses[0]"},
+		{`"addresses":["10.255.1.1/31"]`, `"addresses":["::ffff:10.255.1.1/127","10.255.1.1/31"]`, "rails[1].addresses[0]"},
 		{`"uplink":"p0"`, `"uplink":"p0","routerMAC":"01:00:5e:00:00:01"`, "rails[0].routerMAC"},
 		{`{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"}`, `{"prefix":"10.65.0.0/16","gateway":"10.65.0.1"},{"prefix":"fd65::/64","gateway":"fd65::1"}`, "rails[1].pools[1].prefix"},
 		{`"uplink":"p0"`, `"uplink":"p0","routerMAC":"00-00-00-00-00-00"`, "rails[0].routerMAC"},
