@@ -84,7 +84,12 @@ WAYS = (
         ("stall",),
         True,
         {"RAILWEAVE_STALL_MS": "400"},
-        ("stalled for 400 ms", "send of 8388608 bytes to rank", "grant: its receive has not begun"),
+        (
+            "stalled for 400 ms",
+            "send of 8388608 bytes to rank",
+            "grant: its receive has not begun",
+            "an operation of a graph is under way, and it is not known which. What it waits for is among what was captured:",
+        ),
     ),
     Way("shim, a rank dies", ("death",), True, {}, ("has died",)),
     Way("shim, ranks that come and die", ("elastic",), True, {}, ("has died",), ranks=4),

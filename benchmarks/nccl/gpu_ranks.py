@@ -354,17 +354,28 @@ def memory(rank: int, world: int) -> dict[str, object]:
 
 
 def stall(rank: int, world: int) -> dict[str, object]:
-    """The last rank posts its receive late: the others' logs have to say what they wait for."""
+    """The last rank posts its receive late, then the replay of a captured one: rank 0's log has to say what it waits for."""
     data = torch.zeros(8 << 20, dtype=torch.uint8, device="cuda")
     dist.all_to_all_single(torch.empty(world, device="cuda"), torch.zeros(world, device="cuda"))  # set up
     torch.cuda.synchronize()
-    if rank == 0:
-        dist.send(data, world - 1)
-    elif rank == world - 1:
-        time.sleep(2.0)
-        dist.recv(data, 0)
+    if rank not in (0, world - 1):
+        return {}
+
+    def message() -> None:
+        dist.send(data, world - 1) if rank == 0 else dist.recv(data, 0)
+
+    late_s = 2.0
+    time.sleep(late_s if rank != 0 else 0)
+    message()
     torch.cuda.synchronize()
-    return {"late_by_s": 2.0}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        message()
+    dist.barrier(group=dist.new_group([0, world - 1], backend="gloo", use_local_synchronization=True))
+    time.sleep(late_s if rank != 0 else 0)
+    graph.replay()
+    torch.cuda.synchronize()
+    return {"late_by_s": late_s}
 
 
 def death(rank: int, world: int) -> dict[str, object]:

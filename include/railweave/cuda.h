@@ -65,11 +65,12 @@ typedef struct railweave_cuda_transfer {
 
 typedef struct railweave_cuda_counters {
   size_t size;         /* sizeof(railweave_cuda_counters), set by the caller */
-  uint64_t enqueued;   /* messages handed to enqueue (captured ones count when they run) */
-  uint64_t completed;  /* messages that have ended; a stall is enqueued > completed while neither moves */
+  uint64_t enqueued;   /* messages handed to enqueue (captured ones count when they have run) */
+  uint64_t completed;  /* messages that have ended; a stall is enqueued > completed, or replays, while nothing moves */
   uint64_t bytes_sent; /* of completed sends, each byte once */
   uint64_t bytes_received;
   uint64_t bytes_by_kind[5]; /* sent so far, by PathKind: direct, relay, host, rail, cross_rail; repeated ones included */
+  uint64_t replays;          /* 1: a graph with operations of this communicator runs, which count when they have ended */
 } railweave_cuda_counters;
 
 /* A NIC of the rank's node. */

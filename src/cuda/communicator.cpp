@@ -27,6 +27,7 @@ namespace railweave::cuda {
 namespace {
 
 constexpr std::size_t kMostPending = 4096;
+constexpr std::size_t kMostCaptured = 64;  // that are told of where a replay stands still
 
 // This process's communicators: what one's operations may have of a device follows from what all hold of it.
 // Nothing of CUDA is called under its mutex while operations may be queued: that may wait for a kernel, and the kernel for a rank whose
@@ -362,6 +363,12 @@ void Communicator::note(std::span<const Transfer> transfers, bool captured) {
   if (failure_) throw_ended(*failure_);
   if (left_) throw_ended({"the process ends", std::nullopt});
   if (captured) {
+    for (const Transfer& transfer : transfers) {
+      if (transfer.communicator != this || captured_messages_.size() == kMostCaptured) continue;
+      const Pending message{transfer.direction, path_of(transfer), transfer.peer, transfer.bytes, 0};
+      if (std::find(captured_messages_.begin(), captured_messages_.end(), message) == captured_messages_.end())
+        captured_messages_.push_back(message);
+    }
     captured_ = true;
     ++launching_;
     return;

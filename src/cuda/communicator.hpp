@@ -57,6 +57,7 @@ struct Counters {
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_by_kind[5] = {};  // by PathKind
+  bool replays = false;                 // a graph's operations are under way, and not among the enqueued yet
 };
 
 // Bytes of messages with a rank.
@@ -122,7 +123,8 @@ class Communicator {
     Path path;
     std::uint32_t peer;
     std::uint64_t bytes;
-    std::uint64_t operation;  // number of its enqueue call
+    std::uint64_t operation;  // number of its enqueue call; 0: captured
+    bool operator==(const Pending&) const = default;
   };
 
   void set_up_device();
@@ -214,7 +216,7 @@ class Communicator {
   Path path_of(const Transfer& transfer) const;
   std::vector<Pending> waiting_messages() const;  // under mutex_
   static std::vector<std::pair<Pending, Waiting>> in_order(const std::vector<Pending>& waiting);
-  std::string describe(const std::vector<Pending>& waiting, const engine::Standing* standing) const;
+  std::string describe(const std::vector<Pending>& waiting, const std::vector<Pending>& replayed, const engine::Standing* standing) const;
   // The own ports' words, by mate, and those of mates for this rank where they are asked for. False: the GPU does not answer.
   struct PortWords {
     std::vector<const Port*> own, mates;
@@ -269,7 +271,9 @@ class Communicator {
   mutable bool unanswered_ = false;               // the last ask, in time
   mutable std::condition_variable answered_;
   std::uint64_t operations_ = 0;
-  std::deque<Pending> pending_;  // newest last; see waiting_messages()
+  std::deque<Pending> pending_;             // newest last; see waiting_messages()
+  std::vector<Pending> captured_messages_;  // no two alike, the first ones: of these any may be what a replay waits for
+  mutable bool replays_ = false;            // one runs, as known
   std::optional<Failure> failure_;
   std::chrono::steady_clock::time_point failed_at_;
   bool left_ = false;               // with all that was queued ended

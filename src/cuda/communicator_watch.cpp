@@ -433,7 +433,8 @@ void Communicator::ask_ledger() const {
       return launching_ == 0 ? std::optional(enqueued()) : std::nullopt;
     };
     const auto before = counted();
-    const bool over = before && is_over(last_.get());
+    const bool event_over = is_over(last_.get());
+    const bool over = before && event_over;
     const Ledger& copy = region_->copy_ledger(side_stream_.get());
     const std::span moved = region_->copy_moved(side_stream_.get());
     if (!side_stream_answers()) return;
@@ -444,6 +445,7 @@ void Communicator::ask_ledger() const {
     moved_.assign(moved.begin(), moved.end());
     if (all_over) forget_newest(known_);  // nothing begins that would say so
     over_ = std::max(over_, ended(false).completed);
+    replays_ = captured_ && !event_over && !pending();
   } catch (const DeviceError&) {  // the context is broken: what was known stays
   }
 }
@@ -538,7 +540,7 @@ Counters Communicator::counters() const {
   const Totals replays = ended(true);
   Totals now = ended(false);
   now += replays;
-  Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}};
+  Counters counters{enqueued() + replays.completed, now.completed, now.bytes_sent, now.bytes_received, {}, replays_};
   for (const PathKind kind : {PathKind::rail, PathKind::cross_rail})
     counters.bytes_by_kind[static_cast<std::size_t>(kind)] = rails_ == nullptr ? 0 : rails_->bytes_sent(kind);
   const IndirectSent indirect = ends_with_process() ? IndirectSent{} : indirect_->sent();
@@ -623,7 +625,7 @@ std::vector<std::pair<Communicator::Pending, Waiting>> Communicator::in_order(co
 std::string Communicator::describe() const {
   const std::scoped_lock words_lock(words_mutex_);
   if (ends_with_process()) return "";
-  std::vector<Pending> waiting;
+  std::vector<Pending> waiting, replayed;
   std::string text;
   ask_ledger();
   {
@@ -633,10 +635,11 @@ std::string Communicator::describe() const {
     if (failure_) text += "; failed: " + failure_->text;
     text += '\n';
     waiting = waiting_messages();
+    if (replays_ || !waiting.empty()) replayed = captured_messages_;
   }
-  if (rails_ == nullptr) return text + describe(waiting, nullptr);
+  if (rails_ == nullptr) return text + describe(waiting, replayed, nullptr);
   const auto standing = rails_->standing(kAnswerTime);
-  text += describe(waiting, standing ? &*standing : nullptr);
+  text += describe(waiting, replayed, standing ? &*standing : nullptr);
   if (standing) {
     for (const std::string& link : standing->links) text += link + '\n';
   } else {
@@ -649,13 +652,16 @@ std::string Communicator::describe() const {
 // Of those that wait for operations before theirs alone; a program may have queued thousands.
 constexpr std::size_t kQueuedTold = 16;
 
-// `standing`: of messages over rails.
-std::string Communicator::describe(const std::vector<Pending>& waiting, const engine::Standing* standing) const {
+// `replayed`: what a replay may wait for. `standing`: of messages over rails.
+std::string Communicator::describe(const std::vector<Pending>& waiting, const std::vector<Pending>& replayed,
+                                   const engine::Standing* standing) const {
   std::string text;
-  if (waiting.empty()) return text;
+  if (waiting.empty() && replayed.empty()) return text;
   std::set<std::uint32_t> mates;
-  for (const Pending& pending : waiting) {
-    if (near(pending.peer)) mates.insert(mate_of_[pending.peer]);
+  for (const auto* messages : {&waiting, &replayed}) {
+    for (const Pending& pending : *messages) {
+      if (near(pending.peer)) mates.insert(mate_of_[pending.peer]);
+    }
   }
   PortWords words;
   bool readable = false;
@@ -664,24 +670,35 @@ std::string Communicator::describe(const std::vector<Pending>& waiting, const en
   } catch (const DeviceError& error) {
     text += std::string("the GPU cannot be asked: ") + error.what() + '\n';
   }
-  std::size_t queued = 0;
-  for (const auto& [pending, message] : in_order(waiting)) {
-    const bool behind = pending.operation != waiting.front().operation;
-    if (behind && ++queued > kQueuedTold) continue;
-    if (behind)
+  const auto tell = [&](const Pending& pending, const Waiting* message) {
+    if (message == nullptr)
       text += name(pending.direction, pending.bytes, pending.peer) + ": queued behind";
     else if (pending.path == Path::rail && standing != nullptr && !standing->messages.empty())
-      continue;  // told below
+      return;  // told below
     else if (pending.path == Path::rail)
       text += name(pending.direction, pending.bytes, pending.peer) + ": over rails" +
               (standing == nullptr ? "" : "; its kernel has not listed it, or it has ended");
     else if (readable)
-      text += waiting_text(message, *words.own[mate_of_[pending.peer]], words.ahead);
+      text += waiting_text(*message, *words.own[mate_of_[pending.peer]], words.ahead);
     else
       text += name(pending.direction, pending.bytes, pending.peer) + ": the GPU does not answer";
     text += std::string(" (") + where(pending.peer) + ")\n";
+  };
+  std::size_t queued = 0;
+  for (const auto& [pending, message] : in_order(waiting)) {
+    const bool behind = pending.operation != waiting.front().operation;
+    if (!behind || ++queued <= kQueuedTold) tell(pending, behind ? nullptr : &message);
   }
   if (queued > kQueuedTold) text += std::to_string(queued - kQueuedTold) + " more messages: queued behind\n";
+  if (!replayed.empty()) {
+    text += waiting.empty() ? "an operation of a graph is under way, and it is not known which"
+                            : "operations of graphs may be under way before these";
+    text += ". What it waits for is among what was captured:\n";
+  }
+  for (const Pending& pending : replayed) {
+    const Waiting message{pending.direction, pending.path, pending.peer, pending.bytes, 0};
+    tell(pending, &message);
+  }
   if (standing == nullptr) return text;
   for (const std::string& message : standing->messages) text += message + " (another node)\n";
   return text;

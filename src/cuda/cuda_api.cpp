@@ -204,6 +204,7 @@ railweave_status counters(railweave_cuda_communicator* communicator, railweave_c
     all.bytes_sent = now.bytes_sent;
     all.bytes_received = now.bytes_received;
     std::copy(std::begin(now.bytes_by_kind), std::end(now.bytes_by_kind), all.bytes_by_kind);
+    all.replays = now.replays ? 1 : 0;
     std::memcpy(counters, &all, std::min(counters->size, sizeof all));
   });
 }

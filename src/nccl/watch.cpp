@@ -49,7 +49,8 @@ void look(Watched& watched, Metrics& metrics) {
   if (!sample) return;
   const railweave_cuda_counters& counters = sample->counters;
   if (settings().stall_ms != 0 &&
-      watched.detector.stalled(progress(counters), counters.enqueued > counters.completed, StallDetector::Clock::now()))
+      watched.detector.stalled(progress(counters), counters.enqueued > counters.completed || counters.replays != 0,
+                               StallDetector::Clock::now()))
     log(LogLevel::warn, "stalled for " + std::to_string(settings().stall_ms) + " ms: " + communicator->describe());
   metrics.samples.push_back(std::move(*sample));
 }

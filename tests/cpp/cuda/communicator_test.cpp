@@ -437,6 +437,32 @@ TEST(DescriptionOfCommunicator, TellsOfManyQueuedMessagesTogether) {
   }});
 }
 
+TEST(DescriptionOfCommunicator, TellsWhatAReplayMayWaitFor) {
+  const Place place;
+  expect_well({[&] {
+    const auto own = make(0, 1, place.address());
+    const auto tells = [&](const char* what) { return own->describe().find(what) != std::string::npos; };
+    constexpr const char* kReplay = "\nan operation of a graph is under way, and it is not known which.";
+    constexpr const char* kMessages =
+        "\nsend of 64 bytes to rank 0: in 1 packet from number 0, for which rank 0 has room (this process)\n"
+        "receive of 64 bytes from rank 0: in 1 packet from number 0, of which not all have come (this process)\n";
+    for (int again = 0; again < 3; ++again) capture(*own);
+    const bool quiet = !own->counters().replays && !tells(kReplay) && !tells("packet");
+    stand_in::event_query = never_over;
+    const Counters runs = own->counters();
+    const std::string text = own->describe();
+    const bool told =
+        runs.replays && runs.enqueued == 0 && tells(kReplay) && text.ends_with(kMessages) && text.find(kMessages) == text.rfind(kMessages);
+    enqueue(*own);
+    const bool behind = !own->counters().replays && tells("\noperations of graphs may be under way before these.");
+    stand_in::event_query = nullptr;
+    const bool over = within_patience([&] { return !tells("graph"); });
+    own->abort();
+    own->end();
+    return quiet && told && behind && over;
+  }});
+}
+
 // Who asks may hold what an abort needs, and the driver answer when one has been made.
 std::atomic<bool> counted = false;
 cudaError_t answer_when_counted() {

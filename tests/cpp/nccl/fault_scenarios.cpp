@@ -207,15 +207,17 @@ void missing_function(Rank& self) {
 }
 
 // Only under the shim: receives that no send meets are told in each rank's log.
-void stall_with(Rank& self, int of_each, std::size_t bytes) {
+void stall_with(Rank& self, int of_each, std::size_t bytes, bool in_a_graph = false) {
   const ncclComm_t comm = self.connect();
   const Stream stream;
   Messages messages(comm);
+  if (in_a_graph) stand_in::begin_capture(stream);
   begin();
   for (int peer = 0; peer < self.world; ++peer) {
     for (int k = 0; k < of_each && peer != self.rank; ++k) messages.receive(peer, bytes, stream);
   }
   end();
+  if (in_a_graph) stand_in::launch(*stand_in::end_capture(stream), stream);
   std::string file = std::getenv("RAILWEAVE_LOG_FILE");
   file.replace(file.find("%p"), 2, std::to_string(::getpid()));
   const auto told = [&] {
@@ -233,6 +235,8 @@ void stall_with(Rank& self, int of_each, std::size_t bytes) {
 void stall(Rank& self) { stall_with(self, 1, 100'000); }
 
 void long_stall(Rank& self) { stall_with(self, 3000, 5000); }
+
+void graph_stall(Rank& self) { stall_with(self, 1, 100'000, true); }
 
 // Only under the shim, in the checksum mode: the last message from rank 0 to rank 1, of a graph's third replay, comes with
 // another bit.
@@ -309,6 +313,7 @@ Scenarios fault_scenarios() {
       {"missing_function", missing_function},
       {"stall", stall},
       {"long_stall", long_stall},
+      {"graph_stall", graph_stall},
       {"damaged", damaged},
       {"counted", counted},
   };

@@ -54,6 +54,7 @@ struct railweave_cuda_communicator {
   std::condition_variable changed;
   std::uint64_t tickets = 0, turn = 0;    // guarded by mutex: operations start in the order of their tickets
   std::uint64_t running = 0;              // guarded by mutex: operations that are queued or running
+  std::uint64_t replays = 0;              // guarded by mutex: those of them that were captured
   std::multiset<std::string> waiting;     // guarded by mutex
   railweave_status error = RAILWEAVE_OK;  // guarded by mutex
   std::string error_text;                 // guarded by mutex
@@ -75,6 +76,7 @@ std::string words(const railweave_cuda_transfer& transfer) {
 struct Part {
   railweave_cuda_communicator* communicator;
   std::vector<railweave_cuda_transfer> transfers;
+  bool captured = false;
   std::uint64_t ticket = 0;
   std::vector<cuda::Sums> sums;  // in the checksum mode, one a transfer
 };
@@ -127,7 +129,10 @@ void take_ticket(Part& part) {
   const std::lock_guard lock(part.communicator->mutex);
   part.ticket = part.communicator->tickets++;
   ++part.communicator->running;
-  part.communicator->enqueued += part.transfers.size();
+  if (part.captured)
+    ++part.communicator->replays;
+  else
+    part.communicator->enqueued += part.transfers.size();
   for (const auto& transfer : part.transfers) part.communicator->waiting.insert(words(transfer));
 }
 
@@ -175,6 +180,10 @@ void finish(Part& part, Handle handle) {
   if (status != RAILWEAVE_OK && communicator.error == RAILWEAVE_OK) {
     communicator.error = status;
     communicator.error_text = capi::last_error().text;
+  }
+  if (part.captured) {
+    --communicator.replays;
+    communicator.enqueued += part.transfers.size();
   }
   communicator.completed += part.transfers.size();
   --communicator.running;
@@ -255,7 +264,7 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
     }
     if (communicator->aborted.load()) return note(RAILWEAVE_ERROR_EXCHANGE, "the communicator was aborted");
     const auto [at, fresh] = index.try_emplace(communicator, parts.size());
-    if (fresh) parts.push_back({communicator, {}, 0, {}});
+    if (fresh) parts.push_back({communicator, {}, false, 0, {}});
     parts[at->second].transfers.push_back(transfers[i]);
   }
   const int device = transfers[0].communicator->device;
@@ -263,13 +272,14 @@ railweave_status enqueue(const railweave_cuda_transfer* transfers, size_t count,
   for (std::size_t i = 0; i < stream_count; ++i) listed.push_back(static_cast<cudaStream_t>(streams[i]));
   const bool captured = stand_in::capturing(listed[0]);
   if (captured && stream_count > 1) return note(RAILWEAVE_ERROR_ARGUMENT, "stand-in streams are captured one at a time");
-  if (!captured) {
-    for (Part& part : parts) take_ticket(part);
+  for (Part& part : parts) {
+    part.captured = captured;
+    if (!captured) take_ticket(part);
   }
   for (std::size_t i = 1; i < listed.size(); ++i) stand_in::wait_for(listed[0], listed[i], device);
-  stand_in::launch(listed[0], device, [parts, captured]() mutable {
-    if (captured) {
-      for (Part& part : parts) take_ticket(part);
+  stand_in::launch(listed[0], device, [parts]() mutable {
+    for (Part& part : parts) {
+      if (part.captured) take_ticket(part);
     }
     run(parts);
   });
@@ -348,6 +358,8 @@ railweave_status counters(railweave_cuda_communicator* communicator, railweave_c
   out->completed = communicator->completed;
   out->bytes_sent = communicator->sent;
   out->bytes_received = communicator->received;
+  const std::lock_guard lock(communicator->mutex);
+  out->replays = communicator->replays != 0 ? 1 : 0;
   return RAILWEAVE_OK;
 }
 

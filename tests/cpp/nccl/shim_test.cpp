@@ -474,14 +474,16 @@ TEST(Shim, FunctionsThatNcclLacksGiveAnErrorWithText) {
 }
 
 TEST(Shim, AStallIsDescribedInTheLog) {
-  const Outcome outcome = run(Mode::preload, "stall", 4, {"RAILWEAVE_STALL_MS=100", "RAILWEAVE_DRAIN_MS=300"});
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
-  for (int rank = 0; rank < 4; ++rank) {
-    const std::string head = "(4 ranks, this is rank " + std::to_string(rank) + ") waits:";
-    EXPECT_EQ(outcome.count(head), 1u) << outcome.log;
-    EXPECT_EQ(outcome.count("receive from rank " + std::to_string(rank) + ", 100000 bytes"), 3u) << "by all others: " << outcome.log;
+  for (const char* scenario : {"stall", "graph_stall"}) {
+    const Outcome outcome = run(Mode::preload, scenario, 4, {"RAILWEAVE_STALL_MS=100", "RAILWEAVE_DRAIN_MS=300"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+    for (int rank = 0; rank < 4; ++rank) {
+      const std::string head = "(4 ranks, this is rank " + std::to_string(rank) + ") waits:";
+      EXPECT_EQ(outcome.count(head), 1u) << outcome.log;
+      EXPECT_EQ(outcome.count("receive from rank " + std::to_string(rank) + ", 100000 bytes"), 3u) << "by all others: " << outcome.log;
+    }
+    EXPECT_EQ(outcome.count("stalled for 100 ms: communicator "), 4u) << outcome.log;
   }
-  EXPECT_EQ(outcome.count("stalled for 100 ms: communicator "), 4u) << outcome.log;
 }
 
 TEST(Shim, ALongStallIsDescribedWhole) {
