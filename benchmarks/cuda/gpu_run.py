@@ -85,10 +85,16 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     if options.sanitizer:
         # By itself it ends as the program does, whatever it found.
         memcheck = (options.sanitizer, "--tool", "memcheck", "--print-limit", "20", "--error-exitcode", "9", *exchange, "--threads")
-        random = ("--check", "20", "--railweave", first)
-        steps.append(Step("memcheck of 20 random operations", (*memcheck, *random), 60, 150, says=_NO_ERRORS))
-        large = ("--railweave", first, "--check", "6", "--large")
-        steps.append(Step("memcheck of 6 large operations, four blocks", (*few, *memcheck, *large), 40, 150, says=_NO_ERRORS))
+        random = ("--check", "20")
+        for what, before, more, expected_s in (
+            ("20 random operations", (), random, 60),
+            ("6 large operations, four blocks", few, ("--check", "6", "--large"), 40),
+            ("20 random operations over two nodes", (), (*random, "--nodes", "2"), 60),
+            ("20 random operations in virtual memory", (), (*random, "--virtual"), 60),
+            ("20 random operations with checksums", ("env", "RAILWEAVE_CHECKSUM=1"), random, 60),
+        ):
+            command = (*before, *memcheck, *more, "--railweave", first)
+            steps.append(Step(f"memcheck of {what}", command, expected_s, 150, says=_NO_ERRORS))
     steps.append(Step("queued calls, virtual memory", (*virtual, *measure[len(exchange) : -1], *key, _LARGE), 40, 90, rates=True))
     if options.shim:
         shim = (sys.executable, str(_CHECK_ON_GPUS), "--shim", str(options.shim.resolve()), "--ranks", str(options.ranks))
