@@ -60,6 +60,7 @@ ON_ONE_NODE = ("exchanges", "small")  # groups of one node's matrices, which the
 # Single calls of small messages are nothing but latency, which starts of a system differ in by more than systems do.
 _STARTS = ("--starts", "5", "--repeat", "10")
 _TUNED_SYSTEMS = ("--systems", "nccl,nccl-tuned,railweave")
+_WITH_SHIM_OFF = ("--systems", "nccl,nccl-shim-off,railweave")
 _SMALL_OVER_RAILS = tuple(f"balanced:{size}" for size in ("1MiB", "256KiB", "64KiB", "16KiB", "1KiB"))
 _INSIDE = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
 
@@ -118,6 +119,7 @@ def groups(gpus: int) -> dict[str, Group]:
         found = [
             Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
             Group("small", ("alltoallv", *here, *_STARTS), "--matrix", 1, gpus),
+            Group("small-shim-off", ("alltoallv", *here, *_STARTS, *_WITH_SHIM_OFF), "--matrix", 1, gpus),
             Group("tuned", ("alltoallv", *here, *_TUNED_SYSTEMS), "--matrix", 1, gpus),
             Group("moe", ("moe", *here), "--compute", 5, gpus),
             Group("beside", ("beside", *here), "--work", 2, gpus),
@@ -127,8 +129,8 @@ def groups(gpus: int) -> dict[str, Group]:
     for name, nodes, a_node, rails in _labs(gpus):
         lab = ("--lab", f"{nodes}x{a_node}", "--rails", str(rails), "--rate", "8gbit")
         found.append(Group(name, ("alltoallv", *lab, "--gpus"), "--matrix", 1, nodes * a_node, a_node))
-        if name == "rails":
-            found.append(Group("tuned-rails", ("alltoallv", *lab, "--gpus", *_TUNED_SYSTEMS), "--matrix", 1, nodes * a_node, a_node))
+        if name == "rails" or (name == "nodes" and a_node > 1):
+            found.append(Group(f"tuned-{name}", ("alltoallv", *lab, "--gpus", *_TUNED_SYSTEMS), "--matrix", 1, nodes * a_node, a_node))
     # Nodes of several ranks, or no byte stays inside them; of four where each has a GPU of its own in its node, as two let Zipf 1.0 gain
     # 1.19 at most (layer_limit.py), and where none has one, for eight-way expert parallelism.
     a_node = 2 if 1 < gpus < 4 else 4
@@ -164,6 +166,8 @@ def sections(gpus: int) -> tuple[Section, ...]:
     if gpus == 1:
         layer = Section("moe-rails", "A mixture-of-experts layer over rails; each rank is a host to NCCL", "moe-rails", ("0.5", "1"))
         return (*(_rails_section(gpus, *lab) for lab in _labs(gpus)), layer, tuned_rails)
+    title, where = "NCCL with more channels, inside nodes of several", "tuned-nodes" if gpus < 8 else "tuned-rails"
+    tuned_nodes = [Section("tuned-nodes", title, where, _INSIDE)] if gpus > 2 else []
     hot = tuple(f"hot-pair:{size}:{rest}" for size, rest in (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB")))
     gates = (*(f"moe:8192:4096:64:8:{s}" for s in ("0.6", "1.0", "1.2")), "trace:noaux:5:5:8192")
     found = [
@@ -205,8 +209,10 @@ def sections(gpus: int) -> tuple[Section, ...]:
         Section("moe-rails", "A mixture-of-experts layer over rails", "moe-rails", ("0.5", "1")),
         Section("moe", "A mixture-of-experts layer", "moe", ("0.5", "1", "2")),
         Section("beside", "Other work beside exchanges", "beside", ("gemm", "all-reduce")),
+        Section("small-shim-off", "Small messages beside the shim switched off", "small-shim-off", ("balanced:16", "balanced:64KiB")),
         *late,
         Section("tuned", "NCCL with more channels for messages", "tuned", ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB")),
+        *tuned_nodes,
         tuned_rails,
     ]
     seen: dict[bytes, str] = {}

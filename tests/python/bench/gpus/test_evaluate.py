@@ -159,7 +159,8 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
     assert patterns == {"all-to-all", "hot-pair", "balanced", "two-pairs", "incast", "outcast", "zipf", "rotating-hotspot", "moe", "trace"}
     labs = {name: (each.words[2], each.words[4], each.ranks) for name, each in sections.groups(8).items() if each.gpus_a_node}
     paper = ("2x4", "4", 8)
-    assert labs == {"rails": paper, "rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8), "moe-rails": paper, "tuned-rails": paper}
+    others = {"rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8)}
+    assert labs == {**dict.fromkeys(("rails", "moe-rails", "tuned-rails"), paper), **others}
     assert all(set(found[name].cases) >= {"inside-pair-256MiB", "hot-pair:64MiB"} for name in ("rails", "rails-8", "rails-4x2"))
     assert words["small"] == "alltoallv --gpus 8 --starts 5 --repeat 10"
     assert (words["moe"], words["mesh"]) == ("moe --gpus 8", "alltoallv --gpus 8 --emulate-mesh 120")
@@ -205,9 +206,27 @@ def test_sections_of_labs_have_all_their_calls_and_fit_into_a_command(gpus: int)
 def test_nccl_with_more_channels_is_measured_over_the_papers_rails(gpus: int) -> None:
     group = sections.groups(gpus)["tuned-rails"]
     assert group.words == (*sections.groups(gpus)["rails"].words, "--systems", "nccl,nccl-tuned,railweave")
-    (section,) = (each for each in sections.sections(gpus) if each.group == "tuned-rails")
+    (section,) = (each for each in sections.sections(gpus) if each.name == "tuned-rails")
     assert section.cases == ("hot-pair:64MiB:512KiB", "incast:16MiB", "balanced:4MiB")
     assert section == sections.sections(gpus)[-1], "the last that is run"
+
+
+@pytest.mark.parametrize(("gpus", "group"), [(2, None), (4, "tuned-nodes"), (6, "tuned-nodes"), (8, "tuned-rails")])
+def test_nccl_with_more_channels_is_measured_inside_nodes_of_several(gpus: int, group: str | None) -> None:
+    found = [each for each in sections.sections(gpus) if each.name == "tuned-nodes"]
+    assert [(each.group, each.cases) for each in found] == ([(group, sections._INSIDE)] if group else []), "nodes of one have no inside"
+    if group:
+        words = sections.groups(gpus)[group].words
+        assert words == (*sections.groups(gpus)[group.removeprefix("tuned-")].words, "--systems", "nccl,nccl-tuned,railweave")
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_calls_of_small_messages_are_measured_beside_a_shim_that_does_nothing(gpus: int) -> None:
+    groups = sections.groups(gpus)
+    assert groups["small-shim-off"].words == (*groups["small"].words, "--systems", "nccl,nccl-shim-off,railweave")
+    small = {case for each in sections.sections(gpus) if each.group == "small" for case in each.cases}
+    (section,) = (each for each in sections.sections(gpus) if each.name == "small-shim-off")
+    assert set(section.cases) <= small, "rows that there are without it"
 
 
 def test_matrices_of_nodes() -> None:
