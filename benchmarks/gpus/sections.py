@@ -136,8 +136,10 @@ def groups(gpus: int) -> dict[str, Group]:
     a_node = 2 if 1 < gpus < 4 else 4
     lab = ("--lab", f"2x{a_node}", "--rails", str(_rails(a_node)), "--rate", "8gbit")
     # 16 MiB a rank and dispatch: what four rails carry within some milliseconds.
-    layer = ("--tokens", "2048", "--width", "4096", "--iterations", "4", "--repeat", "5", "--skew", "none", "--skew", "zipf:1.0")
-    found.append(Group("moe-rails", ("moe", *lab, *layer, "--skew", "rotating"), "--compute", 3, 2 * a_node, a_node))
+    layer = ("--tokens", "2048", "--width", "4096", "--iterations", "4", "--repeat", "5")
+    for name, skews in (("moe-rails", ("none", "zipf:1.0", "rotating")), ("moe-rails-zipf", ("zipf:0.6", "zipf:1.2"))):
+        words = ("moe", *lab, *layer, *(word for skew in skews for word in ("--skew", skew)))
+        found.append(Group(name, words, "--compute", len(skews), 2 * a_node, a_node))
     return {group.name: group for group in found}
 
 
@@ -163,9 +165,12 @@ def sections(gpus: int) -> tuple[Section, ...]:
     """In the order in which they are told and run."""
     title = "NCCL with more channels for messages and for peers of the other node, in the lab of 2 nodes × 4 GPUs"
     tuned_rails = Section("tuned-rails", title, "tuned-rails", ("hot-pair:64MiB:512KiB", "incast:16MiB", "balanced:4MiB"))
+    title = "A mixture-of-experts layer over rails" + ("; each rank is a host to NCCL" if gpus == 1 else "")
+    computes = ("0.5", "1", "2")
+    layer = Section("moe-rails", title, "moe-rails", computes)
+    other_layer = Section("moe-rails-zipf", f"{title}: other skews", "moe-rails-zipf", computes)
     if gpus == 1:
-        layer = Section("moe-rails", "A mixture-of-experts layer over rails; each rank is a host to NCCL", "moe-rails", ("0.5", "1"))
-        return (*(_rails_section(gpus, *lab) for lab in _labs(gpus)), layer, tuned_rails)
+        return (*(_rails_section(gpus, *lab) for lab in _labs(gpus)), layer, other_layer, tuned_rails)
     title, where = "NCCL with more channels, inside nodes of several", "tuned-nodes" if gpus < 8 else "tuned-rails"
     tuned_nodes = [Section("tuned-nodes", title, where, _INSIDE)] if gpus > 2 else []
     hot = tuple(f"hot-pair:{size}:{rest}" for size, rest in (("4MiB", "256KiB"), ("16MiB", "1MiB"), ("64MiB", "4MiB"), ("256MiB", "16MiB")))
@@ -206,9 +211,10 @@ def sections(gpus: int) -> tuple[Section, ...]:
         title = f"EMULATED NVLink mesh of {MESH_GBPS} GB/s a link: with paths through other GPUs, and without"
         found.append(Section("mesh", title, "mesh", ("hot-pair:256MiB", "hot-pair:64MiB", "bidir-pair:256MiB", "balanced:64MiB")))
     found += [
-        Section("moe-rails", "A mixture-of-experts layer over rails", "moe-rails", ("0.5", "1")),
-        Section("moe", "A mixture-of-experts layer", "moe", ("0.5", "1", "2")),
+        layer,
+        Section("moe", "A mixture-of-experts layer", "moe", computes),
         Section("beside", "Other work beside exchanges", "beside", ("gemm", "all-reduce")),
+        other_layer,
         Section("small-shim-off", "Small messages beside the shim switched off", "small-shim-off", ("balanced:16", "balanced:64KiB")),
         *late,
         Section("tuned", "NCCL with more channels for messages", "tuned", ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB")),

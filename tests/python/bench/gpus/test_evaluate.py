@@ -160,7 +160,7 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
     labs = {name: (each.words[2], each.words[4], each.ranks) for name, each in sections.groups(8).items() if each.gpus_a_node}
     paper = ("2x4", "4", 8)
     others = {"rails-8": ("2x4", "8", 8), "rails-4x2": ("4x2", "4", 8)}
-    assert labs == {**dict.fromkeys(("rails", "moe-rails", "tuned-rails"), paper), **others}
+    assert labs == {**dict.fromkeys(("rails", "moe-rails", "moe-rails-zipf", "tuned-rails"), paper), **others}
     assert all(set(found[name].cases) >= {"inside-pair-256MiB", "hot-pair:64MiB"} for name in ("rails", "rails-8", "rails-4x2"))
     assert words["small"] == "alltoallv --gpus 8 --starts 5 --repeat 10"
     assert (words["moe"], words["mesh"]) == ("moe --gpus 8", "alltoallv --gpus 8 --emulate-mesh 120")
@@ -170,7 +170,7 @@ def test_eight_gpus_meet_every_sentence_of_their_issue() -> None:
 def test_one_gpu_has_what_eight_have_over_rails() -> None:
     found, all_of = ({each.name: each for each in sections.sections(gpus)} for gpus in (1, 8))
     labs = {gpus: {name: each.words for name, each in sections.groups(gpus).items()} for gpus in (1, 8)}
-    for name in ("rails", "rails-8", "rails-4x2", "moe-rails"):
+    for name in ("rails", "rails-8", "rails-4x2", "moe-rails", "moe-rails-zipf"):
         assert labs[1][name] == labs[8][name]
         assert set(found[name].cases) <= set(all_of[name].cases)
     assert {each.gpus_a_node > 0 for each in sections.groups(1).values()} == {True}, "inside a host NCCL refuses ranks that share a GPU"
@@ -227,6 +227,18 @@ def test_calls_of_small_messages_are_measured_beside_a_shim_that_does_nothing(gp
     small = {case for each in sections.sections(gpus) if each.group == "small" for case in each.cases}
     (section,) = (each for each in sections.sections(gpus) if each.name == "small-shim-off")
     assert set(section.cases) <= small, "rows that there are without it"
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_layers_over_rails_have_every_skew_beside_experts_of_every_size(gpus: int) -> None:
+    found: set[tuple[str, str]] = set()
+    for section in (each for each in sections.sections(gpus) if each.name.startswith("moe-rails")):
+        group = sections.groups(gpus)[section.group]
+        skews = [group.words[at + 1] for at, word in enumerate(group.words) if word == "--skew"]
+        assert len(skews) == group.needs
+        found |= {(skew, compute) for skew in skews for compute in section.cases}
+    skews = ("none", "zipf:0.6", "zipf:1.0", "zipf:1.2", "rotating")
+    assert found == {(skew, compute) for skew in skews for compute in ("0.5", "1", "2")}
 
 
 def test_matrices_of_nodes() -> None:
