@@ -591,7 +591,7 @@ def wrong_groups(rank: int, world: int) -> dict[str, object]:
 
 
 def torch_interface(rank: int, world: int) -> dict[str, object]:
-    """railweave.torch on CUDA tensors: values, gradients, async_op, registered memory."""
+    """railweave.torch on CUDA tensors: values, gradients and their gradients, async_op, registered memory."""
     from railweave.torch import all_to_all_single, close, deregister, register
 
     done = 0
@@ -602,11 +602,17 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
             done += 2
     sizes = _patterns(world)["uneven"]
     in_rows, out_rows = [sizes(rank, d) for d in range(world)], [sizes(s, rank) for s in range(world)]
-    input_ = torch.randn(sum(in_rows), 16, dtype=torch.float64, device="cuda", requires_grad=True)
-    result = all_to_all_single(torch.empty(sum(out_rows), 16, dtype=torch.float64, device="cuda"), input_, out_rows, in_rows)
-    (result * (rank + 1)).sum().backward()
+    # By the rank that each row went to.
     factors = torch.cat([torch.full((rows, 16), d + 1.0, dtype=torch.float64, device="cuda") for d, rows in enumerate(in_rows)])
-    require(input_.grad is not None and torch.equal(input_.grad, factors), "gradients")
+    for options in ({}, {"async_op": True}):
+        input_ = torch.randn(sum(in_rows), 16, dtype=torch.float64, device="cuda", requires_grad=True)
+        output = torch.empty(sum(out_rows), 16, dtype=torch.float64, device="cuda")
+        result = all_to_all_single(output, input_, out_rows, in_rows, **options)
+        result = result.wait() if options else result
+        (gradient,) = torch.autograd.grad((result**2).sum() * (rank + 1), input_, create_graph=True)
+        require(torch.equal(gradient, 2 * factors * input_), f"gradients {options}")
+        (gradient**2).sum().backward()
+        require(input_.grad is not None and torch.equal(input_.grad, 8 * factors * (factors * input_)), f"second gradients {options}")
     output = torch.empty(sum(out_rows), 64, device="cuda")
     registrations = [register(output), register(input_.detach())]
     _exchange(rank, world, sizes, torch.float32, 99, all_to_all_single)
@@ -614,7 +620,7 @@ def torch_interface(rank: int, world: int) -> dict[str, object]:
         deregister(registration, output.device)
     torch.cuda.synchronize()
     close()
-    return {"exchanges": done + 2}
+    return {"exchanges": done + 7}
 
 
 SECTIONS = {

@@ -37,10 +37,11 @@ def check_values(rank: int, world: int, async_op: bool, group: dist.ProcessGroup
         assert result.data_ptr() == output.data_ptr(), "the output is written in place"
 
 
-def check_gradients(rank: int, world: int) -> None:
+def check_gradients(rank: int, world: int, async_op: bool) -> None:
     in_rows, out_rows = [sizes(rank, peer) for peer in range(world)], [sizes(peer, rank) for peer in range(world)]
     input_ = torch.randn(sum(in_rows), 3, dtype=torch.float64, requires_grad=True)
-    result = all_to_all_single(torch.empty(sum(out_rows), 3, dtype=torch.float64), input_, out_rows, in_rows)
+    result = all_to_all_single(torch.empty(sum(out_rows), 3, dtype=torch.float64), input_, out_rows, in_rows, async_op=async_op)
+    result = result.wait() if async_op else result
     (result * (rank + 1)).sum().backward()
     # Each row's gradient is the factor of the rank that it went to.
     wanted = torch.cat([torch.full((count, 3), peer + 1.0, dtype=torch.float64) for peer, count in enumerate(in_rows)])
@@ -82,6 +83,7 @@ def check_second_gradients(rank: int, world: int) -> None:
 
     wanted = penalty(lambda output, input_: differentiable.all_to_all_single(output, input_))
     assert torch.equal(penalty(lambda output, input_: all_to_all_single(output, input_)), wanted)
+    assert torch.equal(penalty(lambda output, input_: all_to_all_single(output, input_, async_op=True).wait()), wanted)
 
 
 def check_refusals_alone(group: Any) -> None:
@@ -157,9 +159,9 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
     for async_op in (False, True):
         check_values(rank, world, async_op, None)
+        check_gradients(rank, world, async_op)
     even = torch.full((world, 4), float(rank))
     assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
-    check_gradients(rank, world)
     check_gradients_through_views(world)
     check_second_gradients(rank, world)
     untouched = dist.new_group([0, 1])
