@@ -43,6 +43,11 @@ class Mark(NamedTuple):
     seconds: float
 
 
+def _is_rival(system: str) -> bool:
+    """NCCL as it comes; on the emulated mesh the straight path."""
+    return not system.startswith(_OWN) and system not in _NO_RIVALS
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
     """An aim and what became of it; `reached` is None where nothing was measured."""
@@ -144,7 +149,7 @@ class _Exchanges:
 
     def rival(self, matrix: str) -> Exchange | None:
         """The best NCCL with its defaults."""
-        rivals = [each for each in self.by_matrix.get(matrix, ()) if each.system not in (_OWN, *_NO_RIVALS)]
+        rivals = [each for each in self.by_matrix.get(matrix, ()) if _is_rival(each.system)]
         return min(rivals, key=lambda each: each.seconds_median, default=None)
 
     def pairs(self) -> list[tuple[Exchange, Exchange]]:
@@ -290,7 +295,7 @@ def _layer(runs: Sequence[Run]) -> Line:
     for run in runs:
         layers = {(each.system, each.compute): each for each in run.layers if each.skew == "zipf:1.0"}
         for (system, compute), own in layers.items():
-            rivals = [each for (name, of), each in layers.items() if of == compute and name not in (_OWN, *_NO_RIVALS)]
+            rivals = [each for (name, of), each in layers.items() if of == compute and _is_rival(name)]
             if system == _OWN and rivals:
                 theirs = min(rivals, key=lambda layer: layer.seconds_median)
                 gains[compute] = ratio(theirs.seconds, own.seconds)
@@ -306,7 +311,7 @@ def _beside(runs: Sequence[Run]) -> list[Line]:
     for run in runs:
         for own in (each for each in run.beside if each.system == _OWN):
             same = [each for each in run.beside if (each.work, each.matrix) == (own.work, own.matrix)]
-            if rivals := [each for each in same if each.system not in (_OWN, *_NO_RIVALS)]:
+            if rivals := [each for each in same if _is_rival(each.system)]:
                 theirs = min(rivals, key=lambda each: statistics.median(each.equal_seconds or each.beside_seconds))
                 found[own.work, own.matrix] = _beside_line(theirs, own)
     return list(found.values()) or [Line("other work beside exchanges", _BESIDE)]

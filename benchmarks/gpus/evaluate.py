@@ -172,7 +172,9 @@ class Evaluation:
     def command(self, group: Group, cases: Sequence[str], part: Path) -> list[str]:
         """Of `railweave bench`."""
         other = self.options.nccl
-        rival = ["--nccl", str(other.resolve())] if other and group.name != "mesh" else []
+        rival = (
+            ["--nccl", str(other.resolve())] if other and group.name not in ("mesh", "watched") else []
+        )  # which compare Railweave with itself
         words = [word for case in cases for word in (group.option, argument_of(case, group, self.out / "matrices"))]
         return [sys.executable, "-m", "railweave", "bench", *group.words, *rival, *words, "--json", f"{part}.json"]
 

@@ -60,6 +60,9 @@ ON_ONE_NODE = ("exchanges", "small")  # groups of one node's matrices, which the
 # Single calls of small messages are nothing but latency, which starts of a system differ in by more than systems do.
 _STARTS = ("--starts", "5", "--repeat", "10")
 _TUNED_SYSTEMS = ("--systems", "nccl,nccl-tuned,railweave")
+_INTERFACES = ("--systems", "nccl,railweave,railweave-torch,railweave-torch-registered,railweave-torch-async")
+_WATCHED = ("--systems", "railweave,railweave-counters,railweave-checksums,railweave-nvtx")
+_FROM_SMALL_TO_LARGE = ("balanced:1KiB", "balanced:1MiB", "hot-pair:64MiB:4MiB")
 _WITH_SHIM_OFF = ("--systems", "nccl,nccl-shim-off,railweave")
 _SMALL_OVER_RAILS = tuple(f"balanced:{size}" for size in ("1MiB", "256KiB", "64KiB", "16KiB", "1KiB"))
 _INSIDE = ("inside-pair-256MiB", "inside-both-ways-256MiB", "inside-all-to-all-256MiB", "mostly-inside-64MiB")
@@ -120,6 +123,8 @@ def groups(gpus: int) -> dict[str, Group]:
             Group("exchanges", ("alltoallv", *here), "--matrix", 1, gpus),
             Group("small", ("alltoallv", *here, *_STARTS), "--matrix", 1, gpus),
             Group("small-shim-off", ("alltoallv", *here, *_STARTS, *_WITH_SHIM_OFF), "--matrix", 1, gpus),
+            Group("interfaces", ("alltoallv", *here, *_INTERFACES), "--matrix", 1, gpus),
+            Group("watched", ("alltoallv", *here, *_WATCHED), "--matrix", 1, gpus),
             Group("tuned", ("alltoallv", *here, *_TUNED_SYSTEMS), "--matrix", 1, gpus),
             Group("moe", ("moe", *here), "--compute", 5, gpus),
             Group("beside", ("beside", *here), "--work", 2, gpus),
@@ -216,6 +221,8 @@ def sections(gpus: int) -> tuple[Section, ...]:
         Section("beside", "Other work beside exchanges", "beside", ("gemm", "all-reduce")),
         other_layer,
         Section("small-shim-off", "Small messages beside the shim switched off", "small-shim-off", ("balanced:16", "balanced:64KiB")),
+        Section("interfaces", "railweave.torch beside torch.distributed, under NCCL and the shim", "interfaces", _FROM_SMALL_TO_LARGE),
+        Section("watched", "What counters, checksums and a profiler of NVTX ranges take", "watched", _FROM_SMALL_TO_LARGE),
         *late,
         Section("tuned", "NCCL with more channels for messages", "tuned", ("hot-pair:64MiB:4MiB", "balanced:64MiB", "balanced:1MiB")),
         *tuned_nodes,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from railweave.lab import LabSpec
 
 _OUTPUT = click.Path(path_type=Path)
+_SYSTEMS_HELP = (
+    "nccl, nccl-tuned, nccl-shim-off, railweave, railweave-torch, railweave-torch-registered, railweave-torch-async,"
+    " railweave-counters, railweave-checksums, railweave-nvtx; the first is the rival."
+)
 
 
 def _finite(_context: click.Context, option: click.Parameter, values: tuple[float, ...]) -> tuple[float, ...]:
@@ -65,7 +69,7 @@ def command() -> None:
     "--systems",
     default="nccl,railweave",
     show_default=True,
-    help="On GPUs: nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival.",
+    help=f"On GPUs: {_SYSTEMS_HELP}",
 )
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="On GPUs: one more rival's libnccl.so.2.")
 @click.option(
@@ -260,9 +264,7 @@ def _in_lab(
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Of a rank, once for each of its experts.")
 @click.option("--width", type=click.IntRange(8), default=7168, show_default=True, help="Elements of a token, 2 bytes each.")
 @click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Of a round.")
-@click.option(
-    "--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival."
-)
+@click.option("--systems", default="nccl,railweave", show_default=True, help=_SYSTEMS_HELP)
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="One more rival's libnccl.so.2.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")
@@ -306,9 +308,7 @@ def moe(
 )
 @click.option("--work", "works", multiple=True, type=click.Choice(("gemm", "all-reduce")), help="Repeatable; by default both.")
 @click.option("--matrix", "matrices", multiple=True, metavar="GEN|FILE", help="Repeatable; by default a hot pair and a balanced one.")
-@click.option(
-    "--systems", default="nccl,railweave", show_default=True, help="nccl, nccl-tuned, nccl-shim-off, railweave; the first is the rival."
-)
+@click.option("--systems", default="nccl,railweave", show_default=True, help=_SYSTEMS_HELP)
 @click.option("--nccl", "other_nccl", type=click.Path(exists=True, path_type=Path), help="One more rival's libnccl.so.2.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=9, show_default=True, help="Rounds, after a warm-up.")
 @click.option("--json", "json_file", type=_OUTPUT, help="Write the result.")

@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer on a rank of the benchmark: dispatch, expert, combine, forward and backward, over torch.distributed.
+"""A mixture-of-experts layer on a rank of the benchmark: dispatch, expert, combine, forward and backward.
 
 One expert a rank, which stands for those that the rank has: a feed-forward network of two matrix products. Which tokens go where is given
 by the driver, so that both systems do the same work; counts are exchanged and read by the host in each iteration, as gates need it.
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.nn.functional import all_to_all_single
 
+from railweave.bench.gpus.interface import Interface
 from railweave.bench.gpus.trace import shares, trace
 
 _DTYPE = torch.bfloat16
@@ -35,8 +35,9 @@ def _sum_of_places(tensor: Any) -> int:
 class MoeWorker:
     """The layer of one rank."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, interface: Interface) -> None:
         self.rank, self.world = rank, world
+        self._interface = interface
         self._tokens = 0
         self._rounds: list[tuple[Any, Any, Any]] = []  # order of the tokens, its inverse, counts
         self._input = self._up = self._down = self._gradient = torch.empty(0, device="cuda")
@@ -114,8 +115,8 @@ class MoeWorker:
         sent, received = torch.stack((counts, theirs)).tolist()
         width = self._input.shape[1]
         rows = self._input.index_select(0, order)
-        there = all_to_all_single(rows.new_empty(sum(received), width), rows, received, sent)
-        back = all_to_all_single(rows.new_empty(rows.shape), self._expert(there), sent, received)
+        there = self._interface.differentiable(rows.new_empty(sum(received), width), rows, received, sent)
+        back = self._interface.differentiable(rows.new_empty(rows.shape), self._expert(there), sent, received)
         output = back.index_select(0, inverse)
         output.backward(self._gradient)
         return output

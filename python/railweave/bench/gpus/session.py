@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import selectors
@@ -22,12 +23,18 @@ from railweave.lab.own_process import own_process
 from railweave.nccl import preloaded
 
 _LOOK_S = 0.2  # how often silent ranks are looked after
+_CUDA_CUPTI = Path("/usr/local/cuda/extras/CUPTI/lib64")
 _START_S = 120.0  # PyTorch loads 3 GB of libraries, from a cold disk once
 
 # More channels for sends and receives than NCCL takes by itself: what helped most where NCCL starves NVLink (docs/results.md).
 _TUNED = {"NCCL_MIN_P2P_NCHANNELS": "32", "NCCL_MAX_P2P_NCHANNELS": "32"}
 # Over rails NCCL by itself takes two to four for each peer, for those on NVLink as well, since it goes by the least of all peers.
 _TUNED_OVER_RAILS = {"NCCL_MIN_P2P_NCHANNELS": "16", "NCCL_NCHANNELS_PER_NET_PEER": "4"}
+
+
+# By which a system's ranks know what they call (railweave.bench.gpus.interface); without it torch.distributed.
+INTERFACE = "BENCH_INTERFACE"
+_FOLDER = "{folder}"  # in a system's environment: that of its run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +45,25 @@ class System:
     environment: Mapping[str, str]
 
 
-SYSTEMS = ("nccl", "nccl-tuned", "nccl-shim-off", "railweave")
+SYSTEMS = (
+    *("nccl", "nccl-tuned", "nccl-shim-off", "railweave", "railweave-torch", "railweave-torch-registered", "railweave-torch-async"),
+    *("railweave-counters", "railweave-checksums", "railweave-nvtx"),
+)
 
 
 def shimmed() -> str:
     """LD_PRELOAD with the shim first."""
     return preloaded(os.environ)["LD_PRELOAD"]
+
+
+def _cupti() -> str:
+    """CUPTI of PyTorch's packages or of CUDA: a profiler that takes NVTX's ranges and does nothing with them."""
+    packages = importlib.util.find_spec("nvidia")
+    places = [Path(place) for place in (packages.submodule_search_locations or ())] if packages else []
+    found = [*(path for place in places for path in place.glob("*/lib/libcupti.so*")), *_CUDA_CUPTI.glob("libcupti.so*")]
+    if not found:
+        raise BenchError("railweave-nvtx: no libcupti.so with PyTorch or CUDA, which is to listen")
+    return str(found[0])
 
 
 def systems(names: Sequence[str], other_nccl: Path | None, over_rails: bool = False) -> list[System]:
@@ -55,7 +75,14 @@ def systems(names: Sequence[str], other_nccl: Path | None, over_rails: bool = Fa
         "nccl-tuned": System("nccl-tuned", {"LD_PRELOAD": bare, **(_TUNED_OVER_RAILS if over_rails else _TUNED)}),
         "nccl-shim-off": System("nccl-shim-off", {"LD_PRELOAD": own, "RAILWEAVE_SHIM": "off"}),
         "railweave": System("railweave", {"LD_PRELOAD": own}),
+        "railweave-torch": System("railweave-torch", {"LD_PRELOAD": bare, INTERFACE: "plain"}),
+        "railweave-torch-registered": System("railweave-torch-registered", {"LD_PRELOAD": bare, INTERFACE: "registered"}),
+        "railweave-torch-async": System("railweave-torch-async", {"LD_PRELOAD": bare, INTERFACE: "async"}),
+        "railweave-counters": System("railweave-counters", {"LD_PRELOAD": own, "RAILWEAVE_METRICS": f"{_FOLDER}/counters"}),
+        "railweave-checksums": System("railweave-checksums", {"LD_PRELOAD": own, "RAILWEAVE_CHECKSUM": "1"}),
     }
+    if "railweave-nvtx" in names:
+        found["railweave-nvtx"] = System("railweave-nvtx", {"LD_PRELOAD": own, "NVTX_INJECTION64_PATH": _cupti()})
     result = [found[name] for name in names]
     if other_nccl:
         result.insert(1, System("nccl-other", {"LD_PRELOAD": ":".join(filter(None, (str(other_nccl), bare)))}))
@@ -269,7 +296,8 @@ class Place:
 def start(chosen: System, place: Place, folder: Path) -> Processes:
     """The ranks of a system. `folder` holds the file by which they meet and what the shim logs; both end with the run."""
     log = {"RAILWEAVE_LOG": "info", "RAILWEAVE_LOG_FILE": str(folder / f"{chosen.name}.log.%p")}
-    ranks = [{**place.environment(rank), **log, **chosen.environment} for rank in range(place.world)]
+    own = {name: value.replace(_FOLDER, str(folder)) for name, value in chosen.environment.items()}
+    ranks = [{**place.environment(rank), **log, **own} for rank in range(place.world)]
     return Processes(chosen.name, "railweave.bench.gpus.worker", [str(folder / f"store-{chosen.name}")], ranks, place.lab)
 
 

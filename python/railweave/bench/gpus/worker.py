@@ -1,4 +1,4 @@
-"""One rank on its GPU: does what the driver says, over torch.distributed with whatever NCCL its environment brings.
+"""One rank on its GPU: does what the driver says, over whatever its environment brings (railweave.bench.gpus.session).
 
 Its arguments are CONTROL-FD STORE-FILE; it has RANK, LOCAL_RANK and WORLD_SIZE. One JSON line each way:
     {"do": "prepare", "matrix": [[bytes]], "repetition": r}   fill what is sent                        → {"ready": true}
@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from railweave.bench import pattern
+from railweave.bench.gpus.interface import Interface, chosen
 from railweave.bench.gpus.moe import MoeWorker
 from railweave.bench.gpus.threads import cpu_of_others
 from railweave.bench.gpus.trace import trace
@@ -85,8 +86,9 @@ class OtherWork:
 class Worker:
     """A rank's buffers and its exchange."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, interface: Interface) -> None:
         self.rank, self.world = rank, world
+        self._interface = interface
         self._repetition = 0
         self._send_counts = self._recv_counts = [0] * world
         self._send = self._recv = torch.empty(0, dtype=torch.uint8, device="cuda")
@@ -100,6 +102,7 @@ class Worker:
         self._repetition = repetition
         self._send_counts = matrix[self.rank]
         self._recv_counts = [row[self.rank] for row in matrix]
+        self._interface.hold()
         self._send = self._recv = torch.empty(0, dtype=torch.uint8, device="cuda")  # frees the old ones first
         self._send = torch.empty(sum(self._send_counts), dtype=torch.uint8, device="cuda")
         self._recv = torch.full((sum(self._recv_counts),), _POISON, dtype=torch.uint8, device="cuda")
@@ -108,6 +111,7 @@ class Worker:
             first = pattern.key(repetition, self.rank, peer)
             self._send[place : place + count] = words(-(-count // 8), first).view(torch.uint8)[:count]
             place += count
+        self._interface.hold(self._send, self._recv)
         torch.cuda.synchronize()
         return {"ready": True}
 
@@ -170,7 +174,7 @@ class Worker:
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
                 if nothing:
-                    dist.all_to_all_single(self._recv[:0], empty, zeros, zeros)
+                    self._interface.exchange(self._recv[:0], empty, zeros, zeros)
                 else:
                     self._exchange()
                 torch.cuda.synchronize()
@@ -217,7 +221,7 @@ class Worker:
         return {"kernels": found}
 
     def _exchange(self) -> None:
-        dist.all_to_all_single(self._recv, self._send, self._recv_counts, self._send_counts)
+        self._interface.exchange(self._recv, self._send, self._recv_counts, self._send_counts)
 
 
 def _nccl_version() -> str:
@@ -268,13 +272,15 @@ def main(control_fd: str, store: str) -> None:
     with socket.socket(fileno=int(control_fd)) as control, control.makefile("rw") as lines:
         device = torch.device("cuda", local)
         dist.init_process_group("nccl", init_method=Path(store).as_uri(), rank=rank, world_size=world, timeout=_TIMEOUT, device_id=device)
-        worker, moe = Worker(rank, world), MoeWorker(rank, world)
+        interface = chosen()
+        worker, moe = Worker(rank, world, interface), MoeWorker(rank, world, interface)
         dist.all_reduce(torch.zeros(1, device="cuda"))
         torch.cuda.synchronize()
         say(lines, {"gpu": torch.cuda.get_device_name(), **versions()})
         own = (worker.prepare, worker.check, worker.queued, worker.single, worker.beside, worker.kernels)
         layer = (moe.moe_prepare, moe.moe_calibrate, moe.moe_run, moe.moe_trace)
         serve(lines, {action.__name__: action for action in (*own, *layer)})
+        interface.close()
         dist.destroy_process_group()
 
 

@@ -229,6 +229,15 @@ def test_calls_of_small_messages_are_measured_beside_a_shim_that_does_nothing(gp
     assert set(section.cases) <= small, "rows that there are without it"
 
 
+def test_what_is_added_to_railweave_is_compared_with_it_alone(tmp_path: Path) -> None:
+    newest = tmp_path / "libnccl.so.2"
+    found = evaluation(tmp_path, 4, nccl=newest)
+    words = {name: found.command(found.groups[name], ["balanced:1KiB"], tmp_path / name) for name in ("interfaces", "watched")}
+    assert ("--nccl" in words["interfaces"], "--nccl" in words["watched"]) == (True, False)
+    assert str(option(words["interfaces"], "--systems")).startswith("nccl,railweave,railweave-torch")
+    assert str(option(words["watched"], "--systems")).startswith("railweave,railweave-counters")
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_layers_over_rails_have_every_skew_beside_experts_of_every_size(gpus: int) -> None:
     found: set[tuple[str, str]] = set()
@@ -818,7 +827,7 @@ def test_without_matplotlib_there_are_tables_without_pictures(tmp_path: Path, mo
 
 def test_the_rival_is_the_best_nccl_with_its_defaults() -> None:
     found = exchanges("balanced:16MiB", 2e-3, 1e-3)
-    for system, seconds in (("nccl-other", 1.1e-3), ("nccl-tuned", 0.5e-3)):
+    for system, seconds in (("nccl-other", 1.1e-3), ("nccl-tuned", 0.5e-3), ("railweave-torch", 0.5e-3)):
         found.append(Exchange(system, "balanced:16MiB", 1, 1, [seconds] * 5, [1e-5] * 5, [seconds], [1e-5], 1e-3, None, [_NCCL]))
     told = {each.what: each for each in aims.lines({"exchanges": [run_of(found)]}, 4)}
     assert told["balanced, `balanced:16MiB`"].seen.startswith("1.10×")

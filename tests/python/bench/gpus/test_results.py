@@ -269,6 +269,14 @@ def test_what_makes_a_run_fail(run: Run, text: str) -> None:
     assert text in run.problems()[0]
 
 
+@pytest.mark.parametrize("system", ["railweave-torch", "railweave-checksums"])
+def test_more_ctas_are_wrong_of_the_shim_as_it_comes_alone(system: str) -> None:
+    run = make_run(own=Kernel("railweave::cuda::exchange<16u>", 32, 512))
+    named = [replace(each, system=system if each.system == "railweave" else each.system) for each in run.exchanges]
+    assert len(run.problems()) == 1
+    assert replace(run, exchanges=named, layers=[]).problems() == [], "one asks no NCCL, the other has kernels of its own"
+
+
 def test_tables_say_the_gain_and_the_share_of_the_bound() -> None:
     found = {title: (head, rows) for title, head, rows in tables(make_run())}
     head, rows = found["device time of a call among queued ones"]

@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from railweave.bench.errors import BenchError
+from railweave.bench.gpus import session
 from railweave.bench.gpus.session import SYSTEMS, LocalRanks, Processes, calibrated, systems, under_mps
 from railweave.nccl import library
 
@@ -80,6 +82,7 @@ def test_silence_is_an_error_after_its_time() -> None:
 def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     shim = str(library())
     monkeypatch.setenv("LD_PRELOAD", f"{shim}:/other.so")
+    monkeypatch.setattr(session, "_cupti", lambda: "/libcupti.so.13")
     found = {each.name: each.environment for each in systems(SYSTEMS, Path("/newest/libnccl.so.2"))}
     assert found["nccl"]["LD_PRELOAD"] == "/other.so"
     assert found["railweave"]["LD_PRELOAD"] == f"{shim}:/other.so"
@@ -87,8 +90,40 @@ def test_rivals_run_without_the_shim_and_with_whatever_else_is_preloaded(monkeyp
     assert int(found["nccl-tuned"]["NCCL_MIN_P2P_NCHANNELS"]) > 1
     assert found["nccl-shim-off"] == {"LD_PRELOAD": found["railweave"]["LD_PRELOAD"], "RAILWEAVE_SHIM": "off"}
     assert found["nccl-other"]["LD_PRELOAD"] == "/newest/libnccl.so.2:/other.so"
+    interfaces = {name: each["BENCH_INTERFACE"] for name, each in found.items() if "BENCH_INTERFACE" in each}
+    assert interfaces == {"railweave-torch": "plain", "railweave-torch-registered": "registered", "railweave-torch-async": "async"}
+    assert {found[name]["LD_PRELOAD"] for name in interfaces} == {"/other.so"}, "NCCL alone carries what is not exchanged"
+    watched = {name: {**each, **found["railweave"]} for name, each in found.items() if each["LD_PRELOAD"] == f"{shim}:/other.so"}
+    assert watched.keys() == {"nccl-shim-off", "railweave", "railweave-counters", "railweave-checksums", "railweave-nvtx"}
+    assert found["railweave-nvtx"]["NVTX_INJECTION64_PATH"] == "/libcupti.so.13"
     monkeypatch.delenv("LD_PRELOAD")
     assert [each.environment["LD_PRELOAD"] for each in systems(["nccl", "railweave"], None)] == ["", shim]
+
+
+def test_counters_are_written_to_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(session, "Processes", lambda name, module, arguments, environments, lab: started.extend(environments))
+    session.start(systems(["railweave-counters"], None)[0], session.Place(2), tmp_path)
+    assert [each["RAILWEAVE_METRICS"] for each in started] == [f"{tmp_path}/counters"] * 2
+
+
+@pytest.mark.parametrize("where", ["PyTorch", "CUDA", None])
+def test_what_listens_to_ranges_is_found_or_missed_before_anything_starts(
+    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel, toolkit = tmp_path / "nvidia" / "cu13" / "lib", tmp_path / "cupti"
+    for folder in (wheel, toolkit):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(session, "_CUDA_CUPTI", toolkit)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(wheel.parents[1])]))
+    if where is None:
+        with pytest.raises(BenchError, match=r"railweave-nvtx: no libcupti\.so"):
+            systems(["railweave-nvtx"], None)
+        assert systems(["railweave"], None), "which needs none"
+        return
+    library = (wheel if where == "PyTorch" else toolkit) / "libcupti.so.13"
+    library.touch()
+    assert systems(["railweave-nvtx"], None)[0].environment["NVTX_INJECTION64_PATH"] == str(library)
 
 
 def test_more_channels_are_those_that_help_where_nccl_runs() -> None:
