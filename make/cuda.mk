@@ -1,10 +1,11 @@
-.PHONY: cuda cuda-12 cuda-sm70 setup-cuda test-cuda
+.PHONY: cuda cuda-12 cuda-sm70 setup-cuda test-cuda test-sanitized-cuda
+USE_CUDA = if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi
 
 setup-cuda: ## a CUDA toolkit in .cuda where the machine has none
 	@scripts/setup-cuda
 
 cuda: setup-cuda ## librailweave_cuda.so with all kernels, its tests and benchmarks, in build/cuda (needs no GPU)
-	@if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi; \
+	@$(USE_CUDA); \
 	cmake -G Ninja -B build/cuda -DRAILWEAVE_CUDA=ON -DRAILWEAVE_TESTS=ON -DRAILWEAVE_BENCHMARKS=ON >/dev/null && \
 	cmake --build build/cuda -j $(JOBS) --target railweave_cuda railweave_nccl gpu_protocol_test gpu_device_test gpu_communicator_test gpu_exchange link_sleep
 
@@ -17,3 +18,7 @@ cuda-12: cuda ## that the sources of that build keep to the headers of CUDA 12.1
 test-cuda: cuda cuda-12 cuda-sm70 ## what of the CUDA build needs no GPU: kernels compile, for sm_70 too; CUDA 12.1; contexts, captures, communicators; installing
 	@ctest --test-dir build/cuda/tests/cpp/cuda -R '^(DeviceScope|DeviceOfAThread|CaptureOf|EndOfProcess|[A-Za-z]+OfCommunicator)' --no-tests=error --output-on-failure
 	@ctest --test-dir build/cuda/tests/cpp/nccl -R '^nccl_install$$' --no-tests=error --output-on-failure
+
+# Not part of `make test`, as test-sanitized. In folders of their own: nvcc knows no sanitizer, and these tests need no kernel.
+test-sanitized-cuda: setup-cuda ## the tests of the CUDA host side and of the GPU kernels' roles under those sanitizers (compiles no kernel)
+	@set -e; $(USE_CUDA); $(call sanitized,cuda-,-DRAILWEAVE_CUDA=ON,gpu_protocol_test gpu_device_test gpu_communicator_test gpu_buffers_test gpu_rails_test gpu_rails_process_test,cuda)
