@@ -21,8 +21,8 @@ constexpr std::uint64_t kHour = 3'600'000;
 const Setting kTable[] = {
     {"shim", "on/off", "off: every call goes to NCCL unchanged; no socket, no thread", &S::shim},
     {"nccl_library", "",
-     "the real libnccl.so.2, or a library with NCCL in it that exports its functions; default the one that the program has loaded, else "
-     "the next on the search path",
+     "the real libnccl.so.2, or a library with NCCL in it that exports its functions; default libnccl.so.2 where the program has loaded "
+     "it, else the next NCCL in its symbol scope, else in another library that it has loaded, else the next on the search path",
      &S::nccl_library},
     {"cuda_library", "", "the device library; default librailweave_cuda.so beside the shim, else on the search path", &S::cuda_library},
     {"shim_wait_ms", "ms",
