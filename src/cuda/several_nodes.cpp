@@ -34,6 +34,18 @@ std::string gbits(std::uint64_t Bps) {
 
 bool is_set(const char* text) { return text != nullptr && *text != '\0'; }
 
+// NCCL may see that they are one machine, and take NVLink.
+std::string one_machine(const engine::Cluster& cluster) {
+  for (auto node = cluster.nodes.begin(); node != cluster.nodes.end(); ++node) {
+    for (auto before = cluster.nodes.begin(); before != node; ++before) {
+      const std::string rest = other_namespace(node->name, before->name);
+      if (!rest.empty())
+        return "rank " + std::to_string(node->ranks[0]) + " runs on another node than rank " + std::to_string(before->ranks[0]) + rest;
+    }
+  }
+  return {};
+}
+
 std::string few_cpus(const engine::NodeInfo& node, const std::vector<NodeFacts>& facts) {
   std::uint32_t cpus = 0;
   for (std::size_t word = 0; word < CpuSet{}.words.size(); ++word) {
@@ -101,18 +113,16 @@ NodeFacts own_node_facts() {
 }
 
 std::string objection_to(const engine::Cluster& cluster, const std::vector<NodeFacts>& facts) {
-  for (std::uint32_t rank = 0; rank < cluster.world; ++rank) {
+  std::string objection = one_machine(cluster);  // which its networks, NICs and CPUs would hide
+  for (std::uint32_t rank = 0; objection.empty() && rank < cluster.world; ++rank) {
     if (!facts[rank].network.empty())
-      return "rank " + std::to_string(rank) + " has " + facts[rank].network + ", over which several nodes have not run";
+      objection = "rank " + std::to_string(rank) + " has " + facts[rank].network + ", over which several nodes have not run";
   }
-  for (const engine::NodeInfo& node : cluster.nodes) {
-    const std::string first = cluster.nodes[0].name, rest = &node == cluster.nodes.data() ? "" : other_namespace(node.name, first);
-    if (!rest.empty()) return "rank " + std::to_string(node.ranks[0]) + " runs on another node than rank 0" + rest;
-    std::string objection = unmeasured_nics(cluster, node);
-    if (objection.empty()) objection = few_cpus(node, facts);
-    if (!objection.empty()) return objection;
+  for (auto node = cluster.nodes.begin(); objection.empty() && node != cluster.nodes.end(); ++node) {
+    objection = unmeasured_nics(cluster, *node);
+    if (objection.empty()) objection = few_cpus(*node, facts);
   }
-  return {};
+  return objection;
 }
 
 }  // namespace railweave::cuda

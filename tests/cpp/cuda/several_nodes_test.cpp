@@ -47,12 +47,24 @@ TEST_F(TwoNodes, WithABetterNetworkAreNot) {
   EXPECT_EQ(objection(), "rank 3 has RDMA device mlx5_0, over which several nodes have not run");
 }
 
-// NCCL may see that they are one machine, and take NVLink.
+constexpr const char* kThan0 =
+    "rank 2 runs on another node than rank 0, or in another PID namespace of this one (start containers in one: --pid=host, "
+    "shareProcessNamespace)";
+
 TEST_F(TwoNodes, OfOneMachineAreNot) {
   cluster.nodes[0].name = "8e2c 8c1f-boot 4026532577";
   cluster.nodes[1].name = "11d0 8c1f-boot 4026532600";
+  EXPECT_EQ(objection(), kThan0);
+  facts[1].network = "RDMA device mlx5_0";
+  EXPECT_EQ(objection(), kThan0) << "which is what to mend";
+}
+
+TEST_F(TwoNodes, OfOneMachineBesideAnotherAreNot) {
+  cluster.nodes[1].name = "11d0 8c1f-boot 4026532600";
+  cluster.nodes[1].ranks = {2};
+  cluster.nodes.push_back({"8e2c 8c1f-boot 4026532577", {3}, {}});
   EXPECT_EQ(objection(),
-            "rank 2 runs on another node than rank 0, or in another PID namespace of this one (start containers in one: --pid=host, "
+            "rank 3 runs on another node than rank 2, or in another PID namespace of this one (start containers in one: --pid=host, "
             "shareProcessNamespace)");
 }
 

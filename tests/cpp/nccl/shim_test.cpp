@@ -504,8 +504,9 @@ TEST(Namespaces, RanksWithAPrivateDevShmAreServed) {
   EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
 }
 
-// With the engine, ranks of another PID namespace are on another node: reached over the network.
-TEST(Namespaces, ARankInAnotherPidNamespaceIsServed) {
+// What the shim does for it: nothing that it tells the others is good in its own namespace alone. The device library leaves it to NCCL
+// unless told otherwise (tests/cpp/cuda/several_nodes_test.cpp); the one here serves several nodes without a question.
+TEST(Namespaces, ARankInAnotherPidNamespaceMeetsTheOthers) {
   // unshare has the shim preloaded, too. Under the address sanitizer it would end with a search for leaks, by a process that it cannot
   // make when its namespace has ended.
   const std::string wrapper = "env LSAN_OPTIONS=detect_leaks=0 unshare --pid --fork --mount-proc --kill-child env -u LSAN_OPTIONS";
