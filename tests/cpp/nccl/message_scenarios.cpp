@@ -446,6 +446,19 @@ void completion_event(Rank& self) {
   destroy(served);
 }
 
+// Only under the shim: NCCL does not check, whatever bytes come of it. Without bytes the buffers do not matter.
+void all_to_all_in_place(Rank& self) {
+  const ncclComm_t comm = self.connect();
+  const Stream stream;
+  std::vector<char> own(static_cast<std::size_t>(self.world), 'x');
+  require(ncclAlltoAll(own.data(), own.data(), 1, ncclInt8, comm, stream) == ncclInvalidUsage &&
+              std::string(ncclGetLastError(comm)).find("in place") != std::string::npos,
+          "one in place is refused");
+  must(ncclAlltoAll(own.data(), own.data(), 0, ncclInt8, comm, stream), "ncclAlltoAll without bytes");
+  exchange_skewed(comm);
+  destroy(comm);
+}
+
 // A captured exchange, run three times, with plain ones before and after.
 void graph(Rank& self) {
   const ncclComm_t comm = self.connect();
@@ -598,6 +611,7 @@ Scenarios message_scenarios() {
       {"all_to_all", all_to_all},
       {"all_to_all_config", all_to_all_config},
       {"completion_event", completion_event},
+      {"all_to_all_in_place", all_to_all_in_place},
       {"graph", graph},
       {"never_waits", never_waits},
       {"simulated", simulated},

@@ -263,6 +263,12 @@ TEST(Shim, AnEventOfAnAllToAllIsRefusedWhereItIsServed) {
   }
 }
 
+TEST(Shim, AnAllToAllInPlaceIsRefusedWhereItIsServed) {
+  const Outcome outcome = run(Mode::preload, "all_to_all_in_place");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 4u) << outcome.log;
+}
+
 TEST(Shim, WhatTheDeviceLibraryDecidedIsLoggedWithItsCommunicator) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"STAND_IN_TELLS=a receive buffer is reached through slots"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
