@@ -39,6 +39,24 @@ RELEASES = [
 TRAILER = 128 - 56
 
 
+def overlooked() -> list[str]:
+    """What RELEASES lacks of what PyPI has, for either CUDA."""
+    last: dict[str, int] = {}
+    for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        listed = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", package], check=True, capture_output=True, text=True
+        ).stdout
+        for minor, patch in re.findall(r"(?<![\d.])(\d+\.\d+)\.(\d+)(?![\d.])", listed):
+            last[minor] = max(last.get(minor, 0), int(patch))
+    oldest = _number(RELEASES[0])
+    found = {f"{minor}.{patch}" for minor, patch in last.items()} - set(RELEASES)
+    return [f"NCCL {release} is on PyPI, and not among RELEASES" for release in sorted(found, key=_number) if _number(release) > oldest]
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
 def fetch(release: str, wheels: Path) -> Path:
     """The directory nvidia/nccl of a release."""
     directory = wheels / release
@@ -116,7 +134,8 @@ def main() -> int:
         print(ask_library(arguments.shim), end="")
         return 0
     releases = [fetch(release, arguments.wheels) for release in arguments.releases]
-    wrong = compare(FORWARDING, generated(releases), arguments.update)
+    wrong = overlooked() if arguments.releases is RELEASES else []
+    wrong += compare(FORWARDING, generated(releases), arguments.update)
     for name, release in zip(arguments.releases, releases, strict=True):
         library = release / "lib/libnccl.so.2"
         wrong += compare(EXPORTS / f"{name}.txt", exported(library), arguments.update)
