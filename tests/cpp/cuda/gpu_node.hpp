@@ -16,18 +16,12 @@
 #include "host_block.hpp"
 #include "planned_messages.hpp"
 #include "prepare.hpp"
+#include "transfer.hpp"
 #include "waiting.hpp"
 
 namespace railweave::cuda {
 
 using Bytes = std::vector<std::byte>;
-
-struct Transfer {
-  Direction direction;
-  std::uint32_t peer;
-  std::byte* data;
-  std::uint64_t bytes;
-};
 
 // As the GPU library copies while kernels run.
 template <typename T>
@@ -307,12 +301,12 @@ inline Bytes random_bytes(std::mt19937_64& random, std::uint64_t count) {
   return bytes;
 }
 
-// A message of a program: its bytes at the source, and what came.
+// A message of a program: its bytes, and the buffers at its ends.
 struct Sent {
   std::uint32_t source, destination;
-  Bytes data, came;
+  Bytes data, sent, came;
 };
-// Operations in the order in which each rank runs them; a message is in one operation of its source and in one of its destination.
+// Operations in the order in which each rank runs them, once; a message is in one operation of its source and in one of its destination.
 struct Program {
   std::vector<std::unique_ptr<Sent>> messages;
   std::vector<std::vector<std::vector<Transfer>>> operations;  // by rank
@@ -320,29 +314,27 @@ struct Program {
   explicit Program(std::uint32_t world) : operations(world) {}
   void add(std::mt19937_64& random, std::uint32_t source, std::size_t send_op, std::uint32_t destination, std::size_t receive_op,
            std::uint64_t bytes) {
-    messages.push_back(std::make_unique<Sent>(Sent{source, destination, random_bytes(random, bytes), Bytes(bytes)}));
+    const Bytes data = random_bytes(random, bytes);
+    messages.push_back(std::make_unique<Sent>(Sent{source, destination, data, data, Bytes(bytes)}));
     Sent& m = *messages.back();
-    at(source, send_op).push_back({Direction::send, destination, m.data.data(), bytes});
-    at(destination, receive_op).push_back({Direction::receive, source, m.came.data(), bytes});
+    at(source, send_op).push_back({Direction::send, destination, m.sent.data(), bytes});
+    at(destination, receive_op).push_back({Direction::receive, source, m.came.data(), bytes, m.data.data()});
   }
-  // `after`: what a rank does behind each operation.
-  void run(
-      Node& node, const std::function<void(const std::vector<Transfer>&)>& after = [](const auto&) {}) const {
+  // Each byte is looked at when its operation has ended, and again when all have.
+  void run(Node& node) const {
     std::vector<std::jthread> ranks;
     for (std::uint32_t rank = 0; rank < operations.size(); ++rank) {
       ranks.emplace_back([&, rank] {
         for (const auto& operation : operations[rank]) {
           if (operation.empty()) continue;
           node.run(rank, operation);
-          after(operation);
+          use_buffers(operation);
         }
       });
     }
-  }
-  void check() const {
-    for (std::size_t i = 0; i < messages.size(); ++i) {
-      const Sent& m = *messages[i];
-      EXPECT_TRUE(m.data == m.came) << "message " << i << ", " << m.source << " to " << m.destination << ", " << m.data.size() << " bytes";
+    ranks.clear();
+    for (const auto& of_rank : operations) {
+      for (const auto& operation : of_rank) expect_left_alone(operation);
     }
   }
   // What its ports say was moved, by peer and direction, when the node has run this so many times and nothing else.

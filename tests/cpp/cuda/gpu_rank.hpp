@@ -23,18 +23,13 @@
 #include "rail_prepare.hpp"
 #include "rail_roles.hpp"
 #include "roles.hpp"
+#include "transfer.hpp"
 #include "ucx_transport.hpp"
 
 namespace railweave::test {
 
 using cuda::Direction;
-
-struct GpuTransfer {
-  Direction direction;
-  std::uint32_t peer;
-  std::byte* data;
-  std::uint64_t bytes;
-};
+using cuda::Transfer;
 
 // What a rank did before a launch comes before all that the launch does, also to what its peers do once they hear of it. A GPU sees to that
 // at a kernel's begin; threads whose grants are relaxed stores would not.
@@ -113,10 +108,10 @@ class GpuRank {
     std::uint32_t near;
     cuda::Plan plan;
   };
-  Launch prepare(const std::vector<GpuTransfer>& transfers) {
+  Launch prepare(const std::vector<Transfer>& transfers) {
     std::vector<cuda::Message> near, far;
     const std::uint32_t node = rank_ / job_.shape.ranks;
-    for (const GpuTransfer& t : transfers) {
+    for (const Transfer& t : transfers) {
       cuda::Message m{};
       m.data = t.data;
       m.bytes = t.bytes;
@@ -186,7 +181,7 @@ class GpuRank {
     threads.clear();
     ++seed_;
   }
-  void run(const std::vector<GpuTransfer>& transfers) { run(prepare(transfers)); }
+  void run(const std::vector<Transfer>& transfers) { run(prepare(transfers)); }
 
   // What Communicator::fail() does.
   void fail(const std::string& text) {

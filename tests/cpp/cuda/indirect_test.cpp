@@ -231,7 +231,6 @@ TEST_P(Mixes, EveryByteArrives) {
     program.add(random, 3, op, 0, op, 5000 + random() % 100'000);
   }
   program.run(node);
-  program.check();
   program.check_moved(node);
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(node.host(rank).error, 0u);
@@ -261,7 +260,6 @@ TEST(Indirect, PacedLinks) {
       program.add(random, 1, op, 2, op, 100'000);
     }
     program.run(node);
-    program.check();
     for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
   }
 }
@@ -277,7 +275,6 @@ TEST(Indirect, APacedLinkCarriesItsRate) {
   const auto begin = std::chrono::steady_clock::now();
   program.run(node);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  program.check();
   // All but the last pieces, which are under way when their link time is counted, within 1 GB/s. A busy machine only takes longer.
   EXPECT_GE(took.count(), (20.0 - 1.25) * kMiB / 1e9);
 }
@@ -292,7 +289,6 @@ TEST(Indirect, AClockThatIsFarAheadIsNotWaitedFor) {
   Program program(2);
   program.add(random, 0, 0, 1, 0, 2 * kMiB);
   program.run(node);
-  program.check();
 }
 
 // Where the last block alone is resident, it is known what goes which way: all of the message but its tail.
@@ -305,7 +301,6 @@ class LastBlock : public testing::Test {
     Program program(world);
     program.add(random, 0, 0, 1, 0, kBytes);
     program.run(node);
-    program.check();
   }
 };
 
@@ -369,7 +364,6 @@ TEST_F(LastBlock, SendsOverTheHostBesidePackets) {
     program.add(random, 0, 0, 1, 0, kBytes);
     for (std::uint32_t i = 0; i < 40; ++i) program.add(random, from, 0, 1, 0, 500 + i);  // in a train
     program.run(node);
-    program.check();
     program.check_moved(node);
     EXPECT_EQ(node.kernels(0).front(), from == 0 ? Kernel::apart_indirect : Kernel::indirect);
     EXPECT_EQ(node.kernels(1).front(), Kernel::apart_indirect);
@@ -392,7 +386,6 @@ TEST(Indirect, ADestinationThatKnowsNoneNamesNone) {
   program.add(random, 0, 0, 1, 0, 8 * kMiB);
   program.add(random, 2, 0, 1, 0, 500);
   program.run(node);
-  program.check();
   EXPECT_EQ(node.kernels(0).front(), Kernel::indirect);
   EXPECT_EQ(node.kernels(1).front(), Kernel::any);
   for (std::uint32_t path = 0; path < kIndirectPaths; ++path) EXPECT_EQ(pieces(node, 0, 1, path), 0u);

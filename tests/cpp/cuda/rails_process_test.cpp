@@ -30,7 +30,7 @@ TEST_P(RailProcesses, WhenARankIsKilledEveryOtherOneNamesIt) {
     const std::uint32_t peers[] = {rank < 2 ? 2u : 0u, rank < 2 ? 3u : 1u};
     std::jthread plug;
     for (std::uint64_t round = 0;; ++round) {
-      std::vector<GpuTransfer> transfers;
+      std::vector<Transfer> transfers;
       for (std::uint64_t i = 0; i < 2; ++i) {
         fill(send.data() + i * kBytes, kBytes, tag_of(rank, peers[i], round));
         transfers.push_back({Direction::send, peers[i], send.data() + i * kBytes, kBytes});

@@ -24,29 +24,21 @@ ExchangeSettings cramped() {
 
 // The messages of a rank in a random operation that all ranks draw alike.
 struct Buffers {
-  std::vector<GpuTransfer> transfers;
-  std::vector<std::unique_ptr<std::byte[]>> memory;
-  struct Expected {
-    const std::byte* data;
-    std::uint64_t bytes, tag;
-  };
-  std::vector<Expected> expected;
+  std::vector<Transfer> transfers;
 
   void add(std::uint32_t rank, std::uint32_t source, std::uint32_t destination, std::uint64_t bytes, std::uint64_t tag) {
-    if (source == rank) {
-      memory.push_back(std::make_unique<std::byte[]>(bytes));
-      fill(memory.back().get(), bytes, tag);
-      transfers.push_back({Direction::send, destination, memory.back().get(), bytes});
-    }
-    if (destination == rank) {
-      memory.push_back(std::make_unique<std::byte[]>(bytes));
-      transfers.push_back({Direction::receive, source, memory.back().get(), bytes});
-      expected.push_back({memory.back().get(), bytes, tag});
-    }
+    if (source == rank) transfers.push_back({Direction::send, destination, message(bytes, tag), bytes});
+    if (destination == rank) transfers.push_back({Direction::receive, source, buffer(bytes), bytes, message(bytes, tag)});
   }
-  void check(std::uint32_t rank) const {
-    for (const Expected& e : expected) EXPECT_EQ(first_wrong(e.data, e.bytes, e.tag), e.bytes) << "rank " << rank << ", tag " << e.tag;
+
+ private:
+  std::byte* buffer(std::uint64_t bytes) { return memory_.emplace_back(std::make_unique<std::byte[]>(bytes)).get(); }
+  std::byte* message(std::uint64_t bytes, std::uint64_t tag) {
+    std::byte* const data = buffer(bytes);
+    fill(data, bytes, tag);
+    return data;
   }
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
 std::uint64_t random_size(std::mt19937_64& random) {
@@ -89,8 +81,8 @@ TEST_P(RandomOperations, EveryByteArrives) {
       if (buffers.transfers.empty()) continue;
       rank.run(buffers.transfers);
       messages += buffers.transfers.size();
-      for (const GpuTransfer& t : buffers.transfers) with_peers[t.peer][static_cast<std::size_t>(t.direction)] += t.bytes;
-      buffers.check(rank.rank());
+      for (const Transfer& t : buffers.transfers) with_peers[t.peer][static_cast<std::size_t>(t.direction)] += t.bytes;
+      use_buffers(buffers.transfers);
       ASSERT_EQ(rank.failure(), "");
     }
     for (std::uint32_t peer = 0; peer < c.shape.world(); ++peer) EXPECT_EQ(rank.bytes_with(peer), with_peers[peer]) << "rank " << peer;
@@ -127,7 +119,7 @@ TEST(Rails, AReceiverThatComesLateHoldsNobodyElseUp) {
         for (const auto& [source, destination] : messages)
           buffers.add(rank.rank(), source, destination, kBytes, tag_of(source, destination, 0));
         rank.run(buffers.transfers);
-        buffers.check(rank.rank());
+        use_buffers(buffers.transfers);
       };
       const std::uint32_t a = role[0], b = role[1], c = role[2], d = role[3];
       if (rank.rank() == a) run({{a, b}, {a, c}});
@@ -157,7 +149,7 @@ TEST(Rails, SmallMessagesWaitForNoReceiver) {
       sent = true;
       sent.notify_all();
     }
-    buffers.check(rank.rank());
+    use_buffers(buffers.transfers);
     EXPECT_EQ(rank.failure(), "");
   });
 }
@@ -183,7 +175,7 @@ TEST(Rails, WhatARankSentBeforeItLeftIsReceived) {
       left = true;
       left.notify_all();
     }
-    buffers.check(rank.rank());
+    use_buffers(buffers.transfers);
     EXPECT_EQ(rank.failure(), "");
   });
 }
@@ -205,7 +197,7 @@ TEST(Rails, SmallMessagesThatFindNoPlaceWaitForOne) {
       rank.engine().close();  // until the others have all that it sent
       ++left;
     }
-    buffers.check(rank.rank());
+    use_buffers(buffers.transfers);
     EXPECT_EQ(rank.failure(), "");
   });
 }
@@ -230,7 +222,7 @@ TEST_P(ManySmall, MessagesArrive) {
                     c.bytes - c.bytes / 100 * round * (i % 3), round * 1000 + i);
       }
       rank.run(buffers.transfers);
-      buffers.check(rank.rank());
+      use_buffers(buffers.transfers);
       ASSERT_EQ(rank.failure(), "");
     }
   });
@@ -280,7 +272,7 @@ TEST(Rails, BytesAreCountedWhileTheirOperationRuns) {
       EXPECT_EQ(source.load()->bytes_of_ended, 0u);
     }
     if (rank.rank() != 1) rank.run(buffers.transfers);
-    buffers.check(rank.rank());
+    use_buffers(buffers.transfers);
     EXPECT_EQ(rank.failure(), "");
     if (rank.rank() == 0) {
       EXPECT_GE(rank.control().bytes_of_ended, 2 * kBytes);
@@ -345,7 +337,7 @@ TEST_P(DyingRail, LosesNothingAndMatesRelayWithoutKernels) {
       }
       if (rank.rank() == 0 && round == 3) job.rails->set_dead(0, false);
       rank.run(buffers.transfers);
-      buffers.check(rank.rank());
+      use_buffers(buffers.transfers);
       ASSERT_EQ(rank.failure(), "") << "round " << round << " with rank " << far;
     }
   });
@@ -361,7 +353,7 @@ std::vector<std::string> said_by_ranks(GpuJob& job) {
     Buffers buffers;
     for (std::uint32_t source = 0; source < 4; ++source) buffers.add(rank.rank(), source, source ^ 2, 100'000, source);
     rank.run(buffers.transfers);
-    buffers.check(rank.rank());
+    use_buffers(buffers.transfers);
     EXPECT_EQ(rank.failure(), "");
     for (const std::string& text : rank.slots().said) said[rank.rank()] += text + '\n';
     const bool moved = said[rank.rank()].find("lie in the GPU's memory") != std::string::npos;
@@ -437,7 +429,7 @@ TEST(StandIn, UcxMovesPayloadsOfADeviceByItsDriversCopies) {
     Buffers buffers;
     buffers.add(rank.rank(), 0, 1, 100'000, 1);
     rank.run(buffers.transfers);
-    buffers.check(rank.rank());
+    use_buffers(buffers.transfers);
   });
   EXPECT_GE(driver->copies() - before, 2u * (100'000 / 4096)) << "out of a slot and into one";
 }

@@ -41,7 +41,6 @@ TEST_P(RandomPrograms, EveryByteArrives) {
       }
     }
     program.run(node);
-    program.check();
     program.check_moved(node);
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       EXPECT_EQ(node.host(rank).error, 0u);
@@ -71,7 +70,6 @@ TEST_P(Orders, AReceiverThatComesLateHoldsNobodyElseUp) {
     program.add(random, 2, op + 1, 1, op, bytes);
   }
   program.run(node);
-  program.check();
 }
 // What one resident block of a rank can do, all must be able to do: every block, or cluster, begins only when the one before it has ended.
 class OneResidentBlock : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, bool>> {
@@ -96,7 +94,6 @@ TEST_P(OneResidentBlock, CompletesEverything) {
     }
   }
   program.run(node);
-  program.check();
   program.check_moved(node);
 }
 
@@ -111,7 +108,6 @@ TEST_P(OneResidentBlock, PacketsAndPushesWaitForEachOtherInNoOrder) {
     program.add(random, 0, 0, 1, 0, first);
     program.add(random, 1, 1, 0, 0, second);
     program.run(node);
-    program.check();
     const bool together = node.blocks_at_most > 1 && node.cluster_blocks > 1;
     EXPECT_EQ(node.kernels(0).front(), together ? Kernel::apart : Kernel::any);
   }
@@ -131,7 +127,6 @@ TEST(Roles, AsManyTransfersAsYouLike) {
   }
   program.add(random, 0, 1, 1, 1, 100);
   program.run(node);
-  program.check();
   program.check_moved(node);
   EXPECT_EQ(node.kernels(0), (std::vector{Kernel::any, Kernel::packets}));
   EXPECT_EQ(node.completed(0), 5001u);
@@ -181,7 +176,6 @@ TEST_P(Orders, ManyMessagesOfAPair) {
     program.add(random, 1, 0, 0, 0, i % 2 == 0 ? 10 : 33'000);
   }
   program.run(node);
-  program.check();
   program.check_moved(node);
   EXPECT_EQ(node.completed(0), 10u * kGrants);
 }
@@ -195,7 +189,6 @@ TEST(Roles, GroupsNeedNotMatch) {
   for (std::size_t i = 0; i < 6; ++i) program.add(random, 0, 0, 1, i, 5000 + i);
   for (std::size_t i = 0; i < 6; ++i) program.add(random, 0, 0, 2, i / 3, 100'000 + i);
   program.run(node);
-  program.check();
 }
 
 TEST(Roles, PacketNumbersDoNotWrap) {
@@ -213,7 +206,6 @@ TEST(Roles, PacketNumbersDoNotWrap) {
     program.add(random, 1, op, 0, op, 1 + op);
   }
   program.run(node);
-  program.check();
   EXPECT_EQ(node.port(1, 0).counts[count_at(Path::packets, Direction::receive)].value, kStart + 8 * packets_of(30'000));
 }
 
@@ -236,7 +228,6 @@ TEST_P(ManyMessages, ShareAPairsSlots) {
     if (granted != 0) program.add(random, 1, op, 0, op, granted);
   }
   program.run(node);
-  program.check();
   program.check_moved(node);
   EXPECT_EQ(node.kernels(0).front(), granted != 0 ? Kernel::apart : Kernel::packets);
   for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
@@ -271,7 +262,6 @@ TEST_P(PlansDiffer, EveryByteArrives) {
     }
   }
   program.run(node);
-  program.check();
   program.check_moved(node);
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     EXPECT_EQ(node.host(rank).error, 0u);
@@ -298,7 +288,6 @@ TEST_P(OneBlockAtATime, MovesMoreThanSlotsHold) {
   program.add(random, 1, 0, 0, 0, bytes + 1);
   if (both_ways) program.add(random, 1, 0, 0, 0, bytes);
   program.run(node);
-  program.check();
   program.check_moved(node);
   EXPECT_EQ(node.kernels(0).front(), Kernel::any);
   for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(node.host(rank).error, 0u);
@@ -405,7 +394,6 @@ TEST(Roles, ReplaysAreCountedApart) {
       program.add(random, 0, 0, 1, 0, 100'000);
       program.add(random, 1, 0, 0, 0, 200);
       program.run(node);
-      program.check();
       const auto completed = [&](Path path, bool captured) { return node.ledger(0).accounts[account_of(path, captured)].totals.completed; };
       EXPECT_EQ(completed(Path::packets, false), 2u);
       EXPECT_EQ(completed(Path::granted, false), 1u);
