@@ -176,7 +176,7 @@ class Node {
                                  .warp_distance = plan.warp_distance,
                                  .in_step_blocks = in_step && one_size ? plan.blocks : plan.in_step_blocks,
                                  .in_step_KiB = static_cast<std::uint32_t>(messages[0].bytes >> 10)};
-    const std::uint64_t seed = seed_ * 1000 + rank * 10;
+    const std::uint64_t seed = seed_ * 1000 + kernels_[rank].size() * 137 + rank * 10;
     switch (plan.kernel) {
       case Kernel::packets: return run_packets(plan, header, messages.data(), seed);
       case Kernel::apart: return run_apart_from_packets<false>(plan, header, messages.data(), seed);

@@ -38,12 +38,12 @@ class LaunchedBlock : public Base {
  public:
   using Base::Base;
   template <typename T>
-  void store(T* word, T value) {
-    this->release(word, value);
+  void store(T* word, T value, cuda::Site site = cuda::Site::current()) {
+    this->release(word, value, site);
   }
-  void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+  void copy(std::byte* to, const std::byte* from, std::uint32_t bytes, cuda::Site site = cuda::Site::current()) {
     if (before_copy) before_copy({from, bytes});
-    Base::copy(to, from, bytes);
+    Base::copy(to, from, bytes, site);
   }
   std::function<void(std::span<const std::byte> from)> before_copy;
 };

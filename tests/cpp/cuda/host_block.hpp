@@ -1,5 +1,5 @@
-// A thread in the place of a GPU block, or of a warp, for the roles of the exchange kernels: words are atomics, and each touch of one may
-// be delayed.
+// A thread in the place of a GPU block, or of a warp, for the roles of the exchange kernels: words are atomics, and each touch of one,
+// and each copy, may be delayed.
 #pragma once
 
 #include <array>
@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <random>
+#include <source_location>
 #include <thread>
 #include <vector>
 
@@ -16,24 +18,29 @@
 
 namespace railweave::cuda {
 
+// Where the roles touch a word or copy.
+using Site = std::source_location;
+
+// Each thread is slow at a few of these sites, which its seed chooses: it sleeps before the first, second, fourth, ... touch there, so also in
+// a loop, and not for long. What the others do in the meantime they do between any two touches that the roles make one after the other.
 class HostWords {
  public:
-  // `delays`: of 1024 touches of a word, how many wait for the other threads first.
-  HostWords(std::uint64_t seed, std::uint32_t delays) : random_(seed), delays_(delays) {}
+  // `delays`: of 1024 touches of a word, how many wait for the other threads first; 0: none, and no site is slow.
+  HostWords(std::uint64_t seed, std::uint32_t delays) : random_(seed), delays_(delays), slow_(random_() % kSites) {}
 
   template <typename T>
-  T relaxed(const T* word) {
-    delay();
+  T relaxed(const T* word, Site site = Site::current()) {
+    delay(site);
     return atomic(word).load(std::memory_order_relaxed);
   }
   template <typename T>
-  T acquire(const T* word) {
-    delay();
+  T acquire(const T* word, Site site = Site::current()) {
+    delay(site);
     return atomic(word).load(std::memory_order_acquire);
   }
   template <typename T>
-  void store(T* word, T value) {
-    delay();
+  void store(T* word, T value, Site site = Site::current()) {
+    delay(site);
     atomic(word).store(value, std::memory_order_relaxed);
   }
   // At once for who reads them under the mutex.
@@ -41,48 +48,48 @@ class HostWords {
     static std::mutex mutex;
     return mutex;
   }
-  void store_pair(std::uint64_t* words, std::uint64_t first, std::uint64_t second) {
-    delay();
+  void store_pair(std::uint64_t* words, std::uint64_t first, std::uint64_t second, Site site = Site::current()) {
+    delay(site);
     const std::scoped_lock lock(pairs());
     atomic(words).store(first, std::memory_order_relaxed);
     atomic(words + 1).store(second, std::memory_order_relaxed);
   }
   template <typename T>
-  void release(T* word, T value) {
-    delay();
+  void release(T* word, T value, Site site = Site::current()) {
+    delay(site);
     atomic(word).store(value, std::memory_order_release);
   }
-  std::uint64_t arrived(const std::uint64_t* word) { return acquire(word); }
-  void announce(std::uint64_t* word, std::uint64_t value) { add(word, value); }
+  std::uint64_t arrived(const std::uint64_t* word, Site site = Site::current()) { return acquire(word, site); }
+  void announce(std::uint64_t* word, std::uint64_t value, Site site = Site::current()) { add(word, value, site); }
   // The thread sanitizer does not see that loads are over.
-  void vacate(std::uint64_t* word, std::uint64_t value) { release(word, value); }
-  Mapping pair(const Mapping* mapping) {
-    const std::uint64_t buffer = acquire(&mapping->buffer);
-    return {buffer, relaxed(&mapping->base)};
+  void vacate(std::uint64_t* word, std::uint64_t value, Site site = Site::current()) { release(word, value, site); }
+  Mapping pair(const Mapping* mapping, Site site = Site::current()) {
+    const std::uint64_t buffer = acquire(&mapping->buffer, site);
+    return {buffer, relaxed(&mapping->base, site)};
   }
-  Count counted(const Count* count) {
-    const std::uint64_t over = relaxed(&count->over);
-    return {relaxed(&count->value), over};
+  Count counted(const Count* count, Site site = Site::current()) {
+    const std::uint64_t over = relaxed(&count->over, site);
+    return {relaxed(&count->value, site), over};
   }
   // Atomics carry the order that the fences beside them give on a GPU: the thread sanitizer knows no fences.
   template <typename T>
-  T add(T* word, T value) {
-    delay();
+  T add(T* word, T value, Site site = Site::current()) {
+    delay(site);
     return atomic(word).fetch_add(value, std::memory_order_acq_rel);
   }
-  std::uint64_t take(std::uint64_t* word, std::uint64_t bits) {
-    delay();
+  std::uint64_t take(std::uint64_t* word, std::uint64_t bits, Site site = Site::current()) {
+    delay(site);
     return atomic(word).fetch_or(bits, std::memory_order_acq_rel);
   }
   template <typename T>
-  bool swap_if(T* word, T old, T value) {
-    delay();
+  bool swap_if(T* word, T old, T value, Site site = Site::current()) {
+    delay(site);
     return atomic(word).compare_exchange_strong(old, value, std::memory_order_acq_rel);
   }
-  void raise_between(std::uint64_t* word, std::uint64_t value) {
-    for (std::uint64_t old = relaxed(word); old < value && !swap_if(word, old, value);) old = relaxed(word);
+  void raise_between(std::uint64_t* word, std::uint64_t value, Site site = Site::current()) {
+    for (std::uint64_t old = relaxed(word, site); old < value && !swap_if(word, old, value, site);) old = relaxed(word, site);
   }
-  void add_between(std::uint64_t* word, std::uint64_t value) { add(word, value); }
+  void add_between(std::uint64_t* word, std::uint64_t value, Site site = Site::current()) { add(word, value, site); }
   void fence() {}
 
   bool idle() {
@@ -97,6 +104,7 @@ class HostWords {
   // A line comes whole: its flag after its data.
   void write_packet(Packet& to, std::uint64_t flag, const std::byte* from, std::uint32_t bytes) {
     for (std::uint32_t k = 0; k * Line::kData < bytes; ++k) {
+      delay(Site::current());
       std::uint64_t words[Line::kWords] = {};
       std::memcpy(words, from + k * Line::kData, std::min(Line::kData, bytes - k * Line::kData));
       for (std::uint32_t w = 0; w < Line::kWords; ++w) atomic(&to.lines[k].words[w]).store(words[w], std::memory_order_relaxed);
@@ -107,6 +115,7 @@ class HostWords {
     for (std::uint32_t k = 0; k * Line::kData < bytes; ++k) {
       if (acquire(&from.lines[k].flag) != flag) return false;
     }
+    delay(Site::current());
     for (std::uint32_t k = 0; k * Line::kData < bytes; ++k) {
       std::uint64_t words[Line::kWords];
       for (std::uint32_t w = 0; w < Line::kWords; ++w) words[w] = atomic(&from.lines[k].words[w]).load(std::memory_order_relaxed);
@@ -120,12 +129,17 @@ class HostWords {
   static std::atomic_ref<T> atomic(const T* word) {
     return std::atomic_ref<T>(*const_cast<T*>(word));
   }
-  void delay() {
+  void delay(const Site& site) {
+    if (delays_ == 0) return;
     if (random_() % 1024 < delays_) std::this_thread::yield();
+    const bool slow = (site.line() * 7 + site.column()) % kSites == slow_;
+    if (slow && std::has_single_bit(++slow_touches_)) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 
+  static constexpr std::uint32_t kSites = 32;  // kinds of sites
+
   std::minstd_rand random_;
-  std::uint32_t delays_;
+  std::uint32_t delays_, slow_, slow_touches_ = 0;
   std::uint32_t idle_turns_ = 0;
 };
 
@@ -166,14 +180,15 @@ class HostBlock : public HostWords {
     return f();
   }
   template <std::uint32_t Count, typename F>
-  void gather(std::uint64_t (&words)[Count], F&& address) {
-    for (std::uint32_t i = 0; i < Count; ++i) words[i] = acquire(address(i));
+  void gather(std::uint64_t (&words)[Count], F&& address, Site site = Site::current()) {
+    for (std::uint32_t i = 0; i < Count; ++i) words[i] = acquire(address(i), site);
   }
   template <typename F>
   void each(std::uint32_t count, F&& f) {
     for (std::uint32_t i = 0; i < count; ++i) f(i);
   }
-  void copy(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+  void copy(std::byte* to, const std::byte* from, std::uint32_t bytes, Site site = Site::current()) {
+    delay(site);
     if (to != from) std::memcpy(to, from, bytes);
   }
   void write_bundle(Port& to, std::uint64_t number, const std::byte* from, std::uint32_t bytes) {
@@ -248,7 +263,7 @@ class HostWarp : public HostWords {
     }
     return false;
   }
-  void stagger(std::uint32_t) { delay(); }
+  void stagger(std::uint32_t, Site site = Site::current()) { delay(site); }
   void touch(const Port& port) { relaxed(&port.packets[0].lines[0].flag); }
   template <typename Taken>
   bool read(const Packet& from, std::uint64_t flag, std::byte* to, std::uint32_t bytes, Taken&& taken) {
