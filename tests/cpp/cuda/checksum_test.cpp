@@ -162,6 +162,20 @@ TEST(ChecksumRoles, TheFirstChunkOfTheFirstDamagedMessageIsNamed) {
   EXPECT_EQ(all.state.left, 0u);
 }
 
+TEST(ChecksumRoles, BothEndsOfEachChunkAreSummedUp) {
+  constexpr std::uint64_t kBytes = 200'000, kChunk = kLeastCheckedChunk;
+  for (std::uint64_t begin = 0; begin < kBytes; begin += kChunk) {
+    for (const std::uint64_t at : {begin, std::min(begin + kChunk, kBytes) - 1}) {
+      Exchanged all;
+      all.run();
+      all.received[1][at] ^= std::byte{1};
+      launch(all.receives, &all.state);
+      EXPECT_EQ(all.host.error, static_cast<std::uint32_t>(KernelError::damaged)) << at;
+      EXPECT_EQ(all.host.error_chunk, begin / kChunk) << at;
+    }
+  }
+}
+
 TEST(ChecksumRoles, AfterAnOperationThatFailedNothingIsSaidAboutBytes) {
   for (const bool stopped : {true, false}) {
     Exchanged all;

@@ -215,6 +215,17 @@ TEST_P(Fetches, EveryByteArrives) {
     }
   }
 }
+
+// With nothing beside it the source's operation ends as soon as its bytes are said to have been read.
+TEST_P(Fetches, OneMessageAtATime) {
+  std::mt19937_64 random(33);
+  Node node(2);
+  set_up(node);
+  Program program(2);
+  for (std::size_t op = 0; op < 40; ++op) program.add(random, 0, op, 1, op, 2 * kFetchBytes + random() % 1000);
+  program.run(node);
+  program.check_moved(node);
+}
 INSTANTIATE_TEST_SUITE_P(Ends, Fetches,
                          testing::Values(Case{3, false, false, true, {2, 2, 2}}, Case{3, false, false, true, {2, 2, 0}},
                                          Case{3, false, false, true, {1, 1, 1}}, Case{3, false, false, false, {1, 1, 1}},
