@@ -1,4 +1,4 @@
-.PHONY: cuda cuda-12 cuda-sm70 setup-cuda test-cuda test-sanitized-cuda test-sanitized-short
+.PHONY: cuda cuda-12 cuda-sm70 setup-cuda test-cuda test-sanitized-cuda test-sanitized-short test-mutants
 CUDA_HOST_TESTS = -R '^(DeviceScope|DeviceOfAThread|CaptureOf|EndOfProcess|[A-Za-z]+OfCommunicator)' --no-tests=error --output-on-failure
 USE_CUDA = if [ -x .cuda/bin/nvcc ]; then export CUDACXX=$(CURDIR)/.cuda/bin/nvcc CUDAToolkit_ROOT=$(CURDIR)/.cuda; fi
 
@@ -29,3 +29,9 @@ test-sanitized-short: setup-cuda ## of those whole communicators under the threa
 	@$(USE_CUDA); cmake --preset tsan -B build/cuda-tsan -DRAILWEAVE_CUDA=ON >/dev/null && \
 	cmake --build build/cuda-tsan -j $(JOBS) --target gpu_device_test gpu_communicator_test
 	@ctest --test-dir build/cuda-tsan/tests/cpp/cuda $(CUDA_HOST_TESTS)
+
+test-mutants: ## do the tests of the kernels' roles catch each of some mistakes in these? (needs no GPU; ten minutes, docs/cuda.md)
+	@cmake --preset $(PRESET) >/dev/null
+	@cmake --build --preset $(PRESET) -j $(JOBS) --target gpu_protocol_test gpu_rails_test
+	@RAILWEAVE_UCX_LIBRARY=$$(ls $(CURDIR)/.venv/lib/python3*/site-packages/libucx/lib/libucp.so.0 2>/dev/null || true) \
+	  tests/cpp/cuda/mutants.py build/$(PRESET)

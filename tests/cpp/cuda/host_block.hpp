@@ -21,8 +21,8 @@ namespace railweave::cuda {
 // Where the roles touch a word or copy.
 using Site = std::source_location;
 
-// Each thread is slow at a few of these sites, which its seed chooses: it sleeps before the first, second, fourth, ... touch there, so also in
-// a loop, and not for long. What the others do in the meantime they do between any two touches that the roles make one after the other.
+// Each thread is slow at a few of these sites, which its seed chooses: it sleeps before the first, second, fourth, ... touch there, so in a
+// loop, too, and not for long. What the others do in the meantime they do between any two touches that the roles make one after the other.
 class HostWords {
  public:
   // `delays`: of 1024 touches of a word, how many wait for the other threads first; 0: none, and no site is slow.
