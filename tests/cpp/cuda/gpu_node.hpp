@@ -206,7 +206,10 @@ class Node {
   // Threads of blocks that begin together.
   using Cluster = std::vector<std::function<void()>>;
   void run_clusters(std::vector<Cluster> clusters) const {
-    if (last_first) std::reverse(clusters.begin(), clusters.end());
+    if (last_first) {
+      std::reverse(clusters.begin(), clusters.end());
+      for (Cluster& cluster : clusters) std::reverse(cluster.begin(), cluster.end());
+    }
     std::vector<std::jthread> threads;
     for (const Cluster& cluster : clusters) {
       for (const auto& thread : cluster) threads.emplace_back(thread);
