@@ -172,9 +172,8 @@ class Evaluation:
     def command(self, group: Group, cases: Sequence[str], part: Path) -> list[str]:
         """Of `railweave bench`."""
         other = self.options.nccl
-        rival = (
-            ["--nccl", str(other.resolve())] if other and group.name not in ("mesh", "watched") else []
-        )  # which compare Railweave with itself
+        compares_itself = group.name in ("mesh", "watched")  # Railweave with Railweave
+        rival = ["--nccl", str(other.resolve())] if other and not compares_itself else []
         words = [word for case in cases for word in (group.option, argument_of(case, group, self.out / "matrices"))]
         return [sys.executable, "-m", "railweave", "bench", *group.words, *rival, *words, "--json", f"{part}.json"]
 
