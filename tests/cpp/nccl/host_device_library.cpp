@@ -354,12 +354,17 @@ railweave_status deregister_buffer(railweave_cuda_communicator* communicator, vo
 }
 
 railweave_status counters(railweave_cuda_communicator* communicator, railweave_cuda_counters* out) {
-  out->enqueued = communicator->enqueued;
-  out->completed = communicator->completed;
-  out->bytes_sent = communicator->sent;
-  out->bytes_received = communicator->received;
-  const std::lock_guard lock(communicator->mutex);
-  out->replays = communicator->replays != 0 ? 1 : 0;
+  railweave_cuda_counters all{};
+  all.size = out->size;
+  all.enqueued = communicator->enqueued;
+  all.completed = communicator->completed;
+  all.bytes_sent = communicator->sent;
+  all.bytes_received = communicator->received;
+  {
+    const std::lock_guard lock(communicator->mutex);
+    all.replays = communicator->replays != 0 ? 1 : 0;
+  }
+  std::memcpy(out, &all, std::min(out->size, sizeof all));  // callers of before have fewer members
   return RAILWEAVE_OK;
 }
 
