@@ -83,8 +83,8 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     steps.append(Step("100 lives", (*exchange, "--railweave", first, "--lives", "100"), 25, 120))
     steps.append(Step("100 lives with virtual memory", (*virtual, "--lives", "100"), 25, 120))
     if options.sanitizer:
-        # By itself it ends as the program does, whatever it found. What the driver refuses is an answer: it is asked for chunks until there is
-        # none.
+        # By itself it ends as the program does, whatever it found. What the driver refuses is an answer: it is asked for chunks until
+        # there is none.
         checker = (options.sanitizer, "--tool", "memcheck", "--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9")
         memcheck = (*checker, *exchange, "--threads")
         random = ("--check", "20")
