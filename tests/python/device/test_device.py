@@ -98,7 +98,7 @@ def test_errors_are_typed_and_say_what_was_wrong(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(BootstrapError, match="rendezvous 'nowhere'"):
         DeviceCommunicator(0, 2, 0, "nowhere")
     with pytest.raises(Error, match="chunk_bytes"):
-        DeviceCommunicator(0, 2, 0, "tcp://127.0.0.1:1", {"chunk_bytes": "none"})
+        DeviceCommunicator(0, 2, 0, "tcp://127.0.0.1:1", {"chunk_bytes": "none", "bootstrap_ms": "100"})  # the other is told
     monkeypatch.setenv("STAND_IN_REFUSES_DEVICE", "3")
     with pytest.raises(Error, match="device 3 is refused"):
         DeviceCommunicator(0, 2, 3, "tcp://127.0.0.1:1")
