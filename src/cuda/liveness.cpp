@@ -18,14 +18,6 @@ bool has_exited(int pidfd) {
   return ::poll(&poll, 1, 0) == 1;
 }
 
-// Of an identity that the system gave: host name, boot, PID namespace. Containers have host names of their own.
-std::string boot_of(const std::string& identity) {
-  const std::size_t last = identity.rfind(' ');
-  if (last == std::string::npos || last == 0) return {};
-  const std::size_t before = identity.rfind(' ', last - 1);
-  return before == std::string::npos ? std::string() : identity.substr(before + 1, last - before - 1);
-}
-
 Failure death_of(std::uint32_t rank) { return {"rank " + std::to_string(rank) + " has died", rank}; }
 
 // Of a rank that a mate could not do without.
@@ -41,6 +33,14 @@ void throw_failure(const Failure& failure) {
   if (failure.lost_rank) throw RankDied(*failure.lost_rank, failure.text);
   if (failure.damaged) throw TransportError(failure.text);
   throw ExchangeError(failure.text);
+}
+
+// Host name, boot, PID namespace; containers have host names of their own.
+std::string boot_of(const std::string& identity) {
+  const std::size_t last = identity.rfind(' ');
+  if (last == std::string::npos || last == 0) return {};
+  const std::size_t before = identity.rfind(' ', last - 1);
+  return before == std::string::npos ? std::string() : identity.substr(before + 1, last - before - 1);
 }
 
 std::string other_namespace(const std::string& theirs, const std::string& mine) {

@@ -21,6 +21,9 @@ struct Failure {
 // damage, ExchangeError for what was ended here.
 [[noreturn]] void throw_failure(const Failure& failure);
 
+// The boot in an identity that the system gave (engine::node_identity), by which PID namespaces of one machine are found; empty where
+// RAILWEAVE_NODE_ID gave it.
+std::string boot_of(const std::string& identity);
 // What to add to "runs on another node" when that node is this machine. Identities are those of engine::node_identity: they end with the
 // PID namespace, by whose numbers ranks find each other's memory.
 std::string other_namespace(const std::string& theirs, const std::string& mine);

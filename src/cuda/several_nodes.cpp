@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -36,12 +37,15 @@ bool is_set(const char* text) { return text != nullptr && *text != '\0'; }
 
 // NCCL may see that they are one machine, and take NVLink.
 std::string one_machine(const engine::Cluster& cluster) {
-  for (auto node = cluster.nodes.begin(); node != cluster.nodes.end(); ++node) {
-    for (auto before = cluster.nodes.begin(); before != node; ++before) {
-      const std::string rest = other_namespace(node->name, before->name);
-      if (!rest.empty())
-        return "rank " + std::to_string(node->ranks[0]) + " runs on another node than rank " + std::to_string(before->ranks[0]) + rest;
-    }
+  std::map<std::string, const engine::NodeInfo*> first_of;  // by boot
+  for (const engine::NodeInfo& node : cluster.nodes) {
+    const std::string boot = boot_of(node.name);
+    if (boot.empty()) continue;
+    const auto [first, is_first] = first_of.emplace(boot, &node);
+    if (is_first) continue;
+    const engine::NodeInfo& other = *first->second;
+    return "rank " + std::to_string(node.ranks[0]) + " runs on another node than rank " + std::to_string(other.ranks[0]) +
+           other_namespace(node.name, other.name);
   }
   return {};
 }
