@@ -83,16 +83,14 @@ def _steps(options: argparse.Namespace) -> list[Step]:
     steps.append(Step("100 lives", (*exchange, "--railweave", first, "--lives", "100"), 25, 120))
     steps.append(Step("100 lives with virtual memory", (*virtual, "--lives", "100"), 25, 120))
     if options.sanitizer:
-        # By itself it ends as the program does, whatever it found. What the driver refuses is an answer: it is asked for chunks until
-        # there is none.
-        checker = (options.sanitizer, "--tool", "memcheck", "--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9")
-        memcheck = (*checker, *exchange, "--threads")
+        # By itself it ends as the program does, whatever it found. Not in virtual memory: what a rank has mapped of another's it takes for
+        # out of bounds, though it says itself that it lies inside that allocation.
+        memcheck = (options.sanitizer, "--tool", "memcheck", "--print-limit", "20", "--error-exitcode", "9", *exchange, "--threads")
         random = ("--check", "20")
         for what, before, more, expected_s in (
             ("20 random operations", (), random, 60),
             ("6 large operations, four blocks", few, ("--check", "6", "--large"), 40),
             ("20 random operations over two nodes", (), (*random, "--nodes", "2"), 60),
-            ("20 random operations in virtual memory", (), (*random, "--virtual"), 60),
             ("20 random operations with checksums", ("env", "RAILWEAVE_CHECKSUM=1"), random, 60),
         ):
             command = (*before, *memcheck, *more, "--railweave", first)

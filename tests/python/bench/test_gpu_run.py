@@ -75,7 +75,7 @@ def test_what_memcheck_finds_is_a_failure_though_the_program_ends_well(tmp_path:
     commands = [command for command in kept if "--tool memcheck" in command]
     assert len(commands) == len(re.findall(rf"memcheck of .*: status {int(errors > 0)}, ", text))
     assert all("--error-exitcode" in command and "--threads" in command for command in commands), "or it ends as the program does"
-    for option in ("--large", "--nodes 2", "--virtual", "RAILWEAVE_CHECKSUM=1"):
+    for option in ("--large", "--nodes 2", "RAILWEAVE_CHECKSUM=1"):
         assert sum(option in command for command in commands) == 1, "what takes other ways through the kernels and the engine"
 
 
