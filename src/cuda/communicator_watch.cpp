@@ -691,9 +691,9 @@ std::string Communicator::describe(const std::vector<Pending>& waiting, const st
   }
   if (queued > kQueuedTold) text += std::to_string(queued - kQueuedTold) + " more messages: queued behind\n";
   if (!replayed.empty()) {
-    text += waiting.empty() ? "an operation of a graph is under way, and it is not known which"
-                            : "operations of graphs may be under way before these";
-    text += ". What it waits for is among what was captured:\n";
+    text += waiting.empty() ? "an operation of a graph is under way, and it is not known which. What it waits for"
+                            : "operations of graphs may be under way before these. What they wait for";
+    text += " is among what was captured:\n";
   }
   for (const Pending& pending : replayed) {
     const Waiting message{pending.direction, pending.path, pending.peer, pending.bytes, 0};
