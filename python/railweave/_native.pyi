@@ -1,6 +1,6 @@
 """Railweave's C++ core: fabric, planner, model and engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import enum
 import os
 from typing import Annotated
@@ -665,21 +665,13 @@ class Exchange:
 
     def close(self) -> None: ...
 
+def device_library_file(name: str) -> str:
+    """The file of a device library that the loader finds by its name."""
+
 class DeviceLog:
-    """
-    What a device library tells, for the members log, log_context and warn of its configuration.
-    """
+    """What a device library tells."""
 
     def __init__(self) -> None: ...
-
-    @property
-    def log(self) -> int: ...
-
-    @property
-    def warn(self) -> int: ...
-
-    @property
-    def context(self) -> int: ...
 
     def take(self) -> list[tuple[bool, str]]:
         """
@@ -688,3 +680,22 @@ class DeviceLog:
 
     def close(self) -> None:
         """After the communicator is no more."""
+
+class DeviceCommunicator:
+    def __init__(self, log: DeviceLog, library: str, rank: int, world: int, device: int, rendezvous: str, settings: Mapping[str, str]) -> None: ...
+
+    def check(self) -> None: ...
+
+    def all_to_all_v(self, arg0: int, arg1: Sequence[int], arg2: int, arg3: Sequence[int], arg4: int, /) -> None: ...
+
+    def enqueue(self, arg0: Sequence[tuple[bool, int, int, int]], arg1: int, /) -> None: ...
+
+    def register(self, arg0: int, arg1: int, /) -> int: ...
+
+    def deregister(self, arg: int, /) -> None: ...
+
+    def counters(self) -> tuple[int, int, int, int, list[int]]: ...
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...

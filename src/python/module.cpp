@@ -17,7 +17,7 @@ void bind_demand(nb::module_& m);
 void bind_planner(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_engine(nb::module_& m);
-void bind_device_log(nb::module_& m);
+void bind_device(nb::module_& m);
 
 // What the first rank of a node needs to find its place is bound at import, the rest when one of its names is first asked for (PEP 562):
 // a rank's start is short (docs/run.md), and Python's enumerations with the library behind them take a tenth of it.
@@ -37,7 +37,7 @@ void bind_rest(nb::module_& m) {
   bind_planner(m);
   bind_model(m);
   bind_engine(m);
-  bind_device_log(m);
+  bind_device(m);
 }
 
 namespace {

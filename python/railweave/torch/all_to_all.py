@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
+from torch.autograd.graph import increment_version
 
 from railweave.errors import Error
 from railweave.torch.ranks import Pending, _DeviceRanks, close, made_ranks_of, ranks_of, world_of
@@ -31,7 +33,7 @@ class Work:
 
 
 def _refuse_what_has_no_rows_in_memory(tensor: Any, role: str) -> None:
-    if not torch.is_tensor(tensor):
+    if not isinstance(tensor, torch.Tensor):
         raise Error(f"{role} is a {type(tensor).__name__}; expected a tensor")
     if tensor.layout != torch.strided:
         raise Error(f"{role} has layout {tensor.layout}; expected a dense tensor")
@@ -56,9 +58,8 @@ def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str)
 
 
 def _overlap(output: Any, input_: Any) -> bool:
-    begins = [tensor.data_ptr() for tensor in (output, input_)]
-    ends = [begin + tensor.nbytes for begin, tensor in zip(begins, (output, input_), strict=True)]
-    return bool(0 < max(begins) < min(ends))
+    into, out_of, written, read = output.data_ptr(), input_.data_ptr(), output.nbytes, input_.nbytes
+    return bool(into and written and read) and into < out_of + read and out_of < into + written
 
 
 def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, own_stream: bool) -> Pending:
@@ -71,12 +72,22 @@ def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[in
             raise Error(f"{role} of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
         if tensor.is_conj() or tensor.is_neg():  # memory holds other values than the tensor's
             raise Error(f"{role} is a conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
-        row_bytes = tensor.element_size() * tensor[:1].numel()
+        row_bytes = tensor.nbytes // max(1, len(tensor))
         sizes.append([count * row_bytes for count in rows])
-    received, sent = (each[torch.distributed.get_rank(group)] for each in sizes)
+    ranks = made_ranks_of(group, input_.device)
+    rank = torch.distributed.get_rank(group) if ranks is None else ranks.rank
+    received, sent = sizes[0][rank], sizes[1][rank]
     if received != sent:
         raise Error(f"this rank sends itself {sent} bytes and receives {received} of itself; expected as many")
-    return ranks_of(group, input_.device).start(output, input_, sizes[0], sizes[1], own_stream)
+    return (ranks or ranks_of(group, input_.device)).start(output, input_, sizes[0], sizes[1], own_stream)
+
+
+def _wants_gradients(output: Any, input_: Any) -> bool:
+    """Whether the exchange is to be part of a graph: as a function it takes the host 10 to 27 us more (2 x H200, docs/results.md)."""
+    if torch.is_grad_enabled() and (input_.requires_grad or output.requires_grad):
+        return True
+    # Forward mode, which the function refuses.
+    return unpack_dual(input_).tangent is not None or unpack_dual(output).tangent is not None
 
 
 class _Exchange(torch.autograd.Function):
@@ -130,13 +141,23 @@ def all_to_all_single(
         raise Error(f"output is {output.dtype} on {output.device}, input {input.dtype} on {input.device}; expected the same")
     if output.requires_grad and output.is_leaf and torch.is_grad_enabled():
         raise Error("output is a leaf that requires grad, and is written in place; pass torch.empty(...) of the shape")
-    world = world_of(group)
+    ranks = made_ranks_of(group, input.device)
+    world = world_of(group) if ranks is None else ranks.world
     output_rows = _row_sizes(output, output_split_sizes, world, "output")
     input_rows = _row_sizes(input, input_split_sizes, world, "input")
-    started = _Started(own_stream=async_op)
-    result = _Exchange.apply(output, input, output_rows, input_rows, group, started)
-    work = Work(started[0], result, input)
-    return work if async_op else work.wait()
+    result: Any = output
+    if _wants_gradients(output, input):
+        started = _Started(own_stream=async_op)
+        result = _Exchange.apply(output, input, output_rows, input_rows, group, started)
+        pending = started[0]
+    else:
+        pending = _start(output, input, output_rows, input_rows, group, own_stream=async_op)
+        if not output.is_inference():
+            increment_version(output)  # whoever has kept it for its own gradients is told
+    if async_op:
+        return Work(pending, result, input)
+    pending.wait()
+    return result
 
 
 def register(tensor: Any, group: Any = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from railweave.device import DeviceCommunicator, Transfer
+from railweave.device import DeviceCommunicator
 from railweave.errors import Error
 from railweave.exchange import Exchange, Handle
 
@@ -26,7 +26,10 @@ class Pending(Protocol):
 
 
 class Ranks(Protocol):
-    """Where an exchange runs."""
+    """Where an exchange runs: this rank and how many there are."""
+
+    rank: int
+    world: int
 
     def start(self, output: Any, input_: Any, output_sizes: list[int], input_sizes: list[int], own_stream: bool) -> Pending:
         """Starts it; sizes in bytes, one for each rank. `own_stream`: beside the current stream instead of in it."""
@@ -39,6 +42,7 @@ class _HostRanks:
     """CPU tensors: the engine's host backend."""
 
     def __init__(self, rank: int, world: int, rendezvous: str) -> None:
+        self.rank, self.world = rank, world
         self._exchange = Exchange(rank, world, rendezvous)
 
     def start(self, output: Any, input_: Any, output_sizes: list[int], input_sizes: list[int], own_stream: bool) -> Pending:
@@ -61,33 +65,26 @@ class _DeviceRanks:
     """CUDA tensors: the device library, in stream order."""
 
     def __init__(self, rank: int, world: int, device: int, rendezvous: str) -> None:
+        self.rank, self.world = rank, world
         self.communicator = DeviceCommunicator(rank, world, device, rendezvous)
         self._stream = torch.cuda.Stream(device)
 
     def start(self, output: Any, input_: Any, output_sizes: list[int], input_sizes: list[int], own_stream: bool) -> Pending:
-        self.communicator.check()
-        current = torch.cuda.current_stream(input_.device)
-        stream = self._stream if own_stream else current
+        stream = current = torch.cuda.current_stream(self.communicator.device)
         if own_stream:
+            stream = self._stream
             stream.wait_stream(current)
             for tensor in (output, input_):
                 tensor.record_stream(stream)
-        transfers = []
-        for sends, tensor, sizes in ((True, input_, input_sizes), (False, output, output_sizes)):
-            offset = tensor.data_ptr()
-            for peer, nbytes in enumerate(sizes):
-                if nbytes:
-                    transfers.append(Transfer(sends, peer, offset, nbytes))
-                offset += nbytes
-        self.communicator.enqueue(transfers, stream.cuda_stream)
-        return _DevicePending(input_.device, stream.record_event() if own_stream else None)
+        self.communicator.all_to_all_v(output.data_ptr(), output_sizes, input_.data_ptr(), input_sizes, stream.cuda_stream)
+        return _DevicePending(self.communicator.device, stream.record_event() if own_stream else None)
 
     def close(self) -> None:
         self.communicator.close()
 
 
 class _DevicePending:
-    def __init__(self, device: Any, event: Any) -> None:
+    def __init__(self, device: int, event: Any) -> None:
         self._device = device  # another one may be the current one
         self._event = event
 
@@ -96,7 +93,7 @@ class _DevicePending:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
-_made: dict[tuple[Any, str], Ranks] = {}
+_made: dict[tuple[Any, Any], Ranks] = {}  # of a process group and a device
 
 
 @contextlib.contextmanager
@@ -148,10 +145,10 @@ def _agree_on_rendezvous(group: Any, rank: int, world: int, port: int) -> str:
     return str(rendezvous[0])
 
 
-def _key_of(group: Any, device: Any) -> tuple[Any, str]:
+def _key_of(group: Any, device: Any) -> tuple[Any, Any]:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return group if group is not None else dist.group.WORLD, str(device)
+    return group if group is not None else dist.group.WORLD, device
 
 
 def _refuse_what_is_no_group(group: Any) -> None:
@@ -172,7 +169,7 @@ def world_of(group: Any) -> int:
 def made_ranks_of(group: Any, device: Any) -> Ranks | None:
     """As ranks_of(), where they are made already; asks nobody, and starts nothing: to ask for the current GPU would start CUDA."""
     _refuse_what_is_no_group(group)
-    if device.type == "cuda" and not torch.cuda.is_initialized():
+    if device.type == "cuda" and device.index is None and not torch.cuda.is_initialized():
         return None
     return _made.get(_key_of(group, device))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from railweave.errors import Error
@@ -84,6 +85,31 @@ def check_second_gradients(rank: int, world: int) -> None:
     wanted = penalty(lambda output, input_: differentiable.all_to_all_single(output, input_))
     assert torch.equal(penalty(lambda output, input_: all_to_all_single(output, input_)), wanted)
     assert torch.equal(penalty(lambda output, input_: all_to_all_single(output, input_, async_op=True).wait()), wanted)
+
+
+def check_without_gradients(world: int) -> None:
+    """What autograd is owed where no gradient flows through the exchange."""
+    factor, rows_ = torch.ones(world, 2, requires_grad=True), torch.ones(world, 2)
+    loss = (factor * rows_).sum()  # keeps the rows for its gradient
+    assert not all_to_all_single(rows_, torch.zeros(world, 2)).requires_grad
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error), error
+    else:
+        raise AssertionError("a gradient was made of what the exchange had overwritten")
+    with torch.no_grad():
+        assert torch.equal(all_to_all_single(torch.empty(world, 2), factor), torch.ones(world, 2))
+    with torch.inference_mode():
+        assert torch.equal(all_to_all_single(torch.empty(world, 2), torch.ones(world, 2)), torch.ones(world, 2))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(world, 2), torch.ones(world, 2))
+        try:
+            all_to_all_single(torch.empty(world, 2), dual)
+        except (NotImplementedError, RuntimeError) as error:
+            assert "jvp" in str(error), error
+        else:
+            raise AssertionError("a forward gradient was dropped")
 
 
 def check_refusals_alone(group: Any) -> None:
@@ -164,6 +190,7 @@ def main() -> None:
     assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
     check_gradients_through_views(world)
     check_second_gradients(rank, world)
+    check_without_gradients(world)
     untouched = dist.new_group([0, 1])
     if rank == 0:
         check_refusals_alone(untouched)
