@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from railweave.errors import Error
 from railweave.torch import all_to_all_single, close, deregister, register
