@@ -335,6 +335,32 @@ def of_job(machine: TemplateMachine) -> tuple[Answer, str]:
     return finding.answer, finding.text
 
 
+@pytest.mark.parametrize(
+    ("cores", "answer", "said"),
+    [
+        ("4-5", Answer.clear, "bound to cores of GPU 2's rank, which borrows 4-5: the GPU's NUMA node has fewer cores than GPUs"),
+        ("5", Answer.clear, "borrows 4-5"),  # what a container's cpuset left of them
+        ("0-1,4", Answer.clear, "borrows 4-5"),
+        ("2-3", Answer.fires, "bound to cores 2-3, none of them near its GPU 2"),  # lent to GPU 1
+        ("0-7", Answer.fires, "may run on cores of other NUMA nodes"),
+    ],
+)
+def test_cores_that_a_rank_borrows_are_its_own(cores: str, answer: Answer, said: str) -> None:
+    """NPS4 with two cores a part: four GPUs hang from the first part of each socket, and the parts without GPUs lend theirs."""
+    machine = TemplateMachine("lineyahoo-2nic")
+    for node in range(8):
+        machine.files[f"/sys/devices/system/node/node{node}/cpulist"] = f"{2 * node}-{2 * node + 1}"
+    for path in [path for path in machine.files if path.endswith("/numa_node")]:
+        node = 4 * int(str(machine.files[path]))
+        machine.files[path] = str(node)
+        machine.files[path.replace("numa_node", "local_cpulist")] = f"{2 * node}-{2 * node + 1}"
+    machine.environ(LOCAL_RANK="2")
+    machine.process("status", STATUS.format(cores))
+    (finding,) = (one for one in examine(machine.machine(), "machine").findings if one.check == "job.cpu-affinity")
+    assert finding.answer is answer and said in finding.text
+    assert answer is Answer.clear or "bind it to cores 4-5" in finding.fix
+
+
 def test_numbers_count_among_the_gpus_of_a_container() -> None:
     machine = TemplateMachine("xe9680-4hca")
     machine.environ(CUDA_VISIBLE_DEVICES="0", LOCAL_RANK="")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from railweave.doctor.check import Check, Subject, Verdict, clear, fires
 from railweave.doctor.finding import Severity
 from railweave.doctor.patient import Patient, cpu_list, evidence, label, need
+from railweave.errors import Error
 from railweave.machine.facts import Known
 from railweave.size import figures
 
@@ -14,6 +15,7 @@ from railweave.size import figures
 SHM_B = 1 << 30
 # What distributions give without configuration is 64 KiB to 8 MiB; below this not even the queues of a few connections can be registered.
 MEMLOCK_TINY_B = 64 << 20
+_TOO_FEW = "the GPU's NUMA node has fewer cores than GPUs"
 
 
 def _process(patient: Patient) -> Sequence[Subject]:
@@ -37,9 +39,26 @@ def _judge_affinity(patient: Patient, _: Subject) -> Verdict:
     lines = [evidence(process.affinity, cpu_list(tuple(allowed))), evidence(device.local_cpus, cpu_list(tuple(near)))]
     if allowed <= near:
         return clear(f"bound to cores near {label(gpu)}", *lines)
+    advised = _advised(patient, device.bus_id)
+    borrowed = advised - near
+    if borrowed and allowed <= advised | near:
+        return clear(f"bound to cores of {label(gpu)}'s rank, which borrows {cpu_list(tuple(borrowed))}: {_TOO_FEW}", *lines)
+    fix = f"Start it with `railweave run`, or bind it to cores {cpu_list(tuple(advised))}: {_TOO_FEW}." if borrowed else ""
     if not allowed & near:
-        return fires(f"bound to cores {cpu_list(tuple(allowed))}, none of them near its {label(gpu)}", *lines)
-    return fires(f"may run on cores of other NUMA nodes than its {label(gpu)}'s", *lines)
+        return fires(f"bound to cores {cpu_list(tuple(allowed))}, none of them near its {label(gpu)}", *lines, fix=fix)
+    return fires(f"may run on cores of other NUMA nodes than its {label(gpu)}'s", *lines, fix=fix)
+
+
+def _advised(patient: Patient, gpu: str) -> set[int]:
+    """The cores that `railweave run` gives a GPU's rank, where they are known: a NUMA node with fewer cores than GPUs borrows some."""
+    from railweave.advise.binding import bind
+    from railweave.advise.live import host_of
+
+    try:
+        host, _ = host_of(patient.machine)
+    except Error:
+        return set()
+    return {cpu for one, binding in zip(host.gpus, bind(host), strict=True) if one.bus_id == gpu for cpu in binding.cpus or ()}
 
 
 def _judge_memlock(patient: Patient, _: Subject) -> Verdict:
@@ -77,7 +96,8 @@ CHECKS = (
         "job.cpu-affinity",
         "Process is not bound to its GPU's cores",
         Severity.warning,
-        "Cpus_allowed_list of the process; local_cpulist of its GPU; /dev/nvidiaN that it has open; CUDA_VISIBLE_DEVICES, local rank",
+        "Cpus_allowed_list of the process; local_cpulist of its GPU; cores and GPUs by NUMA node; /dev/nvidiaN that it has open; "
+        "CUDA_VISIBLE_DEVICES, local rank",
         "Proxy and progress threads run across the link between sockets from GPU and NIC, or wander: lower and unsteady bandwidth.",
         "Start it with `railweave run`, or numactl --cpunodebind=N --membind=N.",
         "Lee, Shin, Koo: Rail Optimized and NCCL PXN (43.8 to 80.7 GB/s with cores bound); NCCL user guide 2.30, performance and "
