@@ -180,6 +180,19 @@ class TemplateMachine:
             found.append(bus_id)
         return found
 
+    def subfunction(self, nic: int) -> str:
+        """Gives a NIC an mlx5 sub-function, an RDMA device with a port that is up, and a netdevice: that device's name."""
+        device, netdev = f"mlx5_{nic}s1", f"enp{nic}s1"
+        path = f"{self.nics[nic].path}/mlx5_core.sf.{nic}"
+        for old, new in (
+            (f"/sys/class/infiniband/mlx5_{nic}/", f"/sys/class/infiniband/{device}/"),
+            (f"/sys/class/net/rail{nic}/", f"/sys/class/net/{netdev}/"),
+        ):
+            self.files |= {new + file[len(old) :]: content for file, content in self.files.items() if file.startswith(old)}
+        self.links[f"/sys/class/infiniband/{device}"] = f"../../devices/{path}/infiniband/{device}"
+        self.links[f"/sys/class/net/{netdev}"] = f"../../devices/{path}/net/{netdev}"
+        return device
+
     def virtual(self) -> None:
         """Makes it a virtual machine that hides the host's bridges."""
         self.files["/proc/cpuinfo"] = self.files["/proc/cpuinfo"].replace("flags\t\t: fpu", "flags\t\t: fpu hypervisor")  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from railweave.advise.host import Core, Distance, Gpu, Host, Nic, Numa, choose_network
 from railweave.machine import facts
-from railweave.machine.fabric_nics import fabric_nics, is_virtual_function
+from railweave.machine.fabric_nics import fabric_nics, is_virtual
 from railweave.machine.facts import Known, Machine, known
 from railweave.machine.paths import nic_way
 from railweave.machine.source import Reason
@@ -47,7 +47,7 @@ def _with_network(host: Host, ports: dict[int, facts.Nic | None], machine: Machi
     names = {(nic.name, nic.port) for nic in chosen}
     here = {vertex for vertex, port in ports.items() if port is not None and (port.name, port.port) in names}
     absent = [nic for nic in chosen if (nic.name, nic.port) not in {(port.name, port.port) for port in ports.values() if port}]
-    virtual = [nic.name for nic in absent if is_virtual_function(machine, nic)]
+    virtual = [nic.name for nic in absent if is_virtual(machine, nic)]
     down = [nic.name for nic in absent if nic.name not in virtual]
     left_out = f"; {', '.join(down)} {'is' if len(down) == 1 else 'are'} down" if down else ""
     left_out += f"; {', '.join(virtual)}: virtual, their physical functions are the fabric's NICs" if virtual else ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from railweave.errors import FabricError
 from railweave.machine import nccl_topology
-from railweave.machine.fabric_nics import is_virtual_function
+from railweave.machine.fabric_nics import is_virtual
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, known
 from railweave.machine.nccl_contents import WHAT, Contents, Device, read_contents
 from railweave.machine.paths import gpu_way, nic_way, pci_way
@@ -98,7 +98,7 @@ def _nets(contents: Contents, live: Contents, machine: Machine) -> _Found:
     there = {_net(node): (node, card) for node, card in live.nets}
     here = {_net(node) for node, _ in contents.nets}
     # NCCL's own files have them beside their physical functions.
-    virtual = {nic.name for nic in known(machine.nics) or () if is_virtual_function(machine, nic)}
+    virtual = {nic.name for nic in known(machine.nics) or () if is_virtual(machine, nic)}
     names = ["speed"]
     if isinstance(nccl_topology.gpudirect_rdma(machine), Known):
         names.append("gdr")

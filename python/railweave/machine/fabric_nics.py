@@ -26,7 +26,7 @@ def named_nics(option: str | None) -> list[str]:
 
 def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic, ...], str]:
     """The ports, and why these: named ones (`mlx5_0`, `mlx5_0:2`); else RDMA ports of the fastest rate here, because slower ones carry
-    storage or management; physical ones, unless there are virtual functions alone, as in a pod. A rate that a port of a link that is down
+    storage or management; physical ones, unless there are virtual ones alone, as in a pod. A rate that a port of a link that is down
     does not tell counts as fast: a dead rail must not hide itself.
 
     Raises UnknownNicError for a name that no port has.
@@ -41,7 +41,7 @@ def fabric_nics(machine: Machine, named: Sequence[str] = ()) -> tuple[tuple[Nic,
         # A port that is named twice, or once with its number, does not carry twice as much.
         return tuple({(nic.name, nic.port): nic for nic in (by_name[name] for name in named)}.values()), "named"
     rdma = [nic for nic in nics if isinstance(nic.rdma, Known) and nic.rdma.value is not None]
-    ports = [nic for nic in rdma if not is_virtual_function(machine, nic)] or rdma
+    ports = [nic for nic in rdma if not is_virtual(machine, nic)] or rdma
     fastest = max((nic.rate_bps.value for nic in ports if isinstance(nic.rate_bps, Known) and is_up(nic)), default=0)
     chosen = [nic for nic in ports if not is_up(nic) or not isinstance(nic.rate_bps, Known) or nic.rate_bps.value == fastest]
     if not ports:
@@ -59,7 +59,9 @@ def is_up(nic: Nic) -> bool:
     return isinstance(nic.state, Known) and nic.state.value in ("active", "up")
 
 
-def is_virtual_function(machine: Machine, nic: Nic) -> bool:
-    """Whether a port is on a virtual function of SR-IOV."""
+def is_virtual(machine: Machine, nic: Nic) -> bool:
+    """Whether a port has no wire of its own: on a virtual function of SR-IOV, or on a sub-function, which needs no address on the bus."""
+    if isinstance(nic.subfunction, Known) and nic.subfunction.value is not None:
+        return True
     device = machine.pci_device(nic.bus_id.value) if isinstance(nic.bus_id, Known) and nic.bus_id.value is not None else None
     return device is not None and isinstance(device.physical_function, Known) and device.physical_function.value is not None

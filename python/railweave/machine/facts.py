@@ -210,6 +210,8 @@ class Nic:
     port: int
     bus_id: Fact[str | None]
     """None for a port that is on no PCI device."""
+    subfunction: Fact[str | None] = NOT_ASKED
+    """The sub-function of the PCI device that has this port (`mlx5_core.sf.4`), None for a port of the device itself."""
     nic_paths: Fact[Mapping[str, str]] = NOT_ASKED
     """Way to each other NIC as `nvidia-smi topo -m` names it."""
     rdma: Fact[str | None] = NOT_ASKED

@@ -6,7 +6,7 @@ The project's own reader makes the fabric of it, so a machine found live and one
 from __future__ import annotations
 
 from railweave.errors import FabricError
-from railweave.machine.fabric_nics import is_virtual_function
+from railweave.machine.fabric_nics import is_virtual
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
 from railweave.machine.nccl_document import (
     ANY_CPU,
@@ -75,11 +75,11 @@ def export(machine: Machine, name: str = "machine") -> Export:
 
 def fabric_ports(machine: Machine) -> list[Nic]:
     """The ports that NCCL would use: RDMA ports that are up; where there is none, netdevices. In NCCL's order, by address. Physical ones,
-    unless there are virtual functions alone, as in a pod: NCCL lists both, but a virtual function has no wire of its own."""
+    unless there are virtual ones alone, as in a pod: NCCL lists both, but virtual functions and sub-functions have no wire of their own."""
     nics = known(machine.nics) or ()
     rdma = [nic for nic in nics if known(nic.rdma) and not _is_down(nic)]
     chosen = rdma or [nic for nic in nics if not known(nic.rdma) and not _is_down(nic)]
-    chosen = [nic for nic in chosen if not is_virtual_function(machine, nic)] or chosen
+    chosen = [nic for nic in chosen if not is_virtual(machine, nic)] or chosen
     return sorted(chosen, key=lambda nic: (known(nic.bus_id) or "~", nic.port, nic.name))
 
 

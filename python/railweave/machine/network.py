@@ -39,6 +39,7 @@ LLDP = ("lldpcli", "-f", "json", "show", "neighbors")
 class _Netdev:
     name: str
     bus_id: str
+    subfunction: str | None
     port: int
     """Of the device, from 1."""
 
@@ -65,14 +66,13 @@ def read_ports(source: Source) -> Fact[tuple[Nic, ...]]:
     if isinstance(devices, Unknown):
         return devices
     for device in devices.value:
-        bus_id = _device_bus_id(source, f"{RDMA}/{device}")
+        place = _place(source, f"{RDMA}/{device}")
+        at = tuple(map(known, place))
         ports = _port_numbers(source, device)
         for port in ports:
-            own = tuple(
-                n.name for n in netdevs if isinstance(bus_id, Known) and n.bus_id == bus_id.value and (len(ports) == 1 or n.port == port)
-            )
+            own = tuple(n.name for n in netdevs if (n.bus_id, n.subfunction) == at and (len(ports) == 1 or n.port == port))
             claimed.update(own)
-            found.append(_rdma_port(source, device, port, bus_id, own))
+            found.append(_rdma_port(source, device, port, place, own))
     found += [_ethernet_port(source, netdev) for netdev in netdevs if netdev.name not in claimed]
     return Known(tuple(found), f"{RDMA}, {NETDEVS}")
 
@@ -85,30 +85,37 @@ def _port_numbers(source: Source, device: str) -> list[int]:
         return [1]
 
 
-def _device_bus_id(source: Source, path: str) -> Fact[str | None]:
-    def read() -> str | None:
-        return last_address(source.readlink(path))
+def _place(source: Source, path: str) -> tuple[Fact[str | None], Fact[str | None]]:
+    """The PCI function that a device hangs from, and the sub-function between both."""
+    target = attempt(path, lambda: source.readlink(path))
+    if isinstance(target, Unknown):
+        return target, target
+    return Known(last_address(target.value), path), Known(_subfunction(target.value), path)
 
-    return attempt(path, read)
+
+def _subfunction(target: str) -> str | None:
+    """`mlx5_core.sf.4` of such a path: auxiliary devices are called DRIVER.KIND.NUMBER (Linux driver-api/auxiliary_bus)."""
+    return next((part for part in target.split("/") if ".sf." in part), None)
 
 
 def _netdev(source: Source, name: str) -> _Netdev | None:
-    bus_id = _device_bus_id(source, f"{NETDEVS}/{name}")
+    bus_id, subfunction = _place(source, f"{NETDEVS}/{name}")
     if isinstance(bus_id, Unknown) or bus_id.value is None:
         return None
     port_name = text_fact(source, f"{NETDEVS}/{name}/phys_port_name")
     if isinstance(port_name, Known) and _is_representor(port_name.value):
         return None
     port = integer(source, f"{NETDEVS}/{name}/dev_port")
-    return _Netdev(name, bus_id.value, port.value + 1 if isinstance(port, Known) else 1)
+    return _Netdev(name, bus_id.value, known(subfunction), port.value + 1 if isinstance(port, Known) else 1)
 
 
-def _rdma_port(source: Source, device: str, port: int, bus_id: Fact[str | None], netdevs: tuple[str, ...]) -> Nic:
+def _rdma_port(source: Source, device: str, port: int, place: tuple[Fact[str | None], Fact[str | None]], netdevs: tuple[str, ...]) -> Nic:
     at = f"{RDMA}/{device}/ports/{port}"
     return Nic(
         name=device,
         port=port,
-        bus_id=bus_id,
+        bus_id=place[0],
+        subfunction=place[1],
         rdma=Known(device, f"{RDMA}/{device}"),
         netdevs=Known(netdevs, f"{NETDEVS}/*"),
         link_layer=text_fact(source, f"{at}/link_layer"),
@@ -151,6 +158,7 @@ def _ethernet_port(source: Source, netdev: _Netdev) -> Nic:
         name=netdev.name,
         port=netdev.port,
         bus_id=Known(netdev.bus_id, at),
+        subfunction=Known(netdev.subfunction, at),
         rdma=Known(None, f"{RDMA}: no device on {netdev.bus_id}"),
         netdevs=Known((netdev.name,), NETDEVS),
         link_layer=parsed(source, f"{at}/type", _hardware_type),

@@ -18,6 +18,7 @@ from railweave import fabric as fabrics
 from railweave.errors import FabricError, ParseError
 from railweave.machine import fabric_export, nccl_topology
 from railweave.machine.discovery import discover
+from railweave.machine.fabric_nics import fabric_nics
 from railweave.machine.facts import Known, Machine, known
 from railweave.machine.lint import lint_file, lint_nccl
 from railweave.machine.nccl_document import Cpu, mask, render
@@ -449,6 +450,18 @@ def test_virtual_functions_bring_no_wires_of_their_own() -> None:
     of_nccl = without.replace('<net name="mlx5_0"', '<net name="mlx5_0v8" dev="9" speed="400000" port="1"/><net name="mlx5_0"', 1)
     assert of_nccl != without and lint_nccl(of_nccl, "x.xml", machine) == []
     assert addresses[-1].endswith(":01.0")
+
+
+def test_subfunctions_bring_no_wires_of_their_own() -> None:
+    made = TemplateMachine("xe9680-4hca")
+    before = made.machine()
+    made.subfunction(0)
+    machine = made.machine()
+    assert nccl_topology.export(machine).text == nccl_topology.export(before).text
+    assert [nic.name for nic in fabric_nics(machine)[0]] == [nic.name for nic in fabric_nics(before)[0]]
+    # Both hang from one PCI function, and each has a netdevice of its own.
+    netdevs = {nic.name: known(nic.netdevs) for nic in known(machine.nics) or ()}
+    assert (netdevs["mlx5_0"], netdevs["mlx5_0s1"]) == (("rail0",), ("enp0s1",))
 
 
 def test_virtual_functions_of_a_pod_are_on_the_card_of_their_physical_function() -> None:
