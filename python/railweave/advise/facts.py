@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from railweave.advise.host import Core, Distance, Gpu, Host, Nic, Numa, choose_network
 from railweave.machine import facts
-from railweave.machine.fabric_nics import fabric_nics, is_virtual
+from railweave.machine.fabric_nics import fabric_nics, is_down, is_virtual
 from railweave.machine.facts import Known, Machine, known
 from railweave.machine.paths import nic_way
 from railweave.machine.source import Reason
@@ -52,7 +52,14 @@ def _with_network(host: Host, ports: dict[int, facts.Nic | None], machine: Machi
     left_out = f"; {', '.join(down)} {'is' if len(down) == 1 else 'are'} down" if down else ""
     left_out += f"; {', '.join(virtual)}: virtual, their physical functions are the fabric's NICs" if virtual else ""
     nics = tuple(replace(nic, on_network=nic.vertex in here) for nic in host.nics)
-    return replace(host, nics=nics, network_why=f"{', '.join(nic.name for nic in nics if nic.on_network) or 'none'}: {why}{left_out}")
+    beside = [nic.name for nic in known(machine.nics) or () if known(nic.rdma) and is_virtual(machine, nic) and not is_down(nic)]
+    in_fabric = {port.name for port in ports.values() if port is not None}
+    return replace(
+        host,
+        nics=nics,
+        virtual_nics=tuple(name for name in beside if name not in in_fabric),
+        network_why=f"{', '.join(nic.name for nic in nics if nic.on_network) or 'none'}: {why}{left_out}",
+    )
 
 
 def _loaded(driver: facts.Fact[str]) -> bool | None:

@@ -113,6 +113,8 @@ class Host:
     gdrcopy: bool | None = None
     """Whether GDRCopy's driver is loaded; None where it is not known."""
     virtual: bool | None = None
+    virtual_nics: tuple[str, ...] = ()
+    """RDMA devices that share the wires of the GPU network's NICs, which libraries use beside them: virtual functions, sub-functions."""
     network_why: str = ""
     """Which NICs were taken for the GPU network, and why."""
     ways: Mapping[tuple[int, int], Distance | None] = field(default_factory=dict)

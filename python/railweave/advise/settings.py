@@ -89,10 +89,15 @@ def _topology_file(path: str) -> Setting:
 
 def _hca(host: Host) -> list[Setting]:
     others = [nic for nic in host.nics if not nic.on_network]
-    if not others:
+    if not others and not host.virtual_nics:
         return []
     devices = [str(nic.device) for nic in host.network_nics]
-    left_out = f"{', '.join(nic.name for nic in others)} {'is' if len(others) == 1 else 'are'} not part of the GPU network; '=' because "
+    reasons = []
+    if others:
+        reasons.append(f"{', '.join(nic.name for nic in others)} {'is' if len(others) == 1 else 'are'} not part of the GPU network")
+    if host.virtual_nics:  # of which there may be hundreds
+        reasons.append(f"virtual devices ({len(host.virtual_nics)}, such as {host.virtual_nics[0]}) share the wires of its NICs")
+    left_out = f"{'; '.join(reasons)}; '=' because "
     if not all(":" in device for device in devices):  # names of netdevices have none
         return [
             Setting(
@@ -113,7 +118,7 @@ def _hca(host: Host) -> list[Setting]:
 
 def _net_devices(host: Host, mapping: Mapping) -> list[Setting]:
     everything = {nic.vertex for nic in host.nics}
-    if all({nic.vertex for nic in nics} == everything for nics in mapping.nics):
+    if not host.virtual_nics and all({nic.vertex for nic in nics} == everything for nics in mapping.nics):
         return []
     values = [",".join(str(nic.device) for nic in nics) for nics in mapping.nics]
     return [

@@ -59,6 +59,11 @@ def is_up(nic: Nic) -> bool:
     return isinstance(nic.state, Known) and nic.state.value in ("active", "up")
 
 
+def is_down(nic: Nic) -> bool:
+    """Whether no traffic passes, as far as known; an RDMA port without its subnet manager stays in `init`."""
+    return isinstance(nic.state, Known) and nic.state.value in {"down", "init", "disabled", "lowerlayerdown"}
+
+
 def is_virtual(machine: Machine, nic: Nic) -> bool:
     """Whether a port has no wire of its own: on a virtual function of SR-IOV, or on a sub-function, which needs no address on the bus."""
     if isinstance(nic.subfunction, Known) and nic.subfunction.value is not None:

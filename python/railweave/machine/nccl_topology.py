@@ -6,7 +6,7 @@ The project's own reader makes the fabric of it, so a machine found live and one
 from __future__ import annotations
 
 from railweave.errors import FabricError
-from railweave.machine.fabric_nics import is_virtual
+from railweave.machine.fabric_nics import is_down, is_virtual
 from railweave.machine.facts import Fact, Gpu, Known, Machine, Nic, PciDevice, PlaceInFile, Unknown, known
 from railweave.machine.nccl_document import (
     ANY_CPU,
@@ -77,15 +77,10 @@ def fabric_ports(machine: Machine) -> list[Nic]:
     """The ports that NCCL would use: RDMA ports that are up; where there is none, netdevices. In NCCL's order, by address. Physical ones,
     unless there are virtual ones alone, as in a pod: NCCL lists both, but virtual functions and sub-functions have no wire of their own."""
     nics = known(machine.nics) or ()
-    rdma = [nic for nic in nics if known(nic.rdma) and not _is_down(nic)]
-    chosen = rdma or [nic for nic in nics if not known(nic.rdma) and not _is_down(nic)]
+    rdma = [nic for nic in nics if known(nic.rdma) and not is_down(nic)]
+    chosen = rdma or [nic for nic in nics if not known(nic.rdma) and not is_down(nic)]
     chosen = [nic for nic in chosen if not is_virtual(machine, nic)] or chosen
     return sorted(chosen, key=lambda nic: (known(nic.bus_id) or "~", nic.port, nic.name))
-
-
-def _is_down(nic: Nic) -> bool:
-    """Whether no traffic passes, as far as known; an RDMA port without its subnet manager stays in `init`."""
-    return known(nic.state) in {"down", "init", "disabled", "lowerlayerdown"}
 
 
 class _Writer:
@@ -122,7 +117,7 @@ class _Writer:
                 "itself, or its recording or hwloc XML: `railweave topo --nccl-xml FILE` there"
             )
         for nic in known(machine.nics) or ():
-            if known(nic.rdma) and _is_down(nic):
+            if known(nic.rdma) and is_down(nic):
                 self._note(f"{nic.name} port {nic.port} is {known(nic.state)}; left out, as NCCL does")
         for number, nic in enumerate(fabric_ports(machine)):
             self._add_net(number, nic, known(gdr) is True)

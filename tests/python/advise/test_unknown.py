@@ -197,6 +197,28 @@ def test_virtual_functions_that_are_named_beside_physical_ones_are_not_called_do
     assert [nic.device for nic in live.host_of(made.machine())[0].network_nics] == [f"mlx5_{n}:1" for n in range(4)]
 
 
+def test_libraries_are_kept_from_virtual_devices_beside_their_nic() -> None:
+    """They would be second NICs of full rate to NCCL and UCX, which take all devices."""
+    made = TemplateMachine("xe9680-4hca")
+    assert "NCCL_IB_HCA" not in {setting.name for setting in advise(live.host_of(made.machine())[0]).settings}
+    made.virtual_functions(0, 2)
+    made.subfunction(1)
+    set_to = {setting.name: setting for setting in advise(live.host_of(made.machine())[0]).settings}
+    assert set_to["NCCL_IB_HCA"].values == ("=mlx5_0,mlx5_1,mlx5_2,mlx5_3",)
+    assert set_to["NCCL_IB_HCA"].why.startswith("virtual devices (3, such as mlx5_0v1) share the wires of its NICs; ")
+    for device in ("mlx5_0v1", "mlx5_0v2", "mlx5_1s1"):
+        made.files[f"/sys/class/infiniband/{device}/ports/1/state"] = "1: DOWN"
+    assert "NCCL_IB_HCA" not in {setting.name for setting in advise(live.host_of(made.machine())[0]).settings}
+
+
+def test_ucx_is_kept_from_a_virtual_function_beside_the_only_nic() -> None:
+    made = TemplateMachine("kisti-v100-2gpu")
+    assert "UCX_NET_DEVICES" not in {setting.name for setting in advise(live.host_of(made.machine())[0]).settings}
+    made.virtual_functions(0, 1)
+    set_to = {setting.name: setting.values for setting in advise(live.host_of(made.machine())[0]).settings}
+    assert set_to["UCX_NET_DEVICES"] == ("mlx5_0:1",)
+
+
 def test_nics_of_a_fabric_are_chosen_alike(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "topology.xml"
     text = Path(__file__).parents[3].joinpath("examples/nccl-topo-4xH200-rail-aligned.xml").read_text()
