@@ -10,6 +10,7 @@ from railweave.doctor.examination import LEAF, Examination, in_order
 from railweave.doctor.finding import Finding
 from railweave.doctor.patient import Patient, label
 from railweave.machine.facts import Known, Machine
+from railweave.machine.network import switches_at
 
 if TYPE_CHECKING:
     from railweave.doctor.probe import Probes
@@ -67,6 +68,7 @@ def _traits(machine: Machine) -> dict[str, str]:
                 traits[f"firmware of {label(nic)}"] = nic.firmware.value
             if isinstance(nic.rate_bps, Known):
                 traits[f"rate of {label(nic)}"] = f"{nic.rate_bps.value / 1e9:g} Gbit/s"
-    for neighbour in machine.lldp.value if isinstance(machine.lldp, Known) else ():
-        traits[f"{LEAF}{neighbour.netdev}"] = neighbour.switch
+    neighbours = machine.lldp.value if isinstance(machine.lldp, Known) else ()
+    for netdev in {neighbour.netdev: None for neighbour in neighbours}:
+        traits[f"{LEAF}{netdev}"] = ", ".join(sorted(neighbour.switch for neighbour in switches_at(neighbours, netdev)))
     return traits

@@ -346,11 +346,13 @@ class PlaceInFile:
 
 @dataclass(frozen=True)
 class LldpNeighbour:
-    """The switch port at the other end of a netdevice's cable."""
+    """What is heard at a netdevice: the switch port at the other end of its cable, and at times others, such as a NIC's firmware."""
 
     netdev: str
     switch: str
     port: str
+    forwards: bool | None = None
+    """Whether it calls itself a bridge or a router; None where it tells no capabilities."""
 
 
 @dataclass(frozen=True)

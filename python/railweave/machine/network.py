@@ -360,11 +360,24 @@ def parse_lldp(text: str) -> tuple[LldpNeighbour, ...]:
             continue
         for netdev, neighbour in entry.items():
             chassis = _get(neighbour, "chassis")
-            switch = next((name for name, body in chassis.items() if isinstance(body, dict)), "") if isinstance(chassis, dict) else ""
-            switch = switch if switch != "id" else str(_get(_get(chassis, "id"), "value") or "")
+            name = next((name for name, body in chassis.items() if isinstance(body, dict)), "") if isinstance(chassis, dict) else ""
+            about = chassis if name == "id" else _get(chassis, name)
+            switch = str(_get(_get(chassis, "id"), "value") or "") if name == "id" else name
             port = _get(_get(neighbour, "port"), "id")
-            found.append(LldpNeighbour(str(netdev), switch, str(_get(port, "value") or "")))
+            found.append(LldpNeighbour(str(netdev), switch, str(_get(port, "value") or ""), _forwards(_get(about, "capability"))))
     return tuple(found)
+
+
+def _forwards(capabilities: Any) -> bool | None:
+    enabled = [_get(one, "type") for one in _listed(capabilities) if _get(one, "enabled") is True]
+    return None if capabilities is None else "Bridge" in enabled or "Router" in enabled
+
+
+def switches_at(neighbours: Sequence[LldpNeighbour], netdev: str) -> tuple[LldpNeighbour, ...]:
+    """What may be the other end of a netdevice's cable, each by one entry: one switch alone, unless the neighbours do not tell."""
+    here = [neighbour for neighbour in neighbours if neighbour.netdev == netdev]
+    likely = [one for one in here if one.forwards] or [one for one in here if one.forwards is None] or here
+    return tuple({one.switch: one for one in reversed(likely)}.values())[::-1]
 
 
 def _get(value: Any, key: str) -> Any:

@@ -15,6 +15,7 @@ from railweave.cli.doctor import command
 from railweave.doctor.examine import examine
 from railweave.doctor.finding import Answer, Finding
 from railweave.doctor.rails import Cables, FleetRails, NamedRails, Rails
+from railweave.machine.network import LLDP
 from railweave.machine.source import Reason
 
 STRAIGHT = {nic: f"leaf{nic}" for nic in range(8)}
@@ -91,6 +92,20 @@ def test_places_are_unknown_where_an_address_is(reference: Rails) -> None:
     machine.unreadable["/sys/class/infiniband/mlx5_5"] = machine.unreadable[device] = (Reason.permission, "Permission denied")
     found = [finding for finding in examine(machine.machine(), "m", rails=reference).findings if finding.check == "nic.rail"]
     assert {finding.answer for finding in found} == {UNKNOWN}
+
+
+def test_a_port_that_hears_of_two_switches_is_unknown_and_its_siblings_are_judged() -> None:
+    machine = TemplateMachine("hgx-h100")
+    machine.leaf(STRAIGHT)
+    heard = json.loads(machine.commands[LLDP])
+    heard["lldp"]["interface"].append({"rail2": {"chassis": {"leaf9": {}}, "port": {"id": {"value": "Eth1"}}}})
+    machine.commands[LLDP] = json.dumps(heard)
+    examination = examine(machine.machine(), "m", rails=NamedRails(r"leaf(\d+)"))
+    found = {finding.subject: finding for finding in examination.findings if finding.check == "nic.rail"}
+    odd = found.pop("mlx5_2")
+    assert (odd.answer, odd.text) == (UNKNOWN, "rail2 hears of leaf2, leaf9; which of them its cable leads to is not known")
+    assert answers(found) == {CLEAR}
+    assert examination.traits["leaf at rail2"] == "leaf2, leaf9"
 
 
 def test_one_leaf_for_all_has_no_rails() -> None:

@@ -13,7 +13,7 @@ from template_machine import WholeSource
 from railweave.machine import nvml
 from railweave.machine.discovery import discover
 from railweave.machine.facts import Known, LldpNeighbour, Machine, Nic, Unknown, known
-from railweave.machine.network import LLDP, parse_dcb_pfc, parse_lldp, parse_mlnx_pfc, parse_mlnx_trust
+from railweave.machine.network import LLDP, parse_dcb_pfc, parse_lldp, parse_mlnx_pfc, parse_mlnx_trust, switches_at
 from railweave.machine.process import is_communication_variable, kept
 from railweave.machine.recording import RecordedSource
 from railweave.machine.source import CommandOutput, LiveSource, Reason, Unreadable
@@ -141,6 +141,26 @@ def test_lldp(one: bool) -> None:
     text = json.dumps({"lldp": {"interface": entry if one else [entry, nameless]}})
     expected = [LldpNeighbour("eth0", "leaf3", "swp7"), LldpNeighbour("eth1", "b", "8")]
     assert list(parse_lldp(text)) == expected[: 1 if one else 2]
+
+
+@pytest.mark.parametrize(
+    ("announced", "switches"),
+    [
+        ([("nic-firmware", None), ("leaf3", "Bridge"), ("node7", "Station")], ["leaf3"]),
+        ([("leaf3", "Router"), ("leaf3", None)], ["leaf3"]),  # a switch that speaks CDP, too
+        ([("leaf3", "Bridge"), ("leaf4", "Bridge")], ["leaf3", "leaf4"]),  # a hub between them, or a cable that was moved
+        ([("leaf3", None), ("node7", "Station")], ["leaf3"]),
+        ([("node7", "Station")], ["node7"]),  # back to back
+    ],
+)
+def test_of_several_neighbours_the_switch_is_taken(announced: list[tuple[str, str | None]], switches: list[str]) -> None:
+    def entry(name: str, kind: str | None) -> dict[str, object]:
+        capabilities = [{"type": kind, "enabled": True}, {"type": "Wlan", "enabled": False}]
+        return {"chassis": {name: {"capability": capabilities} if kind else {}}, "port": {"id": {"value": "swp7"}}}
+
+    interfaces = [{"eth0": entry(name, kind)} for name, kind in announced] + [{"eth1": entry("leaf9", "Bridge")}]
+    neighbours = parse_lldp(json.dumps({"lldp": {"interface": interfaces}}))
+    assert [neighbour.switch for neighbour in switches_at(neighbours, "eth0")] == switches
 
 
 def test_lldp_daemon_that_does_not_run() -> None:

@@ -11,6 +11,7 @@ from railweave.doctor.finding import Answer, Severity
 from railweave.doctor.patient import Patient, bus_ids, evidence, label, need
 from railweave.doctor.rails import Cables
 from railweave.machine.facts import Fact, Known, Nic, Unknown, known
+from railweave.machine.network import switches_at
 from railweave.machine.source import Reason
 
 # A verbs MTU of 4096 with RoCE v2 headers and tags, rounded up: NVIDIA's RoCE guides ask for 4200 or 9000.
@@ -189,9 +190,10 @@ def _judge_firmware(patient: Patient, subject: Subject) -> Verdict:
 
 def cables_of(patient: Patient) -> dict[str, str | None]:
     """The switch at the end of each fabric NIC's cable, by address as rails are counted; MissingError where there is no LLDP."""
-    neighbours = {neighbour.netdev: neighbour.switch for neighbour in need(patient.machine.lldp)}
+    neighbours = need(patient.machine.lldp)
     ordered = sorted(patient.fabric_nics, key=lambda nic: (bus_ids(nic), nic.port))
-    return {label(nic): neighbours.get(_netdev(nic)) for nic in ordered}
+    ends = {label(nic): switches_at(neighbours, _netdev(nic)) for nic in ordered}
+    return {name: switches[0].switch if len(switches) == 1 else None for name, switches in ends.items()}
 
 
 def counted_cables(patient: Patient) -> dict[str, str | None]:
@@ -204,9 +206,13 @@ def counted_cables(patient: Patient) -> dict[str, str | None]:
 def _judge_rail(patient: Patient, subject: Subject) -> Verdict:
     nic = _nic(subject)
     cables = cables_of(patient)
-    own = next((neighbour for neighbour in need(patient.machine.lldp) if neighbour.netdev == _netdev(nic)), None)
-    if own is None:
+    switches = switches_at(need(patient.machine.lldp), _netdev(nic))
+    if not switches:
         return unknown(f"no LLDP neighbour is known at {_netdev(nic)}")
+    if len(switches) > 1:
+        names = ", ".join(neighbour.switch for neighbour in switches)
+        return unknown(f"{_netdev(nic)} hears of {names}; which of them its cable leads to is not known", _lldp_evidence(patient))
+    own = switches[0]
     line = f"{_lldp_evidence(patient)}: {_netdev(nic)} - {own.switch} {own.port}"
     verdict = _by_itself(label(nic), own.switch, cables)
     if patient.rails is not None and verdict.answer is Answer.unknown:
