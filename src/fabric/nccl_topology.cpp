@@ -339,6 +339,7 @@ void TopologyReader::read_nets(const pugi::xml_node& nic, VertexId parent, const
     const long long Mbps = written > 0 ? written : kNcclDefaultMbps;
     LinkClass port{static_cast<std::uint64_t>(Mbps) * 125'000, kPortLatencyNs, described_by_ + ": " + std::to_string(Mbps) + " Mbit/s"};
     if (written <= 0) port.source = "no speed in the topology file, 10000 Mbit/s assumed as NCCL does";
+    // 0 is what NCCL's InfiniBand and socket transports report, and write into files: "not set", so that a default holds.
     const double latency_us = net.attribute("latency").as_double();
     if (latency_us > 0 && latency_us <= 1e6) port.latency_ns = static_cast<std::uint64_t>(std::llround(latency_us * 1000));
     node_.ports.push_back({found.vertex, port});

@@ -204,7 +204,9 @@ class _Writer:
             if one.rail is None:
                 self._note("NICs without rails: readers give each a rail of its own")
             net = Net(f"nic{one.index}", one.index, 1, ports[0].capacity_Bps // 125_000, gdr, rail=one.rail)
-            net.latency_us = ports[0].latency_ns / 1000
+            net.latency_us = ports[0].latency_ns / 1000 or None
+            if net.latency_us is None:
+                self._note("a port's latency of 0 has no place in the format, where it means that none is set: readers take their own")
             return net
         if (_integer(attributes, "net.speed") or 10_000) * 125_000 != ports[0].capacity_Bps:
             kept["speed"] = str(ports[0].capacity_Bps // 125_000)

@@ -192,6 +192,12 @@ TEST(NcclTopology, NetsWithoutPlaceHangFromTheirCpu) {
   EXPECT_EQ(host.part("leaf1")->rail, 5);
 }
 
+TEST(NcclTopology, ALatencyOf0IsNotSet) {
+  const Host host(gpu(0, "0:1", "") + R"(<nic><net name="a" dev="0" latency="0.000000"/><net name="b" dev="1"/></nic>)");
+  EXPECT_EQ(host.edge("nic0", "leaf0")->latency_ns, 1'000);
+  EXPECT_EQ(host.edge("nic1", "leaf1")->latency_ns, 1'000);
+}
+
 TEST(NcclTopology, BroadcomSwitchesInTwoLevelsAreOneSwitch) {
   const std::string gen4 = R"(vendor="0x1000" device="0xc010" subsystem_vendor="0x1000" subsystem_device="0xa096")";
   const std::string gen5 = R"(vendor="0x1000" device="0xc030" subsystem_vendor="0x1000" subsystem_device="0x)";

@@ -129,6 +129,14 @@ def test_what_the_format_cannot_say_is_said() -> None:
     assert "memory bandwidth of NUMA nodes has no place in the format" in notes
 
 
+def test_a_port_latency_of_0_is_left_out_and_said() -> None:
+    head = "format: railweave-node\nversion: 1\nname: n\ndescription: d\nlinks: {p: {pcie: gen4 x16, latency: 0ns, source: test}}\n"
+    parts = "numa: {count: 1}\ngpus: [{model: A100, link: p, gdr: true, at: [numa0]}]\nnics: [{model: C, link: p, port: p, at: [numa0]}]"
+    exported = fabric_export.export(fabrics.loads(head + parts, "n.yaml"))
+    assert "latency=" not in exported.text
+    assert any(note.startswith("a port's latency of 0 has no place in the format") for note in exported.notes)
+
+
 def test_nic_that_is_no_part_of_the_network_is_left_out_and_named() -> None:
     nics = "nics: [{model: CX-7, link: p, port: p, at: [numa0, numa0]}, {model: CX-4, link: p, port: p, rails: none, at: [numa0]}]"
     head = "format: railweave-node\nversion: 1\nname: n\ndescription: d\nlinks: {p: {pcie: gen4 x16, source: test}}\nnuma: {count: 1}\n"
