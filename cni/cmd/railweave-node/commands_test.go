@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/railweave/railweave/cni/internal/durable"
 )
 
 // withoutDatabase is a node file for a node where Open vSwitch does not run, and the address of its probes.
@@ -127,6 +130,23 @@ func TestInstall(t *testing.T) {
 		if err != nil || statErr != nil || string(got) != "new "+name || info.Mode().Perm() != 0o755 {
 			t.Errorf("%s: %q, %v, %v, %v", name, got, info, err, statErr)
 		}
+	}
+	// What a killed install has left goes; what one is writing, and what is somebody else's, stays.
+	killed, writing, other := filepath.Join(to, ".railweave-ovs-1"), filepath.Join(to, ".railweave-ovs-2"), filepath.Join(to, ".bridge-1")
+	old := time.Now().Add(-2 * durable.Unfinished)
+	for _, path := range []string{killed, writing, other} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chtimes(killed, old, old), os.Chtimes(other, old, old), install(t.Context(), []string{"--from", from, "--to", to})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(killed); !os.IsNotExist(err) {
+		t.Errorf("%s is still there: %v", killed, err)
+	}
+	if err := errors.Join(os.Remove(writing), os.Remove(other)); err != nil {
+		t.Error(err)
 	}
 	// A plugin that is not there leaves what was, and no half file.
 	if err := os.Remove(filepath.Join(from, plugins[1])); err != nil {

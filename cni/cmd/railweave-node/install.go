@@ -2,16 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/railweave/railweave/cni/internal/durable"
 )
 
 var plugins = []string{"railweave-ovs", "railweave-frr"}
 
-// install copies the plugins by rename, so that a runtime that calls one meanwhile finds the old or the new, never half.
+// install replaces the plugins, so that a runtime that calls one meanwhile finds the old or the new.
 func install(_ context.Context, args []string) error {
 	set := flag.NewFlagSet("install", flag.ContinueOnError)
 	from := set.String("from", "/usr/libexec/railweave", "directory with the plugins")
@@ -30,25 +31,15 @@ func install(_ context.Context, args []string) error {
 	return nil
 }
 
-func installFile(from, to string) (err error) {
+func installFile(from, to string) error {
 	source, err := os.Open(from) // #nosec G304 -- named by the operator
 	if err != nil {
 		return err
 	}
 	defer func() { _ = source.Close() }() // opened for reading
-	target, err := os.CreateTemp(filepath.Dir(to), "."+filepath.Base(to)+"-")
-	if err != nil {
+	durable.Tidy(filepath.Dir(to), "."+filepath.Base(to)+"-*")
+	return durable.Replace(to, 0o755, func(target io.Writer) error { // a program
+		_, err := io.Copy(target, source)
 		return err
-	}
-	_, err = io.Copy(target, source)
-	if err == nil {
-		err = target.Chmod(0o755) // a program
-	}
-	if err = errors.Join(err, target.Sync(), target.Close()); err == nil {
-		err = os.Rename(target.Name(), to)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(target.Name()))
-	}
-	return nil
+	})
 }

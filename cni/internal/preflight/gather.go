@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/railweave/railweave/cni/internal/durable"
 	"github.com/railweave/railweave/cni/internal/frr"
 	"github.com/railweave/railweave/cni/internal/kernel"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
@@ -123,11 +124,15 @@ func zebras(proc string) []int {
 	return found
 }
 
+// probeName is what the names of files begin with that show whether the state directory can be written.
+const probeName = ".preflight-"
+
 func writable(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	probe, err := os.CreateTemp(dir, ".preflight-")
+	durable.Tidy(dir, probeName+"*") // of killed ones
+	probe, err := os.CreateTemp(dir, probeName)
 	if err != nil {
 		return err
 	}

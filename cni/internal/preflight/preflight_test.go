@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/railweave/railweave/cni/internal/durable"
 	"github.com/railweave/railweave/cni/internal/frr"
 	"github.com/railweave/railweave/cni/internal/kernel"
 	"github.com/railweave/railweave/cni/internal/nodeconfig"
@@ -29,6 +31,18 @@ func healthy() *Facts {
 		OFCtl: "/usr/bin/ovs-ofctl", OVSVersion: "ovs-vswitchd (Open vSwitch) 3.1.0", OtherConfig: map[string]string{"hw-offload": "true"},
 		Daemons: map[string]bool{"zebra": true, "bgpd": true, "bfdd": true}, FRRVersion: "FRRouting 8.4.4 (node1).", Reload: true, Zebras: []int{10},
 		RDMAMode: "exclusive", RDMADevices: 2, Rails: map[string]RailFacts{"rail0": {UplinkMTU: 9216, Eswitch: "switchdev", Firmware: "28.40.1000"}},
+	}
+}
+
+// TestWritable leaves nothing in the state directory, not even what a probe left that was killed.
+func TestWritable(t *testing.T) {
+	dir := t.TempDir()
+	left, old := filepath.Join(dir, probeName+"1"), time.Now().Add(-2*durable.Unfinished)
+	if err := errors.Join(os.WriteFile(left, nil, 0o600), os.Chtimes(left, old, old), writable(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("%v, %v", entries, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/durable"
 )
 
 const (
@@ -75,37 +77,12 @@ func unseal(name string, data []byte, body any) error {
 	return nil
 }
 
-// writeAtomically leaves either the old file or the new one, also after a power cut.
-func writeAtomically(path string, data []byte) (err error) {
-	dir := filepath.Dir(path)
-	temporary, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-")
-	if err != nil {
+// replace writes a file of the state directory.
+func replace(path string, data []byte) error {
+	return durable.Replace(path, 0o600, func(file io.Writer) error {
+		_, err := file.Write(data)
 		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temporary.Name()))
-		}
-	}()
-	_, err = temporary.Write(data)
-	if err == nil {
-		err = temporary.Sync()
-	}
-	if err = errors.Join(err, temporary.Close()); err != nil {
-		return err
-	}
-	if err = os.Rename(temporary.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	handle, err := os.Open(dir) // #nosec G304 -- the state directory
-	if err != nil {
-		return err
-	}
-	return errors.Join(handle.Sync(), handle.Close())
+	})
 }
 
 // WriteSealed replaces a file by a body with its checksum, as the store is.
@@ -114,7 +91,7 @@ func WriteSealed(path string, body any) error {
 	if err != nil {
 		return err
 	}
-	return writeAtomically(path, data)
+	return replace(path, data)
 }
 
 // ReadSealed is the inverse of WriteSealed. A file that does not verify is a DamagedError.
@@ -179,7 +156,9 @@ func Open(stateDir string) (*State, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
-	tidy(stateDir, time.Now())
+	for _, dir := range []string{stateDir, filepath.Join(stateDir, tombstoneDir)} {
+		durable.Tidy(dir, ".*.json-*") // of the agent and of plugins
+	}
 	state, err := Read(stateDir)
 	var damaged *DamagedError
 	if !errors.As(err, &damaged) {
@@ -196,29 +175,11 @@ func Open(stateDir string) (*State, error) {
 	return &State{Version: version}, damaged
 }
 
-// unfinished: a write takes milliseconds, a minute on a disk that hangs. A file that a kill has left is older.
-const unfinished = time.Hour
-
-// tidy removes what writes have left that were killed, of the agent and of plugins. Others may be writing now. What cannot be removed,
-// as on a disk that has become read-only, stays: the store can be read all the same.
-func tidy(stateDir string, now time.Time) {
-	for _, dir := range []string{stateDir, filepath.Join(stateDir, tombstoneDir)} {
-		left, _ := filepath.Glob(filepath.Join(dir, ".*.json-*")) // fails for a bad pattern alone
-		for _, path := range left {
-			info, err := os.Lstat(path)
-			if err != nil || !info.Mode().IsRegular() || now.Sub(info.ModTime()) < unfinished {
-				continue // finished meanwhile, or not ours
-			}
-			_ = os.Remove(path)
-		}
-	}
-}
-
 // Write replaces the store.
 func Write(stateDir string, state *State) error {
 	data, err := Encode(state)
 	if err != nil {
 		return err
 	}
-	return writeAtomically(filepath.Join(stateDir, fileName), data)
+	return replace(filepath.Join(stateDir, fileName), data)
 }

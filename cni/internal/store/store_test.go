@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/durable"
 )
 
 func example(container string) *attachment.Attachment {
@@ -109,7 +110,7 @@ func TestLeftovers(t *testing.T) {
 	if err := Bury(dir, Tombstone{Verb: Detach, Key: attachment.Key{Network: "n", ContainerID: "c", Interface: "net1"}}); err != nil {
 		t.Fatal(err)
 	}
-	old := time.Now().Add(-2 * unfinished)
+	old := time.Now().Add(-2 * durable.Unfinished)
 	for name, stays := range map[string]bool{
 		".store.json-1": false, ".tenancy.json-2": false, "tombstones/.ab.json-3": false,
 		".store.json-4": true, "notes.json-5": true, ".other": true,
@@ -148,7 +149,7 @@ func TestReadOnly(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	left, old := filepath.Join(dir, ".store.json-1"), time.Now().Add(-2*unfinished)
+	left, old := filepath.Join(dir, ".store.json-1"), time.Now().Add(-2*durable.Unfinished)
 	if err := errors.Join(Write(dir, &State{BootID: "boot", Attachments: []*attachment.Attachment{example("a")}}), os.WriteFile(left, nil, 0o600), os.Chtimes(left, old, old),
 		unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/railweave/railweave/cni/internal/attachment"
+	"github.com/railweave/railweave/cni/internal/durable"
 )
 
 const tombstoneDir = "tombstones"
@@ -41,14 +42,14 @@ func Bury(stateDir string, tombstone Tombstone) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := syncDir(stateDir); err != nil {
+	if err := durable.SyncDir(stateDir); err != nil {
 		return err
 	}
 	data, err := seal(tombstone)
 	if err != nil {
 		return err
 	}
-	return writeAtomically(tombstone.path(stateDir), data)
+	return replace(tombstone.path(stateDir), data)
 }
 
 // DecodeTombstone verifies and checks a tombstone's contents.
