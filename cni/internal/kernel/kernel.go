@@ -107,6 +107,12 @@ func sysctl(key, value string) error {
 // ProcSysNet is where a process finds its namespace's network sysctls.
 const ProcSysNet = "/proc/sys/net"
 
+// HasIPv6 tells whether the kernel has it: it may be built without, or started with ipv6.disable=1.
+func HasIPv6() bool {
+	_, err := os.Stat(filepath.Join(ProcSysNet, "ipv6"))
+	return err == nil
+}
+
 // Local is how the LOCAL port and the uplink of a rail must be.
 type Local struct {
 	Bridge, Uplink string
@@ -163,7 +169,11 @@ func EnsureLocal(local Local) (int, error) {
 	if mac := bridge.Attrs().HardwareAddr; mac.String() != local.MAC {
 		return 0, fmt.Errorf("LOCAL port of %s has MAC %s, expected %s", local.Bridge, mac, local.MAC)
 	}
-	return mtu, ensureAddresses(bridge, append(slices.Clone(local.Addresses), linkLocal(bridge.Attrs().HardwareAddr)))
+	wanted := slices.Clone(local.Addresses)
+	if HasIPv6() { // else a session over IPv4 does without; preflight refuses others
+		wanted = append(wanted, linkLocal(bridge.Attrs().HardwareAddr))
+	}
+	return mtu, ensureAddresses(bridge, wanted)
 }
 
 func ensureAddresses(link netlink.Link, wanted []netip.Prefix) error {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -91,6 +92,48 @@ func TestRepeatAddresses(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// TestEnsureLocalWithoutIPv6: a kernel without it refuses each IPv6 address and has no sysctl of it.
+func TestEnsureLocalWithoutIPv6(t *testing.T) {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread, with its namespaces, ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+			done <- err
+			return
+		}
+		done <- ensureLocalWithoutIPv6()
+	}()
+	if err := <-done; errors.Is(err, unix.EPERM) {
+		t.Skipf("no namespaces here: %v", err)
+	} else if err != nil {
+		t.Error(err)
+	}
+}
+
+func ensureLocalWithoutIPv6() error {
+	if err := errors.Join(
+		Sysctl(ProcSysNet, "ipv6/conf/default/disable_ipv6", "1"),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("tmpfs", ProcSysNet, "tmpfs", 0, ""),
+		netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "br-rail0"}, PeerName: "p0"}),
+	); err != nil {
+		return err
+	}
+	bridge, err := netlink.LinkByName("br-rail0")
+	if err != nil {
+		return err
+	}
+	address := netip.MustParsePrefix("10.255.1.1/31")
+	if _, err := EnsureLocal(Local{Bridge: "br-rail0", Uplink: "p0", MAC: bridge.Attrs().HardwareAddr.String(), Addresses: []netip.Prefix{address}}); err != nil {
+		return err
+	}
+	found, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
+	if err == nil && (len(found) != 1 || found[0].IP.String() != "10.255.1.1") {
+		err = fmt.Errorf("addresses %v", found)
+	}
+	return err
 }
 
 func TestEnsureMTU(t *testing.T) {

@@ -403,6 +403,14 @@ func (r *Rail) PoolOf(address netip.Addr) (Pool, bool) {
 	return Pool{}, false
 }
 
+// NeedsIPv6 tells whether the rail's session or its pods use it. A session that is unnumbered is between link-local addresses.
+func (r *Rail) NeedsIPv6() bool {
+	is6 := netip.Addr.Is6
+	return r.Peer.Unnumbered || slices.ContainsFunc(r.Peer.Addresses, is6) ||
+		slices.ContainsFunc(r.Pools, func(pool Pool) bool { return is6(pool.Gateway) }) ||
+		slices.ContainsFunc(r.NodeAddresses(), func(prefix netip.Prefix) bool { return is6(prefix.Addr()) })
+}
+
 // NodeAddresses are the LOCAL port's.
 func (r *Rail) NodeAddresses() []netip.Prefix {
 	var prefixes []netip.Prefix

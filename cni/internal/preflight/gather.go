@@ -45,6 +45,7 @@ func Gather(ctx context.Context, config *nodeconfig.Config) *Facts {
 		facts.RDMADevices = len(links)
 	}
 	facts.StateErr = writable(config.StateDir)
+	facts.IPv6 = kernel.HasIPv6()
 	for i := range config.Rails {
 		facts.Rails[config.Rails[i].Name] = gatherRail(&config.Rails[i])
 	}

@@ -67,6 +67,7 @@ type Facts struct {
 	RDMAMode    string
 	RDMADevices int
 	StateErr    error
+	IPv6        bool // the kernel has it
 	Rails       map[string]RailFacts
 }
 
@@ -78,7 +79,7 @@ func Judge(config *nodeconfig.Config, facts *Facts) []Finding {
 	}
 	findings = append(findings, judgeDaemons(config, facts), judgeFRRVersion(facts), judgeZebras(facts), judgeRDMA(facts), judgeState(config, facts))
 	for i := range config.Rails {
-		findings = append(findings, judgeRail(config, &config.Rails[i], facts.Rails[config.Rails[i].Name])...)
+		findings = append(findings, judgeRail(config, &config.Rails[i], facts, facts.Rails[config.Rails[i].Name])...)
 	}
 	return findings
 }
@@ -223,7 +224,7 @@ func judgeState(config *nodeconfig.Config, facts *Facts) Finding {
 	return about("state directory", OK, config.StateDir, "")
 }
 
-func judgeRail(config *nodeconfig.Config, rail *nodeconfig.Rail, facts RailFacts) []Finding {
+func judgeRail(config *nodeconfig.Config, rail *nodeconfig.Rail, node *Facts, facts RailFacts) []Finding {
 	var findings []Finding
 	add := func(check string, level Level, found, remedy string) {
 		findings = append(findings, Finding{Check: rail.Name + " " + check, Level: level, Found: found, Remedy: remedy, Rail: rail.Name})
@@ -244,6 +245,9 @@ func judgeRail(config *nodeconfig.Config, rail *nodeconfig.Rail, facts RailFacts
 		add("eswitch", OK, "switchdev, firmware "+facts.Firmware, "")
 	default:
 		add("eswitch", Fail, fmt.Sprintf("mode %q", facts.Eswitch), "`devlink dev eswitch set pci/... mode switchdev` before any virtual function is bound")
+	}
+	if rail.NeedsIPv6() && !node.IPv6 {
+		add("ipv6", Fail, "the kernel has no IPv6", "start it without ipv6.disable=1; or give the rail IPv4 pools, and its peer an IPv4 address")
 	}
 	if len(facts.Overlap) > 0 {
 		add("isolation", Fail, fmt.Sprintf("the main table has routes into the pools: %v", facts.Overlap), "remove them: with them the host and pods of the default network are routed into the GPU network")

@@ -29,7 +29,7 @@ func config() *nodeconfig.Config {
 func healthy() *Facts {
 	return &Facts{
 		OFCtl: "/usr/bin/ovs-ofctl", OVSVersion: "ovs-vswitchd (Open vSwitch) 3.1.0", OtherConfig: map[string]string{"hw-offload": "true"},
-		Daemons: map[string]bool{"zebra": true, "bgpd": true, "bfdd": true}, FRRVersion: "FRRouting 8.4.4 (node1).", Reload: true, Zebras: []int{10},
+		Daemons: map[string]bool{"zebra": true, "bgpd": true, "bfdd": true}, FRRVersion: "FRRouting 8.4.4 (node1).", Reload: true, Zebras: []int{10}, IPv6: true,
 		RDMAMode: "exclusive", RDMADevices: 2, Rails: map[string]RailFacts{"rail0": {UplinkMTU: 9216, Eswitch: "switchdev", Firmware: "28.40.1000"}},
 	}
 }
@@ -79,6 +79,7 @@ func TestJudge(t *testing.T) {
 		{func(_ *nodeconfig.Config, f *Facts) { f.RDMAMode = "shared" }, "rdma", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.RDMADevices = 0 }, "rdma", Warn},
 		{func(_ *nodeconfig.Config, f *Facts) { f.StateErr = errors.New("read-only") }, "state directory", Fail},
+		{func(c *nodeconfig.Config, f *Facts) { c.Rails[0].Peer.Unnumbered, f.IPv6 = true, false }, "rail0 ipv6", Fail},
 		{rail(func(r *RailFacts) { r.UplinkMTU = 0 }), "rail0 uplink", Fail},
 		{rail(func(r *RailFacts) { r.UplinkMTU = 8000 }), "rail0 uplink", Fail},
 		{rail(func(r *RailFacts) { r.Eswitch = "legacy" }), "rail0 eswitch", Fail},
