@@ -268,8 +268,13 @@ func (r *Rail) validate() *Error {
 		if !pool.Prefix.Contains(pool.Gateway) {
 			return &Error{Key: key + ".gateway", Problem: fmt.Sprintf("must lie in %s", pool.Prefix)}
 		}
-		// The kernel takes no broadcast address for a gateway, so that no pod could be set up.
-		if pool.Gateway.Is4() && pool.Prefix.Bits() < 31 && !pool.Prefix.Contains(pool.Gateway.Next()) {
+		// The kernel takes no broadcast address for a gateway, which the network address is, too, before Linux 5.14: no pod could be set
+		// up. In IPv6 the latter is the routers' anycast address (RFC 4291, 2.6.1).
+		allHosts := pool.Gateway.Is6() || pool.Prefix.Bits() >= 31
+		if !allHosts && pool.Gateway == pool.Prefix.Addr() {
+			return &Error{Key: key + ".gateway", Problem: fmt.Sprintf("must not be the network address of %s", pool.Prefix)}
+		}
+		if !allHosts && !pool.Prefix.Contains(pool.Gateway.Next()) {
 			return &Error{Key: key + ".gateway", Problem: fmt.Sprintf("must not be the broadcast address of %s", pool.Prefix)}
 		}
 	}

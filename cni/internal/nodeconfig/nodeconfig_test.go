@@ -96,6 +96,7 @@ func TestRefused(t *testing.T) {
 		{`"10.64.0.0/16"`, `"0.0.0.0/0"`, "rails[0].pools[0].prefix"},
 		{`"10.64.0.1"`, `"10.66.0.1"`, "rails[0].pools[0].gateway"},
 		{`"10.64.0.1"`, `"10.64.255.255"`, "rails[0].pools[0].gateway"},
+		{`"10.64.0.1"`, `"10.64.0.0"`, "rails[0].pools[0].gateway"},
 		{`"10.65.0.0/16","gateway":"10.65.0.1"`, `"10.64.8.0/24","gateway":"10.64.8.1"`, "rails[1].pools[0]"},
 		{`{"unnumbered":true}`, `{"unnumbered":true,"addresses":["10.0.0.1"]}`, "rails[0].peer"},
 		{`{"unnumbered":true}`, `{}`, "rails[0].peer"},
@@ -121,6 +122,14 @@ func TestRefused(t *testing.T) {
 		} else if wrong.Key != test.key || wrong.File != "file" {
 			t.Errorf("%s: blames %s of %s, want %s", test.new, wrong.Key, wrong.File, test.key)
 		}
+	}
+}
+
+// TestFirstAddressAsGateway: without a network address of its own a prefix's first address is a host's, in IPv6 the routers'.
+func TestFirstAddressAsGateway(t *testing.T) {
+	text := strings.NewReplacer(`"10.65.0.0/16","gateway":"10.65.0.1"`, `"10.65.0.0/31","gateway":"10.65.0.0"`, `"fd64::1"`, `"fd64::"`).Replace(good)
+	if _, err := Parse("file", []byte(text)); err != nil {
+		t.Error(err)
 	}
 }
 
