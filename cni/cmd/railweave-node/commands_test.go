@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -76,10 +77,9 @@ func TestProbesWhileWaitingForTheDatabase(t *testing.T) {
 
 // TestProbesShareAnAnswer: who floods the probes' port does not flood Open vSwitch.
 func TestProbesShareAnAnswer(t *testing.T) {
-	asked := 0
+	var asked atomic.Int64
 	answer := remembered(func(context.Context) error {
-		asked++
-		return fmt.Errorf("answer %d", asked)
+		return fmt.Errorf("answer %d", asked.Add(1))
 	})
 	var asking sync.WaitGroup
 	began := time.Now()
@@ -91,16 +91,42 @@ func TestProbesShareAnAnswer(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	if most := 1 + int(time.Since(began)/readyPeriod); asked > most {
-		t.Errorf("asked %d times, at most %d", asked, most)
+	if most := 1 + int64(time.Since(began)/readyPeriod); asked.Load() > most {
+		t.Errorf("asked %d times, at most %d", asked.Load(), most)
 	}
-	before := asked
-	for end := time.Now().Add(time.Minute); asked == before && time.Now().Before(end); {
+	before := asked.Load()
+	for end := time.Now().Add(time.Minute); asked.Load() == before && time.Now().Before(end); {
 		_ = answer(t.Context())
 	}
-	if asked == before {
+	if asked.Load() == before {
 		t.Error("a later question is answered by what was said for ever")
 	}
+}
+
+// TestReadinessThatHangs: while nobody knows, the answer is no, with what was known; one question is asked, and its answer counts.
+func TestReadinessThatHangs(t *testing.T) {
+	answers := make(chan error)
+	var asked atomic.Int64
+	ready := remembered(func(context.Context) error { asked.Add(1); return <-answers })
+	hangsAfter := func(text string) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if err := ready(t.Context()); err != nil && strings.Contains(err.Error(), text) {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("%v, want %s", err, text)
+			}
+		}
+	}
+	hangsAfter("nothing was answered yet")
+	answers <- nil
+	hangsAfter("ago it was: ready")
+	answers <- errors.New("rail0 is down")
+	hangsAfter("ago it was: rail0 is down")
+	if asked.Load() != 3 {
+		t.Errorf("asked %d times", asked.Load())
+	}
+	close(answers)
 }
 
 func TestInstall(t *testing.T) {

@@ -178,33 +178,64 @@ const readyPeriod = time.Second
 // readyTime: longer than any of the questions takes that an answer is made of.
 const readyTime = 10 * time.Second
 
-// remembered asks no more often than each readyPeriod; who asks meanwhile hears the last answer, so that nobody but the first waits.
-func remembered(ask func(context.Context) error) func(context.Context) error {
-	var asking, known sync.Mutex
-	var asked time.Time
-	var answer error
-	last := func() (time.Time, error) {
-		known.Lock()
-		defer known.Unlock()
-		return asked, answer
+// readyLimit: the questions take milliseconds, and a kubelet's probe waits for a second.
+const readyLimit = 800 * time.Millisecond
+
+// question is one that is under way, or was answered.
+type question struct {
+	began, ended time.Time
+	answer       error
+	done         chan struct{} // closed once there is an answer
+}
+
+func (q *question) answered() bool {
+	select {
+	case <-q.done:
+		return true
+	default:
+		return false
 	}
+}
+
+// hangs says what is known meanwhile.
+func (q *question) hangs(before *question) error {
+	said := "nothing was answered yet"
+	if before != nil {
+		said = fmt.Sprintf("%v ago it was: %v", time.Since(before.ended).Round(time.Millisecond), cmp.Or(before.answer, errors.New("ready")))
+	}
+	return fmt.Errorf("no answer for %v, see whether ovsdb-server and ovs-vswitchd hang; %s", time.Since(q.began).Round(time.Millisecond), said)
+}
+
+// remembered asks no more often than each readyPeriod, and one question at a time, for whose answer all wait who ask meanwhile. Those of
+// a question that hangs are told so, not what was said before it: that may no longer hold.
+func remembered(ask func(context.Context) error) func(context.Context) error {
+	var mutex sync.Mutex
+	var before, last *question
 	return func(ctx context.Context) error {
-		if at, answer := last(); !at.IsZero() && (time.Since(at) < readyPeriod || !asking.TryLock()) {
-			return answer
-		} else if at.IsZero() {
-			asking.Lock()
+		mutex.Lock()
+		if last == nil || last.answered() && time.Since(last.ended) >= readyPeriod {
+			next := &question{began: time.Now(), done: make(chan struct{})}
+			before, last = last, next
+			go func() {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTime) // not who asked alone hears it
+				defer cancel()
+				next.answer = ask(ctx)
+				next.ended = time.Now()
+				close(next.done)
+			}()
 		}
-		defer asking.Unlock()
-		if at, answer := last(); !at.IsZero() && time.Since(at) < readyPeriod {
-			return answer // of who asked just before
+		asked, earlier := last, before
+		mutex.Unlock()
+		late := time.NewTimer(time.Until(asked.began.Add(readyLimit)))
+		defer late.Stop()
+		select {
+		case <-asked.done:
+		case <-late.C:
+			if !asked.answered() {
+				return asked.hangs(earlier)
+			}
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTime) // not who asked alone hears it
-		defer cancel()
-		now := ask(ctx)
-		known.Lock()
-		defer known.Unlock()
-		answer, asked = now, time.Now()
-		return now
+		return asked.answer
 	}
 }
 
