@@ -51,7 +51,8 @@ class DeviceCommunicator:
 
     `rendezvous` is tcp://HOST:PORT, where rank 0 listens; `settings` are those of docs/settings.md. Errors: BootstrapError when ranks do
     not come, TransportError without a device library, ExchangeError when an operation failed or after close(). What it decides, and why,
-    goes to the logger railweave.device, at the latest with the next call.
+    goes to the logger railweave.device, at the latest with the next call. Any thread may call; close() keeps enqueue() and all_to_all_v()
+    of others waiting, and abort() ends its wait.
     """
 
     def __init__(self, rank: int, world: int, device: int, rendezvous: str, settings: Mapping[str, str] | None = None) -> None:

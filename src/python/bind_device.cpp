@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -111,20 +112,22 @@ class DeviceCommunicator {
     check(api_.create(&config, &handle_));
   }
 
-  void check_health() const { check(api_.async_error(handle())); }
+  void check_health() const { call(api_.async_error); }
 
   // Fails where the communicator has, also with nothing to move.
   void all_to_all_v(std::uintptr_t output, const Sizes& output_sizes, std::uintptr_t input, const Sizes& input_sizes,
                     std::uintptr_t stream) {
+    const std::lock_guard lock(orders_);
+    check_health();
     std::vector<railweave_cuda_transfer> list;
     list.reserve(output_sizes.size() + input_sizes.size());
     add(list, RAILWEAVE_CUDA_SEND, input, input_sizes);
     add(list, RAILWEAVE_CUDA_RECV, output, output_sizes);
-    check_health();
     queue(list, stream);
   }
 
   void enqueue(const std::vector<Transfer>& transfers, std::uintptr_t stream) {
+    const std::lock_guard lock(orders_);
     std::vector<railweave_cuda_transfer> list;
     list.reserve(transfers.size());
     for (const auto& [sends, peer, data, bytes] : transfers) {
@@ -135,24 +138,31 @@ class DeviceCommunicator {
 
   std::uintptr_t register_buffer(std::uintptr_t data, std::uint64_t bytes) const {
     void* registration = nullptr;
-    check(api_.register_buffer(handle(), address(data), bytes, &registration));
+    call(api_.register_buffer, address(data), bytes, &registration);
     return reinterpret_cast<std::uintptr_t>(registration);
   }
-  void deregister_buffer(std::uintptr_t registration) const { check(api_.deregister_buffer(handle(), address(registration))); }
+  void deregister_buffer(std::uintptr_t registration) const { call(api_.deregister_buffer, address(registration)); }
 
   // enqueued, completed, bytes_sent, bytes_received, bytes_by_kind.
   std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, Sizes> counters() const {
     railweave_cuda_counters now{};
     now.size = sizeof(now);
-    check(api_.counters(handle(), &now));
+    call(api_.counters, &now);
     return {now.enqueued, now.completed, now.bytes_sent, now.bytes_received, {std::begin(now.bytes_by_kind), std::end(now.bytes_by_kind)}};
   }
 
-  void abort() const { check(api_.abort(handle())); }
+  void abort() const { call(api_.abort); }
 
   void close() {
-    const std::lock_guard lock(calls_);
-    if (railweave_cuda_communicator* const last = std::exchange(handle_, nullptr); last != nullptr) api_.destroy(last);
+    const std::lock_guard lock(orders_);
+    if (handle_ == nullptr) return;
+    api_.drain(handle_);  // beside which other threads may still abort() what it waits for
+    railweave_cuda_communicator* last = nullptr;
+    {
+      const std::lock_guard nobody_else(uses_);
+      last = std::exchange(handle_, nullptr);
+    }
+    api_.destroy(last);
   }
 
  private:
@@ -167,6 +177,13 @@ class DeviceCommunicator {
       case RAILWEAVE_ERROR_EXCHANGE: throw ExchangeError(text);
       default: throw Error(text);
     }
+  }
+
+  // For what may run beside any call except destroy.
+  template <typename... Parameters, typename... Arguments>
+  void call(railweave_status (*function)(railweave_cuda_communicator*, Parameters...), Arguments... arguments) const {
+    const std::shared_lock use(uses_);
+    check(function(handle(), arguments...));
   }
 
   railweave_cuda_communicator* handle() const {
@@ -185,17 +202,16 @@ class DeviceCommunicator {
     }
   }
 
-  void queue(const std::vector<railweave_cuda_transfer>& list, std::uintptr_t stream) {
+  void queue(const std::vector<railweave_cuda_transfer>& list, std::uintptr_t stream) const {
     if (list.empty()) return;
     const std::array<railweave_cuda_stream, 1> streams{address(stream)};
-    const std::lock_guard lock(calls_);
-    handle();  // not closed meanwhile
     check(api_.enqueue(list.data(), list.size(), streams.data(), streams.size()));
   }
 
   const railweave_cuda_api& api_;
-  railweave_cuda_communicator* handle_ = nullptr;
-  std::mutex calls_;  // enqueue calls of a communicator are made one after another
+  railweave_cuda_communicator* handle_ = nullptr;  // changed under both
+  std::mutex orders_;                              // enqueue calls of a communicator are made one after another, and before its end
+  mutable std::shared_mutex uses_;                 // shared by the other calls
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ import pytest
 from railweave import device
 from railweave.device import DeviceCommunicator, Transfer
 from railweave.errors import Error
-from railweave.exchange import BootstrapError, TransportError
+from railweave.exchange import BootstrapError, ExchangeError, TransportError
 
 LIBRARY = Path(__file__).resolve().parents[3] / "build/dev/tests/cpp/nccl/librailweave_cuda.so"
 
@@ -79,6 +79,27 @@ def test_transfers_arrive_and_are_counted() -> None:
         communicator.close()
 
     on_ranks(3, body)
+
+
+@pytest.mark.usefixtures("library")
+def test_threads_watch_a_communicator_that_another_closes_and_may_end_its_wait() -> None:
+    def body(rank: int, rendezvous: str) -> None:
+        communicator = DeviceCommunicator(rank, 1, rank, rendezvous, {"drain_ms": "100"})
+        never_sent = np.zeros(1, dtype=np.int64)
+        communicator.enqueue([Transfer(False, 0, never_sent.ctypes.data, 8)], 0)
+        closing = threading.Thread(target=communicator.close, daemon=True)
+        closing.start()
+        for _ in range(20):  # also when the other has begun
+            communicator.check()
+            assert communicator.counters().completed == 0
+            time.sleep(0.005)
+        communicator.abort()
+        closing.join()
+        for call in (communicator.check, communicator.counters, communicator.abort):
+            with pytest.raises(ExchangeError, match="closed"):
+                call()
+
+    on_ranks(1, body)
 
 
 @pytest.mark.usefixtures("library")
