@@ -96,15 +96,18 @@ class DeviceCommunicator:
 
     def deregister(self, registration: int) -> None:
         """Before the memory is freed."""
+        self._tell()
         self._native.deregister(registration)
 
     def counters(self) -> Counters:
         """Of this rank so far."""
+        self._tell()
         enqueued, completed, sent, received, by_kind = self._native.counters()
         return Counters(enqueued, completed, sent, received, tuple(by_kind))
 
     def abort(self) -> None:
         """Ends everything queued or running; streams go on."""
+        self._tell()
         self._native.abort()
 
     def close(self) -> None:

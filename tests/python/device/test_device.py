@@ -115,6 +115,30 @@ def test_what_was_decided_goes_to_a_logger(monkeypatch: pytest.MonkeyPatch, capl
 
 
 @pytest.mark.usefixtures("library")
+def test_whichever_call_is_next_logs_what_was_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("STAND_IN_TELLS_BUFFERS", "1")
+    caplog.set_level(logging.INFO, "railweave.device")
+
+    def body(rank: int, rendezvous: str) -> None:
+        communicator = DeviceCommunicator(rank, 1, rank, rendezvous, {"drain_ms": "100"})
+        for call in (
+            communicator.check,
+            communicator.counters,
+            lambda: communicator.deregister(1),
+            lambda: communicator.enqueue([], 0),
+            lambda: communicator.all_to_all_v(0, [0], 0, [0], 0),
+            communicator.abort,
+            communicator.close,
+        ):
+            communicator.register(1, 8)
+            caplog.clear()
+            call()
+            assert "rank 0 of 1: maps 8 bytes ahead" in caplog.messages
+
+    on_ranks(1, body)
+
+
+@pytest.mark.usefixtures("library")
 def test_errors_are_typed_and_say_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BootstrapError, match="rendezvous 'nowhere'"):
         DeviceCommunicator(0, 2, 0, "nowhere")
