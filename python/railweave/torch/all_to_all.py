@@ -57,9 +57,19 @@ def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str)
     return sizes
 
 
+def _address(tensor: Any, role: str) -> int:
+    try:
+        address = int(tensor.data_ptr())
+    except RuntimeError:  # under some of torch.func's transforms
+        address = 0
+    if not address and tensor.nbytes:
+        raise Error(f"{role} is a {type(tensor).__name__} on {tensor.device} without memory of its own; expected cpu or cuda memory")
+    return address
+
+
 def _overlap(output: Any, input_: Any) -> bool:
-    into, out_of, written, read = output.data_ptr(), input_.data_ptr(), output.nbytes, input_.nbytes
-    return bool(into and written and read) and into < out_of + read and out_of < into + written
+    into, out_of, written, read = _address(output, "output"), _address(input_, "input"), output.nbytes, input_.nbytes
+    return bool(written and read) and into < out_of + read and out_of < into + written
 
 
 def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, own_stream: bool) -> Pending:

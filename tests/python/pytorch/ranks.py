@@ -127,8 +127,13 @@ def check_refusals_alone(group: Any) -> None:
         ((good.clone(), good.to_sparse()), "dense"),
         ((good.numpy(), good), "is a ndarray"),
         ((good.to("meta"), good.to("meta")), "expected cpu or cuda"),
+        ((good.clone(), FakeTensorMode().from_tensor(good)), "input is a FakeTensor on cpu without memory"),
+        ((FakeTensorMode().from_tensor(good), good), "output is a FakeTensor on cpu without memory"),
     ]:
         check_refused(lambda arguments=arguments: all_to_all_single(*arguments, group=group), text)
+    for transform in (torch.func.vmap, torch.func.functionalize):  # they pass tensors whose values lie elsewhere
+        over = transform(lambda rows: all_to_all_single(torch.empty(2), rows, group=group))
+        check_refused(lambda over=over: over(good), "without memory")
     for wrong in ("foo", 5, [group], good):
         check_refused(lambda wrong=wrong: all_to_all_single(good.clone(), good, group=wrong), "expected a process group")
     assert made_ranks_of(group, torch.device("cpu")) is None
