@@ -149,8 +149,8 @@ def all_to_all_single(
         _refuse_what_has_no_rows_in_memory(tensor, role)
     if output.device != input.device or output.dtype != input.dtype:
         raise Error(f"output is {output.dtype} on {output.device}, input {input.dtype} on {input.device}; expected the same")
-    if output.requires_grad and output.is_leaf and torch.is_grad_enabled():
-        raise Error("output is a leaf that requires grad, and is written in place; pass torch.empty(...) of the shape")
+    if output.requires_grad and torch.is_grad_enabled() and (output if output._base is None else output._base).is_leaf:
+        raise Error("output is a leaf that requires grad, or a view of one, and is written in place; pass torch.empty(...) of the shape")
     ranks = made_ranks_of(group, input.device)
     world = world_of(group) if ranks is None else ranks.world
     output_rows = _row_sizes(output, output_split_sizes, world, "output")

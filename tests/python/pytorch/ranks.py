@@ -114,7 +114,7 @@ def check_without_gradients(world: int) -> None:
 
 def check_refusals_alone(group: Any) -> None:
     """By one of two ranks: the other would be waited for if anything were made before arguments are looked at."""
-    good = torch.zeros(2, 2)
+    good, leaf = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
     for arguments, text in [
         ((torch.zeros(3, 2), good), "multiple"),
         ((good, good, [1, 1], [2, 2]), "add up"),
@@ -129,6 +129,8 @@ def check_refusals_alone(group: Any) -> None:
         ((good.to("meta"), good.to("meta")), "expected cpu or cuda"),
         ((good.clone(), FakeTensorMode().from_tensor(good)), "input is a FakeTensor on cpu without memory"),
         ((FakeTensorMode().from_tensor(good), good), "output is a FakeTensor on cpu without memory"),
+        ((leaf, good), "output is a leaf"),
+        ((leaf[:], good), "or a view of one"),
     ]:
         check_refused(lambda arguments=arguments: all_to_all_single(*arguments, group=group), text)
     for transform in (torch.func.vmap, torch.func.functionalize):  # they pass tensors whose values lie elsewhere
