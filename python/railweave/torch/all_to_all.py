@@ -24,6 +24,7 @@ class Work:
         self._output = output
         self._input = input_  # kept until the exchange has ended
 
+    @torch.compiler.disable
     def wait(self) -> Any:
         """The output. For CUDA tensors the current stream waits, not the host."""
         if self._pending is not None:
@@ -131,6 +132,7 @@ class _Started(list[Pending]):
         self.own_stream = own_stream
 
 
+@torch.compiler.disable  # memory addresses, and other ranks to ask: what the compiler traces of it fails, or is compiled for one call
 def all_to_all_single(
     output: Any,
     input: Any,  # noqa: A002 - the name that torch.distributed uses

@@ -112,6 +112,24 @@ def check_without_gradients(world: int) -> None:
             raise AssertionError("a forward gradient was dropped")
 
 
+def check_compiled(rank: int, world: int, group: Any) -> None:
+    """torch.compile leaves the exchange as it is, also the first one, which makes the communicator."""
+    weight = torch.full((2,), 2.0, requires_grad=True)
+
+    def layer(input_: torch.Tensor, async_op: bool) -> torch.Tensor:
+        output = all_to_all_single(torch.empty(world, 2), input_ * weight, group=group, async_op=async_op)
+        return (output.wait() if async_op else output) * weight
+
+    compiled = torch.compile(layer, backend="eager")
+    for async_op in (False, True):
+        result = compiled(torch.full((world, 2), rank + 1.0), async_op)
+        assert torch.equal(result, 4 * torch.arange(1.0, world + 1).unsqueeze(1).expand(world, 2))
+        result.sum().backward()
+    # Of each exchange: what comes, and what a rank sends, which goes to as many ranks; each times the weight, for each of two exchanges.
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.full((2,), 2 * 2 * (world * (world + 1) / 2 + world * (rank + 1))))
+
+
 def check_refusals_alone(group: Any) -> None:
     """By one of two ranks: the other would be waited for if anything were made before arguments are looked at."""
     good, leaf = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
@@ -190,6 +208,7 @@ def check_outside(group: Any) -> None:
 def main() -> None:
     rank, world = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
+    check_compiled(rank, world, dist.new_group())
     for async_op in (False, True):
         check_values(rank, world, async_op, None)
         check_gradients(rank, world, async_op)
