@@ -18,7 +18,7 @@ import pytest
 from railweave import device
 from railweave.device import DeviceCommunicator, Transfer
 from railweave.errors import Error
-from railweave.exchange import BootstrapError, ExchangeError, TransportError
+from railweave.exchange import BootstrapError, ExchangeError, SettingsError, TransportError
 
 LIBRARY = Path(__file__).resolve().parents[3] / "build/dev/tests/cpp/nccl/librailweave_cuda.so"
 
@@ -82,6 +82,47 @@ def test_transfers_arrive_and_are_counted() -> None:
 
 
 @pytest.mark.usefixtures("library")
+def test_all_to_all_v_takes_its_sizes_in_the_order_of_ranks() -> None:
+    def elements(source: int, destination: int) -> int:
+        return 100 * ((source + 2 * destination) % 3)  # none for some
+
+    def body(rank: int, rendezvous: str) -> None:
+        communicator = DeviceCommunicator(rank, 3, rank, rendezvous)
+        send = np.concatenate([np.arange(elements(rank, peer)) + 1000 * rank + peer for peer in range(3)])
+        wanted = np.concatenate([np.arange(elements(peer, rank)) + 1000 * peer + rank for peer in range(3)])
+        receive = np.zeros_like(wanted)
+        sizes = [[8 * elements(peer, rank) for peer in range(3)], [8 * elements(rank, peer) for peer in range(3)]]
+        communicator.all_to_all_v(receive.ctypes.data, sizes[0], send.ctypes.data, sizes[1], 0)
+        messages = sum(size != 0 for role in sizes for size in role)
+        while communicator.counters().completed < messages:
+            communicator.check()
+            time.sleep(0.005)
+        assert np.array_equal(receive, wanted)
+        assert communicator.counters()[:4] == (messages, messages, send.nbytes, receive.nbytes)
+        communicator.close()
+
+    on_ranks(3, body)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_failed_communicator_says_so_at_the_next_call() -> None:
+    def body(rank: int, rendezvous: str) -> None:
+        communicator = DeviceCommunicator(rank, 2, rank, rendezvous, {"drain_ms": "100"})
+        memory = np.zeros(1, dtype=np.int64)
+        if rank == 0:
+            communicator.enqueue([Transfer(False, 1, memory.ctypes.data, 8)], 0)
+            with pytest.raises(ExchangeError, match="rank 1"):  # which leaves without
+                while True:
+                    communicator.check()
+                    time.sleep(0.005)
+            with pytest.raises(ExchangeError, match="rank 1"):
+                communicator.all_to_all_v(memory.ctypes.data, [0, 0], memory.ctypes.data, [0, 0], 0)
+        communicator.close()
+
+    on_ranks(2, body)
+
+
+@pytest.mark.usefixtures("library")
 def test_threads_watch_a_communicator_that_another_closes_and_may_end_its_wait() -> None:
     def body(rank: int, rendezvous: str) -> None:
         communicator = DeviceCommunicator(rank, 1, rank, rendezvous, {"drain_ms": "100"})
@@ -139,10 +180,19 @@ def test_whichever_call_is_next_logs_what_was_told(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("library")
+def test_what_a_communicator_told_before_it_failed_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("STAND_IN_WARNS", "not as calibrated")
+    monkeypatch.setenv("STAND_IN_LACKS_MEMORY", "0 untold")
+    with pytest.raises(Error, match="out of memory"):
+        DeviceCommunicator(0, 2, 0, "tcp://127.0.0.1:1")
+    assert caplog.messages == ["rank 0 of 2: not as calibrated"]
+
+
+@pytest.mark.usefixtures("library")
 def test_errors_are_typed_and_say_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BootstrapError, match="rendezvous 'nowhere'"):
         DeviceCommunicator(0, 2, 0, "nowhere")
-    with pytest.raises(Error, match="chunk_bytes"):
+    with pytest.raises(SettingsError, match="chunk_bytes"):
         DeviceCommunicator(0, 2, 0, "tcp://127.0.0.1:1", {"chunk_bytes": "none", "bootstrap_ms": "100"})  # the other is told
     monkeypatch.setenv("STAND_IN_REFUSES_DEVICE", "3")
     with pytest.raises(Error, match="device 3 is refused"):
