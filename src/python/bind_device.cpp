@@ -95,7 +95,7 @@ class DeviceCommunicator {
  public:
   DeviceCommunicator(DeviceLog& log, const std::string& library, std::uint32_t rank, std::uint32_t world, std::int32_t device,
                      const std::string& rendezvous, const std::map<std::string, std::string>& settings)
-      : api_(table(library)) {
+      : api_(table(library)), world_(world) {
     std::vector<railweave_setting> chosen;
     for (const auto& [name, value] : settings) chosen.push_back({name.c_str(), value.c_str()});
     railweave_cuda_config config{};
@@ -196,7 +196,11 @@ class DeviceCommunicator {
   }
 
   void add(std::vector<railweave_cuda_transfer>& list, railweave_cuda_kind kind, std::uintptr_t data, const Sizes& sizes) const {
-    for (std::uint32_t peer = 0; peer < sizes.size(); ++peer) {
+    if (sizes.size() != world_) {
+      throw ExchangeError((kind == RAILWEAVE_CUDA_SEND ? "input_sizes has " : "output_sizes has ") + std::to_string(sizes.size()) +
+                          " entries; expected one for each of " + std::to_string(world_) + " ranks");
+    }
+    for (std::uint32_t peer = 0; peer < world_; ++peer) {
       if (sizes[peer] != 0) list.push_back(transfer(kind, peer, data, sizes[peer]));
       data += sizes[peer];
     }
@@ -209,6 +213,7 @@ class DeviceCommunicator {
   }
 
   const railweave_cuda_api& api_;
+  const std::uint32_t world_;
   railweave_cuda_communicator* handle_ = nullptr;  // changed under both
   std::mutex orders_;                              // enqueue calls of a communicator are made one after another, and before its end
   mutable std::shared_mutex uses_;                 // shared by the other calls

@@ -105,6 +105,18 @@ def test_all_to_all_v_takes_its_sizes_in_the_order_of_ranks() -> None:
 
 
 @pytest.mark.usefixtures("library")
+def test_all_to_all_v_wants_a_size_for_each_rank() -> None:
+    def body(rank: int, rendezvous: str) -> None:
+        communicator = DeviceCommunicator(rank, 1, rank, rendezvous, {"drain_ms": "100"})
+        for output_sizes, input_sizes, wrong in (([], [8], "output_sizes has 0"), ([8], [8, 8], "input_sizes has 2")):
+            with pytest.raises(ExchangeError, match=f"{wrong} entries; expected one for each of 1 ranks"):
+                communicator.all_to_all_v(8, output_sizes, 8, input_sizes, 0)
+        communicator.close()
+
+    on_ranks(1, body)
+
+
+@pytest.mark.usefixtures("library")
 def test_a_failed_communicator_says_so_at_the_next_call() -> None:
     def body(rank: int, rendezvous: str) -> None:
         communicator = DeviceCommunicator(rank, 2, rank, rendezvous, {"drain_ms": "100"})
