@@ -73,8 +73,7 @@ def _overlap(output: Any, input_: Any) -> bool:
     return bool(written and read) and into < out_of + read and out_of < into + written
 
 
-def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, own_stream: bool) -> Pending:
-    # All that is wrong here is told before ranks_of(), in which the others take part: they would wait for a rank that has left.
+def _sizes_in_bytes(output: Any, input_: Any, output_rows: list[int], input_rows: list[int], rank: int) -> list[list[int]]:
     if _overlap(output, input_):
         raise Error("output and input overlap; an exchange does not work in place")
     sizes = []
@@ -85,12 +84,10 @@ def _start(output: Any, input_: Any, output_rows: list[int], input_rows: list[in
             raise Error(f"{role} is a conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
         row_bytes = tensor.nbytes // max(1, len(tensor))
         sizes.append([count * row_bytes for count in rows])
-    ranks = made_ranks_of(group, input_.device)
-    rank = torch.distributed.get_rank(group) if ranks is None else ranks.rank
     received, sent = sizes[0][rank], sizes[1][rank]
     if received != sent:
         raise Error(f"this rank sends itself {sent} bytes and receives {received} of itself; expected as many")
-    return (ranks or ranks_of(group, input_.device)).start(output, input_, sizes[0], sizes[1], own_stream)
+    return sizes
 
 
 def _wants_gradients(output: Any, input_: Any) -> bool:
@@ -102,15 +99,14 @@ def _wants_gradients(output: Any, input_: Any) -> bool:
 
 
 class _Exchange(torch.autograd.Function):
-    """The exchange as a differentiable function: gradients go back the way the rows came."""
+    """The place of an exchange in the graph: gradients go back the way the rows come."""
 
     @staticmethod
-    def forward(context: Any, output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any, started: Any) -> Any:
+    def forward(context: Any, output: Any, input_: Any, output_rows: list[int], input_rows: list[int], group: Any) -> Any:
         context.rows = (output_rows, input_rows)
         context.input_shape = input_.shape
         context.group = group
         context.mark_dirty(output)
-        started.append(_start(output, input_, output_rows, input_rows, group, own_stream=started.own_stream))
         return output
 
     @staticmethod
@@ -121,15 +117,7 @@ class _Exchange(torch.autograd.Function):
         result = all_to_all_single(gradient.new_empty(context.input_shape), gradient, input_rows, output_rows, context.group)
         # What was in the output is gone: a gradient of zeros, and not none, which autograd would take for that of all that it is a view of.
         overwritten = torch.zeros_like(gradients[0]) if context.needs_input_grad[0] else None
-        return overwritten, result, None, None, None, None
-
-
-class _Started(list[Pending]):
-    """Receives the pending exchange from the function, which can return tensors only."""
-
-    def __init__(self, own_stream: bool) -> None:
-        super().__init__()
-        self.own_stream = own_stream
+        return overwritten, result, None, None, None
 
 
 @torch.compiler.disable  # memory addresses, and other ranks to ask: what the compiler traces of it fails, or is compiled for one call
@@ -153,19 +141,18 @@ def all_to_all_single(
         raise Error(f"output is {output.dtype} on {output.device}, input {input.dtype} on {input.device}; expected the same")
     if output.requires_grad and torch.is_grad_enabled() and (output if output._base is None else output._base).is_leaf:
         raise Error("output is a leaf that requires grad, or a view of one, and is written in place; pass torch.empty(...) of the shape")
+    # All that is wrong here is told before ranks_of(), in which the others take part: they would wait for a rank that has left.
     ranks = made_ranks_of(group, input.device)
-    world = world_of(group) if ranks is None else ranks.world
+    world, rank = (world_of(group), torch.distributed.get_rank(group)) if ranks is None else (ranks.world, ranks.rank)
     output_rows = _row_sizes(output, output_split_sizes, world, "output")
     input_rows = _row_sizes(input, input_split_sizes, world, "input")
+    output_sizes, input_sizes = _sizes_in_bytes(output, input, output_rows, input_rows, rank)
     result: Any = output
     if _wants_gradients(output, input):
-        started = _Started(own_stream=async_op)
-        result = _Exchange.apply(output, input, output_rows, input_rows, group, started)
-        pending = started[0]
-    else:
-        pending = _start(output, input, output_rows, input_rows, group, own_stream=async_op)
-        if not output.is_inference():
-            increment_version(output)  # whoever has kept it for its own gradients is told
+        result = _Exchange.apply(output, input, output_rows, input_rows, group)  # some outputs autograd refuses
+    elif not output.is_inference():
+        increment_version(output)  # whoever has kept it for its own gradients is told
+    pending = (ranks or ranks_of(group, input.device)).start(output, input, output_sizes, input_sizes, own_stream=async_op)
     if async_op:
         return Work(pending, result, input)
     pending.wait()

@@ -151,6 +151,10 @@ def check_refusals_alone(group: Any) -> None:
         ((leaf[:], good), "or a view of one"),
     ]:
         check_refused(lambda arguments=arguments: all_to_all_single(*arguments, group=group), text)
+    with torch.inference_mode():
+        inference = torch.zeros(2, 2)
+    for output in (torch.zeros(2, 2, 2).unbind()[0], inference):  # by autograd, which may not see them written
+        check_refused(lambda output=output: all_to_all_single(output, leaf, group=group), "nplace", RuntimeError)
     for transform in (torch.func.vmap, torch.func.functionalize):  # they pass tensors whose values lie elsewhere
         over = transform(lambda rows: all_to_all_single(torch.empty(2), rows, group=group))
         check_refused(lambda over=over: over(good), "without memory")
@@ -159,10 +163,10 @@ def check_refusals_alone(group: Any) -> None:
     assert made_ranks_of(group, torch.device("cpu")) is None
 
 
-def check_refused(call: Callable[[], object], text: str) -> None:
+def check_refused(call: Callable[[], object], text: str, kind: type[Exception] = Error) -> None:
     try:
         call()
-    except Error as error:
+    except kind as error:
         assert text in str(error), error
     else:
         raise AssertionError(f"accepted what it should refuse as '{text}'")
