@@ -45,14 +45,14 @@ def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str)
     rows = tensor.shape[0] if tensor.dim() else 0
     if not tensor.dim():
         raise Error(f"{role} has no dimension; expected rows to split")
-    if splits is None:
+    try:
+        sizes = [operator.index(size) for size in (() if splits is None else splits)]
+    except TypeError as error:
+        raise Error(f"{role}_split_sizes: {error}; expected whole numbers of rows") from None
+    if not sizes:  # torch.distributed takes an empty list for None
         if rows % world:
             raise Error(f"{role} has {rows} rows for {world} ranks; expected a multiple, or {role}_split_sizes")
         return [rows // world] * world
-    try:
-        sizes = [operator.index(size) for size in splits]
-    except TypeError as error:
-        raise Error(f"{role}_split_sizes: {error}; expected whole numbers of rows") from None
     if len(sizes) != world or sum(sizes) != rows or any(size < 0 for size in sizes):
         raise Error(f"{role}_split_sizes {sizes} for {rows} rows; expected {world} sizes that add up to the rows")
     return sizes

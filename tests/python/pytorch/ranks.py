@@ -217,7 +217,9 @@ def main() -> None:
         check_values(rank, world, async_op, None)
         check_gradients(rank, world, async_op)
     even = torch.full((world, 4), float(rank))
-    assert torch.equal(all_to_all_single(torch.empty_like(even), even), torch.arange(world).float().unsqueeze(1).expand(world, 4))
+    for no_sizes in (None, []):
+        result = all_to_all_single(torch.empty_like(even), even, no_sizes, no_sizes)
+        assert torch.equal(result, torch.arange(world).float().unsqueeze(1).expand(world, 4))
     check_gradients_through_views(world)
     check_second_gradients(rank, world)
     check_without_gradients(world)
