@@ -13,9 +13,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <set>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "background.hpp"
 #include "hub.hpp"
@@ -38,7 +40,8 @@ rlim_t first_of_the_last() {
   return limit.rlim_cur - std::min(kLeftToProgram, limit.rlim_cur / 4);
 }
 
-// Who waits for a descriptor is looked at again after this time: poll() would say at once, and for ever, that somebody is there.
+// Who waits for a descriptor, or for memory, is looked at again after this time: poll() would say at once, and for ever, that somebody is
+// there.
 constexpr auto kFullPause = std::chrono::milliseconds(100);
 
 struct Connection {
@@ -138,22 +141,32 @@ class Hub::Server {
   }
 
  private:
+  // An exception would end the program. What a turn without memory has left undone, the next one does.
   void run() {
-    std::vector<pollfd> polled;
     for (;;) {
-      polled.assign({{stop_read_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(full_ ? 0 : POLLIN), 0}});
-      for (const Connection& connection : connections_)
-        polled.push_back({connection.socket.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      const int ready = ::poll(polled.data(), polled.size(), time_left());
-      if (ready < 0 && errno != EINTR) return;
-      if (polled[0].revents != 0) return;
-      expire();
-      std::size_t at = 2;
-      for (Connection& connection : connections_) serve(connection, polled[at++].revents);
-      if (full_ || polled[1].revents != 0) accept_all();
-      hang_up();
-      forget_closed();
+      try {
+        if (!turn()) return;
+      } catch (const std::bad_alloc&) {
+        pollfd stop{stop_read_.get(), POLLIN, 0};
+        if (::poll(&stop, 1, static_cast<int>(kFullPause.count())) > 0) return;
+      }
     }
+  }
+
+  // False: it is to stop.
+  bool turn() {
+    polled_.assign({{stop_read_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(full_ ? 0 : POLLIN), 0}});
+    for (const Connection& connection : connections_)
+      polled_.push_back({connection.socket.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    const int ready = ::poll(polled_.data(), polled_.size(), time_left());
+    if ((ready < 0 && errno != EINTR) || polled_[0].revents != 0) return false;
+    expire();
+    std::size_t at = 2;
+    for (Connection& connection : connections_) serve(connection, polled_[at++].revents);
+    if (full_ || polled_[1].revents != 0) accept_all();
+    hang_up();
+    forget_closed();
+    return true;
   }
 
   int time_left() const {
@@ -172,10 +185,12 @@ class Hub::Server {
       crowded_ = is_crowded();
       full_ = crowded_;
       if (full_) return;
+      std::list<Connection> caller(1);  // first: without memory he waits at the listener
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       full_ = !socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
       if (!socket) return;
-      connections_.emplace_back().socket = std::move(socket);
+      caller.front().socket = std::move(socket);
+      connections_.splice(connections_.end(), caller);
     }
   }
 
@@ -190,7 +205,11 @@ class Hub::Server {
   }
 
   void serve(Connection& connection, short events) {
-    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) read(connection);
+    try {
+      if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) read(connection);
+    } catch (const std::bad_alloc&) {
+      connection.closing = true;  // what it said is lost: it hears that, and the others of its round that it has left
+    }
     flush(connection);
   }
 
@@ -262,8 +281,10 @@ class Hub::Server {
         ++at;
         continue;
       }
-      const Expired& ended = expired_.insert_or_assign(at->first, how_it_ended(at->second)).first->second;
-      answer(at->second, framed(ended));
+      Expired ended = how_it_ended(at->second);
+      std::string bytes = framed(ended);
+      expired_.insert_or_assign(at->first, std::move(ended));
+      answer(at->second, std::move(bytes));
       at = gatherings_.erase(at);
     }
   }
@@ -297,8 +318,13 @@ class Hub::Server {
     answer(connection, std::make_shared<const std::string>(std::move(bytes)));
   }
 
-  static void answer(Connection& connection, std::shared_ptr<const std::string> bytes) {
-    connection.out.push_back(std::move(bytes));
+  // All of a round's ranks are told: who cannot be hears that by the end of its connection, and the others what they are to hear.
+  static void answer(Connection& connection, std::shared_ptr<const std::string> bytes) noexcept {
+    try {
+      connection.out.push_back(std::move(bytes));
+    } catch (const std::bad_alloc&) {
+      connection.closing = true;
+    }
     flush(connection);
   }
 
@@ -341,6 +367,7 @@ class Hub::Server {
   bool crowded_ = false;  // ... as callers who have said nothing have those
   std::mutex mutex_;
   std::set<std::array<std::uint8_t, 16>> admitted_;  // guarded by mutex_
+  std::vector<pollfd> polled_;                       // stop, listener, then connections_
   std::list<Connection> connections_;                // list: gatherings point into it
   std::map<std::string, Gathering> gatherings_;
   std::map<std::string, Expired> expired_;  // so that a late rank learns what the others were told; some bytes for each of these rounds

@@ -13,22 +13,27 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstddef>
 #include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "../allocations.hpp"
+
 namespace {
 
 std::atomic<std::uint64_t> accepts{0};
 std::atomic<bool> accepts_wait{false};
+std::atomic<pid_t> hub_thread{0};  // the last that has called it
 
 }  // namespace
 
 // In the place of the C library's: how often the hub calls it, and when.
 extern "C" int accept4(int socket, sockaddr* address, socklen_t* length, int flags) {
   ++accepts;
+  hub_thread = ::gettid();
   accepts_wait.wait(true);
   return static_cast<int>(::syscall(SYS_accept4, socket, address, length, flags));
 }
@@ -294,6 +299,54 @@ TEST(Hub, WithoutADescriptorForACallerItPausesAndServesHimLater) {
     EXPECT_LT(accepts.load() - before, 1000u);
   }
   EXPECT_EQ(client.join("round", 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
+}
+
+// A round of three ranks, as each of them hears of it.
+std::vector<Round> round_of_three(const HubAddress& address, const std::string& name, milliseconds limit) {
+  std::vector<Round> rounds(3);
+  std::vector<std::thread> ranks;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) ranks.emplace_back([&, rank] { rounds[rank] = join(address, name, rank, 3, limit); });
+  for (std::thread& rank : ranks) rank.join();
+  return rounds;
+}
+
+// Refused memory once, at each place in turn. Who cannot be answered hears the end of its connection.
+TEST(Hub, WithoutMemoryItEndsNothingButARound) {
+  namespace allocations = testing::allocations;
+  int places = 0;
+  for (bool refused = true; refused; ++places) {
+    Hub hub;
+    const HubAddress address = loopback(hub);
+    hub.admit(address.nonce);
+    ASSERT_EQ(join(address, "before", 0, 1, milliseconds(30000)).status, RoundStatus::complete);
+    allocations::refuse(hub_thread, places, 1);
+    const std::vector<Round> rounds = round_of_three(address, "round", milliseconds(100));
+    allocations::give_again();
+    refused = allocations::refused() != 0;
+    for (const Round& round : rounds) {
+      EXPECT_NE(round.status, RoundStatus::refused) << places;
+      if (round.status != RoundStatus::complete) continue;
+      for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(round.blobs[rank], "blob " + std::to_string(rank)) << places;
+    }
+    for (const Round& round : round_of_three(address, "after", milliseconds(30000)))
+      EXPECT_EQ(round.status, RoundStatus::complete) << places;
+  }
+  EXPECT_GT(places, 10);
+}
+
+TEST(Hub, WithoutMemoryForACallerItServesHimLater) {
+  namespace allocations = testing::allocations;
+  Hub hub;
+  const HubAddress address = loopback(hub);
+  hub.admit(address.nonce);
+  ASSERT_EQ(join(address, "before", 0, 1, milliseconds(30000)).status, RoundStatus::complete);
+  allocations::refuse(hub_thread, 0, INT_MAX);
+  Round round;
+  std::thread rank([&] { round = join(address, "round", 0, 1, milliseconds(30000)); });
+  while (allocations::refused() < 3) std::this_thread::sleep_for(milliseconds(1));  // it has paused between
+  allocations::give_again();
+  rank.join();
+  EXPECT_EQ(round.status, RoundStatus::complete);
 }
 
 }  // namespace

@@ -1,35 +1,8 @@
 // plan() allocates nothing once its buffers have grown: it runs between a program's communication calls.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "../allocations.hpp"
 #include "support.hpp"
-
-namespace {
-
-std::atomic<std::size_t> allocations{0};
-
-void* counted(std::size_t size) {
-  ++allocations;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return counted(size); }
-void* operator new[](std::size_t size) { return counted(size); }
-// std::stable_sort asks without exceptions; its memory comes back through the same operator delete.
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  ++allocations;
-  return std::malloc(size == 0 ? 1 : size);
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace railweave::testing {
 namespace {
@@ -54,9 +27,9 @@ TEST(Allocation, NoneAfterWarmUp) {
         }
       };
       all();
-      const std::size_t before = allocations;
+      const std::size_t before = allocations::count();
       all();
-      EXPECT_EQ(allocations - before, 0u) << name << " " << to_string(policy);
+      EXPECT_EQ(allocations::count() - before, 0u) << name << " " << to_string(policy);
       EXPECT_GT(before, 0u) << "the counter counts";
     }
   }
