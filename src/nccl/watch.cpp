@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -26,8 +27,8 @@ struct Watched {
 
 struct Watch {
   std::mutex mutex;
-  std::vector<Watched> entries;  // guarded by mutex
-  bool running = false;          // guarded by mutex
+  std::vector<Watched> fresh;  // guarded by mutex: since the thread's last look
+  bool running = false;        // guarded by mutex
 };
 
 // Leaked: its thread lives as long as the process.
@@ -55,18 +56,28 @@ void look(Watched& watched, Metrics& metrics) {
   metrics.samples.push_back(std::move(*sample));
 }
 
-void run(std::chrono::milliseconds interval) {
+void take_fresh(std::vector<Watched>& entries) {
   Watch& watch = the_watch();
+  const std::lock_guard lock(watch.mutex);
+  std::move(watch.fresh.begin(), watch.fresh.end(), std::back_inserter(entries));
+  watch.fresh.clear();
+}
+
+// Communicators are asked outside of the mutex: a GPU may take its time to answer, and others begin meanwhile.
+void look_at_all(std::vector<Watched>& entries, bool& told) {
+  take_fresh(entries);
+  std::erase_if(entries, [](const Watched& watched) { return watched.communicator.expired(); });
+  Metrics metrics;
+  for (Watched& watched : entries) look(watched, metrics);
+  const std::string& directory = settings().metrics;
+  if (directory.empty() || write_metrics(directory, metrics) || std::exchange(told, true)) return;
+  log(LogLevel::warn, "RAILWEAVE_METRICS=" + directory + ": no file can be written there: " + std::strerror(errno));
+}
+
+void run(std::chrono::milliseconds interval) {
+  std::vector<Watched> entries;
   bool told = false;
-  for (;; std::this_thread::sleep_for(interval)) {
-    Metrics metrics;
-    const std::lock_guard lock(watch.mutex);
-    std::erase_if(watch.entries, [](const Watched& watched) { return watched.communicator.expired(); });
-    for (Watched& watched : watch.entries) look(watched, metrics);
-    const std::string& directory = settings().metrics;
-    if (directory.empty() || write_metrics(directory, metrics) || std::exchange(told, true)) continue;
-    log(LogLevel::warn, "RAILWEAVE_METRICS=" + directory + ": no file can be written there: " + std::strerror(errno));
-  }
+  for (;; std::this_thread::sleep_for(interval)) look_at_all(entries, told);
 }
 
 }  // namespace
@@ -88,7 +99,7 @@ void watch(std::weak_ptr<Communicator> communicator) {
   if (limit.count() == 0 && settings().metrics.empty()) return;
   Watch& watch = the_watch();
   const std::lock_guard lock(watch.mutex);
-  watch.entries.push_back({std::move(communicator), StallDetector(limit)});
+  watch.fresh.push_back({std::move(communicator), StallDetector(limit)});
   if (std::exchange(watch.running, true)) return;
   // Eight looks in the limit: a stall is told at most an eighth late. Metrics are wanted each second.
   const auto second = std::chrono::milliseconds(1000);

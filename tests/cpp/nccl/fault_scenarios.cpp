@@ -238,6 +238,20 @@ void long_stall(Rank& self) { stall_with(self, 3000, 5000); }
 
 void graph_stall(Rank& self) { stall_with(self, 1, 100'000, true); }
 
+// Only under the shim: while the device library takes its time to say what one communicator has done, another one comes and goes, and that
+// one goes, too.
+void slow_answer(Rank& self) {
+  const std::filesystem::path asked = std::getenv("TMPDIR") + ("/asked." + std::to_string(::getpid()));
+  ::setenv("STAND_IN_IS_ASKED", asked.c_str(), 1);
+  const ncclComm_t slow = self.connect("slow");
+  while (!std::filesystem::exists(asked)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const ncclComm_t other = self.connect("other");
+  exchange_skewed(other);
+  destroy(other);
+  destroy(slow);
+  std::filesystem::remove(asked);
+}
+
 // Only under the shim, in the checksum mode: the last message from rank 0 to rank 1, of a graph's third replay, comes with
 // another bit.
 void damaged(Rank& self) {
@@ -312,6 +326,7 @@ Scenarios fault_scenarios() {
       {"wrong_group", wrong_group},
       {"missing_function", missing_function},
       {"stall", stall},
+      {"slow_answer", slow_answer},
       {"long_stall", long_stall},
       {"graph_stall", graph_stall},
       {"damaged", damaged},

@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
@@ -353,7 +356,23 @@ railweave_status deregister_buffer(railweave_cuda_communicator* communicator, vo
   return RAILWEAVE_OK;
 }
 
+// STAND_IN_IS_ASKED=FILE: the first time the process is asked, it makes the file, and answers when that has been taken away.
+void take_time_to_answer() {
+  static std::atomic<bool> asked{false};
+  const char* file = std::getenv("STAND_IN_IS_ASKED");
+  if (file == nullptr || asked.exchange(true)) return;
+  const std::filesystem::path place = file;
+  std::ofstream{place};
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (std::filesystem::exists(place) && std::chrono::steady_clock::now() < patience)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!std::filesystem::exists(place)) return;
+  std::fputs("stand-in: the program waits for the end of a question\n", stderr);
+  std::abort();
+}
+
 railweave_status counters(railweave_cuda_communicator* communicator, railweave_cuda_counters* out) {
+  take_time_to_answer();
   railweave_cuda_counters all{};
   all.size = out->size;
   all.enqueued = communicator->enqueued;

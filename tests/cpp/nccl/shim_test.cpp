@@ -498,6 +498,12 @@ TEST(Shim, ALongStallIsDescribedWhole) {
   EXPECT_EQ(outcome.count(", 5000 bytes\n"), 2u * 3000);
 }
 
+TEST(Shim, ACommunicatorComesAndGoesWhileAnotherTakesItsTimeToAnswer) {
+  const Outcome outcome = run(Mode::preload, "slow_answer", 2, {"RAILWEAVE_STALL_MS=100"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count(": served"), 2u * 2) << outcome.log;
+}
+
 // A command that gives the ranks other namespaces, as containers have them.
 bool works(const std::string& command) { return std::system((command + " true >/dev/null 2>&1").c_str()) == 0; }
 
