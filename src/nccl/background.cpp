@@ -5,9 +5,9 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
 namespace railweave::nccl {
@@ -72,15 +72,15 @@ std::thread signal_free_thread(std::function<void()> body) {
 }
 
 void in_background(std::function<void()> task) {
+  const auto held = std::make_shared<std::function<void()>>(std::move(task));
   Tasks& tasks = Tasks::get();
   {
     const std::lock_guard lock(tasks.mutex);
     ++tasks.running;
   }
-  const auto held = std::make_shared<std::function<void()>>(std::move(task));
   try {
     signal_free_thread([held] { run(*held); }).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for one
     run(*held);
   }
 }

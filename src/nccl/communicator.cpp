@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <new>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -361,13 +362,17 @@ void Communicator::leave_to_nccl(Cause cause, const std::string& reason, bool wa
   settled(State::unserved);
 }
 
-void Communicator::fail(ncclResult_t error, const std::string& reason) {
-  const std::string text = label() + ": failed: " + reason;
-  log(LogLevel::warn, text);
-  set_last_error(text.c_str());
+void Communicator::fail(ncclResult_t error, const char* reason) noexcept {
   error_ = error;
-  reason_ = reason;
-  settled(State::failed);
+  try {
+    const std::string text = label() + ": failed: " + reason;
+    log(LogLevel::warn, text);
+    set_last_error(text.c_str());
+    reason_ = reason;
+    settled(State::failed);
+  } catch (const std::bad_alloc&) {
+    state_.store(State::failed, std::memory_order_release);  // without a text
+  }
 }
 
 void Communicator::settled(State state) {
@@ -442,8 +447,13 @@ void Communicator::drain() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queueing_ == 0; });
   }
-  if (const auto status = device_library().api->drain(device_side_); status != RAILWEAVE_OK)
+  const auto status = device_library().api->drain(device_side_);
+  if (status == RAILWEAVE_OK) return;
+  try {
     log(LogLevel::warn, label() + ": " + device_error(status));
+  } catch (const std::bad_alloc&) {
+    // What has ended it is told by async_error(), too.
+  }
 }
 
 bool Communicator::may_be_finalized() {

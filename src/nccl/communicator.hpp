@@ -155,7 +155,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Origin child_without(const std::vector<int>& excluded, bool blocking) const;
   std::string create_device_side(const Verdict& verdict);
   void leave_to_nccl(Cause cause, const std::string& reason, bool warn);
-  void fail(ncclResult_t error, const std::string& reason);
+  void fail(ncclResult_t error, const char* reason) noexcept;
   void settled(State state);
   std::string label() const;
   void drain();

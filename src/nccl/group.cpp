@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -242,8 +243,12 @@ bool Group::queue_later() {
     for (const CommunicatorPointer& communicator : later) {
       if (result == ncclSuccess) result = communicator->wait_for_nccl();
     }
-    Launch launch;
-    if (result == ncclSuccess) result = enqueue(batch, launch);
+    try {
+      Launch launch;
+      if (result == ncclSuccess) result = enqueue(batch, launch);
+    } catch (const std::bad_alloc&) {
+      result = ncclSystemError;
+    }
     for (std::size_t i = 0; i < later.size(); ++i) later[i]->end_queueing(i < with_messages ? result : ncclSuccess);
   });
   return true;

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <mutex>
 #include <numeric>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -49,16 +49,18 @@ void look(Watched& watched, Metrics& metrics) {
   auto sample = communicator->sample();
   if (!sample) return;
   const railweave_cuda_counters& counters = sample->counters;
+  StallDetector detector = watched.detector;
   if (settings().stall_ms != 0 &&
-      watched.detector.stalled(progress(counters), counters.enqueued > counters.completed || counters.replays != 0,
-                               StallDetector::Clock::now()))
+      detector.stalled(progress(counters), counters.enqueued > counters.completed || counters.replays != 0, StallDetector::Clock::now()))
     log(LogLevel::warn, "stalled for " + std::to_string(settings().stall_ms) + " ms: " + communicator->describe());
+  watched.detector = detector;  // now that it is told
   metrics.samples.push_back(std::move(*sample));
 }
 
 void take_fresh(std::vector<Watched>& entries) {
   Watch& watch = the_watch();
   const std::lock_guard lock(watch.mutex);
+  entries.reserve(entries.size() + watch.fresh.size());  // so that all come, or none
   std::move(watch.fresh.begin(), watch.fresh.end(), std::back_inserter(entries));
   watch.fresh.clear();
 }
@@ -77,7 +79,13 @@ void look_at_all(std::vector<Watched>& entries, bool& told) {
 void run(std::chrono::milliseconds interval) {
   std::vector<Watched> entries;
   bool told = false;
-  for (;; std::this_thread::sleep_for(interval)) look_at_all(entries, told);
+  for (;; std::this_thread::sleep_for(interval)) {
+    try {
+      look_at_all(entries, told);
+    } catch (const std::exception&) {
+      // Without memory: the next look has what this one lacked.
+    }
+  }
 }
 
 }  // namespace
@@ -99,15 +107,15 @@ void watch(std::weak_ptr<Communicator> communicator) {
   if (limit.count() == 0 && settings().metrics.empty()) return;
   Watch& watch = the_watch();
   const std::lock_guard lock(watch.mutex);
-  watch.fresh.push_back({std::move(communicator), StallDetector(limit)});
-  if (std::exchange(watch.running, true)) return;
   // Eight looks in the limit: a stall is told at most an eighth late. Metrics are wanted each second.
   const auto second = std::chrono::milliseconds(1000);
   const auto interval = limit.count() == 0 ? second : std::clamp(limit / 8, std::chrono::milliseconds(10), second);
   try {
+    watch.fresh.push_back({std::move(communicator), StallDetector(limit)});
+    if (watch.running) return;
     signal_free_thread([interval] { run(interval); }).detach();
-  } catch (const std::system_error& error) {
-    watch.running = false;
+    watch.running = true;
+  } catch (const std::exception& error) {
     log(LogLevel::warn, std::string("nobody watches for stalls or keeps metrics: ") + error.what());
   }
 }

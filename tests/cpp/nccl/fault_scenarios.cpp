@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "../allocations.hpp"
 #include "scenarios.hpp"
 
 namespace {
@@ -207,7 +208,8 @@ void missing_function(Rank& self) {
 }
 
 // Only under the shim: receives that no send meets are told in each rank's log.
-void stall_with(Rank& self, int of_each, std::size_t bytes, bool in_a_graph = false) {
+void stall_with(
+    Rank& self, int of_each, std::size_t bytes, const std::function<void()>& meanwhile = [] {}, bool in_a_graph = false) {
   const ncclComm_t comm = self.connect();
   const Stream stream;
   Messages messages(comm);
@@ -218,6 +220,7 @@ void stall_with(Rank& self, int of_each, std::size_t bytes, bool in_a_graph = fa
   }
   end();
   if (in_a_graph) stand_in::launch(*stand_in::end_capture(stream), stream);
+  meanwhile();
   std::string file = std::getenv("RAILWEAVE_LOG_FILE");
   file.replace(file.find("%p"), 2, std::to_string(::getpid()));
   const auto told = [&] {
@@ -236,20 +239,52 @@ void stall(Rank& self) { stall_with(self, 1, 100'000); }
 
 void long_stall(Rank& self) { stall_with(self, 3000, 5000); }
 
-void graph_stall(Rank& self) { stall_with(self, 1, 100'000, true); }
+void graph_stall(Rank& self) {
+  stall_with(
+      self, 1, 100'000, [] {}, true);
+}
+
+// Where the device library, once it is asked, takes its time to say what a communicator has done: until the file is removed.
+std::filesystem::path slow_answer_file() {
+  const std::filesystem::path file = std::getenv("TMPDIR") + ("/asked." + std::to_string(::getpid()));
+  ::setenv("STAND_IN_IS_ASKED", file.c_str(), 1);
+  return file;
+}
+
+// The thread that asks.
+pid_t asker(const std::filesystem::path& asked) {
+  pid_t thread = 0;
+  while (!(std::ifstream(asked) >> thread)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return thread;
+}
 
 // Only under the shim: while the device library takes its time to say what one communicator has done, another one comes and goes, and that
 // one goes, too.
 void slow_answer(Rank& self) {
-  const std::filesystem::path asked = std::getenv("TMPDIR") + ("/asked." + std::to_string(::getpid()));
-  ::setenv("STAND_IN_IS_ASKED", asked.c_str(), 1);
+  const std::filesystem::path asked = slow_answer_file();
   const ncclComm_t slow = self.connect("slow");
-  while (!std::filesystem::exists(asked)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  asker(asked);
   const ncclComm_t other = self.connect("other");
   exchange_skewed(other);
   destroy(other);
   destroy(slow);
   std::filesystem::remove(asked);
+}
+
+// Only under the shim: who watches is refused memory again and again, at one place after the other, and tells of the stall then.
+void watched_without_memory(Rank& self) {
+  namespace allocations = railweave::testing::allocations;
+  const std::filesystem::path asked = slow_answer_file();
+  stall_with(self, 1, 100'000, [&] {
+    const pid_t watcher = asker(asked);
+    allocations::refuse(watcher, 0, 1);
+    std::filesystem::remove(asked);
+    constexpr int kPlaces = 30;  // more than a look has
+    for (int place = 0; place < kPlaces; ++place) {
+      allocations::refuse(watcher, place, 1);
+      while (allocations::refused() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
 }
 
 // Only under the shim, in the checksum mode: the last message from rank 0 to rank 1, of a graph's third replay, comes with
@@ -327,6 +362,7 @@ Scenarios fault_scenarios() {
       {"missing_function", missing_function},
       {"stall", stall},
       {"slow_answer", slow_answer},
+      {"watched_without_memory", watched_without_memory},
       {"long_stall", long_stall},
       {"graph_stall", graph_stall},
       {"damaged", damaged},

@@ -356,13 +356,14 @@ railweave_status deregister_buffer(railweave_cuda_communicator* communicator, vo
   return RAILWEAVE_OK;
 }
 
-// STAND_IN_IS_ASKED=FILE: the first time the process is asked, it makes the file, and answers when that has been taken away.
+// STAND_IN_IS_ASKED=FILE: the first time the process is asked, it writes the thread that asks into the file, and answers when that has been
+// taken away.
 void take_time_to_answer() {
   static std::atomic<bool> asked{false};
   const char* file = std::getenv("STAND_IN_IS_ASKED");
   if (file == nullptr || asked.exchange(true)) return;
   const std::filesystem::path place = file;
-  std::ofstream{place};
+  std::ofstream(place) << ::gettid() << std::flush;
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (std::filesystem::exists(place) && std::chrono::steady_clock::now() < patience)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

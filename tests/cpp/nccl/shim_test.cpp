@@ -504,6 +504,12 @@ TEST(Shim, ACommunicatorComesAndGoesWhileAnotherTakesItsTimeToAnswer) {
   EXPECT_EQ(outcome.count(": served"), 2u * 2) << outcome.log;
 }
 
+TEST(Shim, WithoutMemoryForALookTheNextOneTellsOfTheStall) {
+  const Outcome outcome = run(Mode::preload, "watched_without_memory", 2, {"RAILWEAVE_STALL_MS=100", "RAILWEAVE_DRAIN_MS=300"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("stalled for 100 ms: communicator "), 2u) << outcome.log;
+}
+
 // A command that gives the ranks other namespaces, as containers have them.
 bool works(const std::string& command) { return std::system((command + " true >/dev/null 2>&1").c_str()) == 0; }
 
