@@ -503,7 +503,8 @@ void finalize_refused(Rank& self) {
   }
 }
 
-// Another thread aborts it while its end waits for a message that does not come. Only under the shim: NCCL's stand-in waits for ever.
+// Another thread aborts it while the ends of all ranks wait for messages that do not come. Only under the shim: NCCL's stand-in waits for
+// ever.
 void finalized_and_aborted(Rank& self) {
   ::setenv("RAILWEAVE_DRAIN_MS", "500", 1);  // what an abort waits for its unfinished operations
   const ncclComm_t comm = self.connect();
@@ -511,8 +512,10 @@ void finalized_and_aborted(Rank& self) {
   const Stream stream;
   std::vector<char> never(100'000);
   must(ncclRecv(never.data(), never.size(), ncclInt8, (self.rank + 1) % self.world, comm, stream), "ncclRecv");
-  auto aborted = std::async(std::launch::async, [comm] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  auto aborted = std::async(std::launch::async, [&self, comm] {
+    for (ncclResult_t state = ncclSuccess; state != ncclInProgress;) must(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
+    self.say("finalizes");
+    for (int peer = 0; peer < self.world; ++peer) self.hear("finalizes", peer);
     return ncclCommAbort(comm);
   });
   require(ncclCommFinalize(comm) == ncclInvalidUsage, "there is nothing more to finalize");
