@@ -81,6 +81,8 @@ class Backend {
   virtual bool has_come(const MessageKey& message) const = 0;
   // The operation is over, well or not.
   virtual void on_end(const Operation& operation) = 0;
+  // The engine's thread ends by an error: nothing is called any more. Takes no memory but for the failure's text.
+  virtual void on_break_down(const Failure& /*failure*/) {}
   // Asks for the grants of sends that have waited since before `posted_before`.
   virtual void ask_late(std::uint64_t posted_before) = 0;
   // Pushes what has room; true if anything moved.

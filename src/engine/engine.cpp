@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <csignal>
+#include <exception>
 #include <limits>
+#include <new>
+#include <thread>
 
 #include "cpu_wait.hpp"
 #include "railweave/engine/error.hpp"
@@ -20,8 +23,9 @@ namespace {
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 // A gap between turns beyond this was the scheduler's (or a debugger's): answers may be waiting unread, so silence is not the peer's.
 constexpr std::uint64_t kStallNs = 50'000'000;
-constexpr std::size_t kRecordsPerTurn = 16;  // of one mate, before the others and the rails have their turn
-constexpr std::size_t kMaxMapped = 256;      // mates' buffers kept mapped
+constexpr std::size_t kRecordsPerTurn = 16;         // of one mate, before the others and the rails have their turn
+constexpr std::size_t kMaxMapped = 256;             // mates' buffers kept mapped
+constexpr const char* kNoMemory = "out of memory";  // so short that a string of it takes none
 
 std::uint64_t memory_of_machine() {
   struct sysinfo machine {};
@@ -38,6 +42,16 @@ void Engine::run(std::future<bool> runs) {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
   if (!runs.get()) return;
+  try {
+    serve();
+  } catch (const std::bad_alloc&) {
+    break_down(kNoMemory);
+  } catch (const std::exception& error) {
+    break_down(error.what());
+  }
+}
+
+void Engine::serve() {
   if (!memory_->moved_nic_slots(memory_->self()).empty()) slots_->enter();
   const std::uint64_t start = now_ns();
   for (std::uint32_t node = 0; node < cluster_.nodes.size(); ++node) memory_->hear(node, start);
@@ -70,6 +84,46 @@ void Engine::put_links_down() {
     for (std::uint32_t peer = 0; peer < cluster_.nics.size(); ++peer) {
       const std::uint64_t word = memory_->link_word(memory_->self(), own, peer);
       if ((word & 1) != 0) memory_->set_link_word(own, peer, ((word >> 1) + 1) << 1);
+    }
+  }
+}
+
+// A turn without memory may end anywhere, so there is no next one. For others this rank has died: its mates see that, and tell other nodes.
+// Its program hears of it when nobody writes into its buffers any more.
+void Engine::break_down(const char* why) noexcept {
+  put_links_down();
+  memory_->end_lease();
+  Failure failure{FailureKind::closed, cluster_.rank, {}};
+  // There may be no memory for a text either, or for one more copy.
+  const auto tell = [&failure](const auto& teller) {
+    try {
+      teller();
+    } catch (const std::bad_alloc&) {
+      failure.text = kNoMemory;
+      teller();
+    }
+  };
+  tell([&] {
+    if (failure.text.empty()) failure.text = "the engine of rank " + std::to_string(failure.rank) + " has ended: " + why;
+  });
+  std::vector<OperationPtr> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    tell([&] { why_closed_ = failure.text; });
+    posted.swap(posted_);
+  }
+  const auto may_be_written = [](const OperationPtr& operation) {
+    return std::any_of(operation->recvs.begin(), operation->recvs.end(), [](const RecvMessage& receive) { return receive.mapped; });
+  };
+  if (std::any_of(operations_.begin(), operations_.end(), may_be_written))
+    std::this_thread::sleep_for(std::chrono::milliseconds(settings_.drain_ms));
+  tell([&] { backend_->on_break_down(failure); });
+  for (const std::vector<OperationPtr>* operations : {&operations_, &taking_, &posted}) {
+    for (const OperationPtr& operation : *operations) {
+      if (operation->ended) continue;
+      if (operation->failure.kind == FailureKind::none) tell([&] { operation->failure = failure; });
+      end_for_program(*operation);
     }
   }
 }

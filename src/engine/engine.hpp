@@ -129,6 +129,8 @@ class Engine final : public EngineServices {
   std::string name_of(std::uint32_t nic) const;
   std::string apart(std::uint32_t nic, std::uint32_t peer) const;
   void run(std::future<bool> runs);
+  void serve();
+  void break_down(const char* why) noexcept;
   bool turn(std::uint64_t now);
   bool sleep();
   void put_links_down();
@@ -168,6 +170,7 @@ class Engine final : public EngineServices {
   void on_cancel(std::uint32_t source, ByteReader& payload);
   void on_cancelled(std::uint32_t source, ByteReader& payload);
   void end(const OperationPtr& operation);
+  void end_for_program(Operation& operation);
   bool involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const;
   bool needs(const Operation& operation, std::uint32_t rank) const;
 
@@ -204,6 +207,7 @@ class Engine final : public EngineServices {
   mutable std::mutex mutex_;
   std::vector<OperationPtr> posted_;
   bool closed_ = false;
+  std::string why_closed_ = "the exchange is closed";
   std::uint64_t serial_ = 0;
   struct Numbers {
     std::uint64_t collectives = 0;
@@ -219,6 +223,7 @@ class Engine final : public EngineServices {
   // Engine thread.
   std::thread thread_;
   std::vector<Member> members_;
+  std::vector<OperationPtr> taking_;  // posted, and not among the next yet
   std::vector<OperationPtr> operations_;
   std::map<std::uint32_t, RowHistory> histories_;  // by communicator
   std::vector<std::uint64_t> silent_ns_, heard_;   // by node

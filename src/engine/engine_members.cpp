@@ -29,20 +29,23 @@ void Engine::tick(std::uint64_t now) {
 }
 
 void Engine::check_leases(std::uint64_t now) {
-  bool changed = false;
+  bool changed = false, news = false;
   for (const std::uint32_t rank : cluster_.mates()) {
     if (rank == cluster_.rank) continue;
     Member& member = members_[rank];
     const std::uint64_t lease = memory_->lease(cluster_.ranks[rank].local);
+    if (lease == kNoLease && member.state != RankState::dead) {
+      on_dead(rank, "its engine has ended by an error of its own");
+      news = true;
+    }
     // A mate that has left keeps its slots readable and has nothing under way.
     const bool leased = member.state == RankState::leaving || now < lease + settings_.lease_ms * 1'000'000;
     changed = changed || leased != member.leased;
     member.leased = leased;
     memory_->set_shows_life(cluster_.ranks[rank].local, leased);
   }
-  if (!changed) return;
-  backend_->retire_attempts();
-  tell_deaths();  // who was to tell them may be stopped
+  if (changed) backend_->retire_attempts();
+  if (changed || news) tell_deaths();  // who was to tell them may be stopped
 }
 
 // A turn reads the rails before it ticks, so what came while the thread had no CPU has been heard; a stopped process resumes in the middle.
@@ -145,6 +148,7 @@ void Engine::on_dead(std::uint32_t rank, const std::string& how) {
     }
     memory_->reader_gone(mate);
     memory_->set_dead(mate);
+    member.told = how;
     member.ended_well = memory_->ended_well(mate);
   } else {
     take_announced();  // it may have ended its sends: then all their chunks are there
@@ -168,9 +172,7 @@ void Engine::tell_deaths() {
     const Member& member = members_[mate];
     if (member.state != RankState::dead || (member.left && closing_since_ != 0)) continue;
     ByteWriter payload;
-    payload.put(mate)
-        .put((member.ended_well ? kEndedWell : 0) | (member.left ? kHadLeft : 0))
-        .text("its process (pid " + std::to_string(cluster_.ranks[mate].pid) + ") has ended");
+    payload.put(mate).put((member.ended_well ? kEndedWell : 0) | (member.left ? kHadLeft : 0)).text(member.told);
     for (std::uint32_t rank = 0; rank < cluster_.world; ++rank) {
       if (!cluster_.local(rank) && members_[rank].state != RankState::dead) control_->send(rank, FrameType::dead, payload.bytes());
     }

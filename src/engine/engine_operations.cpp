@@ -36,7 +36,7 @@ Failure sizes_differ(const MessageKey& message, std::uint32_t peer, std::uint64_
 void Engine::post(const std::shared_ptr<Operation>& operation) {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw ExchangeError("the exchange is closed");
+    if (closed_) throw ExchangeError(why_closed_);
     Numbers& numbers = numbers_[operation->communicator];
     numbers.sends.resize(cluster_.world);
     numbers.recvs.resize(cluster_.world);
@@ -55,13 +55,13 @@ void Engine::post(const std::shared_ptr<Operation>& operation) {
 }
 
 void Engine::take_posted(std::uint64_t now) {
-  std::vector<OperationPtr> posted;
   {
     const std::lock_guard lock(mutex_);
-    posted.swap(posted_);
+    taking_.swap(posted_);
   }
-  taken_ += posted.size();
-  for (const OperationPtr& operation : posted) start(operation, now);
+  taken_ += taking_.size();
+  for (const OperationPtr& operation : taking_) start(operation, now);
+  taking_.clear();
 }
 
 bool Engine::involves(const Operation& operation, std::uint32_t rank, bool unfinished_only) const {
@@ -413,13 +413,17 @@ void Engine::end(const OperationPtr& operation) {
     for (const OperationPtr& other : operations_) std::erase(other->revoking, message.key);
   }
   for (const RecvMessage& message : operation->recvs) receives.erase(message.key);
-  memory_->operation_ended(operation->failure.kind != FailureKind::none);
-  {
-    const std::lock_guard lock(operation->mutex);
-    operation->ended = true;
-  }
-  operation->changed.notify_all();
+  end_for_program(*operation);
   backend_->on_end(*operation);
+}
+
+void Engine::end_for_program(Operation& operation) {
+  memory_->operation_ended(operation.failure.kind != FailureKind::none);
+  {
+    const std::lock_guard lock(operation.mutex);
+    operation.ended = true;
+  }
+  operation.changed.notify_all();
 }
 
 }  // namespace railweave::engine

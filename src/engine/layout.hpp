@@ -79,6 +79,8 @@ struct MailHeader {
 };
 static_assert(sizeof(MailHeader) == 128);
 
+constexpr std::uint64_t kNoLease = 0;  // in a lease's place: the engine's thread has broken down
+
 struct RegionHeader {
   std::uint64_t magic = 0;
   std::uint64_t size = 0;

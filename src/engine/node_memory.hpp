@@ -100,6 +100,7 @@ class NodeMemory {
 
   // --- board
   void renew_lease(std::uint64_t now);
+  void end_lease() { store_flag(header(self_).lease_ns, kNoLease); }
   std::uint64_t lease(std::uint32_t mate) const { return load_flag(header(mate).lease_ns); }
   void set_leaving() { store_flag(header(self_).leaving, 1); }
   // The rank's will (docs/protocol.md §12): what its mates read when its process has ended. Any thread.
