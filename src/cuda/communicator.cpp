@@ -93,7 +93,20 @@ Communicator::Communicator(std::uint32_t rank, std::uint32_t world, int device, 
 
 void Communicator::begin(const std::string& rendezvous) {
   bring_together(rendezvous);
-  start_threads();
+  try {
+    start_threads();
+    become_resident();
+  } catch (const std::exception& error) {
+    // Mates have this rank for one of theirs by now, so what it lacks is a failure of the communicator.
+    fail_by(error);
+    tell_leaving(book_->page().life);
+    end_threads();
+    throw;
+  }
+  ended_ = false;
+}
+
+void Communicator::become_resident() {
   // Many programs end without destroying what they have made. Registered after CUDA's own handlers, so called before them; not for
   // children, which have these words of their parent's, too.
   static const pid_t process = ::getpid();
@@ -106,10 +119,9 @@ void Communicator::begin(const std::string& rendezvous) {
   });
   static_cast<void>(registered);
   const std::scoped_lock lock(residents().mutex);
-  residents().all.push_back(this);
   std::uint32_t& ranks = residents().ranks[device_];
   ranks = std::max(ranks, share_.ranks);
-  ended_ = false;
+  residents().all.push_back(this);
 }
 
 bool Communicator::ends_with_process() noexcept { return process_ends; }

@@ -127,6 +127,7 @@ class Communicator {
     bool operator==(const Pending&) const = default;
   };
 
+  void become_resident();
   void set_up_device();
   void bring_together(const std::string& rendezvous);
   // `problem`: why this rank cannot take part, or nothing. What each rank says of its node.
@@ -190,6 +191,7 @@ class Communicator {
   // The first message of the operation that runs that waits for a rank which has left.
   std::optional<Failure> find_unmatched();
   void fail(Failure failure);
+  void fail_by(const std::exception& error) noexcept;
   void stop_kernels(std::uint32_t how);  // also those that are launched later
   void come_to_rest();
   void let_kernels_leave();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <new>
 #include <numeric>
 #include <set>
 #include <system_error>
@@ -47,7 +48,6 @@ T load_shared(T& word) {
 
 // --- Watching
 
-// Mates have this rank for one of theirs by now, so what it lacks is a failure of the communicator.
 void Communicator::start_threads() {
   try {
     mapper_ = std::jthread([this] {
@@ -56,10 +56,7 @@ void Communicator::start_threads() {
     });
     watcher_ = std::jthread([this] { watch("rw-watcher", false, &Communicator::look_around); });
   } catch (const std::system_error& error) {
-    fail({std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)", std::nullopt});
-    tell_leaving(book_->page().life);
-    end_threads();
-    throw BootstrapError(failure()->text);
+    throw BootstrapError(std::string("no thread to watch a communicator: ") + error.what() + " (limits: ulimit -u, pids.max)");
   }
 }
 
@@ -83,8 +80,8 @@ void Communicator::watch(const char* name, bool maps, void (Communicator::*look)
     check(cudaSetDevice(device_), "selecting a device");
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check(cudaThreadExchangeStreamCaptureMode(&mode), "relaxing the capture mode");
-  } catch (const Error& error) {
-    fail({error.what(), std::nullopt});
+  } catch (const std::exception& error) {
+    fail_by(error);
   }
   Bell& bell = book_->page().bell;
   std::uint32_t heard = rings_of(bell);
@@ -101,7 +98,7 @@ void Communicator::watch(const char* name, bool maps, void (Communicator::*look)
     try {
       (this->*look)();
     } catch (const std::exception& error) {
-      fail({error.what(), std::nullopt});
+      fail_by(error);
     }
     lock.lock();
     --looking_;
@@ -119,7 +116,7 @@ void Communicator::halt_at_end() {
   if (ends_with_process() || !failure() || halting_) return;
   try {
     region_->halt(side_stream_.get());
-  } catch (const DeviceError&) {
+  } catch (const std::exception&) {
     // The context is broken, and runs nothing.
   }
 }
@@ -323,6 +320,16 @@ void Communicator::fail(Failure failure) {
   }
   stop_kernels(kStop);
   ring_all();
+}
+
+// There may be no memory for the text of the error either.
+void Communicator::fail_by(const std::exception& error) noexcept {
+  constexpr const char* kNoMemory = "out of memory";  // so short that a string of it takes none
+  try {
+    fail({dynamic_cast<const std::bad_alloc*>(&error) == nullptr ? error.what() : kNoMemory, std::nullopt});
+  } catch (const std::bad_alloc&) {
+    fail({kNoMemory, std::nullopt});
+  }
 }
 
 void Communicator::stop_kernels(std::uint32_t how) {

@@ -191,6 +191,10 @@ void RailBackend::fail(const engine::Failure& failure) {
   control_.on_failure(services_.death().value_or(failure));
 }
 
+void RailBackend::on_break_down(const engine::Failure& failure) {
+  if (!told_) control_.on_failure(failure);
+}
+
 void RailBackend::give_up() {
   told_ = true;
   if (operation_ == nullptr || operation_->failure.kind != engine::FailureKind::none) return;

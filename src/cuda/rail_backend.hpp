@@ -52,6 +52,7 @@ class RailBackend final : engine::Copier, public engine::CopyingBackend {
 
   bool advance() override;
   void on_end(const engine::Operation& operation) override;
+  void on_break_down(const engine::Failure& failure) override;
   std::uint64_t next_look(std::uint64_t now) const override;
   std::uint64_t spin_ns() const override;
 

@@ -4,12 +4,16 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
 #include <thread>
 
+#include "../allocations.hpp"
+#include "../threads.hpp"
 #include "communicator_ranks.hpp"
 #include "device.hpp"
 #include "railweave/engine/error.hpp"
@@ -20,6 +24,7 @@ using namespace railweave;
 using namespace railweave::cuda;
 using namespace railweave::cuda::test;
 using namespace std::chrono_literals;
+namespace allocations = railweave::testing::allocations;
 
 // What making a rank fails with; empty: it does not.
 std::string failure_of(std::uint32_t rank, std::uint32_t world, const std::string& address, const ExchangeSettings& with = settings()) {
@@ -29,6 +34,14 @@ std::string failure_of(std::uint32_t rank, std::uint32_t world, const std::strin
   } catch (const Error& error) {
     return error.what();
   }
+}
+
+ExchangeSettings of_two_nodes(std::uint32_t rank) {
+  ExchangeSettings of_two = settings();
+  of_two.node_id = rank == 0 ? "node" : "other";
+  of_two.gpu_nodes = 2;
+  of_two.nics = "lo";
+  return of_two;
 }
 
 TEST(CreationOfCommunicator, AllRanksHearWhatOneLacks) {
@@ -136,6 +149,50 @@ TEST(OperationOfCommunicator, BehindWhoseLaunchTheHostHasNoMemoryEndsIt) {
   }});
 }
 
+// Whether that of its threads, which is refused memory from now on, ends the communicator.
+bool ends_without_memory(const Communicator& communicator, const char* thread, const std::function<void()>& give_work) {
+  allocations::refuse(railweave::testing::thread_named(thread), 0, INT_MAX);
+  give_work();
+  const bool ended = within_patience([&] { return communicator.failure().has_value(); });
+  allocations::give_again();
+  return ended && communicator.failure()->text == "out of memory";
+}
+
+TEST(ThreadsOfCommunicator, WithoutMemoryEndItAndNotTheProcess) {
+  const Place places[2];
+  expect_well({[&] {
+                 const auto own = make(0, 1, places[0].address());
+                 const bool told = ends_without_memory(*own, "rw-mapper", [&] { own->counters(); });
+                 own->end();
+                 return told;
+               },
+               [&] {
+                 const auto own = make(0, 1, places[1].address());
+                 enqueue(*own);
+                 const bool told = ends_without_memory(*own, "rw-watcher", [] {
+                   std::atomic_ref(stand_in::host_view.load()->error).store(static_cast<std::uint32_t>(KernelError::bad_record));
+                 });
+                 own->end();
+                 return told;
+               }});
+}
+
+TEST(ThreadsOfCommunicator, AnEngineWithoutMemoryEndsIt) {
+  const Place place;
+  const Signal ended;
+  expect_well({[&] {
+                 const auto own = make(0, 2, place.address(), {}, of_two_nodes(0));
+                 const bool told = ends_without_memory(*own, "rw-engine", [] {});
+                 ended.send();
+                 own->end();
+                 return told;
+               },
+               [&] {
+                 make(1, 2, place.address(), {}, of_two_nodes(1)).release();  // its end would wait for the other node's death
+                 return ended.is_there(kPatience);
+               }});
+}
+
 // As CUDA's own handlers run, behind the library's.
 void take_away_and_leave() {
   stand_in::take_pinned_memory_away();
@@ -159,11 +216,7 @@ TEST(EndOfProcess, LeavesNothingToEngines) {
   const Place place;
   const auto ends = [&](std::uint32_t rank) {
     std::atexit(take_away_and_leave);
-    ExchangeSettings of_two_nodes = settings();
-    of_two_nodes.node_id = rank == 0 ? "node" : "other";
-    of_two_nodes.gpu_nodes = 2;
-    of_two_nodes.nics = "lo";
-    const auto own = make(rank, 2, place.address(), {}, of_two_nodes);
+    const auto own = make(rank, 2, place.address(), {}, of_two_nodes(rank));
     std::exit(1);
     return false;
   };
