@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <string>
+#include <string_view>
 
 #include "railweave/engine/error.hpp"
 #include "railweave/railweave.h"
@@ -17,8 +19,16 @@ struct LastError {
 };
 inline LastError& last_error() { return thread_own<LastError>(); }
 
-inline railweave_status note(railweave_status status, const std::string& text) {
-  last_error().text = text;
+// Where there is no memory for the text either, a short one takes its place.
+inline railweave_status note(railweave_status status, std::string_view text, std::uint32_t rank = 0) noexcept {
+  try {
+    LastError& last = last_error();
+    if (status == RAILWEAVE_ERROR_RANK_DIED) last.rank = rank;
+    last.text = "out of memory";
+    last.text = text;
+  } catch (const std::bad_alloc&) {
+    // The status tells it, too.
+  }
   return status;
 }
 
@@ -28,8 +38,7 @@ railweave_status guarded(Call&& call) noexcept {
     call();
     return RAILWEAVE_OK;
   } catch (const RankDied& error) {
-    last_error().rank = error.rank();
-    return note(RAILWEAVE_ERROR_RANK_DIED, error.what());
+    return note(RAILWEAVE_ERROR_RANK_DIED, error.what(), error.rank());
   } catch (const SettingsError& error) {
     return note(RAILWEAVE_ERROR_SETTINGS, error.what());
   } catch (const BootstrapError& error) {

@@ -38,14 +38,15 @@ LentHere& lent_here() {
 }  // namespace
 
 LentMemory lend(std::uint64_t bytes, const std::string& what) {
+  LentHere& here = lent_here();  // made by now: who gives back must not need memory for it
   void* memory = nullptr;
   check(cudaMalloc(&memory, bytes), "allocating " + std::to_string(bytes) + " bytes on the GPU for " + what);
   LentMemory lent;
-  lent.memory = std::shared_ptr<void>(memory, [](void* data) {
-    lent_here().forget(data);
+  lent.memory = std::shared_ptr<void>(memory, [&here](void* data) {
+    here.forget(data);
     cudaFree(data);
   });
-  lent_here().add(lent.memory);
+  here.add(lent.memory);
   check(cudaIpcGetMemHandle(&lent.handle.memory, memory), "exporting GPU memory to other processes");
   lent.handle.address = reinterpret_cast<std::uint64_t>(memory);
   return lent;

@@ -8,13 +8,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
-#include <system_error>
 
+#include "../engine/folder.hpp"
 #include "liveness.hpp"
 
 namespace railweave::cuda {
@@ -88,10 +87,8 @@ std::string better_network(const std::string& infiniband, const char* (*variable
   // As NCCL reads it: any number but 0.
   const char* const disabled = variable("NCCL_IB_DISABLE");
   if (is_set(disabled) && std::strtol(disabled, nullptr, 10) != 0) return {};
-  std::error_code ignored;
-  std::set<std::string> devices;
-  for (const auto& entry : std::filesystem::directory_iterator(infiniband, ignored)) devices.insert(entry.path().filename().string());
-  return devices.empty() ? std::string() : "RDMA device " + *devices.begin();
+  const std::vector<std::string> devices = engine::names_in(infiniband);
+  return devices.empty() ? std::string() : "RDMA device " + *std::min_element(devices.begin(), devices.end());
 }
 
 std::uint32_t quota_of(const std::string& cpu_max) {

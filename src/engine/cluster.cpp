@@ -12,6 +12,7 @@
 #include <map>
 #include <set>
 
+#include "folder.hpp"
 #include "layout.hpp"
 #include "railweave/engine/error.hpp"
 #include "slot_memory.hpp"
@@ -52,9 +53,8 @@ bool has_device(const std::string& interface) {
   const std::filesystem::path folder = "/sys/class/net/" + interface;
   std::error_code ignored;
   if (std::filesystem::exists(folder / "device", ignored)) return true;
-  const std::filesystem::directory_iterator entries(folder, ignored);
-  return std::any_of(begin(entries), end(entries),
-                     [](const auto& entry) { return entry.path().filename().string().starts_with("lower_"); });
+  const std::vector<std::string> entries = names_in(folder);
+  return std::any_of(entries.begin(), entries.end(), [](const std::string& entry) { return entry.starts_with("lower_"); });
 }
 
 // bytes/s of a network interface or RDMA device ("mlx5_0:1"), 0 when the system does not say.

@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <csignal>
-#include <filesystem>
 #include <future>
-#include <iterator>
 #include <system_error>
 
 #include "engine.hpp"
+#include "folder.hpp"
 #include "railweave/engine/error.hpp"
 #include "socket_transport.hpp"
 #include "tx_link.hpp"
@@ -33,10 +32,8 @@ std::string problem_of(Step&& step) {
 // Else links would stay down without a word.
 void check_descriptors(std::size_t links) {
   rlimit limit{};
-  std::error_code unknown;
-  const std::filesystem::directory_iterator open("/proc/self/fd", unknown);
-  if (unknown || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto there = static_cast<std::size_t>(std::distance(begin(open), end(open))), needed = 2 * links;
+  const std::size_t there = names_in("/proc/self/fd").size(), needed = 2 * links;
+  if (there == 0 || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   if (there + needed <= limit.rlim_cur) return;
   throw TransportError(std::to_string(links) + " links to NICs on other nodes need " + std::to_string(needed) +
                        " descriptors; the process has " + std::to_string(there) + " of the " + std::to_string(limit.rlim_cur) +

@@ -8,13 +8,12 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string_view>
-#include <system_error>
 
 #include "../fabric/json_document.hpp"
+#include "folder.hpp"
 #include "railweave/engine/error.hpp"
 #include "railweave/engine/settings.hpp"
 #include "shared_memory.hpp"
@@ -32,12 +31,8 @@ std::string words_of(const char* path) {
   return text;
 }
 
-std::string names_in(const char* path) {
-  std::vector<std::string> names;
-  std::error_code problem;
-  for (auto at = std::filesystem::directory_iterator(path, problem); !problem && at != std::filesystem::directory_iterator();
-       at.increment(problem))
-    names.push_back(at->path().filename().string());
+std::string listed_in(const char* path) {
+  std::vector<std::string> names = engine::names_in(path);
   std::sort(names.begin(), names.end());
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
@@ -138,7 +133,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(std::string_view li
 
 std::string calibration_fingerprint(const std::string& library) {
   const std::array<std::string, kParts.size()> values{words_of("/proc/sys/kernel/random/boot_id"), words_of("/proc/driver/nvidia/version"),
-                                                      names_in("/proc/driver/nvidia/gpus"), names_in("/sys/bus/pci/devices"),
+                                                      listed_in("/proc/driver/nvidia/gpus"), listed_in("/sys/bus/pci/devices"),
                                                       identity_of(library)};
   std::string line;
   for (std::size_t i = 0; i < kParts.size(); ++i) line += (i == 0 ? "" : "; ") + std::string(kParts[i]) + ": " + values[i];

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -21,6 +22,7 @@
 #include <system_error>
 #include <thread>
 
+#include "folder.hpp"
 #include "layout.hpp"
 #include "railweave/engine/error.hpp"
 #include "shared_memory.hpp"
@@ -76,8 +78,8 @@ class FileRendezvous final : public Rendezvous {
     if (rank_ != 0) return;
     run_ = token_;
     runs_.insert(run_);
-    for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
-      if (const auto run = run_of(entry.path())) runs_.insert(*run);
+    for (const std::string& name : names_in(directory_)) {
+      if (const auto run = run_of(directory_ / name)) runs_.insert(*run);
     }
   }
 
@@ -87,7 +89,7 @@ class FileRendezvous final : public Rendezvous {
     try {
       write(of_run("finished", rank_), {});
       if (rank_ == 0 && all_finished(kRefusedWait, [] {})) remove_files();
-    } catch (const BootstrapError&) {  // then they stay, which does no harm
+    } catch (const std::exception&) {  // then they stay, which does no harm
     }
   }
   FileRendezvous(const FileRendezvous&) = delete;
@@ -156,11 +158,10 @@ class FileRendezvous final : public Rendezvous {
   // Ranks of the next run may be writing already. A hello that one of them finds removed it says again.
   void remove_files() const {
     std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_, ignored)) {
-      const std::string name = entry.path().filename().string();
-      const auto run = run_of(entry.path());
+    for (const std::string& name : names_in(directory_)) {
+      const auto run = run_of(directory_ / name);
       const bool over = run ? runs_.contains(*run) : name.starts_with(std::string(kPrefix) + "hello.");
-      if (over && !name.ends_with(kPart)) std::filesystem::remove(entry.path(), ignored);
+      if (over && !name.ends_with(kPart)) std::filesystem::remove(directory_ / name, ignored);
     }
   }
 
