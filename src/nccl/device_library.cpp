@@ -36,9 +36,10 @@ std::vector<std::string> places() {
 }
 
 DeviceLibrary load() {
-  std::string error;
+  std::string error, path;
   void* handle = nullptr;
-  for (const std::string& path : places()) {
+  for (const std::string& place : places()) {
+    path = place;
     handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr) break;
     error = ::dlerror();
@@ -48,8 +49,8 @@ DeviceLibrary load() {
   const railweave_cuda_api* api = entry == nullptr ? nullptr : entry(RAILWEAVE_CUDA_VERSION);
   // explain came last of what there has to be.
   if (api == nullptr || api->size <= offsetof(railweave_cuda_api, explain) || api->version != RAILWEAVE_CUDA_VERSION)
-    return {nullptr, "the device library does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
-                         " of its interface; install one build of both"};
+    return {nullptr, path + " does not have version " + std::to_string(RAILWEAVE_CUDA_VERSION) +
+                         " of the device interface; install one build of both"};
   if (logs(LogLevel::debug)) api->explain([](const char* text) { explained() = text; });
   return {api, ""};
 }

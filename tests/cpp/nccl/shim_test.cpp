@@ -292,6 +292,12 @@ TEST(Shim, ARankWithoutDescriptorsLeavesTheCommunicatorToNcclOnAllRanks) {
   EXPECT_EQ(none.count("left to NCCL: rank 0: no shim there, or too late"), 3u) << none.log;
 }
 
+TEST(Shim, AnotherLibraryInThePlaceOfTheDeviceLibraryIsNamed) {
+  const Outcome outcome = run(Mode::preload, "alltoallv", 2, {"RAILWEAVE_CUDA_LIBRARY=" STAND_IN});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
+  EXPECT_EQ(outcome.count("left to NCCL: rank 0: " STAND_IN " does not have version "), 2u) << outcome.log;
+}
+
 TEST(Shim, WithoutADeviceLibraryNcclServes) {
   const Outcome outcome = run(Mode::preload, "alltoallv", 4, {"RAILWEAVE_CUDA_LIBRARY=/nowhere.so"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.log;
