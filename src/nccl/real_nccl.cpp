@@ -116,11 +116,13 @@ Found find_on_path() {
 
 Found find_real() {
   if (const std::string& named = settings().nccl_library; !named.empty()) {
-    const std::string refused = "RAILWEAVE_NCCL_LIBRARY=" + named + ": ";
+    const auto refused = [&](const std::string& why) {
+      return Found{nullptr, "RAILWEAVE_NCCL_LIBRARY=" + named + ": " + why + "; expected the real libnccl.so.2"};
+    };
     void* const handle = ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) return {nullptr, refused + ::dlerror()};
-    if (::dlsym(handle, "ncclGetVersion") == nullptr) return {nullptr, refused + "is no NCCL: it has no ncclGetVersion"};
-    if (is_own(handle)) return {nullptr, refused + "is the shim itself"};
+    if (handle == nullptr) return refused(::dlerror());
+    if (::dlsym(handle, "ncclGetVersion") == nullptr) return refused("is no NCCL: it has no ncclGetVersion");
+    if (is_own(handle)) return refused("is the shim itself");
     return {handle, named};
   }
   // What the program has loaded, also where it is not in the global scope (Python modules).

@@ -371,6 +371,17 @@ TEST(RealNccl, OnTheSearchPathIsTakenWithAWarning) {
   EXPECT_EQ(named.count("WARN"), 0u) << named.log;
 }
 
+TEST(RealNccl, ThatIsNoneIsRefusedWithWhatWasExpected) {
+  for (const auto& [named, why] :
+       {std::pair{"/nowhere.so", "cannot open shared object file"}, {DEVICE_LIBRARY, "is no NCCL"}, {SHIM, "is the shim itself"}}) {
+    const Outcome outcome = load(Mode::preload, 22005, {USER_WITHOUT_NCCL}, {std::string("RAILWEAVE_NCCL_LIBRARY=") + named});
+    EXPECT_NE(outcome.exit_code, 0);
+    EXPECT_EQ(outcome.count(std::string("WARN RAILWEAVE_NCCL_LIBRARY=") + named + ": "), 1u) << outcome.log;
+    EXPECT_EQ(outcome.count(why), 1u) << outcome.log;
+    EXPECT_EQ(outcome.count("; expected the real libnccl.so.2\n"), 1u) << outcome.log;
+  }
+}
+
 TEST(Shim, AFinalizationThatAnotherThreadAbortsEnds) {
   for (const Mode mode : {Mode::preload, Mode::drop_in}) {
     const Outcome outcome = run(mode, "finalized_and_aborted");
