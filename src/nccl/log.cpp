@@ -1,6 +1,7 @@
 #include "log.hpp"
 
 #include <fcntl.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -54,7 +55,8 @@ void write_lines(LogLevel level, std::string_view text) {
 std::optional<LogLevel> log_level(std::string_view name) {
   constexpr std::string_view kNames[] = {"off", "warn", "info", "debug"};
   for (int level = 0; level < 4; ++level) {
-    if (name == kNames[level]) return static_cast<LogLevel>(level);
+    if (name.size() == kNames[level].size() && ::strncasecmp(name.data(), kNames[level].data(), name.size()) == 0)
+      return static_cast<LogLevel>(level);
   }
   return std::nullopt;
 }

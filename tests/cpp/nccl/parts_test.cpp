@@ -389,6 +389,13 @@ TEST(Settings, WhatCannotBeReadKeepsItsDefault) {
             "RAILWEAVE_LOG='loud'; expected off, warn, info or debug, the default is used\n");
 }
 
+TEST(Settings, LevelsOfTheLogMayBeInCapitalsAsThoseOfNcclDebug) {
+  EXPECT_EQ(log_level("INFO"), LogLevel::info);
+  EXPECT_EQ(log_level("Debug"), LogLevel::debug);
+  EXPECT_EQ(log_level("inf"), std::nullopt);
+  EXPECT_EQ(log_level("information"), std::nullopt);
+}
+
 TEST(Settings, TheSwitchIsOffUnlessItIsSurelyOn) {
   static const char* given = nullptr;
   for (const char* on : {"on", "1", "true", "YES", "On", ""}) {
