@@ -286,7 +286,7 @@ def _text(path: Path) -> tuple[str, float] | None:
     except FileNotFoundError:
         return None  # its process has just ended
     except OSError as error:
-        raise ShimError(f"{path}: {error}; expected counters as the shim writes them") from error
+        raise ShimError(f"{path}: cannot be read: {error.strerror}; expected counters as the shim writes them") from error
     # An odd byte in a reason, as an older shim writes it, hides no counter.
     return found.decode(errors="replace"), status.st_mtime
 

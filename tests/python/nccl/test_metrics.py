@@ -424,8 +424,8 @@ def test_a_file_that_is_none_of_the_shims_is_named_and_hides_no_other(tmp_path: 
     (tmp_path / "railweave-n1-8.prom").write_text(text(1, 7).replace("} 7\n", f"}} {'7' * 5000}\n"))
     (tmp_path / "railweave-n1-9.prom").symlink_to("railweave-n1-9.prom")
     expected = (
-        *("1.prom:1: '\ufffd\ufffd'", "2.prom: .*Is a directory", "3.prom: no file", r"4.prom:\d+: 'railweave", "5.prom:1: '# HELP'"),
-        *("7.prom:3: 'railweave", r"8.prom:\d+: 'railweave", "9.prom: .*symbolic links"),
+        *("1.prom:1: '\ufffd\ufffd'", "2.prom: cannot be read: Is a directory;", "3.prom: no file", r"4.prom:\d+: 'railweave"),
+        *("5.prom:1: '# HELP'", "7.prom:3: 'railweave", r"8.prom:\d+: 'railweave", "9.prom: cannot be read: .*symbolic links;"),
     )
     for reader in (read, merged):
         left_out: list[str] = []
