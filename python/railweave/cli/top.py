@@ -305,10 +305,12 @@ def _server(directory: Path, address: str, port: int) -> http.server.ThreadingHT
 )
 def command(directory: Path, interval: float, count: int | None, listen: tuple[str, int] | None) -> None:
     """Show what a running job moves. DIRECTORY is what RAILWEAVE_METRICS names in the job (docs/nccl.md)."""
+    if listen is not None and count is not None:
+        raise click.UsageError("--count is of tables, and --listen shows none")
     try:
         _show(directory, interval, count, listen)
     except KeyboardInterrupt:
-        if count is not None and listen is None:
+        if count is not None:
             raise  # before its end
 
 

@@ -408,6 +408,11 @@ def test_what_is_no_interval_is_refused(interval: str, tmp_path: Path) -> None:
     assert (refused.exit_code, expected in refused.output) == (2, True), refused.output
 
 
+def test_an_endpoint_shows_no_tables_to_count(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(top.command, [str(tmp_path), "--listen", "192.0.2.1:0", "--count", "1"])
+    assert (refused.exit_code, "--count is of tables, and --listen shows none" in refused.output) == (2, True)
+
+
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     failed = CliRunner().invoke(top.command, [str(tmp_path), "--listen", "192.0.2.1:0"])
     assert str(failed.exception).startswith("port 0 of 192.0.2.1: Cannot assign requested address; expected an address of this machine")
