@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <utility>
 
 namespace railweave::nccl {
@@ -68,7 +69,11 @@ void run(std::function<void()>& task) {
 
 std::thread signal_free_thread(std::function<void()> body) {
   const NoSignals none;
-  return std::thread(std::move(body));
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    throw std::system_error(error.code(), "no thread (limits: ulimit -u, pids.max)");
+  }
 }
 
 void in_background(std::function<void()> task) {
