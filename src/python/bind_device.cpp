@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <tuple>
@@ -38,10 +39,14 @@ struct Told {
   std::mutex mutex;
   Lines lines;  // guarded by mutex
 
-  static void add(void* context, bool warning, const char* text) {
+  static void add(void* context, bool warning, const char* text) noexcept {
     auto* const told = static_cast<Told*>(context);
     const std::lock_guard lock(told->mutex);
-    told->lines.emplace_back(warning, text);
+    try {
+      told->lines.emplace_back(warning, text);
+    } catch (const std::bad_alloc&) {
+      // A line less: no reason to end what is told.
+    }
   }
 };
 
