@@ -204,15 +204,20 @@ class _Writer:
             if one.rail is None:
                 self._note("NICs without rails: readers give each a rail of its own")
             net = Net(f"nic{one.index}", one.index, 1, ports[0].capacity_Bps // 125_000, gdr, rail=one.rail)
-            net.latency_us = ports[0].latency_ns / 1000 or None
-            if net.latency_us is None:
-                self._note("a port's latency of 0 has no place in the format, where it means that none is set: readers take their own")
+            net.latency_us = self._latency_us(ports[0])
             return net
         if (_integer(attributes, "net.speed") or 10_000) * 125_000 != ports[0].capacity_Bps:
             kept["speed"] = str(ports[0].capacity_Bps // 125_000)
+        if _port_latency_ns(attributes) != ports[0].latency_ns:
+            kept["latency"] = f"{self._latency_us(ports[0]) or 0:g}"
         if not self.gdr_kept:
             kept["gdr"] = str(int(gdr))
         return Net("", one.index, 0, None, gdr, kept=kept)
+
+    def _latency_us(self, port: Edge) -> float | None:
+        if port.latency_ns == 0:
+            self._note("a port's latency of 0 has no place in the format, where it means that none is set: readers take their own")
+        return port.latency_ns / 1000 or None
 
     def _kept_pci(self, vertex: int, edge: Edge) -> Mapping[str, str]:
         """As the topology file has the element, with the link that the fabric has. A GPU's may be one that a faster link replaces."""
@@ -302,6 +307,15 @@ def _series(attributes: Mapping[str, str], tag: str) -> list[tuple[str, Mapping[
     while kept := _kept(attributes, tag if not found else f"{tag}{len(found)}"):
         found.append((tag, kept))
     return found
+
+
+def _port_latency_ns(attributes: Mapping[str, str]) -> int:
+    """As the reader takes it: 1 us where none is set."""
+    try:
+        latency_us = float(attributes.get("net.latency", ""))
+    except ValueError:
+        latency_us = 0.0
+    return round(latency_us * 1000) if 0 < latency_us <= 1e6 else 1000
 
 
 def _integer(attributes: Mapping[str, str], name: str) -> int | None:

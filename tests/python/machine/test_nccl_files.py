@@ -106,6 +106,7 @@ def test_topology_file_is_written_again_as_it_was(text: str | Path) -> None:
     ("override", "old", "new"),
     [
         ("{from: node0/nic0, to: leaf0, capacity: 100Gbit/s, source: ethtool}", 'speed="400000"', 'speed="100000"'),
+        ("{from: node0/nic0, to: leaf0, latency: 1500ns, source: measured}", 'speed="400000"', 'speed="400000" latency="1.5"'),
         ("{from: node0/gpu0, to: node0/switch0, capacity: 31507692307B/s, source: lspci}",
          '11:00.0" class="0x030200" link_speed="32.0 GT/s', '11:00.0" class="0x030200" link_speed="16.0 GT/s'),
         ("{from: node0/gpu0, to: node0/gpu1, capacity: 100GB/s, source: nvidia-smi}", 'count="6"', 'count="4"'),
