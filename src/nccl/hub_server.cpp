@@ -22,6 +22,7 @@
 #include "background.hpp"
 #include "hub.hpp"
 #include "hub_frame.hpp"
+#include "log.hpp"
 
 namespace railweave::nccl {
 namespace {
@@ -188,6 +189,11 @@ class Hub::Server {
       std::list<Connection> caller(1);  // first: without memory he waits at the listener
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       full_ = !socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+      if (full_ && !told_) {  // that they are absent is all that the ranks hear, if it lasts
+        told_ = true;
+        log(LogLevel::warn, std::string("ranks that call this process to meet here have to wait: ") + std::strerror(errno) +
+                                " (limits: ulimit -n, fs.file-max)");
+      }
       if (!socket) return;
       caller.front().socket = std::move(socket);
       connections_.splice(connections_.end(), caller);
@@ -365,6 +371,7 @@ class Hub::Server {
   FileDescriptor listener_, stop_read_, stop_write_;
   bool full_ = false;     // there is no descriptor for who waits at the listener...
   bool crowded_ = false;  // ... as callers who have said nothing have those
+  bool told_ = false;     // that it is full
   std::mutex mutex_;
   std::set<std::array<std::uint8_t, 16>> admitted_;  // guarded by mutex_
   std::vector<pollfd> polled_;                       // stop, listener, then connections_

@@ -291,6 +291,7 @@ TEST(Hub, WithoutADescriptorForACallerItPausesAndServesHimLater) {
   const HubAddress address = loopback(hub);
   hub.admit(address.nonce);
   HubClient client(address, kNever);
+  ::testing::internal::CaptureStderr();
   {
     const NoDescriptors none(1);
     ASSERT_TRUE(client.connect(std::chrono::steady_clock::now() + milliseconds(30000)));
@@ -298,6 +299,11 @@ TEST(Hub, WithoutADescriptorForACallerItPausesAndServesHimLater) {
     std::this_thread::sleep_for(milliseconds(500));
     EXPECT_LT(accepts.load() - before, 1000u);
   }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const std::size_t told =
+      log.find(" WARN ranks that call this process to meet here have to wait: Too many open files (limits: ulimit -n, ");
+  EXPECT_NE(told, std::string::npos) << log;
+  EXPECT_EQ(log.find("have to wait", log.find("have to wait") + 1), std::string::npos) << log;
   EXPECT_EQ(client.join("round", 0, 1, "", milliseconds(30000)).status, RoundStatus::complete);
 }
 
