@@ -114,7 +114,7 @@ class Host:
     """Whether GDRCopy's driver is loaded; None where it is not known."""
     virtual: bool | None = None
     virtual_nics: tuple[str, ...] = ()
-    """RDMA devices that share the wires of the GPU network's NICs, which libraries use beside them: virtual functions, sub-functions."""
+    """RDMA devices that share the wires of physical NICs, which libraries use beside them: virtual functions, sub-functions."""
     network_why: str = ""
     """Which NICs were taken for the GPU network, and why."""
     ways: Mapping[tuple[int, int], Distance | None] = field(default_factory=dict)

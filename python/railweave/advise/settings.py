@@ -96,7 +96,7 @@ def _hca(host: Host) -> list[Setting]:
     if others:
         reasons.append(f"{', '.join(nic.name for nic in others)} {'is' if len(others) == 1 else 'are'} not part of the GPU network")
     if host.virtual_nics:  # of which there may be hundreds
-        reasons.append(f"virtual devices ({len(host.virtual_nics)}, such as {host.virtual_nics[0]}) share the wires of its NICs")
+        reasons.append(f"virtual devices ({len(host.virtual_nics)}, such as {host.virtual_nics[0]}) share the wires of physical ones")
     left_out = f"{'; '.join(reasons)}; '=' because "
     if not all(":" in device for device in devices):  # names of netdevices have none
         return [

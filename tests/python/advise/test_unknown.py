@@ -205,7 +205,7 @@ def test_libraries_are_kept_from_virtual_devices_beside_their_nic() -> None:
     made.subfunction(1)
     set_to = {setting.name: setting for setting in advise(live.host_of(made.machine())[0]).settings}
     assert set_to["NCCL_IB_HCA"].values == ("=mlx5_0,mlx5_1,mlx5_2,mlx5_3",)
-    assert set_to["NCCL_IB_HCA"].why.startswith("virtual devices (3, such as mlx5_0v1) share the wires of its NICs; ")
+    assert set_to["NCCL_IB_HCA"].why.startswith("virtual devices (3, such as mlx5_0v1) share the wires of physical ones; ")
     for device in ("mlx5_0v1", "mlx5_0v2", "mlx5_1s1"):
         made.files[f"/sys/class/infiniband/{device}/ports/1/state"] = "1: DOWN"
     assert "NCCL_IB_HCA" not in {setting.name for setting in advise(live.host_of(made.machine())[0]).settings}
