@@ -10,8 +10,9 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
-#include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "../engine/folder.hpp"
 #include "liveness.hpp"

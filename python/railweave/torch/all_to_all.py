@@ -42,9 +42,9 @@ def _refuse_what_has_no_rows_in_memory(tensor: Any, role: str) -> None:
 
 def _row_sizes(tensor: Any, splits: Sequence[int] | None, world: int, role: str) -> list[int]:
     """Rows for each rank."""
-    rows = tensor.shape[0] if tensor.dim() else 0
     if not tensor.dim():
         raise Error(f"{role} has no dimension; expected rows to split")
+    rows = tensor.shape[0]
     try:
         sizes = [operator.index(size) for size in (() if splits is None else splits)]
     except TypeError as error:
